@@ -1,0 +1,304 @@
+"""Lays documents into rows of a fixed length, each computed on demand.
+
+Every class here is a plan over the lengths of a store; `plan[i]` reads the
+tokens of row i and nothing else. Everywhere but in `Joined`, the target of a
+token is the next token of its document even if a row ends between the two, so
+that each token but the first of a document is predicted once an epoch.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.data import batch as batch_lib
+from memcomp.data import store as store_lib
+
+PACKINGS = ("joined", "concat", "first_fit", "stream")
+
+Piece = tuple[int, int, int, int, int]
+"""(document, begin, end, segment id, position of the first token)."""
+
+
+class Rows(Protocol):
+  """Random access to rows; `stream` alone has more than one epoch of them."""
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> batch_lib.Batch: ...
+
+
+class Joined:
+  """All documents in one stream, cut into rows, borders forgotten.
+
+  Row i has tokens [i L, (i + 1) L) and the targets one further on; the
+  remainder is dropped.
+  """
+
+  def __init__(self, store: store_lib.TokenStore, sequence_length: int):
+    check_one_row(store, sequence_length)
+    self._store = store
+    self._length = sequence_length
+    self._offsets = store_lib.offsets_of(store.lengths)
+    self._segment_ids = np.ones(sequence_length, np.int32)
+    self._positions = np.arange(sequence_length, dtype=np.int32)
+
+  def __len__(self) -> int:
+    return (self._store.num_tokens - 1) // self._length
+
+  def __getitem__(self, index: int) -> batch_lib.Batch:
+    start = _in_range(index, len(self)) * self._length
+    span = store_lib.pieces(self._offsets, start, start + self._length + 1)
+    tokens = np.concatenate([self._store.read(*piece) for piece in span])
+    return batch_lib.Batch(
+      tokens=tokens[:-1],
+      targets=tokens[1:],
+      segment_ids=self._segment_ids,
+      positions=self._positions,
+    )
+
+
+class Concat:
+  """The rows of `Joined`, documents kept apart.
+
+  A document that goes on in the next row is a new segment there.
+  """
+
+  def __init__(self, store: store_lib.TokenStore, sequence_length: int):
+    check_one_row(store, sequence_length)
+    self._store = store
+    self._length = sequence_length
+    self._offsets = store_lib.offsets_of(store.lengths)
+
+  def __len__(self) -> int:
+    return (self._store.num_tokens - 1) // self._length
+
+  def __getitem__(self, index: int) -> batch_lib.Batch:
+    start = _in_range(index, len(self)) * self._length
+    span = store_lib.pieces(self._offsets, start, start + self._length)
+    return _fill(
+      self._store,
+      ((*piece, segment, 0) for segment, piece in enumerate(span, 1)),
+      self._length,
+    )
+
+
+class FirstFit:
+  """Whole documents, each in the first row that has room for it, padded.
+
+  Documents come in an order drawn from the seed; those longer than a row are
+  first cut into pieces of a row. Exact first fit by a tree over the room left
+  in the rows: O(n log n), about 4 s for a million documents.
+  """
+
+  def __init__(
+    self, store: store_lib.TokenStore, sequence_length: int, *, seed: int
+  ):
+    check_some_text(store)
+    self._store = store
+    self._length = sequence_length
+    order = permutation(len(store.lengths), "first_fit", seed)
+    lengths = store.lengths[order]
+    counts = -(-lengths // sequence_length)
+    document = np.repeat(order, counts)
+    first = np.cumsum(counts) - counts
+    number = np.arange(len(document)) - np.repeat(first, counts)
+    begin = number * sequence_length
+    end = np.minimum(begin + sequence_length, np.repeat(lengths, counts))
+    row = first_fit(end - begin, sequence_length)
+    by_row = np.argsort(row, kind="stable")
+    self._pieces = np.stack([document, begin, end], axis=1)[by_row]
+    self._first = np.searchsorted(row[by_row], np.arange(row.max() + 2))
+
+  def __len__(self) -> int:
+    return len(self._first) - 1
+
+  def __getitem__(self, index: int) -> batch_lib.Batch:
+    index = _in_range(index, len(self))
+    chosen = self._pieces[self._first[index] : self._first[index + 1]]
+    return _fill(
+      self._store,
+      ((*piece, i, 0) for i, piece in enumerate(chosen.tolist(), 1)),
+      self._length,
+    )
+
+
+class Stream:
+  """`num_streams` parallel streams, each continued from step to step.
+
+  In every epoch the documents are permuted, laid end to end and cut into
+  `num_streams` parts of equal length (to one token); row b of step s is the
+  s-th window of part b, so that its state can be carried from step to step.
+  The last window of an epoch is padded. Indices go on over epochs:
+  `(epoch * steps_per_epoch + step) * num_streams + b`.
+
+  A segment id is one more than the document's number, in odd epochs plus the
+  number of documents: a document that by chance follows itself at the end of
+  an epoch is not taken for its own continuation.
+  """
+
+  def __init__(
+    self,
+    store: store_lib.TokenStore,
+    sequence_length: int,
+    *,
+    num_streams: int,
+    seed: int,
+    shuffle: bool,
+    first_id: int = 1,
+  ):
+    """Makes the plan.
+
+    Args:
+      store: the documents.
+      sequence_length: tokens a window.
+      num_streams: rows of a step.
+      seed: of the order of documents.
+      shuffle: permute the documents; otherwise they come in stored order.
+      first_id: smallest segment id; leaves room for other stores' ids below.
+
+    Raises:
+      UserError: fewer tokens than streams, or ids that do not fit int32.
+    """
+    if store.num_tokens < num_streams:
+      raise errors.UserError(
+        f"{store.name}: {store.num_tokens} tokens cannot feed {num_streams} "
+        "streams; give more text or a smaller batch_size"
+      )
+    self.next_id = first_id + 2 * len(store.lengths)
+    if self.next_id > np.iinfo(np.int32).max:
+      raise errors.UserError(
+        f"{store.name}: {len(store.lengths)} documents are too many for 32-bit "
+        "segment ids; join short documents, or use another packing"
+      )
+    self._store = store
+    self._length = sequence_length
+    self._num_streams = num_streams
+    self._seed = seed
+    self._shuffle = shuffle
+    self._first_id = first_id
+    longest = -(-store.num_tokens // num_streams)
+    self.steps_per_epoch = -(-longest // sequence_length)
+    # Two, because batches read ahead straddle the end of an epoch.
+    self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+
+  def __len__(self) -> int:
+    return self.steps_per_epoch * self._num_streams
+
+  def __getitem__(self, index: int) -> batch_lib.Batch:
+    step, stream = divmod(index, self._num_streams)
+    epoch, step = divmod(step, self.steps_per_epoch)
+    order, offsets = self._epoch(epoch if self._shuffle else 0)
+    first_id = self._first_id + (epoch % 2) * len(order)
+    num_tokens = self._store.num_tokens
+    stop = (stream + 1) * num_tokens // self._num_streams
+    start = stream * num_tokens // self._num_streams + step * self._length
+    span = store_lib.pieces(offsets, start, min(start + self._length, stop))
+    found = []
+    for place, begin, end in span:
+      document = int(order[place])
+      found.append((document, begin, end, first_id + document, begin))
+    return _fill(self._store, found, self._length)
+
+  def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    size = len(self._store.lengths)
+    if self._shuffle:
+      order = permutation(size, "stream", self._seed, epoch)
+    else:
+      order = np.arange(size)
+    return order, store_lib.offsets_of(self._store.lengths[order])
+
+
+def first_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
+  """Puts each item into the first bin that has room.
+
+  Args:
+    sizes: int `[items]` in [1, capacity].
+    capacity: of each bin.
+
+  Returns:
+    int64 `[items]`, the bin of each item; bins are numbered as they open.
+  """
+  items = len(sizes)
+  leaves = 1 << max(0, (items - 1).bit_length())
+  # Node k holds the largest room among the bins below it; its children are
+  # 2k and 2k+1, so going left first finds the first bin.
+  room = [capacity] * (2 * leaves)
+  bins = np.empty(items, np.int64)
+  for item, size in enumerate(sizes.tolist()):
+    node = 1
+    while node < leaves:
+      node *= 2
+      if room[node] < size:
+        node += 1
+    bins[item] = node - leaves
+    room[node] -= size
+    while node > 1:
+      left = room[node & ~1]
+      right = room[node | 1]
+      node //= 2
+      largest = left if left > right else right
+      if room[node] == largest:
+        break
+      room[node] = largest
+  return bins
+
+
+def permutation(size: int, *key: str | int) -> np.ndarray:
+  """Returns an order of `size` things drawn from `key`, int64 `[size]`.
+
+  Sorts by a hash rather than with numpy's generator, whose numbers may change
+  between versions.
+  """
+  seed = hashlib.sha256(repr(key).encode()).digest()[:8]
+  # splitmix64; the multiplications are meant to wrap.
+  x = np.arange(1, size + 1, dtype=np.uint64)
+  x = x * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(seed, "<u8")
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return np.argsort(x ^ (x >> np.uint64(31)), kind="stable")
+
+
+def check_one_row(store: store_lib.TokenStore, sequence_length: int):
+  """Raises UserError if `store` does not fill one row."""
+  if store.num_tokens < sequence_length + 1:
+    raise errors.UserError(
+      f"{store.name}: {store.num_tokens} tokens are fewer than one row needs "
+      f"(sequence_length + 1 = {sequence_length + 1}); give more text or a "
+      "smaller data.sequence_length"
+    )
+
+
+def check_some_text(store: store_lib.TokenStore):
+  """Raises UserError if `store` is empty."""
+  if not store.num_tokens:
+    raise errors.UserError(f"{store.name}: no tokens; give some text")
+
+
+def _fill(
+  store: store_lib.TokenStore, row: Iterable[Piece], sequence_length: int
+) -> batch_lib.Batch:
+  """Returns the row made of `row`'s pieces, then padding."""
+  result = batch_lib.padding(sequence_length)
+  at = 0
+  for document, begin, end, segment, position in row:
+    # One more token than fits: the target of the last one.
+    read = store.read(
+      document, begin, min(end + 1, int(store.lengths[document]))
+    )
+    size = end - begin
+    result.tokens[at : at + size] = read[:size]
+    result.targets[at : at + len(read) - 1] = read[1 : size + 1]
+    result.segment_ids[at : at + size] = segment
+    result.positions[at : at + size] = np.arange(position, position + size)
+    at += size
+  return result
+
+
+def _in_range(index: int, size: int) -> int:
+  if not 0 <= index < size:
+    raise IndexError(f"row {index} of {size}")
+  return index

@@ -1,0 +1,193 @@
+"""Opens what `DataConfig` names: text, token files and mixtures of them."""
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.data import packing, text
+from memcomp.data import store as store_lib
+from memcomp.data import tokenizer as tokenizer_lib
+
+if TYPE_CHECKING:  # memcomp.config imports the model; data stays light
+  from memcomp import config as config_lib
+
+SPLITS = ("train", "validation")
+
+
+def open_split(
+  data_config: "config_lib.DataConfig",
+  split: str,
+  *,
+  tokenizer: tokenizer_lib.Tokenizer | None = None,
+) -> store_lib.TokenStore:
+  """Opens the documents of one split.
+
+  Args:
+    data_config: what to open.
+    split: "train" or "validation".
+    tokenizer: if already loaded.
+
+  Returns:
+    The tokens; a `store.Mixture` if the source has weights.
+
+  Raises:
+    UserError: a bad setting, missing or broken data, or an empty split.
+  """
+  if split not in SPLITS:
+    raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
+  check(data_config)
+  tokenizer = tokenizer or tokenizer_lib.load(data_config.tokenizer)
+  if data_config.validation:
+    is_train = split == "train"
+    source = data_config.source if is_train else data_config.validation
+    return open_source(source, tokenizer)
+  share = data_config.validation_share
+
+  def keep(name: str) -> bool:
+    return in_validation(name, share) == (split == "validation")
+
+  return open_source(data_config.source, tokenizer, keep=keep)
+
+
+def in_validation(name: str, share: float) -> bool:
+  """Says whether a document belongs to the validation split.
+
+  Args:
+    name: of the document, relative to its source.
+    share: of the documents that do, in [0, 1).
+  """
+  value = hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]
+  return int.from_bytes(value, "big") < share * 2**64
+
+
+def check(data_config: "config_lib.DataConfig") -> None:
+  """Raises UserError on a setting outside its range."""
+  c = data_config
+  if c.packing not in packing.PACKINGS:
+    raise errors.UserError(
+      f"data.packing: unknown {c.packing!r}; use one of "
+      f"{', '.join(packing.PACKINGS)}"
+    )
+  if c.sequence_length < 1:
+    raise errors.UserError(
+      f"data.sequence_length: must be at least 1, got {c.sequence_length}"
+    )
+  if not 0 <= c.validation_share < 1:
+    raise errors.UserError(
+      "data.validation_share: must be at least 0 and less than 1, got "
+      f"{c.validation_share}"
+    )
+  if c.prefetch < 0:
+    raise errors.UserError(
+      f"data.prefetch: must be 0 (off) or more, got {c.prefetch}"
+    )
+
+
+def open_source(
+  source: str,
+  tokenizer: tokenizer_lib.Tokenizer,
+  *,
+  keep: store_lib.Keep | None = None,
+) -> store_lib.TokenStore:
+  """Opens a source as `DataConfig.source` writes it.
+
+  Args:
+    source: paths, or a weighted mixture of them.
+    tokenizer: for text; checked against what stored tokens were made with.
+    keep: takes only the documents whose name it accepts.
+
+  Raises:
+    UserError: missing or broken data, malformed weights, nothing kept.
+  """
+  if ";" not in source and not re.match(r"\s*[\d.]+:", source):
+    return _open_list(source, tokenizer, keep)
+  weights, parts = [], []
+  for part in source.split(";"):
+    weight, path = parse_weight(part)
+    weights.append(weight)
+    parts.append(_open_list(path, tokenizer, keep))
+  return store_lib.Mixture(parts, weights)
+
+
+def parse_weight(part: str) -> tuple[float, str]:
+  """Splits "0.7:path" of a mixture; raises UserError if it is not that."""
+  weight, colon, path = part.partition(":")
+  try:
+    value = float(weight)
+  except ValueError:
+    value = math.nan
+  if not colon or not path.strip() or not 0 < value < math.inf:
+    raise errors.UserError(
+      f"mixture: {part!r} is not weight:path with a weight above 0; write "
+      "0.7:pathA;0.3:pathB"
+    )
+  return value, path.strip()
+
+
+def split_list(source: str) -> list[str]:
+  """Splits comma-separated paths; raises UserError if there are none."""
+  paths = [path.strip() for path in source.split(",") if path.strip()]
+  if not paths:
+    raise errors.UserError(
+      "data.source is empty; set it to stdlib or to paths of text files"
+    )
+  return paths
+
+
+def _open_list(
+  source: str,
+  tokenizer: tokenizer_lib.Tokenizer,
+  keep: store_lib.Keep | None,
+) -> store_lib.TokenStore:
+  """Opens comma-separated paths as one store."""
+  stores: list[store_lib.TokenStore] = []
+  files: list[text.TextFile] = []
+  for path in split_list(source):
+    files += text.find(path)
+  if files:
+    stores.append(read_text(source, files, tokenizer, keep))
+  stores = [store for store in stores if store.num_tokens]
+  if not stores:
+    raise _nothing(source, keep)
+  return stores[0] if len(stores) == 1 else store_lib.Concatenation(stores)
+
+
+def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:
+  if keep is None:
+    return errors.UserError(f"{source}: no text in it; give files with text")
+  return errors.UserError(
+    f"{source}: no document falls into this split; change "
+    "data.validation_share, or name a source of its own in data.validation"
+  )
+
+
+def read_text(
+  name: str,
+  files: Iterable[text.TextFile],
+  tokenizer: tokenizer_lib.Tokenizer,
+  keep: store_lib.Keep | None = None,
+) -> store_lib.ArrayStore:
+  """Tokenises text files into one array in memory; skips empty documents."""
+  parts, lengths = [], []
+  for file in files:
+    if not file.is_jsonl and keep and not keep(file.name):
+      continue
+    for line, content in text.documents(file):
+      if line and keep and not keep(store_lib.document_name(file.name, line)):
+        continue
+      ids = tokenizer.encode_bytes(content)
+      if len(ids):
+        parts.append(ids)
+        lengths.append(len(ids))
+  tokens = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
+  return store_lib.ArrayStore(name, tokens, np.array(lengths, np.int64))
+
+
+def _is_shards(path: str) -> bool:
+  return os.path.exists(os.path.join(path, "manifest.json"))

@@ -1,0 +1,194 @@
+"""Random access to the tokens of documents."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+Keep = Callable[[str], bool]
+"""Says by its name whether a document belongs to a split."""
+
+
+class TokenStore(Protocol):
+  """Documents of tokens.
+
+  Attributes:
+    name: for messages.
+    lengths: int64 `[documents]`, tokens of each document, >= 1.
+    num_tokens: their sum.
+    fingerprint: 16 hex digits; equal for stores of equal documents.
+  """
+
+  name: str
+  lengths: np.ndarray
+  num_tokens: int
+  fingerprint: str
+
+  def read(self, document: int, start: int, stop: int) -> np.ndarray:
+    """Returns tokens [start, stop) of a document, int32 `[stop - start]`."""
+    ...
+
+
+class DocumentNames(Sequence[str]):
+  """Names of documents, without a string for each of them in memory.
+
+  Attributes:
+    files: names of files.
+    file: int32 `[documents]`, index into `files`.
+    line: int64 `[documents]`, place in the file (a line number for .jsonl); 0
+      where the document is the whole file.
+  """
+
+  def __init__(self, files: Sequence[str], file: np.ndarray, line: np.ndarray):
+    self.files = files
+    self.file = file
+    self.line = line
+
+  def __len__(self) -> int:
+    return len(self.file)
+
+  def __getitem__(self, index):
+    line = int(self.line[index])
+    return document_name(self.files[int(self.file[index])], line)
+
+
+def document_name(file: str, line: int) -> str:
+  """Returns the name of the document at `line` of `file` (0: all of it)."""
+  return f"{file}:{line}" if line else file
+
+
+class ArrayStore:
+  """All tokens in one array, in memory or mapped from a file."""
+
+  def __init__(
+    self,
+    name: str,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    names: Sequence[str] = (),
+    fingerprint: str = "",
+  ):
+    """Wraps an array.
+
+    Args:
+      name: for messages.
+      tokens: `[num_tokens]` of any integer type.
+      lengths: `[documents]`, summing to `num_tokens`.
+      names: of the documents, if they have any.
+      fingerprint: computed from the tokens if "".
+    """
+    self.name = name
+    self.lengths = np.asarray(lengths, np.int64)
+    self.num_tokens = int(self.lengths.sum())
+    self.names = names
+    self._tokens = tokens
+    self._offsets = offsets_of(self.lengths)
+    self.fingerprint = fingerprint or digest(
+      self.lengths, tokens.dtype.str, tokens
+    )
+
+  def read(self, document: int, start: int, stop: int) -> np.ndarray:
+    """See `TokenStore.read`."""
+    first = self._offsets[document]
+    return self._tokens[first + start : first + stop].astype(np.int32)
+
+
+class Subset:
+  """Some documents of a store."""
+
+  def __init__(self, store: TokenStore, documents: np.ndarray):
+    """Wraps a store.
+
+    Args:
+      store: where the tokens are.
+      documents: int64 `[documents]`, which of its documents, in order.
+    """
+    self.name = store.name
+    self.lengths = store.lengths[documents]
+    self.num_tokens = int(self.lengths.sum())
+    self.fingerprint = digest(store.fingerprint, documents)
+    self._store = store
+    self._documents = documents
+
+  def read(self, document: int, start: int, stop: int) -> np.ndarray:
+    """See `TokenStore.read`."""
+    return self._store.read(int(self._documents[document]), start, stop)
+
+
+class Concatenation:
+  """Several stores, one after the other."""
+
+  def __init__(self, stores: Sequence[TokenStore]):
+    self.stores = tuple(stores)
+    self.name = ",".join(s.name for s in self.stores)
+    self.lengths = np.concatenate([s.lengths for s in self.stores])
+    self.num_tokens = int(self.lengths.sum())
+    self.fingerprint = digest(*(s.fingerprint for s in self.stores))
+    self._first = offsets_of(np.array([len(s.lengths) for s in self.stores]))
+
+  def read(self, document: int, start: int, stop: int) -> np.ndarray:
+    """See `TokenStore.read`."""
+    part = int(np.searchsorted(self._first, document, side="right")) - 1
+    return self.stores[part].read(document - self._first[part], start, stop)
+
+
+class Mixture(Concatenation):
+  """Several stores, drawn from by weight; read as one, their concatenation.
+
+  Attributes:
+    stores: the parts.
+    weights: share of the rows that each part gives, > 0, summing to 1.
+  """
+
+  def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]):
+    super().__init__(stores)
+    self.weights = tuple(float(w) / sum(weights) for w in weights)
+    self.fingerprint = digest(self.fingerprint, np.array(self.weights))
+
+
+def subset(store: TokenStore, names: Sequence[str], keep: Keep) -> TokenStore:
+  """Returns the documents of `store` whose name `keep` accepts."""
+  kept = np.array([keep(name) for name in names], bool)
+  return store if kept.all() else Subset(store, np.flatnonzero(kept))
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+  """Returns where each document starts, and the end: int64 `[documents+1]`."""
+  return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=int)])
+
+
+def pieces(
+  offsets: np.ndarray, start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
+  """Finds the documents under a span of the stream of all documents.
+
+  Args:
+    offsets: of the documents in the stream, as from `offsets_of`.
+    start: first token of the span.
+    stop: one past its last token.
+
+  Yields:
+    (document, begin, end): tokens [begin, end) of that document.
+  """
+  document = int(np.searchsorted(offsets, start, side="right")) - 1
+  while start < stop:
+    end = min(stop, int(offsets[document + 1]))
+    if end > start:
+      first = int(offsets[document])
+      yield document, start - first, end - first
+    start = max(start, end)
+    document += 1
+
+
+def digest(*parts: str | np.ndarray) -> str:
+  """Returns 16 hex digits of the SHA-256 of `parts`."""
+  result = hashlib.sha256()
+  for part in parts:
+    content = (
+      part.encode() if isinstance(part, str) else np.ascontiguousarray(part)
+    )
+    result.update(content)
+    result.update(b"\0")
+  return result.hexdigest()[:16]

@@ -1,0 +1,258 @@
+"""Tokenizers: raw bytes, or a tokenizer.json through the tokenizers library."""
+
+import codecs
+import hashlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from memcomp import errors
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back.
+
+  Attributes:
+    name: as given to `load`.
+    vocab_size: ids are in [0, vocab_size).
+    dtype: smallest unsigned type that holds every id.
+    fingerprint: 16 hex digits; equal for tokenizers that give equal ids.
+  """
+
+  name: str
+  vocab_size: int
+  dtype: np.dtype
+  fingerprint: str
+
+  def encode(self, text: str) -> np.ndarray:
+    """Returns the ids of `text`, `[tokens]` of `dtype`, no special tokens."""
+    ...
+
+  def encode_bytes(self, text: bytes) -> np.ndarray:
+    """Returns the ids of UTF-8 `text`."""
+    ...
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Returns the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+    ...
+
+  def token_bytes(self, token: int) -> bytes:
+    """Returns the bytes that one token adds to a text."""
+    ...
+
+  def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns the number of bytes of each id, int32 in the shape of `ids`."""
+    ...
+
+
+class ByteTokenizer:
+  """256 ids, one for each byte."""
+
+  def __init__(self):
+    self.name = "bytes"
+    self.vocab_size = 256
+    self.dtype = np.dtype(np.uint8)
+    self.fingerprint = _digest(b"bytes")
+
+  def encode(self, text: str) -> np.ndarray:
+    """See `Tokenizer.encode`."""
+    return self.encode_bytes(_utf8(text))
+
+  def encode_bytes(self, text: bytes) -> np.ndarray:
+    """See `Tokenizer.encode_bytes`."""
+    return np.frombuffer(text, np.uint8)
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """See `Tokenizer.decode`."""
+    # bytes() rather than astype: an id above 255 is an error, not a wrap.
+    return bytes(np.asarray(ids).reshape(-1).tolist()).decode(errors="replace")
+
+  def token_bytes(self, token: int) -> bytes:
+    """See `Tokenizer.token_bytes`."""
+    return bytes([token])
+
+  def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """See `Tokenizer.bytes_of`."""
+    return np.ones(np.shape(ids), np.int32)
+
+
+class JsonTokenizer:
+  """A tokenizer.json as written by the tokenizers library."""
+
+  def __init__(self, path: str):
+    try:
+      import tokenizers
+    except ImportError as error:
+      raise errors.UserError(
+        f"tokenizer {path!r} needs the tokenizers library: "
+        "pip install 'memcomp[text]'"
+      ) from error
+    content = _read(path)
+    try:
+      # The library raises bare Exception on anything it cannot parse.
+      self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:
+      raise errors.UserError(
+        f"{path}: not a tokenizer.json ({_one_line(error)}); write one with "
+        "tokenizers.Tokenizer.save"
+      ) from error
+    vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+    self.name = path
+    # Not the number of entries: ids may have gaps.
+    self.vocab_size = max(vocab.values(), default=-1) + 1
+    if not self.vocab_size:
+      raise errors.UserError(
+        f"{path}: the vocabulary is empty; train the tokenizer first"
+      )
+    self.dtype = np.min_scalar_type(self.vocab_size - 1)
+    self.fingerprint = _digest(content)
+    self._bytes = _byte_table(json.loads(content), vocab, self.vocab_size)
+    self._num_bytes = np.array([len(b) for b in self._bytes], np.int32)
+
+  def encode(self, text: str) -> np.ndarray:
+    """See `Tokenizer.encode`."""
+    ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+    return np.array(ids, self.dtype)
+
+  def encode_bytes(self, text: bytes) -> np.ndarray:
+    """See `Tokenizer.encode_bytes`."""
+    return self.encode(text.decode())
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """See `Tokenizer.decode`."""
+    return self._tokenizer.decode(np.asarray(ids).reshape(-1).tolist())
+
+  def token_bytes(self, token: int) -> bytes:
+    """See `Tokenizer.token_bytes`."""
+    return self._bytes[token]
+
+  def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """See `Tokenizer.bytes_of`."""
+    return self._num_bytes[np.asarray(ids)]
+
+
+class Decoder:
+  """Decodes token by token, for printing while sampling.
+
+  A character whose bytes come in several tokens is given out with the last of
+  them.
+  """
+
+  def __init__(self, tokenizer: Tokenizer):
+    self._tokenizer = tokenizer
+    self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+  def push(self, token: int) -> str:
+    """Returns the text that `token` completes, possibly empty."""
+    return self._utf8.decode(self._tokenizer.token_bytes(int(token)))
+
+  def finish(self) -> str:
+    """Returns what is left: U+FFFD if the text ends inside a character."""
+    return self._utf8.decode(b"", final=True)
+
+
+def load(name: str) -> Tokenizer:
+  """Opens a tokenizer.
+
+  Args:
+    name: "bytes", or the path of a tokenizer.json.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    UserError: no such file, not a tokenizer.json, or the library is missing.
+  """
+  if name == "bytes":
+    return ByteTokenizer()
+  if not name.endswith(".json") and not pathlib.Path(name).exists():
+    raise errors.UserError(
+      f"unknown tokenizer {name!r}: give bytes or the path of a tokenizer.json"
+    )
+  return JsonTokenizer(name)
+
+
+def _read(path: str) -> bytes:
+  try:
+    return pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise errors.UserError(
+      f"cannot read tokenizer {path}: {error.strerror}; give bytes or the path "
+      "of a tokenizer.json"
+    ) from error
+
+
+def _utf8(text: str) -> bytes:
+  try:
+    return text.encode()
+  except UnicodeEncodeError as error:
+    raise errors.UserError(
+      f"character {error.start} of the text is half of a surrogate pair, which "
+      "has no UTF-8 form; remove it"
+    ) from error
+
+
+def _byte_table(
+  spec: dict[str, Any], vocab: dict[str, int], size: int
+) -> list[bytes]:
+  """Returns the bytes of each id; special tokens stand for none.
+
+  The library decodes whole sequences only; the bytes of one token have to be
+  read off its spelling, which depends on the decoder.
+  """
+  kinds = _types(spec.get("decoder")) | _types(spec.get("pre_tokenizer"))
+  table = [b""] * size
+  for token, index in vocab.items():
+    if "ByteLevel" in kinds and all(c in _BYTE_OF_CHARACTER for c in token):
+      table[index] = bytes(_BYTE_OF_CHARACTER[c] for c in token)
+    elif "ByteFallback" in kinds and _is_byte_token(token):
+      table[index] = bytes.fromhex(token[3:5])
+    elif "WordPiece" in kinds:
+      word = token[2:] if token.startswith("##") else " " + token
+      table[index] = word.encode()
+    else:
+      table[index] = token.replace("\u2581", " ").encode()
+  for added in spec.get("added_tokens") or ():
+    text = b"" if added["special"] else added["content"].encode()
+    table[added["id"]] = text
+  return table
+
+
+def _types(part: Any) -> set[str]:
+  """Returns every "type" in a part of a tokenizer.json."""
+  if isinstance(part, dict):
+    own = {part["type"]} if isinstance(part.get("type"), str) else set()
+    return own.union(*map(_types, part.values()))
+  if isinstance(part, list):
+    return set().union(*map(_types, part))
+  return set()
+
+
+def _is_byte_token(token: str) -> bool:
+  return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _byte_of_character() -> dict[str, int]:
+  """Returns GPT-2's printable spelling of bytes, reversed.
+
+  Printable bytes stand for themselves, the others for U+0100 and on.
+  """
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = [b for b in range(256) if b not in printable]
+  table = {chr(b): b for b in printable}
+  table.update({chr(256 + i): b for i, b in enumerate(others)})
+  return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def _digest(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _one_line(error: Exception) -> str:
+  return " ".join(str(error).split())
