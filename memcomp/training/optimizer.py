@@ -1,0 +1,62 @@
+"""AdamW with a warm-up and a schedule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from memcomp import config as config_lib
+
+SCHEDULES = ("cosine", "linear", "constant_then_decay")
+
+Schedule = Callable[[Any], jax.Array]
+
+
+def make_schedule(config: config_lib.OptimizerConfig, steps: int) -> Schedule:
+  """Returns the learning rate as a function of the updates made so far.
+
+  The first update already moves (rate `peak / (warmup_steps + 1)`), update
+  `warmup_steps` has the peak and update `steps - 1` the final rate.
+
+  Args:
+    config: validated (`validate.check`).
+    steps: updates of the whole run.
+  """
+  peak, final = config.learning_rate, config.final_learning_rate
+  warmup = config.warmup_steps
+
+  def schedule(count):
+    count = jnp.asarray(count, jnp.float32)
+    rising = peak * (count + 1) / (warmup + 1)
+    start = warmup
+    if config.schedule == "constant_then_decay":
+      start = max(warmup, round(steps * (1 - config.decay_share)))
+    done = (count - start) / max(steps - 1 - start, 1)
+    done = jnp.clip(done, 0.0, 1.0)
+    if config.schedule == "cosine":
+      done = 0.5 - 0.5 * jnp.cos(jnp.pi * done)
+    return jnp.where(count < warmup, rising, peak + (final - peak) * done)
+
+  return schedule
+
+
+def make(
+  config: config_lib.OptimizerConfig, steps: int, decayed: Any
+) -> optax.GradientTransformation:
+  """Returns clip -> Adam -> weight decay -> learning rate.
+
+  Args:
+    config: validated (`validate.check`).
+    steps: updates of the whole run.
+    decayed: tree of bool like the parameters; True takes weight decay.
+  """
+  parts = [
+    optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
+    optax.add_decayed_weights(config.weight_decay, mask=decayed),
+    optax.scale_by_learning_rate(make_schedule(config, steps)),
+  ]
+  if config.clip_norm > 0:
+    parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
+  return optax.chain(*parts)

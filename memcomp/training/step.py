@@ -1,0 +1,214 @@
+"""The pure training step and the pure validation step.
+
+Both are functions of arrays, made once from the config and jitted by the
+caller; nothing in them looks at a file, a clock or the host's state.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from memcomp import config as config_lib
+from memcomp.data import batch as batch_lib
+from memcomp.training import loss as loss_lib
+from memcomp.training import optimizer
+from memcomp.training import state as state_lib
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[
+  [state_lib.TrainState, batch_lib.Batch],
+  tuple[state_lib.TrainState, Metrics],
+]
+
+
+def make_train_step(
+  config: config_lib.Config,
+  mesh: jax.sharding.Mesh,
+  token_bytes: np.ndarray | None = None,
+) -> TrainStep:
+  """Returns `(state, batch) -> (state, metrics)`, one optimizer step.
+
+  Jit it under `jax.set_mesh(mesh)` with the state donated. The loss is the
+  mean over all scored tokens of the step, however they are split into
+  micro-batches and shards. A step whose loss, gradient or update is not finite
+  leaves parameters, optimizer and carry as they were and is counted.
+
+  Args:
+    config: validated (`validate.check`).
+    mesh: that `state` and `batch` lie on.
+    token_bytes: int32 `[vocab]`, bytes of each token; None is one.
+
+  Returns:
+    The step. Its metrics: float32 `loss` (nats per scored token, without the
+    z-loss), `z_loss` (weighted), `grad_norm` (before clipping),
+    `learning_rate`, `memory_norms` `[layers]`; int32 `step`, `tokens` (scored),
+    `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`.
+  """
+  del mesh  # Shardings come with the arguments; the model constrains its own.
+  model = state_lib.abstract_model(config.model)
+  tx = state_lib.make_optimizer(config, model)
+  schedule = optimizer.make_schedule(config.optimizer, config.training.steps)
+  parts = config.training.accumulation
+
+  def objective(params, batch, carry, tokens):
+    sums, carry, norms = _forward(model, config, params, batch, carry)
+    total = sums.nll + config.training.z_loss * sums.log_z_squared
+    return total / tokens, (sums, carry, norms)
+
+  gradient = jax.grad(objective, has_aux=True)
+
+  def accumulate(params, batch, carry, tokens):
+    if parts == 1:
+      return gradient(params, batch, carry, tokens)
+
+    def body(total, part):
+      grads, (sums, carry, norms) = gradient(params, *part, tokens)
+      return jax.tree.map(jnp.add, total, (grads, sums)), (carry, norms)
+
+    zero = loss_lib.LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
+    zero = (jax.tree.map(jnp.zeros_like, params), zero)
+    split = (_split(batch, parts, axis=0), _split(carry, parts, axis=1))
+    (grads, sums), (carry, norms) = jax.lax.scan(body, zero, split)
+    return grads, (sums, _join(carry), jnp.sqrt((norms**2).mean(0)))
+
+  def train_step(state, batch):
+    counted = (batch.targets >= 0).sum(dtype=jnp.int32)
+    tokens = jnp.maximum(counted, 1).astype(jnp.float32)
+    grads, (sums, carry, norms) = accumulate(
+      state.params, batch, state.carry, tokens
+    )
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    grad_norm = optax.global_norm(grads)
+    finite = _finite(sums.nll, grad_norm, optax.global_norm(updates), carry)
+    new = (optax.apply_updates(state.params, updates), opt_state, carry)
+    old = (state.params, state.opt_state, state.carry)
+    params, opt_state, carry = jax.tree.map(
+      lambda n, o: jnp.where(finite, n, o), new, old
+    )
+    one = jnp.int32(~finite)
+    metrics = {
+      "step": state.step + 1,
+      "loss": sums.nll / tokens,
+      "z_loss": config.training.z_loss * sums.log_z_squared / tokens,
+      "grad_norm": grad_norm,
+      # The optimizer counts updates, so a skipped step does not use one up.
+      "learning_rate": schedule(state.step - state.skipped),
+      "memory_norms": norms,
+      "tokens": counted,
+      "bytes": _bytes(batch.targets, token_bytes),
+      "skipped": state.skipped + one,
+      "skipped_in_a_row": (state.skipped_in_a_row + 1) * one,
+    }
+    return state_lib.TrainState(
+      params=params,
+      opt_state=opt_state,
+      step=metrics["step"],
+      skipped=metrics["skipped"],
+      skipped_in_a_row=metrics["skipped_in_a_row"],
+      carry=carry,
+    ), metrics
+
+  return train_step
+
+
+def make_validation_step(
+  config: config_lib.Config, token_bytes: np.ndarray | None = None
+) -> Callable[[Any, batch_lib.Batch, Any], tuple[Metrics, Any]]:
+  """Returns `(params, batch, carry) -> (sums, carry)`.
+
+  The sums: float32 `nll` in nats, int32 `tokens` (scored) and `bytes`.
+  """
+  model = state_lib.abstract_model(config.model)
+
+  def validation_step(params, batch, carry):
+    sums, carry, _ = _forward(model, config, params, batch, carry)
+    return {
+      "nll": sums.nll,
+      "tokens": sums.count,
+      "bytes": _bytes(batch.targets, token_bytes),
+    }, carry
+
+  return validation_step
+
+
+def initial_carry(config: config_lib.Config, params: Any) -> Any:
+  """Returns the carry that training starts from: None without one."""
+  if not config.training.carry_state:
+    return None
+  model = state_lib.abstract_model(config.model)
+  module = state_lib.merge(model.graphdef, params)
+  return module.init_state(config.training.batch_size)
+
+
+def _forward(model, config, params, batch, carry):
+  """Returns (loss sums, state to carry on, memory norms `[layers]`)."""
+  with nnx.use_eager_sharding(False):
+    module = nnx.merge(model.graphdef, params)
+    if carry is not None:
+      carry = _restart(module, batch, jax.lax.stop_gradient(carry))
+    hidden, state = module(
+      batch.tokens,
+      state=carry,
+      segment_ids=batch.segment_ids,
+      positions=batch.positions,
+    )
+    sums = loss_lib.next_token_loss(
+      module.logits, hidden, batch.targets, chunk=config.training.loss_chunk
+    )
+    norms = jax.lax.stop_gradient(module.memory_norms(state))
+  return sums, None if carry is None else state, norms
+
+
+def _restart(module, batch, carry):
+  """Puts a fresh state into rows whose batch begins with a new document.
+
+  The model itself sees only where documents change within the batch.
+  """
+  rows = batch.tokens.shape[0]
+  new = batch.positions[:, 0] == 0
+
+  def choose(fresh, old):
+    return jnp.where(new.reshape(1, rows, *[1] * (old.ndim - 2)), fresh, old)
+
+  return jax.tree.map(choose, module.init_state(rows), carry)
+
+
+def _split(tree: Any, parts: int, *, axis: int) -> Any:
+  """Splits rows into `[parts, ...]`; part p takes rows p, p + parts, ...
+
+  Strided, so that a row stays on the shard that holds it.
+  """
+
+  def one(x):
+    shape = (*x.shape[:axis], -1, parts, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+  return jax.tree.map(one, tree)
+
+
+def _join(carry: Any) -> Any:
+  """Undoes `_split(carry, parts, axis=1)`."""
+
+  def one(x):
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+  return jax.tree.map(one, carry)
+
+
+def _bytes(targets, token_bytes):
+  scored = targets >= 0
+  if token_bytes is None:
+    return scored.sum(dtype=jnp.int32)
+  lengths = jnp.asarray(token_bytes, jnp.int32)[jnp.maximum(targets, 0)]
+  return jnp.where(scored, lengths, 0).sum(dtype=jnp.int32)
+
+
+def _finite(*trees: Any) -> jax.Array:
+  leaves = [x for x in jax.tree.leaves(trees)]
+  return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()

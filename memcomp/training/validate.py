@@ -1,0 +1,197 @@
+"""Checks of a config before anything is built from it."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any
+
+import jax
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.training import optimizer
+
+_AT_LEAST_ONE = (
+  "data.sequence_length",
+  "training.steps",
+  "training.batch_size",
+  "training.accumulation",
+  "training.max_nonfinite_steps",
+  "training.log_every",
+  "training.evaluate_batches",
+  "training.checkpoint_every",
+  "training.keep_checkpoints",
+  "training.profile_steps",
+  "mesh.fsdp",
+  "mesh.tensor",
+  "mesh.context",
+)
+_NOT_NEGATIVE = (
+  "data.prefetch",
+  "optimizer.final_learning_rate",
+  "optimizer.warmup_steps",
+  "optimizer.weight_decay",
+  "optimizer.clip_norm",
+  "training.z_loss",
+  "training.loss_chunk",
+  "training.evaluate_every",
+)
+_POSITIVE = ("optimizer.learning_rate", "optimizer.eps")
+_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "data.validation_share")
+
+
+def check(config: config_lib.Config) -> None:
+  """Checks types, ranges and fields that must agree.
+
+  Raises:
+    UserError: naming the field, its value and what it may be.
+  """
+  check_types(config)
+  for path in _AT_LEAST_ONE:
+    _require(config, path, lambda v: v >= 1, "must be at least 1")
+  for path in _NOT_NEGATIVE:
+    _require(config, path, lambda v: v >= 0, "must not be negative")
+  for path in _POSITIVE:
+    _require(config, path, lambda v: v > 0, "must be above 0")
+  for path in _BELOW_ONE:
+    _require(config, path, lambda v: 0 <= v < 1, "must lie in [0, 1)")
+  _require(
+    config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
+  )
+  _require(config, "seed", lambda v: 0 <= v < 2**32, "must lie in [0, 2**32)")
+  _check_schedule(config)
+  _check_batch(config)
+
+
+def check_types(config: Any, prefix: str = "") -> None:
+  """Checks that every field holds a value of its declared type.
+
+  A dataclass does not check what a config file assigns to it.
+
+  Raises:
+    UserError: naming the field, its value and its type.
+  """
+  hints = typing.get_type_hints(type(config))
+  for field in dataclasses.fields(config):
+    value, path = getattr(config, field.name), prefix + field.name
+    if dataclasses.is_dataclass(value):
+      check_types(value, path + ".")
+    elif not _is_a(value, hints[field.name]):
+      raise errors.UserError(
+        f"{path} = {value!r} is {type(value).__name__}; it takes "
+        f"{type_name(hints[field.name])}"
+      )
+    elif isinstance(value, float) and not math.isfinite(value):
+      raise errors.UserError(f"{path} = {value!r}; give a finite number")
+
+
+def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
+  """Checks that batch and time divide over the mesh.
+
+  Raises:
+    UserError: naming the sizes, and the mesh that would fit.
+  """
+  shards = mesh.shape["replica"] * mesh.shape["fsdp"]
+  rows = config.training.batch_size // config.training.accumulation
+  if rows % shards:
+    raise errors.UserError(
+      f"training.batch_size / training.accumulation = {rows} rows do not "
+      f"divide over mesh.replica * mesh.fsdp = {shards} shards; set "
+      f"training.batch_size to a multiple of "
+      f"{shards * config.training.accumulation}, or mesh.replica * mesh.fsdp "
+      f"to a divisor of {rows}"
+    )
+  if config.data.sequence_length % mesh.shape["context"]:
+    raise errors.UserError(
+      f"data.sequence_length = {config.data.sequence_length} does not divide "
+      f"over mesh.context = {mesh.shape['context']} shards; make one a "
+      "multiple of the other"
+    )
+
+
+def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:
+  """Checks that the model knows every id of the tokenizer.
+
+  Raises:
+    UserError: naming both sizes.
+  """
+  if vocab_size > config.model.vocab_size:
+    raise errors.UserError(
+      f"tokenizer {config.data.tokenizer!r} has {vocab_size} ids, more than "
+      f"model.vocab_size = {config.model.vocab_size}; set model.vocab_size to "
+      f"{vocab_size} or more"
+    )
+
+
+def type_name(hint: Any) -> str:
+  """Returns a field's type in words a user knows."""
+  words = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+  }
+  return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _check_schedule(config: config_lib.Config) -> None:
+  opt, steps = config.optimizer, config.training.steps
+  if opt.schedule not in optimizer.SCHEDULES:
+    raise errors.UserError(
+      f"optimizer.schedule = {opt.schedule!r} is unknown; choose one of "
+      f"{', '.join(optimizer.SCHEDULES)}"
+    )
+  if opt.final_learning_rate > opt.learning_rate:
+    raise errors.UserError(
+      f"optimizer.final_learning_rate = {opt.final_learning_rate} is above "
+      f"optimizer.learning_rate = {opt.learning_rate}; lower it"
+    )
+  if opt.warmup_steps >= steps:
+    raise errors.UserError(
+      f"optimizer.warmup_steps = {opt.warmup_steps} leaves none of "
+      f"training.steps = {steps}; set --config.optimizer.warmup_steps below "
+      f"{steps}"
+    )
+  if not 0 < opt.decay_share <= 1:
+    raise errors.UserError(
+      f"optimizer.decay_share = {opt.decay_share}; it must lie in (0, 1]"
+    )
+
+
+def _check_batch(config: config_lib.Config) -> None:
+  training = config.training
+  if training.batch_size % training.accumulation:
+    raise errors.UserError(
+      f"training.batch_size = {training.batch_size} does not split into "
+      f"training.accumulation = {training.accumulation} equal parts; make it "
+      "a multiple"
+    )
+  if training.carry_state and config.data.packing != "stream":
+    raise errors.UserError(
+      "training.carry_state needs rows that continue one another, but "
+      f"data.packing = {config.data.packing!r}; set data.packing to stream"
+    )
+
+
+def _require(config, path, accepts, rule) -> None:
+  value = config
+  for name in path.split("."):
+    value = getattr(value, name)
+  if not accepts(value):
+    raise errors.UserError(f"{path} = {value!r}; it {rule}")
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+  origin = typing.get_origin(hint)
+  if origin in (typing.Union, types.UnionType):
+    return any(_is_a(value, h) for h in typing.get_args(hint))
+  if origin is not None:
+    return isinstance(value, origin)
+  if hint is Any or not isinstance(hint, type):
+    return True
+  if hint is float:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+  if hint is int:
+    return isinstance(value, int) and not isinstance(value, bool)
+  return isinstance(value, hint)
