@@ -1,0 +1,157 @@
+"""What every memory keeps: states, inputs, packing, precision.
+
+A memory is four functions over its own `Spec`, `Inputs` and `State`:
+
+  init_state(spec, *, batch, heads, key_dim, value_dim, dtype)    -> State
+  step(state, inputs, *, spec)                                    -> (State, y)
+  reference(state, inputs, *, spec, segment_ids, reset_state)     -> (State, y)
+  chunk(state, inputs, *, spec, segment_ids, reset_state, implementation)
+
+`step` is the body of a `lax.scan` (no time axis: `[batch, heads, dim]`), and
+`reference` is the scan of `step`, with time moved to axis 1. `chunk` is the
+same function, fast.
+
+`State` and `Inputs` are NamedTuples. Every leaf of a `State` has the batch
+axis first; a field may be None where a Spec needs no such field. Every `State`
+has `segment_id` `[batch]` int32: the segment the state belongs to, 0 as long
+as it has seen no token.
+
+Packing. `segment_ids` `[batch, time]` int32 is the single truth. Where it is 0
+(padding) the state stays as it is and the output is zero. Where it differs
+from the state's `segment_id` (and that is not 0), the token starts from
+`reset_state`: by select, exactly, with no trace of what was before.
+`reset_state` defaults to the state passed in, which is right whenever that is
+a fresh one; pass it when a packed sequence is continued. Without
+`segment_ids` all tokens belong to the state's current segment.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
+  """The dtype of states and sums: float32, or wider if an input is wider."""
+  return jnp.result_type(jnp.float32, *arrays)
+
+
+def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:
+  """Selects whole rows of two equal pytrees; `condition` is `[batch]`."""
+
+  def select(a, b):
+    shape = condition.shape + (1,) * (a.ndim - condition.ndim)
+    return jnp.where(condition.reshape(shape), a, b)
+
+  return jax.tree.map(select, x, y)
+
+
+def segment_starts(
+  segment_ids: jax.Array, before: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Finds where segments start.
+
+  Args:
+    segment_ids: `[batch, time]`, 0 is padding.
+    before: `[batch]`, the state's `segment_id`.
+
+  Returns:
+    starts: bool `[batch, time]`, true at a token whose segment differs from
+      the last real token's (or from the state's).
+    last: int32 `[batch]`, the `segment_id` after the last token.
+  """
+  time = segment_ids.shape[1]
+  valid = segment_ids != 0
+  # Index of the latest real token at or before each position, -1 if none.
+  index = jnp.where(valid, jnp.arange(time), -1)
+  latest = lax.cummax(index, axis=1)
+  previous = jnp.concatenate(
+    [jnp.full_like(latest[:, :1], -1), latest[:, :-1]], axis=1
+  )
+
+  def id_at(i):
+    found = jnp.take_along_axis(segment_ids, jnp.maximum(i, 0), axis=1)
+    return jnp.where(i >= 0, found, before[:, None])
+
+  previous_id = id_at(previous)
+  starts = valid & (previous_id != 0) & (previous_id != segment_ids)
+  return starts, id_at(latest[:, -1:])[:, 0]
+
+
+def next_segment_id(segment_id: jax.Array) -> jax.Array:
+  """The `segment_id` after tokens that came without `segment_ids`."""
+  return jnp.maximum(segment_id, 1)
+
+
+def packed_step(
+  step: Callable[[Any, Any], tuple[Any, jax.Array]],
+  state: Any,
+  inputs: Any,
+  segment_id: jax.Array,
+  reset_state: Any,
+) -> tuple[Any, jax.Array]:
+  """One step under the packing rules; `segment_id` is `[batch]`."""
+  valid = segment_id != 0
+  starts = valid & (state.segment_id != 0) & (state.segment_id != segment_id)
+  state = batched_where(starts, reset_state, state)
+  new_state, output = step(state, inputs)
+  new_state = new_state._replace(segment_id=segment_id)
+  new_state = batched_where(valid, new_state, state)
+  return new_state, batched_where(valid, output, jnp.zeros_like(output))
+
+
+def scan(
+  step: Callable[[Any, Any], tuple[Any, jax.Array]],
+  state: Any,
+  inputs: Any,
+  *,
+  segment_ids: jax.Array | None = None,
+  reset_state: Any = None,
+  block: int | None = None,
+) -> tuple[Any, jax.Array]:
+  """Scans `step` over time: the definition of every memory's `reference`.
+
+  Args:
+    step: (state, inputs without time) -> (state, output without time).
+    state: the state before the first token.
+    inputs: pytree of `[batch, time, ...]` arrays.
+    segment_ids: `[batch, time]` or None.
+    reset_state: what a new segment starts from; default `state`.
+    block: if given, the scan is checkpointed every `block` tokens, so that
+      its gradient stores time / block states instead of time. Never changes
+      the result.
+
+  Returns:
+    The state after the last token, and outputs `[batch, time, ...]`.
+  """
+  reset_state = state if reset_state is None else reset_state
+
+  def body(state, x):
+    inputs, segment_id = x
+    if segment_id is None:
+      return step(state, inputs)
+    return packed_step(step, state, inputs, segment_id, reset_state)
+
+  xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (inputs, segment_ids))
+  time = jax.tree.leaves(xs)[0].shape[0]
+  if block is None or block >= time:
+    state, outputs = lax.scan(body, state, xs)
+    return state, jnp.moveaxis(outputs, 0, 1)
+
+  whole = time // block * block
+
+  @jax.checkpoint
+  def blocks(state, xs):
+    return lax.scan(body, state, xs)
+
+  head = jax.tree.map(
+    lambda x: x[:whole].reshape(-1, block, *x.shape[1:]), xs
+  )
+  state, outputs = lax.scan(blocks, state, head)
+  outputs = outputs.reshape(whole, *outputs.shape[2:])
+  if whole < time:
+    state, rest = blocks(state, jax.tree.map(lambda x: x[whole:], xs))
+    outputs = jnp.concatenate([outputs, rest])
+  return state, jnp.moveaxis(outputs, 0, 1)

@@ -1,0 +1,81 @@
+"""Chooses an implementation by name, or the best for the platform.
+
+The platform is that of the devices in use (a mesh's devices when compiling for
+a pod), not `jax.default_backend()`, which says "cpu" there. A named
+implementation never falls back silently: if it cannot run it raises.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+
+import jax
+
+_logger = logging.getLogger("memcomp")
+
+PREFERENCE = {
+  "tpu": ("mosaic_tpu", "xla_chunked", "reference"),
+  "gpu": ("mosaic_gpu", "xla_chunked", "reference"),
+}
+DEFAULT_PREFERENCE = ("xla_chunked", "reference")
+NAMES = ("reference", "xla_chunked", "mosaic_tpu", "mosaic_gpu")
+
+
+def current_platform() -> str:
+  """The platform of the mesh in use, else of the default device."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = None if mesh.empty else mesh.abstract_device
+  platform = getattr(device, "platform", None) or jax.devices()[0].platform
+  return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+  _logger.info(message)
+
+
+class Implementations:
+  """The implementations of one memory, by name."""
+
+  def __init__(self, memory: str, **functions: Callable):
+    self.memory = memory
+    self.functions = functions
+
+  def default(self, platform: str) -> str:
+    """The name of the implementation that `platform` uses unless told."""
+    for name in PREFERENCE.get(platform, DEFAULT_PREFERENCE):
+      if name in self.functions:
+        return name
+    raise NotImplementedError(f"{self.memory} has no implementation")
+
+  def reason(self, platform: str) -> str:
+    """One line for people: why `default` is what it is."""
+    preferred = PREFERENCE.get(platform, DEFAULT_PREFERENCE)
+    missing = [n for n in preferred if n not in self.functions]
+    chosen = self.default(platform)
+    if missing and preferred.index(missing[0]) < preferred.index(chosen):
+      return f"no {missing[0]} kernel for {self.memory} yet"
+    return f"fastest form on {platform}"
+
+  def select(self, name: str | None = None) -> Callable:
+    """Returns the function called `name`, or the platform's default.
+
+    Raises:
+      NotImplementedError: there is no such implementation, or not for this
+        memory.
+    """
+    if name is None:
+      platform = current_platform()
+      name = self.default(platform)
+      _log_once(f"{self.memory} on {platform}: {name}")
+      return self.functions[name]
+    if name not in NAMES:
+      raise NotImplementedError(
+        f"implementation {name!r} is unknown; choose from {', '.join(NAMES)}"
+      )
+    if name not in self.functions:
+      have = ", ".join(self.functions)
+      raise NotImplementedError(
+        f"{self.memory} has no {name} implementation; it has: {have}"
+      )
+    return self.functions[name]

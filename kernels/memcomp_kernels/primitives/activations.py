@@ -1,0 +1,57 @@
+"""Activations over the slot axis (the last), and their write directions.
+
+`eps` stands inside the root of the layer norm and of the L2 norm; the other
+activations ignore it. It bounds their Jacobian by about 1 / sqrt(eps), so for
+`phi` it is part of the model, not a safeguard.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def layer_norm(x: jax.Array, eps: float) -> jax.Array:
+  """Layer norm over the last axis, without parameters."""
+  centred = x - jnp.mean(x, axis=-1, keepdims=True)
+  variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+  return centred * lax.rsqrt(variance + eps)
+
+
+def l2_norm(x: jax.Array, eps: float) -> jax.Array:
+  """x / sqrt(|x|^2 + eps) over the last axis: finite gradients at zero."""
+  return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array, float], jax.Array]] = {
+  "ln_silu": lambda x, eps: layer_norm(jax.nn.silu(x), eps),
+  "l2_silu": lambda x, eps: l2_norm(jax.nn.silu(x), eps),
+  "silu": lambda x, eps: jax.nn.silu(x),
+  "l2": l2_norm,
+  "softmax": lambda x, eps: jax.nn.softmax(x, axis=-1),
+  "identity": lambda x, eps: x,
+}
+
+
+def activate(name: str, x: jax.Array, eps: float) -> jax.Array:
+  """Applies the activation called `name` over the last axis of `x`."""
+  return ACTIVATIONS[name](x, eps)
+
+
+def write_direction(
+  name: str, pre_activation: jax.Array, target: jax.Array, eps: float
+) -> jax.Array:
+  """Returns u = J_phi(z)^T (phi(z) - target), the gradient of half the loss.
+
+  Args:
+    name: of the activation phi.
+    pre_activation: z, `[..., slots]`.
+    target: `[..., slots]`.
+    eps: of phi.
+
+  Returns:
+    `[..., slots]`: the gradient of |phi(z) - target|^2 / 2 with respect to z.
+  """
+  output, vjp = jax.vjp(lambda z: activate(name, z, eps), pre_activation)
+  return vjp(output - target)[0]

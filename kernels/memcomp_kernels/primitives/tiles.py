@@ -1,0 +1,173 @@
+"""Lays tokens into tiles: `[batch, time, heads, ...]` to and from
+`[tiles, batch, heads, chunk, ...]`.
+
+Where an update is defined per chunk, chunks belong to sequences: a state may
+arrive in the middle of a chunk, and every packed segment starts one. `aligned`
+is the layout by reshaping, right when chunks start at the call's first token.
+`indexed` gives each chunk a tile of its own, whatever arrives.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+
+
+class Places(NamedTuple):
+  """Where tokens belong.
+
+  Attributes:
+    tile: `[batch, time]`, the tile of each token; tile 0 is kept for the rest
+      of a chunk that began in an earlier call.
+    slot: `[batch, time]`, its place in the tile, in [0, chunk).
+    valid: bool `[batch, time]`, false at padding.
+    starts: bool `[batch, time]`, true where a new segment starts.
+    needed: int32 scalar, tiles needed by the fullest row.
+    position: int32 `[batch]`, tokens since the last chunk started, at the end.
+    segment_id: int32 `[batch]`, the segment of the last token, at the end.
+  """
+
+  tile: jax.Array
+  slot: jax.Array
+  valid: jax.Array
+  starts: jax.Array
+  needed: jax.Array
+  position: jax.Array
+  segment_id: jax.Array
+
+
+class Flags(NamedTuple):
+  """Facts about tiles, each bool `[tiles, batch]`.
+
+  Attributes:
+    resets: the tile starts a new segment.
+    continues: the tile continues a chunk that began in an earlier call.
+    occupied: the tile holds at least one token.
+  """
+
+  resets: jax.Array
+  continues: jax.Array
+  occupied: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """A way to lay tokens into tiles.
+
+  Attributes:
+    chunk: tokens a tile.
+    source: `[batch, tiles * chunk]`, the token at each place, `time` if empty;
+      None for the aligned layout.
+    place: `[batch, time]`, the place of each token, past the end for padding.
+    flags: None for the aligned layout.
+  """
+
+  chunk: int
+  source: jax.Array | None = None
+  place: jax.Array | None = None
+  flags: Flags | None = None
+
+
+def places(
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+  position: jax.Array,
+  *,
+  time: int,
+  chunk: int,
+) -> Places:
+  """Finds each token's tile and slot.
+
+  Args:
+    segment_ids: `[batch, time]`, 0 is padding; None if all tokens continue the
+      state's segment.
+    segment_id: `[batch]`, of the state.
+    position: `[batch]`, of the state: tokens since its chunk started.
+    time: tokens a row.
+    chunk: tokens a chunk.
+  """
+  batch = position.shape[0]
+  if segment_ids is None:
+    starts = jnp.zeros((batch, time), bool)
+    valid = jnp.ones((batch, time), bool)
+    last_id = contract.next_segment_id(segment_id)
+  else:
+    starts, last_id = contract.segment_starts(segment_ids, segment_id)
+    valid = segment_ids != 0
+  count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
+  # Rank of the token that the current segment starts at; that of the incoming
+  # chunk's start is -position.
+  origin = jnp.where(starts, count - 1, -position[:, None])
+  origin = lax.cummax(origin, axis=1)
+  since = count - 1 - origin
+  slot = jnp.where(valid, since % chunk, 0)
+  carried = (position > 0).astype(jnp.int32)[:, None]
+  first_of_tile = (valid & (slot == 0)).astype(jnp.int32)
+  tile = jnp.cumsum(first_of_tile, axis=1, dtype=jnp.int32) + carried - 1
+  end = jnp.where(count[:, -1] > 0, since[:, -1] + 1, position) % chunk
+  return Places(
+    tile=tile,
+    slot=slot,
+    valid=valid,
+    starts=starts,
+    needed=jnp.max(tile[:, -1]) + 1,
+    position=end,
+    segment_id=last_id,
+  )
+
+
+def aligned(chunk: int) -> Layout:
+  """The layout of calls that start with a chunk and hold one segment."""
+  return Layout(chunk)
+
+
+def indexed(
+  where: Places, position: jax.Array, *, chunk: int, num_tiles: int
+) -> Layout:
+  """The layout for any call; `num_tiles` must be at least `where.needed`."""
+  batch, time = where.tile.shape
+  size = num_tiles * chunk
+  place = jnp.where(where.valid, where.tile * chunk + where.slot, size)
+  rows = jnp.arange(batch)[:, None]
+  source = jnp.full((batch, size), time, jnp.int32)
+  source = source.at[rows, place].set(
+    jnp.arange(time, dtype=jnp.int32), mode="drop"
+  )
+  occupied = jnp.any(source.reshape(batch, num_tiles, chunk) < time, axis=-1)
+  resets = jnp.zeros((batch, num_tiles), bool)
+  resets = resets.at[
+    rows, jnp.where(where.starts, where.tile, num_tiles)
+  ].set(True, mode="drop")
+  continues = (position > 0)[:, None] & (jnp.arange(num_tiles) == 0)
+  flags = Flags(resets.T, continues.T, occupied.T)
+  return Layout(chunk, source, place, flags)
+
+
+def lay(layout: Layout, x: jax.Array) -> jax.Array:
+  """`[batch, time, heads, ...]` to tiles; empty places hold zeros."""
+  batch, time = x.shape[:2]
+  if layout.source is None:
+    padding = -time % layout.chunk
+    if padding:
+      x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+  else:
+    x = _gather(x, layout.source)
+  x = x.reshape(batch, -1, layout.chunk, *x.shape[2:])
+  return jnp.moveaxis(x, (1, 3), (0, 2))
+
+
+def unlay(layout: Layout, x: jax.Array, time: int) -> jax.Array:
+  """Tiles to `[batch, time, heads, ...]`; padding tokens get zeros."""
+  x = jnp.moveaxis(x, (0, 2), (1, 3))
+  x = x.reshape(x.shape[0], -1, *x.shape[3:])
+  return x[:, :time] if layout.place is None else _gather(x, layout.place)
+
+
+def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Rows of `x` along axis 1 by `index`; zeros where it is out of range."""
+  index = index.reshape(index.shape + (1,) * (x.ndim - 2))
+  return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)

@@ -1,0 +1,137 @@
+"""Trellis: `init_state`, `step`, `chunk`, `reference` (see `contract`)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels.trellis import reference as _reference
+from memcomp_kernels.trellis import types, xla_chunked
+
+Inputs, Spec, State = types.Inputs, types.Spec, types.State
+reference = _reference.reference
+step = _reference.step
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "trellis",
+  reference=_reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def init_state(
+  spec: types.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any = jnp.float32,
+  key_memory: jax.Array | None = None,
+  value_memory: jax.Array | None = None,
+) -> types.State:
+  """Returns the state before the first token.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: columns of the key memory.
+    value_dim: columns of the value memory.
+    dtype: of the memories, float32 or float64.
+    key_memory: initial M_K `[heads, slots, key]`; default zeros. phi with a
+      norm has a steep gradient at zero (algorithms: 1 / sqrt(phi_eps)).
+    value_memory: initial M_V `[heads, slots, value]`; default zeros.
+
+  Raises:
+    ValueError: `dtype` is narrower than float32.
+  """
+  if jnp.finfo(dtype).bits < 32:
+    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+
+  def memory(initial, dim):
+    shape = (batch, heads, spec.num_slots, dim)
+    if initial is None:
+      return jnp.zeros(shape, dtype)
+    return jnp.broadcast_to(initial.astype(dtype), shape)
+
+  memories = memory(key_memory, key_dim), memory(value_memory, value_dim)
+  starts = memories if spec.stale else (None, None)
+  position = jnp.zeros(batch, jnp.int32) if spec.stale else None
+  return types.State(*memories, *starts, position, jnp.zeros(batch, jnp.int32))
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  implementation: str | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Runs Trellis over many tokens; differentiable in state and inputs.
+
+  Args:
+    state: the state before the first token.
+    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
+    spec: the memory's meaning.
+    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
+    reset_state: what a new segment starts from; default `state`.
+    implementation: "reference" or "xla_chunked"; default the fastest that runs
+      on the platform.
+
+  Returns:
+    The state after the last token, and y `[batch, time, heads, value]` in the
+    query's dtype.
+
+  Raises:
+    NotImplementedError: the named implementation cannot run here.
+    ValueError: shapes do not fit the state or each other.
+  """
+  check_inputs(state, inputs, spec)
+  function = IMPLEMENTATIONS.select(implementation)
+  return function(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def check_inputs(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> None:
+  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
+  batch, heads, slots, key_dim = state.key_memory.shape
+  value_dim = state.value_memory.shape[-1]
+  if slots != spec.num_slots:
+    raise ValueError(
+      f"the state has {slots} slots, spec.num_slots is {spec.num_slots}"
+    )
+  if inputs.query.ndim != 4:
+    raise ValueError(
+      "query must be [batch, time, heads, key], got shape"
+      f" {inputs.query.shape}"
+    )
+  time = inputs.query.shape[1]
+  if time < 1:
+    raise ValueError("the sequence is empty: time must be at least 1")
+  dims = {
+    "query": (key_dim,),
+    "key": (key_dim,),
+    "value": (value_dim,),
+    "target": (slots,),
+    "log_decay": (1, 2),
+    "write_rate": (1, 2),
+  }
+  for name, last in dims.items():
+    shape = getattr(inputs, name).shape
+    if shape[:-1] != (batch, time, heads) or shape[-1] not in last:
+      expected = " or ".join(str(d) for d in last)
+      raise ValueError(
+        f"{name} has shape {shape}, expected"
+        f" ({batch}, {time}, {heads}, {expected})"
+      )

@@ -1,0 +1,137 @@
+"""Logical axis names, the one table that maps them to the mesh, and the mesh.
+
+Parameters carry logical names (`nnx.Param(..., out_sharding=("embed", "mlp"))`)
+and activations are constrained by them; only this file knows the mesh.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from memcomp import errors
+
+AXES = ("replica", "fsdp", "tensor", "context")
+
+BATCH_AXES = ("replica", "fsdp")
+HEAD_AXES = ("tensor",)
+
+RULES: dict[str, tuple[str, ...]] = {
+  "batch": BATCH_AXES,
+  "time": (),
+  "embed": ("fsdp",),
+  "act_embed": (),
+  "heads": HEAD_AXES,
+  "mlp": ("tensor",),
+  "vocab": ("tensor",),
+  "key_dim": (),
+  "value_dim": (),
+  "slots": (),
+  "layers": (),
+  "window": (),
+}
+"""Logical name -> mesh axes. "embed" is of parameters, "act_embed" of
+activations: a batch sharded over fsdp cannot have its features there too."""
+
+
+def spec(*names: str | None) -> PartitionSpec:
+  """The partition spec of an array whose axes have these logical names.
+
+  Raises:
+    ValueError: a name is unknown, or two axes map to one mesh axis.
+  """
+  parts, used = [], set()
+  for name in names:
+    if name is not None and name not in RULES:
+      raise ValueError(
+        f"unknown logical axis {name!r}; known: {', '.join(RULES)}"
+      )
+    axes = RULES[name] if name is not None else ()
+    if used & set(axes):
+      raise ValueError(
+        f"axes {names} collide: two of them map to mesh axis"
+        f" {(used & set(axes)).pop()!r}"
+      )
+    used |= set(axes)
+    parts.append(axes if len(axes) > 1 else axes[0] if axes else None)
+  return PartitionSpec(*parts)
+
+
+def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Builds the mesh of a `MeshConfig` over `devices` (default: all).
+
+  Raises:
+    UserError: the axes do not multiply to a number of devices that exists.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  sizes = {name: getattr(config, name) for name in AXES}
+  free = [name for name, size in sizes.items() if size == -1]
+  for name, size in sizes.items():
+    if size < 1 and size != -1:
+      raise errors.UserError(
+        f"mesh.{name}={size} is not a size; use 1 or more, or -1 for the rest"
+      )
+  fixed = math.prod(size for size in sizes.values() if size != -1)
+  if len(free) > 1:
+    raise errors.UserError(
+      f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take"
+      " the devices that are left"
+    )
+  if free:
+    if len(devices) % fixed:
+      raise errors.UserError(
+        f"the mesh axes multiply to {fixed}, which does not divide the"
+        f" {len(devices)} devices; change mesh.{free[0]}=-1 or the others"
+      )
+    sizes[free[0]] = len(devices) // fixed
+  count = math.prod(sizes.values())
+  if count > len(devices):
+    shape = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    raise errors.UserError(
+      f"the mesh asks for {count} devices ({shape}) but there are"
+      f" {len(devices)}; make config.mesh smaller"
+    )
+  shape = tuple(sizes.values())
+  if count == len(devices) and devices[0].platform == "tpu":
+    from jax.experimental import mesh_utils
+
+    grid = mesh_utils.create_device_mesh(
+      shape, devices, allow_split_physical_axes=True
+    )
+  else:
+    grid = np.array(devices[:count]).reshape(shape)
+  return Mesh(grid, AXES)
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+  """Replaces every Variable of `tree` by its NamedSharding on `mesh`.
+
+  A Variable's axes are named by its `out_sharding` metadata; other leaves, and
+  Variables without it, are replicated.
+  """
+
+  def one(leaf):
+    names = ()
+    if isinstance(leaf, nnx.Variable):
+      names = leaf.get_metadata().get("out_sharding") or ()
+    sharding = NamedSharding(mesh, spec(*names))
+    return leaf.replace(sharding) if isinstance(leaf, nnx.Variable) else sharding
+
+  return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """The sharding of `[batch, ...]` arrays."""
+  return NamedSharding(mesh, spec("batch"))
+
+
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+  """Constrains an activation by logical names; nothing without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(*names))
