@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcomp import errors
-from memcomp.data import packing, text
+from memcomp.data import packing, shards, text, token_file
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
@@ -145,11 +145,16 @@ def _open_list(
   tokenizer: tokenizer_lib.Tokenizer,
   keep: store_lib.Keep | None,
 ) -> store_lib.TokenStore:
-  """Opens comma-separated paths as one store."""
+  """Opens comma-separated paths as one store, text after stored tokens."""
   stores: list[store_lib.TokenStore] = []
   files: list[text.TextFile] = []
   for path in split_list(source):
-    files += text.find(path)
+    if os.path.exists(os.path.join(path, shards.MANIFEST)):
+      stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
+    elif path.endswith(".bin") and os.path.exists(path):
+      stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
+    else:
+      files += text.find(path)
   if files:
     stores.append(read_text(source, files, tokenizer, keep))
   stores = [store for store in stores if store.num_tokens]
@@ -162,7 +167,7 @@ def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:
   if keep is None:
     return errors.UserError(f"{source}: no text in it; give files with text")
   return errors.UserError(
-    f"{source}: no document falls into this split; change "
+    f"{source}: this split gets no text; give more documents, change "
     "data.validation_share, or name a source of its own in data.validation"
   )
 
@@ -189,5 +194,8 @@ def read_text(
   return store_lib.ArrayStore(name, tokens, np.array(lengths, np.int64))
 
 
-def _is_shards(path: str) -> bool:
-  return os.path.exists(os.path.join(path, "manifest.json"))
+def _keep(
+  store: shards.ShardStore | token_file.TokenFileStore,
+  keep: store_lib.Keep | None,
+) -> store_lib.TokenStore:
+  return store_lib.subset(store, store.names, keep) if keep else store

@@ -1,0 +1,277 @@
+r"""Tokenises text once, into shards that training reads at random.
+
+  python -m memcomp.data.prepare --source='corpus/*.jsonl.zst' --out=shards \
+    --tokenizer=tokenizer.json
+
+Then train with `data.source=shards`. Interrupted or killed, the same command
+goes on where it stopped. Exit code 2: the input needs a fix; 42: interrupted.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.data import progress as progress_lib
+from memcomp.data import shards, sources, text, units
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data import workers as workers_lib
+
+_PLAN = "plan.json"
+_LOCK = ".lock"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code."""
+  flags = _flags(argv)
+  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    prepare(
+      flags.source,
+      flags.out,
+      tokenizer=flags.tokenizer,
+      shard_tokens=flags.shard_tokens,
+      workers=flags.workers,
+      verify=flags.verify,
+    )
+  except errors.UserError as error:
+    print(f"\nprepare: {error}", file=sys.stderr)
+    return errors.EXIT_BAD_INPUT
+  except KeyboardInterrupt:
+    print(
+      "\nprepare: interrupted; the same command goes on from here",
+      file=sys.stderr,
+    )
+    return errors.EXIT_RESUMABLE
+  return 0
+
+
+def prepare(
+  source: str,
+  out: str,
+  *,
+  tokenizer: str = "bytes",
+  shard_tokens: int = 1 << 25,
+  workers: int = 1,
+  verify: bool = False,
+) -> None:
+  """Writes the shards of `source`, or those still missing.
+
+  Args:
+    source: "stdlib" or comma-separated text files, folders, globs.
+    out: folder for the shards; made if missing.
+    tokenizer: "bytes" or the path of a tokenizer.json.
+    shard_tokens: tokens a shard, at most, >= 1.
+    workers: processes, >= 1; does not change the result.
+    verify: compare finished shards with their SHA-256, not only their size.
+
+  Raises:
+    UserError: bad input or settings; `out` holds other work; disk full.
+  """
+  for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
+    if value < 1:
+      raise errors.UserError(f"--{name}: must be at least 1, got {value}")
+  loaded = tokenizer_lib.load(tokenizer)
+  files = tuple(_find(source))
+  corpus = units.Corpus(
+    files=files,
+    out=out,
+    tokenizer=tokenizer,
+    shard_tokens=shard_tokens,
+    record_tokens=min(units.RECORD_TOKENS, shard_tokens),
+  )
+  # About a shard a unit: English text has some 4 bytes a token.
+  bytes_per_token = 1 if loaded.vocab_size <= 256 else 4
+  work = units.cut(files, shard_tokens * bytes_per_token)
+  with _locked(out):
+    _claim(corpus, loaded)
+    units.remove_temporary(out)
+    units.remove_temporary(os.path.join(out, units.UNITS))
+    todo = [unit for unit in work if not _is_done(out, unit, verify)]
+    progress = progress_lib.Progress(corpus, work, todo)
+    for unit in workers_lib.run(corpus, todo, loaded, workers, progress):
+      progress.finished(unit)
+    tokens = _finish(corpus, work, loaded)
+    progress.close(f"{tokens:,} tokens in {out}")
+
+
+def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m memcomp.data.prepare",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add(
+    "--source",
+    required=True,
+    help="comma-separated text files, folders or globs (.txt .md .py .jsonl "
+    'with a field "text"; also .gz .zst), or stdlib. A file other than .jsonl '
+    "is one document and is held in memory",
+  )
+  add("--out", required=True, help="folder for the shards, made if missing")
+  add(
+    "--tokenizer",
+    default="bytes",
+    help="bytes, or the path of a tokenizer.json (default: bytes)",
+  )
+  add(
+    "--shard_tokens",
+    type=int,
+    default=1 << 25,
+    help="tokens a shard at most (default: %(default)s)",
+  )
+  add(
+    "--workers",
+    type=int,
+    default=len(os.sched_getaffinity(0)),
+    help="processes; does not change the result (default: one a core, "
+    "%(default)s)",
+  )
+  add(
+    "--verify",
+    action="store_true",
+    help="read finished shards too, and write those again whose SHA-256 is "
+    "wrong",
+  )
+  return parser.parse_args(argv)
+
+
+def _find(source: str) -> list[text.TextFile]:
+  files = []
+  for path in sources.split_list(source):
+    if ";" in path or path.endswith(".bin"):
+      raise errors.UserError(
+        f"--source: {path!r} is no text; mixtures and token files go straight "
+        "into data.source"
+      )
+    files += text.find(path)
+  return files
+
+
+class _locked:  # noqa: N801 - used like a function
+  """Holds a folder; the lock goes with the process, however it ends."""
+
+  def __init__(self, out: str):
+    self._out = out
+
+  def __enter__(self):
+    try:
+      os.makedirs(os.path.join(self._out, units.UNITS), exist_ok=True)
+      self._stream = open(os.path.join(self._out, _LOCK), "w")
+    except OSError as error:
+      raise errors.UserError(
+        f"--out: cannot write to {self._out} ({error.strerror}); name a "
+        "folder that can be written"
+      ) from error
+    try:
+      fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      self._stream.close()
+      raise errors.UserError(
+        f"--out: another prepare is writing to {self._out}; wait for it, or "
+        "name another folder"
+      ) from error
+
+  def __exit__(self, *unused):
+    self._stream.close()
+
+
+def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
+  """Saves what `out` is for, or refuses it if it is for something else."""
+  stats = [(f.name, os.stat(f.path)) for f in corpus.files]
+  listing = [[name, s.st_size, s.st_mtime_ns] for name, s in stats]
+  plan = {
+    "source": hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16],
+    "tokenizer": tokenizer.fingerprint,
+    "shard_tokens": corpus.shard_tokens,
+    "format": shards.FORMAT,
+  }
+  path = os.path.join(corpus.out, _PLAN)
+  if not os.path.exists(path):
+    others = set(os.listdir(corpus.out)) - {units.UNITS, _LOCK}
+    others = {name for name in others if not name.endswith(units.TEMPORARY)}
+    if others:
+      raise errors.UserError(
+        f"--out: {corpus.out} holds other files ({min(others)}); name a new "
+        "folder"
+      )
+    units.save_json(path, plan)
+    return
+  try:
+    with open(path, encoding="utf-8") as stream:
+      found = dict(json.load(stream))
+  except (OSError, ValueError, TypeError) as error:
+    raise errors.UserError(
+      f"{path}: unreadable ({error}); name a new folder in --out"
+    ) from error
+  changed = [key for key, value in plan.items() if found.get(key) != value]
+  if changed:
+    raise errors.UserError(
+      f"--out: {corpus.out} was begun with another {' and '.join(changed)} (or "
+      "the source's files were changed since); name a new folder"
+    )
+
+
+def _is_done(out: str, unit: units.Unit, verify: bool) -> bool:
+  index = units.read_index(out, unit)
+  if index is None or not os.path.exists(units.index_path(out, unit, ".npz")):
+    return False
+  try:
+    for entry in index["shards"]:
+      shards.check_file(out, entry, content=verify)
+  except errors.UserError:
+    return False
+  return True
+
+
+def _finish(
+  corpus: units.Corpus,
+  work: list[units.Unit],
+  tokenizer: tokenizer_lib.Tokenizer,
+) -> int:
+  """Writes the manifest from the indices of the units; returns the tokens."""
+  indices = [units.read_index(corpus.out, unit) for unit in work]
+  keys = ("lengths", "file_number", "line")
+  documents: dict[str, list[np.ndarray]] = {key: [] for key in keys}
+  for unit in work:
+    with np.load(units.index_path(corpus.out, unit, ".npz")) as archive:
+      for key, arrays in documents.items():
+        arrays.append(archive[key])
+  total = sum(index["tokens"] for index in indices)
+  if not total:
+    raise errors.UserError("--source: no text in it; give files with text")
+  path = os.path.join(corpus.out, shards.DOCUMENTS)
+  merged = {key: np.concatenate(arrays) for key, arrays in documents.items()}
+  units.save_arrays(path, **merged)
+  manifest = {
+    "format": shards.FORMAT,
+    "tokenizer": {
+      # Not its path: the same corpus gives the same manifest anywhere.
+      "name": os.path.basename(tokenizer.name),
+      "fingerprint": tokenizer.fingerprint,
+      "vocab_size": tokenizer.vocab_size,
+    },
+    "dtype": tokenizer.dtype.newbyteorder("<").str,
+    "record_tokens": corpus.record_tokens,
+    "num_tokens": total,
+    "num_documents": len(merged["lengths"]),
+    "unit_tokens": [index["tokens"] for index in indices],
+    "files": [file.name for file in corpus.files],
+    "documents": units.entry(path),
+    "shards": [shard for index in indices for shard in index["shards"]],
+  }
+  units.save_json(os.path.join(corpus.out, shards.MANIFEST), manifest)
+  return total
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,80 @@
+"""Says how far `memcomp.data.prepare` is, on standard error."""
+
+import sys
+import time
+
+from memcomp.data import units
+
+
+class Progress:
+  """One line on a terminal, a line every 10 s elsewhere."""
+
+  def __init__(
+    self, corpus: units.Corpus, work: list[units.Unit], todo: list[units.Unit]
+  ):
+    """Starts the clock.
+
+    Args:
+      corpus: what is prepared.
+      work: all its units.
+      todo: those not done by an earlier run.
+    """
+    self._files = len(corpus.files)
+    self._left = {p.file: 0 for unit in todo for p in unit.parts}
+    for unit in todo:
+      for part in unit.parts:
+        self._left[part.file] += 1
+    self._todo = sum(unit.size for unit in todo)
+    self._done = 0
+    self._tokens = 0
+    self._start = time.monotonic()
+    self._terminal = sys.stderr.isatty()
+    self._every = 0.5 if self._terminal else 10.0
+    self._printed = self._start
+    if len(todo) < len(work):
+      print(
+        f"prepare: {len(work) - len(todo)} of {len(work)} parts are done "
+        "already",
+        file=sys.stderr,
+      )
+
+  def add(self, tokens: int) -> None:
+    """Counts tokens of a document."""
+    self.set(self._tokens + tokens)
+
+  def set(self, tokens: int) -> None:
+    """Says how many tokens there are so far; prints now and then."""
+    self._tokens = tokens
+    if time.monotonic() - self._printed >= self._every:
+      self._printed = time.monotonic()
+      self._show()
+
+  def finished(self, unit: units.Unit) -> None:
+    """Counts a unit that is done."""
+    self._done += unit.size
+    for part in unit.parts:
+      self._left[part.file] -= 1
+
+  def close(self, summary: str) -> None:
+    """Prints the last line."""
+    end = "\r\033[K" if self._terminal else ""
+    seconds = time.monotonic() - self._start
+    rate = self._tokens / max(seconds, 1e-9)
+    print(
+      f"{end}prepare: {summary}; {self._tokens:,} of them now, in "
+      f"{seconds:.1f} s ({rate:,.0f} tokens/s)",
+      file=sys.stderr,
+    )
+
+  def _show(self):
+    seconds = time.monotonic() - self._start
+    files = self._files - sum(left > 0 for left in self._left.values())
+    left = "?"
+    if self._done:
+      left = f"{seconds * (self._todo - self._done) / self._done:.0f} s"
+    line = (
+      f"prepare: {files:,} of {self._files:,} files, {self._tokens:,} tokens, "
+      f"{self._tokens / seconds:,.0f} tokens/s, {left} left"
+    )
+    start, end = ("\r", "\033[K") if self._terminal else ("", "\n")
+    print(start + line, end=end, file=sys.stderr, flush=True)

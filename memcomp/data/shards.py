@@ -1,0 +1,203 @@
+"""Reads the folder of ArrayRecord shards that `memcomp.data.prepare` writes.
+
+The corpus is cut into units; the tokens of a unit are one stream cut into
+records of `record_tokens`, whatever the documents, so that reading a row
+touches one or two records. Beside the shards:
+
+- manifest.json: counts, and size and SHA-256 of every other file;
+- documents.npz: for each document `lengths`, `file_number` (index into the
+  manifest's files) and `line`.
+"""
+
+import functools
+import hashlib
+import json
+import os
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+
+from memcomp import errors
+from memcomp.data import store as store_lib
+from memcomp.data import tokenizer as tokenizer_lib
+
+MANIFEST = "manifest.json"
+DOCUMENTS = "documents.npz"
+FORMAT = 1
+
+_OPEN_SHARDS = 256
+_CACHED_RECORDS = 256  # of 16,384 tokens: at most 16 MiB
+
+
+class ShardStore:
+  """Documents in shards; see the module for the format."""
+
+  def __init__(self, folder: str, tokenizer: tokenizer_lib.Tokenizer):
+    """Opens a folder; checks sizes, but reads no tokens.
+
+    Args:
+      folder: as given to prepare as --out.
+      tokenizer: has to be the one that prepare used.
+
+    Raises:
+      UserError: files missing or broken, or another tokenizer.
+    """
+    content, manifest = read_manifest(folder)
+    mine = manifest["tokenizer"]
+    if mine["fingerprint"] != tokenizer.fingerprint:
+      raise errors.UserError(
+        f"{folder}: prepared with the tokenizer {mine['name']} "
+        f"({mine['fingerprint']}), not {tokenizer.name} "
+        f"({tokenizer.fingerprint}); set data.tokenizer to it"
+      )
+    for entry in [*manifest["shards"], manifest["documents"]]:
+      check_file(folder, entry)
+    self.name = folder
+    self.fingerprint = store_lib.digest(content)
+    documents = _read_documents(folder, manifest)
+    self.lengths = documents["lengths"]
+    self.num_tokens = int(self.lengths.sum())
+    self.names = store_lib.DocumentNames(
+      manifest["files"], documents["file_number"], documents["line"]
+    )
+    self._shards = manifest["shards"]
+    self._dtype = np.dtype(manifest["dtype"])
+    self._record_tokens = manifest["record_tokens"]
+    self._offsets = store_lib.offsets_of(self.lengths)
+    units = np.array(manifest["unit_tokens"], np.int64)
+    self._unit_start = store_lib.offsets_of(units)
+    self._unit_records = store_lib.offsets_of(-(-units // self._record_tokens))
+    records = np.array([shard["records"] for shard in self._shards])
+    self._shard_records = store_lib.offsets_of(records)
+    if (
+      self._unit_start[-1] != self.num_tokens
+      or self._shard_records[-1] != self._unit_records[-1]
+    ):
+      raise _corrupt(folder, "its counts contradict each other")
+    self._record = functools.lru_cache(_CACHED_RECORDS)(self._read_record)
+    self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open_reader)
+
+  def read(self, document: int, start: int, stop: int) -> np.ndarray:
+    """See `TokenStore.read`; raises UserError on a corrupt record."""
+    at = int(self._offsets[document]) + start
+    # A document lies within one unit.
+    unit = int(np.searchsorted(self._unit_start, at, side="right")) - 1
+    at -= int(self._unit_start[unit])
+    end = at + stop - start
+    first = int(self._unit_records[unit])
+    size = self._record_tokens
+    result = np.empty(stop - start, np.int32)
+    done = 0
+    while at < end:
+      record, offset = divmod(at, size)
+      piece = self._record(first + record)[offset : offset + end - at]
+      if not piece.size:
+        raise _corrupt_shard(self.name, f"record {first + record} is short")
+      result[done : done + piece.size] = piece
+      done += piece.size
+      at += piece.size
+    return result
+
+  def _read_record(self, record: int) -> np.ndarray:
+    shard = int(np.searchsorted(self._shard_records, record, side="right")) - 1
+    reader = self._reader(shard)
+    number = record - int(self._shard_records[shard])
+    try:
+      content = reader.read([number])[0]
+      return np.frombuffer(content, self._dtype)
+    except (RuntimeError, ValueError, IndexError) as error:
+      path = os.path.join(self.name, self._shards[shard]["file"])
+      raise _corrupt_shard(path, f"record {number}: {error}") from error
+
+  def _open_reader(self, shard: int) -> Any:
+    entry = self._shards[shard]
+    path = os.path.join(self.name, entry["file"])
+    try:
+      reader = array_record_module.ArrayRecordReader(
+        path, options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+      )
+      records = reader.num_records()
+    except RuntimeError as error:
+      raise _corrupt_shard(path, str(error)) from error
+    # A file cut short opens without complaint, with no records in it.
+    if records != entry["records"]:
+      raise _corrupt_shard(
+        path, f"{records} records where {entry['records']} are due"
+      )
+    return reader
+
+
+def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
+  """Returns the text of a folder's manifest, and the manifest."""
+  path = os.path.join(folder, MANIFEST)
+  try:
+    with open(path, encoding="utf-8") as stream:
+      content = stream.read()
+    manifest = json.loads(content)
+  except OSError as error:
+    raise errors.UserError(
+      f"{path}: cannot read ({error.strerror}); run memcomp.data.prepare"
+    ) from error
+  except ValueError as error:
+    raise _corrupt(folder, str(error)) from error
+  if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    raise _corrupt(folder, f'"format" is not {FORMAT}')
+  missing = {
+    "tokenizer",
+    "dtype",
+    "record_tokens",
+    "unit_tokens",
+    "shards",
+    "files",
+    "documents",
+  } - manifest.keys()
+  if missing:
+    raise _corrupt(folder, f"no {', '.join(sorted(missing))}")
+  return content, manifest
+
+
+def check_file(folder: str, entry: dict[str, Any], *, content: bool = False):
+  """Raises UserError if a file differs from its entry in the manifest.
+
+  Args:
+    folder: where it is.
+    entry: its `file`, `bytes` and `sha256`.
+    content: compare the SHA-256 too, which reads the whole file.
+  """
+  path = os.path.join(folder, entry["file"])
+  try:
+    size = os.path.getsize(path)
+  except OSError as error:
+    raise _corrupt_shard(path, error.strerror or str(error)) from error
+  if size != entry["bytes"]:
+    raise _corrupt_shard(path, f"{size} bytes where {entry['bytes']} are due")
+  if content and sha256(path) != entry["sha256"]:
+    raise _corrupt_shard(path, "its SHA-256 is not the manifest's")
+
+
+def sha256(path: str) -> str:
+  """Returns the SHA-256 of a file in hexadecimal."""
+  with open(path, "rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read_documents(folder: str, manifest: dict[str, Any]) -> Any:
+  # Small enough to be read in full each time, unlike the shards.
+  check_file(folder, manifest["documents"], content=True)
+  with np.load(os.path.join(folder, DOCUMENTS)) as archive:
+    return dict(archive)
+
+
+def _corrupt(folder: str, cause: str) -> errors.UserError:
+  return errors.UserError(
+    f"{os.path.join(folder, MANIFEST)}: corrupt ({cause}); run "
+    "memcomp.data.prepare again with the same --source and --out"
+  )
+
+
+def _corrupt_shard(path: str, cause: str) -> errors.UserError:
+  return errors.UserError(
+    f"{path}: missing or corrupt ({cause}); run memcomp.data.prepare again "
+    "with the same --source and --out, and --verify"
+  )

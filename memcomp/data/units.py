@@ -1,0 +1,293 @@
+"""The work of `memcomp.data.prepare`: cut a corpus into units, write one unit.
+
+A unit is some files, or a range of lines of a long .jsonl. Where units are cut
+depends on the corpus alone and each is written by one process, so the result
+does not depend on how many work. A unit is done once its index
+(`units/00012.json`, written last) exists.
+"""
+
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+
+from memcomp import errors
+from memcomp.data import shards, text
+from memcomp.data import tokenizer as tokenizer_lib
+
+UNITS = "units"
+TEMPORARY = ".tmp"
+RECORD_TOKENS = 1 << 14
+
+# Grain asks for one record a group.
+_WRITER_OPTIONS = "group_size:1,zstd:3"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A file, or whole lines of it.
+
+  Attributes:
+    file: index into the corpus.
+    start: first byte.
+    stop: one past the last byte; -1 is the end of the file.
+    line: number of the first line, from 1.
+  """
+
+  file: int
+  start: int = 0
+  stop: int = -1
+  line: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """A piece of work.
+
+  Attributes:
+    number: its place in the corpus, from 0.
+    parts: what it reads.
+    size: bytes on disk, to estimate the time left.
+  """
+
+  number: int
+  parts: tuple[Part, ...]
+  size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """What is written and how.
+
+  Attributes:
+    files: the text.
+    out: folder that shards go to.
+    tokenizer: as for `tokenizer.load`.
+    shard_tokens: tokens a shard, at most.
+    record_tokens: tokens a record.
+  """
+
+  files: tuple[text.TextFile, ...]
+  out: str
+  tokenizer: str
+  shard_tokens: int
+  record_tokens: int
+
+
+def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
+  """Cuts a corpus into units of at most `unit_size` bytes, where it can."""
+  units: list[Unit] = []
+  parts: list[Part] = []
+  total = 0
+
+  def close():
+    nonlocal total
+    if parts:
+      units.append(Unit(len(units), tuple(parts), total))
+    parts.clear()
+    total = 0
+
+  for number, file in enumerate(files):
+    size = os.path.getsize(file.path)
+    if size > unit_size and file.path.endswith(".jsonl"):
+      close()
+      for part, length in _cut_lines(file, number, unit_size):
+        parts.append(part)
+        total = length
+        close()
+      continue
+    if total + size > unit_size:
+      close()
+    parts.append(Part(number))
+    total += size
+  close()
+  return units
+
+
+def _cut_lines(
+  file: text.TextFile, number: int, unit_size: int
+) -> Iterator[tuple[Part, int]]:
+  """Yields the parts of a .jsonl and their sizes, cut at ends of lines."""
+  start, line = 0, 1
+  with text.open_binary(file.path) as stream:
+    while content := stream.read(unit_size):
+      content += stream.readline()
+      stop = start + len(content)
+      yield Part(number, start, stop, line), len(content)
+      start, line = stop, line + content.count(b"\n")
+
+
+def write(
+  corpus: Corpus,
+  unit: Unit,
+  tokenizer: tokenizer_lib.Tokenizer,
+  progress: Callable[[int], None],
+) -> None:
+  """Writes the shards and the index of a unit, each file in one rename.
+
+  Args:
+    corpus: that the unit belongs to.
+    unit: which.
+    tokenizer: the corpus's, loaded.
+    progress: told the number of tokens after each document.
+
+  Raises:
+    UserError: the text cannot be read or the disk not written.
+  """
+  try:
+    _write(corpus, unit, tokenizer, progress)
+  except (OSError, RuntimeError) as error:
+    raise errors.UserError(
+      f"{corpus.out}: cannot write ({' '.join(str(error).split())}); check "
+      "free space and permissions, then run the same command again"
+    ) from error
+
+
+def _write(corpus, unit, tokenizer, progress):
+  lengths, files, lines = [], [], []
+  writer = _Writer(corpus, unit, tokenizer.dtype)
+  for part in unit.parts:
+    for line, content in _documents(corpus, part):
+      ids = tokenizer.encode_bytes(content)
+      if len(ids):
+        writer.write(ids)
+        lengths.append(len(ids))
+        files.append(part.file)
+        lines.append(line)
+        progress(len(ids))
+  index = {"tokens": sum(lengths), "shards": writer.close()}
+  save_arrays(
+    index_path(corpus.out, unit, ".npz"),
+    lengths=np.array(lengths, np.int64),
+    file_number=np.array(files, np.int32),
+    line=np.array(lines, np.int64),
+  )
+  save_json(index_path(corpus.out, unit, ".json"), index)
+
+
+def _documents(corpus: Corpus, part: Part) -> Iterator[tuple[int, bytes]]:
+  file = corpus.files[part.file]
+  if part.stop < 0:
+    yield from text.documents(file)
+    return
+  with text.open_binary(file.path) as stream:
+    stream.seek(part.start)
+    content = stream.read(part.stop - part.start)
+  # Not splitlines, which also cuts at carriage returns.
+  lines = enumerate(io.BytesIO(content), part.line)
+  yield from text.json_lines(file.path, lines)
+
+
+class _Writer:
+  """Cuts a stream of tokens into records, and those into shards."""
+
+  def __init__(self, corpus: Corpus, unit: Unit, dtype: np.dtype):
+    self._folder = corpus.out
+    self._prefix = f"tokens-{unit.number:05d}"
+    self._dtype = dtype.newbyteorder("<")
+    self._record_tokens = corpus.record_tokens
+    self._shard_records = max(1, corpus.shard_tokens // corpus.record_tokens)
+    self._parts: list[np.ndarray] = []
+    self._waiting = 0
+    self._writer = None
+    self._records = 0
+    self._shards: list[dict[str, Any]] = []
+
+  def write(self, ids: np.ndarray):
+    self._parts.append(ids)
+    self._waiting += len(ids)
+    if self._waiting >= self._record_tokens:
+      tokens = np.concatenate(self._parts)
+      whole = len(tokens) // self._record_tokens * self._record_tokens
+      for start in range(0, whole, self._record_tokens):
+        self._record(tokens[start : start + self._record_tokens])
+      self._parts = [tokens[whole:]]
+      self._waiting = len(tokens) - whole
+
+  def close(self) -> list[dict[str, Any]]:
+    """Finishes the last shard; returns the entries for the manifest."""
+    if self._waiting:
+      self._record(np.concatenate(self._parts))
+    self._finish_shard()
+    return self._shards
+
+  def _record(self, tokens: np.ndarray):
+    if self._writer is None:
+      name = f"{self._prefix}-{len(self._shards):03d}.arrayrecord"
+      self._path = os.path.join(self._folder, name)
+      self._writer = array_record_module.ArrayRecordWriter(
+        self._path + TEMPORARY, _WRITER_OPTIONS
+      )
+    self._writer.write(tokens.astype(self._dtype).tobytes())
+    self._records += 1
+    if self._records == self._shard_records:
+      self._finish_shard()
+
+  def _finish_shard(self):
+    if self._writer is None:
+      return
+    self._writer.close()
+    self._writer = None
+    _publish(self._path)
+    self._shards.append(entry(self._path, records=self._records))
+    self._records = 0
+
+
+def read_index(out: str, unit: Unit) -> dict[str, Any] | None:
+  """Returns the index of a unit; None if it is not done."""
+  try:
+    with open(index_path(out, unit, ".json"), encoding="utf-8") as stream:
+      return json.load(stream)
+  except (OSError, ValueError):
+    return None
+
+
+def index_path(out: str, unit: Unit, extension: str) -> str:
+  """Returns the path of a unit's index."""
+  return os.path.join(out, UNITS, f"{unit.number:05d}{extension}")
+
+
+def entry(path: str, **more: Any) -> dict[str, Any]:
+  """Returns what the manifest says about a file."""
+  return {
+    "file": os.path.basename(path),
+    "bytes": os.path.getsize(path),
+    "sha256": shards.sha256(path),
+    **more,
+  }
+
+
+def save_json(path: str, content: Any) -> None:
+  """Writes JSON in one rename."""
+  with open(path + TEMPORARY, "w", encoding="utf-8") as stream:
+    json.dump(content, stream, sort_keys=True)
+  _publish(path)
+
+
+def save_arrays(path: str, **arrays: np.ndarray) -> None:
+  """Writes an .npz in one rename."""
+  with open(path + TEMPORARY, "wb") as stream:
+    np.savez_compressed(stream, **arrays)
+  _publish(path)
+
+
+def remove_temporary(folder: str) -> None:
+  """Deletes what a killed run left half written."""
+  for name in os.listdir(folder):
+    if name.endswith(TEMPORARY):
+      os.remove(os.path.join(folder, name))
+
+
+def _publish(path: str):
+  """Gives a finished file its name; it is on disk before it has it."""
+  descriptor = os.open(path + TEMPORARY, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+  os.replace(path + TEMPORARY, path)

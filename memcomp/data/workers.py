@@ -1,0 +1,93 @@
+"""Writes the units of `memcomp.data.prepare` in several processes."""
+
+import concurrent.futures
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from memcomp import errors
+from memcomp.data import progress as progress_lib
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data import units
+
+
+def run(
+  corpus: units.Corpus,
+  todo: list[units.Unit],
+  tokenizer: tokenizer_lib.Tokenizer,
+  workers: int,
+  progress: progress_lib.Progress,
+) -> Iterator[units.Unit]:
+  """Writes units in any order.
+
+  Args:
+    corpus: that they belong to.
+    todo: the units.
+    tokenizer: the corpus's, loaded.
+    workers: processes; with 1 the work is done in this one.
+    progress: told of tokens while a unit is being written.
+
+  Yields:
+    Each unit when it is done.
+
+  Raises:
+    UserError: bad input, disk full, or a worker was killed.
+  """
+  if workers == 1 or len(todo) <= 1:
+    for unit in todo:
+      units.write(corpus, unit, tokenizer, progress.add)
+      yield unit
+    return
+  # Not fork: the tokenizer library runs threads.
+  context = multiprocessing.get_context("spawn")
+  counter = context.Value("q", 0)
+  pool = concurrent.futures.ProcessPoolExecutor(
+    min(workers, len(todo)),
+    mp_context=context,
+    initializer=_start_worker,
+    initargs=(corpus, counter),
+  )
+  waiting = {pool.submit(_work, unit): unit for unit in todo}
+  try:
+    while waiting:
+      done, _ = concurrent.futures.wait(
+        waiting,
+        timeout=0.5,
+        return_when=concurrent.futures.FIRST_COMPLETED,
+      )
+      progress.set(counter.value)
+      for future in done:
+        future.result()
+        yield waiting.pop(future)
+    pool.shutdown()
+  except concurrent.futures.BrokenExecutor as error:
+    raise errors.UserError(
+      "a worker was killed, perhaps for want of memory; run the same command "
+      "with fewer --workers"
+    ) from error
+  finally:
+    if waiting:
+      pool.shutdown(wait=False, cancel_futures=True)
+      for child in multiprocessing.active_children():
+        child.terminate()
+
+
+_worker: tuple[units.Corpus, tokenizer_lib.Tokenizer, Any]
+
+
+def _start_worker(corpus: units.Corpus, counter: Any):
+  global _worker
+  # Ctrl-C reaches the whole group; the parent ends its workers itself.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  _worker = corpus, tokenizer_lib.load(corpus.tokenizer), counter
+
+
+def _work(unit: units.Unit):
+  corpus, tokenizer, counter = _worker
+
+  def progress(tokens: int):
+    with counter.get_lock():
+      counter.value += tokens
+
+  units.write(corpus, unit, tokenizer, progress)
