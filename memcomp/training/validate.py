@@ -10,10 +10,10 @@ import jax
 
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.data import sources
 from memcomp.training import optimizer
 
 _AT_LEAST_ONE = (
-  "data.sequence_length",
   "training.steps",
   "training.batch_size",
   "training.accumulation",
@@ -28,7 +28,6 @@ _AT_LEAST_ONE = (
   "mesh.context",
 )
 _NOT_NEGATIVE = (
-  "data.prefetch",
   "optimizer.final_learning_rate",
   "optimizer.warmup_steps",
   "optimizer.weight_decay",
@@ -38,7 +37,7 @@ _NOT_NEGATIVE = (
   "training.evaluate_every",
 )
 _POSITIVE = ("optimizer.learning_rate", "optimizer.eps")
-_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "data.validation_share")
+_BELOW_ONE = ("optimizer.b1", "optimizer.b2")
 
 
 def check(config: config_lib.Config) -> None:
@@ -48,6 +47,7 @@ def check(config: config_lib.Config) -> None:
     UserError: naming the field, its value and what it may be.
   """
   check_types(config)
+  sources.check(config.data)
   for path in _AT_LEAST_ONE:
     _require(config, path, lambda v: v >= 1, "must be at least 1")
   for path in _NOT_NEGATIVE:
@@ -87,7 +87,7 @@ def check_types(config: Any, prefix: str = "") -> None:
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
-  """Checks that batch and time divide over the mesh.
+  """Checks that the rows of a micro-batch divide over the mesh.
 
   Raises:
     UserError: naming the sizes, and the mesh that would fit.
@@ -101,12 +101,6 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
       f"training.batch_size to a multiple of "
       f"{shards * config.training.accumulation}, or mesh.replica * mesh.fsdp "
       f"to a divisor of {rows}"
-    )
-  if config.data.sequence_length % mesh.shape["context"]:
-    raise errors.UserError(
-      f"data.sequence_length = {config.data.sequence_length} does not divide "
-      f"over mesh.context = {mesh.shape['context']} shards; make one a "
-      "multiple of the other"
     )
 
 

@@ -1,0 +1,221 @@
+"""Checkpoints: one wrapper over orbax's CheckpointManager.
+
+A step's folder holds the items `params` and `state` (the rest of the training
+state), `data` (the loader's place), `meta` (the resolved config, versions and
+fingerprints) and the checksums of all their files. Saves run in the background
+and are committed by a rename; what they raise comes up at the next `poll`.
+"""
+
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from memcomp import errors
+from memcomp.training import disk, integrity
+from memcomp.training import state as state_lib
+from memcomp.training.load import latest_step, load_model, load_params
+
+__all__ = [
+  "Checkpoints",
+  "Restored",
+  "latest_step",
+  "load_model",
+  "load_params",
+]
+
+FOLDER = "checkpoints"
+
+
+class Restored(NamedTuple):
+  """A checkpoint read back.
+
+  Attributes:
+    step: batches seen.
+    state: `state.TrainState`, on the mesh of its target.
+    data: what the loader's `state` returned.
+    meta: see `Checkpoints.save`.
+  """
+
+  step: int
+  state: state_lib.TrainState
+  data: dict[str, Any]
+  meta: dict[str, Any]
+
+
+class Checkpoints:
+  """The checkpoints of a run, for the process that writes them."""
+
+  def __init__(self, directory: pathlib.Path, *, keep: int):
+    """Opens `<directory>/checkpoints`, without what a killed save left.
+
+    Args:
+      directory: of the run.
+      keep: newest checkpoints that stay, >= 1.
+    """
+    self._root = directory.absolute() / FOLDER
+    self._aside = directory.absolute() / "damaged"
+    self._saving: int | None = None
+    self._hashing: threading.Thread | None = None
+    self._hash_error: Exception | None = None
+    with disk.clear_errors(f"cannot write {self._root}"):
+      self._manager = ocp.CheckpointManager(
+        self._root,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=checkpoint_managers.LatestN(keep),
+          cleanup_tmp_directories=True,
+        ),
+      )
+
+  def steps(self) -> list[int]:
+    """Returns the steps of the committed checkpoints, oldest first."""
+    return sorted(self._manager.all_steps())
+
+  def save(
+    self,
+    step: int,
+    state: state_lib.TrainState,
+    data: dict[str, Any],
+    meta: dict[str, Any],
+  ) -> None:
+    """Starts a save; returns once `state` may be donated.
+
+    Args:
+      step: batches seen.
+      state: what to save.
+      data: the loader's place, for JSON.
+      meta: `config` (nested dict) and whatever else describes the run.
+
+    Raises:
+      UserError: this save, or the one before, found no space or permission.
+    """
+    self.wait()
+    with disk.clear_errors(f"cannot write {self._root}"):
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardSave(state.params),
+          state=ocp.args.StandardSave(_rest(state)),
+          data=ocp.args.JsonSave(data),
+          meta=ocp.args.JsonSave(meta),
+        ),
+      )
+    self._saving = step
+
+  def poll(self) -> None:
+    """Raises what a save in the background raised; returns at once."""
+    if self._saving is not None and not self._manager.is_saving_in_progress():
+      self._finish()
+    if self._hash_error is not None:
+      error, self._hash_error = self._hash_error, None
+      with disk.clear_errors(f"cannot write {self._root}"):
+        raise error
+
+  def wait(self) -> None:
+    """Waits until every save is on disk with its checksums."""
+    self._finish()
+    if self._hashing is not None:
+      self._hashing.join()
+    self.poll()
+
+  def restore(
+    self, target: state_lib.TrainState, check: Callable[[dict], None]
+  ) -> Restored | None:
+    """Reads the newest checkpoint that is whole; sets damaged ones aside.
+
+    Args:
+      target: of `ShapeDtypeStruct`s with shardings, of any mesh.
+      check: called with the checkpoint's meta before any array is read.
+
+    Returns:
+      The checkpoint; None if there has never been one.
+
+    Raises:
+      UserError: every checkpoint is damaged; and what `check` raises.
+    """
+    damaged = []
+    for step in reversed(self.steps()):
+      path = self._root / str(step)
+      reason = integrity.problem(path)
+      if reason is None:
+        try:
+          return self._read(step, target, check)
+        except (errors.UserError, PermissionError, MemoryError):
+          raise
+        except Exception as error:
+          if (path / integrity.MANIFEST).exists():
+            raise  # Its files are as written: the reader is at fault.
+          reason = " ".join(str(error).split())[:200]
+      damaged.append(step)
+      print(
+        f"checkpoint {path} is damaged ({reason}); moved to {self._aside}, "
+        "trying the one before",
+        flush=True,
+      )
+      self._set_aside(step)
+    if damaged:
+      raise errors.UserError(
+        f"every checkpoint of {self._root} is damaged (see {self._aside}); "
+        "restore one from a copy, or start anew with another --workdir"
+      )
+    return None
+
+  def close(self) -> None:
+    """Waits for the saves and ends the background threads."""
+    try:
+      self.wait()
+    finally:
+      with disk.clear_errors(f"cannot write {self._root}"):
+        self._manager.close()
+
+  def _finish(self) -> None:
+    """Ends a save: raises its error, or starts to sum its files."""
+    step, self._saving = self._saving, None
+    if step is None:
+      return
+    with disk.clear_errors(f"cannot write {self._root}"):
+      self._manager.wait_until_finished()
+    if jax.process_index():
+      return
+
+    def write():
+      try:
+        integrity.write(self._root / str(step))
+      except Exception as error:
+        self._hash_error = error
+
+    self._hashing = threading.Thread(target=write, name="checksums")
+    self._hashing.start()
+
+  def _read(self, step, target, check) -> Restored:
+    read = self._manager.restore
+    meta = read(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+    check(meta)
+    found = read(
+      step,
+      args=ocp.args.Composite(
+        params=ocp.args.StandardRestore(target.params),
+        state=ocp.args.StandardRestore(_rest(target)),
+        data=ocp.args.JsonRestore(),
+      ),
+    )
+    state = target._replace(params=found.params, **found.state)
+    return Restored(step, state, found.data, meta)
+
+  def _set_aside(self, step: int) -> None:
+    self._aside.mkdir(exist_ok=True)
+    number = sum(1 for _ in self._aside.glob(f"{step}-*"))
+    shutil.move(self._root / str(step), self._aside / f"{step}-{number}")
+    self._manager.reload()
+
+
+def _rest(state: state_lib.TrainState) -> dict[str, Any]:
+  fields = state._asdict()
+  del fields["params"]
+  # Absent rather than None: orbax has no type for an empty item.
+  return {k: v for k, v in fields.items() if v is not None}

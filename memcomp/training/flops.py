@@ -1,0 +1,79 @@
+"""Model flops of a training step, and the device's peak."""
+
+import math
+from typing import Any
+
+import jax
+
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+PEAK_FLOPS = {
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5": 459e12,
+  "TPU v5p": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  # One jax device is one of the chip's two cores.
+  "TPU7x": 1153.5e12,
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA H100 80GB HBM3": 989e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H200": 989e12,
+}
+"""Dense bf16 flop/s of one jax device by `device_kind`, as vendors state."""
+
+
+def matmul_params(model: state_lib.Model) -> int:
+  """Returns N: the parameters that multiply activations as matrices.
+
+  These are the parameters with weight decay (norms, biases, convolutions and
+  initial memories have none), less the embedding table where the head has a
+  matrix of its own: a lookup multiplies nothing, a tied table is the head.
+  """
+  matrices = [
+    (path, x)
+    for path, x in jax.tree_util.tree_leaves_with_path(
+      state_lib.plain(model.variables)
+    )
+    if _at(state_lib.plain(model.decayed), path)
+  ]
+  total = sum(math.prod(x.shape) for _, x in matrices)
+  tables = [x for path, x in matrices if _name(path[0]) == "embed"]
+  if any(_name(path[0]) == "head" for path, _ in matrices):
+    total -= sum(math.prod(x.shape) for x in tables)
+  return total
+
+
+def per_token(config: decoder.DecoderConfig, model: state_lib.Model) -> int:
+  """Returns the model flops of training on one token.
+
+      6 N + 3 M
+
+  N: `matmul_params`, multiplied and added once forward (2 N) and twice
+  backward (4 N). M: the memory's own flops forward per token, all layers
+  (`decoder.memory_flops_per_token`), whose backward is counted as twice that.
+  Recomputation (remat, first passes run again) is not counted.
+  """
+  return 6 * matmul_params(model) + 3 * decoder.memory_flops_per_token(config)
+
+
+def utilisation(
+  flops_per_second: float, devices: list[jax.Device]
+) -> float | None:
+  """Returns the share of the devices' peak (MFU), None where unknown."""
+  peak = PEAK_FLOPS.get(devices[0].device_kind)
+  return flops_per_second / (peak * len(devices)) if peak else None
+
+
+def _at(tree: Any, path: tuple) -> Any:
+  for key in path:
+    tree = tree[key.key]
+  return tree
+
+
+def _name(key: Any) -> str:
+  return str(getattr(key, "key", key))

@@ -1,0 +1,212 @@
+"""Metrics: numbers from the device, files and the line on the terminal."""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from typing import Any, TextIO
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.training import disk
+
+FILE = "metrics.jsonl"
+
+
+def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
+  """Returns a step's metrics as they are logged, without clocks.
+
+  Args:
+    fetched: the metrics of `step.make_train_step`, on the host.
+
+  Returns:
+    `step`; `loss` in nats per scored token; `bits_per_byte` (loss * tokens /
+    bytes / ln 2); `learning_rate`; `grad_norm` before clipping; `z_loss`
+    (weighted); `memory_norms`, RMS of each layer's memory; `skipped` steps so
+    far; `tokens` scored in the step. The same on every run of a config.
+  """
+  loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
+  return {
+    "step": int(fetched["step"]),
+    "loss": loss,
+    "bits_per_byte": bits_per_byte(loss * tokens, int(fetched["bytes"])),
+    "learning_rate": float(fetched["learning_rate"]),
+    "grad_norm": float(fetched["grad_norm"]),
+    "z_loss": float(fetched["z_loss"]),
+    "memory_norms": [float(x) for x in fetched["memory_norms"]],
+    "skipped": int(fetched["skipped"]),
+    "tokens": tokens,
+  }
+
+
+def bits_per_byte(nats: float, num_bytes: int) -> float:
+  """Returns the bits that a byte of text costs, given a total in nats."""
+  return nats / max(num_bytes, 1) / math.log(2)
+
+
+class Log:
+  """metrics.jsonl, and TensorBoard files when asked for.
+
+  Use it in `with`; a line is on disk as soon as `write` returns.
+  """
+
+  def __init__(
+    self, workdir: pathlib.Path, *, resume_at: int, tensorboard: bool
+  ):
+    """Opens the files, and forgets what was logged after `resume_at`.
+
+    Args:
+      workdir: of the run.
+      resume_at: the step that training goes on from.
+      tensorboard: also write `tensorboard/`.
+
+    Raises:
+      UserError: TensorBoard asked for without its library; a full disk.
+    """
+    self._path = workdir / FILE
+    truncate(self._path, resume_at)
+    self._board = _board(workdir, resume_at) if tensorboard else None
+    with disk.clear_errors(f"cannot write {self._path}"):
+      self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+
+  def write(self, record: dict[str, Any]) -> None:
+    """Appends one object; numbers that are not finite become null."""
+    with disk.clear_errors(f"cannot write {self._path}"):
+      self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+      self._file.flush()
+    if self._board is None:
+      return
+    for name, value in record.items():
+      values = value if isinstance(value, list) else [value]
+      for number, x in enumerate(values):
+        if isinstance(x, int | float) and name != "step":
+          tag = f"{name}/{number}" if isinstance(value, list) else name
+          self._board.add_scalar(tag, x, record["step"])
+
+  def __enter__(self) -> "Log":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._file.close()
+    if self._board is not None:
+      self._board.close()
+
+
+def truncate(path: pathlib.Path, step: int) -> None:
+  """Drops the lines after `step`, and a last line cut short by a kill."""
+  if not path.exists():
+    return
+  kept = 0
+  with open(path, "rb") as file:
+    for line in file:
+      try:
+        if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+          break
+      except (ValueError, KeyError, TypeError):
+        break
+      kept += len(line)
+  with disk.clear_errors(f"cannot write {path}"):
+    os.truncate(path, kept)
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the objects of a metrics.jsonl, less a last line cut short."""
+  lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+  return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class Progress:
+  """One line that overwrites itself on a terminal, one a record elsewhere."""
+
+  def __init__(self, steps: int, stream: TextIO | None = None):
+    """Starts the clock of a run of `steps`."""
+    self._steps = steps
+    self._stream = sys.stdout if stream is None else stream
+    self._live = self._stream.isatty()
+    self._open = False
+
+  def show(self, record: dict[str, Any]) -> None:
+    """Shows step, loss, bits per byte, tokens/s and time left."""
+    speed = record.get("tokens_per_second")
+    parts = [
+      f"step {record['step']}/{self._steps}",
+      f"loss {record['loss']:.4f}",
+      f"{record['bits_per_byte']:.3f} bits/byte",
+    ]
+    if "validation_bits_per_byte" in record:
+      parts.append(f"validation {record['validation_bits_per_byte']:.3f}")
+    if record["skipped"]:
+      parts.append(f"skipped {record['skipped']}")
+    if speed:
+      parts.append(f"{speed:,.0f} tokens/s")
+      left = (self._steps - record["step"]) * record["seconds_per_step"]
+      parts.append(f"{duration(left)} left")
+    line = "  ".join(parts)
+    self._stream.write(f"\r{line}\x1b[K" if self._live else line + "\n")
+    self._stream.flush()
+    self._open = self._live
+
+  def end(self) -> None:
+    """Leaves the line, so that what is printed next has its own."""
+    if self._open:
+      self._stream.write("\n")
+      self._stream.flush()
+      self._open = False
+
+
+class Meter:
+  """Seconds per step between two logged steps, without pauses."""
+
+  def __init__(self):
+    self._step: int | None = None
+    self._start = 0.0
+    self._paused = 0.0
+
+  def lap(self, step: int) -> float | None:
+    """Returns seconds per step since the last lap, None on the first."""
+    now = time.perf_counter()
+    seconds = None
+    if self._step is not None and step > self._step:
+      seconds = (now - self._start - self._paused) / (step - self._step)
+    self._step, self._start, self._paused = step, now, 0.0
+    return seconds
+
+  def pause(self, seconds: float) -> None:
+    """Leaves out time that was not spent training."""
+    self._paused += seconds
+
+
+def duration(seconds: float) -> str:
+  """Returns seconds as 12s, 3m12s or 2h03m."""
+  seconds = round(seconds)
+  if seconds < 60:
+    return f"{seconds}s"
+  if seconds < 3600:
+    return f"{seconds // 60}m{seconds % 60:02d}s"
+  return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+def _finite(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: _finite(v) for k, v in value.items()}
+  if isinstance(value, list):
+    return [_finite(v) for v in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
+
+
+def _board(workdir: pathlib.Path, resume_at: int) -> Any:
+  try:
+    import tensorboardX
+  except ImportError as error:
+    raise errors.UserError(
+      "training.tensorboard needs tensorboardX: pip install 'memcomp[tb]', or "
+      "set training.tensorboard to false"
+    ) from error
+  return tensorboardX.SummaryWriter(
+    str(workdir / "tensorboard"), purge_step=resume_at + 1
+  )

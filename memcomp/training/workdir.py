@@ -1,0 +1,157 @@
+"""What a run leaves in its directory, and whether a config may go on there.
+
+config.json    the resolved config
+metrics.jsonl  one object a logged step
+checkpoints/   one folder a step
+damaged/       checkpoints that failed their checksums
+tensorboard/   profile/   loss.png
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import pathlib
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.training import integrity
+
+_FREE = (
+  "evaluation",
+  "mesh",
+  "data.prefetch",
+  "training.max_nonfinite_steps",
+  "training.log_every",
+  "training.evaluate_every",
+  "training.evaluate_batches",
+  "training.checkpoint_every",
+  "training.keep_checkpoints",
+  "training.profile_start",
+  "training.profile_steps",
+  "training.tensorboard",
+)
+"""Fields that may change on resuming: none alters what is computed."""
+
+
+def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
+  """Returns the fields of two nested dicts that differ, as lines to print."""
+  if isinstance(saved, dict) and isinstance(current, dict):
+    found = []
+    for key in sorted(saved.keys() | current.keys()):
+      found += differences(
+        saved.get(key, "(absent)"),
+        current.get(key, "(absent)"),
+        f"{prefix}.{key}" if prefix else key,
+      )
+    return found
+  # Compared as JSON: a tuple comes back from disk as a list.
+  if json.dumps(saved, sort_keys=True) == json.dumps(current, sort_keys=True):
+    return []
+  return [f"{prefix} was {saved!r}, is {current!r}"]
+
+
+def check_same(
+  saved: dict[str, Any], config: config_lib.Config, where: str
+) -> None:
+  """Checks that a run with config `saved` may be continued with `config`.
+
+  Raises:
+    UserError: naming each field that must not change and did.
+  """
+  changed = [
+    line
+    for line in differences(saved, config_lib.to_dict(config))
+    if not _is_free(line.split(" ", 1)[0])
+  ]
+  if not changed:
+    return
+  what = "config"
+  if any(line.startswith("model.") for line in changed):
+    what = "model"
+  raise errors.UserError(
+    f"{where} holds a run with another {what} ({'; '.join(changed)}): set the "
+    "fields back to continue it, or choose another --workdir"
+  )
+
+
+def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
+  """Returns the config that `config.to_dict` made `saved` from.
+
+  Raises:
+    UserError: it was written by a version with other fields.
+  """
+  return _build(config_lib.Config, saved, where)
+
+
+def prepare(workdir: pathlib.Path, config: config_lib.Config) -> None:
+  """Makes the directory, or checks that this run is the one it holds.
+
+  Raises:
+    UserError: it holds another run, or files that are not a run's.
+  """
+  path = workdir / "config.json"
+  if path.exists():
+    try:
+      saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+      raise errors.UserError(
+        f"{path} is not JSON ({error}); restore it, or choose another --workdir"
+      ) from error
+    check_same(saved, config, str(workdir))
+  else:
+    for name in ("metrics.jsonl", "checkpoints"):
+      if (workdir / name).exists():
+        raise errors.UserError(
+          f"{workdir} holds {name} but no config.json, so it cannot be told "
+          "whose it is; choose another --workdir"
+        )
+    if workdir.exists() and not workdir.is_dir():
+      raise errors.UserError(f"{workdir} is a file; choose another --workdir")
+    workdir.mkdir(parents=True, exist_ok=True)
+  integrity.replace_text(path, config_lib.to_json(config))
+
+
+@contextlib.contextmanager
+def lock(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps a second run out of the directory; freed when the process ends.
+
+  Raises:
+    UserError: another process holds it.
+  """
+  with open(workdir / ".lock", "a") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise errors.UserError(
+        f"{workdir} is in use by a running process; wait for it, or choose "
+        "another --workdir"
+      ) from error
+    yield
+
+
+def _is_free(field: str) -> bool:
+  return any(field == free or field.startswith(free + ".") for free in _FREE)
+
+
+def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
+  """Rebuilds a dataclass from a nested dict, following its type hints."""
+  hints = typing.get_type_hints(cls)
+  names = {field.name for field in dataclasses.fields(cls)}
+  if unknown := sorted(saved.keys() - names):
+    raise errors.UserError(
+      f"{where} was written by another version: its config has "
+      f"{', '.join(unknown)}, which {cls.__name__} has not; use that version"
+    )
+  values = {}
+  for name, value in saved.items():
+    hint = hints[name]
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+      value = _build(hint, value, where)
+    elif isinstance(value, list) and typing.get_origin(hint) is tuple:
+      value = tuple(value)
+    values[name] = value
+  return cls(**values)
