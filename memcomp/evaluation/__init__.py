@@ -1,0 +1,1 @@
+"""Evaluations of a checkpoint, and simple models to compare it with."""

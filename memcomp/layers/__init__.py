@@ -1,0 +1,1 @@
+"""Flax NNX layers: one file per mixer, and the pieces around it."""

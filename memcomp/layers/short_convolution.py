@@ -1,0 +1,116 @@
+"""A short causal depthwise convolution, with packing and a state.
+
+Its state, the taps, is `[batch, width - 1, channels]`: the inputs of the last
+real tokens, the newest last, zeros before the first one.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from memcomp.layers import linear
+from memcomp_kernels import contract
+
+
+def short_convolution(
+  x: jax.Array,
+  weight: jax.Array,
+  bias: jax.Array,
+  taps: jax.Array,
+  *,
+  segment_ids: jax.Array | None = None,
+  segment_id: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """y_t = bias + sum_j weight_j x_{t - (width - 1) + j}, within a segment.
+
+  Args:
+    x: `[batch, time, channels]`.
+    weight: `[width, channels]`; the last row weighs the current token.
+    bias: `[channels]`.
+    taps: `[batch, width - 1, channels]`, the inputs before the first token.
+    segment_ids: `[batch, time]`, 0 is padding: it is skipped, and a new segment
+      sees nothing of the one before.
+    segment_id: `[batch]`, the segment that `taps` belong to; with
+      `segment_ids`.
+
+  Returns:
+    y `[batch, time, channels]`, and the taps after the last token.
+  """
+  width, time = weight.shape[0], x.shape[1]
+  history = jnp.concatenate([taps.astype(x.dtype), x], axis=1)
+  weight = weight.astype(x.dtype)
+  if segment_ids is None:
+    y = sum(history[:, j : j + time] * weight[j] for j in range(width))
+    return y + bias.astype(x.dtype), history[:, time:].astype(taps.dtype)
+
+  starts, _ = contract.segment_starts(segment_ids, segment_id)
+  run = jnp.pad(jnp.cumsum(starts, axis=1), ((0, 0), (width - 1, 0)))
+  valid = jnp.pad(
+    segment_ids != 0, ((0, 0), (width - 1, 0)), constant_values=True
+  )
+  # previous[i]: the last real token before i, in history's numbering.
+  index = jnp.where(valid, jnp.arange(width - 1 + time), 0)
+  latest = lax.cummax(index, axis=1)
+  previous = jnp.pad(latest, ((0, 0), (1, 0)))[:, :-1]
+
+  def take(i):
+    return jnp.take_along_axis(history, i[..., None], axis=1)
+
+  y = x * weight[-1]
+  reach = jnp.broadcast_to(
+    jnp.arange(width - 1, width - 1 + time), (x.shape[0], time)
+  )
+  here = run[:, width - 1 :]
+  for j in reversed(range(width - 1)):
+    reach = jnp.take_along_axis(previous, reach, axis=1)
+    same = jnp.take_along_axis(run, reach, axis=1) == here
+    y = y + jnp.where(same[..., None], take(reach), 0) * weight[j]
+
+  # The new taps: the last real tokens, if they are of the last run.
+  last, new_taps = latest[:, -1:], []
+  for _ in range(width - 1):
+    same = jnp.take_along_axis(run, last, axis=1) == run[:, -1:]
+    new_taps.append(jnp.where(same[..., None], take(last), 0))
+    last = jnp.take_along_axis(previous, last, axis=1)
+  taps = jnp.concatenate(new_taps[::-1], axis=1).astype(taps.dtype)
+  return y + bias.astype(x.dtype), taps
+
+
+class ShortConvolution(nnx.Module):
+  """Parameters of `short_convolution`; starts near the identity.
+
+  Args:
+    channels: of the input.
+    width: taps, the current token included, >= 2.
+    rngs: random streams.
+  """
+
+  def __init__(self, channels: int, width: int, *, rngs: nnx.Rngs):
+    noise = linear.normal_param(
+      rngs,
+      (width, channels),
+      (None, "act_embed"),
+      std=0.5 / width,
+      weight_decay=False,
+    )
+    noise[...] = noise[...].at[-1].add(1.0)
+    self.weight = noise
+    self.bias = linear.constant_param(jnp.zeros(channels), ("act_embed",))
+    self.width = width
+    self.channels = channels
+
+  def init_state(self, batch: int) -> jax.Array:
+    """Taps before the first token: zeros."""
+    return jnp.zeros((batch, self.width - 1, self.channels))
+
+  def __call__(self, x, taps, *, segment_ids=None, segment_id=None):
+    """See `short_convolution`."""
+    return short_convolution(
+      x,
+      self.weight[...],
+      self.bias[...],
+      taps,
+      segment_ids=segment_ids,
+      segment_id=segment_id,
+    )

@@ -1,0 +1,356 @@
+"""The Trellis mixer: projections, convolutions and gates around the memory.
+
+x -> W_qk -> two short convolutions -> q, k;  W_v -> v;  W_alpha -> alpha;
+decay and rate gates -> Trellis -> layer norm -> * GELU(x W_g) -> W_o
+(arXiv 2512.23852, figure 1; what it leaves open is in docs/trellis.md).
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from memcomp import sharding
+from memcomp.layers import linear, norm, short_convolution
+from memcomp_kernels import sharding as kernel_sharding
+from memcomp_kernels.primitives import activations
+from memcomp_kernels.trellis import api as trellis
+
+NORMALIZE = ("none", "qk", "qkv")
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class TrellisConfig:
+  """A Trellis mixer; the first fields are those of the kernel's `Spec`.
+
+  Attributes:
+    num_slots: see `memcomp_kernels.trellis.types.Spec`, as all down to
+      `first_order`.
+    phi: the activation in the memory's loss.
+    phi_eps: inside phi's norm.
+    read_activation: f, between the two reads.
+    read_eps: inside f's norm.
+    gradient_at: "chunk_start" or "token".
+    chunk_size: tokens that share a chunk-start gradient.
+    forget_gate: whether memories decay.
+    value_readout_phi: phi on the second read.
+    first_order: no gradient through the inner step.
+    heads: memories side by side.
+    key_dim: features of a head's query and key.
+    value_dim: features of a head's value.
+    normalize: L2-norm of "none", "qk" or "qkv" before the memory.
+    separate_gates: decay and rate of each pass on their own.
+    decay_init: decay factor at the start, in (0, 1).
+    write_rate_init: write rate at the start, in (0, write_rate_scale).
+    write_rate_scale: the largest write rate. Stable updates need
+      rate * |written|^2 * |J_phi|^2 < 2.
+    learned_memory: whether the initial memory is learned; else it is zero.
+    memory_std: of the learned initial memory at the start.
+    convolution_width: taps of the short convolutions; 0 for none.
+    convolve_value: a convolution on v too (the paper has q and k only).
+  """
+
+  num_slots: int = 64
+  phi: str = "ln_silu"
+  phi_eps: float = 1.0
+  read_activation: str = "ln_silu"
+  read_eps: float = 1e-6
+  gradient_at: str = "chunk_start"
+  chunk_size: int = 16
+  forget_gate: bool = True
+  value_readout_phi: bool = False
+  first_order: bool = False
+  heads: int = 12
+  key_dim: int = 64
+  value_dim: int = 64
+  normalize: str = "qkv"
+  separate_gates: bool = False
+  decay_init: float = 0.982
+  write_rate_init: float = 0.1
+  write_rate_scale: float = 1.0
+  learned_memory: bool = True
+  memory_std: float = 0.02
+  convolution_width: int = 4
+  convolve_value: bool = False
+
+  def spec(self) -> trellis.Spec:
+    """The memory's meaning.
+
+    Raises:
+      ValueError: naming the field that is out of range.
+    """
+    names = [field.name for field in dataclasses.fields(trellis.Spec)]
+    return trellis.Spec(**{name: getattr(self, name) for name in names})
+
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+    self.spec()
+    if self.normalize not in NORMALIZE:
+      raise ValueError(
+        f"normalize={self.normalize!r} is not one of: {', '.join(NORMALIZE)}"
+      )
+    for name in ("heads", "key_dim", "value_dim"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if not 0 < self.decay_init < 1:
+      raise ValueError(f"decay_init={self.decay_init} must be in (0, 1)")
+    if not 0 < self.write_rate_init < self.write_rate_scale:
+      raise ValueError(
+        f"write_rate_init={self.write_rate_init} must be in"
+        f" (0, write_rate_scale={self.write_rate_scale})"
+      )
+    if self.convolution_width < 0 or self.convolution_width == 1:
+      raise ValueError(
+        f"convolution_width={self.convolution_width} must be 0 or at least 2"
+      )
+    if not self.learned_memory and self.phi not in ("silu", "identity"):
+      if self.phi_eps < 1e-3:
+        raise ValueError(
+          f"learned_memory=False with phi={self.phi!r} has a gradient of"
+          f" 1 / sqrt(phi_eps={self.phi_eps}) at the zero memory; raise"
+          " phi_eps or learn the memory"
+        )
+
+  def state_floats(self) -> int:
+    """Floats of the memory per sequence, for one layer."""
+    return self.heads * self.num_slots * (self.key_dim + self.value_dim)
+
+  def memory_flops(self) -> int:
+    """Forward flops of the memory per token, for one layer.
+
+    Multiply-adds count two. Token form: both passes' z, write and read.
+    """
+    per_head = 6 * self.num_slots * (self.key_dim + self.value_dim)
+    if self.spec().stale:
+      # Within a chunk the reads go through two score matrices a pass.
+      dims = self.key_dim + self.value_dim + 2 * self.num_slots
+      per_head += 2 * self.chunk_size * dims
+    return self.heads * per_head
+
+
+class TrellisState(NamedTuple):
+  """State of the mixer: convolution taps (or None) and the memory."""
+
+  query_taps: jax.Array | None
+  key_taps: jax.Array | None
+  value_taps: jax.Array | None
+  memory: trellis.State
+
+
+class Trellis(nnx.Module):
+  """The Trellis mixer.
+
+  Args:
+    config: its configuration.
+    d_model: features in and out.
+    std: of the weights at the start.
+    out_std: of the output projection at the start.
+    rngs: random streams.
+  """
+
+  def __init__(
+    self,
+    config: TrellisConfig,
+    d_model: int,
+    *,
+    std: float,
+    out_std: float,
+    rngs: nnx.Rngs,
+  ):
+    config.validate()
+    heads, slots = config.heads, config.num_slots
+    key_width, value_width = heads * config.key_dim, heads * config.value_dim
+    passes = 2 if config.separate_gates else 1
+    into = ("embed", "heads")
+
+    def project(width, bias=None):
+      return linear.Linear(
+        d_model, width, into, std=std, bias=bias, rngs=rngs
+      )
+
+    self.query_key = project(key_width)
+    self.value = project(value_width)
+    self.target = project(heads * slots)
+    self.gate = project(value_width)
+    logit = lambda p: math.log(p / (1 - p))
+    self.log_decay = project(heads * passes, logit(config.decay_init))
+    rate = config.write_rate_init / config.write_rate_scale
+    self.write_rate = project(heads * passes, logit(rate))
+    self.out = linear.Linear(
+      value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
+    )
+    self.post_norm = norm.LayerNorm(value_width, name="heads")
+
+    def convolution(width):
+      return short_convolution.ShortConvolution(
+        width, config.convolution_width, rngs=rngs
+      )
+
+    convolve = config.convolution_width > 0
+    self.query_convolution = nnx.data(
+      convolution(key_width) if convolve else None
+    )
+    self.key_convolution = nnx.data(
+      convolution(key_width) if convolve else None
+    )
+    self.value_convolution = nnx.data(
+      convolution(value_width) if convolve and config.convolve_value else None
+    )
+
+    def memory(dim, names):
+      if not config.learned_memory:
+        return nnx.data(None)
+      return linear.normal_param(
+        rngs,
+        (heads, slots, dim),
+        names,
+        std=config.memory_std,
+        weight_decay=False,
+      )
+
+    self.key_memory = memory(config.key_dim, ("heads", "slots", "key_dim"))
+    self.value_memory = memory(
+      config.value_dim, ("heads", "slots", "value_dim")
+    )
+    self.spec = config.spec()
+    self.heads = heads
+    self.key_dim, self.value_dim = config.key_dim, config.value_dim
+    self.normalize = config.normalize
+    self.write_rate_scale = config.write_rate_scale
+
+  def init_state(self, batch: int) -> TrellisState:
+    """The state before the first token; holds the learned memory."""
+
+    def taps(convolution):
+      return None if convolution is None else convolution.init_state(batch)
+
+    def value(parameter):
+      return None if parameter is None else parameter[...]
+
+    memory = trellis.init_state(
+      self.spec,
+      batch=batch,
+      heads=self.heads,
+      key_dim=self.key_dim,
+      value_dim=self.value_dim,
+      key_memory=value(self.key_memory),
+      value_memory=value(self.value_memory),
+    )
+    return TrellisState(
+      taps(self.query_convolution),
+      taps(self.key_convolution),
+      taps(self.value_convolution),
+      memory,
+    )
+
+  def memories(self, state: TrellisState) -> tuple[jax.Array, ...]:
+    """The arrays whose size tells how full the memory is."""
+    return state.memory.key_memory, state.memory.value_memory
+
+  def _inputs(self, x, state: TrellisState, segment_ids):
+    """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
+
+    def convolve(convolution, x, taps):
+      if convolution is None:
+        return x, None
+      return convolution(
+        x,
+        taps,
+        segment_ids=segment_ids,
+        segment_id=state.memory.segment_id,
+      )
+
+    shared = self.query_key(x)
+    query, query_taps = convolve(
+      self.query_convolution, shared, state.query_taps
+    )
+    key, key_taps = convolve(self.key_convolution, shared, state.key_taps)
+    value, value_taps = convolve(
+      self.value_convolution, self.value(x), state.value_taps
+    )
+    query, key, value, target, log_decay, write_rate = (
+      linear.split_heads(y, self.heads)
+      for y in (
+        query,
+        key,
+        value,
+        self.target(x),
+        self.log_decay(x),
+        self.write_rate(x),
+      )
+    )
+    if self.normalize != "none":
+      query, key = _unit(query), _unit(key)
+    if self.normalize == "qkv":
+      value = _unit(value)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    inputs = trellis.Inputs(
+      query=query,
+      key=key,
+      value=value,
+      target=target,
+      log_decay=jax.nn.log_sigmoid(log_decay.astype(wide)),
+      write_rate=self.write_rate_scale
+      * jax.nn.sigmoid(write_rate.astype(wide)),
+    )
+    return inputs, (query_taps, key_taps, value_taps)
+
+  def _output(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    y = y.reshape(*y.shape[:-2], -1)
+    return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))
+
+  def __call__(
+    self,
+    x: jax.Array,
+    state: TrellisState,
+    *,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+  ) -> tuple[jax.Array, TrellisState]:
+    """Mixes a sequence.
+
+    Args:
+      x: `[batch, time, d_model]`.
+      state: before the first token.
+      segment_ids: `[batch, time]`, 0 is padding; None for one segment.
+      positions: unused: Trellis has no positions.
+
+    Returns:
+      y `[batch, time, d_model]`, and the state after the last token.
+    """
+    del positions
+    inputs, taps = self._inputs(x, state, segment_ids)
+    chunk = kernel_sharding.shard_chunk(
+      trellis.chunk,
+      batch_axes=sharding.BATCH_AXES,
+      head_axes=sharding.HEAD_AXES,
+    )
+    fresh = self.init_state(x.shape[0]).memory
+    memory, y = chunk(
+      state.memory,
+      inputs,
+      spec=self.spec,
+      segment_ids=segment_ids,
+      reset_state=fresh if segment_ids is not None else None,
+    )
+    return self._output(x, y), TrellisState(*taps, memory)
+
+  def step(
+    self, x: jax.Array, state: TrellisState
+  ) -> tuple[jax.Array, TrellisState]:
+    """Mixes one token: `[batch, d_model]` in constant time."""
+    x = x[:, None]
+    inputs, taps = self._inputs(x, state, None)
+    memory, y = trellis.step(
+      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
+    )
+    return self._output(x, y[:, None])[:, 0], TrellisState(*taps, memory)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+  """L2 norm over the last axis, in float32 and back."""
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return activations.l2_norm(wide, 1e-6).astype(x.dtype)

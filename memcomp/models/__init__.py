@@ -1,0 +1,1 @@
+"""Blocks, decoders and their sizes."""
