@@ -296,7 +296,7 @@ class _Streams:
     return steps * self._batch_size
 
   def __getitem__(self, index: int) -> batch_lib.Batch:
-    step, row = divmod(int(index), self._batch_size)
+    step, row = divmod(index, self._batch_size)
     part = self._part[row]
     plan = self._plans[part]
     if not self._repeat and step >= plan.steps_per_epoch:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -239,7 +240,7 @@ def _finish(
   tokenizer: tokenizer_lib.Tokenizer,
 ) -> int:
   """Writes the manifest from the indices of the units; returns the tokens."""
-  indices = [units.read_index(corpus.out, unit) for unit in work]
+  indices = [_index(corpus.out, unit) for unit in work]
   keys = ("lengths", "file_number", "line")
   documents: dict[str, list[np.ndarray]] = {key: [] for key in keys}
   for unit in work:
@@ -271,6 +272,16 @@ def _finish(
   }
   units.save_json(os.path.join(corpus.out, shards.MANIFEST), manifest)
   return total
+
+
+def _index(out: str, unit: units.Unit) -> dict[str, Any]:
+  index = units.read_index(out, unit)
+  if index is None:
+    raise errors.UserError(
+      f"{units.index_path(out, unit, '.json')}: vanished while prepare ran; "
+      "run the same command again"
+    )
+  return index
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class TextFile:
   @property
   def is_jsonl(self) -> bool:
     """Whether each line is a document of its own."""
-    return ".jsonl" in _suffixes(self.path)
+    return any(self.path.endswith(".jsonl" + c) for c in COMPRESSIONS)
 
 
 def find(source: str) -> list[TextFile]:
@@ -163,9 +163,9 @@ class open_binary:  # noqa: N801 - used like the function open
       return errors.UserError(
         f"{self._path}: truncated or corrupt ({error}); copy the file again"
       )
+    cause = getattr(error, "strerror", None) or error
     return errors.UserError(
-      f"{self._path}: cannot read ({error.strerror or error}); check its "
-      "permissions and the disk"
+      f"{self._path}: cannot read ({cause}); check its permissions and the disk"
     )
 
 
@@ -284,7 +284,3 @@ def _walk(root: str, skip: set[str] | None = None) -> list[TextFile]:
 
 def _is_text(path: str) -> bool:
   return any(path.endswith(e + c) for e in EXTENSIONS for c in COMPRESSIONS)
-
-
-def _suffixes(path: str) -> list[str]:
-  return pathlib.PurePath(path).suffixes[-2:]

@@ -35,11 +35,7 @@ class TokenFileStore:
     spec, sidecar = _read_sidecar(path)
     dtype = np.dtype(_DTYPES[spec.get("dtype", "uint16")])
     size = _size(path, dtype)
-    offsets = np.array(spec.get("offsets", [0, size]))
-    if not _are_offsets(offsets, size):
-      raise errors.UserError(
-        f"{path}.json: offsets must rise from 0 to the number of tokens, {size}"
-      )
+    offsets = _offsets(path, spec.get("offsets", [0, size]), size)
     self.name = path
     self.vocab_size = min(
       tokenizer.vocab_size, spec.get("vocab_size", tokenizer.vocab_size)
@@ -96,15 +92,24 @@ def _size(path: str, dtype: np.dtype) -> int:
   return size // dtype.itemsize
 
 
-def _are_offsets(offsets: np.ndarray, size: int) -> bool:
-  return bool(
-    offsets.ndim == 1
-    and offsets.dtype.kind == "i"
-    and len(offsets) > 1
-    and offsets[0] == 0
-    and offsets[-1] == size
-    and (np.diff(offsets) >= 0).all()
-  )
+def _offsets(path: str, listed: Any, size: int) -> np.ndarray:
+  """Returns `listed` as int64 `[documents + 1]`."""
+  try:
+    offsets = np.array(listed)
+    sound = (
+      offsets.ndim == 1
+      and offsets.dtype.kind == "i"
+      and offsets[0] == 0
+      and offsets[-1] == size
+      and (np.diff(offsets) >= 0).all()
+    )
+  except (ValueError, IndexError):  # ragged, or empty
+    sound = False
+  if not sound:
+    raise errors.UserError(
+      f"{path}.json: offsets must rise from 0 to the number of tokens, {size}"
+    )
+  return offsets
 
 
 def _read_sidecar(path: str) -> tuple[dict[str, Any], str]:
@@ -121,7 +126,8 @@ def _read_sidecar(path: str) -> tuple[dict[str, Any], str]:
     raise errors.UserError(
       f"{sidecar}: invalid JSON ({error}); correct or delete it"
     ) from error
-  if not isinstance(spec, dict) or spec.get("dtype", "uint16") not in _DTYPES:
+  dtypes = tuple(_DTYPES)
+  if not isinstance(spec, dict) or spec.get("dtype", "uint16") not in dtypes:
     raise errors.UserError(
       f'{sidecar}: must be an object whose "dtype" is uint16 or uint32'
     )

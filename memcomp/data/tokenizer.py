@@ -147,7 +147,7 @@ class Decoder:
 
   def push(self, token: int) -> str:
     """Returns the text that `token` completes, possibly empty."""
-    return self._utf8.decode(self._tokenizer.token_bytes(int(token)))
+    return self._utf8.decode(self._tokenizer.token_bytes(token))
 
   def finish(self) -> str:
     """Returns what is left: U+FFFD if the text ends inside a character."""

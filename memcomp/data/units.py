@@ -272,7 +272,7 @@ def save_json(path: str, content: Any) -> None:
 def save_arrays(path: str, **arrays: np.ndarray) -> None:
   """Writes an .npz in one rename."""
   with open(path + TEMPORARY, "wb") as stream:
-    np.savez_compressed(stream, **arrays)
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
   _publish(path)
 
 

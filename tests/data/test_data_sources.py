@@ -1,0 +1,399 @@
+"""What a source may be, how it is split, and what is said when it is bad."""
+
+import builtins
+import gzip
+import io
+import json
+
+import numpy as np
+import pytest
+import zstandard
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.data import sources, text
+from memcomp.data import store as store_lib
+from memcomp.data import tokenizer as tokenizer_lib
+
+BYTES = tokenizer_lib.load("bytes")
+
+
+def open_all(source):
+  return sources.open_source(str(source), BYTES)
+
+
+def texts(store):
+  return [
+    BYTES.decode(store.read(i, 0, int(n))) for i, n in enumerate(store.lengths)
+  ]
+
+
+def jsonl(*texts_):
+  return "".join(json.dumps({"text": t}) + "\n" for t in texts_).encode()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  (tmp_path / "sub").mkdir()
+  (tmp_path / ".hidden").mkdir()
+  files = {
+    "b.txt": b"bravo",
+    "a.md": "älpha".encode(),
+    "empty.txt": b"",
+    "image.png": b"\x89PNG",
+    ".secret.txt": b"secret",
+    ".hidden/x.txt": b"hidden",
+    "sub/c.py": b"c = 1\r\n",
+    "sub/d.jsonl": jsonl("delta\n", "", "echo") + b"\n" + jsonl("foxtrot"),
+    "sub/e.txt.gz": gzip.compress(b"golf"),
+    "sub/f.jsonl.zst": zstandard.compress(jsonl("hotel"))
+    + zstandard.compress(jsonl("india")),
+  }
+  for name, content in files.items():
+    (tmp_path / name).write_bytes(content)
+  return tmp_path
+
+
+EVERYTHING = [
+  "älpha",
+  "bravo",
+  "c = 1\r\n",
+  "delta\n",
+  "echo",
+  "foxtrot",
+  "golf",
+  "hotel",
+  "india",
+]
+
+
+def test_folder(corpus):
+  store = open_all(corpus)
+  assert texts(store) == EVERYTHING
+  assert store.num_tokens == store.lengths.sum()
+  assert store.read(1, 1, 4).tolist() == list(b"rav")
+  assert store.read(1, 1, 4).dtype == np.int32
+
+
+def test_files_globs_and_lists(corpus):
+  assert texts(open_all(corpus / "b.txt")) == ["bravo"]
+  assert texts(open_all(corpus / "*.txt")) == ["bravo"]
+  assert texts(open_all(f"{corpus}/**/*.*")) == EVERYTHING
+  both = open_all(f"{corpus}/b.txt, {corpus}/sub/c.py")
+  assert texts(both) == ["bravo", "c = 1\r\n"]
+
+
+def test_relative_sources(corpus, monkeypatch):
+  monkeypatch.chdir(corpus)
+  assert texts(open_all("b.txt")) == ["bravo"]
+  assert texts(open_all("*.md")) == ["älpha"]
+  assert texts(open_all(".")) == EVERYTHING
+
+
+def test_names_do_not_depend_on_where_the_corpus_is(corpus):
+  found = [file.name for file in text.find(str(corpus))]
+  assert found == sorted(found)
+  assert "sub/c.py" in found
+  assert [f.name for f in text.find(f"{corpus}/sub/*.py")] == ["c.py"]
+  assert [f.name for f in text.find(f"{corpus}/s*/*.py")] == ["sub/c.py"]
+
+
+def test_fingerprint_is_of_the_documents(corpus):
+  before = open_all(corpus).fingerprint
+  assert before == open_all(corpus).fingerprint
+  (corpus / "b.txt").write_bytes(b"brav0")
+  assert open_all(corpus).fingerprint != before
+  ab = open_all(corpus / "sub" / "d.jsonl")
+  (corpus / "sub" / "d.jsonl").write_bytes(jsonl("delta\nec", "ho", "foxtrot"))
+  assert open_all(corpus / "sub" / "d.jsonl").fingerprint != ab.fingerprint
+
+
+def test_standard_library():
+  files = text.find("stdlib")
+  names = {file.name for file in files}
+  assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= names
+  folders = {part for name in names for part in name.split("/")[:-1]}
+  assert not folders & {
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+    "site-packages",
+  }
+  assert not any(name.startswith("_sysconfigdata") for name in names)
+  sizes = {
+    split: sources.open_split(config_lib.DataConfig(), split).num_tokens
+    for split in sources.SPLITS
+  }
+  assert 5e6 < sizes["train"] < 1.5e7  # 8.9 MB with Python 3.12
+  assert 0.02 < sizes["validation"] / sizes["train"] < 0.1
+
+
+def config(source, **changes):
+  return config_lib.DataConfig(source=str(source), **changes)
+
+
+def test_split_by_name(tmp_path):
+  for i in range(100):
+    (tmp_path / f"{i}.txt").write_text(f"text {i}")
+  (tmp_path / "lines.jsonl").write_bytes(
+    jsonl(*(f"line {i}" for i in range(100)))
+  )
+  split = {
+    s: texts(sources.open_split(config(tmp_path, validation_share=0.3), s))
+    for s in sources.SPLITS
+  }
+  assert sorted(split["train"] + split["validation"]) == sorted(
+    texts(open_all(tmp_path))
+  )
+  assert 40 < len(split["validation"]) < 80
+  assert any(t.startswith("line") for t in split["validation"])
+  # Another file does not move those that were there.
+  (tmp_path / "new.txt").write_text("new")
+  again = texts(
+    sources.open_split(config(tmp_path, validation_share=0.3), "train")
+  )
+  assert set(split["train"]) <= set(again)
+  smaller = texts(
+    sources.open_split(config(tmp_path, validation_share=0.1), "validation")
+  )
+  assert set(smaller) < set(split["validation"]) | {"new"}
+
+
+def test_split_is_fixed_for_ever():
+  chosen = [i for i in range(40) if sources.in_validation(f"{i}.txt", 0.1)]
+  assert chosen == [1, 18, 20, 27, 39]
+
+
+def test_named_validation(corpus):
+  c = config(corpus / "b.txt", validation=str(corpus / "a.md"))
+  assert texts(sources.open_split(c, "train")) == ["bravo"]
+  assert texts(sources.open_split(c, "validation")) == ["älpha"]
+
+
+def test_no_share_is_all_train(corpus):
+  c = config(corpus, validation_share=0.0)
+  assert texts(sources.open_split(c, "train")) == EVERYTHING
+  with pytest.raises(errors.UserError, match=r"gets no text.*validation_share"):
+    sources.open_split(c, "validation")
+
+
+def test_mixture(corpus):
+  store = open_all(f"3:{corpus}/b.txt; 1 : {corpus}/a.md,{corpus}/sub/c.py")
+  assert isinstance(store, store_lib.Mixture)
+  assert store.weights == (0.75, 0.25)
+  assert [texts(s) for s in store.stores] == [["bravo"], ["älpha", "c = 1\r\n"]]
+  assert texts(store) == ["bravo", "älpha", "c = 1\r\n"]
+  other = open_all(f"1:{corpus}/b.txt;1:{corpus}/a.md,{corpus}/sub/c.py")
+  assert other.fingerprint != store.fingerprint
+
+
+def write_bin(path, values, *, dtype="<u2"):
+  np.array(values, dtype).tofile(path)
+  return path
+
+
+def test_token_file(tmp_path):
+  path = write_bin(tmp_path / "a.bin", list(b"hello"))
+  assert texts(open_all(path)) == ["hello"]
+  path = write_bin(tmp_path / "b.bin", list(b"hiyou"), dtype="<u4")
+  sidecar = {"dtype": "uint32", "vocab_size": 256, "offsets": [0, 2, 2, 5]}
+  (tmp_path / "b.bin.json").write_text(json.dumps(sidecar))
+  assert texts(open_all(path)) == ["hi", "you"]
+  both = open_all(f"{tmp_path}/a.bin,{path}")
+  assert texts(both) == ["hello", "hi", "you"]
+
+
+def test_split_of_a_token_file(tmp_path):
+  values = [i for i in range(100) for _ in range(2)]
+  path = write_bin(tmp_path / "a.bin", values)
+  sidecar = {"offsets": list(range(0, 201, 2))}
+  (tmp_path / "a.bin.json").write_text(json.dumps(sidecar))
+  c = config(path, validation_share=0.3)
+  train, validation = (
+    [store.read(i, 0, 2).tolist() for i in range(len(store.lengths))]
+    for store in (sources.open_split(c, s) for s in sources.SPLITS)
+  )
+  assert sorted(train + validation) == [[i, i] for i in range(100)]
+  assert 15 < len(validation) < 45
+
+
+def write(path, content):
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes(content)
+  return path
+
+
+TRUNCATED_GZ = gzip.compress(bytes(range(256)) * 40)[:-20]
+TRUNCATED_ZST = zstandard.compress(bytes(range(256)) * 40)[:-3]
+LINE = rb'{"text": "a"}' + b"\n"
+
+BAD_FILES = [
+  ("a.txt", b"", "empty"),
+  ("a.txt", b"one\ntwo\n\xffthree", r"a\.txt:3: not UTF-8 \(byte 0xff\)"),
+  ("a.py", b"\xc3", r"a\.py:1: not UTF-8"),
+  ("a.jsonl", LINE + b"\n{oops}\n", r"a\.jsonl:3: invalid JSON"),
+  ("a.jsonl", LINE + b'{"txt": "a"}', r'a\.jsonl:2: no field "text"'),
+  ("a.jsonl", b'{"text": 3}', r'a\.jsonl:1: no field "text"'),
+  ("a.jsonl", b"[1]", r'a\.jsonl:1: no field "text"'),
+  ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: not UTF-8"),
+  ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: .*surrogate"),
+  ("a.jsonl", b"\n\n", "no text in it"),
+  ("a.png", b"x", "unknown extension"),
+  ("a.txt.gz", TRUNCATED_GZ, r"a\.txt\.gz: truncated or corrupt"),
+  ("a.txt.gz", b"not gzip", r"a\.txt\.gz: truncated or corrupt"),
+  ("a.txt.zst", TRUNCATED_ZST, r"a\.txt\.zst: truncated or corrupt"),
+  ("a.txt.zst", b"not zstd", r"a\.txt\.zst: truncated or corrupt"),
+  ("a.jsonl.gz", gzip.compress(LINE * 9000)[:-30], "truncated or corrupt"),
+  ("a.bin", b"abc", "3 bytes are no multiple of the 2 of uint16"),
+  ("a.bin", b"", "empty"),
+  ("a.bin", np.array([1, 256, 9], "<u2").tobytes(), "token 1 is 256, outside"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES)
+def test_bad_files(name, content, message, tmp_path):
+  path = write(tmp_path / name, content)
+  with pytest.raises(errors.UserError, match=message) as caught:
+    open_all(path)
+  assert "\n" not in str(caught.value)
+  assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("sidecar", "message"),
+  [
+    ("{", "invalid JSON"),
+    ("[]", "must be an object"),
+    ('{"dtype": "int8"}', "uint16 or uint32"),
+    ('{"dtype": []}', "uint16 or uint32"),
+    ('{"offsets": []}', "offsets must rise from 0"),
+    ('{"vocab_size": "x"}', "vocab_size"),
+    ('{"vocab_size": 5}', "outside the vocabulary of 5"),
+    ('{"offsets": [0, 3]}', "offsets must rise from 0"),
+    ('{"offsets": [1, 4]}', "offsets must rise from 0"),
+    ('{"offsets": [0, 3, 2, 4]}', "offsets must rise from 0"),
+    ('{"offsets": "x"}', "offsets must rise from 0"),
+    ('{"offsets": [[0], [4, 5]]}', "offsets must rise from 0"),
+    ('{"dtype": "uint32"}', "outside the vocabulary"),
+  ],
+)
+def test_bad_sidecars(sidecar, message, tmp_path):
+  path = write_bin(tmp_path / "a.bin", list(b"abcd"))
+  (tmp_path / "a.bin.json").write_text(sidecar)
+  with pytest.raises(errors.UserError, match=message) as caught:
+    open_all(path)
+  assert "\n" not in str(caught.value)
+
+
+def test_bad_token_found_while_reading(tmp_path):
+  values = np.ones(3 << 20, "<u2")
+  values[3 << 19] = 300  # in the middle, which opening does not look at
+  store = open_all(write_bin(tmp_path / "a.bin", values))
+  with pytest.raises(errors.UserError, match=f"token {3 << 19} is 300"):
+    store.read(0, (3 << 19) - 5, (3 << 19) + 5)
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    ("missing.txt", "no such file or folder"),
+    ("missing.bin", "no such file or folder"),
+    ("*.txt", "matches no text file"),
+    ("empty", "no text files in this folder"),
+    ("", "data.source is empty"),
+    (" , ", "data.source is empty"),
+    ("x:a;0.3:b", "'x:a' is not weight:path"),
+    ("0.7:a;0.3", "'0.3' is not weight:path"),
+    ("0.7:a;", "'' is not weight:path"),
+    ("0:a;1:b", "'0:a' is not weight:path"),
+    ("-1:a;1:b", "'-1:a' is not weight:path"),
+    ("nan:a;1:b", "'nan:a' is not weight:path"),
+    ("inf:a;1:b", "'inf:a' is not weight:path"),
+    ("0.5:;1:b", "'0.5:' is not weight:path"),
+    ("1..2:a", "'1..2:a' is not weight:path"),
+  ],
+)
+def test_bad_sources(source, message, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "empty").mkdir()
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "x.txt").write_text("text")
+  with pytest.raises(errors.UserError, match=message) as caught:
+    open_all(source)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.bin", "a.txt.gz"])
+def test_unreadable(name, tmp_path, monkeypatch):
+  path = write(tmp_path / name, b"some")
+  real = builtins.open
+
+  def refuse(file, *args, **kwargs):
+    if str(file) == str(path):
+      raise PermissionError(13, "Permission denied", str(file))
+    return real(file, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "open", refuse)
+  with pytest.raises(
+    errors.UserError, match=r"cannot read \(Permission denied\)"
+  ):
+    open_all(path)
+
+
+def test_missing_zstandard(tmp_path, monkeypatch):
+  path = write(tmp_path / "a.txt.zst", zstandard.compress(b"abc"))
+  real = builtins.__import__
+
+  def fake(name, *args, **kwargs):
+    if name == "zstandard":
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "__import__", fake)
+  with pytest.raises(errors.UserError, match=r"pip install 'memcomp\[text\]'"):
+    open_all(path)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"packing": "first-fit"}, "data.packing: unknown 'first-fit'; use one of"),
+    ({"sequence_length": 0}, "data.sequence_length: must be at least 1"),
+    ({"validation_share": 1.0}, "data.validation_share: .* less than 1"),
+    ({"validation_share": -0.1}, "data.validation_share: must be at least 0"),
+    ({"validation_share": float("nan")}, "data.validation_share"),
+    ({"prefetch": -1}, "data.prefetch: must be 0"),
+    ({"tokenizer": "bites"}, "unknown tokenizer 'bites'"),
+  ],
+)
+def test_bad_settings(changes, message, corpus):
+  with pytest.raises(errors.UserError, match=message) as caught:
+    sources.open_split(config(corpus, **changes), "train")
+  assert "\n" not in str(caught.value)
+
+
+def test_one_file_cannot_be_split(corpus):
+  with pytest.raises(errors.UserError, match=r"data\.validation$") as caught:
+    for split in sources.SPLITS:
+      sources.open_split(config(corpus / "b.txt"), split)
+  assert "b.txt: this split gets no text" in str(caught.value)
+
+
+def test_unknown_split(corpus):
+  with pytest.raises(ValueError, match="split must be one of"):
+    sources.open_split(config(corpus), "test")
+
+
+@pytest.mark.parametrize("level", [1, 19])
+def test_zstd_in_small_reads(level, tmp_path):
+  content = (
+    np.random.default_rng(0).integers(0, 99, 400_000, np.uint8).tobytes()
+  )
+  path = write(tmp_path / "a.txt.zst", zstandard.compress(content, level))
+  with text.open_binary(str(path)) as stream:
+    parts = iter(lambda: stream.read(777), b"")
+    assert b"".join(parts) == content
+  assert isinstance(stream, io.BufferedReader)

@@ -1,0 +1,174 @@
+"""Text to ids and back, in one go and token by token."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from memcomp import errors
+from memcomp.data import tokenizer as tokenizer_lib
+
+TEXT = "Grüße, 世界! naïve 😀 <tab>\t\r\n end"
+
+
+def byte_level(tmp_path):
+  built = tokenizers.Tokenizer(tokenizers.models.BPE())
+  built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  built.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300,
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    special_tokens=["<|end|>"],
+    show_progress=False,
+  )
+  built.train_from_iterator([TEXT, "the end of the naïve world"], trainer)
+  path = tmp_path / "tokenizer.json"
+  built.save(str(path))
+  return str(path)
+
+
+def byte_fallback(tmp_path):
+  vocab = {f"<0x{b:02X}>": b for b in range(256)}
+  vocab |= {"▁": 256, "a": 257, "b": 258, "ab": 259, "▁ab": 260}
+  built = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      vocab=vocab, merges=[("a", "b"), ("▁", "ab")], byte_fallback=True
+    )
+  )
+  built.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+  built.decoder = tokenizers.decoders.Sequence(
+    [
+      tokenizers.decoders.Replace("▁", " "),
+      tokenizers.decoders.ByteFallback(),
+      tokenizers.decoders.Fuse(),
+    ]
+  )
+  path = tmp_path / "fallback.json"
+  built.save(str(path))
+  return str(path)
+
+
+def make(kind, tmp_path):
+  makers = {"byte_level": byte_level, "byte_fallback": byte_fallback}
+  name = makers[kind](tmp_path) if kind in makers else kind
+  return tokenizer_lib.load(name)
+
+
+KINDS = ["bytes", "byte_level", "byte_fallback"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip(kind, tmp_path):
+  tokenizer = make(kind, tmp_path)
+  ids = tokenizer.encode(TEXT)
+  assert tokenizer.decode(ids) == TEXT
+  np.testing.assert_array_equal(ids, tokenizer.encode_bytes(TEXT.encode()))
+  assert ids.dtype == tokenizer.dtype
+  assert ids.max() < tokenizer.vocab_size
+  assert len(tokenizer.encode("")) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_sums_to_the_text(kind, tmp_path):
+  tokenizer = make(kind, tmp_path)
+  ids = tokenizer.encode(TEXT)
+  assert tokenizer.bytes_of(ids).sum() == len(TEXT.encode())
+  assert tokenizer.bytes_of(ids.reshape(1, -1)).shape == (1, len(ids))
+  joined = b"".join(tokenizer.token_bytes(int(i)) for i in ids)
+  assert joined == TEXT.encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streaming_equals_decoding(kind, tmp_path):
+  tokenizer = make(kind, tmp_path)
+  decoder = tokenizer_lib.Decoder(tokenizer)
+  pushed = [decoder.push(i) for i in tokenizer.encode(TEXT)]
+  assert "".join(pushed) == TEXT
+  assert "\ufffd" not in "".join(pushed)
+  assert decoder.finish() == ""
+
+
+def test_streaming_waits_for_a_whole_character():
+  decoder = tokenizer_lib.Decoder(tokenizer_lib.load("bytes"))
+  assert [decoder.push(b) for b in "é€".encode()] == ["", "é", "", "", "€"]
+  decoder.push("€".encode()[0])
+  assert decoder.finish() == "\ufffd"
+
+
+def test_broken_bytes_do_not_stop_the_stream():
+  decoder = tokenizer_lib.Decoder(tokenizer_lib.load("bytes"))
+  pushed = [decoder.push(b) for b in b"a\xffb\xe2c"]
+  assert "".join(pushed) == "a\ufffdb\ufffdc"
+
+
+def test_special_tokens_stand_for_no_bytes(tmp_path):
+  tokenizer = tokenizer_lib.load(byte_level(tmp_path))
+  vocab = json.loads((tmp_path / "tokenizer.json").read_text())["model"][
+    "vocab"
+  ]
+  special = vocab["<|end|>"]
+  assert tokenizer.bytes_of([special]).tolist() == [0]
+  assert tokenizer_lib.Decoder(tokenizer).push(special) == ""
+
+
+def test_fingerprints_tell_tokenizers_apart(tmp_path):
+  prints = {make(kind, tmp_path).fingerprint for kind in KINDS}
+  assert len(prints) == 3
+  assert all(len(p) == 16 for p in prints)
+
+
+def test_ids_above_255_are_not_wrapped():
+  with pytest.raises(ValueError, match="range"):
+    tokenizer_lib.load("bytes").decode([256])
+
+
+def bad(tmp_path, case):
+  path = tmp_path / "bad.json"
+  if case == "json":
+    path.write_text("{")
+  elif case == "other json":
+    path.write_text('{"a": 1}')
+  elif case == "empty vocabulary":
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(path))
+  elif case == "unknown":
+    return "bites"
+  return str(path)
+
+
+@pytest.mark.parametrize(
+  ("case", "message"),
+  [
+    ("missing", "cannot read tokenizer"),
+    ("json", "not a tokenizer.json"),
+    ("other json", "not a tokenizer.json"),
+    ("empty vocabulary", "vocabulary is empty"),
+    ("unknown", "unknown tokenizer 'bites'"),
+  ],
+)
+def test_bad_tokenizers(case, message, tmp_path):
+  with pytest.raises(errors.UserError, match=message) as caught:
+    tokenizer_lib.load(bad(tmp_path, case))
+  assert "\n" not in str(caught.value)
+
+
+def test_missing_library(tmp_path, monkeypatch):
+  path = byte_level(tmp_path)
+  real = builtins.__import__
+
+  def fake(name, *args, **kwargs):
+    if name == "tokenizers":
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "__import__", fake)
+  with pytest.raises(errors.UserError, match=r"pip install 'memcomp\[text\]'"):
+    tokenizer_lib.load(path)
+
+
+def test_lone_surrogate():
+  with pytest.raises(errors.UserError, match="character 1 .* surrogate"):
+    tokenizer_lib.load("bytes").encode("a\ud800")
