@@ -6,7 +6,6 @@ steps, so a run may be resumed with another number of processes.
 """
 
 import hashlib
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,10 @@ from memcomp.data import store as store_lib
 
 if TYPE_CHECKING:
   from memcomp import config as config_lib
+
+# Rows. Not grain's own infinity, sys.maxsize: in batches of one row its length
+# overflows, because grain divides in floating point.
+_FOR_EVER = 1 << 52
 
 
 class Loader(Iterator[batch_lib.Batch]):
@@ -181,7 +184,7 @@ def _rows(
     stores, weights = list(store.stores), list(store.weights)
   if data_config.packing == "stream":
     rows = _Streams(data_config, stores, weights, batch_size, shuffle)
-    size = sys.maxsize if shuffle else len(rows)
+    size = _FOR_EVER if shuffle else len(rows)
     return grain.MapDataset.range(size).map(rows.__getitem__), len(rows)
   plans = [_plan(data_config, s) for s in stores]
   total = sum(map(len, plans))
@@ -191,7 +194,7 @@ def _rows(
   datasets = [
     grain.MapDataset.source(plan)
     .shuffle(seed=_seed(data_config.seed, number))
-    .repeat()
+    .repeat(_FOR_EVER // len(plan))
     for number, plan in enumerate(plans)
   ]
   if len(datasets) == 1:

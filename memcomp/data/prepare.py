@@ -92,7 +92,7 @@ def prepare(
   # About a shard a unit: English text has some 4 bytes a token.
   bytes_per_token = 1 if loaded.vocab_size <= 256 else 4
   work = units.cut(files, shard_tokens * bytes_per_token)
-  with _locked(out):
+  with _locked(out), units.disk_errors(out):
     _claim(corpus, loaded)
     units.remove_temporary(out)
     units.remove_temporary(os.path.join(out, units.UNITS))

@@ -6,6 +6,7 @@ does not depend on how many work. A unit is done once its index
 (`units/00012.json`, written last) exists.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -139,12 +140,19 @@ def write(
   Raises:
     UserError: the text cannot be read or the disk not written.
   """
-  try:
+  with disk_errors(corpus.out):
     _write(corpus, unit, tokenizer, progress)
-  except (OSError, RuntimeError) as error:
+
+
+@contextlib.contextmanager
+def disk_errors(out: str) -> Iterator[None]:
+  """Turns errors of writing to `out` into `UserError`."""
+  try:
+    yield
+  except (OSError, RuntimeError) as error:  # the latter from array_record
     raise errors.UserError(
-      f"{corpus.out}: cannot write ({' '.join(str(error).split())}); check "
-      "free space and permissions, then run the same command again"
+      f"{out}: cannot write ({' '.join(str(error).split())}); check free space "
+      "and permissions, then run the same command again"
     ) from error
 
 

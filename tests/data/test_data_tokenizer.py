@@ -170,5 +170,5 @@ def test_missing_library(tmp_path, monkeypatch):
 
 
 def test_lone_surrogate():
-  with pytest.raises(errors.UserError, match="character 1 .* surrogate"):
+  with pytest.raises(errors.UserError, match=r"character 1 .* surrogate"):
     tokenizer_lib.load("bytes").encode("a\ud800")
