@@ -1,9 +1,9 @@
 """Model flops of a training step, and the device's peak."""
 
 import math
-from typing import Any
 
 import jax
+from flax import nnx
 
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
@@ -34,18 +34,15 @@ def matmul_params(model: state_lib.Model) -> int:
   initial memories have none), less the embedding table where the head has a
   matrix of its own: a lookup multiplies nothing, a tied table is the head.
   """
-  matrices = [
-    (path, x)
-    for path, x in jax.tree_util.tree_leaves_with_path(
-      state_lib.plain(model.variables)
-    )
-    if _at(state_lib.plain(model.decayed), path)
-  ]
-  total = sum(math.prod(x.shape) for _, x in matrices)
-  tables = [x for path, x in matrices if _name(path[0]) == "embed"]
-  if any(_name(path[0]) == "head" for path, _ in matrices):
-    total -= sum(math.prod(x.shape) for x in tables)
-  return total
+  variables = nnx.to_flat_state(model.variables)
+  sizes = {
+    path: math.prod(v.shape)
+    for path, v in variables
+    if v.get_metadata("weight_decay", False)
+  }
+  if ("head",) in sizes:
+    del sizes[("embedding",)]
+  return sum(sizes.values())
 
 
 def per_token(config: decoder.DecoderConfig, model: state_lib.Model) -> int:
@@ -67,13 +64,3 @@ def utilisation(
   """Returns the share of the devices' peak (MFU), None where unknown."""
   peak = PEAK_FLOPS.get(devices[0].device_kind)
   return flops_per_second / (peak * len(devices)) if peak else None
-
-
-def _at(tree: Any, path: tuple) -> Any:
-  for key in path:
-    tree = tree[key.key]
-  return tree
-
-
-def _name(key: Any) -> str:
-  return str(getattr(key, "key", key))

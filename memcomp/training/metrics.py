@@ -127,10 +127,10 @@ class Progress:
     self._stream = sys.stdout if stream is None else stream
     self._live = self._stream.isatty()
     self._open = False
+    self._seconds: float | None = None
 
   def show(self, record: dict[str, Any]) -> None:
     """Shows step, loss, bits per byte, tokens/s and time left."""
-    speed = record.get("tokens_per_second")
     parts = [
       f"step {record['step']}/{self._steps}",
       f"loss {record['loss']:.4f}",
@@ -140,10 +140,15 @@ class Progress:
       parts.append(f"validation {record['validation_bits_per_byte']:.3f}")
     if record["skipped"]:
       parts.append(f"skipped {record['skipped']}")
-    if speed:
-      parts.append(f"{speed:,.0f} tokens/s")
-      left = (self._steps - record["step"]) * record["seconds_per_step"]
-      parts.append(f"{duration(left)} left")
+    if "seconds_per_step" in record:
+      seconds = record["seconds_per_step"]
+      # A moving mean: checkpoints and other users of the machine make single
+      # intervals jump.
+      before = seconds if self._seconds is None else self._seconds
+      self._seconds = 0.7 * before + 0.3 * seconds
+      speed = record["tokens_per_second"] * seconds / self._seconds
+      left = (self._steps - record["step"]) * self._seconds
+      parts += [f"{speed:,.0f} tokens/s", f"{duration(left)} left"]
     line = "  ".join(parts)
     self._stream.write(f"\r{line}\x1b[K" if self._live else line + "\n")
     self._stream.flush()
@@ -155,6 +160,12 @@ class Progress:
       self._stream.write("\n")
       self._stream.flush()
       self._open = False
+
+  def __enter__(self) -> "Progress":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.end()
 
 
 class Meter:

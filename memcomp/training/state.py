@@ -29,8 +29,8 @@ class TrainState(NamedTuple):
     step: int32 scalar, batches seen.
     skipped: int32 scalar, steps whose loss or gradient was not finite.
     skipped_in_a_row: int32 scalar, how many of them end at `step`.
-    carry: the model's state of each row of the batch, every leaf `[layers,
-      batch, ...]`, with `training.carry_state`; else None.
+    carry: the model's state of each row of the batch, with
+      `training.carry_state`; else None.
   """
 
   params: Any
@@ -58,8 +58,10 @@ class Model(NamedTuple):
 def abstract_model(config: decoder.DecoderConfig) -> Model:
   """Builds a model's structure; allocates nothing."""
   with nnx.use_eager_sharding(False):
-    abstract = nnx.eval_shape(lambda: decoder.Decoder(config, rngs=nnx.Rngs(0)))
-    graphdef, variables = nnx.split(abstract)
+    # Not nnx.eval_shape: with a mesh set it takes the axes for the mesh's.
+    graphdef, variables = jax.eval_shape(
+      lambda: nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))
+    )
   decayed = jax.tree.map(
     lambda v: v.get_metadata("weight_decay", False),
     variables,
@@ -105,19 +107,15 @@ def abstract_state(
   scalar = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec())
   )
-  carry = None
-  if config.training.carry_state:
-    carry = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=_row_sharding(mesh)
-      ),
-      jax.eval_shape(
-        lambda p: merge(model.graphdef, p).init_state(
-          config.training.batch_size
-        ),
-        params,
-      ),
-    )
+  carry = jax.eval_shape(
+    lambda p: initial_carry(config, model, p, config.training.batch_size),
+    params,
+  )
+  carry = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    carry,
+    carry_shardings(config, model, mesh),
+  )
   return TrainState(
     params, _abstract(opt_state, mesh), scalar, scalar, scalar, carry
   )
@@ -128,21 +126,66 @@ def initial_state(
 ) -> TrainState:
   """Returns the state before the first step, made in place on the mesh."""
   abstract = abstract_state(config, mesh)
-  tx = make_optimizer(config, abstract_model(config.model))
+  model = abstract_model(config.model)
+  tx = make_optimizer(config, model)
 
-  @functools.partial(jax.jit, out_shardings=shardings_of(abstract))
+  # Drawing numbers once is not worth minutes of LLVM's optimiser on a CPU.
+  quick = {"xla_backend_optimization_level": 0}
+  on_cpu = mesh.devices.flat[0].platform == "cpu"
+
+  @functools.partial(
+    jax.jit,
+    out_shardings=shardings_of(abstract),
+    compiler_options=quick if on_cpu else None,
+  )
   def init():
     with nnx.use_eager_sharding(False):
       module = decoder.Decoder(config.model, rngs=nnx.Rngs(config.seed))
       params = plain(nnx.split(module)[1])
-    carry = None
-    if config.training.carry_state:
-      carry = module.init_state(config.training.batch_size)
+    carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)
     return TrainState(params, tx.init(params), zero, zero, zero, carry)
 
   with jax.set_mesh(mesh):
     return init()
+
+
+def initial_carry(
+  config: config_lib.Config, model: Model, params: Any, rows: int
+) -> Any:
+  """Returns the carry that rows start from: None without `carry_state`."""
+  if not config.training.carry_state:
+    return None
+  with nnx.use_eager_sharding(False):
+    return nnx.merge(model.graphdef, params).init_state(rows)
+
+
+def row_axes(config: config_lib.Config, model: Model) -> Any:
+  """Returns the axis of each leaf of the carry that counts rows."""
+  few, more = (
+    jax.eval_shape(
+      lambda p, n=n: initial_carry(config, model, p, n), plain(model.variables)
+    )
+    for n in (2, 3)
+  )
+  return jax.tree.map(
+    lambda a, b: next(
+      i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n
+    ),
+    few,
+    more,
+  )
+
+
+def carry_shardings(
+  config: config_lib.Config, model: Model, mesh: jax.sharding.Mesh
+) -> Any:
+  """Returns the shardings of the carry: its rows lie as the batch's."""
+  rows = sharding.batch_sharding(mesh).spec[0]
+  return jax.tree.map(
+    lambda axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, rows)),
+    row_axes(config, model),
+  )
 
 
 def shardings_of(abstract: Any) -> Any:
@@ -170,10 +213,6 @@ def _abstract(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     plain(tree),
     plain(sharding.shardings(tree, mesh)),
   )
-
-
-def _row_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-  return NamedSharding(mesh, PartitionSpec(None, ("replica", "fsdp")))
 
 
 def _is_variable(x: Any) -> bool:

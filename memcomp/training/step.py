@@ -54,6 +54,7 @@ def make_train_step(
   tx = state_lib.make_optimizer(config, model)
   schedule = optimizer.make_schedule(config.optimizer, config.training.steps)
   parts = config.training.accumulation
+  axes = state_lib.row_axes(config, model)
 
   def objective(params, batch, carry, tokens):
     sums, carry, norms = _forward(model, config, params, batch, carry)
@@ -72,9 +73,13 @@ def make_train_step(
 
     zero = loss_lib.LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
     zero = (jax.tree.map(jnp.zeros_like, params), zero)
-    split = (_split(batch, parts, axis=0), _split(carry, parts, axis=1))
+    split = (
+      jax.tree.map(lambda x: _split(x, parts), batch),
+      jax.tree.map(lambda x, axis: _split(x, parts, axis), carry, axes),
+    )
     (grads, sums), (carry, norms) = jax.lax.scan(body, zero, split)
-    return grads, (sums, _join(carry), jnp.sqrt((norms**2).mean(0)))
+    carry = jax.tree.map(_join, carry, axes)
+    return grads, (sums, carry, jnp.sqrt((norms**2).mean(0)))
 
   def train_step(state, batch):
     counted = (batch.targets >= 0).sum(dtype=jnp.int32)
@@ -136,24 +141,13 @@ def make_validation_step(
   return validation_step
 
 
-def initial_carry(config: config_lib.Config, params: Any) -> Any:
-  """Returns the carry that training starts from: None without one."""
-  if not config.training.carry_state:
-    return None
-  model = state_lib.abstract_model(config.model)
-  module = state_lib.merge(model.graphdef, params)
-  return module.init_state(config.training.batch_size)
-
-
 def _forward(model, config, params, batch, carry):
   """Returns (loss sums, state to carry on, memory norms `[layers]`)."""
   with nnx.use_eager_sharding(False):
     module = nnx.merge(model.graphdef, params)
-    if carry is not None:
-      carry = _restart(module, batch, jax.lax.stop_gradient(carry))
     hidden, state = module(
       batch.tokens,
-      state=carry,
+      state=jax.lax.stop_gradient(carry),
       segment_ids=batch.segment_ids,
       positions=batch.positions,
     )
@@ -164,41 +158,19 @@ def _forward(model, config, params, batch, carry):
   return sums, None if carry is None else state, norms
 
 
-def _restart(module, batch, carry):
-  """Puts a fresh state into rows whose batch begins with a new document.
-
-  The model itself sees only where documents change within the batch.
-  """
-  rows = batch.tokens.shape[0]
-  new = batch.positions[:, 0] == 0
-
-  def choose(fresh, old):
-    return jnp.where(new.reshape(1, rows, *[1] * (old.ndim - 2)), fresh, old)
-
-  return jax.tree.map(choose, module.init_state(rows), carry)
-
-
-def _split(tree: Any, parts: int, *, axis: int) -> Any:
+def _split(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
   """Splits rows into `[parts, ...]`; part p takes rows p, p + parts, ...
 
   Strided, so that a row stays on the shard that holds it.
   """
-
-  def one(x):
-    shape = (*x.shape[:axis], -1, parts, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
-
-  return jax.tree.map(one, tree)
+  shape = (*x.shape[:axis], -1, parts, *x.shape[axis + 1 :])
+  return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
 
-def _join(carry: Any) -> Any:
-  """Undoes `_split(carry, parts, axis=1)`."""
-
-  def one(x):
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-  return jax.tree.map(one, carry)
+def _join(x: jax.Array, axis: int) -> jax.Array:
+  """Undoes `_split`."""
+  x = jnp.moveaxis(x, 0, axis + 1)
+  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
 def _bytes(targets, token_bytes):
@@ -210,5 +182,5 @@ def _bytes(targets, token_bytes):
 
 
 def _finite(*trees: Any) -> jax.Array:
-  leaves = [x for x in jax.tree.leaves(trees)]
+  leaves = jax.tree.leaves(trees)
   return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()

@@ -47,6 +47,10 @@ def check(config: config_lib.Config) -> None:
     UserError: naming the field, its value and what it may be.
   """
   check_types(config)
+  try:
+    config.model.validate()
+  except ValueError as error:
+    raise errors.UserError(f"model: {error}") from error
   sources.check(config.data)
   for path in _AT_LEAST_ONE:
     _require(config, path, lambda v: v >= 1, "must be at least 1")

@@ -18,11 +18,12 @@ from typing import Any
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.training import integrity
+from memcomp.training import disk, integrity
 
 _FREE = (
   "evaluation",
   "mesh",
+  "model.remat",
   "data.prefetch",
   "training.max_nonfinite_steps",
   "training.log_every",
@@ -87,12 +88,14 @@ def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
   return _build(config_lib.Config, saved, where)
 
 
-def prepare(workdir: pathlib.Path, config: config_lib.Config) -> None:
-  """Makes the directory, or checks that this run is the one it holds.
+def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
+  """Checks that the directory is free, or holds this very run.
 
   Raises:
     UserError: it holds another run, or files that are not a run's.
   """
+  if workdir.exists() and not workdir.is_dir():
+    raise errors.UserError(f"{workdir} is a file; choose another --workdir")
   path = workdir / "config.json"
   if path.exists():
     try:
@@ -109,19 +112,19 @@ def prepare(workdir: pathlib.Path, config: config_lib.Config) -> None:
           f"{workdir} holds {name} but no config.json, so it cannot be told "
           "whose it is; choose another --workdir"
         )
-    if workdir.exists() and not workdir.is_dir():
-      raise errors.UserError(f"{workdir} is a file; choose another --workdir")
-    workdir.mkdir(parents=True, exist_ok=True)
-  integrity.replace_text(path, config_lib.to_json(config))
 
 
 @contextlib.contextmanager
-def lock(workdir: pathlib.Path) -> Iterator[None]:
-  """Keeps a second run out of the directory; freed when the process ends.
+def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
+  """Makes the directory this run's, and keeps other processes out.
+
+  The lock goes with the process, however that ends.
 
   Raises:
-    UserError: another process holds it.
+    UserError: another process holds it; no space or permission.
   """
+  with disk.clear_errors(f"cannot write {workdir}"):
+    workdir.mkdir(parents=True, exist_ok=True)
   with open(workdir / ".lock", "a") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,6 +133,10 @@ def lock(workdir: pathlib.Path) -> Iterator[None]:
         f"{workdir} is in use by a running process; wait for it, or choose "
         "another --workdir"
       ) from error
+    with disk.clear_errors(f"cannot write {workdir}"):
+      integrity.replace_text(
+        workdir / "config.json", config_lib.to_json(config)
+      )
     yield
 
 

@@ -1,0 +1,310 @@
+"""Command lines: every mistake in the input becomes one clear line.
+
+    if __name__ == "__main__":
+      cli.main(program, usage=__doc__)
+
+`program` reads absl flags and returns an exit code. Mistakes (bad flags, bad
+configs, `errors.UserError`, a full disk) exit with `errors.EXIT_BAD_INPUT` and
+a line on stderr; a bug keeps its traceback.
+"""
+
+import dataclasses
+import difflib
+import logging
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from absl import flags
+
+from memcomp import errors
+
+EXIT_INTERRUPTED = 130
+"""Exit code: Ctrl-C where nothing was to be saved (128 + SIGINT)."""
+
+_CACHE = flags.DEFINE_string(
+  "compilation_cache",
+  "",
+  "Folder that keeps compiled programs between runs; 'off' for none. Default: "
+  "$XDG_CACHE_HOME/memcomp, else ~/.cache/memcomp.",
+)
+
+
+def main(
+  program: Callable[[], int | None],
+  *,
+  usage: str,
+  argv: Sequence[str] | None = None,
+) -> NoReturn:
+  """Parses the flags, runs `program` and exits with what it returns.
+
+  Args:
+    program: takes nothing, returns an exit code or None (0).
+    usage: the head of --help.
+    argv: default `sys.argv`.
+  """
+  argv = list(sys.argv if argv is None else argv)
+  sys.exit(_guarded(program, usage, argv))
+
+
+def require(name: str) -> Any:
+  """Returns the value of a flag that must be given.
+
+  Raises:
+    UserError: it was not.
+  """
+  value = flags.FLAGS[name].value
+  if value is None:
+    raise errors.UserError(f"--{name} is missing; give it, or see --help")
+  return value
+
+
+def _guarded(program, usage, argv) -> int:
+  try:
+    if any(
+      arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv
+    ):
+      print(_help(usage, argv))
+      return 0
+    _parse(argv)
+    _quiet()
+    _set_compilation_cache(_CACHE.value)
+    return program() or 0
+  except errors.UserError as error:
+    return _fail(str(error))
+  except KeyboardInterrupt:
+    print("\ninterrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
+  except BrokenPipeError:
+    # The reader of our output has gone (| head); nothing is left to say, and
+    # the interpreter must not try to flush on its way out.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+  except OSError as error:
+    from memcomp.training import disk
+
+    message = disk.explain(error)
+    if message is None:
+      raise
+    return _fail(f"{error.filename or 'writing'}: {message}")
+
+
+def _fail(message: str) -> int:
+  line = " ".join(message.split())
+  print(f"error: {line}", file=sys.stderr, flush=True)
+  return errors.EXIT_BAD_INPUT
+
+
+def _parse(argv: list[str]) -> None:
+  """Parses `argv`; a failure is explained by looking at config and flags."""
+  try:
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise errors.UserError(
+        f"unexpected argument {rest[1]!r}; flags are written --name=value"
+      )
+    for name in flags.FLAGS:
+      _ = flags.FLAGS[name].value  # A config that cannot be read raises here.
+      if name == "config" and flags.FLAGS[name].value is not None:
+        _ = flags.FLAGS[name].value.name
+  except errors.UserError:
+    raise
+  except Exception as error:
+    raise errors.UserError(_explain(error, argv)) from error
+
+
+def _explain(error: Exception, argv: list[str]) -> str:
+  """Returns the cause of a failed parse and its fix."""
+  path = _value_of("config", argv)
+  if path is None:
+    if any(_is_override(arg) for arg in argv):
+      return (
+        "fields of a config are set but no config is named; add --config=FILE"
+      )
+    return _unknown_flag(argv) or str(error)
+  config = load_config(path)
+  for arg in filter(_is_override, argv):
+    if message := _field_problem(config, arg, argv):
+      return message
+  first = next((a for a in argv if _is_override(a)), "")
+  if first and argv.index(first) < _index_of("config", argv):
+    return f"{first} comes before --config; put --config first"
+  return _unknown_flag(argv) or str(error)
+
+
+def load_config(path: str) -> Any:
+  """Runs `get_config` of a config file; `path` may end in `:argument`.
+
+  Raises:
+    UserError: no such file, or it raises, with the line where it does.
+  """
+  name, _, argument = path.partition(":")
+  file = pathlib.Path(name)
+  if not file.is_file():
+    near = difflib.get_close_matches(
+      file.name, [p.name for p in file.parent.glob("*.py")], n=3
+    )
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise errors.UserError(
+      f"--config={path}: no such file{hint or '; give the path of a config'}"
+    )
+  scope = {"__name__": "config", "__file__": str(file)}
+  try:
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    if "get_config" not in scope:
+      raise errors.UserError(
+        f"--config={path}: it has no get_config(); see configs/ for examples"
+      )
+    return scope["get_config"](*([argument] if argument else []))
+  except errors.UserError:
+    raise
+  except Exception as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if f.filename == str(file)]
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    where = f"{file}:{line or (lines or ['?'])[-1]}"
+    raise errors.UserError(
+      f"{where}: {type(error).__name__}: {error}; fix the config file"
+    ) from error
+
+
+def field_paths(config: Any, prefix: str = "") -> dict[str, Any]:
+  """Returns `training.steps` -> value for every field of a config."""
+  found = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      found |= field_paths(value, f"{prefix}{field.name}.")
+    else:
+      found[prefix + field.name] = value
+  return found
+
+
+def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
+  """Returns what is wrong with one --config.a.b=value, or None."""
+  name, equals, value = arg.partition("=")
+  path = name.split(".", 1)[1]
+  fields = field_paths(config)
+  if path not in fields:
+    if any(field.startswith(path + ".") for field in fields):
+      return (
+        f"{name} is a group of fields; set one of them, as {name}.NAME=VALUE"
+      )
+    return f"{name}: there is no such field; {_suggest(path, fields)}"
+  if not equals:
+    following = argv[argv.index(arg) + 1 :][:1]
+    if isinstance(fields[path], bool):
+      return None
+    if not following:
+      return f"{name} has no value; write {name}=VALUE"
+    value = following[0]
+  from memcomp.training import validate
+
+  kind = type(fields[path])
+  if not _parses(kind, value):
+    return (
+      f"{name}={value}: it takes {validate.type_name(kind)}, not {value!r}; "
+      f"for example {name}={fields[path]}"
+    )
+  return None
+
+
+def _parses(kind: type, value: str) -> bool:
+  if kind is bool:
+    return value.lower() in ("true", "false", "t", "f", "1", "0")
+  if kind in (int, float):
+    try:
+      kind(value)
+    except ValueError:
+      return False
+  return True
+
+
+def _suggest(path: str, fields: dict[str, Any]) -> str:
+  near = difflib.get_close_matches(path, fields, n=3, cutoff=0.6)
+  last = path.rsplit(".", 1)[-1]
+  near += [f for f in fields if f.rsplit(".", 1)[-1] == last and f not in near]
+  if near:
+    return f"did you mean {' or '.join(near[:3])}?"
+  return "--help with the --config lists every field"
+
+
+def _unknown_flag(argv: list[str]) -> str | None:
+  known = [name for name in flags.FLAGS if not name.startswith("config.")]
+  for arg in argv[1:]:
+    name = arg.lstrip("-").split("=", 1)[0]
+    if not arg.startswith("-") or _is_override(arg) or name in known:
+      continue
+    if name.removeprefix("no") in known:
+      continue
+    near = difflib.get_close_matches(name.split(".")[0], known, n=1)
+    hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
+    return f"{arg}: there is no such flag; {hint}"
+  return None
+
+
+def _is_override(arg: str) -> bool:
+  return arg.lstrip("-").removeprefix("no").startswith("config.") and (
+    arg.startswith("-")
+  )
+
+
+def _index_of(name: str, argv: list[str]) -> int:
+  for index, arg in enumerate(argv):
+    if arg.startswith("-") and arg.lstrip("-").split("=", 1)[0] == name:
+      return index
+  return -1
+
+
+def _value_of(name: str, argv: list[str]) -> str | None:
+  index = _index_of(name, argv)
+  if index < 0:
+    return None
+  _, equals, value = argv[index].partition("=")
+  if equals:
+    return value
+  return argv[index + 1] if index + 1 < len(argv) else None
+
+
+def _help(usage: str, argv: list[str]) -> str:
+  """Returns usage, the program's flags and, with --config, every field."""
+  shown = [usage.strip(), "", "Flags:"]
+  own = [pathlib.Path(argv[0]).stem, "__main__", argv[0], __name__]
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    if module in own:
+      shown += [f"  --{f.name}: {f.help}" for f in defined]
+  path = _value_of("config", argv)
+  if path is None:
+    shown += ["", "With --config=FILE, --help lists the fields of the config."]
+  else:
+    shown += ["", f"Fields of {path}:"]
+    fields = field_paths(load_config(path))
+    shown += [f"  --config.{name}={value}" for name, value in fields.items()]
+  return "\n".join(shown)
+
+
+def _quiet() -> None:
+  """Leaves orbax's own log out: its failures come up as exceptions too."""
+
+  def wanted(record: logging.LogRecord) -> bool:
+    return "orbax" not in pathlib.PurePath(record.pathname).parts
+
+  logging.getLogger("absl").addFilter(wanted)
+
+
+def _set_compilation_cache(folder: str) -> None:
+  if folder == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    return
+  if not folder:
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = str(pathlib.Path(base) / "memcomp")
+  import jax
+
+  try:
+    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+  except OSError:
+    return  # Slower, not wrong.
+  jax.config.update("jax_compilation_cache_dir", folder)

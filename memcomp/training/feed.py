@@ -1,0 +1,72 @@
+"""From the loader to the mesh, one batch at a time."""
+
+from typing import Any
+
+import jax
+
+from memcomp import config as config_lib
+from memcomp import sharding
+from memcomp.data import batch as batch_lib
+from memcomp.data import loader as loader_lib
+from memcomp.data import store as store_lib
+
+
+class Feed:
+  """Iterator over (batch on the mesh, place of the loader after it).
+
+  Use it in `with`: the loader reads ahead in a thread. The place belongs to
+  the batch: a checkpoint of the step that used it continues with the next.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.Config,
+    store: store_lib.TokenStore,
+    mesh: jax.sharding.Mesh,
+    *,
+    rows: int,
+    shuffle: bool,
+  ):
+    """Opens a loader.
+
+    Args:
+      config: of the run.
+      store: the tokens.
+      mesh: to put batches on.
+      rows: of a batch, over all processes.
+      shuffle: repeat for ever in a random order; else one pass in order.
+    """
+    self._loader = loader_lib.make_loader(
+      config.data,
+      store,
+      batch_size=rows,
+      shuffle=shuffle,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+    self._joined = config.data.packing == "joined"
+    self._sharding = sharding.batch_sharding(mesh)
+
+  def restore(self, place: dict[str, Any]) -> None:
+    """Goes on after the batch that `place` came with."""
+    self._loader.restore(place)
+
+  def __iter__(self) -> "Feed":
+    return self
+
+  def __next__(self) -> tuple[batch_lib.Batch, dict[str, Any]]:
+    batch, place = next(self._loader), self._loader.state()
+    if self._joined:
+      # One segment a row: without ids the model takes a faster path.
+      batch = batch._replace(segment_ids=None, positions=None)
+    on_mesh = jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(self._sharding, x),
+      batch,
+    )
+    return on_mesh, place
+
+  def __enter__(self) -> "Feed":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._loader.close()

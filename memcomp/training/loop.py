@@ -1,0 +1,174 @@
+"""The loop over steps: signals, files and clocks around the pure step."""
+
+import pathlib
+import sys
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.data import sources
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.training import (
+  checkpoint,
+  metrics,
+  profiler,
+  recorder,
+  signals,
+  step,
+  validation,
+)
+from memcomp.training import feed as feed_lib
+from memcomp.training import state as state_lib
+
+
+class Run(NamedTuple):
+  """What stays the same while a run trains.
+
+  Attributes:
+    config: validated.
+    workdir: absolute, claimed by this process.
+    mesh: in use (`jax.set_mesh`).
+    tokenizer: of the config.
+    meta: saved with each checkpoint.
+  """
+
+  config: config_lib.Config
+  workdir: pathlib.Path
+  mesh: jax.sharding.Mesh
+  tokenizer: tokenizer_lib.Tokenizer
+  meta: dict[str, Any]
+
+
+def train(
+  run: Run,
+  restored: checkpoint.Restored | None,
+  checkpoints: checkpoint.Checkpoints,
+  stop: signals.StopRequest,
+) -> int:
+  """Trains from `restored`, or from the start, to the last step.
+
+  Returns:
+    An exit code, as `run.run`; unless it diverged, `workdir` holds a committed
+    checkpoint of the last step.
+  """
+  config = run.config
+  training = config.training
+  store = sources.open_split(config.data, "train", tokenizer=run.tokenizer)
+  validate = _validation(run)
+  train_step = _compiled(run)
+  done = restored.step if restored else 0
+  progress = metrics.Progress(training.steps)
+  with (
+    feed_lib.Feed(
+      config, store, run.mesh, rows=training.batch_size, shuffle=True
+    ) as feed,
+    metrics.Log(
+      run.workdir, resume_at=done, tensorboard=training.tensorboard
+    ) as log,
+    profiler.Window(training, run.workdir) as window,
+    progress,
+  ):
+    if restored:
+      feed.restore(restored.data)
+      state = restored.state
+    else:
+      state = state_lib.initial_state(config, run.mesh)
+    record = recorder.Recorder(config, run.mesh, log, progress)
+    batch, place = next(feed)
+    for number in range(done + 1, training.steps + 1):
+      last = number == training.steps
+      evaluated = _due(number, training.evaluate_every)
+      window.before(number - 1)
+      state, measured = train_step(state, batch)
+      window.after(number - 1, measured)
+      # The device works on this step while the host fetches the next batch.
+      following = None if last else next(feed)
+      extra = {}
+      if evaluated:
+        record.drain()
+        jax.block_until_ready(measured)
+        start = time.perf_counter()
+        extra = validate(state.params)
+        record.pause(time.perf_counter() - start)
+      logged = _due(number, training.log_every) or number == 1
+      record.add(measured, logged=logged or evaluated or last, extra=extra)
+      checkpoints.poll()
+      # Read once: a signal between two reads would stop without a save.
+      stopped = bool(stop.requested)
+      saving = _due(number, training.checkpoint_every) or last or stopped
+      if saving:
+        record.drain()
+      if record.worst >= training.max_nonfinite_steps:
+        return _diverged(run, record.worst, number, checkpoints)
+      # In a row of skipped steps nothing new was learned; saving would only
+      # push out the checkpoints from before it.
+      if saving and (last or stopped or not record.skipped_in_a_row):
+        checkpoints.save(number, state, place, run.meta)
+      if stopped and not last:
+        checkpoints.wait()
+        progress.end()
+        print(
+          f"{stop.requested}: saved step {number} in {run.workdir}; the same "
+          "command goes on from there",
+          file=sys.stderr,
+          flush=True,
+        )
+        return errors.EXIT_RESUMABLE
+      if following:
+        batch, place = following
+  checkpoints.wait()
+  return 0
+
+
+def _compiled(run: Run) -> step.TrainStep:
+  """Returns the step, jitted with its state donated."""
+  abstract = state_lib.abstract_state(run.config, run.mesh)
+  replicated = jax.sharding.NamedSharding(
+    run.mesh, jax.sharding.PartitionSpec()
+  )
+  return jax.jit(
+    step.make_train_step(run.config, run.mesh, token_bytes(run)),
+    donate_argnums=0,
+    # Stated so that every buffer of the state is given back as it came.
+    out_shardings=(state_lib.shardings_of(abstract), replicated),
+  )
+
+
+def _validation(run: Run):
+  """Returns params -> validation numbers, None where they are not asked for."""
+  if not run.config.training.evaluate_every:
+    return None
+  store = sources.open_split(
+    run.config.data, "validation", tokenizer=run.tokenizer
+  )
+  return validation.make(run.config, store, run.mesh, token_bytes(run))
+
+
+def token_bytes(run: Run) -> np.ndarray | None:
+  """Returns the bytes of each token, None where each is one byte."""
+  sizes = run.tokenizer.bytes_of(np.arange(run.tokenizer.vocab_size))
+  return None if (sizes == 1).all() else sizes
+
+
+def _diverged(
+  run: Run, skipped: int, number: int, checkpoints: checkpoint.Checkpoints
+) -> int:
+  checkpoints.wait()
+  steps = checkpoints.steps()
+  kept = f"the checkpoint of step {steps[-1]} stays" if steps else "none saved"
+  print(
+    f"error: diverged: loss or gradient was not finite in {skipped} steps in a "
+    f"row, up to step {number} ({kept}); lower optimizer.learning_rate or "
+    "raise optimizer.warmup_steps, in another --workdir",
+    file=sys.stderr,
+    flush=True,
+  )
+  return errors.EXIT_DIVERGED
+
+
+def _due(number: int, every: int) -> bool:
+  return every > 0 and number % every == 0

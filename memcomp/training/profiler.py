@@ -1,0 +1,44 @@
+"""A jax.profiler trace of a window of steps."""
+
+import pathlib
+
+import jax
+
+from memcomp import config as config_lib
+
+
+class Window:
+  """Traces steps [profile_start, profile_start + profile_steps) from 0.
+
+  Use it in `with`, so that a run that ends inside the window ends the trace.
+  """
+
+  def __init__(self, config: config_lib.TrainingConfig, workdir: pathlib.Path):
+    self._start = config.profile_start
+    self._stop = config.profile_start + config.profile_steps
+    self._directory = workdir / "profile"
+    self._tracing = False
+
+  def before(self, index: int) -> None:
+    """Call before the step with this index is started."""
+    if 0 <= self._start == index:
+      jax.profiler.start_trace(self._directory)
+      self._tracing = True
+
+  def after(self, index: int, result: object) -> None:
+    """Call with what the step with this index returned."""
+    if self._tracing and index + 1 >= self._stop:
+      jax.block_until_ready(result)
+      self._end()
+
+  def __enter__(self) -> "Window":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    if self._tracing:
+      self._end()
+
+  def _end(self) -> None:
+    self._tracing = False
+    jax.profiler.stop_trace()
+    print(f"profiler trace: {self._directory}", flush=True)

@@ -1,0 +1,96 @@
+"""Fetches metrics behind the device and writes those of logged steps."""
+
+import collections
+from typing import Any
+
+import jax
+
+from memcomp import config as config_lib
+from memcomp.models import decoder
+from memcomp.training import flops, metrics
+from memcomp.training import state as state_lib
+
+_IN_FLIGHT = 2
+"""Steps that the device may be ahead of the host's reading: enough that it
+never waits, few enough that a request to stop is met at once."""
+
+
+class Recorder:
+  """Turns device metrics into records, two steps late.
+
+  Attributes:
+    skipped_in_a_row: not finite steps that end at the last one fetched.
+    worst: the most of them in a row so far.
+    last: the last record written, or None.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.Config,
+    mesh: jax.sharding.Mesh,
+    log: metrics.Log,
+    progress: metrics.Progress,
+  ):
+    self._log = log
+    self._progress = progress
+    self._devices = list(mesh.devices.flat)
+    self._flops = flops.per_token(
+      config.model, state_lib.abstract_model(config.model)
+    )
+    self._slots = config.training.batch_size * config.data.sequence_length
+    self._state_bytes = decoder.state_bytes(config.model)
+    self._pending = collections.deque()
+    self._meter = metrics.Meter()
+    self.skipped_in_a_row = 0
+    self.worst = 0
+    self.last: dict[str, Any] | None = None
+
+  def add(
+    self,
+    device_metrics: dict[str, jax.Array],
+    *,
+    logged: bool,
+    extra: dict[str, float] | None = None,
+  ) -> None:
+    """Takes the metrics of a step; `extra` joins its record."""
+    wanted = device_metrics if logged else _counter(device_metrics)
+    for x in wanted.values():
+      x.copy_to_host_async()
+    self._pending.append((wanted, logged, extra or {}))
+    self._fetch(_IN_FLIGHT)
+
+  def drain(self) -> None:
+    """Waits for every step handed in so far."""
+    self._fetch(0)
+
+  def pause(self, seconds: float) -> None:
+    """Leaves time that was not spent training out of the speed."""
+    self._meter.pause(seconds)
+
+  def _fetch(self, limit: int) -> None:
+    while len(self._pending) > limit:
+      wanted, logged, extra = self._pending.popleft()
+      fetched = jax.device_get(wanted)
+      self.skipped_in_a_row = int(fetched["skipped_in_a_row"])
+      self.worst = max(self.worst, self.skipped_in_a_row)
+      if logged:
+        self._write(metrics.record_of(fetched) | extra)
+
+  def _write(self, record: dict[str, Any]) -> None:
+    record["state_bytes"] = self._state_bytes
+    seconds = self._meter.lap(record["step"])
+    if seconds is not None:
+      speed = self._slots / seconds
+      record["seconds_per_step"] = seconds
+      record["tokens_per_second"] = speed
+      record["model_tflops_per_second"] = self._flops * speed / 1e12
+      used = flops.utilisation(self._flops * speed, self._devices)
+      record["mfu"] = "unknown" if used is None else used
+    self._log.write(record)
+    self._progress.show(record)
+    self.last = record
+
+
+def _counter(device_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  name = "skipped_in_a_row"
+  return {name: device_metrics[name]}

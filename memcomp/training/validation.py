@@ -1,0 +1,56 @@
+"""The validation loss during training."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from memcomp import config as config_lib
+from memcomp.data import store as store_lib
+from memcomp.training import feed as feed_lib
+from memcomp.training import metrics, step
+from memcomp.training import state as state_lib
+
+
+def make(
+  config: config_lib.Config,
+  store: store_lib.TokenStore,
+  mesh: jax.sharding.Mesh,
+  token_bytes: np.ndarray | None = None,
+) -> Callable[[Any], dict[str, float]]:
+  """Returns params -> validation_loss (nats a token) and bits per byte.
+
+  The mean over the scored tokens of the first `evaluate_batches` batches, the
+  same ones each time, in micro-batches of training's size; with `carry_state`
+  the state goes from each to the next here too.
+  """
+  model = state_lib.abstract_model(config.model)
+  rows = config.training.batch_size // config.training.accumulation
+  run = jax.jit(
+    step.make_validation_step(config, token_bytes), donate_argnums=2
+  )
+  fresh = jax.jit(
+    lambda params: state_lib.initial_carry(config, model, params, rows),
+    out_shardings=state_lib.carry_shardings(config, model, mesh),
+  )
+
+  def validation_loss(params):
+    sums, carry = [], fresh(params)
+    with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=False) as feed:
+      batches = itertools.islice(feed, config.training.evaluate_batches)
+      for batch, _ in batches:
+        part, carry = run(params, batch, carry)
+        sums.append(part)
+    parts = jax.device_get(sums)
+    nats, tokens, size = (
+      sum(float(part[name]) for part in parts)
+      for name in ("nll", "tokens", "bytes")
+    )
+    return {
+      "validation_loss": nats / max(tokens, 1),
+      "validation_bits_per_byte": metrics.bits_per_byte(nats, int(size)),
+    }
+
+  return validation_loss
