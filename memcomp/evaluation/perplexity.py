@@ -1,0 +1,247 @@
+"""Bits per byte and perplexity, by position, with the memory's state.
+
+Two figures of the same text. `whole_text` is the usual one: every token, in
+windows of the trained length, each from a fresh state. `streamed` reads a few
+long spans in such windows and hands the state on, to many times the trained
+length, and reports by position; beside it stand the same tokens with a fresh
+state a window, since text differs in difficulty from place to place.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.evaluation import progress as progress_lib
+from memcomp.evaluation import text as text_lib
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+# Tokens of a call on `whole_text`, and floats of logits that exist at once.
+_CALL_TOKENS = 1 << 13
+_LOGITS = 1 << 25
+
+Score = Callable[[Any, np.ndarray], tuple[np.ndarray, Any]]
+"""(state or None, tokens `[rows, window + 1]`) -> (nats `[rows, window]` of
+all but the first, state)."""
+
+
+def make_score(model: decoder.Decoder) -> Score:
+  """Returns the jitted scoring of one window."""
+  graphdef, params = nnx.split(model)
+
+  def score(state, tokens):
+    if state is None:
+      state = _fresh(graphdef, params, tokens.shape[0])
+    nats, state = _score(graphdef, params, state, tokens)
+    return np.asarray(nats), state
+
+  return score
+
+
+def whole_text(
+  score: Score,
+  text: text_lib.Stream,
+  tokenizer: tokenizer_lib.Tokenizer,
+  window: int,
+) -> dict[str, Any]:
+  """Scores every token but the first, with a fresh state every `window`.
+
+  Returns:
+    `window`, and what `summary` says.
+  """
+  count = -(-(text.num_tokens - 1) // window)
+  rows = min(max(1, _CALL_TOKENS // window), count)
+  total = Sums()
+  progress = progress_lib.Progress("scoring all windows", count)
+  for first in range(0, count, rows):
+    # Short of text the last rows end in zeros, which causality keeps out of
+    # everything before them.
+    tokens = np.zeros((rows, window + 1), np.int32)
+    scored = np.zeros((rows, window), bool)
+    for row in range(min(rows, count - first)):
+      start = (first + row) * window
+      span = text.read(start, min(start + window + 1, text.num_tokens))
+      tokens[row, : len(span)] = span
+      scored[row, : len(span) - 1] = True
+    nats, _ = score(None, tokens)
+    total.add(nats[scored], tokenizer.bytes_of(tokens[:, 1:][scored]))
+    progress.advance(min(rows, count - first))
+  return {"window": window, **total.summary()}
+
+
+def stream(
+  score: Score, tokens: np.ndarray, window: int, *, carry: bool = True
+) -> np.ndarray:
+  """Scores long rows window by window.
+
+  Args:
+    score: of `make_score`.
+    tokens: int32 `[rows, positions + 1]`.
+    window: tokens a call.
+    carry: hand the state on; otherwise each window starts from a fresh one.
+
+  Returns:
+    Nats of every token but the first, float32 `[rows, positions]`.
+  """
+  positions = tokens.shape[1] - 1
+  tokens = np.pad(tokens, ((0, 0), (0, -positions % window)))
+  starts = range(0, positions, window)
+  what = "with the state" if carry else "without it"
+  progress = progress_lib.Progress(f"streaming {what}", len(starts))
+  state, parts = None, []
+  for start in starts:
+    nats, new = score(state, tokens[:, start : start + window + 1])
+    state = new if carry else None
+    parts.append(nats)
+    progress.advance()
+  return np.concatenate(parts, axis=1)[:, :positions]
+
+
+def streamed(
+  score: Score,
+  text: text_lib.Stream,
+  tokenizer: tokenizer_lib.Tokenizer,
+  *,
+  window: int,
+  lengths: int,
+  rows: int,
+) -> dict[str, Any]:
+  """Scores `rows` spans of `lengths * window` tokens; reports by position.
+
+  Spans start at even distances in the text; where it is too short for them
+  they are cut to its length.
+
+  Returns:
+    `window`, `lengths`, `rows`, `positions`, `starts` (tokens), what `summary`
+    says over all positions, and `buckets`: the same from position `first` to
+    `last`, with `std_over_rows` of the bits per byte (None for one row) and
+    `fresh_bits_per_byte`, the same tokens with a fresh state every window.
+  """
+  positions = min(lengths * window, text.num_tokens - 1)
+  starts = span_starts(text.num_tokens, positions + 1, rows)
+  tokens = np.stack([text.read(s, s + positions + 1) for s in starts])
+  num_bytes = tokenizer.bytes_of(tokens[:, 1:])
+  nats = stream(score, tokens, window)
+  fresh = stream(score, tokens, window, carry=False)
+  overall = Sums()
+  overall.add(nats, num_bytes)
+  buckets = []
+  for first, stop in bucket_ranges(window, positions):
+    part = np.s_[:, first:stop]
+    sums, fresh_sums = Sums(), Sums()
+    sums.add(nats[part], num_bytes[part])
+    fresh_sums.add(fresh[part], num_bytes[part])
+    buckets.append(
+      {
+        "first": first,
+        "last": stop - 1,
+        **sums.summary(),
+        "std_over_rows": _row_std(nats[part], num_bytes[part]),
+        "fresh_bits_per_byte": fresh_sums.summary()["bits_per_byte"],
+      }
+    )
+  return {
+    "window": window,
+    "lengths": lengths,
+    "rows": rows,
+    "positions": positions,
+    "starts": starts,
+    **overall.summary(),
+    "buckets": buckets,
+  }
+
+
+def span_starts(num_tokens: int, span: int, rows: int) -> list[int]:
+  """Returns where `rows` spans start, from the first to the last possible."""
+  last = num_tokens - span
+  return [round(last * row / max(rows - 1, 1)) for row in range(rows)]
+
+
+def bucket_ranges(window: int, positions: int) -> list[tuple[int, int]]:
+  """Returns [first, stop) of buckets that double: 0-255, 256-511, 512-1023, ...
+
+  Below windows of 256 the first bucket is the power of two that fits one.
+  """
+  edge = 1 << (min(window, 256).bit_length() - 1)
+  edges = [0]
+  while edge < positions:
+    edges.append(edge)
+    edge *= 2
+  return list(zip(edges, [*edges[1:], positions], strict=True))
+
+
+class Sums:
+  """Sums over scored tokens, in float64."""
+
+  def __init__(self):
+    self.nats, self.tokens, self.bytes = 0.0, 0, 0
+
+  def add(self, nats: np.ndarray, num_bytes: np.ndarray) -> None:
+    """Adds tokens that cost `nats` and stand for `num_bytes`."""
+    self.nats += float(nats.sum(dtype=np.float64))
+    self.tokens += nats.size
+    self.bytes += int(num_bytes.sum(dtype=np.int64))
+
+  def summary(self) -> dict[str, Any]:
+    """Returns `tokens`, `bytes`, `nats`, `bits_per_byte`, `perplexity`.
+
+    The last is that of a token; what is not finite is None, for JSON.
+    """
+    bits = self.nats / math.log(2) / max(self.bytes, 1)
+    # exp(700) is about the largest float64.
+    per_token = self.nats / max(self.tokens, 1)
+    return {
+      "tokens": self.tokens,
+      "bytes": self.bytes,
+      "nats": finite(self.nats),
+      "bits_per_byte": finite(bits),
+      "perplexity": math.exp(per_token) if per_token < 700 else None,
+    }
+
+
+def finite(x: float) -> float | None:
+  """Returns `x`, or None where JSON has no number for it."""
+  return x if math.isfinite(x) else None
+
+
+def _row_std(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
+  if len(nats) < 2:
+    return None
+  bits = nats.sum(1, dtype=np.float64) / np.maximum(num_bytes.sum(1), 1)
+  return finite(float(bits.std(ddof=1)) / math.log(2))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _fresh(graphdef, params, rows):
+  return state_lib.merge(graphdef, params).init_state(rows)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(graphdef, params, state, tokens):
+  model = state_lib.merge(graphdef, params)
+  hidden, state = model(tokens[:, :-1], state=state)
+
+  def nats(x):
+    hidden, targets = x
+    logits = model.logits(hidden)
+    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+  # A few positions at a time: logits of a large vocabulary would fill memory.
+  vocab = model.embedding[...].shape[0]
+  batch = max(1, _LOGITS // (vocab * tokens.shape[0]))
+  by_time = jax.tree.map(
+    lambda x: jnp.moveaxis(x, 1, 0), (hidden, tokens[:, 1:])
+  )
+  if batch >= tokens.shape[1] - 1:
+    result = jax.vmap(nats)(by_time)
+  else:
+    result = jax.lax.map(nats, by_time, batch_size=batch)
+  return jnp.moveaxis(result, 0, 1), state

@@ -1,0 +1,36 @@
+"""Says on standard error how far a long evaluation is."""
+
+import sys
+import time
+
+
+class Progress:
+  """One line that overwrites itself on a terminal, one every 10 s elsewhere.
+
+  Work that is over within a second prints nothing.
+  """
+
+  def __init__(self, what: str, total: int):
+    """Starts the clock; `what` is done `total` times."""
+    self._what = what
+    self._total = total
+    self._done = 0
+    self._start = time.monotonic()
+    self._terminal = sys.stderr.isatty()
+    self._next = self._start + (1 if self._terminal else 5)
+    self._shown = False
+
+  def advance(self, count: int = 1) -> None:
+    """Counts work that is done; the last piece clears the line."""
+    self._done += count
+    now = time.monotonic()
+    if self._done >= self._total:
+      if self._shown and self._terminal:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    elif now >= self._next:
+      self._next = now + (0.5 if self._terminal else 10)
+      self._shown = True
+      left = (now - self._start) / self._done * (self._total - self._done)
+      line = f"{self._what}: {self._done} of {self._total}, {left:.0f} s left"
+      start, end = ("\r", "\033[K") if self._terminal else ("", "\n")
+      print(start + line, end=end, file=sys.stderr, flush=True)
