@@ -39,7 +39,7 @@ def make_score(model: decoder.Decoder) -> Score:
   def score(state, tokens):
     if state is None:
       state = _fresh(graphdef, params, tokens.shape[0])
-    nats, state = _score(graphdef, params, state, tokens)
+    nats, state = _score(graphdef, _LOGITS, params, state, tokens)
     return np.asarray(nats), state
 
   return score
@@ -223,8 +223,8 @@ def _fresh(graphdef, params, rows):
   return state_lib.merge(graphdef, params).init_state(rows)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _score(graphdef, params, state, tokens):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _score(graphdef, max_logits, params, state, tokens):
   model = state_lib.merge(graphdef, params)
   hidden, state = model(tokens[:, :-1], state=state)
 
@@ -236,7 +236,7 @@ def _score(graphdef, params, state, tokens):
 
   # A few positions at a time: logits of a large vocabulary would fill memory.
   vocab = model.embedding[...].shape[0]
-  batch = max(1, _LOGITS // (vocab * tokens.shape[0]))
+  batch = max(1, max_logits // (vocab * tokens.shape[0]))
   by_time = jax.tree.map(
     lambda x: jnp.moveaxis(x, 1, 0), (hidden, tokens[:, 1:])
   )

@@ -10,6 +10,14 @@ from memcomp.models import decoder
 from memcomp.training import state as state_lib
 
 
+@pytest.fixture(autouse=True)
+def quick_compiles():
+  before = jax.config.values["jax_disable_most_optimizations"]
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", before)
+
+
 def tiny_config(**data) -> config_lib.Config:
   return config_lib.Config(
     name="tiny",

@@ -74,7 +74,6 @@ def test_without_carry_each_window_starts_anew(model, score, rows):
 def test_logits_of_large_vocabularies_in_pieces(model, rows, monkeypatch):
   expected = direct(model, rows)
   monkeypatch.setattr(perplexity, "_LOGITS", 3 * 256 * 7)  # 7 of 32 positions
-  jax.clear_caches()
   found = perplexity.stream(perplexity.make_score(model), rows, 32)
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
