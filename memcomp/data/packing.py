@@ -43,8 +43,6 @@ class Joined:
     self._store = store
     self._length = sequence_length
     self._offsets = store_lib.offsets_of(store.lengths)
-    self._segment_ids = np.ones(sequence_length, np.int32)
-    self._positions = np.arange(sequence_length, dtype=np.int32)
 
   def __len__(self) -> int:
     return (self._store.num_tokens - 1) // self._length
@@ -53,11 +51,12 @@ class Joined:
     start = _in_range(index, len(self)) * self._length
     span = store_lib.pieces(self._offsets, start, start + self._length + 1)
     tokens = np.concatenate([self._store.read(*piece) for piece in span])
+    # Copies: grain's batches of one row are views of the row.
     return batch_lib.Batch(
-      tokens=tokens[:-1],
-      targets=tokens[1:],
-      segment_ids=self._segment_ids,
-      positions=self._positions,
+      tokens=tokens[:-1].copy(),
+      targets=tokens[1:].copy(),
+      segment_ids=np.ones(self._length, np.int32),
+      positions=np.arange(self._length, dtype=np.int32),
     )
 
 

@@ -25,7 +25,6 @@ from memcomp.data import shards, sources, text, units
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data import workers as workers_lib
 
-_PLAN = "plan.json"
 _LOCK = ".lock"
 
 
@@ -34,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   flags = _flags(argv)
   # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
+  # Below the line of progress, not behind it.
+  start = "\n" if sys.stderr.isatty() else ""
   try:
     prepare(
       flags.source,
@@ -44,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       verify=flags.verify,
     )
   except errors.UserError as error:
-    print(f"\nprepare: {error}", file=sys.stderr)
+    print(f"{start}prepare: {error}", file=sys.stderr)
     return errors.EXIT_BAD_INPUT
   except KeyboardInterrupt:
     print(
-      "\nprepare: interrupted; the same command goes on from here",
+      f"{start}prepare: interrupted; the same command goes on from here",
       file=sys.stderr,
     )
     return errors.EXIT_RESUMABLE
@@ -94,8 +95,6 @@ def prepare(
   work = units.cut(files, shard_tokens * bytes_per_token)
   with _locked(out), units.disk_errors(out):
     _claim(corpus, loaded)
-    units.remove_temporary(out)
-    units.remove_temporary(os.path.join(out, units.UNITS))
     todo = [unit for unit in work if not _is_done(out, unit, verify)]
     progress = progress_lib.Progress(corpus, work, todo)
     for unit in workers_lib.run(corpus, todo, loaded, workers, progress):
@@ -196,7 +195,7 @@ def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
     "shard_tokens": corpus.shard_tokens,
     "format": shards.FORMAT,
   }
-  path = os.path.join(corpus.out, _PLAN)
+  path = os.path.join(corpus.out, shards.PLAN)
   if not os.path.exists(path):
     others = set(os.listdir(corpus.out)) - {units.UNITS, _LOCK}
     others = {name for name in others if not name.endswith(units.TEMPORARY)}

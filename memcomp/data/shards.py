@@ -23,6 +23,7 @@ from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
 MANIFEST = "manifest.json"
+PLAN = "plan.json"  # there from the start, the manifest at the end
 DOCUMENTS = "documents.npz"
 FORMAT = 1
 

@@ -151,6 +151,11 @@ def _open_list(
   for path in split_list(source):
     if os.path.exists(os.path.join(path, shards.MANIFEST)):
       stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
+    elif os.path.exists(os.path.join(path, shards.PLAN)):
+      raise errors.UserError(
+        f"{path}: memcomp.data.prepare has not finished; run the same command "
+        "again"
+      )
     elif path.endswith(".bin") and os.path.exists(path):
       stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
     else:

@@ -59,35 +59,22 @@ def document_name(file: str, line: int) -> str:
 
 
 class ArrayStore:
-  """All tokens in one array, in memory or mapped from a file."""
+  """All tokens in one array."""
 
-  def __init__(
-    self,
-    name: str,
-    tokens: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    names: Sequence[str] = (),
-    fingerprint: str = "",
-  ):
+  def __init__(self, name: str, tokens: np.ndarray, lengths: np.ndarray):
     """Wraps an array.
 
     Args:
       name: for messages.
       tokens: `[num_tokens]` of any integer type.
       lengths: `[documents]`, summing to `num_tokens`.
-      names: of the documents, if they have any.
-      fingerprint: computed from the tokens if "".
     """
     self.name = name
     self.lengths = np.asarray(lengths, np.int64)
     self.num_tokens = int(self.lengths.sum())
-    self.names = names
+    self.fingerprint = digest(self.lengths, tokens.dtype.str, tokens)
     self._tokens = tokens
     self._offsets = offsets_of(self.lengths)
-    self.fingerprint = fingerprint or digest(
-      self.lengths, tokens.dtype.str, tokens
-    )
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """See `TokenStore.read`."""

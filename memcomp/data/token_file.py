@@ -96,15 +96,16 @@ def _offsets(path: str, listed: Any, size: int) -> np.ndarray:
   """Returns `listed` as int64 `[documents + 1]`."""
   try:
     offsets = np.array(listed)
-    sound = (
-      offsets.ndim == 1
-      and offsets.dtype.kind == "i"
-      and offsets[0] == 0
-      and offsets[-1] == size
-      and (np.diff(offsets) >= 0).all()
-    )
-  except (ValueError, IndexError):  # ragged, or empty
-    sound = False
+  except ValueError:  # lists of unequal lengths
+    offsets = np.zeros(0)
+  sound = (
+    offsets.ndim == 1
+    and offsets.dtype.kind == "i"
+    and len(offsets) > 1
+    and offsets[0] == 0
+    and offsets[-1] == size
+    and (np.diff(offsets) >= 0).all()
+  )
   if not sound:
     raise errors.UserError(
       f"{path}.json: offsets must rise from 0 to the number of tokens, {size}"

@@ -284,13 +284,6 @@ def save_arrays(path: str, **arrays: np.ndarray) -> None:
   _publish(path)
 
 
-def remove_temporary(folder: str) -> None:
-  """Deletes what a killed run left half written."""
-  for name in os.listdir(folder):
-    if name.endswith(TEMPORARY):
-      os.remove(os.path.join(folder, name))
-
-
 def _publish(path: str):
   """Gives a finished file its name; it is on disk before it has it."""
   descriptor = os.open(path + TEMPORARY, os.O_RDONLY)

@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +82,17 @@ def _start_worker(corpus: units.Corpus, counter: Any):
   global _worker
   # Ctrl-C reaches the whole group; the parent ends its workers itself.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
+  threading.Thread(target=_leave_with_parent, daemon=True).start()
   _worker = corpus, tokenizer_lib.load(corpus.tokenizer), counter
+
+
+def _leave_with_parent():
+  # Workers outlive a parent that was killed: they would wait for work for ever,
+  # or write beside the run that takes over.
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+  parent.join()
+  os._exit(1)
 
 
 def _work(unit: units.Unit):

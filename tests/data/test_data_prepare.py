@@ -172,7 +172,7 @@ def test_units_cover_the_corpus_once(corpus):
 
 
 def command(corpus, out, *more):
-  flags = [f"--source={corpus}", f"--out={out}", "--shard_tokens=1000", *more]
+  flags = [f"--source={corpus}", f"--out={out}", "--shard_tokens=2000", *more]
   return [sys.executable, "-m", "memcomp.data.prepare", *flags]
 
 
@@ -205,25 +205,55 @@ def wait_for(out, count):
   ],
 )
 def test_interrupted_run_goes_on(number, workers, corpus, tmp_path):
-  out = tmp_path / "out"
-  process = start(corpus, out, f"--workers={workers}")
-  wait_for(out, 2)
-  # To the whole group, as a terminal does and as running out of memory may.
-  os.killpg(process.pid, number)
-  _, said = process.communicate(timeout=120)
+  for attempt in range(5):  # on a busy machine it may be done before we look
+    out = tmp_path / f"out{attempt}"
+    process = start(corpus, out, f"--workers={workers}")
+    wait_for(out, 2)
+    # To the whole group, as a terminal does and as lack of memory may.
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=120)
+    if not (out / "manifest.json").exists():
+      break
   if number != signal.SIGKILL:
     assert process.returncode == errors.EXIT_RESUMABLE, said
     assert "the same command goes on" in said
     assert "Traceback" not in said
-  assert not (out / "manifest.json").exists()
+  with pytest.raises(errors.UserError, match="has not finished"):
+    sources.open_source(str(out), BYTES)
   finished = {p: p.stat().st_mtime_ns for p in out.glob("tokens-*.arrayrecord")}
   done = [json.loads(p.read_text()) for p in out.glob("units/*.json")]
   kept = {out / s["file"] for unit in done for s in unit["shards"]}
   assert kept
-  run(corpus, out, shard_tokens=1000)
+  run(corpus, out, shard_tokens=2000)
   assert all(path.stat().st_mtime_ns == finished[path] for path in kept)
-  run(corpus, tmp_path / "clean", shard_tokens=1000)
+  run(corpus, tmp_path / "clean", shard_tokens=2000)
   assert contents(out) == contents(tmp_path / "clean")
+
+
+def children_of(pid):
+  path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+  return [int(child) for child in path.read_text().split()]
+
+
+def is_running(pid):
+  try:
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+  except OSError:
+    return False
+  return state.split()[0] != "Z"
+
+
+def test_workers_leave_with_a_killed_parent(corpus, tmp_path):
+  process = start(corpus, tmp_path / "out", "--workers=2")
+  wait_for(tmp_path / "out", 1)
+  workers = children_of(process.pid)
+  process.kill()
+  process.wait()
+  until = time.monotonic() + 30
+  while any(map(is_running, workers)) and time.monotonic() < until:
+    time.sleep(0.01)
+  assert not any(map(is_running, workers))
+  process.communicate(timeout=120)
 
 
 def test_command_says_what_it_did(corpus, tmp_path, capsys):
@@ -334,90 +364,3 @@ def test_killed_worker(corpus, tmp_path, monkeypatch):
   monkeypatch.setattr(concurrent.futures.ProcessPoolExecutor, "submit", broken)
   with pytest.raises(errors.UserError, match="fewer --workers"):
     run(corpus, tmp_path / "out", workers=2, shard_tokens=2000)
-
-
-@pytest.fixture
-def prepared(corpus, tmp_path):
-  out = tmp_path / "out"
-  run(corpus, out)
-  return out
-
-
-def shard_of(out):
-  return sorted(out.glob("tokens-*.arrayrecord"))[1]
-
-
-def read_all(out):
-  documents(sources.open_source(str(out), BYTES))
-
-
-def cut_short(out):
-  path = shard_of(out)
-  os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(out):
-  path = shard_of(out)
-  content = bytearray(path.read_bytes())
-  content[1000] ^= 0xFF
-  path.write_bytes(content)
-
-
-def cut_short_with_its_size(out):
-  """As if the manifest, too, were of the broken file."""
-  cut_short(out)
-  edit(out, lambda m: m["shards"][1].update(bytes=shard_of(out).stat().st_size))
-
-
-def edit(out, change):
-  path = out / "manifest.json"
-  manifest = json.loads(path.read_text())
-  change(manifest)
-  path.write_text(json.dumps(manifest))
-
-
-def flip_documents(out):
-  path = out / "documents.npz"
-  content = bytearray(path.read_bytes())
-  content[len(content) // 2] ^= 0xFF
-  path.write_bytes(content)
-
-
-DAMAGE = {
-  "missing": (lambda out: shard_of(out).unlink(), "No such file"),
-  "short": (cut_short, "bytes where"),
-  "flipped": (flip, "missing or corrupt .record"),
-  "short, size too": (cut_short_with_its_size, "0 records where . are due"),
-  "documents": (flip_documents, "SHA-256"),
-  "no json": (lambda out: (out / "manifest.json").write_text("{"), "corrupt"),
-  "list": (lambda out: (out / "manifest.json").write_text("[]"), "format"),
-  "format": (lambda out: edit(out, lambda m: m.update(format=9)), "format"),
-  "no shards": (lambda out: edit(out, lambda m: m.pop("shards")), "no shards"),
-  "counts": (
-    lambda out: edit(out, lambda m: m["unit_tokens"].append(5)),
-    "contradict",
-  ),
-  "shard dropped": (
-    lambda out: edit(out, lambda m: m["shards"].pop()),
-    "contradict",
-  ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found(damage, prepared):
-  read_all(prepared)
-  harm, message = DAMAGE[damage]
-  harm(prepared)
-  with pytest.raises(errors.UserError, match=message) as caught:
-    read_all(prepared)
-  assert "\n" not in str(caught.value)
-  assert str(prepared) in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_repaired(damage, corpus, prepared):
-  before = contents(prepared)
-  DAMAGE[damage][0](prepared)
-  run(corpus, prepared, verify=True)
-  assert contents(prepared) == before

@@ -1,0 +1,114 @@
+"""Shards that were damaged are noticed, and written again."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from memcomp import errors
+from memcomp.data import prepare, sources
+from memcomp.data import tokenizer as tokenizer_lib
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  (tmp_path / "corpus").mkdir()
+  random = np.random.default_rng(0)
+  for i in range(3):
+    content = random.integers(97, 123, 30_000, np.uint8)
+    (tmp_path / "corpus" / f"{i}.txt").write_bytes(content.tobytes())
+  return str(tmp_path / "corpus")
+
+
+@pytest.fixture
+def prepared(corpus, tmp_path):
+  out = tmp_path / "out"
+  prepare.prepare(corpus, str(out), shard_tokens=20_000)
+  return out
+
+
+def contents(out):
+  return {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+
+
+def shard_of(out):
+  return sorted(out.glob("tokens-*.arrayrecord"))[1]
+
+
+def read_all(out):
+  store = sources.open_source(str(out), tokenizer_lib.load("bytes"))
+  for document, size in enumerate(store.lengths):
+    store.read(document, 0, int(size))
+
+
+def cut_short(out):
+  path = shard_of(out)
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(out):
+  path = shard_of(out)
+  content = bytearray(path.read_bytes())
+  content[1000] ^= 0xFF
+  path.write_bytes(content)
+
+
+def cut_short_with_its_size(out):
+  """As if the manifest, too, were of the broken file."""
+  cut_short(out)
+  edit(out, lambda m: m["shards"][1].update(bytes=shard_of(out).stat().st_size))
+
+
+def edit(out, change):
+  path = out / "manifest.json"
+  manifest = json.loads(path.read_text())
+  change(manifest)
+  path.write_text(json.dumps(manifest))
+
+
+def flip_documents(out):
+  path = out / "documents.npz"
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 0xFF
+  path.write_bytes(content)
+
+
+DAMAGE = {
+  "missing": (lambda out: shard_of(out).unlink(), "No such file"),
+  "short": (cut_short, "bytes where"),
+  "flipped": (flip, "missing or corrupt .record"),
+  "short, size too": (cut_short_with_its_size, "0 records where . are due"),
+  "documents": (flip_documents, "SHA-256"),
+  "no json": (lambda out: (out / "manifest.json").write_text("{"), "corrupt"),
+  "list": (lambda out: (out / "manifest.json").write_text("[]"), "format"),
+  "format": (lambda out: edit(out, lambda m: m.update(format=9)), "format"),
+  "no shards": (lambda out: edit(out, lambda m: m.pop("shards")), "no shards"),
+  "counts": (
+    lambda out: edit(out, lambda m: m["unit_tokens"].append(5)),
+    "contradict",
+  ),
+  "shard dropped": (
+    lambda out: edit(out, lambda m: m["shards"].pop()),
+    "contradict",
+  ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(damage, prepared):
+  read_all(prepared)
+  harm, message = DAMAGE[damage]
+  harm(prepared)
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read_all(prepared)
+  assert "\n" not in str(caught.value)
+  assert str(prepared) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_repaired(damage, corpus, prepared):
+  before = contents(prepared)
+  DAMAGE[damage][0](prepared)
+  prepare.prepare(corpus, str(prepared), shard_tokens=20_000, verify=True)
+  assert contents(prepared) == before
