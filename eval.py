@@ -1,0 +1,61 @@
+"""Evaluates a trained model, or continues a prompt with it.
+
+  python eval.py --checkpoint=runs/quickstart --task=perplexity
+  python eval.py --checkpoint=runs/quickstart --task=perplexity \
+      --source=my_text.txt --lengths=64 --rows=8
+  python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
+
+perplexity prints bits per byte and perplexity, overall and by position, and
+writes them as JSON and PNG. sample prints the text as it is made. What is not
+given is as in the run's config (evaluation.*). Exit codes: 0 done, 2 the input
+needs a fix.
+"""
+
+from absl import flags
+
+from memcomp import cli
+
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
+)
+_TASK = flags.DEFINE_string("task", None, "perplexity or sample.")
+_STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
+_SOURCE = flags.DEFINE_string(
+  "source", "", "Text to score. Default: the run's validation split."
+)
+_OUT = flags.DEFINE_string("out", "", "Folder for results. Default: RUN/eval.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
+_PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "File with the prompt.")
+_SETTINGS = {
+  "lengths": flags.DEFINE_integer(
+    "lengths", None, "Multiples of the trained length to stream to."
+  ),
+  "rows": flags.DEFINE_integer("rows", None, "Spans streamed side by side."),
+  "prompt": flags.DEFINE_string("prompt", None, "Text to continue."),
+  "sample_tokens": flags.DEFINE_integer("tokens", None, "Tokens to make."),
+  "temperature": flags.DEFINE_float("temperature", None, "0 is greedy."),
+  "top_k": flags.DEFINE_integer("top_k", None, "Likeliest tokens; 0 is all."),
+  "top_p": flags.DEFINE_float("top_p", None, "Likeliest mass, in (0, 1]."),
+}
+
+
+def program() -> None:
+  """Runs the evaluation that the flags describe."""
+  checkpoint, task = cli.require("checkpoint"), cli.require("task")
+  from memcomp.evaluation import run
+
+  given = {k: f.value for k, f in _SETTINGS.items() if f.value is not None}
+  run.run(
+    checkpoint,
+    task,
+    step=_STEP.value,
+    source=_SOURCE.value,
+    out=_OUT.value,
+    seed=_SEED.value,
+    prompt_file=_PROMPT_FILE.value,
+    overrides=given,
+  )
+
+
+if __name__ == "__main__":
+  cli.main(program, usage=__doc__)

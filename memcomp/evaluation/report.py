@@ -1,0 +1,150 @@
+"""Results as text for the terminal and as JSON for the disk."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from typing import Any
+
+from memcomp import config as config_lib
+from memcomp.data import store as store_lib
+from memcomp.evaluation import load
+from memcomp.models import decoder, registry
+from memcomp.training import disk, integrity
+
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
+  """Returns what every result says about the model it is of."""
+  config = checkpoint.config
+  return {
+    "name": config.name,
+    "step": checkpoint.step,
+    "seed": config.seed,
+    "parameters": checkpoint.meta["param_count"],
+    "state_bytes": decoder.state_bytes(config.model),
+    "tokenizer": {
+      "name": checkpoint.tokenizer.name,
+      "fingerprint": checkpoint.tokenizer.fingerprint,
+    },
+    "versions": {
+      "python": platform.python_version(),
+      **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    },
+    "config": config_lib.to_dict(config),
+  }
+
+
+def describe_text(
+  store: store_lib.TokenStore, num_bytes: int
+) -> dict[str, Any]:
+  """Returns what every result says about the text it is on."""
+  return {
+    "name": store.name,
+    "fingerprint": store.fingerprint,
+    "documents": len(store.lengths),
+    "tokens": store.num_tokens,
+    "bytes": num_bytes,
+  }
+
+
+def task_hash(**task: Any) -> str:
+  """Returns 16 hex digits that are equal for equal tasks on equal text."""
+  return store_lib.digest(json.dumps(task, sort_keys=True))
+
+
+def model_label(checkpoint: load.Checkpoint, *, step: bool = False) -> str:
+  """Names a model in a table."""
+  config = checkpoint.config
+  label = (
+    f"{registry.name_of(config.model.mixer)}, "
+    f"{checkpoint.meta['param_count']:,} parameters, seed {config.seed}"
+  )
+  return f"{config.name}: {label}, step {checkpoint.step}" if step else label
+
+
+def whole_text(found: dict[str, Any]) -> str:
+  """Returns the figures of all the text, as one line."""
+  whole, text = found["trained_length"], found["text"]
+  perplexity = whole["perplexity"]
+  return (
+    f"{number(whole['bits_per_byte'])} bits per byte, perplexity "
+    f"{'not finite' if perplexity is None else f'{perplexity:,.3f}'} a token: "
+    f"all {text['bytes']:,} bytes in windows of {whole['window']:,} tokens, "
+    "each with a fresh state"
+  )
+
+
+def comparison(rows: list[dict[str, Any]], num_bytes: int) -> str:
+  """Returns a table of bits per byte."""
+  lines = [f"bits per byte on the same {num_bytes:,} validation bytes"]
+  cells = [(row["name"], number(row["bits_per_byte"])) for row in rows]
+  return "\n".join(lines + _aligned(cells))
+
+
+def sampling(settings: config_lib.EvaluationConfig, seed: int) -> str:
+  """Returns the line above a sample."""
+  top_k = f", top_k {settings.top_k}" if settings.top_k else ""
+  return (
+    f"sample (temperature {settings.temperature}{top_k}, top_p "
+    f"{settings.top_p}, seed {seed}) after {settings.prompt!r}:"
+  )
+
+
+def positions(streamed: dict[str, Any]) -> str:
+  """Returns the table of bits per byte by position."""
+  window = streamed["window"]
+  lines = [
+    f"bits per byte by position: {streamed['rows']} spans of "
+    f"{streamed['positions']:,} tokens; trained at {window:,}"
+  ]
+  rows = [("position", "state handed on", f"fresh every {window:,}")]
+  for bucket in streamed["buckets"]:
+    value = number(bucket["bits_per_byte"])
+    if bucket["std_over_rows"] is not None:
+      value += f" +- {bucket['std_over_rows']:.3f}"
+    rows.append(
+      (
+        f"{bucket['first']:,}-{bucket['last']:,}",
+        value,
+        number(bucket["fresh_bits_per_byte"]),
+      )
+    )
+  lines += _aligned(rows)
+  if streamed["rows"] > 1:
+    lines.append("  (+- is the standard deviation over the spans)")
+  return "\n".join(lines)
+
+
+def number(bits: float | None) -> str:
+  """Returns bits per byte for a table."""
+  return "not finite" if bits is None else f"{bits:.3f}"
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+  """Writes a result, whole or not at all.
+
+  Raises:
+    UserError: no space or no permission.
+  """
+  with disk.clear_errors(f"cannot write {path}"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    integrity.replace_text(path, text)
+
+
+def shown(path: pathlib.Path) -> str:
+  """Returns a path as short as it can be typed here."""
+  relative = os.path.relpath(path)
+  return str(path) if relative.startswith("..") else relative
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = []
+  for name, *cells in rows:
+    padded = [c.rjust(w) for c, w in zip(cells, widths[1:], strict=True)]
+    lines.append("  ".join(["", name.ljust(widths[0]), *padded]))
+  return lines

@@ -1,0 +1,130 @@
+"""The evaluations behind `eval.py`, and the one at the end of `train.py`."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.evaluation import load, plot, report, tasks
+
+TASKS = ("perplexity", "sample")
+
+
+def run(
+  checkpoint: str | pathlib.Path,
+  task: str,
+  *,
+  step: int | None = None,
+  source: str = "",
+  out: str = "",
+  seed: int = 0,
+  prompt_file: str = "",
+  overrides: dict[str, Any] | None = None,
+) -> None:
+  """Evaluates a checkpoint; prints what it finds.
+
+  Args:
+    checkpoint: a run's workdir, its `checkpoints` folder or a step's folder.
+    task: one of `TASKS`.
+    step: of the checkpoint; None is the newest.
+    source: text to evaluate on, written as `DataConfig.source`; "" is the
+      run's validation split.
+    out: folder for results; "" is `eval` in the run's workdir.
+    seed: of the sample.
+    prompt_file: file whose text is continued; "" is `prompt` of the settings.
+    overrides: fields of `EvaluationConfig` to set instead of the run's.
+
+  Raises:
+    UserError: unknown task, bad value, no checkpoint, no text, a full disk.
+  """
+  if task not in TASKS:
+    raise errors.UserError(
+      f"--task={task} is unknown; give one of: {', '.join(TASKS)}"
+    )
+  overrides = dict(overrides or {})
+  if prompt_file:
+    overrides["prompt"] = tasks.read_prompt(prompt_file)
+  opened = load.open_checkpoint(checkpoint, step)
+  settings = dataclasses.replace(opened.config.evaluation, **overrides)
+  tasks.check(settings)
+  if task == "sample":
+    tasks.show_sample(opened, settings, seed)
+    return
+  store = tasks.open_text(opened, source)
+  folder = pathlib.Path(out) if out else opened.workdir / "eval"
+  # Another text's results stand beside the run's own, not in their place.
+  stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
+  found = tasks.measure(opened, store, settings)
+  print(report.model_label(opened, step=True))
+  print(report.whole_text(found))
+  print(f"\n{report.positions(found['streamed'])}")
+  path = folder / f"{stem}.json"
+  report.write_json(path, {**report.describe(opened), "perplexity": found})
+  _written([path, _plot(opened, found, folder / f"{stem}.png")])
+
+
+def after_training(
+  config: config_lib.Config, workdir: str | pathlib.Path
+) -> None:
+  """Evaluates the newest checkpoint of a run, for the end of `train.py`.
+
+  Prints a table of models on the same bytes, the curve by position, a sample
+  and what was written: `eval/results.json` and `eval/perplexity.png`.
+
+  Args:
+    config: of the run; its `evaluation` counts, not the checkpoint's.
+    workdir: of the run.
+
+  Raises:
+    UserError: bad settings, no checkpoint, a full disk.
+  """
+  if jax.process_index():
+    return
+  settings = config.evaluation
+  tasks.check(settings)
+  opened = load.open_checkpoint(workdir)
+  result = report.describe(opened)
+  written: list[pathlib.Path | str] = []
+  try:
+    validation = tasks.open_text(opened, "")
+  except errors.UserError as error:
+    print(f"\nnot evaluated: {error}")
+  else:
+    print("\nevaluating", flush=True)
+    rows = []
+    if settings.byte_models:
+      rows = tasks.compare(opened, validation)
+    found = tasks.measure(opened, validation, settings)
+    bits = found["trained_length"]["bits_per_byte"]
+    rows.append({"name": report.model_label(opened), "bits_per_byte": bits})
+    result |= {"comparison": rows, "perplexity": found}
+    print(f"\n{report.comparison(rows, found['text']['bytes'])}")
+    print(f"  {report.whole_text(found)}")
+    print(f"\n{report.positions(found['streamed'])}")
+    path = opened.workdir / "eval" / "perplexity.png"
+    written.append(_plot(opened, found, path))
+  print(f"\n{report.sampling(settings, config.seed)}", flush=True)
+  result["sample"] = tasks.show_sample(opened, settings, config.seed)
+  path = opened.workdir / "eval" / "results.json"
+  report.write_json(path, result)
+  _written([path, *written])
+
+
+def _plot(
+  opened: load.Checkpoint, found: dict[str, Any], path: pathlib.Path
+) -> pathlib.Path | str:
+  """Draws `path`; returns it, or why it is not there."""
+  title = f"{opened.config.name}: {report.model_label(opened)}"
+  return plot.by_position(
+    found["streamed"], found["trained_length"], title, path
+  )
+
+
+def _written(paths: list[pathlib.Path | str]) -> None:
+  print("\nwritten:")
+  for path in paths:
+    shown = path if isinstance(path, str) else report.shown(path)
+    print(f"  {shown}", flush=True)

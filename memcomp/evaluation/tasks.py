@@ -1,0 +1,188 @@
+"""What `run` is made of: each measures one thing and returns it for JSON."""
+
+import pathlib
+import sys
+from typing import Any
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.data import sources
+from memcomp.data import store as store_lib
+from memcomp.evaluation import byte_models, load, perplexity, report, text
+from memcomp.evaluation import progress as progress_lib
+from memcomp.inference import generate, sample
+
+MAX_COUNTED_BYTES = 1 << 28
+"""Training text that byte models are fitted on, at most: sorting its codes
+takes about 40 times as much memory."""
+
+
+def check(settings: config_lib.EvaluationConfig) -> None:
+  """Raises UserError naming the setting that is out of range."""
+  for name, least in (("lengths", 1), ("rows", 1), ("sample_tokens", 0)):
+    if getattr(settings, name) < least:
+      raise errors.UserError(
+        f"{name}={getattr(settings, name)}: give {least} or more"
+      )
+  _draws(settings, 0)
+
+
+def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
+  """Opens the text to evaluate on; "" is the run's validation split.
+
+  Raises:
+    UserError: there is none, or nothing in it to predict.
+  """
+  data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
+  if source:
+    store = sources.open_source(source, tokenizer)
+  else:
+    store = sources.open_split(data, "validation", tokenizer=tokenizer)
+  if store.num_tokens < 2:
+    raise errors.UserError(
+      f"{store.name}: one token, and the first is not predicted; give more text"
+    )
+  return store
+
+
+def measure(
+  checkpoint: load.Checkpoint,
+  store: store_lib.TokenStore,
+  settings: config_lib.EvaluationConfig,
+) -> dict[str, Any]:
+  """Scores a text: all of it at the trained length, and far beyond in spans.
+
+  Returns:
+    `text` (what was scored), `task_hash`, `trained_length`
+    (`perplexity.whole_text`) and `streamed` (`perplexity.streamed`).
+  """
+  tokenizer = checkpoint.tokenizer
+  score = perplexity.make_score(checkpoint.model)
+  stream = text.Stream(store)
+  about = report.describe_text(store, text.num_bytes(store, tokenizer))
+  task = {
+    "window": checkpoint.config.data.sequence_length,
+    "lengths": settings.lengths,
+    "rows": settings.rows,
+  }
+  whole = perplexity.whole_text(score, stream, tokenizer, task["window"])
+  return {
+    "text": about,
+    "task_hash": report.task_hash(
+      **task, text=store.fingerprint, tokenizer=tokenizer.fingerprint
+    ),
+    "trained_length": whole,
+    "streamed": perplexity.streamed(score, stream, tokenizer, **task),
+  }
+
+
+def compare(
+  checkpoint: load.Checkpoint, validation: store_lib.TokenStore
+) -> list[dict[str, Any]]:
+  """Fits byte models on the run's training text; scores the validation text.
+
+  Returns:
+    `name` and `bits_per_byte` of each; only the uniform distribution where
+    there is too much training text.
+  """
+  rows = [{"name": "uniform", "bits_per_byte": byte_models.UNIFORM_BITS}]
+  data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
+  store = sources.open_split(data, "train", tokenizer=tokenizer)
+  if store.num_tokens > MAX_COUNTED_BYTES:
+    print(
+      f"byte models left out: {store.num_tokens:,} tokens of training text "
+      f"are more than the {MAX_COUNTED_BYTES:,} they are meant for"
+    )
+    return rows
+  target = text.as_bytes(validation, tokenizer)
+  progress = progress_lib.Progress(
+    "fitting byte models", byte_models.MAX_ORDER + 1
+  )
+  bits = byte_models.bits_per_byte(
+    text.as_bytes(store, tokenizer), target, progress=progress.advance
+  )
+  best = min(bits, key=bits.__getitem__)
+  of = f"best of 0 to {byte_models.MAX_ORDER}"
+  rows.append({"name": "order-2 byte model", "bits_per_byte": bits[2]})
+  rows.append(
+    {"name": f"order-{best} byte model ({of})", "bits_per_byte": bits[best]}
+  )
+  for name, size in byte_models.compressed_bits_per_byte(
+    target.tobytes()
+  ).items():
+    rows.append({"name": name, "bits_per_byte": size})
+  return rows
+
+
+def show_sample(
+  checkpoint: load.Checkpoint,
+  settings: config_lib.EvaluationConfig,
+  seed: int,
+) -> dict[str, Any]:
+  """Prints a prompt and its continuation as it is made; returns both."""
+  draws = _draws(settings, seed)
+  pieces = generate.text(
+    checkpoint.model,
+    checkpoint.tokenizer,
+    settings.prompt,
+    tokens=settings.sample_tokens,
+    settings=draws,
+  )
+  made = []
+  for number, piece in enumerate(pieces):
+    # Not before the first piece, so that an empty prompt prints nothing.
+    _print(piece if number else settings.prompt + piece)
+    made.append(piece)
+  _print("\n")
+  return {
+    "prompt": settings.prompt,
+    "text": "".join(made),
+    "tokens": settings.sample_tokens,
+    "temperature": draws.temperature,
+    "top_k": draws.top_k,
+    "top_p": draws.top_p,
+    "seed": draws.seed,
+  }
+
+
+def read_prompt(path: str) -> str:
+  """Returns the text of a file.
+
+  Raises:
+    UserError: it cannot be read, is empty or no UTF-8.
+  """
+  try:
+    prompt = pathlib.Path(path).read_text(encoding="utf-8")
+  except OSError as error:
+    raise errors.UserError(
+      f"cannot read prompt {path}: {error.strerror}; check the path"
+    ) from error
+  except UnicodeDecodeError as error:
+    raise errors.UserError(
+      f"prompt {path} is not UTF-8 (byte {error.start}); convert the file"
+    ) from error
+  if not prompt:
+    raise errors.UserError(
+      f"prompt {path} is empty; give some text to continue"
+    )
+  return prompt
+
+
+def _draws(settings: config_lib.EvaluationConfig, seed: int) -> sample.Settings:
+  return sample.Settings(
+    temperature=settings.temperature,
+    top_k=settings.top_k,
+    top_p=settings.top_p,
+    seed=seed,
+  )
+
+
+def _print(piece: str) -> None:
+  if sys.stdout.isatty():
+    # A young model makes control characters, which a terminal would obey.
+    piece = "".join(
+      c if c.isprintable() or c in "\n\t" else "\ufffd" for c in piece
+    )
+  encoding = sys.stdout.encoding or "utf-8"
+  piece = piece.encode(encoding, errors="replace").decode(encoding)
+  print(piece, end="", flush=True)
