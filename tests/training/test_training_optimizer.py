@@ -1,0 +1,88 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memcomp import config as config_lib
+from memcomp.training import optimizer
+
+
+def _config(**fields):
+  return config_lib.OptimizerConfig(
+    **{"learning_rate": 1.0, "final_learning_rate": 0.1, "warmup_steps": 4}
+    | fields
+  )
+
+
+@pytest.mark.parametrize("schedule", optimizer.SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_schedule_rises_to_the_peak_and_ends_at_the_final_rate(
+  schedule, warmup
+):
+  rate = optimizer.make_schedule(
+    _config(schedule=schedule, warmup_steps=warmup), 20
+  )
+  values = np.array([float(rate(step)) for step in range(20)])
+  assert values[0] > 0
+  assert (np.diff(values[: warmup + 1]) > 0).all()
+  np.testing.assert_allclose(values[warmup], 1.0, rtol=1e-6)
+  assert (np.diff(values[warmup:]) <= 1e-7).all()
+  np.testing.assert_allclose(values[-1], 0.1, rtol=1e-5)
+
+
+def test_shapes_of_the_schedules():
+  def middle(schedule, step, **fields):
+    rate = optimizer.make_schedule(
+      _config(schedule=schedule, warmup_steps=0, **fields), 101
+    )
+    return float(rate(step))
+
+  np.testing.assert_allclose(middle("linear", 25), 0.775, rtol=1e-5)
+  cosine = 0.1 + 0.9 * (0.5 + 0.5 * np.cos(np.pi / 4))
+  np.testing.assert_allclose(middle("cosine", 25), cosine, rtol=1e-5)
+  assert middle("constant_then_decay", 79, decay_share=0.2) == 1.0
+  late = middle("constant_then_decay", 91, decay_share=0.2)
+  assert 0.1 < late < 0.6
+
+
+@pytest.mark.parametrize("schedule", optimizer.SCHEDULES)
+def test_one_step_is_a_schedule_too(schedule):
+  rate = optimizer.make_schedule(
+    _config(schedule=schedule, warmup_steps=0, decay_share=1.0), 1
+  )
+  assert np.isfinite(float(rate(0)))
+
+
+def test_weight_decay_is_on_marked_parameters_only():
+  params = {"matrix": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+  config = _config(warmup_steps=0, weight_decay=0.1)
+  tx = optimizer.make(config, 10, {"matrix": True, "bias": False})
+  zero = {"matrix": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
+  updates, _ = tx.update(zero, tx.init(params), params)
+  np.testing.assert_allclose(updates["matrix"], -0.1, rtol=1e-6)
+  assert (np.asarray(updates["bias"]) == 0).all()
+
+
+@pytest.mark.parametrize(("clip_norm", "scale"), [(1.0, 0.2), (0.0, 1.0)])
+def test_clipping_by_the_global_norm(clip_norm, scale):
+  params = {"w": jnp.zeros(2)}
+  config = _config(clip_norm=clip_norm, b1=0.0, weight_decay=0.0)
+  tx = optimizer.make(config, 10, {"w": True})
+  grads = {"w": jnp.array([3.0, 4.0])}
+  _, state = tx.update(grads, tx.init(params), params)
+  adam = optax.tree_utils.tree_get(state, "mu")
+  np.testing.assert_allclose(adam["w"], scale * grads["w"], rtol=1e-6)
+
+
+def test_adam_takes_its_coefficients():
+  params = {"w": jnp.zeros(1)}
+  config = _config(
+    b1=0.5, b2=0.25, eps=1.0, clip_norm=0, weight_decay=0, warmup_steps=0
+  )
+  tx = optimizer.make(config, 10, {"w": False})
+  state = tx.init(params)
+  updates, state = tx.update({"w": jnp.array([2.0])}, state, params)
+  # Bias-corrected moments of the first step are g and g**2.
+  np.testing.assert_allclose(updates["w"], -2.0 / (2.0 + 1.0), rtol=1e-6)
+  nu = optax.tree_utils.tree_get(state, "nu")["w"]
+  np.testing.assert_allclose(nu, 0.75 * 4.0, rtol=1e-6)

@@ -1,0 +1,107 @@
+"""A tiny experiment, and ways to run it, for the tests of training."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from memcomp import config as config_lib
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+CONFIG_FILE = """
+import sys
+sys.path.insert(0, {tests!r})
+import training_cases
+
+def get_config(arg=""):
+  return training_cases.tiny({data!r})
+"""
+
+
+def tiny(source: str = "stdlib", **training) -> config_lib.Config:
+  """One layer of width 32; `training` sets fields of TrainingConfig."""
+  config = config_lib.Config(name="tiny")
+  model = config.model
+  model.d_model, model.num_layers, model.mlp_dim = 32, 1, 32
+  mixer = model.mixer
+  mixer.heads, mixer.key_dim, mixer.value_dim = 2, 8, 8
+  mixer.num_slots, mixer.chunk_size, mixer.convolution_width = 4, 8, 0
+  config.data.source = source
+  config.data.sequence_length = 16
+  config.data.prefetch = 1
+  config.optimizer.warmup_steps = 2
+  config.training.steps = 8
+  config.training.batch_size = 4
+  config.training.log_every = 1
+  config.training.checkpoint_every = 3
+  config.evaluation.run_after_training = False
+  for name, value in training.items():
+    setattr(config.training, name, value)
+  return config
+
+
+def write_text(folder: pathlib.Path) -> str:
+  """Writes documents of different lengths; returns the folder as a source."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for number in range(40):
+    words = [f"word {number * i % 17} of {i}\n" for i in range(5 + number)]
+    (folder / f"{number}.txt").write_text("".join(words))
+  return str(folder)
+
+
+def write_config(folder: pathlib.Path) -> pathlib.Path:
+  """Writes a config file of `tiny` over `write_text`'s documents."""
+  path = folder / "tiny.py"
+  path.write_text(
+    CONFIG_FILE.format(
+      tests=str(pathlib.Path(__file__).parent),
+      data=write_text(folder / "text"),
+    )
+  )
+  return path
+
+
+def environment(**extra: str) -> dict[str, str]:
+  """The environment of a program under test."""
+  paths = [str(ROOT), str(ROOT / "kernels")]
+  result = os.environ | {
+    "PYTHONPATH": os.pathsep.join(paths),
+    "JAX_PLATFORMS": "cpu",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  }
+  result.pop("XLA_FLAGS", None)
+  return result | extra
+
+
+def start(config: pathlib.Path, workdir: pathlib.Path, *flags: str, **env: str):
+  """Starts train.py; its output is read as text from the process."""
+  command = [sys.executable, ROOT / "train.py", f"--config={config}"]
+  return subprocess.Popen(
+    [*command, f"--workdir={workdir}", *flags],
+    env=environment(**env),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def train(config: pathlib.Path, workdir: pathlib.Path, *flags: str, **env: str):
+  """Runs train.py to its end: (exit code, stdout, stderr)."""
+  with start(config, workdir, *flags, **env) as process:
+    out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def curve(workdir: pathlib.Path) -> list[dict]:
+  """metrics.jsonl without what a clock measured."""
+  clocks = ("seconds_per_step", "tokens_per_second", "model_tflops_per_second")
+  records = []
+  for line in (workdir / "metrics.jsonl").read_text().splitlines():
+    record = json.loads(line)
+    records.append(
+      {k: v for k, v in record.items() if k not in (*clocks, "mfu")}
+    )
+  return records
