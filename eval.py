@@ -1,14 +1,12 @@
 """Evaluates a trained model, or continues a prompt with it.
 
   python eval.py --checkpoint=runs/quickstart --task=perplexity
-  python eval.py --checkpoint=runs/quickstart --task=perplexity \
-      --source=my_text.txt --lengths=64 --rows=8
+  python eval.py --checkpoint=runs/quickstart --task=perplexity --lengths=64
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
 
 perplexity prints bits per byte and perplexity, overall and by position, and
 writes them as JSON and PNG. sample prints the text as it is made. What is not
-given is as in the run's config (evaluation.*). Exit codes: 0 done, 2 the input
-needs a fix.
+given is as in the run's config. Exit codes: 0 done, 2 the input needs a fix.
 """
 
 from absl import flags

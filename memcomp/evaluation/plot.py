@@ -1,5 +1,6 @@
 """perplexity.png: bits per byte against the position in the text."""
 
+import math
 import pathlib
 from typing import Any
 
@@ -30,9 +31,9 @@ def by_position(
       f"no {path.name}: matplotlib is not installed (pip install "
       "'memcomp[plot]')"
     )
-  buckets = [b for b in streamed["buckets"] if b["bits_per_byte"] is not None]
+  buckets = streamed["buckets"]
   # A figure without pyplot: no backend to choose, no window, no global state.
-  canvas = figure.Figure(figsize=(7.5, 4.5), layout="constrained")
+  canvas = figure.Figure(figsize=(7.5, 5), layout="constrained")
   axes = canvas.subplots()
   axes.set_xscale("log", base=2)
   # A log axis has no 0: the first bucket is drawn an octave wide, as the rest.
@@ -41,8 +42,8 @@ def by_position(
   centres = [(a * b) ** 0.5 for a, b in zip(edges, ends, strict=True)]
   axes.errorbar(
     centres,
-    [b["bits_per_byte"] for b in buckets],
-    yerr=[b["std_over_rows"] or 0 for b in buckets],
+    _values(buckets, "bits_per_byte"),
+    yerr=_values(buckets, "std_over_rows"),
     marker="o",
     capsize=3,
     label="state handed on (bars: standard deviation over spans)",
@@ -50,7 +51,7 @@ def by_position(
   window = streamed["window"]
   axes.plot(
     centres,
-    [b["fresh_bits_per_byte"] for b in buckets],
+    _values(buckets, "fresh_bits_per_byte"),
     marker="s",
     markersize=4,
     linestyle="--",
@@ -67,11 +68,10 @@ def by_position(
   axes.axvline(window, color="tab:red", linewidth=1)
   axes.annotate(
     f"trained length {window:,}",
-    (window, 1),
+    (window, 0),
     xycoords=("data", "axes fraction"),
-    xytext=(4, -4),
+    xytext=(4, 4),
     textcoords="offset points",
-    va="top",
     color="tab:red",
   )
   ticks = [*edges, *ends[-1:]]
@@ -83,8 +83,13 @@ def by_position(
     title=title,
   )
   axes.grid(alpha=0.3)
-  axes.legend(fontsize="small")
+  # Below the axes, where no curve can run into it.
+  canvas.legend(loc="outside lower center", fontsize="small")
   with disk.clear_errors(f"cannot write {path}"):
-    path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, dpi=120)
   return path
+
+
+def _values(buckets: list[dict[str, Any]], name: str) -> list[float]:
+  """Returns a column; nothing is drawn where it is None."""
+  return [math.nan if b[name] is None else b[name] for b in buckets]

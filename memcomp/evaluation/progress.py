@@ -15,9 +15,9 @@ class Progress:
     self._what = what
     self._total = total
     self._done = 0
-    self._start = time.monotonic()
+    self._first: tuple[float, int] | None = None
     self._terminal = sys.stderr.isatty()
-    self._next = self._start + (1 if self._terminal else 5)
+    self._next = time.monotonic() + (1 if self._terminal else 5)
     self._shown = False
 
   def advance(self, count: int = 1) -> None:
@@ -27,10 +27,17 @@ class Progress:
     if self._done >= self._total:
       if self._shown and self._terminal:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
+    elif self._first is None:
+      self._first = now, self._done
     elif now >= self._next:
       self._next = now + (0.5 if self._terminal else 10)
-      self._shown = True
-      left = (now - self._start) / self._done * (self._total - self._done)
-      line = f"{self._what}: {self._done} of {self._total}, {left:.0f} s left"
-      start, end = ("\r", "\033[K") if self._terminal else ("", "\n")
-      print(start + line, end=end, file=sys.stderr, flush=True)
+      self._show(now)
+
+  def _show(self, now: float) -> None:
+    self._shown = True
+    # Not from the start: the first piece includes compiling.
+    start, done = self._first
+    left = (now - start) / (self._done - done) * (self._total - self._done)
+    line = f"{self._what}: {self._done:,} of {self._total:,}, {left:.0f} s left"
+    before, end = ("\r", "\033[K") if self._terminal else ("", "\n")
+    print(before + line, end=end, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """Results as text for the terminal and as JSON for the disk."""
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -8,6 +9,7 @@ import platform
 from typing import Any
 
 from memcomp import config as config_lib
+from memcomp import errors
 from memcomp.data import store as store_lib
 from memcomp.evaluation import load
 from memcomp.models import decoder, registry
@@ -123,6 +125,25 @@ def number(bits: float | None) -> str:
   return "not finite" if bits is None else f"{bits:.3f}"
 
 
+def make_folder(path: pathlib.Path) -> pathlib.Path:
+  """Makes a folder for results, before minutes are spent on them.
+
+  Raises:
+    UserError: it cannot be made or written.
+  """
+  with disk.clear_errors(f"cannot write {path}"):
+    try:
+      path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+      raise errors.UserError(
+        f"cannot write {path}: {error.filename} is not a folder; choose "
+        "another --out"
+      ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+  return path
+
+
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
   """Writes a result, whole or not at all.
 
@@ -130,7 +151,6 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     UserError: no space or no permission.
   """
   with disk.clear_errors(f"cannot write {path}"):
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     integrity.replace_text(path, text)
 

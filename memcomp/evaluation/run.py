@@ -54,7 +54,9 @@ def run(
     tasks.show_sample(opened, settings, seed)
     return
   store = tasks.open_text(opened, source)
-  folder = pathlib.Path(out) if out else opened.workdir / "eval"
+  folder = report.make_folder(
+    pathlib.Path(out) if out else opened.workdir / "eval"
+  )
   # Another text's results stand beside the run's own, not in their place.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
   found = tasks.measure(opened, store, settings)
@@ -86,6 +88,7 @@ def after_training(
   settings = config.evaluation
   tasks.check(settings)
   opened = load.open_checkpoint(workdir)
+  folder = report.make_folder(opened.workdir / "eval")
   result = report.describe(opened)
   written: list[pathlib.Path | str] = []
   try:
@@ -104,11 +107,10 @@ def after_training(
     print(f"\n{report.comparison(rows, found['text']['bytes'])}")
     print(f"  {report.whole_text(found)}")
     print(f"\n{report.positions(found['streamed'])}")
-    path = opened.workdir / "eval" / "perplexity.png"
-    written.append(_plot(opened, found, path))
+    written.append(_plot(opened, found, folder / "perplexity.png"))
   print(f"\n{report.sampling(settings, config.seed)}", flush=True)
   result["sample"] = tasks.show_sample(opened, settings, config.seed)
-  path = opened.workdir / "eval" / "results.json"
+  path = folder / "results.json"
   report.write_json(path, result)
   _written([path, *written])
 

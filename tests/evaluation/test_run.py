@@ -1,0 +1,341 @@
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import evaluation_cases as cases
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from memcomp import cli, errors
+from memcomp.data import sources
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.evaluation import byte_models, load, perplexity, run, tasks, text
+from memcomp.inference import generate, sample
+
+ROOT = pathlib.Path(__file__).parents[2]
+BYTES = tokenizer_lib.ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def program():
+  """The module eval.py; its flags can be defined once a process."""
+  spec = importlib.util.spec_from_file_location(
+    "eval_program", ROOT / "eval.py"
+  )
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture
+def call(program, capsys):
+  """Calls eval.py in this process: flags -> (exit code, stdout, stderr)."""
+
+  def call(*arguments):
+    argv = ["eval.py", "--compilation_cache=off", *map(str, arguments)]
+    with flagsaver.flagsaver():
+      flags.FLAGS.unparse_flags()
+      with pytest.raises(SystemExit) as stop:
+        cli.main(program.program, usage=program.__doc__, argv=argv)
+    return stop.value.code, *capsys.readouterr()
+
+  return call
+
+
+def is_figure(path: pathlib.Path) -> bool:
+  from matplotlib import image
+
+  pixels = image.imread(path)
+  return min(pixels.shape[:2]) > 300 and pixels.std() > 0.05
+
+
+def test_perplexity(call, run_folder):
+  code, out, err = call(f"--checkpoint={run_folder}", "--task=perplexity")
+  assert (code, err) == (0, "")
+  result = json.loads((run_folder / "eval/perplexity.json").read_text())
+  assert is_figure(run_folder / "eval/perplexity.png")
+
+  assert result["step"] == 3
+  assert result["seed"] == result["config"]["seed"] == 7
+  assert result["state_bytes"] == 4 * 2 * 2 * 8 * (8 + 8)
+  assert result["versions"].keys() >= {"python", "jax", "flax", "numpy"}
+  assert result["tokenizer"]["fingerprint"] == BYTES.fingerprint
+  found = result["perplexity"]
+  assert len(found["task_hash"]) == 16
+
+  opened = load.open_checkpoint(run_folder)
+  store = sources.open_split(opened.config.data, "validation")
+  assert found["text"]["fingerprint"] == store.fingerprint
+  assert found["text"]["bytes"] == store.num_tokens
+  score = perplexity.make_score(opened.model)
+  whole = perplexity.whole_text(score, text.Stream(store), BYTES, 32)
+  assert found["trained_length"] == whole
+  assert found["streamed"]["positions"] == 128
+  assert [b["last"] for b in found["streamed"]["buckets"]] == [31, 63, 127]
+
+  assert f"{whole['bits_per_byte']:.3f} bits per byte" in out
+  assert re.search(r"64-127 +\d\.\d{3} \+- \d\.\d{3} +\d\.\d{3}\n", out)
+  assert "perplexity.json\n" in out and "perplexity.png\n" in out
+
+
+def test_other_text_and_settings(call, run_folder, tmp_path):
+  other = tmp_path / "other.txt"
+  other.write_text("other text\n" * 50)
+  arguments = (f"--checkpoint={run_folder}", "--task=perplexity")
+  code, out, _ = call(
+    *arguments, f"--source={other}", "--lengths=2", "--rows=1"
+  )
+  assert code == 0
+  (path,) = (run_folder / "eval").glob("*.json")
+  assert re.fullmatch(r"perplexity-[0-9a-f]{8}.json", path.name)
+  assert is_figure(path.with_suffix(".png"))
+  found = json.loads(path.read_text())["perplexity"]
+  assert found["text"]["bytes"] == 550
+  assert found["streamed"]["positions"] == 64
+  assert found["streamed"]["buckets"][0]["std_over_rows"] is None
+  assert "+-" not in out
+
+  code, _, _ = call(*arguments, f"--out={tmp_path / 'a/b'}")
+  assert code == 0
+  assert is_figure(tmp_path / "a/b/perplexity.png")
+  assert not (run_folder / "eval/perplexity.json").exists()
+
+
+def test_sample(call, trained, tmp_path):
+  code, out, err = call(
+    f"--checkpoint={trained}",
+    "--task=sample",
+    "--prompt=line ",
+    "--tokens=20",
+    "--temperature=1.5",
+    "--top_k=9",
+    "--top_p=0.8",
+    "--seed=5",
+  )
+  assert (code, err) == (0, "")
+  pieces = generate.text(
+    load.open_checkpoint(trained).model,
+    BYTES,
+    "line ",
+    tokens=20,
+    settings=sample.Settings(temperature=1.5, top_k=9, top_p=0.8, seed=5),
+  )
+  assert out == "line " + "".join(pieces) + "\n"
+
+  prompt = tmp_path / "prompt.txt"
+  prompt.write_text("line ")
+  greedy = (f"--checkpoint={trained}", "--task=sample", "--temperature=0")
+  first = call(*greedy, f"--prompt_file={prompt}")
+  assert first[1].startswith("line ")
+  assert first == call(*greedy, "--prompt=line ", "--seed=3")
+
+
+def test_after_training(run_folder, capsys, monkeypatch):
+  config = load.open_checkpoint(run_folder).config
+  config.evaluation.byte_models = True
+  monkeypatch.chdir(run_folder.parent)
+  run.after_training(config, run_folder)
+  out, err = capsys.readouterr()
+  assert err == ""
+  result = json.loads((run_folder / "eval/results.json").read_text())
+  assert is_figure(run_folder / "eval/perplexity.png")
+
+  train = sources.open_split(config.data, "train")
+  validation = sources.open_split(config.data, "validation")
+  target = text.as_bytes(validation, BYTES)
+  bits = byte_models.bits_per_byte(text.as_bytes(train, BYTES), target)
+  rows = {r["name"]: r["bits_per_byte"] for r in result["comparison"]}
+  best = min(bits, key=bits.get)
+  assert list(rows) == [
+    "uniform",
+    "order-2 byte model",
+    f"order-{best} byte model (best of 0 to 7)",
+    "gzip -9",
+    "xz -9",
+    f"trellis, {result['parameters']:,} parameters, seed 7",
+  ]
+  assert rows["uniform"] == 8
+  assert rows["order-2 byte model"] == bits[2]
+  assert rows[f"order-{best} byte model (best of 0 to 7)"] == bits[best]
+  ours = result["perplexity"]["trained_length"]
+  assert list(rows.values())[-1] == ours["bits_per_byte"]
+  # Each model predicts the same bytes.
+  assert ours["bytes"] == len(target) - 1
+  assert len(result["sample"]["text"]) == 12
+  assert result["sample"]["seed"] == 7
+
+  for name, value in rows.items():
+    assert re.search(rf"^  {re.escape(name)} +{value:.3f}$", out, re.M)
+  assert (
+    "bits per byte by position: 2 spans of 128 tokens; trained at 32" in out
+  )
+  assert "\ndef " + result["sample"]["text"] in out
+  assert out.endswith(
+    "written:\n  run/eval/results.json\n  run/eval/perplexity.png\n"
+  )
+
+
+def test_without_validation_text(trained, run_folder, capsys):
+  config = load.open_checkpoint(trained).config
+  config.data.validation_share = 0.0
+  cases.save(run_folder, config, 4)
+  run.after_training(config, run_folder)
+  assert "not evaluated: " in capsys.readouterr().out
+  result = json.loads((run_folder / "eval/results.json").read_text())
+  assert "perplexity" not in result
+  assert len(result["sample"]["text"]) == 12
+
+
+def test_too_much_training_text_to_count(trained, monkeypatch, capsys):
+  monkeypatch.setattr(tasks, "MAX_COUNTED_BYTES", 100)
+  opened = load.open_checkpoint(trained)
+  rows = tasks.compare(opened, tasks.open_text(opened, ""))
+  assert [row["name"] for row in rows] == ["uniform"]
+  assert "byte models left out" in capsys.readouterr().out
+
+
+def test_without_matplotlib(call, run_folder, monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  code, out, _ = call(f"--checkpoint={run_folder}", "--task=perplexity")
+  assert code == 0
+  assert "no perplexity.png: matplotlib is not installed" in out
+  assert (run_folder / "eval/perplexity.json").exists()
+  assert not (run_folder / "eval/perplexity.png").exists()
+
+
+def test_model_that_is_not_finite(run_folder, capsys):
+  config = load.open_checkpoint(run_folder).config
+  params = cases.tiny_params(config)
+  params["embedding"] = params["embedding"] * np.nan
+  cases.save(run_folder, config, 5, params=params)
+  run.after_training(config, run_folder)
+  result = json.loads((run_folder / "eval/results.json").read_text())
+  assert result["perplexity"]["trained_length"]["bits_per_byte"] is None
+  assert "not finite" in capsys.readouterr().out
+
+
+def test_steps_and_damage(run_folder, call, capsys):
+  config = load.open_checkpoint(run_folder).config
+  cases.save(run_folder, config, 5)
+  assert load.open_checkpoint(run_folder).step == 5
+  assert load.open_checkpoint(run_folder, 3).step == 3
+  assert load.open_checkpoint(run_folder / "checkpoints/3").step == 3
+  arrays = [p for p in (run_folder / "checkpoints/5/params").rglob("*/d/*")]
+  arrays[0].write_bytes(arrays[0].read_bytes()[:-1])
+  assert load.open_checkpoint(run_folder).step == 3
+  assert "checkpoints/5 is damaged" in capsys.readouterr().out
+  code, _, err = call(f"--checkpoint={run_folder}", "--task=sample", "--step=5")
+  assert code == errors.EXIT_BAD_INPUT
+  assert err.count("\n") == 1
+
+
+def test_another_tokenizer(call, run_folder):
+  config = load.open_checkpoint(run_folder).config
+  cases.save(run_folder, config, 6, tokenizer="0" * 16)
+  code, _, err = call(f"--checkpoint={run_folder}", "--task=sample")
+  assert code == errors.EXIT_BAD_INPUT
+  assert "another tokenizer" in err
+
+
+BAD = [
+  (["--task=perplexity"], "--checkpoint is missing"),
+  (["--checkpoint=RUN"], "--task is missing"),
+  (["--checkpoint=RUN", "--task=perplexty"], "--task=perplexty is unknown"),
+  (["--checkpoint=TMP/none", "--task=sample"], "no checkpoint in"),
+  (["--checkpoint=TMP/empty", "--task=sample"], "no checkpoint in"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--step=9"],
+    "no checkpoint of step 9",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt="], "the prompt is empty"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/empty"],
+    "is empty",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/no"],
+    "cannot read",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP"], "cannot read"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/latin"],
+    "not UTF-8",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt=\udcff"], "surrogate"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--tokens=-1"],
+    "sample_tokens=-1: give 0",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--temperature=-1"],
+    "temperature=-1.0: ",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--top_p=0"], "top_p=0.0: "),
+  (["--checkpoint=RUN", "--task=sample", "--top_k=-3"], "top_k=-3: "),
+  (["--checkpoint=RUN", "--task=sample", "--seed=-1"], "seed=-1: "),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--lengths=0"],
+    "lengths=0: give 1",
+  ),
+  (["--checkpoint=RUN", "--task=perplexity", "--rows=0"], "rows=0: give 1"),
+  (["--checkpoint=RUN", "--task=perplexity", "--rows=x"], "--rows=x"),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--source=TMP/no"],
+    "no such file",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--source=TMP/one.txt"],
+    "give more",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--out=TMP/empty"],
+    "not a folder",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--out=TMP/empty/x"],
+    "not a folder",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--promt=x"], "did you mean --prompt"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[b[1] for b in BAD])
+def test_bad_input(call, trained, tmp_path, arguments, message):
+  (tmp_path / "empty").touch()
+  (tmp_path / "latin").write_bytes(b"caf\xe9")
+  (tmp_path / "one.txt").write_text("x")
+  before = sorted(trained.rglob("*"))
+  arguments = [
+    a.replace("RUN", str(trained)).replace("TMP", str(tmp_path))
+    for a in arguments
+  ]
+  code, out, err = call(*arguments)
+  assert code == errors.EXIT_BAD_INPUT
+  assert out == ""
+  assert err.startswith("error: ") and err.count("\n") == 1
+  assert message in err
+  assert sorted(trained.rglob("*")) == before
+
+
+def test_the_program(trained):
+  command = [sys.executable, ROOT / "eval.py", "--task=sample", "--tokens=0"]
+  environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": ""}
+  done = subprocess.run(
+    [*command, "--checkpoint=nowhere"],
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == errors.EXIT_BAD_INPUT
+  assert done.stderr.count("\n") == 1
+  helped = subprocess.run(
+    [*command, "--help"], env=environment, capture_output=True, text=True
+  )
+  assert helped.returncode == 0
+  for name in ("checkpoint", "task", "prompt", "temperature", "lengths"):
+    assert f"  --{name}: " in helped.stdout
