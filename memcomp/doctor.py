@@ -1,0 +1,298 @@
+"""Says whether this machine can run memcomp, and how it will.
+
+Versions, devices, which implementation each memory uses and why, a self-test.
+
+  python -m memcomp.doctor
+
+Exit code 0 when all is well, 1 when something needs a fix (listed at the end).
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+
+Line = tuple[bool, str]
+"""(in order?, what was found and, if it is not, what to do)."""
+
+SELF_TEST_BOUND = 1e-3
+"""Relative RMS error. It tells a broken installation from a sound one; the
+tests hold rounding to far less."""
+
+_REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,]*\])?\s*([<>=!~,.\d\s]*)")
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Prints all checks; returns the exit code."""
+  argparse.ArgumentParser(
+    prog="python -m memcomp.doctor",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  ).parse_args(argv)
+  problems = []
+  for title, check in CHECKS.items():
+    print(title, flush=True)
+    try:
+      for in_order, text in check():
+        print(f"  {'  ' if in_order else '! '}{text}", flush=True)
+        if not in_order:
+          problems.append(text)
+    except Exception as error:
+      # A broken installation may fail anywhere; the other checks still tell.
+      text = f"{title}: {type(error).__name__}: {_first_line(error)}"
+      print(f"  ! {text}", flush=True)
+      problems.append(text)
+  if not problems:
+    print("OK: everything is in order")
+    return 0
+  print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
+  for text in problems:
+    print(f"  - {text}")
+  return 1
+
+
+def check_versions() -> Iterator[Line]:
+  """Compares Python and the libraries with what memcomp asks for."""
+  python, required, optional = requirements()
+  version = platform.python_version()
+  yield _version_line("python", version, python)
+  for name, wanted in required.items():
+    yield _version_line(name, _installed(name), wanted)
+  for (extra, name), wanted in optional.items():
+    version = _installed(name)
+    if version is None:
+      yield True, f"{name} not installed (optional: extra {extra})"
+    else:
+      yield _version_line(name, version, wanted)
+
+
+def check_devices() -> Iterator[Line]:
+  """Lists the devices that JAX sees."""
+  import jax
+
+  devices = jax.devices()
+  kinds = sorted({d.device_kind for d in devices})
+  yield True, f"{len(devices)} x {devices[0].platform}: {', '.join(kinds)}"
+  if devices[0].platform == "cpu":
+    for path, what, extra in (
+      ("/dev/nvidia0", "an NVIDIA GPU", "cuda13"),
+      ("/dev/accel0", "a TPU", "tpu"),
+    ):
+      if os.path.exists(path):
+        yield (
+          True,
+          (
+            f"note: there seems to be {what} ({path}) that JAX does not use; "
+            f"pip install -e '.[{extra}]'"
+          ),
+        )
+
+
+def check_machine() -> Iterator[Line]:
+  """Processors, memory, and a file written and read back."""
+  cores = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+  )
+  yield True, f"{cores or os.cpu_count()} processor cores"
+  if "SC_PHYS_PAGES" in os.sysconf_names:
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield True, f"{size / 2**30:.1f} GiB of memory"
+  free = shutil.disk_usage(".").free
+  yield True, f"{free / 2**30:.1f} GiB free in the current folder"
+  if not os.access(".", os.W_OK):
+    yield True, "note: the current folder cannot be written; use --workdir"
+  content = bytes(range(256)) * 4096
+  try:
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "file"
+      path.write_bytes(content)
+      same = path.read_bytes() == content
+  except OSError as error:
+    yield (
+      False,
+      (
+        f"cannot write a temporary file ({_first_line(error)}); free some "
+        "space, or set TMPDIR"
+      ),
+    )
+    return
+  if same:
+    yield True, "temporary files can be written and read back"
+  else:
+    yield False, "a temporary file came back changed; check the disk"
+
+
+def check_implementations() -> Iterator[Line]:
+  """Says which implementation each memory uses here, and why."""
+  from memcomp.models import registry
+  from memcomp_kernels import dispatch
+
+  where = dispatch.current_platform()
+  for name in registry.MIXERS:
+    api = importlib.import_module(f"memcomp_kernels.{name}.api")
+    chosen = api.IMPLEMENTATIONS.default(where)
+    yield True, f"{name}: {chosen} ({api.IMPLEMENTATIONS.reason(where)})"
+
+
+def self_test() -> Iterator[Line]:
+  """Compares each memory with its definition: values and gradients."""
+  from memcomp_kernels import dispatch
+  from memcomp_kernels.testing import memories
+
+  where = dispatch.current_platform()
+  for memory in memories.MEMORIES.values():
+    have = memory.api.IMPLEMENTATIONS
+    chosen = have.default(where)
+    names = {chosen, "xla_chunked"} & set(have.functions) - {"reference"}
+    for name in sorted(names):
+      start = time.monotonic()
+      error = _largest_error(memory, name)
+      text = (
+        f"{memory.name}: {name} against reference, values and gradients: "
+        f"largest error {error:.1e}"
+      )
+      if error <= SELF_TEST_BOUND:  # nan is not
+        yield True, f"{text} ({time.monotonic() - start:.1f} s)"
+      else:
+        yield (
+          False,
+          (
+            f"{text}, more than {SELF_TEST_BOUND:.0e}: results on this machine "
+            "are wrong; install the versions of constraints.txt, and report it "
+            "if that does not help"
+          ),
+        )
+
+
+CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
+  "versions": check_versions,
+  "devices": check_devices,
+  "machine": check_machine,
+  "implementations": check_implementations,
+  "self-test (some seconds)": self_test,
+}
+
+
+def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
+  """Returns what memcomp asks for, from its one list.
+
+  Returns:
+    The range of Python's version; library -> range; (extra, library) -> range
+    for libraries that only extras ask for.
+  """
+  project = pathlib.Path(__file__).parents[1] / "pyproject.toml"
+  if project.exists():
+    # A checkout: what is written there now, not when it was installed.
+    spec = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    python = spec["requires-python"]
+    lines = [("", line) for line in spec["dependencies"]]
+    for extra, group in spec["optional-dependencies"].items():
+      lines += [(extra, line) for line in group]
+  else:
+    metadata = importlib.metadata.metadata("memcomp")
+    python = metadata["Requires-Python"]
+    lines = []
+    for line in importlib.metadata.requires("memcomp") or ():
+      extra = re.search(r"extra == ['\"](\w+)", line)
+      lines.append((extra[1] if extra else "", line.partition(";")[0]))
+  required, optional = {}, {}
+  for extra, line in lines:
+    name, _, wanted = _REQUIREMENT.match(line).groups()
+    if not extra:
+      required[name] = wanted.strip()
+    elif name not in ("jax", "memcomp") and not any(
+      name == other for _, other in optional
+    ):
+      optional[extra, name] = wanted.strip()
+  return python, required, optional
+
+
+def fits(version: str, wanted: str) -> bool:
+  """Says whether a version lies in a range such as ">=0.11.2,<0.13"."""
+  for condition in filter(None, wanted.replace(" ", "").split(",")):
+    operator, bound = re.match(r"([<>=!~]+)(.*)", condition).groups()
+    a, b = _numbers(version), _numbers(bound)
+    size = max(len(a), len(b))
+    a, b = a + (0,) * (size - len(a)), b + (0,) * (size - len(b))
+    if not {">=": a >= b, "<": a < b, "<=": a <= b, ">": a > b, "==": a == b}[
+      operator
+    ]:
+      return False
+  return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+  """Returns (0, 12, 1) for "0.12.1.dev3+cuda"."""
+  return tuple(int(x) for x in re.match(r"\d+(\.\d+)*", version)[0].split("."))
+
+
+def _version_line(name: str, version: str | None, wanted: str) -> Line:
+  if version is None:
+    return False, f"{name} is not installed; pip install '{name}{wanted}'"
+  if fits(version, wanted):
+    return True, f"{name} {version}"
+  fix = f"pip install '{name}{wanted}'"
+  if name == "python":
+    fix = "use another interpreter"
+  return False, f"{name} {version} does not satisfy {wanted}; {fix}"
+
+
+def _installed(name: str) -> str | None:
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _largest_error(memory, implementation: str) -> float:
+  """Returns the largest relative RMS error of y, states and gradients."""
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from memcomp_kernels.testing import errors
+
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 2, "heads": 2, "key_dim": 16, "value_dim": 24}
+  # A time that no chunk or tile divides.
+  # The default generator takes XLA seconds to compile.
+  keys = [jax.random.key(seed, impl="rbg") for seed in (0, 1)]
+  inputs = memory.make_inputs(keys[0], spec, time=45, **sizes)
+  state = memory.make_state(keys[1], spec, **sizes)
+  weights = np.random.default_rng(0).standard_normal((2, 45, 2, 24))
+
+  def run(name):
+    def objective(inputs, state):
+      found = memory.api.chunk(state, inputs, spec=spec, implementation=name)
+      loss = sum(
+        jnp.sum(x * jnp.arange(1, x.size + 1).reshape(x.shape) / x.size)
+        for x in jax.tree.leaves(found[0])
+        if jnp.issubdtype(x.dtype, jnp.floating)
+      )
+      return loss + jnp.sum(found[1] * weights.astype(np.float32)), found
+
+    gradient = jax.grad(objective, (0, 1), has_aux=True, allow_int=True)
+    found = jax.tree.leaves(jax.jit(gradient)(inputs, state))
+    return [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
+
+  pairs = zip(run(implementation), run("reference"), strict=True)
+  worst = [errors.relative_rms(a, b) for a, b in pairs]
+  # max() would pass over a nan.
+  return float(np.max(worst))
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+if __name__ == "__main__":
+  sys.exit(main())

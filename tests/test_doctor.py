@@ -1,0 +1,218 @@
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp import doctor
+from memcomp.models import registry
+from memcomp_kernels import dispatch
+from memcomp_kernels.testing import memories
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def only(monkeypatch):
+  """Runs the doctor with one of its checks: name -> exit code."""
+
+  def run(name: str) -> int:
+    (title,) = (title for title in doctor.CHECKS if title.startswith(name))
+    monkeypatch.setattr(doctor, "CHECKS", {title: doctor.CHECKS[title]})
+    return doctor.main([])
+
+  return run
+
+
+def install(monkeypatch, **versions):
+  real = importlib.metadata.version
+
+  def version(name):
+    found = versions.get(name, "as installed")
+    if found is None:
+      raise importlib.metadata.PackageNotFoundError(name)
+    return real(name) if found == "as installed" else found
+
+  monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_this_machine_is_in_order():
+  done = subprocess.run(
+    [sys.executable, "-m", "memcomp.doctor"],
+    env={
+      "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+      "PATH": "",
+      "JAX_PLATFORMS": "cpu",
+      "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    },
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert done.stderr == ""
+  lines = done.stdout.splitlines()
+  assert lines[-1] == "OK: everything is in order"
+  assert f"    jax {jax.__version__}" in lines
+  assert "    trellis: xla_chunked (fastest form on cpu)" in lines
+  assert any("xla_chunked against reference" in line for line in lines)
+  assert any("1 x cpu" in line for line in lines)
+
+
+@pytest.mark.parametrize("version", ["0.13.0", "0.11.1", "0.4.38"])
+def test_unsupported_jax(version, only, monkeypatch, capsys):
+  install(monkeypatch, jax=version)
+  assert only("versions") == 1
+  out = capsys.readouterr().out
+  assert (
+    f"  ! jax {version} does not satisfy >=0.11.2,<0.13; pip install" in out
+  )
+  assert "\n1 problem:\n  - jax" in out
+
+
+@pytest.mark.parametrize("version", ["0.11.2", "0.12.0.1", "0.12.5"])
+def test_supported_jax(version, only, monkeypatch):
+  install(monkeypatch, jax=version)
+  assert only("versions") == 0
+
+
+def test_missing_libraries(only, monkeypatch, capsys):
+  install(monkeypatch, grain=None, tensorboardX=None)
+  assert only("versions") == 1
+  out = capsys.readouterr().out
+  assert "! grain is not installed; pip install 'grain>=" in out
+  assert "    tensorboardX not installed (optional: extra tb)" in out
+  assert "\n1 problem:" in out
+
+
+def test_requirements_of_an_installed_package_are_those_of_the_checkout(
+  monkeypatch, tmp_path
+):
+  expected = doctor.requirements()
+  assert expected[1]["jax"] == ">=0.11.2,<0.13"
+  assert ("plot", "matplotlib") in expected[2] or (
+    "test",
+    "matplotlib",
+  ) in expected[2]
+  lines = [f"{name}{wanted}" for name, wanted in expected[1].items()]
+  lines += [f'{n}{w}; extra == "{e}"' for (e, n), w in expected[2].items()]
+  lines += ['jax[tpu]<0.13,>=0.11.2; extra == "tpu"']
+  monkeypatch.setattr(doctor, "__file__", str(tmp_path / "memcomp/doctor.py"))
+  monkeypatch.setattr(
+    importlib.metadata, "metadata", lambda name: {"Requires-Python": ">=3.12"}
+  )
+  monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+  assert doctor.requirements() == expected
+
+
+@pytest.mark.parametrize(
+  ("version", "wanted", "expected"),
+  [
+    ("3.12.1", ">=3.12", True),
+    ("3.11.9", ">=3.12", False),
+    ("0.12.0.1", ">=0.11.2,<0.13", True),
+    ("0.13", ">=0.11.2, <0.13", False),
+    ("0.13.0.dev20260101", "<0.13", False),
+    ("2.10", ">=2.9", True),
+    ("1.0+cuda", "==1.0.0", True),
+    ("1.0", "", True),
+  ],
+)
+def test_fits(version, wanted, expected):
+  assert doctor.fits(version, wanted) is expected
+
+
+def toy_memory(spoil=lambda x: x):
+  """A running sum in two forms: compiles in no time, unlike a real memory."""
+
+  class Api:
+    IMPLEMENTATIONS = dispatch.Implementations(
+      "toy", reference=None, xla_chunked=None
+    )
+
+    @staticmethod
+    def chunk(state, inputs, *, spec, implementation):
+      if implementation == "xla_chunked":
+        inputs = spoil(inputs)
+      y = state[:, None] + jnp.cumsum(inputs, axis=1)
+      return y[:, -1], y
+
+  def make_inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+    return jax.random.normal(key, (batch, time, heads, value_dim))
+
+  def make_state(key, spec, *, batch, heads, key_dim, value_dim):
+    return jax.random.normal(key, (batch, heads, value_dim))
+
+  return memories.Memory(
+    "toy", Api, {"only": None}, make_inputs, make_state, edges=None
+  )
+
+
+# A wrong value, a right value with a wrong gradient, and nan.
+SPOILT = {
+  "value": lambda x: 1.01 * x,
+  "gradient": jax.lax.stop_gradient,
+  "nan": lambda x: x * float("nan"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_failing_self_test(kind, only, monkeypatch, capsys):
+  memory = toy_memory(SPOILT[kind])
+  monkeypatch.setattr(memories, "MEMORIES", {"toy": memory})
+  assert only("self-test") == 1
+  out = capsys.readouterr().out
+  assert "! toy: xla_chunked against reference" in out
+  assert "results on this machine are wrong" in out
+
+
+def test_sound_self_test(only, monkeypatch, capsys):
+  monkeypatch.setattr(memories, "MEMORIES", {"toy": toy_memory()})
+  assert only("self-test") == 0
+  assert "    toy: xla_chunked against reference" in capsys.readouterr().out
+
+
+def test_devices_that_fail(only, monkeypatch, capsys):
+  def devices():
+    raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
+
+  monkeypatch.setattr(jax, "devices", devices)
+  assert only("devices") == 1
+  expected = "! devices: RuntimeError: Unable to initialize backend 'tpu'\n"
+  assert expected in capsys.readouterr().out
+
+
+def test_temporary_folder_that_cannot_be_written(only, monkeypatch, capsys):
+  monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+  assert only("machine") == 1
+  assert "cannot write a temporary file" in capsys.readouterr().out
+
+
+def test_every_mixer_has_a_line(only, capsys):
+  assert only("implementations") == 0
+  out = capsys.readouterr().out
+  for name in registry.MIXERS:
+    assert f"    {name}: " in out
+
+
+def test_a_memory_that_cannot_be_imported(only, monkeypatch, capsys):
+  monkeypatch.setitem(registry.MIXERS, "nonsense", registry.MIXERS["trellis"])
+  assert only("implementations") == 1
+  assert "No module named" in capsys.readouterr().out
+
+
+def test_all_checks_run_after_a_failure(monkeypatch, capsys):
+  def fail():
+    raise RuntimeError("first")
+    yield
+
+  checks = {"one": fail, "two": lambda: [(True, "second ran")]}
+  monkeypatch.setattr(doctor, "CHECKS", checks)
+  assert doctor.main([]) == 1
+  out = capsys.readouterr().out
+  assert (
+    "second ran" in out and "1 problem:\n  - one: RuntimeError: first" in out
+  )
