@@ -10,7 +10,7 @@ import numpy as np
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.data import sources
+from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.training import (
   checkpoint,
@@ -33,6 +33,8 @@ class Run(NamedTuple):
     workdir: absolute, claimed by this process.
     mesh: in use (`jax.set_mesh`).
     tokenizer: of the config.
+    feed: training batches, from the first.
+    validation: tokens of the validation loss, None without one.
     meta: saved with each checkpoint.
   """
 
@@ -40,6 +42,8 @@ class Run(NamedTuple):
   workdir: pathlib.Path
   mesh: jax.sharding.Mesh
   tokenizer: tokenizer_lib.Tokenizer
+  feed: feed_lib.Feed
+  validation: store_lib.TokenStore | None
   meta: dict[str, Any]
 
 
@@ -57,26 +61,27 @@ def train(
   """
   config = run.config
   training = config.training
-  store = sources.open_split(config.data, "train", tokenizer=run.tokenizer)
-  validate = _validation(run)
+  feed = run.feed
+  if restored:
+    feed.restore(restored.data)
+    state = restored.state
+  else:
+    state = state_lib.initial_state(config, run.mesh)
+  validate = None
+  if run.validation is not None:
+    validate = validation.make(
+      config, run.validation, run.mesh, token_bytes(run)
+    )
   train_step = _compiled(run)
   done = restored.step if restored else 0
   progress = metrics.Progress(training.steps)
   with (
-    feed_lib.Feed(
-      config, store, run.mesh, rows=training.batch_size, shuffle=True
-    ) as feed,
     metrics.Log(
       run.workdir, resume_at=done, tensorboard=training.tensorboard
     ) as log,
     profiler.Window(training, run.workdir) as window,
     progress,
   ):
-    if restored:
-      feed.restore(restored.data)
-      state = restored.state
-    else:
-      state = state_lib.initial_state(config, run.mesh)
     record = recorder.Recorder(config, run.mesh, log, progress)
     batch, place = next(feed)
     for number in range(done + 1, training.steps + 1):
@@ -88,7 +93,7 @@ def train(
       # The device works on this step while the host fetches the next batch.
       following = None if last else next(feed)
       extra = {}
-      if evaluated:
+      if evaluated and validate:
         record.drain()
         jax.block_until_ready(measured)
         start = time.perf_counter()
@@ -136,16 +141,6 @@ def _compiled(run: Run) -> step.TrainStep:
     # Stated so that every buffer of the state is given back as it came.
     out_shardings=(state_lib.shardings_of(abstract), replicated),
   )
-
-
-def _validation(run: Run):
-  """Returns params -> validation numbers, None where they are not asked for."""
-  if not run.config.training.evaluate_every:
-    return None
-  store = sources.open_split(
-    run.config.data, "validation", tokenizer=run.tokenizer
-  )
-  return validation.make(run.config, store, run.mesh, token_bytes(run))
 
 
 def token_bytes(run: Run) -> np.ndarray | None:

@@ -67,8 +67,8 @@ class Log:
       UserError: TensorBoard asked for without its library; a full disk.
     """
     self._path = workdir / FILE
-    truncate(self._path, resume_at)
     self._board = _board(workdir, resume_at) if tensorboard else None
+    truncate(self._path, resume_at)
     with disk.clear_errors(f"cannot write {self._path}"):
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 

@@ -11,9 +11,12 @@ import jax
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
+from memcomp.data import sources
+from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import decoder
 from memcomp.training import checkpoint, loop, plot, signals, validate
+from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import workdir as workdir_lib
 
@@ -45,11 +48,13 @@ def run(config: config_lib.Config, workdir: str | pathlib.Path) -> int:
   mesh = sharding.make_mesh(config.mesh)
   validate.check_mesh(config, mesh)
   workdir_lib.check(workdir, config)
-  with workdir_lib.claim(workdir, config):
-    with jax.set_mesh(mesh):
-      code = _train(config, workdir, mesh, tokenizer)
-    if code == 0 and config.evaluation.run_after_training:
-      return _evaluate(config, workdir)
+  # Data before the folder is made: a mistake there should leave nothing.
+  with _feed(config, tokenizer, mesh) as feed:
+    store = _validation_store(config, tokenizer, mesh)
+    with workdir_lib.claim(workdir, config):
+      code = _train(config, workdir, mesh, tokenizer, feed, store)
+      if code == 0 and config.evaluation.run_after_training:
+        code = _evaluate(config, workdir)
   return code
 
 
@@ -58,6 +63,8 @@ def _train(
   workdir: pathlib.Path,
   mesh: jax.sharding.Mesh,
   tokenizer: tokenizer_lib.Tokenizer,
+  feed: feed_lib.Feed,
+  store: store_lib.TokenStore | None,
 ) -> int:
   abstract = state_lib.abstract_state(config, mesh)
   meta = _meta(config, tokenizer, abstract)
@@ -66,6 +73,7 @@ def _train(
     _check_meta(saved, meta, config, workdir)
 
   with (
+    jax.set_mesh(mesh),
     signals.StopRequest() as stop,
     contextlib.closing(
       checkpoint.Checkpoints(workdir, keep=config.training.keep_checkpoints)
@@ -79,7 +87,7 @@ def _train(
     if restored:
       print(f"{workdir}: going on from step {restored.step}", flush=True)
     code = loop.train(
-      loop.Run(config, workdir, mesh, tokenizer, meta),
+      loop.Run(config, workdir, mesh, tokenizer, feed, store, meta),
       restored,
       checkpoints,
       stop,
@@ -88,6 +96,31 @@ def _train(
     print(f"trained {config.training.steps} steps; saved in {workdir}")
     print(plot.loss_curve(workdir), flush=True)
   return code
+
+
+def _feed(
+  config: config_lib.Config,
+  tokenizer: tokenizer_lib.Tokenizer,
+  mesh: jax.sharding.Mesh,
+) -> feed_lib.Feed:
+  store = sources.open_split(config.data, "train", tokenizer=tokenizer)
+  return feed_lib.Feed(
+    config, store, mesh, rows=config.training.batch_size, shuffle=True
+  )
+
+
+def _validation_store(
+  config: config_lib.Config,
+  tokenizer: tokenizer_lib.Tokenizer,
+  mesh: jax.sharding.Mesh,
+) -> store_lib.TokenStore | None:
+  """Opens what the validation loss needs, once, to find mistakes early."""
+  if not config.training.evaluate_every:
+    return None
+  store = sources.open_split(config.data, "validation", tokenizer=tokenizer)
+  rows = config.training.batch_size // config.training.accumulation
+  with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=False):
+    return store
 
 
 def _evaluate(config: config_lib.Config, workdir: pathlib.Path) -> int:

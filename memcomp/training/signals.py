@@ -2,7 +2,8 @@
 
 import os
 import signal
-from types import FrameType, TracebackType
+import sys
+import threading
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -13,6 +14,10 @@ class StopRequest:
   The first sets `requested`; a second Ctrl-C ends the process at once with
   exit code 130 (checkpoints are committed by a rename, so none is half there).
 
+  Python runs its handlers between two bytecodes of the main thread, which may
+  be minutes away while it waits for a compilation; a thread that reads what
+  the system's own handler writes to a pipe knows at once.
+
   Attributes:
     requested: name of the signal that came, or "".
   """
@@ -22,27 +27,43 @@ class StopRequest:
     self._before = {}
 
   def __enter__(self) -> "StopRequest":
+    if threading.current_thread() is not threading.main_thread():
+      return self  # Only the main thread may install handlers.
+    read, self._write = os.pipe()
+    os.set_blocking(self._write, False)
+    self._thread = threading.Thread(
+      target=self._watch, args=(read,), name="signals", daemon=True
+    )
+    self._thread.start()
+    self._wakeup = signal.set_wakeup_fd(self._write)
     for number in _NAMES:
-      self._before[number] = signal.signal(number, self._handle)
+      # It does nothing, but keeps the default from ending the process.
+      self._before[number] = signal.signal(number, lambda *_: None)
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *unused) -> None:
+    if not self._before:
+      return
     for number, handler in self._before.items():
       signal.signal(number, handler)
+    signal.set_wakeup_fd(self._wakeup)
+    os.close(self._write)
+    self._thread.join()
 
-  def _handle(self, number: int, frame: FrameType | None) -> None:
+  def _watch(self, read: int) -> None:
+    while number := os.read(read, 1):
+      if number[0] in _NAMES:
+        self._request(signal.Signals(number[0]))
+    os.close(read)
+
+  def _request(self, number: signal.Signals) -> None:
     if self.requested and number == signal.SIGINT:
-      os.write(2, b"\naborted; the last checkpoint stays\n")
+      print("\naborted; the last checkpoint stays", file=sys.stderr, flush=True)
       os._exit(130)
-    self.requested = self.requested or _NAMES[signal.Signals(number)]
-    # os.write: print may not be entered again from a handler.
-    os.write(
-      2,
-      f"\n{_NAMES[signal.Signals(number)]}: finishing this step, then saving "
-      "(Ctrl-C now aborts at once)\n".encode(),
+    print(
+      f"\n{_NAMES[number]}: finishing this step, then saving "
+      "(Ctrl-C now aborts at once)",
+      file=sys.stderr,
+      flush=True,
     )
+    self.requested = self.requested or _NAMES[number]

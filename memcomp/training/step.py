@@ -88,8 +88,8 @@ def make_train_step(
       state.params, batch, state.carry, tokens
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    grad_norm = optax.global_norm(grads)
-    finite = _finite(sums.nll, grad_norm, optax.global_norm(updates), carry)
+    grad_norm = _norm(grads)
+    finite = _finite(sums.nll, grad_norm, _norm(updates), carry)
     new = (optax.apply_updates(state.params, updates), opt_state, carry)
     old = (state.params, state.opt_state, state.carry)
     params, opt_state, carry = jax.tree.map(
@@ -179,6 +179,11 @@ def _bytes(targets, token_bytes):
     return scored.sum(dtype=jnp.int32)
   lengths = jnp.asarray(token_bytes, jnp.int32)[jnp.maximum(targets, 0)]
   return jnp.where(scored, lengths, 0).sum(dtype=jnp.int32)
+
+
+def _norm(tree: Any) -> jax.Array:
+  """Returns the root of the sum of all squares."""
+  return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)))
 
 
 def _finite(*trees: Any) -> jax.Array:

@@ -8,7 +8,8 @@ import sys
 
 from memcomp import config as config_lib
 
-ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
 
 CONFIG_FILE = """
 import sys
@@ -56,7 +57,7 @@ def write_config(folder: pathlib.Path) -> pathlib.Path:
   path = folder / "tiny.py"
   path.write_text(
     CONFIG_FILE.format(
-      tests=str(pathlib.Path(__file__).parent),
+      tests=str(HERE),
       data=write_text(folder / "text"),
     )
   )

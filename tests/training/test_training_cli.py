@@ -1,0 +1,213 @@
+"""Mistakes on the command line: one line, exit code 2, nothing written."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import training_cases
+
+CONFIGS = {
+  "raises.py": "def get_config():\n  return {}['a']\n",
+  "syntax.py": "def get_config(:\n",
+  "empty.py": "x = 1\n",
+  "typo.py": """
+import training_cases
+def get_config():
+  config = training_cases.tiny()
+  config.training.stepz = 3
+  return config
+""",
+  "type.py": """
+import training_cases
+def get_config():
+  config = training_cases.tiny()
+  config.training.steps = "many"
+  return config
+""",
+  "none.py": "def get_config():\n  pass\n",
+}
+
+# The imports are done once; every command line then runs in a fork, which is
+# safe as long as nothing has computed with JAX.
+DRIVER = """
+import json, os, sys, tempfile
+sys.argv[:] = ["train.py"]
+sys.path.insert(0, {tests!r})
+import training_cases
+sys.path.insert(0, str(training_cases.ROOT))
+import train
+from memcomp import cli
+from memcomp.training import run
+results = []
+for argv in json.load(sys.stdin):
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    child = os.fork()
+    if not child:
+      os.dup2(out.fileno(), 1)
+      os.dup2(err.fileno(), 2)
+      sys.argv[:] = ["train.py", *argv]
+      try:
+        cli.main(train.program, usage=train.__doc__)
+      except SystemExit as error:
+        code = error.code
+      except BaseException:
+        import traceback
+        traceback.print_exc()
+        code = 1
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    out.seek(0)
+    err.seek(0)
+    results.append((code, out.read().decode(), err.read().decode()))
+json.dump(results, sys.stdout)
+"""
+
+C = "--config=tiny.py"
+BAD = {
+  "unknown field": ([C, "--config.training.stepz=3"], "training.steps"),
+  "unknown group": ([C, "--config.trainin.steps=3"], "training.steps"),
+  "field elsewhere": ([C, "--config.steps=3"], "training.steps"),
+  "field of the mixer": ([C, "--config.model.num_slots=3"], "mixer.num_slots"),
+  "not a whole number": ([C, "--config.training.steps=1.5"], "a whole number"),
+  "not a number": ([C, "--config.training.z_loss=abc"], "a number"),
+  "text for a number": ([C, "--config.training.steps=abc"], "a whole number"),
+  "not true or false": (
+    [C, "--config.training.carry_state=maybe"],
+    "true or false",
+  ),
+  "value apart": ([C, "--config.training.steps", "abc"], "a whole number"),
+  "no value": ([C, "--config.training.steps"], "no value"),
+  "below a leaf": ([C, "--config.training.steps.x=2"], "no such field"),
+  "a group": ([C, "--config.training=3"], "group of fields"),
+  "unknown flag": ([C, "--workdri=x"], "--workdir"),
+  "unknown flag without likeness": ([C, "--zzz=1"], "--help"),
+  "a word": ([C, "extra"], "extra"),
+  "before the config": (["--config.seed=3", C], "put --config first"),
+  "no config": ([], "--config is missing"),
+  "no config but fields": (["--config.seed=3"], "add --config=FILE"),
+  "missing file": (["--config=tinny.py"], "did you mean tiny.py"),
+  "a folder": (["--config=/tmp"], "no such file"),
+  "raises": (["--config=raises.py"], "raises.py:2: KeyError"),
+  "syntax": (["--config=syntax.py"], "syntax.py:1: SyntaxError"),
+  "no get_config": (["--config=empty.py"], "no get_config()"),
+  "typo in the file": (["--config=typo.py"], "typo.py:5: AttributeError"),
+  "type in the file": (["--config=type.py"], "training.steps = 'many'"),
+  "None from the file": (["--config=none.py"], "returned None"),
+  "argument not taken": (["--config=raises.py:big"], "raises.py"),
+  "out of range": ([C, "--config.training.steps=0"], "at least 1"),
+  "negative": ([C, "--config.training.batch_size=-1"], "at least 1"),
+  "not finite": ([C, "--config.optimizer.learning_rate=nan"], "finite"),
+  "missing data": ([C, "--config.data.source=/nowhere"], "/nowhere"),
+  "empty data": ([C, "--config.data.source=empty"], "empty"),
+  "too many devices": ([C, "--config.mesh.fsdp=64"], "64 devices"),
+  "batch over mesh": (
+    [C, "--config.mesh.fsdp=3", "--config.training.batch_size=4"],
+    "do not divide",
+  ),
+  "tokenizer": ([C, "--config.data.tokenizer=words"], "tokenizer"),
+  "carry without stream": ([C, "--config.training.carry_state"], "stream"),
+  "workdir is a file": ([C, "--workdir=tiny.py"], "is a file"),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("cli")
+  training_cases.write_config(folder)
+  (folder / "empty").mkdir()
+  for name, text in CONFIGS.items():
+    (folder / name).write_text(text)
+  commands = {name: argv for name, (argv, _) in BAD.items()}
+  commands["help"] = ["--help"]
+  commands["help with config"] = [C, "--help"]
+  before = {p.name for p in folder.iterdir()}
+  done = subprocess.run(
+    [sys.executable, "-c", DRIVER.format(tests=str(training_cases.HERE))],
+    input=json.dumps(list(commands.values())),
+    env=training_cases.environment(
+      XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    ),
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  found = dict(zip(commands, json.loads(done.stdout), strict=True))
+  found["left behind"] = {p.name for p in folder.iterdir()} - before
+  return found
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_a_mistake_is_one_line(results, name):
+  code, out, err = results[name]
+  assert (code, out) == (2, ""), err
+  (line,) = err.splitlines()
+  assert line.startswith("error: ")
+  assert BAD[name][1] in line
+  # Cause and fix stand apart.
+  assert re.search(r"[;:] ", line.removeprefix("error: "))
+
+
+def test_mistakes_leave_nothing_behind(results):
+  assert results["left behind"] <= {"__pycache__"}
+
+
+def test_help_is_readable(results):
+  code, out, err = results["help"]
+  assert (code, err) == (0, "")
+  for part in ("--config", "--workdir", "--compilation_cache", "Exit codes"):
+    assert part in out
+  assert len(out.splitlines()) < 30
+  code, out, _ = results["help with config"]
+  assert code == 0
+  assert "--config.training.steps=8" in out
+  assert "--config.model.mixer.phi=ln_silu" in out
+
+
+def test_overrides_reach_the_run(tmp_path):
+  config = training_cases.write_config(tmp_path)
+  code, _, err = training_cases.train(
+    config,
+    tmp_path / "run",
+    "--config.training.steps=3",
+    "--config.model.mixer.phi",
+    "silu",
+    "--noconfig.training.tensorboard",
+    "--config.optimizer.learning_rate=1",
+  )
+  assert (code, err) == (0, "")
+  saved = json.loads((tmp_path / "run/config.json").read_text())
+  assert saved["training"]["steps"] == 3
+  assert saved["model"]["mixer"]["phi"] == "silu"
+  assert saved["optimizer"]["learning_rate"] == 1.0
+
+
+def test_the_cache_of_programs(tmp_path):
+  script = (
+    "from memcomp import cli; import jax, sys, os;"
+    "cli._set_compilation_cache(sys.argv[1]);"
+    "print(jax.config.jax_compilation_cache_dir)"
+  )
+
+  def folder(flag, **env):
+    environment = training_cases.environment(**env)
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    return subprocess.run(
+      [sys.executable, "-c", script, flag],
+      env=environment | env,
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  home = str(tmp_path)
+  assert folder("", XDG_CACHE_HOME=home) == f"{home}/memcomp"
+  assert folder("off", XDG_CACHE_HOME=home) == "None"
+  assert folder(f"{home}/own") == f"{home}/own"
+  kept = folder("", JAX_COMPILATION_CACHE_DIR=f"{home}/env")
+  assert kept == f"{home}/env"

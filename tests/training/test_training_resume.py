@@ -1,0 +1,115 @@
+"""train.py in a process of its own, stopped in every way there is."""
+
+import random
+import signal
+import time
+
+import pytest
+import training_cases
+
+from memcomp import errors
+from memcomp.training import checkpoint
+
+FLAGS = ("--config.training.steps=60", "--config.training.checkpoint_every=9")
+CASES = {
+  "joined": (),
+  "carried": (
+    "--config.data.packing=stream",
+    "--config.training.carry_state",
+    "--config.training.accumulation=2",
+  ),
+}
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, cache_folder):
+  """Runs that nothing stopped: name -> (config, flags, curve)."""
+  made = {}
+
+  def get(name):
+    if name not in made:
+      folder = tmp_path_factory.mktemp(name)
+      config = training_cases.write_config(folder)
+      flags = (*FLAGS, *CASES[name])
+      code, out, err = training_cases.train(
+        config,
+        folder / "run",
+        *flags,
+        JAX_COMPILATION_CACHE_DIR=cache_folder,
+      )
+      assert (code, err) == (0, "")
+      lines = [line for line in out.splitlines() if line.startswith("step ")]
+      assert len(lines) == 60, "one line a record"
+      made[name] = config, flags, training_cases.curve(folder / "run")
+      assert len(made[name][2]) == 60
+    return made[name]
+
+  return get
+
+
+def _wait_for_steps(process, count):
+  for line in process.stdout:
+    count -= line.startswith("step ")
+    if count <= 0:
+      return
+  raise AssertionError(f"too few steps; stderr: {process.stderr.read()}")
+
+
+def _end(process):
+  out, err = process.communicate(timeout=120)
+  return process.returncode, out, err
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_killed_at_random_moments(whole, tmp_path, name):
+  config, flags, curve = whole(name)
+  seed = random.randrange(10**6)
+  rng = random.Random(seed)
+  for _ in range(2):
+    with training_cases.start(config, tmp_path / "run", *flags) as process:
+      _wait_for_steps(process, rng.randint(1, 25))
+      time.sleep(rng.uniform(0, 0.2))
+      process.kill()
+      assert _end(process)[0] in (-signal.SIGKILL, 0)
+  code, _, err = training_cases.train(config, tmp_path / "run", *flags)
+  assert code == 0, (seed, err)
+  assert training_cases.curve(tmp_path / "run") == curve, seed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
+  config, flags, curve = whole("joined")
+  folder = tmp_path / "run"
+  with training_cases.start(config, folder, *flags) as process:
+    _wait_for_steps(process, 15)
+    process.send_signal(number)
+    code, _, err = _end(process)
+  assert code == errors.EXIT_RESUMABLE, err
+  name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
+  stopped = checkpoint.latest_step(folder)
+  assert stopped >= 15
+  *_, last = err.splitlines()
+  assert last.startswith(f"{name}: saved step {stopped} in")
+  assert "same command goes on" in last
+  assert training_cases.curve(folder) == curve[:stopped]
+  code, out, err = training_cases.train(config, folder, *flags)
+  assert code == 0, err
+  assert f"going on from step {stopped}" in out
+  assert training_cases.curve(folder) == curve
+
+
+def test_two_times_ctrl_c_ends_it_at_once(whole, tmp_path):
+  config, flags, _ = whole("joined")
+  # Steps of seconds, so that the second comes while the first waits for one.
+  slow = ("--config.training.batch_size=8192", "--config.data.prefetch=0")
+  with training_cases.start(config, tmp_path / "run", *flags, *slow) as process:
+    _wait_for_steps(process, 1)
+    process.send_signal(signal.SIGINT)
+    while "finishing this step" not in process.stderr.readline():
+      assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    code, _, err = _end(process)
+  assert code == 130, err
+  assert time.monotonic() - start < 5
+  assert "aborted" in err and "Traceback" not in err

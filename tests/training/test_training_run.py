@@ -1,0 +1,335 @@
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import training_cases
+
+import memcomp.evaluation
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.training import checkpoint, integrity, metrics, run, step, workdir
+
+pytestmark = pytest.mark.usefixtures("leaky_model")
+
+
+@pytest.fixture
+def config(text):
+  return training_cases.tiny(text)
+
+
+def _steps(folder):
+  return [r["step"] for r in training_cases.curve(folder)]
+
+
+def test_a_run_leaves_what_it_says(tmp_path, config, capsys):
+  config.training.evaluate_every = 4
+  config.training.log_every = 3
+  assert run.run(config, tmp_path / "a") == 0
+  folder = tmp_path / "a"
+  assert json.loads((folder / "config.json").read_text()) == json.loads(
+    config_lib.to_json(config)
+  )
+  records = training_cases.curve(folder)
+  assert [r["step"] for r in records] == [1, 3, 4, 6, 8]
+  assert [r["step"] for r in records if "validation_loss" in r] == [4, 8]
+  names = {
+    "step",
+    "loss",
+    "bits_per_byte",
+    "learning_rate",
+    "grad_norm",
+    "memory_norms",
+    "skipped",
+    "tokens",
+    "z_loss",
+    "state_bytes",
+  }
+  assert names <= records[0].keys()
+  clocks = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+  assert clocks["tokens_per_second"] > 0 and clocks["mfu"] == "unknown"
+  assert clocks["model_tflops_per_second"] > 0
+  assert checkpoint.latest_step(folder) == 8
+  out = capsys.readouterr().out
+  assert "step 8/8" in out and "parameters" in out and "loss" in out
+  pytest.importorskip("matplotlib")
+  assert (folder / "loss.png").exists()
+
+
+@pytest.mark.parametrize(
+  "packing", ["joined", "concat", "first_fit", "stream", "carried"]
+)
+def test_resuming_equals_going_on(tmp_path, config, packing):
+  config.training.carry_state = packing == "carried"
+  config.data.packing = "stream" if packing == "carried" else packing
+  config.training.accumulation = 2
+  config.training.evaluate_every = 4
+  config.training.keep_checkpoints = 9
+  run.run(config, tmp_path / "whole")
+  whole = training_cases.curve(tmp_path / "whole")
+  # As if it had been killed after step 5.
+  for name in ("6", "8"):
+    shutil.rmtree(tmp_path / "whole/checkpoints" / name)
+  with open(tmp_path / "whole/metrics.jsonl", "r+") as file:
+    lines = file.readlines()
+    file.seek(0)
+    file.writelines([*lines[:5], lines[5][:40]])
+    file.truncate()
+  run.run(config, tmp_path / "whole")
+  assert training_cases.curve(tmp_path / "whole") == whole
+  assert len(whole) == 8
+
+
+def test_a_finished_run_only_evaluates(tmp_path, config, capsys, monkeypatch):
+  called = []
+  fake = types.SimpleNamespace(
+    after_training=lambda *arguments: called.append(arguments)
+  )
+  monkeypatch.setattr(memcomp.evaluation, "run", fake, raising=False)
+  run.run(config, tmp_path / "a")
+  assert not called
+  before = (tmp_path / "a/metrics.jsonl").read_bytes()
+  config.evaluation.run_after_training = True
+  capsys.readouterr()
+  assert run.run(config, tmp_path / "a") == 0
+  assert called == [(config, tmp_path / "a")]
+  assert "all 8 steps are done" in capsys.readouterr().out
+  assert (tmp_path / "a/metrics.jsonl").read_bytes() == before
+
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  fake.after_training = interrupted
+  assert run.run(config, tmp_path / "a") == errors.EXIT_RESUMABLE
+
+
+def _contents(folder):
+  return {
+    str(p.relative_to(folder)): p.read_bytes()
+    for p in folder.rglob("*")
+    if p.is_file()
+  }
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "what"),
+  [
+    ("model.d_model", 64, "another model"),
+    ("model.mixer.num_slots", 8, "another model"),
+    ("model.mixer.phi", "silu", "another model"),
+    ("training.steps", 9, "another config"),
+    ("training.batch_size", 8, "another config"),
+    ("optimizer.learning_rate", 1e-4, "another config"),
+    ("data.sequence_length", 32, "another config"),
+    ("seed", 1, "another config"),
+  ],
+)
+def test_a_workdir_of_another_run_is_left_alone(
+  tmp_path, config, path, value, what
+):
+  folder = tmp_path / "a"
+  workdir_of(folder, config)
+  before = _contents(folder)
+  _set(config, path, value)
+  with pytest.raises(errors.UserError) as error:
+    run.run(config, folder)
+  message = str(error.value)
+  assert what in message and f"{path} was " in message
+  assert f"is {value!r}" in message and "\n" not in message
+  assert _contents(folder) == before
+
+
+def workdir_of(folder, config):
+  with workdir.claim(folder, config):
+    pass
+
+
+def _set(config, path, value):
+  *groups, name = path.split(".")
+  for group in groups:
+    config = getattr(config, group)
+  setattr(config, name, value)
+
+
+def test_a_checkpoint_of_another_model_under_the_right_config(tmp_path, config):
+  run.run(config, tmp_path / "a")
+  config.model.mixer.num_slots = 8
+  (tmp_path / "a/config.json").write_text(config_lib.to_json(config))
+  before = _contents(tmp_path / "a/checkpoints")
+  with pytest.raises(
+    errors.UserError, match=r"another model \(model.mixer.num_s"
+  ):
+    run.run(config, tmp_path / "a")
+  assert _contents(tmp_path / "a/checkpoints") == before
+
+
+def test_what_may_change_on_resuming(tmp_path, config):
+  config.training.keep_checkpoints = 9
+  run.run(config, tmp_path / "a")
+  whole = training_cases.curve(tmp_path / "a")
+  for name in ("6", "8"):
+    shutil.rmtree(tmp_path / "a/checkpoints" / name)
+  config.mesh = config_lib.MeshConfig(replica=2, fsdp=2)
+  config.training.checkpoint_every = 4
+  config.training.keep_checkpoints = 1
+  config.training.log_every = 2
+  config.training.evaluate_every = 0
+  config.data.prefetch = 3
+  assert run.run(config, tmp_path / "a") == 0
+  records = training_cases.curve(tmp_path / "a")
+  assert [r["step"] for r in records] == [1, 2, 3, 4, 6, 8]
+  assert records[:3] == whole[:3]
+  np.testing.assert_allclose(records[-1]["loss"], whole[-1]["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
+def test_a_folder_that_is_not_a_runs(tmp_path, config, name):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a" / name).write_text("mine")
+  with pytest.raises(errors.UserError, match="choose another --workdir"):
+    run.run(config, tmp_path / "a")
+  assert [p.name for p in (tmp_path / "a").iterdir()] == [name]
+  with pytest.raises(errors.UserError, match="is a file"):
+    run.run(config, tmp_path / "a" / name)
+
+
+def test_a_config_json_that_is_none(tmp_path, config):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a/config.json").write_text("{")
+  with pytest.raises(errors.UserError, match="is not JSON"):
+    run.run(config, tmp_path / "a")
+
+
+def test_two_runs_in_one_folder(tmp_path, config):
+  with (
+    workdir.claim(tmp_path / "a", config),
+    pytest.raises(errors.UserError, match="in use by a running process"),
+  ):
+    run.run(config, tmp_path / "a")
+
+
+def test_bad_data_leaves_no_folder(tmp_path, config):
+  config.data.source = str(tmp_path / "nothing")
+  with pytest.raises(errors.UserError, match="nothing"):
+    run.run(config, tmp_path / "a")
+  assert not (tmp_path / "a").exists()
+
+
+def test_data_that_changed_since(tmp_path, config, text):
+  config.training.keep_checkpoints = 9
+  run.run(config, tmp_path / "a")
+  shutil.rmtree(tmp_path / "a/checkpoints/8")
+  (tmp_path / "text/0.txt").write_text("other words")
+  before = (tmp_path / "a/metrics.jsonl").read_bytes()
+  with pytest.raises(errors.UserError, match="data"):
+    run.run(config, tmp_path / "a")
+  assert (tmp_path / "a/metrics.jsonl").read_bytes() == before
+
+
+def test_diverging_stops_and_keeps_the_good_checkpoint(
+  tmp_path, config, monkeypatch, capsys
+):
+  plain = step.make_train_step
+
+  def poisoned(*arguments):
+    train_step = plain(*arguments)
+
+    def wrapped(state, batch):
+      bad = jax.numpy.where(state.step >= 4, jax.numpy.nan, 1.0)
+      params = jax.tree.map(lambda x: x * bad, state.params)
+      return train_step(state._replace(params=params), batch)
+
+    return wrapped
+
+  monkeypatch.setattr(step, "make_train_step", poisoned)
+  config.training.steps = 40
+  config.training.max_nonfinite_steps = 5
+  config.training.log_every = 4
+  code = run.run(config, tmp_path / "a")
+  assert code == errors.EXIT_DIVERGED
+  assert checkpoint.latest_step(tmp_path / "a") == 3
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "not finite in 5 steps in a row" in line
+  assert "checkpoint of step 3 stays" in line and "learning_rate" in line
+  assert _steps(tmp_path / "a")[-1] <= 12
+
+
+def test_a_learning_rate_too_high_diverges(tmp_path, config):
+  config.optimizer.learning_rate = 1e30
+  config.optimizer.clip_norm = 0.0
+  config.training.steps = 30
+  assert run.run(config, tmp_path / "a") == errors.EXIT_DIVERGED
+
+
+def test_a_damaged_checkpoint_costs_steps_not_the_run(tmp_path, config, capsys):
+  run.run(config, tmp_path / "a")
+  whole = training_cases.curve(tmp_path / "a")
+  (file,) = (tmp_path / "a/checkpoints/8/data").glob("metadata")
+  file.write_text(file.read_text()[:-4])
+  assert run.run(config, tmp_path / "a") == 0
+  out = capsys.readouterr().out
+  assert "8 is damaged" in out and "going on from step 6" in out
+  assert training_cases.curve(tmp_path / "a") == whole
+
+
+def test_a_full_disk_while_logging(tmp_path, config, monkeypatch):
+  def full(self, record):
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(metrics.disk.clear_errors("cannot write it"))
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(metrics.Log, "write", full)
+  with pytest.raises(errors.UserError, match="free some space"):
+    run.run(config, tmp_path / "a")
+
+
+def test_no_permission_for_the_folder(tmp_path, config, monkeypatch):
+  def refuse(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+  monkeypatch.setattr(integrity, "replace_text", refuse)
+  with pytest.raises(errors.UserError, match="Permission denied; change"):
+    run.run(config, tmp_path / "a")
+
+
+def test_profiler_window(tmp_path, config, capsys):
+  config.training.profile_start = 3
+  config.training.profile_steps = 2
+  run.run(config, tmp_path / "a")
+  assert "profiler trace" in capsys.readouterr().out
+  assert list((tmp_path / "a/profile").rglob("*.xplane.pb"))
+
+
+def test_tensorboard_by_config(tmp_path, config):
+  pytest.importorskip("tensorboardX")
+  config.training.tensorboard = True
+  run.run(config, tmp_path / "a")
+  assert list((tmp_path / "a/tensorboard").iterdir())
+
+
+def test_tensorboard_missing(tmp_path, config, monkeypatch):
+  monkeypatch.setitem(sys.modules, "tensorboardX", None)
+  config.training.tensorboard = True
+  with pytest.raises(errors.UserError, match=r"memcomp\[tb\]"):
+    run.run(config, tmp_path / "a")
+
+
+def test_validation_is_the_mean_over_its_tokens(tmp_path, config):
+  config.data.packing = "first_fit"
+  config.training.evaluate_every = 8
+  config.training.evaluate_batches = 100
+  run.run(config, tmp_path / "a")
+  once = training_cases.curve(tmp_path / "a")[-1]
+  config.training.batch_size = 4
+  config.training.accumulation = 4
+  run.run(config, tmp_path / "b")
+  parts = training_cases.curve(tmp_path / "b")[-1]
+  np.testing.assert_allclose(
+    once["validation_loss"], parts["validation_loss"], rtol=1e-4
+  )
