@@ -1,0 +1,5 @@
+"""Checks that every memory and implementation must pass; users may import it.
+
+`memories` lists what is checked, `checks` holds the contract, `tolerances` its
+bounds.
+"""

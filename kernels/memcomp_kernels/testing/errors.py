@@ -1,0 +1,72 @@
+"""Relative root-mean-square comparison of pytrees."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def relative_rms(actual: jax.Array, expected: jax.Array) -> float:
+  """|actual - expected| / |expected|; the absolute error where that is 0."""
+  actual = np.asarray(actual, np.float64)
+  expected = np.asarray(expected, np.float64)
+  if actual.shape != expected.shape:
+    raise AssertionError(f"shapes {actual.shape} and {expected.shape} differ")
+  error = np.linalg.norm(actual - expected)
+  scale = np.linalg.norm(expected)
+  return float(error / scale if scale > 0 else error)
+
+
+def assert_close(
+  actual: Any, expected: Any, bound: float, what: str = ""
+) -> None:
+  """Asserts that all leaves agree to `bound`, integers exactly.
+
+  Raises:
+    AssertionError: naming each leaf that is off, and by how much.
+  """
+  got, tree = jax.tree_util.tree_flatten_with_path(actual)
+  want, expected_tree = jax.tree_util.tree_flatten_with_path(expected)
+  if tree != expected_tree:
+    raise AssertionError(f"{what}: structures {tree} and {expected_tree}")
+  wrong = []
+  for (path, a), (_, b) in zip(got, want, strict=True):
+    name = jax.tree_util.keystr(path)
+    if jnp.issubdtype(a.dtype, jnp.floating):
+      error = relative_rms(a, b)
+      if not error <= bound:  # a nan is wrong, too
+        wrong.append(f"{name} {error:.2e}")
+    elif not np.array_equal(a, b):
+      wrong.append(f"{name} {a} is not {b}")
+  if wrong:
+    raise AssertionError(f"{what}: over {bound:.0e}: " + ", ".join(wrong))
+
+
+def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
+  """Asserts that all leaves are equal to the last bit.
+
+  Raises:
+    AssertionError: naming the first leaf that differs.
+  """
+  pairs = zip(
+    jax.tree_util.tree_leaves_with_path(actual),
+    jax.tree.leaves(expected),
+    strict=True,
+  )
+  for (path, a), b in pairs:
+    if not np.array_equal(np.asarray(a), np.asarray(b)):
+      name = jax.tree_util.keystr(path)
+      raise AssertionError(f"{what}: {name} differs: {a} is not {b}")
+
+
+def assert_finite(tree: Any, what: str = "") -> None:
+  """Asserts that no leaf holds nan or infinity.
+
+  Raises:
+    AssertionError: naming the leaf.
+  """
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if not bool(jnp.all(jnp.isfinite(leaf))):
+      name = jax.tree_util.keystr(path)
+      raise AssertionError(f"{what}: {name} is not finite")

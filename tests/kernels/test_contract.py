@@ -1,0 +1,117 @@
+"""Every memory, every Spec, every implementation, under the one contract."""
+
+import numpy as np
+import pytest
+from memcomp_kernels.testing import checks, memories
+
+SUBJECTS = {
+  f"{memory.name}-{name}-{implementation}": checks.Subject(
+    memory, spec, implementation
+  )
+  for memory in memories.MEMORIES.values()
+  for name, spec in memory.specs.items()
+  for implementation in memory.api.IMPLEMENTATIONS.functions
+}
+
+
+def subjects(keep=lambda name: True):
+  return pytest.mark.parametrize(
+    "subject",
+    [pytest.param(s, id=name) for name, s in SUBJECTS.items() if keep(name)],
+  )
+
+
+def not_the_reference(name):
+  return not name.endswith("-reference")
+
+
+def some(name):
+  """One stale and one exact Spec of each memory.
+
+  For what does not depend on the rest of the Spec: layout and hand-off.
+  """
+  return name.split("-", 1)[1] in {
+    "chunk-ln_silu-xla_chunked",
+    "chunk-identity-xla_chunked",
+    "token-xla_chunked",
+    "chunk-ln_silu-reference",
+  }
+
+
+@subjects(not_the_reference)
+def test_truth(subject):
+  checks.check_truth(subject, 37)
+
+
+@subjects(lambda name: some(name) and not_the_reference(name))
+@pytest.mark.parametrize("time", [1, 7, 63, 64, 100])
+def test_lengths(subject, time):
+  checks.check_values(subject, time)
+
+
+@subjects(lambda name: name.endswith("-reference") and "first-order" not in name)
+def test_finite_differences(subject):
+  checks.check_finite_differences(subject, 11)
+
+
+@subjects(some)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_precision(subject, dtype):
+  checks.check_precision(subject, dtype, 64)
+
+
+@subjects(lambda name: some(name) or "first-order" in name)
+def test_hand_off_at_every_offset(subject):
+  checks.check_hand_off(subject, piece=5, pieces=9)
+
+
+@subjects(some)
+@pytest.mark.parametrize(
+  ("lengths", "padding"),
+  [([3, 21, 16, 9], 0), ([5, 1, 8, 30], 3), ([1] * 12, 1)],
+  ids=["split", "padded", "single tokens"],
+)
+def test_packing(subject, lengths, padding):
+  checks.check_packing(subject, lengths, padding)
+
+
+def segment_rows():
+  """Rows that meet every case: a state's segment goes on, or does not."""
+  time = 48
+  rows = np.zeros((4, time), np.int32)
+  rows[0] = 1  # continues the state's segment
+  rows[1, 2:20], rows[1, 25:] = 1, 1  # padding inside a segment
+  rows[2, :11], rows[2, 11:13], rows[2, 13:40] = 4, 1, 9
+  rows[3] = np.arange(time) % 2 + 1  # a new segment every token
+  return rows
+
+
+@subjects(lambda name: some(name) and not_the_reference(name))
+@pytest.mark.parametrize("rows", [slice(0, 3), slice(0, 4)], ids=["few", "many"])
+def test_packed_against_reference(subject, rows):
+  checks.check_packed_against_reference(subject, segment_rows()[rows])
+
+
+@subjects()
+def test_padding(subject):
+  checks.check_padding(subject, 20)
+
+
+@subjects(not_the_reference)
+def test_causal(subject):
+  checks.check_causal(subject, 37)
+
+
+@subjects(some)
+def test_deterministic(subject):
+  checks.check_deterministic(subject, 37)
+
+
+@subjects()
+def test_edges(subject):
+  checks.check_edges(subject, 29)
+
+
+@subjects(some)
+def test_edges_of_one_token(subject):
+  checks.check_edges(subject, 1)

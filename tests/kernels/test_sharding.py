@@ -1,0 +1,38 @@
+"""Level 9: eight devices compute what one does."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from memcomp_kernels import sharding
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", list(memories.MEMORIES))
+def test_eight_devices_equal_one(name, packed):
+  memory = memories.MEMORIES[name]
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 8, "heads": 2, "key_dim": 5, "value_dim": 7}
+  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  arguments = subject.state(), subject.inputs(40)
+  ids = None
+  if packed:
+    ids = jax.numpy.asarray(np.arange(40)[None] // 17 + np.zeros((8, 1)), "int32")
+
+  def run(state, inputs):
+    chunk = sharding.shard_chunk(
+      memory.api.chunk, batch_axes=("replica", "fsdp"), head_axes=("tensor",)
+    )
+    return chunk(
+      state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
+    )
+
+  expected = checks.value_and_gradients(run, arguments)
+  devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
+  with jax.set_mesh(Mesh(devices, ("replica", "fsdp", "tensor"))):
+    lowered = jax.jit(run).lower(*arguments).compile().as_text()
+    actual = checks.value_and_gradients(run, arguments)
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+  for collective in ("all-gather", "all-reduce", "all-to-all"):
+    assert collective not in lowered  # rows and heads are independent
