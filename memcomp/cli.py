@@ -69,8 +69,8 @@ def _guarded(program, usage, argv) -> int:
     ):
       print(_help(usage, argv))
       return 0
-    _parse(argv)
     _quiet()
+    _parse(argv)
     _set_compilation_cache(_CACHE.value)
     return program() or 0
   except errors.UserError as error:
@@ -106,10 +106,14 @@ def _parse(argv: list[str]) -> None:
       raise errors.UserError(
         f"unexpected argument {rest[1]!r}; flags are written --name=value"
       )
-    for name in flags.FLAGS:
-      _ = flags.FLAGS[name].value  # A config that cannot be read raises here.
-      if name == "config" and flags.FLAGS[name].value is not None:
-        _ = flags.FLAGS[name].value.name
+    path = _value_of("config", argv)
+    if path is not None:
+      if flags.FLAGS["config"].value is None:
+        raise errors.UserError(
+          f"--config={path}: get_config() returned None; return the config"
+        )
+      # What could not be loaded raises when it is first looked at.
+      _ = flags.FLAGS["config"].value.name
   except errors.UserError:
     raise
   except Exception as error:
@@ -287,10 +291,11 @@ def _help(usage: str, argv: list[str]) -> str:
 
 
 def _quiet() -> None:
-  """Leaves orbax's own log out: its failures come up as exceptions too."""
+  """Leaves logs out of libraries whose failures come up as exceptions too."""
 
   def wanted(record: logging.LogRecord) -> bool:
-    return "orbax" not in pathlib.PurePath(record.pathname).parts
+    parts = pathlib.PurePath(record.pathname).parts
+    return "orbax" not in parts and "ml_collections" not in parts
 
   logging.getLogger("absl").addFilter(wanted)
 
