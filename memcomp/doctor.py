@@ -10,6 +10,7 @@ Exit code 0 when all is well, 1 when something needs a fix (listed at the end).
 import argparse
 import importlib
 import importlib.metadata
+import operator
 import os
 import pathlib
 import platform
@@ -20,6 +21,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 Line = tuple[bool, str]
 """(in order?, what was found and, if it is not, what to do)."""
@@ -28,7 +30,16 @@ SELF_TEST_BOUND = 1e-3
 """Relative RMS error. It tells a broken installation from a sound one; the
 tests hold rounding to far less."""
 
-_REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,]*\])?\s*([<>=!~,.\d\s]*)")
+_NAME = re.compile(r"[\w.-]+")
+_RANGE = re.compile(r"[<>=][<>=.,\d\s]*")
+_CONDITION = re.compile(r"([<>=]+)([\d.]+)")
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+  ">=": operator.ge,
+  ">": operator.gt,
+  "<": operator.lt,
+  "<=": operator.le,
+  "==": operator.eq,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -206,33 +217,32 @@ def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
       lines.append((extra[1] if extra else "", line.partition(";")[0]))
   required, optional = {}, {}
   for extra, line in lines:
-    name, _, wanted = _REQUIREMENT.match(line).groups()
+    name = "".join(_NAME.findall(line)[:1])
+    wanted = "".join(_RANGE.findall(line)[:1]).strip()
     if not extra:
-      required[name] = wanted.strip()
+      required[name] = wanted
     elif name not in ("jax", "memcomp") and not any(
       name == other for _, other in optional
     ):
-      optional[extra, name] = wanted.strip()
+      optional[extra, name] = wanted
   return python, required, optional
 
 
 def fits(version: str, wanted: str) -> bool:
   """Says whether a version lies in a range such as ">=0.11.2,<0.13"."""
-  for condition in filter(None, wanted.replace(" ", "").split(",")):
-    operator, bound = re.match(r"([<>=!~]+)(.*)", condition).groups()
+  for order, bound in _CONDITION.findall(wanted):
     a, b = _numbers(version), _numbers(bound)
     size = max(len(a), len(b))
-    a, b = a + (0,) * (size - len(a)), b + (0,) * (size - len(b))
-    if not {">=": a >= b, "<": a < b, "<=": a <= b, ">": a > b, "==": a == b}[
-      operator
-    ]:
+    a, b = a + [0] * (size - len(a)), b + [0] * (size - len(b))
+    if not _ORDER[order](a, b):
       return False
   return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-  """Returns (0, 12, 1) for "0.12.1.dev3+cuda"."""
-  return tuple(int(x) for x in re.match(r"\d+(\.\d+)*", version)[0].split("."))
+def _numbers(version: str) -> list[int]:
+  """Returns [0, 12, 1] for "0.12.1.dev3+cuda"."""
+  release = "".join(re.findall(r"^[\d.]*", version))
+  return [int(x) for x in release.split(".") if x]
 
 
 def _version_line(name: str, version: str | None, wanted: str) -> Line:

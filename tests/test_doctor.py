@@ -151,11 +151,11 @@ def toy_memory(spoil=lambda x: x):
   )
 
 
-# A wrong value, a right value with a wrong gradient, and nan.
+# A wrong value, a right value with a wrong gradient, and nan in the value alone.
 SPOILT = {
   "value": lambda x: 1.01 * x,
   "gradient": jax.lax.stop_gradient,
-  "nan": lambda x: x * float("nan"),
+  "nan": lambda x: x + jax.lax.stop_gradient(x * float("nan")),
 }
 
 

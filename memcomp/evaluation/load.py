@@ -61,7 +61,7 @@ def open_checkpoint(
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 
-def _newest_whole(root: pathlib.Path) -> int | None:
+def _newest_whole(root: pathlib.Path) -> int:
   """Returns the step that `load_model` would choose, to have its number."""
   steps = [int(p.name) for p in root.iterdir() if p.name.isdecimal()]
   for step in sorted(steps, reverse=True):
@@ -69,4 +69,6 @@ def _newest_whole(root: pathlib.Path) -> int | None:
     if reason is None:
       return step
     print(f"checkpoint {root / str(step)} is damaged ({reason})")
-  return None
+  raise errors.UserError(
+    f"{root} has no whole checkpoint to read; restore one from a copy"
+  )

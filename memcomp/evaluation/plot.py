@@ -73,6 +73,7 @@ def by_position(
     xytext=(4, 4),
     textcoords="offset points",
     color="tab:red",
+    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
   )
   ticks = [*edges, *ends[-1:]]
   axes.set_xticks(ticks, ["0", *(f"{t:,}" for t in ticks[1:])])

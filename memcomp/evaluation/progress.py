@@ -31,12 +31,11 @@ class Progress:
       self._first = now, self._done
     elif now >= self._next:
       self._next = now + (0.5 if self._terminal else 10)
-      self._show(now)
+      self._show(now, *self._first)
 
-  def _show(self, now: float) -> None:
+  def _show(self, now: float, start: float, done: int) -> None:
     self._shown = True
     # Not from the start: the first piece includes compiling.
-    start, done = self._first
     left = (now - start) / (self._done - done) * (self._total - self._done)
     line = f"{self._what}: {self._done:,} of {self._total:,}, {left:.0f} s left"
     before, end = ("\r", "\033[K") if self._terminal else ("", "\n")

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
@@ -161,7 +162,7 @@ def shown(path: pathlib.Path) -> str:
   return str(path) if relative.startswith("..") else relative
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = []
   for name, *cells in rows:

@@ -109,7 +109,7 @@ def prefill(
   """
   graphdef, params = nnx.split(model)
   ids = np.asarray(prompt, np.int32)[None]
-  state, logits = _fresh(graphdef, params), None
+  state, logits = _fresh(graphdef, params), jnp.zeros(0)
   for start in range(0, ids.shape[1], pieces_of):
     piece = ids[:, start : start + pieces_of]
     logits, state = _read(graphdef, params, state, piece)
