@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -324,7 +325,12 @@ def test_bad_input(call, trained, tmp_path, arguments, message):
 
 def test_the_program(trained):
   command = [sys.executable, ROOT / "eval.py", "--task=sample", "--tokens=0"]
-  environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": ""}
+  paths = [
+    *filter(None, [os.environ.get("PYTHONPATH")]),
+    ROOT,
+    ROOT / "kernels",
+  ]
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
   done = subprocess.run(
     [*command, "--checkpoint=nowhere"],
     env=environment,
