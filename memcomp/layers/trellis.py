@@ -69,10 +69,10 @@ class TrellisConfig:
   normalize: str = "qkv"
   separate_gates: bool = False
   decay_init: float = 0.982
-  write_rate_init: float = 0.1
+  write_rate_init: float = 0.03
   write_rate_scale: float = 1.0
   learned_memory: bool = True
-  memory_std: float = 0.02
+  memory_std: float = 0.5
   convolution_width: int = 4
   convolve_value: bool = False
 

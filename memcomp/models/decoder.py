@@ -119,7 +119,7 @@ class Decoder(nnx.Module):
     def build(rngs):
       return block.Block(config, rngs=rngs)
 
-    self.layers = build(rngs.fork(split=config.num_layers))
+    self.layers = build(rngs.split(config.num_layers))
     self.dtype = config.dtype
     self.remat = config.remat
 

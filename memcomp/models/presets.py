@@ -1,0 +1,116 @@
+"""Models of the papers' sizes, by name: `<memory>-<size>`."""
+
+import dataclasses
+
+from memcomp.models import decoder, registry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+  """A row of the papers' tables.
+
+  Attributes:
+    num_layers: blocks.
+    d_model: width of the residual stream.
+    heads: heads; a head's width is d_model / heads.
+    mlp_dim: hidden features of the channel mixer.
+    learning_rate: peak of the schedule.
+    tokens: training tokens.
+  """
+
+  num_layers: int
+  d_model: int
+  heads: int
+  mlp_dim: int
+  learning_rate: float
+  tokens: float
+
+
+# Trellis (arXiv 2512.23852), table 5, which has no 1b row and no mlp widths:
+# those are of the test-time-training code base that it builds on.
+SIZES = {
+  "125m": Size(
+    num_layers=12,
+    d_model=768,
+    heads=12,
+    mlp_dim=2048,
+    learning_rate=3e-3,
+    tokens=2.4e9,
+  ),
+  "170m": Size(
+    num_layers=12,
+    d_model=768,
+    heads=16,
+    mlp_dim=2048,
+    learning_rate=3e-3,
+    tokens=15e9,
+  ),
+  "350m": Size(
+    num_layers=24,
+    d_model=1024,
+    heads=16,
+    mlp_dim=2736,
+    learning_rate=1.5e-3,
+    tokens=7.5e9,
+  ),
+  "780m": Size(
+    num_layers=24,
+    d_model=1536,
+    heads=16,
+    mlp_dim=4096,
+    learning_rate=1.25e-3,
+    tokens=30e9,
+  ),
+  "1b": Size(
+    num_layers=24,
+    d_model=2048,
+    heads=32,
+    mlp_dim=5504,
+    learning_rate=1e-3,
+    tokens=30e9,
+  ),
+}
+
+VOCAB_SIZE = 32_000
+"""Of the Llama 2 tokenizer, which the papers use."""
+
+
+def names() -> list[str]:
+  """All names that `parse` takes."""
+  return [f"{m}-{s}" for m in registry.MIXERS for s in SIZES]
+
+
+def parse(name: str) -> tuple[str, str]:
+  """Splits "trellis-125m" into memory and size.
+
+  Raises:
+    ValueError: naming the memories and sizes there are.
+  """
+  memory, _, size = name.rpartition("-")
+  if memory not in registry.MIXERS or size not in SIZES:
+    raise ValueError(
+      f"{name!r} is not <memory>-<size>; memories:"
+      f" {', '.join(registry.MIXERS)}; sizes: {', '.join(SIZES)}"
+    )
+  return memory, size
+
+
+def language_model(name: str) -> decoder.DecoderConfig:
+  """The decoder called "<memory>-<size>".
+
+  Raises:
+    ValueError: there is no such memory or size.
+  """
+  memory, size_name = parse(name)
+  size = SIZES[size_name]
+  mixer_config, _ = registry.MIXERS[memory]
+  width = size.d_model // size.heads
+  return decoder.DecoderConfig(
+    vocab_size=VOCAB_SIZE,
+    d_model=size.d_model,
+    num_layers=size.num_layers,
+    mlp_dim=size.mlp_dim,
+    mixer=mixer_config(heads=size.heads, key_dim=width, value_dim=width),
+    dtype="bfloat16",
+    remat="mixer_out",
+  )

@@ -1,0 +1,127 @@
+"""The short convolution: by hand, cut anywhere, packed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from memcomp.layers.short_convolution import short_convolution
+
+
+def operands(time, channels=3, width=4, batch=1, seed=0):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  x = jax.random.normal(keys[0], (batch, time, channels))
+  weight = jax.random.normal(keys[1], (width, channels))
+  bias = jax.random.normal(keys[2], (channels,))
+  return x, weight, bias, jnp.zeros((batch, width - 1, channels))
+
+
+def test_by_hand():
+  x = jnp.array([[[1.0], [2.0], [3.0]]])
+  weight = jnp.array([[10.0], [1.0]])  # previous, current
+  y, taps = short_convolution(x, weight, jnp.array([0.5]), jnp.zeros((1, 1, 1)))
+  np.testing.assert_allclose(y[0, :, 0], [1.5, 12.5, 23.5])
+  np.testing.assert_allclose(taps[0, :, 0], [3.0])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_cut_anywhere(cut, packed):
+  x, weight, bias, taps = operands(9)
+  ids = jnp.ones((1, 9), jnp.int32) if packed else None
+
+  def run(x, taps, part):
+    if not packed:
+      return short_convolution(x[:, part], weight, bias, taps)
+    return short_convolution(
+      x[:, part],
+      weight,
+      bias,
+      taps,
+      segment_ids=ids[:, part],
+      segment_id=jnp.array([0 if part.start is None else 1]),
+    )
+
+  whole, last = run(x, taps, slice(None, None))
+  first, taps = run(x, taps, slice(None, cut))
+  second, taps = run(x, taps, slice(cut, None))
+  np.testing.assert_allclose(
+    jnp.concatenate([first, second], axis=1), whole, rtol=1e-6
+  )
+  np.testing.assert_array_equal(taps, last)
+
+
+def test_packed_rows_equal_their_segments_values_and_gradients():
+  x, weight, bias, taps = operands(12)
+  # Padding before, inside a segment, between and after; a segment of one token.
+  ids = [0, 4, 4, 0, 4, 4, 9, 2, 2, 2, 0, 0]
+  segments = [[1, 2, 4, 5], [6], [7, 8, 9]]
+
+  def packed(x, weight, bias):
+    y, last = short_convolution(
+      x,
+      weight,
+      bias,
+      taps,
+      segment_ids=jnp.array([ids]),
+      segment_id=jnp.array([0]),
+    )
+    return [y[:, jnp.array(s)] for s in segments], last
+
+  def separate(x, weight, bias):
+    results = [
+      short_convolution(x[:, jnp.array(s)], weight, bias, taps)
+      for s in segments
+    ]
+    return [y for y, _ in results], results[-1][1]
+
+  def objective(function):
+    def total(*args):
+      leaves = jax.tree.leaves(function(*args))
+      return sum(jnp.sum(jnp.sin(i + leaf)) for i, leaf in enumerate(leaves))
+
+    return jax.grad(total, argnums=(0, 1, 2))(x, weight, bias)
+
+  for a, b in (
+    (packed(x, weight, bias), separate(x, weight, bias)),
+    (objective(packed), objective(separate)),
+  ):
+    jax.tree.map(
+      lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-5, atol=1e-6), a, b
+    )
+
+
+def test_padding_leaves_the_taps_alone():
+  x, weight, bias, _ = operands(5, batch=2)
+  taps = jax.random.normal(jax.random.key(5), (2, 3, 3))
+  _, after = short_convolution(
+    x,
+    weight,
+    bias,
+    taps,
+    segment_ids=jnp.zeros((2, 5), jnp.int32),
+    segment_id=jnp.array([1, 7]),
+  )
+  np.testing.assert_array_equal(after, taps)
+
+
+def test_a_segment_goes_on_in_the_next_call():
+  x, weight, bias, taps = operands(6)
+  whole, _ = short_convolution(x, weight, bias, taps)
+  _, taps = short_convolution(
+    x[:, :2],
+    weight,
+    bias,
+    taps,
+    segment_ids=jnp.array([[5, 5]]),
+    segment_id=jnp.array([0]),
+  )
+  for segment, same in ((5, True), (6, False)):
+    y, _ = short_convolution(
+      x[:, 2:],
+      weight,
+      bias,
+      taps,
+      segment_ids=jnp.full((1, 4), segment),
+      segment_id=jnp.array([5]),
+    )
+    assert np.allclose(y, whole[:, 2:], rtol=1e-6) == same

@@ -1,0 +1,256 @@
+"""The decoder: steps, packing, hand-off, precision, knobs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from memcomp import sharding
+from memcomp.layers import trellis
+from memcomp.models import decoder, registry
+from memcomp_kernels.testing import errors
+
+MIXERS = {
+  "trellis": trellis.TrellisConfig(
+    heads=2, key_dim=8, value_dim=12, num_slots=6, chunk_size=8
+  ),
+}
+
+
+def config(name="trellis", mixer=None, **changes):
+  return decoder.DecoderConfig(
+    **{
+      "vocab_size": 50,
+      "d_model": 16,
+      "num_layers": 3,
+      "mlp_dim": 24,
+      "mixer": dataclasses.replace(MIXERS[name], **(mixer or {})),
+      "embedding_convolution": 4,
+      "init_std": 0.2,
+      "embedding_std": 0.5,
+    }
+    | changes
+  )
+
+
+def build(config, seed=0):
+  with nnx.use_eager_sharding(False):
+    return decoder.Decoder(config, rngs=nnx.Rngs(seed))
+
+
+def tokens(batch, time, seed=0):
+  return jax.random.randint(jax.random.key(seed), (batch, time), 0, 50)
+
+
+@pytest.fixture(scope="module", params=list(registry.MIXERS))
+def model(request):
+  return build(config(request.param))
+
+
+def test_steps_equal_the_sequence(model):
+  ids = tokens(2, 21)
+  hidden, final = jax.jit(model.__call__)(ids)
+  step, state, logits = jax.jit(model.step), model.init_state(2), []
+  for t in range(21):
+    y, state = step(ids[:, t], state)
+    logits.append(y)
+  errors.assert_close(
+    (jnp.stack(logits, 1), state), (model.logits(hidden), final), 1e-5
+  )
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 8, 9])
+def test_cut_anywhere(model, cut):
+  ids = tokens(2, 19)
+  hidden, final = model(ids)
+  first, state = model(ids[:, :cut])
+  second, state = model(ids[:, cut:], state=state)
+  errors.assert_close(
+    (jnp.concatenate([first, second], 1), state), (hidden, final), 1e-5
+  )
+
+
+def test_packed_rows_equal_their_documents(model):
+  graph, params = nnx.split(model)
+  a, b = tokens(1, 13), tokens(1, 10, seed=1)
+  row = jnp.concatenate([a, jnp.zeros((1, 3), int), b, jnp.zeros((1, 2), int)], 1)
+  ids = jnp.array([[4] * 13 + [0] * 3 + [2] * 10 + [0] * 2])
+
+  def packed(params):
+    hidden, _ = nnx.merge(graph, params)(row, segment_ids=ids)
+    return hidden[:, :13], hidden[:, 16:26]
+
+  def separate(params):
+    model = nnx.merge(graph, params)
+    return model(a)[0], model(b)[0]
+
+  def gradient(function):
+    def loss(params):
+      return sum(jnp.sum(jnp.sin(h)) for h in function(params))
+
+    return jax.jit(jax.grad(loss))(params)
+
+  errors.assert_close(jax.jit(packed)(params), jax.jit(separate)(params), 1e-5)
+  errors.assert_close(gradient(packed), gradient(separate), 1e-4)
+
+
+def test_rows_padded_on_the_left_equal_rows_alone(model):
+  short, long = tokens(1, 9), tokens(1, 14, seed=1)
+  row = jnp.concatenate([jnp.zeros((1, 5), int), short], 1)
+  ids = jnp.array([[0] * 5 + [1] * 9, [1] * 14])
+  hidden, state = model(jnp.concatenate([row, long]), segment_ids=ids)
+  errors.assert_close(hidden[:1, 5:], model(short)[0], 1e-5)
+  errors.assert_close(hidden[1:], model(long)[0], 1e-5)
+  following, _ = model.step(jnp.array([3, 3]), state)
+  alone, _ = model.step(jnp.array([3]), model(short)[1])
+  errors.assert_close(following[:1], alone, 1e-5)
+
+
+def test_causal(model):
+  ids = tokens(1, 20)
+  changed = ids.at[:, 12].add(1)
+  before, after = model(ids)[0], model(changed)[0]
+  np.testing.assert_array_equal(before[:, :12], after[:, :12])
+  assert np.any(before[:, 12:] != after[:, 12:])
+
+
+def test_every_parameter_is_trained_and_named(model):
+  """A gradient reaches every parameter, the initial memories included."""
+  graph, params = nnx.split(model)
+
+  def loss(params):
+    model = nnx.merge(graph, params)
+    return jnp.mean(jnp.sin(model.logits(model(tokens(2, 20))[0])))
+
+  gradient = jax.jit(jax.grad(loss))(params)
+  leaves = jax.tree_util.tree_leaves_with_path(
+    gradient, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  for path, leaf in leaves:
+    name = jax.tree_util.keystr(path)
+    assert jnp.any(leaf[...] != 0), name
+    names = leaf.get_metadata()["out_sharding"]
+    assert len(names) == leaf[...].ndim, name
+    sharding.spec(*names)
+
+
+@pytest.mark.parametrize("remat", list(decoder.REMAT))
+def test_remat_changes_nothing(remat):
+  ids = tokens(2, 20)
+
+  def gradient(config):
+    graph, params = nnx.split(build(config))
+
+    def loss(params):
+      return jnp.sum(jnp.sin(nnx.merge(graph, params)(ids)[0]))
+
+    return jax.jit(jax.grad(loss))(params)
+
+  errors.assert_close(gradient(config(remat=remat)), gradient(config()), 1e-5)
+
+
+def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
+  ids = tokens(2, 40)
+  exact = build(config())
+  narrow = build(config(dtype="bfloat16"))
+  hidden, state = narrow(ids)
+  assert hidden.dtype == jnp.bfloat16
+  assert narrow.logits(hidden).dtype == jnp.float32
+  for leaf in jax.tree.leaves((state.layers, nnx.state(narrow))):
+    assert leaf.dtype in (jnp.float32, jnp.int32)
+  expected = exact.logits(exact(ids)[0])
+  assert errors.relative_rms(narrow.logits(hidden), expected) < 0.05
+
+
+KNOBS = {
+  "phi": [{"phi": p} for p in ("identity", "silu", "softmax", "l2", "l2_silu")],
+  "read": [{"read_activation": f} for f in ("l2_silu", "softmax")],
+  "slots": [{"num_slots": 3}, {"num_slots": 12}],
+  "token": [{"gradient_at": "token"}],
+  "forget": [{"forget_gate": False}],
+  "gates": [{"separate_gates": True}],
+  "readout": [{"value_readout_phi": True}],
+  "order": [{"first_order": True}],
+  "memory": [{"learned_memory": False}],
+  "norm": [{"normalize": "none"}, {"normalize": "qk"}],
+  "convolution": [{"convolution_width": 0}, {"convolve_value": True}],
+}
+
+
+@pytest.mark.parametrize(
+  "change", [c for group in KNOBS.values() for c in group], ids=str
+)
+def test_every_ablation_is_one_override(change):
+  """Each changes the function or its gradient, and nothing breaks."""
+  ids = tokens(2, 20)
+
+  def run(config):
+    graph, params = nnx.split(build(config))
+
+    def loss(params):
+      model = nnx.merge(graph, params)
+      hidden, _ = model(ids)
+      return jnp.mean(jnp.sin(model.logits(hidden)))
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+  value, gradient = run(config(mixer=change))
+  errors.assert_finite((value, gradient))
+  base, base_gradient = run(config())
+  same_tree = jax.tree.structure(gradient) == jax.tree.structure(base_gradient)
+  assert (
+    value != base
+    or not same_tree
+    or errors.relative_rms(
+      gradient["layers"]["mixer"]["query_key"]["kernel"][...],
+      base_gradient["layers"]["mixer"]["query_key"]["kernel"][...],
+    )
+    > 1e-4
+  )
+
+
+@pytest.mark.parametrize(
+  ("where", "change"),
+  [
+    ("model", {"d_model": 0}),
+    ("model", {"dtype": "float16"}),
+    ("model", {"remat": "all"}),
+    ("model", {"embedding_convolution": 1}),
+    ("model", {"init_std": 0.0}),
+    ("mixer", {"heads": 0}),
+    ("mixer", {"phi": "relu"}),
+    ("mixer", {"normalize": "all"}),
+    ("mixer", {"decay_init": 1.0}),
+    ("mixer", {"write_rate_init": 2.0}),
+    ("mixer", {"convolution_width": 1}),
+    ("mixer", {"learned_memory": False, "phi_eps": 1e-6}),
+  ],
+  ids=str,
+)
+def test_bad_fields_are_named(where, change):
+  name = next(iter(change))
+  with pytest.raises(ValueError, match=f"{name}="):
+    if where == "model":
+      build(config(**change))
+    else:
+      build(config(mixer=change))
+
+
+def test_state_and_flops_by_hand():
+  # 3 layers, 2 heads, 6 slots, 8 + 12 columns.
+  assert decoder.state_bytes(config()) == 3 * 2 * 6 * 20 * 4
+  # Six m(k + v) products and, in chunks of 8, C (k + v + 2 m) twice.
+  per_head = 6 * 6 * 20 + 2 * 8 * (8 + 12 + 2 * 6)
+  assert decoder.memory_flops_per_token(config()) == 3 * 2 * per_head
+
+
+def test_memory_norms(model):
+  _, state = model(tokens(2, 10))
+  norms = model.memory_norms(state)
+  assert norms.shape == (3,)
+  arrays = state.layers.memory.key_memory, state.layers.memory.value_memory
+  squares = sum((np.asarray(a)[1] ** 2).sum() for a in arrays)
+  count = sum(a[1].size for a in arrays)
+  np.testing.assert_allclose(norms[1], (squares / count) ** 0.5, rtol=1e-6)
