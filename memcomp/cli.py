@@ -155,7 +155,7 @@ def load_config(path: str) -> Any:
     raise errors.UserError(
       f"--config={path}: no such file{hint or '; give the path of a config'}"
     )
-  scope = {"__name__": "config", "__file__": str(file)}
+  scope: dict[str, Any] = {"__name__": "config", "__file__": str(file)}
   try:
     exec(compile(file.read_text(), str(file), "exec"), scope)
     if "get_config" not in scope:

@@ -194,7 +194,8 @@ class Checkpoints:
 
   def _read(self, step, target, check) -> Restored:
     read = self._manager.restore
-    meta = read(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    meta = read(step, args=args)["meta"]
     check(meta)
     found = read(
       step,
@@ -204,8 +205,8 @@ class Checkpoints:
         data=ocp.args.JsonRestore(),
       ),
     )
-    state = target._replace(params=found.params, **found.state)
-    return Restored(step, state, found.data, meta)
+    state = target._replace(params=found["params"], **found["state"])
+    return Restored(step, state, found["data"], meta)
 
   def _set_aside(self, step: int) -> None:
     self._aside.mkdir(exist_ok=True)

@@ -55,7 +55,8 @@ class Feed:
     return self
 
   def __next__(self) -> tuple[batch_lib.Batch, dict[str, Any]]:
-    batch, place = next(self._loader), self._loader.state()
+    batch: Any = next(self._loader)
+    place = self._loader.state()
     if self._joined:
       # One segment a row: without ids the model takes a faster path.
       batch = batch._replace(segment_ids=None, positions=None)

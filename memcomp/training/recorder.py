@@ -18,6 +18,11 @@ never waits, few enough that a request to stop is met at once."""
 class Recorder:
   """Turns device metrics into records, two steps late.
 
+  What a clock measured joins `metrics.record_of`: `seconds_per_step` since the
+  last record, `tokens_per_second` (all tokens of the batch, padding too),
+  `model_tflops_per_second` and `mfu` (see `flops`; "unknown" where the device's
+  peak is), beside `state_bytes` of the memories of one sequence.
+
   Attributes:
     skipped_in_a_row: not finite steps that end at the last one fetched.
     worst: the most of them in a row so far.

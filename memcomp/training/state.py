@@ -104,7 +104,7 @@ def abstract_state(
   tx = optimizer.make(config.optimizer, config.training.steps, model.decayed)
   with nnx.use_eager_sharding(False):
     opt_state = jax.eval_shape(tx.init, model.variables)
-  scalar = jax.ShapeDtypeStruct(
+  scalar: Any = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec())
   )
   carry = jax.eval_shape(

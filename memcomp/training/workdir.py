@@ -125,7 +125,8 @@ def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
   """
   with disk.clear_errors(f"cannot write {workdir}"):
     workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / ".lock", "a") as file:
+    file = open(workdir / ".lock", "a")  # noqa: SIM115
+  with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

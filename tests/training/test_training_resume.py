@@ -81,13 +81,13 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
   config, flags, curve = whole("joined")
   folder = tmp_path / "run"
   with training_cases.start(config, folder, *flags) as process:
-    _wait_for_steps(process, 15)
+    _wait_for_steps(process, 20)
     process.send_signal(number)
     code, _, err = _end(process)
   assert code == errors.EXIT_RESUMABLE, err
   name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
   stopped = checkpoint.latest_step(folder)
-  assert stopped >= 15
+  assert stopped >= 20
   *_, last = err.splitlines()
   assert last.startswith(f"{name}: saved step {stopped} in")
   assert "same command goes on" in last
