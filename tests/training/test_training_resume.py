@@ -101,7 +101,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
 def test_two_times_ctrl_c_ends_it_at_once(whole, tmp_path):
   config, flags, _ = whole("joined")
   # Steps of seconds, so that the second comes while the first waits for one.
-  slow = ("--config.training.batch_size=8192", "--config.data.prefetch=0")
+  slow = ("--config.training.batch_size=4096", "--config.data.prefetch=0")
   with training_cases.start(config, tmp_path / "run", *flags, *slow) as process:
     _wait_for_steps(process, 1)
     process.send_signal(signal.SIGINT)
