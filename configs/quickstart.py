@@ -25,7 +25,7 @@ def get_config() -> config.Config:
       ),
       embedding_convolution=4,
       init_std=0.06,
-      embedding_std=0.5,
+      embedding_std=0.2,
     ),
     data=config.DataConfig(source="stdlib", sequence_length=256),
     optimizer=config.OptimizerConfig(

@@ -155,7 +155,7 @@ class EvaluationConfig:
 
   run_after_training: bool = True
   lengths: int = 16
-  rows: int = 4
+  rows: int = 16
   byte_models: bool = False
   prompt: str = "def "
   sample_tokens: int = 400
