@@ -31,7 +31,5 @@ def get_config() -> config.Config:
     training=config.TrainingConfig(
       steps=30, batch_size=4, log_every=10, checkpoint_every=20
     ),
-    evaluation=config.EvaluationConfig(
-      lengths=4, rows=2, sample_tokens=40
-    ),
+    evaluation=config.EvaluationConfig(lengths=4, rows=2, sample_tokens=40),
   )

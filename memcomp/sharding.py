@@ -119,7 +119,9 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     if isinstance(leaf, nnx.Variable):
       names = leaf.get_metadata().get("out_sharding") or ()
     sharding = NamedSharding(mesh, spec(*names))
-    return leaf.replace(sharding) if isinstance(leaf, nnx.Variable) else sharding
+    return (
+      leaf.replace(sharding) if isinstance(leaf, nnx.Variable) else sharding
+    )
 
   return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 

@@ -1,16 +1,25 @@
-"""Flags for every test; set before jax is imported.
+"""Settings of every test; made before jax is imported.
 
-Eight fake devices, and no optimisation by XLA: tests compile far more than
-they compute.
+Eight fake devices. Tests compile far more than they compute, so XLA leaves its
+optimisations out, and workers share what they have compiled. Subprocesses of
+tests inherit all of it.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
-os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = " ".join(
-  [
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",
-    os.environ.get("XLA_FLAGS", ""),
-  ]
-).strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  # In the process that starts the workers; they inherit the variable.
+  folder = tempfile.mkdtemp(prefix="memcomp-programs-")
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+devices = "--xla_force_host_platform_device_count=8"
+if devices not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
+  )

@@ -3,6 +3,7 @@
 import jax
 import pytest
 from jax.sharding import PartitionSpec
+
 from memcomp import config, errors, sharding
 
 

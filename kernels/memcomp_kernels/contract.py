@@ -146,9 +146,7 @@ def scan(
   def blocks(state, xs):
     return lax.scan(body, state, xs)
 
-  head = jax.tree.map(
-    lambda x: x[:whole].reshape(-1, block, *x.shape[1:]), xs
-  )
+  head = jax.tree.map(lambda x: x[:whole].reshape(-1, block, *x.shape[1:]), xs)
   state, outputs = lax.scan(blocks, state, head)
   outputs = outputs.reshape(whole, *outputs.shape[2:])
   if whole < time:

@@ -53,9 +53,7 @@ def shard_chunk(
     reset_state = state if reset_state is None else reset_state
 
     def state_specs(tree):
-      return jax.tree.map(
-        lambda x: state_spec(x, batch_axes, head_axes), tree
-      )
+      return jax.tree.map(lambda x: state_spec(x, batch_axes, head_axes), tree)
 
     token_spec = PartitionSpec(batch_axes, None, head_axes)
 

@@ -167,9 +167,7 @@ class Trellis(nnx.Module):
     into = ("embed", "heads")
 
     def project(width, bias=None):
-      return linear.Linear(
-        d_model, width, into, std=std, bias=bias, rngs=rngs
-      )
+      return linear.Linear(d_model, width, into, std=std, bias=bias, rngs=rngs)
 
     self.query_key = project(key_width)
     self.value = project(value_width)

@@ -69,9 +69,7 @@ class DecoderConfig:
         )
     width = self.embedding_convolution
     if width < 0 or width == 1:
-      raise ValueError(
-        f"embedding_convolution={width} must be 0 or at least 2"
-      )
+      raise ValueError(f"embedding_convolution={width} must be 0 or at least 2")
     for name in ("init_std", "embedding_std"):
       if not getattr(self, name) > 0:
         raise ValueError(f"{name}={getattr(self, name)} must be positive")
@@ -168,9 +166,7 @@ class Decoder(nnx.Module):
       )
 
     if self.remat != "none":
-      body = jax.checkpoint(
-        body, prevent_cse=False, policy=REMAT[self.remat]
-      )
+      body = jax.checkpoint(body, prevent_cse=False, policy=REMAT[self.remat])
     x, layers = lax.scan(body, x, (params, state.layers))
     if segment_ids is None:
       last = jnp.maximum(state.segment_id, 1)

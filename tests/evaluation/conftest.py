@@ -1,21 +1,12 @@
 import shutil
 
 import evaluation_cases as cases
-import jax
 import numpy as np
 import pytest
 
 from memcomp.data import store as store_lib
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
-
-
-@pytest.fixture(autouse=True)
-def quick_compiles():
-  before = jax.config.values["jax_disable_most_optimizations"]
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

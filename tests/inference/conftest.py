@@ -9,14 +9,6 @@ from memcomp.models import decoder
 from memcomp.training import state as state_lib
 
 
-@pytest.fixture(autouse=True)
-def quick_compiles():
-  before = jax.config.values["jax_disable_most_optimizations"]
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="session")
 def model() -> decoder.Decoder:
   """Random weights from numpy: XLA takes long to compile JAX's generator."""

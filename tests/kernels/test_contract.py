@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from memcomp_kernels.testing import checks, memories
 
 SUBJECTS = {
@@ -49,7 +50,9 @@ def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(lambda name: name.endswith("-reference") and "first-order" not in name)
+@subjects(
+  lambda name: name.endswith("-reference") and "first-order" not in name
+)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, 11)
 
@@ -87,7 +90,9 @@ def segment_rows():
 
 
 @subjects(lambda name: some(name) and not_the_reference(name))
-@pytest.mark.parametrize("rows", [slice(0, 3), slice(0, 4)], ids=["few", "many"])
+@pytest.mark.parametrize(
+  "rows", [slice(0, 3), slice(0, 4)], ids=["few", "many"]
+)
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, segment_rows()[rows])
 

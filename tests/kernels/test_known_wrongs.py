@@ -4,6 +4,7 @@ import types as python_types
 
 import jax.numpy as jnp
 import pytest
+
 from memcomp_kernels.primitives import activations, decay, tiles
 from memcomp_kernels.testing import checks, memories
 from memcomp_kernels.trellis import xla_chunked

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+
 from memcomp_kernels import sharding
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
@@ -18,7 +19,9 @@ def test_eight_devices_equal_one(name, packed):
   arguments = subject.state(), subject.inputs(40)
   ids = None
   if packed:
-    ids = jax.numpy.asarray(np.arange(40)[None] // 17 + np.zeros((8, 1)), "int32")
+    ids = jax.numpy.asarray(
+      np.arange(40)[None] // 17 + np.zeros((8, 1)), "int32"
+    )
 
   def run(state, inputs):
     chunk = sharding.shard_chunk(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.testing import memories
 from memcomp_kernels.trellis import api
@@ -68,7 +69,10 @@ def test_chunk_start_gradient_by_hand():
 @pytest.mark.parametrize("phi", list(activations.ACTIVATIONS))
 def test_write_direction_is_the_gradient_of_the_loss(phi):
   keys = jax.random.split(jax.random.key(0), 3)
-  memory, w = jax.random.normal(keys[0], (6, 4)), jax.random.normal(keys[1], (4,))
+  memory, w = (
+    jax.random.normal(keys[0], (6, 4)),
+    jax.random.normal(keys[1], (4,)),
+  )
   target = jax.random.normal(keys[2], (6,))
 
   def loss(memory):
@@ -76,7 +80,9 @@ def test_write_direction_is_the_gradient_of_the_loss(phi):
     return 0.5 * jnp.sum((output - target) ** 2)
 
   u = activations.write_direction(phi, memory @ w, target, 1e-3)
-  np.testing.assert_allclose(jnp.outer(u, w), jax.grad(loss)(memory), atol=1e-12)
+  np.testing.assert_allclose(
+    jnp.outer(u, w), jax.grad(loss)(memory), atol=1e-12
+  )
 
 
 def test_activations_by_hand():
@@ -144,8 +150,13 @@ def test_chunk_of_one_is_per_token():
 
 
 def test_chunk_size_is_meaning():
-  exact = run(api.Spec(num_slots=6, gradient_at="token"), inputs_for(api.Spec(num_slots=6)))
-  stale = run(api.Spec(num_slots=6, chunk_size=4), inputs_for(api.Spec(num_slots=6)))
+  exact = run(
+    api.Spec(num_slots=6, gradient_at="token"),
+    inputs_for(api.Spec(num_slots=6)),
+  )
+  stale = run(
+    api.Spec(num_slots=6, chunk_size=4), inputs_for(api.Spec(num_slots=6))
+  )
   error = jnp.linalg.norm(exact[1] - stale[1]) / jnp.linalg.norm(exact[1])
   assert error > 0.01
 
@@ -213,9 +224,9 @@ def test_first_order_changes_gradients_not_values():
   np.testing.assert_array_equal(run(full, inputs)[1], run(first, inputs)[1])
 
   def gradient(spec):
-    return jax.grad(lambda key: jnp.sum(run(spec, inputs._replace(key=key))[1]))(
-      inputs.key
-    )
+    return jax.grad(
+      lambda key: jnp.sum(run(spec, inputs._replace(key=key))[1])
+    )(inputs.key)
 
   assert jnp.any(gradient(full) != gradient(first))
 

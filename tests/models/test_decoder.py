@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
 from memcomp import sharding
 from memcomp.layers import trellis
 from memcomp.models import decoder, registry

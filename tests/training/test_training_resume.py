@@ -22,7 +22,7 @@ CASES = {
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory, cache_folder):
+def whole(tmp_path_factory):
   """Runs that nothing stopped: name -> (config, flags, curve)."""
   made = {}
 
@@ -31,12 +31,7 @@ def whole(tmp_path_factory, cache_folder):
       folder = tmp_path_factory.mktemp(name)
       config = training_cases.write_config(folder)
       flags = (*FLAGS, *CASES[name])
-      code, out, err = training_cases.train(
-        config,
-        folder / "run",
-        *flags,
-        JAX_COMPILATION_CACHE_DIR=cache_folder,
-      )
+      code, out, err = training_cases.train(config, folder / "run", *flags)
       assert (code, err) == (0, "")
       lines = [line for line in out.splitlines() if line.startswith("step ")]
       assert len(lines) == 60, "one line a record"

@@ -20,7 +20,7 @@ def layer_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 def l2_norm(x: jax.Array, eps: float) -> jax.Array:
-  """x / sqrt(|x|^2 + eps) over the last axis: finite gradients at zero."""
+  """X / sqrt(|x|^2 + eps) over the last axis: finite gradients at zero."""
   return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 

@@ -139,9 +139,9 @@ def indexed(
   )
   occupied = jnp.any(source.reshape(batch, num_tiles, chunk) < time, axis=-1)
   resets = jnp.zeros((batch, num_tiles), bool)
-  resets = resets.at[
-    rows, jnp.where(where.starts, where.tile, num_tiles)
-  ].set(True, mode="drop")
+  resets = resets.at[rows, jnp.where(where.starts, where.tile, num_tiles)].set(
+    True, mode="drop"
+  )
   continues = (position > 0)[:, None] & (jnp.arange(num_tiles) == 0)
   flags = Flags(resets.T, continues.T, occupied.T)
   return Layout(chunk, source, place, flags)

@@ -67,9 +67,7 @@ class Subject:
 
 def cast(tree: Any, dtype: Any) -> Any:
   """Casts the floating leaves of a tree."""
-  return jax.tree.map(
-    lambda x: x.astype(dtype) if _is_float(x) else x, tree
-  )
+  return jax.tree.map(lambda x: x.astype(dtype) if _is_float(x) else x, tree)
 
 
 def value_and_gradients(
@@ -382,7 +380,8 @@ def check_edges(subject: Subject, time: int) -> None:
   for i, name in enumerate(names):
     part = slice(i * rows, (i + 1) * rows)
     errors.assert_finite(
-      jax.tree.map(lambda x: x[part] if x.ndim else x, results), name  # noqa: B023
+      jax.tree.map(lambda x: x[part] if x.ndim else x, results),
+      name,  # noqa: B023
     )
 
 

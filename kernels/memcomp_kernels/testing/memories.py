@@ -90,9 +90,7 @@ def _trellis_specs():
   def spec(**changes):
     return trellis.Spec(**{"num_slots": 6, "chunk_size": 8} | changes)
 
-  specs = {
-    f"chunk-{phi}": spec(phi=phi) for phi in activations.ACTIVATIONS
-  }
+  specs = {f"chunk-{phi}": spec(phi=phi) for phi in activations.ACTIVATIONS}
   return specs | {
     "chunk-f-l2_silu": spec(read_activation="l2_silu"),
     "chunk-f-softmax": spec(read_activation="softmax"),

@@ -113,8 +113,7 @@ def check_inputs(
     )
   if inputs.query.ndim != 4:
     raise ValueError(
-      "query must be [batch, time, heads, key], got shape"
-      f" {inputs.query.shape}"
+      f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"
     )
   time = inputs.query.shape[1]
   if time < 1:

@@ -353,9 +353,7 @@ def chunk(
     time=inputs.query.shape[1],
     chunk=spec.chunk_size,
   )
-  result = _chunk(
-    spec, state.position, state.segment_id, segment_ids, operands
-  )
+  result = _chunk(spec, state.position, state.segment_id, segment_ids, operands)
   # Between two chunks the start is the memory itself.
   chunk_start = contract.batched_where(
     where.position == 0, result.memories, result.chunk_start
