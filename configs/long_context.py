@@ -8,19 +8,16 @@ meets contexts longer than a window. Hardware and time: as the quickstart.
 Expected: bits per byte by position that stay flat to 16 times the window.
 """
 
-import importlib.util
 import pathlib
+import runpy
 
 from memcomp import config
 
 
 def get_config() -> config.Config:
   """Returns the experiment."""
-  path = pathlib.Path(__file__).with_name("quickstart.py")
-  spec = importlib.util.spec_from_file_location("quickstart", path)
-  quickstart = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(quickstart)
-  experiment = quickstart.get_config()
+  quickstart = pathlib.Path(__file__).with_name("quickstart.py")
+  experiment = runpy.run_path(str(quickstart))["get_config"]()
   experiment.name = "long_context"
   experiment.data.packing = "stream"
   experiment.training.carry_state = True

@@ -43,10 +43,14 @@ def by_position(
   axes.errorbar(
     centres,
     _values(buckets, "bits_per_byte"),
-    yerr=_values(buckets, "std_over_rows"),
+    # Spans differ far more in difficulty than positions do: bars tell how sure
+    # the mean is, the table has the deviation itself.
+    yerr=[
+      std / streamed["rows"] ** 0.5 for std in _values(buckets, "std_over_rows")
+    ],
     marker="o",
     capsize=3,
-    label="state handed on (bars: standard deviation over spans)",
+    label="state handed on (bars: standard error over spans)",
   )
   window = streamed["window"]
   axes.plot(

@@ -44,6 +44,8 @@ def short_convolution(
     y = sum(history[:, j : j + time] * weight[j] for j in range(width))
     return y + bias.astype(x.dtype), history[:, time:].astype(taps.dtype)
 
+  if segment_id is None:
+    raise ValueError("segment_ids needs segment_id: whose are the taps?")
   starts, _ = contract.segment_starts(segment_ids, segment_id)
   run = jnp.pad(jnp.cumsum(starts, axis=1), ((0, 0), (width - 1, 0)))
   valid = jnp.pad(

@@ -106,13 +106,13 @@ class TrellisConfig:
       raise ValueError(
         f"convolution_width={self.convolution_width} must be 0 or at least 2"
       )
-    if not self.learned_memory and self.phi not in ("silu", "identity"):
-      if self.phi_eps < 1e-3:
-        raise ValueError(
-          f"learned_memory=False with phi={self.phi!r} has a gradient of"
-          f" 1 / sqrt(phi_eps={self.phi_eps}) at the zero memory; raise"
-          " phi_eps or learn the memory"
-        )
+    steep = self.phi not in ("silu", "identity") and self.phi_eps < 1e-3
+    if steep and not self.learned_memory:
+      raise ValueError(
+        f"learned_memory=False with phi={self.phi!r} has a gradient of"
+        f" 1 / sqrt(phi_eps={self.phi_eps}) at the zero memory; raise"
+        " phi_eps or learn the memory"
+      )
 
   def state_floats(self) -> int:
     """Floats of the memory per sequence, for one layer."""
@@ -173,10 +173,9 @@ class Trellis(nnx.Module):
     self.value = project(value_width)
     self.target = project(heads * slots)
     self.gate = project(value_width)
-    logit = lambda p: math.log(p / (1 - p))
-    self.log_decay = project(heads * passes, logit(config.decay_init))
+    self.log_decay = project(heads * passes, _logit(config.decay_init))
     rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = project(heads * passes, logit(rate))
+    self.write_rate = project(heads * passes, _logit(rate))
     self.out = linear.Linear(
       value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
     )
@@ -346,6 +345,10 @@ class Trellis(nnx.Module):
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
     return self._output(x, y[:, None])[:, 0], TrellisState(*taps, memory)
+
+
+def _logit(p: float) -> float:
+  return math.log(p / (1 - p))
 
 
 def _unit(x: jax.Array) -> jax.Array:

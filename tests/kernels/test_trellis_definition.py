@@ -254,6 +254,8 @@ def test_chunk_names_the_input_of_wrong_shape():
   state = api.init_state(spec, batch=2, heads=2, key_dim=5, value_dim=7)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
     api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
+  with pytest.raises(ValueError, match="made for gradients at chunk starts"):
+    api.chunk(state, inputs, spec=api.Spec(num_slots=6, gradient_at="token"))
   with pytest.raises(ValueError, match="empty"):
     empty = jax.tree.map(lambda x: x[:, :0], inputs)
     api.chunk(state, empty, spec=spec)

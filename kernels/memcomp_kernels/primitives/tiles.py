@@ -1,6 +1,6 @@
-"""Lays tokens into tiles: `[batch, time, heads, ...]` to and from
-`[tiles, batch, heads, chunk, ...]`.
+"""Lays tokens into tiles and back.
 
+`[batch, time, heads, ...]` to and from `[tiles, batch, heads, chunk, ...]`.
 Where an update is defined per chunk, chunks belong to sequences: a state may
 arrive in the middle of a chunk, and every packed segment starts one. `aligned`
 is the layout by reshaping, right when chunks start at the call's first token.

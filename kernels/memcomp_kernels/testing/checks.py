@@ -302,7 +302,7 @@ def check_packed_against_reference(
   """
   with jax.enable_x64(True):
     batch, time = segment_ids.shape
-    segment_ids = jnp.asarray(segment_ids, jnp.int32)
+    ids = jnp.asarray(segment_ids, jnp.int32)
     fresh = subject.state(batch=batch)
     state, _ = subject.reference(
       subject.state(seed=3, batch=batch), subject.inputs(3, 4, batch=batch)
@@ -315,14 +315,14 @@ def check_packed_against_reference(
         state, y = subject.chunk(
           state,
           jax.tree.map(lambda x: x[:, part], inputs),  # noqa: B023
-          segment_ids[:, part],
+          ids[:, part],
           fresh,
         )
         outputs.append(y)
       return state, jnp.concatenate(outputs, axis=1)
 
     def whole(function, state, fresh, inputs):
-      return function(state, inputs, segment_ids, fresh)
+      return function(state, inputs, ids, fresh)
 
     arguments = state, fresh, inputs
     reference = functools.partial(whole, subject.reference)
@@ -379,10 +379,12 @@ def check_edges(subject: Subject, time: int) -> None:
   rows = subject.state().segment_id.shape[0]
   for i, name in enumerate(names):
     part = slice(i * rows, (i + 1) * rows)
-    errors.assert_finite(
-      jax.tree.map(lambda x: x[part] if x.ndim else x, results),
-      name,  # noqa: B023
-    )
+    take = functools.partial(_rows, part=part)
+    errors.assert_finite(jax.tree.map(take, results), name)
+
+
+def _rows(x: jax.Array, part: slice) -> jax.Array:
+  return x[part] if x.ndim else x
 
 
 def _is_float(x: jax.Array) -> bool:

@@ -9,12 +9,11 @@ import numpy as np
 
 def relative_rms(actual: jax.Array, expected: jax.Array) -> float:
   """|actual - expected| / |expected|; the absolute error where that is 0."""
-  actual = np.asarray(actual, np.float64)
-  expected = np.asarray(expected, np.float64)
-  if actual.shape != expected.shape:
-    raise AssertionError(f"shapes {actual.shape} and {expected.shape} differ")
-  error = np.linalg.norm(actual - expected)
-  scale = np.linalg.norm(expected)
+  got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+  if got.shape != wanted.shape:
+    raise AssertionError(f"shapes {got.shape} and {wanted.shape} differ")
+  error = np.linalg.norm(got - wanted)
+  scale = np.linalg.norm(wanted)
   return float(error / scale if scale > 0 else error)
 
 

@@ -87,8 +87,10 @@ def _trellis_edges(inputs):
 
 
 def _trellis_specs():
+  base = trellis.Spec(num_slots=6, chunk_size=8)
+
   def spec(**changes):
-    return trellis.Spec(**{"num_slots": 6, "chunk_size": 8} | changes)
+    return dataclasses.replace(base, **changes)
 
   specs = {f"chunk-{phi}": spec(phi=phi) for phi in activations.ACTIVATIONS}
   return specs | {

@@ -111,6 +111,12 @@ def check_inputs(
     raise ValueError(
       f"the state has {slots} slots, spec.num_slots is {spec.num_slots}"
     )
+  if (state.position is not None) != spec.stale:
+    made_for = "chunk starts" if state.position is not None else "tokens"
+    raise ValueError(
+      f"the state was made for gradients at {made_for}; make it with the same"
+      f" spec: gradient_at={spec.gradient_at!r}, chunk_size={spec.chunk_size}"
+    )
   if inputs.query.ndim != 4:
     raise ValueError(
       f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"

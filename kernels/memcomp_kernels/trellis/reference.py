@@ -4,16 +4,18 @@ Symbols: M_K, M_V memories; k, v, q, alpha inputs; beta = exp(log_decay);
 gamma = write_rate; C = chunk_size; M' the memory at the start of the current
 chunk (M' = M_{t-1} when gradients are taken per token).
 
-  loss         l(M; w, alpha) = |phi(M w) - alpha|^2 / 2              eq. (5)-(7)
-  gradient     u_t = J_phi(z_t)^T (phi(z_t) - alpha_t), z_t = M' w_t
-  update       M_t = beta_t M_{t-1} - gamma_t u_t w_t^T               eq. (8)
-  pass 1       w = k on M_K, read  f_t = f(M_{K,t} q_t)
-  pass 2       w = v on M_V, read  y_t = M_{V,t}^T f_t                eq. (9)
+  loss       l(M; w, alpha) = |phi(M w) - alpha|^2 / 2              eq. (5)-(7)
+  gradient   u_t = J_phi(z_t)^T (phi(z_t) - alpha_t), z_t = M' w_t
+  update     M_t = beta_t M_{t-1} - gamma_t u_t w_t^T               eq. (8)
+  pass 1     w = k on M_K, read  f_t = f(M_{K,t} q_t)
+  pass 2     w = v on M_V, read  y_t = M_{V,t}^T f_t                eq. (9)
 
 Both reads come after the write. The paper prints J_phi without the transpose
 and drops the loss's factor 2 between (8) and (9); the README here lists all
 corrections.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,10 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import types
+
+
+# The definition does not round float32 to bfloat16, as TPUs do by default.
+_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def _gates(inputs: types.Inputs, spec: types.Spec, dtype) -> tuple:
@@ -54,7 +60,7 @@ def step(
   beta, gamma = _gates(inputs, spec, dtype)
 
   def write(M, M_start, w, beta, gamma):
-    z = jnp.einsum("bhmd,bhd->bhm", M_start, w)
+    z = _einsum("bhmd,bhd->bhm", M_start, w)
     if spec.first_order:
       z = lax.stop_gradient(z)
     u = activations.write_direction(spec.phi, z, alpha, spec.phi_eps)
@@ -63,18 +69,19 @@ def step(
 
   M_K, M_V = state.key_memory, state.value_memory
   start_K, start_V = M_K, M_V
-  if spec.stale:
-    fresh = state.position == 0
+  if state.position is not None:  # stale gradients
     start_K, start_V = contract.batched_where(
-      fresh, (M_K, M_V), (state.key_memory_start, state.value_memory_start)
+      state.position == 0,
+      (M_K, M_V),
+      (state.key_memory_start, state.value_memory_start),
     )
   M_K = write(M_K, start_K, k, beta[0], gamma[0])
   M_V = write(M_V, start_V, v, beta[1], gamma[1])
 
   f = activations.activate(
-    spec.read_activation, jnp.einsum("bhmd,bhd->bhm", M_K, q), spec.read_eps
+    spec.read_activation, _einsum("bhmd,bhd->bhm", M_K, q), spec.read_eps
   )
-  y = jnp.einsum("bhmd,bhm->bhd", M_V, f)
+  y = _einsum("bhmd,bhm->bhd", M_V, f)
   if spec.value_readout_phi:
     y = activations.activate(spec.phi, y, spec.phi_eps)
 
@@ -83,7 +90,7 @@ def step(
     value_memory=M_V,
     segment_id=contract.next_segment_id(state.segment_id),
   )
-  if spec.stale:
+  if state.position is not None:
     position = (state.position + 1) % spec.chunk_size
     start_K, start_V = contract.batched_where(
       position == 0, (M_K, M_V), (start_K, start_V)

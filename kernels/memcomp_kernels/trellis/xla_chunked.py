@@ -183,14 +183,15 @@ def _tiles_backward(spec, layout, operands: _Operands, before, cotangents):
   )
   time = operands.inputs.query.shape[1]
   d_inputs = jax.tree.map(lambda x: tiles.unlay(layout, x, time), d_inputs)
-  return _Operands(*d_carry, d_reset, d_inputs)
+  d_memories, d_chunk_start = d_carry
+  return _Operands(d_memories, d_chunk_start, d_reset, d_inputs)
 
 
 def _token_scan(spec, position, segment_id, segment_ids, operands: _Operands):
   """The result by scanning tokens, checkpointed every few."""
 
   def state(memories, chunk_start):
-    return types.State(*memories, *chunk_start, position, segment_id)
+    return _state(memories, chunk_start, position, segment_id)
 
   final, outputs = contract.scan(
     functools.partial(reference.step, spec=spec),
@@ -219,7 +220,7 @@ class _Plan(NamedTuple):
   where: tiles.Places
   use_usual: jax.Array | None
   usual: Callable[[], tiles.Layout]
-  otherwise: Callable[[], tiles.Layout | None] | None
+  otherwise: Callable[[], tiles.Layout | None]
   num_saved: int
 
 
@@ -244,7 +245,11 @@ def _plan(spec, position, segment_id, segment_ids, time) -> _Plan:
   if num_tiles > time:
     num_tiles = time + 1
     return _Plan(
-      where, None, lambda: indexed(num_tiles=num_tiles), None, num_tiles
+      where,
+      use_usual=None,
+      usual=lambda: indexed(num_tiles=num_tiles),
+      otherwise=lambda: None,
+      num_saved=num_tiles,
     )
   return _Plan(
     where,
@@ -257,10 +262,15 @@ def _plan(spec, position, segment_id, segment_ids, time) -> _Plan:
 
 def _evaluate(plan: _Plan, run: Callable, operands):
   """Runs `run(layout, operands)` with the layout that the plan selects."""
-  usual = lambda operands: run(plan.usual(), operands)
+
+  def usual(operands):
+    return run(plan.usual(), operands)
+
+  def otherwise(operands):
+    return run(plan.otherwise(), operands)
+
   if plan.use_usual is None:
     return usual(operands)
-  otherwise = lambda operands: run(plan.otherwise(), operands)
   return lax.cond(plan.use_usual, usual, otherwise, operands)
 
 
@@ -339,6 +349,9 @@ def chunk(
       reset_state=reset_state,
       block=_SCAN_BLOCK,
     )
+  assert state.position is not None, "a stale Spec's state has a position"
+  assert state.key_memory_start is not None
+  assert state.value_memory_start is not None
   reset_state = state if reset_state is None else reset_state
   operands = _Operands(
     memories=(state.key_memory, state.value_memory),
@@ -358,7 +371,13 @@ def chunk(
   chunk_start = contract.batched_where(
     where.position == 0, result.memories, result.chunk_start
   )
-  state = types.State(
-    *result.memories, *chunk_start, where.position, where.segment_id
-  )
+  state = _state(result.memories, chunk_start, where.position, where.segment_id)
   return state, result.outputs
+
+
+def _state(memories, chunk_start, position, segment_id) -> types.State:
+  key_memory, value_memory = memories
+  key_start, value_start = chunk_start
+  return types.State(
+    key_memory, value_memory, key_start, value_start, position, segment_id
+  )
