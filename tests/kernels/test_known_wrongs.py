@@ -7,10 +7,11 @@ import pytest
 
 from memcomp_kernels.primitives import activations, decay, tiles
 from memcomp_kernels.testing import checks, memories
-from memcomp_kernels.trellis import xla_chunked
+from memcomp_kernels.trellis import tile, xla_chunked
 
 TRELLIS = memories.MEMORIES["trellis"]
 STALE = checks.Subject(TRELLIS, TRELLIS.specs["chunk-ln_silu"], "xla_chunked")
+EXACT = checks.Subject(TRELLIS, TRELLIS.specs["token"], "xla_chunked")
 
 
 def masked_decay(causal, exp_first=False):
@@ -36,7 +37,7 @@ def with_directions(monkeypatch, function):
   wrong = python_types.SimpleNamespace(
     activate=activations.activate, write_direction=function
   )
-  monkeypatch.setattr(xla_chunked, "activations", wrong)
+  monkeypatch.setattr(tile, "activations", wrong)
 
 
 def with_flags(monkeypatch, **changes):
@@ -133,3 +134,30 @@ def test_a_reset_without_its_gradient(monkeypatch):
   monkeypatch.setattr(xla_chunked, "_tiles_backward", wrong)
   with pytest.raises(AssertionError, match="packed: gradients"):
     checks.check_packing(STALE, [5, 9], 1)
+
+
+def test_a_decay_too_many_in_the_exact_recurrence(monkeypatch):
+  right = decay.decay_before
+
+  def wrong(log_decay):
+    factors = decay.decay_factors(log_decay)
+    return right(log_decay)._replace(from_start=factors.from_start)
+
+  monkeypatch.setattr(decay, "decay_before", wrong)
+  with pytest.raises(AssertionError, match="over 1e-12"):
+    checks.check_values(EXACT, 37)
+
+
+def test_unfinished_sweeps_are_not_exact(monkeypatch):
+  """A fixed number of sweeps over the system, the popular short cut."""
+
+  def sweeps(direction, base, coupling, target):
+    strict = jnp.tril(coupling, -1)
+    u = direction(base, target)
+    for _ in range(4):
+      u = direction(base - strict @ u, target)
+    return u
+
+  monkeypatch.setattr(tile.substitution, "solve", sweeps)
+  with pytest.raises(AssertionError, match="over 1e-12"):
+    checks.check_values(EXACT, 37)

@@ -46,3 +46,26 @@ def decay_factors(log_decay: jax.Array) -> Decay:
     to_end=jnp.exp(cumulative[..., -1:] - cumulative),
     total=jnp.exp(cumulative[..., -1]),
   )
+
+
+class DecayBefore(NamedTuple):
+  """Decay factors up to, not including, each token's own.
+
+  Attributes:
+    from_start: mu_{r-1}, `[..., time]`.
+    between: Omega_{r-1,i}, `[..., time, time]`, zero from the diagonal on.
+  """
+
+  from_start: jax.Array
+  between: jax.Array
+
+
+def decay_before(log_decay: jax.Array) -> DecayBefore:
+  """Returns what a token sees before its own step; `[..., time]`, <= 0."""
+  cumulative = jnp.cumsum(log_decay, axis=-1)
+  before = cumulative - log_decay
+  time = log_decay.shape[-1]
+  strict = jnp.tril(jnp.ones((time, time), bool), -1)
+  difference = before[..., :, None] - cumulative[..., None, :]
+  between = jnp.where(strict, jnp.exp(jnp.where(strict, difference, 0.0)), 0.0)
+  return DecayBefore(jnp.exp(before), between)

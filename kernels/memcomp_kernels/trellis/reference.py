@@ -25,7 +25,6 @@ from memcomp_kernels import contract
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import types
 
-
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 

@@ -1,21 +1,15 @@
 """Trellis in chunk form on matrix units, in plain JAX.
 
-With stale gradients one tile is one chunk of the paper. Its start memory M
-gives all write directions at once, and mu, Omega (`primitives.decay`) turn the
-recurrence into matrix products (rows are tokens, W the written keys or values,
-g the write rates):
-
-  Z = W M^T,  U = J_phi(Z)^T (phi(Z) - alpha)
-  pass 1  R = diag(mu) Q M_K^T - (Omega * (Q K^T) diag(g)) U_K,   F = f(R)
-  pass 2  Y = diag(mu) F M_V   - (Omega * (F U_V^T) diag(g)) V
-  next    M <- mu_C M - (U * g * Omega_C)^T W
+A scan over tiles (`tile.py` has their algebra). With stale gradients one tile
+is one chunk of the paper; with gradients per token the tile is free, and the
+result does not depend on it.
 
 Chunks belong to sequences, not to the grid of the call: a state may arrive in
 the middle of a chunk, and a packed segment starts a chunk wherever it starts.
 Tokens are then laid into tiles by index, each chunk into a tile of its own.
 
 The gradient is a reverse scan over tiles that recomputes each tile from its
-start memory: only inputs and chunk-start memories are kept.
+start memory: only inputs and tile-start memories are kept.
 """
 
 import functools
@@ -27,82 +21,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import activations, decay, tiles
-from memcomp_kernels.trellis import reference, tilings, types
+from memcomp_kernels.primitives import tiles
+from memcomp_kernels.trellis import reference, tile, tilings, types
 
 # Tokens between two saved states where Trellis is scanned token by token.
 _SCAN_BLOCK = 32
 
-Memories = tuple[jax.Array, jax.Array]
-
-
-def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-  """A matrix product of `dtype` operands, summed in float32 or wider."""
-  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
-  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
-  precision = (
-    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
-  )
-  return jnp.einsum(
-    equation,
-    a.astype(dtype),
-    b.astype(dtype),
-    precision=precision,
-    preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-  )
-
-
-def _tile(memories, starts, inputs: types.Inputs, spec: types.Spec):
-  """One chunk: (M_K, M_V), gradients at `starts` -> new (M_K, M_V), Y.
-
-  Arrays are `[batch, heads, chunk, ...]`. `starts` is `memories` itself but for
-  a chunk that began in an earlier call.
-  """
-  dtype = inputs.query.dtype
-  product = functools.partial(_product, dtype=dtype)
-  wide = memories[0].dtype
-  target = inputs.target.astype(wide)
-  log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
-  rate = jnp.moveaxis(inputs.write_rate.astype(wide), -1, 0)
-  factors = decay.decay_factors(log_decay)
-  weights = factors.between * rate[..., None, :]
-  to_end = factors.to_end * rate
-
-  def directions(start, written):
-    z = product("bhmd,bhcd->bhcm", start, written)
-    if spec.first_order:
-      z = lax.stop_gradient(z)
-    return activations.write_direction(spec.phi, z, target, spec.phi_eps)
-
-  def advance(memory, u, written, gate):
-    kept = factors.total[gate][..., None, None] * memory
-    u = u * to_end[gate][..., None]
-    return kept - product("bhcm,bhcd->bhmd", u, written)
-
-  key_memory, value_memory = memories
-  u_key = directions(starts[0], inputs.key)
-  u_value = directions(starts[1], inputs.value)
-
-  scores = product("bhrd,bhid->bhri", inputs.query, inputs.key) * weights[0]
-  read = product("bhmd,bhcd->bhcm", key_memory, inputs.query)
-  read = factors.from_start[0][..., None] * read
-  read = read - product("bhri,bhim->bhrm", scores, u_key)
-  code = activations.activate(spec.read_activation, read, spec.read_eps)
-
-  scores = product("bhrm,bhim->bhri", code, u_value) * weights[-1]
-  output = product("bhcm,bhmd->bhcd", code, value_memory)
-  output = factors.from_start[-1][..., None] * output
-  output = output - product("bhri,bhid->bhrd", scores, inputs.value)
-  if spec.value_readout_phi:
-    output = activations.activate(spec.phi, output, spec.phi_eps)
-
-  memories = (
-    advance(key_memory, u_key, inputs.key, 0),
-    advance(value_memory, u_value, inputs.value, -1),
-  )
-  return memories, output.astype(dtype)
+Memories = tile.Memories
 
 
 class _Operands(NamedTuple):
@@ -122,10 +47,10 @@ class _Result(NamedTuple):
   outputs: jax.Array
 
 
-def _body(spec, reset, carry, tile):
+def _body(spec, reset, carry, laid):
   """Scan body over tiles; carry is (memories, start of the current chunk)."""
   memories, current_start = carry
-  inputs, flags = tile
+  inputs, flags = laid
   if flags is None:
     starts = memories
   else:
@@ -134,7 +59,7 @@ def _body(spec, reset, carry, tile):
     current_start = contract.batched_where(
       flags.occupied, starts, current_start
     )
-  memories, outputs = _tile(memories, starts, inputs, spec)
+  memories, outputs = tile.run(memories, starts, inputs, spec)
   return (memories, starts if flags is None else current_start), outputs
 
 
@@ -142,8 +67,8 @@ def _tiles_forward(spec, layout, operands: _Operands):
   """Returns the result, and the memories before each tile."""
   laid = jax.tree.map(lambda x: tiles.lay(layout, x), operands.inputs)
 
-  def body(carry, tile):
-    new_carry, outputs = _body(spec, operands.reset, carry, tile)
+  def body(carry, laid):
+    new_carry, outputs = _body(spec, operands.reset, carry, laid)
     return new_carry, (outputs, carry[0])
 
   carry = operands.memories, operands.chunk_start
@@ -190,24 +115,24 @@ def _tiles_backward(spec, layout, operands: _Operands, before, cotangents):
 def _token_scan(spec, position, segment_id, segment_ids, operands: _Operands):
   """The result by scanning tokens, checkpointed every few."""
 
-  def state(memories, chunk_start):
+  def state(memories, chunk_start, position):
+    if not spec.stale:
+      chunk_start, position = (None, None), None
     return _state(memories, chunk_start, position, segment_id)
 
   final, outputs = contract.scan(
     functools.partial(reference.step, spec=spec),
-    state(operands.memories, operands.chunk_start),
+    state(operands.memories, operands.chunk_start, position),
     operands.inputs,
     segment_ids=segment_ids,
-    reset_state=state(operands.reset, operands.reset)._replace(
-      position=jnp.zeros_like(position)
-    ),
+    reset_state=state(operands.reset, operands.reset, jnp.zeros_like(position)),
     block=_SCAN_BLOCK,
   )
-  return _Result(
-    (final.key_memory, final.value_memory),
-    (final.key_memory_start, final.value_memory_start),
-    outputs,
-  )
+  memories = final.key_memory, final.value_memory
+  if final.position is None:
+    return _Result(memories, operands.chunk_start, outputs)
+  chunk_start = final.key_memory_start, final.value_memory_start
+  return _Result(memories, chunk_start, outputs)
 
 
 class _Plan(NamedTuple):
@@ -225,7 +150,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(spec, position, segment_id, segment_ids, time) -> _Plan:
-  chunk = spec.chunk_size
+  chunk = tilings.tile_time(spec)
   where = tiles.places(
     segment_ids, segment_id, position, time=time, chunk=chunk
   )
@@ -234,7 +159,8 @@ def _plan(spec, position, segment_id, segment_ids, time) -> _Plan:
   if segment_ids is None:
     return _Plan(
       where,
-      use_usual=jnp.all(position == 0),
+      # Without chunks in the meaning, tiles may start anywhere.
+      use_usual=jnp.all(position == 0) if spec.stale else None,
       usual=lambda: tiles.aligned(chunk),
       otherwise=lambda: indexed(num_tiles=whole + 1),
       num_saved=whole,
@@ -339,40 +265,42 @@ def chunk(
   reset_state: types.State | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
-  if not spec.stale:
-    # The exact recurrence has no chunks: a scan, checkpointed.
-    return contract.scan(
-      functools.partial(reference.step, spec=spec),
-      state,
-      inputs,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-      block=_SCAN_BLOCK,
-    )
-  assert state.position is not None, "a stale Spec's state has a position"
-  assert state.key_memory_start is not None
-  assert state.value_memory_start is not None
   reset_state = state if reset_state is None else reset_state
+  chunk_start, position = _chunk_start(state)
   operands = _Operands(
     memories=(state.key_memory, state.value_memory),
-    chunk_start=(state.key_memory_start, state.value_memory_start),
+    chunk_start=chunk_start,
     reset=(reset_state.key_memory, reset_state.value_memory),
     inputs=inputs,
   )
+  result = _chunk(spec, position, state.segment_id, segment_ids, operands)
   where = tiles.places(
     segment_ids,
     state.segment_id,
-    state.position,
+    position,
     time=inputs.query.shape[1],
-    chunk=spec.chunk_size,
+    chunk=tilings.tile_time(spec),
   )
-  result = _chunk(spec, state.position, state.segment_id, segment_ids, operands)
-  # Between two chunks the start is the memory itself.
-  chunk_start = contract.batched_where(
-    where.position == 0, result.memories, result.chunk_start
-  )
-  state = _state(result.memories, chunk_start, where.position, where.segment_id)
+  if state.position is None:
+    chunk_start, position = (None, None), None
+  else:
+    position = where.position
+    # Between two chunks the start is the memory itself.
+    chunk_start = contract.batched_where(
+      position == 0, result.memories, result.chunk_start
+    )
+  state = _state(result.memories, chunk_start, position, where.segment_id)
   return state, result.outputs
+
+
+def _chunk_start(state: types.State) -> tuple[Memories, jax.Array]:
+  """The start of the current chunk, and the tokens since."""
+  key_start, value_start = state.key_memory_start, state.value_memory_start
+  if state.position is None or key_start is None or value_start is None:
+    # Gradients per token: there is no chunk, every token starts one.
+    memories = state.key_memory, state.value_memory
+    return memories, jnp.zeros_like(state.segment_id)
+  return (key_start, value_start), state.position
 
 
 def _state(memories, chunk_start, position, segment_id) -> types.State:

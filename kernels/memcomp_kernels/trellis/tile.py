@@ -1,0 +1,122 @@
+"""One tile of Trellis on matrix units: the algebra, nothing about layout.
+
+Rows are tokens, W the written keys or values, g the write rates; M is the
+memory at the tile's start, mu and Omega are of `primitives.decay`:
+
+  U       the write directions: at once from Z = W M^T with stale gradients,
+          by forward substitution with gradients per token
+  pass 1  R = diag(mu) Q M_K^T - (Omega * (Q K^T) diag(g)) U_K,   F = f(R)
+  pass 2  Y = diag(mu) F M_V   - (Omega * (F U_V^T) diag(g)) V
+  next    M <- mu_C M - (U * g * Omega_C)^T W
+
+With gradients per token, z_t = M_{t-1} w_t unrolls to
+
+  z_t = mu_{t-1} M w_t - sum_{i<t} g_i Omega_{t-1,i} (w_i . w_t) u_i
+
+in which only u is unknown: `primitives.substitution`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.primitives import activations, decay, substitution
+from memcomp_kernels.trellis import types
+
+Memories = tuple[jax.Array, jax.Array]
+
+
+def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
+  """A matrix product of `dtype` operands, summed in float32 or wider."""
+  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
+  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
+  precision = (
+    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+  )
+  return jnp.einsum(
+    equation,
+    a.astype(dtype),
+    b.astype(dtype),
+    precision=precision,
+    preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+  )
+
+
+def run(
+  memories: Memories,
+  starts: Memories,
+  inputs: types.Inputs,
+  spec: types.Spec,
+) -> tuple[Memories, jax.Array]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: (M_K, M_V) before the tile.
+    starts: what stale gradients are taken at: `memories` itself, but for a
+      chunk that began in an earlier call.
+    inputs: `[batch, heads, tile, ...]`.
+    spec: the memory's meaning.
+
+  Returns:
+    (M_K, M_V) after the tile, and Y `[batch, heads, tile, value]`.
+  """
+  dtype = inputs.query.dtype
+  product = functools.partial(_product, dtype=dtype)
+  wide = memories[0].dtype
+  target = inputs.target.astype(wide)
+  log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  rate = jnp.moveaxis(inputs.write_rate.astype(wide), -1, 0)
+  factors = decay.decay_factors(log_decay)
+  weights = factors.between * rate[..., None, :]
+  to_end = factors.to_end * rate
+
+  direction = functools.partial(_direction, spec)
+
+  def directions(start, written, gate):
+    z = product("bhmd,bhcd->bhcm", start, written)
+    if spec.stale:
+      return direction(z, target)
+    before = decay.decay_before(log_decay[gate])
+    coupling = product("bhtd,bhid->bhti", written, written)
+    coupling = coupling * before.between * rate[gate][..., None, :]
+    base = before.from_start[..., None] * z
+    return substitution.solve(direction, base, coupling, target)
+
+  def advance(memory, u, written, gate):
+    kept = factors.total[gate][..., None, None] * memory
+    u = u * to_end[gate][..., None]
+    return kept - product("bhcm,bhcd->bhmd", u, written)
+
+  key_memory, value_memory = memories
+  u_key = directions(starts[0], inputs.key, 0)
+  u_value = directions(starts[1], inputs.value, -1)
+
+  scores = product("bhrd,bhid->bhri", inputs.query, inputs.key) * weights[0]
+  read = product("bhmd,bhcd->bhcm", key_memory, inputs.query)
+  read = factors.from_start[0][..., None] * read
+  read = read - product("bhri,bhim->bhrm", scores, u_key)
+  code = activations.activate(spec.read_activation, read, spec.read_eps)
+
+  scores = product("bhrm,bhim->bhri", code, u_value) * weights[-1]
+  output = product("bhcm,bhmd->bhcd", code, value_memory)
+  output = factors.from_start[-1][..., None] * output
+  output = output - product("bhri,bhid->bhrd", scores, inputs.value)
+  if spec.value_readout_phi:
+    output = activations.activate(spec.phi, output, spec.phi_eps)
+
+  memories = (
+    advance(key_memory, u_key, inputs.key, 0),
+    advance(value_memory, u_value, inputs.value, -1),
+  )
+  return memories, output.astype(dtype)
+
+
+def _direction(spec, z, target):
+  """The gradient J_phi(z)^T (phi(z) - target)."""
+  if spec.first_order:
+    z = lax.stop_gradient(z)
+  return activations.write_direction(spec.phi, z, target, spec.phi_eps)
