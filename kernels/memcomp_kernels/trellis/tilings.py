@@ -18,4 +18,4 @@ def tiles_for_packing(whole: int) -> int:
   A row may be cut into about a quarter as many segments as it has tiles before
   it is scanned by token instead: documents of four chunks on average.
   """
-  return whole + whole // 4 + 4
+  return whole + max(whole // 4, 2)
