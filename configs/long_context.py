@@ -4,8 +4,9 @@
 
 Each row of the batch reads on in its file where the last step stopped
 (truncated backpropagation through windows of 256 bytes), so that the memory
-meets contexts longer than a window. Hardware and time: as the quickstart.
-Expected: bits per byte by position that stay flat to 16 times the window.
+meets contexts longer than a window. Hardware: 2 CPU cores. Time: about 10
+minutes. Expected: bits per byte that do not rise up to 16 times the window,
+about 1.84 at 2,048 to 4,095, for 0.3 more on fresh windows of 256 (one seed).
 """
 
 import pathlib

@@ -12,6 +12,7 @@ from memcomp import sharding
 from memcomp.layers import trellis
 from memcomp.models import decoder, registry
 from memcomp_kernels.testing import errors
+from memcomp_kernels.trellis import api
 
 MIXERS = {
   "trellis": trellis.TrellisConfig(
@@ -270,3 +271,7 @@ def test_memory_norms(model):
   squares = sum((np.asarray(a)[1] ** 2).sum() for a in arrays)
   count = sum(a[1].size for a in arrays)
   np.testing.assert_allclose(norms[1], (squares / count) ** 0.5, rtol=1e-6)
+
+
+def test_the_layer_repeats_the_kernels_defaults():
+  assert trellis.TrellisConfig().spec() == api.Spec()
