@@ -216,7 +216,8 @@ def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
       extra = re.search(r"extra == ['\"](\w+)", line)
       lines.append((extra[1] if extra else "", line.partition(";")[0]))
   required, optional = {}, {}
-  for extra, line in lines:
+  # A library is named by the extra that offers it, not by one that tests it.
+  for extra, line in sorted(lines, key=lambda x: x[0] in ("test", "dev")):
     name = "".join(_NAME.findall(line)[:1])
     wanted = "".join(_RANGE.findall(line)[:1]).strip()
     if not extra:
