@@ -11,6 +11,7 @@ from jax import lax
 from memcomp import sharding
 from memcomp.layers import linear, norm, short_convolution, trellis
 from memcomp.models import block, registry
+from memcomp_kernels import contract
 
 REMAT = {
   "none": None,
@@ -171,13 +172,7 @@ class Decoder(nnx.Module):
     if segment_ids is None:
       last = jnp.maximum(state.segment_id, 1)
     else:
-      # The last real token's segment: ids are compared, not ordered.
-      index = jnp.where(segment_ids != 0, jnp.arange(tokens.shape[1]), -1)
-      latest = jnp.max(index, axis=1)
-      found = jnp.take_along_axis(
-        segment_ids, jnp.maximum(latest, 0)[:, None], axis=1
-      )[:, 0]
-      last = jnp.where(latest >= 0, found, state.segment_id)
+      _, last = contract.segment_starts(segment_ids, state.segment_id)
     return self.norm(x), DecoderState(taps, last, layers)
 
   def step(

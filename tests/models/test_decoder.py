@@ -134,6 +134,13 @@ def test_rows_padded_on_the_left_equal_rows_alone(model):
   errors.assert_close(following[:1], alone, 1e-5)
 
 
+def test_padding_leaves_the_state_alone(model):
+  _, state = model(tokens(2, 14))
+  nothing = np.zeros((2, 14), np.int32)
+  _, after = model(tokens(2, 14, seed=1), state=state, segment_ids=nothing)
+  errors.assert_equal(after, state, "state after padding")
+
+
 def test_causal(model):
   ids = tokens(1, 20)
   changed = ids.copy()
