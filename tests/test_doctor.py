@@ -12,7 +12,7 @@ import pytest
 from memcomp import doctor
 from memcomp.models import registry
 from memcomp_kernels import dispatch
-from memcomp_kernels.testing import memories
+from memcomp_kernels.testing import memories, memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -153,8 +153,14 @@ def toy_memory(spoil=lambda x: x):
   def make_state(key, spec, *, batch, heads, key_dim, value_dim):
     return jax.random.normal(key, (batch, heads, value_dim))
 
-  return memories.Memory(
-    "toy", Api, {"only": None}, make_inputs, make_state, edges=None
+  return memory.Memory(
+    "toy",
+    Api,
+    specs={"only": None},
+    typical=("only",),
+    make_inputs=make_inputs,
+    make_state=make_state,
+    edges=lambda inputs: {},
   )
 
 
@@ -168,8 +174,8 @@ SPOILT = {
 
 @pytest.mark.parametrize("kind", SPOILT)
 def test_failing_self_test(kind, only, monkeypatch, capsys):
-  memory = toy_memory(SPOILT[kind])
-  monkeypatch.setattr(memories, "MEMORIES", {"toy": memory})
+  toy = toy_memory(SPOILT[kind])
+  monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
   assert only("self-test") == 1
   out = capsys.readouterr().out
   assert "! toy: xla_chunked against reference" in out

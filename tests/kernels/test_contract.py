@@ -5,38 +5,56 @@ import pytest
 
 from memcomp_kernels.testing import checks, memories
 
-SUBJECTS = {
-  f"{memory.name}-{name}-{implementation}": checks.Subject(
-    memory, spec, implementation
-  )
+ALL = [
+  (memory, name, implementation)
   for memory in memories.MEMORIES.values()
-  for name, spec in memory.specs.items()
+  for name in memory.specs
   for implementation in memory.api.IMPLEMENTATIONS.functions
-}
+]
 
 
-def subjects(keep=lambda name: True):
+def subjects(keep=lambda memory, name, implementation: True):
   return pytest.mark.parametrize(
     "subject",
-    [pytest.param(s, id=name) for name, s in SUBJECTS.items() if keep(name)],
+    [
+      pytest.param(
+        checks.Subject(memory, memory.specs[name], implementation),
+        id=f"{memory.name}-{name}-{implementation}",
+      )
+      for memory, name, implementation in ALL
+      if keep(memory, name, implementation)
+    ],
   )
 
 
-def not_the_reference(name):
-  return not name.endswith("-reference")
+def not_the_reference(memory, name, implementation):
+  return implementation != "reference"
 
 
-def some(name):
-  """One stale and one exact Spec of each memory.
+def typical(memory, name, implementation):
+  """What does not depend on the rest of the Spec: layout, packing, rounding.
 
-  For what does not depend on the rest of the Spec: layout and hand-off.
+  The reference follows the rules of packing by `contract.scan` alone, so one
+  Spec of it will do.
   """
-  return name.split("-", 1)[1] in {
-    "chunk-ln_silu-xla_chunked",
-    "chunk-identity-xla_chunked",
-    "token-xla_chunked",
-    "chunk-ln_silu-reference",
-  }
+  names = memory.typical
+  return name in (names[:1] if implementation == "reference" else names)
+
+
+def typical_forms(memory, name, implementation):
+  return implementation != "reference" and name in memory.typical
+
+
+def smooth_references(memory, name, implementation):
+  smooth = memory.specs if memory.smooth is None else memory.smooth
+  return implementation == "reference" and name in smooth
+
+
+def handed_off(memory, name, implementation):
+  whole = memory.typical + tuple(memory.specs)[-1:]
+  return typical(memory, name, implementation) or (
+    implementation != "reference" and name in whole
+  )
 
 
 @subjects(not_the_reference)
@@ -44,31 +62,29 @@ def test_truth(subject):
   checks.check_truth(subject, 37)
 
 
-@subjects(lambda name: some(name) and not_the_reference(name))
+@subjects(typical_forms)
 @pytest.mark.parametrize("time", [1, 7, 63, 64, 100])
 def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(
-  lambda name: name.endswith("-reference") and "first-order" not in name
-)
+@subjects(smooth_references)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, 11)
 
 
-@subjects(some)
+@subjects(typical)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_precision(subject, dtype):
   checks.check_precision(subject, dtype, 64)
 
 
-@subjects(lambda name: some(name) or "first-order" in name)
+@subjects(handed_off)
 def test_hand_off_at_every_offset(subject):
   checks.check_hand_off(subject, piece=5, pieces=9)
 
 
-@subjects(some)
+@subjects(typical)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
   [([3, 21, 16, 9], 0), ([5, 1, 8, 30], 3), ([1] * 12, 1)],
@@ -89,7 +105,7 @@ def segment_rows():
   return rows
 
 
-@subjects(lambda name: some(name) and not_the_reference(name))
+@subjects(typical_forms)
 @pytest.mark.parametrize(
   "rows", [slice(0, 3), slice(0, 4)], ids=["few", "many"]
 )
@@ -107,7 +123,7 @@ def test_causal(subject):
   checks.check_causal(subject, 37)
 
 
-@subjects(some)
+@subjects(typical)
 def test_deterministic(subject):
   checks.check_deterministic(subject, 37)
 
@@ -117,6 +133,6 @@ def test_edges(subject):
   checks.check_edges(subject, 29)
 
 
-@subjects(some)
+@subjects(typical)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels.testing import errors, memories, tolerances
+from memcomp_kernels.testing import errors, tolerances
+from memcomp_kernels.testing import memory as memory_lib
 
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
@@ -22,7 +23,7 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 class Subject:
   """What is checked: one implementation of one memory under one Spec."""
 
-  memory: memories.Memory
+  memory: memory_lib.Memory
   spec: Any
   implementation: str
   sizes: tuple[tuple[str, int], ...] = tuple(SIZES.items())

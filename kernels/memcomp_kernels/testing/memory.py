@@ -1,0 +1,43 @@
+"""What the contract suite needs to know of a memory."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from memcomp_kernels.primitives import activations
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """A memory under test.
+
+  Attributes:
+    name: of the memory.
+    api: its module: init_state, step, chunk, reference, IMPLEMENTATIONS.
+    specs: the meanings that are checked, by a short name.
+    typical: names of the few Specs that layout, packing and precision are
+      checked with: they do not depend on the rest of the Spec.
+    make_inputs: (key, spec, batch, time, heads, key_dim, value_dim) -> Inputs
+      of ordinary size.
+    make_state: (key, spec, batch, heads, key_dim, value_dim) -> a state as
+      before the first token, with random memories.
+    edges: Inputs -> {name: Inputs at an edge of the input's range}.
+    smooth: names of the Specs whose outputs are differentiable functions of
+      all arguments, as their gradients say; default all.
+  """
+
+  name: str
+  api: Any
+  specs: dict[str, Any]
+  typical: tuple[str, ...]
+  make_inputs: Callable[..., Any]
+  make_state: Callable[..., Any]
+  edges: Callable[[Any], dict[str, Any]]
+  smooth: tuple[str, ...] | None = None
+
+
+def unit(x: jax.Array) -> jax.Array:
+  """L2-normalises the last axis."""
+  return activations.l2_norm(x, 0.0)
