@@ -1,0 +1,261 @@
+"""The window: rows by hand, and calls of many tokens against pushes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import window
+from memcomp_kernels.testing import checks
+
+HEADS = 2
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def test_rows_by_hand():
+  """Two sinks and a ring of three: tokens 0 to 8 leave 0 1 | 8 6 7."""
+  rows, position = jnp.zeros((1, 1, 5)), jnp.zeros(1, jnp.int32)
+  gone = []
+  for p in range(9):
+    token = jnp.full((1, 1), 10.0 + p)
+    rows, evicted, evicts = window.push(rows, token, position, sink_tokens=2)
+    position += 1
+    if evicts[0]:
+      gone.append(float(evicted[0, 0]))
+    expected = window.held(position, size=5, sink_tokens=2)[0]
+    live = np.array(expected) >= 0
+    np.testing.assert_array_equal(live, np.arange(5) < p + 1)
+    np.testing.assert_array_equal(rows[0, 0][live] - 10, expected[live])
+  np.testing.assert_array_equal(rows[0, 0], [10, 11, 18, 16, 17])
+  assert gone == [12, 13, 14, 15]  # a token leaves three tokens later
+
+
+def segment_rows(time=20):
+  rows = np.zeros((6, time), np.int32)
+  rows[0] = 1  # goes on
+  rows[1, 2:9], rows[1, 13:] = 1, 1  # with padding inside
+  rows[2, :3], rows[2, 3:4], rows[2, 4:15] = 1, 4, 2
+  rows[3] = np.arange(time) % 2 + 1  # every token anew
+  rows[4, 1:], rows[4, 5:8] = 7, 0  # not the state's segment
+  return rows  # the last is padding
+
+
+def random_state(size, positions, key):
+  positions = jnp.asarray(positions, jnp.int32)
+  shape = positions.shape[0], HEADS, size
+  keys = jax.random.split(key)
+  rows = {
+    "key": jax.random.normal(keys[0], (*shape, 3)),
+    "route": jax.random.normal(keys[1], shape),
+  }
+  live = window.held(positions, size=size) >= 0
+  rows = jax.tree.map(
+    lambda x: jnp.where(live.reshape(-1, 1, size, *[1] * (x.ndim - 3)), x, 0),
+    rows,
+  )
+  return rows, positions
+
+
+def setting(size, positions, reset_positions):
+  ids = jnp.asarray(segment_rows())
+  batch, time = ids.shape
+  state = random_state(size, positions, jax.random.key(0))
+  reset = random_state(size, reset_positions, jax.random.key(1))
+  shape, keys = (batch, time, HEADS), jax.random.split(jax.random.key(2))
+  tokens = {
+    "key": jax.random.normal(keys[0], (*shape, 3)),
+    "route": jax.random.normal(keys[1], shape),
+  }
+  return ids, state, reset, tokens
+
+
+def by_push(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
+  """Rows, evicted tokens and whether there were any: token by token."""
+
+  def step(carry, x):
+    (rows, position, last), (token, segment) = carry, x
+    starts = (segment != 0) & (last != 0) & (last != segment)
+    valid = segment != 0
+    rows = contract.batched_where(starts, reset_rows, rows)
+    position = jnp.where(starts, reset_positions, position)
+    new, evicted, evicts = window.push(rows, token, position, sink_tokens=sinks)
+    evicts &= valid
+    evicted = contract.batched_where(
+      evicts, evicted, jax.tree.map(jnp.zeros_like, evicted)
+    )
+    rows = contract.batched_where(valid, new, rows)
+    last = jnp.where(valid, segment, last)
+    return (rows, position + valid, last), (evicted, evicts)
+
+  by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (tokens, ids))
+  last = jnp.ones_like(positions)
+  (rows, position, last), out = jax.lax.scan(
+    step, (rows, positions, last), by_time
+  )
+  evicted, evicts = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
+  return rows, evicted, evicts, position, last
+
+
+def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
+  size = rows["route"].shape[2]
+  plan = window.plan(
+    ids,
+    jnp.ones_like(positions),
+    positions,
+    reset_positions,
+    time=ids.shape[1],
+    size=size,
+    sink_tokens=sinks,
+  )
+  joined = window.join(plan, rows, tokens)
+  evicted, evicts = window.evicted(plan, joined, reset_rows)
+  return (
+    window.advance(plan, rows, reset_rows, joined),
+    window.restore(plan, evicted),
+    window.restore(plan, evicts),
+    plan.next_position,
+    plan.segment_id,
+  )
+
+
+RESETS = pytest.mark.parametrize(
+  "reset_positions", [[0] * 6, [4, 9, 2, 1, 30, 0]], ids=["empty", "prefix"]
+)
+SIZES = pytest.mark.parametrize(("size", "sinks"), [(4, 0), (5, 2), (40, 3)])
+
+
+@RESETS
+@SIZES
+def test_a_call_is_its_pushes(size, sinks, reset_positions):
+  ids, state, reset, tokens = setting(
+    size, [0, 1, 3, 6, 13, 5], reset_positions
+  )
+  floats = state[0], reset[0], tokens
+
+  def result(function):
+    def run(*floats):
+      return function(*floats, ids, state[1], reset[1], sinks)
+
+    return checks.value_and_gradients(run, floats)
+
+  checks.assert_agree(result(by_plan), result(by_push), "window")
+
+
+@RESETS
+@SIZES
+def test_what_a_token_sees(size, sinks, reset_positions):
+  """Band, sinks before it and reset rows are what the pushed window holds."""
+  ids, state, reset, tokens = setting(
+    size, [0, 1, 3, 6, 13, 5], reset_positions
+  )
+  batch, time = ids.shape
+  plan = window.plan(
+    ids,
+    jnp.ones_like(state[1]),
+    *(state[1], reset[1]),
+    time=time,
+    size=size,
+    sink_tokens=sinks,
+  )
+  joined = window.join(plan, state[0], tokens)
+  places = jnp.arange(plan.prior, plan.prior + time) - plan.ring + 1
+  found, exists, runs = window.sinks(plan, state[0], joined, places)
+  held = window.held(reset[1], size=size, sink_tokens=sinks)
+  # Windows by pushes, in time order without padding.
+  for b in range(batch):
+    rows, position, last = state[0]["route"][b], int(state[1][b]), 1
+    rank = 0
+    for t in range(time):
+      if not ids[b, t]:
+        continue
+      if ids[b, t] != last:
+        rows, position, last = reset[0]["route"][b], int(reset[1][b]), ids[b, t]
+      rows, _, _ = window.push(
+        rows[None],
+        tokens["route"][b, t][None],
+        jnp.array([position]),
+        sink_tokens=sinks,
+      )
+      rows, position = rows[0], position + 1
+      seen = rows[0, : min(position, size)]
+
+      at = plan.prior + rank
+      run = int(plan.run[b, at])
+      assert int(plan.position[b, at]) == position - 1
+      first = max(int(places[rank]), 0)
+      band = [
+        joined["route"][b, n, 0]
+        for n in range(first, at + 1)
+        if int(plan.run[b, n]) == run
+      ]
+      if int(runs[b, rank]) == run:
+        mask = np.array(exists[b, rank])
+        band += list(found["route"][b, rank, :, 0][mask])
+      if run > 0:
+        near = (held[b] > position - 1 - plan.ring) | (held[b] < sinks)
+        band += list(reset[0]["route"][b, 0][near & (held[b] >= 0)])
+      np.testing.assert_array_equal(np.sort(band), np.sort(seen))
+      rank += 1
+
+
+@pytest.mark.parametrize("seen", [0, 2, 9])
+def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
+  ids, state, reset, tokens = setting(6, [min(seen, 2)] * 6, [0] * 6)
+
+  def run(seen, ids):
+    plan = window.plan(
+      ids,
+      jnp.ones_like(state[1]),
+      *(state[1], reset[1]),
+      time=20,
+      size=6,
+      sink_tokens=1,
+      seen=seen,
+    )
+    assert plan.prior == (5 if seen is None else min(seen, 5))
+    joined = window.join(plan, state[0], tokens)
+    return window.evicted(plan, joined, reset[0]), window.advance(
+      plan, state[0], reset[0], joined
+    )
+
+  for packing in (ids, None):
+    expected = run(None, packing)
+    jax.tree.map(np.testing.assert_array_equal, run(seen, packing), expected)
+
+
+def test_without_segment_ids_all_goes_on():
+  _, state, reset, tokens = setting(5, [0, 1, 3, 6, 13, 5], [0] * 6)
+  ids = jnp.ones((6, 20), jnp.int32)
+
+  def run(ids):
+    plan = window.plan(
+      ids,
+      jnp.ones_like(state[1]),
+      *(state[1], reset[1]),
+      time=20,
+      size=5,
+      sink_tokens=2,
+    )
+    joined = window.join(plan, state[0], tokens)
+    rows = window.advance(plan, state[0], reset[0], joined)
+    return joined, window.evicted(plan, joined, reset[0]), rows, plan.run
+
+  jax.tree.map(np.testing.assert_array_equal, run(None), run(ids))
+
+
+def test_padding_inside_a_segment_is_no_distance(monkeypatch):
+  """The test above bites: counting padding as tokens turns it red."""
+  right = contract.segment_starts
+
+  def wrong(ids, before):
+    return right(jnp.where(ids == 0, 9, ids), before)
+
+  monkeypatch.setattr(contract, "segment_starts", wrong)
+  with pytest.raises(AssertionError, match="window"):
+    test_a_call_is_its_pushes(5, 2, [0] * 6)
