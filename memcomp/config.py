@@ -10,7 +10,8 @@ import dataclasses
 import json
 from typing import Any
 
-from memcomp.models import decoder
+from memcomp.layers import mixer
+from memcomp.models import decoder, registry
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -185,8 +186,18 @@ class Config:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """Returns `config` as nested plain values, as saved with a checkpoint."""
-  return dataclasses.asdict(config)
+  """Returns `config` as nested plain values, as saved with a checkpoint.
+
+  A mixer's configuration says which under "name".
+  """
+  values: dict[str, Any] = {}
+  if isinstance(config, mixer.MixerConfig):
+    values["name"] = registry.name_of(config)
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    is_config = dataclasses.is_dataclass(value)
+    values[field.name] = to_dict(value) if is_config else value
+  return values
 
 
 def to_json(config: Any) -> str:

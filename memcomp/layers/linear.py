@@ -1,10 +1,14 @@
 """Linear maps and their initialisation."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
+
+INITS = ("normal", "uniform", "orthogonal", "zeros")
 
 
 def normal_param(
@@ -14,9 +18,30 @@ def normal_param(
   *,
   std: float,
   weight_decay: bool = True,
+  init: str = "normal",
 ) -> nnx.Param:
-  """A parameter ~ N(0, std^2) whose axes carry logical `names`."""
-  value = std * jax.random.normal(rngs.params(), shape)
+  """A parameter of standard deviation `std` whose axes carry logical `names`.
+
+  Args:
+    rngs: random streams.
+    shape: of the parameter.
+    names: one for each axis.
+    std: root mean square of its entries at the start.
+    weight_decay: whether the optimizer decays it.
+    init: "normal", "uniform", "orthogonal" (two axes, rows or columns
+      orthogonal, whichever are fewer) or "zeros".
+  """
+  key = rngs.params()
+  if init == "zeros" or std == 0:
+    value = jnp.zeros(shape)
+  elif init == "uniform":
+    value = jax.random.uniform(key, shape, minval=-1.0) * std * math.sqrt(3)
+  elif init == "orthogonal":
+    # Entries of an orthogonal matrix have mean square 1 / max(shape).
+    scale = std * math.sqrt(max(shape))
+    value = jax.nn.initializers.orthogonal(scale)(key, shape)
+  else:
+    value = std * jax.random.normal(key, shape)
   return nnx.Param(value, out_sharding=names, weight_decay=weight_decay)
 
 
@@ -36,6 +61,7 @@ class Linear(nnx.Module):
     names: logical names of W's two axes.
     std: of W at the start.
     bias: constant that b starts from; None for no bias.
+    init: distribution of W at the start, see `normal_param`.
     rngs: random streams.
   """
 
@@ -47,9 +73,12 @@ class Linear(nnx.Module):
     *,
     std: float,
     bias: float | None = None,
+    init: str = "normal",
     rngs: nnx.Rngs,
   ):
-    self.kernel = normal_param(rngs, (in_dim, out_dim), names, std=std)
+    self.kernel = normal_param(
+      rngs, (in_dim, out_dim), names, std=std, init=init
+    )
     self.bias = nnx.data(None)
     if bias is not None:
       self.bias = constant_param(jnp.full(out_dim, bias), names[1:])

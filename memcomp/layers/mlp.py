@@ -1,10 +1,13 @@
-"""The channel mixer."""
+"""Channel mixers: y, state = mixer(x, state, segment_ids=, segment_id=).
+
+Only one with a token shift has a state; that of the others is None.
+"""
 
 import jax
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import linear
+from memcomp.layers import linear, token_shift
 
 
 class SwiGLU(nnx.Module):
@@ -26,7 +29,67 @@ class SwiGLU(nnx.Module):
     self.up = linear.Linear(d_model, hidden, into, std=std, rngs=rngs)
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def init_state(self, batch: int) -> None:
+    """No state."""
+
+  def __call__(self, x: jax.Array, state: None, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
     hidden = jax.nn.silu(self.gate(x)) * self.up(x)
-    return self.down(sharding.constrain(hidden, "batch", "time", "mlp"))
+    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+
+
+class GELU(nnx.Module):
+  """GELU(x W_up) W_down; arguments as `SwiGLU`."""
+
+  def __init__(
+    self, d_model: int, hidden: int, *, std: float, out_std: float, rngs
+  ):
+    into, out = ("embed", "mlp"), ("mlp", "embed")
+    self.up = linear.Linear(d_model, hidden, into, std=std, rngs=rngs)
+    self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
+
+  def init_state(self, batch: int) -> None:
+    """No state."""
+
+  def __call__(self, x: jax.Array, state: None, **context):
+    """Maps `[batch, time, d_model]` to the same shape."""
+    hidden = jax.nn.gelu(self.up(x))
+    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+
+
+class SquaredReLU(nnx.Module):
+  """ReLU(shift(x) W_up)^2 W_down, the channel mixer of RWKV-7 and GPTAlpha-2.
+
+  W_up starts orthogonal; arguments as `SwiGLU`. Its state is the last token's
+  input, for the token shift, whose first token sees zeros.
+  """
+
+  def __init__(
+    self, d_model: int, hidden: int, *, std: float, out_std: float, rngs
+  ):
+    into, out = ("embed", "mlp"), ("mlp", "embed")
+    self.shift = token_shift.TokenShift(
+      d_model, exponent=1.0, power=4, first="zero"
+    )
+    self.up = linear.Linear(
+      d_model, hidden, into, std=std, init="orthogonal", rngs=rngs
+    )
+    self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
+
+  def at_depth(self, depth: jax.Array) -> None:
+    """Starts as a layer at `depth` in [0, 1)."""
+    self.shift.at_depth(depth)
+
+  def init_state(self, batch: int) -> jax.Array:
+    """The state before the first token."""
+    return self.shift.init_state(batch)
+
+  def __call__(self, x: jax.Array, state: jax.Array, **context):
+    """Maps `[batch, time, d_model]` to the same shape."""
+    x, state = self.shift(x, state, **context)
+    hidden = jax.nn.relu(self.up(x)) ** 2
+    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+
+
+CHANNEL_MIXERS = {"swiglu": SwiGLU, "gelu": GELU, "relu2_shift": SquaredReLU}
+"""Channel mixers by name."""

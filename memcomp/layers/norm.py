@@ -37,3 +37,7 @@ class LayerNorm(nnx.Module):
     square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(square + EPS) * self.scale[...] + self.bias[...]
     return y.astype(x.dtype)
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}
+"""Norms by name."""

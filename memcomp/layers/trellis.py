@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import linear, norm, short_convolution
+from memcomp.layers import linear, mixer, norm, short_convolution
 from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import api as trellis
@@ -23,7 +23,7 @@ NORMALIZE = ("none", "qk", "qkv")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class TrellisConfig:
+class TrellisConfig(mixer.MixerConfig):
   """A Trellis mixer; the first fields are those of the kernel's `Spec`.
 
   Attributes:
@@ -92,9 +92,7 @@ class TrellisConfig:
       raise ValueError(
         f"normalize={self.normalize!r} is not one of: {', '.join(NORMALIZE)}"
       )
-    for name in ("heads", "key_dim", "value_dim"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    mixer.require_positive(self, "heads", "key_dim", "value_dim")
     if not 0 < self.decay_init < 1:
       raise ValueError(f"decay_init={self.decay_init} must be in (0, 1)")
     if not 0 < self.write_rate_init < self.write_rate_scale:
@@ -114,15 +112,17 @@ class TrellisConfig:
         " phi_eps or learn the memory"
       )
 
-  def state_floats(self) -> int:
-    """Floats of the memory per sequence, for one layer."""
+  def state_floats(self, length: int) -> int:
+    """Floats of the memory per sequence of any length, for one layer."""
+    del length
     return self.heads * self.num_slots * (self.key_dim + self.value_dim)
 
-  def memory_flops(self) -> int:
+  def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token, for one layer.
 
     Multiply-adds count two. Token form: both passes' z, write and read.
     """
+    del length
     per_head = 6 * self.num_slots * (self.key_dim + self.value_dim)
     if self.spec().stale:
       # Within a chunk the reads go through two score matrices a pass.
@@ -218,8 +218,9 @@ class Trellis(nnx.Module):
     self.normalize = config.normalize
     self.write_rate_scale = config.write_rate_scale
 
-  def init_state(self, batch: int) -> TrellisState:
+  def init_state(self, batch: int, length: int | None = None) -> TrellisState:
     """The state before the first token; holds the learned memory."""
+    del length
 
     def taps(convolution):
       return None if convolution is None else convolution.init_state(batch)
@@ -303,22 +304,19 @@ class Trellis(nnx.Module):
     self,
     x: jax.Array,
     state: TrellisState,
-    *,
-    segment_ids: jax.Array | None = None,
-    positions: jax.Array | None = None,
+    context: mixer.Context,
   ) -> tuple[jax.Array, TrellisState]:
     """Mixes a sequence.
 
     Args:
       x: `[batch, time, d_model]`.
       state: before the first token.
-      segment_ids: `[batch, time]`, 0 is padding; None for one segment.
-      positions: unused: Trellis has no positions.
+      context: `segment_ids` is used.
 
     Returns:
       y `[batch, time, d_model]`, and the state after the last token.
     """
-    del positions
+    segment_ids = context.segment_ids
     inputs, taps = self._inputs(x, state, segment_ids)
     chunk = kernel_sharding.shard_chunk(
       trellis.chunk,
@@ -336,9 +334,10 @@ class Trellis(nnx.Module):
     return self._output(x, y), TrellisState(*taps, memory)
 
   def step(
-    self, x: jax.Array, state: TrellisState
+    self, x: jax.Array, state: TrellisState, context: mixer.Context
   ) -> tuple[jax.Array, TrellisState]:
     """Mixes one token: `[batch, d_model]` in constant time."""
+    del context
     x = x[:, None]
     inputs, taps = self._inputs(x, state, None)
     memory, y = trellis.step(

@@ -1,59 +1,107 @@
 """A pre-norm residual block: a sequence mixer, then a channel mixer."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from memcomp import sharding
+from memcomp.layers import mixer as mixer_lib
 from memcomp.layers import mlp, norm
 from memcomp.models import registry
 
 
+class BlockState(NamedTuple):
+  """States of the sequence mixer and of the channel mixer (or None)."""
+
+  mixer: Any
+  channel: jax.Array | None
+
+
 class Block(nnx.Module):
-  """x + mixer(norm(x)), then x + mlp(norm(x)).
+  """x + c mixer(norm(x)), then x + c channel_mixer(norm(x)).
 
   Args:
     config: a `DecoderConfig`.
+    mixer: the configuration of this block's sequence mixer.
+    depth: of this block, layers before it over all layers.
     rngs: random streams.
   """
 
-  def __init__(self, config: Any, *, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: Any,
+    mixer: mixer_lib.MixerConfig,
+    depth: jax.Array,
+    *,
+    rngs: nnx.Rngs,
+  ):
     # Residual branches add up over depth: their last weights start smaller.
     out_std = config.init_std / (2 * config.num_layers) ** 0.5
-    self.mixer_norm = norm.RMSNorm(config.d_model)
-    self.mixer = registry.module_of(config.mixer)(
-      config.mixer,
+    if config.zero_init_out:
+      out_std = 0.0
+    new_norm = norm.NORMS[config.norm]
+    self.mixer_norm = new_norm(config.d_model)
+    self.mixer = registry.module_of(mixer)(
+      mixer,
       config.d_model,
       std=config.init_std,
       out_std=out_std,
       rngs=rngs,
     )
-    self.mlp_norm = norm.RMSNorm(config.d_model)
-    self.mlp = mlp.SwiGLU(
+    self.mlp_norm = new_norm(config.d_model)
+    self.mlp = mlp.CHANNEL_MIXERS[config.channel_mixer](
       config.d_model,
       config.mlp_dim,
       std=config.init_std,
       out_std=out_std,
       rngs=rngs,
     )
+    for module in (self.mixer, self.mlp):
+      if hasattr(module, "at_depth"):
+        module.at_depth(depth)
+    self.residual_scale = config.residual_scale
 
-  def __call__(self, x, state, *, segment_ids=None, positions=None):
-    """`[batch, time, d_model]` -> the same, and the mixer's new state."""
-    y, state = self.mixer(
-      self.mixer_norm(x), state, segment_ids=segment_ids, positions=positions
+  def init_state(self, batch: int, length: int | None = None) -> BlockState:
+    """The state before the first token."""
+    return BlockState(
+      self.mixer.init_state(batch, length), self.mlp.init_state(batch)
     )
-    x = _residual(x, checkpoint_name(y, "mixer_out"))
-    return _residual(x, self.mlp(self.mlp_norm(x))), state
 
-  def step(self, x, state):
+  def first_value(self, x: jax.Array) -> jax.Array:
+    """What value residuals of later layers add, at the embeddings `x`."""
+    return self.mixer.value_of(self.mixer_norm(x))
+
+  def __call__(self, x, state, context: mixer_lib.Context, segment_id):
+    """`[batch, time, d_model]` -> the same, and the new state.
+
+    `segment_id` is that of the decoder's state, before the first token.
+    """
+    y, mixer_state = self.mixer(self.mixer_norm(x), state.mixer, context)
+    x = self._residual(x, checkpoint_name(y, "mixer_out"))
+    y, channel = self.mlp(
+      self.mlp_norm(x),
+      state.channel,
+      segment_ids=context.segment_ids,
+      segment_id=segment_id,
+    )
+    return self._residual(x, y), BlockState(mixer_state, channel)
+
+  def step(self, x, state, context: mixer_lib.Context, segment_id):
     """One token: `[batch, d_model]`."""
-    y, state = self.mixer.step(self.mixer_norm(x), state)
-    x = x + y
-    return x + self.mlp(self.mlp_norm(x)[:, None])[:, 0], state
+    y, mixer_state = self.mixer.step(self.mixer_norm(x), state.mixer, context)
+    x = x + self.residual_scale * y
+    y, channel = self.mlp(
+      self.mlp_norm(x)[:, None],
+      state.channel,
+      segment_ids=None,
+      segment_id=segment_id,
+    )
+    return x + self.residual_scale * y[:, 0], BlockState(mixer_state, channel)
 
-
-def _residual(x: jax.Array, y: jax.Array) -> jax.Array:
-  # Without this the partitioner spreads activations over features.
-  return sharding.constrain(x + y, "batch", "time", "act_embed")
+  def _residual(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    if self.residual_scale != 1:
+      y = self.residual_scale * y
+    # Without this the partitioner spreads activations over features.
+    return sharding.constrain(x + y, "batch", "time", "act_embed")

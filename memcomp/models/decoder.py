@@ -9,8 +9,10 @@ from flax import nnx
 from jax import lax
 
 from memcomp import sharding
-from memcomp.layers import linear, norm, short_convolution, trellis
+from memcomp.layers import linear, mlp, norm, short_convolution, trellis
+from memcomp.layers import mixer as mixer_lib
 from memcomp.models import block, registry
+from memcomp.models import pattern as pattern_lib
 from memcomp_kernels import contract
 
 REMAT = {
@@ -24,21 +26,36 @@ its input and the mixer's output, or the results of its linear maps."""
 
 DTYPES = ("float32", "bfloat16")
 
+Context = mixer_lib.Context
+
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DecoderConfig:
-  """A decoder of equal blocks.
+  """A decoder of blocks: a sequence mixer and a channel mixer each.
 
   Attributes:
     vocab_size: token ids.
     d_model: width of the residual stream.
     num_layers: blocks.
-    mlp_dim: hidden features of the SwiGLU channel mixer.
-    mixer: the sequence mixer of every block.
+    mlp_dim: hidden features of the channel mixer.
+    mixer: the sequence mixer of the layers that `pattern` calls a.
+    mixer_b: that of the layers called b; None without.
+    mixer_c: that of the layers called c; None without.
+    pattern: which mixer stands in which layer, see `memcomp.models.pattern`:
+      "a" is every layer, "aab" two of a, one of b and so on, "8*b,4*a" eight
+      of b and then four of a.
+    channel_mixer: "swiglu", "gelu" or "relu2_shift" (squared ReLU after a token
+      shift).
+    norm: "rms" or "layer" (with bias).
+    residual_scale: c of x + c f(norm(x)).
+    embedding_norm: a norm on the embeddings.
     embedding_convolution: taps of a convolution on the embeddings; 0 for none.
     tied_embeddings: the head is the embedding table.
     init_std: of the weights at the start.
     embedding_std: of the embedding table at the start.
+    head_std: of an untied head (orthogonal) at the start; 0 takes `init_std`
+      (normal).
+    zero_init_out: every block starts as the identity.
     dtype: of activations and matrix products, "float32" or "bfloat16";
       parameters, states, norms, gates and logits are float32 always.
     remat: what a block keeps for its backward pass, see `REMAT`.
@@ -48,22 +65,36 @@ class DecoderConfig:
   d_model: int = 768
   num_layers: int = 12
   mlp_dim: int = 2048
-  mixer: trellis.TrellisConfig = dataclasses.field(
+  mixer: mixer_lib.MixerConfig = dataclasses.field(
     default_factory=trellis.TrellisConfig
   )
+  mixer_b: mixer_lib.MixerConfig | None = None
+  mixer_c: mixer_lib.MixerConfig | None = None
+  pattern: str = "a"
+  channel_mixer: str = "swiglu"
+  norm: str = "rms"
+  residual_scale: float = 1.0
+  embedding_norm: bool = False
   embedding_convolution: int = 0
   tied_embeddings: bool = True
   init_std: float = 0.02
   embedding_std: float = 0.02
+  head_std: float = 0.0
+  zero_init_out: bool = False
   dtype: str = "float32"
   remat: str = "none"
 
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
-    for name in ("vocab_size", "d_model", "num_layers", "mlp_dim"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    for name, choices in (("dtype", DTYPES), ("remat", tuple(REMAT))):
+    mixer_lib.require_positive(
+      self, "vocab_size", "d_model", "num_layers", "mlp_dim"
+    )
+    for name, choices in (
+      ("dtype", DTYPES),
+      ("remat", REMAT),
+      ("channel_mixer", mlp.CHANNEL_MIXERS),
+      ("norm", norm.NORMS),
+    ):
       if getattr(self, name) not in choices:
         raise ValueError(
           f"{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}"
@@ -71,18 +102,70 @@ class DecoderConfig:
     width = self.embedding_convolution
     if width < 0 or width == 1:
       raise ValueError(f"embedding_convolution={width} must be 0 or at least 2")
-    for name in ("init_std", "embedding_std"):
+    for name in ("init_std", "embedding_std", "residual_scale"):
       if not getattr(self, name) > 0:
         raise ValueError(f"{name}={getattr(self, name)} must be positive")
-    self.mixer.validate()
+    if self.head_std < 0:
+      raise ValueError(f"head_std={self.head_std} must not be negative")
+    used = set(pattern_lib.letters(self.pattern, self.num_layers))
+    for letter, mixer in self._mixers().items():
+      if mixer is None and letter in used:
+        raise ValueError(
+          f"pattern={self.pattern!r} names {letter}, but mixer_{letter} is None"
+        )
+      if mixer is not None:
+        mixer.validate()
+
+  def _mixers(self) -> dict[str, mixer_lib.MixerConfig | None]:
+    return {"a": self.mixer, "b": self.mixer_b, "c": self.mixer_c}
+
+  def mixer_of(self, letter: str) -> mixer_lib.MixerConfig:
+    """The mixer that `pattern` calls `letter`."""
+    mixer = self._mixers()[letter]
+    if mixer is None:
+      raise ValueError(f"mixer_{letter} is None")
+    return mixer
+
+  def layer_mixers(self) -> list[mixer_lib.MixerConfig]:
+    """The mixer of every layer, in order."""
+    letters = pattern_lib.letters(self.pattern, self.num_layers)
+    return [self.mixer_of(letter) for letter in letters]
 
 
 class DecoderState(NamedTuple):
-  """Embedding taps (or None) and the blocks' states, stacked by layer."""
+  """Embedding taps (or None) and the blocks' states.
+
+  Attributes:
+    taps: of the embedding convolution.
+    segment_id: int32 `[batch]`, 0 before any token.
+    layers: a tuple over stacks of blocks (`Decoder.stacks`), each stacked by
+      layer at axis 0.
+  """
 
   taps: jax.Array | None
   segment_id: jax.Array
-  layers: Any
+  layers: tuple[Any, ...]
+
+
+class _Stack(NamedTuple):
+  """Blocks of one place in a part's period: every `period`-th layer."""
+
+  letter: str
+  part: int
+  first: int
+  period: int
+  repeats: int
+
+
+def _stacks(config: DecoderConfig) -> tuple[_Stack, ...]:
+  stacks, depth = [], 0
+  parts = pattern_lib.parse(config.pattern, config.num_layers)
+  for index, part in enumerate(parts):
+    period = len(part.letters)
+    for place, letter in enumerate(part.letters):
+      stacks.append(_Stack(letter, index, depth + place, period, part.repeats))
+    depth += period * part.repeats
+  return tuple(stacks)
 
 
 class Decoder(nnx.Module):
@@ -105,36 +188,74 @@ class Decoder(nnx.Module):
     self.head = nnx.data(None)
     if not config.tied_embeddings:
       self.head = linear.normal_param(
-        rngs, table, ("vocab", "embed"), std=config.init_std
+        rngs,
+        table,
+        ("vocab", "embed"),
+        std=config.head_std or config.init_std,
+        init="orthogonal" if config.head_std else "normal",
       )
     self.convolution = nnx.data(None)
     if config.embedding_convolution:
       self.convolution = short_convolution.ShortConvolution(
         config.d_model, config.embedding_convolution, rngs=rngs
       )
-    self.norm = norm.RMSNorm(config.d_model)
+    new_norm = norm.NORMS[config.norm]
+    self.embedding_norm = nnx.data(
+      new_norm(config.d_model) if config.embedding_norm else None
+    )
+    self.norm = new_norm(config.d_model)
 
-    @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: "layers"})
-    def build(rngs):
-      return block.Block(config, rngs=rngs)
+    stacks = _stacks(config)
 
-    self.layers = build(rngs.split(config.num_layers))
+    def build(stack):
+      @nnx.vmap(in_axes=(0, 0), transform_metadata=STACKED)
+      def blocks(rngs, depth):
+        mixer = config.mixer_of(stack.letter)
+        return block.Block(config, mixer, depth, rngs=rngs)
+
+      layer = stack.first + stack.period * jnp.arange(stack.repeats)
+      return blocks(rngs.split(stack.repeats), layer / config.num_layers)
+
+    self.layers = nnx.Dict(
+      {str(i): build(stack) for i, stack in enumerate(stacks)}
+    )
+    self.stacks = stacks
+    # The stack whose first layer gives the first value to its kind.
+    kinds = [stack.letter for stack in stacks]
+    self.value_sources = tuple(
+      kinds.index(stack.letter)
+      if getattr(config.mixer_of(stack.letter), "value_residual", "none")
+      != "none"
+      else None
+      for stack in stacks
+    )
     self.dtype = config.dtype
     self.remat = config.remat
 
-  def init_state(self, batch: int) -> DecoderState:
-    """The state before the first token, learned memories included."""
+  def _split(self):
+    """Returns graph definition and parameters of every stack."""
+    return [nnx.split(self.layers[str(i)]) for i in range(len(self.stacks))]
+
+  def init_state(self, batch: int, length: int | None = None) -> DecoderState:
+    """The state before the first token, learned memories included.
+
+    Args:
+      batch: rows.
+      length: tokens that the state must hold, for memories that grow; None is
+        the most that their configuration allows.
+    """
     taps = None
     if self.convolution is not None:
       taps = self.convolution.init_state(batch)
-    graphdef, params = nnx.split(self.layers)
 
-    def one(params):
-      return nnx.merge(graphdef, params).mixer.init_state(batch)
+    def stack(graphdef, params):
+      def one(params):
+        return nnx.merge(graphdef, params).init_state(batch, length)
 
-    return DecoderState(
-      taps, jnp.zeros(batch, jnp.int32), jax.vmap(one)(params)
-    )
+      return jax.vmap(one)(params)
+
+    layers = tuple(stack(*split) for split in self._split())
+    return DecoderState(taps, jnp.zeros(batch, jnp.int32), layers)
 
   def __call__(
     self,
@@ -142,33 +263,32 @@ class Decoder(nnx.Module):
     *,
     state: DecoderState | None = None,
     segment_ids: jax.Array | None = None,
-    positions: jax.Array | None = None,
+    noise: jax.Array | None = None,
+    seen: int | None = None,
   ) -> tuple[jax.Array, DecoderState]:
     """Runs many tokens.
 
     Args:
       tokens: int `[batch, time]`.
-      state: before the first token; default a fresh one.
+      state: before the first token; default a fresh one for these tokens.
       segment_ids: `[batch, time]`, 0 is padding; None for one segment.
-      positions: `[batch, time]`, within segments; for mixers that use them.
+      noise: PRNG key for what is random in training; None for nothing random.
+      seen: tokens that any row has seen before at most; 0 with a default
+        state. Growing memories compute with fewer rows if it is given.
 
     Returns:
       hidden `[batch, time, d_model]` for `logits`, and the new state.
     """
     if state is None:
-      state = self.init_state(tokens.shape[0])
+      state, seen = self.init_state(*tokens.shape), 0
     x, taps = self._embed(tokens, state, segment_ids)
-    graphdef, params = nnx.split(self.layers)
+    context = Context(segment_ids=segment_ids, seen=seen)
 
-    def body(x, layer):
-      params, state = layer
-      return nnx.merge(graphdef, params)(
-        x, state, segment_ids=segment_ids, positions=positions
-      )
+    def run(blocks, x, state, context):
+      return blocks(x, state, context, before)
 
-    if self.remat != "none":
-      body = jax.checkpoint(body, prevent_cse=False, policy=REMAT[self.remat])
-    x, layers = lax.scan(body, x, (params, state.layers))
+    before = state.segment_id
+    x, layers = self._run(run, x, state.layers, context, noise, self.remat)
     if segment_ids is None:
       last = jnp.maximum(state.segment_id, 1)
     else:
@@ -180,15 +300,56 @@ class Decoder(nnx.Module):
   ) -> tuple[jax.Array, DecoderState]:
     """Runs one token a row, `[batch]`; returns logits `[batch, vocab]`."""
     x, taps = self._embed(tokens[:, None], state, None)
-    graphdef, params = nnx.split(self.layers)
 
-    def body(x, layer):
-      params, state = layer
-      return nnx.merge(graphdef, params).step(x, state)
+    def run(blocks, x, state, context):
+      return blocks.step(x, state, context, before)
 
-    x, layers = lax.scan(body, x[:, 0], (params, state.layers))
+    before = state.segment_id
+    x, layers = self._run(run, x[:, 0], state.layers, Context(), None, "none")
     state = DecoderState(taps, jnp.maximum(state.segment_id, 1), layers)
     return self.logits(self.norm(x)), state
+
+  def _run(self, run, x, states, context, noise, remat):
+    """Runs all blocks; `run(block, x, state, context)` runs one."""
+    splits = self._split()
+    first_values = [
+      None if source is None else self._first_value(splits[source], x)
+      for source in self.value_sources
+    ]
+    new_states = list(states)
+    for part in range(self.stacks[-1].part + 1):
+      places = [i for i, s in enumerate(self.stacks) if s.part == part]
+
+      def body(x, layer, places=places):
+        index, params, states = layer
+        after = []
+        for place, params_, state in zip(places, params, states, strict=True):
+          here = context._replace(first_value=first_values[place])
+          if noise is not None:
+            depth = self.stacks[place].first + index * self.stacks[place].period
+            here = here._replace(noise=jax.random.fold_in(noise, depth))
+          blocks = nnx.merge(splits[place][0], params_)
+          x, state = run(blocks, x, state, here)
+          after.append(state)
+        return x, tuple(after)
+
+      if remat != "none":
+        body = jax.checkpoint(body, prevent_cse=False, policy=REMAT[remat])
+      repeats = self.stacks[places[0]].repeats
+      xs = (
+        jnp.arange(repeats),
+        tuple(splits[i][1] for i in places),
+        tuple(states[i] for i in places),
+      )
+      x, after = lax.scan(body, x, xs)
+      for place, state in zip(places, after, strict=True):
+        new_states[place] = state
+    return x, tuple(new_states)
+
+  def _first_value(self, split, x):
+    graphdef, params = split
+    first = jax.tree.map(lambda p: p[0], params)
+    return nnx.merge(graphdef, first).first_value(x)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """Maps hidden `[..., d_model]` to float32 logits `[..., vocab]`."""
@@ -202,14 +363,20 @@ class Decoder(nnx.Module):
 
   def memory_norms(self, state: DecoderState) -> jax.Array:
     """Root mean square of each layer's memories, float32 `[layers]`."""
-    graphdef, params = nnx.split(self.layers)
+    order, norms = [], []
+    for stack, (graphdef, params), states in zip(
+      self.stacks, self._split(), state.layers, strict=True
+    ):
 
-    def one(params, state):
-      arrays = nnx.merge(graphdef, params).mixer.memories(state)
-      squares = sum(jnp.sum(jnp.square(a)) for a in arrays)
-      return jnp.sqrt(squares / sum(a.size for a in arrays))
+      def one(params, state, graphdef=graphdef):
+        arrays = nnx.merge(graphdef, params).mixer.memories(state.mixer)
+        squares = sum(jnp.sum(jnp.square(a)) for a in arrays)
+        return jnp.sqrt(squares / max(sum(a.size for a in arrays), 1))
 
-    return jax.vmap(one)(params, state.layers)
+      norms.append(jax.vmap(one)(params, states))
+      order += [stack.first + stack.period * i for i in range(stack.repeats)]
+    by_layer = sorted(range(len(order)), key=order.__getitem__)
+    return jnp.concatenate(norms)[jnp.array(by_layer)]
 
   def _embed(self, tokens, state, segment_ids):
     x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
@@ -218,22 +385,38 @@ class Decoder(nnx.Module):
       x, taps = self.convolution(
         x, taps, segment_ids=segment_ids, segment_id=state.segment_id
       )
+    if self.embedding_norm is not None:
+      x = self.embedding_norm(x)
     return sharding.constrain(x, "batch", "time", "act_embed"), taps
 
 
-def memory_flops_per_token(config: DecoderConfig) -> int:
-  """Forward flops of the memories per token, over all layers."""
-  return config.num_layers * config.mixer.memory_flops()
+STACKED = {nnx.PARTITION_NAME: "layers"}
 
 
-def state_bytes(config: DecoderConfig) -> int:
-  """Bytes of the float32 memories per sequence, over all layers."""
-  return 4 * config.num_layers * config.mixer.state_floats()
+def memory_flops_per_token(config: DecoderConfig, length: int) -> int:
+  """Forward flops of the memories per token, over all layers.
+
+  The mean over sequences of `length` tokens.
+  """
+  return sum(mixer.memory_flops(length) for mixer in config.layer_mixers())
+
+
+def state_bytes(config: DecoderConfig, length: int) -> int:
+  """Bytes of the float32 memories per sequence of `length`, all layers."""
+  return 4 * sum(mixer.state_floats(length) for mixer in config.layer_mixers())
+
+
+def mixer_names(config: DecoderConfig) -> str:
+  """The mixers' names, "a" first, with the pattern where there are several."""
+  letters = pattern_lib.letters(config.pattern, config.num_layers)
+  names = [registry.name_of(config.mixer_of(x)) for x in sorted(set(letters))]
+  several = f" ({config.pattern})" if len(names) > 1 else ""
+  return " + ".join(names) + several
 
 
 def describe(config: DecoderConfig) -> str:
-  """One line: mixer and sizes."""
+  """One line: mixers and sizes."""
   return (
-    f"{registry.name_of(config.mixer)}, {config.num_layers} layers, d_model"
+    f"{mixer_names(config)}, {config.num_layers} layers, d_model"
     f" {config.d_model}, vocabulary {config.vocab_size}"
   )

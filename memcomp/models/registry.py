@@ -7,20 +7,13 @@ from memcomp.layers import trellis
 MIXERS: dict[str, tuple[type, type]] = {
   "trellis": (trellis.TrellisConfig, trellis.Trellis),
 }
-"""name -> (configuration, module). All modules share one signature:
-
-  Module(config, d_model, std=, out_std=, rngs=)
-  init_state(batch) -> state
-  module(x, state, segment_ids=, positions=) -> (y, state)
-  step(x, state) -> (y, state)
-  memories(state) -> arrays
-"""
+"""name -> (configuration, module), see `layers.mixer`."""
 
 
 def name_of(config: Any) -> str:
   """The name of the mixer that `config` configures."""
   for name, (config_type, _) in MIXERS.items():
-    if isinstance(config, config_type):
+    if type(config) is config_type:
       return name
   raise ValueError(f"{type(config).__name__} configures no known mixer")
 
@@ -28,3 +21,14 @@ def name_of(config: Any) -> str:
 def module_of(config: Any) -> type:
   """The module that `config` configures."""
   return MIXERS[name_of(config)][1]
+
+
+def config_of(name: str) -> type:
+  """The configuration of the mixer called `name`.
+
+  Raises:
+    ValueError: naming the mixers there are.
+  """
+  if name not in MIXERS:
+    raise ValueError(f"{name!r} is no mixer; there are: {', '.join(MIXERS)}")
+  return MIXERS[name][0]

@@ -45,8 +45,10 @@ def matmul_params(model: state_lib.Model) -> int:
   return sum(sizes.values())
 
 
-def per_token(config: decoder.DecoderConfig, model: state_lib.Model) -> int:
-  """Returns the model flops of training on one token.
+def per_token(
+  config: decoder.DecoderConfig, model: state_lib.Model, length: int
+) -> int:
+  """Returns the model flops of training on one token of `length`.
 
       6 N + 3 M
 
@@ -55,7 +57,9 @@ def per_token(config: decoder.DecoderConfig, model: state_lib.Model) -> int:
   (`decoder.memory_flops_per_token`), whose backward is counted as twice that.
   Recomputation (remat, first passes run again) is not counted.
   """
-  return 6 * matmul_params(model) + 3 * decoder.memory_flops_per_token(config)
+  return 6 * matmul_params(model) + 3 * decoder.memory_flops_per_token(
+    config, length
+  )
 
 
 def utilisation(

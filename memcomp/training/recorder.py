@@ -39,11 +39,12 @@ class Recorder:
     self._log = log
     self._progress = progress
     self._devices = list(mesh.devices.flat)
+    length = config.data.sequence_length
     self._flops = flops.per_token(
-      config.model, state_lib.abstract_model(config.model)
+      config.model, state_lib.abstract_model(config.model), length
     )
-    self._slots = config.training.batch_size * config.data.sequence_length
-    self._state_bytes = decoder.state_bytes(config.model)
+    self._slots = config.training.batch_size * length
+    self._state_bytes = decoder.state_bytes(config.model, length)
     self._pending = collections.deque()
     self._meter = metrics.Meter()
     self.skipped_in_a_row = 0

@@ -186,10 +186,11 @@ def _describe(
   tokens = training.batch_size * config.data.sequence_length
   devices = mesh.devices.flat
   axes = " ".join(f"{k} {v}" for k, v in mesh.shape.items() if v > 1)
+  state_bytes = decoder.state_bytes(config.model, config.data.sequence_length)
   return (
     f"{config.name}: {decoder.describe(config.model)}; "
     f"{meta['param_count']:,} parameters, "
-    f"{decoder.state_bytes(config.model):,} bytes of state a sequence\n"
+    f"{state_bytes:,} bytes of state a sequence\n"
     f"{training.steps} steps of {tokens:,} tokens on {mesh.size} x "
     f"{devices[0].device_kind}{f' ({axes})' if axes else ''}"
   )

@@ -149,7 +149,6 @@ def _forward(model, config, params, batch, carry):
       batch.tokens,
       state=jax.lax.stop_gradient(carry),
       segment_ids=batch.segment_ids,
-      positions=batch.positions,
     )
     sums = loss_lib.next_token_loss(
       module.logits, hidden, batch.targets, chunk=config.training.loss_chunk

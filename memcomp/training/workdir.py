@@ -18,6 +18,8 @@ from typing import Any
 
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.layers import mixer
+from memcomp.models import registry
 from memcomp.training import disk, integrity
 
 _FREE = (
@@ -147,6 +149,14 @@ def _is_free(field: str) -> bool:
 
 def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
   """Rebuilds a dataclass from a nested dict, following its type hints."""
+  if cls is mixer.MixerConfig:
+    try:
+      cls = registry.config_of(saved["name"])
+    except (KeyError, ValueError) as error:
+      raise errors.UserError(
+        f"{where} was written by another version: {error}; use that version"
+      ) from error
+    saved = {name: value for name, value in saved.items() if name != "name"}
   hints = typing.get_type_hints(cls)
   names = {field.name for field in dataclasses.fields(cls)}
   if unknown := sorted(saved.keys() - names):
@@ -157,6 +167,8 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
   values = {}
   for name, value in saved.items():
     hint = hints[name]
+    if hint == mixer.MixerConfig | None:
+      hint = mixer.MixerConfig
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
       value = _build(hint, value, where)
     elif isinstance(value, list) and typing.get_origin(hint) is tuple:

@@ -228,7 +228,7 @@ def test_every_ablation_is_one_override(change, base):
   errors.assert_finite((value, gradient))
 
   def of_keys(gradient):
-    return gradient["layers"]["mixer"]["query_key"]["kernel"][...]
+    return gradient["layers"]["0"]["mixer"]["query_key"]["kernel"][...]
 
   same = errors.relative_rms(of_keys(gradient), of_keys(base[1])) < 1e-4
   assert value != base[0] or not same
@@ -263,17 +263,18 @@ def test_bad_fields_are_named(where, change):
 
 def test_state_and_flops_by_hand():
   # 3 layers, 2 heads, 6 slots, 8 + 12 columns.
-  assert decoder.state_bytes(config()) == 3 * 2 * 6 * 20 * 4
+  assert decoder.state_bytes(config(), 99) == 3 * 2 * 6 * 20 * 4
   # Six m(k + v) products and, in chunks of 8, C (k + v + 2 m) twice.
   per_head = 6 * 6 * 20 + 2 * 8 * (8 + 12 + 2 * 6)
-  assert decoder.memory_flops_per_token(config()) == 3 * 2 * per_head
+  assert decoder.memory_flops_per_token(config(), 99) == 3 * 2 * per_head
 
 
 def test_memory_norms(model):
   _, state = model(tokens(2, 10))
   norms = model.model.memory_norms(state)
   assert norms.shape == (3,)
-  arrays = state.layers.memory.key_memory, state.layers.memory.value_memory
+  memory = state.layers[0].mixer.memory
+  arrays = memory.key_memory, memory.value_memory
   norms = np.asarray(norms)
   squares = sum((np.asarray(a)[1] ** 2).sum() for a in arrays)
   count = sum(a[1].size for a in arrays)

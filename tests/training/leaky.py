@@ -32,12 +32,12 @@ class Decoder(nnx.Module):
     self.read = param((stack, width, width), ("layers", "mlp", "embed"))
     self.start = param((stack, width), ("layers", None), decay=False)
 
-  def init_state(self, batch):
+  def init_state(self, batch, length=None):
     start = self.start[...][:, None]
     shape = (self.layers_, batch, start.shape[-1])
     return State(jnp.zeros(batch, jnp.int32), jnp.broadcast_to(start, shape))
 
-  def __call__(self, tokens, *, state=None, segment_ids=None, positions=None):
+  def __call__(self, tokens, *, state=None, segment_ids=None):
     if state is None:
       state = self.init_state(tokens.shape[0])
     if segment_ids is None:

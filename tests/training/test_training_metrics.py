@@ -154,8 +154,8 @@ def test_flops_count_matrices_and_the_head_but_not_the_lookup(tied):
   count = 256 * d + 3 * (mixer + 3 * d * ff)
   got = flops.matmul_params(model)
   assert got == count
-  memory = decoder.memory_flops_per_token(config)
-  assert flops.per_token(config, model) == 6 * got + 3 * memory
+  memory = decoder.memory_flops_per_token(config, 64)
+  assert flops.per_token(config, model, 64) == 6 * got + 3 * memory
 
 
 class _Device:

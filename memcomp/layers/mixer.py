@@ -1,0 +1,72 @@
+"""What all sequence mixers share: their configuration and their context.
+
+  Module(config, d_model, std=, out_std=, rngs=)
+  init_state(batch, length=None) -> state
+  module(x, state, context) -> (y, state)     x is [batch, time, d_model]
+  step(x, state, context) -> (y, state)       x is [batch, d_model]
+  memories(state) -> arrays
+
+A state holds the memory of sequences of `length` tokens; a memory of constant
+size ignores it. A mixer whose configuration has `value_residual` also has
+`value_of(x)`.
+"""
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Context(NamedTuple):
+  """What a mixer is told beside its input and its state.
+
+  Attributes:
+    segment_ids: int32 `[batch, time]`, 0 is padding; None for one segment.
+    first_value: `[batch, time, width]`, the values of the first layer of this
+      kind at the embeddings, for value residuals; None without.
+    noise: PRNG key for what is random in training; None for nothing random.
+    seen: upper bound, known when the program is made, of the tokens that any
+      row has seen before this call; 0 with fresh states, None if not known.
+      It never changes a result: a growing memory computes with fewer rows.
+  """
+
+  segment_ids: jax.Array | None = None
+  first_value: jax.Array | None = None
+  noise: jax.Array | None = None
+  seen: int | None = None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class MixerConfig(abc.ABC):
+  """A sequence mixer's configuration; each mixer adds its fields."""
+
+  @abc.abstractmethod
+  def spec(self) -> Any:
+    """The meaning of the memory, see the kernel's `Spec`.
+
+    Raises:
+      ValueError: naming the field that is out of range.
+    """
+
+  @abc.abstractmethod
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+
+  @abc.abstractmethod
+  def state_floats(self, length: int) -> int:
+    """Floats of the memory after `length` tokens of a sequence, one layer."""
+
+  @abc.abstractmethod
+  def memory_flops(self, length: int) -> int:
+    """Forward flops of the memory per token, one layer.
+
+    The mean over a sequence of `length` tokens; multiply-adds count two.
+    """
+
+
+def require_positive(config: Any, *names: str) -> None:
+  """Raises ValueError naming the first field that is not at least 1."""
+  for name in names:
+    if getattr(config, name) < 1:
+      raise ValueError(f"{name}={getattr(config, name)} must be at least 1")

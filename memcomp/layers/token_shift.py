@@ -1,0 +1,115 @@
+"""Token shift: a learned step from each token towards the one before it.
+
+Its state is `[batch, channels]`, the last real token's input.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from memcomp.layers import linear
+from memcomp_kernels import contract
+
+
+def token_shift(
+  x: jax.Array,
+  amount: jax.Array,
+  last: jax.Array,
+  *,
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+  first: str,
+) -> tuple[jax.Array, jax.Array]:
+  """y_t = x_t + amount * (x_{t-1} - x_t), within a segment.
+
+  Args:
+    x: `[batch, time, channels]`.
+    amount: `[channels]`.
+    last: `[batch, channels]`, the input before the first token.
+    segment_ids: `[batch, time]`, 0 is padding: it is skipped.
+    segment_id: `[batch]`, the segment that `last` belongs to, 0 for none.
+    first: what stands before a segment's first token, "zero" or "itself".
+
+  Returns:
+    y `[batch, time, channels]`, and the last real token's x.
+  """
+  time = x.shape[1]
+  known = segment_id != 0
+  if segment_ids is None:
+    before = jnp.concatenate([last[:, None].astype(x.dtype), x[:, :-1]], axis=1)
+    exists = jnp.arange(time) > 0
+    exists = exists[None] | known[:, None]
+    new_last = x[:, -1]
+  else:
+    starts, _ = contract.segment_starts(segment_ids, segment_id)
+    index = jnp.where(segment_ids != 0, jnp.arange(time), -1)
+    latest = lax.cummax(index, axis=1)
+    previous = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    before = _take(x, previous, last)
+    exists = ~starts & ((previous >= 0) | known[:, None])
+    new_last = _take(x, latest[:, -1:], last)[:, 0]
+  absent = x if first == "itself" else jnp.zeros_like(x)
+  before = jnp.where(exists[..., None], before, absent)
+  y = x + amount.astype(x.dtype) * (before - x)
+  return y, new_last.astype(last.dtype)
+
+
+def _take(x, index, last):
+  """Tokens of `x` at `index`; `last` where that is -1."""
+  taken = jnp.take_along_axis(x, jnp.maximum(index, 0)[..., None], axis=1)
+  return jnp.where(
+    (index >= 0)[..., None], taken, last[:, None].astype(x.dtype)
+  )
+
+
+class TokenShift(nnx.Module):
+  """`token_shift` with a learned amount.
+
+  The amount starts at 1 - (i / channels)^exponent in channel i: the first
+  channels look back, the last stay (RWKV-7; algorithms of GPTAlpha-2).
+
+  Args:
+    channels: of the input.
+    exponent: how fast that falls at depth 0.
+    power: the exponent at depth d in [0, 1) is exponent * (1 - d)^power.
+    first: what stands before the first token, "zero" or "itself".
+    name: logical name of the channels.
+  """
+
+  def __init__(
+    self,
+    channels: int,
+    *,
+    exponent: float,
+    power: int = 1,
+    first: str,
+    name: str = "act_embed",
+  ):
+    self.exponent, self.power, self.first = exponent, power, first
+    self.channels = channels
+    amount = self._amount(0.0)
+    self.amount = linear.constant_param(amount, (name,))
+
+  def _amount(self, depth):
+    place = jnp.arange(self.channels) / self.channels
+    return 1 - place ** (self.exponent * (1 - depth) ** self.power)
+
+  def at_depth(self, depth: jax.Array) -> None:
+    """Starts from the amounts of a layer at `depth` in [0, 1)."""
+    self.amount[...] = self._amount(depth)
+
+  def init_state(self, batch: int) -> jax.Array:
+    """The state before the first token."""
+    return jnp.zeros((batch, self.channels))
+
+  def __call__(self, x, last, *, segment_ids, segment_id):
+    """See `token_shift`."""
+    return token_shift(
+      x,
+      self.amount[...],
+      last,
+      segment_ids=segment_ids,
+      segment_id=segment_id,
+      first=self.first,
+    )
