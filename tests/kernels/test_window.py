@@ -163,45 +163,52 @@ def test_what_a_token_sees(size, sinks, reset_positions):
     size=size,
     sink_tokens=sinks,
   )
-  joined = window.join(plan, state[0], tokens)
+  joined = window.join(plan, state[0], tokens)["route"]
   places = jnp.arange(plan.prior, plan.prior + time) - plan.ring + 1
-  found, exists, runs = window.sinks(plan, state[0], joined, places)
+  found, exists, runs = window.sinks(plan, state[0]["route"], joined, places)
   held = window.held(reset[1], size=size, sink_tokens=sinks)
-  # Windows by pushes, in time order without padding.
-  for b in range(batch):
-    rows, position, last = state[0]["route"][b], int(state[1][b]), 1
-    rank = 0
-    for t in range(time):
-      if not ids[b, t]:
-        continue
-      if ids[b, t] != last:
-        rows, position, last = reset[0]["route"][b], int(reset[1][b]), ids[b, t]
-      rows, _, _ = window.push(
-        rows[None],
-        tokens["route"][b, t][None],
-        jnp.array([position]),
-        sink_tokens=sinks,
-      )
-      rows, position = rows[0], position + 1
-      seen = rows[0, : min(position, size)]
+  plan, joined, found, exists, runs, held, ids, tokens, places = jax.tree.map(
+    np.asarray,
+    (plan, joined, found, exists, runs, held, ids, tokens["route"], places),
+  )
 
-      at = plan.prior + rank
-      run = int(plan.run[b, at])
-      assert int(plan.position[b, at]) == position - 1
-      first = max(int(places[rank]), 0)
-      band = [
-        joined["route"][b, n, 0]
-        for n in range(first, at + 1)
-        if int(plan.run[b, n]) == run
-      ]
-      if int(runs[b, rank]) == run:
-        mask = np.array(exists[b, rank])
-        band += list(found["route"][b, rank, :, 0][mask])
+  def contents(state, b):
+    """Position to token of a window."""
+    live = np.array(window.held(state[1], size=size, sink_tokens=sinks))[b]
+    rows = np.array(state[0]["route"])[b, 0]
+    return {int(p): x for p, x in zip(live, rows, strict=True) if p >= 0}
+
+  for b in range(batch):
+    inside, position, last, at = contents(state, b), int(state[1][b]), 1, None
+    for t in range(time):
+      if ids[b, t] == 0:
+        continue
+      at = plan.prior if at is None else at + 1
+      if ids[b, t] != last:
+        inside, position = contents(reset, b), int(reset[1][b])
+        last = ids[b, t]
+      inside[position] = tokens[b, t, 0]
+      if position - plan.ring >= sinks:
+        del inside[position - plan.ring]
+      assert plan.position[b, at] == position
+
+      first, rank, run = (
+        places[at - plan.prior],
+        at - plan.prior,
+        plan.run[b, at],
+      )
+      line = np.arange(max(first, 0), at + 1)
+      seen = list(joined[b, line[plan.run[b, line] == run], 0])
+      if runs[b, rank] == run:
+        seen += list(found[b, rank, :, 0][exists[b, rank]])
       if run > 0:
-        near = (held[b] > position - 1 - plan.ring) | (held[b] < sinks)
-        band += list(reset[0]["route"][b, 0][near & (held[b] >= 0)])
-      np.testing.assert_array_equal(np.sort(band), np.sort(seen))
-      rank += 1
+        near = (held[b] > position - plan.ring) | (held[b] < sinks)
+        rows = np.array(reset[0]["route"])[b, 0]
+        seen += list(rows[near & (held[b] >= 0)])
+      np.testing.assert_array_equal(
+        np.sort(seen), np.sort(list(inside.values()))
+      )
+      position += 1
 
 
 @pytest.mark.parametrize("seen", [0, 2, 9])
