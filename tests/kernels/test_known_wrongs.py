@@ -5,9 +5,9 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import activations, decay, tiles
+from memcomp_kernels.primitives import activations, chunked, decay, tiles
 from memcomp_kernels.testing import checks, memories
-from memcomp_kernels.trellis import tile, xla_chunked
+from memcomp_kernels.trellis import tile
 
 TRELLIS = memories.MEMORIES["trellis"]
 STALE = checks.Subject(TRELLIS, TRELLIS.specs["chunk-ln_silu"], "xla_chunked")
@@ -124,14 +124,14 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
 
 
 def test_a_reset_without_its_gradient(monkeypatch):
-  right = xla_chunked._tiles_backward
+  right = chunked._tiles_backward
 
   def wrong(*args):
     gradient = right(*args)
     zero = tuple(jnp.zeros_like(x) for x in gradient.reset)
     return gradient._replace(reset=zero)
 
-  monkeypatch.setattr(xla_chunked, "_tiles_backward", wrong)
+  monkeypatch.setattr(chunked, "_tiles_backward", wrong)
   with pytest.raises(AssertionError, match="packed: gradients"):
     checks.check_packing(STALE, [5, 9], 1)
 

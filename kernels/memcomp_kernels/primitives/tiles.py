@@ -147,6 +147,19 @@ def indexed(
   return Layout(chunk, source, place, flags)
 
 
+def complete(layout: Layout, batch: int, time: int) -> jax.Array:
+  """Bool `[tiles, batch]`: the tile's last place is taken.
+
+  The chunk that such a tile holds is complete, whether or not it began in an
+  earlier call: a chunk's tokens take their places in order.
+  """
+  if layout.source is None:
+    whole = jnp.arange(-(-time // layout.chunk)) < time // layout.chunk
+    return jnp.broadcast_to(whole[:, None], (whole.shape[0], batch))
+  last = layout.source.reshape(batch, -1, layout.chunk)[..., -1]
+  return (last < time).T
+
+
 def lay(layout: Layout, x: jax.Array) -> jax.Array:
   """`[batch, time, heads, ...]` to tiles; empty places hold zeros."""
   batch, time = x.shape[:2]

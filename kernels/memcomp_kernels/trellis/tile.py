@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import activations, decay, substitution
+from memcomp_kernels.primitives import activations, chunked, decay, substitution
 from memcomp_kernels.trellis import types
 
-Memories = tuple[jax.Array, jax.Array]
+Memories = chunked.Memories
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
@@ -48,6 +48,7 @@ def run(
   memories: Memories,
   starts: Memories,
   inputs: types.Inputs,
+  complete: jax.Array,
   spec: types.Spec,
 ) -> tuple[Memories, jax.Array]:
   """Writes and reads one tile.
@@ -57,11 +58,13 @@ def run(
     starts: what stale gradients are taken at: `memories` itself, but for a
       chunk that began in an earlier call.
     inputs: `[batch, heads, tile, ...]`.
+    complete: bool `[batch]`, unused: nothing happens at a chunk's end.
     spec: the memory's meaning.
 
   Returns:
     (M_K, M_V) after the tile, and Y `[batch, heads, tile, value]`.
   """
+  del complete
   dtype = inputs.query.dtype
   product = functools.partial(_product, dtype=dtype)
   wide = memories[0].dtype

@@ -1,0 +1,387 @@
+"""A recurrence in chunk form: a scan over tiles with a gradient of its own.
+
+What a memory brings (`Form`) is the algebra of one tile, its `step`, and how
+its State is taken apart; layout, packing, hand-off and gradient are here. With
+stale gradients one tile is one chunk of the paper; with gradients per token
+the tile is free, and the result does not depend on it.
+
+Chunks belong to sequences, not to the grid of the call: a state may arrive in
+the middle of a chunk, and a packed segment starts a chunk wherever it starts.
+Tokens are then laid into tiles by index, each chunk into a tile of its own.
+
+The gradient is a reverse scan over tiles that recomputes each tile from its
+start memory: only inputs and tile-start memories are kept.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import tiles
+
+# Tokens between two saved states where a memory is scanned token by token.
+SCAN_BLOCK = 32
+
+Memories = tuple[jax.Array, ...]
+
+
+class Parts(NamedTuple):
+  """A State taken apart.
+
+  Attributes:
+    memories: arrays `[batch, heads, ...]`: all that the next token changes.
+    starts: the memories at the start of the current chunk; None without chunks
+      in the meaning.
+    position: int32 `[batch]`, tokens since then; None likewise.
+    segment_id: int32 `[batch]`.
+  """
+
+  memories: Memories
+  starts: Memories | None
+  position: jax.Array | None
+  segment_id: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+  """What the scheme needs to know of a memory; hashable.
+
+  Attributes:
+    spec: the memory's meaning.
+    tile_time: tokens a tile: the chunk where that is meaning, else free.
+    run_tile: (memories, starts, inputs, complete, spec) -> (memories, outputs)
+      for one tile: `inputs` `[batch, heads, tile_time, ...]` hold zeros in
+      empty places, which must change nothing; stale gradients are taken at
+      `starts`; `complete`, bool `[batch]`, tells where the tile's last place
+      is taken, that is where a chunk ends with the tile.
+    step: of the memory.
+    take_apart: State -> Parts.
+    put_together: Parts -> State.
+  """
+
+  spec: Any
+  tile_time: int
+  run_tile: Callable[..., tuple[Memories, jax.Array]]
+  step: Callable[..., tuple[Any, jax.Array]]
+  take_apart: Callable[[Any], Parts]
+  put_together: Callable[[Parts], Any]
+
+
+class _Fixed(NamedTuple):
+  """Integers of a call; `position` is None without chunks in the meaning."""
+
+  position: jax.Array | None
+  segment_id: jax.Array
+  segment_ids: jax.Array | None
+
+
+class _Operands(NamedTuple):
+  """What `chunk` is differentiable in."""
+
+  memories: Memories
+  chunk_start: Memories
+  reset: Memories
+  inputs: Any
+
+
+class _Result(NamedTuple):
+  """What `chunk` computes; `chunk_start` is that of the last token's chunk."""
+
+  memories: Memories
+  chunk_start: Memories
+  outputs: jax.Array
+
+
+def _sizes(inputs) -> tuple[int, int]:
+  """The inputs' batch and time."""
+  batch, time = jax.tree.leaves(inputs)[0].shape[:2]
+  return batch, time
+
+
+def _body(form: Form, reset, carry, laid):
+  """Scan body over tiles; carry is (memories, start of the current chunk)."""
+  memories, current_start = carry
+  inputs, complete, flags = laid
+  if flags is None:
+    starts = memories
+  else:
+    memories = contract.batched_where(flags.resets, reset, memories)
+    starts = contract.batched_where(flags.continues, current_start, memories)
+    current_start = contract.batched_where(
+      flags.occupied, starts, current_start
+    )
+  memories, outputs = form.run_tile(
+    memories, starts, inputs, complete, form.spec
+  )
+  return (memories, starts if flags is None else current_start), outputs
+
+
+def _lay(layout, operands: _Operands):
+  """The inputs in tiles, which tiles are complete, and their flags."""
+  laid = jax.tree.map(lambda x: tiles.lay(layout, x), operands.inputs)
+  batch, time = _sizes(operands.inputs)
+  return laid, tiles.complete(layout, batch, time), layout.flags
+
+
+def _tiles_forward(form: Form, layout, operands: _Operands):
+  """Returns the result, and the memories before each tile."""
+
+  def body(carry, laid):
+    new_carry, outputs = _body(form, operands.reset, carry, laid)
+    return new_carry, (outputs, carry[0])
+
+  carry = operands.memories, operands.chunk_start
+  carry, (outputs, before) = lax.scan(body, carry, _lay(layout, operands))
+  _, time = _sizes(operands.inputs)
+  return _Result(*carry, tiles.unlay(layout, outputs, time)), before
+
+
+def _tiles_backward(
+  form: Form, layout, operands: _Operands, before, cotangents
+):
+  """Reverse scan over tiles, each recomputed from the memories before it."""
+  d_outputs = tiles.lay(layout, cotangents.outputs)
+
+  def body(carry, x):
+    d_carry, d_reset = carry
+    memories, (inputs, complete, flags), d_outputs = x
+    # Only a tile that continues a chunk reads the current chunk's start, and
+    # that is always the start which was handed in.
+    _, vjp = jax.vjp(
+      lambda reset, carry, inputs: _body(
+        form, reset, carry, (inputs, complete, flags)
+      ),
+      operands.reset,
+      (memories, operands.chunk_start),
+      inputs,
+    )
+    d_reset_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
+    if flags is not None:
+      d_reset = jax.tree.map(jnp.add, d_reset, d_reset_tile)
+    return (d_carry, d_reset), d_inputs
+
+  d_carry = cotangents.memories, cotangents.chunk_start
+  d_reset = jax.tree.map(jnp.zeros_like, operands.reset)
+  (d_carry, d_reset), d_inputs = lax.scan(
+    body,
+    (d_carry, d_reset),
+    (before, _lay(layout, operands), d_outputs),
+    reverse=True,
+  )
+  _, time = _sizes(operands.inputs)
+  d_inputs = jax.tree.map(lambda x: tiles.unlay(layout, x, time), d_inputs)
+  d_memories, d_chunk_start = d_carry
+  return _Operands(d_memories, d_chunk_start, d_reset, d_inputs)
+
+
+def _token_scan(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
+  """The result by scanning tokens, checkpointed every few."""
+  position, segment_id, segment_ids = fixed
+
+  def state(memories, starts, position):
+    if position is None:
+      starts = None
+    parts = Parts(memories, starts, position, segment_id)
+    return form.put_together(parts)
+
+  fresh = None if position is None else jnp.zeros_like(position)
+  final, outputs = contract.scan(
+    functools.partial(form.step, spec=form.spec),
+    state(operands.memories, operands.chunk_start, position),
+    operands.inputs,
+    segment_ids=segment_ids,
+    reset_state=state(operands.reset, operands.reset, fresh),
+    block=SCAN_BLOCK,
+  )
+  parts = form.take_apart(final)
+  starts = operands.chunk_start if parts.starts is None else parts.starts
+  return _Result(parts.memories, starts, outputs)
+
+
+class _Plan(NamedTuple):
+  """How a call is evaluated: `usual` if `use_usual` else `otherwise`.
+
+  Each is a `tiles.Layout`, or None for the token scan; both give the same
+  result. `use_usual` is None where `usual` always serves.
+  """
+
+  use_usual: jax.Array | None
+  usual: Callable[[], tiles.Layout]
+  otherwise: Callable[[], tiles.Layout | None]
+  num_saved: int
+
+
+def _position(fixed: _Fixed) -> jax.Array:
+  """Tokens since the chunk started; without chunks every token starts one."""
+  if fixed.position is None:
+    return jnp.zeros_like(fixed.segment_id)
+  return fixed.position
+
+
+def _places(form: Form, fixed: _Fixed, time: int) -> tiles.Places:
+  return tiles.places(
+    fixed.segment_ids,
+    fixed.segment_id,
+    _position(fixed),
+    time=time,
+    chunk=form.tile_time,
+  )
+
+
+def _tiles_for_packing(whole: int) -> int:
+  """Tiles reserved for packed rows that would fill `whole` tiles unpacked.
+
+  A row may be cut into about a quarter as many segments as it has tiles before
+  it is scanned by token instead: documents of four chunks on average.
+  """
+  return whole + max(whole // 4, 2)
+
+
+def _plan(form: Form, fixed: _Fixed, time: int) -> _Plan:
+  chunk = form.tile_time
+  where = _places(form, fixed, time)
+  indexed = functools.partial(
+    tiles.indexed, where, _position(fixed), chunk=chunk
+  )
+  whole = -(-time // chunk)
+  if fixed.segment_ids is None:
+    return _Plan(
+      # Without chunks in the meaning, tiles may start anywhere.
+      use_usual=(
+        None if fixed.position is None else jnp.all(fixed.position == 0)
+      ),
+      usual=lambda: tiles.aligned(chunk),
+      otherwise=lambda: indexed(num_tiles=whole + 1),
+      num_saved=whole,
+    )
+  # Every segment may leave a tile part empty. Rows cut into more segments than
+  # this are scanned by token: exact as well, slower, and rare.
+  num_tiles = _tiles_for_packing(whole)
+  if num_tiles > time:
+    num_tiles = time + 1
+    return _Plan(
+      use_usual=None,
+      usual=lambda: indexed(num_tiles=num_tiles),
+      otherwise=lambda: None,
+      num_saved=num_tiles,
+    )
+  return _Plan(
+    use_usual=where.needed <= num_tiles,
+    usual=lambda: indexed(num_tiles=num_tiles),
+    otherwise=lambda: None,
+    num_saved=num_tiles,
+  )
+
+
+def _evaluate(plan: _Plan, run: Callable, operands):
+  """Runs `run(layout, operands)` with the layout that the plan selects."""
+
+  def usual(operands):
+    return run(plan.usual(), operands)
+
+  def otherwise(operands):
+    return run(plan.otherwise(), operands)
+
+  if plan.use_usual is None:
+    return usual(operands)
+  return lax.cond(plan.use_usual, usual, otherwise, operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunk(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
+  return _chunk_fwd(form, fixed, operands)[0]
+
+
+def _chunk_fwd(form: Form, fixed: _Fixed, operands: _Operands):
+  plan = _plan(form, fixed, _sizes(operands.inputs)[1])
+
+  def run(layout, operands):
+    if layout is None:
+      result = _token_scan(form, fixed, operands)
+      saved = jax.tree.map(
+        lambda x: jnp.zeros((plan.num_saved, *x.shape), x.dtype),
+        operands.memories,
+      )
+      return result, saved
+    result, before = _tiles_forward(form, layout, operands)
+    # What is saved has one shape whatever the layout: one tile more than
+    # `num_saved` means that the first, whose memories came in, is left out.
+    extra = jax.tree.leaves(before)[0].shape[0] - plan.num_saved
+    return result, jax.tree.map(lambda x: x[extra:], before)
+
+  result, saved = _evaluate(plan, run, operands)
+  return result, (fixed, operands, saved)
+
+
+def _chunk_bwd(form: Form, residuals, cotangents):
+  fixed, operands, saved = residuals
+  plan = _plan(form, fixed, _sizes(operands.inputs)[1])
+
+  def run(layout, operands_):
+    operands, saved, cotangents = operands_
+    if layout is None:
+      scan = functools.partial(_token_scan, form, fixed)
+      return jax.vjp(scan, operands)[1](cotangents)[0]
+    if layout.flags is not None:
+      missing = layout.flags.occupied.shape[0] - plan.num_saved
+      if missing:
+        saved = jax.tree.map(
+          lambda first, rest: jnp.concatenate([first[None], rest]),
+          operands.memories,
+          saved,
+        )
+    return _tiles_backward(form, layout, operands, saved, cotangents)
+
+  return None, _evaluate(plan, run, (operands, saved, cotangents))
+
+
+_chunk.defvjp(_chunk_fwd, _chunk_bwd)
+
+
+def chunk(
+  form: Form,
+  state: Any,
+  inputs: Any,
+  *,
+  segment_ids: jax.Array | None = None,
+  reset_state: Any = None,
+) -> tuple[Any, jax.Array]:
+  """Equal to `contract.scan` of `form.step`, in chunk form.
+
+  Args:
+    form: the memory.
+    state: before the first token.
+    inputs: pytree of `[batch, time, heads, ...]` arrays.
+    segment_ids: `[batch, time]`, 0 is padding; None for one segment.
+    reset_state: what a new segment starts from; default `state`. Only its
+      memories are read: a segment starts a chunk.
+
+  Returns:
+    The state after the last token, and outputs `[batch, time, heads, ...]`.
+  """
+  parts = form.take_apart(state)
+  reset = parts if reset_state is None else form.take_apart(reset_state)
+  operands = _Operands(
+    memories=parts.memories,
+    chunk_start=parts.memories if parts.starts is None else parts.starts,
+    reset=reset.memories,
+    inputs=inputs,
+  )
+  fixed = _Fixed(parts.position, parts.segment_id, segment_ids)
+  result = _chunk(form, fixed, operands)
+  where = _places(form, fixed, _sizes(inputs)[1])
+  starts, position = None, None
+  if parts.position is not None:
+    position = where.position
+    # Between two chunks the start is the memory itself.
+    starts = contract.batched_where(
+      position == 0, result.memories, result.chunk_start
+    )
+  final = Parts(result.memories, starts, position, where.segment_id)
+  return form.put_together(final), result.outputs
