@@ -1,0 +1,1 @@
+"""Softmax attention over all tokens, or a window of them (the baseline)."""

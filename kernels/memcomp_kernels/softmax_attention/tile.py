@@ -1,0 +1,92 @@
+"""One tile of softmax attention on matrix units, and what its queries see.
+
+Tokens carry the run they belong to (a segment within a row) and their position
+in it; nothing else decides what is seen, wherever a token lies.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.softmax_attention import types
+
+
+class Tokens(NamedTuple):
+  """Keys and values, and what they are of.
+
+  Attributes:
+    key: `[batch, tokens, heads, key]`.
+    value: `[batch, tokens, heads, value]`.
+    run: int32 `[batch, tokens]`.
+    position: int32 `[batch, tokens]`.
+  """
+
+  key: jax.Array
+  value: jax.Array
+  run: jax.Array
+  position: jax.Array
+
+
+def sees(
+  position: jax.Array, other: jax.Array, *, spec: types.Spec, ring: int
+) -> jax.Array:
+  """Whether tokens at `position` see tokens of their run at `other`.
+
+  Args:
+    position: `[batch, queries]`.
+    other: `[batch, keys]`.
+    spec: the attention's meaning.
+    ring: rows of the window that are overwritten in turn.
+
+  Returns:
+    bool `[batch, queries, keys]`.
+  """
+  position, other = position[:, :, None], other[:, None]
+  seen = (position - other < ring) | (other < spec.sink_tokens)
+  if spec.chunk_size is not None and spec.window_size is not None:
+    end_of_chunk = (position // spec.chunk_size + 1) * spec.chunk_size
+    seen &= other >= end_of_chunk - spec.window_size
+  return seen & (other <= position)
+
+
+def attend(
+  query: jax.Array, tokens: Tokens, seen: jax.Array, *, spec: types.Spec
+) -> jax.Array:
+  """Returns `[batch, queries, heads, value]`, float32 or wider.
+
+  Args:
+    query: `[batch, queries, heads, key]`.
+    tokens: all that may be seen.
+    seen: bool `[batch, queries, tokens]`; each query sees something.
+    spec: the attention's meaning.
+  """
+  dtype = query.dtype
+  wide = jnp.promote_types(dtype, jnp.float32)
+  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
+  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
+  precision = (
+    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+  )
+
+  def product(equation, a, b):
+    return jnp.einsum(
+      equation,
+      a.astype(dtype),
+      b.astype(dtype),
+      precision=precision,
+      preferred_element_type=wide,
+    )
+
+  scale = query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+  scores = scale * product("bqhd,bkhd->bhqk", query, tokens.key)
+  scores = jnp.where(seen[:, None], scores, -jnp.inf)
+  # Normalised last: the sum is over what was multiplied, and fewer numbers are
+  # divided.
+  weights = jnp.exp(
+    scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  )
+  total = jnp.sum(weights, axis=-1)
+  outputs = product("bhqk,bkhd->bqhd", weights, tokens.value)
+  return outputs / jnp.swapaxes(total, 1, 2)[..., None]

@@ -1,0 +1,179 @@
+"""Softmax attention in tiles of queries, in plain JAX.
+
+The window's tokens and the call's are put in one line (`primitives.window`),
+where padding is left out. A tile of queries sees the line from one ring before
+it on, and the sinks of the run that goes on there: cost and memory are linear
+in time. Where the ring is as long as the line, a tile sees all of the line up
+to its own part. Each tile is recomputed for its gradient.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.primitives import window
+from memcomp_kernels.softmax_attention import tile, tilings, types
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in tiles; see `api.chunk`."""
+  reset_state = state if reset_state is None else reset_state
+  plan = window.plan(
+    segment_ids,
+    state.segment_id,
+    state.position,
+    reset_state.position,
+    time=inputs.query.shape[1],
+    size=state.keys.shape[2],
+    sink_tokens=spec.sink_tokens,
+    seen=seen,
+  )
+  rows = state.keys, state.values
+  reset_rows = reset_state.keys, reset_state.values
+  joined = window.join(plan, rows, (inputs.key, inputs.value))
+  operands = window.compact(plan, inputs.query), joined, rows, reset_rows
+
+  # Both are checkpointed, so that only operands are kept for the gradient.
+  @jax.checkpoint
+  def usual(query, joined, rows, reset_rows):
+    del reset_rows
+    return _attend(plan, spec, query, joined, rows, None)
+
+  @jax.checkpoint
+  def inheriting(query, joined, rows, reset_rows):
+    return _attend(plan, spec, query, joined, rows, reset_rows)
+
+  if segment_ids is None:
+    outputs = usual(*operands)
+  else:
+    outputs = lax.cond(plan.inherits, inheriting, usual, *operands)
+  keys, values = window.advance(plan, rows, reset_rows, joined)
+  state = types.State(keys, values, plan.next_position, plan.segment_id)
+  return state, window.restore(plan, outputs)
+
+
+def _attend(plan, spec, query, joined, rows, reset_rows):
+  """Outputs of the call's tokens, in the order of `window.compact`."""
+  time = query.shape[1]
+  line = tile.Tokens(*joined, plan.run, plan.position)
+  queries = query, plan.run[:, plan.prior :], plan.position[:, plan.prior :]
+  run = functools.partial(_tile, plan, spec, reset_rows)
+  size = tilings.window_tile(plan.ring)
+  back = -(-plan.ring // size) * size
+  if back < time:
+    return _band(plan, run, size, back, queries, line, rows, joined)
+
+  # What the state kept of sinks; all others are in the line.
+  kept = _sinks(plan, rows, joined, jnp.zeros(1, jnp.int32))
+  kept = jax.tree.map(lambda x: x[0], kept)
+  size = min(tilings.full_tile(plan.prior + time), time)
+  tiles = -(-time // size)
+  each = -(-tiles // tilings.CAUSAL_PARTS) * size
+  outputs = []
+  for start in range(0, time, each):
+    end = min(start + each, time)
+    part = jax.tree.map(lambda x: x[:, start:end], queries)  # noqa: B023
+    seen = jax.tree.map(lambda x: x[:, : plan.prior + end], line)  # noqa: B023
+    seen = _concatenate(kept, seen)
+    one = functools.partial(run, tokens=seen)
+    outputs.append(_over_tiles(one, size, end - start, part))
+  return jnp.concatenate(outputs, axis=1)
+
+
+def _band(plan, run, size, back, queries, line, rows, joined):
+  """Each tile sees itself and `back` tokens before it."""
+  time = queries[0].shape[1]
+  tiles = -(-time // size)
+  spread = [(0, 0), (back - plan.prior, tiles * size - time)]
+
+  def slabs(x, empty):
+    x = jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
+    blocks = _cut(x, size)
+    shifted = [blocks[i : i + tiles] for i in range(back // size + 1)]
+    return jnp.concatenate(shifted, axis=2)
+
+  seen = tile.Tokens(
+    slabs(line.key, 0),
+    slabs(line.value, 0),
+    slabs(line.run, window.PADDING),
+    slabs(line.position, 0),
+  )
+  starts = plan.prior - back + size * jnp.arange(tiles, dtype=jnp.int32)
+  seen = (
+    seen
+    if not plan.sink_tokens
+    else jax.tree.map(
+      lambda a, b: jnp.concatenate([a, b], axis=2),
+      _sinks(plan, rows, joined, starts),
+      seen,
+    )
+  )
+  return _over_tiles(run, size, time, queries, seen)
+
+
+def _sinks(plan, rows, joined, starts) -> tile.Tokens:
+  """Sinks before some places of the line: `[places, batch, sinks, ...]`."""
+  found, exists, run = window.sinks(plan, rows, joined, starts)
+  run = jnp.where(exists, run[..., None], window.EMPTY)
+  position = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
+  tokens = tile.Tokens(*found, run, jnp.broadcast_to(position, run.shape))
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
+
+
+def _tile(plan, spec, reset_rows, query, run, position, tokens):
+  """Outputs of one tile of queries `[batch, size, ...]`."""
+  same = run[:, :, None] == tokens.run[:, None]
+  if reset_rows is not None:
+    # What a segment that started in the call found in its window.
+    reset = _held(plan, reset_rows)
+    started = (run > 0)[:, :, None] & (reset.run == 0)[:, None]
+    tokens = _concatenate(reset, tokens)
+    same = jnp.concatenate([started, same], axis=2)
+  seen = same & tile.sees(position, tokens.position, spec=spec, ring=plan.ring)
+  return tile.attend(query, tokens, seen, spec=spec).astype(query.dtype)
+
+
+def _held(plan, rows) -> tile.Tokens:
+  """The tokens of the state that new segments start from."""
+  position = window.held(
+    plan.reset_position, size=plan.size, sink_tokens=plan.sink_tokens
+  )
+  keys, values = (jnp.swapaxes(x, 1, 2) for x in rows)
+  run = jnp.where(position >= 0, 0, window.EMPTY)
+  return tile.Tokens(keys, values, run, position)
+
+
+def _over_tiles(run, size, time, queries, *seen):
+  """Maps `run` over tiles of the queries, and what each of them sees."""
+  spread = [(0, 0), (0, -time % size)]
+  query, runs, position = (
+    jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
+    for x, empty in zip(queries, (0, window.PADDING, 0), strict=True)
+  )
+  cut = (_cut(query, size), _cut(runs, size), _cut(position, size), *seen)
+  one = jax.checkpoint(lambda x: run(*x), prevent_cse=False)
+  outputs = jnp.moveaxis(lax.map(one, cut), 0, 1)
+  outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])
+  return outputs[:, :time]
+
+
+def _cut(x, size):
+  """`[batch, tiles * size, ...]` to `[tiles, batch, size, ...]`."""
+  x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+  return jnp.moveaxis(x, 1, 0)
+
+
+def _concatenate(a: tile.Tokens, b: tile.Tokens) -> tile.Tokens:
+  return jax.tree.map(
+    lambda x, y: jnp.concatenate([x.astype(y.dtype), y], axis=1), a, b
+  )

@@ -1,0 +1,75 @@
+"""Softmax attention under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.softmax_attention import api as softmax_attention
+from memcomp_kernels.testing import memory
+
+# Of full attention's state: more than the suite's longest sequence.
+_LENGTH = 128
+
+# Tokens that the windows with sinks hold before the first token: a segment
+# that starts finds them there, too.
+_PREFIX = 3
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  keys = jax.random.split(key, 3)
+  shape = batch, time, heads
+  return softmax_attention.Inputs(
+    query=2 * jax.random.normal(keys[0], (*shape, key_dim)),
+    key=jax.random.normal(keys[1], (*shape, key_dim)),
+    value=memory.unit(jax.random.normal(keys[2], (*shape, value_dim))),
+  )
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  state = softmax_attention.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+    length=_LENGTH,
+  )
+  if not spec.sink_tokens:
+    return state
+  prefix = _inputs(
+    key,
+    spec,
+    batch=batch,
+    time=_PREFIX,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+  )
+  state, _ = softmax_attention.reference(state, prefix, spec=spec)
+  return state._replace(segment_id=jnp.zeros_like(state.segment_id))
+
+
+def _edges(inputs):
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  return {
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+    "huge scores": inputs._replace(query=1e4 * inputs.query),
+  }
+
+
+MEMORY = memory.Memory(
+  name="softmax_attention",
+  api=softmax_attention,
+  specs={
+    "window-sinks": softmax_attention.Spec(window_size=6, sink_tokens=2),
+    "full": softmax_attention.Spec(),
+    "window": softmax_attention.Spec(window_size=5, scale=1.0),
+    "block-window": softmax_attention.Spec(window_size=8, chunk_size=4),
+  },
+  typical=("window-sinks", "full"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)
