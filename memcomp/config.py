@@ -64,6 +64,11 @@ class OptimizerConfig:
     eps: added to the root of the second moment.
     weight_decay: on matrices only (not on norms, biases, convolutions, gates'
       biases or initial memories), multiplied by the learning rate.
+    corrected_decay: multiply the weight decay by the learning rate over its
+      peak once more (AdamC), so that the ratio of update and decay is kept.
+    base_width: width w that rates were tuned at: matrices of a model of width
+      d (other than the embedding) take the learning rate times w / d and the
+      weight decay times d / w (muP); 0 is off.
     clip_norm: gradients are scaled down to this global norm; 0 turns it off.
   """
 
@@ -76,6 +81,8 @@ class OptimizerConfig:
   b2: float = 0.95
   eps: float = 1e-8
   weight_decay: float = 0.1
+  corrected_decay: bool = False
+  base_width: int = 0
   clip_norm: float = 1.0
 
 

@@ -43,7 +43,11 @@ def make_schedule(config: config_lib.OptimizerConfig, steps: int) -> Schedule:
 
 
 def make(
-  config: config_lib.OptimizerConfig, steps: int, decayed: Any
+  config: config_lib.OptimizerConfig,
+  steps: int,
+  decayed: Any,
+  hidden: Any = None,
+  width: int = 0,
 ) -> optax.GradientTransformation:
   """Returns clip -> Adam -> weight decay -> learning rate.
 
@@ -51,12 +55,26 @@ def make(
     config: validated (`validate.check`).
     steps: updates of the whole run.
     decayed: tree of bool like the parameters; True takes weight decay.
+    hidden: tree of bool like the parameters; True is a matrix between
+      features, whose rates follow the width. Needed with `base_width`.
+    width: d_model, needed with `base_width`.
   """
+  schedule = make_schedule(config, steps)
+
+  def corrected(count):
+    # The learning rate multiplies it once more at the end.
+    return config.weight_decay * schedule(count) / config.learning_rate
+
+  decay = corrected if config.corrected_decay else config.weight_decay
   parts = [
     optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
-    optax.add_decayed_weights(config.weight_decay, mask=decayed),
-    optax.scale_by_learning_rate(make_schedule(config, steps)),
+    optax.add_decayed_weights(decay, mask=decayed),
+    optax.scale_by_learning_rate(schedule),
   ]
+  if config.base_width:
+    # Before the decay: rate / r times decay * r is what it was.
+    scale = optax.scale(config.base_width / width)
+    parts.insert(1, optax.masked(scale, hidden))
   if config.clip_norm > 0:
     parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
   return optax.chain(*parts)

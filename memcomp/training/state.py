@@ -48,11 +48,13 @@ class Model(NamedTuple):
     graphdef: structure; `nnx.merge(graphdef, params)` is the module.
     variables: `nnx.State` of abstract `nnx.Param`s with their metadata.
     decayed: `nnx.State` of bool like `variables`: takes weight decay.
+    hidden: the same: a matrix between features, not a table of embeddings.
   """
 
   graphdef: Any
   variables: Any
   decayed: Any
+  hidden: Any
 
 
 def abstract_model(config: decoder.DecoderConfig) -> Model:
@@ -67,7 +69,11 @@ def abstract_model(config: decoder.DecoderConfig) -> Model:
     variables,
     is_leaf=_is_variable,
   )
-  return Model(graphdef, variables, decayed)
+  hidden = nnx.from_flat_state(
+    (path, is_decayed and path != ("embedding",))
+    for path, is_decayed in nnx.to_flat_state(decayed)
+  )
+  return Model(graphdef, variables, decayed, hidden)
 
 
 def merge(graphdef: Any, params: Any) -> decoder.Decoder:
@@ -86,7 +92,11 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns the optimizer of a run, for plain parameters."""
   return optimizer.make(
-    config.optimizer, config.training.steps, plain(model.decayed)
+    config.optimizer,
+    config.training.steps,
+    plain(model.decayed),
+    plain(model.hidden),
+    config.model.d_model,
   )
 
 
@@ -101,7 +111,13 @@ def abstract_state(
   model = abstract_model(config.model)
   params = _abstract(model.variables, mesh)
   # Adam's moments keep the Variables they are made from, and so their axes.
-  tx = optimizer.make(config.optimizer, config.training.steps, model.decayed)
+  tx = optimizer.make(
+    config.optimizer,
+    config.training.steps,
+    model.decayed,
+    model.hidden,
+    config.model.d_model,
+  )
   with nnx.use_eager_sharding(False):
     opt_state = jax.eval_shape(tx.init, model.variables)
   scalar: Any = jax.ShapeDtypeStruct(

@@ -32,6 +32,7 @@ _NOT_NEGATIVE = (
   "optimizer.warmup_steps",
   "optimizer.weight_decay",
   "optimizer.clip_norm",
+  "optimizer.base_width",
   "training.z_loss",
   "training.loss_chunk",
   "training.evaluate_every",

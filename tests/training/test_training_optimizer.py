@@ -86,3 +86,29 @@ def test_adam_takes_its_coefficients():
   np.testing.assert_allclose(updates["w"], -2.0 / (2.0 + 1.0), rtol=1e-6)
   nu = optax.tree_utils.tree_get(state, "nu")["w"]
   np.testing.assert_allclose(nu, 0.75 * 4.0, rtol=1e-6)
+
+
+def test_corrected_decay_follows_the_rate_twice():
+  config = _config(
+    warmup_steps=0, schedule="linear", weight_decay=0.5, corrected_decay=True
+  )
+  params = {"w": jnp.ones(1)}
+  tx = optimizer.make(config, 10, {"w": True})
+  state, rate = tx.init(params), optimizer.make_schedule(config, 10)
+  for step in range(10):
+    updates, state = tx.update({"w": jnp.zeros(1)}, state, params)
+    expected = -0.5 * float(rate(step)) ** 2  # the peak is 1
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-6)
+
+
+def test_rates_follow_the_width():
+  config = _config(warmup_steps=0, weight_decay=0.5, base_width=64, clip_norm=0)
+  params = {"w": jnp.ones(1), "table": jnp.ones(1)}
+  hidden = {"w": True, "table": False}
+  tx = optimizer.make(config, 10, {"w": True, "table": True}, hidden, 256)
+  gradient = {"w": jnp.ones(1), "table": jnp.ones(1)}
+  updates, _ = tx.update(gradient, tx.init(params), params)
+  # Adam's first update is 1; four times the width, a quarter of the rate, and
+  # a decay whose product with the rate is as before.
+  np.testing.assert_allclose(updates["w"], -(0.25 + 0.5), rtol=1e-5)
+  np.testing.assert_allclose(updates["table"], -(1 + 0.5), rtol=1e-5)

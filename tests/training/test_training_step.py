@@ -152,7 +152,6 @@ def test_the_carried_state_continues_each_row():
       second.tokens,
       state=carry,
       segment_ids=second.segment_ids,
-      positions=second.positions,
     )
     sums = loss.next_token_loss(module.logits, hidden, second.targets)
     return float(sums.nll / sums.count)
