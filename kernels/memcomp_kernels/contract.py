@@ -80,6 +80,29 @@ def segment_starts(
   return starts, id_at(latest[:, -1:])[:, 0]
 
 
+def token_positions(
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+  position: jax.Array,
+  time: int,
+) -> jax.Array:
+  """Returns each token's position in its segment, int32 `[batch, time]`.
+
+  Args:
+    segment_ids: `[batch, time]`, 0 is padding (its positions mean nothing);
+      None if all tokens continue the state's segment.
+    segment_id: `[batch]`, of the state.
+    position: `[batch]`, tokens of that segment before this call.
+    time: tokens a row.
+  """
+  if segment_ids is None:
+    return position[:, None] + jnp.arange(time, dtype=jnp.int32)
+  starts, _ = segment_starts(segment_ids, segment_id)
+  rank = jnp.cumsum(segment_ids != 0, axis=1, dtype=jnp.int32) - 1
+  origin = lax.cummax(jnp.where(starts, rank, -position[:, None]), axis=1)
+  return rank - origin
+
+
 def next_segment_id(segment_id: jax.Array) -> jax.Array:
   """The `segment_id` after tokens that came without `segment_ids`."""
   return jnp.maximum(segment_id, 1)

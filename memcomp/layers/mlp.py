@@ -60,8 +60,8 @@ class GELU(nnx.Module):
 class SquaredReLU(nnx.Module):
   """ReLU(shift(x) W_up)^2 W_down, the channel mixer of RWKV-7 and GPTAlpha-2.
 
-  W_up starts orthogonal; arguments as `SwiGLU`. Its state is the last token's
-  input, for the token shift, whose first token sees zeros.
+  W_up starts orthogonal whatever `std` is; arguments as `SwiGLU`. Its state is
+  the last token's input, for the token shift, whose first token sees zeros.
   """
 
   def __init__(
@@ -72,7 +72,12 @@ class SquaredReLU(nnx.Module):
       d_model, exponent=1.0, power=4, first="zero"
     )
     self.up = linear.Linear(
-      d_model, hidden, into, std=std, init="orthogonal", rngs=rngs
+      d_model,
+      hidden,
+      into,
+      std=max(d_model, hidden) ** -0.5,
+      init="orthogonal",
+      rngs=rngs,
     )
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 

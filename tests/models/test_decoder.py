@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import trellis
+from memcomp.layers import softmax_attention, trellis
 from memcomp.models import decoder, registry
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
@@ -18,6 +18,30 @@ MIXERS = {
   "trellis": trellis.TrellisConfig(
     heads=2, key_dim=8, value_dim=12, num_slots=6, chunk_size=8
   ),
+  "softmax_attention": softmax_attention.SoftmaxAttentionConfig(
+    heads=2, key_dim=8, value_dim=12, rotary_dim=4, max_length=32
+  ),
+}
+
+# Every option of the block, two kinds of layer, values handed up.
+HYBRID = {
+  "mixer_b": softmax_attention.SoftmaxAttentionConfig(
+    heads=2,
+    key_dim=8,
+    value_dim=8,
+    rotary_dim=4,
+    window_size=6,
+    sink_tokens=1,
+    normalize_key="layer",
+    token_shift=True,
+    value_residual="dynamic",
+  ),
+  "pattern": "b,ab",
+  "channel_mixer": "relu2_shift",
+  "norm": "layer",
+  "residual_scale": 0.5,
+  "embedding_norm": True,
+  "tied_embeddings": False,
 }
 
 
@@ -57,7 +81,9 @@ def tokens(batch, time, seed=0):
 class Compiled:
   """A model whose calls are compiled, once per shape."""
 
-  def __init__(self, model):
+  def __init__(self, config):
+    model = build(config)
+    self.config = config
     self.model = model
     self.run = jax.jit(model.__call__)
     self.step = jax.jit(model.step)
@@ -69,9 +95,11 @@ class Compiled:
     return self.run(ids, **keywords)
 
 
-@pytest.fixture(scope="module", params=list(registry.MIXERS))
+@pytest.fixture(scope="module", params=[*registry.MIXERS, "hybrid"])
 def model(request):
-  return Compiled(build(config(request.param)))
+  if request.param == "hybrid":
+    return Compiled(config(**HYBRID))
+  return Compiled(config(request.param))
 
 
 def test_steps_equal_the_sequence(model):
@@ -134,6 +162,12 @@ def test_rows_padded_on_the_left_equal_rows_alone(model):
   errors.assert_close(following[:1], alone, 1e-5)
 
 
+def test_a_state_made_for_the_length_is_as_good(model):
+  ids = tokens(2, 21)
+  fresh, _ = jax.jit(model.model)(ids)  # made for 21 tokens, none seen
+  errors.assert_close(fresh, model(ids)[0], 1e-5)
+
+
 def test_padding_leaves_the_state_alone(model):
   _, state = model(tokens(2, 14))
   nothing = np.zeros((2, 14), np.int32)
@@ -194,7 +228,7 @@ def test_remat_changes_nothing(remat, base):
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
   ids = tokens(2, 40)
   exact = model
-  narrow = Compiled(build(config(dtype="bfloat16")))
+  narrow = Compiled(dataclasses.replace(model.config, dtype="bfloat16"))
   hidden, state = narrow(ids)
   assert hidden.dtype == jnp.bfloat16
   assert narrow.logits(hidden).dtype == jnp.float32
@@ -271,13 +305,20 @@ def test_state_and_flops_by_hand():
 
 def test_memory_norms(model):
   _, state = model(tokens(2, 10))
-  norms = model.model.memory_norms(state)
+  norms = np.asarray(model.model.memory_norms(state))
   assert norms.shape == (3,)
-  memory = state.layers[0].mixer.memory
-  arrays = memory.key_memory, memory.value_memory
-  norms = np.asarray(norms)
-  squares = sum((np.asarray(a)[1] ** 2).sum() for a in arrays)
-  count = sum(a[1].size for a in arrays)
+  # The middle layer, wherever the pattern puts it.
+  stacks = model.model.stacks
+  ((index, place),) = (
+    (i, (1 - s.first) // s.period)
+    for i, s in enumerate(stacks)
+    if 1 in range(s.first, s.first + s.period * s.repeats, s.period)
+  )
+  blocks = model.model.layers[str(index)]
+  of_layer = jax.tree.map(lambda x: x[place], state.layers[index].mixer)
+  arrays = [np.asarray(a) for a in blocks.mixer.memories(of_layer)]
+  squares = sum((a**2).sum() for a in arrays)
+  count = sum(a.size for a in arrays)
   np.testing.assert_allclose(norms[1], (squares / count) ** 0.5, rtol=1e-6)
 
 

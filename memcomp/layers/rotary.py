@@ -1,0 +1,50 @@
+"""Rotary position embedding (arXiv 2104.09864), in interleaved pairs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FREQUENCIES = ("standard", "inclusive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rotary:
+  """Rotates the first channels by an angle that grows with the position.
+
+  Attributes:
+    dim: r, channels that are rotated, even; 0 for none.
+    base: b of the frequencies.
+    frequencies: "standard" b^(-2j/r), or "inclusive" b^(-j/(r/2-1)), whose
+      slowest is 1/b exactly; j = 0 .. r/2-1.
+    scale: s = length / trained length, >= 1: the base becomes
+      b * s^(r/(r-2)) (NTK), which stretches the slowest frequency by s.
+  """
+
+  dim: int
+  base: float = 10_000.0
+  frequencies: str = "standard"
+  scale: float = 1.0
+
+  def _frequencies(self) -> np.ndarray:
+    base = self.base
+    if self.scale != 1 and self.dim > 2:
+      base = base * self.scale ** (self.dim / (self.dim - 2))
+    pairs = self.dim // 2
+    steps = pairs if self.frequencies == "standard" else max(pairs - 1, 1)
+    return base ** (-np.arange(pairs) / steps)
+
+  def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotates `[batch, time, heads, dim]` by `positions` `[batch, time]`."""
+    if not self.dim:
+      return x
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    frequencies = jnp.asarray(self._frequencies(), wide)
+    angle = positions.astype(wide)[..., None, None] * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    turned, rest = x[..., : self.dim].astype(wide), x[..., self.dim :]
+    even, odd = turned[..., 0::2], turned[..., 1::2]
+    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    turned = pairs.reshape(turned.shape).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1)

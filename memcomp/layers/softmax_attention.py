@@ -1,0 +1,195 @@
+"""Softmax attention: all tokens, a window, a window with sinks, or in blocks.
+
+x -> q, k, v (`layers.projection`) -> attention -> W_o. With rotary positions
+and nothing else it is the attention of Transformer++; with `window_size` a
+sliding window, with `sink_tokens` too StreamingLLM, with `block_size` a window
+aligned to blocks; with the options of `layers.projection` GPTAlpha-2.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+from memcomp import sharding
+from memcomp.layers import linear, mixer, projection
+from memcomp_kernels import sharding as kernel_sharding
+from memcomp_kernels.softmax_attention import api as attention
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class SoftmaxAttentionConfig(projection.ProjectionConfig):
+  """Softmax attention; further fields are those of `ProjectionConfig`.
+
+  Attributes:
+    window_size: newest tokens that are attended to; 0 for all.
+    sink_tokens: first tokens that are attended to for ever, beside a window.
+    block_size: the window starts at a multiple of it; 0 for none.
+    max_length: tokens that full attention keeps where no length is given; the
+      oldest give way to more.
+  """
+
+  window_size: int = 0
+  sink_tokens: int = 0
+  block_size: int = 0
+  max_length: int = 8192
+
+  def spec(self) -> attention.Spec:
+    """The meaning of the attention.
+
+    Raises:
+      ValueError: naming the field that is out of range.
+    """
+    return attention.Spec(
+      window_size=self.window_size or None,
+      sink_tokens=self.sink_tokens,
+      chunk_size=self.block_size or None,
+    )
+
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+    self.validate_projection()
+    mixer.require_positive(self, "max_length")
+    self.spec()
+
+  def state_floats(self, length: int) -> int:
+    """Floats of keys and values after `length` tokens, for one layer."""
+    kept = min(length, self.window_size) if self.window_size else length
+    return self.heads * kept * (self.key_dim + self.value_dim)
+
+  def memory_flops(self, length: int) -> int:
+    """Mean forward flops of scores and sums per token, for one layer."""
+    window = min(self.window_size or length, length)
+    pairs = window * (window + 1) // 2 + (length - window) * window
+    dims = self.key_dim + self.value_dim
+    return 2 * self.heads * dims * pairs // length
+
+
+class SoftmaxAttentionState(NamedTuple):
+  """State of the projections and of the attention."""
+
+  projection: projection.ProjectionState
+  memory: attention.State
+
+
+class SoftmaxAttention(nnx.Module):
+  """The softmax attention mixer.
+
+  Args:
+    config: its configuration.
+    d_model: features in and out.
+    std: of the weights at the start.
+    out_std: of the output projection at the start.
+    rngs: random streams.
+  """
+
+  def __init__(
+    self,
+    config: SoftmaxAttentionConfig,
+    d_model: int,
+    *,
+    std: float,
+    out_std: float,
+    rngs: nnx.Rngs,
+  ):
+    config.validate()
+    self.projection = projection.Projection(config, d_model, std=std, rngs=rngs)
+    self.out = linear.Linear(
+      config.heads * config.value_dim,
+      d_model,
+      ("heads", "embed"),
+      std=out_std,
+      rngs=rngs,
+    )
+    self.spec = config.spec()
+    self.heads = config.heads
+    self.key_dim, self.value_dim = config.key_dim, config.value_dim
+    self.max_length = config.max_length
+
+  def at_depth(self, depth: jax.Array) -> None:
+    """Starts as a layer at `depth` in [0, 1)."""
+    self.projection.at_depth(depth)
+
+  def value_of(self, x: jax.Array) -> jax.Array:
+    """The value projection of `x`, for the value residuals of later layers."""
+    return self.projection.value(x)
+
+  def init_state(
+    self, batch: int, length: int | None = None
+  ) -> SoftmaxAttentionState:
+    """The state before the first token, with room for `length` tokens."""
+    return SoftmaxAttentionState(
+      self.projection.init_state(batch), self._memory(batch, length)
+    )
+
+  def _memory(self, batch, length):
+    return attention.init_state(
+      self.spec,
+      batch=batch,
+      heads=self.heads,
+      key_dim=self.key_dim,
+      value_dim=self.value_dim,
+      length=self.max_length if length is None else length,
+    )
+
+  def memories(self, state: SoftmaxAttentionState) -> tuple[jax.Array, ...]:
+    """The arrays whose size tells how full the memory is."""
+    return state.memory.keys, state.memory.values
+
+  def _inputs(self, x, state, context):
+    query, key, value, projected = self.projection(
+      x,
+      state.projection,
+      context,
+      segment_id=state.memory.segment_id,
+      position=state.memory.position,
+    )
+    return attention.Inputs(query=query, key=key, value=value), projected
+
+  def __call__(
+    self,
+    x: jax.Array,
+    state: SoftmaxAttentionState,
+    context: mixer.Context,
+  ) -> tuple[jax.Array, SoftmaxAttentionState]:
+    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
+    inputs, projected = self._inputs(x, state, context)
+    chunk = kernel_sharding.shard_chunk(
+      attention.chunk,
+      batch_axes=sharding.BATCH_AXES,
+      head_axes=sharding.HEAD_AXES,
+    )
+    fresh = None
+    if context.segment_ids is not None:
+      # As many rows as this state has, whatever length it was made for.
+      fresh = self._memory(x.shape[0], state.memory.keys.shape[2])
+    memory, y = chunk(
+      state.memory,
+      inputs,
+      spec=self.spec,
+      segment_ids=context.segment_ids,
+      reset_state=fresh,
+      seen=context.seen,
+    )
+    y = self.out(y.reshape(*x.shape[:2], -1))
+    return y, SoftmaxAttentionState(projected, memory)
+
+  def step(
+    self,
+    x: jax.Array,
+    state: SoftmaxAttentionState,
+    context: mixer.Context,
+  ) -> tuple[jax.Array, SoftmaxAttentionState]:
+    """Mixes one token `[batch, d_model]`."""
+    if context.first_value is not None:
+      first = context.first_value[:, None]
+      context = context._replace(first_value=first)
+    inputs, projected = self._inputs(x[:, None], state, context)
+    memory, y = attention.step(
+      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
+    )
+    return (
+      self.out(y.reshape(x.shape[0], -1)),
+      SoftmaxAttentionState(projected, memory),
+    )

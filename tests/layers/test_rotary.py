@@ -1,0 +1,65 @@
+"""Rotary positions: by hand, relative, packed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp.layers import rotary
+from memcomp_kernels import contract
+
+
+def test_by_hand():
+  x = jnp.array([[[[1.0, 0.0, 0.0, 2.0, 5.0]]]])
+  y = rotary.Rotary(dim=4, base=100.0)(x, jnp.array([[3]]))
+  # Pairs (0, 1) and (2, 3) turn by 3 and 3 / 10; channel 4 stays.
+  expected = [
+    np.cos(3),
+    np.sin(3),
+    -2 * np.sin(0.3),
+    2 * np.cos(0.3),
+    5.0,
+  ]
+  np.testing.assert_allclose(y[0, 0, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("frequencies", rotary.FREQUENCIES)
+def test_scores_depend_on_the_distance_alone(frequencies):
+  turn = rotary.Rotary(dim=8, frequencies=frequencies)
+  q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+
+  def score(at, distance):
+    one, two = jnp.array([[at]]), jnp.array([[at - distance]])
+    return float(jnp.sum(turn(q, one) * turn(k, two)))
+
+  assert score(40, 7) == pytest.approx(score(7, 7), rel=1e-4)
+  assert score(40, 7) != pytest.approx(score(40, 6), rel=1e-2)
+
+
+def test_slowest_frequencies():
+  def slowest(**fields):
+    return rotary.Rotary(dim=16, **fields)._frequencies()[-1]
+
+  assert slowest(frequencies="inclusive") == pytest.approx(1e-4)
+  assert slowest() == pytest.approx(1e4 ** (-14 / 16))
+  # Stretched by s exactly.
+  assert slowest(scale=4.0) == pytest.approx(slowest() / 4)
+
+
+def test_positions_are_those_of_the_segment():
+  ids = jnp.array([[3, 3, 0, 3, 8, 0, 8, 8], [0, 0, 5, 5, 5, 5, 0, 0]])
+  positions = contract.token_positions(
+    ids, jnp.array([3, 0]), jnp.array([10, 0]), 8
+  )
+  valid = np.asarray(ids) != 0
+  expected = [[10, 11, 0, 12, 0, 0, 1, 2], [0, 0, 0, 1, 2, 3, 0, 0]]
+  np.testing.assert_array_equal(
+    np.asarray(positions)[valid], np.array(expected)[valid]
+  )
+
+
+def test_positions_without_segments_go_on():
+  positions = contract.token_positions(
+    None, jnp.array([1, 0]), jnp.array([4, 0]), 3
+  )
+  np.testing.assert_array_equal(positions, [[4, 5, 6], [0, 1, 2]])
