@@ -1,8 +1,12 @@
-"""Models of the papers' sizes, by name: `<memory>-<size>`."""
+"""Models of the papers' sizes, by name: `<memory>-<size>`.
+
+And those of the Key-Value Means paper, see `gptalpha`.
+"""
 
 import dataclasses
 
-from memcomp.models import decoder, registry
+from memcomp.layers import mixer
+from memcomp.models import decoder, gptalpha, recipe, registry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,9 @@ VOCAB_SIZE = 32_000
 
 
 def names() -> list[str]:
-  """All names that `parse` takes."""
-  return [f"{m}-{s}" for m in registry.MIXERS for s in SIZES]
+  """All names that `language_model` takes."""
+  by_size = [f"{m}-{s}" for m in registry.MIXERS for s in SIZES]
+  return by_size + list(gptalpha.NAMES)
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -90,27 +95,60 @@ def parse(name: str) -> tuple[str, str]:
   if memory not in registry.MIXERS or size not in SIZES:
     raise ValueError(
       f"{name!r} is not <memory>-<size>; memories:"
-      f" {', '.join(registry.MIXERS)}; sizes: {', '.join(SIZES)}"
+      f" {', '.join(registry.MIXERS)}; sizes: {', '.join(SIZES)}; nor one of"
+      f" {', '.join(gptalpha.NAMES)}"
     )
   return memory, size
 
 
+def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
+  width = size.d_model // size.heads
+  own = {
+    "lattice": {"num_slots": width},
+    "key_value_means": {"rotary_dim": width // 2},
+    "softmax_attention": {"rotary_dim": width},
+  }
+  config, _ = registry.MIXERS[memory]
+  return config(
+    heads=size.heads, key_dim=width, value_dim=width, **own.get(memory, {})
+  )
+
+
 def language_model(name: str) -> decoder.DecoderConfig:
-  """The decoder called "<memory>-<size>".
+  """The decoder called `name`: "<memory>-<size>", or "kvm_..." of its paper.
 
   Raises:
-    ValueError: there is no such memory or size.
+    ValueError: there is no such memory, size or name.
   """
+  if name in gptalpha.NAMES:
+    return gptalpha.language_model(name)
   memory, size_name = parse(name)
   size = SIZES[size_name]
-  mixer_config, _ = registry.MIXERS[memory]
-  width = size.d_model // size.heads
   return decoder.DecoderConfig(
     vocab_size=VOCAB_SIZE,
     d_model=size.d_model,
     num_layers=size.num_layers,
     mlp_dim=size.mlp_dim,
-    mixer=mixer_config(heads=size.heads, key_dim=width, value_dim=width),
+    mixer=_mixer(memory, size),
     dtype="bfloat16",
     remat="mixer_out",
+  )
+
+
+def train_recipe(name: str) -> recipe.Recipe:
+  """How the model called `name` is trained: half a million tokens a batch."""
+  if name in gptalpha.NAMES:
+    return gptalpha.train_recipe(name)
+  size = SIZES[parse(name)[1]]
+  steps = round(size.tokens / (2048 * 256))
+  return recipe.Recipe(
+    sequence_length=2048,
+    batch_size=256,
+    steps=steps,
+    packing="concat",
+    optimizer={
+      "learning_rate": size.learning_rate,
+      "final_learning_rate": 1e-5,
+      "warmup_steps": steps // 10,
+    },
   )

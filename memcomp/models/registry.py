@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from memcomp.layers import trellis
+from memcomp.layers import softmax_attention, trellis
 
 MIXERS: dict[str, tuple[type, type]] = {
   "trellis": (trellis.TrellisConfig, trellis.Trellis),
+  "softmax_attention": (
+    softmax_attention.SoftmaxAttentionConfig,
+    softmax_attention.SoftmaxAttention,
+  ),
 }
 """name -> (configuration, module), see `layers.mixer`."""
 
