@@ -1,0 +1,20 @@
+"""LN_s, and lengths of vectors that may be zero."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import activations
+
+
+def layer_norm(
+  x: jax.Array, *, scale: jax.Array, bias: jax.Array, eps: float
+) -> jax.Array:
+  """LN_s over the last axis; `scale` and `bias` broadcast against `x`."""
+  return activations.layer_norm(x, eps) * scale + bias
+
+
+def length(x: jax.Array) -> jax.Array:
+  """The L2 norm over the last axis, whose gradient at zero is zero."""
+  squared = jnp.sum(x * x, axis=-1)
+  some = squared > 0
+  return jnp.where(some, jnp.sqrt(jnp.where(some, squared, 1)), 0)

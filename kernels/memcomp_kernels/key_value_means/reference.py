@@ -1,0 +1,225 @@
+"""Key-Value Means token by token (arXiv 2605.09877v3).
+
+Symbols: sK, sV, rho the rows of the memory (sums of keys, sums of values,
+radii), m how many are live; k, v, g key, value and merge gate of a token; C =
+chunk_size, L = window, S = sink_rows, B the budget; e the position of a
+chunk's first token.
+
+  prepared key   kbar = LN_s([0_r, k_{r:}])                          eq. (1)
+  gate           g, a weight > 0: k' = g kbar, v' = g v           eq. (2)-(4)
+  first rows     at e = L: sK_i = kbar_i, sV_i = v_i, rho_i = |v_i|, i < C
+
+When a later chunk begins, the oldest chunk of the window leaves it ("Append"
+and "Merge"): with M = max(m, min(B(e), tokens outside the window, capacity)),
+the min(M - m, C) tokens of least max_i <kbar_j, LN_s(sK_i)> become rows
+
+  sK = kbar_j,   sV = v_j,   rho = |v_j|
+
+and each of the rest joins the row of greatest <kbar_j, LN_s(sK_i)>, the new
+rows included, the first S excluded:
+
+  sK_i += g_j kbar_j,   sV_i += g_j v_j
+
+A token then reads one softmax over the rows and the tokens of the window up to
+itself, which begins with a chunk ("Readout"):
+
+  K^A = [tau_state LN_s(sK) ; tau_window k],   V^A = [rho sV / |sV| ; v]
+  y = softmax(q K^A^T / sqrt(d)) V^A
+
+Choosing rows is not differentiated. Below, one head at a time.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.key_value_means import norms, types
+
+# The definition does not round float32 to bfloat16, as TPUs do by default.
+_dot = functools.partial(jnp.dot, precision=lax.Precision.HIGHEST)
+
+
+def _new_rows(k_bar, v, spec: types.Spec):
+  """What tokens are as rows of their own: (sK, sV, rho)."""
+  rho = norms.length(v) if spec.value_radius else jnp.ones_like(v[..., 0])
+  return k_bar, v, rho
+
+
+def _overflow(memory, block, m, n_app, layer_norm, spec: types.Spec):
+  """Appends `n_app` tokens of the block to one head's rows, merges the rest."""
+  sK, sV, rho = memory
+  k_bar, v, g = block
+  none = sK.shape[0]  # an index past the end: such writes are dropped
+  row = jnp.arange(none)
+
+  def similarity(live, sK):
+    scores = _dot(k_bar, layer_norm(sK).T)
+    return lax.stop_gradient(jnp.where(live, scores, -jnp.inf))
+
+  # Append: the tokens that the memory knows least.
+  order = jnp.argsort(jnp.max(similarity(row < m, sK), axis=1), stable=True)
+  rank = jnp.argsort(order)
+  at = jnp.where(rank < n_app, m + rank, none)
+  gate = g[:, None] if spec.gate_appends else 1.0
+  new_k, new_v, new_rho = _new_rows(gate * k_bar, gate * v, spec)
+  sK = sK.at[at].set(new_k, mode="drop")
+  sV = sV.at[at].set(new_v, mode="drop")
+  rho = rho.at[at].set(new_rho, mode="drop")
+
+  # Merge: all of the rest are routed against the same rows.
+  may_merge = (row >= spec.sink_rows) & (row < m + n_app)
+  nearest = jnp.argmax(similarity(may_merge, sK), axis=1)
+  to = jnp.where(rank < n_app, none, nearest)
+  sK = sK.at[to].add(g[:, None] * k_bar, mode="drop")
+  sV = sV.at[to].add(g[:, None] * v, mode="drop")
+  if not spec.value_radius:
+    rho = rho.at[to].add(1.0, mode="drop")
+  return sK, sV, rho
+
+
+def _begin_chunk(state: types.State, spec: types.Spec) -> types.State:
+  """Moves the oldest chunk of the window into the memory, for all rows."""
+  C, L = spec.chunk_size, spec.window
+  capacity = state.keys.shape[2]
+  e, m = state.position, state.length
+  first = e == L
+  limits = jnp.array(spec.limits, jnp.int32)
+  budget = limits[jnp.clip(e // C, 1, len(spec.limits)) - 1]
+  most = jnp.maximum(m, jnp.minimum(jnp.minimum(budget, e - L + C), capacity))
+  n_app = jnp.minimum(most - m, C)
+
+  def one_head(row, head):
+    e, m, n_app, first = row
+    sK, sV, rho, window_k, window_v, window_g, scale, bias = head
+    layer_norm = functools.partial(
+      norms.layer_norm, scale=scale, bias=bias, eps=spec.norm_eps
+    )
+    k, v, g = (
+      lax.dynamic_slice_in_dim(x, e % L, C)
+      for x in (window_k, window_v, window_g)
+    )
+    k_bar = layer_norm(k.at[:, : spec.rotary_dim].set(0))
+    begun = tuple(
+      x.at[:C].set(new)
+      for x, new in zip((sK, sV, rho), _new_rows(k_bar, v, spec), strict=True)
+    )
+    continued = _overflow(
+      (sK, sV, rho), (k_bar, v, g), m, n_app, layer_norm, spec
+    )
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), begun, continued)
+
+  keys, values, radii = jax.vmap(jax.vmap(one_head, (None, 0)))(
+    (e, m, n_app, first),
+    (
+      state.keys,
+      state.values,
+      state.radii,
+      state.window_keys,
+      state.window_values,
+      state.window_gates,
+      state.norm_scale,
+      state.norm_bias,
+    ),
+  )
+  length = jnp.where(first, C, m + n_app)
+  return state._replace(keys=keys, values=values, radii=radii, length=length)
+
+
+def _read(q, state: types.State, spec: types.Spec):
+  """The readout of the newest token, at position - 1; q `[batch, heads, key]`."""
+  C, L = spec.chunk_size, spec.window
+  p = state.position - 1
+  # The newest position that each place of the window may hold.
+  held = p[:, None] - (p[:, None] - jnp.arange(L)) % L
+  window_start = (p // C + 1) * C - L
+  in_window = (held >= window_start[:, None]) & (held >= 0)
+  live = jnp.arange(state.keys.shape[2]) < state.length[:, None]
+
+  def one_head(row, head):
+    live, in_window = row
+    q, sK, sV, rho, window_k, window_v, tau, scale, bias = head
+    if spec.value_radius:
+      size = jnp.maximum(norms.length(sV), spec.radius_eps)
+      sV = rho[:, None] * sV / size[:, None]
+    else:
+      sV = sV / jnp.where(live, rho, 1)[:, None]
+    sK = norms.layer_norm(sK, scale=scale, bias=bias, eps=spec.norm_eps)
+    K_A = jnp.concatenate([tau[0] * sK, tau[1] * window_k])
+    V_A = jnp.concatenate([sV, window_v])
+    scores = _dot(K_A, q) / jnp.sqrt(q.shape[0])
+    visible = jnp.concatenate([live, in_window])
+    return _dot(jax.nn.softmax(jnp.where(visible, scores, -jnp.inf)), V_A)
+
+  return jax.vmap(jax.vmap(one_head, (None, 0)))(
+    (live, in_window),
+    (
+      q,
+      state.keys,
+      state.values,
+      state.radii,
+      state.window_keys,
+      state.window_values,
+      state.temperatures,
+      state.norm_scale,
+      state.norm_bias,
+    ),
+  )
+
+
+def step(
+  state: types.State, inputs: types.Inputs, *, spec: types.Spec
+) -> tuple[types.State, jax.Array]:
+  """Makes room where a chunk begins, takes one token in, then reads.
+
+  Args:
+    state: the memory before the token.
+    inputs: `[batch, heads, dim]` arrays.
+    spec: the memory's meaning.
+
+  Returns:
+    The state after the token, and y `[batch, heads, value]` in query's dtype.
+  """
+  dtype = state.keys.dtype
+  q, k, v, g = (x.astype(dtype) for x in inputs)
+  p = state.position
+  overflows = (p % spec.chunk_size == 0) & (p >= spec.window)
+  state = lax.cond(
+    jnp.any(overflows),
+    lambda state: contract.batched_where(
+      overflows, _begin_chunk(state, spec), state
+    ),
+    lambda state: state,
+    state,
+  )
+  here = (jnp.arange(spec.window) == p[:, None] % spec.window)[:, None]
+  state = state._replace(
+    window_keys=jnp.where(here[..., None], k[:, :, None], state.window_keys),
+    window_values=jnp.where(
+      here[..., None], v[:, :, None], state.window_values
+    ),
+    window_gates=jnp.where(here, g, state.window_gates),
+    position=p + 1,
+    segment_id=contract.next_segment_id(state.segment_id),
+  )
+  return state, _read(q, state, spec).astype(inputs.query.dtype)
+
+
+def reference(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Scans `step` over time: the definition that `chunk` must equal."""
+  return contract.scan(
+    lambda state, inputs: step(state, inputs, spec=spec),
+    state,
+    inputs,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )

@@ -1,0 +1,344 @@
+"""One chunk of Key-Value Means on matrix units; nothing about layout.
+
+The chunk makes room where it begins, enters the window and reads, all its
+tokens at once:
+
+  route   the tokens that leave the window are sorted by their similarity to
+          the rows: the least similar get rows of their own, the others join
+          the nearest row
+  merge   sK <- sK + A^T (w kbar), A the rows of the tokens as one-hot, w their
+          gates, or 1 for a token with a row of its own; sV likewise
+  read    one softmax over [rows | window] under one mask
+
+Sorting makes the appended tokens a prefix, and m + rank their rows. The first
+chunk is the case of no live rows: nothing is similar, the order stays, all
+tokens get rows.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import ad_checkpoint, lax
+
+from memcomp_kernels.key_value_means import norms, types
+
+ROUTE = "key_value_means_route"
+"""What a backward pass should keep of a tile, so that it need not route."""
+
+
+class Block(NamedTuple):
+  """The chunk that leaves the window.
+
+  Attributes:
+    keys: kbar, `[batch, heads, chunk, key]`.
+    values: `[batch, heads, chunk, value]`.
+    gates: `[batch, heads, chunk, 1]`.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  gates: jax.Array
+
+
+class Route(NamedTuple):
+  """Where the tokens of a block go.
+
+  Attributes:
+    row: int32 `[batch, heads, chunk]`, the row that each token enters.
+    appended: bool `[batch, heads, chunk]`, it is the token's own.
+  """
+
+  row: jax.Array
+  appended: jax.Array
+
+
+def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
+  """A matrix product of `dtype` operands, summed in float32 or wider."""
+  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
+  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
+  precision = (
+    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+  )
+  return jnp.einsum(
+    equation,
+    a.astype(dtype),
+    b.astype(dtype),
+    precision=precision,
+    preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+  )
+
+
+def _layer_norm(x: jax.Array, state: types.State, spec: types.Spec):
+  return norms.layer_norm(
+    x,
+    scale=state.norm_scale[:, :, None],
+    bias=state.norm_bias[:, :, None],
+    eps=spec.norm_eps,
+  )
+
+
+def _rows(state: types.State) -> jax.Array:
+  return jnp.arange(state.keys.shape[2])
+
+
+def _per_head(x: jax.Array) -> jax.Array:
+  """`[batch]` against `[batch, heads, chunk]`."""
+  return x[:, None, None]
+
+
+def leaving(state: types.State, spec: types.Spec) -> Block:
+  """The chunk of the window whose place the chunk at `position` takes."""
+  place = (state.position // spec.chunk_size) % spec.window_chunks
+
+  def take(x):
+    blocks = x.reshape(*x.shape[:2], spec.window_chunks, spec.chunk_size, -1)
+    at = place[:, None, None, None, None]
+    return jnp.take_along_axis(blocks, at, axis=2)[:, :, 0]
+
+  key, gate = take(state.window_keys), take(state.window_gates)
+  rotary = jnp.arange(key.shape[-1]) < spec.rotary_dim
+  first = (state.position == spec.window)[:, None, None, None]
+  return Block(
+    keys=_layer_norm(jnp.where(rotary, 0, key), state, spec),
+    values=take(state.window_values),
+    gates=jnp.where(first, 1, gate),  # the first rows are tokens as they are
+  )
+
+
+def room(state: types.State, spec: types.Spec, capacity: int) -> jax.Array:
+  """How many tokens of the leaving chunk get rows of their own, `[batch]`."""
+  chunk, index = spec.chunk_size, state.position // spec.chunk_size
+  limits = jnp.array(spec.limits, jnp.int32)
+  limit = limits[jnp.clip(index, 1, len(spec.limits)) - 1]
+  outside = (index - spec.window_chunks + 1) * chunk
+  most = jnp.minimum(jnp.minimum(limit, outside), capacity)
+  free = jnp.clip(most - state.length, 0, chunk)
+  return jnp.where(state.position == spec.window, chunk, free)
+
+
+def _weighed(block: Block, appended: jax.Array, spec: types.Spec):
+  """Keys and values as they are added to their rows."""
+  weight = block.gates
+  if not spec.gate_appends:
+    weight = jnp.where(appended[..., None], 1, weight)
+  return weight * block.keys, weight * block.values
+
+
+def _nearest(scores: jax.Array, allowed: jax.Array):
+  """The greatest allowed score of each token, and the first row that has it."""
+  scores = jnp.where(allowed, scores, -jnp.inf)
+  return jnp.max(scores, axis=-1), jnp.argmax(scores, axis=-1)
+
+
+def targets(state: types.State, spec: types.Spec) -> jax.Array:
+  """Rows that a merge may go to, bool `[batch, 1, 1, rows]`."""
+  rows = _rows(state)
+  live = rows < state.length[:, None]
+  return (live & (rows >= spec.sink_rows))[:, None, None]
+
+
+def new_targets(
+  block: Block,
+  order: jax.Array,
+  appended: jax.Array,
+  state: types.State,
+  spec: types.Spec,
+):
+  """The nearest of the new rows: its score, and which of them it is.
+
+  New rows are tokens of the block: rank by rank they are scored from the
+  block alone, before they are in the state.
+  """
+  keys, _ = _weighed(block, appended, spec)
+  keys = jnp.take_along_axis(keys, order[..., None], axis=2)
+  is_new = jnp.take_along_axis(appended, order, axis=2)
+  scores = _product(
+    "bhcd,bhrd->bhcr",
+    block.keys,
+    _layer_norm(keys, state, spec),
+    state.keys.dtype,
+  )
+  return _nearest(scores, is_new[:, :, None])
+
+
+def route(
+  state: types.State, block: Block, count: jax.Array, spec: types.Spec
+) -> Route:
+  """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
+  state, block = lax.stop_gradient((state, block))
+  known = _product(
+    "bhcd,bhrd->bhcr",
+    block.keys,
+    _layer_norm(state.keys, state, spec),
+    state.keys.dtype,
+  )
+  live = (_rows(state) < state.length[:, None])[:, None, None]
+  similarity, _ = _nearest(known, live)
+  order = jnp.argsort(similarity, axis=-1, stable=True)
+  rank = jnp.argsort(order, axis=-1)
+  appended = rank < _per_head(count)
+
+  score, row = _nearest(known, targets(state, spec))
+  new_score, new_row = new_targets(block, order, appended, state, spec)
+  length = _per_head(state.length)
+  row = jnp.where(new_score > score, length + new_row, row)
+  row = jnp.where(appended, length + rank, row)
+  return Route(row.astype(jnp.int32), appended)
+
+
+def make_room(
+  state: types.State, begins: jax.Array, spec: types.Spec, capacity: int
+) -> types.State:
+  """Moves the oldest chunk of a full window into the memory.
+
+  Args:
+    state: before the chunk's first token.
+    begins: bool `[batch]`, where a chunk begins.
+    spec: the memory's meaning.
+    capacity: of the state, of which `state` may hold the first rows only.
+  """
+  moves = begins & (state.position >= spec.window)
+  block = leaving(state, spec)
+  count = jnp.where(moves, room(state, spec, capacity), 0)
+  row, appended = (
+    ad_checkpoint.checkpoint_name(x, ROUTE)
+    for x in route(state, block, count, spec)
+  )
+  keys, values = _weighed(block, appended, spec)
+  if spec.value_radius:
+    radii = jnp.where(appended, norms.length(values), 0)
+  else:
+    radii = jnp.ones_like(values[..., 0])
+
+  # One product for all three; a sum by index has no fixed order on a GPU.
+  entered = (row[..., None] == _rows(state)) & moves[:, None, None, None]
+  dims = keys.shape[-1], keys.shape[-1] + values.shape[-1]
+  added = _product(
+    "bhcr,bhcd->bhrd",
+    entered,
+    jnp.concatenate([keys, values, radii[..., None]], axis=-1),
+    state.keys.dtype,
+  )
+  added_keys, added_values, added_radii = jnp.split(added, dims, axis=-1)
+  length = state.length + count
+  rows = _rows(state)
+  fresh = (rows >= state.length[:, None]) & (rows < length[:, None])
+  fresh = fresh[:, None, :]
+
+  def add(x, new):
+    begun = fresh.reshape(fresh.shape + (1,) * (x.ndim - fresh.ndim))
+    return jnp.where(begun, 0, x) + new
+
+  return state._replace(
+    keys=add(state.keys, added_keys),
+    values=add(state.values, added_values),
+    radii=add(state.radii, added_radii[..., 0]),
+    length=length,
+  )
+
+
+def enter_window(
+  state: types.State,
+  inputs: types.Inputs,
+  present: jax.Array,
+  spec: types.Spec,
+) -> types.State:
+  """Writes the tokens of one chunk to their places in the window."""
+  chunks = spec.window_chunks
+  place = (state.position // spec.chunk_size) % chunks
+  here = jnp.arange(chunks) == place[:, None]
+  here = here[:, None, :, None] & present[:, None, None]
+
+  def put(x, new):
+    blocks = x.reshape(*x.shape[:2], chunks, spec.chunk_size, *x.shape[3:])
+    at = here.reshape(here.shape + (1,) * (x.ndim - 3))
+    new = new.astype(x.dtype).reshape(*new.shape[:3], *x.shape[3:])
+    return jnp.where(at, new[:, :, None], blocks).reshape(x.shape)
+
+  return state._replace(
+    window_keys=put(state.window_keys, inputs.key),
+    window_values=put(state.window_values, inputs.value),
+    window_gates=put(state.window_gates, inputs.merge_gate),
+    position=state.position + jnp.sum(present, axis=-1, dtype=jnp.int32),
+  )
+
+
+def in_window(index: jax.Array, spec: types.Spec) -> jax.Array:
+  """What the tokens of chunk `index` see of the window.
+
+  Args:
+    index: int32 `[batch]`, of the chunk.
+    spec: the memory's meaning.
+
+  Returns:
+    bool `[batch, chunk, window]`.
+  """
+  chunk, chunks = spec.chunk_size, spec.window_chunks
+  age = (index[:, None] - jnp.arange(chunks)) % chunks
+  causal = jnp.tril(jnp.ones((chunk, chunk), bool))[None, :, None]
+  earlier = (age > 0) & (age <= index[:, None])
+  current = (age == 0)[:, None, :, None] & causal
+  seen = current | earlier[:, None, :, None]
+  return seen.reshape(seen.shape[0], chunk, chunks * chunk)
+
+
+def read(
+  state: types.State, query: jax.Array, index: jax.Array, spec: types.Spec
+) -> jax.Array:
+  """The readout of chunk `index`: `[batch, heads, chunk, value]`, wide."""
+  product = functools.partial(_product, dtype=query.dtype)
+  live = _rows(state) < state.length[:, None]
+  if spec.value_radius:
+    size = jnp.maximum(norms.length(state.values), spec.radius_eps)
+    factor = state.radii / size
+  else:
+    factor = 1 / jnp.where(live[:, None], state.radii, 1)
+  temperatures = state.temperatures[..., None, None]
+  scale = query.shape[-1] ** -0.5
+
+  def scores(which, keys, visible):
+    logits = product("bhcd,bhrd->bhcr", query, keys)
+    logits = logits * (scale * temperatures[:, :, which])
+    # Not -inf: a place without a token may see nothing at all.
+    lowest = jnp.finfo(logits.dtype).min
+    return jnp.where(visible[:, None], logits, lowest)
+
+  of_rows = scores(0, _layer_norm(state.keys, state, spec), live[:, None])
+  of_window = scores(1, state.window_keys, in_window(index, spec))
+  most = jnp.maximum(jnp.max(of_rows, axis=-1), jnp.max(of_window, axis=-1))
+  most = lax.stop_gradient(most)[..., None]
+  of_rows, of_window = jnp.exp(of_rows - most), jnp.exp(of_window - most)
+  total = jnp.sum(of_rows, axis=-1) + jnp.sum(of_window, axis=-1)
+  output = product("bhcr,bhrd->bhcd", of_rows, factor[..., None] * state.values)
+  output += product("bhcr,bhrd->bhcd", of_window, state.window_values)
+  return output / total[..., None]
+
+
+def run(
+  state: types.State,
+  inputs: types.Inputs,
+  present: jax.Array,
+  spec: types.Spec,
+  capacity: int,
+) -> tuple[types.State, jax.Array]:
+  """Takes in and reads one chunk, or a part of one.
+
+  Args:
+    state: before the tile, with as many of its rows as can be live.
+    inputs: `[batch, heads, chunk, ...]`, each token at its place in the chunk.
+    present: bool `[batch, chunk]`, places that hold a token.
+    spec: the memory's meaning.
+    capacity: rows of the whole state.
+
+  Returns:
+    The state after the tile, and y `[batch, heads, chunk, value]`, undefined
+    where no token is.
+  """
+  index = state.position // spec.chunk_size
+  begins = (state.position % spec.chunk_size == 0) & jnp.any(present, axis=-1)
+  state = make_room(state, begins, spec, capacity)
+  state = enter_window(state, inputs, present, spec)
+  output = read(state, inputs.query, index, spec)
+  return state, output.astype(inputs.query.dtype)

@@ -1,0 +1,67 @@
+"""Sizes that change the speed of Key-Value Means, never its result."""
+
+from typing import NamedTuple
+
+from memcomp_kernels.key_value_means import types
+
+# Stages shorter than this are not worth a program of their own.
+_SHORTEST_STAGE = 4
+
+# Tokens that are laid into tiles at a time where a row is cut into very many
+# segments: memory grows with its square.
+PIECE = 32
+
+
+class Stage(NamedTuple):
+  """Tiles `start` to `stop`, with the first `rows` of the memory."""
+
+  rows: int
+  start: int
+  stop: int
+
+
+def tiles_for_packing(whole: int) -> int:
+  """Tiles reserved for packed rows that would fill `whole` tiles unpacked.
+
+  Every segment may leave a tile part empty; tiles that stay empty cost memory
+  for their tokens, no time.
+  """
+  return 2 * whole + 2
+
+
+def stages(
+  spec: types.Spec,
+  *,
+  capacity: int,
+  seen: int | None,
+  time: int,
+  num_tiles: int,
+) -> list[Stage]:
+  """Cuts the tiles of a call where the live rows have doubled.
+
+  Args:
+    spec: the memory's meaning.
+    capacity: rows of the state.
+    seen: tokens that a segment may have seen before the call, None if unknown.
+    time: tokens a row.
+    num_tiles: tiles a row.
+  """
+  if seen is None:
+    return [Stage(capacity, 0, num_tiles)]
+  # In tile i no segment is further than i chunks after the call's first.
+  first, last = seen // spec.chunk_size, (seen + time - 1) // spec.chunk_size
+  live = spec.live_rows(last)
+  found: list[Stage] = []
+  for tile in range(num_tiles):
+    bucket = spec.chunk_size
+    while bucket < live[min(first + tile, last)]:
+      bucket *= 2
+    bucket = min(bucket, capacity)
+    if found and (
+      found[-1].rows == bucket
+      or found[-1].stop - found[-1].start < _SHORTEST_STAGE
+    ):
+      found[-1] = Stage(bucket, found[-1].start, tile + 1)
+    else:
+      found.append(Stage(bucket, tile, tile + 1))
+  return found

@@ -1,0 +1,189 @@
+"""Key-Value Means in chunk form on matrix units, in plain JAX.
+
+A scan over tiles, one chunk of a sequence each (`tile.py` has their algebra).
+Chunks belong to sequences, not to the grid of the call: a state may arrive in
+the middle of a chunk, and a packed segment begins one wherever it starts, so
+tokens are laid into tiles by index.
+
+Time follows the rows that are live, not those the state could hold: the scan is
+cut into a few stages, and each carries a slice of the state that is enough for
+the live rows of its tiles. Shapes are static, so this needs a static bound of
+how far the sequences are, `seen`.
+
+The gradient recomputes each tile from the state before it; only that state, and
+the choice of rows, is kept.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.key_value_means import tile, tilings, types
+from memcomp_kernels.primitives import tiles
+
+_ROWS = ("keys", "values", "radii")
+
+
+def _first_rows(state: types.State, rows: int) -> types.State:
+  """The state with the first `rows` of its memory."""
+  cut = {name: getattr(state, name)[:, :, :rows] for name in _ROWS}
+  return state._replace(**cut)
+
+
+def _scan_tiles(spec, capacity, state, reset, laid):
+  """Scans tiles; `laid` is (inputs, present, resets), tiles leading."""
+
+  @functools.partial(
+    jax.checkpoint,
+    policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
+    prevent_cse=False,  # a scan is its own barrier
+  )
+  def run(state, reset, laid):
+    inputs, present, resets = laid
+    if resets is not None:
+      state = contract.batched_where(resets, reset, state)
+    return tile.run(state, inputs, present, spec, capacity)
+
+  def body(state, laid):
+    inputs, present, resets = laid
+    if resets is None:
+      return run(state, reset, laid)
+    value = inputs.value
+    outputs = jnp.zeros(value.shape, inputs.query.dtype)
+    return lax.cond(
+      jnp.any(present),
+      lambda state: run(state, reset, laid),
+      lambda state: (state, outputs),
+      state,
+    )
+
+  return lax.scan(body, state, laid)
+
+
+def _run(spec, seen, layout, state, reset, inputs):
+  """One call with a layout: the state (but for its segment), the outputs."""
+  batch, time = inputs.query.shape[:2]
+  capacity = state.keys.shape[2]
+  present = tiles.lay(layout, jnp.ones((batch, time, 1), jnp.int8))[:, :, 0] > 0
+  resets = None if layout.flags is None else layout.flags.resets
+  laid = jax.tree.map(lambda x: tiles.lay(layout, x), inputs), present, resets
+  outputs = []
+  for stage in tilings.stages(
+    spec,
+    capacity=capacity,
+    seen=seen,
+    time=time,
+    num_tiles=present.shape[0],
+  ):
+    part = jax.tree.map(lambda x: x[stage.start : stage.stop], laid)  # noqa: B023
+    if resets is None:
+      full = state
+    else:
+      # Rows beyond the stage's slice are not live, and still start anew.
+      full = contract.batched_where(jnp.any(part[2], axis=0), reset, state)
+    some, output = _scan_tiles(
+      spec,
+      capacity,
+      _first_rows(state, stage.rows),
+      _first_rows(reset, stage.rows),
+      part,
+    )
+    whole = {
+      name: jnp.concatenate(
+        [getattr(some, name), getattr(full, name)[:, :, stage.rows :]], axis=2
+      )
+      for name in _ROWS
+    }
+    state = some._replace(**whole)
+    outputs.append(output)
+  return state, tiles.unlay(layout, jnp.concatenate(outputs), time)
+
+
+def _in_pieces(spec, seen, state, reset, inputs, segment_ids):
+  """As `_run`, for rows cut into any number of segments."""
+  time = segment_ids.shape[1]
+  piece = tilings.PIECE
+
+  def cut(x):
+    padding = [(0, 0), (0, -time % piece)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, padding)
+    x = x.reshape(x.shape[0], -1, piece, *x.shape[2:])
+    return jnp.moveaxis(x, 1, 0)
+
+  @jax.checkpoint
+  def body(state, x):
+    inputs, segment_ids = x
+    return _indexed(spec, seen, state, reset, inputs, segment_ids, piece + 1)
+
+  # Where a piece begins, a segment may have seen all that came before.
+  seen = None if seen is None else seen + time
+  xs = jax.tree.map(cut, (inputs, segment_ids))
+  state, outputs = lax.scan(body, state, xs)
+  outputs = jnp.moveaxis(outputs, 0, 1)
+  outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])
+  return state, outputs[:, :time]
+
+
+def _places(spec, state, segment_ids, time):
+  return tiles.places(
+    segment_ids,
+    state.segment_id,
+    state.position % spec.chunk_size,
+    time=time,
+    chunk=spec.chunk_size,
+  )
+
+
+def _indexed(spec, seen, state, reset, inputs, segment_ids, num_tiles):
+  """`_run` with tokens laid by index, and the segment after them."""
+  where = _places(spec, state, segment_ids, inputs.query.shape[1])
+  layout = tiles.indexed(
+    where,
+    state.position % spec.chunk_size,
+    chunk=spec.chunk_size,
+    num_tiles=num_tiles,
+  )
+  state, outputs = _run(spec, seen, layout, state, reset, inputs)
+  return state._replace(segment_id=where.segment_id), outputs
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  reset = state if reset_state is None else reset_state
+  time, size = inputs.query.shape[1], spec.chunk_size
+  whole = -(-time // size)
+  if segment_ids is None:
+    if seen == 0:  # all rows start with a chunk
+      state, outputs = _run(
+        spec, seen, tiles.aligned(size), state, reset, inputs
+      )
+      segment_id = contract.next_segment_id(state.segment_id)
+      return state._replace(segment_id=segment_id), outputs
+    num_tiles = -(-(time + size - 1) // size)
+    return _indexed(spec, seen, state, reset, inputs, None, num_tiles)
+
+  num_tiles = min(tilings.tiles_for_packing(whole), time + 1)
+  usual = functools.partial(_indexed, spec, seen, num_tiles=num_tiles)
+  if num_tiles == time + 1:
+    return usual(state, reset, inputs, segment_ids)
+  where = _places(spec, state, segment_ids, time)
+  return lax.cond(
+    where.needed <= num_tiles,
+    usual,
+    functools.partial(_in_pieces, spec, seen),
+    state,
+    reset,
+    inputs,
+    segment_ids,
+  )
