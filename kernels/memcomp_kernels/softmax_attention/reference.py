@@ -42,7 +42,7 @@ def step(
   )
   j = window.held(t + 1, size=K.shape[2], sink_tokens=spec.sink_tokens)
   seen = j >= 0
-  if spec.chunk_size is not None:
+  if spec.chunk_size is not None and spec.window_size is not None:
     end_of_chunk = (t // spec.chunk_size + 1) * spec.chunk_size
     seen &= j >= end_of_chunk[:, None] - spec.window_size
   scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale

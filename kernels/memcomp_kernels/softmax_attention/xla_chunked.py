@@ -65,7 +65,8 @@ def chunk(
 def _attend(plan, spec, query, joined, rows, reset_rows):
   """Outputs of the call's tokens, in the order of `window.compact`."""
   time = query.shape[1]
-  line = tile.Tokens(*joined, plan.run, plan.position)
+  keys, values = joined
+  line = tile.Tokens(keys, values, plan.run, plan.position)
   queries = query, plan.run[:, plan.prior :], plan.position[:, plan.prior :]
   run = functools.partial(_tile, plan, spec, reset_rows)
   size = tilings.window_tile(plan.ring)
@@ -123,10 +124,11 @@ def _band(plan, run, size, back, queries, line, rows, joined):
 
 def _sinks(plan, rows, joined, starts) -> tile.Tokens:
   """Sinks before some places of the line: `[places, batch, sinks, ...]`."""
-  found, exists, run = window.sinks(plan, rows, joined, starts)
+  (keys, values), exists, run = window.sinks(plan, rows, joined, starts)
   run = jnp.where(exists, run[..., None], window.EMPTY)
   position = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
-  tokens = tile.Tokens(*found, run, jnp.broadcast_to(position, run.shape))
+  position = jnp.broadcast_to(position, run.shape)
+  tokens = tile.Tokens(keys, values, run, position)
   return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
 
 
