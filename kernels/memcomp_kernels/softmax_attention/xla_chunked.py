@@ -110,14 +110,10 @@ def _band(plan, run, size, back, queries, line, rows, joined):
     slabs(line.position, 0),
   )
   starts = plan.prior - back + size * jnp.arange(tiles, dtype=jnp.int32)
-  seen = (
-    seen
-    if not plan.sink_tokens
-    else jax.tree.map(
-      lambda a, b: jnp.concatenate([a, b], axis=2),
-      _sinks(plan, rows, joined, starts),
-      seen,
-    )
+  seen = jax.tree.map(
+    lambda a, b: jnp.concatenate([a, b], axis=2),
+    _sinks(plan, rows, joined, starts),
+    seen,
   )
   return _over_tiles(run, size, time, queries, seen)
 
