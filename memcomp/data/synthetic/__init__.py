@@ -1,0 +1,1 @@
+"""Synthetic tasks, as plain functions that return arrays."""
