@@ -4,9 +4,10 @@
     --config.data.source=DIR --config.data.tokenizer=tokenizer.json
 
 Sizes 125m, 170m, 350m, 780m, 1b; batches of 0.5 M tokens at 2,048, as in the
-papers. DIR is a folder of text, or better one that `python -m
-memcomp.data.prepare` wrote. Hardware: TPU or GPU. Hours and result: not
-measured.
+papers. kvm_120m, kvm_350m, each also with _sqrt or _hybrid, are those of the
+Key-Value Means paper with its recipe: 0.5 M tokens at 8,192. DIR is a folder
+of text, or better one that `python -m memcomp.data.prepare` wrote. Hardware:
+TPU or GPU. Hours and result: not measured.
 """
 
 from memcomp import config
@@ -16,26 +17,20 @@ from memcomp.models import presets
 def get_config(name: str = "trellis-125m") -> config.Config:
   """Returns the experiment called `name`."""
   model = presets.language_model(name)
-  size = presets.SIZES[presets.parse(name)[1]]
-  sequence_length, batch_size = 2048, 256
-  steps = round(size.tokens / (sequence_length * batch_size))
+  recipe = presets.train_recipe(name)
   return config.Config(
     name=name,
     model=model,
     data=config.DataConfig(
       source="data/train",
       tokenizer="data/tokenizer.json",
-      packing="concat",
-      sequence_length=sequence_length,
+      packing=recipe.packing,
+      sequence_length=recipe.sequence_length,
     ),
-    optimizer=config.OptimizerConfig(
-      learning_rate=size.learning_rate,
-      final_learning_rate=1e-5,
-      warmup_steps=steps // 10,
-    ),
+    optimizer=config.OptimizerConfig(**recipe.optimizer),
     training=config.TrainingConfig(
-      steps=steps,
-      batch_size=batch_size,
+      steps=recipe.steps,
+      batch_size=recipe.batch_size,
       loss_chunk=512,
       log_every=10,
       evaluate_every=500,

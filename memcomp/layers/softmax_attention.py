@@ -2,7 +2,7 @@
 
 x -> q, k, v (`layers.projection`) -> attention -> W_o. With rotary positions
 and nothing else it is the attention of Transformer++; with `window_size` a
-sliding window, with `sink_tokens` too StreamingLLM, with `block_size` a window
+sliding window, with `sink_tokens` too StreamingLLM, with `chunk_size` a window
 aligned to blocks; with the options of `layers.projection` GPTAlpha-2.
 """
 
@@ -25,14 +25,14 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
   Attributes:
     window_size: newest tokens that are attended to; 0 for all.
     sink_tokens: first tokens that are attended to for ever, beside a window.
-    block_size: the window starts at a multiple of it; 0 for none.
+    chunk_size: the window starts at a multiple of it; 0 for none.
     max_length: tokens that full attention keeps where no length is given; the
       oldest give way to more.
   """
 
   window_size: int = 0
   sink_tokens: int = 0
-  block_size: int = 0
+  chunk_size: int = 0
   max_length: int = 8192
 
   def spec(self) -> attention.Spec:
@@ -44,7 +44,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     return attention.Spec(
       window_size=self.window_size or None,
       sink_tokens=self.sink_tokens,
-      chunk_size=self.block_size or None,
+      chunk_size=self.chunk_size or None,
     )
 
   def validate(self) -> None:

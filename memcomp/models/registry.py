@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from memcomp.layers import softmax_attention, trellis
+from memcomp.layers import key_value_means, softmax_attention, trellis
 
 MIXERS: dict[str, tuple[type, type]] = {
   "trellis": (trellis.TrellisConfig, trellis.Trellis),
+  "key_value_means": (
+    key_value_means.KeyValueMeansConfig,
+    key_value_means.KeyValueMeans,
+  ),
   "softmax_attention": (
     softmax_attention.SoftmaxAttentionConfig,
     softmax_attention.SoftmaxAttention,

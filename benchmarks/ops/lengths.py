@@ -1,0 +1,221 @@
+"""Time per token and state bytes of every memory, by length, in one run.
+
+  python benchmarks/ops/lengths.py
+  python benchmarks/ops/lengths.py --lengths=1024,4096 --memories=trellis,full \
+    --plot=FILE.png --json=FILE.json
+
+Forward, and forward+backward with gradients of all inputs and of the initial
+state; softmax attention over all tokens and over a window beside the memories.
+Each figure is the median of several runs after a warm-up, memories taken in
+turn so that a drifting machine hits all alike. Ratios are what counts.
+"""
+
+import dataclasses
+import functools
+import json
+import platform
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from memcomp_kernels.key_value_means import budgets
+from memcomp_kernels.testing import memories
+
+_LENGTHS = flags.DEFINE_list(
+  "lengths", ["1024", "2048", "4096", "8192", "16384", "32768"], "Tokens."
+)
+_MEMORIES = flags.DEFINE_list("memories", [], "Labels of some; default all.")
+_HEADS = flags.DEFINE_integer("heads", 4, "Heads.")
+_DIM = flags.DEFINE_integer("dim", 64, "Key and value width, and slots.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each.")
+_BACKWARD = flags.DEFINE_bool("backward", True, "Time the gradient as well.")
+_PLOT = flags.DEFINE_string("plot", None, "Also draw the figure here (PNG).")
+_JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One line of the figure: a memory and its Spec's fields."""
+
+  memory: str
+  fields: dict[str, Any]
+
+  def spec(self) -> Any:
+    """The memory's meaning."""
+    return memories.MEMORIES[self.memory].api.Spec(**self.fields)
+
+
+def cases() -> dict[str, Case]:
+  """The lines of the figure, by label."""
+  dim = _DIM.value
+  means = {"rotary_dim": dim // 2}
+  return {
+    "trellis": Case("trellis", {"num_slots": dim, "chunk_size": 64}),
+    "lattice": Case("lattice", {"num_slots": dim, "chunk_size": 64}),
+    "key-value means, 256 rows": Case("key_value_means", means),
+    "key-value means, 16 sqrt(T)": Case(
+      "key_value_means", means | {"budget": budgets.PowerLawBudget()}
+    ),
+    "tensor cache, window 512": Case(
+      "tensor_cache", {"window_size": 512, "write_population": "evicted"}
+    ),
+    "softmax, window 512": Case("softmax_attention", {"window_size": 512}),
+    "softmax, full": Case("softmax_attention", {"window_size": None}),
+  }
+
+
+def prepare(case: Case, length: int):
+  """Returns (forward, forward+backward or None, bytes of the state)."""
+  memory, spec = memories.MEMORIES[case.memory], case.spec()
+  dim = _DIM.value
+  sizes = {"batch": 1, "heads": _HEADS.value, "key_dim": dim, "value_dim": dim}
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=length, **sizes)
+  grows = case.memory in ("key_value_means", "softmax_attention")
+  state = memory.api.init_state(
+    spec, **sizes, **({"length": length} if grows else {})
+  )
+  chunk = functools.partial(
+    memory.api.chunk, spec=spec, **({"seen": 0} if grows else {})
+  )
+  leaves, tree = jax.tree.flatten(state)
+  floats = [x if x.dtype.kind == "f" else None for x in leaves]
+
+  def loss(floats, inputs):
+    merged = [
+      rest if x is None else x for x, rest in zip(floats, leaves, strict=True)
+    ]
+    _, y = chunk(jax.tree.unflatten(tree, merged), inputs)
+    return jnp.mean(jnp.square(y))
+
+  forward = jax.jit(lambda inputs: chunk(state, inputs)[1])
+  run = [functools.partial(forward, inputs), None]
+  if _BACKWARD.value:
+    both = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    run[1] = functools.partial(both, floats, inputs)
+  return run[0], run[1], sum(x.nbytes for x in leaves)
+
+
+def seconds(function) -> float:
+  """One timed call."""
+  start = time.perf_counter()
+  jax.block_until_ready(function())
+  return time.perf_counter() - start
+
+
+def measure(case_by_label: dict[str, Case], lengths: list[int]):
+  """Returns the rows of the table."""
+  rows = []
+  for length in lengths:
+    runs = {
+      label: prepare(case, length) for label, case in case_by_label.items()
+    }
+    times = {label: ([], []) for label in runs}
+    for turn in range(_REPEATS.value + 1):
+      for label, run in runs.items():
+        for kept, function in zip(times[label], run[:2], strict=True):
+          if function is None:
+            continue
+          took = seconds(function)
+          if turn:  # the first one compiles
+            kept.append(took)
+    for label, (forward, both) in times.items():
+      row = {
+        "memory": label,
+        "length": length,
+        "state_bytes": runs[label][2],
+        "forward_us": statistics.median(forward) / length * 1e6,
+      }
+      if both:
+        row["forward_backward_us"] = statistics.median(both) / length * 1e6
+      rows.append(row)
+      print(json.dumps(row), flush=True)
+  return rows
+
+
+def table(rows, lengths: list[int], column: str, title: str) -> str:
+  """Returns microseconds per token by memory and length, as markdown."""
+  lines = [f"\n{title}\n"]
+  lines.append("| memory | " + " | ".join(map(str, lengths)) + " | 32k / 4k |")
+  lines.append("|---|" + "---|" * (len(lengths) + 1))
+  for label in dict.fromkeys(row["memory"] for row in rows):
+    found = {r["length"]: r[column] for r in rows if r["memory"] == label}
+    cells = [f"{found[n]:,.3g}" for n in lengths]
+    ratio = "-"
+    if 4096 in found and 32768 in found:
+      ratio = f"{found[32768] / found[4096]:.2f}"
+    lines.append(f"| {label} | " + " | ".join([*cells, ratio]) + " |")
+  return "\n".join(lines)
+
+
+def draw(rows, file: str) -> None:
+  """Draws time per token and state bytes against length."""
+  from matplotlib import pyplot
+
+  columns = [
+    ("forward_us", "forward, us / token"),
+    ("forward_backward_us", "forward + backward, us / token"),
+    ("state_bytes", "state, bytes"),
+  ]
+  columns = [c for c in columns if c[0] in rows[0]]
+  figure, axes = pyplot.subplots(
+    1, len(columns), figsize=(4.5 * len(columns), 4)
+  )
+  for axis, (column, title) in zip(axes, columns, strict=True):
+    for label in dict.fromkeys(row["memory"] for row in rows):
+      points = [(r["length"], r[column]) for r in rows if r["memory"] == label]
+      axis.loglog(*zip(*points, strict=True), marker="o", ms=3, label=label)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("tokens")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+  axes[0].legend(fontsize=7)
+  figure.tight_layout()
+  figure.savefig(file, dpi=120)
+
+
+def main(_):
+  """Measures, prints the tables, writes what was asked for."""
+  lengths = [int(n) for n in _LENGTHS.value]
+  chosen = cases()
+  if _MEMORIES.value:
+    unknown = [m for m in _MEMORIES.value if m not in chosen]
+    if unknown:
+      raise app.UsageError(
+        f"no memory is called {unknown[0]!r}; there are: {', '.join(chosen)}"
+      )
+    chosen = {label: chosen[label] for label in _MEMORIES.value}
+  device = jax.devices()[0].device_kind
+  rows = measure(chosen, lengths)
+  print(
+    f"\nbatch 1, {_HEADS.value} heads of {_DIM.value}, float32, {device}, jax"
+    f" {jax.__version__}, median of {_REPEATS.value}"
+  )
+  titles = {
+    "forward_us": "Forward, microseconds per token",
+    "forward_backward_us": "Forward and backward, microseconds per token",
+    "state_bytes": "State, bytes",
+  }
+  for column, title in titles.items():
+    if column in rows[0]:
+      print(table(rows, lengths, column, title))
+  if _PLOT.value:
+    draw(rows, _PLOT.value)
+  if _JSON.value:
+    record = {
+      "device": device,
+      "platform": platform.platform(),
+      "jax": jax.__version__,
+      "heads": _HEADS.value,
+      "dim": _DIM.value,
+      "rows": rows,
+    }
+    with open(_JSON.value, "w") as file:
+      json.dump(record, file, indent=2)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,157 @@
+"""Key-Value Means and softmax attention as layers: knobs, sizes, mistakes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from memcomp.layers import key_value_means, mixer, softmax_attention
+
+KVM = key_value_means.KeyValueMeansConfig(
+  heads=2,
+  key_dim=8,
+  value_dim=8,
+  rotary_dim=4,
+  chunk_size=4,
+  budget="power",
+  budget_rows=4,
+  budget_scale=1.5,
+  max_length=64,
+)
+SOFTMAX = softmax_attention.SoftmaxAttentionConfig(
+  heads=2, key_dim=8, value_dim=8, rotary_dim=4, window_size=8
+)
+
+
+def own_budget(tokens):
+  """A user's budget: a row every three tokens."""
+  return max(4, tokens // 3)
+
+
+def run(config, seed=0):
+  """Outputs of a layer on 30 random tokens; its learned numbers are moved."""
+  module = {
+    key_value_means.KeyValueMeansConfig: key_value_means.KeyValueMeans,
+    softmax_attention.SoftmaxAttentionConfig: (
+      softmax_attention.SoftmaxAttention
+    ),
+  }[type(config)]
+
+  @jax.jit
+  def outputs():
+    with nnx.use_eager_sharding(False):
+      layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(seed))
+    graph, params = nnx.split(layer)
+    layer = nnx.merge(graph, jax.tree.map(lambda x: x + 0.1, params))
+    x = jax.random.normal(jax.random.key(1), (2, 30, 16))
+    first = jax.random.normal(jax.random.key(2), (2, 30, 16))
+    context = mixer.Context(first_value=first, seen=0)
+    return layer(x, layer.init_state(2, 30), context)[0]
+
+  return np.asarray(outputs())
+
+
+@pytest.fixture(scope="module")
+def base():
+  return {"kvm": run(KVM), "softmax": run(SOFTMAX)}
+
+
+KNOBS = [
+  ("kvm", {"sink_rows": 0}),
+  ("kvm", {"temperatures": False}),
+  ("kvm", {"value_radius": False}),
+  ("kvm", {"merge_gate": False}),
+  ("kvm", {"gate_appends": True}),
+  ("kvm", {"budget": "fixed"}),
+  ("kvm", {"budget": "saturating", "budget_rows": 8}),
+  ("kvm", {"budget": f"{__name__}:own_budget"}),
+  ("kvm", {"normalize_key": "l2"}),
+  ("softmax", {"window_size": 0}),
+  ("softmax", {"sink_tokens": 2}),
+  ("softmax", {"chunk_size": 4}),
+  ("softmax", {"token_shift": True}),
+  ("softmax", {"value_residual": "scalar"}),
+  ("softmax", {"value_residual": "static"}),
+  ("softmax", {"value_residual": "dynamic"}),
+  ("softmax", {"rotary_scale": 4.0}),
+  ("softmax", {"rotary_frequencies": "inclusive"}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), KNOBS, ids=str)
+def test_every_knob_is_one_override(name, change, base):
+  config = dataclasses.replace({"kvm": KVM, "softmax": SOFTMAX}[name], **change)
+  y = run(config)
+  assert np.isfinite(y).all()
+  assert np.abs(y - base[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("config", "change"),
+  [
+    (KVM, {"budget": "linear"}),
+    (KVM, {"budget": "no_such_module:rows"}),
+    (KVM, {"sink_rows": 4}),
+    (KVM, {"chunk_size": 0}),
+    (KVM, {"rotary_dim": 10}),
+    (KVM, {"budget_rows": 0}),
+    (SOFTMAX, {"sink_tokens": 8}),
+    (SOFTMAX, {"rotary_dim": 3}),
+    (SOFTMAX, {"value_residual": "all"}),
+    (SOFTMAX, {"normalize_key": "rms"}),
+    (SOFTMAX, {"heads": 0}),
+    (SOFTMAX, {"max_length": 0}),
+  ],
+  ids=str,
+)
+def test_mistakes_are_named(config, change):
+  with pytest.raises(ValueError, match=f"{next(iter(change))}="):
+    dataclasses.replace(config, **change).validate()
+
+
+def test_a_budget_that_shrinks():
+  with pytest.raises(ValueError, match=r"budget=.*shrink"):
+    dataclasses.replace(KVM, budget=f"{__name__}:shrinking").validate()
+
+
+def shrinking(tokens):
+  """A mistake."""
+  return 100 - tokens
+
+
+def test_window_that_is_no_multiple_of_the_block():
+  with pytest.raises(
+    ValueError, match="chunk_size=3 must divide window_size=8"
+  ):
+    dataclasses.replace(SOFTMAX, chunk_size=3).validate()
+
+
+def test_sizes_by_hand():
+  # 30 tokens: chunks of 4, a window of 2 chunks, 16 + 1 floats a row or token;
+  # 1.5 sqrt(28) = 7.9: 7 rows while chunk 7 is read.
+  assert KVM.state_floats(30) == 2 * (7 + 8) * 17
+  assert SOFTMAX.state_floats(30) == 2 * 8 * 16
+  assert SOFTMAX.state_floats(5) == 2 * 5 * 16
+  full = dataclasses.replace(SOFTMAX, window_size=0)
+  # 1 + 2 + ... + 10 scores of 8 and sums of 8, over 10 tokens.
+  assert full.memory_flops(10) == 2 * 2 * 16 * 55 // 10
+
+
+def test_state_agrees_with_the_figure():
+  for config, module in (
+    (KVM, key_value_means.KeyValueMeans),
+    (SOFTMAX, softmax_attention.SoftmaxAttention),
+  ):
+    with nnx.use_eager_sharding(False):
+      layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+    memory = layer.init_state(1, 30).memory
+    names = {"temperatures", "norm_scale", "norm_bias"}
+    sizes = {
+      name: x.size
+      for name, x in memory._asdict().items()
+      if jnp.issubdtype(x.dtype, jnp.floating) and name not in names
+    }
+    assert sum(sizes.values()) == config.state_floats(30)
