@@ -1,12 +1,19 @@
 """The memories under the contract suite, by name."""
 
 from memcomp_kernels.testing import (
+  key_value_means_cases,
   memory,
   softmax_attention_cases,
+  tensor_cache_cases,
   trellis_cases,
 )
 
 MEMORIES: dict[str, memory.Memory] = {
   cases.MEMORY.name: cases.MEMORY
-  for cases in (trellis_cases, softmax_attention_cases)
+  for cases in (
+    trellis_cases,
+    key_value_means_cases,
+    softmax_attention_cases,
+    tensor_cache_cases,
+  )
 }

@@ -1,0 +1,1 @@
+"""Tensor Cache: a window beside a decayed memory (arXiv 2605.22884)."""

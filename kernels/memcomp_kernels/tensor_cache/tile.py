@@ -1,0 +1,338 @@
+"""One tile of Tensor Cache's memory on matrix units.
+
+Rows are tokens. Every rule and every order of reads and writes is the same
+algebra; what differs is which writes a row sees. Count boundaries 0..C between
+the tile's C tokens. With a_j the decay of token j (1 if it writes nothing),
+
+  E_{b,j} = prod_{j <= i < b} a_i      the share at b of what there was at j
+
+so at boundary b the memory is E_{b,0} A + sum_{i < b} E_{b,i+1} g_i k_i (x) u_i
+and row r, which sees boundary b(r), reads
+
+  y_r = E_{b(r),0} q_r A + sum_i E_{b(r),i+1} g_i (q_r . k_i) u_i.
+
+  "evicted"   b(r) = r before, r + 1 after the write
+  "all"       b(r) = the start of r's chunk; before the tile, what is read is
+              the memory carried from there, with a share of 1
+  delta       u_r = v_r - k_r A_{b(r)}: the triangular system of
+              `primitives.delta` (u of (3) and (14) is known)
+  a segment   that starts in the tile at token o has E_{b,o} and the state it
+              starts from in place of E_{b,0} and A, and only its own writes
+
+Slots and timescales are lanes n, each with its own E; keys are shared, so there
+is one product of scores, and reads sum over lanes inside products. Decays of
+slots are multiplied, not added as logs: 1 + rho (lambda - 1) may be 0, and its
+log has no gradient there.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import delta, matmul
+from memcomp_kernels.tensor_cache import types
+
+
+class Tokens(NamedTuple):
+  """What the tokens bring, `[batch, heads, tile, ...]`; zeros where nothing.
+
+  Attributes:
+    query: that reads.
+    key: that is written.
+    value: that is written.
+    log_decay: as in `types.Inputs`, as all below.
+    write_rate: eta.
+    write_route: rho.
+    read_route: pi.
+    read_mix: alpha.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  log_decay: jax.Array
+  write_rate: jax.Array
+  write_route: jax.Array | None
+  read_route: jax.Array | None
+  read_mix: jax.Array | None
+
+
+class Places(NamedTuple):
+  """Where the tokens stand, `[batch, tile]`.
+
+  Attributes:
+    writes: bool, whether the token writes.
+    starts: bool, whether a new segment starts there; None if none can.
+    phase: int32, tokens of its chunk before it; None without chunks, -1 at
+      padding.
+  """
+
+  writes: jax.Array
+  starts: jax.Array | None
+  phase: jax.Array | None
+
+
+class Carry(NamedTuple):
+  """What goes from tile to tile; see `types.State`.
+
+  With `chunk_mean`, `memories` hold the chunks that ended, and are `starts`.
+  """
+
+  memories: types.Memories
+  starts: types.Memories | None
+  sums: types.Sums | None
+
+
+class _Seen(NamedTuple):
+  """What rows see.
+
+  Attributes:
+    base: `[batch, heads, lanes, rows]`, the share of the base memory.
+    writes: `[batch, heads, lanes, rows, tile]`, the share of each write.
+    bases: pairs of a memory and the rows whose base it is, bool `[batch,
+      rows]`.
+  """
+
+  base: jax.Array
+  writes: jax.Array
+  bases: list[tuple[types.Memories, jax.Array]]
+
+
+def run(
+  carry: Carry, reset: Carry, tokens: Tokens, places: Places, spec: types.Spec
+) -> tuple[Carry, jax.Array]:
+  """Reads and writes one tile.
+
+  Args:
+    carry: before the tile.
+    reset: what a new segment starts from.
+    tokens: the tile's.
+    places: where they stand.
+    spec: the memory's meaning.
+
+  Returns:
+    The carry after the tile, and reads `[batch, heads, tile, value]` in the
+    query's dtype.
+  """
+  dtype = tokens.query.dtype
+  dot = functools.partial(matmul.product, dtype=dtype)
+  origin = _latest(places.starts)
+  begin = _latest(None if places.phase is None else places.phase == 0)
+  sums = None
+  if spec.chunk_mean:
+    tokens, places, sums = _chunk_means(
+      carry.sums, reset.sums, tokens, places, origin, begin, spec, dot
+    )
+    begin = None  # nothing is written within a chunk: its start is right here
+  survival, rate = _survival(tokens, places.writes)
+
+  def seen(shares, boundary):
+    return _seen(carry, reset, shares, boundary, origin)
+
+  if begin is None:
+    time = places.writes.shape[1]
+    before = seen(survival[..., :-1, :], jnp.arange(time)[None])
+    read = before
+    if spec.read_after_write:
+      read = seen(survival[..., 1:, :], 1 + jnp.arange(time)[None])
+  else:
+    before = read = seen(_rows(survival, begin), begin)
+
+  # u, [batch, heads, lanes or 1, tile, value].
+  u = tokens.value[:, :, None]
+  if spec.rule == "delta":
+    u = _errors(tokens, before, rate, dot)
+
+  weights = _read_weights(tokens)
+  shares = read.writes * rate[..., None, :]
+  scores = dot("bhrk,bhik->bhri", tokens.query, tokens.key)[:, :, None]
+  if spec.read_norm:
+    weights /= _normalizer(tokens.query, read, shares * scores)
+  rows = (weights * read.base)[..., None] * tokens.query[:, :, None]
+  output = _from_base("bhnrk,bhnkv->bhrv", rows, read, dot)
+  shares *= weights[..., None]
+  if u.shape[2] == 1:
+    shares = jnp.sum(shares, axis=2, keepdims=True)
+  output += dot("bhnri,bhniv->bhrv", shares * scores, u)
+  if spec.rule == "wedge":
+    scores = dot("bhrk,bhik->bhri", tokens.query, tokens.value)[:, :, None]
+    output -= dot("bhri,bhik->bhrk", (shares * scores)[:, :, 0], tokens.key)
+
+  def memories_at(shares, boundary):
+    last = None if origin is None else origin[:, -1:]
+    return _memories(
+      _seen(carry, reset, shares, boundary, last), rate, tokens, u, spec, dot
+    )
+
+  time = survival.shape[-1] - 1
+  memories = memories_at(survival[..., -1:, :], jnp.full((1, 1), time))
+  starts = None
+  if begin is not None:
+    starts = memories_at(_rows(survival, begin[:, -1:]), begin[:, -1:])
+  return Carry(memories, starts, sums), output.astype(dtype)
+
+
+def _latest(flags: jax.Array | None) -> jax.Array | None:
+  """The latest true place at or before each, -1 if none; `[batch, tile]`."""
+  if flags is None:
+    return None
+  index = jnp.where(flags, jnp.arange(flags.shape[1]), -1)
+  return lax.cummax(index, axis=1)
+
+
+def _rows(survival: jax.Array, boundary: jax.Array) -> jax.Array:
+  index = jnp.maximum(boundary, 0)[:, None, None, :, None]
+  return jnp.take_along_axis(survival, index, axis=-2)
+
+
+def _lanes(x: jax.Array) -> jax.Array:
+  """`[batch, heads, tile, timescales, slots]` to `[batch, heads, n, tile]`."""
+  return jnp.moveaxis(x.reshape(*x.shape[:3], -1), -1, 2)
+
+
+def _survival(tokens: Tokens, writes: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns E `[..., lanes, C + 1, C + 1]`, and g `[..., lanes, C]`."""
+  writes = writes[:, None, :, None]
+  log_decay = jnp.where(writes, tokens.log_decay, 0)
+  rate = jnp.where(writes, tokens.write_rate, 0)[..., None]
+  time = log_decay.shape[2]
+  kept = jnp.tril(jnp.ones((time + 1, time + 1), bool))
+  start = [(0, 0)] * 3 + [(1, 0)]
+  if tokens.write_route is None:
+    total = jnp.cumsum(_lanes(log_decay[..., None]), axis=-1)
+    total = jnp.pad(total, start)
+    difference = total[..., :, None] - total[..., None, :]
+    # Mask the exponent, not only the result, or its gradient is nan.
+    survival = jnp.exp(jnp.where(kept, difference, 0))
+  else:
+    route = tokens.write_route[..., None, :]
+    rate = rate * route
+    factor = _lanes(1 + route * jnp.expm1(log_decay)[..., None])
+    factor = jnp.pad(factor, start, constant_values=1)
+    strict = jnp.tril(kept, -1)
+    survival = jnp.where(strict, factor[..., :, None], 1)
+    survival = lax.associative_scan(jnp.multiply, survival, axis=-2)
+  return jnp.where(kept, survival, 0), _lanes(rate)
+
+
+def _seen(carry, reset, shares, boundary, origin) -> _Seen:
+  """What rows see at `boundary` `[batch, rows]`; -1 is before the tile."""
+  write = jnp.arange(shares.shape[-1] - 1)
+  visible = write < boundary[..., None]
+  if origin is None:
+    base = shares[..., 0]
+    here = boundary >= 0
+    bases = [(carry.memories, here), (carry.starts, ~here)]
+  else:
+    visible &= write >= origin[..., None]
+    own = jnp.arange(shares.shape[-1]) == jnp.maximum(origin, 0)[..., None]
+    base = jnp.sum(jnp.where(own[:, None, None], shares, 0), axis=-1)
+    fresh, here = origin >= 0, boundary >= jnp.maximum(origin, 0)
+    bases = [
+      (carry.memories, here & ~fresh),
+      (carry.starts, ~here & ~fresh),
+      (reset.memories, here & fresh),
+      (reset.starts, ~here & fresh),
+    ]
+  base = jnp.where(here[:, None, None], base, 1)
+  writes = jnp.where(visible[:, None, None], shares[..., 1:], 0)
+  # Without chunks, all that is seen is here.
+  bases = [pair for pair in bases if pair[0] is not None]
+  return _Seen(base, writes, bases)
+
+
+def _from_base(equation, rows, seen: _Seen, dot) -> jax.Array:
+  """A product of rows with the memory that each starts from."""
+  total = jnp.zeros((), seen.base.dtype)
+  for memories, own in seen.bases:
+    own = own[:, None, None, :, None]
+    total += dot(equation, jnp.where(own, rows, 0), memories.memory)
+  return total
+
+
+def _errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
+  """What the delta rule writes, `[batch, heads, lanes, tile, value]`."""
+  coupling = dot("bhrk,bhik->bhri", tokens.key, tokens.key)[:, :, None]
+  coupling *= before.writes * rate[..., None, :]
+  rows = tokens.key[:, :, None] * before.base[..., None]
+  predicted = _from_base("bhnrk,bhnkv->bhnrv", rows, before, dot)
+  return delta.solve(coupling, tokens.value[:, :, None] - predicted)
+
+
+def _read_weights(tokens: Tokens) -> jax.Array:
+  """Lane weights pi and alpha, `[batch, heads, lanes, tile]`."""
+  slots = tokens.read_route
+  fast = jnp.ones_like(tokens.log_decay[..., :1])
+  mix = fast
+  if tokens.read_mix is not None:
+    mix = jnp.concatenate([fast, tokens.read_mix], axis=-1)
+  slots = fast if slots is None else slots
+  return _lanes(mix[..., :, None] * slots[..., None, :])
+
+
+def _normalizer(query, read: _Seen, along: jax.Array) -> jax.Array:
+  """max(|q . z|, 1) of each lane; `along` are scores with shares and rates."""
+  base = 0
+  for memories, own in read.bases:
+    part = jnp.einsum(
+      "bhrk,bhnk->bhnr",
+      query.astype(read.base.dtype),
+      memories.normalizer,
+      precision=lax.Precision.HIGHEST,
+    )
+    base += jnp.where(own[:, None, None], part, 0)
+  z = read.base * base + jnp.sum(along, axis=-1)
+  return jnp.maximum(jnp.abs(z), 1)
+
+
+def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> types.Memories:
+  """The memories that one row sees."""
+  base = seen.bases[0][0]
+  for memories, own in seen.bases[1:]:
+    base = contract.batched_where(
+      jnp.broadcast_to(own[:, 0], base.memory.shape[:1]), memories, base
+    )
+  share = seen.base[..., 0]
+  written = seen.writes[..., 0, :] * rate
+  memory = dot("bhik,bhniv->bhnkv", tokens.key, written[..., None] * u)
+  if spec.rule == "wedge":
+    memory -= jnp.swapaxes(memory, -1, -2)
+  memory += share[..., None, None] * base.memory
+  normalizer = None
+  if base.normalizer is not None:
+    normalizer = dot("bhni,bhik->bhnk", written, tokens.key)
+    normalizer += share[..., None] * base.normalizer
+  return types.Memories(memory, normalizer)
+
+
+def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
+  """(6) as one write at each chunk's last token; and the sums at the end."""
+  place = jnp.arange(places.writes.shape[1])
+  member = (place <= place[:, None]) & (place >= begin[..., None])
+  member &= places.writes[:, None, :]
+  carried = begin < 0
+  if origin is not None:
+    member &= place >= origin[..., None]
+    carried &= origin < 0
+    inherited = begin < origin
+
+  def total(x, before, reset_before):
+    result = dot("bri,bhik->bhrk", member, x)
+    result += jnp.where(carried[:, None, :, None], before[:, :, None], 0)
+    if origin is not None:
+      result += jnp.where(
+        inherited[:, None, :, None], reset_before[:, :, None], 0
+      )
+    return result
+
+  key = total(tokens.key, sums.key, reset_sums.key)
+  value = total(tokens.value, sums.value, reset_sums.value)
+  tokens = tokens._replace(
+    key=key / spec.chunk_size, value=value / spec.chunk_size
+  )
+  places = places._replace(writes=places.phase == spec.chunk_size - 1)
+  return tokens, places, types.Sums(key[:, :, -1], value[:, :, -1])

@@ -1,0 +1,200 @@
+"""Spec, Inputs and State of Tensor Cache."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+
+RULES = ("outer", "delta", "wedge")
+WRITE_POPULATIONS = ("all", "evicted")
+ROUTE_BY = ("key", "query")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of a Tensor Cache: changing a field changes the function.
+
+  Attributes:
+    window_size: W, tokens that are attended to exactly, the current one
+      included, >= 1.
+    sink_tokens: of them, the first ones of a segment that never leave, in
+      [0, window_size).
+    rule: what is written: "outer" (3), "delta" (4) or "wedge" (14, which needs
+      key_dim == value_dim).
+    write_population: which tokens are written. "all": every token, at the end
+      of its chunk, and tokens read the memory at their chunk's start (the
+      paper's training forward). "evicted": a token as it leaves the window
+      (the paper's streaming step).
+    chunk_size: tokens a chunk, in [1, window_size], with "all"; ignored by
+      "evicted".
+    chunk_mean: the shortcut (6): a chunk writes the outer product of its mean
+      key and mean value, once. It is another function, kept as an ablation;
+      only with "all", "outer" and one slot.
+    num_slots: memories side by side that writes and reads are routed to
+      (10)-(12), >= 1.
+    timescales: 1, or 2 for a fast and a slow memory (13).
+    route_by: whose route an evicted token takes to a slot: its own ("key") or
+      that of the token that evicts it ("query"). With "all" they are the same.
+    read_after_write: an evicted token is read by the token that evicts it; if
+      False (the public code's order) by the next one on. Only with "evicted".
+    normalize_key: k / (|k| + 1e-5) on its way into the memory; local attention
+      has keys and queries as they come.
+    normalize_query: the same of the query that reads the memory.
+    value_scale: factor of values on their way into the memory, > 0.
+    read_norm: reads are divided by max(|q . z|, 1), z_t = lambda z_{t-1} +
+      eta k: each slot and timescale by its own z.
+  """
+
+  window_size: int = 512
+  sink_tokens: int = 0
+  rule: str = "outer"
+  write_population: str = "all"
+  chunk_size: int = 64
+  chunk_mean: bool = False
+  num_slots: int = 1
+  timescales: int = 1
+  route_by: str = "key"
+  read_after_write: bool = False
+  normalize_key: bool = False
+  normalize_query: bool = False
+  value_scale: float = 1.0
+  read_norm: bool = False
+
+  def __post_init__(self):
+    for name, choices in (
+      ("rule", RULES),
+      ("write_population", WRITE_POPULATIONS),
+      ("route_by", ROUTE_BY),
+    ):
+      if getattr(self, name) not in choices:
+        raise ValueError(
+          f"{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}"
+        )
+    for name in ("window_size", "chunk_size", "num_slots"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if not 0 <= self.sink_tokens < self.window_size:
+      raise ValueError(
+        f"sink_tokens={self.sink_tokens} must be in"
+        f" [0, window_size={self.window_size})"
+      )
+    if self.timescales not in (1, 2):
+      raise ValueError(f"timescales={self.timescales} must be 1 or 2")
+    if not (self.value_scale > 0 and math.isfinite(self.value_scale)):
+      raise ValueError(f"value_scale={self.value_scale} must be positive")
+    if self.chunked and self.chunk_size > self.window_size:
+      raise ValueError(
+        f"chunk_size={self.chunk_size} must be at most"
+        f" window_size={self.window_size}: a chunk larger than the window has"
+        " tokens that nobody sees"
+      )
+    if self.chunked and self.read_after_write:
+      raise ValueError(
+        'read_after_write=True must go with write_population="evicted": with'
+        ' "all", tokens read the memory at their chunk\'s start'
+      )
+    if self.chunk_mean and not (
+      self.chunked and self.rule == "outer" and self.num_slots == 1
+    ):
+      raise ValueError(
+        'chunk_mean=True must go with write_population="all", rule="outer" and'
+        " num_slots=1"
+      )
+
+  @property
+  def chunked(self) -> bool:
+    """Whether every token is written, and read from chunk to chunk."""
+    return self.write_population == "all"
+
+  @property
+  def routes_evicted(self) -> bool:
+    """Whether the window keeps the routes of its tokens."""
+    return self.num_slots > 1 and not self.chunked and self.route_by == "key"
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `reference` and `chunk` add a time axis at 1.
+
+  Attributes:
+    query: `[batch, heads, key]`.
+    key: `[batch, heads, key]`.
+    value: `[batch, heads, value]`.
+    log_decay: log lambda <= 0, `[batch, heads, timescales]`, fast and slow.
+    write_rate: eta >= 0, `[batch, heads, timescales]`.
+    write_route: rho in [0, 1], `[batch, heads, slots]`, one-hot where a token
+      is written to one slot; None with one slot.
+    read_route: pi in [0, 1], `[batch, heads, slots]`; None with one slot.
+    read_mix: alpha of (13), `[batch, heads, 1]`; None with one timescale.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  log_decay: jax.Array
+  write_rate: jax.Array
+  write_route: jax.Array | None = None
+  read_route: jax.Array | None = None
+  read_mix: jax.Array | None = None
+
+
+class Memories(NamedTuple):
+  """The arrays that writes go to.
+
+  Attributes:
+    memory: A, `[batch, heads, timescales, slots, key, value]`.
+    normalizer: z, `[batch, heads, timescales, slots, key]`; None without
+      `read_norm`.
+  """
+
+  memory: jax.Array
+  normalizer: jax.Array | None
+
+
+class Sums(NamedTuple):
+  """Sums over the tokens of the current chunk; never read between two chunks.
+
+  Attributes:
+    key: `[batch, heads, key]`.
+    value: `[batch, heads, value]`.
+  """
+
+  key: jax.Array
+  value: jax.Array
+
+
+class Window(NamedTuple):
+  """The last tokens, in rows as `primitives.window` lays them.
+
+  Attributes:
+    key: `[batch, heads, window_size, key]`, as they came.
+    value: `[batch, heads, window_size, value]`.
+    write_route: `[batch, heads, window_size, slots]`; only where an evicted
+      token takes its own route to a slot, None otherwise.
+  """
+
+  key: jax.Array
+  value: jax.Array
+  write_route: jax.Array | None
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    window: the last tokens.
+    memories: what has been written so far.
+    starts: `memories` at the start of the current chunk, what is read; equal
+      to `memories` (and never read) between two chunks; only with
+      write_population "all", None otherwise.
+    sums: of the current chunk; only with `chunk_mean`, None otherwise.
+    position: int32 `[batch]`, tokens of the segment so far.
+    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+  """
+
+  window: Window
+  memories: Memories
+  starts: Memories | None
+  sums: Sums | None
+  position: jax.Array
+  segment_id: jax.Array

@@ -1,0 +1,216 @@
+"""Tensor Cache on matrix units, in plain JAX.
+
+Local attention and memory do not see each other: banded attention over the
+window's tokens and the call's (`softmax_attention`), and a scan over tiles of
+the memory (`tile.py` has their algebra). Padding is left out first
+(`primitives.window`), so a tile holds tokens of any segments in any phase of
+their chunks. The gradient keeps the memories at tile starts and recomputes the
+rest.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import window
+from memcomp_kernels.softmax_attention import api as attention
+from memcomp_kernels.tensor_cache import reference, tile, tilings, types
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  reset_state = state if reset_state is None else reset_state
+  plan = window.plan(
+    segment_ids,
+    state.segment_id,
+    state.position,
+    reset_state.position,
+    time=inputs.query.shape[1],
+    size=spec.window_size,
+    sink_tokens=spec.sink_tokens,
+    seen=seen,
+  )
+  local, keys, values = _local_attention(
+    state, reset_state, inputs, segment_ids, seen, spec
+  )
+  written, writes, routes = _writes(plan, state, reset_state, inputs, spec)
+  inputs = window.compact(plan, inputs)
+  carry, reads = _memory(
+    plan, state, reset_state, _tokens(spec, inputs, written), writes, spec
+  )
+  state = types.State(
+    window=types.Window(keys, values, routes),
+    memories=carry.memories,
+    starts=carry.starts,
+    sums=carry.sums,
+    position=plan.next_position,
+    segment_id=plan.segment_id,
+  )
+  reads = window.restore(plan, reads)
+  return state, jnp.concatenate([local, reads], axis=-1)
+
+
+def _local_attention(state, reset_state, inputs, segment_ids, seen, spec):
+  """Returns outputs of the window, and its new keys and values."""
+
+  def own(state):
+    return attention.State(
+      state.window.key, state.window.value, state.position, state.segment_id
+    )
+
+  new, outputs = attention.chunk(
+    own(state),
+    attention.Inputs(inputs.query, inputs.key, inputs.value),
+    spec=attention.Spec(
+      window_size=spec.window_size, sink_tokens=spec.sink_tokens
+    ),
+    segment_ids=segment_ids,
+    reset_state=own(reset_state),
+    implementation="xla_chunked",
+    seen=seen,
+  )
+  return outputs, new.keys, new.values
+
+
+def _writes(plan, state, reset_state, inputs, spec):
+  """Returns what each token writes, whether it does, and new rows of routes.
+
+  In the order of `window.compact`.
+  """
+  token = types.Window(inputs.key, inputs.value, inputs.write_route)
+  if spec.chunked:
+    return window.compact(plan, token), plan.run[:, plan.prior :] >= 0, None
+  rows, reset_rows = state.window, reset_state.window
+  if not spec.routes_evicted:
+    token = token._replace(write_route=None)
+  joined = window.join(plan, rows, token)
+  written, writes = window.evicted(plan, joined, reset_rows)
+  if not spec.routes_evicted:
+    route = window.compact(plan, inputs.write_route)
+    return written._replace(write_route=route), writes, None
+  routes = window.advance(
+    plan, rows.write_route, reset_rows.write_route, joined.write_route
+  )
+  return written, writes, routes
+
+
+def _tokens(spec, inputs: types.Inputs, written: types.Window) -> tile.Tokens:
+  """What the memory sees of the call's tokens, `[batch, time, heads, ...]`."""
+  dtype = inputs.query.dtype
+  wide = contract.accumulation_dtype(inputs.query, inputs.log_decay)
+  key, value, route = reference.entry(spec, written, wide)
+  query = inputs.query.astype(wide)
+  if spec.normalize_query:
+    query = reference.unit(query)
+  gates = inputs.log_decay, inputs.write_rate, route
+  reads = inputs.read_route, inputs.read_mix
+  return tile.Tokens(
+    query.astype(dtype),
+    key.astype(dtype),
+    value.astype(dtype),
+    *(None if x is None else x.astype(wide) for x in gates + reads),
+  )
+
+
+def _memory(plan, state, reset_state, tokens, writes, spec):
+  """Returns the memory's part of the new state, and all reads."""
+  time = writes.shape[1]
+  run = plan.run[:, plan.prior :]
+  starts = None
+  if plan.source is not None:
+    starts = (run > 0) & (jnp.diff(run, axis=1, prepend=0) > 0)
+  phase = None
+  if spec.chunked:
+    phase = plan.position[:, plan.prior :] % spec.chunk_size
+    phase = jnp.where(run >= 0, phase, -1)
+  places = tile.Places(writes, starts, phase)
+
+  size = tilings.tile_time(spec, time)
+  laid = jax.tree.map(
+    lambda x: jnp.moveaxis(_tiles(x, size, False), 2, 3), tokens
+  )
+  flags = places._replace(
+    **{
+      name: _tiles(x, size, -1 if name == "phase" else False)
+      for name, x in places._asdict().items()
+      if x is not None
+    }
+  )
+  reset = _carry(reset_state, spec)
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def body(carry, laid):
+    return tile.run(carry, reset, *laid, spec)
+
+  carry, reads = lax.scan(body, _carry(state, spec), (laid, flags))
+  reads = jnp.moveaxis(reads, (0, 2), (1, 3))
+  reads = reads.reshape(reads.shape[0], -1, *reads.shape[3:])[:, :time]
+  return _finish(plan, state, carry, tokens, spec), reads
+
+
+def _tiles(x: jax.Array, size: int, fill: Any) -> jax.Array:
+  """`[batch, time, ...]` to `[tiles, batch, size, ...]`."""
+  padding = [(0, 0), (0, -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, padding, constant_values=fill)
+  return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
+
+
+def _carry(state: types.State, spec: types.Spec) -> tile.Carry:
+  """What goes from tile to tile, timescales and slots as lanes."""
+
+  def lanes(memories):
+    return jax.tree.map(
+      lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:]), memories
+    )
+
+  starts = None if state.starts is None else lanes(state.starts)
+  memories = lanes(state.memories)
+  if spec.chunk_mean:
+    between = state.position % spec.chunk_size == 0
+    memories = contract.batched_where(between, memories, starts)
+    starts = None
+  return tile.Carry(memories, starts, state.sums)
+
+
+def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
+  """The memory's part of the new state from the last tile's carry."""
+
+  def slots(memories):
+    lanes = spec.timescales, spec.num_slots
+    return jax.tree.map(
+      lambda x: x.reshape(*x.shape[:2], *lanes, *x.shape[3:]), memories
+    )
+
+  memories, starts, sums = slots(carry.memories), carry.starts, carry.sums
+  if not spec.chunked:
+    return tile.Carry(memories, None, None)
+  phase = plan.next_position % spec.chunk_size
+  if not spec.chunk_mean:
+    starts = contract.batched_where(phase == 0, memories, slots(starts))
+    return tile.Carry(memories, starts, None)
+  # The chunk so far writes as if it ended with its last token.
+  starts = memories
+  last = jnp.maximum(plan.tokens - 1, 0)[:, None, None, None]
+  log_decay, rate = (
+    jnp.take_along_axis(x, last, axis=1)[:, 0]
+    for x in (tokens.log_decay, tokens.write_rate)
+  )
+  gates = jnp.exp(log_decay), rate, None
+  memories = reference.write_chunk_mean(
+    starts, sums, jnp.maximum(phase, 1), gates
+  )
+  memories = contract.batched_where(phase == 0, starts, memories)
+  memories = contract.batched_where(plan.tokens == 0, state.memories, memories)
+  return tile.Carry(memories, starts, sums)

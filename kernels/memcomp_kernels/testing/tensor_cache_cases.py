@@ -1,0 +1,137 @@
+"""Tensor Cache under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.tensor_cache import api as tensor_cache
+from memcomp_kernels.testing import memory
+
+# Tokens that windows with sinks hold before the first token: a segment that
+# starts finds them there, too, and itself in the middle of a chunk.
+_PREFIX = 3
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  keys = iter(jax.random.split(key, 8))
+  if spec.rule == "wedge":
+    value_dim = key_dim
+
+  def normal(*last):
+    return jax.random.normal(next(keys), (batch, time, heads, *last))
+
+  inputs = tensor_cache.Inputs(
+    query=normal(key_dim),
+    key=memory.unit(normal(key_dim)),
+    value=normal(value_dim),
+    log_decay=jax.nn.log_sigmoid(3 + normal(spec.timescales)),
+    write_rate=0.8 * jax.nn.sigmoid(normal(spec.timescales)),
+  )
+  if spec.num_slots > 1:
+    # Sharp, but not one-hot: the routes are real numbers to the memory.
+    inputs = inputs._replace(
+      write_route=jax.nn.softmax(4 * normal(spec.num_slots)),
+      read_route=jax.nn.softmax(normal(spec.num_slots)),
+    )
+  if spec.timescales > 1:
+    inputs = inputs._replace(read_mix=jax.nn.sigmoid(normal(1)))
+  return inputs
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  if spec.rule == "wedge":
+    value_dim = key_dim
+  state = tensor_cache.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+  )
+  leaves, tree = jax.tree.flatten(state.memories)
+  keys = jax.random.split(key, len(leaves))
+  memories = jax.tree.unflatten(
+    tree,
+    [
+      0.5 * jax.random.normal(k, x.shape)
+      for k, x in zip(keys, leaves, strict=True)
+    ],
+  )
+  starts = None if state.starts is None else memories
+  state = state._replace(memories=memories, starts=starts)
+  if not spec.sink_tokens:
+    return state
+  prefix = _inputs(
+    key,
+    spec,
+    batch=batch,
+    time=_PREFIX,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+  )
+  state, _ = tensor_cache.reference(state, prefix, spec=spec)
+  return state._replace(segment_id=jnp.zeros_like(state.segment_id))
+
+
+def _edges(inputs):
+  full = jnp.ones_like
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  edges = {
+    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
+    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
+    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
+    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero queries": inputs._replace(query=0 * inputs.query),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+  }
+  if inputs.write_route is not None:
+    route = jax.nn.one_hot(0, inputs.write_route.shape[-1])
+    route = jnp.broadcast_to(route, inputs.write_route.shape)
+    edges["one slot"] = inputs._replace(write_route=route)
+    edges["one slot forgets all"] = edges["forgets all"]._replace(
+      write_route=route
+    )
+  return edges
+
+
+def _specs():
+  def evicted(**changes):
+    return tensor_cache.Spec(
+      **{"window_size": 6, "write_population": "evicted"} | changes
+    )
+
+  def every(**changes):
+    return tensor_cache.Spec(**{"window_size": 9, "chunk_size": 8} | changes)
+
+  return {
+    "evicted-outer": evicted(read_after_write=True, read_norm=True),
+    "evicted-delta": evicted(rule="delta", normalize_key=True),
+    "evicted-wedge": evicted(rule="wedge", sink_tokens=1),
+    "evicted-timescales": evicted(timescales=2, value_scale=0.5),
+    "evicted-slots": evicted(num_slots=3, sink_tokens=2),
+    "evicted-slots-by-query": evicted(
+      num_slots=2, rule="delta", route_by="query", normalize_query=True
+    ),
+    "all-outer": every(normalize_query=True),
+    "all-delta": every(rule="delta", sink_tokens=1, chunk_size=5),
+    "all-mean": every(
+      chunk_mean=True, timescales=2, chunk_size=7, sink_tokens=1
+    ),
+    "all-slots-delta-timescales": every(
+      rule="delta", num_slots=2, timescales=2, read_norm=True
+    ),
+  }
+
+
+MEMORY = memory.Memory(
+  name="tensor_cache",
+  api=tensor_cache,
+  specs=_specs(),
+  typical=("evicted-delta", "all-outer", "evicted-slots"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)
