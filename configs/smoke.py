@@ -1,27 +1,43 @@
-"""A few steps of a very small Trellis: does everything run?
+"""A few steps of a very small model: does everything run?
 
   python train.py --config=configs/smoke.py
+  python train.py --config=configs/smoke.py:key_value_means
 
-Hardware: any. Time: under a minute on one CPU core. Expected: a loss that
-falls, an evaluation and a sample that mean nothing.
+With any mixer by name; Trellis by default. Hardware: any. Time: under a minute
+on one CPU core. Expected: a loss that falls, an evaluation and a sample that
+mean nothing.
 """
 
 from memcomp import config
-from memcomp.layers import trellis
-from memcomp.models import decoder
+from memcomp.models import decoder, registry
+
+SMALL = {
+  "trellis": {"num_slots": 8, "chunk_size": 8},
+  "lattice": {"num_slots": 8, "chunk_size": 8},
+  "key_value_means": {
+    "rotary_dim": 8,
+    "chunk_size": 8,
+    "budget": "power",
+    "budget_rows": 8,
+    "budget_scale": 2.0,
+  },
+  "tensor_cache": {"window_size": 16, "write_population": "evicted"},
+  "softmax_attention": {"rotary_dim": 16},
+}
+"""What is small beside heads and widths, by mixer."""
 
 
-def get_config() -> config.Config:
-  """Returns the experiment."""
+def get_config(mixer: str = "trellis") -> config.Config:
+  """Returns the experiment with the mixer called `mixer`."""
   return config.Config(
-    name="smoke",
+    name="smoke" if mixer == "trellis" else f"smoke-{mixer}",
     model=decoder.DecoderConfig(
       vocab_size=256,
       d_model=32,
       num_layers=2,
       mlp_dim=64,
-      mixer=trellis.TrellisConfig(
-        heads=2, key_dim=16, value_dim=16, num_slots=8, chunk_size=8
+      mixer=registry.config_of(mixer)(
+        heads=2, key_dim=16, value_dim=16, **SMALL[mixer]
       ),
       init_std=0.06,
       embedding_std=0.5,

@@ -27,18 +27,19 @@ from memcomp.training import state as state_lib
 _CALL_TOKENS = 1 << 13
 _LOGITS = 1 << 25
 
-Score = Callable[[Any, np.ndarray], tuple[np.ndarray, Any]]
-"""(state or None, tokens `[rows, window + 1]`) -> (nats `[rows, window]` of
-all but the first, state)."""
+Score = Callable[[Any, np.ndarray, int], tuple[np.ndarray, Any]]
+"""(state or None, tokens `[rows, window + 1]`, length) -> (nats `[rows,
+window]` of all but the first, state). `None` is a fresh state, with room for
+`length` tokens where a memory grows."""
 
 
 def make_score(model: decoder.Decoder) -> Score:
   """Returns the jitted scoring of one window."""
   graphdef, params = nnx.split(model)
 
-  def score(state, tokens):
+  def score(state, tokens, length):
     if state is None:
-      state = _fresh(graphdef, params, tokens.shape[0])
+      state = _fresh(graphdef, params, tokens.shape[0], length)
     nats, state = _score(graphdef, _LOGITS, params, state, tokens)
     return np.asarray(nats), state
 
@@ -70,7 +71,7 @@ def whole_text(
       span = text.read(start, min(start + window + 1, text.num_tokens))
       tokens[row, : len(span)] = span
       scored[row, : len(span) - 1] = True
-    nats, _ = score(None, tokens)
+    nats, _ = score(None, tokens, window)
     total.add(nats[scored], tokenizer.bytes_of(tokens[:, 1:][scored]))
     progress.advance(min(rows, count - first))
   return {"window": window, **total.summary()}
@@ -97,7 +98,8 @@ def stream(
   progress = progress_lib.Progress(f"streaming {what}", len(starts))
   state, parts = None, []
   for start in starts:
-    nats, new = score(state, tokens[:, start : start + window + 1])
+    span = tokens[:, start : start + window + 1]
+    nats, new = score(state, span, len(starts) * window if carry else window)
     state = new if carry else None
     parts.append(nats)
     progress.advance()
@@ -218,9 +220,9 @@ def _row_std(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
   return finite(float(bits.std(ddof=1)) / math.log(2))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _fresh(graphdef, params, rows):
-  return state_lib.merge(graphdef, params).init_state(rows)
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _fresh(graphdef, params, rows, length):
+  return state_lib.merge(graphdef, params).init_state(rows, length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -85,7 +85,9 @@ def generate(
   if not tokens:
     return
   graphdef, params = nnx.split(model)
-  logits, state = prefill(model, prompt, prefill_tokens)
+  logits, state = prefill(
+    model, prompt, prefill_tokens, length=len(prompt) + tokens
+  )
   key = jax.random.key(settings.seed)
   # No vocabulary needs more than 31 bits; a larger top_k means all.
   top_k = min(settings.top_k, 2**31 - 1)
@@ -100,25 +102,39 @@ def generate(
 
 
 def prefill(
-  model: decoder.Decoder, prompt: np.ndarray, pieces_of: int = PREFILL
+  model: decoder.Decoder,
+  prompt: np.ndarray,
+  pieces_of: int = PREFILL,
+  *,
+  length: int | None = None,
 ) -> tuple[jax.Array, decoder.DecoderState]:
   """Reads a prompt `[time]` in pieces.
+
+  Args:
+    model: the language model.
+    prompt: ids.
+    pieces_of: tokens of the prompt in one call.
+    length: tokens that the state must have room for, the prompt's included,
+      for memories that grow; default the prompt alone and one more.
 
   Returns:
     Logits `[vocab]` of what follows its last token, and the state (batch 1).
   """
   graphdef, params = nnx.split(model)
   ids = np.asarray(prompt, np.int32)[None]
-  state, logits = _fresh(graphdef, params), jnp.zeros(0)
+  room = max(length or 0, ids.shape[1] + 1)
+  # A power of two, so that few programs are compiled.
+  state = _fresh(graphdef, 1 << (room - 1).bit_length(), params)
+  logits = jnp.zeros(0)
   for start in range(0, ids.shape[1], pieces_of):
     piece = ids[:, start : start + pieces_of]
     logits, state = _read(graphdef, params, state, piece)
   return logits, state
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _fresh(graphdef, params) -> decoder.DecoderState:
-  return state_lib.merge(graphdef, params).init_state(1)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _fresh(graphdef, length, params) -> decoder.DecoderState:
+  return state_lib.merge(graphdef, params).init_state(1, length)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,0 +1,37 @@
+"""The smoke config of every mixer trains, evaluates itself and samples.
+
+Trellis's is run by other tests.
+"""
+
+import importlib.util
+import json
+
+import pytest
+import training_cases
+
+from memcomp.models import registry
+from memcomp.training import run
+
+_SPEC = importlib.util.spec_from_file_location(
+  "smoke", training_cases.ROOT / "configs" / "smoke.py"
+)
+smoke = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(smoke)
+
+
+@pytest.mark.parametrize("name", [n for n in registry.MIXERS if n != "trellis"])
+def test_smoke(name, tmp_path, capsys):
+  config = smoke.get_config(name)
+  config.data.source = training_cases.write_text(tmp_path / "text")
+  config.training.steps = 20
+  config.training.log_every = 1
+  config.evaluation.sample_tokens = 8
+  assert run.run(config, tmp_path / "run") == 0
+  records = [
+    json.loads(line)
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  ]
+  losses = [r["loss"] for r in records if "loss" in r]
+  assert losses[-1] < losses[0] - 1
+  out = capsys.readouterr().out
+  assert "bits per byte" in out
