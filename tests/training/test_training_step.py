@@ -80,9 +80,7 @@ def test_gradient_is_that_of_the_mean_over_all_scored_tokens():
 
   def mean(params):
     module = state.merge(model.graphdef, params)
-    hidden, _ = module(
-      batch.tokens, segment_ids=batch.segment_ids
-    )
+    hidden, _ = module(batch.tokens, segment_ids=batch.segment_ids)
     sums = loss.next_token_loss(module.logits, hidden, batch.targets)
     return sums.nll / sums.count
 
