@@ -1,7 +1,7 @@
 """Time per token and state bytes of every memory, by length, in one run.
 
   python benchmarks/ops/lengths.py
-  python benchmarks/ops/lengths.py --lengths=1024,4096 --memories=trellis,full \
+  python benchmarks/ops/lengths.py --lengths=1024,4096 --memories=trellis,softmax-full \
     --plot=FILE.png --json=FILE.json
 
 Forward, and forward+backward with gradients of all inputs and of the initial
@@ -56,15 +56,15 @@ def cases() -> dict[str, Case]:
   return {
     "trellis": Case("trellis", {"num_slots": dim, "chunk_size": 64}),
     "lattice": Case("lattice", {"num_slots": dim, "chunk_size": 64}),
-    "key-value means, 256 rows": Case("key_value_means", means),
-    "key-value means, 16 sqrt(T)": Case(
+    "key-value-means-256": Case("key_value_means", means),
+    "key-value-means-sqrt": Case(
       "key_value_means", means | {"budget": budgets.PowerLawBudget()}
     ),
-    "tensor cache, window 512": Case(
+    "tensor-cache-512": Case(
       "tensor_cache", {"window_size": 512, "write_population": "evicted"}
     ),
-    "softmax, window 512": Case("softmax_attention", {"window_size": 512}),
-    "softmax, full": Case("softmax_attention", {"window_size": None}),
+    "softmax-window-512": Case("softmax_attention", {"window_size": 512}),
+    "softmax-full": Case("softmax_attention", {"window_size": None}),
   }
 
 
