@@ -59,6 +59,12 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
   fields |= {
     "trellis": {"num_slots": 32},
     "softmax_attention": {"rotary_dim": 16, "max_length": task.length},
+    "key_value_means": {
+      "rotary_dim": 16,
+      "chunk_size": 8,
+      "budget_rows": 16,
+      "max_length": task.length,
+    },
   }.get(mixer, {})
   return decoder.DecoderConfig(
     vocab_size=task.vocab_size,

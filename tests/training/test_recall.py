@@ -1,0 +1,59 @@
+"""Every memory learns to recall: two layers, four pairs in 32 tokens."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from memcomp.models import registry
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def train(mixer, tmp_path, *flags):
+  # Trained rather than only compiled: XLA is to optimise here.
+  environment = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
+  }
+  environment["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), str(ROOT / "kernels")]
+  )
+  done = subprocess.run(
+    [
+      sys.executable,
+      ROOT / "benchmarks/model/recall.py",
+      f"--mixers={mixer}",
+      "--pairs=4",
+      "--length=32",
+      "--vocab=64",
+      "--learning_rate=5e-3",
+      f"--out={tmp_path / 'recall'}",
+      *flags,
+    ],
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert (tmp_path / "recall.png").stat().st_size > 5000
+  assert mixer in (tmp_path / "recall.md").read_text()
+  (result,) = json.loads((tmp_path / "recall.json").read_text())["results"]
+  return result["accuracy"]["4"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", list(registry.MIXERS))
+def test_recall_is_learned(mixer, tmp_path):
+  assert train(mixer, tmp_path, "--steps=300") > 0.95
+
+
+@pytest.mark.slow
+def test_without_training_it_is_not(tmp_path):
+  """Chance is 1 in 32: accuracy tells of what was learned."""
+  assert train("softmax_attention", tmp_path, "--steps=1") < 0.15
