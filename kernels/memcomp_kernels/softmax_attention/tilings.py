@@ -9,8 +9,8 @@ _WINDOW_TILES = 32, 1024
 _SCORES = 2**21
 _FULL_TILES = 32, 512
 
-# Parts of a row whose queries see keys up to the part's end only: three quarters
-# of the causal mask's waste are skipped.
+# Parts of a row whose queries see keys up to the part's end only: that skips
+# three quarters of the causal mask's waste.
 CAUSAL_PARTS = 4
 
 
