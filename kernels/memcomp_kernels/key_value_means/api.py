@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memcomp_kernels import dispatch
 from memcomp_kernels.key_value_means import budgets, types, xla_chunked
@@ -180,7 +181,7 @@ def _known(counts: jax.Array) -> int | None:
   """The greatest of some counts, None inside a transformation."""
   if isinstance(counts, jax.core.Tracer):
     return None
-  return int(jnp.max(counts))
+  return int(np.asarray(counts).max())
 
 
 def _check_rotary_dim(spec: types.Spec, key_dim: int) -> None:

@@ -21,7 +21,11 @@ class FixedBudget:
   rows: int = 256
 
   def __call__(self, tokens: int) -> int:
+    """Returns `rows`."""
     return self.rows
+
+
+DEFAULT = FixedBudget()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,7 @@ class PowerLawBudget:
   minimum: int = 256
 
   def __call__(self, tokens: int) -> int:
+    """Returns the power law's rows."""
     return max(self.minimum, math.floor(self.scale * tokens**self.exponent))
 
 
@@ -43,6 +48,7 @@ class SaturatingBudget:
   limit: int = 1024
 
   def __call__(self, tokens: int) -> int:
+    """Returns the saturating rows."""
     return max(1, math.floor(self.limit * tokens / (self.limit + tokens)))
 
 

@@ -129,7 +129,7 @@ def _begin_chunk(state: types.State, spec: types.Spec) -> types.State:
 
 
 def _read(q, state: types.State, spec: types.Spec):
-  """The readout of the newest token, at position - 1; q `[batch, heads, key]`."""
+  """The readout of the newest token; q is `[batch, heads, key]`."""
   C, L = spec.chunk_size, spec.window
   p = state.position - 1
   # The newest position that each place of the window may hold.

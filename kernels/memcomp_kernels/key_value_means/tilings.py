@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.key_value_means import types
 
 # Stages shorter than this are not worth a program of their own.
@@ -18,6 +19,15 @@ class Stage(NamedTuple):
   rows: int
   start: int
   stop: int
+
+
+def adds_by_index() -> bool:
+  """Whether tokens are added to their rows by index, not by a product.
+
+  A CPU adds a row in no time. A GPU would add in no fixed order, and a TPU one
+  row after another; their matrix units take the product.
+  """
+  return dispatch.current_platform() == "cpu"
 
 
 def tiles_for_packing(whole: int) -> int:

@@ -36,7 +36,7 @@ class Spec:
   window_chunks: int = 2
   sink_rows: int = 1
   rotary_dim: int = 64
-  budget: budgets.Budget = budgets.FixedBudget(256)
+  budget: budgets.Budget = budgets.DEFAULT
   max_length: int = 65536
   gate_appends: bool = False
   value_radius: bool = True

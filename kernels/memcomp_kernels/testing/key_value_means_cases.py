@@ -15,9 +15,12 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   def normal(last):
     return jax.random.normal(next(keys), (batch, time, heads, last))
 
+  # Neighbours are alike, as in text: some tokens join a row that another of
+  # their own chunk has just begun.
+  key = normal(key_dim)
   return key_value_means.Inputs(
     query=normal(key_dim),
-    key=normal(key_dim),
+    key=key + jnp.roll(key, 1, axis=1),
     value=normal(value_dim),
     merge_gate=1 + jax.nn.elu(normal(1)),
   )

@@ -1,0 +1,419 @@
+"""Level 1: the reference is the paper's Key-Value Means."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.key_value_means import api, tilings
+from memcomp_kernels.testing import checks, errors, memories
+
+MEMORY = memories.MEMORIES["key_value_means"]
+SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
+BUDGETS = ("power", "fixed", "saturating", "user")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def make(spec, time, **changes):
+  sizes = SIZES | changes
+  state = MEMORY.make_state(jax.random.key(1), spec, **sizes)
+  return state, MEMORY.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+
+
+def all_states(spec, state, inputs):
+  """The states after 1, 2, ... tokens, stacked, and the outputs."""
+
+  def body(state, x):
+    state, y = api.step(state, x, spec=spec)
+    return state, (state, y)
+
+  by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
+  _, (states, outputs) = jax.jit(lambda *a: jax.lax.scan(body, *a))(
+    state, by_time
+  )
+  return states, jnp.moveaxis(outputs, 0, 1)
+
+
+@pytest.mark.parametrize(
+  ("budget", "rows"),
+  [
+    (api.FixedBudget(256), [256] * 7),
+    (api.PowerLawBudget(), [443, 512, 724, 1024, 1448, 2048, 2896]),
+    (api.SaturatingBudget(1024), [438, 512, 682, 819, 910, 963, 992]),
+  ],
+)
+def test_published_sizes(budget, rows):
+  spec = api.Spec(budget=budget)
+  live = spec.live_rows(128)
+  tokens = [768, 1024, 2048, 4096, 8192, 16384, 32768]
+  assert [live[e // 256] for e in tokens] == rows
+  # Rows are made by the first token of the next chunk.
+  assert api.capacity(spec, 768) == 256
+  assert api.capacity(spec, 769) == rows[0]
+  assert api.capacity(spec, 1) == 256  # what a state has at least
+
+
+def test_the_budget_stays_at_its_last_value():
+  spec = api.Spec(
+    chunk_size=4, max_length=18, budget=lambda tokens: 10 * tokens
+  )
+  # B(16) = 160 is the last value; what leaves the window is 4 rows a chunk.
+  assert spec.live_rows(50)[-3:] == (160, 160, 160)
+  assert spec.limits == (40, 80, 120, 160)
+
+
+def test_growth_is_at_most_a_chunk_a_chunk():
+  def jumps(tokens):
+    return 4 if tokens < 20 else 100
+
+  spec = api.Spec(chunk_size=4, window_chunks=1, budget=jumps)
+  assert spec.live_rows(7) == (0, 4, 4, 4, 4, 8, 12, 16)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_live_rows_follow_the_schedule(name):
+  spec = MEMORY.specs[name]
+  states, _ = all_states(spec, *make(spec, 30))
+  live = spec.live_rows(29 // spec.chunk_size)
+  expected = [live[t // spec.chunk_size] for t in range(30)]
+  np.testing.assert_array_equal(states.length, np.stack([expected] * 2, axis=1))
+  assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_prefill_is_decode(name):
+  """At lengths below a chunk, below the window, and inside a chunk."""
+  spec = MEMORY.specs[name]
+  state, inputs = make(spec, 30)
+  states, outputs = all_states(spec, state, inputs)
+  for time in (2, 5, 27) if name == "power" else (2, 27):
+    chunk = jax.jit(lambda *a: api.chunk(*a, spec=spec, seen=0))
+    got = chunk(state, jax.tree.map(lambda x: x[:, :time], inputs))  # noqa: B023
+    want = jax.tree.map(lambda x: x[time - 1], states)  # noqa: B023
+    errors.assert_close(got, (want, outputs[:, :time]), 1e-10, f"{time}")
+
+
+def by_hand(spec, keys, values, gates, query=None):
+  """One head, one row, value_dim 1; LN_s is the identity on these keys."""
+  state = api.init_state(
+    spec, batch=1, heads=1, key_dim=3, value_dim=1, dtype=jnp.float64
+  )
+  column = [jnp.array(x, jnp.float64)[None, :, None] for x in (values, gates)]
+  keys = jnp.array(keys, jnp.float64)[None, :, None]
+  inputs = api.Inputs(
+    jnp.zeros_like(keys) if query is None else query,
+    keys,
+    *(x[..., None] for x in column),
+  )
+  state, y = api.reference(state, inputs, spec=spec)
+  rows = int(state.length[0])
+  return (
+    state.keys[0, 0, :rows],
+    state.values[0, 0, :rows, 0],
+    state.radii[0, 0, :rows],
+    y[0, :, 0, 0],
+  )
+
+
+U = np.array([1, -1, 0]) * np.sqrt(1.5)
+W = np.array([1, 1, -2]) / np.sqrt(2)  # U and W have mean 0 and variance 1
+SMALL = api.Spec(
+  chunk_size=2,
+  window_chunks=1,
+  rotary_dim=0,
+  budget=api.FixedBudget(3),
+  max_length=64,
+  norm_eps=1e-12,
+)
+
+
+def test_append_and_merge_by_hand():
+  """Rows u, -u; then w, gate 2, and u, gate 3, leave the window.
+
+  Room for one: w is new (similarity 0 against 3). Then u may not join the
+  sink, its twin; of -u (-3) and the new row w (0) it joins the latter.
+  """
+  rows = by_hand(SMALL, [U, -U, W, U, U], [5, 7, -11, 13, 17], [9, 9, 2, 3, 9])
+  np.testing.assert_allclose(rows[0], [U, -U, W + 3 * U], atol=1e-9)
+  np.testing.assert_allclose(rows[1], [5, 7, -11 + 3 * 13])
+  np.testing.assert_allclose(rows[2], [5, 7, 11])
+  # A query of zeros weighs all rows and the one token of its chunk alike; the
+  # third row's sum is positive, its radius 11.
+  np.testing.assert_allclose(rows[3][4], (5 + 7 + 11 + 17) / 4)
+
+
+def test_gated_appends_by_hand():
+  spec = dataclasses.replace(SMALL, gate_appends=True)
+  rows = by_hand(spec, [U, -U, W, U, U], [5, 7, -11, 13, 17], [9, 9, 2, 3, 9])
+  # The first rows are never gated.
+  np.testing.assert_allclose(rows[0], [U, -U, 2 * W + 3 * U], atol=1e-9)
+  np.testing.assert_allclose(rows[1], [5, 7, -22 + 3 * 13])
+  np.testing.assert_allclose(rows[2], [5, 7, 22])
+
+
+def test_counts_by_hand():
+  spec = dataclasses.replace(SMALL, value_radius=False)
+  rows = by_hand(spec, [U, -U, W, U, U], [5, 7, -11, 13, 17], [9, 9, 2, 3, 9])
+  np.testing.assert_array_equal(rows[2], [1, 1, 2])
+  np.testing.assert_allclose(rows[3][4], (5 + 7 + 28 / 2 + 17) / 4)
+
+
+def test_no_sink_by_hand():
+  spec = dataclasses.replace(SMALL, sink_rows=0)
+  rows = by_hand(spec, [U, -U, W, U, U], [5, 7, -11, 13, 17], [9, 9, 2, 3, 9])
+  np.testing.assert_allclose(rows[0], [4 * U, -U, W], atol=1e-9)
+  np.testing.assert_allclose(rows[1], [5 + 39, 7, -11])
+
+
+def test_readout_by_hand():
+  """Temperatures and the logits' scale, in one softmax."""
+  tau = jnp.array([[2.0, 0.5]])
+  state = api.init_state(
+    SMALL,
+    batch=1,
+    heads=1,
+    key_dim=3,
+    value_dim=1,
+    dtype=jnp.float64,
+    temperatures=tau,
+  )
+  keys = jnp.array([U, W, 2 * U])[None, :, None]
+  query = jnp.array([U + W] * 3)[None, :, None]
+  values = jnp.array([5.0, 7.0, 11.0])[None, :, None, None]
+  inputs = api.Inputs(query, keys, values, jnp.ones_like(values))
+  _, y = api.reference(state, inputs, spec=SMALL)
+  # Token 2 begins a chunk: rows u and w (logits 3 each), itself (logit 6).
+  weights = np.exp(np.array([2 * 3, 2 * 3, 0.5 * 6]) / np.sqrt(3))
+  expected = weights @ [5, 7, 11] / weights.sum()
+  np.testing.assert_allclose(y[0, 2, 0, 0], expected, rtol=1e-9)
+
+
+def test_prepared_keys():
+  """r channels zeroed, then a layer norm of all: they are not zero (1.2)."""
+  spec = MEMORY.specs["power"]
+  state, inputs = make(spec, 9)
+  final, _ = api.reference(state, inputs, spec=spec)
+  key = np.array(inputs.key[:, 3])
+  key[..., :2] = 0
+  centred = key - key.mean(-1, keepdims=True)
+  key = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+  key = key * state.norm_scale + state.norm_bias
+  np.testing.assert_allclose(final.keys[:, :, 3], key, rtol=1e-12)
+  np.testing.assert_allclose(
+    final.radii[:, :, 3], np.linalg.norm(inputs.value[:, 3], axis=-1)
+  )
+
+
+def test_up_to_the_window_it_is_causal_attention():
+  spec = MEMORY.specs["power"]
+  state, inputs = make(spec, spec.window)
+  final, y = api.reference(state, inputs, spec=spec)
+  tau = np.array(state.temperatures[..., 1])[..., None, None]
+  logits = np.einsum("bqhd,bkhd->bhqk", inputs.query, inputs.key)
+  logits = tau * logits / np.sqrt(5)
+  weights = np.exp(logits) * np.tri(spec.window)
+  weights /= weights.sum(-1, keepdims=True)
+  expected = np.einsum("bhqk,bkhd->bqhd", weights, inputs.value)
+  np.testing.assert_allclose(y, expected, rtol=1e-12)
+  np.testing.assert_array_equal(final.length, 0)
+
+
+def test_the_sink_is_never_merged_into():
+  """Over many keys like it; without a sink its row does change."""
+  changed = {}
+  for sink_rows in (0, 1, 2):
+    spec = dataclasses.replace(MEMORY.specs["saturating"], sink_rows=sink_rows)
+    states, _ = all_states(spec, *make(spec, 40))
+    begun, end = states.keys[4], states.keys[-1]
+    moved = jnp.any(begun != end, axis=(0, 1, 3))
+    changed[sink_rows] = moved[:4].tolist()
+  assert changed[0][0]
+  assert not changed[1][0]
+  assert changed[1][1]
+  assert not any(changed[2][:2])
+
+
+def test_the_scale_of_a_row_is_not_read():
+  """(sK, sV) of a row times any positive number, but for LN's eps."""
+  spec = dataclasses.replace(MEMORY.specs["power"], norm_eps=1e-14)
+  state, inputs = make(spec, 30)
+  state, _ = api.reference(state, inputs, spec=spec)
+  scale = jnp.exp(jax.random.normal(jax.random.key(7), state.radii.shape))
+  scaled = state._replace(
+    keys=scale[..., None] * state.keys, values=scale[..., None] * state.values
+  )
+  # Two tokens from position 30 on: inside a chunk.
+  token = jax.tree.map(lambda x: x[:, :2], inputs)
+  want, got = (api.reference(s, token, spec=spec)[1] for s in (state, scaled))
+  np.testing.assert_allclose(got, want, rtol=1e-10)
+  without = dataclasses.replace(spec, value_radius=False)
+  want, got = (
+    api.reference(s, token, spec=without)[1] for s in (state, scaled)
+  )
+  assert jnp.max(jnp.abs(got - want)) > 0.01
+
+
+def test_gates_weigh_merges_only():
+  """With room for every token they do nothing; otherwise they do."""
+  for budget, same in (
+    (lambda tokens: tokens, True),
+    (lambda tokens: 4, False),
+  ):
+    spec = dataclasses.replace(MEMORY.specs["no-sink"], budget=budget)
+    state, inputs = make(spec, 30)
+    other = inputs._replace(merge_gate=inputs.merge_gate**2)
+    first, second = (
+      api.reference(state, x, spec=spec)[1] for x in (inputs, other)
+    )
+    assert bool(jnp.all(first == second)) == same
+
+
+def test_seen_changes_nothing():
+  spec = MEMORY.specs["power"]
+  state, inputs = make(spec, 44)
+  sizes = {"capacity": state.keys.shape[2], "time": 44, "num_tiles": 11}
+  assert len(tilings.stages(spec, seen=0, **sizes)) == 3
+  assert len(tilings.stages(spec, seen=None, **sizes)) == 1
+
+  def chunk(seen, segment_ids=None):
+    return lambda *a: api.chunk(
+      *a, spec=spec, seen=seen, segment_ids=segment_ids
+    )
+
+  fresh = [
+    checks.value_and_gradients(chunk(seen), (state, inputs))
+    for seen in (0, None)
+  ]
+  checks.assert_agree(*fresh, "fresh")
+  ids = np.repeat([[1, 2, 0, 3], [4, 4, 4, 4]], [3, 30, 5, 6], axis=1)
+  ids = jnp.asarray(ids, jnp.int32)
+  packed = [jax.jit(chunk(seen, ids))(state, inputs) for seen in (0, None)]
+  errors.assert_close(*packed, 1e-12, "packed")
+
+
+def test_seen_of_a_state_under_way():
+  spec = MEMORY.specs["power"]
+  state, inputs = make(spec, 64)
+  head = jax.tree.map(lambda x: x[:, :22], inputs)
+  tail = jax.tree.map(lambda x: x[:, 22:], inputs)
+  middle, _ = api.chunk(state, head, spec=spec, seen=0)
+  for seen in (22, 24):
+    got = api.chunk(middle, tail, spec=spec, seen=seen)
+    errors.assert_close(got, api.chunk(middle, tail, spec=spec), 1e-12, "tail")
+  with pytest.raises(ValueError, match="seen=21 must be at least"):
+    api.chunk(middle, tail, spec=spec, seen=21)
+
+
+def test_stages_follow_the_live_rows():
+  spec = api.Spec(budget=api.PowerLawBudget())
+  capacity = api.capacity(spec, 32768)
+
+  def stages(**changes):
+    usual = {"capacity": capacity, "seen": 0, "time": 32768, "num_tiles": 128}
+    return tilings.stages(spec, **(usual | changes))
+
+  found = stages()
+  assert [s.rows for s in found] == [512, 1024, 2048, capacity]
+  assert found[0].start == 0
+  assert found[-1].stop == 128
+  live = spec.live_rows(127)
+  assert all(live[i] <= s.rows for s in found for i in range(*s[1:]))
+  work = sum(s.rows * (s.stop - s.start) for s in found)
+  assert work < 1.35 * sum(live)
+  fixed = tilings.stages(
+    api.Spec(), capacity=256, seen=0, time=32768, num_tiles=128
+  )
+  assert fixed == [(256, 0, 128)]
+
+
+def test_rows_are_added_by_product_elsewhere(monkeypatch):
+  monkeypatch.setattr(tilings, "adds_by_index", lambda: False)
+  for name in ("power", "no-radius"):
+    spec = MEMORY.specs[name]
+    checks.check_truth(checks.Subject(MEMORY, spec, "xla_chunked"), 26)
+
+
+def test_capacity_caps_the_budget_and_grows():
+  spec = MEMORY.specs["user"]
+  state, inputs = make(spec, 40)
+  small = api.init_state(spec, length=16, **SIZES)
+  rows = small.keys.shape[2]
+  assert rows == api.capacity(spec, 16) == 5
+  head = jax.tree.map(lambda x: x[:, :30], inputs)
+  tail = jax.tree.map(lambda x: x[:, 30:], inputs)
+  capped, _ = api.reference(small, head, spec=spec)
+  np.testing.assert_array_equal(capped.length, rows)
+  errors.assert_close(
+    api.chunk(small, head, spec=spec, seen=0)[0], capped, 1e-5, "capped"
+  )
+  # With room again it catches up, four rows a chunk.
+  grown = api.resize(capped, 20)
+  assert grown.values.shape[2] == 20
+  want = api.reference(grown, tail, spec=spec)
+  assert want[0].length.tolist() == [13, 13]  # B(36) = 13
+  errors.assert_close(
+    api.chunk(grown, tail, spec=spec, seen=30), want, 1e-5, "grown"
+  )
+  with pytest.raises(ValueError, match="capacity=4 must be at least 5"):
+    api.resize(grown._replace(length=capped.length), 4)
+  del state
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("chunk_size", 0),
+    ("window_chunks", 0),
+    ("sink_rows", -1),
+    ("sink_rows", 256),
+    ("rotary_dim", -1),
+    ("max_length", 255),
+    ("norm_eps", 0.0),
+    ("radius_eps", 0.0),
+    ("budget", 256),
+    ("budget", api.FixedBudget(0)),
+    ("budget", lambda tokens: 1000 - tokens // 1000),
+    ("budget", lambda tokens: 300.5),
+    ("budget", lambda tokens: None),
+    ("budget", lambda tokens: float("inf")),
+  ],
+)
+def test_spec_names_the_field_out_of_range(field, value):
+  with pytest.raises(ValueError, match=f"{field}="):
+    api.Spec(**{field: value})
+
+
+def test_an_unhashable_budget_is_named():
+  class Listed(list):
+    def __call__(self, tokens):
+      return 256
+
+  with pytest.raises(ValueError, match=r"budget=.* hashable"):
+    api.Spec(budget=Listed())
+
+
+def test_chunk_names_what_does_not_fit():
+  spec = MEMORY.specs["power"]
+  state, inputs = make(spec, 3)
+  with pytest.raises(ValueError, match=r"merge_gate has shape .* expected"):
+    api.chunk(state, inputs._replace(merge_gate=inputs.key), spec=spec)
+  with pytest.raises(ValueError, match="window of 8 tokens"):
+    api.chunk(state, inputs, spec=MEMORY.specs["fixed"])
+  with pytest.raises(ValueError, match="has 3 rows"):
+    api.chunk(api.resize(state, 3), inputs, spec=spec)
+  with pytest.raises(ValueError, match="empty"):
+    empty = jax.tree.map(lambda x: x[:, :0], inputs)
+    api.chunk(state, empty, spec=spec)
+  with pytest.raises(ValueError, match="rotary_dim=64"):
+    api.init_state(api.Spec(), batch=1, heads=1, key_dim=64, value_dim=1)
+  with pytest.raises(ValueError, match="length=0"):
+    api.init_state(spec, length=0, **SIZES)
+  with pytest.raises(ValueError, match="at least float32"):
+    api.init_state(spec, dtype=jnp.bfloat16, **SIZES)
