@@ -52,31 +52,35 @@ def _overflow(memory, block, m, n_app, layer_norm, spec: types.Spec):
   """Appends `n_app` tokens of the block to one head's rows, merges the rest."""
   sK, sV, rho = memory
   k_bar, v, g = block
-  none = sK.shape[0]  # an index past the end: such writes are dropped
-  row = jnp.arange(none)
+  row = jnp.arange(sK.shape[0])
 
   def similarity(live, sK):
     scores = _dot(k_bar, layer_norm(sK).T)
     return lax.stop_gradient(jnp.where(live, scores, -jnp.inf))
 
+  def collect(which, x):
+    """Row i: the sum of x_j over the tokens j with which[j, i]."""
+    return _dot(which.T.astype(x.dtype), x)
+
   # Append: the tokens that the memory knows least.
   order = jnp.argsort(jnp.max(similarity(row < m, sK), axis=1), stable=True)
-  rank = jnp.argsort(order)
-  at = jnp.where(rank < n_app, m + rank, none)
+  rank = jnp.argsort(order)[:, None]
+  begins = (rank < n_app) & (m + rank == row)
+  new = (row >= m) & (row < m + n_app)
   gate = g[:, None] if spec.gate_appends else 1.0
   new_k, new_v, new_rho = _new_rows(gate * k_bar, gate * v, spec)
-  sK = sK.at[at].set(new_k, mode="drop")
-  sV = sV.at[at].set(new_v, mode="drop")
-  rho = rho.at[at].set(new_rho, mode="drop")
+  sK = jnp.where(new[:, None], collect(begins, new_k), sK)
+  sV = jnp.where(new[:, None], collect(begins, new_v), sV)
+  rho = jnp.where(new, collect(begins, new_rho), rho)
 
   # Merge: all of the rest are routed against the same rows.
   may_merge = (row >= spec.sink_rows) & (row < m + n_app)
-  nearest = jnp.argmax(similarity(may_merge, sK), axis=1)
-  to = jnp.where(rank < n_app, none, nearest)
-  sK = sK.at[to].add(g[:, None] * k_bar, mode="drop")
-  sV = sV.at[to].add(g[:, None] * v, mode="drop")
+  nearest = jnp.argmax(similarity(may_merge, sK), axis=1)[:, None]
+  joins = (rank >= n_app) & (nearest == row)
+  sK = sK + collect(joins, g[:, None] * k_bar)
+  sV = sV + collect(joins, g[:, None] * v)
   if not spec.value_radius:
-    rho = rho.at[to].add(1.0, mode="drop")
+    rho = rho + jnp.sum(joins, axis=0)
   return sK, sV, rho
 
 
@@ -101,9 +105,10 @@ def _begin_chunk(state: types.State, spec: types.Spec) -> types.State:
       lax.dynamic_slice_in_dim(x, e % L, C)
       for x in (window_k, window_v, window_g)
     )
-    k_bar = layer_norm(k.at[:, : spec.rotary_dim].set(0))
+    rotary = jnp.arange(k.shape[1]) < spec.rotary_dim
+    k_bar = layer_norm(jnp.where(rotary, 0, k))
     begun = tuple(
-      x.at[:C].set(new)
+      jnp.concatenate([new, x[C:]])
       for x, new in zip((sK, sV, rho), _new_rows(k_bar, v, spec), strict=True)
     )
     continued = _overflow(
