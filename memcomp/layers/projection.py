@@ -202,7 +202,9 @@ class Projection(nnx.Module):
     segment_ids = context.segment_ids
     query, key, value = self.query(x), self.key(x), self.value(x)
     if self.residual_logit is not None:
-      share = self._share(x).astype(value.dtype)
+      if context.first_value is None:
+        raise ValueError("a value residual needs context.first_value")
+      share = self._share(x, self.residual_logit[...]).astype(value.dtype)
       first = context.first_value.astype(value.dtype)
       value = value + share * (first - value)
 
@@ -217,10 +219,10 @@ class Projection(nnx.Module):
     query, key, value = (
       linear.split_heads(y, self.heads) for y in (query, key, value)
     )
-    if self.normalize_key == "layer":
+    if self.query_norm is not None and self.key_norm is not None:
       query, key = self.query_norm(query), self.key_norm(key)
     elif self.normalize_key == "l2":
-      query, key = _unit(query), _unit(key)
+      query, key = activations.unit(query), activations.unit(key)
     positions = contract.token_positions(
       segment_ids, segment_id, position, x.shape[1]
     )
@@ -232,15 +234,9 @@ class Projection(nnx.Module):
       ProjectionState(query_last, key_last, value_last),
     )
 
-  def _share(self, x):
+  def _share(self, x, logit):
     if self.value_residual == "scalar":
-      return self.residual_logit[...]
-    logit = self.residual_logit[...]
-    if self.residual_down is not None:
+      return logit
+    if self.residual_down is not None and self.residual_up is not None:
       logit = logit + self.residual_up(self.residual_down(x))
     return jax.nn.sigmoid(logit)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  return activations.l2_norm(wide, 1e-6).astype(x.dtype)

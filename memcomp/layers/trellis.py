@@ -281,9 +281,9 @@ class Trellis(nnx.Module):
       )
     )
     if self.normalize != "none":
-      query, key = _unit(query), _unit(key)
+      query, key = activations.unit(query), activations.unit(key)
     if self.normalize == "qkv":
-      value = _unit(value)
+      value = activations.unit(value)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     inputs = trellis.Inputs(
       query=query,
@@ -348,9 +348,3 @@ class Trellis(nnx.Module):
 
 def _logit(p: float) -> float:
   return math.log(p / (1 - p))
-
-
-def _unit(x: jax.Array) -> jax.Array:
-  """L2 norm over the last axis, in float32 and back."""
-  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  return activations.l2_norm(wide, 1e-6).astype(x.dtype)

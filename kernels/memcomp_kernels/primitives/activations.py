@@ -24,6 +24,12 @@ def l2_norm(x: jax.Array, eps: float) -> jax.Array:
   return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
+def unit(x: jax.Array) -> jax.Array:
+  """L2-normalises the last axis in float32 or wider, and back."""
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return l2_norm(wide, 1e-6).astype(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array, float], jax.Array]] = {
   "ln_silu": lambda x, eps: layer_norm(jax.nn.silu(x), eps),
   "l2_silu": lambda x, eps: l2_norm(jax.nn.silu(x), eps),

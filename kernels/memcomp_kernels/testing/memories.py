@@ -2,6 +2,7 @@
 
 from memcomp_kernels.testing import (
   key_value_means_cases,
+  lattice_cases,
   memory,
   softmax_attention_cases,
   tensor_cache_cases,
@@ -13,6 +14,7 @@ MEMORIES: dict[str, memory.Memory] = {
   for cases in (
     trellis_cases,
     key_value_means_cases,
+    lattice_cases,
     softmax_attention_cases,
     tensor_cache_cases,
   )

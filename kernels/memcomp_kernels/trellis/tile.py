@@ -22,26 +22,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import activations, chunked, decay, substitution
+from memcomp_kernels.primitives import (
+  activations,
+  chunked,
+  decay,
+  matmul,
+  substitution,
+)
 from memcomp_kernels.trellis import types
 
 Memories = chunked.Memories
-
-
-def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-  """A matrix product of `dtype` operands, summed in float32 or wider."""
-  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
-  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
-  precision = (
-    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
-  )
-  return jnp.einsum(
-    equation,
-    a.astype(dtype),
-    b.astype(dtype),
-    precision=precision,
-    preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-  )
 
 
 def run(
@@ -66,7 +56,7 @@ def run(
   """
   del complete
   dtype = inputs.query.dtype
-  product = functools.partial(_product, dtype=dtype)
+  product = functools.partial(matmul.product, dtype=dtype)
   wide = memories[0].dtype
   target = inputs.target.astype(wide)
   log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)

@@ -13,16 +13,23 @@ from memcomp_kernels.trellis import reference, tile, tilings, types
 
 def _take_apart(state: types.State) -> chunked.Parts:
   starts = None
-  if state.key_memory_start is not None:
-    starts = state.key_memory_start, state.value_memory_start
+  key_start, value_start = state.key_memory_start, state.value_memory_start
+  if key_start is not None and value_start is not None:
+    starts = key_start, value_start
   memories = state.key_memory, state.value_memory
   return chunked.Parts(memories, starts, state.position, state.segment_id)
 
 
 def _put_together(parts: chunked.Parts) -> types.State:
+  key_memory, value_memory = parts.memories
   key_start, value_start = parts.starts or (None, None)
   return types.State(
-    *parts.memories, key_start, value_start, parts.position, parts.segment_id
+    key_memory=key_memory,
+    value_memory=value_memory,
+    key_memory_start=key_start,
+    value_memory_start=value_start,
+    position=parts.position,
+    segment_id=parts.segment_id,
   )
 
 

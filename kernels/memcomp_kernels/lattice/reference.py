@@ -1,0 +1,125 @@
+"""Lattice token by token, as the paper writes it (arXiv 2504.05646 v1).
+
+Symbols: S the memory, its columns s_i the slots; k, v, q inputs; gamma =
+write_rate; mu = exp(log_decay); Phi = phi(S) the normalised columns; S' the
+memory at the start of the current chunk (S' = S_{t-1} when gradients are taken
+per token), at which Phi, h and c are taken.
+
+  loss         decoding    |Phi k - v|^2     h = Phi k - v  c = k           (6)
+               encoding    |Phi^T v - k|^2   h = v          c = Phi^T v - k (9)
+               similarity  -<Phi^T v, k>     h = -v         c = k          (11)
+  orthogonal   ds_i = -gamma c_i P(s'_i) h / |s'_i|                        (13)
+               P(s) = I - s s^T / |s|^2
+  normalized   s_i <- (mu s_i + ds_i) / |mu s_i + ds_i|               (14, 16)
+               = beta_i (mu s_i + ds_i), beta_i = (mu^2 + |ds_i|^2)^(-1/2)
+  L1 variant   soft-threshold by gamma lambda, before the norm             (18)
+  read         y_t = S_t q_t, after the write
+
+"delta" stands below the paper's ladder: the loss is taken on S, and its
+gradient ds_i = -gamma c_i h is not projected. The factor 2 of the gradients of
+(6) and (9) is absorbed in gamma. Inside a chunk columns are contracted by beta,
+and read; after its last read they are thresholded and renormalised exactly.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.lattice import columns, types
+
+# The definition does not round float32 to bfloat16, as TPUs do by default.
+_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+def loss_factors(
+  objective: str, Phi: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns h `[batch, heads, value]` and c `[batch, heads, slots]`.
+
+  The gradient of the loss with respect to Phi is h c^T (but for a factor 2).
+  """
+  if objective == "decoding":
+    return _einsum("bhdm,bhm->bhd", Phi, k) - v, k
+  if objective == "encoding":
+    return v, _einsum("bhdm,bhd->bhm", Phi, v) - k
+  return -v, k
+
+
+def gradient(
+  S: jax.Array, k: jax.Array, v: jax.Array, spec: types.Spec
+) -> jax.Array:
+  """The loss's gradient with respect to S, `[batch, heads, value, slots]`."""
+  Phi, norms = columns.directions(S, spec)
+  h, c = loss_factors(spec.objective, Phi, k, v)
+  h, c = h[..., :, None], c[..., None, :] / norms
+  if spec.update != "delta":  # P h, for every column
+    h = h - Phi * jnp.sum(Phi * h, axis=-2, keepdims=True)
+  return h * c
+
+
+def step(
+  state: types.State, inputs: types.Inputs, *, spec: types.Spec
+) -> tuple[types.State, jax.Array]:
+  """Writes one token, then reads.
+
+  Args:
+    state: the memory before the token.
+    inputs: `[batch, heads, dim]` arrays.
+    spec: the memory's meaning.
+
+  Returns:
+    The state after the token, and y `[batch, heads, value]` in query's dtype.
+  """
+  S = state.memory
+  q, k, v, log_decay, write_rate = (x.astype(S.dtype) for x in inputs)
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  mu, gamma = jnp.exp(log_decay)[..., None], write_rate[..., None]
+  state = state._replace(segment_id=contract.next_segment_id(state.segment_id))
+
+  if state.position is None:
+    written = mu * S - gamma * gradient(S, k, v, spec)
+    S = columns.finish(written, S, write_rate[..., 0], spec)
+    state = state._replace(memory=S)
+    y = _einsum("bhdm,bhm->bhd", S, q)
+  else:
+    start, rate = state.memory_start, state.write_rate_sum
+    start = contract.batched_where(state.position == 0, S, start)
+    ds = -gamma * gradient(start, k, v, spec)
+    S = mu * S + ds
+    if spec.unit_columns:
+      S = columns.contraction(mu, columns.squared_norms(ds)) * S
+    y = _einsum("bhdm,bhm->bhd", S, q)  # before the chunk is finished
+    if rate is not None:
+      rate = rate + write_rate[..., 0]
+    position = (state.position + 1) % spec.chunk_size
+    finished = columns.finish(S, start, rate, spec)
+    S = contract.batched_where(position == 0, finished, S)
+    start = contract.batched_where(position == 0, S, start)
+    if rate is not None:
+      rate = contract.batched_where(position == 0, jnp.zeros_like(rate), rate)
+    state = state._replace(
+      memory=S, memory_start=start, write_rate_sum=rate, position=position
+    )
+  return state, y.astype(inputs.query.dtype)
+
+
+def reference(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Scans `step` over time: the definition that `chunk` must equal."""
+  return contract.scan(
+    lambda state, inputs: step(state, inputs, spec=spec),
+    state,
+    inputs,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )

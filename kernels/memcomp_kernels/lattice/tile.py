@@ -1,0 +1,110 @@
+"""One chunk of Lattice on matrix units: the algebra, nothing about layout.
+
+Rows are tokens; Phi, |s'| are of the chunk's start, S the memory before the
+tile (the start itself, but for a chunk that began in an earlier call):
+
+  H, C     the loss factors h and c of all tokens, by products with Phi
+  P = H Phi                     [time, slots], the tangent's share
+  a = -gamma C / |s'|           so that ds_i = a_i (h - Phi_i p_i)
+  beta = (mu^2 + a^2 |h - Phi p|^2)^(-1/2)   ("normalized", else 1)
+
+Then S_r = (S_{r-1} mu_r + h_r a_r^T - Phi diag(a_r p_r)) diag(beta_r) is linear
+with a decay beta mu per slot. With G the running sum of its log and w = beta a,
+
+  b_r = sum_{i<=r} exp(G_r - G_i) w_i p_i
+  Y   = (Q e^G) S^T + A H - (Q b) Phi^T,   A_{r,i} = sum_m Q w_i exp(G_r - G_i)
+  S  <- S diag(e^{G_C}) + H^T (w e^{G_C - G}) - Phi diag(b_C)
+
+(`slot_decay` has the scores A). A complete chunk is thresholded, renormalised.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.lattice import columns, slot_decay, tilings, types
+from memcomp_kernels.primitives import chunked, matmul
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  inputs: types.Inputs,
+  complete: jax.Array,
+  spec: types.Spec,
+) -> tuple[chunked.Memories, jax.Array]:
+  """Writes and reads one tile, at most one chunk.
+
+  Args:
+    memories: (S,) before the tile; with sparsity (S, sum of write rates).
+    starts: the same at the chunk's start.
+    inputs: `[batch, heads, chunk, ...]`.
+    complete: bool `[batch]`, whether the chunk ends with the tile.
+    spec: the memory's meaning.
+
+  Returns:
+    The memories after the tile, and Y `[batch, heads, chunk, value]`.
+  """
+  dtype, time = inputs.query.dtype, inputs.query.shape[-2]
+  product = functools.partial(matmul.product, dtype=dtype)
+  S, start = memories[0], starts[0]
+  block = min(time, tilings.BLOCK_TIME)
+  inputs = _pad(inputs, block)
+  query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+
+  Phi, norms = columns.directions(start, spec)
+  if spec.objective == "decoding":
+    h, c = product("bhdm,bhtm->bhtd", Phi, key) - value, key
+  elif spec.objective == "encoding":
+    h, c = value, product("bhdm,bhtd->bhtm", Phi, value) - key
+  else:
+    h, c = -value, key
+  writes = -rate * c / norms
+  # How much of h lies along each column; "delta" does not take it off.
+  projected = spec.update != "delta"
+  share = product("bhdm,bhtd->bhtm", Phi, h) if projected else jnp.zeros(())
+  log_decay = jnp.broadcast_to(log_decay, writes.shape)
+  if spec.unit_columns:
+    # |h - Phi p|^2. Columns are of norm 1 here, but derivatives off the unit
+    # sphere are those of the definition, too. Rounding may leave less than
+    # nothing of a value along a column.
+    off = 2 - columns.squared_norms(Phi)
+    tangent = jnp.sum(h * h, axis=-1, keepdims=True) - off * share * share
+    squares = writes * writes * jnp.maximum(tangent, 0)
+    beta = columns.contraction(jnp.exp(log_decay), squares)
+    log_decay, writes = log_decay + jnp.log(beta), beta * writes
+
+  factors = slot_decay.slot_decay(log_decay, block)
+  output = product("bhdm,bhtm->bhtd", S, factors.from_start * query)
+  output = output + slot_decay.read(factors, query, writes, h, dtype)
+  S = factors.total[..., None, :] * S
+  S = S + product("bhtd,bhtm->bhdm", h, factors.to_end * writes)
+  if projected:
+    along = slot_decay.running_sum(factors, writes * share)
+    output = output - product("bhdm,bhtm->bhtd", Phi, along * query)
+    S = S - Phi * along[..., -1:, :]
+
+  rates = (
+    memories[1] + jnp.sum(rate, axis=(-2, -1)) if spec.sums_rates else None
+  )
+  finished = columns.finish(S, start, rates, spec)
+  S = contract.batched_where(complete, finished, S)
+  output = output[..., :time, :].astype(dtype)
+  if rates is None:
+    return (S,), output
+  rates = contract.batched_where(complete, jnp.zeros_like(rates), rates)
+  return (S, rates), output
+
+
+def _pad(inputs: types.Inputs, block: int) -> types.Inputs:
+  """Zeros after the last token, which change nothing, to whole blocks."""
+
+  def pad(x):
+    missing = -x.shape[-2] % block
+    return jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
+
+  return types.Inputs(*map(pad, inputs))

@@ -1,0 +1,86 @@
+"""Lattice under the contract suite."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.lattice import api as lattice
+from memcomp_kernels.testing import memory
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  del key_dim  # the code is as wide as there are slots
+  keys = iter(jax.random.split(key, 5))
+
+  def normal(last):
+    return jax.random.normal(next(keys), (batch, time, heads, last))
+
+  return lattice.Inputs(
+    query=memory.unit(normal(spec.num_slots)),
+    key=memory.unit(normal(spec.num_slots)),
+    value=memory.unit(normal(value_dim)),
+    log_decay=jax.nn.log_sigmoid(3 + normal(1)),
+    write_rate=jax.nn.sigmoid(normal(1)),
+  )
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  return lattice.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+    memory=jax.random.normal(key, (heads, value_dim, spec.num_slots)),
+  )
+
+
+def _edges(inputs):
+  full = jnp.ones_like
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  return {
+    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
+    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
+    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
+    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+    "forgets all and writes nothing": inputs._replace(
+      log_decay=-1e4 * full(inputs.log_decay), write_rate=0 * inputs.write_rate
+    ),
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+  }
+
+
+def _specs():
+  base = lattice.Spec(num_slots=6, chunk_size=8)
+
+  def spec(**changes):
+    return dataclasses.replace(base, **changes)
+
+  return {
+    "chunk-decoding": base,
+    "chunk-encoding": spec(objective="encoding"),
+    "chunk-similarity": spec(objective="similarity"),
+    "chunk-orthogonal": spec(update="orthogonal"),
+    "chunk-delta": spec(update="delta", forget_gate=False),
+    "chunk-long-sparse": spec(sparsity=0.03, chunk_size=24),
+    "token": spec(gradient_at="token"),
+    "token-encoding": spec(
+      gradient_at="token", objective="encoding", update="orthogonal"
+    ),
+    "token-sparse": spec(gradient_at="token", sparsity=0.1),
+  }
+
+
+MEMORY = memory.Memory(
+  name="lattice",
+  api=lattice,
+  specs=_specs(),
+  typical=("chunk-decoding", "token"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)
