@@ -178,8 +178,8 @@ def chunk(
 
 
 def _known(counts: jax.Array) -> int | None:
-  """The greatest of some counts, None inside a transformation."""
-  if isinstance(counts, jax.core.Tracer):
+  """The greatest of some counts, None where this process cannot see them."""
+  if isinstance(counts, jax.core.Tracer) or not counts.is_fully_addressable:
     return None
   return int(np.asarray(counts).max())
 
