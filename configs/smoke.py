@@ -21,7 +21,11 @@ SMALL = {
     "budget_rows": 8,
     "budget_scale": 2.0,
   },
-  "tensor_cache": {"window_size": 16, "write_population": "evicted"},
+  "tensor_cache": {
+    "rotary_dim": 16,
+    "window_size": 16,
+    "write_population": "evicted",
+  },
   "softmax_attention": {"rotary_dim": 16},
 }
 """What is small beside heads and widths, by mixer."""

@@ -41,6 +41,11 @@ class Context(NamedTuple):
 class MixerConfig(abc.ABC):
   """A sequence mixer's configuration; each mixer adds its fields."""
 
+  @property
+  def random(self) -> bool:
+    """Whether training it uses `Context.noise`."""
+    return False
+
   @abc.abstractmethod
   def spec(self) -> Any:
     """The meaning of the memory, see the kernel's `Spec`.

@@ -56,19 +56,23 @@ def make_train_step(
   parts = config.training.accumulation
   axes = state_lib.row_axes(config, model)
 
-  def objective(params, batch, carry, tokens):
-    sums, carry, norms = _forward(model, config, params, batch, carry)
+  random = any(mixer.random for mixer in config.model.layer_mixers())
+
+  def objective(params, batch, carry, tokens, noise):
+    sums, carry, norms = _forward(model, config, params, batch, carry, noise)
     total = sums.nll + config.training.z_loss * sums.log_z_squared
     return total / tokens, (sums, carry, norms)
 
   gradient = jax.grad(objective, has_aux=True)
 
-  def accumulate(params, batch, carry, tokens):
+  def accumulate(params, batch, carry, tokens, noise):
     if parts == 1:
-      return gradient(params, batch, carry, tokens)
+      return gradient(params, batch, carry, tokens, noise)
 
     def body(total, part):
-      grads, (sums, carry, norms) = gradient(params, *part, tokens)
+      *part, index = part
+      own = None if noise is None else jax.random.fold_in(noise, index)
+      grads, (sums, carry, norms) = gradient(params, *part, tokens, own)
       return jax.tree.map(jnp.add, total, (grads, sums)), (carry, norms)
 
     zero = loss_lib.LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
@@ -76,6 +80,7 @@ def make_train_step(
     split = (
       jax.tree.map(lambda x: _split(x, parts), batch),
       jax.tree.map(lambda x, axis: _split(x, parts, axis), carry, axes),
+      jnp.arange(parts),
     )
     (grads, sums), (carry, norms) = jax.lax.scan(body, zero, split)
     carry = jax.tree.map(_join, carry, axes)
@@ -84,8 +89,12 @@ def make_train_step(
   def train_step(state, batch):
     counted = (batch.targets >= 0).sum(dtype=jnp.int32)
     tokens = jnp.maximum(counted, 1).astype(jnp.float32)
+    # Of the seed and the step alone, so that a resumed run draws the same.
+    noise = None
+    if random:
+      noise = jax.random.fold_in(jax.random.key(config.seed), state.step)
     grads, (sums, carry, norms) = accumulate(
-      state.params, batch, state.carry, tokens
+      state.params, batch, state.carry, tokens, noise
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     grad_norm = _norm(grads)
@@ -141,14 +150,16 @@ def make_validation_step(
   return validation_step
 
 
-def _forward(model, config, params, batch, carry):
+def _forward(model, config, params, batch, carry, noise=None):
   """Returns (loss sums, state to carry on, memory norms `[layers]`)."""
+  extra = {} if noise is None else {"noise": noise}
   with nnx.use_eager_sharding(False):
     module = nnx.merge(model.graphdef, params)
     hidden, state = module(
       batch.tokens,
       state=jax.lax.stop_gradient(carry),
       segment_ids=batch.segment_ids,
+      **extra,
     )
     sums = loss_lib.next_token_loss(
       module.logits, hidden, batch.targets, chunk=config.training.loss_chunk
