@@ -1,0 +1,177 @@
+"""The contract suite bites: mistakes in Lattice turn it red."""
+
+import types as python_types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.lattice import columns, slot_decay, tile
+from memcomp_kernels.primitives import matmul
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+
+MEMORY = memories.MEMORIES["lattice"]
+
+
+def subject(name="chunk-decoding"):
+  return checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+
+
+def assert_red(name="chunk-decoding"):
+  with pytest.raises(AssertionError, match="over 1e-12"):
+    checks.check_values(subject(name), 37)
+
+
+def in_tile(monkeypatch, module, **functions):
+  """Replaces functions of a module in the chunk form only."""
+  name = module.__name__.rpartition(".")[2]
+  wrong = python_types.SimpleNamespace(**vars(module) | functions)
+  monkeypatch.setattr(tile, name, wrong)
+
+
+def with_shares(monkeypatch, change):
+  """Changes a chunk's shares."""
+  right = slot_decay.slot_decay
+
+  def wrong(log_decay, block):
+    return change(right(log_decay, block))
+
+  in_tile(monkeypatch, slot_decay, slot_decay=wrong)
+
+
+def test_what_is_patched_is_right(monkeypatch):
+  for module in (columns, slot_decay, matmul):
+    in_tile(monkeypatch, module)
+  with_shares(monkeypatch, lambda shares: shares)
+  checks.check_values(subject(), 37)
+
+
+def test_no_tangent_projection(monkeypatch):
+  right = matmul.product
+
+  def product(equation, a, b, dtype):
+    result = right(equation, a, b, dtype)
+    # P = H Phi, the share of h along the columns.
+    return 0 * result if equation == "bhdm,bhtd->bhtm" else result
+
+  in_tile(monkeypatch, matmul, product=product)
+  assert_red()
+  checks.check_values(subject("chunk-delta"), 37)  # which projects nothing
+
+
+def test_no_contraction(monkeypatch):
+  in_tile(
+    monkeypatch,
+    columns,
+    contraction=lambda mu, squares: jnp.ones_like(mu * squares),
+  )
+  assert_red()
+  checks.check_values(subject("chunk-orthogonal"), 37)
+
+
+def test_a_contraction_without_the_decay(monkeypatch):
+  in_tile(
+    monkeypatch,
+    columns,
+    contraction=lambda mu, squares: columns.contraction(
+      jnp.ones_like(mu), squares
+    ),
+  )
+  assert_red()
+
+
+def test_renormalising_an_incomplete_chunk(monkeypatch):
+  right = tile.run
+
+  def wrong(memories, starts, inputs, complete, spec):
+    return right(memories, starts, inputs, jnp.ones_like(complete), spec)
+
+  monkeypatch.setattr(tile, "run", wrong)
+  checks.check_values(subject(), 32)  # chunks of 8 are all complete
+  assert_red()
+
+
+def test_renormalising_by_beta_alone(monkeypatch):
+  in_tile(monkeypatch, columns, finish=lambda S, *_: S)
+  checks.check_values(subject(), 7)  # no chunk has ended
+  assert_red()
+
+
+def test_decay_forgotten_between_blocks(monkeypatch):
+  def forgotten(shares):
+    if shares.to_block is None:
+      return shares
+    before = (shares.to_block != 0).astype(shares.to_block.dtype)
+    return shares._replace(to_block=before)
+
+  with_shares(monkeypatch, forgotten)
+  checks.check_values(subject(), 37)  # chunks of one block
+  assert_red("chunk-long-sparse")
+
+
+def test_blocks_that_do_not_see_each_other(monkeypatch):
+  with_shares(monkeypatch, lambda shares: shares._replace(to_block=None))
+  assert_red("chunk-long-sparse")
+
+
+def test_exp_of_positive_sums(monkeypatch):
+  """exp(G_r) exp(-G_i), the usual split of a share."""
+
+  def split(shares):
+    size = shares.within.shape[-2]
+    from_start = slot_decay.into_blocks(shares.from_start, size)
+    ratio = from_start[..., :, None, :] / from_start[..., None, :, :]
+    causal = jnp.tril(jnp.ones((size, size), bool))[..., None]
+    return shares._replace(within=jnp.where(causal, ratio, 0))
+
+  with_shares(monkeypatch, split)
+  checks.check_values(subject(), 37)  # ordinary values hide it
+  with pytest.raises(AssertionError, match="forgets all"):
+    checks.check_edges(subject(), 29)
+
+
+def check_two_calls(subject, first, time):
+  """The hand-off inside a chunk, values only."""
+
+  def in_two(state, inputs):
+    outputs = []
+    for part in (slice(None, first), slice(first, None)):
+      cut = jax.tree.map(lambda x: x[:, part], inputs)  # noqa: B023
+      state, y = subject.chunk(state, cut)
+      outputs.append(y)
+    return state, jnp.concatenate(outputs, axis=1)
+
+  with jax.enable_x64(True):
+    arguments = subject.state(), subject.inputs(time)
+    errors.assert_close(
+      jax.jit(in_two)(*arguments),
+      jax.jit(subject.reference)(*arguments),
+      tolerances.VALUE["float64"],
+      "two calls",
+    )
+
+
+def test_rates_forgotten_between_calls(monkeypatch):
+  sparse = subject("chunk-long-sparse")
+  check_two_calls(sparse, 5, 29)
+  right = tile.run
+
+  def wrong(memories, *arguments):
+    memory, rates = memories
+    return right((memory, jnp.zeros_like(rates)), *arguments)
+
+  monkeypatch.setattr(tile, "run", wrong)
+  with pytest.raises(AssertionError, match="two calls: over 1e-12"):
+    check_two_calls(sparse, 5, 29)
+
+
+def test_gradients_of_unit_columns_only(monkeypatch):
+  """|h|^2 - p^2 is |h - Phi p|^2 on the sphere, and not next to it."""
+  in_tile(
+    monkeypatch,
+    columns,
+    squared_norms=lambda S: jnp.ones_like(S[..., :1, :]),
+  )
+  checks.check_values(subject(), 37)  # the values are right
+  with pytest.raises(AssertionError, match="gradients: over 1e-10"):
+    checks.check_truth(subject(), 37)
