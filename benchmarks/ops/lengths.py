@@ -1,8 +1,8 @@
 """Time per token and state bytes of every memory, by length, in one run.
 
   python benchmarks/ops/lengths.py
-  python benchmarks/ops/lengths.py --lengths=1024,4096 --memories=trellis,softmax-full \
-    --plot=FILE.png --json=FILE.json
+  python benchmarks/ops/lengths.py --lengths=1024,4096 \
+    --memories=trellis,softmax-full --plot=FILE.png --json=FILE.json
 
 Forward, and forward+backward with gradients of all inputs and of the initial
 state; softmax attention over all tokens and over a window beside the memories.

@@ -2,10 +2,17 @@
 
 from typing import Any
 
-from memcomp.layers import key_value_means, softmax_attention, trellis
+from memcomp.layers import (
+  key_value_means,
+  lattice,
+  softmax_attention,
+  tensor_cache,
+  trellis,
+)
 
 MIXERS: dict[str, tuple[type, type]] = {
   "trellis": (trellis.TrellisConfig, trellis.Trellis),
+  "lattice": (lattice.LatticeConfig, lattice.Lattice),
   "key_value_means": (
     key_value_means.KeyValueMeansConfig,
     key_value_means.KeyValueMeans,
@@ -13,6 +20,10 @@ MIXERS: dict[str, tuple[type, type]] = {
   "softmax_attention": (
     softmax_attention.SoftmaxAttentionConfig,
     softmax_attention.SoftmaxAttention,
+  ),
+  "tensor_cache": (
+    tensor_cache.TensorCacheConfig,
+    tensor_cache.TensorCache,
   ),
 }
 """name -> (configuration, module), see `layers.mixer`."""

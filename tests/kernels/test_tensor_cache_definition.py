@@ -1,5 +1,7 @@
 """Level 1: the reference is the paper's Tensor Cache."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,12 +72,12 @@ def numbers(inputs):
 
 
 def evicted(**changes):
-  spec = {"window_size": 4, "write_population": "evicted"}
-  return api.Spec(**spec | changes)
+  spec = api.Spec(window_size=4, write_population="evicted")
+  return dataclasses.replace(spec, **changes)
 
 
 def every(**changes):
-  return api.Spec(**{"window_size": 6, "chunk_size": 4} | changes)
+  return dataclasses.replace(api.Spec(window_size=6, chunk_size=4), **changes)
 
 
 def test_eviction_by_hand():
@@ -332,7 +334,7 @@ def test_what_is_normalised_on_the_way_into_the_memory(make):
   def unit(x):
     return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-5)
 
-  spec = make(normalize_key=True, normalize_query=True, value_scale=0.5)
+  spec = make(unit_keys=True, unit_queries=True, value_scale=0.5)
   changed = inputs._replace(
     query=unit(inputs.query), key=unit(inputs.key), value=inputs.value / 2
   )

@@ -9,7 +9,13 @@ import pytest
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import key_value_means, softmax_attention, trellis
+from memcomp.layers import (
+  key_value_means,
+  lattice,
+  softmax_attention,
+  tensor_cache,
+  trellis,
+)
 from memcomp.models import decoder, registry
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
@@ -17,6 +23,9 @@ from memcomp_kernels.trellis import api
 MIXERS = {
   "trellis": trellis.TrellisConfig(
     heads=2, key_dim=8, value_dim=12, num_slots=6, chunk_size=8
+  ),
+  "lattice": lattice.LatticeConfig(
+    heads=2, value_dim=12, num_slots=6, chunk_size=8
   ),
   "key_value_means": key_value_means.KeyValueMeansConfig(
     heads=2,
@@ -31,6 +40,16 @@ MIXERS = {
   ),
   "softmax_attention": softmax_attention.SoftmaxAttentionConfig(
     heads=2, key_dim=8, value_dim=12, rotary_dim=4, max_length=32
+  ),
+  "tensor_cache": tensor_cache.TensorCacheConfig(
+    heads=2,
+    key_dim=8,
+    value_dim=12,
+    rotary_dim=4,
+    window_size=5,
+    chunk_size=4,
+    rule="delta",
+    write_rate_init=0.5,
   ),
 }
 

@@ -12,6 +12,7 @@ from memcomp_kernels.tensor_cache import types, xla_chunked
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
 step = _reference.step
+unit = _reference.unit
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "tensor_cache",

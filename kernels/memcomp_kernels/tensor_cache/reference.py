@@ -89,10 +89,9 @@ def _write(memories, seen, k, v, lam, eta, rho, rule):
 
 def entry(spec, token: types.Window, dtype) -> types.Window:
   """A token as it goes into the memory."""
-  k, v, rho = (None if x is None else x.astype(dtype) for x in token)
-  if spec.normalize_key:
-    k = unit(k)
-  return types.Window(k, v * spec.value_scale, rho)
+  token = jax.tree.map(lambda x: x.astype(dtype), token)
+  key = unit(token.key) if spec.unit_keys else token.key
+  return token._replace(key=key, value=spec.value_scale * token.value)
 
 
 def _write_evicted(memories, evicted, exists, gates, spec):
@@ -129,9 +128,9 @@ def step(
   """
   dtype = state.memories.memory.dtype
   q = inputs.query.astype(dtype)
-  rho, pi, alpha = (
-    None if x is None else x.astype(dtype)
-    for x in (inputs.write_route, inputs.read_route, inputs.read_mix)
+  rho, pi, alpha = jax.tree.map(
+    lambda x: x.astype(dtype),
+    (inputs.write_route, inputs.read_route, inputs.read_mix),
   )
   lam = jnp.exp(inputs.log_decay.astype(dtype))
   gates = lam, inputs.write_rate.astype(dtype), rho
@@ -145,7 +144,7 @@ def step(
   size = {"size": spec.window_size, "sink_tokens": spec.sink_tokens}
   live = window.held(state.position + 1, **size) >= 0
   y_local = _local_attention(q, held, live)
-  if spec.normalize_query:
+  if spec.unit_queries:
     q = unit(q)
 
   memories, starts, sums = state.memories, state.starts, state.sums

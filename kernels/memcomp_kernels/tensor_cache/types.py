@@ -38,9 +38,9 @@ class Spec:
       that of the token that evicts it ("query"). With "all" they are the same.
     read_after_write: an evicted token is read by the token that evicts it; if
       False (the public code's order) by the next one on. Only with "evicted".
-    normalize_key: k / (|k| + 1e-5) on its way into the memory; local attention
+    unit_keys: k / (|k| + 1e-5) on its way into the memory; local attention
       has keys and queries as they come.
-    normalize_query: the same of the query that reads the memory.
+    unit_queries: the same of the query that reads the memory.
     value_scale: factor of values on their way into the memory, > 0.
     read_norm: reads are divided by max(|q . z|, 1), z_t = lambda z_{t-1} +
       eta k: each slot and timescale by its own z.
@@ -56,8 +56,8 @@ class Spec:
   timescales: int = 1
   route_by: str = "key"
   read_after_write: bool = False
-  normalize_key: bool = False
-  normalize_query: bool = False
+  unit_keys: bool = False
+  unit_queries: bool = False
   value_scale: float = 1.0
   read_norm: bool = False
 

@@ -110,17 +110,25 @@ def _tokens(spec, inputs: types.Inputs, written: types.Window) -> tile.Tokens:
   """What the memory sees of the call's tokens, `[batch, time, heads, ...]`."""
   dtype = inputs.query.dtype
   wide = contract.accumulation_dtype(inputs.query, inputs.log_decay)
-  key, value, route = reference.entry(spec, written, wide)
+  written = reference.entry(spec, written, wide)
   query = inputs.query.astype(wide)
-  if spec.normalize_query:
+  if spec.unit_queries:
     query = reference.unit(query)
-  gates = inputs.log_decay, inputs.write_rate, route
-  reads = inputs.read_route, inputs.read_mix
+  gates = jax.tree.map(
+    lambda x: x.astype(wide),
+    {
+      "log_decay": inputs.log_decay,
+      "write_rate": inputs.write_rate,
+      "write_route": written.write_route,
+      "read_route": inputs.read_route,
+      "read_mix": inputs.read_mix,
+    },
+  )
   return tile.Tokens(
     query.astype(dtype),
-    key.astype(dtype),
-    value.astype(dtype),
-    *(None if x is None else x.astype(wide) for x in gates + reads),
+    written.key.astype(dtype),
+    written.value.astype(dtype),
+    **gates,
   )
 
 
@@ -152,7 +160,8 @@ def _memory(plan, state, reset_state, tokens, writes, spec):
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def body(carry, laid):
-    return tile.run(carry, reset, *laid, spec)
+    tokens, places = laid
+    return tile.run(carry, reset, tokens, places, spec)
 
   carry, reads = lax.scan(body, _carry(state, spec), (laid, flags))
   reads = jnp.moveaxis(reads, (0, 2), (1, 3))

@@ -1,5 +1,7 @@
 """Tensor Cache under the contract suite."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -98,24 +100,24 @@ def _edges(inputs):
 
 
 def _specs():
+  by_eviction = tensor_cache.Spec(window_size=6, write_population="evicted")
+  by_chunk = tensor_cache.Spec(window_size=9, chunk_size=8)
+
   def evicted(**changes):
-    return tensor_cache.Spec(
-      **{"window_size": 6, "write_population": "evicted"} | changes
-    )
+    return dataclasses.replace(by_eviction, **changes)
 
   def every(**changes):
-    return tensor_cache.Spec(**{"window_size": 9, "chunk_size": 8} | changes)
+    return dataclasses.replace(by_chunk, **changes)
 
   return {
     "evicted-outer": evicted(read_after_write=True, read_norm=True),
-    "evicted-delta": evicted(rule="delta", normalize_key=True),
+    "evicted-delta": evicted(rule="delta", unit_keys=True),
     "evicted-wedge": evicted(rule="wedge", sink_tokens=1),
-    "evicted-timescales": evicted(timescales=2, value_scale=0.5),
-    "evicted-slots": evicted(num_slots=3, sink_tokens=2),
-    "evicted-slots-by-query": evicted(
-      num_slots=2, rule="delta", route_by="query", normalize_query=True
+    "evicted-timescales": evicted(
+      timescales=2, num_slots=2, route_by="query", value_scale=0.5
     ),
-    "all-outer": every(normalize_query=True),
+    "evicted-slots": evicted(num_slots=3, sink_tokens=2),
+    "all-outer": every(unit_queries=True),
     "all-delta": every(rule="delta", sink_tokens=1, chunk_size=5),
     "all-mean": every(
       chunk_mean=True, timescales=2, chunk_size=7, sink_tokens=1
