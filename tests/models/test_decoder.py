@@ -49,6 +49,7 @@ MIXERS = {
     window_size=5,
     chunk_size=4,
     rule="delta",
+    unit_keys=True,  # without, a delta rule of this rate diverges
     write_rate_init=0.5,
   ),
 }
