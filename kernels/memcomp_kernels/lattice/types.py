@@ -98,7 +98,7 @@ class State(NamedTuple):
   Attributes:
     memory: S, `[batch, heads, value, slots]`, float32 or wider; its columns
       are the slots, of norm 1 where the update is "normalized" (with stale
-      gradients: at chunk starts, and near it inside a chunk).
+      gradients at chunk starts, and at most sqrt(tokens) inside a chunk).
     memory_start: S at the start of the current chunk, equal to `memory` (and
       never read) while `position` is 0; only with stale gradients, None
       otherwise.
