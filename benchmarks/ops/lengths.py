@@ -6,8 +6,8 @@
 
 Forward, and forward+backward with gradients of all inputs and of the initial
 state; softmax attention over all tokens and over a window beside the memories.
-Each figure is the median of several runs after a warm-up, memories taken in
-turn so that a drifting machine hits all alike. Ratios are what counts.
+Each figure is the median of several runs after a warm-up, memories and lengths
+taken in turn so that a drifting machine hits all alike. Ratios are what counts.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _LENGTHS = flags.DEFINE_list(
   "lengths", ["1024", "2048", "4096", "8192", "16384", "32768"], "Tokens."
 )
 _MEMORIES = flags.DEFINE_list("memories", [], "Labels of some; default all.")
-_HEADS = flags.DEFINE_integer("heads", 4, "Heads.")
+_HEADS = flags.DEFINE_integer("heads", 2, "Heads.")
 _DIM = flags.DEFINE_integer("dim", 64, "Key and value width, and slots.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each.")
 _BACKWARD = flags.DEFINE_bool("backward", True, "Time the gradient as well.")
@@ -108,31 +108,33 @@ def seconds(function) -> float:
 
 def measure(case_by_label: dict[str, Case], lengths: list[int]):
   """Returns the rows of the table."""
+  runs = {
+    (label, length): prepare(case, length)
+    for length in lengths
+    for label, case in case_by_label.items()
+  }
+  times = {key: ([], []) for key in runs}
+  # All of them in turn: a machine that drifts hits all lengths alike.
+  for turn in range(_REPEATS.value + 1):
+    for key, run in runs.items():
+      for kept, function in zip(times[key], run[:2], strict=True):
+        if function is None:
+          continue
+        took = seconds(function)
+        if turn:  # the first one compiles
+          kept.append(took)
+    print(f"turn {turn} of {_REPEATS.value}", flush=True)
   rows = []
-  for length in lengths:
-    runs = {
-      label: prepare(case, length) for label, case in case_by_label.items()
+  for (label, length), (forward, both) in times.items():
+    row = {
+      "memory": label,
+      "length": length,
+      "state_bytes": runs[label, length][2],
+      "forward_us": statistics.median(forward) / length * 1e6,
     }
-    times = {label: ([], []) for label in runs}
-    for turn in range(_REPEATS.value + 1):
-      for label, run in runs.items():
-        for kept, function in zip(times[label], run[:2], strict=True):
-          if function is None:
-            continue
-          took = seconds(function)
-          if turn:  # the first one compiles
-            kept.append(took)
-    for label, (forward, both) in times.items():
-      row = {
-        "memory": label,
-        "length": length,
-        "state_bytes": runs[label][2],
-        "forward_us": statistics.median(forward) / length * 1e6,
-      }
-      if both:
-        row["forward_backward_us"] = statistics.median(both) / length * 1e6
-      rows.append(row)
-      print(json.dumps(row), flush=True)
+    if both:
+      row["forward_backward_us"] = statistics.median(both) / length * 1e6
+    rows.append(row)
   return rows
 
 
