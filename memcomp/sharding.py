@@ -5,7 +5,7 @@ and activations are constrained by them; only this file knows the mesh.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memcomp import errors
+from memcomp_kernels import sharding as kernel_sharding
 
 AXES = ("replica", "fsdp", "tensor", "context")
 
@@ -137,3 +138,10 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   if mesh.empty or mesh.size == 1:
     return x
   return jax.lax.with_sharding_constraint(x, spec(*names))
+
+
+def on_mesh(chunk: Callable[..., Any]) -> Callable[..., Any]:
+  """A memory's `chunk`, its rows and heads laid over the mesh in use."""
+  return kernel_sharding.shard_chunk(
+    chunk, batch_axes=BATCH_AXES, head_axes=HEAD_AXES
+  )

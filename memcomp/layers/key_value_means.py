@@ -14,7 +14,6 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, projection
-from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.key_value_means import api as key_value_means
 from memcomp_kernels.key_value_means import budgets
 
@@ -92,14 +91,16 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
     if self.budget == "saturating":
       return budgets.SaturatingBudget(self.budget_rows)
     module, colon, name = self.budget.partition(":")
+    if not colon:
+      raise ValueError(
+        f"budget={self.budget!r} is neither fixed, power nor saturating, nor"
+        " module:name of a function"
+      )
     try:
-      if not colon:
-        raise ImportError("no colon")
       return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
       raise ValueError(
-        f"budget={self.budget!r} is neither fixed, power nor saturating, nor"
-        f" module:name of a function that can be imported ({error})"
+        f"budget={self.budget!r} cannot be imported: {error}"
       ) from error
 
   def validate(self) -> None:
@@ -247,11 +248,7 @@ class KeyValueMeans(nnx.Module):
   ) -> tuple[jax.Array, KeyValueMeansState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
-    chunk = kernel_sharding.shard_chunk(
-      key_value_means.chunk,
-      batch_axes=sharding.BATCH_AXES,
-      head_axes=sharding.HEAD_AXES,
-    )
+    chunk = sharding.on_mesh(key_value_means.chunk)
     memory, fresh = self._with_parameters(state.memory), None
     if context.segment_ids is not None:
       empty = jax.tree.map(jnp.zeros_like, memory)

@@ -6,7 +6,7 @@ decay and rate gates -> Lattice -> * GELU(x W_g) -> W_o
 """
 
 import dataclasses
-import math
+import functools
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, norm, short_convolution
-from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.lattice import api as lattice
 from memcomp_kernels.primitives import activations
 
@@ -165,9 +164,9 @@ class Lattice(nnx.Module):
     self.query_key = project(code_width)
     self.value = project(value_width)
     self.gate = project(value_width)
-    self.log_decay = project(heads, _logit(config.decay_init))
+    self.log_decay = project(heads, linear.logit(config.decay_init))
     rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = project(heads, _logit(rate))
+    self.write_rate = project(heads, linear.logit(rate))
     self.out = linear.Linear(
       value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
     )
@@ -175,16 +174,12 @@ class Lattice(nnx.Module):
       norm.LayerNorm(value_width, name="heads") if config.post_norm else None
     )
 
-    def convolution(width, wanted=True):
-      if not config.convolution_width or not wanted:
-        return nnx.data(None)
-      return short_convolution.ShortConvolution(
-        width, config.convolution_width, rngs=rngs
-      )
-
-    self.query_convolution = convolution(code_width)
-    self.key_convolution = convolution(code_width)
-    self.value_convolution = convolution(value_width, config.convolve_value)
+    width = config.convolution_width
+    value_taps = width if config.convolve_value else 0
+    make = short_convolution.make
+    self.query_convolution = make(code_width, width, rngs=rngs)
+    self.key_convolution = make(code_width, width, rngs=rngs)
+    self.value_convolution = make(value_width, value_taps, rngs=rngs)
 
     self.initial_memory = nnx.data(None)
     if config.memory_init == "learned":
@@ -207,8 +202,7 @@ class Lattice(nnx.Module):
     """The state before the first token; holds the initial slots."""
     del length
 
-    def taps(convolution):
-      return None if convolution is None else convolution.init_state(batch)
+    taps = short_convolution.init_taps
 
     initial = self.initial_memory
     memory = lattice.init_state(
@@ -219,9 +213,9 @@ class Lattice(nnx.Module):
       memory=None if initial is None else initial[...],
     )
     return LatticeState(
-      taps(self.query_convolution),
-      taps(self.key_convolution),
-      taps(self.value_convolution),
+      taps(self.query_convolution, batch),
+      taps(self.key_convolution, batch),
+      taps(self.value_convolution, batch),
       memory,
     )
 
@@ -231,17 +225,11 @@ class Lattice(nnx.Module):
 
   def _inputs(self, x, state: LatticeState, segment_ids):
     """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
-
-    def convolve(convolution, x, taps):
-      if convolution is None:
-        return x, None
-      return convolution(
-        x,
-        taps,
-        segment_ids=segment_ids,
-        segment_id=state.memory.segment_id,
-      )
-
+    convolve = functools.partial(
+      short_convolution.apply,
+      segment_ids=segment_ids,
+      segment_id=state.memory.segment_id,
+    )
     shared = self.query_key(x)
     query, query_taps = convolve(
       self.query_convolution, shared, state.query_taps
@@ -281,11 +269,7 @@ class Lattice(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     segment_ids = context.segment_ids
     inputs, taps = self._inputs(x, state, segment_ids)
-    chunk = kernel_sharding.shard_chunk(
-      lattice.chunk,
-      batch_axes=sharding.BATCH_AXES,
-      head_axes=sharding.HEAD_AXES,
-    )
+    chunk = sharding.on_mesh(lattice.chunk)
     fresh = self.init_state(x.shape[0]).memory
     memory, y = chunk(
       state.memory,
@@ -307,7 +291,3 @@ class Lattice(nnx.Module):
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
     return self._output(x, y[:, None])[:, 0], LatticeState(*taps, memory)
-
-
-def _logit(p: float) -> float:
-  return math.log(p / (1 - p))

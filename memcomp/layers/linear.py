@@ -95,3 +95,8 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
   """`[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
   x = x.reshape(*x.shape[:-1], heads, -1)
   return sharding.constrain(x, "batch", "time", "heads", None)
+
+
+def logit(p: float) -> float:
+  """The bias that a sigmoid maps to `p` in (0, 1)."""
+  return math.log(p / (1 - p))

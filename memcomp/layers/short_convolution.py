@@ -116,3 +116,33 @@ class ShortConvolution(nnx.Module):
       segment_ids=segment_ids,
       segment_id=segment_id,
     )
+
+
+def make(
+  channels: int, width: int, *, rngs: nnx.Rngs
+) -> ShortConvolution | None:
+  """A convolution of `width` taps, or None where that is 0."""
+  if not width:
+    return nnx.data(None)
+  return ShortConvolution(channels, width, rngs=rngs)
+
+
+def init_taps(
+  convolution: ShortConvolution | None, batch: int
+) -> jax.Array | None:
+  """Taps before the first token; None without a convolution."""
+  return None if convolution is None else convolution.init_state(batch)
+
+
+def apply(
+  convolution: ShortConvolution | None,
+  x: jax.Array,
+  taps: jax.Array | None,
+  *,
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+) -> tuple[jax.Array, jax.Array | None]:
+  """`short_convolution`, or `x` as it is without one."""
+  if convolution is None:
+    return x, None
+  return convolution(x, taps, segment_ids=segment_ids, segment_id=segment_id)

@@ -14,7 +14,6 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, projection
-from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.softmax_attention import api as attention
 
 
@@ -155,11 +154,7 @@ class SoftmaxAttention(nnx.Module):
   ) -> tuple[jax.Array, SoftmaxAttentionState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
-    chunk = kernel_sharding.shard_chunk(
-      attention.chunk,
-      batch_axes=sharding.BATCH_AXES,
-      head_axes=sharding.HEAD_AXES,
-    )
+    chunk = sharding.on_mesh(attention.chunk)
     fresh = None
     if context.segment_ids is not None:
       # As many rows as this state has, whatever length it was made for.

@@ -21,7 +21,6 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, projection
-from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.tensor_cache import api as tensor_cache
 
 # Logits of decays and rates are clamped to +-10: decays stay below 0.99996.
@@ -188,7 +187,9 @@ class TensorCache(nnx.Module):
     self.out, self.memory_out = out(out_std), out(std)
 
     def logits(*probabilities):
-      row = jnp.array([_logit(p) for p in probabilities[: config.timescales]])
+      row = jnp.array(
+        [linear.logit(p) for p in probabilities[: config.timescales]]
+      )
       return linear.constant_param(
         jnp.broadcast_to(row, (heads, config.timescales)), ("heads", None)
       )
@@ -321,11 +322,7 @@ class TensorCache(nnx.Module):
   ) -> tuple[jax.Array, TensorCacheState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
-    chunk = kernel_sharding.shard_chunk(
-      tensor_cache.chunk,
-      batch_axes=sharding.BATCH_AXES,
-      head_axes=sharding.HEAD_AXES,
-    )
+    chunk = sharding.on_mesh(tensor_cache.chunk)
     packed = context.segment_ids is not None
     memory, y = chunk(
       state.memory,
@@ -353,10 +350,6 @@ class TensorCache(nnx.Module):
     )
     y = self._output(x[:, None], y[:, None])[:, 0]
     return y, TensorCacheState(projected, memory)
-
-
-def _logit(p: float) -> float:
-  return math.log(p / (1 - p))
 
 
 def _top_k(logits: jax.Array, k: int) -> jax.Array:

@@ -6,7 +6,7 @@ decay and rate gates -> Trellis -> layer norm -> * GELU(x W_g) -> W_o
 """
 
 import dataclasses
-import math
+import functools
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, norm, short_convolution
-from memcomp_kernels import sharding as kernel_sharding
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import api as trellis
 
@@ -173,29 +172,20 @@ class Trellis(nnx.Module):
     self.value = project(value_width)
     self.target = project(heads * slots)
     self.gate = project(value_width)
-    self.log_decay = project(heads * passes, _logit(config.decay_init))
+    self.log_decay = project(heads * passes, linear.logit(config.decay_init))
     rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = project(heads * passes, _logit(rate))
+    self.write_rate = project(heads * passes, linear.logit(rate))
     self.out = linear.Linear(
       value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
     )
     self.post_norm = norm.LayerNorm(value_width, name="heads")
 
-    def convolution(width):
-      return short_convolution.ShortConvolution(
-        width, config.convolution_width, rngs=rngs
-      )
-
-    convolve = config.convolution_width > 0
-    self.query_convolution = nnx.data(
-      convolution(key_width) if convolve else None
-    )
-    self.key_convolution = nnx.data(
-      convolution(key_width) if convolve else None
-    )
-    self.value_convolution = nnx.data(
-      convolution(value_width) if convolve and config.convolve_value else None
-    )
+    width = config.convolution_width
+    value_taps = width if config.convolve_value else 0
+    make = short_convolution.make
+    self.query_convolution = make(key_width, width, rngs=rngs)
+    self.key_convolution = make(key_width, width, rngs=rngs)
+    self.value_convolution = make(value_width, value_taps, rngs=rngs)
 
     def memory(dim, names):
       if not config.learned_memory:
@@ -222,8 +212,7 @@ class Trellis(nnx.Module):
     """The state before the first token; holds the learned memory."""
     del length
 
-    def taps(convolution):
-      return None if convolution is None else convolution.init_state(batch)
+    taps = short_convolution.init_taps
 
     def value(parameter):
       return None if parameter is None else parameter[...]
@@ -238,9 +227,9 @@ class Trellis(nnx.Module):
       value_memory=value(self.value_memory),
     )
     return TrellisState(
-      taps(self.query_convolution),
-      taps(self.key_convolution),
-      taps(self.value_convolution),
+      taps(self.query_convolution, batch),
+      taps(self.key_convolution, batch),
+      taps(self.value_convolution, batch),
       memory,
     )
 
@@ -250,17 +239,11 @@ class Trellis(nnx.Module):
 
   def _inputs(self, x, state: TrellisState, segment_ids):
     """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
-
-    def convolve(convolution, x, taps):
-      if convolution is None:
-        return x, None
-      return convolution(
-        x,
-        taps,
-        segment_ids=segment_ids,
-        segment_id=state.memory.segment_id,
-      )
-
+    convolve = functools.partial(
+      short_convolution.apply,
+      segment_ids=segment_ids,
+      segment_id=state.memory.segment_id,
+    )
     shared = self.query_key(x)
     query, query_taps = convolve(
       self.query_convolution, shared, state.query_taps
@@ -318,11 +301,7 @@ class Trellis(nnx.Module):
     """
     segment_ids = context.segment_ids
     inputs, taps = self._inputs(x, state, segment_ids)
-    chunk = kernel_sharding.shard_chunk(
-      trellis.chunk,
-      batch_axes=sharding.BATCH_AXES,
-      head_axes=sharding.HEAD_AXES,
-    )
+    chunk = sharding.on_mesh(trellis.chunk)
     fresh = self.init_state(x.shape[0]).memory
     memory, y = chunk(
       state.memory,
@@ -344,7 +323,3 @@ class Trellis(nnx.Module):
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
     return self._output(x, y[:, None])[:, 0], TrellisState(*taps, memory)
-
-
-def _logit(p: float) -> float:
-  return math.log(p / (1 - p))
