@@ -1,6 +1,7 @@
 """Writes the units of `memcomp.data.prepare` in several processes."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -50,18 +51,23 @@ def run(
     initializer=_start_worker,
     initargs=(corpus, counter),
   )
-  waiting = {pool.submit(_work, unit): unit for unit in todo}
+  waiting = {}
   try:
-    while waiting:
-      done, _ = concurrent.futures.wait(
-        waiting,
-        timeout=0.5,
-        return_when=concurrent.futures.FIRST_COMPLETED,
-      )
-      progress.set(counter.value)
-      for future in done:
-        future.result()
-        yield waiting.pop(future)
+    with _interrupts_held_back() as interrupted:
+      waiting = {pool.submit(_work, unit): unit for unit in todo}
+      while waiting:
+        done, _ = concurrent.futures.wait(
+          waiting,
+          timeout=0.5,
+          return_when=concurrent.futures.FIRST_COMPLETED,
+        )
+        if interrupted.is_set():
+          raise KeyboardInterrupt
+        # Without its lock, which a killed worker may hold for ever.
+        progress.set(counter.get_obj().value)
+        for future in done:
+          future.result()
+          yield waiting.pop(future)
     pool.shutdown()
   except concurrent.futures.BrokenExecutor as error:
     raise errors.UserError(
@@ -73,6 +79,28 @@ def run(
       pool.shutdown(wait=False, cancel_futures=True)
       for child in multiprocessing.active_children():
         child.terminate()
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[threading.Event]:
+  """Gives an event in place of KeyboardInterrupt.
+
+  Raised between two bytecodes, it can leave a lock of the pool held, and the
+  process then waits for that lock when it ends.
+  """
+  interrupted = threading.Event()
+  before = {}
+  if threading.current_thread() is threading.main_thread():
+    for number in (signal.SIGINT, signal.SIGTERM):
+      handler = signal.getsignal(number)
+      if handler is signal.default_int_handler:
+        before[number] = handler
+        signal.signal(number, lambda *_: interrupted.set())
+  try:
+    yield interrupted
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 _worker: tuple[units.Corpus, tokenizer_lib.Tokenizer, Any]
