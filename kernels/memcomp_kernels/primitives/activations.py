@@ -2,7 +2,8 @@
 
 `eps` stands inside the root of the layer norm and of the L2 norm; the other
 activations ignore it. It bounds their Jacobian by about 1 / sqrt(eps), so for
-`phi` it is part of the model, not a safeguard.
+`phi` it is part of the model, not a safeguard. It is a number, or an array
+that broadcasts against one activation's row, `[..., 1]`.
 """
 
 from collections.abc import Callable
@@ -10,16 +11,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 
-def layer_norm(x: jax.Array, eps: float) -> jax.Array:
+def layer_norm(x: jax.Array, eps: ArrayLike) -> jax.Array:
   """Layer norm over the last axis, without parameters."""
   centred = x - jnp.mean(x, axis=-1, keepdims=True)
   variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
   return centred * lax.rsqrt(variance + eps)
 
 
-def l2_norm(x: jax.Array, eps: float) -> jax.Array:
+def l2_norm(x: jax.Array, eps: ArrayLike) -> jax.Array:
   """X / sqrt(|x|^2 + eps) over the last axis: finite gradients at zero."""
   return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
@@ -30,7 +32,7 @@ def unit(x: jax.Array) -> jax.Array:
   return l2_norm(wide, 1e-6).astype(x.dtype)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array, float], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array, ArrayLike], jax.Array]] = {
   "ln_silu": lambda x, eps: layer_norm(jax.nn.silu(x), eps),
   "l2_silu": lambda x, eps: l2_norm(jax.nn.silu(x), eps),
   "silu": lambda x, eps: jax.nn.silu(x),
@@ -39,14 +41,44 @@ ACTIVATIONS: dict[str, Callable[[jax.Array, float], jax.Array]] = {
   "identity": lambda x, eps: x,
 }
 
+# Silu's derivative is at most this (1.0998, at 2.4).
+_SILU = 1.0999
 
-def activate(name: str, x: jax.Array, eps: float) -> jax.Array:
+# The Jacobian's operator norm is at most factor * eps ** power: a layer norm
+# projects, then divides by at least sqrt(eps), and so does an L2 norm;
+# softmax's diag(p) - p p^T is largest with half the mass on each of two places.
+_STEEPNESS: dict[str, tuple[float, float]] = {
+  "ln_silu": (_SILU, -0.5),
+  "l2_silu": (_SILU, -0.5),
+  "silu": (_SILU, 0.0),
+  "l2": (1.0, -0.5),
+  "softmax": (0.5, 0.0),
+  "identity": (1.0, 0.0),
+}
+
+
+def activate(name: str, x: jax.Array, eps: ArrayLike) -> jax.Array:
   """Applies the activation called `name` over the last axis of `x`."""
   return ACTIVATIONS[name](x, eps)
 
 
+def steepness(name: str, eps: ArrayLike) -> jax.Array:
+  """A bound on the operator norm of the Jacobian, whatever it is taken at.
+
+  Args:
+    name: of the activation.
+    eps: of its norm, > 0.
+
+  Returns:
+    As `eps`, in float32 or wider.
+  """
+  factor, power = _STEEPNESS[name]
+  eps = jnp.asarray(eps)
+  return factor * eps.astype(jnp.promote_types(eps.dtype, jnp.float32)) ** power
+
+
 def write_direction(
-  name: str, pre_activation: jax.Array, target: jax.Array, eps: float
+  name: str, pre_activation: jax.Array, target: jax.Array, eps: ArrayLike
 ) -> jax.Array:
   """Returns u = J_phi(z)^T (phi(z) - target), the gradient of half the loss.
 
