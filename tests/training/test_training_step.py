@@ -184,6 +184,19 @@ def test_learned_memories_are_learned(carry):
   assert not zero
 
 
+def test_gradient_norm_is_that_before_clipping():
+  config, mesh, start = _setup()
+  config.optimizer.clip_norm = 1e6
+  _, (free,) = _run(config, mesh, start, [_batch(0)])
+  config, mesh, start = _setup()
+  config.optimizer.clip_norm = float(free["grad_norm"]) / 100
+  after, (clipped,) = _run(config, mesh, start, [_batch(0)])
+  np.testing.assert_allclose(clipped["grad_norm"], free["grad_norm"], rtol=1e-5)
+  moments = jax.tree.leaves(after.opt_state[1].mu)
+  norm = np.sqrt(sum(np.sum(np.square(x)) for x in moments))
+  np.testing.assert_allclose(norm, config.optimizer.clip_norm, rtol=1e-4)
+
+
 def test_z_loss_and_loss_chunk():
   batches = [_batch(0, documents=True)]
   config, mesh, start = _setup()
