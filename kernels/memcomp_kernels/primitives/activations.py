@@ -62,7 +62,7 @@ def activate(name: str, x: jax.Array, eps: ArrayLike) -> jax.Array:
   return ACTIVATIONS[name](x, eps)
 
 
-def steepness(name: str, eps: ArrayLike) -> jax.Array:
+def steepness(name: str, eps: jax.Array | float) -> jax.Array | float:
   """A bound on the operator norm of the Jacobian, whatever it is taken at.
 
   Args:
@@ -70,11 +70,10 @@ def steepness(name: str, eps: ArrayLike) -> jax.Array:
     eps: of its norm, > 0.
 
   Returns:
-    As `eps`, in float32 or wider.
+    As `eps`.
   """
   factor, power = _STEEPNESS[name]
-  eps = jnp.asarray(eps)
-  return factor * eps.astype(jnp.promote_types(eps.dtype, jnp.float32)) ** power
+  return factor * eps**power
 
 
 def write_direction(
