@@ -54,20 +54,23 @@ def run(
   waiting = {}
   try:
     with _interrupts_held_back() as interrupted:
+      # Ctrl-C reaches the whole group; workers inherit that it is blocked.
+      signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
       waiting = {pool.submit(_work, unit): unit for unit in todo}
+      signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
       while waiting:
         done, _ = concurrent.futures.wait(
           waiting,
           timeout=0.5,
           return_when=concurrent.futures.FIRST_COMPLETED,
         )
-        if interrupted.is_set():
-          raise KeyboardInterrupt
         # Without its lock, which a killed worker may hold for ever.
         progress.set(counter.get_obj().value)
         for future in done:
           future.result()
           yield waiting.pop(future)
+        if interrupted.is_set():
+          raise KeyboardInterrupt
     pool.shutdown()
   except concurrent.futures.BrokenExecutor as error:
     raise errors.UserError(
@@ -108,8 +111,6 @@ _worker: tuple[units.Corpus, tokenizer_lib.Tokenizer, Any]
 
 def _start_worker(corpus: units.Corpus, counter: Any):
   global _worker
-  # Ctrl-C reaches the whole group; the parent ends its workers itself.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
   threading.Thread(target=_leave_with_parent, daemon=True).start()
   _worker = corpus, tokenizer_lib.load(corpus.tokenizer), counter
 
