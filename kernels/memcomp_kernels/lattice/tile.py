@@ -34,7 +34,8 @@ def run(
   inputs: types.Inputs,
   complete: jax.Array,
   spec: types.Spec,
-) -> tuple[chunked.Memories, jax.Array]:
+  tiling: None = None,
+) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile, at most one chunk.
 
   Args:
@@ -43,10 +44,12 @@ def run(
     inputs: `[batch, heads, chunk, ...]`.
     complete: bool `[batch]`, whether the chunk ends with the tile.
     spec: the memory's meaning.
+    tiling: unused: there is nothing to solve.
 
   Returns:
-    The memories after the tile, and Y `[batch, heads, chunk, value]`.
+    The memories after the tile, Y `[batch, heads, chunk, value]`, and None.
   """
+  del tiling
   dtype, time = inputs.query.dtype, inputs.query.shape[-2]
   product = functools.partial(matmul.product, dtype=dtype)
   S, start = memories[0], starts[0]
@@ -95,9 +98,9 @@ def run(
   S = contract.batched_where(complete, finished, S)
   output = output[..., :time, :].astype(dtype)
   if rates is None:
-    return (S,), output
+    return (S,), output, None
   rates = contract.batched_where(complete, jnp.zeros_like(rates), rates)
-  return (S, rates), output
+  return (S, rates), output, None
 
 
 def _pad(inputs: types.Inputs, block: int) -> types.Inputs:

@@ -1,9 +1,11 @@
 """Lattice in chunk form on matrix units, in plain JAX.
 
-With stale gradients one tile is one chunk (`primitives.chunked`; `tile.py` has
-the algebra). With gradients per token every token's write depends on all slots
-after the one before, which has no chunk form here: tokens are scanned, and the
-scan is checkpointed, so that its gradient keeps few memories.
+A scan over tiles by `primitives.chunked`. With stale gradients one tile is one
+chunk of the meaning (`tile.py`); with gradients per token the tile is free, and
+the result does not depend on it (`token_tile.py`). Only with sparsity as well,
+where every token moves every entry by a threshold, is there no such form:
+tokens are scanned, and the scan is checkpointed, so that its gradient keeps few
+memories.
 """
 
 import functools
@@ -12,7 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.lattice import reference, tile, types
+from memcomp_kernels.lattice import (
+  reference,
+  tile,
+  tilings,
+  token_tile,
+  types,
+)
 from memcomp_kernels.primitives import chunked
 
 
@@ -38,6 +46,12 @@ def _put_together(parts: chunked.Parts) -> types.State:
   )
 
 
+def _token_step(
+  state: types.State, laid: token_tile.Laid, *, spec: token_tile.Meaning
+) -> tuple[types.State, jax.Array]:
+  return reference.step(state, laid.inputs, spec=spec.spec)
+
+
 def chunk(
   state: types.State,
   inputs: types.Inputs,
@@ -45,25 +59,37 @@ def chunk(
   spec: types.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
 ) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
-  if not spec.stale:
-    return contract.scan(
-      functools.partial(reference.step, spec=spec),
-      state,
-      inputs,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-      block=chunked.SCAN_BLOCK,
+  """Equal to `reference`, in chunk form; see `api.chunk`.
+
+  `tiling`, by default `tilings.tiling(spec)`, is how gradients per token are
+  evaluated, and unused without.
+  """
+  packing = {"segment_ids": segment_ids, "reset_state": reset_state}
+  if spec.stale:
+    form = chunked.Form(
+      spec=spec,
+      tile_time=spec.chunk_size,
+      run_tile=tile.run,
+      step=reference.step,
+      take_apart=_take_apart,
+      put_together=_put_together,
     )
+    return chunked.chunk(form, state, inputs, **packing)
+  if spec.sparsity:
+    step = functools.partial(reference.step, spec=spec)
+    return contract.scan(
+      step, state, inputs, block=chunked.SCAN_BLOCK, **packing
+    )
+  tiling = tiling or tilings.tiling(spec)
   form = chunked.Form(
-    spec=spec,
-    tile_time=spec.chunk_size,
-    run_tile=tile.run,
-    step=reference.step,
+    spec=token_tile.Meaning(spec, tiling),
+    tile_time=tiling.tile_time,
+    run_tile=token_tile.run,
+    step=_token_step,
     take_apart=_take_apart,
     put_together=_put_together,
   )
-  return chunked.chunk(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )
+  taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)
+  return chunked.chunk(form, state, token_tile.Laid(inputs, taken), **packing)

@@ -1,0 +1,186 @@
+"""The writes of a tile by sweeps: a fixed point of matrix products.
+
+Given all r, h and |s|^2 of a tile, guessed, all of them follow by a few matrix
+products, those of token t from earlier tokens alone. So a tile of C tokens is
+exact after C - 1 sweeps, which one more confirms, and often after a few. Rows
+to come may overflow on the way, and zero times infinity would spoil rows that
+are done: what is not finite counts as zero until the end. If by then something
+is, or if something still moves, forward substitution takes over.
+
+The cotangents of the unknowns solve the transposed system by the same sweeps,
+and substitution takes over likewise.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.lattice import substitution, tilings, types, writes
+
+einsum = substitution.einsum
+
+
+class _Unknowns(NamedTuple):
+  """What the tokens of a tile find: all `[batch, heads, time, ...]`.
+
+  Attributes:
+    share: r.
+    h: the directions; None where they are known.
+    before: the columns before each token.
+  """
+
+  share: jax.Array
+  h: jax.Array | None
+  before: writes.Columns
+
+
+def _shifted(first: jax.Array, x: jax.Array) -> jax.Array:
+  """What the token before had, along axis 2; `first` for the first token."""
+  return jnp.concatenate([first[:, :, None], x[:, :, :-1]], axis=2)
+
+
+def _sweep(spec, S, tokens, guess: _Unknowns):
+  """Returns the unknowns that follow from a guess, and the solution."""
+  share, unknown, before = guess
+  h = substitution.directions(tokens, spec) if unknown is None else unknown
+  length = jnp.sum(h * h, axis=-1, keepdims=True)
+  keep, write, after = writes.factors(share, length, before, tokens, spec)
+  t = jnp.arange(keep.shape[-2])[:, None, None]
+  j = jnp.arange(keep.shape[-2])[:, None]
+  # [batch, heads, t, j, slots]: products of lambda from j + 1 to t, times w_j.
+  W = lax.cumprod(jnp.where(t > j, keep[..., :, None, :], 1), axis=2)
+  W = jnp.where(t >= j, W * jnp.where(t >= j, write[..., None, :, :], 0), 0)
+  A = lax.cumprod(keep, axis=2)
+
+  A_before = _shifted(jnp.ones_like(A[:, :, 0]), A)
+  W_before = _shifted(jnp.zeros_like(W[:, :, 0]), W)
+  new_before = jax.tree.map(_shifted, writes.before_tile(S), after)
+  new_h, row = None, h
+  if unknown is not None:
+    key = writes.over_norm(tokens.key, new_before.squares, spec)
+    row = einsum("bhdm,bhtm->bhtd", S, A_before * key) - tokens.value
+    seen = einsum("bhtjm,bhtm->bhtj", W_before, key)
+    new_h = row = row + einsum("bhtj,bhjd->bhtd", seen, h)
+  products = einsum("bhtd,bhjd->bhtj", row, h)
+  products = jnp.where((t > j)[..., 0], products, 0)
+  share = A_before * einsum("bhdm,bhtd->bhtm", S, row)
+  share = share + einsum("bhtj,bhtjm->bhtm", products, W_before)
+  solution = substitution.Solution(
+    h=h,
+    from_start=A * tokens.query,
+    scores=einsum("bhtjm,bhtm->bhtj", W, tokens.query),
+    keep=A[:, :, -1],
+    write=W[:, :, -1],
+    after=jax.tree.map(lambda x: x[:, :, -1], after),
+  )
+  return _Unknowns(share, new_h, new_before), solution
+
+
+def _stale(spec, S, tokens) -> _Unknowns:
+  """The first guess: every token sees the memory before the tile."""
+  time = tokens.key.shape[-2]
+  before = jax.tree.map(
+    lambda x: jnp.broadcast_to(
+      x[:, :, None], (*x.shape[:2], time, x.shape[-1])
+    ),
+    writes.before_tile(S),
+  )
+  unknown = None
+  if spec.objective != "decoding":
+    h = substitution.directions(tokens, spec)
+  else:
+    key = writes.over_norm(tokens.key, before.squares, spec)
+    h = unknown = einsum("bhdm,bhtm->bhtd", S, key) - tokens.value
+  return _Unknowns(einsum("bhdm,bhtd->bhtm", S, h), unknown, before)
+
+
+def _tolerance(tiling, dtype) -> float:
+  if tiling.tolerance is not None:
+    return tiling.tolerance
+  return 1e-14 if dtype == jnp.float64 else 1e-6
+
+
+def _settled(new, old, tolerance, reverse) -> jax.Array:
+  """Whether nothing moved, measured by what a token or those done hold."""
+
+  def settled(x, y):
+    scale = lax.cummax(jnp.max(jnp.abs(x), axis=-1), axis=2, reverse=reverse)
+    moved = jnp.max(jnp.abs(x - y), axis=-1)
+    return jnp.all(moved <= tolerance * scale)
+
+  leaves = jax.tree.map(settled, new, old)
+  return functools.reduce(jnp.logical_and, jax.tree.leaves(leaves))
+
+
+def _fixed_point(function, start, tolerance, count, reverse=False):
+  """Returns x = function(x), and whether it was found in `count` sweeps."""
+
+  def cleared(x):
+    return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), x)
+
+  def unfinished(carry):
+    _, done, swept = carry
+    return ~done & (swept < count)
+
+  def sweep(carry):
+    x, _, swept = carry
+    raw = function(x)
+    new = cleared(raw)
+    # What is not finite at the end is no fixed point.
+    done = _settled(raw, x, tolerance, reverse)
+    return new, done, swept + 1
+
+  carry = cleared(start), jnp.array(False), jnp.array(0)
+  x, done, _ = lax.while_loop(unfinished, sweep, carry)
+  return x, done
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def solve(
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+  S: jax.Array,
+  tokens: writes.Tokens,
+) -> substitution.Solution:
+  """Equal to `substitution.solve`, but for the tolerance."""
+  return _solve_fwd(spec, tiling, S, tokens)[0]
+
+
+def _solve_fwd(spec, tiling, S, tokens):
+  x, done = _fixed_point(
+    lambda x: _sweep(spec, S, tokens, x)[0],
+    _stale(spec, S, tokens),
+    _tolerance(tiling, S.dtype),
+    tokens.key.shape[-2],
+  )
+  solution = lax.cond(
+    done,
+    lambda: _sweep(spec, S, tokens, x)[1],
+    lambda: substitution.solve(spec, S, tokens),
+  )
+  return solution, (S, tokens, x, done)
+
+
+def _solve_bwd(spec, tiling, residuals, cotangents):
+  S, tokens, x, done = residuals
+  _, vjp = jax.vjp(functools.partial(_sweep, spec), S, tokens, x)
+  dx, settled = _fixed_point(
+    lambda dx: vjp((dx, cotangents))[2],
+    jax.tree.map(jnp.zeros_like, x),
+    _tolerance(tiling, S.dtype),
+    tokens.key.shape[-2],
+    reverse=True,
+  )
+  return lax.cond(
+    done & settled,
+    lambda: vjp((dx, cotangents))[:2],
+    lambda: jax.vjp(functools.partial(substitution.solve, spec), S, tokens)[1](
+      cotangents
+    ),
+  )
+
+
+solve.defvjp(_solve_fwd, _solve_bwd)
