@@ -24,13 +24,6 @@ from memcomp_kernels.lattice import (
 from memcomp_kernels.primitives import chunked, matmul
 
 
-class Meaning(NamedTuple):
-  """A Spec, and how it is evaluated; hashable."""
-
-  spec: types.Spec
-  tiling: tilings.Tiling
-
-
 class Laid(NamedTuple):
   """A tile's inputs, and `taken` `[batch, 1, time, 1]`: 0 at empty places."""
 
@@ -43,8 +36,9 @@ def run(
   starts: chunked.Memories,
   laid: Laid,
   complete: jax.Array,
-  meaning: Meaning,
-) -> tuple[chunked.Memories, jax.Array]:
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.
 
   Args:
@@ -52,13 +46,13 @@ def run(
     starts: unused: there are no chunks.
     laid: inputs `[batch, heads, tile, ...]`.
     complete: unused likewise.
-    meaning: the memory's.
+    spec: the memory's meaning.
+    tiling: how it is evaluated.
 
   Returns:
-    (S,) after the tile, and Y `[batch, heads, tile, value]`.
+    (S,) after the tile, Y `[batch, heads, tile, value]`, and None.
   """
   del starts, complete
-  spec, tiling = meaning
   inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
   product = functools.partial(matmul.product, dtype=dtype)
   query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
@@ -79,4 +73,4 @@ def run(
     # Rounding moves columns off the sphere, and nothing brings them back.
     untouched = solution.after.untouched[..., None, :] > 0
     S = jnp.where(untouched, S, columns.normalize(S, S))
-  return (S,), output.astype(dtype)
+  return (S,), output.astype(dtype), None

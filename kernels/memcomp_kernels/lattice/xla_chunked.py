@@ -47,9 +47,9 @@ def _put_together(parts: chunked.Parts) -> types.State:
 
 
 def _token_step(
-  state: types.State, laid: token_tile.Laid, *, spec: token_tile.Meaning
+  state: types.State, laid: token_tile.Laid, *, spec: types.Spec
 ) -> tuple[types.State, jax.Array]:
-  return reference.step(state, laid.inputs, spec=spec.spec)
+  return reference.step(state, laid.inputs, spec=spec)
 
 
 def chunk(
@@ -84,7 +84,8 @@ def chunk(
     )
   tiling = tiling or tilings.tiling(spec)
   form = chunked.Form(
-    spec=token_tile.Meaning(spec, tiling),
+    spec=spec,
+    tiling=tiling,
     tile_time=tiling.tile_time,
     run_tile=token_tile.run,
     step=_token_step,
