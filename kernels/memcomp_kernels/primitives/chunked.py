@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import tiles
+from memcomp_kernels.primitives import tiles, triangular
 
 # Tokens between two saved states where a memory is scanned token by token.
 SCAN_BLOCK = 32
@@ -55,22 +55,27 @@ class Form:
   Attributes:
     spec: the memory's meaning.
     tile_time: tokens a tile: the chunk where that is meaning, else free.
-    run_tile: (memories, starts, inputs, complete, spec) -> (memories, outputs)
-      for one tile: `inputs` `[batch, heads, tile_time, ...]` hold zeros in
-      empty places, which must change nothing; stale gradients are taken at
-      `starts`; `complete`, bool `[batch]`, tells where the tile's last place
-      is taken, that is where a chunk ends with the tile.
+    run_tile: (memories, starts, inputs, complete, spec, tiling) -> (memories,
+      outputs, stats) for one tile: `inputs` `[batch, heads, tile_time, ...]`
+      hold zeros in empty places, which must change nothing; stale gradients
+      are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
+      last place is taken, that is where a chunk ends with the tile.
     step: of the memory.
     take_apart: State -> Parts.
     put_together: Parts -> State.
+    tiling: what else of the tile's algebra is speed, never meaning.
+    solves: whether tiles have systems to solve: then `stats` are those of
+      `triangular`, `[batch, heads]`, else None.
   """
 
   spec: Any
   tile_time: int
-  run_tile: Callable[..., tuple[Memories, jax.Array]]
+  run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
   step: Callable[..., tuple[Any, jax.Array]]
   take_apart: Callable[[Any], Parts]
   put_together: Callable[[Parts], Any]
+  tiling: Any = None
+  solves: bool = False
 
 
 class _Fixed(NamedTuple):
@@ -96,6 +101,7 @@ class _Result(NamedTuple):
   memories: Memories
   chunk_start: Memories
   outputs: jax.Array
+  stats: triangular.Stats | None
 
 
 def _sizes(inputs) -> tuple[int, int]:
@@ -116,10 +122,11 @@ def _body(form: Form, reset, carry, laid):
     current_start = contract.batched_where(
       flags.occupied, starts, current_start
     )
-  memories, outputs = form.run_tile(
-    memories, starts, inputs, complete, form.spec
+  memories, outputs, stats = form.run_tile(
+    memories, starts, inputs, complete, form.spec, form.tiling
   )
-  return (memories, starts if flags is None else current_start), outputs
+  carry = memories, starts if flags is None else current_start
+  return carry, (outputs, stats)
 
 
 def _lay(layout, operands: _Operands):
@@ -133,13 +140,17 @@ def _tiles_forward(form: Form, layout, operands: _Operands):
   """Returns the result, and the memories before each tile."""
 
   def body(carry, laid):
-    new_carry, outputs = _body(form, operands.reset, carry, laid)
-    return new_carry, (outputs, carry[0])
+    new_carry, results = _body(form, operands.reset, carry, laid)
+    return new_carry, (*results, carry[0])
 
   carry = operands.memories, operands.chunk_start
-  carry, (outputs, before) = lax.scan(body, carry, _lay(layout, operands))
+  laid = _lay(layout, operands)
+  carry, (outputs, stats, before) = lax.scan(body, carry, laid)
   _, time = _sizes(operands.inputs)
-  return _Result(*carry, tiles.unlay(layout, outputs, time)), before
+  outputs = tiles.unlay(layout, outputs, time)
+  if stats is not None:
+    stats = triangular.total(stats)
+  return _Result(*carry, outputs, stats), before
 
 
 def _tiles_backward(
@@ -151,15 +162,20 @@ def _tiles_backward(
   def body(carry, x):
     d_carry, d_reset = carry
     memories, (inputs, complete, flags), d_outputs = x
+
     # Only a tile that continues a chunk reads the current chunk's start, and
     # that is always the start which was handed in.
-    _, vjp = jax.vjp(
-      lambda reset, carry, inputs: _body(
-        form, reset, carry, (inputs, complete, flags)
-      ),
+    def tile(reset, carry, inputs):
+      laid = inputs, complete, flags
+      carry, (outputs, stats) = _body(form, reset, carry, laid)
+      return (carry, outputs), stats
+
+    _, vjp, _ = jax.vjp(
+      tile,
       operands.reset,
       (memories, operands.chunk_start),
       inputs,
+      has_aux=True,
     )
     d_reset_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
     if flags is not None:
@@ -201,7 +217,10 @@ def _token_scan(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
   )
   parts = form.take_apart(final)
   starts = operands.chunk_start if parts.starts is None else parts.starts
-  return _Result(parts.memories, starts, outputs)
+  stats = None
+  if form.solves:  # none are here
+    stats = triangular.no_stats(parts.memories[0].shape[:2])
+  return _Result(parts.memories, starts, outputs, stats)
 
 
 class _Plan(NamedTuple):
@@ -326,7 +345,10 @@ def _chunk_bwd(form: Form, residuals, cotangents):
   def run(layout, operands_):
     operands, saved, cotangents = operands_
     if layout is None:
-      scan = functools.partial(_token_scan, form, fixed)
+
+      def scan(operands):
+        return _token_scan(form, fixed, operands)._replace(stats=None)
+
       return jax.vjp(scan, operands)[1](cotangents)[0]
     if layout.flags is not None:
       missing = layout.flags.occupied.shape[0] - plan.num_saved
@@ -338,6 +360,7 @@ def _chunk_bwd(form: Form, residuals, cotangents):
         )
     return _tiles_backward(form, layout, operands, saved, cotangents)
 
+  cotangents = cotangents._replace(stats=None)
   return None, _evaluate(plan, run, (operands, saved, cotangents))
 
 
@@ -365,6 +388,20 @@ def chunk(
   Returns:
     The state after the last token, and outputs `[batch, time, heads, ...]`.
   """
+  return run(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )[:2]
+
+
+def run(
+  form: Form,
+  state: Any,
+  inputs: Any,
+  *,
+  segment_ids: jax.Array | None = None,
+  reset_state: Any = None,
+) -> tuple[Any, jax.Array, triangular.Stats | None]:
+  """As `chunk`; also returns how the systems of all tiles were solved."""
   parts = form.take_apart(state)
   reset = parts if reset_state is None else form.take_apart(reset_state)
   operands = _Operands(
@@ -384,4 +421,4 @@ def chunk(
       position == 0, result.memories, result.chunk_start
     )
   final = Parts(result.memories, starts, position, where.segment_id)
-  return form.put_together(final), result.outputs
+  return form.put_together(final), result.outputs, result.stats

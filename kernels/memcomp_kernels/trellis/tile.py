@@ -4,7 +4,7 @@ Rows are tokens, W the written keys or values, g the write rates; M is the
 memory at the tile's start, mu and Omega are of `primitives.decay`:
 
   U       the write directions: at once from Z = W M^T with stale gradients,
-          by forward substitution with gradients per token
+          from a system of their own with gradients per token
   pass 1  R = diag(mu) Q M_K^T - (Omega * (Q K^T) diag(g)) U_K,   F = f(R)
   pass 2  Y = diag(mu) F M_V   - (Omega * (F U_V^T) diag(g)) V
   next    M <- mu_C M - (U * g * Omega_C)^T W
@@ -13,7 +13,7 @@ With gradients per token, z_t = M_{t-1} w_t unrolls to
 
   z_t = mu_{t-1} M w_t - sum_{i<t} g_i Omega_{t-1,i} (w_i . w_t) u_i
 
-in which only u is unknown: `primitives.substitution`.
+in which only u is unknown: `primitives.triangular`.
 """
 
 import functools
@@ -27,9 +27,9 @@ from memcomp_kernels.primitives import (
   chunked,
   decay,
   matmul,
-  substitution,
+  triangular,
 )
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import tilings, types
 
 Memories = chunked.Memories
 
@@ -40,7 +40,8 @@ def run(
   inputs: types.Inputs,
   complete: jax.Array,
   spec: types.Spec,
-) -> tuple[Memories, jax.Array]:
+  tiling: tilings.Tiling,
+) -> tuple[Memories, jax.Array, triangular.Stats | None]:
   """Writes and reads one tile.
 
   Args:
@@ -50,9 +51,11 @@ def run(
     inputs: `[batch, heads, tile, ...]`.
     complete: bool `[batch]`, unused: nothing happens at a chunk's end.
     spec: the memory's meaning.
+    tiling: how the system of gradients per token is solved.
 
   Returns:
-    (M_K, M_V) after the tile, and Y `[batch, heads, tile, value]`.
+    (M_K, M_V) after the tile, Y `[batch, heads, tile, value]`, and how both
+    passes' systems were solved, `[batch, heads]`; None with stale gradients.
   """
   del complete
   dtype = inputs.query.dtype
@@ -67,17 +70,15 @@ def run(
   weights = factors.between * rate[..., None, :]
   to_end = factors.to_end * rate
 
-  direction = functools.partial(_direction, spec)
-
-  def directions(start, written, gate):
+  def system(start, written, gate):
+    """What U follows from: Z, and how its rows hang together."""
     z = product("bhmd,bhcd->bhcm", start, written)
     if spec.stale:
-      return direction(z, target)
+      return z, None
     before = decay.decay_before(log_decay[gate])
     coupling = product("bhtd,bhid->bhti", written, written)
     coupling = coupling * before.between * rate[gate][..., None, :]
-    base = before.from_start[..., None] * z
-    return substitution.solve(direction, base, coupling, target)
+    return before.from_start[..., None] * z, coupling
 
   def advance(memory, u, written, gate):
     kept = factors.total[gate][..., None, None] * memory
@@ -85,8 +86,20 @@ def run(
     return kept - product("bhcm,bhcd->bhmd", u, written)
 
   key_memory, value_memory = memories
-  u_key = directions(starts[0], inputs.key, 0)
-  u_value = directions(starts[1], inputs.value, -1)
+  # Neither pass's directions wait for the other's: one system for both.
+  z, coupling = jax.tree.map(
+    lambda *passes: jnp.stack(passes),
+    system(starts[0], inputs.key, 0),
+    system(starts[1], inputs.value, -1),
+  )
+  target = jnp.broadcast_to(target, z.shape)
+  direction, stats = functools.partial(_direction, spec), None
+  if spec.stale:
+    u = direction(z, target)
+  else:
+    u, stats = triangular.solve(direction, z, coupling, target, tiling.solver)
+    stats = triangular.total(stats)
+  u_key, u_value = u
 
   scores = product("bhrd,bhid->bhri", inputs.query, inputs.key) * weights[0]
   read = product("bhmd,bhcd->bhcm", key_memory, inputs.query)
@@ -105,7 +118,7 @@ def run(
     advance(key_memory, u_key, inputs.key, 0),
     advance(value_memory, u_value, inputs.value, -1),
   )
-  return memories, output.astype(dtype)
+  return memories, output.astype(dtype), stats
 
 
 def _direction(spec, z, target):

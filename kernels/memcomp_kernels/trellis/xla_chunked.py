@@ -7,7 +7,7 @@ the tile is free, and the result does not depend on it.
 
 import jax
 
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives import chunked, triangular
 from memcomp_kernels.trellis import reference, tile, tilings, types
 
 
@@ -40,16 +40,43 @@ def chunk(
   spec: types.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
+  return run(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+    tiling=tiling,
+  )[:2]
+
+
+def run(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+  """As `chunk`; also returns how systems were solved, `[batch, heads]`.
+
+  None with stale gradients, where there is nothing to solve.
+  """
+  tiling = tiling or tilings.Tiling()
   form = chunked.Form(
     spec=spec,
-    tile_time=tilings.tile_time(spec),
+    tiling=tiling,
+    solves=not spec.stale,
+    tile_time=tilings.tile_time(spec, tiling),
     run_tile=tile.run,
     step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
   )
-  return chunked.chunk(
+  return chunked.run(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )
