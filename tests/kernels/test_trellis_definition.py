@@ -209,6 +209,21 @@ def test_equal_separate_gates_are_the_shared_gate():
     np.testing.assert_allclose(shared[1], separate[1], rtol=1e-12)
 
 
+@pytest.mark.parametrize("readout", [False, True])
+def test_eps_of_a_head_is_the_eps_of_a_spec_for_it(readout):
+  def spec(eps):
+    return api.Spec(num_slots=6, phi_eps=eps, value_readout_phi=readout)
+
+  inputs = inputs_for(spec(1.0))
+  eps = jnp.array([0.1, 3.0])
+  log_eps = jnp.broadcast_to(jnp.log(eps)[:, None], (2, 12, 2, 1))
+  _, y = run(spec(1.0), inputs._replace(log_phi_eps=log_eps))
+  for head, value in enumerate(eps):
+    _, alone = run(spec(float(value)), inputs)
+    np.testing.assert_allclose(y[:, :, head], alone[:, :, head], rtol=1e-10)
+    assert jnp.all(y[:, :, 1 - head] != alone[:, :, 1 - head])
+
+
 def test_value_pass_never_sees_the_key():
   spec = api.Spec(num_slots=6)
   inputs = inputs_for(spec)
@@ -254,6 +269,8 @@ def test_chunk_names_the_input_of_wrong_shape():
   state = api.init_state(spec, batch=2, heads=2, key_dim=5, value_dim=7)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
     api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
+  with pytest.raises(ValueError, match=r"log_phi_eps has shape .* expected"):
+    api.chunk(state, inputs._replace(log_phi_eps=inputs.key), spec=spec)
   with pytest.raises(ValueError, match="made for gradients at chunk starts"):
     api.chunk(state, inputs, spec=api.Spec(num_slots=6, gradient_at="token"))
   with pytest.raises(ValueError, match="empty"):

@@ -9,9 +9,12 @@ from memcomp_kernels.primitives import activations
 from memcomp_kernels.testing import memory
 from memcomp_kernels.trellis import api as trellis
 
+# Specs of this phi_eps are checked with inputs that bring their own instead.
+_EPS_IN_INPUTS = 7.0
+
 
 def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim, passes=1):
-  keys = iter(jax.random.split(key, 6))
+  keys = iter(jax.random.split(key, 7))
 
   def normal(*last):
     return jax.random.normal(next(keys), (batch, time, heads, *last))
@@ -23,6 +26,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim, passes=1):
     target=normal(spec.num_slots),
     log_decay=jax.nn.log_sigmoid(3 + normal(passes)),
     write_rate=0.3 * jax.nn.sigmoid(normal(passes)),
+    log_phi_eps=normal(1) if spec.phi_eps == _EPS_IN_INPUTS else None,
   )
 
 
@@ -66,11 +70,15 @@ def _specs():
     "chunk-f-l2_silu": spec(read_activation="l2_silu"),
     "chunk-f-softmax": spec(read_activation="softmax"),
     "chunk-no-forget": spec(forget_gate=False),
-    "chunk-readout-phi": spec(value_readout_phi=True),
+    "chunk-readout-phi": spec(value_readout_phi=True, phi_eps=_EPS_IN_INPUTS),
     "chunk-first-order": spec(first_order=True),
     "chunk-1": spec(chunk_size=1),
     "token": spec(gradient_at="token"),
     "token-first-order": spec(gradient_at="token", first_order=True),
+    # Last: states are handed off in the middle of it as well.
+    "token-eps": spec(
+      gradient_at="token", phi="l2_silu", phi_eps=_EPS_IN_INPUTS
+    ),
   }
 
 

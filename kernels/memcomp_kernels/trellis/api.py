@@ -132,6 +132,8 @@ def check_inputs(
     "log_decay": (1, 2),
     "write_rate": (1, 2),
   }
+  if inputs.log_phi_eps is not None:
+    dims["log_phi_eps"] = (1,)
   for name, last in dims.items():
     shape = getattr(inputs, name).shape
     if shape[:-1] != (batch, time, heads) or shape[-1] not in last:

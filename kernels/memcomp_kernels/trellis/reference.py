@@ -52,17 +52,18 @@ def step(
     The state after the token, and y `[batch, heads, value]` in query's dtype.
   """
   dtype = state.key_memory.dtype
-  q, k, v, alpha = (
-    x.astype(dtype)
-    for x in (inputs.query, inputs.key, inputs.value, inputs.target)
+  q, k, v, alpha, log_eps = jax.tree.map(
+    lambda x: x.astype(dtype),
+    (inputs.query, inputs.key, inputs.value, inputs.target, inputs.log_phi_eps),
   )
   beta, gamma = _gates(inputs, spec, dtype)
+  eps = spec.eps(log_eps)
 
   def write(M, M_start, w, beta, gamma):
     z = _einsum("bhmd,bhd->bhm", M_start, w)
     if spec.first_order:
       z = lax.stop_gradient(z)
-    u = activations.write_direction(spec.phi, z, alpha, spec.phi_eps)
+    u = activations.write_direction(spec.phi, z, alpha, eps)
     M = beta[..., None, None] * M
     return M - gamma[..., None, None] * u[..., :, None] * w[..., None, :]
 
@@ -82,7 +83,7 @@ def step(
   )
   y = _einsum("bhmd,bhm->bhd", M_V, f)
   if spec.value_readout_phi:
-    y = activations.activate(spec.phi, y, spec.phi_eps)
+    y = activations.activate(spec.phi, y, eps)
 
   state = state._replace(
     key_memory=M_K,

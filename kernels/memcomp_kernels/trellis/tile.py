@@ -61,7 +61,6 @@ def run(
   dtype = inputs.query.dtype
   product = functools.partial(matmul.product, dtype=dtype)
   wide = memories[0].dtype
-  target = inputs.target.astype(wide)
   log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
@@ -92,12 +91,17 @@ def run(
     system(starts[0], inputs.key, 0),
     system(starts[1], inputs.value, -1),
   )
-  target = jnp.broadcast_to(target, z.shape)
+  parameters = jax.tree.map(
+    lambda x: jnp.broadcast_to(x.astype(wide), (2, *x.shape)),
+    (inputs.target, inputs.log_phi_eps),
+  )
   direction, stats = functools.partial(_direction, spec), None
   if spec.stale:
-    u = direction(z, target)
+    u = direction(z, parameters)
   else:
-    u, stats = triangular.solve(direction, z, coupling, target, tiling.solver)
+    u, stats = triangular.solve(
+      direction, z, coupling, parameters, tiling.solver
+    )
     stats = triangular.total(stats)
   u_key, u_value = u
 
@@ -112,7 +116,8 @@ def run(
   output = factors.from_start[-1][..., None] * output
   output = output - product("bhri,bhid->bhrd", scores, inputs.value)
   if spec.value_readout_phi:
-    output = activations.activate(spec.phi, output, spec.phi_eps)
+    _, log_eps = jax.tree.map(lambda x: x[1], parameters)
+    output = activations.activate(spec.phi, output, spec.eps(log_eps))
 
   memories = (
     advance(key_memory, u_key, inputs.key, 0),
@@ -121,8 +126,9 @@ def run(
   return memories, output.astype(dtype), stats
 
 
-def _direction(spec, z, target):
+def _direction(spec, z, parameters):
   """The gradient J_phi(z)^T (phi(z) - target)."""
+  target, log_eps = parameters
   if spec.first_order:
     z = lax.stop_gradient(z)
-  return activations.write_direction(spec.phi, z, target, spec.phi_eps)
+  return activations.write_direction(spec.phi, z, target, spec.eps(log_eps))

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from memcomp_kernels.primitives import activations
 
@@ -67,6 +68,10 @@ class Spec:
     """Whether several tokens share one chunk-start gradient."""
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
+  def eps(self, log_phi_eps: jax.Array | None) -> jax.Array | float:
+    """Returns phi's eps where tokens bring `log_phi_eps`, or do not."""
+    return self.phi_eps if log_phi_eps is None else jnp.exp(log_phi_eps)
+
 
 class Inputs(NamedTuple):
   """What one token brings; `reference` and `chunk` add a time axis at 1.
@@ -79,6 +84,9 @@ class Inputs(NamedTuple):
     log_decay: log beta <= 0, `[batch, heads, passes]`; one pass is shared by
       both, two are key pass and value pass.
     write_rate: gamma >= 0, `[batch, heads, passes]`, as `log_decay`.
+    log_phi_eps: log of phi's eps, `[batch, heads, 1]`; None takes
+      `Spec.phi_eps`. A logarithm, so that a learned eps stays positive and
+      the zeros of an empty place are an eps of 1.
   """
 
   query: jax.Array
@@ -87,6 +95,7 @@ class Inputs(NamedTuple):
   target: jax.Array
   log_decay: jax.Array
   write_rate: jax.Array
+  log_phi_eps: jax.Array | None = None
 
 
 class State(NamedTuple):
