@@ -7,6 +7,7 @@ decay and rate gates -> Trellis -> layer norm -> * GELU(x W_g) -> W_o
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -14,11 +15,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import linear, mixer, norm, short_convolution
+from memcomp.layers import (
+  bounded_rate,
+  linear,
+  mixer,
+  norm,
+  short_convolution,
+)
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import api as trellis
 
 NORMALIZE = ("none", "qk", "qkv")
+_NO_EPS = ("silu", "softmax", "identity")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -29,7 +37,7 @@ class TrellisConfig(mixer.MixerConfig):
     num_slots: see `memcomp_kernels.trellis.types.Spec`, as all down to
       `first_order`.
     phi: the activation in the memory's loss.
-    phi_eps: inside phi's norm.
+    phi_eps: inside phi's norm; the start of a learned one.
     read_activation: f, between the two reads.
     read_eps: inside f's norm.
     gradient_at: "chunk_start" or "token".
@@ -46,6 +54,9 @@ class TrellisConfig(mixer.MixerConfig):
     write_rate_init: write rate at the start, in (0, write_rate_scale).
     write_rate_scale: the largest write rate. Stable updates need
       rate * |written|^2 * |J_phi|^2 < 2.
+    rate_bound: of rate * |written|^2 * |J_phi|^2, in each pass on its own,
+      see `bounded_rate`; 0 is off.
+    learn_phi_eps: whether phi_eps is learned, one for each head.
     learned_memory: whether the initial memory is learned; else it is zero.
     memory_std: of the learned initial memory at the start.
     convolution_width: taps of the short convolutions; 0 for none.
@@ -70,6 +81,8 @@ class TrellisConfig(mixer.MixerConfig):
   decay_init: float = 0.982
   write_rate_init: float = 0.03
   write_rate_scale: float = 1.0
+  rate_bound: float = 0.0
+  learn_phi_eps: bool = False
   learned_memory: bool = True
   memory_std: float = 0.5
   convolution_width: int = 4
@@ -99,11 +112,20 @@ class TrellisConfig(mixer.MixerConfig):
         f"write_rate_init={self.write_rate_init} must be in"
         f" (0, write_rate_scale={self.write_rate_scale})"
       )
+    if not self.rate_bound >= 0:
+      raise ValueError(
+        f"rate_bound={self.rate_bound} must be positive, or 0 for none"
+      )
+    if self.learn_phi_eps and self.phi in _NO_EPS:
+      raise ValueError(
+        f"learn_phi_eps=True: phi={self.phi!r} has no eps; choose a phi with a"
+        " norm, or learn_phi_eps=False"
+      )
     if self.convolution_width < 0 or self.convolution_width == 1:
       raise ValueError(
         f"convolution_width={self.convolution_width} must be 0 or at least 2"
       )
-    steep = self.phi not in ("silu", "identity") and self.phi_eps < 1e-3
+    steep = self.phi not in _NO_EPS and self.phi_eps < 1e-3
     if steep and not self.learned_memory:
       raise ValueError(
         f"learned_memory=False with phi={self.phi!r} has a gradient of"
@@ -179,6 +201,10 @@ class Trellis(nnx.Module):
       value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
     )
     self.post_norm = norm.LayerNorm(value_width, name="heads")
+    self.log_phi_eps = nnx.data(None)
+    if config.learn_phi_eps:
+      start = jnp.full(heads, math.log(config.phi_eps))
+      self.log_phi_eps = linear.constant_param(start, ("heads",))
 
     width = config.convolution_width
     value_taps = width if config.convolve_value else 0
@@ -207,6 +233,7 @@ class Trellis(nnx.Module):
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.normalize = config.normalize
     self.write_rate_scale = config.write_rate_scale
+    self.rate_bound = config.rate_bound
 
   def init_state(self, batch: int, length: int | None = None) -> TrellisState:
     """The state before the first token; holds the learned memory."""
@@ -237,7 +264,7 @@ class Trellis(nnx.Module):
     """The arrays whose size tells how full the memory is."""
     return state.memory.key_memory, state.memory.value_memory
 
-  def _inputs(self, x, state: TrellisState, segment_ids):
+  def memory_inputs(self, x, state: TrellisState, segment_ids):
     """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
     convolve = functools.partial(
       short_convolution.apply,
@@ -268,6 +295,11 @@ class Trellis(nnx.Module):
     if self.normalize == "qkv":
       value = activations.unit(value)
     wide = jnp.promote_types(x.dtype, jnp.float32)
+    log_eps = None
+    if self.log_phi_eps is not None:
+      log_eps = jnp.broadcast_to(
+        self.log_phi_eps[...].astype(wide)[:, None], (*key.shape[:-1], 1)
+      )
     inputs = trellis.Inputs(
       query=query,
       key=key,
@@ -276,7 +308,10 @@ class Trellis(nnx.Module):
       log_decay=jax.nn.log_sigmoid(log_decay.astype(wide)),
       write_rate=self.write_rate_scale
       * jax.nn.sigmoid(write_rate.astype(wide)),
+      log_phi_eps=log_eps,
     )
+    if self.rate_bound:
+      inputs = bounded_rate.bound(inputs, self.spec, self.rate_bound)
     return inputs, (query_taps, key_taps, value_taps)
 
   def _output(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -300,7 +335,7 @@ class Trellis(nnx.Module):
       y `[batch, time, d_model]`, and the state after the last token.
     """
     segment_ids = context.segment_ids
-    inputs, taps = self._inputs(x, state, segment_ids)
+    inputs, taps = self.memory_inputs(x, state, segment_ids)
     chunk = sharding.on_mesh(trellis.chunk)
     fresh = self.init_state(x.shape[0]).memory
     memory, y = chunk(
@@ -318,7 +353,7 @@ class Trellis(nnx.Module):
     """Mixes one token: `[batch, d_model]` in constant time."""
     del context
     x = x[:, None]
-    inputs, taps = self._inputs(x, state, None)
+    inputs, taps = self.memory_inputs(x, state, None)
     memory, y = trellis.step(
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
