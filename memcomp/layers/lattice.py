@@ -223,7 +223,7 @@ class Lattice(nnx.Module):
     """The arrays whose size tells how full the memory is."""
     return (state.memory.memory,)
 
-  def _inputs(self, x, state: LatticeState, segment_ids):
+  def memory_inputs(self, x, state: LatticeState, segment_ids):
     """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
     convolve = functools.partial(
       short_convolution.apply,
@@ -268,7 +268,7 @@ class Lattice(nnx.Module):
   ) -> tuple[jax.Array, LatticeState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     segment_ids = context.segment_ids
-    inputs, taps = self._inputs(x, state, segment_ids)
+    inputs, taps = self.memory_inputs(x, state, segment_ids)
     chunk = sharding.on_mesh(lattice.chunk)
     fresh = self.init_state(x.shape[0]).memory
     memory, y = chunk(
@@ -286,7 +286,7 @@ class Lattice(nnx.Module):
     """Mixes one token: `[batch, d_model]` in constant time."""
     del context
     x = x[:, None]
-    inputs, taps = self._inputs(x, state, None)
+    inputs, taps = self.memory_inputs(x, state, None)
     memory, y = lattice.step(
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )

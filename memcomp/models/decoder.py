@@ -229,12 +229,35 @@ class Decoder(nnx.Module):
       else None
       for stack in stacks
     )
+    self.num_layers = config.num_layers
     self.dtype = config.dtype
     self.remat = config.remat
 
   def _split(self):
     """Returns graph definition and parameters of every stack."""
     return [nnx.split(self.layers[str(i)]) for i in range(len(self.stacks))]
+
+  def layer(
+    self, depth: int, state: DecoderState
+  ) -> tuple[block.Block, block.BlockState]:
+    """Returns one block and its state, for looking into a model.
+
+    Args:
+      depth: of the block, in [0, num_layers).
+      state: of the model.
+
+    Raises:
+      IndexError: there is no such layer.
+    """
+    for index, stack in enumerate(self.stacks):
+      place, off = divmod(depth - stack.first, stack.period)
+      if not off and 0 <= place < stack.repeats:
+        graphdef, params = nnx.split(self.layers[str(index)])
+        params, state_ = jax.tree.map(
+          lambda x, place=place: x[place], (params, state.layers[index])
+        )
+        return nnx.merge(graphdef, params), state_
+    raise IndexError(f"there is no layer {depth} of {self.num_layers}")
 
   def init_state(self, batch: int, length: int | None = None) -> DecoderState:
     """The state before the first token, learned memories included.
@@ -281,7 +304,7 @@ class Decoder(nnx.Module):
     """
     if state is None:
       state, seen = self.init_state(*tokens.shape), 0
-    x, taps = self._embed(tokens, state, segment_ids)
+    x, taps = self.embed(tokens, state, segment_ids)
     context = Context(segment_ids=segment_ids, seen=seen)
 
     def run(blocks, x, state, context):
@@ -299,7 +322,7 @@ class Decoder(nnx.Module):
     self, tokens: jax.Array, state: DecoderState
   ) -> tuple[jax.Array, DecoderState]:
     """Runs one token a row, `[batch]`; returns logits `[batch, vocab]`."""
-    x, taps = self._embed(tokens[:, None], state, None)
+    x, taps = self.embed(tokens[:, None], state)
 
     def run(blocks, x, state, context):
       return blocks.step(x, state, context, before)
@@ -378,7 +401,13 @@ class Decoder(nnx.Module):
     by_layer = sorted(range(len(order)), key=order.__getitem__)
     return jnp.concatenate(norms)[jnp.array(by_layer)]
 
-  def _embed(self, tokens, state, segment_ids):
+  def embed(
+    self,
+    tokens: jax.Array,
+    state: DecoderState,
+    segment_ids: jax.Array | None = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """`[batch, time]` to what the first block is given, and new taps."""
     x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
     taps = state.taps
     if self.convolution is not None:
