@@ -171,7 +171,7 @@ def _solve_bwd(spec, tiling, residuals, cotangents):
     lambda dx: vjp((dx, cotangents))[2],
     jax.tree.map(jnp.zeros_like, x),
     _tolerance(tiling, S.dtype),
-    tokens.key.shape[-2],
+    tokens.key.shape[-2] + 1,  # zeros tell nothing of the last token
     reverse=True,
   )
   return lax.cond(

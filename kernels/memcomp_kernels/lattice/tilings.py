@@ -37,6 +37,8 @@ class Tiling:
       raise ValueError(
         f"solver={self.solver!r} is not one of: {', '.join(SOLVERS)}"
       )
+    if self.tolerance is not None and not self.tolerance >= 0:
+      raise ValueError(f"tolerance={self.tolerance} must not be negative")
 
 
 def tiling(spec: types.Spec) -> Tiling:

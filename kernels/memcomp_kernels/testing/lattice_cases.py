@@ -70,6 +70,9 @@ def _specs():
     "token-encoding": spec(
       gradient_at="token", objective="encoding", update="orthogonal"
     ),
+    "token-similarity": spec(
+      gradient_at="token", objective="similarity", update="delta"
+    ),
     "token-sparse": spec(gradient_at="token", sparsity=0.1),
     # The last one is handed off too: rates are summed across calls.
     "chunk-long-sparse": spec(sparsity=0.03, chunk_size=24),
