@@ -6,6 +6,7 @@ from memcomp_kernels.testing import (
   memory,
   softmax_attention_cases,
   tensor_cache_cases,
+  test_time_training_cases,
   trellis_cases,
 )
 
@@ -17,5 +18,6 @@ MEMORIES: dict[str, memory.Memory] = {
     lattice_cases,
     softmax_attention_cases,
     tensor_cache_cases,
+    test_time_training_cases,
   )
 }

@@ -1,0 +1,158 @@
+"""Test-time training: `init_state`, `step`, `chunk`, `reference`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels.test_time_training import reference as _reference
+from memcomp_kernels.test_time_training import types, xla_chunked
+
+Inputs, Layer, Spec, State = types.Inputs, types.Layer, types.Spec, types.State
+reference = _reference.reference
+step = _reference.step
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "test_time_training",
+  reference=_reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def init_state(
+  spec: types.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any = jnp.float32,
+  layers: types.Layers | None = None,
+  norm_scale: jax.Array | None = None,
+  norm_bias: jax.Array | None = None,
+) -> types.State:
+  """Returns the state before the first token.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys.
+    value_dim: width of values, the same.
+    dtype: of the weights, float32 or float64.
+    layers: the inner model at first, `[heads, in, out]` and `[heads, out]` a
+      layer, see `Spec.widths`; default zeros, from which "mlp" learns only the
+      bias of its second layer.
+    norm_scale: of the inner layer norm, `[heads, dim]`; default ones.
+    norm_bias: likewise; default zeros.
+
+  Raises:
+    ValueError: `dtype` is narrower than float32, or widths differ.
+  """
+  if jnp.finfo(dtype).bits < 32:
+    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  if key_dim != value_dim:
+    raise ValueError(
+      f"key_dim={key_dim} and value_dim={value_dim} must be equal: the inner"
+      " model answers x + LN(model(x))"
+    )
+
+  def fill(initial, *shape, default=0.0):
+    if initial is None:
+      return jnp.full((batch, heads, *shape), default, dtype)
+    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
+
+  widths = spec.widths(key_dim)
+  filled = tuple(
+    types.Layer(fill(weight, *width), fill(bias, width[1]))
+    for (weight, bias), width in zip(
+      layers or [(None, None)] * len(widths), widths, strict=True
+    )
+  )
+  integer = jnp.zeros(batch, jnp.int32)
+  return types.State(
+    layers=filled,
+    starts=filled if spec.stale else None,
+    position=integer if spec.stale else None,
+    norm_scale=fill(norm_scale, key_dim, default=1.0),
+    norm_bias=fill(norm_bias, key_dim),
+    segment_id=integer,
+  )
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  implementation: str | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Runs the memory over many tokens; differentiable in state and inputs.
+
+  Args:
+    state: the state before the first token.
+    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
+    spec: the memory's meaning.
+    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
+    reset_state: what a new segment starts from; default `state`.
+    implementation: "reference" or "xla_chunked"; default the fastest that runs
+      on the platform.
+
+  Returns:
+    The state after the last token, and y `[batch, time, heads, dim]` in the
+    query's dtype.
+
+  Raises:
+    NotImplementedError: the named implementation cannot run here.
+    ValueError: shapes do not fit the state or each other.
+  """
+  check_inputs(state, inputs, spec)
+  function = IMPLEMENTATIONS.select(implementation)
+  return function(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def check_inputs(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> None:
+  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
+  batch, heads, dim = state.norm_scale.shape
+  widths = tuple(layer.weight.shape[2:] for layer in state.layers)
+  if widths != spec.widths(dim):
+    raise ValueError(
+      f"the state has layers of {widths}, but model={spec.model!r} with"
+      f" expansion={spec.expansion} has {spec.widths(dim)}"
+    )
+  if (state.position is not None) != spec.stale:
+    made_for = "chunk starts" if state.position is not None else "tokens"
+    raise ValueError(
+      f"the state was made for gradients at {made_for}; make it with the same"
+      f" spec: gradient_at={spec.gradient_at!r}, chunk_size={spec.chunk_size}"
+    )
+  if inputs.step_scale is not None and not spec.stale:
+    raise ValueError(
+      "step_scale is for gradients at chunk starts; scale write_rate instead"
+    )
+  if inputs.query.ndim != 4:
+    raise ValueError(
+      f"query must be [batch, time, heads, dim], got shape {inputs.query.shape}"
+    )
+  time = inputs.query.shape[1]
+  if time < 1:
+    raise ValueError("the sequence is empty: time must be at least 1")
+  vectors = ("query", "key", "value")
+  for name, x in inputs._asdict().items():
+    last = dim if name in vectors else 1
+    if x is not None and x.shape != (batch, time, heads, last):
+      raise ValueError(
+        f"{name} has shape {x.shape}, expected ({batch}, {time}, {heads},"
+        f" {last})"
+      )

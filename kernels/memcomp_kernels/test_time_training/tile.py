@@ -1,0 +1,131 @@
+"""One tile of test-time training on matrix units: the algebra, no layout.
+
+Rows are tokens; of each inner layer, X are the inputs and U the gradients that
+the tile writes (`rows`), W, b the weights before it; eta the rates, mu and
+Omega of `primitives.decay`. The weights after token t answer, to rows R,
+
+  diag(mu) (R W + b) - (Omega * (R X^T + 1) diag(eta)) U
+
+and with step scales c, the start W', b' being where the chunk began,
+
+  diag(1 - c) (R W' + b') + diag(c) (that)
+
+The next layer reads GELU of it. W <- mu_C W - X^T diag(eta Omega_C) U follows,
+and where a chunk ends, W <- W' + c_C (W - W').
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import chunked, decay, matmul, triangular
+from memcomp_kernels.test_time_training import (
+  inner,
+  rows,
+  tilings,
+  types,
+)
+
+
+def flatten(layers: types.Layers, *constants: jax.Array) -> chunked.Memories:
+  """Layers, and what tokens never change, as the scheme's memories."""
+  return (*jax.tree.leaves(layers), *constants)
+
+
+def unflatten(
+  memories: chunked.Memories,
+) -> tuple[types.Layers, jax.Array, jax.Array]:
+  """Layers, norm scale and norm bias."""
+  *weights, scale, bias = memories
+  pairs = zip(weights[::2], weights[1::2], strict=True)
+  return tuple(types.Layer(*pair) for pair in pairs), scale, bias
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  inputs: types.Inputs,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> tuple[chunked.Memories, jax.Array, triangular.Stats | None]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: see `flatten`, before the tile.
+    starts: as `memories`, where the chunk began.
+    inputs: `[batch, heads, tile, ...]`.
+    complete: bool `[batch]`, where a chunk ends with the tile.
+    spec: the memory's meaning.
+    tiling: how the system of gradients per token is solved.
+
+  Returns:
+    The memories after the tile, y `[batch, heads, tile, dim]`, and how the
+    system was solved, `[batch, heads]`; None where there is none.
+  """
+  dtype = inputs.query.dtype
+  product = functools.partial(matmul.product, dtype=dtype)
+  layers, norm_scale, norm_bias = unflatten(memories)
+  start_layers, _, _ = unflatten(starts)
+  wide = norm_scale.dtype
+  log_decay, rate = (
+    gate[..., 0].astype(wide) for gate in (inputs.log_decay, inputs.write_rate)
+  )
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  scale = inputs.step_scale
+  scale = None if scale is None else scale.astype(wide)
+  norm = norm_scale[..., None, :], norm_bias[..., None, :]
+  target = inputs.value.astype(wide) - inputs.key.astype(wide)
+  labels = inner.Labels(
+    target, *(jnp.broadcast_to(x, target.shape) for x in norm)
+  )
+
+  stats, eps = None, spec.norm_eps
+  if spec.stale:
+    written = rows.at_start(product, start_layers, inputs.key, labels, eps)
+  else:
+    before = decay.decay_before(log_decay)
+    arguments = inputs.key, labels, before, rate, eps
+    if spec.model == "linear":
+      written, stats = rows.per_token_linear(
+        product, layers[0], *arguments, tiling.solver
+      )
+    else:
+      written = rows.per_token_mlp(product, layers, *arguments)
+
+  factors = decay.decay_factors(log_decay)
+  share = factors.between * rate[..., None, :]
+  y = inputs.query
+  for i, (layer, start, new) in enumerate(
+    zip(layers, start_layers, written, strict=True)
+  ):
+    asked = jax.nn.gelu(y) if i else y
+    y = factors.from_start[..., None] * rows.apply(product, layer, asked)
+    scores = (product("bhri,bhsi->bhrs", asked, new.x) + 1) * share
+    y = y - product("bhrs,bhso->bhro", scores, new.u)
+    if scale is not None:
+      at_start = rows.apply(product, start, asked)
+      y = at_start + scale * (y - at_start)
+  y = inputs.query.astype(wide) + inner.norm(y, *norm, eps)
+
+  to_end = (factors.to_end * rate)[..., None]
+  ends = []
+  for layer, new in zip(layers, written, strict=True):
+    u = to_end * new.u
+    kept = factors.total[..., None]
+    weight = kept[..., None] * layer.weight
+    weight = weight - product("bhci,bhco->bhio", new.x, u)
+    ends.append(types.Layer(weight, kept * layer.bias - jnp.sum(u, axis=2)))
+  memories = flatten(tuple(ends))
+  if scale is not None:
+    moved = tuple(
+      start
+      + scale[:, :, -1].reshape(rate.shape[:2] + (1,) * (end.ndim - 2))
+      * (end - start)
+      for end, start in zip(memories, starts[:-2], strict=True)
+    )
+    memories = contract.batched_where(complete, moved, memories)
+  return (*memories, norm_scale, norm_bias), y.astype(dtype), stats

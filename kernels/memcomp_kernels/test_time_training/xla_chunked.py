@@ -1,0 +1,61 @@
+"""Test-time training in chunk form on matrix units, in plain JAX.
+
+A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. With
+stale gradients one tile is one chunk of the paper; with gradients per token
+the tile is free, and the result does not depend on it.
+"""
+
+import jax
+
+from memcomp_kernels.primitives import chunked
+from memcomp_kernels.test_time_training import reference, tile, tilings, types
+
+
+def _take_apart(state: types.State) -> chunked.Parts:
+  constants = state.norm_scale, state.norm_bias
+  starts = None
+  if state.starts is not None:
+    starts = tile.flatten(state.starts, *constants)
+  memories = tile.flatten(state.layers, *constants)
+  return chunked.Parts(memories, starts, state.position, state.segment_id)
+
+
+def _put_together(parts: chunked.Parts) -> types.State:
+  layers, norm_scale, norm_bias = tile.unflatten(parts.memories)
+  starts = None
+  if parts.starts is not None:
+    starts, _, _ = tile.unflatten(parts.starts)
+  return types.State(
+    layers=layers,
+    starts=starts,
+    position=parts.position,
+    norm_scale=norm_scale,
+    norm_bias=norm_bias,
+    segment_id=parts.segment_id,
+  )
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  tiling = tiling or tilings.Tiling()
+  form = chunked.Form(
+    spec=spec,
+    tiling=tiling,
+    solves=not spec.stale and spec.model == "linear",
+    tile_time=tilings.tile_time(spec, tiling),
+    run_tile=tile.run,
+    step=reference.step,
+    take_apart=_take_apart,
+    put_together=_put_together,
+  )
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )

@@ -1,0 +1,86 @@
+"""Test-time training under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.test_time_training import api as test_time_training
+from memcomp_kernels.testing import memory
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  del key_dim  # keys are as wide as values
+  keys = iter(jax.random.split(key, 6))
+
+  def normal(last):
+    return jax.random.normal(next(keys), (batch, time, heads, last))
+
+  scale = jax.nn.sigmoid(normal(1)) if spec.stale else None
+  return test_time_training.Inputs(
+    query=memory.unit(normal(value_dim)),
+    key=memory.unit(normal(value_dim)),
+    value=memory.unit(normal(value_dim)),
+    log_decay=jax.nn.log_sigmoid(3 + normal(1)),
+    write_rate=0.1 * jax.nn.sigmoid(normal(1)),
+    step_scale=scale,
+  )
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  del key_dim
+  keys = iter(jax.random.split(key, 6))
+
+  def normal(*shape):
+    return 0.5 * jax.random.normal(next(keys), (heads, *shape))
+
+  return test_time_training.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=value_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+    layers=tuple(
+      test_time_training.Layer(normal(*width), normal(width[1]))
+      for width in spec.widths(value_dim)
+    ),
+    norm_scale=1 + normal(value_dim),
+    norm_bias=normal(value_dim),
+  )
+
+
+def _edges(inputs):
+  full = jnp.ones_like
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  return {
+    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
+    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
+    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
+    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+  }
+
+
+_SPECS = {
+  "linear": test_time_training.Spec(chunk_size=8, norm_eps=0.1),
+  "linear-token": test_time_training.Spec(
+    gradient_at="token", forget_gate=True, norm_eps=0.1
+  ),
+  "mlp": test_time_training.Spec(
+    model="mlp", chunk_size=8, expansion=2, forget_gate=True, norm_eps=0.1
+  ),
+  "mlp-token": test_time_training.Spec(
+    model="mlp", gradient_at="token", expansion=2, norm_eps=0.1
+  ),
+}
+
+MEMORY = memory.Memory(
+  name="test_time_training",
+  api=test_time_training,
+  specs=_SPECS,
+  typical=("linear", "linear-token"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)
