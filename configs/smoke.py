@@ -27,6 +27,7 @@ SMALL = {
     "write_population": "evicted",
   },
   "softmax_attention": {"rotary_dim": 16},
+  "test_time_training": {"rotary_dim": 16, "chunk_size": 8},
 }
 """What is small beside heads and widths, by mixer."""
 

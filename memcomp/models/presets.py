@@ -108,6 +108,7 @@ def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
     "key_value_means": {"rotary_dim": width // 2},
     "softmax_attention": {"rotary_dim": width},
     "tensor_cache": {"rotary_dim": width},
+    "test_time_training": {"rotary_dim": width},
   }
   config, _ = registry.MIXERS[memory]
   return config(

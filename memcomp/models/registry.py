@@ -7,6 +7,7 @@ from memcomp.layers import (
   lattice,
   softmax_attention,
   tensor_cache,
+  test_time_training,
   trellis,
 )
 
@@ -24,6 +25,10 @@ MIXERS: dict[str, tuple[type, type]] = {
   "tensor_cache": (
     tensor_cache.TensorCacheConfig,
     tensor_cache.TensorCache,
+  ),
+  "test_time_training": (
+    test_time_training.TestTimeTrainingConfig,
+    test_time_training.TestTimeTraining,
   ),
 }
 """name -> (configuration, module), see `layers.mixer`."""

@@ -14,6 +14,7 @@ from memcomp.layers import (
   lattice,
   softmax_attention,
   tensor_cache,
+  test_time_training,
   trellis,
 )
 from memcomp.models import decoder, registry
@@ -51,6 +52,9 @@ MIXERS = {
     rule="delta",
     unit_keys=True,  # without, a delta rule of this rate diverges
     write_rate_init=0.5,
+  ),
+  "test_time_training": test_time_training.TestTimeTrainingConfig(
+    heads=2, key_dim=8, value_dim=8, rotary_dim=4, chunk_size=8
   ),
 }
 

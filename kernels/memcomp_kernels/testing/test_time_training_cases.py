@@ -15,12 +15,14 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
     return jax.random.normal(next(keys), (batch, time, heads, last))
 
   scale = jax.nn.sigmoid(normal(1)) if spec.stale else None
+  # Steps too large for an inner model make gradients of any size.
+  rate = {"linear": 0.1, "mlp": 0.03}[spec.model]
   return test_time_training.Inputs(
     query=memory.unit(normal(value_dim)),
     key=memory.unit(normal(value_dim)),
     value=memory.unit(normal(value_dim)),
     log_decay=jax.nn.log_sigmoid(3 + normal(1)),
-    write_rate=0.1 * jax.nn.sigmoid(normal(1)),
+    write_rate=rate * jax.nn.sigmoid(normal(1)),
     step_scale=scale,
   )
 
