@@ -92,9 +92,7 @@ def test_every_tile_size(time):
     subject(tilings.Tiling(tile_time=tile, solver=solver))
     for tile, solver in [
       (1, "substitution"),
-      (16, "substitution"),
       (64, "substitution"),
-      (1, "sweeps"),
       (16, "sweeps"),
     ]
   ]
@@ -166,18 +164,19 @@ def test_columns_without_a_direction(tiling):
   assert_exact([one], state._replace(memory=memory), inputs)
 
 
-@each_solver
-def test_float32(tiling):
-  checks.check_precision(subject(tiling), "float32", 64)
+# Of these two the contract suite meets substitution.
 
 
-@each_solver
-def test_packed(tiling):
+def test_float32():
+  checks.check_precision(subject(SOLVERS[1]), "float32", 64)
+
+
+def test_packed():
   rows = np.zeros((3, 24), np.int32)
   rows[0] = 1  # continues the state's segment
   rows[1, 2:9], rows[1, 13:] = 1, 2  # padding inside
   rows[2] = np.repeat([3, 5, 2], 8)
-  checks.check_packed_against_reference(subject(tiling), rows)
+  checks.check_packed_against_reference(subject(SOLVERS[1]), rows)
 
 
 def tile(one, time):
@@ -239,13 +238,12 @@ def test_sweeps_fall_back(monkeypatch):
   state, inputs = drawn(one, 16)
   with monkeypatch.context() as patch:
     # They converge by themselves, forward and backward, ...
-    right = substitution.solve
-    patch.setattr(substitution, "solve", nan_like(right))
+    patch.setattr(substitution, "solve", nan_like(substitution.solve))
     assert_exact([one], state, inputs)
     # ... and where they may not, substitution it is.
     patch.setattr(sweeps, "_tolerance", lambda *_: -1.0)
-    with pytest.raises(AssertionError, match="nan"):
-      assert_exact([one], state, inputs)
+    with pytest.raises(AssertionError, match="nan"), jax.enable_x64(True):
+      errors.assert_finite(one.chunk(state, inputs)[1], "nan")
   monkeypatch.setattr(sweeps, "_tolerance", lambda *_: -1.0)
   assert_exact([one], state, inputs)
 
@@ -266,8 +264,7 @@ def test_norms_without_a_derivative(monkeypatch, tiling):
     assert_exact([one], *drawn(one, 19))
 
 
-@each_solver
-def test_empty_places_that_count(monkeypatch, tiling):
+def test_empty_places_that_count(monkeypatch):
   right = writes.factors
 
   def wrong(share, length, before, token, spec):
@@ -275,7 +272,7 @@ def test_empty_places_that_count(monkeypatch, tiling):
     return right(share, length, before, token, spec)
 
   monkeypatch.setattr(writes, "factors", wrong)
-  one = subject(tiling)
+  one = subject()
   rows = np.ones((2, 24), np.int32)
   rows[1] = 0  # its derivative is not that of a renormalised memory
   with pytest.raises(AssertionError, match="over 1e-1"):

@@ -83,8 +83,8 @@ def test_a_contraction_without_the_decay(monkeypatch):
 def test_renormalising_an_incomplete_chunk(monkeypatch):
   right = tile.run
 
-  def wrong(memories, starts, inputs, complete, spec):
-    return right(memories, starts, inputs, jnp.ones_like(complete), spec)
+  def wrong(memories, starts, inputs, complete, *rest):
+    return right(memories, starts, inputs, jnp.ones_like(complete), *rest)
 
   monkeypatch.setattr(tile, "run", wrong)
   checks.check_values(subject(), 32)  # chunks of 8 are all complete
