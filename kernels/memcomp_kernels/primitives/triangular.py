@@ -105,7 +105,8 @@ def solve(
 
   Args:
     direction: g, (z, parameters) -> u over `[..., slots]`, for rows of any
-      leading shape; a hashable function.
+      leading shape; a hashable function. It must be the gradient in z of some
+      loss of the row, as a write direction is: its Jacobian is symmetric.
     base: `[..., time, slots]`.
     coupling: `[..., time, time]`; only its strict lower triangle is read.
     parameters: pytree of `[..., time, *]` arrays that g takes.
@@ -127,25 +128,18 @@ def _solve_fwd(direction, solver, base, coupling, parameters):
 def _solve_bwd(direction, solver, residuals, cotangents):
   z, u, coupling, parameters = residuals
   du, _ = cotangents
-  leading = z.ndim - 1
 
-  # The Jacobians of all tokens at once; what has to wait is linear in them.
-  # Mapped row by row, so that what they keep has a time axis to go along.
-  def jacobian(z, parameters):
-    return jax.vjp(lambda z: direction(z, parameters), z)[1]
-
-  jacobians = _vmap(jacobian, leading)(z, parameters)
-
-  def transposed(row, jacobian):
-    apply = _vmap(lambda row, jacobian: jacobian(row)[0], row.ndim - 1)
-    return apply(row, jacobian)
+  def transposed(row, at):
+    """J_t row: g is a gradient in z, so that J_t is its own transpose."""
+    z, parameters = at
+    return jax.jvp(lambda z: direction(z, parameters), (z,), (row,))[1]
 
   def flip(tree):  # from the last token on
-    return jax.tree.map(lambda x: jnp.flip(x, leading - 1), tree)
+    return jax.tree.map(lambda x: jnp.flip(x, z.ndim - 2), tree)
 
   transpose = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
   row, dz, _ = _in_blocks(
-    transposed, solver, flip(du), transpose, flip(jacobians)
+    transposed, solver, flip(du), transpose, flip((z, parameters))
   )
   row, dz = flip((row, dz))
   _, vjp = jax.vjp(lambda parameters: direction(z, parameters), parameters)
@@ -258,12 +252,6 @@ def _sweep(direction, solver, base, coupling, parameters):
   z, u = lax.cond(jnp.any(unreached), exactly, lambda: (z, u))
   missed = unreached.astype(jnp.float32)
   return z, u, Stats(none + 1, none + count, residual, missed)
-
-
-def _vmap(function, times: int):
-  for _ in range(times):
-    function = jax.vmap(function)
-  return function
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ class Tiling:
     solver: of the system in a tile with gradients per token.
   """
 
-  tile_time: int = 32
+  tile_time: int = 16
   solver: triangular.Solver = dataclasses.field(
     default_factory=triangular.Solver
   )
