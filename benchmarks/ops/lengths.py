@@ -63,6 +63,8 @@ def cases() -> dict[str, Case]:
     "tensor-cache-512": Case(
       "tensor_cache", {"window_size": 512, "write_population": "evicted"}
     ),
+    "ttt-linear-16": Case("test_time_training", {}),
+    "ttt-linear-token": Case("test_time_training", {"gradient_at": "token"}),
     "softmax-window-512": Case("softmax_attention", {"window_size": 512}),
     "softmax-full": Case("softmax_attention", {"window_size": None}),
   }

@@ -73,7 +73,7 @@ _SPECS = {
     model="mlp", chunk_size=8, expansion=2, forget_gate=True, norm_eps=0.1
   ),
   "mlp-token": test_time_training.Spec(
-    model="mlp", gradient_at="token", expansion=2, norm_eps=0.1
+    model="mlp", gradient_at="token", expansion=2, norm_eps=1.0
   ),
 }
 
@@ -81,7 +81,7 @@ MEMORY = memory.Memory(
   name="test_time_training",
   api=test_time_training,
   specs=_SPECS,
-  typical=("linear", "linear-token"),
+  typical=("linear",),
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
