@@ -140,8 +140,16 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
-def on_mesh(chunk: Callable[..., Any]) -> Callable[..., Any]:
-  """A memory's `chunk`, its rows and heads laid over the mesh in use."""
+def on_mesh(
+  chunk: Callable[..., Any], *, with_stats: bool = False
+) -> Callable[..., Any]:
+  """A memory's `chunk`, its rows and heads laid over the mesh in use.
+
+  `with_stats` if it also returns a pytree of `[batch, heads]`.
+  """
   return kernel_sharding.shard_chunk(
-    chunk, batch_axes=BATCH_AXES, head_axes=HEAD_AXES
+    chunk,
+    batch_axes=BATCH_AXES,
+    head_axes=HEAD_AXES,
+    with_stats=with_stats,
   )

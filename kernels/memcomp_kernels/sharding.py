@@ -26,13 +26,15 @@ def shard_chunk(
   *,
   batch_axes: Axes,
   head_axes: Axes,
-) -> Callable[..., tuple[Any, jax.Array]]:
+  with_stats: bool = False,
+) -> Callable[..., Any]:
   """Wraps a memory's `chunk` for the mesh in use (`jax.set_mesh`).
 
   Args:
     chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs).
     batch_axes: mesh axes that batch is sharded over.
     head_axes: mesh axes that heads are sharded over.
+    with_stats: whether `chunk` also returns a pytree of `[batch, heads]`.
 
   Returns:
     A function of the same signature; `chunk` itself without a mesh or on one
@@ -62,6 +64,9 @@ def shard_chunk(
         state, inputs, segment_ids=segment_ids, reset_state=reset_state
       )
 
+    out_specs = state_specs(state), token_spec
+    if with_stats:
+      out_specs += (PartitionSpec(batch_axes, head_axes),)
     return jax.shard_map(
       positional,
       in_specs=(
@@ -70,7 +75,7 @@ def shard_chunk(
         jax.tree.map(lambda _: token_spec, inputs),
         PartitionSpec(batch_axes),
       ),
-      out_specs=(state_specs(state), token_spec),
+      out_specs=out_specs,
       # No value here is replicated over an axis, so there is nothing for the
       # check to find, and it does not know Pallas outputs.
       check_vma=False,

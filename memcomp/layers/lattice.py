@@ -16,7 +16,7 @@ from flax import nnx
 from memcomp import sharding
 from memcomp.layers import linear, mixer, norm, short_convolution
 from memcomp_kernels.lattice import api as lattice
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.primitives import activations, triangular
 
 NORMALIZE = ("none", "qk", "qkv")
 MEMORY_INITS = ("learned", "fixed")
@@ -47,6 +47,7 @@ class LatticeConfig(mixer.MixerConfig):
     post_norm: a layer norm on what is read.
     convolution_width: taps of the short convolutions; 0 for none.
     convolve_value: a convolution on v too.
+    solver: how gradients per token are evaluated.
   """
 
   num_slots: int = 64
@@ -68,6 +69,10 @@ class LatticeConfig(mixer.MixerConfig):
   convolution_width: int = 4
   convolve_value: bool = False
 
+  solver: mixer.SolverConfig = dataclasses.field(
+    default_factory=mixer.SolverConfig
+  )
+
   def spec(self) -> lattice.Spec:
     """The memory's meaning.
 
@@ -77,9 +82,21 @@ class LatticeConfig(mixer.MixerConfig):
     names = [field.name for field in dataclasses.fields(lattice.Spec)]
     return lattice.Spec(**{name: getattr(self, name) for name in names})
 
+  def tiling(self) -> lattice.Tiling:
+    """How gradients per token are evaluated."""
+    solver, tiling = self.solver, lattice.Tiling()
+    if solver.method != "auto":
+      tiling = dataclasses.replace(
+        tiling, solver=solver.method, tolerance=solver.tolerance
+      )
+    if solver.tile_time:
+      tiling = dataclasses.replace(tiling, tile_time=solver.tile_time)
+    return tiling
+
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
     self.spec()
+    self.solver.validate()
     mixer.require_positive(self, "heads", "value_dim")
     if self.num_slots > self.value_dim:
       raise ValueError(
@@ -125,12 +142,17 @@ class LatticeConfig(mixer.MixerConfig):
 
 
 class LatticeState(NamedTuple):
-  """State of the mixer: convolution taps (or None) and the memory."""
+  """State of the mixer: convolution taps (or None) and the memory.
+
+  `stats`, how the last call's tiles were solved, `[batch, heads]`, is None
+  where nobody asked (`SolverConfig`).
+  """
 
   query_taps: jax.Array | None
   key_taps: jax.Array | None
   value_taps: jax.Array | None
   memory: lattice.State
+  stats: triangular.Stats | None = None
 
 
 class Lattice(nnx.Module):
@@ -192,7 +214,8 @@ class Lattice(nnx.Module):
       self.initial_memory = linear.constant_param(
         slots_at_start, ("heads", "value_dim", "slots")
       )
-    self.spec = config.spec()
+    self.spec, self.tiling = config.spec(), config.tiling()
+    self.keep_stats = config.solver.stats(config.gradient_at)
     self.heads = heads
     self.value_dim = config.value_dim
     self.normalize = config.normalize
@@ -217,6 +240,7 @@ class Lattice(nnx.Module):
       taps(self.key_convolution, batch),
       taps(self.value_convolution, batch),
       memory,
+      triangular.no_stats((batch, self.heads)) if self.keep_stats else None,
     )
 
   def memories(self, state: LatticeState) -> tuple[jax.Array, ...]:
@@ -269,16 +293,18 @@ class Lattice(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     segment_ids = context.segment_ids
     inputs, taps = self.memory_inputs(x, state, segment_ids)
-    chunk = sharding.on_mesh(lattice.chunk)
+    run = sharding.on_mesh(lattice.run, with_stats=True)
     fresh = self.init_state(x.shape[0]).memory
-    memory, y = chunk(
+    memory, y, stats = run(
       state.memory,
       inputs,
       spec=self.spec,
+      tiling=self.tiling,
       segment_ids=segment_ids,
       reset_state=fresh if segment_ids is not None else None,
     )
-    return self._output(x, y), LatticeState(*taps, memory)
+    stats = stats if self.keep_stats else None
+    return self._output(x, y), LatticeState(*taps, memory, stats)
 
   def step(
     self, x: jax.Array, state: LatticeState, context: mixer.Context
@@ -290,4 +316,5 @@ class Lattice(nnx.Module):
     memory, y = lattice.step(
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
-    return self._output(x, y[:, None])[:, 0], LatticeState(*taps, memory)
+    state = LatticeState(*taps, memory, state.stats)
+    return self._output(x, y[:, None])[:, 0], state

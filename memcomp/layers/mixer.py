@@ -8,7 +8,8 @@
 
 A state holds the memory of sequences of `length` tokens; a memory of constant
 size ignores it. A mixer whose configuration has `value_residual` also has
-`value_of(x)`.
+`value_of(x)`; one whose state has `stats` keeps there how the tiles of the last
+call were solved.
 """
 
 import abc
@@ -16,6 +17,8 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+
+from memcomp_kernels.primitives import triangular
 
 
 class Context(NamedTuple):
@@ -68,6 +71,41 @@ class MixerConfig(abc.ABC):
 
     The mean over a sequence of `length` tokens; multiply-adds count two.
     """
+
+
+SOLVERS = ("auto", *triangular.METHODS)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class SolverConfig:
+  """How gradients per token are evaluated: speed, never meaning.
+
+  Attributes:
+    method: "substitution", exact by construction; "sweeps", until nothing
+      moves, else substitution: then `sweeps`, `residual` and `unreached` join
+      the training metrics; "auto" is the fastest exact one of the platform.
+    tile_time: tokens that are solved together; 0 is the default.
+    tolerance: of sweeps, in float32.
+  """
+
+  method: str = "auto"
+  tile_time: int = 0
+  tolerance: float = 1e-6
+
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+    if self.method not in SOLVERS:
+      raise ValueError(
+        f"solver.method={self.method!r} is not one of: {', '.join(SOLVERS)}"
+      )
+    for name in ("tile_time", "tolerance"):
+      if not getattr(self, name) >= 0:
+        value = getattr(self, name)
+        raise ValueError(f"solver.{name}={value} must not be negative")
+
+  def stats(self, gradient_at: str) -> bool:
+    """Whether there is something to tell of each call."""
+    return self.method == "sweeps" and gradient_at == "token"
 
 
 def require_positive(config: Any, *names: str) -> None:

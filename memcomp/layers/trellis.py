@@ -22,7 +22,7 @@ from memcomp.layers import (
   norm,
   short_convolution,
 )
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.primitives import activations, triangular
 from memcomp_kernels.trellis import api as trellis
 
 NORMALIZE = ("none", "qk", "qkv")
@@ -61,6 +61,7 @@ class TrellisConfig(mixer.MixerConfig):
     memory_std: of the learned initial memory at the start.
     convolution_width: taps of the short convolutions; 0 for none.
     convolve_value: a convolution on v too (the paper has q and k only).
+    solver: how gradients per token are evaluated.
   """
 
   num_slots: int = 64
@@ -88,6 +89,10 @@ class TrellisConfig(mixer.MixerConfig):
   convolution_width: int = 4
   convolve_value: bool = False
 
+  solver: mixer.SolverConfig = dataclasses.field(
+    default_factory=mixer.SolverConfig
+  )
+
   def spec(self) -> trellis.Spec:
     """The memory's meaning.
 
@@ -97,9 +102,23 @@ class TrellisConfig(mixer.MixerConfig):
     names = [field.name for field in dataclasses.fields(trellis.Spec)]
     return trellis.Spec(**{name: getattr(self, name) for name in names})
 
+  def tiling(self) -> trellis.Tiling:
+    """How gradients per token are evaluated."""
+    solver = self.solver
+    tiling = trellis.Tiling()
+    if solver.method != "auto":
+      method = triangular.Solver(
+        method=solver.method, tolerance=solver.tolerance
+      )
+      tiling = dataclasses.replace(tiling, solver=method)
+    if solver.tile_time:
+      tiling = dataclasses.replace(tiling, tile_time=solver.tile_time)
+    return tiling
+
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
     self.spec()
+    self.solver.validate()
     if self.normalize not in NORMALIZE:
       raise ValueError(
         f"normalize={self.normalize!r} is not one of: {', '.join(NORMALIZE)}"
@@ -153,12 +172,17 @@ class TrellisConfig(mixer.MixerConfig):
 
 
 class TrellisState(NamedTuple):
-  """State of the mixer: convolution taps (or None) and the memory."""
+  """State of the mixer: convolution taps (or None) and the memory.
+
+  `stats`, how the last call's tiles were solved, `[batch, heads]`, is None
+  where nobody asked (`SolverConfig`).
+  """
 
   query_taps: jax.Array | None
   key_taps: jax.Array | None
   value_taps: jax.Array | None
   memory: trellis.State
+  stats: triangular.Stats | None = None
 
 
 class Trellis(nnx.Module):
@@ -228,7 +252,8 @@ class Trellis(nnx.Module):
     self.value_memory = memory(
       config.value_dim, ("heads", "slots", "value_dim")
     )
-    self.spec = config.spec()
+    self.spec, self.tiling = config.spec(), config.tiling()
+    self.keep_stats = config.solver.stats(config.gradient_at)
     self.heads = heads
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.normalize = config.normalize
@@ -258,6 +283,7 @@ class Trellis(nnx.Module):
       taps(self.key_convolution, batch),
       taps(self.value_convolution, batch),
       memory,
+      triangular.no_stats((batch, self.heads)) if self.keep_stats else None,
     )
 
   def memories(self, state: TrellisState) -> tuple[jax.Array, ...]:
@@ -336,16 +362,18 @@ class Trellis(nnx.Module):
     """
     segment_ids = context.segment_ids
     inputs, taps = self.memory_inputs(x, state, segment_ids)
-    chunk = sharding.on_mesh(trellis.chunk)
+    run = sharding.on_mesh(trellis.run, with_stats=True)
     fresh = self.init_state(x.shape[0]).memory
-    memory, y = chunk(
+    memory, y, stats = run(
       state.memory,
       inputs,
       spec=self.spec,
+      tiling=self.tiling,
       segment_ids=segment_ids,
       reset_state=fresh if segment_ids is not None else None,
     )
-    return self._output(x, y), TrellisState(*taps, memory)
+    stats = stats if self.keep_stats else None
+    return self._output(x, y), TrellisState(*taps, memory, stats)
 
   def step(
     self, x: jax.Array, state: TrellisState, context: mixer.Context
@@ -357,4 +385,5 @@ class Trellis(nnx.Module):
     memory, y = trellis.step(
       state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
     )
-    return self._output(x, y[:, None])[:, 0], TrellisState(*taps, memory)
+    state = TrellisState(*taps, memory, state.stats)
+    return self._output(x, y[:, None])[:, 0], state

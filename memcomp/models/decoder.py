@@ -14,6 +14,7 @@ from memcomp.layers import mixer as mixer_lib
 from memcomp.models import block, registry
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels import contract
+from memcomp_kernels.primitives import triangular
 
 REMAT = {
   "none": None,
@@ -386,9 +387,9 @@ class Decoder(nnx.Module):
 
   def memory_norms(self, state: DecoderState) -> jax.Array:
     """Root mean square of each layer's memories, float32 `[layers]`."""
-    order, norms = [], []
-    for stack, (graphdef, params), states in zip(
-      self.stacks, self._split(), state.layers, strict=True
+    norms = []
+    for (graphdef, params), states in zip(
+      self._split(), state.layers, strict=True
     ):
 
       def one(params, state, graphdef=graphdef):
@@ -397,9 +398,34 @@ class Decoder(nnx.Module):
         return jnp.sqrt(squares / max(sum(a.size for a in arrays), 1))
 
       norms.append(jax.vmap(one)(params, states))
-      order += [stack.first + stack.period * i for i in range(stack.repeats)]
+    return self._by_layer(norms)
+
+  def solver_stats(self, state: DecoderState) -> triangular.Stats | None:
+    """How each layer's tiles were solved in the last call, `[layers]`.
+
+    Zeros in layers that solve nothing; None if no layer keeps it.
+    """
+    found = [getattr(s.mixer, "stats", None) for s in state.layers]
+    if all(stats is None for stats in found):
+      return None
+    stacks = []
+    for stack, stats in zip(self.stacks, found, strict=True):
+      if stats is None:
+        stats = triangular.no_stats((stack.repeats, 1, 1))
+      # Over rows and heads.
+      rows = jax.tree.map(lambda x: x.reshape(len(x), -1).T, stats)
+      stacks.append(triangular.total(rows))
+    return jax.tree.map(lambda *x: self._by_layer(x), *stacks)
+
+  def _by_layer(self, of_stacks) -> jax.Array:
+    """`[repeats, ...]` of every stack to `[layers, ...]`, the first first."""
+    order = [
+      stack.first + stack.period * i
+      for stack in self.stacks
+      for i in range(stack.repeats)
+    ]
     by_layer = sorted(range(len(order)), key=order.__getitem__)
-    return jnp.concatenate(norms)[jnp.array(by_layer)]
+    return jnp.concatenate(of_stacks)[jnp.array(by_layer)]
 
   def embed(
     self,

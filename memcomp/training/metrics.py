@@ -14,6 +14,7 @@ from memcomp import errors
 from memcomp.training import disk
 
 FILE = "metrics.jsonl"
+SOLVER = ("sweeps", "residual", "unreached")
 
 
 def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -26,10 +27,12 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     `step`; `loss` in nats per scored token; `bits_per_byte` (loss * tokens /
     bytes / ln 2); `learning_rate`; `grad_norm` before clipping; `z_loss`
     (weighted); `memory_norms`, RMS of each layer's memory; `skipped` steps so
-    far; `tokens` scored in the step. The same on every run of a config.
+    far; `tokens` scored in the step. Where a layer sweeps (`SolverConfig`), of
+    each: `sweeps` a tile, the largest `residual`, and `unreached`, tiles that
+    fell back to substitution. The same on every run of a config.
   """
   loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
-  return {
+  record = {
     "step": int(fetched["step"]),
     "loss": loss,
     "bits_per_byte": bits_per_byte(loss * tokens, int(fetched["bytes"])),
@@ -40,6 +43,10 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     "skipped": int(fetched["skipped"]),
     "tokens": tokens,
   }
+  for name in SOLVER:
+    if name in fetched:
+      record[name] = [float(x) for x in fetched[name]]
+  return record
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
@@ -140,6 +147,8 @@ class Progress:
       parts.append(f"validation {record['validation_bits_per_byte']:.3f}")
     if record["skipped"]:
       parts.append(f"skipped {record['skipped']}")
+    if unreached := round(sum(record.get("unreached", ()))):
+      parts.append(f"solved by substitution {unreached}")
     if "seconds_per_step" in record:
       seconds = record["seconds_per_step"]
       # A moving mean: checkpoints and other users of the machine make single

@@ -47,6 +47,7 @@ class Recorder:
     self._state_bytes = decoder.state_bytes(config.model, length)
     self._pending = collections.deque()
     self._meter = metrics.Meter()
+    self._unreached = 0
     self.skipped_in_a_row = 0
     self.worst = 0
     self.last: dict[str, Any] | None = None
@@ -79,8 +80,13 @@ class Recorder:
       fetched = jax.device_get(wanted)
       self.skipped_in_a_row = int(fetched["skipped_in_a_row"])
       self.worst = max(self.worst, self.skipped_in_a_row)
+      if "unreached" in fetched:
+        # Of all steps since the last record.
+        self._unreached = self._unreached + fetched["unreached"]
+        fetched["unreached"] = self._unreached
       if logged:
         self._write(metrics.record_of(fetched) | extra)
+        self._unreached = 0
 
   def _write(self, record: dict[str, Any]) -> None:
     record["state_bytes"] = self._state_bytes
@@ -98,5 +104,5 @@ class Recorder:
 
 
 def _counter(device_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  name = "skipped_in_a_row"
-  return {name: device_metrics[name]}
+  names = "skipped_in_a_row", "unreached"
+  return {x: device_metrics[x] for x in names if x in device_metrics}

@@ -5,7 +5,7 @@ caller; nothing in them looks at a file, a clock or the host's state.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,20 @@ from memcomp.data import batch as batch_lib
 from memcomp.training import loss as loss_lib
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
+from memcomp_kernels.primitives import triangular
 
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[
   [state_lib.TrainState, batch_lib.Batch],
   tuple[state_lib.TrainState, Metrics],
 ]
+
+
+class _Watch(NamedTuple):
+  """RMS of memories `[layers]`, and how tiles were solved, if that is kept."""
+
+  norms: jax.Array
+  solved: triangular.Stats | None
 
 
 def make_train_step(
@@ -59,9 +67,9 @@ def make_train_step(
   random = any(mixer.random for mixer in config.model.layer_mixers())
 
   def objective(params, batch, carry, tokens, noise):
-    sums, carry, norms = _forward(model, config, params, batch, carry, noise)
+    sums, carry, watch = _forward(model, config, params, batch, carry, noise)
     total = sums.nll + config.training.z_loss * sums.log_z_squared
-    return total / tokens, (sums, carry, norms)
+    return total / tokens, (sums, carry, watch)
 
   gradient = jax.grad(objective, has_aux=True)
 
@@ -72,8 +80,8 @@ def make_train_step(
     def body(total, part):
       *part, index = part
       own = None if noise is None else jax.random.fold_in(noise, index)
-      grads, (sums, carry, norms) = gradient(params, *part, tokens, own)
-      return jax.tree.map(jnp.add, total, (grads, sums)), (carry, norms)
+      grads, (sums, carry, watch) = gradient(params, *part, tokens, own)
+      return jax.tree.map(jnp.add, total, (grads, sums)), (carry, watch)
 
     zero = loss_lib.LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
     zero = (jax.tree.map(jnp.zeros_like, params), zero)
@@ -82,9 +90,14 @@ def make_train_step(
       jax.tree.map(lambda x, axis: _split(x, parts, axis), carry, axes),
       jnp.arange(parts),
     )
-    (grads, sums), (carry, norms) = jax.lax.scan(body, zero, split)
+    (grads, sums), (carry, watch) = jax.lax.scan(body, zero, split)
     carry = jax.tree.map(_join, carry, axes)
-    return grads, (sums, carry, jnp.sqrt((norms**2).mean(0)))
+    norms, stats = watch
+    watch = _Watch(
+      jnp.sqrt((norms**2).mean(0)),
+      None if stats is None else triangular.total(stats),
+    )
+    return grads, (sums, carry, watch)
 
   def train_step(state, batch):
     counted = (batch.targets >= 0).sum(dtype=jnp.int32)
@@ -93,7 +106,7 @@ def make_train_step(
     noise = None
     if random:
       noise = jax.random.fold_in(jax.random.key(config.seed), state.step)
-    grads, (sums, carry, norms) = accumulate(
+    grads, (sums, carry, watch) = accumulate(
       state.params, batch, state.carry, tokens, noise
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -112,12 +125,14 @@ def make_train_step(
       "grad_norm": grad_norm,
       # The optimizer counts updates, so a skipped step does not use one up.
       "learning_rate": schedule(state.step - state.skipped),
-      "memory_norms": norms,
+      "memory_norms": watch.norms,
       "tokens": counted,
       "bytes": _bytes(batch.targets, token_bytes),
       "skipped": state.skipped + one,
       "skipped_in_a_row": (state.skipped_in_a_row + 1) * one,
     }
+    if watch.solved is not None:
+      metrics |= _solver_metrics(watch.solved)
     return state_lib.TrainState(
       params=params,
       opt_state=opt_state,
@@ -151,7 +166,7 @@ def make_validation_step(
 
 
 def _forward(model, config, params, batch, carry, noise=None):
-  """Returns (loss sums, state to carry on, memory norms `[layers]`)."""
+  """Returns (loss sums, state to carry on, what is watched)."""
   extra = {} if noise is None else {"noise": noise}
   with nnx.use_eager_sharding(False):
     module = nnx.merge(model.graphdef, params)
@@ -164,8 +179,17 @@ def _forward(model, config, params, batch, carry, noise=None):
     sums = loss_lib.next_token_loss(
       module.logits, hidden, batch.targets, chunk=config.training.loss_chunk
     )
-    norms = jax.lax.stop_gradient(module.memory_norms(state))
-  return sums, None if carry is None else state, norms
+    watch = _Watch(module.memory_norms(state), module.solver_stats(state))
+  return sums, None if carry is None else state, jax.lax.stop_gradient(watch)
+
+
+def _solver_metrics(stats: triangular.Stats) -> Metrics:
+  """What to log of how the tiles of all layers were solved."""
+  return {
+    "sweeps": stats.sweeps / jnp.maximum(stats.blocks, 1),
+    "residual": stats.residual,
+    "unreached": stats.unreached,
+  }
 
 
 def _split(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:

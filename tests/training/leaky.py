@@ -69,3 +69,6 @@ class Decoder(nnx.Module):
 
   def memory_norms(self, state):
     return jnp.sqrt(jnp.mean(state.memory**2, axis=(1, 2)))
+
+  def solver_stats(self, state):
+    return None

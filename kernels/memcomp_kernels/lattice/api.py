@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.lattice import columns, types, xla_chunked
+from memcomp_kernels.lattice import columns, tilings, types, xla_chunked
 from memcomp_kernels.lattice import reference as _reference
+from memcomp_kernels.primitives import triangular
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
+Tiling = tilings.Tiling
 reference = _reference.reference
 step = _reference.step
 
@@ -108,6 +110,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   implementation: str | None = None,
+  tiling: tilings.Tiling | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Runs Lattice over many tokens; differentiable in state and inputs.
 
@@ -119,6 +122,7 @@ def chunk(
     reset_state: what a new segment starts from; default `state`.
     implementation: "reference" or "xla_chunked"; default the fastest that runs
       on the platform.
+    tiling: how "xla_chunked" evaluates gradients per token: speed alone.
 
   Returns:
     The state after the last token, and y `[batch, time, heads, value]` in the
@@ -128,15 +132,46 @@ def chunk(
     NotImplementedError: the named implementation cannot run here.
     ValueError: shapes do not fit the state or each other.
   """
-  check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation)
-  return function(
+  return run(
     state,
     inputs,
     spec=spec,
     segment_ids=segment_ids,
     reset_state=reset_state,
-  )
+    implementation=implementation,
+    tiling=tiling,
+  )[:2]
+
+
+def run(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  implementation: str | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+  """As `chunk`; also returns how tiles were solved, `[batch, heads]`.
+
+  None where there was nothing to solve: stale gradients, the token scan.
+
+  Raises:
+    NotImplementedError: also for a `tiling` of another implementation.
+  """
+  check_inputs(state, inputs, spec)
+  function = IMPLEMENTATIONS.select(implementation)
+  arguments: dict[str, Any] = {
+    "spec": spec,
+    "segment_ids": segment_ids,
+    "reset_state": reset_state,
+  }
+  if function is xla_chunked.chunk:
+    return xla_chunked.run(state, inputs, tiling=tiling, **arguments)
+  if tiling is not None:
+    raise NotImplementedError("tiling: only xla_chunked takes one")
+  return (*function(state, inputs, **arguments), None)
 
 
 def check_inputs(

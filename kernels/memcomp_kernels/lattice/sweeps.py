@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels.lattice import substitution, tilings, types, writes
+from memcomp_kernels.primitives import triangular
 
 einsum = substitution.einsum
 
@@ -103,39 +104,40 @@ def _tolerance(tiling, dtype) -> float:
   return 1e-14 if dtype == jnp.float64 else 1e-6
 
 
-def _settled(new, old, tolerance, reverse) -> jax.Array:
-  """Whether nothing moved, measured by what a token or those done hold."""
+def _moved(new, old, reverse) -> jax.Array:
+  """How far anything moved, over what a token or those done hold.
 
-  def settled(x, y):
+  Infinite where something is not finite: that is no fixed point.
+  """
+
+  def moved(x, y):
     scale = lax.cummax(jnp.max(jnp.abs(x), axis=-1), axis=2, reverse=reverse)
-    moved = jnp.max(jnp.abs(x - y), axis=-1)
-    return jnp.all(moved <= tolerance * scale)
+    share = jnp.max(jnp.abs(x - y), axis=-1)
+    share = share / jnp.maximum(scale, jnp.finfo(x.dtype).tiny)
+    return jnp.where(jnp.all(jnp.isfinite(x)), jnp.max(share), jnp.inf)
 
-  leaves = jax.tree.map(settled, new, old)
-  return functools.reduce(jnp.logical_and, jax.tree.leaves(leaves))
+  leaves = jax.tree.leaves(jax.tree.map(moved, new, old))
+  return functools.reduce(jnp.maximum, leaves)
 
 
 def _fixed_point(function, start, tolerance, count, reverse=False):
-  """Returns x = function(x), and whether it was found in `count` sweeps."""
+  """Returns x = function(x), how far it moved last, and the sweeps it took."""
 
   def cleared(x):
     return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), x)
 
   def unfinished(carry):
-    _, done, swept = carry
-    return ~done & (swept < count)
+    _, residual, swept = carry
+    return ~(residual <= tolerance) & (swept < count)
 
   def sweep(carry):
     x, _, swept = carry
-    raw = function(x)
-    new = cleared(raw)
-    # What is not finite at the end is no fixed point.
-    done = _settled(raw, x, tolerance, reverse)
-    return new, done, swept + 1
+    new = function(x)
+    return cleared(new), _moved(new, x, reverse), swept + 1
 
-  carry = cleared(start), jnp.array(False), jnp.array(0)
-  x, done, _ = lax.while_loop(unfinished, sweep, carry)
-  return x, done
+  start = cleared(start)
+  residual = jnp.array(jnp.inf, jax.tree.leaves(start)[0].dtype)
+  return lax.while_loop(unfinished, sweep, (start, residual, jnp.array(0)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -144,38 +146,46 @@ def solve(
   tiling: tilings.Tiling,
   S: jax.Array,
   tokens: writes.Tokens,
-) -> substitution.Solution:
-  """Equal to `substitution.solve`, but for the tolerance."""
+) -> tuple[substitution.Solution, triangular.Stats]:
+  """Equal to `substitution.solve`, but for the tolerance; and how it went."""
   return _solve_fwd(spec, tiling, S, tokens)[0]
 
 
 def _solve_fwd(spec, tiling, S, tokens):
-  x, done = _fixed_point(
+  tolerance = _tolerance(tiling, S.dtype)
+  x, residual, swept = _fixed_point(
     lambda x: _sweep(spec, S, tokens, x)[0],
     _stale(spec, S, tokens),
-    _tolerance(tiling, S.dtype),
+    tolerance,
     tokens.key.shape[-2],
   )
+  done = residual <= tolerance
   solution = lax.cond(
     done,
     lambda: _sweep(spec, S, tokens, x)[1],
     lambda: substitution.solve(spec, S, tokens),
   )
-  return solution, (S, tokens, x, done)
+  none = jnp.zeros(S.shape[:2], jnp.float32)
+  stats = triangular.Stats(
+    none + 1, none + swept, none + residual, none + ~done
+  )
+  return (solution, stats), (S, tokens, x, done)
 
 
 def _solve_bwd(spec, tiling, residuals, cotangents):
   S, tokens, x, done = residuals
+  cotangents, _ = cotangents
+  tolerance = _tolerance(tiling, S.dtype)
   _, vjp = jax.vjp(functools.partial(_sweep, spec), S, tokens, x)
-  dx, settled = _fixed_point(
+  dx, residual, _ = _fixed_point(
     lambda dx: vjp((dx, cotangents))[2],
     jax.tree.map(jnp.zeros_like, x),
-    _tolerance(tiling, S.dtype),
+    tolerance,
     tokens.key.shape[-2] + 1,  # zeros tell nothing of the last token
     reverse=True,
   )
   return lax.cond(
-    done & settled,
+    done & (residual <= tolerance),
     lambda: vjp((dx, cotangents))[:2],
     lambda: jax.vjp(functools.partial(substitution.solve, spec), S, tokens)[1](
       cotangents

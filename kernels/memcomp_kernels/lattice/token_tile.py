@@ -21,7 +21,7 @@ from memcomp_kernels.lattice import (
   types,
   writes,
 )
-from memcomp_kernels.primitives import chunked, matmul
+from memcomp_kernels.primitives import chunked, matmul, triangular
 
 
 class Laid(NamedTuple):
@@ -38,7 +38,7 @@ def run(
   complete: jax.Array,
   spec: types.Spec,
   tiling: tilings.Tiling,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[chunked.Memories, jax.Array, triangular.Stats]:
   """Writes and reads one tile.
 
   Args:
@@ -50,7 +50,8 @@ def run(
     tiling: how it is evaluated.
 
   Returns:
-    (S,) after the tile, Y `[batch, heads, tile, value]`, and None.
+    (S,) after the tile, Y `[batch, heads, tile, value]`, and how the writes
+    were found.
   """
   del starts, complete
   inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
@@ -61,9 +62,11 @@ def run(
   taken = jnp.broadcast_to(laid.taken.astype(S.dtype), rate.shape)
   tokens = writes.Tokens(query, key, value, jnp.exp(log_decay), rate, taken)
   if tiling.solver == "sweeps":
-    solution = sweeps.solve(spec, tiling, S, tokens)
+    solution, stats = sweeps.solve(spec, tiling, S, tokens)
   else:
     solution = substitution.solve(spec, S, tokens)
+    stats = triangular.no_stats(S.shape[:2])
+    stats = stats._replace(blocks=stats.blocks + 1)
 
   output = product("bhdm,bhtm->bhtd", S, solution.from_start)
   output = output + product("bhtj,bhjd->bhtd", solution.scores, solution.h)
@@ -73,4 +76,4 @@ def run(
     # Rounding moves columns off the sphere, and nothing brings them back.
     untouched = solution.after.untouched[..., None, :] > 0
     S = jnp.where(untouched, S, columns.normalize(S, S))
-  return (S,), output.astype(dtype), None
+  return (S,), output.astype(dtype), stats

@@ -21,7 +21,7 @@ from memcomp_kernels.lattice import (
   token_tile,
   types,
 )
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives import chunked, triangular
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -61,11 +61,27 @@ def chunk(
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`.
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  return run(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+    tiling=tiling,
+  )[:2]
 
-  `tiling`, by default `tilings.tiling(spec)`, is how gradients per token are
-  evaluated, and unused without.
-  """
+
+def run(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+  """As `chunk`; also returns how the writes were found, see `api.run`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if spec.stale:
     form = chunked.Form(
@@ -76,16 +92,18 @@ def chunk(
       take_apart=_take_apart,
       put_together=_put_together,
     )
-    return chunked.chunk(form, state, inputs, **packing)
+    return chunked.run(form, state, inputs, **packing)
   if spec.sparsity:
     step = functools.partial(reference.step, spec=spec)
-    return contract.scan(
+    scanned = contract.scan(
       step, state, inputs, block=chunked.SCAN_BLOCK, **packing
     )
+    return (*scanned, None)
   tiling = tiling or tilings.tiling(spec)
   form = chunked.Form(
     spec=spec,
     tiling=tiling,
+    solves=True,
     tile_time=tiling.tile_time,
     run_tile=token_tile.run,
     step=_token_step,
@@ -93,4 +111,4 @@ def chunk(
     put_together=_put_together,
   )
   taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)
-  return chunked.chunk(form, state, token_tile.Laid(inputs, taken), **packing)
+  return chunked.run(form, state, token_tile.Laid(inputs, taken), **packing)

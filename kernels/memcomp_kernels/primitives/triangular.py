@@ -45,13 +45,14 @@ class Solver:
       It is for float32, and shrinks with the rounding unit of wider types. 0
       sweeps block_time - 1 times without asking, which is exact.
     max_sweeps: after these, >= 1, a block that has not come within the
-      tolerance is solved by substitution instead.
+      tolerance is solved by substitution instead. None is block_time, where
+      only what is not finite can be missing.
   """
 
   method: str = "substitution"
   block_time: int | None = None
   tolerance: float = 1e-6
-  max_sweeps: int = 8
+  max_sweeps: int | None = None
 
   def __post_init__(self):
     if self.method not in METHODS:
@@ -61,7 +62,7 @@ class Solver:
       raise ValueError(f"block_time={self.block_time} must be at least 1")
     if not self.tolerance >= 0:
       raise ValueError(f"tolerance={self.tolerance} must not be negative")
-    if self.max_sweeps < 1:
+    if self.max_sweeps is not None and self.max_sweeps < 1:
       raise ValueError(f"max_sweeps={self.max_sweeps} must be at least 1")
 
 
@@ -240,7 +241,8 @@ def _sweep(direction, solver, base, coupling, parameters):
     return count + 1, new, u, residual.astype(jnp.float32)
 
   def again(carry):
-    return (carry[0] < min(solver.max_sweeps, time)) & jnp.any(over(carry[3]))
+    limit = min(solver.max_sweeps or time, time)
+    return (carry[0] < limit) & jnp.any(over(carry[3]))
 
   first = jnp.zeros((), jnp.float32), z, u, none + jnp.inf
   count, z, u, residual = lax.while_loop(again, body, first)
