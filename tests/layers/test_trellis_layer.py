@@ -88,35 +88,45 @@ def test_one_token_at_a_time_has_the_switches_too():
     np.testing.assert_allclose(y, expected[:, t], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"normalize": "none"},
-    {"phi": "l2_silu", "phi_eps": 0.01},
-    {"separate_gates": True, "learn_phi_eps": True, "phi_eps": 0.1},
-  ],
-  ids=str,
-)
-def test_rate_bound_holds_in_each_pass(changes):
-  config = change(write_rate_init=0.9, write_rate_scale=50.0, **changes)
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("phi", ["ln_silu", "l2_silu", "identity"])
+def test_rate_bound_holds_in_each_pass(phi, passes):
+  spec = api.Spec(num_slots=4, phi=phi)
+  keys = iter(jax.random.split(jax.random.key(0), 7))
+
+  def normal(dim):
+    return jax.random.normal(next(keys), (2, 8, 3, dim))
+
+  free = api.Inputs(
+    query=normal(5),
+    key=normal(5),
+    value=3 * normal(7),
+    target=normal(4),
+    log_decay=normal(passes),
+    write_rate=jax.nn.sigmoid(normal(passes)),
+    log_phi_eps=normal(1),
+  )
   bound = 0.5
-
-  def inputs_of(config):
-    layer = build(config)
-    return layer._inputs(tokens(), layer.init_state(2), None)[0]
-
-  free = inputs_of(config)
-  inputs = inputs_of(dataclasses.replace(config, rate_bound=bound))
-  assert inputs.write_rate.shape == (2, 8, 2, 2)
-  slope = activations.steepness(config.phi, config.phi_eps)
-  for gate, written in enumerate((inputs.key, inputs.value)):
+  inputs = bounded_rate.bound(free, spec, bound)
+  assert inputs.write_rate.shape == (2, 8, 3, 2)
+  slope = activations.steepness(phi, jnp.exp(free.log_phi_eps[..., 0]))
+  for gate, written in ((0, inputs.key), (-1, inputs.value)):
     square = jnp.sum(written**2, axis=-1) * slope**2
-    before = free.write_rate[..., -1 if gate else 0] * square
+    before = free.write_rate[..., gate] * square
     after = inputs.write_rate[..., gate] * square
     assert before.max() > bound  # or nothing is tested
     assert after.max() < bound
     np.testing.assert_allclose(1 / after, 1 / before + 1 / bound, rtol=1e-4)
+  for name in ("query", "key", "value", "target", "log_decay"):
+    assert getattr(inputs, name) is getattr(free, name)
+
+
+def test_rate_bound_of_the_layer(base):
+  def loss(bound):
+    return jax.jit(lambda: jnp.sum(run(build(change(rate_bound=bound))) ** 2))()
+
+  np.testing.assert_allclose(loss(1e9), base[0], rtol=1e-5)
+  assert abs(loss(1e-3) - base[0]) > 1e-3 * base[0]
 
 
 def test_a_bounded_write_contracts_where_an_unbounded_one_does_not():
