@@ -160,6 +160,25 @@ def test_identity_is_the_gated_delta_rule():
     assert error < 1e-12
 
 
+def test_memory_does_not_grow_with_sweeps():
+  """Only tile-start memories are kept, however long a tile is swept."""
+  state, inputs = typical()
+
+  def kept(max_sweeps):
+    solver = Solver(method="sweeps", max_sweeps=max_sweeps)
+    tiling = tilings.Tiling(tile_time=16, solver=solver)
+
+    def loss(inputs):
+      return jnp.sum(
+        xla_chunked.chunk(state, inputs, spec=SPEC, tiling=tiling)[1]
+      )
+
+    compiled = jax.jit(jax.grad(loss)).lower(inputs).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert kept(16) == kept(2)
+
+
 def test_a_tiling_names_its_bad_field():
   with pytest.raises(ValueError, match="tile_time=0"):
     tilings.Tiling(tile_time=0)
