@@ -31,7 +31,7 @@ def train(mixer, tmp_path, *flags):
       "--pairs=4",
       "--length=32",
       "--vocab=64",
-      "--learning_rate=5e-3",
+      "--batch=64",
       f"--out={tmp_path / 'recall'}",
       *flags,
     ],

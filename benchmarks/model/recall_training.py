@@ -1,0 +1,202 @@
+"""Training small decoders on MQAR, for the benchmarks that compare memories.
+
+Two layers of d_model 64. One protocol for all memories: short rows with the
+fewest pairs first, then whole rows with all numbers of pairs in turn.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from flax import nnx
+
+from memcomp.data.synthetic import mqar
+from memcomp.models import decoder, registry
+
+FRESH_ROWS = 512
+_WARMUP = 50
+_BLOCK = 50  # updates a call
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """What is learned, and for how long."""
+
+  pairs: tuple[int, ...]
+  length: int
+  vocab_size: int
+  steps: int
+  batch: int
+  learning_rate: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+  """What is kept of a run.
+
+  Attributes:
+    accuracy: on fresh rows, by number of pairs.
+    losses: nats per answer, of every update.
+    grad_norms: of every update, before clipping.
+  """
+
+  accuracy: dict[int, float]
+  losses: np.ndarray
+  grad_norms: np.ndarray
+
+
+def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
+  """A small decoder around the mixer; its state is a few thousand floats."""
+  fields: dict[str, Any] = {"heads": 2, "key_dim": 32, "value_dim": 32}
+  fields |= {
+    # A pair is told once: a write that changes little is not found again.
+    "trellis": {"num_slots": 32, "write_rate_init": 0.3},
+    "softmax_attention": {"rotary_dim": 16, "max_length": task.length},
+    "key_value_means": {
+      "rotary_dim": 16,
+      "chunk_size": 8,
+      "budget_rows": 16,
+      "max_length": task.length,
+    },
+    "lattice": {"num_slots": 32},
+    "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},
+    "test_time_training": {"rotary_dim": 16},
+  }.get(mixer, {})
+  return decoder.DecoderConfig(
+    vocab_size=task.vocab_size,
+    d_model=64,
+    num_layers=2,
+    mlp_dim=128,
+    mixer=registry.config_of(mixer)(**fields),
+    # Attention needs each value to know its key: all get what some have.
+    embedding_convolution=4,
+    init_std=0.1,
+    embedding_std=0.1,
+  )
+
+
+def rows_at(task: Task, step: int) -> tuple[int, int, int]:
+  """Rows, tokens a row and pairs a row of an update.
+
+  In the first half only the fewest pairs, in more and shorter rows of as many
+  tokens in all. A long row of few pairs is mostly filler, and answers change
+  in two jumps: to any of the row's values, then to the right one. Trellis
+  makes neither in the time given here if it begins with long rows or with
+  several numbers of pairs at once.
+  """
+  if step >= task.steps // 2:
+    return task.batch, task.length, task.pairs[step % len(task.pairs)]
+  length = min(task.length, 8 * task.pairs[0])
+  return task.batch * task.length // length, length, task.pairs[0]
+
+
+def stack(trees: list[Any]) -> Any:
+  """Stacks equal trees on a new first axis."""
+  return jax.tree.map(
+    # With the types of what an update returns, or it is compiled twice.
+    lambda *x: jnp.stack(x).astype(jnp.asarray(x[0]).dtype),
+    *trees,
+  )
+
+
+def train(
+  config: decoder.DecoderConfig, task: Task, seeds: list[int]
+) -> list[Trained]:
+  """Trains on mqar-fast and answers fresh rows.
+
+  All seeds side by side, one more axis of every array: small products cost
+  little more for several seeds than for one.
+  """
+
+  def fresh_params(seed):
+    with nnx.use_eager_sharding(False):
+      return nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))
+
+  made = [fresh_params(seed) for seed in seeds]
+  graph, params = made[0][0], stack([params for _, params in made])
+  warmup = min(_WARMUP, task.steps // 4)
+  rate = optax.warmup_cosine_decay_schedule(
+    0.0, task.learning_rate, warmup, task.steps
+  )
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.1)
+  )
+
+  def logits_of(params, inputs):
+    model = nnx.merge(graph, params)
+    hidden, _ = model(inputs)
+    return model.logits(hidden)
+
+  def loss_of(params, inputs, labels):
+    asked = labels != mqar.IGNORED
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+      logits_of(params, inputs), jnp.where(asked, labels, 0)
+    )
+    return jnp.sum(jnp.where(asked, losses, 0)) / jnp.sum(asked)
+
+  @jax.vmap
+  def update(params, moments, inputs, labels):
+    loss, gradient = jax.value_and_grad(loss_of)(params, inputs, labels)
+    change, moments = optimizer.update(gradient, moments, params)
+    params = optax.apply_updates(params, change)
+    return params, moments, (loss, optax.global_norm(gradient))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def updates(carry, rows):
+    def body(carry, row):
+      *carry, measured = update(*carry, *row)
+      return tuple(carry), measured
+
+    return jax.lax.scan(body, carry, rows)
+
+  @jax.jit
+  @jax.vmap
+  def hits(params, inputs, labels):
+    asked = labels != mqar.IGNORED
+    right = jnp.argmax(logits_of(params, inputs), axis=-1) == labels
+    return jnp.sum(right & asked) / jnp.sum(asked)
+
+  def rows(count, length, pairs, offset):
+    """Inputs and labels `[seeds, count, length]`; the offset of seed 0."""
+    found = [
+      mqar.fast(
+        vocab_size=task.vocab_size,
+        num_examples=count,
+        length=length,
+        pairs=pairs,
+        seed=2**20 * seed + offset,
+      )
+      for seed in seeds
+    ]
+    return [np.stack(x).astype(np.int32) for x in zip(*found, strict=True)]
+
+  def block(steps):
+    batches = [rows(*rows_at(task, i), 2**20 + i) for i in steps]
+    return [np.stack(x) for x in zip(*batches, strict=True)]
+
+  carry, history = (params, jax.vmap(optimizer.init)(params)), []
+  half = task.steps // 2
+  halves = range(half), range(half, task.steps)
+  blocks = (x[i : i + _BLOCK] for x in halves for i in range(0, len(x), _BLOCK))
+  for steps in blocks:
+    carry, measured = updates(carry, block(steps))
+    history.append(np.stack(measured))
+    logging.info("update %d: loss %s", steps[-1] + 1, history[-1][0].mean(0))
+  losses, grad_norms = np.concatenate(history, axis=1).transpose(0, 2, 1)
+  # Rows of an update begin at 2**20: those before are never trained on.
+  right = {
+    n: hits(carry[0], *rows(FRESH_ROWS, task.length, n, 0)) for n in task.pairs
+  }
+  return [
+    Trained(
+      accuracy={n: float(x[i]) for n, x in right.items()},
+      losses=losses[i],
+      grad_norms=grad_norms[i],
+    )
+    for i in range(len(seeds))
+  ]
