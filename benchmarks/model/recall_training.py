@@ -65,7 +65,7 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
     },
     "lattice": {"num_slots": 32},
     "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},
-    "test_time_training": {"rotary_dim": 16},
+    "test_time_training": {"rotary_dim": 0, "convolution_width": 4},
   }.get(mixer, {})
   return decoder.DecoderConfig(
     vocab_size=task.vocab_size,
