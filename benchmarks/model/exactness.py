@@ -38,8 +38,16 @@ from memcomp.training import metrics as metrics_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
 
+GRADIENTS: dict[str, dict[str, Any]] = {
+  "chunk 16": {"gradient_at": "chunk_start", "chunk_size": 16},
+  "chunk 64": {"gradient_at": "chunk_start", "chunk_size": 64},
+  "token": {"gradient_at": "token"},
+}
+"""Fields of the mixer's config, by name."""
+
 _TASKS = flags.DEFINE_list("tasks", "text,recall", "Of text and recall.")
 _MEMORIES = flags.DEFINE_list("memories", "trellis,lattice", "Which of them.")
+_GRADIENTS = flags.DEFINE_list("gradients", list(GRADIENTS), "Which of them.")
 _SEEDS = flags.DEFINE_list("seeds", "0,1,2", "Of parameters and rows.")
 _TEXT_STEPS = flags.DEFINE_integer("text_steps", 200, "Updates on text.")
 _RECALL_STEPS = flags.DEFINE_integer("recall_steps", 500, "On recall.")
@@ -49,13 +57,6 @@ _REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
 
 _VALIDATION_STRIDE = 6  # one batch in so many is scored
 _QUICKSTART = pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py"
-
-GRADIENTS: dict[str, dict[str, Any]] = {
-  "chunk 16": {"gradient_at": "chunk_start", "chunk_size": 16},
-  "chunk 64": {"gradient_at": "chunk_start", "chunk_size": 64},
-  "token": {"gradient_at": "token"},
-}
-"""Fields of the mixer's config, by name."""
 
 
 def text_config(
@@ -191,7 +192,7 @@ def main(argv):
   path = pathlib.Path(_RUNS.value)
   steps = {"text": _TEXT_STEPS.value, "recall": _RECALL_STEPS.value}
   seeds = list(map(int, _SEEDS.value))
-  jobs = itertools.product(_MEMORIES.value, _TASKS.value, GRADIENTS)
+  jobs = itertools.product(_MEMORIES.value, _TASKS.value, _GRADIENTS.value)
   for memory, task, gradients in jobs if not _REPORT.value else ():
     named = {
       "task": task,

@@ -1,5 +1,6 @@
 """The tables and the figure of `exactness.py`."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -20,7 +21,7 @@ def read(path: pathlib.Path) -> list[Run]:
 
 
 def tables(runs: list[Run], gradients: list[str]) -> str:
-  """All tables, in markdown.
+  """What each run scored and what its gradients were like, in markdown.
 
   A difference is the mean over the seeds that both have of what a seed scored
   under these gradients less what it scored under the first, with the standard
@@ -28,32 +29,53 @@ def tables(runs: list[Run], gradients: list[str]) -> str:
   """
   base, parts = gradients[0], []
   for task, measures in _measures(runs).items():
-    names = list(measures)
-    head = ["memory", "gradients at", "seeds"]
-    for name in names:
-      head += [name, f"less {base}"]
-    head += ["largest gradient", "median", "over 10", "seconds"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for memory, name in _groups(runs, task, gradients):
-      found = _by_seed(runs, task, memory, name)
-      reference = _by_seed(runs, task, memory, base)
-      rows = list(found.values())
-      cells = [memory, name, str(len(rows))]
-      for measure in measures.values():
-        cells.append(_mean([measure(run) for run in rows]))
-        cells.append(
-          "" if name == base else _difference(found, reference, measure)
-        )
-      cells += [
-        ", ".join(f"{run['gradient_max']:.3g}" for run in rows),
-        f"{np.median([run['gradient_median'] for run in rows]):.2f}",
-        str(sum(run["gradient_over_10"] for run in rows)),
-        f"{np.mean([run['seconds'] for run in rows]):.0f}",
-      ]
-      lines.append("| " + " | ".join(cells) + " |")
-    steps = sorted({run["steps"] for run in runs if run["task"] == task})
-    parts.append(f"{task}, {steps} updates:\n\n" + "\n".join(lines) + "\n")
+    lines = [
+      f"| memory | {task} | gradients at | by seed | mean | sd | less {base} |",
+      "|---" * 7 + "|",
+    ]
+    for memory in _memories(runs, task):
+      for (label, of), name in itertools.product(measures.items(), gradients):
+        found = _by_seed(runs, task, memory, name)
+        values = [of(run) for _, run in sorted(found.items())]
+        if not values:
+          continue
+        reference = _by_seed(runs, task, memory, base)
+        cells = [
+          memory,
+          label,
+          name,
+          ", ".join(f"{x:.3f}" for x in values),
+          f"{np.mean(values):.3f}",
+          f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else "",
+          "" if name == base else _difference(found, reference, of),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    parts.append("\n".join(lines) + "\n")
+    parts.append(_gradient_table(runs, task, gradients))
   return "\n".join(parts)
+
+
+def _gradient_table(runs: list[Run], task: str, gradients: list[str]) -> str:
+  lines = [
+    "| memory | gradients at | largest norm, by seed | median | over 10 |"
+    " seconds a run |",
+    "|---" * 6 + "|",
+  ]
+  for memory, name in itertools.product(_memories(runs, task), gradients):
+    found = _by_seed(runs, task, memory, name)
+    rows = [run for _, run in sorted(found.items())]
+    if not rows:
+      continue
+    cells = [
+      memory,
+      name,
+      ", ".join(f"{run['gradient_max']:.3g}" for run in rows),
+      f"{np.median([run['gradient_median'] for run in rows]):.2f}",
+      str(sum(run["gradient_over_10"] for run in rows)),
+      f"{np.mean([run['seconds'] for run in rows]):.0f}",
+    ]
+    lines.append("| " + " | ".join(cells) + " |")
+  return "\n".join(lines) + "\n"
 
 
 def draw(runs: list[Run], gradients: list[str], path: str) -> None:
@@ -65,7 +87,7 @@ def draw(runs: list[Run], gradients: list[str], path: str) -> None:
       "no figure: matplotlib is not installed (pip install 'memcomp[plot]')"
     )
     return
-  memories = list(dict.fromkeys(run["memory"] for run in runs))
+  memories = _memories(runs, "text") or _memories(runs, "recall")
   if not memories:
     return
   canvas = figure.Figure(
@@ -110,9 +132,11 @@ def _accuracy(axes, found: dict[int, Run], name: str, color: str) -> None:
     return
   pairs = list(next(iter(found.values()))["accuracy"])
   values = np.array([list(run["accuracy"].values()) for run in found.values()])
-  axes.plot(pairs, values.mean(0), color=color, label=name)
+  places = range(len(pairs))
+  axes.plot(places, values.mean(0), color=color, label=name)
   for row in values:
-    axes.plot(pairs, row, "o", ms=4, alpha=0.6, color=color)
+    axes.plot(places, row, "o", ms=4, alpha=0.6, color=color)
+  axes.set_xticks(places, pairs)
 
 
 def _measures(runs: list[Run]):
@@ -130,14 +154,9 @@ def _measures(runs: list[Run]):
   return found
 
 
-def _groups(runs: list[Run], task: str, gradients: list[str]):
-  memories = dict.fromkeys(r["memory"] for r in runs if r["task"] == task)
-  return [
-    (memory, name)
-    for memory in memories
-    for name in gradients
-    if _by_seed(runs, task, memory, name)
-  ]
+def _memories(runs: list[Run], task: str) -> list[str]:
+  found = dict.fromkeys(run["memory"] for run in runs if run["task"] == task)
+  return sorted(found, reverse=True)  # Trellis first, as everywhere
 
 
 def _by_seed(
@@ -145,11 +164,6 @@ def _by_seed(
 ) -> dict[int, Run]:
   named = {"task": task, "memory": memory, "gradients": gradients}
   return {run["seed"]: run for run in runs if named.items() <= run.items()}
-
-
-def _mean(values: list[float]) -> str:
-  spread = f" (sd {np.std(values, ddof=1):.3f})" if len(values) > 1 else ""
-  return f"{np.mean(values):.3f}{spread}"
 
 
 def _difference(found: dict[int, Run], reference: dict[int, Run], of) -> str:
