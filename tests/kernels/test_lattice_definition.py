@@ -382,7 +382,10 @@ def test_columns_stay_units_over_many_tokens(gradient_at):
   np.testing.assert_allclose(norms, 1, atol=1e-6)
   read = np.linalg.norm(np.array(y, np.float64), axis=-1)[0, :, 0]
   if gradient_at == "token":
-    np.testing.assert_allclose(read, 1, atol=1e-6)
+    # Inside a tile columns are followed by their factors, and where h lies
+    # along a column |h|^2 - r^2 cancels; each tile's end renormalises them.
+    np.testing.assert_allclose(read, 1, atol=2e-4)
+    assert np.quantile(np.abs(read - 1), 0.8) < 1e-6
   else:  # beta keeps column r of a chunk below sqrt(r), the README's bound
     read = read.reshape(-1, spec.chunk_size)
     bound = np.sqrt(np.arange(1, spec.chunk_size + 1)) + 1e-6

@@ -1,6 +1,5 @@
 """Decay factors, against plain loops."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

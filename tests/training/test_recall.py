@@ -50,7 +50,9 @@ def train(mixer, tmp_path, *flags):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", list(registry.MIXERS))
 def test_recall_is_learned(mixer, tmp_path):
-  assert train(mixer, tmp_path, "--steps=300") > 0.95
+  # Its loss rests at one pair in four for longer before it falls.
+  steps = 500 if mixer == "trellis" else 300
+  assert train(mixer, tmp_path, f"--steps={steps}") > 0.95
 
 
 @pytest.mark.slow

@@ -167,7 +167,10 @@ def _solve_fwd(spec, tiling, S, tokens):
   )
   none = jnp.zeros(S.shape[:2], jnp.float32)
   stats = triangular.Stats(
-    none + 1, none + swept, none + residual, none + ~done
+    blocks=none + 1,
+    sweeps=none + swept,
+    residual=none + residual.astype(none.dtype),
+    unreached=none + ~done,
   )
   return (solution, stats), (S, tokens, x, done)
 
