@@ -25,7 +25,8 @@ a fresh one; pass it when a packed sequence is continued. Without
 `segment_ids` all tokens belong to the state's current segment.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -36,6 +37,45 @@ from jax import lax
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
   """The dtype of states and sums: float32, or wider if an input is wider."""
   return jnp.result_type(jnp.float32, *arrays)
+
+
+def check_state_dtype(dtype: Any) -> None:
+  """Raises ValueError where states would be narrower than float32."""
+  if jnp.finfo(dtype).bits < 32:
+    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+
+
+def check_inputs(
+  inputs: Any,
+  batch: int,
+  heads: int,
+  widths: Mapping[str, int | tuple[int, ...] | None],
+) -> None:
+  """Raises ValueError where `inputs` do not fit `[batch, time, heads, width]`.
+
+  Args:
+    inputs: of a memory, with a `query`.
+    batch: of the state.
+    heads: of the state.
+    widths: the last axis of each field that is checked, or those to choose
+      from; None where the Spec has no use for the field, which must be None.
+  """
+  query = inputs.query.shape
+  if len(query) != 4:
+    raise ValueError(
+      f"query must be [batch, time, heads, {widths['query']}], got {query}"
+    )
+  time = query[1]
+  if time < 1:
+    raise ValueError("the sequence is empty: time must be at least 1")
+  for name, width in widths.items():
+    x = getattr(inputs, name)
+    shape = None if x is None else x.shape
+    choices = width if isinstance(width, tuple) else (width,)
+    expected = [None if w is None else (batch, time, heads, w) for w in choices]
+    if shape not in expected:
+      listed = " or ".join(map(str, expected))
+      raise ValueError(f"{name} has shape {shape}, expected {listed}")
 
 
 def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:
@@ -123,6 +163,37 @@ def packed_step(
   new_state = new_state._replace(segment_id=segment_id)
   new_state = batched_where(valid, new_state, state)
   return new_state, batched_where(valid, output, jnp.zeros_like(output))
+
+
+def token_scan(
+  step: Callable[..., tuple[Any, jax.Array]],
+) -> Callable[..., Any]:
+  """Returns the `reference` of a memory: its `step` scanned over time.
+
+  Args:
+    step: (state, inputs without time, *, spec) -> (state, output).
+  """
+
+  def reference(
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    seen: int | None = None,
+  ) -> tuple[Any, jax.Array]:
+    """Scans `step` over time: the definition that `chunk` must equal."""
+    del seen  # a bound of the tokens in the state, which saves a chunk work
+    return scan(
+      functools.partial(step, spec=spec),
+      state,
+      inputs,
+      segment_ids=segment_ids,
+      reset_state=reset_state,
+    )
+
+  return reference
 
 
 def scan(

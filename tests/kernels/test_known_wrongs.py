@@ -7,8 +7,8 @@ import pytest
 
 from memcomp_kernels.primitives import (
   activations,
-  chunked,
   decay,
+  tile_scan,
   tiles,
   triangular,
 )
@@ -130,14 +130,14 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
 
 
 def test_a_reset_without_its_gradient(monkeypatch):
-  right = chunked._tiles_backward
+  right = tile_scan.ENGINE
 
   def wrong(*args):
-    gradient = right(*args)
+    gradient = right.backward(*args)
     zero = tuple(jnp.zeros_like(x) for x in gradient.reset)
     return gradient._replace(reset=zero)
 
-  monkeypatch.setattr(chunked, "_tiles_backward", wrong)
+  monkeypatch.setattr(tile_scan, "ENGINE", right._replace(backward=wrong))
   with pytest.raises(AssertionError, match="packed: gradients"):
     checks.check_packing(STALE, [5, 9], 1)
 

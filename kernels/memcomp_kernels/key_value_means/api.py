@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.key_value_means import budgets, types, xla_chunked
 from memcomp_kernels.key_value_means import reference as _reference
 
@@ -67,8 +67,7 @@ def init_state(
     ValueError: `dtype` is narrower than float32, `rotary_dim` leaves nothing
       of a key, or `length` is less than 1.
   """
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
   _check_rotary_dim(spec, key_dim)
   rows = capacity(spec, spec.max_length if length is None else length)
 
@@ -166,14 +165,13 @@ def chunk(
         f"seen={seen} must be at least state.position, {position}"
       )
   function = IMPLEMENTATIONS.select(implementation)
-  keywords = {} if function is reference else {"seen": seen}
   return function(
     state,
     inputs,
     spec=spec,
     segment_ids=segment_ids,
     reset_state=reset_state,
-    **keywords,
+    seen=seen,
   )
 
 
@@ -211,22 +209,9 @@ def check_inputs(
       f" chunk_size={spec.chunk_size}"
     )
   _check_rotary_dim(spec, key_dim)
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  dims = {
-    "query": key_dim,
-    "key": key_dim,
-    "value": value_dim,
-    "merge_gate": 1,
-  }
-  for name, last in dims.items():
-    shape = getattr(inputs, name).shape
-    if shape != (batch, time, heads, last):
-      raise ValueError(
-        f"{name} has shape {shape}, expected ({batch}, {time}, {heads}, {last})"
-      )
+  contract.check_inputs(
+    inputs,
+    batch,
+    heads,
+    {"query": key_dim, "key": key_dim, "value": value_dim, "merge_gate": 1},
+  )

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.lattice import columns, tilings, types, xla_chunked
 from memcomp_kernels.lattice import reference as _reference
 from memcomp_kernels.primitives import triangular
@@ -76,8 +76,7 @@ def init_state(
       have as many slots.
   """
   del key_dim
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
   slots = spec.num_slots
   if memory is None:
     memory = orthonormal_slots(
@@ -191,24 +190,15 @@ def check_inputs(
       f" spec: gradient_at={spec.gradient_at!r}, chunk_size={spec.chunk_size},"
       f" sparsity={spec.sparsity}"
     )
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      "query must be [batch, time, heads, slots], got shape"
-      f" {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  last = {
-    "query": slots,
-    "key": slots,
-    "value": value_dim,
-    "log_decay": 1,
-    "write_rate": 1,
-  }
-  for name, dim in last.items():
-    shape = getattr(inputs, name).shape
-    if shape != (batch, time, heads, dim):
-      raise ValueError(
-        f"{name} has shape {shape}, expected ({batch}, {time}, {heads}, {dim})"
-      )
+  contract.check_inputs(
+    inputs,
+    batch,
+    heads,
+    {
+      "query": slots,
+      "key": slots,
+      "value": value_dim,
+      "log_decay": 1,
+      "write_rate": 1,
+    },
+  )

@@ -13,7 +13,6 @@ The gradient is a reverse scan over tiles that recomputes each tile from its
 start memory: only inputs and tile-start memories are kept.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,59 +22,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import tiles, triangular
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives import tile_scan, tiles, triangular
+
+Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
+Operands, Result = form_lib.Operands, form_lib.Result
 
 # Tokens between two saved states where a memory is scanned token by token.
 SCAN_BLOCK = 32
-
-Memories = tuple[jax.Array, ...]
-
-
-class Parts(NamedTuple):
-  """A State taken apart.
-
-  Attributes:
-    memories: arrays `[batch, heads, ...]`: all that the next token changes.
-    starts: the memories at the start of the current chunk; None without chunks
-      in the meaning.
-    position: int32 `[batch]`, tokens since then; None likewise.
-    segment_id: int32 `[batch]`.
-  """
-
-  memories: Memories
-  starts: Memories | None
-  position: jax.Array | None
-  segment_id: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-  """What the scheme needs to know of a memory; hashable.
-
-  Attributes:
-    spec: the memory's meaning.
-    tile_time: tokens a tile: the chunk where that is meaning, else free.
-    run_tile: (memories, starts, inputs, complete, spec, tiling) -> (memories,
-      outputs, stats) for one tile: `inputs` `[batch, heads, tile_time, ...]`
-      hold zeros in empty places, which must change nothing; stale gradients
-      are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
-      last place is taken, that is where a chunk ends with the tile.
-    step: of the memory.
-    take_apart: State -> Parts.
-    put_together: Parts -> State.
-    tiling: what else of the tile's algebra is speed, never meaning.
-    solves: whether tiles have systems to solve: then `stats` are those of
-      `triangular`, `[batch, heads]`, else None.
-  """
-
-  spec: Any
-  tile_time: int
-  run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
-  step: Callable[..., tuple[Any, jax.Array]]
-  take_apart: Callable[[Any], Parts]
-  put_together: Callable[[Parts], Any]
-  tiling: Any = None
-  solves: bool = False
 
 
 class _Fixed(NamedTuple):
@@ -86,117 +40,7 @@ class _Fixed(NamedTuple):
   segment_ids: jax.Array | None
 
 
-class _Operands(NamedTuple):
-  """What `chunk` is differentiable in."""
-
-  memories: Memories
-  chunk_start: Memories
-  reset: Memories
-  inputs: Any
-
-
-class _Result(NamedTuple):
-  """What `chunk` computes; `chunk_start` is that of the last token's chunk."""
-
-  memories: Memories
-  chunk_start: Memories
-  outputs: jax.Array
-  stats: triangular.Stats | None
-
-
-def _sizes(inputs) -> tuple[int, int]:
-  """The inputs' batch and time."""
-  batch, time = jax.tree.leaves(inputs)[0].shape[:2]
-  return batch, time
-
-
-def _body(form: Form, reset, carry, laid):
-  """Scan body over tiles; carry is (memories, start of the current chunk)."""
-  memories, current_start = carry
-  inputs, complete, flags = laid
-  if flags is None:
-    starts = memories
-  else:
-    memories = contract.batched_where(flags.resets, reset, memories)
-    starts = contract.batched_where(flags.continues, current_start, memories)
-    current_start = contract.batched_where(
-      flags.occupied, starts, current_start
-    )
-  memories, outputs, stats = form.run_tile(
-    memories, starts, inputs, complete, form.spec, form.tiling
-  )
-  carry = memories, starts if flags is None else current_start
-  return carry, (outputs, stats)
-
-
-def _lay(layout, operands: _Operands):
-  """The inputs in tiles, which tiles are complete, and their flags."""
-  laid = jax.tree.map(lambda x: tiles.lay(layout, x), operands.inputs)
-  batch, time = _sizes(operands.inputs)
-  return laid, tiles.complete(layout, batch, time), layout.flags
-
-
-def _tiles_forward(form: Form, layout, operands: _Operands):
-  """Returns the result, and the memories before each tile."""
-
-  def body(carry, laid):
-    new_carry, results = _body(form, operands.reset, carry, laid)
-    return new_carry, (*results, carry[0])
-
-  carry = operands.memories, operands.chunk_start
-  laid = _lay(layout, operands)
-  carry, (outputs, stats, before) = lax.scan(body, carry, laid)
-  _, time = _sizes(operands.inputs)
-  outputs = tiles.unlay(layout, outputs, time)
-  if stats is not None:
-    stats = triangular.total(stats)
-  return _Result(*carry, outputs, stats), before
-
-
-def _tiles_backward(
-  form: Form, layout, operands: _Operands, before, cotangents
-):
-  """Reverse scan over tiles, each recomputed from the memories before it."""
-  d_outputs = tiles.lay(layout, cotangents.outputs)
-
-  def body(carry, x):
-    d_carry, d_reset = carry
-    memories, (inputs, complete, flags), d_outputs = x
-
-    # Only a tile that continues a chunk reads the current chunk's start, and
-    # that is always the start which was handed in.
-    def tile(reset, carry, inputs):
-      laid = inputs, complete, flags
-      carry, (outputs, stats) = _body(form, reset, carry, laid)
-      return (carry, outputs), stats
-
-    _, vjp, _ = jax.vjp(
-      tile,
-      operands.reset,
-      (memories, operands.chunk_start),
-      inputs,
-      has_aux=True,
-    )
-    d_reset_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
-    if flags is not None:
-      d_reset = jax.tree.map(jnp.add, d_reset, d_reset_tile)
-    return (d_carry, d_reset), d_inputs
-
-  d_carry = cotangents.memories, cotangents.chunk_start
-  d_reset = jax.tree.map(jnp.zeros_like, operands.reset)
-  (d_carry, d_reset), d_inputs = lax.scan(
-    body,
-    (d_carry, d_reset),
-    (before, _lay(layout, operands), d_outputs),
-    reverse=True,
-  )
-  _, time = _sizes(operands.inputs)
-  d_inputs = jax.tree.map(lambda x: tiles.unlay(layout, x, time), d_inputs)
-  d_memories, d_chunk_start = d_carry
-  return _Operands(d_memories, d_chunk_start, d_reset, d_inputs)
-
-
-def _token_scan(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
+def _token_scan(form: Form, fixed: _Fixed, operands: Operands) -> Result:
   """The result by scanning tokens, checkpointed every few."""
   position, segment_id, segment_ids = fixed
 
@@ -220,7 +64,7 @@ def _token_scan(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
   stats = None
   if form.solves:  # none are here
     stats = triangular.no_stats(parts.memories[0].shape[:2])
-  return _Result(parts.memories, starts, outputs, stats)
+  return Result(parts.memories, starts, outputs, stats)
 
 
 class _Plan(NamedTuple):
@@ -313,34 +157,43 @@ def _evaluate(plan: _Plan, run: Callable, operands):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunk(form: Form, fixed: _Fixed, operands: _Operands) -> _Result:
-  return _chunk_fwd(form, fixed, operands)[0]
+def _chunk(form: Form, fixed: _Fixed, operands: Operands) -> Result:
+  return _forward(form, fixed, operands, save=False)[0]
 
 
-def _chunk_fwd(form: Form, fixed: _Fixed, operands: _Operands):
-  plan = _plan(form, fixed, _sizes(operands.inputs)[1])
+def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
+  result, saved = _forward(form, fixed, operands, save=True)
+  return result, (fixed, operands, saved)
+
+
+def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
+  """The result, and what is saved: of one shape whatever the layout."""
+  engine = form.engine or tile_scan.ENGINE
+  one = jax.eval_shape(functools.partial(engine.as_saved, form), operands)
+  plan = _plan(form, fixed, form_lib.sizes(operands.inputs)[1])
 
   def run(layout, operands):
     if layout is None:
       result = _token_scan(form, fixed, operands)
       saved = jax.tree.map(
-        lambda x: jnp.zeros((plan.num_saved, *x.shape), x.dtype),
-        operands.memories,
+        lambda x: jnp.zeros((plan.num_saved, *x.shape), x.dtype), one
       )
-      return result, saved
-    result, before = _tiles_forward(form, layout, operands)
-    # What is saved has one shape whatever the layout: one tile more than
-    # `num_saved` means that the first, whose memories came in, is left out.
-    extra = jax.tree.leaves(before)[0].shape[0] - plan.num_saved
-    return result, jax.tree.map(lambda x: x[extra:], before)
+      return result, saved if save else None
+    result, saved = engine.forward(form, layout, operands, save)
+    if not save:
+      return result, None
+    # One tile more than `num_saved` means that the first, whose memories came
+    # in, is left out.
+    extra = jax.tree.leaves(saved)[0].shape[0] - plan.num_saved
+    return result, jax.tree.map(lambda x: x[extra:], saved)
 
-  result, saved = _evaluate(plan, run, operands)
-  return result, (fixed, operands, saved)
+  return _evaluate(plan, run, operands)
 
 
 def _chunk_bwd(form: Form, residuals, cotangents):
   fixed, operands, saved = residuals
-  plan = _plan(form, fixed, _sizes(operands.inputs)[1])
+  engine = form.engine or tile_scan.ENGINE
+  plan = _plan(form, fixed, form_lib.sizes(operands.inputs)[1])
 
   def run(layout, operands_):
     operands, saved, cotangents = operands_
@@ -355,10 +208,10 @@ def _chunk_bwd(form: Form, residuals, cotangents):
       if missing:
         saved = jax.tree.map(
           lambda first, rest: jnp.concatenate([first[None], rest]),
-          operands.memories,
+          engine.as_saved(form, operands),
           saved,
         )
-    return _tiles_backward(form, layout, operands, saved, cotangents)
+    return engine.backward(form, layout, operands, saved, cotangents)
 
   cotangents = cotangents._replace(stats=None)
   return None, _evaluate(plan, run, (operands, saved, cotangents))
@@ -404,7 +257,7 @@ def run(
   """As `chunk`; also returns how the systems of all tiles were solved."""
   parts = form.take_apart(state)
   reset = parts if reset_state is None else form.take_apart(reset_state)
-  operands = _Operands(
+  operands = Operands(
     memories=parts.memories,
     chunk_start=parts.memories if parts.starts is None else parts.starts,
     reset=reset.memories,
@@ -412,7 +265,7 @@ def run(
   )
   fixed = _Fixed(parts.position, parts.segment_id, segment_ids)
   result = _chunk(form, fixed, operands)
-  where = _places(form, fixed, _sizes(inputs)[1])
+  where = _places(form, fixed, form_lib.sizes(inputs)[1])
   starts, position = None, None
   if parts.position is not None:
     position = where.position

@@ -160,24 +160,32 @@ def complete(layout: Layout, batch: int, time: int) -> jax.Array:
   return (last < time).T
 
 
+def flat(layout: Layout, x: jax.Array) -> jax.Array:
+  """`[batch, time, ...]` to `[batch, tiles * chunk, ...]`; zeros if empty."""
+  if layout.source is not None:
+    return _gather(x, layout.source)
+  padding = -x.shape[1] % layout.chunk
+  if not padding:
+    return x
+  return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+
 def lay(layout: Layout, x: jax.Array) -> jax.Array:
   """`[batch, time, heads, ...]` to tiles; empty places hold zeros."""
-  batch, time = x.shape[:2]
-  if layout.source is None:
-    padding = -time % layout.chunk
-    if padding:
-      x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-  else:
-    x = _gather(x, layout.source)
-  x = x.reshape(batch, -1, layout.chunk, *x.shape[2:])
+  x = flat(layout, x)
+  x = x.reshape(x.shape[0], -1, layout.chunk, *x.shape[2:])
   return jnp.moveaxis(x, (1, 3), (0, 2))
+
+
+def unflat(layout: Layout, x: jax.Array, time: int) -> jax.Array:
+  """Undoes `flat`; padding tokens get zeros."""
+  return x[:, :time] if layout.place is None else _gather(x, layout.place)
 
 
 def unlay(layout: Layout, x: jax.Array, time: int) -> jax.Array:
   """Tiles to `[batch, time, heads, ...]`; padding tokens get zeros."""
   x = jnp.moveaxis(x, (0, 2), (1, 3))
-  x = x.reshape(x.shape[0], -1, *x.shape[3:])
-  return x[:, :time] if layout.place is None else _gather(x, layout.place)
+  return unflat(layout, x.reshape(x.shape[0], -1, *x.shape[3:]), time)
 
 
 def _gather(x: jax.Array, index: jax.Array) -> jax.Array:

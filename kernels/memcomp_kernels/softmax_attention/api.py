@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.softmax_attention import reference as _reference
 from memcomp_kernels.softmax_attention import types, xla_chunked
 
@@ -46,8 +46,7 @@ def init_state(
     ValueError: `dtype` is narrower than float32, or `length` is missing or too
       short.
   """
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
   size = spec.window_size
   if size is None:
     if length is None or length <= spec.sink_tokens:
@@ -118,15 +117,9 @@ def check_inputs(
     raise ValueError(
       f"the state holds {size} tokens, spec.window_size is {spec.window_size}"
     )
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  dims = {"query": key_dim, "key": key_dim, "value": value_dim}
-  for name, last in dims.items():
-    shape, expected = getattr(inputs, name).shape, (batch, time, heads, last)
-    if shape != expected:
-      raise ValueError(f"{name} has shape {shape}, expected {expected}")
+  contract.check_inputs(
+    inputs,
+    batch,
+    heads,
+    {"query": key_dim, "key": key_dim, "value": value_dim},
+  )

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.tensor_cache import reference as _reference
 from memcomp_kernels.tensor_cache import types, xla_chunked
 
@@ -44,8 +44,7 @@ def init_state(
     ValueError: `dtype` is narrower than float32, or the wedge rule's memory is
       not square.
   """
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
   if spec.rule == "wedge" and key_dim != value_dim:
     raise ValueError(
       f'rule="wedge" needs key_dim={key_dim} and value_dim={value_dim} equal'
@@ -142,27 +141,19 @@ def check_inputs(
         f"the state was made with another spec: {name} is {has} there and"
         f" {needs} in spec"
       )
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  routed, mixed = slots > 1, timescales > 1
-  dims = {
-    "query": key_dim,
-    "key": key_dim,
-    "value": value_dim,
-    "log_decay": timescales,
-    "write_rate": timescales,
-    "write_route": slots if routed else None,
-    "read_route": slots if routed else None,
-    "read_mix": 1 if mixed else None,
-  }
-  for name, last in dims.items():
-    x = getattr(inputs, name)
-    shape = None if x is None else x.shape
-    expected = None if last is None else (batch, time, heads, last)
-    if shape != expected:
-      raise ValueError(f"{name} has shape {shape}, expected {expected}")
+  route = spec.num_slots if spec.num_slots > 1 else None
+  contract.check_inputs(
+    inputs,
+    batch,
+    heads,
+    {
+      "query": key_dim,
+      "key": key_dim,
+      "value": value_dim,
+      "log_decay": timescales,
+      "write_rate": timescales,
+      "write_route": route,
+      "read_route": route,
+      "read_mix": 1 if timescales > 1 else None,
+    },
+  )

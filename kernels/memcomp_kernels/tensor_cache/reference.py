@@ -179,21 +179,4 @@ def step(
   return state, output.astype(inputs.query.dtype)
 
 
-def reference(
-  state: types.State,
-  inputs: types.Inputs,
-  *,
-  spec: types.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-  seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Scans `step` over time: the definition that `chunk` must equal."""
-  del seen  # speed only
-  return contract.scan(
-    lambda state, inputs: step(state, inputs, spec=spec),
-    state,
-    inputs,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-  )
+reference = contract.token_scan(step)

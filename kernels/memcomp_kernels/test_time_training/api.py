@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.test_time_training import reference as _reference
 from memcomp_kernels.test_time_training import types, xla_chunked
 
@@ -50,8 +50,7 @@ def init_state(
   Raises:
     ValueError: `dtype` is narrower than float32, or widths differ.
   """
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
   if key_dim != value_dim:
     raise ValueError(
       f"key_dim={key_dim} and value_dim={value_dim} must be equal: the inner"
@@ -141,18 +140,9 @@ def check_inputs(
     raise ValueError(
       "step_scale is for gradients at chunk starts; scale write_rate instead"
     )
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      f"query must be [batch, time, heads, dim], got shape {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  vectors = ("query", "key", "value")
-  for name, x in inputs._asdict().items():
-    last = dim if name in vectors else 1
-    if x is not None and x.shape != (batch, time, heads, last):
-      raise ValueError(
-        f"{name} has shape {x.shape}, expected ({batch}, {time}, {heads},"
-        f" {last})"
-      )
+  widths = {
+    name: dim if name in ("query", "key", "value") else 1
+    for name, x in inputs._asdict().items()
+    if x is not None
+  }
+  contract.check_inputs(inputs, batch, heads, widths)

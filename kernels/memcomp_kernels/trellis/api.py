@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.primitives import triangular
 from memcomp_kernels.trellis import reference as _reference
 from memcomp_kernels.trellis import tilings, types, xla_chunked
@@ -49,8 +49,7 @@ def init_state(
   Raises:
     ValueError: `dtype` is narrower than float32.
   """
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  contract.check_state_dtype(dtype)
 
   def memory(initial, dim):
     shape = (batch, heads, spec.num_slots, dim)
@@ -152,28 +151,15 @@ def check_inputs(
       f"the state was made for gradients at {made_for}; make it with the same"
       f" spec: gradient_at={spec.gradient_at!r}, chunk_size={spec.chunk_size}"
     )
-  if inputs.query.ndim != 4:
-    raise ValueError(
-      f"query must be [batch, time, heads, key], got shape {inputs.query.shape}"
-    )
-  time = inputs.query.shape[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  dims = {
-    "query": (key_dim,),
-    "key": (key_dim,),
-    "value": (value_dim,),
-    "target": (slots,),
-    "log_decay": (1, 2),
-    "write_rate": (1, 2),
+  gates = (1, 2)
+  widths = {
+    "query": key_dim,
+    "key": key_dim,
+    "value": value_dim,
+    "target": slots,
+    "log_decay": gates,
+    "write_rate": gates,
   }
   if inputs.log_phi_eps is not None:
-    dims["log_phi_eps"] = (1,)
-  for name, last in dims.items():
-    shape = getattr(inputs, name).shape
-    if shape[:-1] != (batch, time, heads) or shape[-1] not in last:
-      expected = " or ".join(str(d) for d in last)
-      raise ValueError(
-        f"{name} has shape {shape}, expected"
-        f" ({batch}, {time}, {heads}, {expected})"
-      )
+    widths["log_phi_eps"] = 1
+  contract.check_inputs(inputs, batch, heads, widths)

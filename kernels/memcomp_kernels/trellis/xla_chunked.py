@@ -66,8 +66,18 @@ def run(
 
   None with stale gradients, where there is nothing to solve.
   """
-  tiling = tiling or tilings.Tiling()
-  form = chunked.Form(
+  return chunked.run(
+    form(spec, tiling or tilings.Tiling()),
+    state,
+    inputs,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def form(spec: types.Spec, tiling: tilings.Tiling) -> chunked.Form:
+  """Trellis for `primitives.chunked`."""
+  return chunked.Form(
     spec=spec,
     tiling=tiling,
     solves=not spec.stale,
@@ -76,7 +86,4 @@ def run(
     step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
-  )
-  return chunked.run(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )
