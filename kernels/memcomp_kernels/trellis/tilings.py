@@ -1,9 +1,63 @@
 """Sizes that change the speed of Trellis, never its result."""
 
 import dataclasses
+import math
+from typing import Any
 
 from memcomp_kernels.primitives import triangular
+from memcomp_kernels.trellis import _kernel_layout as layout
 from memcomp_kernels.trellis import types
+
+DECAYS = ("auto", "separable", "safe")
+
+VMEM_LIMIT = 64 * 2**20
+"""Bytes of on-chip memory that a kernel may ask for; v5e and v6e have 128 MiB,
+v5p 64."""
+
+_LANES = 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelTiling:
+  """How a TPU kernel is laid out; see `mosaic.schedule`.
+
+  Attributes:
+    units: of heads a grid step, at most.
+    chunks: of a grid step, at most; a power of two.
+    group: units emitted in lock step.
+    skew: stages between two groups.
+    decay: "separable" (mu_r / mu_i, cheaper; overflows where a chunk's decays
+      multiply to less than about exp(-80)), "safe", or "auto": separable where
+      no chunk is below exp(-40), decided at run time.
+  """
+
+  units: int = 6
+  chunks: int = 4
+  group: int = 2
+  skew: int = 2
+  decay: str = "auto"
+
+  def __post_init__(self):
+    for name in ("units", "chunks", "group", "skew"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if self.chunks & (self.chunks - 1):
+      raise ValueError(f"chunks={self.chunks} must be a power of two")
+    if self.decay not in DECAYS:
+      choices = ", ".join(DECAYS)
+      raise ValueError(f"decay={self.decay!r} is not one of: {choices}")
+
+  def sizes(self, num_units: int, num_chunks: int) -> dict[str, int]:
+    """The plan's sizes for a call with so many units and chunks a row."""
+    units = max(n for n in range(1, self.units + 1) if num_units % n == 0)
+    chunks = min(self.chunks, 2 ** math.ceil(math.log2(num_chunks)))
+    group = min(self.group, units)
+    return {
+      "units": units,
+      "chunks": chunks,
+      "group": group,
+      "skew": self.skew,
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,12 +69,14 @@ class Tiling:
       tile is a chunk. Work in a tile grows with its square, work between tiles
       with the number of tiles.
     solver: of the system in a tile with gradients per token.
+    kernel: of TPU kernels.
   """
 
   tile_time: int = 16
   solver: triangular.Solver = dataclasses.field(
     default_factory=triangular.Solver
   )
+  kernel: KernelTiling = dataclasses.field(default_factory=KernelTiling)
 
   def __post_init__(self):
     if self.tile_time < 1:
@@ -30,3 +86,81 @@ class Tiling:
 def tile_time(spec: types.Spec, tiling: Tiling) -> int:
   """Tokens a tile: the chunk where that is meaning, else free."""
   return spec.chunk_size if spec.stale else tiling.tile_time
+
+
+def unit(
+  spec: types.Spec, heads: int, key_dim: int, value_dim: int
+) -> layout.Unit:
+  """As many heads side by side as fill 128 lanes, of those that divide heads.
+
+  Raises:
+    NotImplementedError: no number of heads does; says why.
+  """
+  if reason := unsupported(spec, heads, key_dim, value_dim):
+    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
+  return layout.Unit(
+    heads=_heads(spec, heads, key_dim, value_dim),
+    tokens=spec.chunk_size,
+    slots=spec.num_slots,
+    key_dim=key_dim,
+    value_dim=value_dim,
+  )
+
+
+def _heads(spec, heads, key_dim, value_dim) -> int:
+  """Heads of a unit; 0 if none will do."""
+  wanted = max(_LANES // min(key_dim, value_dim, spec.chunk_size), 1)
+  fitting = [
+    n
+    for n in (1, 2, 4, 8)
+    if n <= wanted
+    and heads % n == 0
+    and (n * key_dim) % _LANES == 0
+    and (n * value_dim) % _LANES == 0
+  ]
+  return max(fitting, default=0)
+
+
+def unsupported(
+  spec: types.Spec, heads: int, key_dim: int, value_dim: int
+) -> str | None:
+  """Why there is no layout for these sizes, or None."""
+  chunk = spec.chunk_size
+  if chunk < 16 or chunk & (chunk - 1):
+    return f"chunk_size={chunk} must be a power of two of at least 16"
+  if spec.num_slots % 16:
+    return f"num_slots={spec.num_slots} must be a multiple of 16"
+  for name, dim in (("key_dim", key_dim), ("value_dim", value_dim)):
+    if dim < 16 or dim & (dim - 1):
+      return f"{name}={dim} must be a power of two of at least 16"
+  if not _heads(spec, heads, key_dim, value_dim):
+    return (
+      f"heads={heads} of key_dim={key_dim} and value_dim={value_dim} do not"
+      f" fill {_LANES} lanes: heads must divide by"
+      f" {_LANES // min(key_dim, value_dim)}"
+    )
+  return None
+
+
+def vmem_bytes(blocks: list[tuple[Any, Any]], scratch: list[Any]) -> int:
+  """Bytes of a kernel's blocks, in two buffers each, and of its scratch.
+
+  Args:
+    blocks: arrays (or their shapes) with the block specs of each.
+    scratch: memory references.
+  """
+  size = 0
+  for array, spec in blocks:
+    size += 2 * math.prod(spec.block_shape) * array.dtype.itemsize
+  for reference in scratch:
+    size += math.prod(reference.shape) * reference.dtype.itemsize
+  return size
+
+
+def check_vmem(needed: int, name: str) -> None:
+  """Raises NotImplementedError where a kernel's blocks cannot fit."""
+  if needed > VMEM_LIMIT:
+    raise NotImplementedError(
+      f"{name} needs {needed:,} bytes of VMEM, more than {VMEM_LIMIT:,}: take"
+      " fewer units or chunks a step (tilings.KernelTiling)"
+    )

@@ -1,0 +1,1 @@
+"""Parts of Pallas TPU kernels: layouts, products, activations, scheduling."""

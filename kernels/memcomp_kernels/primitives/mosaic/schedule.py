@@ -1,0 +1,69 @@
+"""Interleaves independent pieces of a kernel's body by hand.
+
+The TPU compiler keeps the program order of matrix products, so that the heads
+of a body that is written one after the other wait for each other's results. A
+piece (one unit of heads in one chunk) is therefore a generator that yields
+between its stages, and `run` emits the stages of several pieces in turn.
+"""
+
+import collections
+from collections.abc import Callable, Generator
+
+READS = "reads"
+"""Yielded before the stage that first reads the unit's state."""
+WROTE = "wrote"
+"""Yielded after the stage that writes the unit's state."""
+
+Piece = Generator[str | None]
+
+
+def run(
+  piece: Callable[[int, int], Piece],
+  *,
+  chunks: range,
+  units: int,
+  group: int,
+  skew: int,
+) -> None:
+  """Emits all pieces, each unit's state passing from chunk to chunk.
+
+  Args:
+    piece: (chunk, unit) -> its generator; yields READS and WROTE once each.
+    chunks: in the order in which they pass the state on.
+    units: independent units of heads.
+    group: units whose stages are emitted in lock step.
+    skew: stages between the starts of two groups.
+
+  Raises:
+    ValueError: a piece ended without WROTE.
+  """
+  waiting = collections.deque(
+    [(chunk, unit) for unit in range(first, min(first + group, units))]
+    for chunk in chunks
+    for first in range(0, units, group)
+  )
+  # Chunks that have not written yet: only the first of them may read.
+  unwritten = {unit: collections.deque(chunks) for unit in range(units)}
+  live: list[list[list]] = []  # groups of [chunk, unit, generator, last yield]
+  stage = 0
+  while waiting or live:
+    if waiting and (stage % skew == 0 or not live):
+      live.append([[*key, piece(*key), None] for key in waiting.popleft()])
+    for members in live:
+      # Lock step: a group waits where one of its members has to.
+      if any(
+        last == READS and unwritten[unit][0] != chunk
+        for chunk, unit, _, last in members
+      ):
+        continue
+      for member in list(members):
+        chunk, unit, generator, _ = member
+        member[-1] = next(generator, StopIteration)
+        if member[-1] == WROTE:
+          unwritten[unit].popleft()
+        elif member[-1] is StopIteration:
+          if chunk in unwritten[unit]:
+            raise ValueError("a piece ended without writing its state")
+          members.remove(member)
+    live = [members for members in live if members]
+    stage += 1

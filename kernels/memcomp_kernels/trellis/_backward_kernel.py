@@ -1,0 +1,262 @@
+"""Trellis backward on a TPU: from the last chunk to the first.
+
+Each chunk is recomputed from the memories at its start, which the forward
+kernel saved. All adjoints are those of the halved memories and directions.
+With D the weighed scores of dY and V, A the adjoint of pass 1's read as pass 1
+weighs it, E that times mu:
+
+  dF  = N dY^T - U_V D^T       dU_V = -F D - dN' V^T    dN = dN' + F dY + dZ V
+  E   = mu f'(dF)              dU_K = -A P - dM' K^T    dM = dM' + E Q  + dZ K
+  dQ  = E^T M - dP K
+  dK  = dZ^T M - dP^T Q - U_K^T dM'
+  dV  = dZ^T N - P_V^T dY - U_V^T dN'
+
+(dM', dN' decayed). Every term of a read at r holds exp(log mu_r), every term
+with U_i holds exp(-log mu_i), the memory after the chunk holds exp(log mu_C):
+the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
+sum(dM' M') at the last token, with dM' M' = dM' M - dM' U^T K, decayed. No
+quotient by a decay is needed.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
+from memcomp_kernels.trellis import _kernel_layout as layout
+
+nn, nt = blocks.nn, blocks.nt
+
+
+class Refs(NamedTuple):
+  """Blocks of one step, as those of the forward kernel.
+
+  Attributes:
+    flags: as there.
+    query: by token.
+    key: by token.
+    value: by token.
+    target: by slot.
+    rows: gates.
+    saved: memories at the chunks' starts, halved.
+    start: as there, halved.
+    d_output: by token.
+    d_final: adjoint of the halved final memories.
+    d_chunk_start: likewise, of the last chunk's start; None without flags.
+    d_query: by token.
+    d_key: by token.
+    d_value: by token.
+    d_target: by slot.
+    d_rows: of the gates.
+    d_memories: of the halved memories before the first token.
+    d_reset: None without flags.
+    d_start: None without flags.
+    carried: adjoint of the memories after the chunk, float32 scratch.
+  """
+
+  flags: jax.Ref | None
+  query: jax.Ref
+  key: jax.Ref
+  value: jax.Ref
+  target: jax.Ref
+  rows: jax.Ref
+  saved: layout.Pair
+  start: layout.Pair | None
+  d_output: jax.Ref
+  d_final: layout.Pair
+  d_chunk_start: layout.Pair | None
+  d_query: jax.Ref
+  d_key: jax.Ref
+  d_value: jax.Ref
+  d_target: jax.Ref
+  d_rows: jax.Ref
+  d_memories: layout.Pair
+  d_reset: layout.Pair | None
+  d_start: layout.Pair | None
+  carried: layout.Pair
+
+
+def _sum(x: jax.Array) -> jax.Array:
+  return jnp.sum(x, axis=0, keepdims=True)
+
+
+def _direction(plan: layout.Plan, half, target, eps, rate):
+  """The direction, and its pullback to (half, target, rate, eps or None)."""
+
+  def direction(half, target, rate, eps):
+    if plan.first_order:
+      half = lax.stop_gradient(half)
+    return columns.direction(plan.phi, half, target, eps, rate)
+
+  if plan.phi_eps is None:
+    return jax.vjp(direction, half, target, rate, eps)
+  u, pull = jax.vjp(lambda *x: direction(*x, eps), half, target, rate)
+  return u, lambda d: (*pull(d), None)
+
+
+def run(refs: Refs, plan: layout.Plan) -> None:
+  """The kernel's body."""
+  unit = plan.unit
+  heads, tokens = unit.heads, unit.tokens
+  batch, step = pl.program_id(0), pl.program_id(2)
+  last_step = pl.num_programs(2) - 1
+  flagged = refs.flags is not None
+
+  @pl.when(step == 0)
+  def _():
+    for p in (0, 1):
+      refs.carried[p][...] = refs.d_final[p][0]
+      if flagged:
+        refs.d_reset[p][...] = jnp.zeros_like(refs.d_reset[p])
+        refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
+
+  causal = blocks.causal(tokens, heads)
+  anticausal = blocks.causal(tokens, heads, transposed=True)
+
+  def piece(s: int, g: int) -> schedule.Piece:
+    q, k, v, target = layout.load(refs, plan, s, g)
+    dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
+    gates = layout.gates(refs.rows[0, g, s], plan)
+    dtype = q.dtype
+    memories = [saved[s, 0, g] for saved in refs.saved]
+    starts = memories
+    if flagged:
+      flags = refs.flags[batch, (last_step - step) * plan.chunks + s]
+      resets = (flags & layout.RESETS) != 0
+      continues = (flags & layout.CONTINUES) != 0
+      last = (flags & layout.LAST) != 0
+      if s == 0:
+        starts = [
+          jnp.where(continues, start[0, g], memory.astype(jnp.float32)).astype(
+            dtype
+          )
+          for start, memory in zip(refs.start, memories, strict=True)
+        ]
+    kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
+    z1, z2 = nt(starts[0], kb), nt(starts[1], vb)
+    yield None
+    qb, dyb = blocks.diagonal(q, heads), blocks.diagonal(dy, heads)
+    scores = nt(q, kb)
+    mq = nt(memories[0], qb)
+    ndy, d = nt(memories[1], dyb), nt(dy, vb)
+    yield None
+
+    u1, pull1 = _direction(plan, z1, target, gates.eps, gates.rate[0])
+    u1b = u1.astype(dtype)
+    pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
+    yield None
+    written = nt(u1b, pb)
+    u2, pull2 = _direction(plan, z2, target, gates.eps, gates.rate[1])
+    u2b = u2.astype(dtype)
+    db = blocks.diagonal(gates.weigh(1, d, causal).astype(dtype), heads)
+    yield None
+    read = gates.read(mq, written)
+    code, pull_read = jax.vjp(
+      lambda half: columns.activate(
+        plan.read, half, plan.read_eps, gates.code_scale
+      ),
+      read,
+    )
+    codeb = code.astype(dtype)
+    d_code = (gates.mu[1] * ndy if plan.safe else ndy) - nt(u2b, db)
+    yield schedule.READS
+    after = [carried[g] for carried in refs.carried]
+    kept = [gates.total[p] * after[p] for p in (0, 1)]
+    # What U_i sees of the adjoint after the chunk: decayed here if separable,
+    # by U's own row if safe.
+    seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
+    ends = gates.to_end if plan.safe else (1.0, 1.0)
+    d_kept = [
+      _sum(d * memory) for d, memory in zip(kept, memories, strict=True)
+    ]
+    by_update = ends[1] * nt(seen[1], vb)
+    d_update = [None, _sum(by_update * u2)]
+    du2 = -nn(codeb, db) - by_update
+    (d_read,) = pull_read(d_code)
+    d_log = [_sum(d_read * read), _sum(d_code * code)]
+    e = gates.mu[0] * d_read
+    a = (d_read if plan.safe else e).astype(dtype)
+    e = e.astype(dtype)
+    yield None
+    dz2, d_target2, d_rate2, d_eps2 = pull2(du2)
+    dz2 = dz2.astype(dtype)
+    by_update = ends[0] * nt(seen[0], kb)
+    d_update[0] = _sum(by_update * u1)
+    du1 = -nn(a, pb) - by_update
+    u1t, u2t = (
+      blocks.transpose((u * end).astype(dtype), heads)
+      for u, end in ((u1, ends[0]), (u2, ends[1]))
+    )
+    et = blocks.transpose(e, heads)
+    yield None
+    dz1, d_target1, d_rate1, d_eps1 = pull1(du1)
+    dz1 = dz1.astype(dtype)
+    dz2t = blocks.transpose(dz2, heads)
+    code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
+    read_y, from_z2 = nn(code_y, dyb), nn(dz2, vb)
+    yield None
+    layout.store_target(refs.d_target, plan, s, g, d_target1 + d_target2)
+    if plan.safe:  # U without its way to the end, and the read as it is weighed
+      at = blocks.transpose(a, heads)
+      u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
+    else:
+      at, u1s, u2s = et, u1t, u2t
+    dp = gates.weigh(0, nn(at, blocks.diagonal(u1b, heads)), causal)
+    dpt = gates.weigh_transposed(
+      0, nn(u1s, blocks.diagonal(a, heads)), anticausal
+    )
+    p2t = gates.weigh_transposed(
+      1, nn(u2s, blocks.diagonal(codeb, heads)), anticausal
+    )
+    dp, dpt, p2t = (x.astype(dtype) for x in (dp, dpt, p2t))
+    read_q, from_z1 = nn(e, qb), nn(dz1, kb)
+    dz1t = blocks.transpose(dz1, heads)
+    yield None
+    refs.d_rows[0, g, s] = gates.row_adjoints(
+      d_log, (d_rate1, d_rate2), (d_eps1, d_eps2), d_kept, d_update
+    )
+    for p, (by_read, by_z) in enumerate(((read_q, from_z1), (read_y, from_z2))):
+      d_memory = kept[p] + by_read
+      if not flagged:
+        refs.carried[p][g] = d_memory + by_z
+        continue
+      d_begin = by_z + jnp.where(last, refs.d_chunk_start[p][0, g], 0.0)
+      if s == 0:
+        refs.d_start[p][0, g] += jnp.where(continues, d_begin, 0.0)
+        d_memory = d_memory + jnp.where(continues, 0.0, d_begin)
+      else:
+        d_memory = d_memory + d_begin
+      refs.d_reset[p][0, g] += jnp.where(resets, d_memory, 0.0)
+      refs.carried[p][g] = jnp.where(resets, 0.0, d_memory)
+    yield schedule.WROTE
+    mb, nb = (blocks.diagonal(memory, heads) for memory in memories)
+    dq = nn(et, mb) - nn(dp, kb)
+    layout.store(refs.d_query, plan, s, g, dq)
+    yield None
+    sb = [
+      b if start is memory else blocks.diagonal(start, heads)
+      for b, start, memory in zip((mb, nb), starts, memories, strict=True)
+    ]
+    dv = nn(dz2t, sb[1]) - nn(p2t, dyb)
+    dv = dv - nn(u2t, blocks.diagonal(seen[1], heads))
+    layout.store(refs.d_value, plan, s, g, dv)
+    yield None
+    dk = nn(dz1t, sb[0]) - nn(dpt, qb)
+    dk = dk - nn(u1t, blocks.diagonal(seen[0], heads))
+    layout.store(refs.d_key, plan, s, g, dk)
+
+  schedule.run(
+    piece,
+    chunks=range(plan.chunks - 1, -1, -1),
+    units=plan.units,
+    group=plan.group,
+    skew=plan.skew,
+  )
+
+  @pl.when(step == last_step)
+  def _():
+    for d_memories, carried in zip(refs.d_memories, refs.carried, strict=True):
+      d_memories[0] = carried[...]

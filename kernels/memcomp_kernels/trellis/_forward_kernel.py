@@ -1,0 +1,149 @@
+"""Trellis forward on a TPU: both passes of several chunks and heads a step.
+
+The algebra of `tile`, by slot (`mosaic.blocks`): slots on sublanes, the tokens
+of a unit's heads on lanes. Memories are kept halved, so that the activations
+get halved pre-activations. With separable decay Omega_{ri} = mu_r / mu_i for
+i <= r: write rates absorb 1 / mu_i, reads mu_r, and one scaled U serves both
+the reads and the update. The safe form multiplies scores with Omega instead.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
+from memcomp_kernels.trellis import _kernel_layout as layout
+
+nn, nt = blocks.nn, blocks.nt
+
+
+class Refs(NamedTuple):
+  """Blocks of one step; see `_kernel_layout` for their shapes.
+
+  Attributes:
+    flags: int32 `[batch, chunks]` of `layout.RESETS` and so on; None where
+      nothing but whole chunks of one segment comes.
+    query: by token.
+    key: by token.
+    value: by token.
+    target: by slot.
+    rows: gates.
+    memories: before the first token, halved.
+    reset: what a segment starts from, halved; None without flags.
+    start: of a chunk that began in an earlier call, halved; None likewise.
+    output: by token.
+    final: memories after the last token, halved.
+    last: what the last chunk's gradients are taken at, halved; None without
+      flags.
+    saved: at each chunk's start, halved; None if not wanted.
+    carried: memories between steps, float32 scratch.
+  """
+
+  flags: jax.Ref | None
+  query: jax.Ref
+  key: jax.Ref
+  value: jax.Ref
+  target: jax.Ref
+  rows: jax.Ref
+  memories: layout.Pair
+  reset: layout.Pair | None
+  start: layout.Pair | None
+  output: jax.Ref
+  final: layout.Pair
+  last: layout.Pair | None
+  saved: layout.Pair | None
+  carried: layout.Pair
+
+
+def run(refs: Refs, plan: layout.Plan) -> None:
+  """The kernel's body."""
+  unit = plan.unit
+  heads, tokens = unit.heads, unit.tokens
+  batch, step = pl.program_id(0), pl.program_id(2)
+
+  @pl.when(step == 0)
+  def _():
+    for carried, memory in zip(refs.carried, refs.memories, strict=True):
+      carried[...] = memory[0]
+    if refs.last is not None:
+      for last in refs.last:
+        last[...] = jnp.zeros_like(last)
+
+  causal = blocks.causal(tokens, heads)
+
+  def piece(s: int, g: int) -> schedule.Piece:
+    yield schedule.READS
+    q, k, v, target = layout.load(refs, plan, s, g)
+    gates = layout.gates(refs.rows[0, g, s], plan)
+    memories = [carried[g] for carried in refs.carried]
+    starts = memories
+    if refs.flags is not None:
+      flags = refs.flags[batch, step * plan.chunks + s]
+      resets = (flags & layout.RESETS) != 0
+      memories = [
+        jnp.where(resets, reset[0, g], memory)
+        for reset, memory in zip(refs.reset, memories, strict=True)
+      ]
+      starts = memories
+      if s == 0:  # only the first chunk of all can have begun before
+        continues = (flags & layout.CONTINUES) != 0
+        starts = [
+          jnp.where(continues, start[0, g], memory)
+          for start, memory in zip(refs.start, memories, strict=True)
+        ]
+      is_last = (flags & layout.LAST) != 0
+      for last, start in zip(refs.last, starts, strict=True):
+        last[0, g] = jnp.where(is_last, start, last[0, g])
+    if refs.saved is not None:
+      for saved, memory in zip(refs.saved, memories, strict=True):
+        saved[s, 0, g] = memory.astype(saved.dtype)
+    kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
+    dtype = q.dtype
+    mk, mv = (memory.astype(dtype) for memory in memories)
+    z1 = nt(starts[0].astype(dtype), kb)
+    z2 = nt(starts[1].astype(dtype), vb)
+    yield None
+    scores = nt(q, kb)
+    mq = nt(mk, blocks.diagonal(q, heads))
+    yield None
+    u1 = columns.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
+    u1b = u1.astype(dtype)
+    yield None
+    u2 = columns.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
+    u2b = u2.astype(dtype)
+    scores = gates.weigh(0, scores, causal).astype(dtype)
+    written = nt(u1b, blocks.diagonal(scores, heads))
+    yield None
+    for carried, memory, u, w, p in zip(
+      refs.carried, memories, (u1, u2), (kb, vb), (0, 1), strict=True
+    ):
+      carried[g] = gates.advance(p, memory, u, w)
+    yield schedule.WROTE
+    code = columns.activate(
+      plan.read, gates.read(mq, written), plan.read_eps, gates.code_scale
+    )
+    yield None
+    code = blocks.transpose(code.astype(dtype), heads)
+    yield None
+    scores = nn(code, blocks.diagonal(u2b, heads))
+    fm = nn(code, blocks.diagonal(mv, heads))
+    yield None
+    scores = gates.weigh(1, scores, causal).astype(dtype)
+    written = nn(scores, vb)
+    yield None
+    layout.store(refs.output, plan, s, g, gates.output(fm) - written)
+
+  schedule.run(
+    piece,
+    chunks=range(plan.chunks),
+    units=plan.units,
+    group=plan.group,
+    skew=plan.skew,
+  )
+
+  @pl.when(step == pl.num_programs(2) - 1)
+  def _():
+    for final, carried in zip(refs.final, refs.carried, strict=True):
+      final[0] = carried[...]

@@ -1,0 +1,536 @@
+"""Trellis with stale gradients as Pallas TPU kernels, forward and backward.
+
+Layout, packing and hand-off are those of `primitives.chunked`; here tokens of
+all chunks go through one kernel each way, which keeps the memories of several
+heads on chip from chunk to chunk. Queries, keys, values and outputs stay as
+they lie in memory, `[batch, time, heads * dim]`; targets come as `[batch,
+heads * slots, time]`, which a projection can emit directly; memories are
+halved and laid head beside head.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.primitives import chunked, tiles
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.trellis import (
+  _backward_kernel,
+  _forward_kernel,
+  tilings,
+  types,
+  xla_chunked,
+)
+from memcomp_kernels.trellis import _kernel_layout as layout_lib
+
+# Above this sum of -log_decay in a chunk the separable form would overflow in
+# time: exp(40) times anything in use is far from float32's end, and so is its
+# inverse from what is flushed to zero.
+SEPARABLE_RANGE = 40.0
+
+
+class _Packed(NamedTuple):
+  """Operands as the kernels take them; see `_kernel_layout`."""
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  target: jax.Array
+  rows: jax.Array
+
+
+def _plan(form: form_lib.Form, inputs: types.Inputs, num_chunks: int):
+  """The kernels' plan, but for `safe`."""
+  spec = form.spec
+  heads, key_dim = inputs.query.shape[2:]
+  value_dim = inputs.value.shape[-1]
+  tiling = form.tiling.kernel
+  unit = tilings.unit(spec, heads, key_dim, value_dim)
+  return layout_lib.Plan(
+    unit=unit,
+    **tiling.sizes(heads // unit.heads, num_chunks),
+    phi=spec.phi,
+    phi_eps=spec.phi_eps if inputs.log_phi_eps is None else None,
+    read=spec.read_activation,
+    read_eps=spec.read_eps,
+    safe=False,
+    first_order=spec.first_order,
+  )
+
+
+def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
+  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  step = plan.unit.tokens * plan.chunks
+  padding = -x.shape[1] % step
+  if not padding:
+    return x
+  return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
+  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  unit = plan.unit
+
+  def by_token(x):
+    return x.reshape(*x.shape[:2], -1)
+
+  def rows(x):  # [batch, time, heads] to [batch, units, chunks, lanes]
+    batch, time, heads = x.shape
+    x = x.astype(jnp.float32)
+    x = x.reshape(batch, time // unit.tokens, unit.tokens, -1, unit.heads)
+    x = jnp.transpose(x, (0, 3, 1, 4, 2))
+    return x.reshape(batch, heads // unit.heads, -1, unit.lanes)
+
+  def cumulative(x):
+    by_head = x.reshape(*x.shape[:-1], unit.heads, unit.tokens)
+    return jnp.cumsum(by_head, axis=-1).reshape(x.shape)
+
+  log_decay = inputs.log_decay
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  gates = [cumulative(rows(log_decay[..., p])) for p in (0, -1)]
+  gates += [rows(inputs.write_rate[..., p]) for p in (0, -1)]
+  if inputs.log_phi_eps is not None:
+    eps = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
+    gates += [eps] + [jnp.zeros_like(eps)] * (plan.num_rows - len(gates) - 1)
+  return _Packed(
+    by_token(inputs.query),
+    by_token(inputs.key),
+    by_token(inputs.value),
+    jnp.swapaxes(by_token(inputs.target), 1, 2),
+    jnp.stack(gates, axis=3),
+  )
+
+
+def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
+  """`[batch, heads, slots, dim]` to halves `[batch, units, slots, width]`."""
+
+  def pack(x):
+    batch, heads, slots, dim = x.shape
+    x = x.reshape(batch, heads // unit.heads, unit.heads, slots, dim)
+    x = jnp.swapaxes(x, 2, 3)
+    return 0.5 * x.reshape(batch, heads // unit.heads, slots, -1)
+
+  return jax.tree.map(pack, memories)
+
+
+def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
+  """Back to `[batch, heads, slots, dim]`, times `scale`."""
+
+  def unpack(x):
+    batch, units, slots, _ = x.shape
+    x = x.reshape(batch, units, slots, unit.heads, -1)
+    x = jnp.swapaxes(x, 2, 3)
+    return scale * x.reshape(batch, units * unit.heads, slots, -1)
+
+  return jax.tree.map(unpack, packed)
+
+
+def _flags(layout: tiles.Layout, plan, batch: int, time: int):
+  """Int32 `[batch, chunks]`, or None where no chunk is special."""
+  tokens = plan.unit.tokens
+  if layout.flags is None:
+    if time % tokens == 0:
+      return None
+    chunk = jnp.arange(-(-time // tokens))
+    flags = jnp.where(chunk == chunk[-1], layout_lib.LAST, 0)
+    flags = jnp.broadcast_to(flags, (batch, chunk.size)).astype(jnp.int32)
+  else:
+    resets, continues, occupied = layout.flags
+    # Chunks are occupied up to the last token.
+    following = jnp.concatenate(
+      [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
+    )
+    later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
+    flags = (
+      layout_lib.RESETS * resets
+      + layout_lib.CONTINUES * (continues & occupied)
+      + layout_lib.LAST * (occupied & ~later)
+    )
+    flags = flags.T.astype(jnp.int32)
+  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
+
+
+class _Blocks:
+  """Block specs of a kernel over the grid (batch, units, chunks)."""
+
+  def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
+    self.plan = plan
+    self.at = (lambda i: steps - 1 - i) if reverse else lambda i: i
+
+  def by_token(self, width: int) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    shape = 1, unit.tokens * plan.chunks, plan.units * width
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
+
+  def target(self) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    rows = plan.units * unit.heads * unit.slots
+    shape = 1, rows, unit.tokens * plan.chunks
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
+
+  def rows(self) -> pl.BlockSpec:
+    plan = self.plan
+    shape = 1, plan.units, plan.chunks, plan.num_rows, plan.unit.lanes
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
+
+  def memories(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (1, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+  def saved(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (plan.chunks, 1, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (self.at(i), b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+
+def _call(body, plan, name, operands, specs, results, result_specs, scratch):
+  """Runs `body(refs by name, plan)` on dicts of pytrees; None has no block."""
+  batch, time = operands["query"].shape[:2]
+  unit = plan.unit
+  units = operands["query"].shape[2] // unit.widths[0]
+  flags = operands.pop("flags")
+  structure = jax.tree.structure((operands, results, scratch))
+
+  def kernel(*refs):
+    given = {}
+    if flags is not None:
+      given["flags"], *refs = refs
+    for named in jax.tree.unflatten(structure, refs):
+      given |= named
+    body(given, plan)
+
+  grid = (
+    batch,
+    units // plan.units,
+    time // (unit.tokens * plan.chunks),
+  )
+  flat = jax.tree.leaves
+  arrays = flat([operands, results])
+  needed = tilings.vmem_bytes(
+    list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
+  )
+  tilings.check_vmem(needed, name)
+  grid_spec = pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=0 if flags is None else 1,
+    grid=grid,
+    in_specs=flat(specs),
+    out_specs=flat(result_specs),
+    scratch_shapes=flat(scratch),
+  )
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=grid_spec,
+    out_shape=flat(results),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=tilings.VMEM_LIMIT,
+    ),
+    name=name,
+    interpret=modes.interpret(),
+  )(*(() if flags is None else (flags,)), *flat(operands))
+  return jax.tree.unflatten(jax.tree.structure(results), outputs)
+
+
+def _forward_call(plan, packed, flags, memories, reset, start, save):
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=False)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
+  flagged = flags is not None
+  operands = {"flags": flags, **packed._asdict(), "memories": memories}
+  specs = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+    "memories": block.memories(),
+  }
+  if flagged:
+    operands |= {"reset": reset, "start": start}
+    specs |= {"reset": block.memories(), "start": block.memories()}
+  results = {"output": struct(packed.value.shape, packed.query.dtype)}
+  result_specs = {"output": block.by_token(values)}
+  results["final"], result_specs["final"] = like, block.memories()
+  if flagged:
+    results["last"], result_specs["last"] = like, block.memories()
+  if save:
+    results["saved"] = jax.tree.map(
+      lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
+    )
+    result_specs["saved"] = block.saved()
+  scratch = {"carried": _scratch(plan)}
+
+  def body(refs, plan):
+    absent = dict.fromkeys(_forward_kernel.Refs._fields)
+    _forward_kernel.run(_forward_kernel.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_forward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def _backward_call(plan, packed, flags, saved, start, cotangents):
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=True)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(
+    lambda x: struct(x.shape, jnp.float32), cotangents["final"]
+  )
+  flagged = flags is not None
+  operands = {
+    "flags": flags,
+    **packed._asdict(),
+    "saved": saved,
+    "d_output": cotangents["output"],
+    "d_final": cotangents["final"],
+  }
+  inputs = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+  }
+  specs = inputs | {
+    "saved": block.saved(),
+    "d_output": block.by_token(values),
+    "d_final": block.memories(),
+  }
+  results = {
+    f"d_{name}": struct(x.shape, x.dtype)
+    for name, x in packed._asdict().items()
+  }
+  result_specs = {f"d_{name}": spec for name, spec in inputs.items()}
+  results["d_memories"], result_specs["d_memories"] = like, block.memories()
+  if flagged:
+    operands |= {
+      "start": start,
+      "d_chunk_start": cotangents["chunk_start"],
+    }
+    specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
+    for name in ("d_reset", "d_start"):
+      results[name], result_specs[name] = like, block.memories()
+  scratch = {"carried": _scratch(plan)}
+
+  def body(refs, plan):
+    absent = dict.fromkeys(_backward_kernel.Refs._fields)
+    _backward_kernel.run(_backward_kernel.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_backward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def _scratch(plan: layout_lib.Plan) -> layout_lib.Pair:
+  return tuple(
+    pltpu.VMEM((plan.units, plan.unit.slots, width), jnp.float32)
+    for width in plan.unit.widths
+  )
+
+
+def _by_range(plan, form, packed, run):
+  """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
+  decay = form.tiling.kernel.decay
+  safe = dataclasses.replace(plan, safe=True)
+  if not form.spec.forget_gate or decay == "separable":
+    return run(plan)
+  if decay == "safe":
+    return run(safe)
+  lowest = jnp.min(packed.rows[..., list(layout_lib.LOG_DECAY), :])
+  return lax.cond(
+    lowest >= -SEPARABLE_RANGE, lambda: run(plan), lambda: run(safe)
+  )
+
+
+def _prepare(form, layout, operands):
+  """The plan, packed operands and their pullback, and flags."""
+  inputs = operands.inputs
+  batch, time = form_lib.sizes(inputs)
+  flat = jax.tree.map(lambda x: tiles.flat(layout, x), inputs)
+  num_chunks = flat.query.shape[1] // form.tile_time
+  plan = _plan(form, flat, num_chunks)
+  flat = jax.tree.map(lambda x: _pad_chunks(x, plan), flat)
+  packed, unpack = jax.vjp(functools.partial(_pack, plan, form.spec), flat)
+  return plan, packed, unpack, _flags(layout, plan, batch, time), num_chunks
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  plan, packed, _, flags, num_chunks = _prepare(form, layout, operands)
+  batch, time = form_lib.sizes(operands.inputs)
+  memories, reset, start = (
+    _pack_memories(plan.unit, x)
+    for x in (operands.memories, operands.reset, operands.chunk_start)
+  )
+  results = _by_range(
+    plan,
+    form,
+    packed,
+    lambda plan: _forward_call(
+      plan, packed, flags, memories, reset, start, save
+    ),
+  )
+  outputs = results["output"][:, : num_chunks * plan.unit.tokens]
+  outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
+  final = _unpack_memories(plan.unit, results["final"], 2.0)
+  chunk_start = final  # not read: a chunk ends with the call
+  if flags is not None:
+    chunk_start = jax.tree.map(
+      lambda new, old: _where_any(flags, new, old),
+      _unpack_memories(plan.unit, results["last"], 2.0),
+      operands.chunk_start,
+    )
+  saved = None
+  if save:
+    saved = jax.tree.map(lambda x: x[:num_chunks], results["saved"])
+  result = form_lib.Result(
+    final, chunk_start, tiles.unflat(layout, outputs, time), None
+  )
+  return result, saved
+
+
+def _where_any(flags, new, old):
+  """`new` in rows that have a last chunk."""
+  has = jnp.any(flags & layout_lib.LAST, axis=1)
+  return jnp.where(has[:, None, None, None], new, old)
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  plan, packed, unpack, flags, _ = _prepare(form, layout, operands)
+  _, time = form_lib.sizes(operands.inputs)
+  unit = plan.unit
+  d_output = _pad_chunks(tiles.flat(layout, cotangents.outputs), plan)
+  # Halves: what the caller gets is twice the kernel's memories.
+  doubled = jax.tree.map(
+    lambda x: 4.0 * x,
+    _pack_memories(unit, (cotangents.memories, cotangents.chunk_start)),
+  )
+  start = _pack_memories(unit, operands.chunk_start)
+  missing = packed.query.shape[1] // unit.tokens - saved[0].shape[0]
+  saved = jax.tree.map(
+    lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), saved
+  )
+  adjoints = {
+    "output": d_output.reshape(*d_output.shape[:2], -1),
+    "final": doubled[0],
+    "chunk_start": doubled[1],
+  }
+  results = _by_range(
+    plan,
+    form,
+    packed,
+    lambda plan: _backward_call(plan, packed, flags, saved, start, adjoints),
+  )
+  d_packed = _Packed(*(results[f"d_{name}"] for name in _Packed._fields))
+  (d_inputs,) = unpack(d_packed)
+  d_inputs = jax.tree.map(lambda x: tiles.unflat(layout, x, time), d_inputs)
+  d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
+  if flags is None:
+    zeros = jax.tree.map(jnp.zeros_like, d_memories)
+    return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
+  d_start = jax.tree.map(
+    lambda new, kept: new + _where_any(flags, 0.0, kept),
+    _unpack_memories(unit, results["d_start"], 0.5),
+    cotangents.chunk_start,
+  )
+  d_reset = _unpack_memories(unit, results["d_reset"], 0.5)
+  return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  plan = _plan(form, operands.inputs, 1)
+  packed = _pack_memories(plan.unit, operands.memories)
+  return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: these kernels do not do it; says why.
+  """
+  tiling = tiling or tilings.Tiling()
+  reason = unsupported(state, inputs, spec, tiling)
+  if reason:
+    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
+  form = xla_chunked.form(spec, tiling)
+  form = dataclasses.replace(form, engine=ENGINE)
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )
+
+
+def unsupported(
+  state: types.State,
+  inputs: types.Inputs,
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  del state, tiling
+  if reason := modes.unavailable():
+    return reason
+  if not spec.stale:
+    return 'no kernel for gradient_at="token" or chunk_size=1 yet'
+  if spec.value_readout_phi:
+    return "no kernel for value_readout_phi=True"
+  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
+  if len(dtypes) > 1 or not dtypes <= {
+    jnp.dtype("bfloat16"),
+    jnp.dtype("float32"),
+  }:
+    return "query, key and value must all be bfloat16 or all float32"
+  return tilings.unsupported(
+    spec, *inputs.query.shape[2:], inputs.value.shape[-1]
+  )
