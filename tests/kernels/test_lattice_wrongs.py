@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.lattice import columns, slot_decay, tile
-from memcomp_kernels.primitives import matmul
+from memcomp_kernels.lattice import columns, tile
+from memcomp_kernels.primitives import channel_decay, matmul
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
 MEMORY = memories.MEMORIES["lattice"]
@@ -31,16 +31,16 @@ def in_tile(monkeypatch, module, **functions):
 
 def with_shares(monkeypatch, change):
   """Changes a chunk's shares."""
-  right = slot_decay.slot_decay
+  right = channel_decay.channel_decay
 
   def wrong(log_decay, block):
     return change(right(log_decay, block))
 
-  in_tile(monkeypatch, slot_decay, slot_decay=wrong)
+  in_tile(monkeypatch, channel_decay, channel_decay=wrong)
 
 
 def test_what_is_patched_is_right(monkeypatch):
-  for module in (columns, slot_decay, matmul):
+  for module in (columns, channel_decay, matmul):
     in_tile(monkeypatch, module)
   with_shares(monkeypatch, lambda shares: shares)
   checks.check_values(subject(), 37)
@@ -119,7 +119,7 @@ def test_exp_of_positive_sums(monkeypatch):
 
   def split(shares):
     size = shares.within.shape[-2]
-    from_start = slot_decay.into_blocks(shares.from_start, size)
+    from_start = channel_decay.into_blocks(shares.from_start, size)
     ratio = from_start[..., :, None, :] / from_start[..., None, :, :]
     causal = jnp.tril(jnp.ones((size, size), bool))[..., None]
     return shares._replace(within=jnp.where(causal, ratio, 0))

@@ -15,7 +15,8 @@ with a decay beta mu per slot. With G the running sum of its log and w = beta a,
   Y   = (Q e^G) S^T + A H - (Q b) Phi^T,   A_{r,i} = sum_m Q w_i exp(G_r - G_i)
   S  <- S diag(e^{G_C}) + H^T (w e^{G_C - G}) - Phi diag(b_C)
 
-(`slot_decay` has the scores A). A complete chunk is thresholded, renormalised.
+(`channel_decay` has the scores A). A complete chunk is thresholded and
+renormalised.
 """
 
 import functools
@@ -24,8 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.lattice import columns, slot_decay, tilings, types
-from memcomp_kernels.primitives import chunked, matmul
+from memcomp_kernels.lattice import columns, tilings, types
+from memcomp_kernels.primitives import channel_decay, chunked, matmul
 
 
 def run(
@@ -81,13 +82,13 @@ def run(
     beta = columns.contraction(jnp.exp(log_decay), squares)
     log_decay, writes = log_decay + jnp.log(beta), beta * writes
 
-  factors = slot_decay.slot_decay(log_decay, block)
+  factors = channel_decay.channel_decay(log_decay, block)
   output = product("bhdm,bhtm->bhtd", S, factors.from_start * query)
-  output = output + slot_decay.read(factors, query, writes, h, dtype)
+  output = output + channel_decay.read(factors, query, writes, h, dtype)
   S = factors.total[..., None, :] * S
   S = S + product("bhtd,bhtm->bhdm", h, factors.to_end * writes)
   if projected:
-    along = slot_decay.running_sum(factors, writes * share)
+    along = channel_decay.running_sum(factors, writes * share)
     output = output - product("bhdm,bhtm->bhtd", Phi, along * query)
     S = S - Phi * along[..., -1:, :]
 
