@@ -1,0 +1,1 @@
+"""Slot attention: bounded memories read by two softmax passes (GSA, ABC)."""

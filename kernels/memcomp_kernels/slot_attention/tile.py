@@ -1,0 +1,76 @@
+"""One tile of slot attention on matrix units: the algebra, no layout.
+
+Rows are tokens; W are the writes w, G the running sums of log a, both of token
+and slot; K~, V~ the memories before the tile. With
+
+  D_{r,i} = exp(G_r - G_i) <= 1 for i <= r, of each slot   (`channel_decay`)
+
+  first pass    O = e^{G - G_0} * (Q K~^T) + sum_{i<=r} (q_r . k_i) w_i D_{r,i}
+                P = softmax over slots of scale O
+  second pass   Y = (P * e^{G - G_0}) V~ + sum_{i<=r} (P_r . w_i D_{r,i}) v_i
+
+  K~ <- e^{G_C - G_0} K~ + (W * e^{G_C - G})^T K,   V~ likewise
+
+"gated" has G the cumulative log decay and w = 1 - alpha. "softmax" has G = -z,
+which is known without a sum of differences, and w = exp(s - z).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.primitives import channel_decay, chunked, matmul
+from memcomp_kernels.slot_attention import tilings, types
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  inputs: types.Inputs,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> tuple[chunked.Memories, jax.Array, None]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: K~, V~ and, with "softmax", z before the tile.
+    starts: unused: there are no chunks in the meaning.
+    inputs: `[batch, heads, tile, ...]`; in empty places zeros, and write
+      logits that are far below `types.EMPTY`.
+    complete: unused.
+    spec: the memory's meaning.
+    tiling: sizes.
+
+  Returns:
+    The memories after the tile, y `[batch, heads, tile, value]`, and None.
+  """
+  del starts, complete
+  dtype = inputs.query.dtype
+  product = functools.partial(matmul.product, dtype=dtype)
+  K, V, *totals = memories
+  q, k, v = inputs.query, inputs.key, inputs.value
+  if inputs.log_decay is not None:
+    log_decay = inputs.log_decay.astype(K.dtype)
+    decay = channel_decay.channel_decay(log_decay, tiling.block_time)
+    w = -jnp.expm1(log_decay)
+  else:
+    s, (before,) = jnp.asarray(inputs.write_logit, K.dtype), totals
+    z = jnp.logaddexp(before[..., None, :], lax.cumlogsumexp(s, axis=2))
+    decay = channel_decay.of_sums(-before, -z, tiling.block_time)
+    w = jnp.exp(s - z)
+    totals = [z[..., -1, :]]
+
+  scores = decay.from_start * product("bhrk,bhmk->bhrm", q, K)
+  matches = product("bhrk,bhik->bhri", q, k)
+  scores = scores + channel_decay.read_into(decay, matches, w, dtype)
+  p = jax.nn.softmax(spec.score_scale(q.shape[-1]) * scores, axis=-1)
+  y = product("bhrm,bhmv->bhrv", p * decay.from_start, V)
+  y = y + channel_decay.read(decay, p, w, v, dtype)
+
+  kept, last = decay.total[..., None], decay.to_end * w
+  K = kept * K + product("bhim,bhik->bhmk", last, k)
+  V = kept * V + product("bhim,bhiv->bhmv", last, v)
+  return (K, V, *totals), y.astype(dtype), None

@@ -1,0 +1,85 @@
+"""Slot attention in chunk form on matrix units, in plain JAX.
+
+A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. The
+tile is free: the result does not depend on it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import chunked
+from memcomp_kernels.slot_attention import reference, tile, tilings, types
+
+
+def _take_apart(state: types.State) -> chunked.Parts:
+  memories = state.key_memory, state.value_memory
+  if state.log_total is not None:
+    memories = *memories, state.log_total
+  return chunked.Parts(memories, None, None, state.segment_id)
+
+
+def _put_together(parts: chunked.Parts) -> types.State:
+  keys, values, *total = parts.memories
+  return types.State(
+    keys, values, total[0] if total else None, parts.segment_id
+  )
+
+
+class _Laid(NamedTuple):
+  """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones.
+
+  Empty places hold zeros. A write logit of zero is a write, so with "softmax"
+  they are told by what is not one.
+  """
+
+  inputs: types.Inputs
+  taken: jax.Array | None
+
+
+def _step(state: types.State, laid: _Laid, *, spec: types.Spec):
+  return reference.step(state, laid.inputs, spec=spec)
+
+
+def _run_tile(memories, starts, laid: _Laid, *rest):
+  inputs = laid.inputs
+  logit = inputs.write_logit
+  if logit is not None and laid.taken is not None:
+    below = jnp.asarray(2 * types.EMPTY, logit.dtype)
+    inputs = inputs._replace(
+      write_logit=jnp.where(laid.taken > 0, logit, below)
+    )
+  return tile.run(memories, starts, inputs, *rest)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  tiling = tiling or tilings.Tiling()
+  taken = None
+  if inputs.write_logit is not None:
+    taken = jnp.ones_like(inputs.write_logit[..., :1])
+  form = chunked.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=tilings.tile_time(tiling, inputs.query.shape[1]),
+    run_tile=_run_tile,
+    step=_step,
+    take_apart=_take_apart,
+    put_together=_put_together,
+  )
+  return chunked.chunk(
+    form,
+    state,
+    _Laid(inputs, taken),
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )

@@ -1,0 +1,81 @@
+"""Slot attention under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.slot_attention import api as slot_attention
+from memcomp_kernels.testing import memory
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  keys = iter(jax.random.split(key, 4))
+
+  def normal(last):
+    return jax.random.normal(next(keys), (batch, time, heads, last))
+
+  inputs = slot_attention.Inputs(
+    query=normal(key_dim), key=normal(key_dim), value=normal(value_dim)
+  )
+  logit = normal(spec.num_slots)
+  if spec.rule == "gated":
+    return inputs._replace(log_decay=jax.nn.log_sigmoid(1 + 2 * logit))
+  return inputs._replace(write_logit=2 * logit)
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  keys = jax.random.split(key, 3)
+  shape = heads, spec.num_slots
+  return slot_attention.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+    key_memory=jax.random.normal(keys[0], (*shape, key_dim)),
+    value_memory=jax.random.normal(keys[1], (*shape, value_dim)),
+    log_total=jax.random.normal(keys[2], shape),
+  )
+
+
+def _edges(inputs):
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  cases = {
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+    "long keys": inputs._replace(key=30 * inputs.key),
+  }
+  if inputs.log_decay is not None:
+    full = jnp.ones_like(inputs.log_decay)
+    some = full.at[:, ::2].set(0)
+    return cases | {
+      "forgets all": inputs._replace(log_decay=-1e4 * full),
+      "forgets nothing": inputs._replace(log_decay=0 * full),
+      "forgets all now and then": inputs._replace(log_decay=-1e4 * some),
+    }
+  full = jnp.ones_like(inputs.write_logit)
+  rises = jnp.arange(full.shape[1], dtype=full.dtype)[:, None, None]
+  return cases | {
+    "high logits": inputs._replace(write_logit=1e4 * full),
+    "low logits": inputs._replace(write_logit=-1e4 * full),
+    "rising logits": inputs._replace(write_logit=100 * rises * full),
+    "falling logits": inputs._replace(write_logit=-100 * rises * full),
+  }
+
+
+_SPECS = {
+  "gated": slot_attention.Spec(num_slots=6),
+  "gated-scaled": slot_attention.Spec(num_slots=3, scale=None),
+  "softmax": slot_attention.Spec(num_slots=6, rule="softmax", scale=None),
+}
+
+MEMORY = memory.Memory(
+  name="slot_attention",
+  api=slot_attention,
+  specs=_SPECS,
+  typical=("gated", "softmax"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)

@@ -1,0 +1,191 @@
+"""Runs public PyTorch definitions; writes what they compute for our tests.
+
+  python tests/kernels/data/torch_definitions.py NAME CHECKOUT OUT.npz \
+    [--large]
+
+NAME is one of DEFINITIONS below, CHECKOUT a checkout of the repository that it
+is from (docs/agreement.md has commits), OUT a file of inputs, outputs and, for
+random cotangents of the outputs, gradients of every input. Only the file of the
+definition is loaded. Needs torch and einops, which the project itself does not.
+"""
+
+import argparse
+import importlib.util
+import pathlib
+
+import numpy as np
+import torch
+
+
+def load(checkout, path):
+  """The module at `path` of a checkout, without the package around it."""
+  file = pathlib.Path(checkout) / path
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+class Sizes:
+  """Axes of what is drawn; small enough to be stored, or as a layer has it."""
+
+  def __init__(self, large):
+    self.batch, self.time, self.heads = (2, 96, 3) if large else (1, 20, 2)
+    self.key, self.value, self.slots = (32, 48, 24) if large else (4, 5, 3)
+
+
+def _logsigmoid(x):
+  return torch.nn.functional.logsigmoid(torch.tensor(x)).numpy()
+
+
+def gsa(checkout, draw, sizes):
+  """Gated slot attention: time at axis 1."""
+  naive = load(checkout, "fla/ops/gsa/naive.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "log_decay": _logsigmoid(draw(b, t, h, sizes.slots)),
+    "key_memory": draw(b, h, sizes.slots, sizes.key),
+    "value_memory": draw(b, h, sizes.slots, sizes.value),
+  }
+
+  def run(x):
+    state = x["key_memory"].mT, x["value_memory"]
+    y, (keys, values) = naive.naive_recurrent_gsa(
+      x["query"],
+      x["key"],
+      x["value"],
+      1 - x["log_decay"].exp(),
+      x["log_decay"],
+      scale=1.0,
+      initial_state=state,
+      output_final_state=True,
+    )
+    return {"y": y, "key_memory": keys.mT, "value_memory": values}
+
+  return inputs, run
+
+
+def abc(checkout, draw, sizes):
+  """Attention with bounded-memory control, from empty memories."""
+  naive = load(checkout, "fla/ops/abc/naive.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "write_logit": draw(b, t, h, sizes.slots),
+  }
+
+  def run(x):
+    q, k, v, s = (
+      x[name].transpose(1, 2)
+      for name in ("query", "key", "value", "write_logit")
+    )
+    y, (keys, values) = naive.naive_recurrent_abc(
+      q, k, v, s, output_final_state=True
+    )
+    return {
+      "y": y.transpose(1, 2),
+      "key_memory": keys.mT,
+      "value_memory": values,
+    }
+
+  return inputs, run
+
+
+def _delta_inputs(draw, sizes):
+  """Keys of length 1, write rates in (0, 2), an initial memory."""
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  key = draw(b, t, h, sizes.key)
+  return {
+    "query": draw(b, t, h, sizes.key),
+    "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
+    "value": draw(b, t, h, sizes.value),
+    "write_rate": 2 * np.exp(_logsigmoid(draw(b, t, h, 1))),
+    "memory": draw(b, h, sizes.key, sizes.value),
+  }
+
+
+def delta(checkout, draw, sizes):
+  """DeltaNet's rule: heads at axis 1."""
+  naive = load(checkout, "fla/ops/delta_rule/naive.py")
+
+  def run(x):
+    q, k, v, rate = (
+      x[name].transpose(1, 2)
+      for name in ("query", "key", "value", "write_rate")
+    )
+    y, memory = naive.delta_rule_recurrence(q, k, v, rate, x["memory"])
+    return {"y": y.transpose(1, 2), "memory": memory}
+
+  return _delta_inputs(draw, sizes), run
+
+
+def gated_delta(checkout, draw, sizes):
+  """Gated DeltaNet's rule."""
+  naive = load(checkout, "fla/ops/gated_delta_rule/naive.py")
+  inputs = _delta_inputs(draw, sizes)
+  inputs["log_decay"] = _logsigmoid(3 + draw(*inputs["write_rate"].shape))
+
+  def run(x):
+    y, memory = naive.naive_recurrent_gated_delta_rule(
+      x["query"],
+      x["key"],
+      x["value"],
+      x["write_rate"][..., 0],
+      x["log_decay"][..., 0],
+      initial_state=x["memory"],
+      output_final_state=True,
+    )
+    return {"y": y, "memory": memory}
+
+  return inputs, run
+
+
+DEFINITIONS = {
+  "gsa": gsa,
+  "abc": abc,
+  "delta": delta,
+  "gated_delta": gated_delta,
+}
+
+
+def main():
+  """Writes one file."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument("name", choices=DEFINITIONS)
+  parser.add_argument("checkout")
+  parser.add_argument("out")
+  parser.add_argument("--large", action="store_true")
+  flags = parser.parse_args()
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+  inputs, run = DEFINITIONS[flags.name](
+    flags.checkout, draw, Sizes(flags.large)
+  )
+  leaves = {
+    name: torch.tensor(np.asarray(x), requires_grad=True)
+    for name, x in inputs.items()
+  }
+  outputs = run(leaves)
+  cotangents = {name: draw(*x.shape) for name, x in outputs.items()}
+  sum(
+    (x * torch.tensor(cotangents[name])).sum() for name, x in outputs.items()
+  ).backward()
+  arrays = {f"in/{name}": x.detach() for name, x in leaves.items()}
+  arrays |= {f"out/{name}": x.detach() for name, x in outputs.items()}
+  arrays |= {f"cotangent/{name}": x for name, x in cotangents.items()}
+  arrays |= {f"gradient/{name}": x.grad for name, x in leaves.items()}
+  np.savez_compressed(
+    flags.out, **{name: np.asarray(x) for name, x in arrays.items()}
+  )
+
+
+if __name__ == "__main__":
+  main()

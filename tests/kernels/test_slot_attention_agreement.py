@@ -1,0 +1,68 @@
+"""Slot attention is what flash-linear-attention's definitions compute.
+
+docs/agreement.md has the commit, and errors at other sizes.
+"""
+
+import agreement
+import pytest
+
+from memcomp_kernels.slot_attention import api
+
+
+def gated(function):
+  def run(x):
+    (batch, _, heads, key_dim), value_dim = (
+      x["query"].shape,
+      x["value"].shape[-1],
+    )
+    spec = api.Spec(num_slots=x["log_decay"].shape[-1])
+    state = api.init_state(
+      spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
+    )
+    state = state._replace(
+      key_memory=x["key_memory"], value_memory=x["value_memory"]
+    )
+    inputs = api.Inputs(x["query"], x["key"], x["value"], x["log_decay"])
+    state, y = function(state, inputs, spec=spec)
+    return {
+      "y": y,
+      "key_memory": state.key_memory,
+      "value_memory": state.value_memory,
+    }
+
+  return run
+
+
+def softmax(function):
+  def run(x):
+    (batch, _, heads, key_dim), value_dim = (
+      x["query"].shape,
+      x["value"].shape[-1],
+    )
+    spec = api.Spec(
+      num_slots=x["write_logit"].shape[-1], rule="softmax", scale=None
+    )
+    state = api.init_state(
+      spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
+    )
+    inputs = api.Inputs(
+      x["query"], x["key"], x["value"], write_logit=x["write_logit"]
+    )
+    state, y = function(state, inputs, spec=spec)
+    return {
+      "y": y,
+      "key_memory": state.key_memory,
+      "value_memory": state.value_memory,
+    }
+
+  return run
+
+
+DEFINITIONS = {"gsa": gated, "abc": softmax}
+
+
+@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_agrees(name, function):
+  path = agreement.DATA / f"slot_attention_{name}.npz"
+  agreement.assert_agrees(path, DEFINITIONS[name](function))
