@@ -26,6 +26,8 @@ SMALL = {
     "window_size": 16,
     "write_population": "evicted",
   },
+  "slot_attention": {"num_slots": 8},
+  "bounded_memory": {"num_slots": 8, "rotary_dim": 16},
   "softmax_attention": {"rotary_dim": 16},
   "test_time_training": {"rotary_dim": 16, "chunk_size": 8},
 }
@@ -42,7 +44,7 @@ def get_config(mixer: str = "trellis") -> config.Config:
       num_layers=2,
       mlp_dim=64,
       mixer=registry.config_of(mixer)(
-        heads=2, key_dim=16, value_dim=16, **SMALL[mixer]
+        heads=2, key_dim=16, value_dim=16, **SMALL.get(mixer, {})
       ),
       init_std=0.06,
       embedding_std=0.5,

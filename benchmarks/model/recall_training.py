@@ -64,6 +64,8 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
       "max_length": task.length,
     },
     "lattice": {"num_slots": 32},
+    "slot_attention": {"num_slots": 32},
+    "bounded_memory": {"num_slots": 32, "rotary_dim": 0},
     "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},
     "test_time_training": {"rotary_dim": 0, "convolution_width": 4},
   }.get(mixer, {})

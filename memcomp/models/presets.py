@@ -78,6 +78,9 @@ SIZES = {
 VOCAB_SIZE = 32_000
 """Of the Llama 2 tokenizer, which the papers use."""
 
+WIDE_MIXERS = ("gated_delta_net",)
+"""Mixers whose inner width is twice d_model, or 3/4 and 3/2 of it."""
+
 
 def names() -> list[str]:
   """All names that `language_model` takes."""
@@ -104,16 +107,44 @@ def parse(name: str) -> tuple[str, str]:
 def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
   width = size.d_model // size.heads
   own = {
+    # Heads of 128, and 3/4 of d_model for keys, twice that for values: as
+    # their authors have them.
+    "delta_net": {
+      "heads": size.d_model // 128,
+      "key_dim": 128,
+      "value_dim": 128,
+    },
+    "gated_delta_net": {
+      "heads": 6,
+      "key_dim": size.d_model // 8,
+      "value_dim": size.d_model // 4,
+    },
     "lattice": {"num_slots": width},
     "key_value_means": {"rotary_dim": width // 2},
+    "slot_attention": {"num_slots": width},
+    # Keys of half the width, as in the paper's released layer.
+    "bounded_memory": {
+      "key_dim": width // 2,
+      "num_slots": width // 2,
+      "rotary_dim": width // 2,
+    },
     "softmax_attention": {"rotary_dim": width},
     "tensor_cache": {"rotary_dim": width},
     "test_time_training": {"rotary_dim": width},
   }
   config, _ = registry.MIXERS[memory]
-  return config(
-    heads=size.heads, key_dim=width, value_dim=width, **own.get(memory, {})
-  )
+  common = {"heads": size.heads, "key_dim": width, "value_dim": width}
+  return config(**(common | own.get(memory, {})))
+
+
+def _num_layers(memory: str, size: Size) -> int:
+  """Blocks of a size; an eighth less where a mixer has 6 d_model^2 weights.
+
+  Attention has 4, the channel mixer 8 of them. Twelve blocks stay twelve: with
+  fewer the count would be further from the size's.
+  """
+  wide = memory in WIDE_MIXERS and size.num_layers > 12
+  return size.num_layers - size.num_layers // 8 * wide
 
 
 def language_model(name: str) -> decoder.DecoderConfig:
@@ -129,7 +160,7 @@ def language_model(name: str) -> decoder.DecoderConfig:
   return decoder.DecoderConfig(
     vocab_size=VOCAB_SIZE,
     d_model=size.d_model,
-    num_layers=size.num_layers,
+    num_layers=_num_layers(memory, size),
     mlp_dim=size.mlp_dim,
     mixer=_mixer(memory, size),
     dtype="bfloat16",

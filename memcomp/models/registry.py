@@ -3,8 +3,10 @@
 from typing import Any
 
 from memcomp.layers import (
+  delta_net,
   key_value_means,
   lattice,
+  slot_attention,
   softmax_attention,
   tensor_cache,
   test_time_training,
@@ -14,9 +16,19 @@ from memcomp.layers import (
 MIXERS: dict[str, tuple[type, type]] = {
   "trellis": (trellis.TrellisConfig, trellis.Trellis),
   "lattice": (lattice.LatticeConfig, lattice.Lattice),
+  "delta_net": (delta_net.DeltaNetConfig, delta_net.DeltaNet),
+  "gated_delta_net": (delta_net.GatedDeltaNetConfig, delta_net.DeltaNet),
   "key_value_means": (
     key_value_means.KeyValueMeansConfig,
     key_value_means.KeyValueMeans,
+  ),
+  "slot_attention": (
+    slot_attention.SlotAttentionConfig,
+    slot_attention.SlotAttention,
+  ),
+  "bounded_memory": (
+    slot_attention.BoundedMemoryConfig,
+    slot_attention.SlotAttention,
   ),
   "softmax_attention": (
     softmax_attention.SoftmaxAttentionConfig,

@@ -10,8 +10,10 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import (
+  delta_net,
   key_value_means,
   lattice,
+  slot_attention,
   softmax_attention,
   tensor_cache,
   test_time_training,
@@ -28,6 +30,10 @@ MIXERS = {
   "lattice": lattice.LatticeConfig(
     heads=2, value_dim=12, num_slots=6, chunk_size=8
   ),
+  "delta_net": delta_net.DeltaNetConfig(heads=2, key_dim=8, value_dim=12),
+  "gated_delta_net": delta_net.GatedDeltaNetConfig(
+    heads=2, key_dim=8, value_dim=12
+  ),
   "key_value_means": key_value_means.KeyValueMeansConfig(
     heads=2,
     key_dim=8,
@@ -38,6 +44,12 @@ MIXERS = {
     budget_rows=4,
     budget_scale=1.5,
     max_length=64,
+  ),
+  "slot_attention": slot_attention.SlotAttentionConfig(
+    heads=2, key_dim=8, value_dim=12, num_slots=6
+  ),
+  "bounded_memory": slot_attention.BoundedMemoryConfig(
+    heads=2, key_dim=8, value_dim=12, num_slots=6, rotary_dim=4
   ),
   "softmax_attention": softmax_attention.SoftmaxAttentionConfig(
     heads=2, key_dim=8, value_dim=12, rotary_dim=4, max_length=32

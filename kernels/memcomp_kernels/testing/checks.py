@@ -395,7 +395,7 @@ def _is_float(x: jax.Array) -> bool:
 def _with_wide_gates(inputs: Any, wide: Any, dtype: Any) -> Any:
   gates = {
     name: getattr(wide, name).astype(dtype)
-    for name in ("log_decay", "write_rate")
-    if hasattr(wide, name)
+    for name in ("log_decay", "write_rate", "write_logit")
+    if getattr(wide, name, None) is not None
   }
   return inputs._replace(**gates)

@@ -1,9 +1,11 @@
 """The memories under the contract suite, by name."""
 
 from memcomp_kernels.testing import (
+  delta_rule_cases,
   key_value_means_cases,
   lattice_cases,
   memory,
+  slot_attention_cases,
   softmax_attention_cases,
   tensor_cache_cases,
   test_time_training_cases,
@@ -14,8 +16,10 @@ MEMORIES: dict[str, memory.Memory] = {
   cases.MEMORY.name: cases.MEMORY
   for cases in (
     trellis_cases,
+    delta_rule_cases,
     key_value_means_cases,
     lattice_cases,
+    slot_attention_cases,
     softmax_attention_cases,
     tensor_cache_cases,
     test_time_training_cases,
