@@ -11,16 +11,19 @@ EPS = 1e-6
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * scale."""
+  """x / rms(x) * scale; `eps` is added to the mean square."""
 
-  def __init__(self, dim: int, *, name: str = "act_embed"):
+  def __init__(self, dim: int, *, name: str = "act_embed", eps: float = EPS):
     self.scale = linear.constant_param(jnp.ones(dim), (name,))
+    self.eps = eps
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises `[..., dim]`."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * lax.rsqrt(square + EPS) * self.scale[...]).astype(x.dtype)
+    return (wide * lax.rsqrt(square + self.eps) * self.scale[...]).astype(
+      x.dtype
+    )
 
 
 class LayerNorm(nnx.Module):

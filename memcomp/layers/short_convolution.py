@@ -4,6 +4,8 @@ Its state, the taps, is `[batch, width - 1, channels]`: the inputs of the last
 real tokens, the newest last, zeros before the first one.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,11 +14,13 @@ from jax import lax
 from memcomp.layers import linear
 from memcomp_kernels import contract
 
+INITS = ("identity", "uniform")
+
 
 def short_convolution(
   x: jax.Array,
   weight: jax.Array,
-  bias: jax.Array,
+  bias: jax.Array | None,
   taps: jax.Array,
   *,
   segment_ids: jax.Array | None = None,
@@ -27,7 +31,7 @@ def short_convolution(
   Args:
     x: `[batch, time, channels]`.
     weight: `[width, channels]`; the last row weighs the current token.
-    bias: `[channels]`.
+    bias: `[channels]`, or None.
     taps: `[batch, width - 1, channels]`, the inputs before the first token.
     segment_ids: `[batch, time]`, 0 is padding: it is skipped, and a new segment
       sees nothing of the one before.
@@ -40,9 +44,10 @@ def short_convolution(
   width, time = weight.shape[0], x.shape[1]
   history = jnp.concatenate([taps.astype(x.dtype), x], axis=1)
   weight = weight.astype(x.dtype)
+  shift = 0 if bias is None else bias.astype(x.dtype)
   if segment_ids is None:
     y = sum(history[:, j : j + time] * weight[j] for j in range(width))
-    return y + bias.astype(x.dtype), history[:, time:].astype(taps.dtype)
+    return y + shift, history[:, time:].astype(taps.dtype)
 
   if segment_id is None:
     raise ValueError("segment_ids needs segment_id: whose are the taps?")
@@ -76,29 +81,47 @@ def short_convolution(
     new_taps.append(jnp.where(same[..., None], take(last), 0))
     last = jnp.take_along_axis(previous, last, axis=1)
   taps = jnp.concatenate(new_taps[::-1], axis=1).astype(taps.dtype)
-  return y + bias.astype(x.dtype), taps
+  return y + shift, taps
 
 
 class ShortConvolution(nnx.Module):
-  """Parameters of `short_convolution`; starts near the identity.
+  """Parameters of `short_convolution`.
 
   Args:
     channels: of the input.
     width: taps, the current token included, >= 2.
+    init: "identity", near it; or "uniform" in +-1 / sqrt(width), as layers
+      start that take a convolution as it comes (Mamba's, DeltaNet's).
+    bias: whether there is one; it starts at zero.
     rngs: random streams.
   """
 
-  def __init__(self, channels: int, width: int, *, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    channels: int,
+    width: int,
+    *,
+    init: str = "identity",
+    bias: bool = True,
+    rngs: nnx.Rngs,
+  ):
+    if init not in INITS:
+      raise ValueError(f"init={init!r} is not one of: {', '.join(INITS)}")
+    uniform = init == "uniform"
     noise = linear.normal_param(
       rngs,
       (width, channels),
       (None, "act_embed"),
-      std=0.5 / width,
+      std=(3 * width) ** -0.5 if uniform else 0.5 / width,
       weight_decay=False,
+      init="uniform" if uniform else "normal",
     )
-    noise[...] = noise[...].at[-1].add(1.0)
+    if not uniform:
+      noise[...] = noise[...].at[-1].add(1.0)
     self.weight = noise
-    self.bias = linear.constant_param(jnp.zeros(channels), ("act_embed",))
+    self.bias = nnx.data(None)
+    if bias:
+      self.bias = linear.constant_param(jnp.zeros(channels), ("act_embed",))
     self.width = width
     self.channels = channels
 
@@ -111,7 +134,7 @@ class ShortConvolution(nnx.Module):
     return short_convolution(
       x,
       self.weight[...],
-      self.bias[...],
+      None if self.bias is None else self.bias[...],
       taps,
       segment_ids=segment_ids,
       segment_id=segment_id,
@@ -119,12 +142,12 @@ class ShortConvolution(nnx.Module):
 
 
 def make(
-  channels: int, width: int, *, rngs: nnx.Rngs
+  channels: int, width: int, *, rngs: nnx.Rngs, **keywords: Any
 ) -> ShortConvolution | None:
   """A convolution of `width` taps, or None where that is 0."""
   if not width:
     return nnx.data(None)
-  return ShortConvolution(channels, width, rngs=rngs)
+  return ShortConvolution(channels, width, rngs=rngs, **keywords)
 
 
 def init_taps(

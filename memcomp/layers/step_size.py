@@ -1,0 +1,55 @@
+"""Step sizes of state space models, and the decays that they make.
+
+  dt = softplus(x + bias),    log decay = -exp(rate_log) dt
+
+for every head (Mamba2, arXiv 2405.21060; Gated DeltaNet takes the decay only).
+`rate_log` and `bias` are the `A_log` and `dt_bias` of the released layers.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from memcomp.layers import linear
+
+# Steps at the start, from the smallest to the largest, uniform in their logs.
+STEPS = 1e-3, 1e-1
+
+
+class StepSize(nnx.Module):
+  """The parameters of the formula above.
+
+  Args:
+    heads: of the layer.
+    smallest_rate: exp(rate_log) is drawn from here at the start, > 0,
+    largest_rate: to here.
+    rngs: random streams.
+  """
+
+  def __init__(
+    self,
+    heads: int,
+    *,
+    smallest_rate: float,
+    largest_rate: float,
+    rngs: nnx.Rngs,
+  ):
+    rate = jax.random.uniform(
+      rngs.params(), (heads,), minval=smallest_rate, maxval=largest_rate
+    )
+    low, high = (math.log(step) for step in STEPS)
+    step = jnp.exp(
+      jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high)
+    )
+    # softplus(bias) is the step.
+    bias = step + jnp.log(-jnp.expm1(-step))
+    self.rate_log = linear.constant_param(jnp.log(rate), ("heads",))
+    self.bias = linear.constant_param(bias, ("heads",))
+
+  def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Maps `[..., heads]` to steps > 0 and log decays < 0, float32 or wider."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    step = jax.nn.softplus(x + self.bias[...])
+    return step, -jnp.exp(self.rate_log[...]) * step
