@@ -152,15 +152,12 @@ class DeltaNet(nnx.Module):
   def init_state(self, batch: int, length: int | None = None) -> DeltaNetState:
     """The state before the first token: a memory of zeros."""
     del length
-    taps = (
-      short_convolution.init_taps(convolution, batch)
-      for convolution in (
-        self.query_convolution,
-        self.key_convolution,
-        self.value_convolution,
-      )
+    return DeltaNetState(
+      short_convolution.init_taps(self.query_convolution, batch),
+      short_convolution.init_taps(self.key_convolution, batch),
+      short_convolution.init_taps(self.value_convolution, batch),
+      self._memory(batch),
     )
-    return DeltaNetState(*taps, self._memory(batch))
 
   def _memory(self, batch):
     return delta_rule.init_state(

@@ -44,7 +44,7 @@ def short_convolution(
   width, time = weight.shape[0], x.shape[1]
   history = jnp.concatenate([taps.astype(x.dtype), x], axis=1)
   weight = weight.astype(x.dtype)
-  shift = 0 if bias is None else bias.astype(x.dtype)
+  shift = jnp.zeros((), x.dtype) if bias is None else bias.astype(x.dtype)
   if segment_ids is None:
     y = sum(history[:, j : j + time] * weight[j] for j in range(width))
     return y + shift, history[:, time:].astype(taps.dtype)

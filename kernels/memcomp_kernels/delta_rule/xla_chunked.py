@@ -15,7 +15,8 @@ def _take_apart(state: types.State) -> chunked.Parts:
 
 
 def _put_together(parts: chunked.Parts) -> types.State:
-  return types.State(*parts.memories, parts.segment_id)
+  (memory,) = parts.memories
+  return types.State(memory, parts.segment_id)
 
 
 def chunk(
