@@ -6,6 +6,7 @@ from memcomp.layers import (
   delta_net,
   key_value_means,
   lattice,
+  linear_attention,
   slot_attention,
   softmax_attention,
   tensor_cache,
@@ -21,6 +22,10 @@ MIXERS: dict[str, tuple[type, type]] = {
   "key_value_means": (
     key_value_means.KeyValueMeansConfig,
     key_value_means.KeyValueMeans,
+  ),
+  "linear_attention": (
+    linear_attention.LinearAttentionConfig,
+    linear_attention.LinearAttention,
   ),
   "slot_attention": (
     slot_attention.SlotAttentionConfig,

@@ -13,6 +13,7 @@ from memcomp.layers import (
   delta_net,
   key_value_means,
   lattice,
+  linear_attention,
   slot_attention,
   softmax_attention,
   tensor_cache,
@@ -33,6 +34,9 @@ MIXERS = {
   "delta_net": delta_net.DeltaNetConfig(heads=2, key_dim=8, value_dim=12),
   "gated_delta_net": delta_net.GatedDeltaNetConfig(
     heads=2, key_dim=8, value_dim=12
+  ),
+  "linear_attention": linear_attention.LinearAttentionConfig(
+    heads=2, key_dim=8, value_dim=12, decay="token"
   ),
   "key_value_means": key_value_means.KeyValueMeansConfig(
     heads=2,

@@ -4,12 +4,14 @@ from memcomp_kernels.testing import (
   delta_rule_cases,
   key_value_means_cases,
   lattice_cases,
+  linear_attention_cases,
   memory,
   slot_attention_cases,
   softmax_attention_cases,
   tensor_cache_cases,
   test_time_training_cases,
   trellis_cases,
+  two_pass_delta_cases,
 )
 
 MEMORIES: dict[str, memory.Memory] = {
@@ -19,9 +21,11 @@ MEMORIES: dict[str, memory.Memory] = {
     delta_rule_cases,
     key_value_means_cases,
     lattice_cases,
+    linear_attention_cases,
     slot_attention_cases,
     softmax_attention_cases,
     tensor_cache_cases,
     test_time_training_cases,
+    two_pass_delta_cases,
   )
 }

@@ -145,11 +145,59 @@ def gated_delta(checkout, draw, sizes):
   return inputs, run
 
 
+def _linear(checkout, draw, sizes, features, normalize):
+  naive = load(checkout, "fla/ops/linear_attn/naive.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "memory": draw(b, h, sizes.key, sizes.value),
+  }
+  if normalize:
+    inputs["normalizer"] = 1 + abs(draw(b, h, sizes.key))
+
+  def run(x):
+    state = x["memory"]
+    if normalize:
+      state = state, x["normalizer"][:, None]
+    y, state = naive.naive_recurrent_linear_attn(
+      features(x["query"]),
+      features(x["key"]),
+      x["value"],
+      initial_state=state,
+      output_final_state=True,
+      normalize=normalize,
+    )
+    if not normalize:
+      return {"y": y, "memory": state}
+    memory, total = state
+    return {"y": y, "memory": memory, "normalizer": total[:, 0]}
+
+  return inputs, run
+
+
+def linear(checkout, draw, sizes):
+  """Linear attention with elu + 1, as its layer hands it in, and the sum."""
+
+  def features(x):
+    return torch.nn.functional.elu(x) + 1
+
+  return _linear(checkout, draw, sizes, features, normalize=True)
+
+
+def linear_no_sum(checkout, draw, sizes):
+  """Linear attention with neither."""
+  return _linear(checkout, draw, sizes, lambda x: x, normalize=False)
+
+
 DEFINITIONS = {
   "gsa": gsa,
   "abc": abc,
   "delta": delta,
   "gated_delta": gated_delta,
+  "linear": linear,
+  "linear_no_sum": linear_no_sum,
 }
 
 

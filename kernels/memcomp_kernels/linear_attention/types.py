@@ -1,0 +1,82 @@
+"""Spec, Inputs and State of linear attention."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+from memcomp_kernels.primitives import feature_maps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of linear attention: changing a field changes the function.
+
+  Attributes:
+    feature_map: phi of query and key: "elu" (elu + 1), "relu", "softmax" (over
+      the features) or "identity".
+    normalize: reads are divided by the weights' sum, which needs features that
+      are not negative.
+    forget_gate: whether memory and sum decay.
+    scale: of queries' features, > 0; None is key_dim ** -0.5. With `normalize`
+      it matters beside `eps` only.
+    eps: added to the weights' sum, > 0.
+  """
+
+  feature_map: str = "elu"
+  normalize: bool = True
+  forget_gate: bool = False
+  scale: float | None = None
+  eps: float = 1e-6
+
+  def __post_init__(self):
+    if self.feature_map not in feature_maps.FEATURE_MAPS:
+      choices = ", ".join(feature_maps.FEATURE_MAPS)
+      raise ValueError(
+        f"feature_map={self.feature_map!r} is not one of: {choices}"
+      )
+    if self.normalize and self.feature_map not in feature_maps.NOT_NEGATIVE:
+      raise ValueError(
+        f"normalize=True divides by a sum that feature_map={self.feature_map!r}"
+        " lets pass through zero"
+      )
+    if self.scale is not None and not self.scale > 0:
+      raise ValueError(f"scale={self.scale} must be positive, or None")
+    if not self.eps > 0:
+      raise ValueError(f"eps={self.eps} must be positive")
+
+  def read_scale(self, key_dim: int) -> float:
+    """The factor of queries' features."""
+    return key_dim**-0.5 if self.scale is None else self.scale
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `reference` and `chunk` add a time axis at 1.
+
+  Attributes:
+    query: `[batch, heads, key]`, before the feature map.
+    key: `[batch, heads, key]`, likewise.
+    value: `[batch, heads, value]`.
+    log_decay: log alpha <= 0, `[batch, heads, 1]`; None without
+      `Spec.forget_gate`.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  log_decay: jax.Array | None = None
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    memory: S, `[batch, heads, key, value]`.
+    normalizer: z, `[batch, heads, key]`, the sum of keys' features; None
+      without `Spec.normalize`.
+    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+  """
+
+  memory: jax.Array
+  normalizer: jax.Array | None
+  segment_id: jax.Array
