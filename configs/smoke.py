@@ -28,6 +28,7 @@ SMALL = {
   },
   "slot_attention": {"num_slots": 8},
   "bounded_memory": {"num_slots": 8, "rotary_dim": 16},
+  "infini_attention": {"rotary_dim": 16, "segment_size": 16},
   "softmax_attention": {"rotary_dim": 16},
   "test_time_training": {"rotary_dim": 16, "chunk_size": 8},
 }

@@ -58,6 +58,7 @@ def cases() -> dict[str, Case]:
     "lattice": Case("lattice", {"num_slots": dim, "chunk_size": 64}),
     "delta-net": Case("delta_rule", {"forget_gate": False}),
     "gated-delta-net": Case("delta_rule", {}),
+    "infini-attention-256": Case("infini_attention", {}),
     "linear-attention": Case("linear_attention", {}),
     "key-value-means-256": Case("key_value_means", means),
     "key-value-means-sqrt": Case(

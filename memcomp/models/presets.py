@@ -128,6 +128,7 @@ def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
       "num_slots": width // 2,
       "rotary_dim": width // 2,
     },
+    "infini_attention": {"rotary_dim": width},
     "softmax_attention": {"rotary_dim": width},
     "tensor_cache": {"rotary_dim": width},
     "test_time_training": {"rotary_dim": width},

@@ -4,6 +4,7 @@ from typing import Any
 
 from memcomp.layers import (
   delta_net,
+  infini_attention,
   key_value_means,
   lattice,
   linear_attention,
@@ -22,6 +23,10 @@ MIXERS: dict[str, tuple[type, type]] = {
   "key_value_means": (
     key_value_means.KeyValueMeansConfig,
     key_value_means.KeyValueMeans,
+  ),
+  "infini_attention": (
+    infini_attention.InfiniAttentionConfig,
+    infini_attention.InfiniAttention,
   ),
   "linear_attention": (
     linear_attention.LinearAttentionConfig,

@@ -11,6 +11,7 @@ from flax import nnx
 from memcomp import sharding
 from memcomp.layers import (
   delta_net,
+  infini_attention,
   key_value_means,
   lattice,
   linear_attention,
@@ -34,6 +35,9 @@ MIXERS = {
   "delta_net": delta_net.DeltaNetConfig(heads=2, key_dim=8, value_dim=12),
   "gated_delta_net": delta_net.GatedDeltaNetConfig(
     heads=2, key_dim=8, value_dim=12
+  ),
+  "infini_attention": infini_attention.InfiniAttentionConfig(
+    heads=2, key_dim=8, value_dim=12, rotary_dim=4, segment_size=8
   ),
   "linear_attention": linear_attention.LinearAttentionConfig(
     heads=2, key_dim=8, value_dim=12, decay="token"

@@ -2,6 +2,7 @@
 
 from memcomp_kernels.testing import (
   delta_rule_cases,
+  infini_attention_cases,
   key_value_means_cases,
   lattice_cases,
   linear_attention_cases,
@@ -19,6 +20,7 @@ MEMORIES: dict[str, memory.Memory] = {
   for cases in (
     trellis_cases,
     delta_rule_cases,
+    infini_attention_cases,
     key_value_means_cases,
     lattice_cases,
     linear_attention_cases,

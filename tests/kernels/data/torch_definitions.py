@@ -12,6 +12,8 @@ definition is loaded. Needs torch and einops, which the project itself does not.
 import argparse
 import importlib.util
 import pathlib
+import sys
+import types
 
 import numpy as np
 import torch
@@ -191,11 +193,80 @@ def linear_no_sum(checkout, draw, sizes):
   return _linear(checkout, draw, sizes, lambda x: x, normalize=False)
 
 
+def _infini(checkout, draw, sizes, rule, segment, window):
+  """Infini-attention's memory around a plain local attention of ours."""
+  # Its module imports positions that its memory does not use.
+  stub = types.ModuleType("rotary_embedding_torch")
+  stub.RotaryEmbedding = None
+  sys.modules["rotary_embedding_torch"] = stub
+  path = "infini_transformer_pytorch/infini_transformer.py"
+  naive = load(checkout, path)
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "memory_query": draw(b, t, h, sizes.key),
+    "memory_key": draw(b, t, h, sizes.key),
+    "gate_logit": draw(h),
+    "memory": draw(b, h, sizes.key, sizes.value),
+    "normalizer": 1 + abs(draw(b, h, sizes.key)),
+  }
+  place = torch.arange(t)
+  first = place // segment * segment if window is None else place - window + 1
+  seen = (place <= place[:, None]) & (place >= first[:, None])
+
+  def run(x):
+    q, k, v, memory_q, memory_k = (
+      x[name].transpose(1, 2)
+      for name in ("query", "key", "value", "memory_query", "memory_key")
+    )
+    local = torch.nn.functional.scaled_dot_product_attention(
+      q, k, v, attn_mask=seen
+    )
+    fast = naive.FastweightMemory(h, use_mem_delta_rule=rule == "delta")
+    # Its gate is the share of local attention.
+    del fast.head_gates
+    fast.head_gates = -x["gate_logit"]
+    past = naive.Memories(x["memory"], x["normalizer"])
+    outputs = []
+    for start in range(0, t, segment):
+      part = slice(start, start + segment)
+      outputs.append(
+        fast.retrieve_and_add_to_output(
+          local[:, :, part], memory_q[:, :, part], past
+        )
+      )
+      past = fast.create_new_memories(memory_k[:, :, part], v[:, :, part], past)
+    y = torch.cat(outputs, dim=2).transpose(1, 2)
+    return {"y": y, "memory": past.kv_mem, "normalizer": past.k_norm}
+
+  return inputs, run
+
+
+def infini(checkout, draw, sizes):
+  """Segments of 8, the delta rule."""
+  return _infini(checkout, draw, sizes, "delta", 8, None)
+
+
+def infini_linear(checkout, draw, sizes):
+  """Segments of 8, the linear rule, a window of 5."""
+  return _infini(checkout, draw, sizes, "linear", 8, 5)
+
+
+def infini_token(checkout, draw, sizes):
+  """Per token, the delta rule, a window of 5."""
+  return _infini(checkout, draw, sizes, "delta", 1, 5)
+
+
 DEFINITIONS = {
   "gsa": gsa,
   "abc": abc,
   "delta": delta,
   "gated_delta": gated_delta,
+  "infini": infini,
+  "infini_linear": infini_linear,
+  "infini_token": infini_token,
   "linear": linear,
   "linear_no_sum": linear_no_sum,
 }

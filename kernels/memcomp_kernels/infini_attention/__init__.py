@@ -1,0 +1,1 @@
+"""Infini-attention (arXiv 2404.07143): local attention and linear memory."""

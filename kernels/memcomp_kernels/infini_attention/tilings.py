@@ -1,0 +1,26 @@
+"""Sizes that change the speed of Infini-attention, never its result."""
+
+import dataclasses
+
+from memcomp_kernels.infini_attention import types
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiling:
+  """How the memory's chunk form is laid out.
+
+  Attributes:
+    tile_time: tokens a tile in the form per token, >= 1; else a tile is a
+      segment.
+  """
+
+  tile_time: int = 64
+
+  def __post_init__(self):
+    if self.tile_time < 1:
+      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+
+
+def tile_time(spec: types.Spec, tiling: Tiling, time: int) -> int:
+  """Tokens a tile: the segment where there is one, else free."""
+  return spec.segment_size if spec.stale else min(tiling.tile_time, time)

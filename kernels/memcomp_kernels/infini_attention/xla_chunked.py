@@ -1,0 +1,119 @@
+"""Infini-attention on matrix units, in plain JAX.
+
+Local attention and memory do not see each other: `softmax_attention`, and a
+scan over tiles of the memory by `primitives.chunked` (`tile.py` has their
+algebra). Features are taken before tokens are laid into tiles.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.infini_attention import reference, tile, tilings, types
+from memcomp_kernels.primitives import chunked
+from memcomp_kernels.softmax_attention import api as attention
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  reset_state = state if reset_state is None else reset_state
+  local, attended = attention.chunk(
+    _window(state),
+    attention.Inputs(inputs.query, inputs.key, inputs.value),
+    spec=spec.local(),
+    segment_ids=segment_ids,
+    reset_state=_window(reset_state),
+    implementation="xla_chunked",
+    seen=seen,
+  )
+  time = inputs.query.shape[1]
+  form = chunked.Form(
+    spec=spec,
+    tile_time=tilings.tile_time(spec, tiling or tilings.Tiling(), time),
+    run_tile=tile.run,
+    step=_step,
+    take_apart=_same,
+    put_together=_same,
+  )
+  parts, read = chunked.chunk(
+    form,
+    _parts(state, spec),
+    _written(inputs, state.keys.dtype),
+    segment_ids=segment_ids,
+    reset_state=_parts(reset_state, spec),
+  )
+  gate = inputs.read_gate.astype(read.dtype)
+  y = gate * read + (1 - gate) * attended.astype(read.dtype)
+  if segment_ids is not None:
+    y = jnp.where((segment_ids != 0)[..., None, None], y, 0)
+  start = None if parts.starts is None else types.Association(*parts.starts)
+  state = types.State(
+    keys=local.keys,
+    values=local.values,
+    association=types.Association(*parts.memories),
+    start=start,
+    position=local.position,
+    segment_id=local.segment_id,
+  )
+  return state, y.astype(inputs.query.dtype)
+
+
+def _same(parts: chunked.Parts) -> chunked.Parts:
+  """The scheme's own parts are the memory's state here."""
+  return parts
+
+
+def _window(state: types.State) -> attention.State:
+  """Local attention's part of the state."""
+  return attention.State(
+    state.keys, state.values, state.position, state.segment_id
+  )
+
+
+def _parts(state: types.State, spec: types.Spec) -> chunked.Parts:
+  """The memory's part of the state."""
+  position = state.position % spec.segment_size if spec.stale else None
+  starts = None if state.start is None else tuple(state.start)
+  return chunked.Parts(
+    tuple(state.association), starts, position, state.segment_id
+  )
+
+
+def _written(inputs: types.Inputs, wide) -> tuple[jax.Array, ...]:
+  """Features of queries and of keys, and values."""
+  query, key = inputs.memory_query, inputs.memory_key
+  query = inputs.query if query is None else query
+  key = inputs.key if key is None else key
+  query, key = (
+    reference.sigma(x.astype(wide)).astype(x.dtype) for x in (query, key)
+  )
+  return query, key, inputs.value
+
+
+def _step(
+  parts: chunked.Parts, inputs: tuple[jax.Array, ...], *, spec: types.Spec
+) -> tuple[chunked.Parts, jax.Array]:
+  """The memory alone, token by token; its read is not rounded."""
+  written = types.Association(*parts.memories)
+  q, k, v = (x.astype(written.memory.dtype) for x in inputs)
+  start, position = written, parts.position
+  if parts.starts is not None and position is not None:
+    start = contract.batched_where(
+      position == 0, written, types.Association(*parts.starts)
+    )
+    position = (position + 1) % spec.segment_size
+  new, read = reference.associate(written, start, (q, k), v, spec)
+  starts = parts.starts
+  if starts is not None and position is not None:
+    starts = tuple(contract.batched_where(position == 0, new, start))
+  segment_id = contract.next_segment_id(parts.segment_id)
+  return chunked.Parts(tuple(new), starts, position, segment_id), read

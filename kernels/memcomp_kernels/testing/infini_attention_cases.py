@@ -1,0 +1,86 @@
+"""Infini-attention under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.infini_attention import api as infini_attention
+from memcomp_kernels.testing import memory
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  keys = iter(jax.random.split(key, 6))
+
+  def normal(last):
+    return jax.random.normal(next(keys), (batch, time, heads, last))
+
+  inputs = infini_attention.Inputs(
+    query=normal(key_dim),
+    key=normal(key_dim),
+    value=normal(value_dim),
+    read_gate=jax.nn.sigmoid(normal(1)),
+  )
+  if spec.window_size is not None:
+    return inputs
+  # Those of the paper, which differ by positions.
+  return inputs._replace(
+    memory_query=normal(key_dim), memory_key=normal(key_dim)
+  )
+
+
+def _state(key, spec, *, batch, heads, key_dim, value_dim):
+  state = infini_attention.init_state(
+    spec,
+    batch=batch,
+    heads=heads,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
+  )
+  keys = jax.random.split(key)
+  written = state.association
+  written = infini_attention.Association(
+    0.5 * jax.random.normal(keys[0], written.memory.shape),
+    # Sums of features are not negative.
+    0.5 + jax.random.uniform(keys[1], written.normalizer.shape),
+  )
+  start = None if state.start is None else written
+  return state._replace(association=written, start=start)
+
+
+def _edges(inputs):
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  edges = {
+    "local only": inputs._replace(read_gate=0 * inputs.read_gate),
+    "memory only": inputs._replace(read_gate=1 + 0 * inputs.read_gate),
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero queries": inputs._replace(query=0 * inputs.query),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+    "keys without features": inputs._replace(key=-1e4 + 0 * inputs.key),
+  }
+  if inputs.memory_key is None:
+    return edges
+  return edges | {
+    "memory keys without features": inputs._replace(
+      memory_key=-1e4 + 0 * inputs.memory_key
+    ),
+  }
+
+
+_SPECS = {
+  "segments": infini_attention.Spec(segment_size=8),
+  "segments-linear-window": infini_attention.Spec(
+    segment_size=8, window_size=5, rule="linear"
+  ),
+  "token": infini_attention.Spec(segment_size=1, window_size=6, eps=0.01),
+}
+
+MEMORY = memory.Memory(
+  name="infini_attention",
+  api=infini_attention,
+  specs=_SPECS,
+  typical=("segments", "token"),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+)
