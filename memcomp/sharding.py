@@ -140,6 +140,12 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
+def head_shards() -> int:
+  """Parts that heads are laid into on the mesh in use, 1 without one."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return math.prod(1 if mesh.empty else mesh.shape[axis] for axis in HEAD_AXES)
+
+
 def on_mesh(
   chunk: Callable[..., Any], *, with_stats: bool = False
 ) -> Callable[..., Any]:

@@ -56,7 +56,11 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
   fields |= {
     # A pair is told once: a write that changes little is not found again.
     "trellis": {"num_slots": 32, "write_rate_init": 0.3},
-    "infini_attention": {"rotary_dim": 16, "segment_size": 8},
+    "infini_attention": {
+      "rotary_dim": 16,
+      "segment_size": 8,
+      "window_size": 16,
+    },
     "softmax_attention": {"rotary_dim": 16, "max_length": task.length},
     "key_value_means": {
       "rotary_dim": 16,

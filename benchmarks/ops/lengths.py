@@ -59,6 +59,7 @@ def cases() -> dict[str, Case]:
     "delta-net": Case("delta_rule", {"forget_gate": False}),
     "gated-delta-net": Case("delta_rule", {}),
     "infini-attention-256": Case("infini_attention", {}),
+    "mamba2": Case("state_space_duality", {}),
     "linear-attention": Case("linear_attention", {}),
     "key-value-means-256": Case("key_value_means", means),
     "key-value-means-sqrt": Case(

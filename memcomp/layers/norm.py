@@ -11,19 +11,34 @@ EPS = 1e-6
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * scale; `eps` is added to the mean square."""
+  """x / rms(x) * scale.
 
-  def __init__(self, dim: int, *, name: str = "act_embed", eps: float = EPS):
+  Args:
+    dim: features of x.
+    name: of the scale's axis.
+    eps: added to the mean square.
+    groups: equal parts of x that have an rms each.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    *,
+    name: str = "act_embed",
+    eps: float = EPS,
+    groups: int = 1,
+  ):
     self.scale = linear.constant_param(jnp.ones(dim), (name,))
     self.eps = eps
+    self.groups = groups
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises `[..., dim]`."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * lax.rsqrt(square + self.eps) * self.scale[...]).astype(
-      x.dtype
-    )
+    parts = wide.reshape(*x.shape[:-1], self.groups, -1)
+    square = jnp.mean(parts * parts, axis=-1, keepdims=True)
+    unit = (parts * lax.rsqrt(square + self.eps)).reshape(x.shape)
+    return (unit * self.scale[...]).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):

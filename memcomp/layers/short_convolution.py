@@ -90,9 +90,9 @@ class ShortConvolution(nnx.Module):
   Args:
     channels: of the input.
     width: taps, the current token included, >= 2.
-    init: "identity", near it; or "uniform" in +-1 / sqrt(width), as layers
-      start that take a convolution as it comes (Mamba's, DeltaNet's).
-    bias: whether there is one; it starts at zero.
+    init: "identity", near it, bias zero; or "uniform" in +-1 / sqrt(width), as
+      layers start that take a convolution as it comes (Mamba2's, DeltaNet's).
+    bias: whether there is one.
     rngs: random streams.
   """
 
@@ -108,20 +108,25 @@ class ShortConvolution(nnx.Module):
     if init not in INITS:
       raise ValueError(f"init={init!r} is not one of: {', '.join(INITS)}")
     uniform = init == "uniform"
-    noise = linear.normal_param(
-      rngs,
-      (width, channels),
-      (None, "act_embed"),
-      std=(3 * width) ** -0.5 if uniform else 0.5 / width,
-      weight_decay=False,
-      init="uniform" if uniform else "normal",
-    )
+
+    def drawn(shape, names, std):
+      return linear.normal_param(
+        rngs,
+        shape,
+        names,
+        std=std,
+        weight_decay=False,
+        init="uniform" if uniform else "normal",
+      )
+
+    std = (3 * width) ** -0.5 if uniform else 0.5 / width
+    noise = drawn((width, channels), (None, "act_embed"), std)
     if not uniform:
       noise[...] = noise[...].at[-1].add(1.0)
     self.weight = noise
     self.bias = nnx.data(None)
     if bias:
-      self.bias = linear.constant_param(jnp.zeros(channels), ("act_embed",))
+      self.bias = drawn((channels,), ("act_embed",), std if uniform else 0.0)
     self.width = width
     self.channels = channels
 

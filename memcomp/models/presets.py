@@ -78,7 +78,7 @@ SIZES = {
 VOCAB_SIZE = 32_000
 """Of the Llama 2 tokenizer, which the papers use."""
 
-WIDE_MIXERS = ("gated_delta_net",)
+WIDE_MIXERS = ("gated_delta_net", "mamba2")
 """Mixers whose inner width is twice d_model, or 3/4 and 3/2 of it."""
 
 
@@ -129,6 +129,12 @@ def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
       "rotary_dim": width // 2,
     },
     "infini_attention": {"rotary_dim": width},
+    # An inner width of 2 d_model, heads of 64, a state of 128.
+    "mamba2": {
+      "heads": size.d_model // 32,
+      "key_dim": 128,
+      "value_dim": 64,
+    },
     "softmax_attention": {"rotary_dim": width},
     "tensor_cache": {"rotary_dim": width},
     "test_time_training": {"rotary_dim": width},

@@ -8,11 +8,13 @@ from memcomp.layers import (
   key_value_means,
   lattice,
   linear_attention,
+  mamba2,
   slot_attention,
   softmax_attention,
   tensor_cache,
   test_time_training,
   trellis,
+  two_pass_delta,
 )
 
 MIXERS: dict[str, tuple[type, type]] = {
@@ -32,6 +34,7 @@ MIXERS: dict[str, tuple[type, type]] = {
     linear_attention.LinearAttentionConfig,
     linear_attention.LinearAttention,
   ),
+  "mamba2": (mamba2.Mamba2Config, mamba2.Mamba2),
   "slot_attention": (
     slot_attention.SlotAttentionConfig,
     slot_attention.SlotAttention,
@@ -47,6 +50,10 @@ MIXERS: dict[str, tuple[type, type]] = {
   "tensor_cache": (
     tensor_cache.TensorCacheConfig,
     tensor_cache.TensorCache,
+  ),
+  "two_pass_delta": (
+    two_pass_delta.TwoPassDeltaConfig,
+    two_pass_delta.TwoPassDelta,
   ),
   "test_time_training": (
     test_time_training.TestTimeTrainingConfig,

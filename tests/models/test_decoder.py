@@ -15,11 +15,13 @@ from memcomp.layers import (
   key_value_means,
   lattice,
   linear_attention,
+  mamba2,
   slot_attention,
   softmax_attention,
   tensor_cache,
   test_time_training,
   trellis,
+  two_pass_delta,
 )
 from memcomp.models import decoder, registry
 from memcomp_kernels.testing import errors
@@ -39,6 +41,7 @@ MIXERS = {
   "infini_attention": infini_attention.InfiniAttentionConfig(
     heads=2, key_dim=8, value_dim=12, rotary_dim=4, segment_size=8
   ),
+  "mamba2": mamba2.Mamba2Config(heads=4, key_dim=8, value_dim=6, groups=2),
   "linear_attention": linear_attention.LinearAttentionConfig(
     heads=2, key_dim=8, value_dim=12, decay="token"
   ),
@@ -72,6 +75,9 @@ MIXERS = {
     rule="delta",
     unit_keys=True,  # without, a delta rule of this rate diverges
     write_rate_init=0.5,
+  ),
+  "two_pass_delta": two_pass_delta.TwoPassDeltaConfig(
+    heads=2, key_dim=8, value_dim=12, write_every=2
   ),
   "test_time_training": test_time_training.TestTimeTrainingConfig(
     heads=2, key_dim=8, value_dim=8, rotary_dim=4, chunk_size=8

@@ -259,14 +259,103 @@ def infini_token(checkout, draw, sizes):
   return _infini(checkout, draw, sizes, "delta", 1, 5)
 
 
+def state_space(checkout, draw, sizes):
+  """Mamba2's listing in chunks, with the gates and the skip around it."""
+  # Its module imports a kernel, for a test at its end.
+  for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+    sys.modules[name] = types.ModuleType(name)
+  stub = types.ModuleType("ssd_combined")
+  stub.mamba_chunk_scan_combined = None
+  sys.modules["mamba_ssm.ops.triton.ssd_combined"] = stub
+  naive = load(checkout, "mamba_ssm/modules/ssd_minimal.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, 1, sizes.key),
+    "key": draw(b, t, 1, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "step": draw(b, t, h) - 2,
+    "rate_log": draw(h),
+    "skip": draw(h),
+    "memory": draw(b, h, sizes.key, sizes.value),
+  }
+
+  def run(x):
+    step = torch.nn.functional.softplus(x["step"])
+    query, key = (x[name].expand(-1, -1, h, -1) for name in ("query", "key"))
+    y, state = naive.ssd_minimal_discrete(
+      x["value"] * step[..., None],
+      -step * x["rate_log"].exp(),
+      key,
+      query,
+      block_len=4,
+      initial_states=x["memory"].mT[:, None],
+    )
+    y = y + x["skip"][:, None] * x["value"]
+    return {"y": y, "memory": state.mT}
+
+  return inputs, run
+
+
+def two_pass_delta(checkout, draw, sizes):
+  """The two-pass delta rule, out of two gated delta rules.
+
+  Whose error is taken after the decay d: rates are theta / d, targets d k.
+  """
+  naive = load(checkout, "fla/ops/gated_delta_rule/naive.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "source": draw(b, t, h, sizes.key) / sizes.key**0.5,
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "log_decay": _logsigmoid(3 + draw(b, t, h, 1)),
+    "write_rate": np.exp(_logsigmoid(draw(b, t, h, 1))) / sizes.key,
+    "key_memory": draw(b, h, sizes.key, sizes.key),
+    "value_memory": draw(b, h, sizes.key, sizes.value),
+  }
+
+  def nsilu(z):
+    z = torch.nn.functional.silu(z)
+    length = ((z * z).sum(-1, keepdim=True) + 1e-6).sqrt()
+    return z / length * z.shape[-1] ** 0.5
+
+  def run(x):
+    log_decay, rate = x["log_decay"][..., 0], x["write_rate"]
+    kept = x["log_decay"].exp()
+
+    def through(query, key, target, memory):
+      return naive.naive_recurrent_gated_delta_rule(
+        query,
+        key,
+        kept * target,
+        (rate / kept)[..., 0],
+        log_decay,
+        scale=1.0,
+        initial_state=memory,
+        output_final_state=True,
+      )
+
+    first = x["source"], x["key"], x["key_memory"]
+    codes, keys = through(x["source"], *first)
+    asked, _ = through(x["query"], *first)
+    y, values = through(
+      nsilu(asked), nsilu(codes), x["value"], x["value_memory"]
+    )
+    return {"y": y, "key_memory": keys, "value_memory": values}
+
+  return inputs, run
+
+
 DEFINITIONS = {
   "gsa": gsa,
   "abc": abc,
+  "two_pass_delta": two_pass_delta,
   "delta": delta,
   "gated_delta": gated_delta,
   "infini": infini,
   "infini_linear": infini_linear,
   "infini_token": infini_token,
+  "state_space": state_space,
   "linear": linear,
   "linear_no_sum": linear_no_sum,
 }

@@ -1,0 +1,1 @@
+"""State space duality: the memory of Mamba2 (arXiv 2405.21060)."""

@@ -1,0 +1,141 @@
+"""Level 1: the reference is Mamba2's state space model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.linear_attention import api as linear_attention
+from memcomp_kernels.state_space_duality import api, tilings, xla_chunked
+from memcomp_kernels.testing import memories
+
+MEMORY = memories.MEMORIES["state_space_duality"]
+SIZES = {"batch": 2, "heads": 4, "key_dim": 6, "value_dim": 5}
+OWN, SHARED = api.Spec(), api.Spec(heads_per_group=2)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def one_head(*rows):
+  """A `[1, time, 1, dim]` array."""
+  return jnp.array(rows, jnp.float64)[None, :, None]
+
+
+def inputs_for(spec=SHARED, time=12):
+  return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
+
+
+def fresh(spec=SHARED, **sizes):
+  return api.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
+
+
+@pytest.mark.parametrize("function", [api.reference, api.chunk])
+def test_by_hand(function):
+  """Two tokens, a state of two, D = 10.
+
+  Token 1: B = (1, 2), x = 3, dt = 1/3: h = (1, 2). C = (1, 1): 3 + 30 = 33.
+  Token 2: exp(dt A) = 1/2: h = (1/2, 1). B = (4, 0), x = 1/2, dt = 1: h =
+    (5/2, 1). C = (2, 3): 5 + 3 + 5 = 13.
+  """
+  inputs = api.Inputs(
+    query=one_head([1, 1], [2, 3]),
+    key=one_head([1, 2], [4, 0]),
+    value=one_head([3], [0.5]),
+    log_decay=jnp.log(one_head([0.3], [0.5])),
+    write_rate=one_head([1 / 3], [1.0]),
+    skip=one_head([10], [10]),
+  )
+  state = fresh(OWN, batch=1, heads=1, key_dim=2, value_dim=1)
+  state, y = function(state, inputs, spec=OWN)
+  np.testing.assert_allclose(y[0, :, 0, 0], [33, 13], rtol=1e-14)
+  np.testing.assert_allclose(state.memory[0, 0, :, 0], [2.5, 1], rtol=1e-14)
+
+
+def test_the_quadratic_form():
+  """Section 3.2: Y = (L * (C B^T)) diag(dt) X, L_{ti} = prod a_j, i < j <= t."""
+  inputs = inputs_for(OWN)
+  inputs = inputs._replace(skip=0 * inputs.skip)
+  L = np.zeros((2, 4, 12, 12))
+  a = np.exp(inputs.log_decay[..., 0])
+  for t in range(12):
+    for i in range(t + 1):
+      L[:, :, t, i] = np.prod(a[:, i + 1 : t + 1], axis=1)
+  scores = L * jnp.einsum("bthn,bihn->bhti", inputs.query, inputs.key)
+  expected = jnp.einsum(
+    "bhti,bihp->bthp", scores, inputs.write_rate * inputs.value
+  )
+  for function in (api.reference, api.chunk):
+    _, y = function(fresh(OWN), inputs, spec=OWN)
+    np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_duality_with_linear_attention():
+  spec = api.Spec(skip=False)
+  inputs = inputs_for(spec)
+  _, y = api.reference(fresh(spec), inputs, spec=spec)
+  other = linear_attention.Spec(
+    feature_map="identity", normalize=False, forget_gate=True, scale=1.0
+  )
+  _, expected = linear_attention.reference(
+    linear_attention.init_state(other, **SIZES, dtype=jnp.float64),
+    linear_attention.Inputs(
+      inputs.query,
+      inputs.key,
+      inputs.write_rate * inputs.value,
+      inputs.log_decay,
+    ),
+    spec=other,
+  )
+  np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("function", [api.reference, api.chunk])
+def test_groups_are_heads_that_follow_each_other(function):
+  inputs = inputs_for()
+  assert inputs.query.shape[2] == 2
+  heads = jnp.array([0, 0, 1, 1])
+  repeated = inputs._replace(
+    query=inputs.query[:, :, heads], key=inputs.key[:, :, heads]
+  )
+  for got, expected in zip(
+    jax.tree.leaves(function(fresh(), inputs, spec=SHARED)),
+    jax.tree.leaves(function(fresh(OWN), repeated, spec=OWN)),
+    strict=True,
+  ):
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("tile_time", [1, 3, 16])
+def test_any_tile(tile_time):
+  inputs = inputs_for(time=21)
+  state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
+  tiling = tilings.Tiling(tile_time=tile_time)
+  found = xla_chunked.chunk(state, inputs, spec=SHARED, tiling=tiling)
+  expected = api.reference(state, inputs, spec=SHARED)
+  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_bad_values_are_named():
+  with pytest.raises(ValueError, match="heads_per_group=0"):
+    api.Spec(heads_per_group=0)
+  with pytest.raises(ValueError, match="heads_per_group=3 must divide heads=4"):
+    fresh(api.Spec(heads_per_group=3))
+  with pytest.raises(ValueError, match="tile_time="):
+    tilings.Tiling(tile_time=0)
+
+
+def test_chunk_names_what_does_not_fit():
+  inputs, state = inputs_for(), fresh()
+  for name in inputs._fields:
+    wrong = inputs._replace(**{name: jnp.zeros((2, 12, 4, 9))})
+    with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
+      api.chunk(state, wrong, spec=SHARED)
+  with pytest.raises(ValueError, match=r"skip has shape None, expected"):
+    api.chunk(state, inputs._replace(skip=None), spec=SHARED)
+  with pytest.raises(ValueError, match=r"query has shape .* expected"):
+    api.chunk(state, inputs, spec=OWN)

@@ -1,0 +1,73 @@
+"""The contract suite bites: mistakes in the duality turn it red."""
+
+import types as python_types
+
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.primitives import decay, outer
+from memcomp_kernels.state_space_duality import tile
+from memcomp_kernels.testing import checks, memories
+
+MEMORY = memories.MEMORIES["state_space_duality"]
+OWN, SHARED = (
+  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  for name in ("own", "shared")
+)
+
+
+def assert_red(subject, time=100):
+  with pytest.raises(AssertionError, match="over 1e-12"):
+    checks.check_values(subject, time)
+
+
+def with_factors(monkeypatch, change):
+  """Changes the decay factors of a tile."""
+  wrong = python_types.SimpleNamespace(
+    decay_factors=lambda log_decay: change(decay.decay_factors(log_decay))
+  )
+  monkeypatch.setattr(tile, "decay", wrong)
+
+
+def test_a_mask_that_decays_a_write_at_once(monkeypatch):
+  """L_{ii} is 1: a token's own decay is of what was before it."""
+
+  def change(factors):
+    own = jnp.diagonal(factors.between, offset=-1, axis1=-2, axis2=-1)
+    own = jnp.pad(own, [(0, 0)] * (own.ndim - 1) + [(1, 0)])
+    return factors._replace(between=factors.between * own[..., None, :])
+
+  with_factors(monkeypatch, change)
+  assert_red(OWN)
+
+
+def test_a_state_that_does_not_decay_for_reads(monkeypatch):
+  with_factors(
+    monkeypatch, lambda x: x._replace(from_start=jnp.ones_like(x.from_start))
+  )
+  assert_red(OWN)
+
+
+def test_heads_of_a_group_in_turn(monkeypatch):
+  """Head h in group h % groups, not h // heads_per_group."""
+
+  def split_heads(x, groups):
+    return jnp.swapaxes(x.reshape(x.shape[0], -1, groups, *x.shape[2:]), 1, 2)
+
+  sizes = dict(OWN.sizes) | {"heads": 4}
+  subject = checks.Subject(
+    MEMORY, SHARED.spec, "xla_chunked", tuple(sizes.items())
+  )
+  monkeypatch.setattr(outer, "split_heads", split_heads)
+  assert_red(subject)
+
+
+def test_steps_left_out_of_the_write(monkeypatch):
+  right = tile.run
+
+  def run(memories, starts, inputs, *rest):
+    rate = jnp.where(inputs.write_rate == 0, 0, 1).astype(inputs.value.dtype)
+    return right(memories, starts, inputs._replace(write_rate=rate), *rest)
+
+  monkeypatch.setattr(tile, "run", run)
+  assert_red(OWN)
