@@ -35,18 +35,36 @@ def _log_once(message: str) -> None:
 
 
 class Implementations:
-  """The implementations of one memory, by name."""
+  """The implementations of one memory, by name.
 
-  def __init__(self, memory: str, **functions: Callable):
+  Attributes:
+    memory: its name.
+    functions: by name.
+    limits: by the names of functions that cannot do every call: a function of
+      the call (whatever `select` is given) that says why not, or None.
+  """
+
+  def __init__(
+    self,
+    memory: str,
+    limits: dict[str, Callable[..., str | None]] | None = None,
+    **functions: Callable,
+  ):
     self.memory = memory
     self.functions = functions
+    self.limits = limits or {}
 
   def default(self, platform: str) -> str:
-    """The name of the implementation that `platform` uses unless told."""
+    """The name of the implementation that `platform` uses unless told.
+
+    Where it can do the call: `select` goes on to the next if not.
+    """
+    return next(self._preferred(platform))
+
+  def _preferred(self, platform: str):
     for name in PREFERENCE.get(platform, DEFAULT_PREFERENCE):
       if name in self.functions:
-        return name
-    raise NotImplementedError(f"{self.memory} has no implementation")
+        yield name
 
   def reason(self, platform: str) -> str:
     """One line for people: why `default` is what it is."""
@@ -57,8 +75,12 @@ class Implementations:
       return f"no {missing[0]} kernel for {self.memory} yet"
     return f"fastest form on {platform}"
 
-  def select(self, name: str | None = None) -> Callable:
+  def select(self, name: str | None = None, call: tuple = ()) -> Callable:
     """Returns the function called `name`, or the platform's default.
+
+    Args:
+      name: of an implementation; None for the first that can do the call.
+      call: what `limits` are asked about.
 
     Raises:
       NotImplementedError: there is no such implementation, or not for this
@@ -66,9 +88,14 @@ class Implementations:
     """
     if name is None:
       platform = current_platform()
-      name = self.default(platform)
-      _log_once(f"{self.memory} on {platform}: {name}")
-      return self.functions[name]
+      for name in self._preferred(platform):
+        limit = self.limits.get(name)
+        reason = limit(*call) if limit else None
+        if reason is None:
+          _log_once(f"{self.memory} on {platform}: {name}")
+          return self.functions[name]
+        _log_once(f"{self.memory} on {platform}: not {name}, as {reason}")
+      raise NotImplementedError(f"{self.memory} has no implementation")
     if name not in NAMES:
       raise NotImplementedError(
         f"implementation {name!r} is unknown; choose from {', '.join(NAMES)}"

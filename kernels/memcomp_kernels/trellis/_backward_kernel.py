@@ -15,7 +15,8 @@ weighs it, E that times mu:
 with U_i holds exp(-log mu_i), the memory after the chunk holds exp(log mu_C):
 the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
 sum(dM' M') at the last token, with dM' M' = dM' M - dM' U^T K, decayed. No
-quotient by a decay is needed.
+quotient by a decay is needed; but it is a difference, exact to the rounding of
+its terms: where tokens forget nearly all, a gradient below that is lost.
 """
 
 from typing import NamedTuple
@@ -77,10 +78,6 @@ class Refs(NamedTuple):
   d_reset: layout.Pair | None
   d_start: layout.Pair | None
   carried: layout.Pair
-
-
-def _sum(x: jax.Array) -> jax.Array:
-  return jnp.sum(x, axis=0, keepdims=True)
 
 
 def _direction(plan: layout.Plan, half, target, eps, rate):
@@ -169,14 +166,12 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     # by U's own row if safe.
     seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
     ends = gates.to_end if plan.safe else (1.0, 1.0)
-    d_kept = [
-      _sum(d * memory) for d, memory in zip(kept, memories, strict=True)
-    ]
+    d_kept = [d * memory for d, memory in zip(kept, memories, strict=True)]
     by_update = ends[1] * nt(seen[1], vb)
-    d_update = [None, _sum(by_update * u2)]
+    d_update = by_update * u2
     du2 = -nn(codeb, db) - by_update
     (d_read,) = pull_read(d_code)
-    d_log = [_sum(d_read * read), _sum(d_code * code)]
+    d_reads = gates.sum_reads(d_read * read, d_code * code)
     e = gates.mu[0] * d_read
     a = (d_read if plan.safe else e).astype(dtype)
     e = e.astype(dtype)
@@ -184,7 +179,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dz2, d_target2, d_rate2, d_eps2 = pull2(du2)
     dz2 = dz2.astype(dtype)
     by_update = ends[0] * nt(seen[0], kb)
-    d_update[0] = _sum(by_update * u1)
+    d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
     du1 = -nn(a, pb) - by_update
     u1t, u2t = (
       blocks.transpose((u * end).astype(dtype), heads)
@@ -216,7 +211,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dz1t = blocks.transpose(dz1, heads)
     yield None
     refs.d_rows[0, g, s] = gates.row_adjoints(
-      d_log, (d_rate1, d_rate2), (d_eps1, d_eps2), d_kept, d_update
+      d_reads, (d_rate1, d_rate2), (d_eps1, d_eps2), d_ends
     )
     for p, (by_read, by_z) in enumerate(((read_q, from_z1), (read_y, from_z2))):
       d_memory = kept[p] + by_read

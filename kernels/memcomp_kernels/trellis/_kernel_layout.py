@@ -15,10 +15,6 @@ Pair = tuple[Any, Any]
 # Flags of a chunk.
 RESETS, CONTINUES, LAST = 1, 2, 4
 
-# Rows of a chunk's gates, float32 `[ROWS or 2 * ROWS, heads * tokens]`.
-LOG_DECAY, RATE, EPS = (0, 1), (2, 3), 4
-ROWS = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
@@ -70,6 +66,7 @@ class Plan:
     read_eps: of it.
     safe: decay by differences of logs, for any range; else separable.
     first_order: no gradient through z.
+    shared: both passes have the same gates.
   """
 
   unit: Unit
@@ -83,11 +80,26 @@ class Plan:
   read_eps: float
   safe: bool
   first_order: bool
+  shared: bool
 
   @property
-  def num_rows(self) -> int:
-    """Rows of gates."""
-    return ROWS if self.phi_eps is not None else 2 * ROWS
+  def row_names(self) -> tuple[str, ...]:
+    """Rows of a chunk's gates, `[rows, heads * tokens]` in float32.
+
+    Cumulative log decay, write rate and the last token's cumulative log decay,
+    a pass each unless shared; phi's eps; then unused ones up to whole tiles.
+    """
+    passes = "0" if self.shared else "01"
+    names = [f"{row}{p}" for row in ("log", "rate", "end") for p in passes]
+    if self.phi_eps is None:
+      names.append("eps")
+    size = 4 if len(names) <= 4 else 8
+    return (*names, *(f"unused{i}" for i in range(size - len(names))))
+
+  @property
+  def square(self) -> bool:
+    """Whether memories are as wide as what is kept by slot."""
+    return self.unit.widths == (self.unit.lanes,) * 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +165,10 @@ class Gates:
     return self.mu[0] * (start - written)
 
   @property
-  def code_scale(self) -> jax.Array:
+  def code_scale(self) -> jax.Array | float:
     """Doubles the code, as memories are halved."""
     if self.plan.safe:
-      return jnp.full_like(self.mu[1], 2.0)
+      return 2.0
     return 2.0 * self.mu[1]
 
   def output(self, start: jax.Array) -> jax.Array:
@@ -178,67 +190,102 @@ class Gates:
     update = blocks.nn(u.astype(written.dtype), written)
     return self.total[p] * (memory - update)
 
+  def sum_reads(self, first: jax.Array, second: jax.Array) -> Pair:
+    """Sums over slots, of both passes at once where gates are shared."""
+    if self.plan.shared:
+      return _sum(first + second), 0.0
+    return _sum(first), _sum(second)
+
+  def sum_ends(self, kept: Pair, update: Pair) -> Pair:
+    """The adjoint of `end`.
+
+    Args:
+      kept: the memory before the chunk times the decayed adjoint of that after
+        it, `[slots, width]`.
+      update: U times what it sees of that adjoint, `[slots, lanes]`.
+    """
+    unit, plan = self.plan.unit, self.plan
+    if plan.square:
+      return self.sum_reads(kept[0] - update[0], kept[1] - update[1])
+    lane = blocks.lane_in_head(unit.lanes, unit.heads)
+
+    def end(kept, update):
+      # Every lane of a head holds its end: their adjoints are summed outside.
+      total = blocks.sum_of_heads(_sum(kept), unit.heads, unit.tokens)
+      return jnp.where(lane == 0, total, 0.0) - _sum(update)
+
+    return end(kept[0], update[0]), end(kept[1], update[1])
+
   def row_adjoints(
-    self, d_read: Pair, d_rate: Pair, d_eps: Pair, d_kept: Pair, d_update: Pair
+    self,
+    d_reads: Pair,
+    d_rate: Pair,
+    d_eps: Pair,
+    d_ends: Pair,
   ) -> jax.Array:
     """The adjoint of the rows.
 
     Args:
-      d_read: sums over slots of reads times their adjoints, `[1, lanes]`.
+      d_reads: of `sum_reads`.
       d_rate: of the scaled rates, `[1, lanes]`.
       d_eps: of eps, `[1, lanes]`; not read unless rows bring it.
-      d_kept: sums over slots of the memory before the chunk times the decayed
-        adjoint of that after it, `[1, width]`.
-      d_update: sums over slots of U times what it sees of that adjoint,
-        `[1, lanes]`.
+      d_ends: of `sum_ends`.
     """
-    unit, plan = self.plan.unit, self.plan
-    lane = blocks.lane_in_head(unit.lanes, unit.heads)
-    log_decay, rate = [], []
+    plan = self.plan
+    log_decay = [-d * rate for d, rate in zip(d_rate, self.rate, strict=True)]
+    if self.inverse is not None:
+      d_rate = [d * x for d, x in zip(d_rate, self.inverse, strict=True)]
+    rows = {"log": log_decay, "rate": d_rate}
+    named = {
+      f"{name}{p}": x for name, pair in rows.items() for p, x in enumerate(pair)
+    }
     for p in (0, 1):
-      ends = blocks.sum_of_heads(d_kept[p], unit.heads, unit.tokens)
-      ends -= blocks.sum_of_heads(d_update[p], unit.heads, unit.tokens)
-      d = d_read[p] - d_rate[p] * self.rate[p]
-      log_decay.append(d + jnp.where(lane == unit.tokens - 1, ends, 0.0))
-      inverse = 1.0 if self.inverse is None else self.inverse[p]
-      rate.append(d_rate[p] * inverse)
-    rows = log_decay + rate
+      named[f"log{p}"] += d_reads[p]
+      named[f"end{p}"] = d_ends[p]
+    if plan.shared:
+      for name in ("log", "rate", "end"):
+        named[f"{name}0"] += named[f"{name}1"]
     if plan.phi_eps is None:
-      none = jnp.zeros_like(rows[0])
-      rows = [*rows, d_eps[0] + d_eps[1]] + [none] * (plan.num_rows - 5)
-    return jnp.concatenate(rows, 0)
+      named["eps"] = d_eps[0] + d_eps[1]
+    none = jnp.zeros_like(d_rate[0])
+    return jnp.concatenate([named.get(n, none) for n in plan.row_names], 0)
+
+
+def _sum(x: jax.Array) -> jax.Array:
+  return jnp.sum(x, axis=0, keepdims=True)
 
 
 def gates(rows: jax.Array, plan: Plan) -> Gates:
   """The gates of a chunk from its rows."""
   unit = plan.unit
+  at = {name: i for i, name in enumerate(plan.row_names)}
 
-  def row(i):
-    return rows[i : i + 1]
+  def pair(name, function=lambda row: row):
+    first = function(rows[at[f"{name}0"] : at[f"{name}0"] + 1])
+    if plan.shared:
+      return first, first
+    return first, function(rows[at[f"{name}1"] : at[f"{name}1"] + 1])
 
-  def pair(function):
-    return function(0), function(1)
-
-  log_decay = pair(lambda p: row(LOG_DECAY[p]))
-  ends = pair(
-    lambda p: blocks.last_of_heads(log_decay[p], unit.heads, unit.dims[p])
+  log_decay, end = pair("log"), pair("end")
+  total = tuple(
+    jnp.exp(row if plan.square else blocks.first_of_heads(row, unit.heads, dim))
+    for row, dim in zip(end, unit.dims, strict=True)
   )
+  if plan.shared and plan.square:
+    total = total[0], total[0]
   to_end = None
   if plan.safe:
-
-    def after(p):
-      last = blocks.last_of_heads(log_decay[p], unit.heads, unit.tokens)
-      return jnp.exp(last - log_decay[p])
-
-    to_end = pair(after)
+    to_end = tuple(
+      jnp.exp(last - row) for last, row in zip(end, log_decay, strict=True)
+    )
   return Gates(
     plan=plan,
     log_decay=log_decay,
-    write_rate=pair(lambda p: row(RATE[p])),
-    eps=row(EPS) if plan.phi_eps is None else plan.phi_eps,
-    mu=pair(lambda p: jnp.exp(log_decay[p])),
-    inverse=None if plan.safe else pair(lambda p: jnp.exp(-log_decay[p])),
-    total=pair(lambda p: jnp.exp(ends[p])),
+    write_rate=pair("rate"),
+    eps=rows[at["eps"] : at["eps"] + 1] if "eps" in at else plan.phi_eps,
+    mu=pair("log", jnp.exp),
+    inverse=None if plan.safe else pair("log", lambda row: jnp.exp(-row)),
+    total=total,
     to_end=to_end,
   )
 

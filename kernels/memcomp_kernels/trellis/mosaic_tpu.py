@@ -46,12 +46,14 @@ class _Packed(NamedTuple):
   rows: jax.Array
 
 
-def _plan(form: form_lib.Form, inputs: types.Inputs, num_chunks: int):
-  """The kernels' plan, but for `safe`."""
+def _plan(
+  form: form_lib.Form, inputs: types.Inputs, direction: str, num_chunks: int
+) -> layout_lib.Plan:
+  """A kernel's plan, but for `safe`; `direction` is forward or backward."""
   spec = form.spec
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
-  tiling = form.tiling.kernel
+  tiling = getattr(form.tiling, direction)
   unit = tilings.unit(spec, heads, key_dim, value_dim)
   return layout_lib.Plan(
     unit=unit,
@@ -62,6 +64,7 @@ def _plan(form: form_lib.Form, inputs: types.Inputs, num_chunks: int):
     read_eps=spec.read_eps,
     safe=False,
     first_order=spec.first_order,
+    shared=inputs.log_decay.shape[-1] == inputs.write_rate.shape[-1] == 1,
   )
 
 
@@ -88,18 +91,24 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
     x = jnp.transpose(x, (0, 3, 1, 4, 2))
     return x.reshape(batch, heads // unit.heads, -1, unit.lanes)
 
-  def cumulative(x):
-    by_head = x.reshape(*x.shape[:-1], unit.heads, unit.tokens)
-    return jnp.cumsum(by_head, axis=-1).reshape(x.shape)
-
   log_decay = inputs.log_decay
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
-  gates = [cumulative(rows(log_decay[..., p])) for p in (0, -1)]
-  gates += [rows(inputs.write_rate[..., p]) for p in (0, -1)]
+  gates = {}
+  for p in (0,) if plan.shared else (0, 1):
+    log = rows(log_decay[..., p % log_decay.shape[-1]])
+    by_head = log.reshape(*log.shape[:-1], unit.heads, unit.tokens)
+    by_head = jnp.cumsum(by_head, axis=-1)
+    end = jnp.broadcast_to(by_head[..., -1:], by_head.shape)
+    gates[f"log{p}"], gates[f"end{p}"] = (
+      x.reshape(log.shape) for x in (by_head, end)
+    )
+    rate = inputs.write_rate
+    gates[f"rate{p}"] = rows(rate[..., p % rate.shape[-1]])
   if inputs.log_phi_eps is not None:
-    eps = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
-    gates += [eps] + [jnp.zeros_like(eps)] * (plan.num_rows - len(gates) - 1)
+    gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
+  none = jnp.zeros_like(gates["log0"])
+  gates = [gates.get(name, none) for name in plan.row_names]
   return _Packed(
     by_token(inputs.query),
     by_token(inputs.key),
@@ -178,7 +187,7 @@ class _Blocks:
 
   def rows(self) -> pl.BlockSpec:
     plan = self.plan
-    shape = 1, plan.units, plan.chunks, plan.num_rows, plan.unit.lanes
+    shape = 1, plan.units, plan.chunks, len(plan.row_names), plan.unit.lanes
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
 
   def memories(self) -> layout_lib.Pair:
@@ -368,25 +377,26 @@ def _scratch(plan: layout_lib.Plan) -> layout_lib.Pair:
 
 def _by_range(plan, form, packed, run):
   """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
-  decay = form.tiling.kernel.decay
+  decay = form.tiling.decay
   safe = dataclasses.replace(plan, safe=True)
   if not form.spec.forget_gate or decay == "separable":
     return run(plan)
   if decay == "safe":
     return run(safe)
-  lowest = jnp.min(packed.rows[..., list(layout_lib.LOG_DECAY), :])
+  ends = [i for i, name in enumerate(plan.row_names) if name.startswith("end")]
+  lowest = jnp.min(packed.rows[..., jnp.array(ends), :])
   return lax.cond(
     lowest >= -SEPARABLE_RANGE, lambda: run(plan), lambda: run(safe)
   )
 
 
-def _prepare(form, layout, operands):
+def _prepare(form, layout, operands, direction):
   """The plan, packed operands and their pullback, and flags."""
   inputs = operands.inputs
   batch, time = form_lib.sizes(inputs)
   flat = jax.tree.map(lambda x: tiles.flat(layout, x), inputs)
   num_chunks = flat.query.shape[1] // form.tile_time
-  plan = _plan(form, flat, num_chunks)
+  plan = _plan(form, flat, direction, num_chunks)
   flat = jax.tree.map(lambda x: _pad_chunks(x, plan), flat)
   packed, unpack = jax.vjp(functools.partial(_pack, plan, form.spec), flat)
   return plan, packed, unpack, _flags(layout, plan, batch, time), num_chunks
@@ -394,7 +404,9 @@ def _prepare(form, layout, operands):
 
 def _forward(form, layout, operands, save):
   """Of `form.Engine`."""
-  plan, packed, _, flags, num_chunks = _prepare(form, layout, operands)
+  plan, packed, _, flags, num_chunks = _prepare(
+    form, layout, operands, "forward"
+  )
   batch, time = form_lib.sizes(operands.inputs)
   memories, reset, start = (
     _pack_memories(plan.unit, x)
@@ -435,7 +447,7 @@ def _where_any(flags, new, old):
 
 def _backward(form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
-  plan, packed, unpack, flags, _ = _prepare(form, layout, operands)
+  plan, packed, unpack, flags, _ = _prepare(form, layout, operands, "backward")
   _, time = form_lib.sizes(operands.inputs)
   unit = plan.unit
   d_output = _pad_chunks(tiles.flat(layout, cotangents.outputs), plan)
@@ -478,7 +490,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
 def _as_saved(form, operands):
   """Of `form.Engine`."""
-  plan = _plan(form, operands.inputs, 1)
+  plan = _plan(form, operands.inputs, "forward", 1)
   packed = _pack_memories(plan.unit, operands.memories)
   return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
 
@@ -501,8 +513,7 @@ def chunk(
     NotImplementedError: these kernels do not do it; says why.
   """
   tiling = tiling or tilings.Tiling()
-  reason = unsupported(state, inputs, spec, tiling)
-  if reason:
+  if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
   form = xla_chunked.form(spec, tiling)
   form = dataclasses.replace(form, engine=ENGINE)
@@ -511,14 +522,8 @@ def chunk(
   )
 
 
-def unsupported(
-  state: types.State,
-  inputs: types.Inputs,
-  spec: types.Spec,
-  tiling: tilings.Tiling,
-) -> str | None:
+def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
-  del state, tiling
   if reason := modes.unavailable():
     return reason
   if not spec.stale:

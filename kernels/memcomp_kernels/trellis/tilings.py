@@ -26,16 +26,12 @@ class KernelTiling:
     chunks: of a grid step, at most; a power of two.
     group: units emitted in lock step.
     skew: stages between two groups.
-    decay: "separable" (mu_r / mu_i, cheaper; overflows where a chunk's decays
-      multiply to less than about exp(-80)), "safe", or "auto": separable where
-      no chunk is below exp(-40), decided at run time.
   """
 
-  units: int = 6
-  chunks: int = 4
-  group: int = 2
-  skew: int = 2
-  decay: str = "auto"
+  units: int
+  chunks: int
+  group: int
+  skew: int
 
   def __post_init__(self):
     for name in ("units", "chunks", "group", "skew"):
@@ -43,9 +39,6 @@ class KernelTiling:
         raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     if self.chunks & (self.chunks - 1):
       raise ValueError(f"chunks={self.chunks} must be a power of two")
-    if self.decay not in DECAYS:
-      choices = ", ".join(DECAYS)
-      raise ValueError(f"decay={self.decay!r} is not one of: {choices}")
 
   def sizes(self, num_units: int, num_chunks: int) -> dict[str, int]:
     """The plan's sizes for a call with so many units and chunks a row."""
@@ -60,6 +53,11 @@ class KernelTiling:
     }
 
 
+# Chosen by static cycles on v5e and v6e (benchmarks/tpu_static.py).
+FORWARD = KernelTiling(units=6, chunks=4, group=2, skew=1)
+BACKWARD = KernelTiling(units=6, chunks=2, group=1, skew=2)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
   """How the chunk form is laid out.
@@ -69,18 +67,27 @@ class Tiling:
       tile is a chunk. Work in a tile grows with its square, work between tiles
       with the number of tiles.
     solver: of the system in a tile with gradients per token.
-    kernel: of TPU kernels.
+    forward: of the TPU kernel.
+    backward: of the TPU kernel.
+    decay: of TPU kernels: "separable" (mu_r / mu_i, cheaper; overflows where a
+      chunk's decays multiply to less than about exp(-80)), "safe", or "auto":
+      separable where no chunk is below exp(-40), decided at run time.
   """
 
   tile_time: int = 16
   solver: triangular.Solver = dataclasses.field(
     default_factory=triangular.Solver
   )
-  kernel: KernelTiling = dataclasses.field(default_factory=KernelTiling)
+  forward: KernelTiling = FORWARD
+  backward: KernelTiling = BACKWARD
+  decay: str = "auto"
 
   def __post_init__(self):
     if self.tile_time < 1:
       raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+    if self.decay not in DECAYS:
+      choices = ", ".join(DECAYS)
+      raise ValueError(f"decay={self.decay!r} is not one of: {choices}")
 
 
 def tile_time(spec: types.Spec, tiling: Tiling) -> int:

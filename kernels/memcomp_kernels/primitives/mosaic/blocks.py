@@ -106,11 +106,11 @@ def as_column(row: jax.Array) -> jax.Array:
   return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
 
 
-def last_of_heads(row: jax.Array, heads: int, size: int) -> jax.Array:
-  """The last lane of each head of `[1, heads * n]`, `[1, heads * size]`."""
+def first_of_heads(row: jax.Array, heads: int, size: int) -> jax.Array:
+  """The first lane of each head of `[1, heads * n]`, `[1, heads * size]`."""
   tokens = row.shape[1] // heads
   parts = [
-    jnp.broadcast_to(row[:, (h + 1) * tokens - 1 : (h + 1) * tokens], (1, size))
+    jnp.broadcast_to(row[:, h * tokens : h * tokens + 1], (1, size))
     for h in range(heads)
   ]
   return jnp.concatenate(parts, 1)

@@ -56,7 +56,7 @@ def prepare_target(name: str, target: jax.Array) -> jax.Array:
 
 
 def activate(
-  name: str, half: jax.Array, eps: jax.Array | float, scale: jax.Array
+  name: str, half: jax.Array, eps: jax.Array | float, scale: jax.Array | float
 ) -> jax.Array:
   """Returns `scale` times the activation at z = 2 `half`.
 
@@ -64,7 +64,7 @@ def activate(
     name: of the activation.
     half: `[slots, tokens]`.
     eps: a number, or `[1, tokens]`.
-    scale: `[1, tokens]`.
+    scale: a number, or `[1, tokens]`.
   """
   if name == "softmax":
     z = 2.0 * half

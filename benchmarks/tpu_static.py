@@ -1,0 +1,334 @@
+"""Counts a TPU kernel's static cycles, without a TPU; needs the extra `aot`.
+
+  python benchmarks/tpu_static.py --memory=trellis --topology=v5e:2x2
+  python benchmarks/tpu_static.py --topology=v5e:2x2,v6e:2x2 --json=FILE
+  python benchmarks/tpu_static.py --baseline=benchmarks/tpu_static.json
+
+One row for each kernel, shape and topology: cycles (with stalls) and bundles
+of a grid step over its tokens and heads, the share of the matrix unit's and
+the vector unit's slots in use, registers spilled, bytes to and from main
+memory over the least (each input read once, each output written once), on-chip
+memory, and the output's relative RMS error against float32. The XLA form of
+the same function stands beside it, by the compiler's own estimates.
+
+Everything here is static: what the compiler scheduled. Waiting for memory is
+not in it, nothing ran on a TPU, and nothing is a claim about time.
+
+With --baseline, counts the kernels of that file again, and fails where cycles
+have grown by more than 5 %; --update writes the flags' rows to it instead.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import tpu_schedule
+from absl import app, flags, logging
+
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives import tile_scan, tiles
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import aot, errors, memories
+from memcomp_kernels.trellis import api as trellis
+from memcomp_kernels.trellis import mosaic_tpu, tilings, xla_chunked
+
+_MEMORY = flags.DEFINE_list("memory", ["trellis"], "Which memories.")
+_TOPOLOGY = flags.DEFINE_list("topology", ["v5e:2x2"], "Of one TPU each.")
+_DIRECTION = flags.DEFINE_list(
+  "direction",
+  ["forward", "training", "backward"],
+  "Training is forward as it is for a gradient: it saves memories.",
+)
+_HEAD_DIM = flags.DEFINE_list("head_dim", ["64", "128"], "Keys and values.")
+_CHUNK = flags.DEFINE_list("chunk", ["64", "128"], "Tokens a chunk.")
+_DECAY = flags.DEFINE_list("decay", ["separable", "safe"], "Forms of decay.")
+_SLOTS = flags.DEFINE_integer("slots", 64, "Of a memory.")
+_HEADS = flags.DEFINE_integer("heads", 12, "Of a layer.")
+_XLA = flags.DEFINE_bool("xla", True, "Count the XLA form as well.")
+_ERROR = flags.DEFINE_bool("error", True, "Measure errors, interpreted.")
+_SIZES = flags.DEFINE_string(
+  "sizes", "", "Of `KernelTiling`, such as group=2,skew=1; default the table's."
+)
+_JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
+_BASELINE = flags.DEFINE_string("baseline", None, "Compare with these rows.")
+_UPDATE = flags.DEFINE_bool("update", False, "Write the baseline instead.")
+
+_BATCH, _TIME = 2, 2048
+_GROWTH = 1.05  # of cycles, before a comparison fails
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What is counted."""
+
+  topology: str
+  direction: str
+  head_dim: int
+  chunk: int
+  decay: str
+
+  @property
+  def spec(self) -> trellis.Spec:
+    """The memory's meaning."""
+    return trellis.Spec(num_slots=_SLOTS.value, chunk_size=self.chunk)
+
+  @property
+  def tiling(self) -> trellis.Tiling:
+    """The kernels' sizes."""
+    sizes = dict(x.split("=") for x in _SIZES.value.split(",") if x)
+    sizes = {name: int(x) for name, x in sizes.items()}
+    return trellis.Tiling(
+      forward=dataclasses.replace(tilings.FORWARD, **sizes),
+      backward=dataclasses.replace(tilings.BACKWARD, **sizes),
+      decay=self.decay,
+    )
+
+  def form(self, engine) -> form_lib.Form:
+    """Trellis under the chunk form."""
+    form = xla_chunked.form(self.spec, self.tiling)
+    return dataclasses.replace(form, engine=engine)
+
+  def operands(self, dtype=jnp.bfloat16, batch=_BATCH, time=_TIME, heads=None):
+    """Random operands of the chunk form."""
+    sizes = {
+      "batch": batch,
+      "heads": heads or _HEADS.value,
+      "key_dim": self.head_dim,
+      "value_dim": self.head_dim,
+    }
+    memory = memories.MEMORIES["trellis"]
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, self.spec, time=time, **sizes)
+    wide = ("log_decay", "write_rate", "log_phi_eps")
+    inputs = inputs._replace(
+      **{
+        name: x.astype(dtype)
+        for name, x in inputs._asdict().items()
+        if name not in wide and x is not None
+      }
+    )
+    state = memory.make_state(key, self.spec, **sizes)
+    held = state.key_memory, state.value_memory
+    return form_lib.Operands(held, held, held, inputs)
+
+
+def functions(case: Case, engine: form_lib.Engine):
+  """The forward and the backward pass of whole chunks."""
+  form, layout = case.form(engine), tiles.aligned(case.chunk)
+
+  def forward(operands):
+    save = case.direction != "forward"
+    return engine.forward(form, layout, operands, save)
+
+  def backward(operands, saved, cotangents):
+    return engine.backward(form, layout, operands, saved, cotangents)
+
+  return forward, backward
+
+
+def arguments(case: Case, engine: form_lib.Engine):
+  """Shapes of the arguments of the case's direction."""
+  forward, _ = functions(case, engine)
+  operands = jax.eval_shape(case.operands)
+  result, saved = jax.eval_shape(forward, operands)
+  result = result._replace(stats=None)
+  if case.direction != "backward":
+    return (operands,)
+  return operands, saved, result
+
+
+def count_kernel(case: Case, folder: pathlib.Path) -> dict:
+  """The row of a kernel."""
+  function = functions(case, mosaic_tpu.ENGINE)[case.direction == "backward"]
+  given = arguments(case, mosaic_tpu.ENGINE)
+  with modes.compiled():
+    traced = jax.make_jaxpr(function)(*given)
+    aot.compile_for(case.topology, function, *given)
+  name = "backward" if case.direction == "backward" else "forward"
+  found = tpu_schedule.schedule(folder, f"trellis_{name}")
+  call = tpu_schedule.kernel_call(traced)
+  steps = math.prod(call.params["grid_mapping"].grid)
+  tokens = _BATCH * _TIME * _HEADS.value / steps
+  results = jax.eval_shape(function, *given)
+  if case.direction != "backward":
+    result, saved = results
+    results = result.memories, result.outputs, saved
+  else:
+    results = results.memories, results.inputs
+  least = tpu_schedule.num_bytes((needed(case, given), results))
+  return {
+    "cycles_per_token_head": round(found.cycles / tokens, 3),
+    "bundles_per_token_head": round(found.bundles / tokens, 3),
+    "utilisation": found.utilisation,
+    "spills": round(found.spills / tokens, 3),
+    "hbm_bytes_ratio": round(tpu_schedule.moved_bytes(call) / least, 3),
+    "vmem_bytes": tpu_schedule.vmem_bytes(call),
+    "bundles": found.bundles,
+  }
+
+
+def needed(case: Case, given: tuple) -> tuple:
+  """What a pass must read."""
+  operands, *rest = given
+  if case.direction != "backward":
+    return operands.memories, operands.inputs
+  saved, cotangents = rest
+  return operands.inputs, saved, cotangents.outputs, cotangents.memories
+
+
+def count_xla(case: Case) -> dict:
+  """The row of the XLA form."""
+  function = functions(case, tile_scan.ENGINE)[case.direction == "backward"]
+  compiled = aot.compile_for(
+    case.topology, function, *arguments(case, tile_scan.ENGINE)
+  )
+  cycles = tpu_schedule.estimated_cycles(
+    compiled.as_text(), trips=_TIME // case.chunk
+  )
+  tokens = _BATCH * _TIME * _HEADS.value
+  return {"cycles_per_token_head": round(cycles / tokens, 3)}
+
+
+def error(case: Case) -> float:
+  """Relative RMS of what the interpreted kernel computes, against float32.
+
+  Of the outputs forward, of the worst gradient of an input backward.
+  """
+  heads = case.spec and max(1, 128 // min(case.head_dim, case.chunk))
+  size = {"batch": 1, "time": 2 * case.chunk, "heads": heads}
+  given = case.operands(**size)
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), given)
+
+  def run(engine, operands):
+    forward, backward = functions(case, engine)
+    result, saved = forward(operands)
+    result = result._replace(stats=None)
+    if case.direction != "backward":
+      return result.outputs
+    keys = iter(jax.random.split(jax.random.key(3), 8))
+    cotangents = jax.tree.map(
+      lambda x: jax.random.normal(next(keys), x.shape).astype(x.dtype), result
+    )
+    return backward(operands, saved, cotangents).inputs
+
+  truth = jax.jit(lambda x: run(tile_scan.ENGINE, x))(wide)
+  with modes.interpreted():
+    ours = jax.jit(lambda x: run(mosaic_tpu.ENGINE, x))(given)
+  pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True)
+  return float(max(errors.relative_rms(a, b) for a, b in pairs))
+
+
+def cases(baseline: list[dict]) -> list[Case]:
+  """What the baseline holds, or else what the flags ask for."""
+  if baseline:
+    names = [field.name for field in dataclasses.fields(Case)]
+    return [Case(**{name: row[name] for name in names}) for row in baseline]
+  return [
+    Case(topology, direction, int(head_dim), int(chunk), decay)
+    for topology in _TOPOLOGY.value
+    for direction in _DIRECTION.value
+    for head_dim in _HEAD_DIM.value
+    for chunk in _CHUNK.value
+    for decay in _DECAY.value
+  ]
+
+
+def identity(row: dict) -> tuple:
+  """What a row is about."""
+  return tuple(
+    row[name]
+    for name in (
+      "memory",
+      "form",
+      "topology",
+      "direction",
+      "head_dim",
+      "slots",
+      "chunk",
+      "decay",
+    )
+  )
+
+
+def grown(rows: list[dict], baseline: list[dict]) -> list[str]:
+  """Lines on kernels that need more cycles than they did."""
+  before = {identity(row): row["cycles_per_token_head"] for row in baseline}
+  lines = []
+  for row in rows:
+    old = before.get(identity(row))
+    new = row["cycles_per_token_head"]
+    if row["form"] == "kernel" and old is not None and new > _GROWTH * old:
+      lines.append(f"{' '.join(map(str, identity(row)))}: {old} -> {new}")
+  return lines
+
+
+def table(rows: list[dict]) -> str:
+  """The rows for people."""
+  lines = [
+    "| form | topology | direction | head dim | chunk | decay | cycles |"
+    " bundles | MXU | VALU | VSTORE | spills | bytes / least | error |",
+    "|" + "---|" * 14,
+  ]
+  for row in rows:
+    use = row.get("utilisation", {})
+    cells = [
+      row["form"],
+      row["topology"],
+      row["direction"],
+      row["head_dim"],
+      row["chunk"],
+      row["decay"],
+      f"{row['cycles_per_token_head']:.2f}",
+      row.get("bundles_per_token_head", ""),
+      *(use.get(unit, "") for unit in ("MXU", "VALU", "VSTORE")),
+      row.get("spills", ""),
+      row.get("hbm_bytes_ratio", ""),
+      f"{row['error']:.1e}" if "error" in row else "",
+    ]
+    lines.append("| " + " | ".join(map(str, cells)) + " |")
+  return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+  """Counts what the flags ask for."""
+  del argv
+  if set(_MEMORY.value) - {"trellis"}:
+    sys.exit("only --memory=trellis has TPU kernels")
+  baseline = []
+  if _BASELINE.value and not _UPDATE.value:
+    baseline = json.loads(pathlib.Path(_BASELINE.value).read_text())
+  rows = []
+  with tpu_schedule.dumping() as folder:
+    for case in cases(baseline):
+      about = {
+        "memory": "trellis",
+        "topology": case.topology,
+        "direction": case.direction,
+        "gradient_at": case.spec.gradient_at,
+        "head_dim": case.head_dim,
+        "slots": _SLOTS.value,
+        "chunk": case.chunk,
+        "decay": case.decay,
+      }
+      row = {"form": "kernel"} | about | count_kernel(case, folder)
+      if _ERROR.value and not baseline:
+        row["error"] = error(case)
+      rows.append(row)
+      if _XLA.value and case.decay == "safe" and not baseline:
+        rows.append({"form": "xla"} | about | count_xla(case))
+      logging.info("%s", rows[-1])
+  print(table(rows))
+  if _JSON.value:
+    tpu_schedule.write_rows(_JSON.value, rows)
+  if _BASELINE.value and _UPDATE.value:
+    tpu_schedule.write_rows(_BASELINE.value, rows)
+  if lines := grown(rows, baseline):
+    sys.exit("cycles grew by more than 5 %:\n" + "\n".join(lines))
+
+
+if __name__ == "__main__":
+  app.run(main)

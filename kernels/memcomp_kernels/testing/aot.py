@@ -1,0 +1,47 @@
+"""Compiles for TPUs on any machine: needs the extra `aot` (libtpu)."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def available() -> bool:
+  """Whether the TPU compiler is installed."""
+  return importlib.util.find_spec("libtpu") is not None
+
+
+def compile_for(topology: str, function: Callable, *arguments: Any) -> Any:
+  """Compiles for one chip of a topology.
+
+  Args:
+    topology: of TPUs, such as "v5e:2x2", "v5p:2x2x1" or "v6e:2x2".
+    function: of arrays.
+    *arguments: pytrees of `jax.ShapeDtypeStruct`.
+
+  Returns:
+    The compiled program: `as_text`, `memory_analysis`, `cost_analysis`.
+
+  Raises:
+    RuntimeError: there is no TPU compiler here, or no such topology.
+  """
+  from jax.experimental import topologies
+
+  # Several processes may compile at once, and no TPU is to be looked for.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  if not available():
+    raise RuntimeError("no TPU compiler here: install the extra aot")
+  try:
+    description = topologies.get_topology_desc(
+      platform="tpu", topology_name=topology
+    )
+  except Exception as error:
+    raise RuntimeError(f"no TPU topology {topology!r}: {error}") from error
+  placed = jax.sharding.SingleDeviceSharding(description.devices[0])
+  arguments = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), arguments
+  )
+  return jax.jit(function).lower(*arguments).compile()

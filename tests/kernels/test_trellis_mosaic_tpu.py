@@ -1,0 +1,222 @@
+"""Trellis's TPU kernels, interpreted, against the XLA form."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.trellis import api, mosaic_tpu, tilings
+
+TRELLIS = memories.MEMORIES["trellis"]
+SPEC = api.Spec(num_slots=16, chunk_size=16)
+SMALL = {"batch": 1, "heads": 8, "key_dim": 16, "value_dim": 16}
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+
+
+def tiling(decay="auto", **changes):
+  changes = {"units": 2, "chunks": 2, "group": 1, "skew": 1} | changes
+  sizes = tilings.KernelTiling(**changes)
+  return api.Tiling(forward=sizes, backward=sizes, decay=decay)
+
+
+def arguments(spec, time, *, dtype="float32", passes=1, position=0, **sizes):
+  """A state (inside a chunk if `position`), a fresh one, and inputs."""
+  sizes = SMALL | sizes
+  inputs = TRELLIS.make_inputs(
+    jax.random.key(0), spec, time=time, passes=passes, **sizes
+  )
+  wide = ("log_decay", "write_rate", "log_phi_eps")
+  inputs = inputs._replace(
+    **{
+      name: x.astype(dtype)
+      for name, x in inputs._asdict().items()
+      if name not in wide
+    }
+  )
+  state, fresh = (
+    TRELLIS.make_state(jax.random.key(seed), spec, **sizes) for seed in (1, 2)
+  )
+  if position:
+    before = jax.tree.map(lambda x: x[:, :position], inputs)
+    state, _ = api.chunk(state, before, spec=spec, implementation="xla_chunked")
+  return state, fresh, inputs
+
+
+def both(spec, arguments, segment_ids=None, tiling=None, **mode):
+  """Values and gradients of the XLA form and of the kernels."""
+
+  def run(implementation):
+    def function(state, fresh, inputs):
+      return api.chunk(
+        state,
+        inputs,
+        spec=spec,
+        segment_ids=segment_ids,
+        reset_state=fresh,
+        implementation=implementation,
+        tiling=tiling,
+      )
+
+    return checks.value_and_gradients(function, arguments)
+
+  with modes.interpreted(**mode):
+    return run("xla_chunked"), run("mosaic_tpu")
+
+
+def assert_close(expected, actual):
+  bounds = tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]
+  for a, b, bound, part in zip(
+    actual, expected, bounds, ("values", "gradients"), strict=True
+  ):
+    errors.assert_close(a, b, bound, part)
+
+
+CASES = {
+  "ln_silu": {"read_activation": "softmax"},
+  "l2_silu": {"read_activation": "l2"},
+  "silu": {"read_activation": "identity"},
+  "l2": {"read_activation": "silu"},
+  "softmax": {"read_activation": "l2_silu"},
+  "identity": {"read_activation": "ln_silu"},
+}
+
+
+@pytest.mark.parametrize("phi", CASES)
+def test_activations(phi):
+  spec = dataclasses.replace(SPEC, phi=phi, **CASES[phi])
+  assert_close(*both(spec, arguments(spec, 32), tiling=tiling()))
+
+
+@pytest.mark.parametrize("decay", ["separable", "safe"])
+@pytest.mark.parametrize("dims", [(32, 64), (128, 64)])
+def test_sizes(decay, dims):
+  sizes = {"heads": 4, "key_dim": dims[0], "value_dim": dims[1]}
+  spec = api.Spec(num_slots=32, chunk_size=32)
+  given = arguments(spec, 64, **sizes)
+  assert_close(*both(spec, given, tiling=tiling(decay=decay)))
+
+
+OPTIONS = {
+  "two gates": ({}, {"passes": 2}),
+  "two gates, safe": ({}, {"passes": 2, "decay": "safe"}),
+  "learned eps": ({"phi_eps": 7.0}, {}),
+  "no forgetting": ({"forget_gate": False}, {}),
+  "first order": ({"first_order": True}, {}),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options(option):
+  changes, how = OPTIONS[option]
+  how = dict(how)
+  decay = how.pop("decay", "auto")
+  spec = dataclasses.replace(SPEC, **changes)
+  given = arguments(spec, 48, **how)
+  assert_close(*both(spec, given, tiling=tiling(decay=decay)))
+
+
+@pytest.mark.parametrize("decay", ["separable", "safe"])
+def test_memory_is_not_read_before_it_is_written(decay):
+  given = arguments(SPEC, 64)
+  both_forms = both(SPEC, given, tiling=tiling(decay=decay), **STRICT)
+  assert_close(*both_forms)
+
+
+@pytest.mark.parametrize("time", [1, 16, 70])
+def test_lengths(time):
+  given = arguments(SPEC, time)
+  assert_close(*both(SPEC, given, tiling=tiling(chunks=4)))
+
+
+@pytest.mark.parametrize("position", [1, 15])
+def test_a_chunk_that_began_before(position):
+  given = arguments(SPEC, 40, position=position)
+  assert_close(*both(SPEC, given, tiling=tiling()))
+
+
+@pytest.mark.parametrize("decay", ["separable", "safe"])
+def test_packing(decay):
+  position = 5 if decay == "safe" else 0
+  ids = np.zeros((3, 70), np.int32)
+  ids[0] = 1
+  ids[1, 5:23], ids[1, 23:26], ids[1, 30:] = 3, 4, 9
+  ids[2, 2:12], ids[2, 14:20] = 1, 1
+  given = arguments(SPEC, 70, position=position, batch=3)
+  # What decays to nothing must not come back as a quotient of nothings.
+  _, _, inputs = given
+  forgets = inputs.log_decay.at[:, 3:60:9].set(-1e4)
+  if decay == "safe":
+    given = (*given[:2], inputs._replace(log_decay=forgets))
+  assert_close(
+    *both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **STRICT)
+  )
+
+
+def test_the_range_of_decays_chooses_the_form():
+  given = arguments(SPEC, 64)
+  state, fresh, inputs = given
+  for shift in (0.0, -6.0):  # in range; exp(96) is infinite
+    shifted = inputs._replace(log_decay=inputs.log_decay + shift)
+    expected, actual = both(SPEC, (state, fresh, shifted), tiling=tiling())
+    assert_close(expected, actual)
+  with pytest.raises(AssertionError, match=r"over 1e-05|finite"):
+    assert_close(
+      *both(SPEC, (state, fresh, shifted), tiling=tiling(decay="separable"))
+    )
+
+
+def test_bfloat16_is_no_worse_than_the_xla_form():
+  given = arguments(SPEC, 64, dtype="bfloat16")
+  wide = checks.cast(given, jnp.float32)
+  truth, _ = both(SPEC, wide)
+  xla, kernel = both(SPEC, given, tiling=tiling())
+  for part, bound in (("values", 2.0), ("gradients", 2.0)):
+    index = ("values", "gradients").index(part)
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[index]) for x in (truth, xla, kernel)), strict=True
+    ):
+      own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert ours <= max(bound * own, 1e-6), (part, own, ours)
+
+
+def test_a_named_kernel_that_cannot_run_says_why():
+  state, _, inputs = arguments(SPEC, 16)
+
+  def chunk(spec=SPEC, inputs=inputs, state=state):
+    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+
+  with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
+    chunk()
+  with modes.interpreted():
+    odd = dataclasses.replace(SPEC, chunk_size=24)
+    with pytest.raises(NotImplementedError, match="chunk_size=24 must be"):
+      chunk(odd)
+    three = arguments(SPEC, 16, heads=3)
+    with pytest.raises(NotImplementedError, match="heads must divide by 8"):
+      chunk(inputs=three[2], state=three[0])
+    half = inputs._replace(value=inputs.value.astype(jnp.bfloat16))
+    with pytest.raises(NotImplementedError, match="all bfloat16 or all"):
+      chunk(inputs=half)
+
+
+def test_blocks_that_cannot_fit_say_how_much_they_need():
+  spec = api.Spec(num_slots=256, chunk_size=128)
+  state, _, inputs = arguments(
+    spec, 512, heads=12, key_dim=128, value_dim=128, dtype="bfloat16"
+  )
+  with (
+    modes.interpreted(),
+    pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VMEM"),
+  ):
+    big = tiling(units=12, chunks=64)
+    jax.eval_shape(
+      lambda: mosaic_tpu.chunk(state, inputs, spec=spec, tiling=big)
+    )
