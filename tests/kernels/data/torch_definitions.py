@@ -346,10 +346,39 @@ def two_pass_delta(checkout, draw, sizes):
   return inputs, run
 
 
+def rwkv7(checkout, draw, sizes):
+  """RWKV-7, by the recurrence of diagonal plus low rank that it is."""
+  naive = load(checkout, "fla/ops/generalized_delta_rule/dplr/naive.py")
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+  removal = draw(b, t, h, sizes.key)
+  inputs = {
+    "query": draw(b, t, h, sizes.key),
+    "key": draw(b, t, h, sizes.key),
+    "value": draw(b, t, h, sizes.value),
+    "removal_key": removal / np.linalg.norm(removal, axis=-1, keepdims=True),
+    "log_decay": -0.6 * np.exp(_logsigmoid(2 * draw(b, t, h, sizes.key))),
+    "write_rate": np.exp(_logsigmoid(2 * draw(b, t, h, sizes.key))),
+    "memory": draw(b, h, sizes.key, sizes.value),
+  }
+
+  def run(x):
+    q, k, v, kappa, log_decay, rate = (
+      x[name].transpose(1, 2) for name in list(inputs)[:6]
+    )
+    q = q * q.shape[-1] ** 0.5  # it scales by the inverse
+    y, memory = naive.dplr_recurrence(
+      q, k, v, -kappa, rate * kappa, log_decay, x["memory"]
+    )
+    return {"y": y.transpose(1, 2), "memory": memory}
+
+  return inputs, run
+
+
 DEFINITIONS = {
   "gsa": gsa,
   "abc": abc,
   "two_pass_delta": two_pass_delta,
+  "rwkv7": rwkv7,
   "delta": delta,
   "gated_delta": gated_delta,
   "infini": infini,

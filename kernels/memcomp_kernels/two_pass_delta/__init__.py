@@ -1,0 +1,1 @@
+"""Two-pass delta rule: keys, then values, compressed by regression."""

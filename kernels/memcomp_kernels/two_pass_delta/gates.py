@@ -1,0 +1,33 @@
+"""Decay and rate of both passes from what a token brings."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.two_pass_delta import types
+
+Gates = tuple[jax.Array, jax.Array]
+
+
+def of_passes(
+  inputs: types.Inputs, spec: types.Spec, dtype: jnp.dtype
+) -> tuple[Gates, Gates]:
+  """Returns (decay, rate), each `[..., 1]`, of the first and second pass.
+
+  The decay is 1 - alpha - theta lambda, but at least 0; a token that is not
+  active has decay 1 and rate 0.
+  """
+  kept = jnp.exp(inputs.log_decay.astype(dtype))
+  rate = inputs.write_rate.astype(dtype)
+  rates = rate[..., :1], rate[..., -1:]
+
+  def gates(rate, weight_decay):
+    decay = jnp.maximum(kept - weight_decay * rate, 0)
+    if inputs.active is None:
+      return decay, rate
+    active = inputs.active > 0.5
+    return jnp.where(active, decay, 1), jnp.where(active, rate, 0)
+
+  return (
+    gates(rates[0], spec.key_weight_decay),
+    gates(rates[1], spec.value_weight_decay),
+  )

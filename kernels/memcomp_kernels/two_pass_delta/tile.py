@@ -1,0 +1,116 @@
+"""One tile of the two-pass delta rule on matrix units: the algebra, no layout.
+
+Rows are tokens, X what a pass writes by, T its targets, d its decays, theta its
+rates, S its memory before the tile, E = T - X S' the errors at the memory S'
+before each token. With mu and Omega of d (`primitives.decay`),
+
+  (I + strict(Omega_{t-1,i} * X X^T) diag(theta)) E = T - diag(mu_{t-1}) X S
+
+is unit triangular (`primitives.delta`), and U = diag(theta) E is what the pass
+writes and reads as `primitives.outer` has it. The second pass's X are codes of
+what the first one answers to its own X at every token: one more read.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import chunked, decay, delta, matmul, outer
+from memcomp_kernels.two_pass_delta import gates, reference, types
+
+# Of a decay, whose log is summed. What is kept of less is zero for any purpose.
+_SMALLEST = 1e-30
+
+
+class Pass(NamedTuple):
+  """One pass over a tile.
+
+  Attributes:
+    memory: before the tile, `[batch, heads, in, out]`.
+    key: what it writes by, `[batch, heads, tile, in]`.
+    written: U, `[batch, heads, tile, out]`.
+    factors: of its decays after each token's write.
+    before: likewise before it.
+  """
+
+  memory: jax.Array
+  key: jax.Array
+  written: jax.Array
+  factors: decay.Decay
+  before: decay.Decay
+
+  def read(self, query: jax.Array, *, first: bool = False) -> jax.Array:
+    """What the memory answers after each token's write, or before it."""
+    factors = self.before if first else self.factors
+    return outer.read(self.memory, query, self.key, self.written, factors)
+
+  def end(self) -> jax.Array:
+    """The memory after the tile."""
+    return outer.write(
+      self.memory, self.key, self.written, self.factors, self.key.dtype
+    )
+
+
+def solve(
+  memory: jax.Array, of_tokens: gates.Gates, key: jax.Array, target: jax.Array
+) -> Pass:
+  """Solves for what a pass writes.
+
+  Args:
+    memory: before the tile, `[batch, heads, in, out]`.
+    of_tokens: decays and rates, each `[batch, heads, tile, 1]`.
+    key: `[batch, heads, tile, in]`, of the dtype of products.
+    target: `[batch, heads, tile, out]`.
+  """
+  kept, rate = of_tokens
+  log_decay = jnp.log(jnp.maximum(kept[..., 0], _SMALLEST))
+  factors = decay.decay_factors(log_decay)
+  earlier = decay.decay_before(log_decay)
+  before = factors._replace(
+    from_start=earlier.from_start, between=earlier.between
+  )
+  coupling = matmul.product("bhti,bhsi->bhts", key, key, key.dtype)
+  coupling *= before.between * jnp.swapaxes(rate, -1, -2)
+  predicted = matmul.product("bhti,bhio->bhto", key, memory, key.dtype)
+  predicted *= before.from_start[..., None]
+  error = delta.solve(coupling, target.astype(memory.dtype) - predicted)
+  return Pass(memory, key, rate * error, factors, before)
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  inputs: types.Inputs,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: None,
+) -> tuple[chunked.Memories, jax.Array, None]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: S_K and S_V before the tile.
+    starts: not read: nothing is defined by chunk.
+    inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
+      places.
+    complete: not read.
+    spec: the memory's meaning.
+    tiling: None: all of the tiling is the tile's size.
+
+  Returns:
+    The memories after the tile, y `[batch, heads, tile, value]`, and None.
+  """
+  del starts, complete, tiling
+  S_K, S_V = memories
+  dtype, first = inputs.query.dtype, spec.read_first
+  of_first, of_second = gates.of_passes(inputs, spec, S_K.dtype)
+
+  def code(z):
+    return reference.nsilu(z, spec.code_eps).astype(dtype)
+
+  keys = solve(S_K, of_first, inputs.source, inputs.key)
+  codes = code(keys.read(inputs.source))
+  values = solve(S_V, of_second, codes, inputs.value)
+  asked = code(keys.read(inputs.query, first=first))
+  y = values.read(asked, first=first)
+  return (keys.end(), values.end()), y.astype(dtype), None

@@ -1,0 +1,39 @@
+"""Each pass is FLA's gated delta rule, by what docs/agreement.md says."""
+
+import agreement
+import pytest
+
+from memcomp_kernels.two_pass_delta import api
+
+
+def two_pass(function):
+  def run(x):
+    state = api.init_state(
+      api.Spec(),
+      batch=x["query"].shape[0],
+      heads=x["query"].shape[2],
+      key_dim=x["key"].shape[-1],
+      value_dim=x["value"].shape[-1],
+    )
+    state = state._replace(
+      key_memory=x["key_memory"], value_memory=x["value_memory"]
+    )
+    names = api.Inputs._fields[:-1]
+    inputs = api.Inputs(*(x[name] for name in names))
+    state, y = function(state, inputs, spec=api.Spec())
+    return {
+      "y": y,
+      "key_memory": state.key_memory,
+      "value_memory": state.value_memory,
+    }
+
+  return run
+
+
+DEFINITIONS = {"two_pass_delta": two_pass}
+
+
+@pytest.mark.parametrize("function", [api.reference, api.chunk])
+def test_agrees(function):
+  path = agreement.DATA / "two_pass_delta.npz"
+  agreement.assert_agrees(path, two_pass(function))
