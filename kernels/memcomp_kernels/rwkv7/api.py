@@ -1,0 +1,100 @@
+"""RWKV-7's memory: `init_state`, `step`, `chunk`, `reference`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract, dispatch
+from memcomp_kernels.rwkv7 import reference as _reference
+from memcomp_kernels.rwkv7 import types, xla_chunked
+
+Inputs, Spec, State = types.Inputs, types.Spec, types.State
+reference = _reference.reference
+step = _reference.step
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "rwkv7",
+  reference=_reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def init_state(
+  spec: types.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any = jnp.float32,
+  memory: jax.Array | None = None,
+) -> types.State:
+  """Returns the state before the first token.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys.
+    value_dim: width of values.
+    dtype: of the memory, float32 or float64.
+    memory: `[heads, key, value]`; default zeros.
+
+  Raises:
+    ValueError: `dtype` is narrower than float32.
+  """
+  del spec
+  contract.check_state_dtype(dtype)
+  shape = batch, heads, key_dim, value_dim
+  if memory is None:
+    filled = jnp.zeros(shape, dtype)
+  else:
+    filled = jnp.broadcast_to(memory.astype(dtype), shape)
+  return types.State(filled, jnp.zeros(batch, jnp.int32))
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  implementation: str | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Runs the memory over many tokens; differentiable in state and inputs.
+
+  Args:
+    state: the state before the first token.
+    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
+    spec: the memory's meaning.
+    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
+    reset_state: what a new segment starts from; default `state`.
+    implementation: "reference" or "xla_chunked"; default the fastest that runs
+      on the platform.
+
+  Returns:
+    The state after the last token, and p `[batch, time, heads, value]` in the
+    query's dtype.
+
+  Raises:
+    NotImplementedError: the named implementation cannot run here.
+    ValueError: shapes do not fit the state or each other.
+  """
+  check_inputs(state, inputs)
+  function = IMPLEMENTATIONS.select(implementation)
+  return function(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def check_inputs(state: types.State, inputs: types.Inputs) -> None:
+  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
+  batch, heads, key_dim, value_dim = state.memory.shape
+  widths = dict.fromkeys(types.Inputs._fields, key_dim) | {"value": value_dim}
+  contract.check_inputs(inputs, batch, heads, widths)

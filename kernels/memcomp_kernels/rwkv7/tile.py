@@ -1,0 +1,84 @@
+"""One tile of RWKV-7 on matrix units: the algebra, no layout.
+
+Rows are tokens; K, V, R, Kappa keys, values, queries and removal keys, B =
+a * Kappa, S the memory before the tile, G the running sums of log w, of token
+and channel. With the scores (`primitives.channel_decay`)
+
+  A(X, Y)_{t,i} = sum_c X_{t,c} Y_{i,c} exp(G_{t,c} - G_{i,c}),   i <= t
+
+and A^-, the same with G_{t-1} for G_t and i < t, what tokens remove is U:
+
+  (I + A^-(Kappa, B)) U = (Kappa * e^{G^-}) S + A^-(Kappa, K) V
+
+unit triangular (`primitives.delta`), and then
+
+  P = (R * e^G) S + A(R, K) V - A(R, B) U
+  S <- e^{G_C} S + (K * e^{G_C - G})^T V - (B * e^{G_C - G})^T U
+
+A^- is A of rows moved up by one token, moved down again.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import channel_decay, chunked, delta, matmul
+from memcomp_kernels.rwkv7 import tilings, types
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  inputs: types.Inputs,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> tuple[chunked.Memories, jax.Array, None]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: S before the tile, `[batch, heads, key, value]`.
+    starts: not read: nothing is defined by chunk.
+    inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
+      places.
+    complete: not read.
+    spec: the memory's meaning.
+    tiling: sizes.
+
+  Returns:
+    The memory after the tile, p `[batch, heads, tile, value]`, and None.
+  """
+  del starts, complete
+  dtype = inputs.query.dtype
+  product = functools.partial(matmul.product, dtype=dtype)
+  (S,) = memories
+  r, k, v, kappa, log_decay, a = (x.astype(S.dtype) for x in inputs)
+  b = a * kappa
+  decay = channel_decay.channel_decay(log_decay, tiling.block_time)
+  scores = functools.partial(channel_decay.scores, decay, dtype=dtype)
+  read = functools.partial(channel_decay.read, decay, dtype=dtype)
+
+  # Row t of what is moved up is of token t + 1, which meets the decay up to t.
+  ahead = _moved(kappa, -1)
+  base = _moved(read(ahead, k, v), 1)
+  before = decay.from_start[..., :-1, :]
+  before = jnp.concatenate([jnp.ones_like(before[..., :1, :]), before], axis=-2)
+  base = base + product("bhtk,bhkv->bhtv", before * kappa, S)
+  removed = delta.solve(_moved(scores(ahead, b), 1), base)
+
+  p = product("bhtk,bhkv->bhtv", decay.from_start * r, S)
+  p = p + read(r, k, v) - read(r, b, removed)
+  p = spec.read_scale(k.shape[-1]) * p
+  S = decay.total[..., None] * S
+  S = S + product("bhtk,bhtv->bhkv", decay.to_end * k, v)
+  S = S - product("bhtk,bhtv->bhkv", decay.to_end * b, removed)
+  return (S,), p.astype(dtype), None
+
+
+def _moved(x: jax.Array, by: int) -> jax.Array:
+  """Rows `[..., time, dim]` moved down by one, or up; zeros move in."""
+  zeros = jnp.zeros_like(x[..., :1, :])
+  if by > 0:
+    return jnp.concatenate([zeros, x[..., :-1, :]], axis=-2)
+  return jnp.concatenate([x[..., 1:, :], zeros], axis=-2)

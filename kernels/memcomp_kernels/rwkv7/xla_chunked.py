@@ -1,0 +1,44 @@
+"""RWKV-7 in chunk form on matrix units, in plain JAX.
+
+A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. The
+tile is free: the result does not depend on it.
+"""
+
+import jax
+
+from memcomp_kernels.primitives import chunked
+from memcomp_kernels.rwkv7 import reference, tile, tilings, types
+
+
+def _take_apart(state: types.State) -> chunked.Parts:
+  return chunked.Parts((state.memory,), None, None, state.segment_id)
+
+
+def _put_together(parts: chunked.Parts) -> types.State:
+  (memory,) = parts.memories
+  return types.State(memory, parts.segment_id)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  tiling = tiling or tilings.Tiling()
+  form = chunked.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=tilings.tile_time(tiling, inputs.query.shape[1]),
+    run_tile=tile.run,
+    step=reference.step,
+    take_apart=_take_apart,
+    put_together=_put_together,
+  )
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )

@@ -1,0 +1,408 @@
+"""The RWKV-7 time mixing (arXiv 2503.14456, section 4).
+
+With x_j = x + mu_j (x_{t-1} - x), a learned mu for each j:
+
+  r = x_r W_r, k = x_k W_k, v = x_v W_v mixed with the first layer's
+  log w = -e^(-1/2) sigmoid(w0 + tanh(x_w W) W'),  a = sigmoid(a0 + x_a A A')
+  kappa^ = unit(k * xi),  k~ = k (1 + (a - 1) alpha)
+  p = memory;  y = (GroupNorm(p) + (r . (rho k~)) v) * (sigmoid(x_g G) G') W_o
+
+docs/rwkv7.md has the choices.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from memcomp import sharding
+from memcomp.layers import linear, mixer, token_shift
+from memcomp_kernels.primitives import activations
+from memcomp_kernels.rwkv7 import api as rwkv7
+
+VALUE_RESIDUALS = ("none", "dynamic")
+
+# Token shifts, and the exponents of their amounts at the start.
+_SHIFTS = {
+  "query": 0.2,
+  "decay": 0.9,
+  "key": 0.7,
+  "value": 0.7,
+  "rate": 0.9,
+  "gate": 0.2,
+}
+_STRONGEST = -math.exp(-0.5)
+_NORM_EPS = 1e-5  # times key_dim, as released
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class RWKV7Config(mixer.MixerConfig):
+  """An RWKV-7 mixer.
+
+  Attributes:
+    scale: of what is read, see the kernel's `Spec`.
+    heads: memories side by side.
+    key_dim: features of a head's query and keys.
+    value_dim: features of a head's value.
+    value_residual: values are mixed with the first layer's by a share of
+      channel and token ("dynamic"); or "none".
+    decay_rank: of the decay's low-rank map; 0 is as released, as for the rest.
+    rate_rank: of the in-context learning rate's.
+    value_rank: of the value residual's share's.
+    gate_rank: of the output gate's.
+  """
+
+  scale: float | None = 1.0
+  heads: int = 12
+  key_dim: int = 64
+  value_dim: int = 64
+  value_residual: str = "dynamic"
+  decay_rank: int = 0
+  rate_rank: int = 0
+  value_rank: int = 0
+  gate_rank: int = 0
+
+  def spec(self) -> rwkv7.Spec:
+    """The memory's meaning.
+
+    Raises:
+      ValueError: naming the field that is out of range.
+    """
+    return rwkv7.Spec(scale=self.scale)
+
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+    self.spec()
+    mixer.require_positive(self, "heads", "key_dim", "value_dim")
+    if self.value_residual not in VALUE_RESIDUALS:
+      raise ValueError(
+        f"value_residual={self.value_residual!r} is not one of:"
+        f" {', '.join(VALUE_RESIDUALS)}"
+      )
+    for name in ("decay_rank", "rate_rank", "value_rank", "gate_rank"):
+      if getattr(self, name) < 0:
+        raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+  def ranks(self, d_model: int) -> dict[str, int]:
+    """The rank of every low-rank map."""
+    wide = self.key_dim / 64
+
+    def rank(given, factor):
+      released = 32 * round(factor * math.sqrt(d_model) / 32)
+      return given or max(32, released)
+
+    return {
+      "decay": rank(self.decay_rank, 2.5 * wide),
+      "rate": rank(self.rate_rank, 2.5 * wide),
+      "value": rank(self.value_rank, 1.7 * wide),
+      "gate": rank(self.gate_rank, 5.0),
+    }
+
+  def state_floats(self, length: int) -> int:
+    """Floats of the memory for any length, for one layer."""
+    del length
+    return self.heads * self.key_dim * self.value_dim
+
+  def memory_flops(self, length: int) -> int:
+    """Forward flops of the memory per token, for one layer.
+
+    Multiply-adds count two: what is removed, two writes, the read.
+    """
+    del length
+    return 8 * self.heads * self.key_dim * self.value_dim
+
+
+class RWKV7State(NamedTuple):
+  """State of the mixer.
+
+  Attributes:
+    last: the last token's x, `[batch, d_model]`.
+    last_value: the same of the shifted part of the first layer's value,
+      `[batch, width]`; None without a value residual.
+    memory: of the kernel.
+  """
+
+  last: jax.Array
+  last_value: jax.Array | None
+  memory: rwkv7.State
+
+
+class LowRank(nnx.Module):
+  """f(x A) B (+ bias); starts from the bias alone.
+
+  Args:
+    in_dim: features in.
+    rank: between A and B.
+    out_dim: features out.
+    activation: f.
+    bias: at the start, `[out_dim]`; None for none.
+    rngs: random streams.
+  """
+
+  def __init__(self, in_dim, rank, out_dim, *, activation=None, bias, rngs):
+    self.down = linear.Linear(in_dim, rank, ("embed", None), std=0.0, rngs=rngs)
+    self.up = linear.Linear(
+      rank,
+      out_dim,
+      (None, "heads"),
+      std=0.1 / math.sqrt(max(rank, out_dim)),
+      init="orthogonal",
+      rngs=rngs,
+    )
+    self.bias = nnx.data(None)
+    if bias is not None:
+      self.bias = linear.constant_param(bias, ("heads",))
+    self.activation = activation
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps `[..., in_dim]` to `[..., out_dim]`; float32 or wider with bias."""
+    y = self.down(x)
+    y = self.up(y if self.activation is None else self.activation(y))
+    return y if self.bias is None else y + self.bias[...]
+
+
+class RWKV7(nnx.Module):
+  """The RWKV-7 mixer.
+
+  Args:
+    config: its configuration.
+    d_model: features in and out.
+    std: of the weights at the start; not used: they start orthogonal.
+    out_std: of the output projection at the start.
+    rngs: random streams.
+  """
+
+  def __init__(
+    self,
+    config: RWKV7Config,
+    d_model: int,
+    *,
+    std: float,
+    out_std: float,
+    rngs: nnx.Rngs,
+  ):
+    del std
+    config.validate()
+    heads, key_dim = config.heads, config.key_dim
+    key_width, value_width = heads * key_dim, heads * config.value_dim
+    ranks = config.ranks(d_model)
+
+    def project(width, gain=1.0):
+      return linear.Linear(
+        d_model,
+        width,
+        ("embed", "heads"),
+        std=gain / math.sqrt(max(d_model, width)),
+        init="orthogonal",
+        rngs=rngs,
+      )
+
+    self.shifts = nnx.Dict(
+      {
+        name: token_shift.TokenShift(d_model, exponent=exponent, first="zero")
+        for name, exponent in _SHIFTS.items()
+      }
+    )
+    self.query, self.key = project(key_width), project(key_width, 0.1)
+    self.value = project(value_width)
+    self.decay = LowRank(
+      d_model,
+      ranks["decay"],
+      key_width,
+      activation=jnp.tanh,
+      bias=_decay_bias(heads, key_dim, jnp.zeros(())),
+      rngs=rngs,
+    )
+    place = _place(key_width) - 0.5
+    self.rate = LowRank(
+      d_model,
+      ranks["rate"],
+      key_width,
+      bias=-0.19 + 0.3 * _zigzag(heads, key_dim) + 0.4 * place,
+      rngs=rngs,
+    )
+    self.value_share = nnx.data(None)
+    if config.value_residual != "none":
+      self.value_share = LowRank(
+        d_model,
+        ranks["value"],
+        value_width,
+        bias=0.73 - 0.4 * (_place(value_width) - 0.5),
+        rngs=rngs,
+      )
+    self.gate = LowRank(
+      d_model,
+      ranks["gate"],
+      value_width,
+      activation=jax.nn.sigmoid,
+      bias=None,
+      rngs=rngs,
+    )
+    of_heads = ("heads",)
+    self.removal = linear.constant_param(0.71 - 0.1 * place, of_heads)
+    self.replacement = linear.constant_param(
+      jnp.full(key_width, 1.02), of_heads
+    )
+    self.bonus = linear.constant_param(
+      jnp.full((heads, key_dim), -0.04), ("heads", "key_dim")
+    )
+    self.norm_scale = linear.constant_param(jnp.ones(value_width), of_heads)
+    self.norm_bias = linear.constant_param(jnp.zeros(value_width), of_heads)
+    self.out = linear.Linear(
+      value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
+    )
+    self.spec = config.spec()
+    self.d_model, self.heads = d_model, heads
+    self.key_dim, self.value_dim = key_dim, config.value_dim
+
+  def at_depth(self, depth: jax.Array) -> None:
+    """Starts as a layer at `depth` in [0, 1)."""
+    for shift in self.shifts.values():
+      shift.at_depth(depth)
+    if self.decay.bias is not None:
+      self.decay.bias[...] = _decay_bias(self.heads, self.key_dim, depth)
+
+  def value_of(self, x: jax.Array) -> jax.Array:
+    """What later layers make the first layer's value of, at its input `x`.
+
+    That value is of a shifted token, (x + mu (x_{t-1} - x)) W_v. Its two parts,
+    of this token and of the one before, side by side: the second is to be
+    shifted.
+    """
+    shared = self.shifts["value"].amount[...].astype(x.dtype)
+    before = self.value(shared * x)
+    return jnp.concatenate([self.value(x) - before, before], axis=-1)
+
+  def init_state(self, batch: int, length: int | None = None) -> RWKV7State:
+    """The state before the first token: an empty memory."""
+    del length
+    memory = rwkv7.init_state(
+      self.spec,
+      batch=batch,
+      heads=self.heads,
+      key_dim=self.key_dim,
+      value_dim=self.value_dim,
+    )
+    last_value = None
+    if self.value_share is not None:
+      last_value = jnp.zeros((batch, self.heads * self.value_dim))
+    return RWKV7State(jnp.zeros((batch, self.d_model)), last_value, memory)
+
+  def memories(self, state: RWKV7State) -> tuple[jax.Array, ...]:
+    """The arrays whose size tells how full the memory is."""
+    return (state.memory.memory,)
+
+  def _before(self, x, last, context, segment_id):
+    """The tokens before those of `x`, zero before a segment; the last one."""
+    return token_shift.token_shift(
+      x,
+      jnp.ones(x.shape[-1], x.dtype),
+      last,
+      segment_ids=context.segment_ids,
+      segment_id=segment_id,
+      first="zero",
+    )
+
+  def _inputs(self, x, state: RWKV7State, context: mixer.Context):
+    """Projects `[batch, time, d_model]`; returns the state but its memory."""
+    segment_id = state.memory.segment_id
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    before, last = self._before(x, state.last, context, segment_id)
+    step = before - x
+    x_of = {
+      name: x + shift.amount[...].astype(x.dtype) * step
+      for name, shift in self.shifts.items()
+    }
+    query, key = self.query(x_of["query"]), self.key(x_of["key"])
+    value, last_value = self.value(x_of["value"]), state.last_value
+    if self.value_share is not None and last_value is not None:
+      if context.first_value is None:
+        raise ValueError("a value residual needs context.first_value")
+      here, there = jnp.split(context.first_value.astype(x.dtype), 2, axis=-1)
+      there, last_value = self._before(there, last_value, context, segment_id)
+      share = jax.nn.sigmoid(self.value_share(x_of["value"]).astype(wide))
+      value = value + share.astype(x.dtype) * (here + there - value)
+    log_decay = _STRONGEST * jax.nn.sigmoid(
+      self.decay(x_of["decay"]).astype(wide)
+    )
+    rate = jax.nn.sigmoid(self.rate(x_of["rate"]).astype(wide))
+    removal_key = key.astype(wide) * self.removal[...]
+    key = key.astype(wide) * (1 + (rate - 1) * self.replacement[...])
+    query, key, value, removal_key, log_decay, rate = (
+      linear.split_heads(y, self.heads)
+      for y in (query, key, value, removal_key, log_decay, rate)
+    )
+    inputs = rwkv7.Inputs(
+      query=query,
+      key=key.astype(x.dtype),
+      value=value,
+      removal_key=activations.l2_norm(removal_key, 1e-12).astype(x.dtype),
+      log_decay=log_decay,
+      write_rate=rate,
+    )
+    gate = self.gate(x_of["gate"])
+    return inputs, gate, RWKV7State(last, last_value, state.memory)
+
+  def _output(self, y: jax.Array, inputs: rwkv7.Inputs, gate: jax.Array):
+    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    wide = wide * lax.rsqrt(variance + self.key_dim * _NORM_EPS)
+    shape = *y.shape[:-2], -1
+    normed = wide.reshape(shape) * self.norm_scale[...] + self.norm_bias[...]
+    match = inputs.query * inputs.key * self.bonus[...]
+    bonus = jnp.sum(match, axis=-1, keepdims=True) * inputs.value
+    y = (normed + bonus.reshape(shape)).astype(y.dtype)
+    return self.out(y * gate)
+
+  def __call__(
+    self, x: jax.Array, state: RWKV7State, context: mixer.Context
+  ) -> tuple[jax.Array, RWKV7State]:
+    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
+    segment_ids = context.segment_ids
+    inputs, gate, state = self._inputs(x, state, context)
+    chunk = sharding.on_mesh(rwkv7.chunk)
+    fresh = jax.tree.map(jnp.zeros_like, state.memory)
+    memory, y = chunk(
+      state.memory,
+      inputs,
+      spec=self.spec,
+      segment_ids=segment_ids,
+      reset_state=fresh if segment_ids is not None else None,
+    )
+    return self._output(y, inputs, gate), state._replace(memory=memory)
+
+  def step(
+    self, x: jax.Array, state: RWKV7State, context: mixer.Context
+  ) -> tuple[jax.Array, RWKV7State]:
+    """Mixes one token: `[batch, d_model]` in constant time."""
+    if context.first_value is not None:
+      context = context._replace(first_value=context.first_value[:, None])
+    inputs, gate, state = self._inputs(x[:, None], state, context)
+    memory, y = rwkv7.step(
+      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
+    )
+    y = self._output(y[:, None], inputs, gate)[:, 0]
+    return y, state._replace(memory=memory)
+
+
+def _place(width: int) -> jax.Array:
+  """Channels from 0 to 1."""
+  return jnp.arange(width) / max(width - 1, 1)
+
+
+def _zigzag(heads: int, dim: int) -> jax.Array:
+  """From -1 to 1 in each head, the square with its sign."""
+  ramp = 2 * _place(dim) - 1
+  return jnp.tile(ramp * jnp.abs(ramp), heads)
+
+
+def _decay_bias(heads: int, dim: int, depth: jax.Array) -> jax.Array:
+  """w0 of a layer at `depth` in [0, 1): early channels forget slowly."""
+  place = _place(heads * dim)
+  ramp = -6 + 6 * place ** (1 + depth**0.3)
+  return ramp + 0.5 + 2.5 * _zigzag(heads, dim)
