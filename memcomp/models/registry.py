@@ -9,6 +9,7 @@ from memcomp.layers import (
   lattice,
   linear_attention,
   mamba2,
+  rwkv7,
   slot_attention,
   softmax_attention,
   tensor_cache,
@@ -51,6 +52,7 @@ MIXERS: dict[str, tuple[type, type]] = {
     tensor_cache.TensorCacheConfig,
     tensor_cache.TensorCache,
   ),
+  "rwkv7": (rwkv7.RWKV7Config, rwkv7.RWKV7),
   "two_pass_delta": (
     two_pass_delta.TwoPassDeltaConfig,
     two_pass_delta.TwoPassDelta,

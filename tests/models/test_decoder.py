@@ -16,6 +16,7 @@ from memcomp.layers import (
   lattice,
   linear_attention,
   mamba2,
+  rwkv7,
   slot_attention,
   softmax_attention,
   tensor_cache,
@@ -76,6 +77,7 @@ MIXERS = {
     unit_keys=True,  # without, a delta rule of this rate diverges
     write_rate_init=0.5,
   ),
+  "rwkv7": rwkv7.RWKV7Config(heads=2, key_dim=8, value_dim=12),
   "two_pass_delta": two_pass_delta.TwoPassDeltaConfig(
     heads=2, key_dim=8, value_dim=12, write_every=2
   ),

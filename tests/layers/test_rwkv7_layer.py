@@ -1,0 +1,162 @@
+"""The RWKV-7 layer: gates, the first layer's value, bad fields."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from memcomp.layers import mixer
+from memcomp.layers import rwkv7 as layers
+from memcomp_kernels.rwkv7 import api
+from memcomp_kernels.testing import errors
+
+SMALL = layers.RWKV7Config(heads=2, key_dim=4, value_dim=6)
+
+
+def build(**changes):
+  config = dataclasses.replace(SMALL, **changes)
+  with nnx.use_eager_sharding(False):
+    layer = layers.RWKV7(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+    layer.at_depth(jnp.array(0.25))
+    # Away from zero, where low-rank maps start.
+    for name in ("decay", "rate", "gate", "value_share"):
+      module = getattr(layer, name)
+      if module is not None:
+        module.down.kernel[...] = 0.3 * jnp.sin(
+          jnp.arange(module.down.kernel[...].size, dtype=jnp.float32)
+        ).reshape(module.down.kernel[...].shape)
+  return layer
+
+
+def context_of(layer, x, ids=None):
+  return mixer.Context(segment_ids=ids, first_value=layer.value_of(x))
+
+
+def some_x(time=7):
+  return jax.random.normal(jax.random.key(0), (2, time, 8))
+
+
+def test_the_layer_repeats_the_kernels_defaults():
+  assert layers.RWKV7Config().spec() == api.Spec()
+
+
+def test_ranks_of_the_released_sizes():
+  config = layers.RWKV7Config()
+  # 768: 2.5 sqrt(768) = 69.3, 1.7 sqrt(768) = 47.1, 5 sqrt(768) = 138.6.
+  assert config.ranks(768) == {
+    "decay": 64,
+    "rate": 64,
+    "value": 32,
+    "gate": 128,
+  }
+  assert dataclasses.replace(config, gate_rank=7).ranks(768)["gate"] == 7
+
+
+def test_inputs_by_the_formulas():
+  """Written out with shifted tokens, one after the other."""
+  layer, x = build(value_residual="none"), some_x()
+  inputs, gate, _ = layer._inputs(x, layer.init_state(2), mixer.Context())
+  before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+
+  def mixed(name):
+    amount = layer.shifts[name].amount[...]
+    return (1 - amount) * x + amount * before
+
+  def low_rank(module, x, f=lambda x: x):
+    return f(x @ module.down.kernel[...]) @ module.up.kernel[...]
+
+  def heads(x):
+    return x.reshape(2, 7, 2, -1)
+
+  rate = jax.nn.sigmoid(
+    low_rank(layer.rate, mixed("rate")) + layer.rate.bias[...]
+  )
+  decay = (
+    low_rank(layer.decay, mixed("decay"), jnp.tanh) + layer.decay.bias[...]
+  )
+  key = mixed("key") @ layer.key.kernel[...]
+  removal = heads(key * layer.removal[...])
+  removal = removal / jnp.linalg.norm(removal, axis=-1, keepdims=True)
+  expected = api.Inputs(
+    query=heads(mixed("query") @ layer.query.kernel[...]),
+    key=heads(key * (1 + (rate - 1) * 1.02)),
+    value=heads(mixed("value") @ layer.value.kernel[...]),
+    removal_key=removal,
+    log_decay=heads(-math.exp(-0.5) * jax.nn.sigmoid(decay)),
+    write_rate=heads(rate),
+  )
+  errors.assert_close(inputs, expected, 1e-5)
+  expected = low_rank(layer.gate, mixed("gate"), jax.nn.sigmoid)
+  errors.assert_close(gate, expected, 1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_first_layer_adds_its_value_to_itself(packed):
+  """With its token shift: the share, whatever it is, changes nothing."""
+  ids = jnp.array([[1, 1, 2, 2, 0, 2, 3]] * 2) if packed else None
+  layer, x = build(), some_x()
+  inputs, _, _ = layer._inputs(
+    x, layer.init_state(2), context_of(layer, x, ids)
+  )
+  plain = build(value_residual="none")
+  expected, _, _ = plain._inputs(
+    x, plain.init_state(2), mixer.Context(segment_ids=ids)
+  )
+  real = np.ones(7, bool) if ids is None else np.asarray(ids[0] != 0)
+  errors.assert_close(inputs.value[:, real], expected.value[:, real], 1e-5)
+  other = context_of(layer, x + 1, ids)
+  moved, _, _ = layer._inputs(x, layer.init_state(2), other)
+  assert jnp.any(jnp.abs(moved.value - inputs.value) > 0.01)
+
+
+def test_output_by_the_formula():
+  layer, x = build(value_residual="none"), some_x()
+  state = layer.init_state(2)
+  inputs, gate, _ = layer._inputs(x, state, mixer.Context())
+  _, p = api.reference(state.memory, inputs, spec=layer.spec)
+  centred = p - p.mean(-1, keepdims=True)
+  normed = centred / jnp.sqrt(p.var(-1, keepdims=True) + 4e-5)
+  bonus = (inputs.query * inputs.key * -0.04).sum(-1, keepdims=True)
+  y = (normed + bonus * inputs.value).reshape(2, 7, -1) * gate
+  got, _ = layer(x, state, mixer.Context())
+  errors.assert_close(got, y @ layer.out.kernel[...], 1e-4)
+
+
+def test_steps_equal_the_sequence():
+  layer, x = build(), some_x()
+  first = layer.value_of(x)
+  y, final = jax.jit(layer)(
+    x, layer.init_state(2), mixer.Context(first_value=first)
+  )
+  state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
+  for t in range(7):
+    context = mixer.Context(first_value=first[:, t])
+    out, state = step(x[:, t], state, context)
+    outputs.append(out)
+  errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
+
+
+def test_state_and_flops_by_hand():
+  # 2 heads of 4 x 6; removed, two writes, read.
+  assert SMALL.state_floats(9) == 2 * 24
+  assert SMALL.memory_flops(9) == 2 * 24 * 2 * 4
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"scale": 0.0},
+    {"heads": 0},
+    {"value_residual": "scalar"},
+    {"gate_rank": -1},
+  ],
+  ids=str,
+)
+def test_bad_fields_are_named(change):
+  (name,) = change
+  with pytest.raises(ValueError, match=f"{name}="):
+    build(**change)
