@@ -374,11 +374,68 @@ def rwkv7(checkout, draw, sizes):
   return inputs, run
 
 
+def ovq(checkout, draw, sizes):
+  """Online vector quantisation; whole chunks, values as wide as keys."""
+  # What surrounds the memory in that file is not needed, nor loaded.
+  for name, attribute in (
+    ("utils.opt", "set_label"),
+    ("model.rwkv7_backbone", "StatesDictCache apply_rotary_embeddings"),
+    ("model.value_residual_mixin", "ValueResidualMixin"),
+  ):
+    stub = sys.modules[name] = types.ModuleType(name)
+    for each in attribute.split():
+      setattr(stub, each, torch.nn.Module)
+    package = name.partition(".")[0]
+    sys.modules.setdefault(package, types.ModuleType(package)).__path__ = []
+  file = pathlib.Path(checkout) / "model/ovq_mixer.py"
+  spec = importlib.util.spec_from_file_location("model.ovq_mixer", file)
+  mixer = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(mixer)
+  b, t, h = sizes.batch, sizes.time, sizes.heads
+
+  def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+  inputs = {
+    "query": unit(draw(b, t, h, sizes.key)),
+    "key": unit(draw(b, t, h, sizes.key)),
+    "value": draw(b, t, h, sizes.key),
+    "beta": 1 + 0.5 * draw(h),
+  }
+
+  def run(x):
+    q, k, v = (x[name].transpose(1, 2) for name in ("query", "key", "value"))
+    y, keys, values, counts = mixer.ovq_attention(
+      q,
+      k,
+      v,
+      None,
+      None,
+      None,
+      beta=x["beta"],
+      chunk_size=t // 4,
+      max_centroids=2 * sizes.slots + 1,
+      normalize_centroids=False,
+      use_min_state_size=False,
+      use_counts_for_lr_only=False,
+      use_delta_rule=False,
+    )
+    return {
+      "y": y.transpose(1, 2),
+      "keys": keys,
+      "values": values,
+      "counts": counts[..., 0],
+    }
+
+  return inputs, run
+
+
 DEFINITIONS = {
   "gsa": gsa,
   "abc": abc,
   "two_pass_delta": two_pass_delta,
   "rwkv7": rwkv7,
+  "ovq": ovq,
   "delta": delta,
   "gated_delta": gated_delta,
   "infini": infini,

@@ -1,0 +1,1 @@
+"""Online vector quantisation: a growing dictionary of key-value means."""

@@ -1,0 +1,79 @@
+"""One chunk of online vector quantisation on matrix units: no layout.
+
+All tokens of the chunk see the same dictionary, so a tile is one attention over
+[dictionary | chunk up to the token], and one update of the dictionary where the
+chunk is whole. A chunk that began in an earlier call has its first tokens in
+the memories, at the places that are empty in the tile.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.ovq import dictionary as dictionary_lib
+from memcomp_kernels.ovq import types
+from memcomp_kernels.primitives import chunked, matmul
+
+
+class Laid(NamedTuple):
+  """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones."""
+
+  inputs: types.Inputs
+  taken: jax.Array
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  laid: Laid,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: None,
+) -> tuple[chunked.Memories, jax.Array, None]:
+  """Reads one chunk, and writes it where it is whole.
+
+  Args:
+    memories: the dictionary's keys, values and counts; keys and values of
+      the chunk so far, and where they are taken, `[batch, heads, chunk, 1]`.
+    starts: not read: the dictionary is the one at the chunk's start.
+    laid: `[batch, heads, chunk, ...]`.
+    complete: bool `[batch]`, where the chunk is whole.
+    spec: the memory's meaning.
+    tiling: None: there is nothing to choose.
+
+  Returns:
+    The memories after the tile, y `[batch, heads, chunk, value]`, and None.
+  """
+  del starts, tiling
+  *rows, keys, values, taken = memories
+  D = dictionary_lib.Dictionary(*rows)
+  query = laid.inputs.query
+  product = functools.partial(matmul.product, dtype=query.dtype)
+  here = laid.taken > 0
+  keys = jnp.where(here, laid.inputs.key.astype(keys.dtype), keys)
+  values = jnp.where(here, laid.inputs.value.astype(values.dtype), values)
+  taken = jnp.where(here, 1, taken)
+
+  own = jnp.eye(spec.chunk_size, dtype=bool)
+  seen = jnp.tril(jnp.ones_like(own)) & (taken[..., 0] > 0)[:, :, None] | own
+  of_chunk = product("bhtk,bhjk->bhtj", query, keys)
+  of_chunk = jnp.where(seen, of_chunk, -jnp.inf)
+  of_rows = product("bhtk,bhik->bhti", query, D.keys)
+  of_rows = of_rows + dictionary_lib.log_counts(D.counts, spec)[:, :, None]
+  # Normalised last: fewer numbers are divided.
+  largest = jnp.maximum(jnp.max(of_chunk, -1), jnp.max(of_rows, -1))
+  largest = lax.stop_gradient(largest)[..., None]
+  of_chunk, of_rows = jnp.exp(of_chunk - largest), jnp.exp(of_rows - largest)
+  y = product("bhtj,bhjv->bhtv", of_chunk, values)
+  y = y + product("bhti,bhiv->bhtv", of_rows, D.values)
+  y = y / (jnp.sum(of_chunk, -1) + jnp.sum(of_rows, -1))[..., None]
+
+  pending = keys, values, taken
+  after = *dictionary_lib.update(D, keys, values, spec), *pending
+  after = *after[:3], *jax.tree.map(jnp.zeros_like, pending)
+  memories = contract.batched_where(complete, after, (*D, *pending))
+  return memories, y.astype(query.dtype), None

@@ -1,0 +1,86 @@
+"""Spec, Inputs and State of online vector quantisation."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+GROWTHS = ("plateau", "linear")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of an OVQ memory: changing a field changes the function.
+
+  Attributes:
+    chunk_size: tokens that are attended to exactly before they join the
+      dictionary together, >= 1.
+    max_rows: N, rows of the dictionary at most, >= 1.
+    growth: rows after t tokens: "plateau" floor(t N / (t + N)), or "linear"
+      min(t, N).
+    count_bias: scores of rows get the log of their counts: a row weighs as
+      many tokens as it stands for.
+    normalize_rows: rows have length 1 after every update.
+  """
+
+  chunk_size: int = 256
+  max_rows: int = 1024
+  growth: str = "plateau"
+  count_bias: bool = True
+  normalize_rows: bool = False
+
+  def __post_init__(self):
+    for name in ("chunk_size", "max_rows"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if self.growth not in GROWTHS:
+      raise ValueError(
+        f"growth={self.growth!r} is not one of: {', '.join(GROWTHS)}"
+      )
+
+  def rows(self, tokens):
+    """Rows in use after `tokens` (an int, or an array of them) >= 0."""
+    if self.growth == "plateau":
+      # t N / (t + N) = N - N^2 / (t + N), whose terms do not grow with t.
+      return self.max_rows - -(-(self.max_rows**2) // (tokens + self.max_rows))
+    less = tokens < self.max_rows
+    return less * tokens + (1 - less) * self.max_rows
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `reference` and `chunk` add a time axis at 1.
+
+  Attributes:
+    query: `[batch, heads, key]`, scaled: scores are products as they are.
+    key: `[batch, heads, key]`, of length 1: tokens join the row that their key
+      has the largest product with.
+    value: `[batch, heads, value]`.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence.
+
+  Attributes:
+    keys: of the dictionary, `[batch, heads, rows, key]`, float32 or wider.
+    values: `[batch, heads, rows, value]`.
+    counts: tokens that each row stands for, `[batch, heads, rows]`, of the
+      same dtype; their sum is the number of tokens in the dictionary.
+    pending_keys: of the current chunk's tokens, zero behind the last,
+      `[batch, heads, chunk_size, key]`.
+    pending_values: `[batch, heads, chunk_size, value]`.
+    position: int32 `[batch]`, tokens of the current chunk, in [0, chunk_size).
+    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  counts: jax.Array
+  pending_keys: jax.Array
+  pending_values: jax.Array
+  position: jax.Array
+  segment_id: jax.Array

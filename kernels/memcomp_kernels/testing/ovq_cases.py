@@ -1,0 +1,71 @@
+"""Online vector quantisation under the contract suite."""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.ovq import api as ovq
+from memcomp_kernels.testing import memory
+
+
+def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
+  del spec
+  keys = iter(jax.random.split(key, 3))
+
+  def normal(last):
+    return jax.random.normal(next(keys), (batch, time, heads, last))
+
+  return ovq.Inputs(
+    query=3 * memory.unit(normal(key_dim)),
+    key=memory.unit(normal(key_dim)),
+    value=normal(value_dim),
+  )
+
+
+def _state(key, spec, **sizes):
+  """A dictionary of the first chunk's size, of random rows."""
+  keys = jax.random.split(key)
+  state = ovq.init_state(
+    spec, **sizes, dtype=jax.dtypes.canonicalize_dtype(jnp.float64)
+  )
+  rows = spec.rows(spec.chunk_size)
+  used = (jnp.arange(spec.max_rows) < rows).astype(state.counts.dtype)
+  # As many tokens as a chunk has: what is left is of the first row.
+  counts = jnp.ones(spec.max_rows).at[0].add(spec.chunk_size - rows)
+  drawn = jax.random.normal(keys[0], state.keys.shape[1:])
+  values = jax.random.normal(keys[1], state.values.shape[1:])
+  return state._replace(
+    keys=jnp.broadcast_to(memory.unit(drawn) * used[:, None], state.keys.shape),
+    values=jnp.broadcast_to(values * used[:, None], state.values.shape),
+    counts=jnp.broadcast_to(counts * used, state.counts.shape),
+  )
+
+
+def _edges(inputs):
+  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
+  return {
+    "zero keys": inputs._replace(key=0 * inputs.key),
+    "zero values": inputs._replace(value=0 * inputs.value),
+    "repeated keys": inputs._replace(key=repeated),
+    "large queries": inputs._replace(query=1e4 * inputs.query),
+  }
+
+
+_SPECS = {
+  "plateau": ovq.Spec(chunk_size=8, max_rows=12),
+  "linear": ovq.Spec(
+    chunk_size=8, max_rows=10, growth="linear", count_bias=False
+  ),
+  "unit-rows": ovq.Spec(chunk_size=5, max_rows=12, normalize_rows=True),
+}
+
+MEMORY = memory.Memory(
+  name="ovq",
+  api=ovq,
+  specs=_SPECS,
+  typical=("plateau",),
+  make_inputs=_inputs,
+  make_state=_state,
+  edges=_edges,
+  # Rows of zeros are brought to no length: that has no derivative.
+  smooth=("plateau", "linear"),
+)
