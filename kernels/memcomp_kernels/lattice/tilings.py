@@ -26,7 +26,7 @@ class Tiling:
       in float64. Where it is not reached, substitution is run after all.
   """
 
-  tile_time: int = 16
+  tile_time: int = 8
   solver: str = "substitution"
   tolerance: float | None = None
 
