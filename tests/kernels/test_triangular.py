@@ -112,6 +112,26 @@ def test_stats_tell_what_was_done():
   )
 
 
+def test_a_gradient_that_gives_up_says_so(caplog):
+  arguments, cotangent = case(16, strength=0.1)
+  direction = direction_of("ln_silu")
+
+  def warnings(**settings):
+    solver = Solver(method="sweeps", **settings)
+    caplog.clear()
+    function = functools.partial(solve, direction, solver=solver)
+    jax.block_until_ready(
+      jax.jit(lambda *x: differentiated(function, x, cotangent))(*arguments)
+    )
+    jax.effects_barrier()
+    return [record.getMessage() for record in caplog.records]
+
+  # Rows of a batch are blocks of their own.
+  (message,) = warnings(max_sweeps=2)
+  assert "the gradient of 2 blocks did not come within" in message
+  assert not warnings(max_sweeps=16)
+
+
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_a_row_that_overflows_leaves_finished_rows_alone(solver):
   """0 * inf in a masked product would make every row nan."""

@@ -15,17 +15,21 @@ matrix in sight. Two methods, alone or block by block (`Solver`):
 
 The gradient is that of the solution, not of the way to it: the transposed
 system dz_t = J_t^T (du_t - sum_{s > t} coupling_{s,t} dz_s), with J_t of g at
-z_t, solved by the same method from the last token on.
+z_t, solved by the same method from the last token on. Where its sweeps do not
+come within the tolerance, a warning is logged.
 """
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+_logger = logging.getLogger("memcomp")
 
 METHODS = ("substitution", "sweeps")
 
@@ -139,9 +143,17 @@ def _solve_bwd(direction, solver, residuals, cotangents):
     return jax.tree.map(lambda x: jnp.flip(x, z.ndim - 2), tree)
 
   transpose = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
-  row, dz, _ = _in_blocks(
+  row, dz, stats = _in_blocks(
     transposed, solver, flip(du), transpose, flip((z, parameters))
   )
+  if solver.method == "sweeps" and solver.tolerance:
+    # A gradient has no way to return statistics: it says so itself.
+    missed = jnp.sum(stats.unreached)
+    lax.cond(
+      missed > 0,
+      lambda: jax.debug.callback(_log_unreached, missed),
+      lambda: None,
+    )
   row, dz = flip((row, dz))
   _, vjp = jax.vjp(lambda parameters: direction(z, parameters), parameters)
   (dparameters,) = vjp(row)
@@ -149,6 +161,14 @@ def _solve_bwd(direction, solver, residuals, cotangents):
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
   dcoupling = jnp.where(strict, -_product("...tm,...im->...ti", dz, u), 0)
   return dz, dcoupling, dparameters
+
+
+def _log_unreached(blocks) -> None:
+  _logger.warning(
+    "the gradient of %d blocks did not come within the solver's tolerance: they"
+    " were solved by substitution instead",
+    int(blocks),
+  )
 
 
 _solve.defvjp(_solve_fwd, _solve_bwd)
