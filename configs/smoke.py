@@ -26,6 +26,7 @@ SMALL = {
     "window_size": 16,
     "write_population": "evicted",
   },
+  "ovq": {"chunk_size": 8, "max_rows": 16},
   "slot_attention": {"num_slots": 8},
   "bounded_memory": {"num_slots": 8, "rotary_dim": 16},
   "infini_attention": {"rotary_dim": 16, "segment_size": 16},

@@ -56,6 +56,8 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
   fields |= {
     # A pair is told once: a write that changes little is not found again.
     "trellis": {"num_slots": 32, "write_rate_init": 0.3},
+    # An inner width of twice d_model.
+    "mamba2": {"heads": 4, "key_dim": 32, "value_dim": 32},
     "infini_attention": {
       "rotary_dim": 16,
       "segment_size": 8,
@@ -69,6 +71,7 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
       "max_length": task.length,
     },
     "lattice": {"num_slots": 32},
+    "ovq": {"chunk_size": 8, "max_rows": 24},
     "slot_attention": {"num_slots": 32},
     "bounded_memory": {"num_slots": 32, "rotary_dim": 0},
     "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},

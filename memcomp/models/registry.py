@@ -9,6 +9,7 @@ from memcomp.layers import (
   lattice,
   linear_attention,
   mamba2,
+  ovq,
   rwkv7,
   slot_attention,
   softmax_attention,
@@ -52,6 +53,7 @@ MIXERS: dict[str, tuple[type, type]] = {
     tensor_cache.TensorCacheConfig,
     tensor_cache.TensorCache,
   ),
+  "ovq": (ovq.OVQConfig, ovq.OVQ),
   "rwkv7": (rwkv7.RWKV7Config, rwkv7.RWKV7),
   "two_pass_delta": (
     two_pass_delta.TwoPassDeltaConfig,
@@ -76,6 +78,14 @@ def name_of(config: Any) -> str:
 def module_of(config: Any) -> type:
   """The module that `config` configures."""
   return MIXERS[name_of(config)][1]
+
+
+def memory_of(name: str) -> str:
+  """The package in `memcomp_kernels` of the mixer called `name`.
+
+  Several mixers may have one memory: its `Spec` tells.
+  """
+  return type(config_of(name)().spec()).__module__.split(".")[1]
 
 
 def config_of(name: str) -> type:

@@ -16,6 +16,7 @@ from memcomp.layers import (
   lattice,
   linear_attention,
   mamba2,
+  ovq,
   rwkv7,
   slot_attention,
   softmax_attention,
@@ -76,6 +77,15 @@ MIXERS = {
     rule="delta",
     unit_keys=True,  # without, a delta rule of this rate diverges
     write_rate_init=0.5,
+  ),
+  "ovq": ovq.OVQConfig(
+    heads=2,
+    key_dim=8,
+    value_dim=12,
+    chunk_size=4,
+    max_rows=6,
+    token_shift=True,
+    value_residual="dynamic",
   ),
   "rwkv7": rwkv7.RWKV7Config(heads=2, key_dim=8, value_dim=12),
   "two_pass_delta": two_pass_delta.TwoPassDeltaConfig(

@@ -60,7 +60,9 @@ def step(
     whole, jax.tree.map(jnp.zeros_like, (keys, values)), (keys, values)
   )
   segment_id = contract.next_segment_id(state.segment_id)
-  state = types.State(*D, keys, values, position, segment_id)
+  state = types.State(
+    D.keys, D.values, D.counts, keys, values, position, segment_id
+  )
   return state, y.astype(inputs.query.dtype)
 
 

@@ -6,9 +6,13 @@ before each token. With mu and Omega of d (`primitives.decay`),
 
   (I + strict(Omega_{t-1,i} * X X^T) diag(theta)) E = T - diag(mu_{t-1}) X S
 
-is unit triangular (`primitives.delta`), and U = diag(theta) E is what the pass
-writes and reads as `primitives.outer` has it. The second pass's X are codes of
-what the first one answers to its own X at every token: one more read.
+is unit triangular (`primitives.delta`). With U = diag(theta) E, rows R are
+answered, and the tile ends, with
+
+  diag(mu) R S + (Omega * (R X^T)) U,      mu_C S + X^T diag(Omega_C) U
+
+The second pass's X are codes of what the first one answers to its own X at
+every token: one more read.
 """
 
 from typing import NamedTuple
@@ -16,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import chunked, decay, delta, matmul, outer
+from memcomp_kernels.primitives import chunked, decay, delta, matmul
 from memcomp_kernels.two_pass_delta import gates, reference, types
 
 # Of a decay, whose log is summed. What is kept of less is zero for any purpose.
@@ -43,13 +47,19 @@ class Pass(NamedTuple):
   def read(self, query: jax.Array, *, first: bool = False) -> jax.Array:
     """What the memory answers after each token's write, or before it."""
     factors = self.before if first else self.factors
-    return outer.read(self.memory, query, self.key, self.written, factors)
+    dtype = self.key.dtype
+    scores = matmul.product("bhti,bhsi->bhts", query, self.key, dtype)
+    scores *= factors.between
+    carried = matmul.product("bhti,bhio->bhto", query, self.memory, dtype)
+    return factors.from_start[..., None] * carried + matmul.product(
+      "bhts,bhso->bhto", scores, self.written, dtype
+    )
 
   def end(self) -> jax.Array:
     """The memory after the tile."""
-    return outer.write(
-      self.memory, self.key, self.written, self.factors, self.key.dtype
-    )
+    kept = self.factors.to_end[..., None] * self.written
+    new = matmul.product("bhti,bhto->bhio", self.key, kept, self.key.dtype)
+    return self.factors.total[..., None, None] * self.memory + new
 
 
 def solve(
