@@ -17,7 +17,8 @@ def record(chunks, units, group, skew, before=2, after=1):
       yield None
     yield schedule.READS
     events.append((chunk, unit, "reads"))
-    yield None
+    for _ in range(3):  # the next chunk comes sooner than this one writes
+      yield None
     events.append((chunk, unit, "writes"))
     yield schedule.WROTE
     for stage in range(after):
