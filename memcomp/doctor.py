@@ -149,7 +149,8 @@ def check_implementations() -> Iterator[Line]:
 
   where = dispatch.current_platform()
   for name in registry.MIXERS:
-    api = importlib.import_module(f"memcomp_kernels.{name}.api")
+    memory = registry.memory_of(name)
+    api = importlib.import_module(f"memcomp_kernels.{memory}.api")
     chosen = api.IMPLEMENTATIONS.default(where)
     yield True, f"{name}: {chosen} ({api.IMPLEMENTATIONS.reason(where)})"
 

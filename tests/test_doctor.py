@@ -212,7 +212,14 @@ def test_every_mixer_has_a_line(only, capsys):
 
 
 def test_a_memory_that_cannot_be_imported(only, monkeypatch, capsys):
-  monkeypatch.setitem(registry.MIXERS, "nonsense", registry.MIXERS["trellis"])
+  class Spec:
+    __module__ = "memcomp_kernels.nonsense.types"
+
+  class Config:
+    def spec(self):
+      return Spec()
+
+  monkeypatch.setitem(registry.MIXERS, "nonsense", (Config, object))
   assert only("implementations") == 1
   assert "No module named" in capsys.readouterr().out
 

@@ -57,7 +57,7 @@ def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
     # A pair is told once: a write that changes little is not found again.
     "trellis": {"num_slots": 32, "write_rate_init": 0.3},
     # An inner width of twice d_model.
-    "mamba2": {"heads": 4, "key_dim": 32, "value_dim": 32},
+    "mamba2": {"heads": 4},
     "infini_attention": {
       "rotary_dim": 16,
       "segment_size": 8,

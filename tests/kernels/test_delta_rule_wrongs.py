@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.delta_rule import tile
-from memcomp_kernels.primitives import decay, delta, outer
+from memcomp_kernels.primitives import decay, delta, matmul
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["delta_rule"]
@@ -41,33 +41,25 @@ def test_the_coupling_transposed(monkeypatch):
   assert_red(GATED)
 
 
-def test_errors_before_the_decay(monkeypatch):
-  """Tensor Cache's order: the error is that of the memory not yet decayed."""
-
+def test_a_memory_before_the_tile_that_does_not_decay(monkeypatch):
   def factors(log_decay):
-    right, before = (
-      decay.decay_factors(log_decay),
-      decay.decay_before(log_decay),
-    )
-    return Shifted(right, before)
-
-  class Shifted:
-    """Shares before a token's own step for errors, after it for reads."""
-
-    def __init__(self, right, before):
-      self.after, self.from_start = right, before.from_start
-      self.between = before.between
-
-  def read(memory, query, key, written, factors):
-    return outer.read(memory, query, key, written, factors.after)
-
-  def write(memory, key, written, factors, dtype):
-    return outer.write(memory, key, written, factors.after, dtype)
+    right = decay.decay_factors(log_decay)
+    return right._replace(from_start=jnp.ones_like(right.from_start))
 
   replaced(monkeypatch, "decay", decay, decay_factors=factors)
-  replaced(monkeypatch, "outer", outer, read=read, write=write)
   checks.check_values(PLAIN, 37)  # no decay hides it
   assert_red(GATED)
+
+
+def test_reads_of_errors_as_if_the_memory_were_empty(monkeypatch):
+  """U alone in place of U - W S where the tile's own errors are read."""
+
+  def product(equation, a, b, dtype):
+    found = matmul.product(equation, a, b, dtype)
+    return 0 * found if equation == "bhti,bhik->bhtk" else found
+
+  replaced(monkeypatch, "matmul", matmul, product=product)
+  assert_red(PLAIN)
 
 
 def test_a_first_order_series_of_the_inverse(monkeypatch):

@@ -44,14 +44,15 @@ def test_a_memory_that_does_not_decay_from_tile_to_tile(monkeypatch):
 
 def test_a_sum_that_does_not_decay(monkeypatch):
   """z is what S is, with values of one: it decays as S does."""
-  right = outer.write
+  right = outer.run
 
-  def write(memory, key, written, factors, dtype):
-    new = right(memory, key, written, factors, dtype)
-    still = memory + jnp.einsum("bhik,bhiv->bhkv", key, written)
-    return jnp.concatenate([new[..., :-1], still[..., -1:]], axis=-1)
+  def run(memory, prepared):
+    new, output = right(memory, prepared)
+    kept = prepared._replace(total=jnp.ones_like(prepared.total))
+    still, _ = right(memory, kept)
+    return jnp.concatenate([new[..., :-1], still[..., -1:]], axis=-1), output
 
-  wrong = python_types.SimpleNamespace(**vars(outer) | {"write": write})
+  wrong = python_types.SimpleNamespace(**vars(outer) | {"run": run})
   monkeypatch.setattr(tile, "outer", wrong)
   checks.check_values(PLAIN, 100)
   assert_red(DECAYED)
@@ -59,17 +60,17 @@ def test_a_sum_that_does_not_decay(monkeypatch):
 
 def test_features_of_empty_places(monkeypatch):
   """elu(0) + 1 is 1: a padded place must not be counted."""
-  right = tile.run
+  right = tile.prepare
 
-  def run(memories, starts, inputs, *rest):
+  def prepare(inputs, *rest):
     ones = jnp.ones_like(inputs.value[..., -1:])
     value = jnp.concatenate([inputs.value[..., :-1], ones], axis=-1)
     inputs = inputs._replace(
       key=jnp.where(inputs.key == 0, 1, inputs.key), value=value
     )
-    return right(memories, starts, inputs, *rest)
+    return right(inputs, *rest)
 
-  monkeypatch.setattr(tile, "run", run)
+  monkeypatch.setattr(tile, "prepare", prepare)
   checks.check_values(DECAYED, 64)  # whole tiles hide it
   assert_red(DECAYED)
 

@@ -63,11 +63,11 @@ def test_heads_of_a_group_in_turn(monkeypatch):
 
 
 def test_steps_left_out_of_the_write(monkeypatch):
-  right = tile.run
+  right = tile.prepare
 
-  def run(memories, starts, inputs, *rest):
+  def prepare(inputs, *rest):
     rate = jnp.where(inputs.write_rate == 0, 0, 1).astype(inputs.value.dtype)
-    return right(memories, starts, inputs._replace(write_rate=rate), *rest)
+    return right(inputs._replace(write_rate=rate), *rest)
 
-  monkeypatch.setattr(tile, "run", run)
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(OWN)

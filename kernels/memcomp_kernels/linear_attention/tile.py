@@ -12,10 +12,29 @@ from memcomp_kernels.linear_attention import types
 from memcomp_kernels.primitives import chunked, decay, outer
 
 
+def prepare(
+  inputs: types.Inputs, spec: types.Spec, tiling: None
+) -> outer.Prepared:
+  """Does what needs no memory.
+
+  Args:
+    inputs: `[batch, heads, tile, ...]`, features for queries and keys.
+    spec: not read: features are taken before, sums divided after.
+    tiling: None: all of the tiling is the tile's size.
+  """
+  del spec, tiling
+  query, key, value, log_decay = inputs
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  if log_decay is None:
+    log_decay = jnp.zeros((*key.shape[:-1], 1))
+  factors = decay.decay_factors(log_decay[..., 0].astype(wide))
+  return outer.prepare(query, key, value.astype(wide), factors)
+
+
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  prepared: outer.Prepared,
   complete: jax.Array,
   spec: types.Spec,
   tiling: None,
@@ -25,10 +44,10 @@ def run(
   Args:
     memories: S before the tile, `[batch, heads, key, value]`.
     starts: not read: nothing is defined by chunk.
-    inputs: `[batch, heads, tile, ...]`, features for queries and keys.
+    prepared: what else the tile needs.
     complete: not read.
-    spec: not read: features are taken before, sums divided after.
-    tiling: None: all of the tiling is the tile's size.
+    spec: not read.
+    tiling: not read.
 
   Returns:
     The memory after the tile, reads `[batch, heads, tile, value]` of its
@@ -36,11 +55,5 @@ def run(
   """
   del starts, complete, spec, tiling
   (memory,) = memories
-  query, key, value, log_decay = inputs
-  if log_decay is None:
-    log_decay = jnp.zeros((*key.shape[:-1], 1), memory.dtype)
-  factors = decay.decay_factors(log_decay[..., 0].astype(memory.dtype))
-  value = value.astype(memory.dtype)
-  output = outer.read(memory, query, key, value, factors)
-  memory = outer.write(memory, key, value, factors, query.dtype)
+  memory, output = outer.run(memory, prepared)
   return (memory,), output, None

@@ -66,6 +66,7 @@ def chunk(
       scale=1.0,
     ),
     tile_time=min(tiling.tile_time, value.shape[1]),
+    prepare=tile.prepare,
     run_tile=tile.run,
     step=_step,
     take_apart=_take_apart,

@@ -64,6 +64,10 @@ class Form:
     tiling: what else of the tile's algebra is speed, never meaning.
     solves: whether tiles have systems to solve: then `stats` are those of
       `triangular`, `[batch, heads]`, else None.
+    prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs:
+      all of a tile that needs no memory. Tiles are prepared all at once, so
+      that what follows tile after tile is little. None for the inputs as they
+      are.
     engine: what runs all tiles, one after the other; None for `tile_scan`.
   """
 
@@ -75,6 +79,7 @@ class Form:
   put_together: Callable[[Parts], Any]
   tiling: Any = None
   solves: bool = False
+  prepare: Callable[..., Any] | None = None
   engine: Engine | None = None
 
 

@@ -28,6 +28,13 @@ def _body(form: form_lib.Form, reset, carry, laid):
   return carry, (outputs, stats)
 
 
+def _prepare(form: form_lib.Form, inputs):
+  """What tiles get in place of `inputs` `[tiles, batch, heads, ...]`."""
+  if form.prepare is None:
+    return inputs
+  return jax.vmap(lambda x: form.prepare(x, form.spec, form.tiling))(inputs)
+
+
 def _lay(layout, operands: form_lib.Operands):
   """The inputs in tiles, which tiles are complete, and their flags."""
   laid = jax.tree.map(lambda x: tiles.lay(layout, x), operands.inputs)
@@ -48,7 +55,8 @@ def forward(
     return new_carry, (*results, carry[0])
 
   carry = operands.memories, operands.chunk_start
-  laid = _lay(layout, operands)
+  inputs, *laid = _lay(layout, operands)
+  laid = _prepare(form, inputs), *laid
   carry, (outputs, stats, before) = lax.scan(body, carry, laid)
   _, time = form_lib.sizes(operands.inputs)
   outputs = tiles.unlay(layout, outputs, time)
@@ -62,6 +70,8 @@ def backward(
 ):
   """Reverse scan over tiles, each recomputed from the memories before it."""
   d_outputs = tiles.lay(layout, cotangents.outputs)
+  inputs, *laid = _lay(layout, operands)
+  prepared, unprepare = jax.vjp(lambda x: _prepare(form, x), inputs)
 
   def body(carry, x):
     d_carry, d_reset = carry
@@ -91,9 +101,10 @@ def backward(
   (d_carry, d_reset), d_inputs = lax.scan(
     body,
     (d_carry, d_reset),
-    (before, _lay(layout, operands), d_outputs),
+    (before, (prepared, *laid), d_outputs),
     reverse=True,
   )
+  (d_inputs,) = unprepare(d_inputs)
   _, time = form_lib.sizes(operands.inputs)
   d_inputs = jax.tree.map(lambda x: tiles.unlay(layout, x, time), d_inputs)
   d_memories, d_chunk_start = d_carry

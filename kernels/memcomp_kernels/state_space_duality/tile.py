@@ -10,15 +10,40 @@ which is `primitives.outer` with dt X written. C B^T is computed once a group.
 """
 
 import jax
+import jax.numpy as jnp
 
 from memcomp_kernels.primitives import chunked, decay, outer
 from memcomp_kernels.state_space_duality import types
 
 
+def prepare(
+  inputs: types.Inputs, spec: types.Spec, tiling: None
+) -> outer.Prepared:
+  """Does what needs no memory.
+
+  Args:
+    inputs: `[batch, heads, tile, ...]`, groups for queries and keys.
+    spec: not read: groups are seen by their shapes.
+    tiling: None: all of the tiling is the tile's size.
+  """
+  del spec, tiling
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  value, log_decay, rate = (
+    x.astype(wide)
+    for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
+  )
+  factors = decay.decay_factors(log_decay)
+  prepared = outer.prepare(inputs.query, inputs.key, rate * value, factors)
+  if inputs.skip is None:
+    return prepared
+  skipped = inputs.skip.astype(wide) * value
+  return prepared._replace(output=prepared.output + skipped)
+
+
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  prepared: outer.Prepared,
   complete: jax.Array,
   spec: types.Spec,
   tiling: None,
@@ -28,25 +53,15 @@ def run(
   Args:
     memories: h before the tile, `[batch, heads, key, value]`.
     starts: not read: nothing is defined by chunk.
-    inputs: `[batch, heads, tile, ...]`, groups for queries and keys.
+    prepared: what else the tile needs.
     complete: not read.
-    spec: not read: groups are seen by their shapes.
-    tiling: None: all of the tiling is the tile's size.
+    spec: not read.
+    tiling: not read.
 
   Returns:
     The memory after the tile, y `[batch, heads, tile, value]`, and None.
   """
   del starts, complete, spec, tiling
   (memory,) = memories
-  query, key = inputs.query, inputs.key
-  value, log_decay, rate = (
-    x.astype(memory.dtype)
-    for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
-  )
-  factors = decay.decay_factors(log_decay)
-  written = rate * value
-  output = outer.read(memory, query, key, written, factors)
-  if inputs.skip is not None:
-    output += inputs.skip.astype(memory.dtype) * value
-  memory = outer.write(memory, key, written, factors, query.dtype)
-  return (memory,), output.astype(query.dtype), None
+  memory, output = outer.run(memory, prepared)
+  return (memory,), output.astype(prepared.query.dtype), None

@@ -33,6 +33,7 @@ def chunk(
   form = chunked.Form(
     spec=spec,
     tile_time=min(tiling.tile_time, inputs.query.shape[1]),
+    prepare=tile.prepare,
     run_tile=tile.run,
     step=reference.step,
     take_apart=_take_apart,
