@@ -81,11 +81,18 @@ class Case:
     """The kernels' sizes."""
     sizes = dict(x.split("=") for x in _SIZES.value.split(",") if x)
     sizes = {name: int(x) for name, x in sizes.items()}
-    return trellis.Tiling(
-      forward=dataclasses.replace(tilings.FORWARD, **sizes),
-      backward=dataclasses.replace(tilings.BACKWARD, **sizes),
-      decay=self.decay,
-    )
+    kernels = {
+      direction: dataclasses.replace(
+        tilings.kernel(direction, self.kind), **sizes
+      )
+      for direction in ("forward", "backward")
+    }
+    return trellis.Tiling(**kernels, decay=self.decay)
+
+  @property
+  def kind(self) -> str:
+    """Of TPU."""
+    return self.topology.split(":")[0]
 
   def form(self, engine) -> form_lib.Form:
     """Trellis under the chunk form."""

@@ -29,6 +29,14 @@ def current_platform() -> str:
   return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
 
 
+def current_device_kind() -> str:
+  """The kind of device of the mesh in use, else of the default device."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = None if mesh.empty else mesh.abstract_device
+  kind = getattr(device, "device_kind", None)
+  return kind or jax.devices()[0].device_kind
+
+
 @functools.cache
 def _log_once(message: str) -> None:
   _logger.info(message)

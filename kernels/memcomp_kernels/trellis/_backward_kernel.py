@@ -3,18 +3,18 @@
 Each chunk is recomputed from the memories at its start, which the forward
 kernel saved. All adjoints are those of the halved memories and directions.
 With D the weighed scores of dY and V, A the adjoint of pass 1's read as pass 1
-weighs it, E that times mu:
+weighs it, E that times mu, and U what is added (the rates are negative):
 
-  dF  = N dY^T - U_V D^T       dU_V = -F D - dN' V^T    dN = dN' + F dY + dZ V
-  E   = mu f'(dF)              dU_K = -A P - dM' K^T    dM = dM' + E Q  + dZ K
-  dQ  = E^T M - dP K
-  dK  = dZ^T M - dP^T Q - U_K^T dM'
-  dV  = dZ^T N - P_V^T dY - U_V^T dN'
+  dF  = N dY^T + U_V D^T      dU_V = F D + dN' V^T     dN = dN' + F dY + dZ V
+  E   = mu f'(dF)             dU_K = A P + dM' K^T     dM = dM' + E Q  + dZ K
+  dQ  = E^T M + dP K
+  dK  = dZ^T M + dP^T Q + U_K^T dM'
+  dV  = dZ^T N + P_V^T dY + U_V^T dN'
 
 (dM', dN' decayed). Every term of a read at r holds exp(log mu_r), every term
 with U_i holds exp(-log mu_i), the memory after the chunk holds exp(log mu_C):
 the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
-sum(dM' M') at the last token, with dM' M' = dM' M - dM' U^T K, decayed. No
+sum(dM' M') at the last token, with dM' M' = dM' M + dM' U^T K, decayed. No
 quotient by a decay is needed; but it is a difference, exact to the rounding of
 its terms: where tokens forget nearly all, a gradient below that is lost.
 """
@@ -137,20 +137,24 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield None
     qb, dyb = blocks.diagonal(q, heads), blocks.diagonal(dy, heads)
     scores = nt(q, kb)
-    mq = nt(memories[0], qb)
-    ndy, d = nt(memories[1], dyb), nt(dy, vb)
+    d = nt(dy, vb)
+    join = plan.join and not plan.safe
+    mq = ndy = None
+    if not join:
+      mq, ndy = nt(memories[0], qb), nt(memories[1], dyb)
     yield None
 
     u1, pull1 = _direction(plan, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
     pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
     yield None
-    written = nt(u1b, pb)
+    factors = [(memories[0], qb), (u1b, pb)] if join else [(u1b, pb)]
+    rest = blocks.sum_nt(join, *factors)
     u2, pull2 = _direction(plan, z2, target, gates.eps, gates.rate[1])
     u2b = u2.astype(dtype)
     db = blocks.diagonal(gates.weigh(1, d, causal).astype(dtype), heads)
     yield None
-    read = gates.read(mq, written)
+    read = gates.read(mq, rest)
     code, pull_read = jax.vjp(
       lambda half: columns.activate(
         plan.read, half, plan.read_eps, gates.code_scale
@@ -158,7 +162,12 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       read,
     )
     codeb = code.astype(dtype)
-    d_code = (gates.mu[1] * ndy if plan.safe else ndy) - nt(u2b, db)
+    if join:
+      d_code = blocks.sum_nt(True, (memories[1], dyb), (u2b, db))
+    elif plan.safe:
+      d_code = gates.mu[1] * ndy + nt(u2b, db)
+    else:
+      d_code = ndy + nt(u2b, db)
     yield schedule.READS
     after = [carried[g] for carried in refs.carried]
     kept = [gates.total[p] * after[p] for p in (0, 1)]
@@ -169,7 +178,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     d_kept = [d * memory for d, memory in zip(kept, memories, strict=True)]
     by_update = ends[1] * nt(seen[1], vb)
     d_update = by_update * u2
-    du2 = -nn(codeb, db) - by_update
+    du2 = nn(codeb, db) + by_update
     (d_read,) = pull_read(d_code)
     d_reads = gates.sum_reads(d_read * read, d_code * code)
     e = gates.mu[0] * d_read
@@ -180,7 +189,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dz2 = dz2.astype(dtype)
     by_update = ends[0] * nt(seen[0], kb)
     d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
-    du1 = -nn(a, pb) - by_update
+    du1 = nn(a, pb) + by_update
     u1t, u2t = (
       blocks.transpose((u * end).astype(dtype), heads)
       for u, end in ((u1, ends[0]), (u2, ends[1]))
@@ -191,7 +200,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dz1 = dz1.astype(dtype)
     dz2t = blocks.transpose(dz2, heads)
     code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
-    read_y, from_z2 = nn(code_y, dyb), nn(dz2, vb)
+    by_pass2 = [(code_y, dyb), (dz2, vb)]
     yield None
     layout.store_target(refs.d_target, plan, s, g, d_target1 + d_target2)
     if plan.safe:  # U without its way to the end, and the read as it is weighed
@@ -207,17 +216,18 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       1, nn(u2s, blocks.diagonal(codeb, heads)), anticausal
     )
     dp, dpt, p2t = (x.astype(dtype) for x in (dp, dpt, p2t))
-    read_q, from_z1 = nn(e, qb), nn(dz1, kb)
+    by_pass1 = [(e, qb), (dz1, kb)]
     dz1t = blocks.transpose(dz1, heads)
     yield None
     refs.d_rows[0, g, s] = gates.row_adjoints(
       d_reads, (d_rate1, d_rate2), (d_eps1, d_eps2), d_ends
     )
-    for p, (by_read, by_z) in enumerate(((read_q, from_z1), (read_y, from_z2))):
-      d_memory = kept[p] + by_read
+    for p, factors in enumerate((by_pass1, by_pass2)):
       if not flagged:
-        refs.carried[p][g] = d_memory + by_z
+        refs.carried[p][g] = kept[p] + blocks.sum_nn(plan.join, *factors)
         continue
+      by_read, by_z = (nn(*pair) for pair in factors)
+      d_memory = kept[p] + by_read
       d_begin = by_z + jnp.where(last, refs.d_chunk_start[p][0, g], 0.0)
       if s == 0:
         refs.d_start[p][0, g] += jnp.where(continues, d_begin, 0.0)
@@ -228,19 +238,18 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       refs.carried[p][g] = jnp.where(resets, 0.0, d_memory)
     yield schedule.WROTE
     mb, nb = (blocks.diagonal(memory, heads) for memory in memories)
-    dq = nn(et, mb) - nn(dp, kb)
+    dq = blocks.sum_nn(plan.join, (et, mb), (dp, kb))
     layout.store(refs.d_query, plan, s, g, dq)
     yield None
     sb = [
       b if start is memory else blocks.diagonal(start, heads)
       for b, start, memory in zip((mb, nb), starts, memories, strict=True)
     ]
-    dv = nn(dz2t, sb[1]) - nn(p2t, dyb)
-    dv = dv - nn(u2t, blocks.diagonal(seen[1], heads))
+    after = [blocks.diagonal(x, heads) for x in seen]
+    dv = blocks.sum_nn(plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]))
     layout.store(refs.d_value, plan, s, g, dv)
     yield None
-    dk = nn(dz1t, sb[0]) - nn(dpt, qb)
-    dk = dk - nn(u1t, blocks.diagonal(seen[0], heads))
+    dk = blocks.sum_nn(plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]))
     layout.store(refs.d_key, plan, s, g, dk)
 
   schedule.run(

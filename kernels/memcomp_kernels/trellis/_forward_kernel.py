@@ -106,7 +106,10 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     z2 = nt(starts[1].astype(dtype), vb)
     yield None
     scores = nt(q, kb)
-    mq = nt(mk, blocks.diagonal(q, heads))
+    qb = blocks.diagonal(q, heads)
+    # The decay of safe reads stands between the products.
+    join = plan.join and not plan.safe
+    mq = None if join else nt(mk, qb)
     yield None
     u1 = columns.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
@@ -114,7 +117,9 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     u2 = columns.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
     u2b = u2.astype(dtype)
     scores = gates.weigh(0, scores, causal).astype(dtype)
-    written = nt(u1b, blocks.diagonal(scores, heads))
+    pb = blocks.diagonal(scores, heads)
+    factors = [(mk, qb), (u1b, pb)] if join else [(u1b, pb)]
+    rest = blocks.sum_nt(join, *factors)
     yield None
     for carried, memory, u, w, p in zip(
       refs.carried, memories, (u1, u2), (kb, vb), (0, 1), strict=True
@@ -122,18 +127,20 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       carried[g] = gates.advance(p, memory, u, w)
     yield schedule.WROTE
     code = columns.activate(
-      plan.read, gates.read(mq, written), plan.read_eps, gates.code_scale
+      plan.read, gates.read(mq, rest), plan.read_eps, gates.code_scale
     )
     yield None
     code = blocks.transpose(code.astype(dtype), heads)
     yield None
     scores = nn(code, blocks.diagonal(u2b, heads))
-    fm = nn(code, blocks.diagonal(mv, heads))
+    nb = blocks.diagonal(mv, heads)
+    fm = None if join else nn(code, nb)
     yield None
     scores = gates.weigh(1, scores, causal).astype(dtype)
-    written = nn(scores, vb)
+    factors = [(code, nb), (scores, vb)] if join else [(scores, vb)]
+    rest = blocks.sum_nn(join, *factors)
     yield None
-    layout.store(refs.output, plan, s, g, gates.output(fm) - written)
+    layout.store(refs.output, plan, s, g, gates.output(fm, rest))
 
   schedule.run(
     piece,

@@ -67,6 +67,7 @@ class Plan:
     safe: decay by differences of logs, for any range; else separable.
     first_order: no gradient through z.
     shared: both passes have the same gates.
+    join: sums of products as products of concatenations.
   """
 
   unit: Unit
@@ -81,6 +82,7 @@ class Plan:
   safe: bool
   first_order: bool
   shared: bool
+  join: bool
 
   @property
   def row_names(self) -> tuple[str, ...]:
@@ -109,7 +111,8 @@ class Gates:
   Attributes:
     plan: the kernel.
     log_decay: cumulative, `[1, lanes]`, a pass.
-    write_rate: `[1, lanes]`, a pass.
+    write_rate: times `columns.rate_scale` and -1, so that all that is written
+      is added; `[1, lanes]`, a pass.
     eps: of phi.
     mu: exp(log_decay).
     inverse: what the scaled U has more than its write rate: 1 / mu if
@@ -131,10 +134,29 @@ class Gates:
   @property
   def rate(self) -> Pair:
     """What U is scaled with."""
-    if self.inverse is None:
-      return self.write_rate
     first, second = self.write_rate
+    if self.inverse is None:
+      return first, second
     return first * self.inverse[0], second * self.inverse[1]
+
+  def read(self, start: jax.Array | None, rest: jax.Array) -> jax.Array:
+    """Pass 1's reads, halved.
+
+    Args:
+      start: of the memory at the chunk's start; None if `rest` has it.
+      rest: of what was written.
+    """
+    if start is None:
+      return self.mu[0] * rest
+    if self.plan.safe:
+      return self.mu[0] * start + rest
+    return self.mu[0] * (start + rest)
+
+  def output(self, start: jax.Array | None, rest: jax.Array) -> jax.Array:
+    """Pass 2's reads `[tokens, width]`; arguments as those of `read`."""
+    if start is None:
+      return rest
+    return (self.mu_by_token() * start if self.plan.safe else start) + rest
 
   def weigh(self, p: int, scores: jax.Array, causal: jax.Array) -> jax.Array:
     """Scores `[tokens, lanes]` with the decay between their tokens."""
@@ -158,12 +180,6 @@ class Gates:
     column = blocks.spread(blocks.as_column(row), unit.heads, unit.tokens)
     return jnp.exp(jnp.where(causal, column - row, -jnp.inf))
 
-  def read(self, start: jax.Array, written: jax.Array) -> jax.Array:
-    """Pass 1's reads, halved: of the start memory, and of what was written."""
-    if self.plan.safe:
-      return self.mu[0] * start - written
-    return self.mu[0] * (start - written)
-
   @property
   def code_scale(self) -> jax.Array | float:
     """Doubles the code, as memories are halved."""
@@ -171,13 +187,11 @@ class Gates:
       return 2.0
     return 2.0 * self.mu[1]
 
-  def output(self, start: jax.Array) -> jax.Array:
-    """Pass 2's read of the start memory `[tokens, width]`, decayed."""
-    if not self.plan.safe:
-      return start
+  def mu_by_token(self) -> jax.Array:
+    """Pass 2's mu, `[tokens, width]`."""
     unit = self.plan.unit
     column = blocks.as_column(self.mu[1])
-    return start * blocks.spread(column, unit.heads, unit.value_dim)
+    return blocks.spread(column, unit.heads, unit.value_dim)
 
   def advance(
     self, p: int, memory: jax.Array, u: jax.Array, written: jax.Array
@@ -186,9 +200,9 @@ class Gates:
     if self.to_end is not None:
       u = u * self.to_end[p]
       update = blocks.nn(u.astype(written.dtype), written)
-      return self.total[p] * memory - update
+      return self.total[p] * memory + update
     update = blocks.nn(u.astype(written.dtype), written)
-    return self.total[p] * (memory - update)
+    return self.total[p] * (memory + update)
 
   def sum_reads(self, first: jax.Array, second: jax.Array) -> Pair:
     """Sums over slots, of both passes at once where gates are shared."""
@@ -206,13 +220,13 @@ class Gates:
     """
     unit, plan = self.plan.unit, self.plan
     if plan.square:
-      return self.sum_reads(kept[0] - update[0], kept[1] - update[1])
+      return self.sum_reads(kept[0] + update[0], kept[1] + update[1])
     lane = blocks.lane_in_head(unit.lanes, unit.heads)
 
     def end(kept, update):
       # Every lane of a head holds its end: their adjoints are summed outside.
       total = blocks.sum_of_heads(_sum(kept), unit.heads, unit.tokens)
-      return jnp.where(lane == 0, total, 0.0) - _sum(update)
+      return jnp.where(lane == 0, total, 0.0) + _sum(update)
 
     return end(kept[0], update[0]), end(kept[1], update[1])
 

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.primitives import chunked, tiles
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.primitives.mosaic import columns, modes
 from memcomp_kernels.trellis import (
   _backward_kernel,
   _forward_kernel,
@@ -54,6 +54,7 @@ def _plan(
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
   tiling = getattr(form.tiling, direction)
+  tiling = tiling or tilings.kernel(direction, modes.kind())
   unit = tilings.unit(spec, heads, key_dim, value_dim)
   return layout_lib.Plan(
     unit=unit,
@@ -95,6 +96,7 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
   gates = {}
+  scale = -columns.rate_scale(plan.phi, unit.slots)
   for p in (0,) if plan.shared else (0, 1):
     log = rows(log_decay[..., p % log_decay.shape[-1]])
     by_head = log.reshape(*log.shape[:-1], unit.heads, unit.tokens)
@@ -104,7 +106,7 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
       x.reshape(log.shape) for x in (by_head, end)
     )
     rate = inputs.write_rate
-    gates[f"rate{p}"] = rows(rate[..., p % rate.shape[-1]])
+    gates[f"rate{p}"] = scale * rows(rate[..., p % rate.shape[-1]])
   if inputs.log_phi_eps is not None:
     gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
   none = jnp.zeros_like(gates["log0"])

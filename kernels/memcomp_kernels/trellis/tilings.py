@@ -26,12 +26,14 @@ class KernelTiling:
     chunks: of a grid step, at most; a power of two.
     group: units emitted in lock step.
     skew: stages between two groups.
+    join: sums of products as products of concatenations.
   """
 
   units: int
   chunks: int
   group: int
   skew: int
+  join: bool = False
 
   def __post_init__(self):
     for name in ("units", "chunks", "group", "skew"):
@@ -40,7 +42,7 @@ class KernelTiling:
     if self.chunks & (self.chunks - 1):
       raise ValueError(f"chunks={self.chunks} must be a power of two")
 
-  def sizes(self, num_units: int, num_chunks: int) -> dict[str, int]:
+  def sizes(self, num_units: int, num_chunks: int) -> dict[str, Any]:
     """The plan's sizes for a call with so many units and chunks a row."""
     units = max(n for n in range(1, self.units + 1) if num_units % n == 0)
     chunks = min(self.chunks, 2 ** math.ceil(math.log2(num_chunks)))
@@ -50,12 +52,23 @@ class KernelTiling:
       "chunks": chunks,
       "group": group,
       "skew": self.skew,
+      "join": self.join,
     }
 
 
-# Chosen by static cycles on v5e and v6e (benchmarks/tpu_static.py).
-FORWARD = KernelTiling(units=6, chunks=4, group=2, skew=1)
-BACKWARD = KernelTiling(units=6, chunks=2, group=1, skew=2)
+# Chosen by static cycles (benchmarks/tpu_static.py).
+FORWARD = KernelTiling(units=6, chunks=8, group=2, skew=2, join=True)
+BACKWARD = KernelTiling(units=6, chunks=2, group=1, skew=1, join=True)
+_BY_KIND = {
+  # One product of two is slower here, where it takes two passes.
+  ("backward", "v5e"): KernelTiling(units=6, chunks=2, group=1, skew=3),
+}
+
+
+def kernel(direction: str, kind: str | None) -> KernelTiling:
+  """The sizes of a kernel, "forward" or "backward", on a kind of TPU."""
+  default = {"forward": FORWARD, "backward": BACKWARD}[direction]
+  return _BY_KIND.get((direction, kind), default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +80,8 @@ class Tiling:
       tile is a chunk. Work in a tile grows with its square, work between tiles
       with the number of tiles.
     solver: of the system in a tile with gradients per token.
-    forward: of the TPU kernel.
-    backward: of the TPU kernel.
+    forward: of the TPU kernel; None for what suits the kind of TPU.
+    backward: likewise.
     decay: of TPU kernels: "separable" (mu_r / mu_i, cheaper; overflows where a
       chunk's decays multiply to less than about exp(-80)), "safe", or "auto":
       separable where no chunk is below exp(-40), decided at run time.
@@ -78,8 +91,8 @@ class Tiling:
   solver: triangular.Solver = dataclasses.field(
     default_factory=triangular.Solver
   )
-  forward: KernelTiling = FORWARD
-  backward: KernelTiling = BACKWARD
+  forward: KernelTiling | None = None
+  backward: KernelTiling | None = None
   decay: str = "auto"
 
   def __post_init__(self):

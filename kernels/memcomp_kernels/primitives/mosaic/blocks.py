@@ -13,10 +13,15 @@ is block diagonal. Masks act on packed pairs of bfloat16 as on int32: a select
 on bfloat16 unpacks and packs again.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128
 
 
 def _dot(a: jax.Array, b: jax.Array, dims) -> jax.Array:
@@ -39,6 +44,22 @@ def nn(a: jax.Array, b: jax.Array) -> jax.Array:
 def nt(a: jax.Array, b: jax.Array) -> jax.Array:
   """`a @ b.T` in float32."""
   return _dot(a, b, ((1,), (1,)))
+
+
+def sum_nn(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """The sum of `nn` of pairs; as one product of concatenations if `join`."""
+  if join and all(a.shape[1] % LANES == 0 for a, _ in factors):
+    left, right = zip(*factors, strict=True)
+    return nn(jnp.concatenate(left, 1), jnp.concatenate(right, 0))
+  return functools.reduce(operator.add, [nn(a, b) for a, b in factors])
+
+
+def sum_nt(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """As `sum_nn`, of `nt`."""
+  if join and all(a.shape[1] % LANES == 0 for a, _ in factors):
+    left, right = zip(*factors, strict=True)
+    return nt(jnp.concatenate(left, 1), jnp.concatenate(right, 1))
+  return functools.reduce(operator.add, [nt(a, b) for a, b in factors])
 
 
 def _packed(x: jax.Array) -> jax.Array:

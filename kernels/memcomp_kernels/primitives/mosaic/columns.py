@@ -78,6 +78,12 @@ def activate(
   return c * (lax.rsqrt(_sum(c * c) + k * k * eps) * (k * scale))
 
 
+def rate_scale(name: str, slots: int) -> float:
+  """What `direction` wants rates multiplied with: constants, once for all."""
+  slope = 0.5 if name.endswith("silu") else 1.0  # slopes come doubled
+  return 0.5 * slope * _scale(name, slots)
+
+
 def direction(
   name: str,
   half: jax.Array,
@@ -92,23 +98,19 @@ def direction(
     half: `[slots, tokens]`.
     target: of `prepare_target`.
     eps: of phi, a number or `[1, tokens]`.
-    rate: `[1, tokens]`.
+    rate: times `rate_scale`, `[1, tokens]`.
   """
-  half_rate = 0.5 * rate
   if name == "softmax":
-    p = activate(name, half, eps, jnp.ones_like(rate))
+    p = activate(name, half, eps, 1.0)
     e = p - target
-    return p * (e - _sum(p * e)) * half_rate
+    return p * (e - _sum(p * e)) * rate
   s, slope = _pre(name, half)
   if name in ("silu", "identity"):
-    u = (s - target) * half_rate
-    return u if slope is None else u * (0.5 * slope)
+    u = (s - target) * rate
+    return u if slope is None else u * slope
   c = _centred(name, s)
   k = _scale(name, half.shape[0])
-  square, against = _sum(c * c), _sum(target * c)
-  r = lax.rsqrt(square + k * k * eps)
-  b = r * r * (k**3 * eps * r + against)
-  u = c * b - target
-  if slope is None:
-    return u * (k * r * half_rate)
-  return slope * (0.5 * k * r * half_rate) * u
+  r = lax.rsqrt(_sum(c * c) + k * k * eps)
+  b = r * r * (k**3 * eps * r + _sum(target * c))
+  u = (c * b - target) * (r * rate)
+  return u if slope is None else slope * u

@@ -29,9 +29,13 @@ def interpreted(**params) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiled() -> Iterator[None]:
-  """Inside, kernels are lowered for TPUs, whatever devices are in use."""
-  token = _MODE.set("compile")
+def compiled(kind: str | None = None) -> Iterator[None]:
+  """Inside, kernels are lowered for TPUs, whatever devices are in use.
+
+  Args:
+    kind: of TPU that they are laid out for, such as "v5e"; None for any.
+  """
+  token = _MODE.set(("compile", kind))
   try:
     yield
   finally:
@@ -41,7 +45,16 @@ def compiled() -> Iterator[None]:
 def interpret() -> Any:
   """The `interpret` argument of a `pallas_call` here."""
   mode = _MODE.get()
-  return False if mode in (None, "compile") else mode
+  return False if mode is None or isinstance(mode, tuple) else mode
+
+
+def kind() -> str | None:
+  """The kind of TPU that kernels are for, such as "v5e"; None if unknown."""
+  mode = _MODE.get()
+  if isinstance(mode, tuple):
+    return mode[1]
+  names = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+  return names.get(dispatch.current_device_kind())
 
 
 def unavailable() -> str | None:
