@@ -19,7 +19,8 @@ quotient by a decay is needed; but it is a difference, exact to the rounding of
 its terms: where tokens forget nearly all, a gradient below that is lost.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,25 +59,25 @@ class Refs(NamedTuple):
     carried: adjoint of the memories after the chunk, float32 scratch.
   """
 
-  flags: jax.Ref | None
+  flags: Any
   query: jax.Ref
   key: jax.Ref
   value: jax.Ref
   target: jax.Ref
   rows: jax.Ref
   saved: layout.Pair
-  start: layout.Pair | None
+  start: Any
   d_output: jax.Ref
   d_final: layout.Pair
-  d_chunk_start: layout.Pair | None
+  d_chunk_start: Any
   d_query: jax.Ref
   d_key: jax.Ref
   d_value: jax.Ref
   d_target: jax.Ref
   d_rows: jax.Ref
   d_memories: layout.Pair
-  d_reset: layout.Pair | None
-  d_start: layout.Pair | None
+  d_reset: Any
+  d_start: Any
   carried: layout.Pair
 
 
@@ -90,7 +91,8 @@ def _direction(plan: layout.Plan, half, target, eps, rate):
 
   if plan.phi_eps is None:
     return jax.vjp(direction, half, target, rate, eps)
-  u, pull = jax.vjp(lambda *x: direction(*x, eps), half, target, rate)
+  fixed = functools.partial(direction, eps=eps)
+  u, pull = jax.vjp(fixed, half, target, rate)
   return u, lambda d: (*pull(d), None)
 
 
@@ -120,6 +122,9 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dtype = q.dtype
     memories = [saved[s, 0, g] for saved in refs.saved]
     starts = memories
+    resets: Any = None  # without flags they are not read
+    continues: Any = None
+    last: Any = None
     if flagged:
       flags = refs.flags[batch, (last_step - step) * plan.chunks + s]
       resets = (flags & layout.RESETS) != 0
@@ -139,7 +144,8 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     scores = nt(q, kb)
     d = nt(dy, vb)
     join = plan.join and not plan.safe
-    mq = ndy = None
+    mq: Any = None
+    ndy: Any = None
     if not join:
       mq, ndy = nt(memories[0], qb), nt(memories[1], dyb)
     yield None
@@ -174,8 +180,8 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     # What U_i sees of the adjoint after the chunk: decayed here if separable,
     # by U's own row if safe.
     seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
-    ends = gates.to_end if plan.safe else (1.0, 1.0)
-    d_kept = [d * memory for d, memory in zip(kept, memories, strict=True)]
+    ends: layout.Pair = gates.to_end if plan.safe else (1.0, 1.0)
+    d_kept = tuple(d * x for d, x in zip(kept, memories, strict=True))
     by_update = ends[1] * nt(seen[1], vb)
     d_update = by_update * u2
     du2 = nn(codeb, db) + by_update

@@ -7,7 +7,7 @@ i <= r: write rates absorb 1 / mu_i, reads mu_r, and one scaled U serves both
 the reads and the update. The safe form multiplies scores with Omega instead.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,19 +41,19 @@ class Refs(NamedTuple):
     carried: memories between steps, float32 scratch.
   """
 
-  flags: jax.Ref | None
+  flags: Any
   query: jax.Ref
   key: jax.Ref
   value: jax.Ref
   target: jax.Ref
   rows: jax.Ref
   memories: layout.Pair
-  reset: layout.Pair | None
-  start: layout.Pair | None
+  reset: Any
+  start: Any
   output: jax.Ref
   final: layout.Pair
-  last: layout.Pair | None
-  saved: layout.Pair | None
+  last: Any
+  saved: Any
   carried: layout.Pair
 
 

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns
 
-Pair = tuple[Any, Any]
+Pair = tuple[Any, ...]
 """Of the key memory and the value memory."""
 
 # Flags of a chunk.
@@ -127,9 +127,9 @@ class Gates:
   write_rate: Pair
   eps: Any
   mu: Pair
-  inverse: Pair | None
+  inverse: Any
   total: Pair
-  to_end: Pair | None
+  to_end: Any
 
   @property
   def rate(self) -> Pair:
@@ -248,7 +248,7 @@ class Gates:
     plan = self.plan
     log_decay = [-d * rate for d, rate in zip(d_rate, self.rate, strict=True)]
     if self.inverse is not None:
-      d_rate = [d * x for d, x in zip(d_rate, self.inverse, strict=True)]
+      d_rate = tuple(d * x for d, x in zip(d_rate, self.inverse, strict=True))
     rows = {"log": log_decay, "rate": d_rate}
     named = {
       f"{name}{p}": x for name, pair in rows.items() for p, x in enumerate(pair)

@@ -10,40 +10,22 @@ halved and laid head beside head.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.primitives import chunked, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic import columns, modes
-from memcomp_kernels.trellis import (
-  _backward_kernel,
-  _forward_kernel,
-  tilings,
-  types,
-  xla_chunked,
-)
+from memcomp_kernels.trellis import _kernel_calls, tilings, types, xla_chunked
 from memcomp_kernels.trellis import _kernel_layout as layout_lib
 
 # Above this sum of -log_decay in a chunk the separable form would overflow in
 # time: exp(40) times anything in use is far from float32's end, and so is its
 # inverse from what is flushed to zero.
 SEPARABLE_RANGE = 40.0
-
-
-class _Packed(NamedTuple):
-  """Operands as the kernels take them; see `_kernel_layout`."""
-
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  target: jax.Array
-  rows: jax.Array
 
 
 def _plan(
@@ -111,7 +93,7 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
     gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
   none = jnp.zeros_like(gates["log0"])
   gates = [gates.get(name, none) for name in plan.row_names]
-  return _Packed(
+  return _kernel_calls.Packed(
     by_token(inputs.query),
     by_token(inputs.key),
     by_token(inputs.value),
@@ -169,214 +151,6 @@ def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
 
 
-class _Blocks:
-  """Block specs of a kernel over the grid (batch, units, chunks)."""
-
-  def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
-    self.plan = plan
-    self.at = (lambda i: steps - 1 - i) if reverse else lambda i: i
-
-  def by_token(self, width: int) -> pl.BlockSpec:
-    unit, plan = self.plan.unit, self.plan
-    shape = 1, unit.tokens * plan.chunks, plan.units * width
-    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
-
-  def target(self) -> pl.BlockSpec:
-    unit, plan = self.plan.unit, self.plan
-    rows = plan.units * unit.heads * unit.slots
-    shape = 1, rows, unit.tokens * plan.chunks
-    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
-
-  def rows(self) -> pl.BlockSpec:
-    plan = self.plan
-    shape = 1, plan.units, plan.chunks, len(plan.row_names), plan.unit.lanes
-    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
-
-  def memories(self) -> layout_lib.Pair:
-    plan = self.plan
-    return tuple(
-      pl.BlockSpec(
-        (1, plan.units, plan.unit.slots, width),
-        lambda b, u, i, *_: (b, u, 0, 0),
-      )
-      for width in plan.unit.widths
-    )
-
-  def saved(self) -> layout_lib.Pair:
-    plan = self.plan
-    return tuple(
-      pl.BlockSpec(
-        (plan.chunks, 1, plan.units, plan.unit.slots, width),
-        lambda b, u, i, *_: (self.at(i), b, u, 0, 0),
-      )
-      for width in plan.unit.widths
-    )
-
-
-def _call(body, plan, name, operands, specs, results, result_specs, scratch):
-  """Runs `body(refs by name, plan)` on dicts of pytrees; None has no block."""
-  batch, time = operands["query"].shape[:2]
-  unit = plan.unit
-  units = operands["query"].shape[2] // unit.widths[0]
-  flags = operands.pop("flags")
-  structure = jax.tree.structure((operands, results, scratch))
-
-  def kernel(*refs):
-    given = {}
-    if flags is not None:
-      given["flags"], *refs = refs
-    for named in jax.tree.unflatten(structure, refs):
-      given |= named
-    body(given, plan)
-
-  grid = (
-    batch,
-    units // plan.units,
-    time // (unit.tokens * plan.chunks),
-  )
-  flat = jax.tree.leaves
-  arrays = flat([operands, results])
-  needed = tilings.vmem_bytes(
-    list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
-  )
-  tilings.check_vmem(needed, name)
-  grid_spec = pltpu.PrefetchScalarGridSpec(
-    num_scalar_prefetch=0 if flags is None else 1,
-    grid=grid,
-    in_specs=flat(specs),
-    out_specs=flat(result_specs),
-    scratch_shapes=flat(scratch),
-  )
-  outputs = pl.pallas_call(
-    kernel,
-    grid_spec=grid_spec,
-    out_shape=flat(results),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=tilings.VMEM_LIMIT,
-    ),
-    name=name,
-    interpret=modes.interpret(),
-  )(*(() if flags is None else (flags,)), *flat(operands))
-  return jax.tree.unflatten(jax.tree.structure(results), outputs)
-
-
-def _forward_call(plan, packed, flags, memories, reset, start, save):
-  unit = plan.unit
-  num_chunks = packed.query.shape[1] // unit.tokens
-  block = _Blocks(plan, num_chunks // plan.chunks, reverse=False)
-  keys, values = unit.widths
-  struct = jax.ShapeDtypeStruct
-  like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
-  flagged = flags is not None
-  operands = {"flags": flags, **packed._asdict(), "memories": memories}
-  specs = {
-    "query": block.by_token(keys),
-    "key": block.by_token(keys),
-    "value": block.by_token(values),
-    "target": block.target(),
-    "rows": block.rows(),
-    "memories": block.memories(),
-  }
-  if flagged:
-    operands |= {"reset": reset, "start": start}
-    specs |= {"reset": block.memories(), "start": block.memories()}
-  results = {"output": struct(packed.value.shape, packed.query.dtype)}
-  result_specs = {"output": block.by_token(values)}
-  results["final"], result_specs["final"] = like, block.memories()
-  if flagged:
-    results["last"], result_specs["last"] = like, block.memories()
-  if save:
-    results["saved"] = jax.tree.map(
-      lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
-    )
-    result_specs["saved"] = block.saved()
-  scratch = {"carried": _scratch(plan)}
-
-  def body(refs, plan):
-    absent = dict.fromkeys(_forward_kernel.Refs._fields)
-    _forward_kernel.run(_forward_kernel.Refs(**(absent | refs)), plan)
-
-  return _call(
-    body,
-    plan,
-    "trellis_forward",
-    operands,
-    specs,
-    results,
-    result_specs,
-    scratch,
-  )
-
-
-def _backward_call(plan, packed, flags, saved, start, cotangents):
-  unit = plan.unit
-  num_chunks = packed.query.shape[1] // unit.tokens
-  block = _Blocks(plan, num_chunks // plan.chunks, reverse=True)
-  keys, values = unit.widths
-  struct = jax.ShapeDtypeStruct
-  like = jax.tree.map(
-    lambda x: struct(x.shape, jnp.float32), cotangents["final"]
-  )
-  flagged = flags is not None
-  operands = {
-    "flags": flags,
-    **packed._asdict(),
-    "saved": saved,
-    "d_output": cotangents["output"],
-    "d_final": cotangents["final"],
-  }
-  inputs = {
-    "query": block.by_token(keys),
-    "key": block.by_token(keys),
-    "value": block.by_token(values),
-    "target": block.target(),
-    "rows": block.rows(),
-  }
-  specs = inputs | {
-    "saved": block.saved(),
-    "d_output": block.by_token(values),
-    "d_final": block.memories(),
-  }
-  results = {
-    f"d_{name}": struct(x.shape, x.dtype)
-    for name, x in packed._asdict().items()
-  }
-  result_specs = {f"d_{name}": spec for name, spec in inputs.items()}
-  results["d_memories"], result_specs["d_memories"] = like, block.memories()
-  if flagged:
-    operands |= {
-      "start": start,
-      "d_chunk_start": cotangents["chunk_start"],
-    }
-    specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
-    for name in ("d_reset", "d_start"):
-      results[name], result_specs[name] = like, block.memories()
-  scratch = {"carried": _scratch(plan)}
-
-  def body(refs, plan):
-    absent = dict.fromkeys(_backward_kernel.Refs._fields)
-    _backward_kernel.run(_backward_kernel.Refs(**(absent | refs)), plan)
-
-  return _call(
-    body,
-    plan,
-    "trellis_backward",
-    operands,
-    specs,
-    results,
-    result_specs,
-    scratch,
-  )
-
-
-def _scratch(plan: layout_lib.Plan) -> layout_lib.Pair:
-  return tuple(
-    pltpu.VMEM((plan.units, plan.unit.slots, width), jnp.float32)
-    for width in plan.unit.widths
-  )
-
-
 def _by_range(plan, form, packed, run):
   """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
   decay = form.tiling.decay
@@ -418,7 +192,7 @@ def _forward(form, layout, operands, save):
     plan,
     form,
     packed,
-    lambda plan: _forward_call(
+    lambda plan: _kernel_calls.forward(
       plan, packed, flags, memories, reset, start, save
     ),
   )
@@ -472,9 +246,13 @@ def _backward(form, layout, operands, saved, cotangents):
     plan,
     form,
     packed,
-    lambda plan: _backward_call(plan, packed, flags, saved, start, adjoints),
+    lambda plan: _kernel_calls.backward(
+      plan, packed, flags, saved, start, adjoints
+    ),
   )
-  d_packed = _Packed(*(results[f"d_{name}"] for name in _Packed._fields))
+  d_packed = _kernel_calls.Packed(
+    *(results[f"d_{name}"] for name in _kernel_calls.Packed._fields)
+  )
   (d_inputs,) = unpack(d_packed)
   d_inputs = jax.tree.map(lambda x: tiles.unflat(layout, x, time), d_inputs)
   d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
@@ -538,6 +316,5 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
     jnp.dtype("float32"),
   }:
     return "query, key and value must all be bfloat16 or all float32"
-  return tilings.unsupported(
-    spec, *inputs.query.shape[2:], inputs.value.shape[-1]
-  )
+  heads, key_dim = inputs.query.shape[2:]
+  return tilings.unsupported(spec, heads, key_dim, inputs.value.shape[-1])

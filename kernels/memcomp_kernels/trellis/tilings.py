@@ -68,7 +68,7 @@ _BY_KIND = {
 def kernel(direction: str, kind: str | None) -> KernelTiling:
   """The sizes of a kernel, "forward" or "backward", on a kind of TPU."""
   default = {"forward": FORWARD, "backward": BACKWARD}[direction]
-  return _BY_KIND.get((direction, kind), default)
+  return _BY_KIND.get((direction, kind or ""), default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

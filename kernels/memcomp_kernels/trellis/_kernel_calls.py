@@ -1,0 +1,282 @@
+"""Calls of Trellis's TPU kernels: their blocks, operands and results."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.trellis import (
+  _backward_kernel,
+  _forward_kernel,
+  tilings,
+)
+from memcomp_kernels.trellis import _kernel_layout as layout_lib
+
+
+class Packed(NamedTuple):
+  """Operands as the kernels take them; see `_kernel_layout`."""
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  target: jax.Array
+  rows: jax.Array
+
+
+class _Blocks:
+  """Block specs of a kernel over the grid (batch, units, chunks)."""
+
+  def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
+    self.plan = plan
+    self.at = (lambda i: steps - 1 - i) if reverse else lambda i: i
+
+  def by_token(self, width: int) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    shape = 1, unit.tokens * plan.chunks, plan.units * width
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
+
+  def target(self) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    rows = plan.units * unit.heads * unit.slots
+    shape = 1, rows, unit.tokens * plan.chunks
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
+
+  def rows(self) -> pl.BlockSpec:
+    plan = self.plan
+    shape = 1, plan.units, plan.chunks, len(plan.row_names), plan.unit.lanes
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
+
+  def memories(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (1, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+  def saved(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (plan.chunks, 1, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (self.at(i), b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+
+def _call(body, plan, name, operands, specs, results, result_specs, scratch):
+  """Runs `body(refs by name, plan)` on dicts of pytrees; None has no block."""
+  batch, time = operands["query"].shape[:2]
+  unit = plan.unit
+  units = operands["query"].shape[2] // unit.widths[0]
+  flags = operands.pop("flags")
+  structure = jax.tree.structure((operands, results, scratch))
+
+  def kernel(*refs):
+    given = {}
+    if flags is not None:
+      given["flags"], *refs = refs
+    for named in jax.tree.unflatten(structure, refs):
+      given |= named
+    body(given, plan)
+
+  grid = (
+    batch,
+    units // plan.units,
+    time // (unit.tokens * plan.chunks),
+  )
+  flat = jax.tree.leaves
+  arrays = flat([operands, results])
+  needed = tilings.vmem_bytes(
+    list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
+  )
+  tilings.check_vmem(needed, name)
+  grid_spec = pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=0 if flags is None else 1,
+    grid=grid,
+    in_specs=flat(specs),
+    out_specs=flat(result_specs),
+    scratch_shapes=flat(scratch),
+  )
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=grid_spec,
+    out_shape=flat(results),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=tilings.VMEM_LIMIT,
+    ),
+    name=name,
+    interpret=modes.interpret(),
+  )(*(() if flags is None else (flags,)), *flat(operands))
+  return jax.tree.unflatten(jax.tree.structure(results), outputs)
+
+
+def forward(
+  plan: layout_lib.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  memories: layout_lib.Pair,
+  reset: layout_lib.Pair,
+  start: layout_lib.Pair,
+  save: bool,
+) -> dict[str, Any]:
+  """Runs the forward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: tokens of whole grid steps.
+    flags: int32 `[batch, chunks]`, or None.
+    memories: halved, `[batch, units, slots, width]`, before the first token.
+    reset: likewise, what segments start from; not read without flags.
+    start: likewise, of a chunk that began before; not read without flags.
+    save: whether to return `saved`.
+
+  Returns:
+    `output` by token, `final` memories, `last` (with flags) and `saved`
+    `[chunks, batch, units, slots, width]`: see `_forward_kernel.Refs`.
+  """
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=False)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
+  flagged = flags is not None
+  operands = {"flags": flags, **packed._asdict(), "memories": memories}
+  specs: dict[str, Any] = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+    "memories": block.memories(),
+  }
+  if flagged:
+    operands |= {"reset": reset, "start": start}
+    specs |= {"reset": block.memories(), "start": block.memories()}
+  results: dict[str, Any] = {
+    "output": struct(packed.value.shape, packed.query.dtype)
+  }
+  result_specs: dict[str, Any] = {"output": block.by_token(values)}
+  results["final"], result_specs["final"] = like, block.memories()
+  if flagged:
+    results["last"], result_specs["last"] = like, block.memories()
+  if save:
+    results["saved"] = jax.tree.map(
+      lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
+    )
+    result_specs["saved"] = block.saved()
+  scratch = {"carried": _scratch(plan)}
+
+  def body(refs, plan):
+    absent = dict.fromkeys(_forward_kernel.Refs._fields)
+    _forward_kernel.run(_forward_kernel.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_forward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def backward(
+  plan: layout_lib.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  saved: layout_lib.Pair,
+  start: layout_lib.Pair,
+  cotangents: dict[str, Any],
+) -> dict[str, Any]:
+  """Runs the backward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: as forward.
+    flags: as forward.
+    saved: of the forward kernel.
+    start: as forward.
+    cotangents: of `output`, and of the halved `final` and `chunk_start`.
+
+  Returns:
+    Adjoints of the fields of `packed`, each `d_` and its name, `d_memories`,
+    and with flags `d_reset` and `d_start`.
+  """
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=True)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(
+    lambda x: struct(x.shape, jnp.float32), cotangents["final"]
+  )
+  flagged = flags is not None
+  operands = {
+    "flags": flags,
+    **packed._asdict(),
+    "saved": saved,
+    "d_output": cotangents["output"],
+    "d_final": cotangents["final"],
+  }
+  inputs = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+  }
+  specs: dict[str, Any] = inputs | {
+    "saved": block.saved(),
+    "d_output": block.by_token(values),
+    "d_final": block.memories(),
+  }
+  results: dict[str, Any] = {
+    f"d_{name}": struct(x.shape, x.dtype)
+    for name, x in packed._asdict().items()
+  }
+  result_specs: dict[str, Any] = {
+    f"d_{name}": spec for name, spec in inputs.items()
+  }
+  results["d_memories"], result_specs["d_memories"] = like, block.memories()
+  if flagged:
+    operands |= {
+      "start": start,
+      "d_chunk_start": cotangents["chunk_start"],
+    }
+    specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
+    for name in ("d_reset", "d_start"):
+      results[name], result_specs[name] = like, block.memories()
+  scratch = {"carried": _scratch(plan)}
+
+  def body(refs, plan):
+    absent = dict.fromkeys(_backward_kernel.Refs._fields)
+    _backward_kernel.run(_backward_kernel.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_backward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def _scratch(plan: layout_lib.Plan) -> layout_lib.Pair:
+  return tuple(
+    pltpu.VMEM((plan.units, plan.unit.slots, width), jnp.float32)
+    for width in plan.unit.widths
+  )
