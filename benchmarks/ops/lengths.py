@@ -61,6 +61,13 @@ def cases() -> dict[str, Case]:
     "infini-attention-256": Case("infini_attention", {}),
     "mamba2": Case("state_space_duality", {}),
     "linear-attention": Case("linear_attention", {}),
+    "gated-slot-attention": Case("slot_attention", {"num_slots": dim}),
+    "bounded-memory": Case(
+      "slot_attention", {"num_slots": dim, "rule": "softmax"}
+    ),
+    "two-pass-delta": Case("two_pass_delta", {}),
+    "rwkv7": Case("rwkv7", {}),
+    "ovq-1024": Case("ovq", {}),
     "key-value-means-256": Case("key_value_means", means),
     "key-value-means-sqrt": Case(
       "key_value_means", means | {"budget": budgets.PowerLawBudget()}
@@ -82,9 +89,10 @@ def prepare(case: Case, length: int):
   sizes = {"batch": 1, "heads": _HEADS.value, "key_dim": dim, "value_dim": dim}
   inputs = memory.make_inputs(jax.random.key(0), spec, time=length, **sizes)
   grows = case.memory in ("key_value_means", "softmax_attention")
-  state = memory.api.init_state(
-    spec, **sizes, **({"length": length} if grows else {})
-  )
+  own = {"length": length} if grows else {}
+  if case.memory == "two_pass_delta":
+    own = {"source_dim": inputs.source.shape[-1]}
+  state = memory.api.init_state(spec, **sizes, **own)
   chunk = functools.partial(
     memory.api.chunk, spec=spec, **({"seen": 0} if grows else {})
   )
