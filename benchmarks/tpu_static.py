@@ -303,6 +303,7 @@ def table(rows: list[dict]) -> str:
 def main(argv: list[str]) -> None:
   """Counts what the flags ask for."""
   del argv
+  jax.config.update("jax_platforms", "cpu")  # nothing is run on a TPU
   if set(_MEMORY.value) - {"trellis"}:
     sys.exit("only --memory=trellis has TPU kernels")
   baseline = []
