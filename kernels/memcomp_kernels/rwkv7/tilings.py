@@ -10,11 +10,12 @@ class Tiling:
   Attributes:
     tile_time: tokens a tile, a multiple of `block_time`.
     block_time: tokens between which decays are taken pair by pair, channel by
-      channel; those further apart go through matrix products.
+      channel; those further apart go through matrix products. At width 32 a
+      gradient takes a CPU 2.1 s in blocks of 16, 1.2 of 8, 0.25 of 4.
   """
 
   tile_time: int = 32
-  block_time: int = 16
+  block_time: int = 4
 
   def __post_init__(self):
     if self.block_time < 1:
