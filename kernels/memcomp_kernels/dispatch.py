@@ -8,6 +8,7 @@ implementation never falls back silently: if it cannot run it raises.
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -114,3 +115,53 @@ class Implementations:
         f"{self.memory} has no {name} implementation; it has: {have}"
       )
     return self.functions[name]
+
+  def chunk(
+    self, check_inputs: Callable[[Any, Any, Any], None]
+  ) -> Callable[..., tuple[Any, jax.Array]]:
+    """Returns the `chunk` of a memory that takes no options of its own.
+
+    Args:
+      check_inputs: (state, inputs, spec), raises ValueError where shapes do
+        not fit.
+    """
+
+    def chunk(
+      state: Any,
+      inputs: Any,
+      *,
+      spec: Any,
+      segment_ids: jax.Array | None = None,
+      reset_state: Any = None,
+      implementation: str | None = None,
+    ) -> tuple[Any, jax.Array]:
+      """Runs the memory over many tokens; differentiable in state and inputs.
+
+      Args:
+        state: the state before the first token.
+        inputs: `[batch, time, heads, ...]` arrays, see the memory's `Inputs`.
+        spec: the memory's meaning.
+        segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
+        reset_state: what a new segment starts from; default `state`.
+        implementation: "reference" or "xla_chunked"; default the fastest that
+          runs on the platform.
+
+      Returns:
+        The state after the last token, and `[batch, time, heads, value]` in
+        the query's dtype.
+
+      Raises:
+        NotImplementedError: the named implementation cannot run here.
+        ValueError: shapes do not fit the state or each other.
+      """
+      check_inputs(state, inputs, spec)
+      function = self.select(implementation)
+      return function(
+        state,
+        inputs,
+        spec=spec,
+        segment_ids=segment_ids,
+        reset_state=reset_state,
+      )
+
+    return chunk

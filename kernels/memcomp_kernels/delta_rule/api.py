@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
@@ -50,47 +49,11 @@ def init_state(
   )
 
 
-def chunk(
-  state: types.State,
-  inputs: types.Inputs,
-  *,
-  spec: types.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-  implementation: str | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Runs the memory over many tokens; differentiable in state and inputs.
-
-  Args:
-    state: the state before the first token.
-    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
-    spec: the memory's meaning.
-    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-    reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
-
-  Returns:
-    The state after the last token, and o `[batch, time, heads, value]` in the
-    query's dtype.
-
-  Raises:
-    NotImplementedError: the named implementation cannot run here.
-    ValueError: shapes do not fit the state or each other.
-  """
-  check_inputs(state, inputs)
-  function = IMPLEMENTATIONS.select(implementation)
-  return function(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-  )
-
-
-def check_inputs(state: types.State, inputs: types.Inputs) -> None:
+def check_inputs(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> None:
   """Raises ValueError where shapes of `inputs` and `state` do not fit."""
+  del spec
   batch, heads, key_dim, value_dim = state.memory.shape
   widths = {
     "query": key_dim,
@@ -100,3 +63,6 @@ def check_inputs(state: types.State, inputs: types.Inputs) -> None:
     "write_rate": 1,
   }
   contract.check_inputs(inputs, batch, heads, widths)
+
+
+chunk = IMPLEMENTATIONS.chunk(check_inputs)

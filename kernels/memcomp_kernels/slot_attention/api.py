@@ -68,45 +68,6 @@ def init_state(
   )
 
 
-def chunk(
-  state: types.State,
-  inputs: types.Inputs,
-  *,
-  spec: types.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-  implementation: str | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Runs the memory over many tokens; differentiable in state and inputs.
-
-  Args:
-    state: the state before the first token.
-    inputs: `[batch, time, heads, ...]` arrays, see `types.Inputs`.
-    spec: the memory's meaning.
-    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-    reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
-
-  Returns:
-    The state after the last token, and y `[batch, time, heads, value]` in the
-    query's dtype.
-
-  Raises:
-    NotImplementedError: the named implementation cannot run here.
-    ValueError: shapes do not fit the state or each other.
-  """
-  check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation)
-  return function(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-  )
-
-
 def check_inputs(
   state: types.State, inputs: types.Inputs, spec: types.Spec
 ) -> None:
@@ -131,3 +92,6 @@ def check_inputs(
       "write_logit": None if gated else slots,
     },
   )
+
+
+chunk = IMPLEMENTATIONS.chunk(check_inputs)

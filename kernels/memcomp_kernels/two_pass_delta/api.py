@@ -64,47 +64,11 @@ def init_state(
   )
 
 
-def chunk(
-  state: types.State,
-  inputs: types.Inputs,
-  *,
-  spec: types.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-  implementation: str | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Runs the memory over many tokens; differentiable in state and inputs.
-
-  Args:
-    state: the state before the first token.
-    inputs: `[batch, time, heads, ...]` arrays, see `types.Inputs`.
-    spec: the memory's meaning.
-    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-    reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
-
-  Returns:
-    The state after the last token, and y `[batch, time, heads, value]` in the
-    query's dtype.
-
-  Raises:
-    NotImplementedError: the named implementation cannot run here.
-    ValueError: shapes do not fit the state or each other.
-  """
-  check_inputs(state, inputs)
-  function = IMPLEMENTATIONS.select(implementation)
-  return function(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-  )
-
-
-def check_inputs(state: types.State, inputs: types.Inputs) -> None:
+def check_inputs(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> None:
   """Raises ValueError where shapes of `inputs` and `state` do not fit."""
+  del spec
   batch, heads, source_dim, key_dim = state.key_memory.shape
   widths = {
     "query": source_dim,
@@ -117,3 +81,6 @@ def check_inputs(state: types.State, inputs: types.Inputs) -> None:
   if inputs.active is not None:
     widths["active"] = 1
   contract.check_inputs(inputs, batch, heads, widths)
+
+
+chunk = IMPLEMENTATIONS.chunk(check_inputs)
