@@ -253,7 +253,10 @@ def test_a_full_disk_keeps_the_checkpoints_before(small_disk, case):
   assert "\n" not in message and saved >= 1
   for path in small_disk.glob("other*"):
     path.unlink()
-  assert _restore(small_disk, config, mesh).step == saved
+  # The save that failed may be whole: without room only for its checksums.
+  found = _restore(small_disk, config, mesh)
+  assert found.step in (saved, saved + 1) and found.data == {"place": found.step}
+  jax.tree.map(np.testing.assert_array_equal, found.state, start)
 
 
 def _raise(number):
