@@ -63,8 +63,7 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
     """Floats of window and memory after `length` tokens, for one layer."""
     kept = min(length, self.window_size or self.segment_size)
     window = kept * (self.key_dim + self.value_dim)
-    copies = 2 if self.segment_size > 1 else 1
-    memory = copies * self.key_dim * (self.value_dim + 1)
+    memory = self.key_dim * (self.value_dim + 1)
     return self.heads * (window + memory)
 
   def memory_flops(self, length: int) -> int:

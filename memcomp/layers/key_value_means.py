@@ -122,8 +122,8 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
     spec, chunk = self.spec(), self.chunk_size
     chunks = -(-length // chunk)
     rows = sum(spec.live_rows(chunks - 1)) / chunks
-    window = sum(min(c + 0.5, self.window_chunks - 0.5) for c in range(chunks))
-    window = chunk * window / chunks
+    before = sum(min(c, self.window_chunks - 1) for c in range(chunks))
+    window = chunk * before / chunks + (chunk + 1) / 2
     dims = self.key_dim + self.value_dim
     # Reading both, then scores against the rows and the sums into them.
     return round(2 * self.heads * dims * (2 * rows + window))

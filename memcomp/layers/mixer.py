@@ -63,7 +63,11 @@ class MixerConfig(abc.ABC):
 
   @abc.abstractmethod
   def state_floats(self, length: int) -> int:
-    """Floats of the memory after `length` tokens of a sequence, one layer."""
+    """Floats of the memory after `length` tokens of a sequence, one layer.
+
+    What reads need between two chunks: inside of one, some states also hold a
+    copy of its start.
+    """
 
   @abc.abstractmethod
   def memory_flops(self, length: int) -> int:

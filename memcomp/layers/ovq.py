@@ -76,7 +76,7 @@ class OVQConfig(projection.ProjectionConfig):
     rows = sum(spec.rows(c * chunk) for c in range(chunks)) / chunks
     dims = self.key_dim + self.value_dim
     # Reading, then products to choose by and the sums into the rows.
-    return round(2 * self.heads * dims * (2 * rows + chunk / 2))
+    return round(2 * self.heads * dims * (2 * rows + (chunk + 1) / 2))
 
 
 class OVQState(NamedTuple):

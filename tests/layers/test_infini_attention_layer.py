@@ -76,8 +76,8 @@ def test_steps_equal_the_sequence(changes):
 
 
 def test_state_and_flops_by_hand():
-  # 4 tokens of 4 + 6; memory and sum, now and at the segment's start.
-  assert SMALL.state_floats(9) == 2 * (4 * 10 + 2 * 4 * 7)
+  # 4 tokens of 4 + 6; memory and sum.
+  assert SMALL.state_floats(9) == 2 * (4 * 10 + 4 * 7)
   token = dataclasses.replace(SMALL, segment_size=1, window_size=3)
   assert token.state_floats(9) == 2 * (3 * 10 + 4 * 7)
   # Segments of 4, 4 and 1 tokens: 21 pairs in 9 tokens; three products.

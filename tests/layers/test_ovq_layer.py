@@ -55,8 +55,8 @@ def test_state_and_flops_by_hand():
   # 7 tokens: 6 of them in floor(30 / 11) = 2 rows of 4 + 6 and a count; a
   # chunk of 3.
   assert SMALL.state_floats(7) == 2 * (2 * 11 + 3 * 10)
-  # Chunks see 0, floor(15 / 8) = 1 and 2 rows, twice; half a chunk.
-  assert SMALL.memory_flops(7) == 2 * 2 * 10 * (2 + 1.5)
+  # Chunks see 0, floor(15 / 8) = 1 and 2 rows, twice; 1 to 3 tokens.
+  assert SMALL.memory_flops(7) == 2 * 2 * 10 * (2 + 2)
 
 
 @pytest.mark.parametrize(
