@@ -1,0 +1,47 @@
+"""A memory in words: the rows of docs/memories.md.
+
+Every memory's `summary.py` has `summary(spec) -> Summary`. It tells what the
+default options do, with the numbers of `spec`, and follows the fields that make
+another row there: rule, inner model, forget gate, window.
+"""
+
+from typing import NamedTuple
+
+LETTERS = {
+  "H": "heads",
+  "G": "heads of keys and values: H, unless queries share them",
+  "d_k": "features of a head's key",
+  "d_v": "features of a head's value",
+  "m": "slots of a head",
+  "C": "tokens of a chunk or segment",
+  "W": "tokens of the window",
+  "e": "hidden features of the inner MLP per feature of a key",
+  "n": "tokens of the sequence",
+  "r": "rows in use after n tokens, by a budget or schedule",
+  "R": "rows in use, the mean over the n tokens",
+  "w": "exact tokens that a token sees, itself included, likewise",
+}
+"""What stands in `Summary.floats` and `Summary.flops`."""
+
+
+class Summary(NamedTuple):
+  """What a memory computes and costs.
+
+  Texts are lines of Markdown with math in backticks, in the letters of the
+  memory's README.
+
+  Attributes:
+    objective: what a token's write makes smaller.
+    update: the memory after the token, and what is read.
+    chunk: what the tokens of a chunk share, if its size is meaning.
+    source: paper, arXiv number, equations.
+    floats: of one layer's memory, a Python expression of `LETTERS`.
+    flops: forward, for one token and layer, likewise; a multiply-add is two.
+  """
+
+  objective: str
+  update: str
+  chunk: str
+  source: str
+  floats: str
+  flops: str
