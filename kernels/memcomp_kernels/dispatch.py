@@ -3,6 +3,9 @@
 The platform is that of the devices in use (a mesh's devices when compiling for
 a pod), not `jax.default_backend()`, which says "cpu" there. A named
 implementation never falls back silently: if it cannot run it raises.
+
+`mosaic_*` are kernels of this repository, `library_*` those that a library
+keeps.
 """
 
 import functools
@@ -15,11 +18,14 @@ import jax
 _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
-  "tpu": ("mosaic_tpu", "xla_chunked", "reference"),
-  "gpu": ("mosaic_gpu", "xla_chunked", "reference"),
+  "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
+  "gpu": ("mosaic_gpu", "library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
-NAMES = ("reference", "xla_chunked", "mosaic_tpu", "mosaic_gpu")
+KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
+"""Names of kernels for one platform. They have no float64: tests of their own
+hold them to the XLA form."""
+NAMES = ("reference", "xla_chunked", *KERNELS)
 
 
 def current_platform() -> str:
@@ -77,11 +83,12 @@ class Implementations:
 
   def reason(self, platform: str) -> str:
     """One line for people: why `default` is what it is."""
-    preferred = PREFERENCE.get(platform, DEFAULT_PREFERENCE)
-    missing = [n for n in preferred if n not in self.functions]
+    best = PREFERENCE.get(platform, DEFAULT_PREFERENCE)[0]
     chosen = self.default(platform)
-    if missing and preferred.index(missing[0]) < preferred.index(chosen):
-      return f"no {missing[0]} kernel for {self.memory} yet"
+    if chosen not in KERNELS and best in KERNELS:
+      return f"no {best} kernel for {self.memory} yet"
+    if chosen in self.limits:
+      return f"fastest form on {platform}, for the calls that it can do"
     return f"fastest form on {platform}"
 
   def select(self, name: str | None = None, call: tuple = ()) -> Callable:

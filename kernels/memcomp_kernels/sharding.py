@@ -52,7 +52,6 @@ def shard_chunk(
       return function(
         state, inputs, segment_ids=segment_ids, reset_state=reset_state
       )
-    reset_state = state if reset_state is None else reset_state
 
     def state_specs(tree):
       return jax.tree.map(lambda x: state_spec(x, batch_axes, head_axes), tree)

@@ -98,19 +98,28 @@ class Projection(nnx.Module):
     d_model: features of x.
     std: of the weights at the start.
     rngs: random streams.
+    kv_heads: heads of keys and values; None for as many as of queries.
   """
 
   def __init__(
-    self, config: ProjectionConfig, d_model: int, *, std: float, rngs: nnx.Rngs
+    self,
+    config: ProjectionConfig,
+    d_model: int,
+    *,
+    std: float,
+    rngs: nnx.Rngs,
+    kv_heads: int | None = None,
   ):
-    key_width = config.heads * config.key_dim
-    value_width = config.heads * config.value_dim
+    kv_heads = kv_heads or config.heads
+    query_width = config.heads * config.key_dim
+    key_width = kv_heads * config.key_dim
+    value_width = kv_heads * config.value_dim
     into = ("embed", "heads")
 
     def project(width):
       return linear.Linear(d_model, width, into, std=std, rngs=rngs)
 
-    self.query = project(key_width)
+    self.query = project(query_width)
     self.key = project(key_width)
     self.value = project(value_width)
 
@@ -121,7 +130,7 @@ class Projection(nnx.Module):
         width, exponent=exponent, first="itself", name="heads"
       )
 
-    self.query_shift = shift(key_width, 0.2)
+    self.query_shift = shift(query_width, 0.2)
     self.key_shift = shift(key_width, 0.7)
     self.value_shift = shift(value_width, 0.7)
 
@@ -156,7 +165,7 @@ class Projection(nnx.Module):
         rngs=rngs,
       )
 
-    self.heads = config.heads
+    self.heads, self.kv_heads = config.heads, kv_heads
     self.normalize_key = config.normalize_key
     self.rotary = rotary.Rotary(
       dim=config.rotary_dim,
@@ -192,6 +201,8 @@ class Projection(nnx.Module):
   ) -> tuple[jax.Array, jax.Array, jax.Array, ProjectionState]:
     """Returns query, key, value `[batch, time, heads, dim]`, and the state.
 
+    Key and value have `kv_heads` heads.
+
     Args:
       x: `[batch, time, d_model]`.
       state: before the first token.
@@ -216,9 +227,8 @@ class Projection(nnx.Module):
     query, query_last = shifted(self.query_shift, query, state.query)
     key, key_last = shifted(self.key_shift, key, state.key)
     value, value_last = shifted(self.value_shift, value, state.value)
-    query, key, value = (
-      linear.split_heads(y, self.heads) for y in (query, key, value)
-    )
+    query = linear.split_heads(query, self.heads)
+    key, value = (linear.split_heads(y, self.kv_heads) for y in (key, value))
     if self.query_norm is not None and self.key_norm is not None:
       query, key = self.query_norm(query), self.key_norm(key)
     elif self.normalize_key == "l2":

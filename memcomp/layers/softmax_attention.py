@@ -3,7 +3,8 @@
 x -> q, k, v (`layers.projection`) -> attention -> W_o. With rotary positions
 and nothing else it is the attention of Transformer++; with `window_size` a
 sliding window, with `sink_tokens` too StreamingLLM, with `chunk_size` a window
-aligned to blocks; with the options of `layers.projection` GPTAlpha-2.
+aligned to blocks; with `kv_heads` grouped-query attention (arXiv 2305.13245);
+with the options of `layers.projection` GPTAlpha-2.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
   """Softmax attention; further fields are those of `ProjectionConfig`.
 
   Attributes:
+    kv_heads: heads of keys and values, a divisor of `heads`: query head h reads
+      head h // (heads / kv_heads); 0 for as many as `heads`.
     window_size: newest tokens that are attended to; 0 for all.
     sink_tokens: first tokens that are attended to for ever, beside a window.
     chunk_size: the window starts at a multiple of it; 0 for none.
@@ -29,6 +32,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       oldest give way to more.
   """
 
+  kv_heads: int = 0
   window_size: int = 0
   sink_tokens: int = 0
   chunk_size: int = 0
@@ -50,12 +54,18 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     """Raises ValueError naming the field that is out of range."""
     self.validate_projection()
     mixer.require_positive(self, "max_length")
+    if self.kv_heads < 0 or self.heads % (self.kv_heads or self.heads):
+      raise ValueError(
+        f"kv_heads={self.kv_heads} must divide heads={self.heads}, or be 0 for"
+        " as many"
+      )
     self.spec()
 
   def state_floats(self, length: int) -> int:
     """Floats of keys and values after `length` tokens, for one layer."""
     kept = min(length, self.window_size) if self.window_size else length
-    return self.heads * kept * (self.key_dim + self.value_dim)
+    heads = self.kv_heads or self.heads
+    return heads * kept * (self.key_dim + self.value_dim)
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of scores and sums per token, for one layer."""
@@ -93,7 +103,10 @@ class SoftmaxAttention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     config.validate()
-    self.projection = projection.Projection(config, d_model, std=std, rngs=rngs)
+    self.kv_heads = config.kv_heads or config.heads
+    self.projection = projection.Projection(
+      config, d_model, kv_heads=self.kv_heads, std=std, rngs=rngs
+    )
     self.out = linear.Linear(
       config.heads * config.value_dim,
       d_model,
@@ -102,7 +115,6 @@ class SoftmaxAttention(nnx.Module):
       rngs=rngs,
     )
     self.spec = config.spec()
-    self.heads = config.heads
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.max_length = config.max_length
 
@@ -126,7 +138,7 @@ class SoftmaxAttention(nnx.Module):
     return attention.init_state(
       self.spec,
       batch=batch,
-      heads=self.heads,
+      heads=self.kv_heads,
       key_dim=self.key_dim,
       value_dim=self.value_dim,
       length=self.max_length if length is None else length,
@@ -155,8 +167,9 @@ class SoftmaxAttention(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
     chunk = sharding.on_mesh(attention.chunk)
+    # Where `state` is fresh it is what new segments start from, too.
     fresh = None
-    if context.segment_ids is not None:
+    if context.segment_ids is not None and context.seen != 0:
       # As many rows as this state has, whatever length it was made for.
       fresh = self._memory(x.shape[0], state.memory.keys.shape[2])
     memory, y = chunk(

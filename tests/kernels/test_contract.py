@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.testing import checks, memories
 
-# Pallas kernels have no float64; their own tests hold them to the XLA form.
 ALL = [
   (memory, name, implementation)
   for memory in memories.MEMORIES.values()
   for name in memory.specs
   for implementation in memory.api.IMPLEMENTATIONS.functions
-  if not implementation.startswith("mosaic")
+  if implementation not in dispatch.KERNELS
 ]
 
 

@@ -69,6 +69,7 @@ KNOBS = [
   ("kvm", {"budget": "saturating", "budget_rows": 8}),
   ("kvm", {"budget": f"{__name__}:own_budget"}),
   ("kvm", {"normalize_key": "l2"}),
+  ("softmax", {"kv_heads": 1}),
   ("softmax", {"window_size": 0}),
   ("softmax", {"sink_tokens": 2}),
   ("softmax", {"chunk_size": 4}),
@@ -103,6 +104,8 @@ def test_every_knob_is_one_override(name, change, base):
     (SOFTMAX, {"value_residual": "all"}),
     (SOFTMAX, {"normalize_key": "rms"}),
     (SOFTMAX, {"heads": 0}),
+    (SOFTMAX, {"kv_heads": 3}),
+    (SOFTMAX, {"kv_heads": -1}),
     (SOFTMAX, {"max_length": 0}),
   ],
   ids=str,
@@ -129,12 +132,45 @@ def test_window_that_is_no_multiple_of_the_block():
     dataclasses.replace(SOFTMAX, chunk_size=3).validate()
 
 
+def test_grouped_heads_decode_as_they_train():
+  """Token by token as in one call, with all that a projection may do."""
+  config = dataclasses.replace(
+    SOFTMAX,
+    kv_heads=1,
+    token_shift=True,
+    value_residual="dynamic",
+    normalize_key="layer",
+  )
+  with nnx.use_eager_sharding(False):
+    layer = softmax_attention.SoftmaxAttention(
+      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    )
+  x = jax.random.normal(jax.random.key(1), (2, 12, 16))
+  first = jax.random.normal(jax.random.key(2), (2, 12, 8))
+
+  @jax.jit
+  def by_step(x, first):
+    def body(state, given):
+      x, first = given
+      y, state = layer.step(x, state, mixer.Context(first_value=first))
+      return state, y
+
+    given = jnp.moveaxis(x, 1, 0), jnp.moveaxis(first, 1, 0)
+    return jnp.moveaxis(jax.lax.scan(body, layer.init_state(2), given)[1], 0, 1)
+
+  whole, _ = layer(x, layer.init_state(2), mixer.Context(first_value=first))
+  np.testing.assert_allclose(by_step(x, first), whole, rtol=1e-5, atol=1e-6)
+
+
 def test_sizes_by_hand():
   # 30 tokens: chunks of 4, a window of 2 chunks, 16 + 1 floats a row or token;
   # 1.5 sqrt(28) = 7.9: 7 rows while chunk 7 is read.
   assert KVM.state_floats(30) == 2 * (7 + 8) * 17
   assert SOFTMAX.state_floats(30) == 2 * 8 * 16
   assert SOFTMAX.state_floats(5) == 2 * 5 * 16
+  grouped = dataclasses.replace(SOFTMAX, kv_heads=1)
+  assert grouped.state_floats(30) == 8 * 16
+  assert grouped.memory_flops(30) == SOFTMAX.memory_flops(30)
   full = dataclasses.replace(SOFTMAX, window_size=0)
   # 1 + 2 + ... + 10 scores of 8 and sums of 8, over 10 tokens.
   assert full.memory_flops(10) == 2 * 2 * 16 * 55 // 10
@@ -144,6 +180,10 @@ def test_state_agrees_with_the_figure():
   for config, module in (
     (KVM, key_value_means.KeyValueMeans),
     (SOFTMAX, softmax_attention.SoftmaxAttention),
+    (
+      dataclasses.replace(SOFTMAX, kv_heads=1),
+      softmax_attention.SoftmaxAttention,
+    ),
   ):
     with nnx.use_eager_sharding(False):
       layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))

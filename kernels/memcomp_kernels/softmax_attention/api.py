@@ -6,8 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
+from memcomp_kernels.softmax_attention import (
+  library_gpu,
+  library_tpu,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.softmax_attention import reference as _reference
-from memcomp_kernels.softmax_attention import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
@@ -17,6 +22,12 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "softmax_attention",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  library_tpu=library_tpu.chunk,
+  library_gpu=library_gpu.chunk,
+  limits={
+    "library_tpu": library_tpu.unsupported,
+    "library_gpu": library_gpu.unsupported,
+  },
 )
 
 
@@ -35,7 +46,7 @@ def init_state(
   Args:
     spec: the attention's meaning.
     batch: rows.
-    heads: heads.
+    heads: of keys and values; queries may have a multiple of them.
     key_dim: width of a key.
     value_dim: width of a value.
     dtype: of keys and values, float32 or float64.
@@ -78,12 +89,14 @@ def chunk(
 
   Args:
     state: the state before the first token.
-    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
+    inputs: `[batch, time, heads, dim]` arrays, of key and value `[batch, time,
+      kv_heads, dim]`, see `types.Inputs`.
     spec: the attention's meaning.
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
+    implementation: "reference", "xla_chunked", or a kernel of a library for
+      calls from a fresh state, "library_tpu" (splash attention) or
+      "library_gpu" (cuDNN); default the first of the platform that can do it.
     seen: an upper bound of `state.position` where one is known (0: the state is
       fresh): it saves work, and a wrong one loses tokens.
 
@@ -96,7 +109,8 @@ def chunk(
     ValueError: shapes do not fit the state or each other.
   """
   check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation)
+  call = state, inputs, spec, segment_ids, reset_state, seen
+  function = IMPLEMENTATIONS.select(implementation, call)
   return function(
     state,
     inputs,
@@ -117,9 +131,13 @@ def check_inputs(
     raise ValueError(
       f"the state holds {size} tokens, spec.window_size is {spec.window_size}"
     )
+  of_queries = inputs.query.shape[2] if inputs.query.ndim > 2 else heads
+  contract.check_inputs(inputs, batch, of_queries, {"query": key_dim})
   contract.check_inputs(
-    inputs,
-    batch,
-    heads,
-    {"query": key_dim, "key": key_dim, "value": value_dim},
+    inputs, batch, heads, {"key": key_dim, "value": value_dim}
   )
+  if of_queries % heads:
+    raise ValueError(
+      f"query has {of_queries} heads, not a multiple of the {heads} heads of"
+      " keys and values"
+    )

@@ -4,7 +4,9 @@
 
 over the tokens j that t sees, t itself included: the first `sink_tokens` of
 its segment and the last window_size - sink_tokens, less what a window moved by
-chunks has let go. They are what `primitives.window` holds.
+chunks has let go. They are what `primitives.window` holds. Heads of queries
+share keys and values by groups (arXiv 2305.13245): head h reads those of head
+h // (heads / kv_heads).
 """
 
 import functools
@@ -28,7 +30,8 @@ def step(
 
   Args:
     state: the window before the token.
-    inputs: `[batch, heads, dim]` arrays.
+    inputs: `[batch, heads, dim]` arrays, of key and value `[batch, kv_heads,
+      dim]`.
     spec: the attention's meaning.
 
   Returns:
@@ -46,9 +49,10 @@ def step(
     end_of_chunk = (t // spec.chunk_size + 1) * spec.chunk_size
     seen &= j >= end_of_chunk[:, None] - spec.window_size
   scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-  scores = scale * _einsum("bhd,bhjd->bhj", q, K)
-  p = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
-  y = _einsum("bhj,bhjd->bhd", p, V)
+  groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])
+  scores = scale * _einsum("bhgd,bhjd->bhgj", groups, K)
+  p = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+  y = _einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], -1)
   state = types.State(
     keys=K,
     values=V,

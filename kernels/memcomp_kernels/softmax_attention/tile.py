@@ -17,8 +17,8 @@ class Tokens(NamedTuple):
   """Keys and values, and what they are of.
 
   Attributes:
-    key: `[batch, tokens, heads, key]`.
-    value: `[batch, tokens, heads, value]`.
+    key: `[batch, tokens, kv_heads, key]`.
+    value: `[batch, tokens, kv_heads, value]`.
     run: int32 `[batch, tokens]`.
     position: int32 `[batch, tokens]`.
   """
@@ -35,15 +35,14 @@ def sees(
   """Whether tokens at `position` see tokens of their run at `other`.
 
   Args:
-    position: `[batch, queries]`.
-    other: `[batch, keys]`.
+    position: integers of any shape.
+    other: integers that broadcast with them.
     spec: the attention's meaning.
     ring: rows of the window that are overwritten in turn.
 
   Returns:
-    bool `[batch, queries, keys]`.
+    bool, of their common shape.
   """
-  position, other = position[:, :, None], other[:, None]
   seen = (position - other < ring) | (other < spec.sink_tokens)
   if spec.chunk_size is not None and spec.window_size is not None:
     end_of_chunk = (position // spec.chunk_size + 1) * spec.chunk_size
@@ -80,13 +79,18 @@ def attend(
     )
 
   scale = query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-  scores = scale * product("bqhd,bkhd->bhqk", query, tokens.key)
-  scores = jnp.where(seen[:, None], scores, -jnp.inf)
+  # Heads that share keys and values are a group: no key is repeated.
+  groups = query.reshape(
+    *query.shape[:2], tokens.key.shape[2], -1, query.shape[-1]
+  )
+  scores = scale * product("bqhgd,bkhd->bhgqk", groups, tokens.key)
+  scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
   # Normalised last: the sum is over what was multiplied, and fewer numbers are
   # divided.
   weights = jnp.exp(
     scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
   )
   total = jnp.sum(weights, axis=-1)
-  outputs = product("bhqk,bkhd->bqhd", weights, tokens.value)
-  return outputs / jnp.swapaxes(total, 1, 2)[..., None]
+  outputs = product("bhgqk,bkhd->bqhgd", weights, tokens.value)
+  outputs /= jnp.moveaxis(total, 3, 1)[..., None]
+  return outputs.reshape(*query.shape[:3], -1)

@@ -14,6 +14,25 @@ _FULL_TILES = 32, 512
 CAUSAL_PARTS = 4
 
 
+# Tokens that a library's TPU kernel works by, at least and at most; a token
+# costs what its tile's keys cost, so a small window has small tiles.
+KERNEL_TILE = 128
+_WIDEST_KERNEL_TILE = 512
+
+
+def kernel_block(time: int, ring: int) -> int:
+  """Tokens a block of a library's TPU kernel; divides `time`.
+
+  Args:
+    time: a multiple of `KERNEL_TILE`.
+    ring: tokens that a token sees.
+  """
+  block = KERNEL_TILE
+  while 2 * block <= min(_WIDEST_KERNEL_TILE, ring) and time % (2 * block) == 0:
+    block *= 2
+  return block
+
+
 def window_tile(ring: int) -> int:
   """Tokens a tile where a token sees `ring` tokens."""
   low, high = _WINDOW_TILES

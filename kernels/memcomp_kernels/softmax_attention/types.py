@@ -59,8 +59,9 @@ class Inputs(NamedTuple):
 
   Attributes:
     query: `[batch, heads, key]`.
-    key: `[batch, heads, key]`; repeat heads that queries share.
-    value: `[batch, heads, value]`.
+    key: `[batch, kv_heads, key]`; kv_heads divides heads, and query head h
+      reads head h // (heads / kv_heads) of keys and values.
+    value: `[batch, kv_heads, value]`.
   """
 
   query: jax.Array
@@ -72,8 +73,8 @@ class State(NamedTuple):
   """Everything needed to continue a sequence; `primitives.window` has the rows.
 
   Attributes:
-    keys: `[batch, heads, size, key]`, float32 or wider.
-    values: `[batch, heads, size, value]`.
+    keys: `[batch, kv_heads, size, key]`, float32 or wider.
+    values: `[batch, kv_heads, size, value]`.
     position: int32 `[batch]`, tokens of the current segment so far.
     segment_id: int32 `[batch]`, the current segment, 0 before any token.
   """

@@ -27,6 +27,8 @@ def chunk(
   seen: int | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in tiles; see `api.chunk`."""
+  # A fresh state is what new segments start from: nothing is inherited.
+  fresh = seen == 0 and reset_state is None
   reset_state = state if reset_state is None else reset_state
   plan = window.plan(
     segment_ids,
@@ -53,7 +55,7 @@ def chunk(
   def inheriting(query, joined, rows, reset_rows):
     return _attend(plan, spec, query, joined, rows, reset_rows)
 
-  if segment_ids is None:
+  if segment_ids is None or fresh:
     outputs = usual(*operands)
   else:
     outputs = lax.cond(plan.inherits, inheriting, usual, *operands)
@@ -137,7 +139,9 @@ def _tile(plan, spec, reset_rows, query, run, position, tokens):
     started = (run > 0)[:, :, None] & (reset.run == 0)[:, None]
     tokens = _concatenate(reset, tokens)
     same = jnp.concatenate([started, same], axis=2)
-  seen = same & tile.sees(position, tokens.position, spec=spec, ring=plan.ring)
+  seen = same & tile.sees(
+    position[:, :, None], tokens.position[:, None], spec=spec, ring=plan.ring
+  )
   return tile.attend(query, tokens, seen, spec=spec).astype(query.dtype)
 
 

@@ -1,0 +1,89 @@
+"""Attention of a call from a fresh state, by a kernel of a library.
+
+There the line of `primitives.window` is the call's own tokens. What a token
+sees is then a fixed mask over places, and in packed rows the runs as well; what
+the state holds afterwards is as in `xla_chunked`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import window
+from memcomp_kernels.softmax_attention import types
+
+Attend = Callable[..., jax.Array]
+"""(query, key, value, run, *, spec, size) -> outputs: `[batch, time, heads,
+dim]` arrays; run int32 `[batch, time]`, or None for one run; what a place sees
+beside that follows from its index, `spec` and the state's `size`."""
+
+
+def chunk(
+  attend: Attend,
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference` for what `unsupported` does not name."""
+  size = state.keys.shape[2]
+  plan = window.plan(
+    segment_ids,
+    state.segment_id,
+    state.position,
+    state.position,
+    time=inputs.query.shape[1],
+    size=size,
+    sink_tokens=spec.sink_tokens,
+    seen=0,
+  )
+  rows = state.keys, state.values
+  joined = window.join(plan, rows, (inputs.key, inputs.value))
+  run = None if segment_ids is None else plan.run
+  query = window.compact(plan, inputs.query)
+  outputs = attend(query, *joined, run, spec=spec, size=size)
+  keys, values = window.advance(plan, rows, rows, joined)
+  state = types.State(keys, values, plan.next_position, plan.segment_id)
+  return state, window.restore(plan, outputs)
+
+
+def unsupported(
+  state: types.State,
+  inputs: types.Inputs,
+  spec: types.Spec,
+  segment_ids: jax.Array | None,
+  reset_state: types.State | None,
+  seen: int | None,
+) -> str | None:
+  """Why a call is not one from fresh states with a mask over places, or None.
+
+  Arguments are those of `api.chunk`.
+  """
+  if seen != 0:
+    return "the state may hold tokens: give seen=0 where it is fresh"
+  if segment_ids is None:
+    return None
+  if reset_state is not None:
+    return "reset_state may hold tokens: leave it out where state is fresh"
+  if sees_all(spec, inputs.query.shape[1], state.keys.shape[2]):
+    return None
+  for name in ("sink_tokens", "chunk_size"):
+    if getattr(spec, name):
+      return f"{name} in packed rows goes by positions in segments"
+  return None
+
+
+def sees_all(spec: types.Spec, time: int, size: int) -> bool:
+  """Whether every token sees all before it, in its run."""
+  return spec.chunk_size is None and time <= size
+
+
+def wrong_dtypes(inputs: types.Inputs, *names: str) -> str | None:
+  """Why query, key and value are not all of one of some dtypes, or None."""
+  dtypes = {x.dtype for x in inputs}
+  if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
+    found = ", ".join(sorted(map(str, dtypes)))
+    return f"query, key and value must all be {' or '.join(names)}, not {found}"
+  return None

@@ -1,0 +1,102 @@
+"""Softmax attention by cuDNN's, through `jax.nn.dot_product_attention`.
+
+Flash attention, forward and backward, causal or over a sliding window; queries
+share keys and values by groups. Its mask of segments is one of pairs of tokens
+in memory, so packed rows are left to the XLA form.
+"""
+
+import re
+from typing import Literal
+
+import jax
+
+from memcomp_kernels import dispatch
+from memcomp_kernels.softmax_attention import fresh, types
+
+_WIDTH = 8  # Of head dims: its multiples up to what all its GPUs take.
+_WIDEST = 128
+_LEAST_CAPABILITY = 8  # Ampere
+
+
+def attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  run: None,
+  *,
+  spec: types.Spec,
+  size: int,
+  implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+  """Of `fresh.Attend`, for one run; `implementation` as of jax.nn."""
+  del run
+  local = None if fresh.sees_all(spec, query.shape[1], size) else (size - 1, 0)
+  return jax.nn.dot_product_attention(
+    query,
+    key,
+    value,
+    scale=spec.scale,
+    is_causal=True,
+    local_window_size=local,
+    implementation=implementation,
+  )
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by cuDNN; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: the kernel does not do it; says why.
+  """
+  reason = unsupported(state, inputs, spec, segment_ids, reset_state, seen)
+  if reason:
+    raise NotImplementedError(f"softmax_attention library_gpu: {reason}")
+  return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=None)
+
+
+def unsupported(
+  state: types.State,
+  inputs: types.Inputs,
+  spec: types.Spec,
+  segment_ids: jax.Array | None,
+  reset_state: types.State | None,
+  seen: int | None,
+) -> str | None:
+  """Why the kernel cannot do a call here, or None."""
+  if reason := _unavailable():
+    return reason
+  if segment_ids is not None:
+    return "packed rows (segment_ids) would need a mask of time x time"
+  call = state, inputs, spec, segment_ids, reset_state, seen
+  if reason := fresh.unsupported(*call):
+    return reason
+  if not fresh.sees_all(spec, inputs.query.shape[1], state.keys.shape[2]):
+    for name in ("sink_tokens", "chunk_size"):
+      if getattr(spec, name):
+        return f"cuDNN has no mask for {name}={getattr(spec, name)}"
+  dim, value_dim = inputs.key.shape[-1], inputs.value.shape[-1]
+  if dim != value_dim:
+    return f"key_dim={dim} and value_dim={value_dim} must be equal"
+  if dim % _WIDTH or dim > _WIDEST:
+    return f"key_dim={dim} is not a multiple of {_WIDTH} up to {_WIDEST}"
+  return fresh.wrong_dtypes(inputs, "bfloat16", "float16")
+
+
+def _unavailable() -> str | None:
+  """Why cuDNN's attention cannot run here, or None."""
+  platform = dispatch.current_platform()
+  if platform != "gpu":
+    return f"it is a GPU kernel, and the devices in use are of {platform}"
+  capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+  major = re.match(r"\d+", capability)
+  if major is None or int(major[0]) < _LEAST_CAPABILITY:
+    return f"compute capability {capability!r} is not an NVIDIA one of 8.0 on"
+  return None

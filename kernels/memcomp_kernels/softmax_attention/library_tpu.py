@@ -1,0 +1,183 @@
+"""Softmax attention by splash attention, the TPU kernel that JAX keeps.
+
+`jax.experimental.pallas.ops.tpu.splash_attention`: flash attention, forward and
+backward, over the blocks that a mask leaves; queries share keys and values by
+groups; packed rows by segment ids, which here are the runs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as splash,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_mask as masks,
+)
+
+from memcomp_kernels.primitives import window
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
+
+_WIDTH = 64  # Of head dims that were compiled: its multiples up to _WIDEST.
+_WIDEST = 256
+
+
+class _Mask(masks.Mask):
+  """A mask of what `tile.sees`, which the kernel computes from indices."""
+
+  def __init__(self, spec: types.Spec, time: int, ring: int):
+    self._key = spec, time, ring
+    self.q_sequence = np.arange(time, dtype=np.int32)
+    self.mask_function = functools.partial(tile.sees, spec=spec, ring=ring)
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    return self.q_sequence.size, self.q_sequence.size
+
+  def __getitem__(self, idx) -> np.ndarray:
+    rows, columns = (self.q_sequence[i] for i in idx)
+    return np.asarray(self.mask_function(rows[:, None], columns[None]))
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, _Mask) and self._key == other._key
+
+  def __hash__(self) -> int:
+    return hash(self._key)
+
+
+def _mask(spec: types.Spec, time: int, padded: int, size: int) -> masks.Mask:
+  """What places see, the fewest comparisons that say so."""
+  shape = padded, padded
+  if fresh.sees_all(spec, time, size):
+    return masks.CausalMask(shape)
+  ring = size - spec.sink_tokens
+  if spec.sink_tokens or spec.chunk_size is not None:
+    return _Mask(spec, padded, ring)
+  return masks.LocalMask(shape, (ring - 1, 0), 0)
+
+
+def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
+  """The kernel of one row.
+
+  Its mask's tables take seconds at 32k tokens; JAX keeps those of equal masks.
+  """
+  sizes = splash.BlockSizes(
+    block_q=block,
+    block_kv=block,
+    block_q_dkv=block,
+    block_kv_dkv=block,
+    block_q_dq=block,
+    block_kv_dq=block,
+  )
+  return splash.make_splash_mha(
+    masks.MultiHeadMask([mask] * heads),
+    block_sizes=sizes,
+    head_shards=1,
+    q_seq_shards=1,
+    interpret=bool(modes.interpret()),
+  )
+
+
+def _with_precision(function: Callable, precision: str) -> Callable:
+  """A function whose products, and its gradient's, have this precision."""
+
+  @jax.custom_vjp
+  def run(*arguments):
+    with jax.default_matmul_precision(precision):
+      return function(*arguments)
+
+  def forward(*arguments):
+    with jax.default_matmul_precision(precision):
+      return jax.vjp(function, *arguments)
+
+  def backward(pullback, cotangent):
+    with jax.default_matmul_precision(precision):
+      return pullback(cotangent)
+
+  run.defvjp(forward, backward)
+  return run
+
+
+def attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  run: jax.Array | None,
+  *,
+  spec: types.Spec,
+  size: int,
+) -> jax.Array:
+  """Of `fresh.Attend`."""
+  time, heads, dim = query.shape[1:]
+  padding = -time % tilings.KERNEL_TILE
+  scale = dim**-0.5 if spec.scale is None else spec.scale
+  # Scaled wide: a scale that is rounded itself would bend every score alike.
+  query = (scale * query.astype(jnp.float32)).astype(query.dtype)
+
+  def by_head(x):
+    x = jnp.pad(x, [(0, 0), (0, padding), (0, 0), (0, 0)])
+    return jnp.swapaxes(x, 1, 2)
+
+  ids = None
+  if run is not None:
+    run = jnp.pad(run, [(0, 0), (0, padding)], constant_values=window.PADDING)
+    ids = splash.SegmentIds(run, run)
+  mask = _mask(spec, time, time + padding, size)
+  block = tilings.kernel_block(time + padding, size)
+
+  def rows(*arguments):
+    return jax.vmap(_kernel(mask, heads, block))(*arguments)
+
+  # float32 is rounded to bfloat16 by default: who hands it in wants it.
+  precision = "default" if query.dtype == jnp.bfloat16 else "highest"
+  outputs = _with_precision(rows, precision)(
+    by_head(query), by_head(key), by_head(value), ids
+  )
+  return jnp.swapaxes(outputs, 1, 2)[:, :time]
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by splash attention; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: the kernel does not do it; says why.
+  """
+  reason = unsupported(state, inputs, spec, segment_ids, reset_state, seen)
+  if reason:
+    raise NotImplementedError(f"softmax_attention library_tpu: {reason}")
+  return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=segment_ids)
+
+
+def unsupported(
+  state: types.State,
+  inputs: types.Inputs,
+  spec: types.Spec,
+  segment_ids: jax.Array | None,
+  reset_state: types.State | None,
+  seen: int | None,
+) -> str | None:
+  """Why the kernel cannot do a call here, or None."""
+  if reason := modes.unavailable():
+    return reason
+  call = state, inputs, spec, segment_ids, reset_state, seen
+  if reason := fresh.unsupported(*call):
+    return reason
+  for name, x in (("key_dim", inputs.key), ("value_dim", inputs.value)):
+    if x.shape[-1] % _WIDTH or x.shape[-1] > _WIDEST:
+      return (
+        f"{name}={x.shape[-1]} is not a multiple of {_WIDTH} up to {_WIDEST}"
+      )
+  return fresh.wrong_dtypes(inputs, "bfloat16", "float32")
