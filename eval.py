@@ -3,10 +3,12 @@
   python eval.py --checkpoint=runs/quickstart --task=perplexity
   python eval.py --checkpoint=runs/quickstart --task=perplexity --lengths=64
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
+  python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
-writes them as JSON and PNG. sample prints the text as it is made. What is not
-given is as in the run's config. Exit codes: 0 done, 2 the input needs a fix.
+writes them as JSON and PNG. sample prints the text as it is made. compare puts
+the runs in a folder side by side. What is not given is as in the run's config.
+Exit codes: 0 done, 2 the input needs a fix.
 """
 
 from absl import flags
@@ -16,7 +18,7 @@ from memcomp import cli
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
 )
-_TASK = flags.DEFINE_string("task", None, "perplexity or sample.")
+_TASK = flags.DEFINE_string("task", None, "perplexity, sample or compare.")
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
   "source", "", "Text to score. Default: the run's validation split."

@@ -2,12 +2,18 @@
 
   python train.py --config=configs/quickstart.py
   python train.py --config=configs/quickstart.py --config.training.steps=1000
+  python train.py --config=configs/compare.py --each=trellis,lattice --seeds=3
 
 The same command again goes on from the newest checkpoint, and repeats the
-evaluation of a run that has finished. Exit codes: 0 finished, 2 the input needs
-a fix, 42 stopped by Ctrl-C or SIGTERM and saved (the same command goes on), 43
-diverged, 130 aborted.
+evaluation of a run that has finished. --each trains many, one after another,
+in folders WORKDIR/NAME-SEED, and leaves out what is done. Exit codes: 0
+finished, 2 the input needs a fix, 42 stopped by Ctrl-C or SIGTERM and saved
+(the same command goes on), 43 diverged, 130 aborted.
 """
+
+import pathlib
+import runpy
+import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -20,16 +26,45 @@ _CONFIG = config_flags.DEFINE_config_file(
   lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of the run. Default: runs/<name of the config>."
+  "workdir",
+  None,
+  "Folder of the run, or of the runs of --each. Default: runs/<name of the "
+  "config>, or of its file.",
+)
+_EACH = flags.DEFINE_string(
+  "each",
+  None,
+  "Names that the config file takes (FILE:NAME), comma-separated, or 'all'.",
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 1, "With --each: runs of each name, with seeds 0, 1, ...", 1
 )
 
 
 def program() -> int:
-  """Runs the experiment that the flags describe; returns an exit code."""
+  """Runs the experiments that the flags describe; returns an exit code."""
+  config = cli.require("config")
+  if _EACH.value is not None:
+    return _train_each(_EACH.value, config.training.steps)
   from memcomp.training import run
 
-  config = cli.require("config")
   return run.run(config, _WORKDIR.value or f"runs/{config.name}")
+
+
+def _train_each(each: str, steps: int) -> int:
+  from memcomp.training import sweep
+
+  path = config_flags.get_config_filename(flags.FLAGS["config"])
+  path = path.partition(":")[0]
+  known = runpy.run_path(path).get("NAMES")
+  return sweep.run(
+    sys.argv,
+    config=path,
+    names=sweep.choose(each, known, path),
+    seeds=_SEEDS.value,
+    workdir=pathlib.Path(_WORKDIR.value or f"runs/{pathlib.Path(path).stem}"),
+    steps=steps,
+  )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""perplexity.png: bits per byte against the position in the text."""
+"""Figures of results: bits per byte by position, and models side by side."""
 
 import math
 import pathlib
@@ -24,16 +24,10 @@ def by_position(
   Returns:
     `path`, or a line that says why there is no figure.
   """
-  try:
-    from matplotlib import figure
-  except ImportError:
-    return (
-      f"no {path.name}: matplotlib is not installed (pip install "
-      "'memcomp[plot]')"
-    )
+  canvas = _canvas(7.5, 5)
+  if canvas is None:
+    return _MISSING.format(path.name)
   buckets = streamed["buckets"]
-  # A figure without pyplot: no backend to choose, no window, no global state.
-  canvas = figure.Figure(figsize=(7.5, 5), layout="constrained")
   axes = canvas.subplots()
   axes.set_xscale("log", base=2)
   # A log axis has no 0: the first bucket is drawn an octave wide, as the rest.
@@ -90,6 +84,70 @@ def by_position(
   axes.grid(alpha=0.3)
   # Below the axes, where no curve can run into it.
   canvas.legend(loc="outside lower center", fontsize="small")
+  return _save(canvas, path)
+
+
+def side_by_side(
+  found: dict[str, Any], path: pathlib.Path
+) -> pathlib.Path | str:
+  """Draws what `compare.compare` found: bits, state and speed of each model.
+
+  Args:
+    found: its result.
+    path: of the PNG.
+
+  Returns:
+    `path`, or a line that says why there is no figure.
+  """
+  rows = found["rows"][::-1]  # the best on top
+  canvas = _canvas(9.5, 1.6 + 0.26 * len(rows))
+  if canvas is None:
+    return _MISSING.format(path.name)
+  places = range(len(rows))
+  bits, state, speed = canvas.subplots(
+    1, 3, sharey=True, width_ratios=[2.2, 1, 1]
+  )
+  window, end = found["task"]["window"], found["task"]["streamed_to"]
+  for key, marker, label in (
+    ("bits_per_byte", "o", f"fresh windows of {window:,}"),
+    ("late_bits_per_byte", "|", f"state handed on, up to token {end:,}"),
+  ):
+    bits.errorbar(
+      _values(rows, key),
+      places,
+      xerr=[0 if s != s else s for s in _values(rows, f"{key}_std")],
+      fmt=marker,
+      label=label,
+    )
+  state.barh(places, _values(rows, "state_bytes"), color="0.6")
+  speed.barh(places, _values(rows, "tokens_per_second"), color="0.6")
+  bits.set_yticks(places, [row["name"] for row in rows])
+  bits.set(
+    xlabel="bits per byte (lower is better; bars: std over seeds)",
+    title=f"{found['task']['trained_tokens']:,} tokens of training",
+  )
+  bits.legend(fontsize="small")
+  state.set(xlabel="state, bytes a sequence", xscale="log")
+  speed.set(xlabel="training, tokens/s", xscale="log")
+  for axes in (bits, state, speed):
+    axes.grid(alpha=0.3)
+  return _save(canvas, path)
+
+
+_MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
+
+
+def _canvas(width: float, height: float) -> Any:
+  """Returns an empty figure of so many inches; None without matplotlib."""
+  try:
+    from matplotlib import figure
+  except ImportError:
+    return None
+  # Without pyplot: no backend to choose, no window, no global state.
+  return figure.Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
   with disk.clear_errors(f"cannot write {path}"):
     canvas.savefig(path, dpi=120)
   return path

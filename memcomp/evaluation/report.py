@@ -153,8 +153,16 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
   Raises:
     UserError: no space or no permission.
   """
+  write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file, whole or not at all.
+
+  Raises:
+    UserError: no space or no permission.
+  """
   with disk.clear_errors(f"cannot write {path}"):
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     integrity.replace_text(path, text)
 
 

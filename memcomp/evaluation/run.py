@@ -8,9 +8,9 @@ import jax
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.evaluation import load, plot, report, tasks
+from memcomp.evaluation import compare, load, plot, report, tasks
 
-TASKS = ("perplexity", "sample")
+TASKS = ("perplexity", "sample", "compare")
 
 
 def run(
@@ -27,7 +27,8 @@ def run(
   """Evaluates a checkpoint; prints what it finds.
 
   Args:
-    checkpoint: a run's workdir, its `checkpoints` folder or a step's folder.
+    checkpoint: a run's workdir, its `checkpoints` folder or a step's folder;
+      for "compare" the folder of several runs.
     task: one of `TASKS`.
     step: of the checkpoint; None is the newest.
     source: text to evaluate on, written as `DataConfig.source`; "" is the
@@ -44,6 +45,9 @@ def run(
     raise errors.UserError(
       f"--task={task} is unknown; give one of: {', '.join(TASKS)}"
     )
+  if task == "compare":
+    _compare(pathlib.Path(checkpoint), out)
+    return
   overrides = dict(overrides or {})
   if prompt_file:
     overrides["prompt"] = tasks.read_prompt(prompt_file)
@@ -66,6 +70,23 @@ def run(
   path = folder / f"{stem}.json"
   report.write_json(path, {**report.describe(opened), "perplexity": found})
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
+
+
+def _compare(runs: pathlib.Path, out: str) -> None:
+  """Writes and prints a table of the runs in a folder."""
+  folder = report.make_folder(pathlib.Path(out) if out else runs)
+  found = compare.compare(runs)
+  text = compare.table(found)
+  print(text, *found["notes"], sep="\n")
+  report.write_json(folder / "compare.json", found)
+  report.write_text(folder / "compare.md", text)
+  _written(
+    [
+      folder / "compare.json",
+      folder / "compare.md",
+      plot.side_by_side(found, folder / "compare.png"),
+    ]
+  )
 
 
 def after_training(

@@ -1,0 +1,186 @@
+"""Finished runs side by side: bits per byte, size of the state, speed.
+
+The bits are those that `train.py` found at the end of each run; speed is
+measured here, of all models in turns, since runs trained at other times or
+beside other work say nothing about it.
+"""
+
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+
+from memcomp import errors
+from memcomp.evaluation import progress as progress_lib
+from memcomp.evaluation import report, speed
+from memcomp.training import workdir as workdir_lib
+
+PARAMETERS_TOLERANCE = 0.02
+"""Counts that differ by more are pointed out."""
+
+_SAME = ("data", "optimizer", "training", "evaluation")
+_FREE = ("training.log_every", "training.checkpoint_every")
+
+
+def compare(folder: pathlib.Path, rounds: int = 5) -> dict[str, Any]:
+  """Reads the runs in a folder and measures their speed.
+
+  Args:
+    folder: as `train.py --each` leaves it.
+    rounds: how often each model's training step is timed.
+
+  Returns:
+    `rows`, best first (see `summary`); `task` (text, windows, tokens trained
+    on); `notes`, lines that a reader should know.
+
+  Raises:
+    UserError: no finished runs, or runs that are not comparable.
+  """
+  runs = read(folder)
+  first = runs[0]
+  for run in runs[1:]:
+    _check_same(first, run)
+  by_name: dict[str, list[dict[str, Any]]] = {}
+  for run in runs:
+    by_name.setdefault(run["name"], []).append(run)
+  configs = {
+    name: workdir_lib.config_of(group[0]["config"], f"{name} in {folder}")
+    for name, group in by_name.items()
+  }
+  progress = progress_lib.Progress("timing", len(configs) * (rounds + 1))
+  rates = speed.training(configs, rounds=rounds, progress=progress.advance)
+  rows = [summary(name, group, rates[name]) for name, group in by_name.items()]
+  rows.sort(key=lambda row: row["bits_per_byte"] or math.inf)
+  training, data = first["config"]["training"], first["config"]["data"]
+  tokens_a_step = training["batch_size"] * data["sequence_length"]
+  return {
+    "rows": rows,
+    "task": {
+      "text": first["perplexity"]["text"],
+      "task_hash": first["perplexity"]["task_hash"],
+      "window": data["sequence_length"],
+      "streamed_to": first["perplexity"]["streamed"]["positions"],
+      "trained_tokens": training["steps"] * tokens_a_step,
+    },
+    "notes": notes(rows),
+  }
+
+
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the results of the finished runs in `folder`, by name and seed.
+
+  Raises:
+    UserError: there are none.
+  """
+  found = []
+  for path in sorted(folder.glob("*/eval/results.json")):
+    result = json.loads(path.read_text())
+    if "perplexity" in result:
+      found.append(result)
+  if not found:
+    raise errors.UserError(
+      f"{folder} holds no finished runs; give the folder that train.py --each "
+      "wrote"
+    )
+  return sorted(found, key=lambda result: (result["name"], result["seed"]))
+
+
+def summary(
+  name: str, runs: list[dict[str, Any]], tokens_per_second: float
+) -> dict[str, Any]:
+  """Returns one row: the runs of a model that differ in their seed.
+
+  Returns:
+    `name`, `seeds`, `parameters`, `state_bytes`, `bits_per_byte` and
+    `bits_per_byte_std` (over seeds; None for one) in windows of the trained
+    length, `late_bits_per_byte` and its `_std` over the last positions of the
+    streamed spans, `tokens_per_second`. Bits are None where a seed's are not
+    finite.
+  """
+  whole = [r["perplexity"]["trained_length"]["bits_per_byte"] for r in runs]
+  late = [
+    r["perplexity"]["streamed"]["buckets"][-1]["bits_per_byte"] for r in runs
+  ]
+  row = {
+    "name": name.removeprefix("compare-"),
+    "seeds": [run["seed"] for run in runs],
+    "parameters": runs[0]["parameters"],
+    "state_bytes": runs[0]["state_bytes"],
+    "tokens_per_second": tokens_per_second,
+  }
+  for key, values in (("bits_per_byte", whole), ("late_bits_per_byte", late)):
+    finite = all(v is not None for v in values)
+    row[key] = statistics.mean(values) if finite else None
+    several = finite and len(values) > 1
+    row[f"{key}_std"] = statistics.stdev(values) if several else None
+  return row
+
+
+def notes(rows: list[dict[str, Any]]) -> list[str]:
+  """Returns what makes rows less comparable than they look."""
+  said = []
+  counts = [row["parameters"] for row in rows]
+  if max(counts) > (1 + PARAMETERS_TOLERANCE) * min(counts):
+    said.append(
+      f"parameters differ by more than {PARAMETERS_TOLERANCE:.0%}:"
+      f" {min(counts):,} to {max(counts):,}"
+    )
+  most = max(len(row["seeds"]) for row in rows)
+  for row in rows:
+    if len(row["seeds"]) < most:
+      said.append(f"{row['name']} has {len(row['seeds'])} of {most} seeds")
+  return said
+
+
+def table(found: dict[str, Any]) -> str:
+  """Returns the rows as a markdown table."""
+  window, end = found["task"]["window"], found["task"]["streamed_to"]
+  heads = [
+    "model",
+    f"bits per byte at {window:,}",
+    f"up to {end:,}",
+    "state, bytes",
+    "tokens/s",
+    "parameters",
+  ]
+  lines = [" | ".join(["", *heads, ""]).strip()]
+  lines.append("|---|" + "---:|" * (len(heads) - 1))
+  for row in found["rows"]:
+    cells = [
+      row["name"],
+      _with_std(row, "bits_per_byte"),
+      _with_std(row, "late_bits_per_byte"),
+      f"{row['state_bytes']:,}",
+      f"{row['tokens_per_second']:,.0f}",
+      f"{row['parameters']:,}",
+    ]
+    lines.append(" | ".join(["", *cells, ""]).strip())
+  return "\n".join(lines) + "\n"
+
+
+def _with_std(row: dict[str, Any], key: str) -> str:
+  text = report.number(row[key])
+  std = row[f"{key}_std"]
+  return text if std is None else f"{text} ± {std:.3f}"
+
+
+def _check_same(first: dict[str, Any], other: dict[str, Any]) -> None:
+  """Checks that two runs read the same, as long, and were asked the same."""
+  here = f"{first['name']} (seed {first['seed']})"
+  there = f"{other['name']} (seed {other['seed']})"
+  changed = [
+    line
+    for part in _SAME
+    for line in workdir_lib.differences(
+      first["config"][part], other["config"][part], part
+    )
+    if not line.startswith(_FREE)
+  ]
+  if first["perplexity"]["task_hash"] != other["perplexity"]["task_hash"]:
+    changed.append("the text that they were evaluated on")
+  if changed:
+    raise errors.UserError(
+      f"{here} and {there} are not comparable: {'; '.join(changed)}; compare "
+      "runs of one config file"
+    )

@@ -1,0 +1,167 @@
+"""Every mixer in one small model: the same block, as many parameters.
+
+Heads of 64 and memories of about as many numbers wherever a memory has a size
+to choose; windows of 64 tokens. What a mixer's projections, gates and
+convolutions take is given back by narrower channel mixers, so that counts of
+parameters agree within 2 %.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from memcomp.layers import mixer as mixer_lib
+from memcomp.layers import softmax_attention
+from memcomp.models import decoder, registry
+
+PARAMETERS = 480_000
+"""What every model has, within `TOLERANCE`."""
+
+TOLERANCE = 0.02
+
+WINDOW = 64
+"""Tokens of the windows."""
+
+_D_MODEL, _HEADS, _WIDTH = 128, 2, 64
+
+_SAME = {"heads": _HEADS, "key_dim": _WIDTH, "value_dim": _WIDTH}
+
+_ATTENTION = {"rotary_dim": _WIDTH}
+
+# Name of the model: mixer, and what differs from `_SAME`.
+_MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
+  "trellis": ("trellis", {"num_slots": 32}),
+  "trellis_token": ("trellis", {"num_slots": 32, "gradient_at": "token"}),
+  "lattice": ("lattice", {}),
+  "lattice_token": ("lattice", {"gradient_at": "token"}),
+  "key_value_means": (
+    "key_value_means",
+    {"rotary_dim": 32, "chunk_size": 32, "budget_rows": 64},
+  ),
+  "tensor_cache": ("tensor_cache", _ATTENTION | {"window_size": WINDOW}),
+  "softmax_attention": ("softmax_attention", _ATTENTION),
+  "gptalpha2": (
+    "softmax_attention",
+    {
+      "rotary_dim": 32,
+      "rotary_frequencies": "inclusive",
+      "normalize_key": "layer",
+      "token_shift": True,
+      "value_residual": "static",
+    },
+  ),
+  "sliding_window": (
+    "softmax_attention",
+    _ATTENTION | {"window_size": WINDOW},
+  ),
+  "block_window": (
+    "softmax_attention",
+    _ATTENTION | {"window_size": WINDOW, "chunk_size": WINDOW // 2},
+  ),
+  "streaming": (
+    "softmax_attention",
+    _ATTENTION | {"window_size": WINDOW, "sink_tokens": 4},
+  ),
+  "infini_attention": (
+    "infini_attention",
+    _ATTENTION | {"segment_size": WINDOW},
+  ),
+  "linear_attention": ("linear_attention", {}),
+  # One head of 128; six of 16 and 32; four of 128 and 64: the proportions of
+  # their authors.
+  "delta_net": ("delta_net", {"heads": 1, "key_dim": 128, "value_dim": 128}),
+  "gated_delta_net": (
+    "gated_delta_net",
+    {"heads": 6, "key_dim": 16, "value_dim": 32},
+  ),
+  "mamba2": ("mamba2", {"heads": 4, "key_dim": 128}),
+  "rwkv7": ("rwkv7", {}),
+  "slot_attention": ("slot_attention", {"num_slots": 32}),
+  "bounded_memory": (
+    "bounded_memory",
+    {"key_dim": 32, "rotary_dim": 32, "num_slots": 32},
+  ),
+  "ttt_linear": ("test_time_training", _ATTENTION),
+  "ttt_mlp": ("test_time_training", _ATTENTION | {"model": "mlp"}),
+  "two_pass_delta": ("two_pass_delta", {}),
+  "ovq": ("ovq", {"chunk_size": 32, "max_rows": 64}),
+}
+
+_HYBRID = "_hybrid"
+
+NAMES = (*_MIXERS, f"trellis{_HYBRID}")
+"""The models: a name ending in "_hybrid" has a window in its first layer."""
+
+
+def language_model(name: str) -> decoder.DecoderConfig:
+  """The small model called `name`, with `PARAMETERS` parameters.
+
+  Raises:
+    ValueError: there is no such name.
+  """
+  if name not in NAMES:
+    raise ValueError(f"{name!r} is none of: {', '.join(NAMES)}")
+  memory = _mixer(name.removesuffix(_HYBRID))
+  window = None
+  if name.endswith(_HYBRID):
+    window = softmax_attention.SoftmaxAttentionConfig(
+      **_SAME, **_ATTENTION, window_size=WINDOW
+    )
+  return matched(
+    decoder.DecoderConfig(
+      vocab_size=256,
+      d_model=_D_MODEL,
+      num_layers=2,
+      mlp_dim=384,
+      mixer=memory,
+      mixer_b=window,
+      pattern="a" if window is None else "ba",
+      embedding_convolution=4,
+      init_std=0.06,
+      embedding_std=0.2,
+      remat="mixer_out",
+    ),
+    PARAMETERS,
+  )
+
+
+def matched(
+  config: decoder.DecoderConfig, parameters: int
+) -> decoder.DecoderConfig:
+  """Returns `config` with the `mlp_dim` that gives it `parameters`.
+
+  Within half a feature a layer.
+
+  Raises:
+    ValueError: it has more than that without a channel mixer.
+  """
+
+  def count(mlp_dim):
+    return num_parameters(dataclasses.replace(config, mlp_dim=mlp_dim))
+
+  one = count(1)
+  per_feature = count(2) - one
+  mlp_dim = 1 + round((parameters - one) / per_feature)
+  if mlp_dim < 1:
+    raise ValueError(
+      f"{decoder.mixer_names(config)} alone takes {one:,} parameters, more than"
+      f" {parameters:,}; make it narrower"
+    )
+  return dataclasses.replace(config, mlp_dim=mlp_dim)
+
+
+def num_parameters(config: decoder.DecoderConfig) -> int:
+  """Parameters of the model that `config` describes; allocates nothing."""
+  with nnx.use_eager_sharding(False):
+    shapes = jax.eval_shape(
+      lambda: nnx.state(decoder.Decoder(config, rngs=nnx.Rngs(0)))
+    )
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def _mixer(name: str) -> mixer_lib.MixerConfig:
+  kind, own = _MIXERS[name]
+  return registry.config_of(kind)(**(_SAME | own))

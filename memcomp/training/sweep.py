@@ -1,0 +1,143 @@
+"""Many runs of one config file, one after another, each a process of its own.
+
+The same sweep again goes on where it stopped: what has been trained and
+evaluated is left out, and a run that was cut off goes on from its checkpoint.
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from memcomp import errors
+
+_OWN = ("config", "each", "seeds", "workdir")
+"""Flags that the sweep sets itself for every run."""
+
+
+def run(
+  argv: Sequence[str],
+  *,
+  config: str,
+  names: Sequence[str],
+  seeds: int,
+  workdir: pathlib.Path,
+  steps: int,
+) -> int:
+  """Runs the program `argv[0]` for each name and seed.
+
+  Args:
+    argv: of this process: whatever else it was given goes to every run.
+    config: path of the config file.
+    names: arguments of its `get_config`.
+    seeds: each name is run with seeds 0 .. seeds-1.
+    workdir: the runs are in `<workdir>/<name>-<seed>`.
+    steps: a run evaluated at this step is finished.
+
+  Returns:
+    0, or the exit code of the first run that did not end with 0. One that was
+    stopped by the user stops the sweep, others do not.
+
+  Raises:
+    UserError: a seed is given beside `seeds`.
+  """
+  shared = _without(argv[1:], _OWN)
+  if any(a.lstrip("-").startswith("config.seed") for a in shared):
+    raise errors.UserError("--config.seed: with --each seeds come by --seeds")
+  runs = [(name, seed) for seed in range(seeds) for name in names]
+  failed: dict[str, int] = {}
+  for number, (name, seed) in enumerate(runs, 1):
+    folder = workdir / f"{name}-{seed}"
+    print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
+    if _is_finished(folder, steps):
+      print(": done before", flush=True)
+      continue
+    print(flush=True)
+    command = [
+      sys.executable,
+      argv[0],
+      f"--config={config}:{name}",
+      f"--config.seed={seed}",
+      f"--workdir={folder}",
+      *shared,
+    ]
+    code = _call(command)
+    if code in (errors.EXIT_RESUMABLE, 130) or code < 0:
+      print("stopped; the same command goes on", file=sys.stderr)
+      return abs(code)
+    if code:
+      failed[folder.name] = code
+  for folder, code in failed.items():
+    print(f"{folder} ended with exit code {code}", file=sys.stderr)
+  return next(iter(failed.values()), 0)
+
+
+def choose(names: str, known: Sequence[str] | None, path: str) -> list[str]:
+  """Returns the names that `--each` means.
+
+  Args:
+    names: comma-separated, or "all".
+    known: `NAMES` of the config file; None where it has none.
+    path: of the config file, for messages.
+
+  Raises:
+    UserError: "all" of a file without `NAMES`, or a name that is not one.
+  """
+  if known is None:
+    raise errors.UserError(
+      f"--each: {path} lists no NAMES to choose from; see configs/compare.py"
+    )
+  if names == "all":
+    return list(known)
+  chosen = [name for name in names.split(",") if name]
+  for name in chosen:
+    if name not in known:
+      raise errors.UserError(
+        f"--each: {name!r} is none of the NAMES of {path}: {', '.join(known)}"
+      )
+  if not chosen:
+    raise errors.UserError("--each is empty; give names, or all")
+  return chosen
+
+
+def _is_finished(folder: pathlib.Path, steps: int) -> bool:
+  try:
+    result = json.loads((folder / "eval" / "results.json").read_text())
+  except (FileNotFoundError, json.JSONDecodeError):
+    return False
+  return result["step"] >= steps
+
+
+def _call(command: list[str]) -> int:
+  """Runs a command to its end, through signals that it is to handle."""
+  child = subprocess.Popen(command)
+  # A terminal sends Ctrl-C to both, other signals come to this process alone.
+  # No SIG_IGN: the child would inherit it.
+  before = {
+    signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+    signal.SIGTERM: signal.signal(
+      signal.SIGTERM, lambda number, _: child.send_signal(number)
+    ),
+  }
+  try:
+    return child.wait()
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+  """Returns the arguments but the flags called so, and their values."""
+  kept, skip = [], False
+  for argument in arguments:
+    if skip:
+      skip = False
+      continue
+    name, equals, _ = argument.lstrip("-").partition("=")
+    if argument.startswith("-") and name in names:
+      skip = not equals
+    else:
+      kept.append(argument)
+  return kept
