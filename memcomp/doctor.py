@@ -167,7 +167,12 @@ def self_test() -> Iterator[Line]:
     names = {chosen, "xla_chunked"} & set(have.functions) - {"reference"}
     for name in sorted(names):
       start = time.monotonic()
-      error = _largest_error(memory, name)
+      try:
+        error = _largest_error(memory, name)
+      except NotImplementedError as reason:
+        # A kernel that cannot do calls as small as this one.
+        yield True, f"{memory.name}: {name} not tested: {_first_line(reason)}"
+        continue
       text = (
         f"{memory.name}: {name} against reference, values and gradients: "
         f"largest error {error:.1e}"

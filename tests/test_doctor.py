@@ -188,6 +188,46 @@ def test_sound_self_test(only, monkeypatch, capsys):
   assert "    toy: xla_chunked against reference" in capsys.readouterr().out
 
 
+def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
+  toy = toy_memory()
+  chunk = toy.api.chunk
+
+  def refusing(*arguments, implementation, **keywords):
+    if implementation == "library_tpu":
+      raise NotImplementedError("too small a call")
+    return chunk(*arguments, implementation=implementation, **keywords)
+
+  monkeypatch.setattr(toy.api, "chunk", staticmethod(refusing))
+  toy.api.IMPLEMENTATIONS.functions["library_tpu"] = None
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
+  monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
+  assert only("self-test") == 0
+  out = capsys.readouterr().out
+  assert "    toy: library_tpu not tested: too small a call" in out
+  assert "    toy: xla_chunked against reference" in out
+
+
+@pytest.mark.parametrize(
+  ("platform", "expected"),
+  [
+    ("tpu", "library_tpu (fastest form on tpu, for the calls that it can do)"),
+    ("gpu", "library_gpu (fastest form on gpu, for the calls that it can do)"),
+    ("cpu", "xla_chunked (fastest form on cpu)"),
+  ],
+)
+def test_libraries_kernels_have_a_line(
+  platform, expected, only, monkeypatch, capsys
+):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: platform)
+  assert only("implementations") == 0
+  out = capsys.readouterr().out
+  assert f"    softmax_attention: {expected}" in out
+  if platform != "cpu":
+    assert (
+      f"rwkv7: xla_chunked (no mosaic_{platform} kernel for rwkv7 yet)" in out
+    )
+
+
 def test_devices_that_fail(only, monkeypatch, capsys):
   def devices():
     raise RuntimeError("Unable to initialize backend 'tpu'\nmore")

@@ -1,17 +1,18 @@
 """Libraries' kernels of softmax attention against the XLA form, on a CPU."""
 
 import functools
+import logging
+import types as python_types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.softmax_attention import (
-  api,
-)
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.softmax_attention import api, library_gpu
+from memcomp_kernels.testing import checks, errors, memories
 
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
@@ -31,6 +32,7 @@ def arguments(spec, time, *, group=1, length=300, dtype="float32", **sizes):
 
 
 def run(implementation, spec, arguments, segment_ids=None):
+  """Values, and gradients of all inputs and of the state."""
   function = functools.partial(
     api.chunk,
     spec=spec,
@@ -50,34 +52,171 @@ def packed(time):
 
 
 CASES = {
-  "full": (api.Spec(), 150, {}),
-  "full, packed": (api.Spec(), 150, {"ids": packed}),
-  "full, more than it holds": (api.Spec(), 150, {"length": 90}),
-  "window": (api.Spec(window_size=70, scale=0.2), 290, {"group": 3}),
-  "window, packed": (
-    api.Spec(window_size=70),
-    290,
-    {"ids": packed, "group": 2},
-  ),
-  "sinks": (api.Spec(window_size=70, sink_tokens=5), 290, {}),
+  "full": (api.Spec(), 140, {"key_dim": 128}, False),
+  "full, packed": (api.Spec(), 150, {}, True),
+  "full, more than it holds": (api.Spec(), 150, {"length": 90}, False),
+  "window": (api.Spec(window_size=70, scale=0.2), 290, {"group": 3}, False),
+  "window, packed": (api.Spec(window_size=70), 290, {"group": 2}, True),
+  "sinks": (api.Spec(window_size=70, sink_tokens=5), 290, {}, False),
   "sinks of a short row, packed": (
     api.Spec(window_size=200, sink_tokens=5),
     150,
-    {"ids": packed},
+    {},
+    True,
   ),
-  "blocks": (api.Spec(window_size=96, chunk_size=48), 290, {}),
-  "widths": (api.Spec(), 140, {"key_dim": 128, "value_dim": 64}),
+  "blocks": (api.Spec(window_size=96, chunk_size=48), 290, {}, False),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tpu(name):
-  spec, time, changes = CASES[name]
-  ids = changes.get("ids", lambda time: None)(time)
-  changes = {k: v for k, v in changes.items() if k != "ids"}
+def test_splash_equals_the_xla_form(name):
+  spec, time, changes, with_ids = CASES[name]
+  ids = packed(time) if with_ids else None
   given = arguments(spec, time, **changes)
   with modes.interpreted():
     found = run("library_tpu", spec, given, ids)
-  checks.assert_agree(
-    found, run("xla_chunked", spec, given, ids), name, "float32"
+  expected = run("xla_chunked", spec, given, ids)
+  checks.assert_agree(found, expected, name, "float32")
+  if ids is not None:
+    padding = found[0][1][ids == 0]
+    errors.assert_equal(padding, jnp.zeros_like(padding), "padding")
+
+
+def test_splash_in_bfloat16():
+  """No worse than twice the XLA form, against float32."""
+  spec = api.Spec()
+  given = arguments(spec, 128, dtype="bfloat16")
+  exact = run("xla_chunked", spec, checks.cast(given, "float32"))
+  with modes.interpreted():
+    found = run("library_tpu", spec, given)
+  usual = run("xla_chunked", spec, given)
+  assert found[0][1].dtype == jnp.bfloat16
+  leaves = zip(*map(jax.tree.leaves, (found, usual, exact)), strict=True)
+  for a, b, c in leaves:
+    assert a.dtype == b.dtype
+    bound = 2 * errors.relative_rms(b, c)
+    assert errors.relative_rms(a, c) <= max(bound, 1e-6)
+
+
+# Of cuDNN: what it can do, with the arguments that it gets.
+CUDNN = ["full", "full, more than it holds", "window"]
+
+
+@pytest.mark.parametrize("name", CUDNN)
+def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
+  """Through the same function of JAX, which has a form for the CPU."""
+  spec, time, changes, _ = CASES[name]
+  monkeypatch.setattr(library_gpu, "unsupported", lambda *call: None)
+  monkeypatch.setattr(
+    library_gpu,
+    "attend",
+    functools.partial(library_gpu.attend, implementation="xla"),
   )
+  given = arguments(spec, time, **(changes | {"key_dim": 64}))
+  checks.assert_agree(
+    run("library_gpu", spec, given),
+    run("xla_chunked", spec, given),
+    name,
+    "float32",
+  )
+
+
+def call(spec=None, *, seen=0, ids=None, reset=False, **changes):
+  """What `limits` are asked about."""
+  spec = spec or api.Spec()
+  state, inputs = arguments(spec, 290, **({"dtype": "bfloat16"} | changes))
+  reset = state if reset else None
+  return state, inputs, spec, ids, reset, seen
+
+
+IDS = jnp.ones((2, 290), jnp.int32)
+SINKS = api.Spec(window_size=70, sink_tokens=5)
+BLOCKS = api.Spec(window_size=96, chunk_size=48)
+# (call, why not on a TPU, why not on a GPU), None where it can.
+LIMITS = {
+  "fresh": (call(), None, None),
+  "grouped window": (call(api.Spec(window_size=70), group=2), None, None),
+  "not known to be fresh": (call(seen=None), "give seen=0", "give seen=0"),
+  "has seen tokens": (call(seen=3), "give seen=0", "give seen=0"),
+  "packed": (call(ids=IDS), None, "packed rows"),
+  "packed from a prefix": (
+    call(ids=IDS, reset=True),
+    "reset_state may hold tokens",
+    "packed rows",
+  ),
+  "sinks": (call(SINKS), None, "no mask for sink_tokens=5"),
+  "blocks": (call(BLOCKS), None, "no mask for chunk_size=48"),
+  "sinks, packed": (call(SINKS, ids=IDS), "sink_tokens in packed", "packed"),
+  "blocks, packed": (call(BLOCKS, ids=IDS), "chunk_size in packed", "packed"),
+  "float32": (call(dtype="float32"), None, "not float32"),
+  "float16": (call(dtype="float16"), "not float16", None),
+  "narrow": (call(key_dim=48, value_dim=48), "key_dim=48 is not", None),
+  "wide": (call(key_dim=256, value_dim=256), None, "key_dim=256 is not"),
+  "widest": (call(key_dim=320), "key_dim=320 is not", "must be equal"),
+  "other values": (call(value_dim=128), None, "value_dim=128 must be equal"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_a_kernel_cannot_do(name, monkeypatch):
+  given, *reasons = LIMITS[name]
+  device = python_types.SimpleNamespace(compute_capability="8.0")
+  monkeypatch.setattr(library_gpu.jax, "devices", lambda: [device])
+  for platform, reason in zip(("tpu", "gpu"), reasons, strict=True):
+    kernel = f"library_{platform}"
+    monkeypatch.setattr(dispatch, "current_platform", lambda: platform)  # noqa: B023
+    said = api.IMPLEMENTATIONS.limits[kernel](*given)
+    chosen = api.IMPLEMENTATIONS.select(None, given)
+    if reason is None:
+      assert said is None
+      assert chosen is api.IMPLEMENTATIONS.functions[kernel]
+    else:
+      assert reason in said
+      assert chosen is api.IMPLEMENTATIONS.functions["xla_chunked"]
+
+
+def test_the_reason_is_logged(monkeypatch, caplog):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
+  dispatch._log_once.cache_clear()
+  with caplog.at_level(logging.INFO, "memcomp"):
+    api.IMPLEMENTATIONS.select(None, call(seen=None))
+  assert "not library_tpu, as the state may hold tokens" in caplog.text
+  assert "softmax_attention on tpu: xla_chunked" in caplog.text
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_named_on_the_wrong_machine(platform):
+  state, inputs, spec, *_ = call()
+  with pytest.raises(NotImplementedError, match=r"devices in use are of cpu"):
+    api.chunk(
+      state, inputs, spec=spec, implementation=f"library_{platform}", seen=0
+    )
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942", None])
+def test_gpus_without_the_kernel(capability, monkeypatch):
+  device = python_types.SimpleNamespace(compute_capability=capability)
+  monkeypatch.setattr(library_gpu.jax, "devices", lambda: [device])
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "gpu")
+  said = library_gpu.unsupported(*call())
+  assert f"capability {capability} is not" in said
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_precision_of_products(dtype):
+  """Forward and backward: float32 is not rounded on its way in."""
+  state, inputs = arguments(api.Spec(), 128, dtype=dtype)
+
+  def objective(inputs):
+    _, y = api.chunk(
+      state, inputs, spec=api.Spec(), seen=0, implementation="library_tpu"
+    )
+    return jnp.sum(y.astype(jnp.float32))
+
+  with modes.compiled():
+    text = str(jax.make_jaxpr(jax.grad(objective))(inputs))
+  wanted = "HIGHEST" if dtype == "float32" else "DEFAULT"
+  assert text.count("pallas_call[") == 3  # forward; keys and values; queries
+  products = text.count("dot_general[")
+  assert products >= 9
+  assert text.count(f"precision=(Precision.{wanted}") == products

@@ -95,8 +95,8 @@ def _unavailable() -> str | None:
   platform = dispatch.current_platform()
   if platform != "gpu":
     return f"it is a GPU kernel, and the devices in use are of {platform}"
-  capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-  major = re.match(r"\d+", capability)
+  capability = getattr(jax.devices()[0], "compute_capability", None)
+  major = re.match(r"\d+", str(capability))
   if major is None or int(major[0]) < _LEAST_CAPABILITY:
-    return f"compute capability {capability!r} is not an NVIDIA one of 8.0 on"
+    return f"compute capability {capability} is not one of NVIDIA's from 8.0 on"
   return None

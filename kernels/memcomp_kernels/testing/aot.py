@@ -13,16 +13,11 @@ def available() -> bool:
   return importlib.util.find_spec("libtpu") is not None
 
 
-def compile_for(topology: str, function: Callable, *arguments: Any) -> Any:
-  """Compiles for one chip of a topology.
+def devices(topology: str) -> list[jax.Device]:
+  """Returns the chips of a topology that is not there.
 
   Args:
     topology: of TPUs, such as "v5e:2x2", "v5p:2x2x1" or "v6e:2x2".
-    function: of arrays.
-    *arguments: pytrees of `jax.ShapeDtypeStruct`.
-
-  Returns:
-    The compiled program: `as_text`, `memory_analysis`, `cost_analysis`.
 
   Raises:
     RuntimeError: there is no TPU compiler here, or no such topology.
@@ -40,7 +35,24 @@ def compile_for(topology: str, function: Callable, *arguments: Any) -> Any:
     )
   except Exception as error:
     raise RuntimeError(f"no TPU topology {topology!r}: {error}") from error
-  placed = jax.sharding.SingleDeviceSharding(description.devices[0])
+  return list(description.devices)
+
+
+def compile_for(topology: str, function: Callable, *arguments: Any) -> Any:
+  """Compiles for one chip of a topology.
+
+  Args:
+    topology: as of `devices`.
+    function: of arrays.
+    *arguments: pytrees of `jax.ShapeDtypeStruct`.
+
+  Returns:
+    The compiled program: `as_text`, `memory_analysis`, `cost_analysis`.
+
+  Raises:
+    RuntimeError: there is no TPU compiler here, or no such topology.
+  """
+  placed = jax.sharding.SingleDeviceSharding(devices(topology)[0])
   arguments = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), arguments
   )
