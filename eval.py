@@ -2,6 +2,7 @@
 
   python eval.py --checkpoint=runs/quickstart --task=perplexity
   python eval.py --checkpoint=runs/quickstart --task=perplexity --lengths=64
+  python eval.py --checkpoint=runs/attention --task=perplexity --rotary_scale=4
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
   python eval.py --checkpoint=runs/compare --task=compare
 
@@ -26,6 +27,11 @@ _SOURCE = flags.DEFINE_string(
 _OUT = flags.DEFINE_string("out", "", "Folder for results. Default: RUN/eval.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
 _PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "File with the prompt.")
+_ROTARY_SCALE = flags.DEFINE_float(
+  "rotary_scale",
+  None,
+  "Stretches rotary positions (NTK) by the length over the trained length.",
+)
 _SETTINGS = {
   "lengths": flags.DEFINE_integer(
     "lengths", None, "Multiples of the trained length to stream to."
@@ -53,6 +59,7 @@ def program() -> None:
     out=_OUT.value,
     seed=_SEED.value,
     prompt_file=_PROMPT_FILE.value,
+    rotary_scale=_ROTARY_SCALE.value,
     overrides=given,
   )
 

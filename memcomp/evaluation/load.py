@@ -1,9 +1,12 @@
 """Opens a checkpoint for evaluation."""
 
+import copy
+import math
 import pathlib
 from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from memcomp import config as config_lib
 from memcomp import errors
@@ -11,6 +14,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import decoder
 from memcomp.training import integrity
 from memcomp.training import load as load_lib
+from memcomp.training import state as state_lib
 
 
 class Checkpoint(NamedTuple):
@@ -59,6 +63,42 @@ def open_checkpoint(
     )
   workdir = root.parent if root.name == "checkpoints" else root
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
+
+
+def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
+  """Stretches rotary positions (NTK), for texts beyond the trained length.
+
+  Args:
+    checkpoint: of a model with rotary channels; it is not changed.
+    rotary_scale: length / trained length, see `ProjectionConfig`; it takes the
+      place of the run's.
+
+  Raises:
+    UserError: out of range, or the model has no rotary channels to stretch.
+  """
+  if not 1 <= rotary_scale < math.inf:
+    raise errors.UserError(
+      f"--rotary_scale={rotary_scale:g}: give 1 or more, the length over the"
+      " trained length"
+    )
+  config = copy.deepcopy(checkpoint.config)
+  # A single pair of channels has one frequency, which NTK leaves alone.
+  rotated = [
+    mixer
+    for mixer in config.model.layer_mixers()
+    if hasattr(mixer, "rotary_scale") and getattr(mixer, "rotary_dim", 0) > 2
+  ]
+  if not rotated:
+    names = decoder.mixer_names(config.model)
+    raise errors.UserError(
+      f"--rotary_scale={rotary_scale:g}: {names} has no rotary channels to"
+      " stretch; leave the flag out"
+    )
+  for mixer in rotated:
+    mixer.rotary_scale = float(rotary_scale)
+  graphdef = state_lib.abstract_model(config.model).graphdef
+  model = nnx.merge(graphdef, nnx.split(checkpoint.model)[1])
+  return checkpoint._replace(config=config, model=model)
 
 
 def _newest_whole(root: pathlib.Path) -> int:

@@ -22,6 +22,7 @@ def run(
   out: str = "",
   seed: int = 0,
   prompt_file: str = "",
+  rotary_scale: float | None = None,
   overrides: dict[str, Any] | None = None,
 ) -> None:
   """Evaluates a checkpoint; prints what it finds.
@@ -36,6 +37,8 @@ def run(
     out: folder for results; "" is `eval` in the run's workdir.
     seed: of the sample.
     prompt_file: file whose text is continued; "" is `prompt` of the settings.
+    rotary_scale: that rotary positions are stretched by (NTK), for texts beyond
+      the trained length; None is the run's.
     overrides: fields of `EvaluationConfig` to set instead of the run's.
 
   Raises:
@@ -52,6 +55,8 @@ def run(
   if prompt_file:
     overrides["prompt"] = tasks.read_prompt(prompt_file)
   opened = load.open_checkpoint(checkpoint, step)
+  if rotary_scale is not None:
+    opened = load.stretch(opened, rotary_scale)
   settings = dataclasses.replace(opened.config.evaluation, **overrides)
   tasks.check(settings)
   if task == "sample":
@@ -61,14 +66,20 @@ def run(
   folder = report.make_folder(
     pathlib.Path(out) if out else opened.workdir / "eval"
   )
-  # Another text's results stand beside the run's own, not in their place.
+  # Other results stand beside the run's own, not in their place.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
+  result = report.describe(opened)
+  if rotary_scale is not None:
+    stem += f"-rotary{rotary_scale:g}"
+    result["rotary_scale"] = rotary_scale
   found = tasks.measure(opened, store, settings)
   print(report.model_label(opened, step=True))
+  if rotary_scale is not None:
+    print(f"rotary positions stretched by {rotary_scale:g} (NTK)")
   print(report.whole_text(found))
   print(f"\n{report.positions(found['streamed'])}")
   path = folder / f"{stem}.json"
-  report.write_json(path, {**report.describe(opened), "perplexity": found})
+  report.write_json(path, {**result, "perplexity": found})
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
 
 

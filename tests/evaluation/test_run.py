@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import os
@@ -17,6 +18,8 @@ from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import byte_models, load, perplexity, run, tasks, text
 from memcomp.inference import generate, sample
+from memcomp.layers import softmax_attention
+from memcomp.training import state as state_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 BYTES = tokenizer_lib.ByteTokenizer()
@@ -105,6 +108,57 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
   assert code == 0
   assert is_figure(tmp_path / "a/b/perplexity.png")
   assert not (run_folder / "eval/perplexity.json").exists()
+
+
+def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
+  config = load.open_checkpoint(trained).config
+  mixer = {"heads": 2, "key_dim": 8, "value_dim": 8, "rotary_dim": 8}
+  config.model.mixer = softmax_attention.SoftmaxAttentionConfig(**mixer)
+  config.model.embedding_convolution = 0
+  folder = tmp_path / "attention"
+  cases.save(folder, config, 3)
+  given = (f"--checkpoint={folder}", "--task=perplexity", "--rows=1")
+  code, out, err = call(*given, "--lengths=2", "--rotary_scale=4")
+  assert (code, err) == (0, "")
+  assert "rotary positions stretched by 4 (NTK)" in out
+  (path,) = (folder / "eval").glob("*.json")
+  assert path.name == "perplexity-rotary4.json"
+  result = json.loads(path.read_text())
+  assert result["rotary_scale"] == 4
+  assert result["config"]["model"]["mixer"]["rotary_scale"] == 4
+
+  # As a model that was made so, and not as the run's own.
+  opened = load.open_checkpoint(folder)
+  stretched = dataclasses.replace(
+    opened.config.model,
+    mixer=dataclasses.replace(opened.config.model.mixer, rotary_scale=4.0),
+  )
+  graphdef = state_lib.abstract_model(stretched).graphdef
+  model = state_lib.merge(graphdef, cases.tiny_params(config))
+  stream = text.Stream(sources.open_split(config.data, "validation"))
+  found = result["perplexity"]["trained_length"]["nats"]
+  whole, own = (
+    perplexity.whole_text(perplexity.make_score(m), stream, BYTES, 32)["nats"]
+    for m in (model, opened.model)
+  )
+  assert found == whole
+  assert abs(found - own) > 1e-4 * own
+
+
+@pytest.mark.parametrize(
+  ("scale", "said"),
+  [
+    ("0.5", "--rotary_scale=0.5: give 1 or more"),
+    ("nan", "--rotary_scale=nan: give 1 or more"),
+    ("4", "--rotary_scale=4: trellis has no rotary channels"),
+  ],
+)
+def test_rotary_scales_that_are_mistakes(scale, said, call, trained):
+  code, _, err = call(
+    f"--checkpoint={trained}", "--task=perplexity", f"--rotary_scale={scale}"
+  )
+  assert code == 2
+  assert said in err and err.count("\n") == 1
 
 
 def test_sample(call, trained, tmp_path):
