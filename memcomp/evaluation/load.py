@@ -11,6 +11,7 @@ from flax import nnx
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.layers import projection
 from memcomp.models import decoder
 from memcomp.training import integrity
 from memcomp.training import load as load_lib
@@ -86,7 +87,7 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   rotated = [
     mixer
     for mixer in config.model.layer_mixers()
-    if hasattr(mixer, "rotary_scale") and getattr(mixer, "rotary_dim", 0) > 2
+    if isinstance(mixer, projection.ProjectionConfig) and mixer.rotary_dim > 2
   ]
   if not rotated:
     names = decoder.mixer_names(config.model)
@@ -95,7 +96,7 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
       " stretch; leave the flag out"
     )
   for mixer in rotated:
-    mixer.rotary_scale = float(rotary_scale)
+    mixer.rotary_scale = rotary_scale
   graphdef = state_lib.abstract_model(config.model).graphdef
   model = nnx.merge(graphdef, nnx.split(checkpoint.model)[1])
   return checkpoint._replace(config=config, model=model)
