@@ -85,7 +85,7 @@ def run(
 
 def _compare(runs: pathlib.Path, out: str) -> None:
   """Writes and prints a table of the runs in a folder."""
-  folder = report.make_folder(pathlib.Path(out) if out else runs)
+  folder = report.make_folder(pathlib.Path(out)) if out else runs
   found = compare.compare(runs)
   text = compare.table(found)
   print(text, *found["notes"], sep="\n")

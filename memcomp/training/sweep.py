@@ -38,7 +38,8 @@ def run(
 
   Returns:
     0, or the exit code of the first run that did not end with 0. One that was
-    stopped by the user stops the sweep, others do not.
+    stopped by the user, or whose input needs a fix, stops the sweep; one that
+    diverged or crashed does not.
 
   Raises:
     UserError: a seed is given beside `seeds`.
@@ -67,6 +68,8 @@ def run(
     if code in (errors.EXIT_RESUMABLE, 130) or code < 0:
       print("stopped; the same command goes on", file=sys.stderr)
       return abs(code)
+    if code == errors.EXIT_BAD_INPUT:
+      return code
     if code:
       failed[folder.name] = code
   for folder, code in failed.items():

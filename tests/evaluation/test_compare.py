@@ -1,0 +1,122 @@
+"""Runs side by side: figures, what makes them not comparable, table, plot."""
+
+import copy
+import json
+
+import evaluation_cases as cases
+import pytest
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.evaluation import compare, run, speed
+
+
+def result(name, seed, bits, late, **changes):
+  config = cases.tiny_config()
+  config.name, config.seed = f"compare-{name}", seed
+  config.training.steps, config.training.batch_size = 7, 2
+  return {
+    "name": config.name,
+    "step": 7,
+    "seed": seed,
+    "parameters": 1000,
+    "state_bytes": 256,
+    "config": config_lib.to_dict(config),
+    "perplexity": {
+      "text": {"name": "some text", "bytes": 99},
+      "task_hash": "same",
+      "trained_length": {"bits_per_byte": bits},
+      "streamed": {
+        "positions": 128,
+        "buckets": [{"bits_per_byte": 9.0}, {"bits_per_byte": late}],
+      },
+    },
+  } | changes
+
+
+def write(folder, *results):
+  for found in results:
+    run_folder = folder / f"{found['name']}-{found['seed']}" / "eval"
+    run_folder.mkdir(parents=True)
+    (run_folder / "results.json").write_text(json.dumps(found))
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    speed, "training", lambda configs, **_: dict.fromkeys(configs, 1234.5)
+  )
+  write(
+    tmp_path,
+    result("worse", 0, 3.0, 3.5),
+    result("better", 0, 2.0, 2.5),
+    result("better", 1, 2.2, 2.3),
+  )
+  return tmp_path
+
+
+def test_rows_by_hand(runs):
+  found = compare.compare(runs)
+  better, worse = found["rows"]
+  assert better["name"] == "better" and better["seeds"] == [0, 1]
+  assert better["bits_per_byte"] == pytest.approx(2.1)
+  # Of the sample: the mean is estimated from the same runs.
+  assert better["bits_per_byte_std"] == pytest.approx(0.02**0.5)
+  assert better["late_bits_per_byte"] == pytest.approx(2.4)
+  assert worse["bits_per_byte_std"] is None
+  assert found["task"]["trained_tokens"] == 7 * 2 * 32
+  assert found["notes"] == ["worse has 1 of 2 seeds"]
+  table = compare.table(found).splitlines()
+  assert table[2].startswith("| better | 2.100 ± 0.141 | 2.400 ± 0.141 | 256 |")
+  assert "| 1,234 | 1,000 |" in table[3]
+
+
+def test_the_program_writes_table_and_plot(runs, capsys):
+  run.run(runs, "compare")
+  assert "| better |" in (runs / "compare.md").read_text()
+  assert (runs / "compare.png").stat().st_size > 5000
+  rows = json.loads((runs / "compare.json").read_text())["rows"]
+  assert [row["name"] for row in rows] == ["better", "worse"]
+  assert "worse has 1 of 2 seeds" in capsys.readouterr().out
+
+
+def test_a_model_that_broke_comes_last(runs):
+  write(runs, result("broken", 0, None, None))
+  found = compare.compare(runs)
+  assert [row["name"] for row in found["rows"]][-1] == "broken"
+  assert "| broken | not finite | not finite |" in compare.table(found)
+  assert run.plot.side_by_side(found, runs / "plot.png").exists()
+
+
+def test_counts_that_differ_are_pointed_out(runs):
+  write(runs, result("large", 0, 2.5, 2.5, parameters=1021))
+  assert any("1,000 to 1,021" in n for n in compare.compare(runs)["notes"])
+
+
+@pytest.mark.parametrize("field", ["steps", "text", "learning_rate"])
+def test_other_tasks_are_refused(field, runs):
+  other = copy.deepcopy(result("other", 0, 2.5, 2.5))
+  if field == "text":
+    other["perplexity"]["task_hash"] = "other"
+  else:
+    part = "training" if field == "steps" else "optimizer"
+    other["config"][part][field] = 8
+  write(runs, other)
+  with pytest.raises(errors.UserError, match=f"not comparable: .*{field}"):
+    compare.compare(runs)
+
+
+def test_an_empty_folder_is_named(tmp_path):
+  with pytest.raises(errors.UserError, match="holds no finished runs"):
+    run.run(tmp_path / "nothing", "compare")
+  assert not (tmp_path / "nothing").exists()
+
+
+def test_speed_counts_tokens():
+  config = cases.tiny_config()
+  config.training.batch_size = 2
+  turns = []
+  found = speed.training(
+    {"a": config}, rounds=2, steps=1, progress=lambda: turns.append(1)
+  )
+  assert found["a"] > 0 and len(turns) == 3

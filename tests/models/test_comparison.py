@@ -1,0 +1,46 @@
+"""The small models that are compared: as many parameters, every mixer."""
+
+import dataclasses
+
+import pytest
+
+from memcomp.models import comparison, registry
+
+
+@pytest.mark.parametrize("name", comparison.NAMES)
+def test_parameters_agree(name):
+  model = comparison.language_model(name)
+  model.validate()
+  count = comparison.num_parameters(model)
+  assert count == pytest.approx(comparison.PARAMETERS, rel=comparison.TOLERANCE)
+  # The channel mixer is what gives way, and it is still one.
+  assert model.mlp_dim > model.d_model
+
+
+def test_every_mixer_is_compared():
+  models = [comparison.language_model(name) for name in comparison.NAMES]
+  assert {registry.name_of(m.mixer) for m in models} == set(registry.MIXERS)
+
+
+def test_the_nearest_width_is_taken():
+  model = comparison.language_model("trellis")
+  aim = comparison.num_parameters(model) + 300
+  found = comparison.matched(model, aim)
+  errors = [
+    abs(
+      comparison.num_parameters(
+        dataclasses.replace(model, mlp_dim=found.mlp_dim + more)
+      )
+      - aim
+    )
+    for more in (-1, 0, 1)
+  ]
+  assert min(errors) == errors[1]
+
+
+def test_mistakes_are_named():
+  with pytest.raises(ValueError, match="'trelis' is none of: trellis"):
+    comparison.language_model("trelis")
+  model = comparison.language_model("trellis")
+  with pytest.raises(ValueError, match="make it narrower"):
+    comparison.matched(model, 10_000)

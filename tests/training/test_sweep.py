@@ -1,0 +1,144 @@
+"""Many runs of one config file."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import training_cases
+
+from memcomp import errors
+from memcomp.training import sweep
+
+# Says what it was given, leaves what a finished run leaves, and ends as asked.
+PROGRAM = """
+import json, pathlib, sys
+flags = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
+folder = pathlib.Path(flags["workdir"])
+(folder / "eval").mkdir(parents=True, exist_ok=True)
+with open(folder / "flags", "a") as log:
+  print(*sys.argv[1:], file=log)
+code = int(flags.get("code_" + folder.name, 0))
+step = 3 if code == 0 else 1
+(folder / "eval" / "results.json").write_text(json.dumps({"step": step}))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+  path = tmp_path / "program.py"
+  path.write_text(PROGRAM)
+  return str(path)
+
+
+def run(program, tmp_path, *flags, names=("a", "b"), seeds=2):
+  return sweep.run(
+    [program, *flags],
+    config="some/config.py",
+    names=names,
+    seeds=seeds,
+    workdir=tmp_path / "runs",
+    steps=3,
+  )
+
+
+def flags_of(tmp_path, name):
+  return (tmp_path / "runs" / name / "flags").read_text().splitlines()
+
+
+def test_each_run_has_its_own_flags(program, tmp_path, capsys):
+  given = ("--config=some/config.py", "--each", "a,b", "--seeds=2", "--x=1")
+  assert run(program, tmp_path, *given, "--workdir", "elsewhere") == 0
+  folder = tmp_path / "runs" / "b-1"
+  assert flags_of(tmp_path, "b-1") == [
+    f"--config=some/config.py:b --config.seed=1 --workdir={folder} --x=1"
+  ]
+  order = [
+    line.split("/")[-1]
+    for line in capsys.readouterr().out.splitlines()
+    if line.startswith("[")
+  ]
+  assert order == ["a-0", "b-0", "a-1", "b-1"]
+
+
+def test_what_is_done_is_left_out(program, tmp_path, capsys):
+  run(program, tmp_path)
+  assert run(program, tmp_path) == 0
+  assert capsys.readouterr().out.count("done before") == 4
+  assert len(flags_of(tmp_path, "a-0")) == 1
+
+
+def test_one_that_fails_does_not_stop_the_rest(program, tmp_path, capfd):
+  assert run(program, tmp_path, "--code_a-0=43") == 43
+  assert (tmp_path / "runs" / "b-1").exists()
+  assert "a-0 ended with exit code 43" in capfd.readouterr().err
+  assert run(program, tmp_path) == 0
+  assert len(flags_of(tmp_path, "a-0")) == 2
+
+
+@pytest.mark.parametrize("code", [errors.EXIT_RESUMABLE, errors.EXIT_BAD_INPUT])
+def test_one_that_is_stopped_stops_the_rest(code, program, tmp_path):
+  assert run(program, tmp_path, f"--code_b-0={code}") == code
+  assert not (tmp_path / "runs" / "a-1").exists()
+
+
+def test_a_seed_beside_the_seeds_is_refused(program, tmp_path):
+  with pytest.raises(errors.UserError, match="--seeds"):
+    run(program, tmp_path, "--config.seed=4")
+
+
+def test_names():
+  known = ("a", "b")
+  assert sweep.choose("all", known, "f.py") == ["a", "b"]
+  assert sweep.choose("b", known, "f.py") == ["b"]
+  for names, listed, said in (
+    ("c", known, "'c' is none of"),
+    (",", known, "empty"),
+    ("all", None, "lists no NAMES"),
+  ):
+    with pytest.raises(errors.UserError, match=said):
+      sweep.choose(names, listed, "f.py")
+
+
+def test_a_signal_reaches_the_run(tmp_path):
+  """SIGTERM to the sweep: the run may save, and the sweep ends as it does."""
+  child = tmp_path / "child.py"
+  child.write_text(
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(60)\n"
+  )
+  parent = (
+    "import pathlib, sys\n"
+    "from memcomp.training import sweep\n"
+    f"sys.exit(sweep.run([{str(child)!r}], config='c', names=['a', 'b'],"
+    f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), steps=1))\n"
+  )
+  process = subprocess.Popen(
+    [sys.executable, "-c", parent],
+    env=training_cases.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  while process.stdout.readline() != "ready\n":
+    pass
+  process.send_signal(signal.SIGTERM)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == errors.EXIT_RESUMABLE
+  assert "the same command goes on" in said
+
+
+def test_the_program(tmp_path):
+  config = training_cases.write_config(tmp_path)
+  config.write_text(config.read_text() + "\nNAMES = ('x', 'y')\n")
+  flags = ("--each=all", "--config.training.steps=3")
+  runs = tmp_path / "runs"
+  code, out, err = training_cases.train(config, runs, *flags)
+  assert code == 0, err
+  assert "[1/2]" in out and (runs / "y-0" / "checkpoints" / "3").exists()
+  code, _, err = training_cases.train(config, runs, "--each=z")
+  assert code == errors.EXIT_BAD_INPUT
+  assert len(err.splitlines()) == 1 and "'z' is none of" in err
