@@ -12,6 +12,9 @@ from memcomp.models import registry
 
 ROOT = pathlib.Path(__file__).parents[2]
 
+# The baselines are left to `-m slow`.
+MEMORIES = ("trellis", "lattice", "key_value_means", "tensor_cache")
+
 
 def train(mixer, tmp_path, *flags):
   # Trained rather than only compiled: XLA is to optimise here.
@@ -47,8 +50,13 @@ def train(mixer, tmp_path, *flags):
   return result["accuracy"]["4"][0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mixer", list(registry.MIXERS))
+@pytest.mark.parametrize(
+  "mixer",
+  [
+    name if name in MEMORIES else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.MIXERS
+  ],
+)
 def test_recall_is_learned(mixer, tmp_path):
   # Their losses rest at one pair in four for longer before they fall.
   longer = {"trellis": 500, "mamba2": 800, "two_pass_delta": 900}
@@ -56,7 +64,6 @@ def test_recall_is_learned(mixer, tmp_path):
   assert train(mixer, tmp_path, f"--steps={steps}") > 0.95
 
 
-@pytest.mark.slow
 def test_without_training_it_is_not(tmp_path):
   """Chance is 1 in 32: accuracy tells of what was learned."""
   assert train("softmax_attention", tmp_path, "--steps=1") < 0.15
