@@ -15,8 +15,8 @@ def summary(spec: types.Spec) -> summaries.Summary:
     ),
     chunk="exact at any tile",
     source=(
-      "Attention, arXiv 1706.03762, eq. (1); with sinks StreamingLLM,"
-      " 2309.17453"
+      "Attention, arXiv 1706.03762, eq. (1); with shared keys and values"
+      " 2305.13245, with sinks StreamingLLM, 2309.17453"
     ),
     floats=f"G * {kept} * (d_k + d_v)",
     flops="2 * H * (d_k + d_v) * w",

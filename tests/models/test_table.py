@@ -1,0 +1,163 @@
+"""docs/memories.md is what the registry and the code say.
+
+After a change on purpose: python -m memcomp.models.table > docs/memories.md
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import re
+
+import pytest
+
+from memcomp.models import registry, table
+from memcomp_kernels import summaries
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "memories.md"
+ROWS = {row.label: row for row in table.rows()}
+
+# Every mixer takes those of its fields; numbers that no two terms share.
+SHAPES = (
+  {
+    "heads": 3,
+    "kv_heads": 1,
+    "key_dim": 10,
+    "value_dim": 14,
+    "num_slots": 7,
+    "expansion": 3,
+    "chunk_size": 16,
+    "segment_size": 16,
+    "window_size": 48,
+    "window_chunks": 3,
+    "max_rows": 40,
+    "budget_rows": 20,
+    "budget_scale": 3.0,
+  },
+  {
+    "heads": 5,
+    "key_dim": 22,
+    "value_dim": 6,
+    "num_slots": 13,
+    "expansion": 2,
+    "chunk_size": 8,
+    "segment_size": 8,
+    "window_size": 32,
+    "max_rows": 100,
+    "budget_rows": 9,
+  },
+)
+
+
+def changed(config, shape):
+  names = {field.name for field in dataclasses.fields(config)}
+  shape = {name: x for name, x in shape.items() if name in names}
+  if not getattr(config, "window_size", 1):  # none: stays so
+    del shape["window_size"]
+  return dataclasses.replace(config, **shape)
+
+
+def rows_in_use(name, config, tokens):
+  """Rows while the token after `tokens` others is read."""
+  chunks = tokens // config.chunk_size
+  if name == "ovq":
+    return config.spec().rows(chunks * config.chunk_size)
+  return config.spec().live_rows(chunks)[-1]
+
+
+def letters(name, config, length):
+  """What a formula's letters are, the means counted token by token."""
+  found = table.sizes(config) | {"n": length}
+  chunk, window = found.get("C"), found.get("W", length)
+
+  def exact_tokens(t):
+    if name in ("infini_attention", "ovq"):
+      return t % chunk + 1
+    if name == "key_value_means":
+      return t - max(0, (t // chunk + 1) * chunk - window) + 1
+    return min(t + 1, window)
+
+  def mean(count):
+    return sum(map(count, range(length))) / length
+
+  found["w"] = mean(exact_tokens)
+  if name in ("key_value_means", "ovq"):
+    # A whole chunk joins at once in OVQ, else when the next one begins.
+    after = length if name == "ovq" else length - 1
+    found["r"] = rows_in_use(name, config, after)
+    found["R"] = mean(lambda t: rows_in_use(name, config, t))
+  return found
+
+
+def test_the_page_is_what_the_code_says():
+  assert table.page() == PAGE.read_text(), (
+    "docs/memories.md is old: python -m memcomp.models.table > docs/memories.md"
+  )
+
+
+def test_every_mixer_has_a_row():
+  assert [r.name for r in ROWS.values() if f"`{r.name}`" == r.label] == list(
+    registry.MIXERS
+  )
+  assert set(table.VARIANTS) <= set(registry.MIXERS)
+
+
+@pytest.mark.parametrize("label", ROWS)
+def test_no_cell_is_empty_or_breaks_its_table(label):
+  row = ROWS[label]
+  for name, cell in row.summary._asdict().items():
+    assert cell.strip() == cell != "", name
+    assert "\n" not in cell and cell.count("`") % 2 == 0, name
+  assert re.search(r"\b\d{4}\.\d{5}\b", row.summary.source)
+
+
+def test_every_link_leads_somewhere():
+  links = re.findall(r"\]\(([^)#]+)\)", PAGE.read_text())
+  assert len(links) >= 2 * len(registry.MIXERS)
+  for link in links:
+    assert (PAGE.parent / link).is_file(), link
+
+
+def test_every_cell_is_in_its_column():
+  bars = re.compile(r"(?<!\\)\|")
+  lines = [x for x in PAGE.read_text().splitlines() if x.startswith("|")]
+  for head, line in itertools.pairwise(lines):
+    if not line.startswith(("| mixer", "| letter", "|---")):
+      assert len(bars.findall(line)) == len(bars.findall(head)), line
+
+
+@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize("shape", SHAPES, ids=("wide", "deep"))
+@pytest.mark.parametrize("length", (16, 64, 320))
+def test_formulas_are_the_code(label, shape, length):
+  row = ROWS[label]
+  config = changed(row.config, shape)
+  if row.name == "test_time_training":
+    config = dataclasses.replace(config, value_dim=config.key_dim)
+  names = {"min": min} | letters(row.name, config, length)
+  floats = eval(row.summary.floats, names)
+  assert floats == config.state_floats(length)
+  flops = eval(row.summary.flops, names)
+  # The code counts whole flops of each head.
+  assert config.memory_flops(length) == pytest.approx(flops, abs=config.heads)
+
+
+def test_the_legend_has_the_letters():
+  used = " ".join(
+    f"{r.summary.floats} {r.summary.flops}" for r in ROWS.values()
+  )
+  assert set(re.findall(r"[A-Za-z_]+", used)) - {"min"} == set(
+    summaries.LETTERS
+  )
+
+
+@pytest.mark.parametrize("label", ROWS)
+def test_the_whole_state_holds_the_memory(label):
+  config = ROWS[label].config
+  assert table.whole_state_floats(config, 512) >= config.state_floats(512)
+
+
+def test_help(capsys):
+  with pytest.raises(SystemExit) as ended:
+    table.main(["--help"])
+  assert ended.value.code == 0
+  assert "docs/memories.md" in capsys.readouterr().out
