@@ -205,7 +205,7 @@ def wait_for(out, count):
   ],
 )
 def test_interrupted_run_goes_on(number, workers, corpus, tmp_path):
-  for attempt in range(20):  # on a busy machine it may be done before we look
+  for attempt in range(20):
     out = tmp_path / f"out{attempt}"
     process = start(corpus, out, f"--workers={workers}")
     wait_for(out, 2)
@@ -214,6 +214,10 @@ def test_interrupted_run_goes_on(number, workers, corpus, tmp_path):
     _, said = process.communicate(timeout=120)
     if not (out / "manifest.json").exists():
       break
+    # On a busy machine it may be done before we look: more to do, then.
+    for i in range(12):
+      more = pathlib.Path(corpus) / f"more{attempt}-{i}.txt"
+      more.write_bytes(b"as before, only more of it\n" * 1000)
   if number != signal.SIGKILL:
     assert process.returncode == errors.EXIT_RESUMABLE, said
     assert "the same command goes on" in said
