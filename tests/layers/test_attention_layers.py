@@ -162,6 +162,30 @@ def test_grouped_heads_decode_as_they_train():
   np.testing.assert_allclose(by_step(x, first), whole, rtol=1e-5, atol=1e-6)
 
 
+def test_a_new_segment_forgets_what_the_state_saw():
+  """Whether the state is known to be fresh, as in training, or holds tokens."""
+
+  @jax.jit
+  def run(x):
+    with nnx.use_eager_sharding(False):
+      layer = softmax_attention.SoftmaxAttention(
+        SOFTMAX, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+      )
+    start = layer.init_state(1)
+    _, state = layer(x[:, :4], start, mixer.Context())
+    context = mixer.Context(segment_ids=jnp.full((1, 6), 2))
+    found = layer(x[:, 4:], state, context)
+    fresh = layer(x[:, 4:], start, context._replace(seen=0))
+    return found, fresh, layer(x[:, 4:], start, mixer.Context())[0]
+
+  x = jax.random.normal(jax.random.key(1), (1, 10, 16))
+  (y, after), (z, expected), alone = run(x)
+  np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(z, alone, rtol=1e-5, atol=1e-6)
+  assert int(after.memory.position[0]) == 6
+  np.testing.assert_allclose(after.memory.keys, expected.memory.keys, rtol=1e-5)
+
+
 def test_sizes_by_hand():
   # 30 tokens: chunks of 4, a window of 2 chunks, 16 + 1 floats a row or token;
   # 1.5 sqrt(28) = 7.9: 7 rows while chunk 7 is read.
