@@ -36,9 +36,6 @@ VARIANTS = {
 }
 """Options with a row of their own, below their mixer's."""
 
-PAGES = {"softmax_attention": "models"}
-"""Pages in docs/ of layers that have none of their memory's name."""
-
 
 class Row(NamedTuple):
   """A row of every table.
@@ -175,7 +172,7 @@ def _sizes(row: Row) -> str:
 
 def _pages(name: str) -> str:
   memory = registry.memory_of(name)
-  layer = f"{PAGES.get(memory, memory)}.md"
+  layer = f"{memory}.md"
   derivation = f"../kernels/memcomp_kernels/{memory}/README.md"
   return f"[layer]({layer}), [derivation]({derivation})"
 
