@@ -49,7 +49,7 @@ def check_inputs(
   inputs: Any,
   batch: int,
   heads: int,
-  widths: Mapping[str, int | tuple[int, ...] | None],
+  widths: Mapping[str, int | tuple[int | None, ...] | None],
 ) -> None:
   """Raises ValueError where `inputs` do not fit `[batch, time, heads, width]`.
 
@@ -58,7 +58,7 @@ def check_inputs(
     batch: of the state.
     heads: of the state.
     widths: the last axis of each field that is checked, or those to choose
-      from; None where the Spec has no use for the field, which must be None.
+      from; None is a field that is None, as where the Spec has no use for it.
   """
   query = inputs.query.shape
   if len(query) != 4:

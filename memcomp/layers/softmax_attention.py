@@ -11,11 +11,15 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, projection
+from memcomp_kernels import contract
 from memcomp_kernels.softmax_attention import api as attention
+
+SINK_POSITIONS = ("window", "text")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -27,6 +31,9 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       head h // (heads / kv_heads); 0 for as many as `heads`.
     window_size: newest tokens that are attended to; 0 for all.
     sink_tokens: first tokens that are attended to for ever, beside a window.
+    sink_positions: how far away sinks are: "window" counts positions in the
+      window, so never more than window_size - 1 (StreamingLLM, section 3.2);
+      "text" those in the text.
     chunk_size: the window starts at a multiple of it; 0 for none.
     max_length: tokens that full attention keeps where no length is given; the
       oldest give way to more.
@@ -35,6 +42,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
   kv_heads: int = 0
   window_size: int = 0
   sink_tokens: int = 0
+  sink_positions: str = "window"
   chunk_size: int = 0
   max_length: int = 8192
 
@@ -54,6 +62,11 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     """Raises ValueError naming the field that is out of range."""
     self.validate_projection()
     mixer.require_positive(self, "max_length")
+    if self.sink_positions not in SINK_POSITIONS:
+      raise ValueError(
+        f"sink_positions={self.sink_positions!r} is not one of:"
+        f" {', '.join(SINK_POSITIONS)}"
+      )
     if self.kv_heads < 0 or self.heads % (self.kv_heads or self.heads):
       raise ValueError(
         f"kv_heads={self.kv_heads} must divide heads={self.heads}, or be 0 for"
@@ -117,6 +130,10 @@ class SoftmaxAttention(nnx.Module):
     self.spec = config.spec()
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.max_length = config.max_length
+    self.turns_for_sinks = (
+      config.sink_positions == "window"
+      and min(config.sink_tokens, config.window_size, config.rotary_dim) > 0
+    )
 
   def at_depth(self, depth: jax.Array) -> None:
     """Starts as a layer at `depth` in [0, 1)."""
@@ -156,7 +173,25 @@ class SoftmaxAttention(nnx.Module):
       segment_id=state.memory.segment_id,
       position=state.memory.position,
     )
-    return attention.Inputs(query=query, key=key, value=value), projected
+    sink_query = self._sink_query(query, state, context)
+    return attention.Inputs(query, key, value, sink_query), projected
+
+  def _sink_query(self, query, state, context):
+    """The query at its position in the window; None where that is in the text.
+
+    Beyond the window's length all but sinks are as far away as in the text.
+    """
+    window, time = self.spec.window_size, query.shape[1]
+    if not self.turns_for_sinks or window is None:
+      return None
+    if context.seen is not None and context.seen + time <= window:
+      return None
+    positions = contract.token_positions(
+      context.segment_ids, state.memory.segment_id, state.memory.position, time
+    )
+    # A rotation of what is rotated already.
+    back = jnp.minimum(window - 1 - positions, 0)
+    return self.projection.rotary(query, back)
 
   def __call__(
     self,

@@ -20,7 +20,7 @@ def grouped_inputs(key, spec, *, heads, **sizes):
   """Keys and values of `heads` heads, queries of three times as many."""
   few = ONE.make_inputs(key, spec, heads=heads, **sizes)
   many = ONE.make_inputs(key, spec, heads=GROUP * heads, **sizes)
-  return few._replace(query=many.query)
+  return few._replace(query=many.query, sink_query=many.sink_query)
 
 
 GROUPED = dataclasses.replace(ONE, make_inputs=grouped_inputs)
@@ -78,6 +78,10 @@ def test_heads_that_do_not_divide():
     api.chunk(
       state, inputs._replace(query=inputs.query[:, :, :5]), spec=api.Spec()
     )
+  with pytest.raises(
+    ValueError, match=r"sink_query has shape .* expected None"
+  ):
+    api.chunk(state, inputs._replace(sink_query=inputs.query), spec=api.Spec())
   with pytest.raises(ValueError, match=r"key has shape .* expected"):
     api.chunk(state, inputs._replace(key=inputs.query), spec=api.Spec())
 

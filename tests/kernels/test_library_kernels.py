@@ -26,7 +26,7 @@ def arguments(spec, time, *, group=1, length=300, dtype="float32", **sizes):
     MEMORY.make_inputs(jax.random.key(0), spec, time=time, **s)
     for s in (sizes, wide)
   )
-  inputs = inputs._replace(query=many.query)
+  inputs = inputs._replace(query=many.query, sink_query=None)
   state = api.init_state(spec, length=length, **sizes)
   return state, checks.cast(inputs, dtype)
 
@@ -132,6 +132,12 @@ def call(spec=None, *, seen=0, ids=None, reset=False, **changes):
 IDS = jnp.ones((2, 290), jnp.int32)
 SINKS = api.Spec(window_size=70, sink_tokens=5)
 BLOCKS = api.Spec(window_size=96, chunk_size=48)
+SINK_QUERY = call(SINKS)
+SINK_QUERY = (
+  SINK_QUERY[0],
+  SINK_QUERY[1]._replace(sink_query=SINK_QUERY[1].query),
+  *SINK_QUERY[2:],
+)
 # (call, why not on a TPU, why not on a GPU), None where it can.
 LIMITS = {
   "fresh": (call(), None, None),
@@ -146,6 +152,7 @@ LIMITS = {
   ),
   "sinks": (call(SINKS), None, "no mask for sink_tokens=5"),
   "blocks": (call(BLOCKS), None, "no mask for chunk_size=48"),
+  "sinks of the window": (SINK_QUERY, "sink_query", "sink_query"),
   "sinks, packed": (call(SINKS, ids=IDS), "sink_tokens in packed", "packed"),
   "blocks, packed": (call(BLOCKS, ids=IDS), "chunk_size in packed", "packed"),
   "float32": (call(dtype="float32"), None, "not float32"),

@@ -72,6 +72,7 @@ KNOBS = [
   ("softmax", {"kv_heads": 1}),
   ("softmax", {"window_size": 0}),
   ("softmax", {"sink_tokens": 2}),
+  ("softmax", {"sink_tokens": 2, "sink_positions": "text"}),
   ("softmax", {"chunk_size": 4}),
   ("softmax", {"token_shift": True}),
   ("softmax", {"value_residual": "scalar"}),
@@ -100,6 +101,7 @@ def test_every_knob_is_one_override(name, change, base):
     (KVM, {"rotary_dim": 10}),
     (KVM, {"budget_rows": 0}),
     (SOFTMAX, {"sink_tokens": 8}),
+    (SOFTMAX, {"sink_positions": "cache"}),
     (SOFTMAX, {"rotary_dim": 3}),
     (SOFTMAX, {"value_residual": "all"}),
     (SOFTMAX, {"normalize_key": "rms"}),
@@ -141,25 +143,27 @@ def test_grouped_heads_decode_as_they_train():
     value_residual="dynamic",
     normalize_key="layer",
   )
-  with nnx.use_eager_sharding(False):
-    layer = softmax_attention.SoftmaxAttention(
-      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-    )
   x = jax.random.normal(jax.random.key(1), (2, 12, 16))
   first = jax.random.normal(jax.random.key(2), (2, 12, 8))
 
   @jax.jit
-  def by_step(x, first):
+  def run(x, first):
+    with nnx.use_eager_sharding(False):
+      layer = softmax_attention.SoftmaxAttention(
+        config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+      )
+
     def body(state, given):
       x, first = given
       y, state = layer.step(x, state, mixer.Context(first_value=first))
       return state, y
 
     given = jnp.moveaxis(x, 1, 0), jnp.moveaxis(first, 1, 0)
-    return jnp.moveaxis(jax.lax.scan(body, layer.init_state(2), given)[1], 0, 1)
+    by_step = jax.lax.scan(body, layer.init_state(2), given)[1]
+    whole, _ = layer(x, layer.init_state(2), mixer.Context(first_value=first))
+    return jnp.moveaxis(by_step, 0, 1), whole
 
-  whole, _ = layer(x, layer.init_state(2), mixer.Context(first_value=first))
-  np.testing.assert_allclose(by_step(x, first), whole, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(*run(x, first), rtol=1e-5, atol=1e-6)
 
 
 def test_a_new_segment_forgets_what_the_state_saw():
@@ -184,6 +188,54 @@ def test_a_new_segment_forgets_what_the_state_saw():
   np.testing.assert_allclose(z, alone, rtol=1e-5, atol=1e-6)
   assert int(after.memory.position[0]) == 6
   np.testing.assert_allclose(after.memory.keys, expected.memory.keys, rtol=1e-5)
+
+
+def test_streaming_llm_as_its_paper_says():
+  """A list of keys as they were projected, rotated anew for every token.
+
+  Each by its place in the list: StreamingLLM (arXiv 2309.17453), section 3.2.
+  """
+  config = dataclasses.replace(SOFTMAX, sink_tokens=2, rotary_dim=8)
+
+  @jax.jit
+  def run(x):
+    with nnx.use_eager_sharding(False):
+      layer = softmax_attention.SoftmaxAttention(
+        config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+      )
+
+    def body(state, x):
+      y, state = layer.step(x, state, mixer.Context())
+      return state, y
+
+    y, _ = layer(x, layer.init_state(1), mixer.Context(seen=0))
+    by_step = jax.lax.scan(body, layer.init_state(1), jnp.moveaxis(x, 1, 0))[1]
+    parts = layer.projection.query, layer.projection.key, layer.projection.value
+    out = layer.out(jnp.eye(16))
+    return y[0], by_step[:, 0], [part(x)[0] for part in parts], out
+
+  y, by_step, projected, out = run(
+    jax.random.normal(jax.random.key(1), (1, 30, 16))
+  )
+  q, k, v = (np.asarray(a).reshape(30, 2, 8) for a in projected)
+
+  def rotate(a, place):
+    angle = place / 10_000 ** (np.arange(4) / 4)
+    turned = (a[..., 0::2] + 1j * a[..., 1::2]) * np.exp(1j * angle)
+    return np.stack([turned.real, turned.imag], -1).reshape(a.shape)
+
+  cache, expected = [], []
+  for t in range(30):
+    cache.append(t)
+    if len(cache) > 8:
+      del cache[2]  # the oldest that is no sink
+    query = rotate(q[t], len(cache) - 1)
+    keys = np.stack([rotate(k[j], place) for place, j in enumerate(cache)])
+    p = np.exp(np.einsum("hd,jhd->hj", query, keys) / np.sqrt(8))
+    p /= p.sum(-1, keepdims=True)
+    expected.append(np.einsum("hj,jhd->hd", p, v[cache]).reshape(-1) @ out)
+  np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(by_step, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_by_hand():

@@ -132,7 +132,10 @@ def check_inputs(
       f"the state holds {size} tokens, spec.window_size is {spec.window_size}"
     )
   of_queries = inputs.query.shape[2] if inputs.query.ndim > 2 else heads
-  contract.check_inputs(inputs, batch, of_queries, {"query": key_dim})
+  sinks = (key_dim, None) if spec.sink_tokens else None
+  contract.check_inputs(
+    inputs, batch, of_queries, {"query": key_dim, "sink_query": sinks}
+  )
   contract.check_inputs(
     inputs, batch, heads, {"key": key_dim, "value": value_dim}
   )

@@ -63,6 +63,8 @@ def unsupported(
   """
   if seen != 0:
     return "the state may hold tokens: give seen=0 where it is fresh"
+  if inputs.sink_query is not None:
+    return "sinks meet a query of their own, sink_query"
   if segment_ids is None:
     return None
   if reset_state is not None:
@@ -82,7 +84,7 @@ def sees_all(spec: types.Spec, time: int, size: int) -> bool:
 
 def wrong_dtypes(inputs: types.Inputs, *names: str) -> str | None:
   """Why query, key and value are not all of one of some dtypes, or None."""
-  dtypes = {x.dtype for x in inputs}
+  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
   if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
     found = ", ".join(sorted(map(str, dtypes)))
     return f"query, key and value must all be {' or '.join(names)}, not {found}"

@@ -38,7 +38,7 @@ def step(
     The state after the token, and y `[batch, heads, value]` in query's dtype.
   """
   dtype = state.keys.dtype
-  q, k, v = (x.astype(dtype) for x in inputs)
+  q, k, v = (x.astype(dtype) for x in inputs[:3])
   t = state.position
   (K, V), _, _ = window.push(
     (state.keys, state.values), (k, v), t, sink_tokens=spec.sink_tokens
@@ -49,8 +49,18 @@ def step(
     end_of_chunk = (t // spec.chunk_size + 1) * spec.chunk_size
     seen &= j >= end_of_chunk[:, None] - spec.window_size
   scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-  groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])
-  scores = scale * _einsum("bhgd,bhjd->bhgj", groups, K)
+
+  def products(q, K):
+    groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])
+    return scale * _einsum("bhgd,bhjd->bhgj", groups, K)
+
+  scores = products(q, K)
+  if inputs.sink_query is not None:
+    sinks, ring = jnp.split(K, [spec.sink_tokens], axis=2)
+    scores = jnp.concatenate(
+      [products(inputs.sink_query.astype(dtype), sinks), products(q, ring)],
+      axis=-1,
+    )
   p = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
   y = _einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], -1)
   state = types.State(

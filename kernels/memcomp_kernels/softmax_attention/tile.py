@@ -51,7 +51,12 @@ def sees(
 
 
 def attend(
-  query: jax.Array, tokens: Tokens, seen: jax.Array, *, spec: types.Spec
+  query: jax.Array,
+  tokens: Tokens,
+  seen: jax.Array,
+  *,
+  spec: types.Spec,
+  sink_query: jax.Array | None = None,
 ) -> jax.Array:
   """Returns `[batch, queries, heads, value]`, float32 or wider.
 
@@ -60,6 +65,7 @@ def attend(
     tokens: all that may be seen.
     seen: bool `[batch, queries, tokens]`; each query sees something.
     spec: the attention's meaning.
+    sink_query: as `query`, for sinks; None for `query`.
   """
   dtype = query.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
@@ -79,11 +85,18 @@ def attend(
     )
 
   scale = query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-  # Heads that share keys and values are a group: no key is repeated.
-  groups = query.reshape(
-    *query.shape[:2], tokens.key.shape[2], -1, query.shape[-1]
-  )
-  scores = scale * product("bqhgd,bkhd->bhgqk", groups, tokens.key)
+
+  def products(query):
+    # Heads that share keys and values are a group: no key is repeated.
+    groups = query.reshape(
+      *query.shape[:2], tokens.key.shape[2], -1, query.shape[-1]
+    )
+    return scale * product("bqhgd,bkhd->bhgqk", groups, tokens.key)
+
+  scores = products(query)
+  if sink_query is not None:
+    sinks = (tokens.position < spec.sink_tokens)[:, None, None, None]
+    scores = jnp.where(sinks, products(sink_query), scores)
   scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
   # Normalised last: the sum is over what was multiplied, and fewer numbers are
   # divided.

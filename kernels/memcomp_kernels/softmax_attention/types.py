@@ -62,11 +62,15 @@ class Inputs(NamedTuple):
     key: `[batch, kv_heads, key]`; kv_heads divides heads, and query head h
       reads head h // (heads / kv_heads) of keys and values.
     value: `[batch, kv_heads, value]`.
+    sink_query: `[batch, heads, key]`, the query as the first `sink_tokens` of a
+      segment meet it: StreamingLLM counts its position in the window, not in
+      the text; None where it is `query`.
   """
 
   query: jax.Array
   key: jax.Array
   value: jax.Array
+  sink_query: jax.Array | None = None
 
 
 class State(NamedTuple):

@@ -43,17 +43,18 @@ def chunk(
   rows = state.keys, state.values
   reset_rows = reset_state.keys, reset_state.values
   joined = window.join(plan, rows, (inputs.key, inputs.value))
-  operands = window.compact(plan, inputs.query), joined, rows, reset_rows
+  queries = window.compact(plan, (inputs.query, inputs.sink_query))
+  operands = queries, joined, rows, reset_rows
 
   # Both are checkpointed, so that only operands are kept for the gradient.
   @jax.checkpoint
-  def usual(query, joined, rows, reset_rows):
+  def usual(queries, joined, rows, reset_rows):
     del reset_rows
-    return _attend(plan, spec, query, joined, rows, None)
+    return _attend(plan, spec, queries, joined, rows, None)
 
   @jax.checkpoint
-  def inheriting(query, joined, rows, reset_rows):
-    return _attend(plan, spec, query, joined, rows, reset_rows)
+  def inheriting(queries, joined, rows, reset_rows):
+    return _attend(plan, spec, queries, joined, rows, reset_rows)
 
   if segment_ids is None or fresh:
     outputs = usual(*operands)
@@ -64,12 +65,12 @@ def chunk(
   return state, window.restore(plan, outputs)
 
 
-def _attend(plan, spec, query, joined, rows, reset_rows):
+def _attend(plan, spec, queries, joined, rows, reset_rows):
   """Outputs of the call's tokens, in the order of `window.compact`."""
-  time = query.shape[1]
+  time = queries[0].shape[1]
   keys, values = joined
   line = tile.Tokens(keys, values, plan.run, plan.position)
-  queries = query, plan.run[:, plan.prior :], plan.position[:, plan.prior :]
+  queries += plan.run[:, plan.prior :], plan.position[:, plan.prior :]
   run = functools.partial(_tile, plan, spec, reset_rows)
   size = tilings.window_tile(plan.ring)
   back = -(-plan.ring // size) * size
@@ -130,7 +131,7 @@ def _sinks(plan, rows, joined, starts) -> tile.Tokens:
   return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
 
 
-def _tile(plan, spec, reset_rows, query, run, position, tokens):
+def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
   """Outputs of one tile of queries `[batch, size, ...]`."""
   same = run[:, :, None] == tokens.run[:, None]
   if reset_rows is not None:
@@ -142,7 +143,8 @@ def _tile(plan, spec, reset_rows, query, run, position, tokens):
   seen = same & tile.sees(
     position[:, :, None], tokens.position[:, None], spec=spec, ring=plan.ring
   )
-  return tile.attend(query, tokens, seen, spec=spec).astype(query.dtype)
+  outputs = tile.attend(query, tokens, seen, spec=spec, sink_query=sink_query)
+  return outputs.astype(query.dtype)
 
 
 def _held(plan, rows) -> tile.Tokens:
@@ -157,12 +159,18 @@ def _held(plan, rows) -> tile.Tokens:
 
 def _over_tiles(run, size, time, queries, *seen):
   """Maps `run` over tiles of the queries, and what each of them sees."""
-  spread = [(0, 0), (0, -time % size)]
-  query, runs, position = (
-    jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
-    for x, empty in zip(queries, (0, window.PADDING, 0), strict=True)
+  *query, runs, position = queries
+
+  def tiles(x, empty=0):
+    spread = [(0, 0), (0, -time % size)] + [(0, 0)] * (x.ndim - 2)
+    return _cut(jnp.pad(x, spread, constant_values=empty), size)
+
+  cut = (
+    *jax.tree.map(tiles, query),
+    tiles(runs, window.PADDING),
+    tiles(position),
+    *seen,
   )
-  cut = (_cut(query, size), _cut(runs, size), _cut(position, size), *seen)
   one = jax.checkpoint(lambda x: run(*x), prevent_cse=False)
   outputs = jnp.moveaxis(lax.map(one, cut), 0, 1)
   outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])

@@ -17,10 +17,14 @@ _PREFIX = 3
 def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   keys = jax.random.split(key, 3)
   shape = batch, time, heads
+  query = 2 * jax.random.normal(keys[0], (*shape, key_dim))
+  # Any function of the token: here another vector.
+  sinks = spec is not None and spec.sink_tokens
   return softmax_attention.Inputs(
-    query=2 * jax.random.normal(keys[0], (*shape, key_dim)),
+    query=query,
     key=jax.random.normal(keys[1], (*shape, key_dim)),
     value=memory.unit(jax.random.normal(keys[2], (*shape, value_dim))),
+    sink_query=query[..., ::-1] if sinks else None,
   )
 
 
