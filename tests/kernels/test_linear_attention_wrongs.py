@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.linear_attention import tile, xla_chunked
-from memcomp_kernels.primitives import decay, feature_maps, outer
+from memcomp_kernels.primitives import affine, decay, feature_maps, outer
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["linear_attention"]
@@ -26,7 +26,7 @@ def with_factors(monkeypatch, change):
   wrong = python_types.SimpleNamespace(
     decay_factors=lambda log_decay: change(decay.decay_factors(log_decay))
   )
-  monkeypatch.setattr(tile, "decay", wrong)
+  monkeypatch.setattr(outer, "decay", wrong)
 
 
 def test_reads_before_the_write(monkeypatch):
@@ -44,7 +44,7 @@ def test_a_memory_that_does_not_decay_from_tile_to_tile(monkeypatch):
 
 def test_a_sum_that_does_not_decay(monkeypatch):
   """z is what S is, with values of one: it decays as S does."""
-  right = outer.run
+  right = affine.run
 
   def run(memory, prepared):
     new, output = right(memory, prepared)
@@ -52,8 +52,8 @@ def test_a_sum_that_does_not_decay(monkeypatch):
     still, _ = right(memory, kept)
     return jnp.concatenate([new[..., :-1], still[..., -1:]], axis=-1), output
 
-  wrong = python_types.SimpleNamespace(**vars(outer) | {"run": run})
-  monkeypatch.setattr(tile, "outer", wrong)
+  wrong = python_types.SimpleNamespace(**vars(affine) | {"run": run})
+  monkeypatch.setattr(tile, "affine", wrong)
   checks.check_values(PLAIN, 100)
   assert_red(DECAYED)
 

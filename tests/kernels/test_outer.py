@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import decay, outer
+from memcomp_kernels.primitives import affine, outer
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,10 @@ def test_a_tile_is_the_loop(groups):
   query, key = rng.standard_normal((2, 2, groups, time, 3))
   written = rng.standard_normal((2, heads, time, 5))
   log_decay = -rng.random((2, heads, time))
-  factors = decay.decay_factors(jnp.array(log_decay))
-  found, outputs = outer.run(
-    jnp.array(memory),
-    outer.prepare(
-      jnp.array(query), jnp.array(key), jnp.array(written), factors
-    ),
+  prepared = outer.prepare(
+    *(jnp.array(x) for x in (query, key, written, log_decay))
   )
+  found, outputs = affine.run(jnp.array(memory), prepared)
   own = np.arange(heads) // (heads // groups)  # the group of each head
   for t in range(time):
     write = key[:, own, t, :, None] * written[:, :, t, None]
@@ -40,8 +37,8 @@ def test_a_tile_is_the_loop(groups):
 
 def test_heads_are_split_and_joined():
   x = jnp.arange(8).reshape(1, 8, 1)
-  groups = outer.split_heads(x, 2)
+  groups = affine.split_heads(x, 2)
   np.testing.assert_array_equal(
     groups[0, :, :, 0], [[0, 1, 2, 3], [4, 5, 6, 7]]
   )
-  np.testing.assert_array_equal(outer.join_heads(groups), x)
+  np.testing.assert_array_equal(affine.join_heads(groups), x)

@@ -5,7 +5,7 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import decay, outer
+from memcomp_kernels.primitives import affine, decay, outer
 from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import checks, memories
 
@@ -26,7 +26,7 @@ def with_factors(monkeypatch, change):
   wrong = python_types.SimpleNamespace(
     decay_factors=lambda log_decay: change(decay.decay_factors(log_decay))
   )
-  monkeypatch.setattr(tile, "decay", wrong)
+  monkeypatch.setattr(outer, "decay", wrong)
 
 
 def test_a_mask_that_decays_a_write_at_once(monkeypatch):
@@ -42,9 +42,12 @@ def test_a_mask_that_decays_a_write_at_once(monkeypatch):
 
 
 def test_a_state_that_does_not_decay_for_reads(monkeypatch):
-  with_factors(
-    monkeypatch, lambda x: x._replace(from_start=jnp.ones_like(x.from_start))
-  )
+  right = tile.prepare
+
+  def prepare(*arguments):
+    return right(*arguments)._replace(log_scale=None)
+
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(OWN)
 
 
@@ -58,7 +61,7 @@ def test_heads_of_a_group_in_turn(monkeypatch):
   subject = checks.Subject(
     MEMORY, SHARED.spec, "xla_chunked", tuple(sizes.items())
   )
-  monkeypatch.setattr(outer, "split_heads", split_heads)
+  monkeypatch.setattr(affine, "split_heads", split_heads)
   assert_red(subject)
 
 

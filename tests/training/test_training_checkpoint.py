@@ -255,7 +255,9 @@ def test_a_full_disk_keeps_the_checkpoints_before(small_disk, case):
     path.unlink()
   # The save that failed may be whole: without room only for its checksums.
   found = _restore(small_disk, config, mesh)
-  assert found.step in (saved, saved + 1) and found.data == {"place": found.step}
+  assert found.step in (saved, saved + 1) and found.data == {
+    "place": found.step
+  }
   jax.tree.map(np.testing.assert_array_equal, found.state, start)
 
 

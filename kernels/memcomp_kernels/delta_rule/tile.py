@@ -15,39 +15,17 @@ W what the system makes of V and diag(mu) K (the papers' WY form),
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.delta_rule import types
-from memcomp_kernels.primitives import chunked, decay, delta, matmul
+from memcomp_kernels.primitives import affine, chunked, decay, delta, matmul
 
 
-class Prepared(NamedTuple):
-  """What a tile needs beside S; `[batch, heads, tile, dim]` but for `total`.
-
-  What is multiplied by S or by E has the query's dtype, the rest is float32 or
-  wider.
-
-  Attributes:
-    error: U, the errors of a memory of zeros.
-    error_key: W, what asks S for the rest of them.
-    output: A U, scaled.
-    query: what asks S for the rest of the outputs, scaled.
-    key: diag(Omega_C beta) K, what errors are written to.
-    total: mu_C, `[batch, heads]`.
-  """
-
-  error: jax.Array
-  error_key: jax.Array
-  output: jax.Array
-  query: jax.Array
-  key: jax.Array
-  total: jax.Array
-
-
-def prepare(inputs: types.Inputs, spec: types.Spec, tiling: None) -> Prepared:
+def prepare(
+  inputs: types.Inputs, spec: types.Spec, tiling: None
+) -> affine.Tile:
   """Does what needs no memory, of inputs `[batch, heads, tile, dim]`."""
   del tiling
   query, key = inputs.query, inputs.key
@@ -73,12 +51,13 @@ def prepare(inputs: types.Inputs, spec: types.Spec, tiling: None) -> Prepared:
   scale = spec.read_scale(key.shape[-1])
   scores = scale * share * product("bhtk,bhik->bhti", query, key)
   inner = product("bhti,bhik->bhtk", scores, error_key)
-  return Prepared(
-    error=error,
-    error_key=error_key.astype(dtype),
-    output=product("bhti,bhiv->bhtv", scores, error),
-    query=(scale * from_start * query - inner).astype(dtype),
+  return affine.Tile(
+    write=error,
+    erase=error_key.astype(dtype),
     key=(factors.to_end[..., None] * rate * key).astype(dtype),
+    query=(scale * from_start * query - inner).astype(dtype),
+    log_scale=None,  # scaled already: A W has no common factor with it
+    output=product("bhti,bhiv->bhtv", scores, error),
     total=factors.total,
   )
 
@@ -86,7 +65,7 @@ def prepare(inputs: types.Inputs, spec: types.Spec, tiling: None) -> Prepared:
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  prepared: Prepared,
+  prepared: affine.Tile,
   complete: jax.Array,
   spec: types.Spec,
   tiling: None,
@@ -106,13 +85,5 @@ def run(
   """
   del starts, complete, spec, tiling
   (memory,) = memories
-  dtype = prepared.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
-  error = prepared.error - product(
-    "bhtk,bhkv->bhtv", prepared.error_key, memory
-  )
-  output = prepared.output + product("bhtk,bhkv->bhtv", prepared.query, memory)
-  memory = prepared.total[..., None, None] * memory + product(
-    "bhtk,bhtv->bhkv", prepared.key, error
-  )
-  return (memory,), output.astype(dtype), None
+  memory, output = affine.run(memory, prepared)
+  return (memory,), output.astype(prepared.query.dtype), None

@@ -8,6 +8,7 @@ import jax
 
 from memcomp_kernels.delta_rule import reference, tile, tilings, types
 from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives import form as form_lib
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -27,6 +28,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
+  engine: form_lib.Engine | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
   tiling = tiling or tilings.Tiling()
@@ -38,6 +40,7 @@ def chunk(
     step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
+    engine=engine,
   )
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
+from memcomp_kernels.linear_attention import mosaic_tpu, types, xla_chunked
 from memcomp_kernels.linear_attention import reference as _reference
-from memcomp_kernels.linear_attention import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
@@ -16,6 +16,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "linear_attention",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=mosaic_tpu.chunk,
+  limits={"mosaic_tpu": mosaic_tpu.unsupported},
 )
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.linear_attention import types
-from memcomp_kernels.primitives import chunked, decay, outer
+from memcomp_kernels.primitives import affine, chunked, outer
 
 
 def prepare(
   inputs: types.Inputs, spec: types.Spec, tiling: None
-) -> outer.Prepared:
+) -> affine.Tile:
   """Does what needs no memory.
 
   Args:
@@ -27,14 +27,14 @@ def prepare(
   wide = jnp.promote_types(query.dtype, jnp.float32)
   if log_decay is None:
     log_decay = jnp.zeros((*key.shape[:-1], 1))
-  factors = decay.decay_factors(log_decay[..., 0].astype(wide))
-  return outer.prepare(query, key, value.astype(wide), factors)
+  log_decay = log_decay[..., 0].astype(wide)
+  return outer.prepare(query, key, value.astype(wide), log_decay)
 
 
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  prepared: outer.Prepared,
+  prepared: affine.Tile,
   complete: jax.Array,
   spec: types.Spec,
   tiling: None,
@@ -55,5 +55,5 @@ def run(
   """
   del starts, complete, spec, tiling
   (memory,) = memories
-  memory, output = outer.run(memory, prepared)
+  memory, output = affine.run(memory, prepared)
   return (memory,), output, None

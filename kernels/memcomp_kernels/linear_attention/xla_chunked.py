@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.linear_attention import reference, tile, tilings, types
 from memcomp_kernels.primitives import chunked, feature_maps
+from memcomp_kernels.primitives import form as form_lib
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -45,6 +46,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
+  engine: form_lib.Engine | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
   tiling = tiling or tilings.Tiling()
@@ -71,6 +73,7 @@ def chunk(
     step=_step,
     take_apart=_take_apart,
     put_together=_put_together,
+    engine=engine,
   )
   joined, y = chunked.chunk(
     form,

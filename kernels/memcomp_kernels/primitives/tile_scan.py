@@ -1,5 +1,7 @@
 """The chunk form's tiles by `lax.scan`, each recomputed for its gradient."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -28,14 +30,16 @@ def _body(form: form_lib.Form, reset, carry, laid):
   return carry, (outputs, stats)
 
 
-def _prepare(form: form_lib.Form, inputs):
+def prepare(form: form_lib.Form, inputs: Any) -> Any:
   """What tiles get in place of `inputs` `[tiles, batch, heads, ...]`."""
   if form.prepare is None:
     return inputs
   return jax.vmap(lambda x: form.prepare(x, form.spec, form.tiling))(inputs)
 
 
-def _lay(layout, operands: form_lib.Operands):
+def lay(
+  layout: tiles.Layout, operands: form_lib.Operands
+) -> tuple[Any, jax.Array, tiles.Flags | None]:
   """The inputs in tiles, which tiles are complete, and their flags."""
   laid = jax.tree.map(lambda x: tiles.lay(layout, x), operands.inputs)
   batch, time = form_lib.sizes(operands.inputs)
@@ -55,8 +59,8 @@ def forward(
     return new_carry, (*results, carry[0])
 
   carry = operands.memories, operands.chunk_start
-  inputs, *laid = _lay(layout, operands)
-  laid = _prepare(form, inputs), *laid
+  inputs, *laid = lay(layout, operands)
+  laid = prepare(form, inputs), *laid
   carry, (outputs, stats, before) = lax.scan(body, carry, laid)
   _, time = form_lib.sizes(operands.inputs)
   outputs = tiles.unlay(layout, outputs, time)
@@ -70,8 +74,8 @@ def backward(
 ):
   """Reverse scan over tiles, each recomputed from the memories before it."""
   d_outputs = tiles.lay(layout, cotangents.outputs)
-  inputs, *laid = _lay(layout, operands)
-  prepared, unprepare = jax.vjp(lambda x: _prepare(form, x), inputs)
+  inputs, *laid = lay(layout, operands)
+  prepared, unprepare = jax.vjp(lambda x: prepare(form, x), inputs)
 
   def body(carry, x):
     d_carry, d_reset = carry

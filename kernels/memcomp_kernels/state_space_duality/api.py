@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
+from memcomp_kernels.state_space_duality import mosaic_tpu, types, xla_chunked
 from memcomp_kernels.state_space_duality import reference as _reference
-from memcomp_kernels.state_space_duality import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
@@ -16,6 +16,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "state_space_duality",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=mosaic_tpu.chunk,
+  limits={"mosaic_tpu": mosaic_tpu.unsupported},
 )
 
 

@@ -12,13 +12,13 @@ which is `primitives.outer` with dt X written. C B^T is computed once a group.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import chunked, decay, outer
+from memcomp_kernels.primitives import affine, chunked, outer
 from memcomp_kernels.state_space_duality import types
 
 
 def prepare(
   inputs: types.Inputs, spec: types.Spec, tiling: None
-) -> outer.Prepared:
+) -> affine.Tile:
   """Does what needs no memory.
 
   Args:
@@ -32,8 +32,7 @@ def prepare(
     x.astype(wide)
     for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
   )
-  factors = decay.decay_factors(log_decay)
-  prepared = outer.prepare(inputs.query, inputs.key, rate * value, factors)
+  prepared = outer.prepare(inputs.query, inputs.key, rate * value, log_decay)
   if inputs.skip is None:
     return prepared
   skipped = inputs.skip.astype(wide) * value
@@ -43,7 +42,7 @@ def prepare(
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  prepared: outer.Prepared,
+  prepared: affine.Tile,
   complete: jax.Array,
   spec: types.Spec,
   tiling: None,
@@ -63,5 +62,5 @@ def run(
   """
   del starts, complete, spec, tiling
   (memory,) = memories
-  memory, output = outer.run(memory, prepared)
+  memory, output = affine.run(memory, prepared)
   return (memory,), output.astype(prepared.query.dtype), None

@@ -7,6 +7,7 @@ tile is free: the result does not depend on it.
 import jax
 
 from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.state_space_duality import reference, tile, tilings, types
 
 
@@ -27,6 +28,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
+  engine: form_lib.Engine | None = None,
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
   tiling = tiling or tilings.Tiling()
@@ -38,6 +40,7 @@ def chunk(
     step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
+    engine=engine,
   )
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.primitives.mosaic import modes, vmem
 from memcomp_kernels.trellis import (
   _backward_kernel,
   _forward_kernel,
-  tilings,
 )
 from memcomp_kernels.trellis import _kernel_layout as layout_lib
 
@@ -93,10 +92,11 @@ def _call(body, plan, name, operands, specs, results, result_specs, scratch):
   )
   flat = jax.tree.leaves
   arrays = flat([operands, results])
-  needed = tilings.vmem_bytes(
+  needed = vmem.num_bytes(
     list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
   )
-  tilings.check_vmem(needed, name)
+  fix = "take fewer units or chunks a step (tilings.KernelTiling)"
+  vmem.check(needed, name, fix)
   grid_spec = pltpu.PrefetchScalarGridSpec(
     num_scalar_prefetch=0 if flags is None else 1,
     grid=grid,
@@ -110,7 +110,7 @@ def _call(body, plan, name, operands, specs, results, result_specs, scratch):
     out_shape=flat(results),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=tilings.VMEM_LIMIT,
+      vmem_limit_bytes=vmem.LIMIT,
     ),
     name=name,
     interpret=modes.interpret(),

@@ -10,10 +10,6 @@ from memcomp_kernels.trellis import types
 
 DECAYS = ("auto", "separable", "safe")
 
-VMEM_LIMIT = 64 * 2**20
-"""Bytes of on-chip memory that a kernel may ask for; v5e and v6e have 128 MiB,
-v5p 64."""
-
 _LANES = 128
 
 
@@ -160,27 +156,3 @@ def unsupported(
       f" {_LANES // min(key_dim, value_dim)}"
     )
   return None
-
-
-def vmem_bytes(blocks: list[tuple[Any, Any]], scratch: list[Any]) -> int:
-  """Bytes of a kernel's blocks, in two buffers each, and of its scratch.
-
-  Args:
-    blocks: arrays (or their shapes) with the block specs of each.
-    scratch: memory references.
-  """
-  size = 0
-  for array, spec in blocks:
-    size += 2 * math.prod(spec.block_shape) * array.dtype.itemsize
-  for reference in scratch:
-    size += math.prod(reference.shape) * reference.dtype.itemsize
-  return size
-
-
-def check_vmem(needed: int, name: str) -> None:
-  """Raises NotImplementedError where a kernel's blocks cannot fit."""
-  if needed > VMEM_LIMIT:
-    raise NotImplementedError(
-      f"{name} needs {needed:,} bytes of VMEM, more than {VMEM_LIMIT:,}: take"
-      " fewer units or chunks a step (tilings.KernelTiling)"
-    )

@@ -46,6 +46,11 @@ def nt(a: jax.Array, b: jax.Array) -> jax.Array:
   return _dot(a, b, ((1,), (1,)))
 
 
+def tn(a: jax.Array, b: jax.Array) -> jax.Array:
+  """`a.T @ b` in float32."""
+  return _dot(a, b, ((0,), (0,)))
+
+
 def sum_nn(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
   """The sum of `nn` of pairs; as one product of concatenations if `join`."""
   if join and all(a.shape[1] % LANES == 0 for a, _ in factors):

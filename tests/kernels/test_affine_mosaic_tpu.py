@@ -1,0 +1,148 @@
+"""Kernels of affine tiles, interpreted, against the XLA forms.
+
+Of the delta rule (which erases), state space duality (whose heads share keys)
+and linear attention (whose memory has one column more).
+"""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from memcomp_kernels import sharding
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+
+SPECS = {
+  "delta_rule": "gated",
+  "state_space_duality": "shared",
+  "linear_attention": "decayed",
+}
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+GATES = ("log_decay", "write_rate", "skip")
+
+
+def arguments(name, time, *, dtype="float32", batch=1):
+  """A state, another that segments start from, and inputs."""
+  memory = memories.MEMORIES[name]
+  spec = memory.specs[SPECS[name]]
+  sizes = {"batch": batch, "heads": 4, "key_dim": 16, "value_dim": 8}
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  inputs = inputs._replace(
+    **{
+      field: x.astype(dtype)
+      for field, x in inputs._asdict().items()
+      if field not in GATES and x is not None
+    }
+  )
+  states = [memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)]
+  return memory.api, spec, (*states, inputs)
+
+
+def both(name, given, segment_ids=None, tile_time=16, **mode):
+  """Values and gradients of the XLA form and of the kernels."""
+  _, spec, given = given
+  forms = importlib.import_module(f"memcomp_kernels.{name}.xla_chunked")
+  kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
+  tiling = importlib.import_module(f"memcomp_kernels.{name}.tilings")
+
+  def run(chunk):
+    def function(state, fresh, inputs):
+      return chunk(
+        state,
+        inputs,
+        spec=spec,
+        segment_ids=segment_ids,
+        reset_state=fresh,
+        tiling=tiling.Tiling(tile_time=tile_time),
+      )
+
+    return checks.value_and_gradients(function, given)
+
+  with modes.interpreted(**mode):
+    return run(forms.chunk), run(kernels.chunk)
+
+
+def assert_close(expected, actual, dtype="float32"):
+  bounds = tolerances.VALUE[dtype], tolerances.GRADIENT[dtype]
+  for a, b, bound, part in zip(
+    actual, expected, bounds, ("values", "gradients"), strict=True
+  ):
+    errors.assert_close(a, b, bound, part)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("time", [64, 75])
+def test_equals_the_xla_form(name, time):
+  assert_close(*both(name, arguments(name, time)))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_packing(name):
+  """Strictly: memory starts as nan, races are looked for."""
+  ids = np.zeros((3, 70), np.int32)
+  ids[0] = 1  # goes on
+  ids[1, 3:40], ids[1, 45:] = 5, 2
+  ids[2, :20], ids[2, 20:32], ids[2, 32:60] = 1, 3, 4
+  given = arguments(name, 70, batch=3)
+  assert_close(*both(name, given, jnp.array(ids), **STRICT))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bfloat16_is_no_worse_than_the_xla_form(name):
+  given = arguments(name, 64, dtype="bfloat16")
+  truth, _ = both(name, (*given[:2], checks.cast(given[2], jnp.float32)))
+  xla, kernel = both(name, given)
+  for part in (0, 1):  # values, gradients
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[part]) for x in (truth, xla, kernel)), strict=True
+    ):
+      own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert ours <= max(2 * own, 1e-6), (part, own, ours)
+
+
+def test_under_shard_map():
+  """Rows and heads over a mesh: each device runs a kernel of its own."""
+  api, spec, (state, fresh, inputs) = arguments("delta_rule", 32, batch=2)
+
+  def run(state, fresh, inputs):
+    chunk = sharding.shard_chunk(
+      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(
+      state,
+      inputs,
+      spec=spec,
+      reset_state=fresh,
+      implementation="mosaic_tpu",
+    )
+
+  with modes.interpreted():
+    expected = checks.value_and_gradients(run, (state, fresh, inputs))
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      actual = checks.value_and_gradients(run, (state, fresh, inputs))
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+def test_says_why_not():
+  api, spec, (state, _, inputs) = arguments("delta_rule", 8)
+
+  def chunk(inputs):
+    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+
+  with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
+    chunk(inputs)
+  mixed = inputs._replace(key=inputs.key.astype("bfloat16"))
+  with (
+    modes.interpreted(),
+    pytest.raises(NotImplementedError, match="must all be bfloat16"),
+  ):
+    chunk(mixed)

@@ -1,0 +1,85 @@
+"""Kernels of affine tiles lower and compile for TPUs, without one."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import aot, memories
+
+SPECS = {"delta_rule": "gated", "state_space_duality": "shared"}
+CASES = [  # key dim, value dim, tile
+  ("delta_rule", 64, 64, 64),
+  ("delta_rule", 128, 128, 128),
+  ("state_space_duality", 128, 64, 64),
+]
+HEADS, TIME = 4, 512
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def gradient(name, key_dim, value_dim, tile_time):
+  """Forward and backward, and shapes of its arguments."""
+  memory = memories.MEMORIES[name]
+  spec = memory.specs[SPECS[name]]
+  kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
+  tilings = importlib.import_module(f"memcomp_kernels.{name}.tilings")
+  sizes = {
+    "batch": 1,
+    "heads": HEADS,
+    "key_dim": key_dim,
+    "value_dim": value_dim,
+  }
+  key = jax.random.key(0)
+  state, inputs = jax.eval_shape(
+    lambda: (
+      memory.make_state(key, spec, **sizes),
+      memory.make_inputs(key, spec, time=TIME, **sizes),
+    )
+  )
+  low = {
+    field: jax.ShapeDtypeStruct(getattr(inputs, field).shape, jnp.bfloat16)
+    for field in ("query", "key", "value")
+  }
+
+  def function(state, inputs):
+    def objective(memory, inputs):
+      _, y = kernels.chunk(
+        state._replace(memory=memory),
+        inputs,
+        spec=spec,
+        tiling=tilings.Tiling(tile_time=tile_time),
+      )
+      return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+    return jax.grad(objective, argnums=(0, 1))(state.memory, inputs)
+
+  return function, (state, inputs._replace(**low))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lowers(case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
+      *arguments
+    )
+  text = exported.mlir_module()
+  for name in ("affine_forward", "affine_backward"):
+    assert text.count(f'kernel_name = "{name}"') == 1, name
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_compiles(topology, case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    compiled = aot.compile_for(topology, function, *arguments)
+  for name in ("affine_forward", "affine_backward"):
+    assert name in compiled.as_text(), name
