@@ -162,7 +162,7 @@ class Implementations:
         ValueError: shapes do not fit the state or each other.
       """
       check_inputs(state, inputs, spec)
-      function = self.select(implementation)
+      function = self.select(implementation, (inputs, spec))
       return function(
         state,
         inputs,
