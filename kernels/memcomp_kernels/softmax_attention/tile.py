@@ -58,10 +58,10 @@ def attend(
   spec: types.Spec,
   sink_query: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns `[batch, queries, heads, value]`, float32 or wider.
+  """Returns `[batch, queries, kv_heads, value]`, float32 or wider.
 
   Args:
-    query: `[batch, queries, heads, key]`.
+    query: `[batch, queries, kv_heads, key]`, see `by_group`.
     tokens: all that may be seen.
     seen: bool `[batch, queries, tokens]`; each query sees something.
     spec: the attention's meaning.
@@ -85,25 +85,39 @@ def attend(
     )
 
   scale = query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-
-  def products(query):
-    # Heads that share keys and values are a group: no key is repeated.
-    groups = query.reshape(
-      *query.shape[:2], tokens.key.shape[2], -1, query.shape[-1]
-    )
-    return scale * product("bqhgd,bkhd->bhgqk", groups, tokens.key)
-
-  scores = products(query)
+  scores = scale * product("bqhd,bkhd->bhqk", query, tokens.key)
   if sink_query is not None:
-    sinks = (tokens.position < spec.sink_tokens)[:, None, None, None]
-    scores = jnp.where(sinks, products(sink_query), scores)
-  scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    of_sinks = scale * product("bqhd,bkhd->bhqk", sink_query, tokens.key)
+    sinks = (tokens.position < spec.sink_tokens)[:, None, None]
+    scores = jnp.where(sinks, of_sinks, scores)
+  scores = jnp.where(seen[:, None], scores, -jnp.inf)
   # Normalised last: the sum is over what was multiplied, and fewer numbers are
   # divided.
   weights = jnp.exp(
     scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
   )
   total = jnp.sum(weights, axis=-1)
-  outputs = product("bhgqk,bkhd->bqhgd", weights, tokens.value)
-  outputs /= jnp.moveaxis(total, 3, 1)[..., None]
-  return outputs.reshape(*query.shape[:3], -1)
+  outputs = product("bhqk,bkhd->bqhd", weights, tokens.value)
+  return outputs / jnp.swapaxes(total, 1, 2)[..., None]
+
+
+def by_group(query: jax.Array, kv_heads: int) -> jax.Array:
+  """Heads that share keys and values become more queries of one head.
+
+  `[batch, queries, heads, dim]` to `[batch, queries * groups, kv_heads, dim]`,
+  so that no key is repeated.
+  """
+  batch, queries, heads, dim = query.shape
+  if heads == kv_heads:
+    return query
+  query = query.reshape(batch, queries, kv_heads, -1, dim)
+  return jnp.swapaxes(query, 2, 3).reshape(batch, -1, kv_heads, dim)
+
+
+def by_head(outputs: jax.Array, queries: int) -> jax.Array:
+  """Undoes `by_group`: `[batch, queries, heads, dim]`."""
+  batch, rows, kv_heads, dim = outputs.shape
+  if rows == queries:
+    return outputs
+  outputs = outputs.reshape(batch, queries, -1, kv_heads, dim)
+  return jnp.swapaxes(outputs, 2, 3).reshape(batch, queries, -1, dim)

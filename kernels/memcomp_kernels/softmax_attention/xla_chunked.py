@@ -143,8 +143,14 @@ def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
   seen = same & tile.sees(
     position[:, :, None], tokens.position[:, None], spec=spec, ring=plan.ring
   )
+  kv_heads = tokens.key.shape[2]
+  query, sink_query = jax.tree.map(
+    lambda x: tile.by_group(x, kv_heads), (query, sink_query)
+  )
+  queries = seen.shape[1]
+  seen = jnp.repeat(seen, query.shape[1] // queries, axis=1)
   outputs = tile.attend(query, tokens, seen, spec=spec, sink_query=sink_query)
-  return outputs.astype(query.dtype)
+  return tile.by_head(outputs, queries).astype(query.dtype)
 
 
 def _held(plan, rows) -> tile.Tokens:
