@@ -10,6 +10,8 @@ the vector unit's slots in use, registers spilled, bytes to and from main
 memory over the least (each input read once, each output written once), on-chip
 memory, and the output's relative RMS error against float32. The XLA form of
 the same function stands beside it, by the compiler's own estimates.
+--memory=delta_rule and state_space_duality count their kernel alone; --around
+says what stands around kernels (preparing tiles, layouts), by those estimates.
 
 Everything here is static: what the compiler scheduled. Waiting for memory is
 not in it, nothing ran on a TPU, and nothing is a claim about time.
@@ -18,6 +20,7 @@ With --baseline, counts the kernels of that file again, and fails where cycles
 have grown by more than 5 %; --update writes the flags' rows to it instead.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -26,17 +29,19 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import tpu_cases
 import tpu_schedule
 from absl import app, flags, logging
+from tpu_cases import Case
 
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.testing import aot, errors, memories
-from memcomp_kernels.trellis import api as trellis
-from memcomp_kernels.trellis import mosaic_tpu, tilings, xla_chunked
+from memcomp_kernels.testing import aot, errors
 
-_MEMORY = flags.DEFINE_list("memory", ["trellis"], "Which memories.")
+_MEMORY = flags.DEFINE_list(
+  "memory", ["trellis"], f"Which of: {', '.join(tpu_cases.DECAYS)}."
+)
 _TOPOLOGY = flags.DEFINE_list("topology", ["v5e:2x2"], "Of one TPU each.")
 _DIRECTION = flags.DEFINE_list(
   "direction",
@@ -46,81 +51,16 @@ _DIRECTION = flags.DEFINE_list(
 _HEAD_DIM = flags.DEFINE_list("head_dim", ["64", "128"], "Keys and values.")
 _CHUNK = flags.DEFINE_list("chunk", ["64", "128"], "Tokens a chunk.")
 _DECAY = flags.DEFINE_list("decay", ["separable", "safe"], "Forms of decay.")
-_SLOTS = flags.DEFINE_integer("slots", 64, "Of a memory.")
-_HEADS = flags.DEFINE_integer("heads", 12, "Of a layer.")
 _XLA = flags.DEFINE_bool("xla", True, "Count the XLA form as well.")
-_ERROR = flags.DEFINE_bool("error", True, "Measure errors, interpreted.")
-_SIZES = flags.DEFINE_string(
-  "sizes", "", "Of `KernelTiling`, such as group=2,skew=1; default the table's."
+_AROUND = flags.DEFINE_bool(
+  "around", False, "Count what stands around the kernels, in place of them."
 )
+_ERROR = flags.DEFINE_bool("error", True, "Measure errors, interpreted.")
 _JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
 _BASELINE = flags.DEFINE_string("baseline", None, "Compare with these rows.")
 _UPDATE = flags.DEFINE_bool("update", False, "Write the baseline instead.")
 
-_BATCH, _TIME = 2, 2048
 _GROWTH = 1.05  # of cycles, before a comparison fails
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """What is counted."""
-
-  topology: str
-  direction: str
-  head_dim: int
-  chunk: int
-  decay: str
-
-  @property
-  def spec(self) -> trellis.Spec:
-    """The memory's meaning."""
-    return trellis.Spec(num_slots=_SLOTS.value, chunk_size=self.chunk)
-
-  @property
-  def tiling(self) -> trellis.Tiling:
-    """The kernels' sizes."""
-    sizes = dict(x.split("=") for x in _SIZES.value.split(",") if x)
-    sizes = {name: int(x) for name, x in sizes.items()}
-    kernels = {
-      direction: dataclasses.replace(
-        tilings.kernel(direction, self.kind), **sizes
-      )
-      for direction in ("forward", "backward")
-    }
-    return trellis.Tiling(**kernels, decay=self.decay)
-
-  @property
-  def kind(self) -> str:
-    """Of TPU."""
-    return self.topology.split(":")[0]
-
-  def form(self, engine) -> form_lib.Form:
-    """Trellis under the chunk form."""
-    form = xla_chunked.form(self.spec, self.tiling)
-    return dataclasses.replace(form, engine=engine)
-
-  def operands(self, dtype=jnp.bfloat16, batch=_BATCH, time=_TIME, heads=None):
-    """Random operands of the chunk form."""
-    sizes = {
-      "batch": batch,
-      "heads": heads or _HEADS.value,
-      "key_dim": self.head_dim,
-      "value_dim": self.head_dim,
-    }
-    memory = memories.MEMORIES["trellis"]
-    key = jax.random.key(0)
-    inputs = memory.make_inputs(key, self.spec, time=time, **sizes)
-    wide = ("log_decay", "write_rate", "log_phi_eps")
-    inputs = inputs._replace(
-      **{
-        name: x.astype(dtype)
-        for name, x in inputs._asdict().items()
-        if name not in wide and x is not None
-      }
-    )
-    state = memory.make_state(key, self.spec, **sizes)
-    held = state.key_memory, state.value_memory
-    return form_lib.Operands(held, held, held, inputs)
 
 
 def functions(case: Case, engine: form_lib.Engine):
@@ -150,17 +90,17 @@ def arguments(case: Case, engine: form_lib.Engine):
 
 def count_kernel(case: Case, folder: pathlib.Path) -> dict:
   """The row of a kernel."""
-  function = functions(case, mosaic_tpu.ENGINE)[case.direction == "backward"]
-  given = arguments(case, mosaic_tpu.ENGINE)
+  given = arguments(case, case.engine)
+  whole = functions(case, case.engine)[case.direction == "backward"]
+  function, own = tpu_cases.kernel_alone(case) or (whole, given)
   with modes.compiled():
-    traced = jax.make_jaxpr(function)(*given)
-    aot.compile_for(case.topology, function, *given)
-  name = "backward" if case.direction == "backward" else "forward"
-  found = tpu_schedule.schedule(folder, f"trellis_{name}")
+    traced = jax.make_jaxpr(function)(*own)
+    aot.compile_for(case.topology, function, *own)
+    results = jax.eval_shape(whole, *given)
+  found = tpu_schedule.schedule(folder, case.kernel)
   call = tpu_schedule.kernel_call(traced)
   steps = math.prod(call.params["grid_mapping"].grid)
-  tokens = _BATCH * _TIME * _HEADS.value / steps
-  results = jax.eval_shape(function, *given)
+  tokens = _tokens() / steps
   if case.direction != "backward":
     result, saved = results
     results = result.memories, result.outputs, saved
@@ -176,6 +116,21 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
     "vmem_bytes": tpu_schedule.vmem_bytes(call),
     "bundles": found.bundles,
   }
+
+
+def count_around(case: Case) -> dict:
+  """The row of what stands around a kernel: preparing, layouts."""
+  function = functions(case, case.engine)[case.direction == "backward"]
+  with modes.compiled():
+    given = arguments(case, case.engine)
+    compiled = aot.compile_for(case.topology, function, *given)
+  cycles = tpu_schedule.estimated_cycles(compiled.as_text(), trips=1)
+  return {"cycles_per_token_head": round(cycles / _tokens(), 3)}
+
+
+def _tokens() -> int:
+  """Tokens of all heads in a call."""
+  return tpu_cases.BATCH * tpu_cases.TIME * tpu_cases.HEADS.value
 
 
 def needed(case: Case, given: tuple) -> tuple:
@@ -194,10 +149,9 @@ def count_xla(case: Case) -> dict:
     case.topology, function, *arguments(case, tile_scan.ENGINE)
   )
   cycles = tpu_schedule.estimated_cycles(
-    compiled.as_text(), trips=_TIME // case.chunk
+    compiled.as_text(), trips=tpu_cases.TIME // case.chunk
   )
-  tokens = _BATCH * _TIME * _HEADS.value
-  return {"cycles_per_token_head": round(cycles / tokens, 3)}
+  return {"cycles_per_token_head": round(cycles / _tokens(), 3)}
 
 
 def error(case: Case) -> float:
@@ -205,7 +159,9 @@ def error(case: Case) -> float:
 
   Of the outputs forward, of the worst gradient of an input backward.
   """
-  heads = case.spec and max(1, 128 // min(case.head_dim, case.chunk))
+  heads = max(1, 128 // min(case.head_dim, case.chunk))
+  if case.memory == "state_space_duality":
+    heads = None  # as many as share a key
   size = {"batch": 1, "time": 2 * case.chunk, "heads": heads}
   given = case.operands(**size)
   wide = jax.tree.map(lambda x: x.astype(jnp.float32), given)
@@ -220,11 +176,14 @@ def error(case: Case) -> float:
     cotangents = jax.tree.map(
       lambda x: jax.random.normal(next(keys), x.shape).astype(x.dtype), result
     )
+    # Of whole chunks: nothing reads where the last one started.
+    unread = jax.tree.map(jnp.zeros_like, cotangents.chunk_start)
+    cotangents = cotangents._replace(chunk_start=unread)
     return backward(operands, saved, cotangents).inputs
 
   truth = jax.jit(lambda x: run(tile_scan.ENGINE, x))(wide)
   with modes.interpreted():
-    ours = jax.jit(lambda x: run(mosaic_tpu.ENGINE, x))(given)
+    ours = jax.jit(lambda x: run(case.engine, x))(given)
   pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True)
   return float(max(errors.relative_rms(a, b) for a, b in pairs))
 
@@ -235,12 +194,14 @@ def cases(baseline: list[dict]) -> list[Case]:
     names = [field.name for field in dataclasses.fields(Case)]
     return [Case(**{name: row[name] for name in names}) for row in baseline]
   return [
-    Case(topology, direction, int(head_dim), int(chunk), decay)
+    Case(memory, topology, direction, int(head_dim), int(chunk), decay)
+    for memory in _MEMORY.value
     for topology in _TOPOLOGY.value
     for direction in _DIRECTION.value
     for head_dim in _HEAD_DIM.value
     for chunk in _CHUNK.value
     for decay in _DECAY.value
+    if decay in tpu_cases.DECAYS[memory]
   ]
 
 
@@ -276,14 +237,16 @@ def grown(rows: list[dict], baseline: list[dict]) -> list[str]:
 def table(rows: list[dict]) -> str:
   """The rows for people."""
   lines = [
-    "| form | topology | direction | head dim | chunk | decay | cycles |"
-    " bundles | MXU | VALU | VSTORE | spills | bytes / least | error |",
-    "|" + "---|" * 14,
+    "| form | memory | topology | direction | head dim | chunk | decay |"
+    " cycles | bundles | MXU | VALU | VSTORE | spills |"
+    " bytes / least | error |",
+    "|" + "---|" * 15,
   ]
   for row in rows:
     use = row.get("utilisation", {})
     cells = [
       row["form"],
+      row["memory"],
       row["topology"],
       row["direction"],
       row["head_dim"],
@@ -304,24 +267,27 @@ def main(argv: list[str]) -> None:
   """Counts what the flags ask for."""
   del argv
   jax.config.update("jax_platforms", "cpu")  # nothing is run on a TPU
-  if set(_MEMORY.value) - {"trellis"}:
-    sys.exit("only --memory=trellis has TPU kernels")
+  if unknown := set(_MEMORY.value) - set(tpu_cases.DECAYS):
+    sys.exit(
+      f"--memory={','.join(unknown)} has no TPU kernels of ours; choose from"
+      f" {', '.join(tpu_cases.DECAYS)}"
+    )
   baseline = []
   if _BASELINE.value and not _UPDATE.value:
     baseline = json.loads(pathlib.Path(_BASELINE.value).read_text())
   rows = []
-  with tpu_schedule.dumping() as folder:
+  # Dumps of all that is around a kernel take minutes.
+  dumping = contextlib.nullcontext if _AROUND.value else tpu_schedule.dumping
+  with dumping() as folder:
     for case in cases(baseline):
       about = {
-        "memory": "trellis",
-        "topology": case.topology,
-        "direction": case.direction,
-        "gradient_at": case.spec.gradient_at,
-        "head_dim": case.head_dim,
-        "slots": _SLOTS.value,
-        "chunk": case.chunk,
-        "decay": case.decay,
+        **dataclasses.asdict(case),
+        "gradient_at": getattr(case.spec, "gradient_at", "token"),
+        "slots": getattr(case.spec, "num_slots", None),
       }
+      if _AROUND.value:
+        rows.append({"form": "around"} | about | count_around(case))
+        continue
       row = {"form": "kernel"} | about | count_kernel(case, folder)
       if _ERROR.value and not baseline:
         row["error"] = error(case)

@@ -20,6 +20,22 @@ def _put_together(parts: chunked.Parts) -> types.State:
   return types.State(memory, parts.segment_id)
 
 
+def form(
+  spec: types.Spec, tile_time: int, engine: form_lib.Engine | None = None
+) -> chunked.Form:
+  """The memory under the chunk form, in tiles of so many tokens."""
+  return chunked.Form(
+    spec=spec,
+    tile_time=tile_time,
+    prepare=tile.prepare,
+    run_tile=tile.run,
+    step=reference.step,
+    take_apart=_take_apart,
+    put_together=_put_together,
+    engine=engine,
+  )
+
+
 def chunk(
   state: types.State,
   inputs: types.Inputs,
@@ -32,16 +48,11 @@ def chunk(
 ) -> tuple[types.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `api.chunk`."""
   tiling = tiling or tilings.Tiling()
-  form = chunked.Form(
-    spec=spec,
-    tile_time=min(tiling.tile_time, inputs.query.shape[1]),
-    prepare=tile.prepare,
-    run_tile=tile.run,
-    step=reference.step,
-    take_apart=_take_apart,
-    put_together=_put_together,
-    engine=engine,
-  )
+  tile_time = min(tiling.tile_time, inputs.query.shape[1])
   return chunked.chunk(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+    form(spec, tile_time, engine),
+    state,
+    inputs,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
   )
