@@ -100,7 +100,7 @@ def side_by_side(
     `path`, or a line that says why there is no figure.
   """
   rows = found["rows"][::-1]  # the best on top
-  canvas = _canvas(9.5, 1.6 + 0.26 * len(rows))
+  canvas = _canvas(10, 1.9 + 0.26 * len(rows))
   if canvas is None:
     return _MISSING.format(path.name)
   places = range(len(rows))
@@ -119,18 +119,20 @@ def side_by_side(
       fmt=marker,
       label=label,
     )
-  state.barh(places, _values(rows, "state_bytes"), color="0.6")
-  speed.barh(places, _values(rows, "tokens_per_second"), color="0.6")
+  state.plot(_values(rows, "state_bytes"), places, "o", color="0.4")
+  speed.plot(_values(rows, "tokens_per_second"), places, "o", color="0.4")
   bits.set_yticks(places, [row["name"] for row in rows])
   bits.set(
     xlabel="bits per byte (lower is better; bars: std over seeds)",
     title=f"{found['task']['trained_tokens']:,} tokens of training",
   )
-  bits.legend(fontsize="small")
   state.set(xlabel="state, bytes a sequence", xscale="log")
-  speed.set(xlabel="training, tokens/s", xscale="log")
+  speed.set(xlabel="training, tokens/s")
+  speed.set_xlim(left=0)
   for axes in (bits, state, speed):
     axes.grid(alpha=0.3)
+  # Below the axes, where it hides no point.
+  canvas.legend(loc="outside lower center", fontsize="small", ncols=2)
   return _save(canvas, path)
 
 
