@@ -162,7 +162,7 @@ def test_chunk_names_what_does_not_fit():
     api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
   with pytest.raises(ValueError, match="the state has 8 rows and chunks of 4"):
     api.chunk(state, inputs, spec=api.Spec(chunk_size=5, max_rows=8))
-  with pytest.raises(NotImplementedError, match="no mosaic_tpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
     api.init_state(spec, **SIZES, dtype=jnp.bfloat16)

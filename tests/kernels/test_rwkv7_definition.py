@@ -127,7 +127,7 @@ def test_chunk_names_what_does_not_fit():
   for name in ("key", "removal_key", "log_decay", "write_rate"):
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
       api.chunk(state, inputs._replace(**{name: inputs.value}), spec=spec)
-  with pytest.raises(NotImplementedError, match="no mosaic_tpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
     api.init_state(spec, **SIZES, dtype=jnp.bfloat16)

@@ -170,7 +170,7 @@ def test_chunk_names_what_does_not_fit():
     api.chunk(state, inputs, spec=api.Spec(num_slots=4))
   with pytest.raises(ValueError, match="not made for rule='softmax'"):
     api.chunk(state, inputs, spec=api.Spec(num_slots=3, rule="softmax"))
-  with pytest.raises(NotImplementedError, match="no mosaic_tpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
     api.init_state(spec, **SIZES, dtype=jnp.bfloat16)

@@ -292,8 +292,8 @@ def test_chunk_names_what_does_not_fit():
   with pytest.raises(ValueError, match="empty"):
     empty = jax.tree.map(lambda x: x[:, :0], inputs)
     api.chunk(state, empty, spec=spec)
-  with pytest.raises(NotImplementedError, match="no mosaic_tpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
     api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
   with pytest.raises(ValueError, match="must be equal"):

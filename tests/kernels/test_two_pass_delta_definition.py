@@ -175,7 +175,7 @@ def test_chunk_names_what_does_not_fit():
     api.chunk(state, inputs._replace(write_rate=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"active has shape .* expected"):
     api.chunk(state, inputs._replace(active=inputs.key), spec=spec)
-  with pytest.raises(NotImplementedError, match="no mosaic_tpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
     api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
