@@ -6,8 +6,8 @@
 
 One small model a mixer (`memcomp.models.comparison` lists them), with as many
 parameters, the same block, bytes, order of rows and optimizer. Hardware: 2 CPU
-cores. Time: HOURS for all of them and 3 seeds. Expected: the table and plot of
-docs/results/compare.md.
+cores. Time: 2 to 4 minutes a model and seed, so about an hour a seed. Expected:
+the table and plot of docs/results/compare.md.
 """
 
 from memcomp import config
