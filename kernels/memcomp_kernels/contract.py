@@ -247,3 +247,12 @@ def scan(
     state, rest = blocks(state, jax.tree.map(lambda x: x[whole:], xs))
     outputs = jnp.concatenate([outputs, rest])
   return state, jnp.moveaxis(outputs, 0, 1)
+
+
+def wrong_dtypes(inputs: Any, *names: str) -> str | None:
+  """Why query, key and value are not all of one of some dtypes, or None."""
+  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
+  if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
+    found = ", ".join(sorted(map(str, dtypes)))
+    return f"query, key and value must all be {' or '.join(names)}, not {found}"
+  return None

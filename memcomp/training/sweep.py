@@ -86,7 +86,7 @@ def choose(names: str, known: Sequence[str] | None, path: str) -> list[str]:
     path: of the config file, for messages.
 
   Raises:
-    UserError: "all" of a file without `NAMES`, or a name that is not one.
+    UserError: the file lists none, or not this one.
   """
   if known is None:
     raise errors.UserError(

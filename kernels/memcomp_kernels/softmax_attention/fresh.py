@@ -8,7 +8,6 @@ the state holds afterwards is as in `xla_chunked`.
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels.primitives import window
 from memcomp_kernels.softmax_attention import types
@@ -80,12 +79,3 @@ def unsupported(
 def sees_all(spec: types.Spec, time: int, size: int) -> bool:
   """Whether every token sees all before it, in its run."""
   return spec.chunk_size is None and time <= size
-
-
-def wrong_dtypes(inputs: types.Inputs, *names: str) -> str | None:
-  """Why query, key and value are not all of one of some dtypes, or None."""
-  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
-  if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
-    found = ", ".join(sorted(map(str, dtypes)))
-    return f"query, key and value must all be {' or '.join(names)}, not {found}"
-  return None

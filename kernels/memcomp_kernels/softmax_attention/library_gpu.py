@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.softmax_attention import fresh, types
 
 _WIDTH = 8  # Of head dims: its multiples up to what all its GPUs take.
@@ -87,7 +87,7 @@ def unsupported(
     return f"key_dim={dim} and value_dim={value_dim} must be equal"
   if dim % _WIDTH or dim > _WIDEST:
     return f"key_dim={dim} is not a multiple of {_WIDTH} up to {_WIDEST}"
-  return fresh.wrong_dtypes(inputs, "bfloat16", "float16")
+  return contract.wrong_dtypes(inputs, "bfloat16", "float16")
 
 
 def _unavailable() -> str | None:

@@ -19,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_mask as masks,
 )
 
+from memcomp_kernels import contract
 from memcomp_kernels.primitives import window
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
@@ -180,4 +181,4 @@ def unsupported(
       return (
         f"{name}={x.shape[-1]} is not a multiple of {_WIDTH} up to {_WIDEST}"
       )
-  return fresh.wrong_dtypes(inputs, "bfloat16", "float32")
+  return contract.wrong_dtypes(inputs, "bfloat16", "float32")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import contract
 from memcomp_kernels.primitives import chunked, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic import columns, modes
@@ -310,11 +311,7 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
     return 'no kernel for gradient_at="token" or chunk_size=1 yet'
   if spec.value_readout_phi:
     return "no kernel for value_readout_phi=True"
-  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
-  if len(dtypes) > 1 or not dtypes <= {
-    jnp.dtype("bfloat16"),
-    jnp.dtype("float32"),
-  }:
-    return "query, key and value must all be bfloat16 or all float32"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
   heads, key_dim = inputs.query.shape[2:]
   return tilings.unsupported(spec, heads, key_dim, inputs.value.shape[-1])

@@ -7,13 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.primitives import affine, tile_scan, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic import affine_kernels, modes
 
 
 def _resets(layout) -> jax.Array | None:
-  return None if layout.flags is None else layout.flags.resets.T.astype(int)
+  if layout.flags is None:
+    return None
+  return layout.flags.resets.T.astype(jnp.int32)
 
 
 def _forward(form, layout, operands, save):
@@ -118,8 +121,4 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
   del spec
   if reason := modes.unavailable():
     return reason
-  dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
-  wanted = jnp.dtype("bfloat16"), jnp.dtype("float32")
-  if len(dtypes) > 1 or not dtypes <= set(wanted):
-    return "query, key and value must all be bfloat16 or all float32"
-  return None
+  return contract.wrong_dtypes(inputs, "bfloat16", "float32")
