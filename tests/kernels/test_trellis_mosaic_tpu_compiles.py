@@ -58,7 +58,7 @@ def gradient(spec, **keywords):
   return function
 
 
-@pytest.mark.parametrize(("head_dim", "chunk"), SHAPES)
+@pytest.mark.parametrize(("head_dim", "chunk"), [*SHAPES, (64, 16)])
 def test_lowers(head_dim, chunk):
   spec = api.Spec(chunk_size=chunk)
   with modes.compiled():

@@ -41,7 +41,7 @@ def _plan(
   unit = tilings.unit(spec, heads, key_dim, value_dim)
   return layout_lib.Plan(
     unit=unit,
-    **tiling.sizes(heads // unit.heads, num_chunks),
+    **tiling.sizes(heads // unit.heads, num_chunks, unit.tokens),
     phi=spec.phi,
     phi_eps=spec.phi_eps if inputs.log_phi_eps is None else None,
     read=spec.read_activation,

@@ -19,7 +19,8 @@ class KernelTiling:
 
   Attributes:
     units: of heads a grid step, at most.
-    chunks: of a grid step, at most; a power of two.
+    chunks: of a grid step, at most, or as many as fill 128 lanes with tokens; a
+      power of two.
     group: units emitted in lock step.
     skew: stages between two groups.
     join: sums of products as products of concatenations.
@@ -38,10 +39,20 @@ class KernelTiling:
     if self.chunks & (self.chunks - 1):
       raise ValueError(f"chunks={self.chunks} must be a power of two")
 
-  def sizes(self, num_units: int, num_chunks: int) -> dict[str, Any]:
-    """The plan's sizes for a call with so many units and chunks a row."""
+  def sizes(
+    self, num_units: int, num_chunks: int, tokens: int
+  ) -> dict[str, Any]:
+    """The plan's sizes for a call.
+
+    Args:
+      num_units: of heads.
+      num_chunks: of a row.
+      tokens: of a chunk, a power of two.
+    """
     units = max(n for n in range(1, self.units + 1) if num_units % n == 0)
-    chunks = min(self.chunks, 2 ** math.ceil(math.log2(num_chunks)))
+    # Targets have tokens on lanes: a step fills them, or takes all there is.
+    chunks = max(self.chunks, _LANES // tokens)
+    chunks = min(chunks, 2 ** math.ceil(math.log2(num_chunks)))
     group = min(self.group, units)
     return {
       "units": units,
