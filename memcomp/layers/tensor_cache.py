@@ -323,13 +323,14 @@ class TensorCache(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
     chunk = sharding.on_mesh(tensor_cache.chunk)
-    packed = context.segment_ids is not None
+    # A fresh state is what segments start from, and kernels want to know.
+    restarts = context.segment_ids is not None and context.seen != 0
     memory, y = chunk(
       state.memory,
       inputs,
       spec=self.spec,
       segment_ids=context.segment_ids,
-      reset_state=self._memory(x.shape[0]) if packed else None,
+      reset_state=self._memory(x.shape[0]) if restarts else None,
       seen=context.seen,
     )
     return self._output(x, y), TensorCacheState(projected, memory)

@@ -77,14 +77,14 @@ def test_read_and_write_in_the_other_order(monkeypatch, name):
 
 
 def test_slots_that_decay_unwritten(monkeypatch):
-  right = tile._survival
+  right = tile.survival
 
-  def all_decay(tokens, writes):
-    _, rate = right(tokens, writes)
+  def all_decay(tokens):
+    _, rate = right(tokens)
     everywhere = jnp.ones_like(tokens.write_route)
-    return right(tokens._replace(write_route=everywhere), writes)[0], rate
+    return right(tokens._replace(write_route=everywhere))[0], rate
 
-  monkeypatch.setattr(tile, "_survival", all_decay)
+  monkeypatch.setattr(tile, "survival", all_decay)
   red("evicted-slots")
 
 

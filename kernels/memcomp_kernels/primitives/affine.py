@@ -7,8 +7,9 @@ of them at once. Rows are tokens:
   Y = Y_0 + diag(mu) Q A
   A <- a A + K^T E
 
-Queries and keys may have fewer heads than values: each is then shared by as
-many heads that follow each other.
+Where an update is defined per chunk, E and Y have the memory at the chunk's
+start in place of A. Queries and keys may have fewer heads than values: each is
+then shared by as many heads that follow each other.
 """
 
 from typing import NamedTuple
@@ -29,7 +30,7 @@ class Tile(NamedTuple):
     write: U, `[batch, heads, tile, value]`.
     erase: W, `[batch, heads, tile, key]`; None for zeros.
     key: K, `[batch, groups, tile, key]`; heads are a multiple of groups.
-    query: Q, likewise.
+    query: Q, likewise; its groups may be others.
     log_scale: log mu, `[batch, heads, tile]`; None for zeros.
     output: Y_0, as `write`.
     total: a, `[batch, heads]`.
@@ -44,24 +45,37 @@ class Tile(NamedTuple):
   total: jax.Array
 
 
-def run(memory: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array]:
+def run(
+  memory: jax.Array, tile: Tile, start: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
   """Returns A after the tile, and Y `[batch, heads, tile, value]`.
 
   Args:
     memory: A before the tile, `[batch, heads, key, value]`.
     tile: all else.
+    start: what E and Y have in place of A; None for A.
   """
+  error, output = meet(memory if start is None else start, tile)
+  groups = tile.key.shape[1]
+  written = matmul.product(
+    "bgik,bgniv->bgnkv",
+    tile.key,
+    split_heads(error, groups),
+    tile.query.dtype,
+  )
+  memory = tile.total[..., None, None] * memory + join_heads(written)
+  return memory, output
+
+
+def meet(memory: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array]:
+  """Returns E and Y, each `[batch, heads, tile, value]`."""
   dtype, groups = tile.query.dtype, tile.query.shape[1]
   grouped = split_heads(memory, groups)
   read = matmul.product("bgtk,bgnkv->bgntv", tile.query, grouped, dtype)
   error = tile.write
   if tile.erase is not None:
     error = error - matmul.product("bhtk,bhkv->bhtv", tile.erase, memory, dtype)
-  written = matmul.product(
-    "bgik,bgniv->bgnkv", tile.key, split_heads(error, groups), dtype
-  )
-  memory = tile.total[..., None, None] * memory + join_heads(written)
-  return memory, add_read(tile, join_heads(read))
+  return error, add_read(tile, join_heads(read))
 
 
 def add_read(tile: Tile, read: jax.Array) -> jax.Array:

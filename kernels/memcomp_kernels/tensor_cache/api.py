@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
+from memcomp_kernels.tensor_cache import mosaic_tpu, types, xla_chunked
 from memcomp_kernels.tensor_cache import reference as _reference
-from memcomp_kernels.tensor_cache import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
@@ -18,6 +18,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "tensor_cache",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=mosaic_tpu.chunk,
+  limits={"mosaic_tpu": mosaic_tpu.unsupported},
 )
 
 
@@ -90,8 +92,8 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
+    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
+      fastest that runs on the platform.
     seen: an upper bound of `state.position` where one is known (0: the state is
       fresh): it saves work, and a wrong one loses tokens.
 
@@ -104,7 +106,7 @@ def chunk(
     ValueError: shapes do not fit the state or each other.
   """
   check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation)
+  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
   return function(
     state,
     inputs,

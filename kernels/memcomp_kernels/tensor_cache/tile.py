@@ -128,26 +128,27 @@ def run(
       carry.sums, reset.sums, tokens, places, origin, begin, spec, dot
     )
     begin = None  # nothing is written within a chunk: its start is right here
-  survival, rate = _survival(tokens, places.writes)
+  tokens = masked(tokens, places.writes[:, None, :, None])
+  survived, rate = survival(tokens)
 
   def seen(shares, boundary):
     return _seen(carry, reset, shares, boundary, origin)
 
   if begin is None:
     time = places.writes.shape[1]
-    before = seen(survival[..., :-1, :], jnp.arange(time)[None])
+    before = seen(survived[..., :-1, :], jnp.arange(time)[None])
     read = before
     if spec.read_after_write:
-      read = seen(survival[..., 1:, :], 1 + jnp.arange(time)[None])
+      read = seen(survived[..., 1:, :], 1 + jnp.arange(time)[None])
   else:
-    before = read = seen(_rows(survival, begin), begin)
+    before = read = seen(_rows(survived, begin), begin)
 
   # u, [batch, heads, lanes or 1, tile, value].
   u = tokens.value[:, :, None]
   if spec.rule == "delta":
     u = _errors(tokens, before, rate, dot)
 
-  weights = _read_weights(tokens)
+  weights = jnp.moveaxis(read_weights(tokens), -1, 2)
   shares = read.writes * rate[..., None, :]
   scores = dot("bhrk,bhik->bhri", tokens.query, tokens.key)[:, :, None]
   if spec.read_norm:
@@ -168,12 +169,20 @@ def run(
       _seen(carry, reset, shares, boundary, last), rate, tokens, u, spec, dot
     )
 
-  time = survival.shape[-1] - 1
-  memories = memories_at(survival[..., -1:, :], jnp.full((1, 1), time))
+  time = survived.shape[-1] - 1
+  memories = memories_at(survived[..., -1:, :], jnp.full((1, 1), time))
   starts = None
   if begin is not None:
-    starts = memories_at(_rows(survival, begin[:, -1:]), begin[:, -1:])
+    starts = memories_at(_rows(survived, begin[:, -1:]), begin[:, -1:])
   return Carry(memories, starts, sums), output.astype(dtype)
+
+
+def masked(tokens: Tokens, writes: jax.Array) -> Tokens:
+  """Tokens whose gates are zero unless they write; bool, of gates' axes."""
+  return tokens._replace(
+    log_decay=jnp.where(writes, tokens.log_decay, 0),
+    write_rate=jnp.where(writes, tokens.write_rate, 0),
+  )
 
 
 def _latest(flags: jax.Array | None) -> jax.Array | None:
@@ -194,29 +203,39 @@ def _lanes(x: jax.Array) -> jax.Array:
   return jnp.moveaxis(x.reshape(*x.shape[:3], -1), -1, 2)
 
 
-def _survival(tokens: Tokens, writes: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns E `[..., lanes, C + 1, C + 1]`, and g `[..., lanes, C]`."""
-  writes = writes[:, None, :, None]
-  log_decay = jnp.where(writes, tokens.log_decay, 0)
-  rate = jnp.where(writes, tokens.write_rate, 0)[..., None]
-  time = log_decay.shape[2]
+def gates(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+  """Returns a and g, each `[batch, heads, lanes, tile]`."""
+  factor, rate = jnp.exp(tokens.log_decay)[..., None], tokens.write_rate
+  rate = rate[..., None]
+  if tokens.write_route is not None:
+    route = tokens.write_route[..., None, :]
+    factor = 1 + route * jnp.expm1(tokens.log_decay)[..., None]
+    rate = rate * route
+  return _lanes(factor), _lanes(rate)
+
+
+def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+  """Returns E `[..., lanes, C + 1, C + 1]`, and g `[..., lanes, C]`.
+
+  Args:
+    tokens: what writes nothing has gates of zero.
+  """
+  factor, rate = gates(tokens)
+  time = factor.shape[-1]
   kept = jnp.tril(jnp.ones((time + 1, time + 1), bool))
   start = [(0, 0)] * 3 + [(1, 0)]
   if tokens.write_route is None:
-    total = jnp.cumsum(_lanes(log_decay[..., None]), axis=-1)
+    total = jnp.cumsum(_lanes(tokens.log_decay[..., None]), axis=-1)
     total = jnp.pad(total, start)
     difference = total[..., :, None] - total[..., None, :]
     # Mask the exponent, not only the result, or its gradient is nan.
-    survival = jnp.exp(jnp.where(kept, difference, 0))
+    shares = jnp.exp(jnp.where(kept, difference, 0))
   else:
-    route = tokens.write_route[..., None, :]
-    rate = rate * route
-    factor = _lanes(1 + route * jnp.expm1(log_decay)[..., None])
     factor = jnp.pad(factor, start, constant_values=1)
     strict = jnp.tril(kept, -1)
-    survival = jnp.where(strict, factor[..., :, None], 1)
-    survival = lax.associative_scan(jnp.multiply, survival, axis=-2)
-  return jnp.where(kept, survival, 0), _lanes(rate)
+    shares = jnp.where(strict, factor[..., :, None], 1)
+    shares = lax.associative_scan(jnp.multiply, shares, axis=-2)
+  return jnp.where(kept, shares, 0), rate
 
 
 def _seen(carry, reset, shares, boundary, origin) -> _Seen:
@@ -263,15 +282,16 @@ def _errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
   return delta.solve(coupling, tokens.value[:, :, None] - predicted)
 
 
-def _read_weights(tokens: Tokens) -> jax.Array:
-  """Lane weights pi and alpha, `[batch, heads, lanes, tile]`."""
+def read_weights(tokens: Tokens) -> jax.Array:
+  """Products of pi and alpha, lanes last in place of timescales."""
   slots = tokens.read_route
   fast = jnp.ones_like(tokens.log_decay[..., :1])
   mix = fast
   if tokens.read_mix is not None:
     mix = jnp.concatenate([fast, tokens.read_mix], axis=-1)
   slots = fast if slots is None else slots
-  return _lanes(mix[..., :, None] * slots[..., None, :])
+  weights = mix[..., :, None] * slots[..., None, :]
+  return weights.reshape(*weights.shape[:-2], -1)
 
 
 def _normalizer(query, read: _Seen, along: jax.Array) -> jax.Array:

@@ -9,7 +9,8 @@ rest.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,21 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import window
-from memcomp_kernels.softmax_attention import api as attention
+from memcomp_kernels.softmax_attention import types as attention
+from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
 from memcomp_kernels.tensor_cache import reference, tile, tilings, types
+
+
+class Kernels(NamedTuple):
+  """What runs the two parts of a call.
+
+  Attributes:
+    attend: as `chunk` of `softmax_attention.xla_chunked`.
+    memory: as `memory`.
+  """
+
+  attend: Callable[..., tuple[attention.State, jax.Array]]
+  memory: Callable[..., tuple[tile.Carry, jax.Array]]
 
 
 def chunk(
@@ -29,8 +43,23 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   seen: int | None = None,
+  kernels: Kernels | None = None,
 ) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  """Equal to `reference`, in chunk form; see `api.chunk`.
+
+  Args:
+    state: as in `api.chunk`, as all but `kernels`.
+    inputs: of the call.
+    spec: the memory's meaning.
+    segment_ids: of packed rows.
+    reset_state: what a new segment starts from.
+    seen: an upper bound of `state.position`.
+    kernels: what else runs local attention and memory; None for plain JAX.
+  """
+  kernels = kernels or Kernels(attention_xla.chunk, memory)
+  local, new = _local_attention(
+    kernels.attend, state, inputs, spec, segment_ids, reset_state, seen
+  )
   reset_state = state if reset_state is None else reset_state
   plan = window.plan(
     segment_ids,
@@ -42,16 +71,13 @@ def chunk(
     sink_tokens=spec.sink_tokens,
     seen=seen,
   )
-  local, keys, values = _local_attention(
-    state, reset_state, inputs, segment_ids, seen, spec
-  )
   written, writes, routes = _writes(plan, state, reset_state, inputs, spec)
   inputs = window.compact(plan, inputs)
-  carry, reads = _memory(
+  carry, reads = kernels.memory(
     plan, state, reset_state, _tokens(spec, inputs, written), writes, spec
   )
   state = types.State(
-    window=types.Window(keys, values, routes),
+    window=types.Window(new.keys, new.values, routes),
     memories=carry.memories,
     starts=carry.starts,
     sums=carry.sums,
@@ -62,26 +88,27 @@ def chunk(
   return state, jnp.concatenate([local, reads], axis=-1)
 
 
-def _local_attention(state, reset_state, inputs, segment_ids, seen, spec):
-  """Returns outputs of the window, and its new keys and values."""
+def _local_attention(
+  attend, state, inputs, spec, segment_ids, reset_state, seen
+):
+  """Returns outputs of the window, and its new state."""
 
   def own(state):
     return attention.State(
       state.window.key, state.window.value, state.position, state.segment_id
     )
 
-  new, outputs = attention.chunk(
+  new, outputs = attend(
     own(state),
     attention.Inputs(inputs.query, inputs.key, inputs.value),
     spec=attention.Spec(
       window_size=spec.window_size, sink_tokens=spec.sink_tokens
     ),
     segment_ids=segment_ids,
-    reset_state=own(reset_state),
-    implementation="xla_chunked",
+    reset_state=None if reset_state is None else own(reset_state),
     seen=seen,
   )
-  return outputs, new.keys, new.values
+  return outputs, new
 
 
 def _writes(plan, state, reset_state, inputs, spec):
@@ -132,8 +159,28 @@ def _tokens(spec, inputs: types.Inputs, written: types.Window) -> tile.Tokens:
   )
 
 
-def _memory(plan, state, reset_state, tokens, writes, spec):
-  """Returns the memory's part of the new state, and all reads."""
+def memory(
+  plan: window.Plan,
+  state: types.State,
+  reset_state: types.State,
+  tokens: tile.Tokens,
+  writes: jax.Array,
+  spec: types.Spec,
+) -> tuple[tile.Carry, jax.Array]:
+  """Runs the memory of a call, in plain JAX.
+
+  Args:
+    plan: of the call.
+    state: before it.
+    reset_state: what a new segment starts from.
+    tokens: `[batch, time, heads, ...]`, in the order of `window.compact`.
+    writes: bool `[batch, time]`, whether each token writes; likewise.
+    spec: the memory's meaning.
+
+  Returns:
+    The memory's part of the new state, and reads `[batch, time, heads, value]`
+    in the query's dtype and the order of `tokens`.
+  """
   time = writes.shape[1]
   run = plan.run[:, plan.prior :]
   starts = None

@@ -144,7 +144,7 @@ def _call(
     reverse: whether tiles are taken from the last one on.
   """
   num_tiles, batch, num_heads = operands["write"].shape[:3]
-  groups = operands["key"].shape[2]
+  groups = min(operands[name].shape[2] for name in ("key", "query"))
   # All heads of a step share a group, or each has its own.
   per_step = num_heads if groups == num_heads else num_heads // groups
   heads = max(n for n in range(1, HEADS + 1) if per_step % n == 0)

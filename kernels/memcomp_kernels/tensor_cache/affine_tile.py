@@ -1,0 +1,171 @@
+"""Tensor Cache's memory as `primitives.affine` has it: outer and delta rules.
+
+Lanes (timescales and slots) are heads that share queries and keys. With E and g
+of `tile.py`, P_{r,i} = E_{b(r),i+1} g_i (q_r . k_i), w_i = E_{C,i+1} g_i, and
+
+  (I + S) [U, W] = [V, diag(E_{r,0}) K],  S_{r,i} = E_{r,i+1} g_i (k_r . k_i)
+
+where outer has U = V and W = 0,
+
+  "evicted"   A <- E_{C,0} A + K^T diag(w) (U - W A)
+              Y = P U + (diag(E_{b(r),0}) Q - P W) A
+  "all"       a tile is a chunk: nothing is read of it, U = V, W = K, Y = Q A
+
+Reads are per lane: weights and the normaliser come after. What writes nothing
+has gates of zero.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import affine, chunked, delta, matmul
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.tensor_cache import tile, types
+
+
+def form(
+  spec: types.Spec, tile_time: int, engine: form_lib.Engine | None = None
+) -> form_lib.Form:
+  """The memory under the chunk form.
+
+  Args:
+    spec: the memory's meaning; the rule is not "wedge", writes are no means.
+    tile_time: tokens a tile; the chunk with "all".
+    engine: what runs the tiles.
+  """
+  return form_lib.Form(
+    spec=spec,
+    tile_time=tile_time,
+    prepare=prepare,
+    run_tile=run,
+    step=_step,
+    take_apart=_same,
+    put_together=_same,
+    engine=engine,
+  )
+
+
+def _same(parts: form_lib.Parts) -> form_lib.Parts:
+  """The scheme's own parts are the memory's state here."""
+  return parts
+
+
+def prepare(tokens: tile.Tokens, spec: types.Spec, tiling: None) -> affine.Tile:
+  """Does what needs no memory, of tokens `[batch, heads, tile, ...]`."""
+  del tiling
+  return _by_chunk(tokens, spec) if spec.chunked else _evicted(tokens, spec)
+
+
+def _by_chunk(tokens, spec) -> affine.Tile:
+  factor, rate = tile.gates(tokens)
+  kept = jnp.pad(factor, [(0, 0)] * 3 + [(0, 1)], constant_values=1)
+  kept = lax.cumprod(kept, axis=3, reverse=True)
+  share = (kept[..., 1:] * rate)[..., None]
+  key = tokens.key[:, :, None]
+
+  def lanes(x):
+    return jnp.repeat(x, share.shape[2], axis=1)
+
+  write = lanes(tokens.value).astype(share.dtype)
+  return affine.Tile(
+    write=write,
+    erase=lanes(tokens.key) if spec.rule == "delta" else None,
+    # The one factor that is rounded.
+    key=affine.join_heads(share * key).astype(key.dtype),
+    query=tokens.query,
+    log_scale=None,
+    output=jnp.zeros_like(write),
+    total=affine.join_heads(kept[..., 0]),
+  )
+
+
+def _evicted(tokens, spec) -> affine.Tile:
+  dtype = tokens.query.dtype
+  product = functools.partial(matmul.product, dtype=dtype)
+  survival, rate = tile.survival(tokens)
+  before, after = survival[..., :-1, :], survival[..., 1:, :]
+  read = after if spec.read_after_write else before
+
+  def shares(of, query):
+    scores = product("bhrk,bhik->bhri", query, tokens.key)[:, :, None]
+    return of[..., 1:] * rate[..., None, :] * scores
+
+  inner = shares(read, tokens.query)
+  value = tokens.value[:, :, None].astype(inner.dtype)
+  query = read[..., 0, None] * tokens.query[:, :, None]
+  erase = None
+  if spec.rule == "delta":
+    decayed = before[..., 0, None] * tokens.key[:, :, None]
+    value = jnp.broadcast_to(value, (*decayed.shape[:-1], value.shape[-1]))
+    target = jnp.concatenate([value, decayed], axis=-1)
+    solved = delta.solve(shares(before, tokens.key), target)
+    value, erase = jnp.split(solved, [value.shape[-1]], axis=-1)
+    query = query - product("bhnri,bhnik->bhnrk", inner, erase)
+    output = product("bhnri,bhniv->bhnrv", inner, value)
+  else:
+    output = product("bhnri,bhiv->bhnrv", inner, value[:, :, 0])
+  share = (survival[..., -1, 1:] * rate)[..., None]
+  if erase is not None:
+    erase = affine.join_heads(share * erase).astype(dtype)
+  key = jnp.broadcast_to(tokens.key[:, :, None], query.shape)
+  return affine.Tile(
+    write=affine.join_heads(share * value),
+    erase=erase,
+    key=affine.join_heads(key),
+    query=affine.join_heads(query).astype(dtype),
+    log_scale=None,
+    output=affine.join_heads(output),
+    total=affine.join_heads(survival[..., -1, 0]),
+  )
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories | None,
+  prepared: affine.Tile,
+  complete: jax.Array | None,
+  spec: types.Spec,
+  tiling: None,
+) -> tuple[chunked.Memories, jax.Array, None]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: A before the tile, `[batch, heads * lanes, key, value]`.
+    starts: likewise at the chunk's start; None for `memories`.
+    prepared: what else the tile needs.
+    complete: not read.
+    spec: the memory's meaning.
+    tiling: not read.
+
+  Returns:
+    The memory after the tile, reads `[batch, heads * lanes, tile, value]` of
+    its dtype, and None.
+  """
+  del complete, tiling
+  (memory,) = memories
+  start = starts[0] if spec.chunked and starts is not None else None
+  memory, output = affine.run(memory, prepared, start)
+  return (memory,), output, None
+
+
+def _step(
+  parts: form_lib.Parts, tokens: tile.Tokens, *, spec: types.Spec
+) -> tuple[form_lib.Parts, jax.Array]:
+  """One token, as a tile of its own."""
+  memories, starts, position, segment_id = parts
+  start = memories
+  if position is not None:
+    start = contract.batched_where(position == 0, memories, starts)
+  one = jax.tree.map(lambda x: x[:, :, None], tokens)
+  new, output, _ = run(
+    memories, start, prepare(one, spec, None), None, spec, None
+  )
+  if position is not None:
+    position = (position + 1) % spec.chunk_size
+    starts = contract.batched_where(position == 0, new, start)
+  segment_id = contract.next_segment_id(segment_id)
+  return form_lib.Parts(new, starts, position, segment_id), output[:, :, 0]

@@ -1,0 +1,207 @@
+"""Tensor Cache by TPU kernels, interpreted, against the XLA form."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from memcomp_kernels import sharding
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.softmax_attention import library_tpu
+from memcomp_kernels.tensor_cache import api, mosaic_tpu, xla_chunked
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+
+MEMORY = memories.MEMORIES["tensor_cache"]
+SIZES = {"batch": 2, "heads": 2, "key_dim": 8, "value_dim": 4}
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+EVICTED = api.Spec(window_size=6, write_population="evicted")
+BY_CHUNK = api.Spec(window_size=9, chunk_size=8)
+SPECS = {
+  "outer": BY_CHUNK,
+  "delta": dataclasses.replace(BY_CHUNK, rule="delta", read_norm=True),
+  "lanes": dataclasses.replace(
+    BY_CHUNK, rule="delta", num_slots=2, timescales=2
+  ),
+  "evicted": dataclasses.replace(
+    EVICTED, read_after_write=True, read_norm=True
+  ),
+  "evicted-delta": dataclasses.replace(
+    EVICTED, rule="delta", num_slots=2, sink_tokens=1
+  ),
+}
+IDS = np.zeros((2, 30), np.int32)
+IDS[0, :27] = 1  # goes on
+IDS[1, 3:14], IDS[1, 17:] = 5, 2
+
+
+def arguments(spec, time, dtype="float32"):
+  """A state (inside a chunk, if there are any), a fresh one, and inputs."""
+  states = [MEMORY.make_state(jax.random.key(i), spec, **SIZES) for i in (1, 2)]
+  state, fresh = states
+  if spec.chunked:  # whose start is another memory
+    state = state._replace(starts=fresh.memories, position=state.position + 3)
+  inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
+  low = {
+    name: getattr(inputs, name).astype(dtype)
+    for name in ("query", "key", "value")
+  }
+  return state, fresh, inputs._replace(**low)
+
+
+def no_attention(state, inputs, **_):
+  """Local attention is tested by itself."""
+  return state, jnp.zeros_like(inputs.value)
+
+
+def run(memory, spec, given, ids=None, **mode):
+  """Values and gradients by one form of the memory."""
+
+  def function(state, fresh, inputs):
+    return xla_chunked.chunk(
+      state,
+      inputs,
+      spec=spec,
+      segment_ids=ids,
+      reset_state=fresh,
+      kernels=xla_chunked.Kernels(no_attention, memory),
+    )
+
+  with modes.interpreted(**mode):
+    return checks.value_and_gradients(function, given)
+
+
+def assert_close(actual, expected):
+  for a, b, bound, part in zip(
+    actual,
+    expected,
+    (tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]),
+    ("values", "gradients"),
+    strict=True,
+  ):
+    errors.assert_close(a, b, bound, part)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_packing(name):
+  """Strictly: memory starts as nan, races are looked for."""
+  spec, ids = SPECS[name], jnp.array(IDS)
+  given = arguments(spec, ids.shape[1])
+  assert_close(
+    run(mosaic_tpu.memory, spec, given, ids, **STRICT),
+    run(xla_chunked.memory, spec, given, ids),
+  )
+
+
+@pytest.mark.parametrize("name", ["outer", "evicted-delta"])
+def test_one_segment(name):
+  """Ragged, and from inside a chunk."""
+  given = arguments(SPECS[name], 21)
+  assert_close(
+    run(mosaic_tpu.memory, SPECS[name], given),
+    run(xla_chunked.memory, SPECS[name], given),
+  )
+
+
+def test_segments_that_start_inside_a_chunk():
+  spec, ids = SPECS["outer"], jnp.array(IDS)
+  state, fresh, inputs = arguments(spec, ids.shape[1])
+  given = state, state, inputs
+  del fresh
+  assert_close(
+    run(mosaic_tpu.memory, spec, given, ids),
+    run(xla_chunked.memory, spec, given, ids),
+  )
+
+
+@pytest.mark.parametrize("name", ["delta", "evicted"])
+def test_bfloat16_is_no_worse_than_the_xla_form(name):
+  """Than twice its error, or one rounding."""
+  spec = SPECS[name]
+  given = arguments(spec, 24, "bfloat16")
+  truth = run(xla_chunked.memory, spec, checks.cast(given, jnp.float32))
+  xla = run(xla_chunked.memory, spec, given)
+  ours = run(mosaic_tpu.memory, spec, given)
+  for part in (0, 1):  # values, gradients
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[part]) for x in (truth, xla, ours)), strict=True
+    ):
+      own, found = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert found <= max(2 * own, 2**-8), (part, own, found)
+
+
+def test_under_shard_map():
+  """Rows and heads over a mesh: each device runs a kernel of its own."""
+  spec = SPECS["outer"]
+  state, _, inputs = arguments(spec, 16)
+
+  def chunk(state, inputs):
+    chunk = sharding.shard_chunk(
+      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+
+  with modes.interpreted():
+    expected = jax.jit(chunk)(state, inputs)
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      actual = jax.jit(chunk)(state, inputs)
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+def test_the_window_goes_by_splash_attention(monkeypatch):
+  """Where it can: from a fresh state, in packed rows too."""
+  calls, right = [], library_tpu.chunk
+
+  def counted(*arguments, **call):
+    calls.append(call)
+    return right(*arguments, **call)
+
+  monkeypatch.setattr(library_tpu, "chunk", counted)
+  sizes = {"batch": 1, "heads": 1, "key_dim": 64, "value_dim": 64}
+  state = api.init_state(EVICTED, **sizes)
+  inputs = MEMORY.make_inputs(jax.random.key(0), EVICTED, time=20, **sizes)
+  ids = jnp.array([[1] * 12 + [2] * 8])
+
+  def chunk(name, seen=None, reset_state=None):
+    return api.chunk(
+      state,
+      inputs,
+      spec=EVICTED,
+      segment_ids=ids,
+      reset_state=reset_state,
+      seen=seen,
+      implementation=name,
+    )
+
+  with modes.interpreted():
+    expected, actual = chunk("xla_chunked"), chunk("mosaic_tpu", seen=0)
+    errors.assert_close(actual, expected, 1e-5, "splash")
+    assert len(calls) == 1
+    jax.eval_shape(lambda: chunk("mosaic_tpu"))
+    jax.eval_shape(lambda: chunk("mosaic_tpu", seen=0, reset_state=state))
+  assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+  ("changes", "reason"),
+  [
+    ({"rule": "wedge"}, 'no kernel for rule="wedge"'),
+    ({"chunk_mean": True}, "no kernel for chunk_mean=True"),
+  ],
+)
+def test_says_why_not(changes, reason):
+  spec = dataclasses.replace(BY_CHUNK, **changes)
+  sizes = {"batch": 1, "heads": 1, "key_dim": 4, "value_dim": 4}
+  state = api.init_state(spec, **sizes)
+  inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=3, **sizes)
+  with pytest.raises(NotImplementedError, match="in use are of cpu"):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+  with modes.interpreted(), pytest.raises(NotImplementedError, match=reason):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
