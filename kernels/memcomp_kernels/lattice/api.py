@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.lattice import columns, tilings, types, xla_chunked
+from memcomp_kernels.lattice import (
+  columns,
+  mosaic_tpu,
+  tilings,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.lattice import reference as _reference
 from memcomp_kernels.primitives import triangular
 
@@ -19,6 +25,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "lattice",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=mosaic_tpu.chunk,
+  limits={"mosaic_tpu": mosaic_tpu.unsupported},
 )
 
 
@@ -119,9 +127,9 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from; default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
-    tiling: how "xla_chunked" evaluates gradients per token: speed alone.
+    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
+      fastest that can do the call on the platform.
+    tiling: how gradients per token are evaluated: speed alone.
 
   Returns:
     The state after the last token, and y `[batch, time, heads, value]` in the
@@ -154,13 +162,14 @@ def run(
 ) -> tuple[types.State, jax.Array, triangular.Stats | None]:
   """As `chunk`; also returns how tiles were solved, `[batch, heads]`.
 
-  None where there was nothing to solve: stale gradients, the token scan.
+  None where there was nothing to solve: stale gradients, the token scan, TPU
+  kernels.
 
   Raises:
     NotImplementedError: also for a `tiling` of another implementation.
   """
   check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation)
+  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
   arguments: dict[str, Any] = {
     "spec": spec,
     "segment_ids": segment_ids,
@@ -168,8 +177,10 @@ def run(
   }
   if function is xla_chunked.chunk:
     return xla_chunked.run(state, inputs, tiling=tiling, **arguments)
-  if tiling is not None:
-    raise NotImplementedError("tiling: only xla_chunked takes one")
+  if function is mosaic_tpu.chunk:
+    arguments["tiling"] = tiling
+  elif tiling is not None:
+    raise NotImplementedError("tiling: the reference takes none")
   return (*function(state, inputs, **arguments), None)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from memcomp_kernels.lattice import types
+from memcomp_kernels.primitives.mosaic import pairs
 
 # Tokens between which decays are taken pair by pair, slot by slot; those
 # further apart go through matrix products. Work on pairs grows with this, work
@@ -45,3 +46,47 @@ def tiling(spec: types.Spec) -> Tiling:
   """The fastest on a CPU, for every Spec; no accelerator was measured."""
   del spec
   return Tiling()
+
+
+# Tokens a tile of a TPU kernel, with gradients per token: chosen by static
+# cycles (benchmarks/tpu_static.py). The backward kernel keeps as many memories.
+KERNEL_TIME = 16
+
+# A lane's most value dimensions: what a pass keeps of them in registers.
+_ROWS = 64
+
+# Bytes that the backward kernel may take for a tile's memories.
+_MEMORIES = 40 * 2**20
+
+
+def lanes(
+  spec: types.Spec, num_pairs: int, value_dim: int, tokens: int
+) -> pairs.Lanes:
+  """How pairs lie on lanes.
+
+  As few parts a pair as fill the lanes: what is by slot is done in each part.
+
+  Args:
+    spec: the memory's meaning.
+    num_pairs: rows of the batch times heads.
+    value_dim: a multiple of 8.
+    tokens: of a tile.
+  """
+
+  def cost(parts):
+    lanes = pairs.Lanes(num_pairs, parts)
+    # Passes over the memory, and what a token takes by slot, in dimensions.
+    return lanes.blocks * (value_dim / parts + 8), parts
+
+  def fits(parts):
+    rows = value_dim // parts
+    size = 4 * pairs.LANES * spec.num_slots * rows
+    return rows <= _ROWS and (tokens + 1) * size <= _MEMORIES
+
+  choices = [
+    parts
+    for parts in (1, 2, 4, 8, 16)
+    if value_dim % (parts * pairs.SUBLANES) == 0
+  ]
+  fitting = [parts for parts in choices if fits(parts)]
+  return pairs.Lanes(num_pairs, min(fitting or choices[-1:], key=cost))

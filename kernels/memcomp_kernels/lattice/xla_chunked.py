@@ -9,6 +9,7 @@ memories.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +84,20 @@ def run(
 ) -> tuple[types.State, jax.Array, triangular.Stats | None]:
   """As `chunk`; also returns how the writes were found, see `api.run`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
+  if not spec.stale and spec.sparsity:
+    step = functools.partial(reference.step, spec=spec)
+    scanned = contract.scan(
+      step, state, inputs, block=chunked.SCAN_BLOCK, **packing
+    )
+    return (*scanned, None)
+  laid = lay(inputs, spec)
+  return chunked.run(form(spec, tiling), state, laid, **packing)
+
+
+def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
+  """Lattice for `primitives.chunked`, but for tokens that are scanned."""
   if spec.stale:
-    form = chunked.Form(
+    return chunked.Form(
       spec=spec,
       tile_time=spec.chunk_size,
       run_tile=tile.run,
@@ -92,15 +105,8 @@ def run(
       take_apart=_take_apart,
       put_together=_put_together,
     )
-    return chunked.run(form, state, inputs, **packing)
-  if spec.sparsity:
-    step = functools.partial(reference.step, spec=spec)
-    scanned = contract.scan(
-      step, state, inputs, block=chunked.SCAN_BLOCK, **packing
-    )
-    return (*scanned, None)
   tiling = tiling or tilings.tiling(spec)
-  form = chunked.Form(
+  return chunked.Form(
     spec=spec,
     tiling=tiling,
     solves=True,
@@ -110,5 +116,11 @@ def run(
     take_apart=_take_apart,
     put_together=_put_together,
   )
+
+
+def lay(inputs: types.Inputs, spec: types.Spec) -> Any:
+  """The inputs as `form` wants them."""
+  if spec.stale:
+    return inputs
   taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)
-  return chunked.run(form, state, token_tile.Laid(inputs, taken), **packing)
+  return token_tile.Laid(inputs, taken)

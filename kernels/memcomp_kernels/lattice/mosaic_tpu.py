@@ -1,0 +1,249 @@
+"""Lattice as Pallas TPU kernels, forward and backward.
+
+Layout in time, packing and hand-off are those of `primitives.chunked`; one
+kernel each way takes all tokens, and keeps the memories of many rows and heads
+on chip. A token's write is not a product of matrices: the vector unit makes it,
+for a pair of row and head on each lane (`primitives.mosaic.pairs`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.lattice import _kernel_calls, tilings, types, xla_chunked
+from memcomp_kernels.lattice import _kernel_layout as layout_lib
+from memcomp_kernels.primitives import chunked, tiles
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives.mosaic import modes, pairs
+
+
+def _inputs(spec: types.Spec, laid: Any) -> tuple[types.Inputs, Any]:
+  """The inputs, and which of them are taken; None if it is not asked."""
+  return (laid, None) if spec.stale else laid
+
+
+def _plan(
+  spec: types.Spec, inputs: types.Inputs, tokens: int, *, flagged: bool
+) -> layout_lib.Plan:
+  batch, _, heads, value_dim = inputs.value.shape
+  lanes = tilings.lanes(spec, batch * heads, value_dim, tokens)
+  return layout_lib.Plan(
+    spec=spec,
+    lanes=lanes,
+    rows=value_dim // lanes.parts,
+    tokens=tokens,
+    # With chunks a tile must know whether its chunk is complete.
+    flagged=flagged or spec.stale,
+  )
+
+
+def _pack(plan: layout_lib.Plan, laid: Any) -> _kernel_calls.Packed:
+  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  spec, lanes = plan.spec, plan.lanes
+  inputs, taken = _inputs(spec, laid)
+  query, key, value, log_decay, rate = (jnp.moveaxis(x, 2, 1) for x in inputs)
+  decay = jnp.exp(log_decay.astype(jnp.float32))
+  if not spec.forget_gate:
+    decay = jnp.ones_like(decay)
+  rate = rate.astype(jnp.float32)
+  ones = jnp.ones_like(rate)
+  if taken is not None:
+    ones = ones * jnp.moveaxis(taken, 2, 1).astype(jnp.float32)
+  rows = jnp.concatenate([decay, rate, ones], -1)
+  missing = layout_lib.ROWS - rows.shape[-1]
+  rows = jnp.pad(rows, [(0, 0)] * 3 + [(0, missing)])
+  return _kernel_calls.Packed(
+    lanes.share(query), lanes.share(key), lanes.split(value), lanes.share(rows)
+  )
+
+
+def _pack_memory(lanes: pairs.Lanes, memory: jax.Array) -> jax.Array:
+  """`[batch, heads, value, slots]` to `[blocks, slots, rows, lanes]`."""
+  return lanes.split(jnp.swapaxes(memory, -1, -2))
+
+
+def _unpack_memory(
+  lanes: pairs.Lanes, packed: jax.Array, batch: int
+) -> jax.Array:
+  return jnp.swapaxes(lanes.join(packed, batch), -1, -2)
+
+
+def _last(layout: tiles.Layout, tokens: int, batch: int, time: int):
+  """Bool `[tiles, batch]`, the chunk that is handed on."""
+  if layout.flags is None:
+    tile = jnp.arange(-(-time // tokens))
+    unfinished = (tile == tile[-1]) & (time % tokens > 0)
+    return jnp.broadcast_to(unfinished[:, None], (tile.size, batch))
+  occupied = layout.flags.occupied
+  following = jnp.concatenate(
+    [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
+  )
+  later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
+  return occupied & ~later
+
+
+def _flags(plan: layout_lib.Plan, layout: tiles.Layout, batch: int, time: int):
+  """`[blocks, tiles, FLAGS, LANES]`, or None where no tile is special."""
+  if not plan.flagged:
+    return None
+  last = _last(layout, plan.tokens, batch, time)
+  rows = [jnp.zeros_like(last)] * layout_lib.FLAGS
+  if layout.flags is not None:
+    rows[layout_lib.RESETS] = layout.flags.resets
+    rows[layout_lib.CONTINUES] = layout.flags.continues & layout.flags.occupied
+  rows[layout_lib.LAST] = last
+  rows[layout_lib.COMPLETE] = tiles.complete(layout, batch, time)
+  x = jnp.stack(rows, -1).astype(jnp.float32)  # [tiles, batch, FLAGS]
+  x = jnp.swapaxes(x, 0, 1)[:, None]
+  x = jnp.broadcast_to(x, (batch, plan.lanes.pairs // batch, *x.shape[2:]))
+  return plan.lanes.share(x)
+
+
+def _prepare(form, layout, operands):
+  """The plan, packed operands and their pullback, and flags."""
+  batch, time = form_lib.sizes(operands.inputs)
+  flat = jax.tree.map(lambda x: tiles.flat(layout, x), operands.inputs)
+  inputs, _ = _inputs(form.spec, flat)
+  flagged = layout.flags is not None
+  plan = _plan(form.spec, inputs, form.tile_time, flagged=flagged)
+  packed, unpack = jax.vjp(functools.partial(_pack, plan), flat)
+  return plan, packed, unpack, _flags(plan, layout, batch, time)
+
+
+def _memories(plan, operands):
+  """The packed memory, what segments start from, and the chunk's start."""
+  return [
+    _pack_memory(plan.lanes, x[0])
+    for x in (operands.memories, operands.reset, operands.chunk_start)
+  ]
+
+
+def _where_last(form, layout, batch, time, new, old):
+  """`new` in rows that hand a chunk on."""
+  has = jnp.any(_last(layout, form.tile_time, batch, time), axis=0)
+  return jnp.where(has[:, None, None, None], new, old)
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  plan, packed, _, flags = _prepare(form, layout, operands)
+  batch, time = form_lib.sizes(operands.inputs)
+  memory, reset, chunk_start = _memories(plan, operands)
+  found = _kernel_calls.forward(
+    plan, packed, flags, memory, reset, chunk_start, save
+  )
+  outputs = jnp.moveaxis(plan.lanes.join(found["output"], batch), 1, 2)
+  outputs = tiles.unflat(layout, outputs, time)
+  (start,) = operands.chunk_start
+  if form.spec.stale:
+    last = _unpack_memory(plan.lanes, found["last"], batch)
+    start = _where_last(form, layout, batch, time, last, start)
+  final = _unpack_memory(plan.lanes, found["final"], batch)
+  result = form_lib.Result((final,), (start,), outputs, None)
+  return result, found["saved"] if save else None
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  plan, packed, unpack, flags = _prepare(form, layout, operands)
+  batch, time = form_lib.sizes(operands.inputs)
+  d_output = jnp.moveaxis(tiles.flat(layout, cotangents.outputs), 2, 1)
+  (d_final,), (d_chunk_start,) = cotangents.memories, cotangents.chunk_start
+  _, reset, start = _memories(plan, operands)
+  found = _kernel_calls.backward(
+    plan,
+    packed,
+    flags,
+    saved,
+    reset,
+    start,
+    plan.lanes.split(d_output),
+    _pack_memory(plan.lanes, d_final),
+    _pack_memory(plan.lanes, d_chunk_start),
+  )
+  d_packed = _kernel_calls.Packed(
+    *(found[f"d_{name}"] for name in _kernel_calls.Packed._fields)
+  )
+  (d_inputs,) = unpack(d_packed)
+  d_inputs = jax.tree.map(lambda x: tiles.unflat(layout, x, time), d_inputs)
+
+  def memory(name):
+    if name not in found:
+      return jnp.zeros_like(d_final)
+    return _unpack_memory(plan.lanes, found[name], batch)
+
+  d_start = d_chunk_start
+  if form.spec.stale:
+    d_start = _where_last(form, layout, batch, time, 0.0, d_chunk_start)
+    d_start = memory("d_start") + d_start
+  return form_lib.Operands(
+    (memory("d_memory"),), (d_start,), (memory("d_reset"),), d_inputs
+  )
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  (memory,) = operands.memories
+  inputs, _ = _inputs(form.spec, operands.inputs)
+  plan = _plan(form.spec, inputs, form.tile_time, flagged=False)
+  return _pack_memory(plan.lanes, memory)
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: these kernels do not do it; says why.
+  """
+  tiling = tiling or tilings.Tiling(tile_time=tilings.KERNEL_TIME)
+  if reason := unsupported(inputs, spec, tiling):
+    raise NotImplementedError(f"lattice mosaic_tpu: {reason}")
+  form = xla_chunked.form(spec, tiling)
+  return chunked.chunk(
+    dataclasses.replace(form, engine=ENGINE, solves=False),
+    state,
+    xla_chunked.lay(inputs, spec),
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def unsupported(
+  inputs: types.Inputs, spec: types.Spec, tiling: tilings.Tiling | None = None
+) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := modes.unavailable():
+    return reason
+  if spec.sparsity:
+    return f"no kernel for sparsity={spec.sparsity}, 0 alone"
+  if spec.num_slots % pairs.SUBLANES:
+    return f"num_slots={spec.num_slots} must be a multiple of 8"
+  value_dim = inputs.value.shape[-1]
+  if value_dim % pairs.SUBLANES:
+    return f"value_dim={value_dim} must be a multiple of 8"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  tokens = tiling.tile_time if tiling else tilings.KERNEL_TIME
+  tokens = spec.chunk_size if spec.stale else tokens
+  plan = _plan(spec, inputs, tokens, flagged=True)
+  try:
+    _kernel_calls.check(plan, inputs.query.dtype)
+  except NotImplementedError as error:
+    return str(error)
+  return None
