@@ -13,6 +13,8 @@ from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import affine, affine_kernels
 from memcomp_kernels.state_space_duality import xla_chunked as duality
+from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
+from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories
 from memcomp_kernels.trellis import mosaic_tpu, tilings
 from memcomp_kernels.trellis import xla_chunked as trellis
@@ -28,6 +30,8 @@ DECAYS = {
   "trellis": ("separable", "safe"),
   "delta_rule": ("safe",),
   "state_space_duality": ("safe",),
+  "tensor_cache": ("safe",),
+  "tensor_cache-delta": ("safe",),
 }
 """The memories with kernels, and their forms of decay."""
 
@@ -57,7 +61,12 @@ class Case:
   @property
   def spec(self) -> Any:
     """The memory's meaning."""
-    known = memories.MEMORIES[self.memory]
+    known = memories.MEMORIES[self.memory.split("-")[0]]
+    if self.memory.startswith("tensor_cache"):
+      rule = "delta" if self.memory.endswith("delta") else "outer"
+      return known.api.Spec(
+        rule=rule, chunk_size=self.chunk, window_size=512
+      )
     if self.memory == "trellis":
       return known.api.Spec(num_slots=SLOTS.value, chunk_size=self.chunk)
     if self.memory == "state_space_duality":  # one key for all heads
@@ -74,6 +83,8 @@ class Case:
   @property
   def engine(self) -> form_lib.Engine:
     """What runs the kernels."""
+    if self.memory.startswith("tensor_cache"):
+      return affine.CHUNK_ENGINE
     return mosaic_tpu.ENGINE if self.memory == "trellis" else affine.ENGINE
 
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
@@ -81,8 +92,12 @@ class Case:
     if self.memory == "trellis":
       form = trellis.form(self.spec, self._tiling())
       return dataclasses.replace(form, engine=engine)
-    forms = {"delta_rule": delta_rule, "state_space_duality": duality}
-    return forms[self.memory].form(self.spec, self.chunk, engine)
+    forms = {
+      "delta_rule": delta_rule,
+      "state_space_duality": duality,
+      "tensor_cache": tensor_cache,
+    }
+    return forms[self.memory.split("-")[0]].form(self.spec, self.chunk, engine)
 
   def _tiling(self) -> tilings.Tiling:
     sizes = dict(x.split("=") for x in SIZES.value.split(",") if x)
@@ -110,7 +125,7 @@ class Case:
       "key_dim": self.head_dim,
       "value_dim": self.head_dim,
     }
-    memory = memories.MEMORIES[self.memory]
+    memory = memories.MEMORIES[self.memory.split("-")[0]]
     key = jax.random.key(0)
     inputs = memory.make_inputs(key, self.spec, time=time, **sizes)
     inputs = inputs._replace(
@@ -123,6 +138,9 @@ class Case:
     state = memory.make_state(key, self.spec, **sizes)
     if self.memory == "trellis":
       held = state.key_memory, state.value_memory
+    elif self.memory.startswith("tensor_cache"):
+      held = (state.memories.memory[:, :, 0, 0],)
+      inputs = tensor_cache_tile.Tokens(*inputs)
     else:
       held = (state.memory,)
     return form_lib.Operands(held, held, held, inputs)

@@ -1,0 +1,95 @@
+"""Tensor Cache's kernels lower and compile for TPUs, without one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.tensor_cache import api, mosaic_tpu
+from memcomp_kernels.testing import aot, memories
+
+MEMORY = memories.MEMORIES["tensor_cache"]
+WINDOW = 128
+SPECS = {
+  "outer": api.Spec(window_size=WINDOW),
+  "delta": api.Spec(window_size=WINDOW, rule="delta"),
+  "evicted-slots": api.Spec(
+    window_size=WINDOW, write_population="evicted", num_slots=2
+  ),
+}
+CASES = [("outer", 64), ("delta", 128), ("evicted-slots", 64)]
+HEADS, TIME = 4, 512
+KERNELS = "affine_forward", "affine_backward"
+SPLASH = "splash_mha_fwd", "splash_mha_dkv", "splash_mha_dq"
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def gradient(name, dim):
+  """Forward and backward from a fresh state, and shapes of its arguments."""
+  spec = SPECS[name]
+  sizes = {"batch": 1, "heads": HEADS, "key_dim": dim, "value_dim": dim}
+  inputs = jax.eval_shape(
+    lambda: MEMORY.make_inputs(jax.random.key(0), spec, time=TIME, **sizes)
+  )
+  low = {
+    field: jax.ShapeDtypeStruct(getattr(inputs, field).shape, jnp.bfloat16)
+    for field in ("query", "key", "value")
+  }
+
+  def function(inputs):
+    def objective(inputs):
+      state = api.init_state(spec, **sizes)
+      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, seen=0)
+      return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+    return jax.grad(objective)(inputs)
+
+  return function, (inputs._replace(**low),)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lowers(case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
+      *arguments
+    )
+  text = exported.mlir_module()
+  for name in (*KERNELS, *SPLASH):
+    assert f'kernel_name = "{name}' in text, name
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_compiles(topology, case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    compiled = aot.compile_for(topology, function, *arguments)
+  text = compiled.as_text()
+  for name in (*KERNELS, *SPLASH):
+    assert name in text, name
+
+
+def test_a_block_that_cannot_fit_says_so():
+  spec = api.Spec(window_size=4096, chunk_size=4096)
+  sizes = {"batch": 1, "heads": 1, "key_dim": 1024, "value_dim": 1024}
+  state, inputs = jax.eval_shape(
+    lambda: (
+      api.init_state(spec, **sizes),
+      MEMORY.make_inputs(jax.random.key(0), spec, time=4096, **sizes),
+    )
+  )
+  with (
+    modes.compiled(),
+    pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
+  ):
+    jax.eval_shape(
+      lambda state, inputs: mosaic_tpu.chunk(state, inputs, spec=spec),
+      state,
+      inputs,
+    )
