@@ -7,7 +7,8 @@ the tile is free, and the result does not depend on it.
 
 Chunks belong to sequences, not to the grid of the call: a state may arrive in
 the middle of a chunk, and a packed segment starts a chunk wherever it starts.
-Tokens are then laid into tiles by index, each chunk into a tile of its own.
+Tokens are then laid into tiles by index, each chunk into a tile of its own;
+those of packed rows page by page (`paged`).
 
 The gradient is a reverse scan over tiles that recomputes each tile from its
 start memory: only inputs and tile-start memories are kept.
@@ -23,7 +24,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import tile_scan, tiles, triangular
+from memcomp_kernels.primitives import paged, tile_scan, tiles, triangular
 
 Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
 Operands, Result = form_lib.Operands, form_lib.Result
@@ -38,46 +39,6 @@ class _Fixed(NamedTuple):
   position: jax.Array | None
   segment_id: jax.Array
   segment_ids: jax.Array | None
-
-
-def _token_scan(form: Form, fixed: _Fixed, operands: Operands) -> Result:
-  """The result by scanning tokens, checkpointed every few."""
-  position, segment_id, segment_ids = fixed
-
-  def state(memories, starts, position):
-    if position is None:
-      starts = None
-    parts = Parts(memories, starts, position, segment_id)
-    return form.put_together(parts)
-
-  fresh = None if position is None else jnp.zeros_like(position)
-  final, outputs = contract.scan(
-    functools.partial(form.step, spec=form.spec),
-    state(operands.memories, operands.chunk_start, position),
-    operands.inputs,
-    segment_ids=segment_ids,
-    reset_state=state(operands.reset, operands.reset, fresh),
-    block=SCAN_BLOCK,
-  )
-  parts = form.take_apart(final)
-  starts = operands.chunk_start if parts.starts is None else parts.starts
-  stats = None
-  if form.solves:  # none are here
-    stats = triangular.no_stats(parts.memories[0].shape[:2])
-  return Result(parts.memories, starts, outputs, stats)
-
-
-class _Plan(NamedTuple):
-  """How a call is evaluated: `usual` if `use_usual` else `otherwise`.
-
-  Each is a `tiles.Layout`, or None for the token scan; both give the same
-  result. `use_usual` is None where `usual` always serves.
-  """
-
-  use_usual: jax.Array | None
-  usual: Callable[[], tiles.Layout]
-  otherwise: Callable[[], tiles.Layout | None]
-  num_saved: int
 
 
 def _position(fixed: _Fixed) -> jax.Array:
@@ -97,63 +58,30 @@ def _places(form: Form, fixed: _Fixed, time: int) -> tiles.Places:
   )
 
 
-def _tiles_for_packing(whole: int) -> int:
-  """Tiles reserved for packed rows that would fill `whole` tiles unpacked.
-
-  A row may be cut into about a quarter as many segments as it has tiles before
-  it is scanned by token instead: documents of four chunks on average.
-  """
-  return whole + max(whole // 4, 2)
-
-
-def _plan(form: Form, fixed: _Fixed, time: int) -> _Plan:
+def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
+  """Runs `run(layout, operands)` on rows that hold one segment."""
   chunk = form.tile_time
+
+  def aligned(operands):
+    return run(tiles.aligned(chunk), operands)
+
+  def indexed(operands):
+    layout = tiles.indexed(
+      _places(form, fixed, time),
+      _position(fixed),
+      chunk=chunk,
+      num_tiles=-(-time // chunk) + 1,
+    )
+    return run(layout, operands)
+
+  if fixed.position is None:  # tiles may start anywhere
+    return aligned(operands)
+  return lax.cond(jnp.all(fixed.position == 0), aligned, indexed, operands)
+
+
+def _pages(form: Form, fixed: _Fixed, time: int) -> paged.Pages:
   where = _places(form, fixed, time)
-  indexed = functools.partial(
-    tiles.indexed, where, _position(fixed), chunk=chunk
-  )
-  whole = -(-time // chunk)
-  if fixed.segment_ids is None:
-    return _Plan(
-      # Without chunks in the meaning, tiles may start anywhere.
-      use_usual=(
-        None if fixed.position is None else jnp.all(fixed.position == 0)
-      ),
-      usual=lambda: tiles.aligned(chunk),
-      otherwise=lambda: indexed(num_tiles=whole + 1),
-      num_saved=whole,
-    )
-  # Every segment may leave a tile part empty. Rows cut into more segments than
-  # this are scanned by token: exact as well, slower, and rare.
-  num_tiles = _tiles_for_packing(whole)
-  if num_tiles > time:
-    num_tiles = time + 1
-    return _Plan(
-      use_usual=None,
-      usual=lambda: indexed(num_tiles=num_tiles),
-      otherwise=lambda: None,
-      num_saved=num_tiles,
-    )
-  return _Plan(
-    use_usual=where.needed <= num_tiles,
-    usual=lambda: indexed(num_tiles=num_tiles),
-    otherwise=lambda: None,
-    num_saved=num_tiles,
-  )
-
-
-def _evaluate(plan: _Plan, run: Callable, operands):
-  """Runs `run(layout, operands)` with the layout that the plan selects."""
-
-  def usual(operands):
-    return run(plan.usual(), operands)
-
-  def otherwise(operands):
-    return run(plan.otherwise(), operands)
-
-  if plan.use_usual is None:
-    return usual(operands)
-  return lax.cond(plan.use_usual, usual, otherwise, operands)
+  return paged.cut(where, _position(fixed), chunk=form.tile_time, time=time)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -169,52 +97,45 @@ def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
 def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
   """The result, and what is saved: of one shape whatever the layout."""
   engine = form.engine or tile_scan.ENGINE
-  one = jax.eval_shape(functools.partial(engine.as_saved, form), operands)
-  plan = _plan(form, fixed, form_lib.sizes(operands.inputs)[1])
+  time = form_lib.sizes(operands.inputs)[1]
+  if fixed.segment_ids is not None:
+    pages = _pages(form, fixed, time)
+    return paged.forward(form, engine, pages, operands, save)
 
   def run(layout, operands):
-    if layout is None:
-      result = _token_scan(form, fixed, operands)
-      saved = jax.tree.map(
-        lambda x: jnp.zeros((plan.num_saved, *x.shape), x.dtype), one
-      )
-      return result, saved if save else None
     result, saved = engine.forward(form, layout, operands, save)
     if not save:
       return result, None
-    # One tile more than `num_saved` means that the first, whose memories came
-    # in, is left out.
-    extra = jax.tree.leaves(saved)[0].shape[0] - plan.num_saved
-    return result, jax.tree.map(lambda x: x[extra:], saved)
+    # Of one tile more than the aligned layout has, the first is left out: its
+    # memories came in.
+    first = layout.flags is not None
+    return result, jax.tree.map(lambda x: x[first:], saved)
 
-  return _evaluate(plan, run, operands)
+  return _by_start(form, fixed, time, run, operands)
 
 
 def _chunk_bwd(form: Form, residuals, cotangents):
   fixed, operands, saved = residuals
   engine = form.engine or tile_scan.ENGINE
-  plan = _plan(form, fixed, form_lib.sizes(operands.inputs)[1])
+  time = form_lib.sizes(operands.inputs)[1]
+  cotangents = cotangents._replace(stats=None)
+  if fixed.segment_ids is not None:
+    pages = _pages(form, fixed, time)
+    d = paged.backward(form, engine, pages, operands, saved, cotangents)
+    return None, d
 
-  def run(layout, operands_):
-    operands, saved, cotangents = operands_
-    if layout is None:
-
-      def scan(operands):
-        return _token_scan(form, fixed, operands)._replace(stats=None)
-
-      return jax.vjp(scan, operands)[1](cotangents)[0]
+  def run(layout, given):
+    operands, saved, cotangents = given
     if layout.flags is not None:
-      missing = layout.flags.occupied.shape[0] - plan.num_saved
-      if missing:
-        saved = jax.tree.map(
-          lambda first, rest: jnp.concatenate([first[None], rest]),
-          engine.as_saved(form, operands),
-          saved,
-        )
+      saved = jax.tree.map(
+        lambda first, rest: jnp.concatenate([first[None], rest]),
+        engine.as_saved(form, operands),
+        saved,
+      )
     return engine.backward(form, layout, operands, saved, cotangents)
 
-  cotangents = cotangents._replace(stats=None)
-  return None, _evaluate(plan, run, (operands, saved, cotangents))
+  given = operands, saved, cotangents
+  return None, _by_start(form, fixed, time, run, given)
 
 
 _chunk.defvjp(_chunk_fwd, _chunk_bwd)

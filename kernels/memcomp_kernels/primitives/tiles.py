@@ -126,12 +126,27 @@ def aligned(chunk: int) -> Layout:
 
 
 def indexed(
-  where: Places, position: jax.Array, *, chunk: int, num_tiles: int
+  where: Places,
+  position: jax.Array,
+  *,
+  chunk: int,
+  num_tiles: int,
+  first: jax.Array | int = 0,
 ) -> Layout:
-  """The layout for any call; `num_tiles` must be at least `where.needed`."""
+  """The layout for any call, or for a run of its tiles.
+
+  Args:
+    where: of `places`.
+    position: `[batch]`, as there.
+    chunk: tokens a tile.
+    num_tiles: tiles laid out; all if it is at least `where.needed`.
+    first: the first of them. Tokens of other tiles are left out as padding is.
+  """
   batch, time = where.tile.shape
   size = num_tiles * chunk
-  place = jnp.where(where.valid, where.tile * chunk + where.slot, size)
+  tile = where.tile - first
+  here = where.valid & (tile >= 0) & (tile < num_tiles)
+  place = jnp.where(here, tile * chunk + where.slot, size)
   rows = jnp.arange(batch)[:, None]
   source = jnp.full((batch, size), time, jnp.int32)
   source = source.at[rows, place].set(
@@ -139,10 +154,10 @@ def indexed(
   )
   occupied = jnp.any(source.reshape(batch, num_tiles, chunk) < time, axis=-1)
   resets = jnp.zeros((batch, num_tiles), bool)
-  resets = resets.at[rows, jnp.where(where.starts, where.tile, num_tiles)].set(
+  resets = resets.at[rows, jnp.where(where.starts & here, tile, num_tiles)].set(
     True, mode="drop"
   )
-  continues = (position > 0)[:, None] & (jnp.arange(num_tiles) == 0)
+  continues = (position > 0)[:, None] & (jnp.arange(num_tiles) + first == 0)
   flags = Flags(resets.T, continues.T, occupied.T)
   return Layout(chunk, source, place, flags)
 
