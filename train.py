@@ -3,12 +3,16 @@
   python train.py --config=configs/quickstart.py
   python train.py --config=configs/quickstart.py --config.training.steps=1000
   python train.py --config=configs/compare.py --each=trellis,lattice --seeds=3
+  python train.py --config=configs/lm.py:trellis-125m --compile_only \
+    --topology=v5e:16x16 --config.mesh.fsdp=16
 
 The same command again goes on from the newest checkpoint, and repeats the
 evaluation of a run that has finished. --each trains many, one after another,
-in folders WORKDIR/NAME-SEED, and leaves out what is done. Exit codes: 0
-finished, 2 the input needs a fix, 42 stopped by Ctrl-C or SIGTERM and saved
-(the same command goes on), 43 diverged, 130 aborted.
+in folders WORKDIR/NAME-SEED, and leaves out what is done. --compile_only
+compiles the training step for TPUs that need not be there and says what memory,
+flops, collectives and kernels it has. Exit codes: 0 finished, 2 the input needs
+a fix, 3 compiled but too large for the device, 42 stopped by Ctrl-C or SIGTERM
+and saved (the same command goes on), 43 diverged, 130 aborted.
 """
 
 import pathlib
@@ -39,6 +43,15 @@ _EACH = flags.DEFINE_string(
 _SEEDS = flags.DEFINE_integer(
   "seeds", 1, "With --each: runs of each name, with seeds 0, 1, ...", 1
 )
+_COMPILE_ONLY = flags.DEFINE_bool(
+  "compile_only",
+  False,
+  "Compile the step for --topology and report, in place of training; needs the "
+  "extra aot. Writes WORKDIR/compile_only/TOPOLOGY.json.",
+)
+_TOPOLOGY = flags.DEFINE_string(
+  "topology", "v5e:16x16", "With --compile_only: of TPUs, such as v5p:4x4x4."
+)
 
 
 def program() -> int:
@@ -46,9 +59,22 @@ def program() -> int:
   config = cli.require("config")
   if _EACH.value is not None:
     return _train_each(_EACH.value, config.training.steps)
+  workdir = _WORKDIR.value or f"runs/{config.name}"
+  if _COMPILE_ONLY.value:
+    return _compile_only(config, workdir)
   from memcomp.training import run
 
-  return run.run(config, _WORKDIR.value or f"runs/{config.name}")
+  return run.run(config, workdir)
+
+
+def _compile_only(config, workdir: str) -> int:
+  import jax
+
+  # The devices are described, not used: no accelerator is to be started.
+  jax.config.update("jax_platforms", "cpu")
+  from memcomp.compiling import compile_only
+
+  return compile_only.run(config, _TOPOLOGY.value, workdir)
 
 
 def _train_each(each: str, steps: int) -> int:

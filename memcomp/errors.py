@@ -7,6 +7,9 @@ Command-line programs print a `UserError` as one line and exit with
 EXIT_BAD_INPUT = 2
 """Exit code: the input (config, data, checkpoint, disk) needs a fix."""
 
+EXIT_DOES_NOT_FIT = 3
+"""Exit code: compiled for devices whose memory it exceeds."""
+
 EXIT_RESUMABLE = 42
 """Exit code: interrupted by a signal, saved; the same command resumes."""
 

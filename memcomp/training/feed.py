@@ -3,12 +3,34 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.data import batch as batch_lib
 from memcomp.data import loader as loader_lib
 from memcomp.data import store as store_lib
+
+
+def abstract_batch(
+  config: config_lib.Config, mesh: jax.sharding.Mesh
+) -> batch_lib.Batch:
+  """Returns a training batch of `Feed` as `ShapeDtypeStruct`s."""
+  shape = config.training.batch_size, config.data.sequence_length
+  tokens: Any = jax.ShapeDtypeStruct(
+    shape, jnp.int32, sharding=sharding.batch_sharding(mesh)
+  )
+  return _without_ids(config, batch_lib.Batch(*[tokens] * 4))
+
+
+def _without_ids(
+  config: config_lib.Config, batch: batch_lib.Batch
+) -> batch_lib.Batch:
+  """One segment a row: without ids the model takes a faster path."""
+  if config.data.packing != "joined":
+    return batch
+  absent: Any = None
+  return batch._replace(segment_ids=absent, positions=absent)
 
 
 class Feed:
@@ -44,7 +66,7 @@ class Feed:
       process_index=jax.process_index(),
       process_count=jax.process_count(),
     )
-    self._joined = config.data.packing == "joined"
+    self._config = config
     self._sharding = sharding.batch_sharding(mesh)
 
   def restore(self, place: dict[str, Any]) -> None:
@@ -57,9 +79,7 @@ class Feed:
   def __next__(self) -> tuple[batch_lib.Batch, dict[str, Any]]:
     batch: Any = next(self._loader)
     place = self._loader.state()
-    if self._joined:
-      # One segment a row: without ids the model takes a faster path.
-      batch = batch._replace(segment_ids=None, positions=None)
+    batch = _without_ids(self._config, batch)
     on_mesh = jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(self._sharding, x),
       batch,

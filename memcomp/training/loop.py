@@ -72,7 +72,7 @@ def train(
     validate = validation.make(
       config, run.validation, run.mesh, token_bytes(run)
     )
-  train_step = _compiled(run)
+  train_step = step.jitted(config, run.mesh, token_bytes(run))
   done = restored.step if restored else 0
   progress = metrics.Progress(training.steps)
   with (
@@ -127,20 +127,6 @@ def train(
         batch, place = following
   checkpoints.wait()
   return 0
-
-
-def _compiled(run: Run) -> step.TrainStep:
-  """Returns the step, jitted with its state donated."""
-  abstract = state_lib.abstract_state(run.config, run.mesh)
-  replicated = jax.sharding.NamedSharding(
-    run.mesh, jax.sharding.PartitionSpec()
-  )
-  return jax.jit(
-    step.make_train_step(run.config, run.mesh, token_bytes(run)),
-    donate_argnums=0,
-    # Stated so that every buffer of the state is given back as it came.
-    out_shardings=(state_lib.shardings_of(abstract), replicated),
-  )
 
 
 def token_bytes(run: Run) -> np.ndarray | None:

@@ -1,0 +1,1 @@
+"""What a compiled training step will need and do, without its devices."""

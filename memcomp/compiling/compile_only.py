@@ -1,0 +1,182 @@
+"""Compiles a training step for TPUs that are not there, and reports on it."""
+
+import json
+import math
+import pathlib
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+
+from memcomp import config as config_lib
+from memcomp import errors, sharding
+from memcomp.compiling import chips, flops, program, report
+from memcomp.training import feed, step, validate
+from memcomp.training import flops as model_flops
+from memcomp.training import state as state_lib
+
+_LARGEST = 10
+
+
+def run(
+  config: config_lib.Config, topology: str, workdir: str | pathlib.Path
+) -> int:
+  """Compiles the training step of a config and prints what it needs.
+
+  Mesh, state and step are those of training. Reads no data and no tokenizer,
+  runs nothing. The report is also written, as JSON, to
+  `<workdir>/compile_only/<topology>.json`.
+
+  Args:
+    config: of the experiment.
+    topology: of TPUs, such as "v5e:16x16".
+    workdir: of the run.
+
+  Returns:
+    0, or `errors.EXIT_DOES_NOT_FIT`.
+
+  Raises:
+    UserError: bad config or topology, or sizes that do not fit the mesh.
+  """
+  validate.check(config)
+  devices = chips.devices(topology)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  validate.check_mesh(config, mesh)
+  start = time.perf_counter()
+  print(f"tracing {config.name} for {topology}", flush=True)
+  with jax.set_mesh(mesh):
+    state = state_lib.abstract_state(config, mesh)
+    batch = feed.abstract_batch(config, mesh)
+    traced = step.jitted(config, mesh).trace(state, batch)
+    lowered = traced.lower()
+    traced_at = time.perf_counter()
+    print("compiling: minutes for a large model", flush=True)
+    try:
+      compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+      if "Ran out of memory" not in str(error):
+        raise
+      return _does_not_fit(str(error), traced.jaxpr, mesh)
+  seconds = {
+    "trace": round(traced_at - start, 1),
+    "compile": round(time.perf_counter() - traced_at, 1),
+  }
+  found: dict[str, Any] = {
+    "name": config.name,
+    "topology": topology,
+    "seconds": seconds,
+    **_found(config, mesh, traced.jaxpr, compiled),
+  }
+  path = pathlib.Path(workdir) / "compile_only" / f"{_file(topology)}.json"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(found, indent=2) + "\n")
+  print(report.text(found))
+  print(f"saved {path}")
+  available = found["memory_per_device"]["available"]
+  if available and found["memory_per_device"]["total"] > available:
+    print(
+      "error: it compiles, but needs more memory than a device has; see above",
+      file=sys.stderr,
+    )
+    return errors.EXIT_DOES_NOT_FIT
+  return 0
+
+
+def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
+  """The facts of a compiled step."""
+  device = mesh.devices.flat[0]
+  memory = compiled.memory_analysis()
+  read = program.read(compiled.as_text())
+  length = config.data.sequence_length
+  tokens = config.training.batch_size * length
+  model = state_lib.abstract_model(config.model)
+  per_token = model_flops.per_token(config.model, model, length)
+  counted = flops.count(jaxpr)
+  # The step's results are its arguments' buffers (donated).
+  total = (
+    memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.generated_code_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+  return {
+    "devices": mesh.size,
+    "device_kind": device.device_kind,
+    "mesh": dict(mesh.shape),
+    "rows": config.training.batch_size,
+    "sequence_length": length,
+    "memory_per_device": {
+      "arguments": memory.argument_size_in_bytes,
+      "temporaries": memory.temp_size_in_bytes,
+      "code": memory.generated_code_size_in_bytes,
+      "total": total,
+      "available": chips.hbm_bytes(device),
+    },
+    "flops": {
+      "program": counted,
+      "model": per_token * tokens,
+      "ratio": round(counted / (per_token * tokens), 3),
+    },
+    "kernels": {k.name: k.executions for k in read.kernels},
+    "collectives": report.collectives(read),
+    "largest": report.largest(read),
+    "unknown_loops": read.unknown_loops,
+    "versions": {"jax": jax.__version__},
+  }
+
+
+def _does_not_fit(message: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
+  """Says what is too large."""
+  asked = re.search(
+    r"\(([\d.]+[KMGT])\) exceeds available HBM \(([^)]*)\)", message
+  )
+  needs = f"needs {asked[1]}iB, has {asked[2]}iB" if asked else message
+  print(
+    f"error: the step does not fit: a device {needs}. Largest arrays of the"
+    " program, GiB of each device if spread evenly:",
+    file=sys.stderr,
+  )
+  for size, shape in largest_arrays(jaxpr, mesh.size):
+    print(f"  {size / 2**30:.2f} {shape}", file=sys.stderr)
+  print(
+    "lower training.batch_size, training.loss_chunk or data.sequence_length,"
+    " raise training.accumulation or mesh.fsdp, or set model.remat=block",
+    file=sys.stderr,
+  )
+  return errors.EXIT_DOES_NOT_FIT
+
+
+def largest_arrays(jaxpr: Any, devices: int) -> list[tuple[float, str]]:
+  """Bytes a device, and shapes, of the largest arrays that are computed.
+
+  Args:
+    jaxpr: of the traced program.
+    devices: that arrays are spread over; those in a `shard_map` are.
+  """
+  found: dict[str, float] = {}
+
+  def visit(jaxpr, share):
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == "pallas_call":
+        continue  # its blocks are on chip
+      for variable in equation.outvars:
+        aval = variable.aval
+        if hasattr(aval, "dtype") and hasattr(aval, "shape"):
+          size = math.prod(aval.shape) * aval.dtype.itemsize / share
+          found[f"{aval.dtype}{list(aval.shape)}"] = size
+      inner = 1 if equation.primitive.name == "shard_map" else share
+      for x in jax.tree.leaves(list(equation.params.values())):
+        if hasattr(getattr(x, "jaxpr", x), "eqns"):
+          visit(x, inner)
+
+  visit(jaxpr, devices)
+  ordered = sorted(found.items(), key=lambda item: -item[1])
+  return [(size, shape) for shape, size in ordered[:_LARGEST]]
+
+
+def _file(topology: str) -> str:
+  return re.sub(r"[^\w.-]+", "_", topology)

@@ -1,0 +1,97 @@
+"""A training step compiled for TPUs that are not there."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.compiling import chips, compile_only
+from memcomp.models import presets
+from memcomp_kernels.testing import aot
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def two_layers(rows=16, time=512):
+  """Two layers of Trellis 125m on rows without packing."""
+  model = presets.language_model("trellis-125m")
+  model.num_layers = 2
+  model.mixer.chunk_size = 64
+  config = config_lib.Config(name="two-layers", model=model)
+  config.data.packing, config.data.sequence_length = "joined", time
+  config.training.batch_size, config.training.loss_chunk = rows, 256
+  config.mesh.fsdp = config.mesh.tensor = 2
+  return config
+
+
+def test_the_compiler_is_asked_for(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, "libtpu", None)
+  monkeypatch.setattr(aot, "available", lambda: False)
+  with pytest.raises(errors.UserError, match=r"pip install -e .*aot"):
+    compile_only.run(two_layers(), "v5e:2x2", tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+def test_largest_arrays_are_of_one_device():
+  mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+
+  def step(x):
+    local = jax.shard_map(
+      lambda x: jnp.concatenate([x] * 8),
+      mesh=mesh,
+      in_specs=PartitionSpec("x"),
+      out_specs=PartitionSpec("x"),
+    )
+    return jnp.concatenate([x] * 16).sum() + local(x).sum()
+
+  jaxpr = jax.make_jaxpr(step)(jnp.ones((3, 5)))
+  # Spread over four: 16 x 3 rows; in the shard_map as they are: 8 x 3.
+  first, second = compile_only.largest_arrays(jaxpr, 4)[:2]
+  assert first == (8 * 3 * 5 * 4, "float32[24, 5]")
+  assert second == (16 * 3 * 5 * 4 / 4, "float32[48, 5]")
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_topologies_that_do_not_exist_are_named():
+  with pytest.raises(errors.UserError, match="--topology=v5e:3x3"):
+    chips.devices("v5e:3x3")
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_a_step_for_four_chips(tmp_path, capsys):
+  config = two_layers()
+  assert compile_only.run(config, "v5e:2x2", tmp_path) == 0
+  report = json.loads((tmp_path / "compile_only" / "v5e_2x2.json").read_text())
+  # Two layers; forward, and again for the gradient; both forms of decay.
+  assert report["kernels"] == {"trellis_forward": 8, "trellis_backward": 4}
+  kinds = report["collectives"]
+  assert not any(row["in_inner_loops"] for row in kinds.values())
+  # Every product is counted, and the two recomputed of eight.
+  assert 1.0 < report["flops"]["ratio"] < 1.5
+  memory = report["memory_per_device"]
+  assert memory["total"] < memory["available"] == 16 * 2**30
+  shown = capsys.readouterr().out
+  assert "trellis_forward" in shown and "all-gather" in shown
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_one_that_does_not_fit_says_what_is_large(tmp_path, capsys):
+  config = two_layers(rows=4096, time=4096)
+  config.training.loss_chunk = 0
+  code = compile_only.run(config, "v5e:2x2", tmp_path)
+  assert code == errors.EXIT_DOES_NOT_FIT
+  shown = capsys.readouterr().err
+  assert "a device needs" in shown and "has 15.75GiB" in shown
+  assert "4096, 4096, 32000]" in shown
+  assert not (tmp_path / "compile_only").exists()
