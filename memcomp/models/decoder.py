@@ -375,13 +375,29 @@ class Decoder(nnx.Module):
     first = jax.tree.map(lambda p: p[0], params)
     return nnx.merge(graphdef, first).first_value(x)
 
-  def logits(self, hidden: jax.Array) -> jax.Array:
-    """Maps hidden `[..., d_model]` to float32 logits `[..., vocab]`."""
+  def head_table(self) -> jax.Array:
+    """The head `[vocab, d_model]`, whole features on every device.
+
+    For `logits` in a loop: gathered once before it, its gradient summed once
+    after it, in float32.
+    """
     table = self.embedding if self.head is None else self.head
+    return sharding.constrain(table[...], "vocab", None)
+
+  def logits(
+    self, hidden: jax.Array, table: jax.Array | None = None
+  ) -> jax.Array:
+    """Maps hidden `[..., d_model]` to float32 logits `[..., vocab]`.
+
+    Args:
+      hidden: of the last block, normed.
+      table: of `head_table`; default taken here.
+    """
+    table = self.head_table() if table is None else table
     return jnp.einsum(
       "...d,vd->...v",
       hidden,
-      table[...].astype(hidden.dtype),
+      table.astype(hidden.dtype),
       preferred_element_type=jnp.promote_types(hidden.dtype, jnp.float32),
     )
 

@@ -4,6 +4,7 @@ Both are functions of arrays, made once from the config and jitted by the
 caller; nothing in them looks at a file, a clock or the host's state.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -145,6 +146,22 @@ def make_train_step(
   return train_step
 
 
+def jitted(
+  config: config_lib.Config,
+  mesh: jax.sharding.Mesh,
+  token_bytes: np.ndarray | None = None,
+) -> Any:
+  """Returns `make_train_step`'s step, jitted with its state donated."""
+  abstract = state_lib.abstract_state(config, mesh)
+  replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.jit(
+    make_train_step(config, mesh, token_bytes),
+    donate_argnums=0,
+    # Stated so that every buffer of the state is given back as it came.
+    out_shardings=(state_lib.shardings_of(abstract), replicated),
+  )
+
+
 def make_validation_step(
   config: config_lib.Config, token_bytes: np.ndarray | None = None
 ) -> Callable[[Any, batch_lib.Batch, Any], tuple[Metrics, Any]]:
@@ -177,7 +194,10 @@ def _forward(model, config, params, batch, carry, noise=None):
       **extra,
     )
     sums = loss_lib.next_token_loss(
-      module.logits, hidden, batch.targets, chunk=config.training.loss_chunk
+      functools.partial(module.logits, table=module.head_table()),
+      hidden,
+      batch.targets,
+      chunk=config.training.loss_chunk,
     )
     watch = _Watch(module.memory_norms(state), module.solver_stats(state))
   return sums, None if carry is None else state, jax.lax.stop_gradient(watch)

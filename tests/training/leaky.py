@@ -64,8 +64,12 @@ class Decoder(nnx.Module):
     x, memory = jax.lax.scan(layer, x, parts)
     return x, State(segment_ids[:, -1], memory)
 
-  def logits(self, hidden):
-    return (hidden @ self.embedding[...].T).astype(jnp.float32)
+  def head_table(self):
+    return self.embedding[...]
+
+  def logits(self, hidden, table=None):
+    table = self.head_table() if table is None else table
+    return (hidden @ table.T).astype(jnp.float32)
 
   def memory_norms(self, state):
     return jnp.sqrt(jnp.mean(state.memory**2, axis=(1, 2)))
