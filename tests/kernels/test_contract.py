@@ -111,17 +111,21 @@ def test_packing(subject, lengths, padding):
 def segment_rows():
   """Rows that meet every case: a state's segment goes on, or does not."""
   time = 48
-  rows = np.zeros((4, time), np.int32)
+  rows = np.zeros((5, time), np.int32)
   rows[0] = 1  # continues the state's segment
   rows[1, 2:20], rows[1, 25:] = 1, 1  # padding inside a segment
   rows[2, :11], rows[2, 11:13], rows[2, 13:40] = 4, 1, 9
   rows[3] = np.arange(time) % 2 + 1  # a new segment every token
+  # The same, but for two that go on from a page of tiles to the next: the
+  # first with tiles of 16 tokens, the second with tiles of 8.
+  rows[4] = rows[3]
+  rows[4, 4:24], rows[4, 24:34] = 5, 6
   return rows
 
 
 @subjects(typical_forms)
 @pytest.mark.parametrize(
-  "rows", [slice(0, 3), slice(0, 4)], ids=["few", "many"]
+  "rows", [slice(0, 3), slice(0, 5)], ids=["few", "many"]
 )
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, segment_rows()[rows])

@@ -3,7 +3,8 @@
 A row of many short segments needs more tiles than one that is filled by whole
 chunks, up to one a token. Tiles are run by pages of a fixed size, in a loop
 whose length is found at run time; nearly always one page holds them all. Work
-grows with the number of tiles, memory does not.
+grows with the number of tiles, memory does not: what the gradient needs of any
+page but the last is computed again.
 """
 
 import functools
@@ -17,10 +18,6 @@ from jax import lax
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tiles, triangular
 
-_KEPT = 4
-"""Memories before pages that are kept for the gradient: it runs the pages
-since the nearest of them again."""
-
 
 class Pages(NamedTuple):
   """How tiles are cut into pages.
@@ -32,23 +29,6 @@ class Pages(NamedTuple):
 
   count: jax.Array
   layout: Callable[[jax.Array], tiles.Layout]
-
-  @property
-  def stride(self) -> jax.Array:
-    """Pages from one whose memories are kept to the next."""
-    return jnp.maximum(-(-self.count // _KEPT), 1)
-
-
-class Saved(NamedTuple):
-  """What the gradient needs.
-
-  Attributes:
-    last: what the engine saved of the last page.
-    kept: memories before every `stride`-th page, `[_KEPT, ...]`.
-  """
-
-  last: Any
-  kept: form_lib.Memories
 
 
 def cut(
@@ -92,32 +72,18 @@ def forward(
   pages: Pages,
   operands: form_lib.Operands,
   save: bool,
-) -> tuple[form_lib.Result, Saved | None]:
-  """Returns the result of all pages, and with `save` what `backward` takes."""
+) -> tuple[form_lib.Result, Any]:
+  """Returns the result of all pages, and with `save` what the last saved."""
   carry = operands.memories, operands.chunk_start
   run = functools.partial(_run, form, engine, operands, pages)
-  result, last = jax.eval_shape(
-    lambda carry: run(jnp.int32(0), carry, save), carry
+  result, saved = _zeros(
+    jax.eval_shape(lambda carry: run(jnp.int32(0), carry, save), carry)
   )
-  result = _zeros(result)._replace(memories=carry[0], chunk_start=carry[1])
-  saved = None
-  if save:
-    kept = jax.tree.map(
-      lambda x: jnp.zeros((_KEPT, *x.shape), x.dtype), operands.memories
-    )
-    saved = Saved(_zeros(last), kept)
+  result = result._replace(memories=carry[0], chunk_start=carry[1])
 
   def body(state):
-    page, before, saved = state
-    after, last = run(page, (before.memories, before.chunk_start), save)
-    if save:
-      slot = jnp.where(page % pages.stride, _KEPT, page // pages.stride)
-      kept = jax.tree.map(
-        lambda x, new: x.at[slot].set(new, mode="drop"),
-        saved.kept,
-        before.memories,
-      )
-      saved = Saved(last, kept)
+    page, before, _ = state
+    after, saved = run(page, (before.memories, before.chunk_start), save)
     stats = before.stats
     if stats is not None:
       both = jax.tree.map(lambda *x: jnp.stack(x), stats, after.stats)
@@ -129,7 +95,7 @@ def forward(
   _, result, saved = lax.while_loop(
     lambda state: state[0] < pages.count, body, (jnp.int32(0), result, saved)
   )
-  return result, saved
+  return result, saved if save else None
 
 
 def backward(
@@ -137,29 +103,26 @@ def backward(
   engine: form_lib.Engine,
   pages: Pages,
   operands: form_lib.Operands,
-  saved: Saved,
+  saved: Any,
   cotangents: form_lib.Result,
 ) -> form_lib.Operands:
   """Returns the adjoints of `operands`, from the last page to the first."""
 
   def again(page):
-    base = page // pages.stride
-    memories = jax.tree.map(lambda x: x[base], saved.kept)
-
+    # A segment has no more tiles than a page: what a page starts from was
+    # written in the one before it, whatever that started from.
     def body(page, state):
       # Only the first page may continue a chunk, and reads its start.
       carry = state[0], operands.chunk_start
-      result, last = _run(form, engine, operands, pages, page, carry, True)
-      return result.memories, last
+      result, saved = _run(form, engine, operands, pages, page, carry, True)
+      return result.memories, saved
 
-    state = memories, _zeros(saved.last)
-    return lax.fori_loop(base * pages.stride, page + 1, body, state)[1]
+    state = operands.memories, _zeros(saved)
+    return lax.fori_loop(jnp.maximum(page - 1, 0), page + 1, body, state)[1]
 
   def body(state):
     page, after = state
-    of_page = lax.cond(
-      page == pages.count - 1, lambda _: saved.last, again, page
-    )
+    of_page = lax.cond(page == pages.count - 1, lambda _: saved, again, page)
     d = engine.backward(
       form,
       pages.layout(page),
