@@ -127,6 +127,59 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
   return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
+def check_divides(variables: nnx.State, mesh: Mesh) -> None:
+  """Checks that every parameter's axes divide over the mesh.
+
+  A constraint on an activation that does not is padded without a word; a
+  `shard_map` over heads fails with an error that names no setting.
+
+  Args:
+    variables: `nnx.State` of abstract Variables with their metadata.
+    mesh: that they are to lie on.
+
+  Raises:
+    UserError: naming the axis, its size and the mesh axes.
+  """
+  for path, variable in nnx.to_flat_state(variables):
+    names = variable.get_metadata().get("out_sharding") or ()
+    for name, size in zip(names, variable.shape, strict=False):
+      axes = RULES[name] if name is not None else ()
+      shards = math.prod(mesh.shape[axis] for axis in axes)
+      if size % shards:
+        where = " * ".join(f"mesh.{axis}" for axis in axes)
+        raise errors.UserError(
+          f"{'.'.join(map(str, path))}: its axis {name!r} of {size} does not"
+          f" divide over {where} = {shards}; set {where} to a divisor of {size}"
+        )
+
+
+# Narrower shards than these XLA:TPU gathers by an all-reduce of the whole, and
+# pads: shards of 3 to 12 rows did, of 24 and more did not.
+_LEAST_ROWS, _ROWS_TILE = 24, 8
+
+
+def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
+  """One line on a better mesh, if shards of parameters are too narrow here."""
+  fsdp = mesh.shape["fsdp"]
+  if fsdp == 1 or d_model // fsdp >= _LEAST_ROWS:
+    return None
+  better = max(
+    n
+    for n in range(1, fsdp + 1)
+    if fsdp % n == 0
+    and (
+      n == 1
+      or (d_model % (n * _ROWS_TILE) == 0 and d_model // n >= _LEAST_ROWS)
+    )
+  )
+  replica = mesh.shape["replica"] * fsdp // better
+  return (
+    f"mesh.fsdp={fsdp} leaves {d_model // fsdp} of {d_model} features a shard,"
+    " which TPUs pad and gather by all-reduces; better"
+    f" mesh.replica={replica}, mesh.fsdp={better}"
+  )
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """The sharding of `[batch, ...]` arrays."""
   return NamedSharding(mesh, spec("batch"))

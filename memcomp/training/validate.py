@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import jax
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, sharding
 from memcomp.data import sources
 from memcomp.training import optimizer
+from memcomp.training import state as state_lib
 
 _AT_LEAST_ONE = (
   "training.steps",
@@ -92,7 +94,9 @@ def check_types(config: Any, prefix: str = "") -> None:
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
-  """Checks that the rows of a micro-batch divide over the mesh.
+  """Checks that rows and parameters divide over the mesh.
+
+  Warns on stderr where a better mesh is known.
 
   Raises:
     UserError: naming the sizes, and the mesh that would fit.
@@ -107,6 +111,11 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
       f"{shards * config.training.accumulation}, or mesh.replica * mesh.fsdp "
       f"to a divisor of {rows}"
     )
+  variables = state_lib.abstract_model(config.model).variables
+  sharding.check_divides(variables, mesh)
+  warning = sharding.narrow_shards(config.model.d_model, mesh)
+  if warning and mesh.devices.flat[0].platform == "tpu":
+    print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:
