@@ -87,6 +87,32 @@ def test_compiles(topology, head_dim, chunk, decay):
     assert name in compiled.as_text(), name
 
 
+TOKEN = api.Spec(gradient_at="token")
+
+
+def test_per_token_lowers():
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(gradient(TOKEN)), platforms=["tpu"])(
+      *arguments(TOKEN, 64)
+    )
+  text = exported.mlir_module()
+  for name in ("trellis_forward", "trellis_backward"):
+    assert text.count(f'kernel_name = "{name}"') == 1, name
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_per_token_compiles(topology, head_dim):
+  with modes.compiled():
+    compiled = aot.compile_for(
+      topology, gradient(TOKEN), *arguments(TOKEN, head_dim)
+    )
+  for name in ("trellis_forward", "trellis_backward"):
+    assert name in compiled.as_text(), name
+
+
 @pytest.mark.aot
 @needs_compiler
 def test_no_copies_around_the_kernel():

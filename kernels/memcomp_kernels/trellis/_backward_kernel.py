@@ -17,18 +17,21 @@ the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
 sum(dM' M') at the last token, with dM' M' = dM' M + dM' U^T K, decayed. No
 quotient by a decay is needed; but it is a difference, exact to the rounding of
 its terms: where tokens forget nearly all, a gradient below that is lost.
+
+With gradients per token, U and dZ come from `_substitution`; dZ, decayed as Z
+is, takes the place of dZ above, and the products of written tokens that Z holds
+add (A + A^T) K to dK, with A their adjoint dZ^T U decayed; dV likewise.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
 from memcomp_kernels.trellis import _kernel_layout as layout
+from memcomp_kernels.trellis import _substitution
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -43,6 +46,7 @@ class Refs(NamedTuple):
     value: by token.
     target: by slot.
     rows: gates.
+    lanes: as there.
     saved: memories at the chunks' starts, halved.
     start: as there, halved.
     d_output: by token.
@@ -53,10 +57,12 @@ class Refs(NamedTuple):
     d_value: by token.
     d_target: by slot.
     d_rows: of the gates.
+    d_lanes: of the gates by lane.
     d_memories: of the halved memories before the first token.
     d_reset: None without flags.
     d_start: None without flags.
     carried: adjoint of the memories after the chunk, float32 scratch.
+    solver: as there.
   """
 
   flags: Any
@@ -65,6 +71,7 @@ class Refs(NamedTuple):
   value: jax.Ref
   target: jax.Ref
   rows: jax.Ref
+  lanes: Any
   saved: layout.Pair
   start: Any
   d_output: jax.Ref
@@ -75,25 +82,12 @@ class Refs(NamedTuple):
   d_value: jax.Ref
   d_target: jax.Ref
   d_rows: jax.Ref
+  d_lanes: Any
   d_memories: layout.Pair
   d_reset: Any
   d_start: Any
   carried: layout.Pair
-
-
-def _direction(plan: layout.Plan, half, target, eps, rate):
-  """The direction, and its pullback to (half, target, rate, eps or None)."""
-
-  def direction(half, target, rate, eps):
-    if plan.first_order:
-      half = lax.stop_gradient(half)
-    return columns.direction(plan.phi, half, target, eps, rate)
-
-  if plan.phi_eps is None:
-    return jax.vjp(direction, half, target, rate, eps)
-  fixed = functools.partial(direction, eps=eps)
-  u, pull = jax.vjp(fixed, half, target, rate)
-  return u, lambda d: (*pull(d), None)
+  solver: Any
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
@@ -107,38 +101,49 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   @pl.when(step == 0)
   def _():
     for p in (0, 1):
-      refs.carried[p][...] = refs.d_final[p][0]
+      for g in range(plan.step_units):
+        refs.carried[p][g] = refs.d_final[p][plan.place(g)]
       if flagged:
         refs.d_reset[p][...] = jnp.zeros_like(refs.d_reset[p])
-        refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
+        if not plan.token:
+          refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
 
   causal = blocks.causal(tokens, heads)
   anticausal = blocks.causal(tokens, heads, transposed=True)
+  strict = causal & ~anticausal, anticausal & ~causal
 
   def piece(s: int, g: int) -> schedule.Piece:
     q, k, v, target = layout.load(refs, plan, s, g)
+    place = plan.place(g)
     dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
-    gates = layout.gates(refs.rows[0, g, s], plan)
+    gates = layout.gates(refs.rows[(*place, s)], plan)
     dtype = q.dtype
-    memories = [saved[s, 0, g] for saved in refs.saved]
+    memories = [saved[(s, *place)] for saved in refs.saved]
     starts = memories
     resets: Any = None  # without flags they are not read
     continues: Any = None
     last: Any = None
+    by_coupling: Any = [], []
+    d_rates = d_eps = None
     if flagged:
-      flags = refs.flags[batch, (last_step - step) * plan.chunks + s]
+      chunk = (last_step - step) * plan.chunks + s
+      flags = refs.flags[batch * plan.rows + place[0], chunk]
       resets = (flags & layout.RESETS) != 0
       continues = (flags & layout.CONTINUES) != 0
       last = (flags & layout.LAST) != 0
-      if s == 0:
+      if s == 0 and not plan.token:
         starts = [
-          jnp.where(continues, start[0, g], memory.astype(jnp.float32)).astype(
+          jnp.where(continues, start[place], memory.astype(jnp.float32)).astype(
             dtype
           )
           for start, memory in zip(refs.start, memories, strict=True)
         ]
     kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
     z1, z2 = nt(starts[0], kb), nt(starts[1], vb)
+    if plan.token:
+      written = nt(k, kb), nt(v, vb)
+      _substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
+      yield schedule.MEETS
     yield None
     qb, dyb = blocks.diagonal(q, heads), blocks.diagonal(dy, heads)
     scores = nt(q, kb)
@@ -150,13 +155,17 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       mq, ndy = nt(memories[0], qb), nt(memories[1], dyb)
     yield None
 
-    u1, pull1 = _direction(plan, z1, target, gates.eps, gates.rate[0])
+    if plan.token:
+      u1, u2 = _substitution.take_back(refs.solver, plan, g)
+    else:
+      u1, pull1 = layout.direction(plan, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
     pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
     yield None
     factors = [(memories[0], qb), (u1b, pb)] if join else [(u1b, pb)]
     rest = blocks.sum_nt(join, *factors)
-    u2, pull2 = _direction(plan, z2, target, gates.eps, gates.rate[1])
+    if not plan.token:
+      u2, pull2 = layout.direction(plan, z2, target, gates.eps, gates.rate[1])
     u2b = u2.astype(dtype)
     db = blocks.diagonal(gates.weigh(1, d, causal).astype(dtype), heads)
     yield None
@@ -191,8 +200,9 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     a = (d_read if plan.safe else e).astype(dtype)
     e = e.astype(dtype)
     yield None
-    dz2, d_target2, d_rate2, d_eps2 = pull2(du2)
-    dz2 = dz2.astype(dtype)
+    if not plan.token:
+      dz2, d_target2, d_rate2, d_eps2 = pull2(du2)
+      dz2 = dz2.astype(dtype)
     by_update = ends[0] * nt(seen[0], kb)
     d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
     du1 = nn(a, pb) + by_update
@@ -202,13 +212,29 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     )
     et = blocks.transpose(e, heads)
     yield None
-    dz1, d_target1, d_rate1, d_eps1 = pull1(du1)
-    dz1 = dz1.astype(dtype)
+    if plan.token:
+      _substitution.stage_adjoint(refs.solver, plan, g, (du1, du2))
+      yield schedule.MEETS
+      raw = _substitution.take_back(refs.solver, plan, g)
+      dz1, dz2 = (
+        (dz * jnp.exp(prev)).astype(dtype)
+        for dz, prev in zip(raw, gates.prev, strict=True)
+      )
+      by_coupling = [
+        [(_coupled(gates, p, dz, u, strict).astype(dtype), written)]
+        for p, (dz, u, written) in enumerate(
+          zip(raw, (u1b, u2b), (kb, vb), strict=True)
+        )
+      ]
+    else:
+      dz1, d_target1, d_rate1, d_eps1 = pull1(du1)
+      dz1 = dz1.astype(dtype)
     dz2t = blocks.transpose(dz2, heads)
     code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
     by_pass2 = [(code_y, dyb), (dz2, vb)]
     yield None
-    layout.store_target(refs.d_target, plan, s, g, d_target1 + d_target2)
+    if not plan.token:
+      layout.store_target(refs.d_target, plan, s, g, d_target1 + d_target2)
     if plan.safe:  # U without its way to the end, and the read as it is weighed
       at = blocks.transpose(a, heads)
       u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
@@ -225,8 +251,10 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     by_pass1 = [(e, qb), (dz1, kb)]
     dz1t = blocks.transpose(dz1, heads)
     yield None
-    refs.d_rows[0, g, s] = gates.row_adjoints(
-      d_reads, (d_rate1, d_rate2), (d_eps1, d_eps2), d_ends
+    if not plan.token:
+      d_rates, d_eps = (d_rate1, d_rate2), (d_eps1, d_eps2)
+    refs.d_rows[(*place, s)] = gates.row_adjoints(
+      d_reads, d_rates, d_eps, d_ends
     )
     for p, factors in enumerate((by_pass1, by_pass2)):
       if not flagged:
@@ -234,13 +262,15 @@ def run(refs: Refs, plan: layout.Plan) -> None:
         continue
       by_read, by_z = (nn(*pair) for pair in factors)
       d_memory = kept[p] + by_read
-      d_begin = by_z + jnp.where(last, refs.d_chunk_start[p][0, g], 0.0)
-      if s == 0:
-        refs.d_start[p][0, g] += jnp.where(continues, d_begin, 0.0)
+      d_begin = by_z
+      if not plan.token:
+        d_begin += jnp.where(last, refs.d_chunk_start[p][place], 0.0)
+      if s == 0 and not plan.token:
+        refs.d_start[p][place] += jnp.where(continues, d_begin, 0.0)
         d_memory = d_memory + jnp.where(continues, 0.0, d_begin)
       else:
         d_memory = d_memory + d_begin
-      refs.d_reset[p][0, g] += jnp.where(resets, d_memory, 0.0)
+      refs.d_reset[p][place] += jnp.where(resets, d_memory, 0.0)
       refs.carried[p][g] = jnp.where(resets, 0.0, d_memory)
     yield schedule.WROTE
     mb, nb = (blocks.diagonal(memory, heads) for memory in memories)
@@ -252,21 +282,60 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       for b, start, memory in zip((mb, nb), starts, memories, strict=True)
     ]
     after = [blocks.diagonal(x, heads) for x in seen]
-    dv = blocks.sum_nn(plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]))
+    dv = blocks.sum_nn(
+      plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]), *by_coupling[1]
+    )
     layout.store(refs.d_value, plan, s, g, dv)
     yield None
-    dk = blocks.sum_nn(plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]))
+    dk = blocks.sum_nn(
+      plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]), *by_coupling[0]
+    )
     layout.store(refs.d_key, plan, s, g, dk)
 
-  schedule.run(
-    piece,
-    chunks=range(plan.chunks - 1, -1, -1),
-    units=plan.units,
-    group=plan.group,
-    skew=plan.skew,
-  )
+  order = {"group": plan.group, "skew": plan.skew}
+  if plan.token:
+    _by_substitution(refs, plan, piece, order)
+  else:
+    chunks = range(plan.chunks - 1, -1, -1)
+    schedule.run(piece, chunks=chunks, units=plan.units, **order)
 
   @pl.when(step == last_step)
   def _():
     for d_memories, carried in zip(refs.d_memories, refs.carried, strict=True):
-      d_memories[0] = carried[...]
+      for g in range(plan.step_units):
+        d_memories[plan.place(g)] = carried[g]
+
+
+def _by_substitution(refs, plan, piece, order) -> None:
+  """Emits the pieces of a tile, which meet twice."""
+  pieces = [piece(0, g) for g in range(plan.step_units)]
+  schedule.meet(pieces, **order)
+  _substitution.solve(refs.solver, refs.lanes, plan)
+  _substitution.send_back(refs.solver, plan, refs.solver.u)
+  schedule.meet(pieces, **order)
+  _substitution.solve_transposed(refs.solver, refs.lanes, refs.d_lanes, plan)
+  _substitution.send_back(refs.solver, plan, refs.solver.z)
+  _substitution.send_targets_back(refs.solver, plan)
+  for g in range(plan.step_units):
+    d_target = _substitution.target_of(refs.solver, plan, g)
+    layout.store(refs.d_target, plan, 0, g, d_target)
+  schedule.meet(pieces, **order)
+
+
+def _coupled(gates, p, dz, u, strict) -> jax.Array:
+  """The adjoint of w_t . w_i, both ways, `[tokens, lanes]`.
+
+  Args:
+    gates: of the unit.
+    p: the pass.
+    dz: by slot, float32.
+    u: by slot, in the dtype of products.
+    strict: bool, where the lane's token is before the row's, and transposed.
+  """
+  heads = gates.plan.unit.heads
+  dz = dz.astype(u.dtype)
+  by_row, by_lane = strict
+  seen = nn(blocks.transpose(dz, heads), blocks.diagonal(u, heads))
+  seen = gates.weigh_before(p, seen, by_row, transposed=False)
+  sees = nn(blocks.transpose(u, heads), blocks.diagonal(dz, heads))
+  return seen + gates.weigh_before(p, sees, by_lane, transposed=True)

@@ -5,6 +5,9 @@ of a unit's heads on lanes. Memories are kept halved, so that the activations
 get halved pre-activations. With separable decay Omega_{ri} = mu_r / mu_i for
 i <= r: write rates absorb 1 / mu_i, reads mu_r, and one scaled U serves both
 the reads and the update. The safe form multiplies scores with Omega instead.
+
+With gradients per token, U comes from `_substitution`: all units of a step meet
+there. The decay is then of the safe form, and a step has one tile.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
 from memcomp_kernels.trellis import _kernel_layout as layout
+from memcomp_kernels.trellis import _substitution
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -30,6 +34,7 @@ class Refs(NamedTuple):
     value: by token.
     target: by slot.
     rows: gates.
+    lanes: gates by lane; None without gradients per token.
     memories: before the first token, halved.
     reset: what a segment starts from, halved; None without flags.
     start: of a chunk that began in an earlier call, halved; None likewise.
@@ -39,6 +44,7 @@ class Refs(NamedTuple):
       flags.
     saved: at each chunk's start, halved; None if not wanted.
     carried: memories between steps, float32 scratch.
+    solver: scratch of `_substitution`; None without gradients per token.
   """
 
   flags: Any
@@ -47,6 +53,7 @@ class Refs(NamedTuple):
   value: jax.Ref
   target: jax.Ref
   rows: jax.Ref
+  lanes: Any
   memories: layout.Pair
   reset: Any
   start: Any
@@ -55,6 +62,7 @@ class Refs(NamedTuple):
   last: Any
   saved: Any
   carried: layout.Pair
+  solver: Any
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
@@ -66,7 +74,8 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   @pl.when(step == 0)
   def _():
     for carried, memory in zip(refs.carried, refs.memories, strict=True):
-      carried[...] = memory[0]
+      for g in range(plan.step_units):
+        carried[g] = memory[plan.place(g)]
     if refs.last is not None:
       for last in refs.last:
         last[...] = jnp.zeros_like(last)
@@ -76,34 +85,41 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   def piece(s: int, g: int) -> schedule.Piece:
     yield schedule.READS
     q, k, v, target = layout.load(refs, plan, s, g)
-    gates = layout.gates(refs.rows[0, g, s], plan)
+    place = plan.place(g)
+    gates = layout.gates(refs.rows[(*place, s)], plan)
     memories = [carried[g] for carried in refs.carried]
     starts = memories
     if refs.flags is not None:
-      flags = refs.flags[batch, step * plan.chunks + s]
+      flags = refs.flags[batch * plan.rows + place[0], step * plan.chunks + s]
       resets = (flags & layout.RESETS) != 0
       memories = [
-        jnp.where(resets, reset[0, g], memory)
+        jnp.where(resets, reset[place], memory)
         for reset, memory in zip(refs.reset, memories, strict=True)
       ]
       starts = memories
-      if s == 0:  # only the first chunk of all can have begun before
+      if s == 0 and refs.start is not None:
+        # Only the first chunk of all can have begun before.
         continues = (flags & layout.CONTINUES) != 0
         starts = [
-          jnp.where(continues, start[0, g], memory)
+          jnp.where(continues, start[place], memory)
           for start, memory in zip(refs.start, memories, strict=True)
         ]
-      is_last = (flags & layout.LAST) != 0
-      for last, start in zip(refs.last, starts, strict=True):
-        last[0, g] = jnp.where(is_last, start, last[0, g])
+      if refs.last is not None:
+        is_last = (flags & layout.LAST) != 0
+        for last, start in zip(refs.last, starts, strict=True):
+          last[place] = jnp.where(is_last, start, last[place])
     if refs.saved is not None:
       for saved, memory in zip(refs.saved, memories, strict=True):
-        saved[s, 0, g] = memory.astype(saved.dtype)
+        saved[(s, *place)] = memory.astype(saved.dtype)
     kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
     dtype = q.dtype
     mk, mv = (memory.astype(dtype) for memory in memories)
     z1 = nt(starts[0].astype(dtype), kb)
     z2 = nt(starts[1].astype(dtype), vb)
+    if plan.token:
+      written = nt(k, kb), nt(v, vb)
+      _substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
+      yield schedule.MEETS
     yield None
     scores = nt(q, kb)
     qb = blocks.diagonal(q, heads)
@@ -111,10 +127,14 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     join = plan.join and not plan.safe
     mq = None if join else nt(mk, qb)
     yield None
-    u1 = columns.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
+    if plan.token:
+      u1, u2 = _substitution.take_back(refs.solver, plan, g)
+    else:
+      u1 = columns.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
     yield None
-    u2 = columns.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
+    if not plan.token:
+      u2 = columns.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
     u2b = u2.astype(dtype)
     scores = gates.weigh(0, scores, causal).astype(dtype)
     pb = blocks.diagonal(scores, heads)
@@ -142,15 +162,18 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield None
     layout.store(refs.output, plan, s, g, gates.output(fm, rest))
 
-  schedule.run(
-    piece,
-    chunks=range(plan.chunks),
-    units=plan.units,
-    group=plan.group,
-    skew=plan.skew,
-  )
+  order = {"group": plan.group, "skew": plan.skew}
+  if plan.token:
+    pieces = [piece(0, g) for g in range(plan.step_units)]
+    schedule.meet(pieces, **order)
+    _substitution.solve(refs.solver, refs.lanes, plan)
+    _substitution.send_back(refs.solver, plan, refs.solver.u)
+    schedule.meet(pieces, **order)
+  else:
+    schedule.run(piece, chunks=range(plan.chunks), units=plan.units, **order)
 
   @pl.when(step == pl.num_programs(2) - 1)
   def _():
     for final, carried in zip(refs.final, refs.carried, strict=True):
-      final[0] = carried[...]
+      for g in range(plan.step_units):
+        final[plan.place(g)] = carried[g]

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.primitives.mosaic import modes, vmem
+from memcomp_kernels.primitives.mosaic import blocks, modes, vmem
 from memcomp_kernels.trellis import (
   _backward_kernel,
   _forward_kernel,
+  _substitution,
 )
 from memcomp_kernels.trellis import _kernel_layout as layout_lib
 
@@ -23,6 +24,7 @@ class Packed(NamedTuple):
   value: jax.Array
   target: jax.Array
   rows: jax.Array
+  lanes: jax.Array | None = None
 
 
 class _Blocks:
@@ -34,25 +36,38 @@ class _Blocks:
 
   def by_token(self, width: int) -> pl.BlockSpec:
     unit, plan = self.plan.unit, self.plan
-    shape = 1, unit.tokens * plan.chunks, plan.units * width
+    shape = plan.rows, unit.tokens * plan.chunks, plan.units * width
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
 
   def target(self) -> pl.BlockSpec:
     unit, plan = self.plan.unit, self.plan
+    if plan.token:
+      return self.by_token(unit.heads * unit.slots)
     rows = plan.units * unit.heads * unit.slots
     shape = 1, rows, unit.tokens * plan.chunks
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
 
   def rows(self) -> pl.BlockSpec:
     plan = self.plan
-    shape = 1, plan.units, plan.chunks, len(plan.row_names), plan.unit.lanes
+    sizes = plan.chunks, len(plan.row_names), plan.unit.lanes
+    shape = plan.rows, plan.units, *sizes
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
+
+  def lanes(self) -> pl.BlockSpec | None:
+    plan = self.plan
+    if not plan.token:
+      return None
+    sizes = len(plan.lane_row_names), plan.unit.tokens, blocks.LANES
+    shape = 1, 1, 1, plan.lane_groups, *sizes
+    return pl.BlockSpec(
+      shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0, 0, 0)
+    )
 
   def memories(self) -> layout_lib.Pair:
     plan = self.plan
     return tuple(
       pl.BlockSpec(
-        (1, plan.units, plan.unit.slots, width),
+        (plan.rows, plan.units, plan.unit.slots, width),
         lambda b, u, i, *_: (b, u, 0, 0),
       )
       for width in plan.unit.widths
@@ -62,7 +77,7 @@ class _Blocks:
     plan = self.plan
     return tuple(
       pl.BlockSpec(
-        (plan.chunks, 1, plan.units, plan.unit.slots, width),
+        (plan.chunks, plan.rows, plan.units, plan.unit.slots, width),
         lambda b, u, i, *_: (self.at(i), b, u, 0, 0),
       )
       for width in plan.unit.widths
@@ -86,7 +101,7 @@ def _call(body, plan, name, operands, specs, results, result_specs, scratch):
     body(given, plan)
 
   grid = (
-    batch,
+    batch // plan.rows,
     units // plan.units,
     time // (unit.tokens * plan.chunks),
   )
@@ -139,7 +154,8 @@ def forward(
     save: whether to return `saved`.
 
   Returns:
-    `output` by token, `final` memories, `last` (with flags) and `saved`
+    `output` by token, `final` memories, `last` (with flags, but for gradients
+    per token) and `saved`
     `[chunks, batch, units, slots, width]`: see `_forward_kernel.Refs`.
   """
   unit = plan.unit
@@ -156,24 +172,26 @@ def forward(
     "value": block.by_token(values),
     "target": block.target(),
     "rows": block.rows(),
+    "lanes": block.lanes(),
     "memories": block.memories(),
   }
   if flagged:
-    operands |= {"reset": reset, "start": start}
-    specs |= {"reset": block.memories(), "start": block.memories()}
+    operands["reset"], specs["reset"] = reset, block.memories()
+  if flagged and not plan.token:
+    operands["start"], specs["start"] = start, block.memories()
   results: dict[str, Any] = {
     "output": struct(packed.value.shape, packed.query.dtype)
   }
   result_specs: dict[str, Any] = {"output": block.by_token(values)}
   results["final"], result_specs["final"] = like, block.memories()
-  if flagged:
+  if flagged and not plan.token:
     results["last"], result_specs["last"] = like, block.memories()
   if save:
     results["saved"] = jax.tree.map(
       lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
     )
     result_specs["saved"] = block.saved()
-  scratch = {"carried": _scratch(plan)}
+  scratch = _scratch(plan, backward=False)
 
   def body(refs, plan):
     absent = dict.fromkeys(_forward_kernel.Refs._fields)
@@ -211,7 +229,7 @@ def backward(
 
   Returns:
     Adjoints of the fields of `packed`, each `d_` and its name, `d_memories`,
-    and with flags `d_reset` and `d_start`.
+    and with flags `d_reset` and (but for gradients per token) `d_start`.
   """
   unit = plan.unit
   num_chunks = packed.query.shape[1] // unit.tokens
@@ -235,6 +253,7 @@ def backward(
     "value": block.by_token(values),
     "target": block.target(),
     "rows": block.rows(),
+    "lanes": block.lanes(),
   }
   specs: dict[str, Any] = inputs | {
     "saved": block.saved(),
@@ -244,20 +263,22 @@ def backward(
   results: dict[str, Any] = {
     f"d_{name}": struct(x.shape, x.dtype)
     for name, x in packed._asdict().items()
+    if x is not None
   }
   result_specs: dict[str, Any] = {
-    f"d_{name}": spec for name, spec in inputs.items()
+    name: inputs[name.removeprefix("d_")] for name in results
   }
   results["d_memories"], result_specs["d_memories"] = like, block.memories()
   if flagged:
+    results["d_reset"], result_specs["d_reset"] = like, block.memories()
+  if flagged and not plan.token:
     operands |= {
       "start": start,
       "d_chunk_start": cotangents["chunk_start"],
     }
     specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
-    for name in ("d_reset", "d_start"):
-      results[name], result_specs[name] = like, block.memories()
-  scratch = {"carried": _scratch(plan)}
+    results["d_start"], result_specs["d_start"] = like, block.memories()
+  scratch = _scratch(plan, backward=True)
 
   def body(refs, plan):
     absent = dict.fromkeys(_backward_kernel.Refs._fields)
@@ -275,8 +296,12 @@ def backward(
   )
 
 
-def _scratch(plan: layout_lib.Plan) -> layout_lib.Pair:
-  return tuple(
-    pltpu.VMEM((plan.units, plan.unit.slots, width), jnp.float32)
+def _scratch(plan: layout_lib.Plan, *, backward: bool) -> dict[str, Any]:
+  carried = tuple(
+    pltpu.VMEM((plan.step_units, plan.unit.slots, width), jnp.float32)
     for width in plan.unit.widths
   )
+  solver = None
+  if plan.token:
+    solver = _substitution.scratch(plan, backward=backward)
+  return {"carried": carried, "solver": solver}

@@ -1,10 +1,12 @@
 """What the forward and the backward kernel share: sizes, layouts, gates."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns
@@ -68,6 +70,10 @@ class Plan:
     first_order: no gradient through z.
     shared: both passes have the same gates.
     join: sums of products as products of concatenations.
+    rows: of the batch in a grid step.
+    token: gradients per token (`_substitution`), not at the chunk's start; a
+      chunk is then a tile of any length.
+    lane_heads: of a unit that share lanes in `_substitution`.
   """
 
   unit: Unit
@@ -83,6 +89,9 @@ class Plan:
   first_order: bool
   shared: bool
   join: bool
+  rows: int = 1
+  token: bool = False
+  lane_heads: int = 1
 
   @property
   def row_names(self) -> tuple[str, ...]:
@@ -90,13 +99,45 @@ class Plan:
 
     Cumulative log decay, write rate and the last token's cumulative log decay,
     a pass each unless shared; phi's eps; then unused ones up to whole tiles.
+    With gradients per token, rate and eps are rows by lane, and instead of the
+    rate stands the cumulative log decay before the token's own.
     """
     passes = "0" if self.shared else "01"
-    names = [f"{row}{p}" for row in ("log", "rate", "end") for p in passes]
-    if self.phi_eps is None:
+    second = "prev" if self.token else "rate"
+    names = [f"{row}{p}" for row in ("log", second, "end") for p in passes]
+    if self.phi_eps is None and not self.token:
       names.append("eps")
     size = 4 if len(names) <= 4 else 8
     return (*names, *(f"unused{i}" for i in range(size - len(names))))
+
+  @property
+  def lane_row_names(self) -> tuple[str, ...]:
+    """Rows by lane, `[tokens, 128]` for each group of heads; both passes."""
+    eps = ("eps",) if self.phi_eps is None else ()
+    return ("log", "prev", "rate", *eps)
+
+  @property
+  def step_units(self) -> int:
+    """Units of all rows of a grid step."""
+    return self.rows * self.units
+
+  def place(self, g: int) -> tuple[int, int]:
+    """The row and the unit in it of a grid step's unit `g`."""
+    return divmod(g, self.units)
+
+  @property
+  def lane_groups(self) -> int:
+    """Groups of a unit's heads, each with its own lanes."""
+    return self.unit.heads // self.lane_heads
+
+  @property
+  def lane_rows(self) -> int:
+    """Lanes of a head in a group: passes and units, and what is left."""
+    return blocks.LANES // self.lane_heads
+
+  def lane_row(self, p: int, g: int) -> int:
+    """Where pass `p` of a unit stands among them."""
+    return p * self.step_units + g
 
   @property
   def square(self) -> bool:
@@ -120,6 +161,8 @@ class Gates:
     total: mu of the last token, `[1, width]`, a pass.
     to_end: `[1, lanes]`, a pass, what the update multiplies U with; None if
       separable, where it is `total` of the whole.
+    prev: the cumulative log decay before the token's own, `[1, lanes]`, a
+      pass; with gradients per token, where `write_rate` is None.
   """
 
   plan: Plan
@@ -130,6 +173,7 @@ class Gates:
   inverse: Any
   total: Pair
   to_end: Any
+  prev: Any = None
 
   @property
   def rate(self) -> Pair:
@@ -174,6 +218,25 @@ class Gates:
     column = blocks.spread(blocks.as_column(row), unit.heads, unit.tokens)
     return scores * jnp.exp(jnp.where(anticausal, row - column, -jnp.inf))
 
+  def weigh_before(
+    self, p: int, scores: jax.Array, strict: jax.Array, *, transposed: bool
+  ) -> jax.Array:
+    """Scores with the decay up to before the later token.
+
+    Args:
+      p: the pass.
+      scores: `[tokens, lanes]`.
+      strict: bool, likewise: where the written token is before the other.
+      transposed: whether rows are the written tokens.
+    """
+    unit = self.plan.unit
+    row, column = self.log_decay[p], self.prev[p]
+    if transposed:
+      row, column = column, row
+    column = blocks.spread(blocks.as_column(column), unit.heads, unit.tokens)
+    log = row - column if transposed else column - row
+    return scores * jnp.exp(jnp.where(strict, log, -jnp.inf))
+
   def between(self, p: int, causal: jax.Array) -> jax.Array:
     """Omega `[tokens, lanes]`: mask before exp."""
     unit, row = self.plan.unit, self.log_decay[p]
@@ -207,8 +270,8 @@ class Gates:
   def sum_reads(self, first: jax.Array, second: jax.Array) -> Pair:
     """Sums over slots, of both passes at once where gates are shared."""
     if self.plan.shared:
-      return _sum(first + second), 0.0
-    return _sum(first), _sum(second)
+      return sum_slots(first + second), 0.0
+    return sum_slots(first), sum_slots(second)
 
   def sum_ends(self, kept: Pair, update: Pair) -> Pair:
     """The adjoint of `end`.
@@ -225,27 +288,29 @@ class Gates:
 
     def end(kept, update):
       # Every lane of a head holds its end: their adjoints are summed outside.
-      total = blocks.sum_of_heads(_sum(kept), unit.heads, unit.tokens)
-      return jnp.where(lane == 0, total, 0.0) + _sum(update)
+      whole = blocks.sum_of_heads(sum_slots(kept), unit.heads, unit.tokens)
+      return jnp.where(lane == 0, whole, 0.0) + sum_slots(update)
 
     return end(kept[0], update[0]), end(kept[1], update[1])
 
   def row_adjoints(
     self,
     d_reads: Pair,
-    d_rate: Pair,
-    d_eps: Pair,
+    d_rate: Any,
+    d_eps: Any,
     d_ends: Pair,
   ) -> jax.Array:
     """The adjoint of the rows.
 
     Args:
       d_reads: of `sum_reads`.
-      d_rate: of the scaled rates, `[1, lanes]`.
+      d_rate: of the scaled rates, `[1, lanes]`; None where they are by lane.
       d_eps: of eps, `[1, lanes]`; not read unless rows bring it.
       d_ends: of `sum_ends`.
     """
     plan = self.plan
+    if plan.token:
+      return self._token_row_adjoints(d_reads, d_ends)
     log_decay = [-d * rate for d, rate in zip(d_rate, self.rate, strict=True)]
     if self.inverse is not None:
       d_rate = tuple(d * x for d, x in zip(d_rate, self.inverse, strict=True))
@@ -264,9 +329,36 @@ class Gates:
     none = jnp.zeros_like(d_rate[0])
     return jnp.concatenate([named.get(n, none) for n in plan.row_names], 0)
 
+  def _token_row_adjoints(self, d_reads: Pair, d_ends: Pair) -> jax.Array:
+    """As `row_adjoints`, of the rows that are not by lane."""
+    plan = self.plan
+    named = {f"log{p}": x for p, x in enumerate(d_reads)}
+    named |= {f"end{p}": x for p, x in enumerate(d_ends)}
+    if plan.shared:
+      for name in ("log", "end"):
+        named[f"{name}0"] += named[f"{name}1"]
+    none = jnp.zeros_like(named["log0"])
+    return jnp.concatenate([named.get(n, none) for n in plan.row_names], 0)
 
-def _sum(x: jax.Array) -> jax.Array:
+
+def sum_slots(x: jax.Array) -> jax.Array:
+  """The sum over slots, `[1, lanes]`."""
   return jnp.sum(x, axis=0, keepdims=True)
+
+
+def direction(plan: Plan, half, target, eps, rate):
+  """The direction, and its pullback to (half, target, rate, eps or None)."""
+
+  def direction(half, target, rate, eps):
+    if plan.first_order:
+      half = lax.stop_gradient(half)
+    return columns.direction(plan.phi, half, target, eps, rate)
+
+  if plan.phi_eps is None:
+    return jax.vjp(direction, half, target, rate, eps)
+  fixed = functools.partial(direction, eps=eps)
+  u, pull = jax.vjp(fixed, half, target, rate)
+  return u, lambda d: (*pull(d), None)
 
 
 def gates(rows: jax.Array, plan: Plan) -> Gates:
@@ -295,30 +387,40 @@ def gates(rows: jax.Array, plan: Plan) -> Gates:
   return Gates(
     plan=plan,
     log_decay=log_decay,
-    write_rate=pair("rate"),
+    write_rate=None if plan.token else pair("rate"),
     eps=rows[at["eps"] : at["eps"] + 1] if "eps" in at else plan.phi_eps,
     mu=pair("log", jnp.exp),
     inverse=None if plan.safe else pair("log", lambda row: jnp.exp(-row)),
     total=total,
     to_end=to_end,
+    prev=pair("prev") if plan.token else None,
   )
 
 
 def tokens_of(plan: Plan, s: int, g: int, width: int):
   """The index of a chunk and unit in a block by token."""
   tokens = plan.unit.tokens
-  return 0, pl.ds(s * tokens, tokens), pl.ds(g * width, width)
+  row, u = plan.place(g)
+  return row, pl.ds(s * tokens, tokens), pl.ds(u * width, width)
 
 
 def load(refs: Any, plan: Plan, s: int, g: int):
-  """Query, key and value by token, and the prepared target by slot."""
+  """Query, key and value by token, and the target.
+
+  The target is prepared and by slot; with gradients per token it is as it
+  came, by token.
+  """
   unit = plan.unit
   keys, values = unit.widths
+  if plan.token:
+    target = refs.target[tokens_of(plan, s, g, unit.heads * unit.slots)]
+  else:
+    target = load_target(refs.target, plan, s, g)
   return (
     refs.query[tokens_of(plan, s, g, keys)],
     refs.key[tokens_of(plan, s, g, keys)],
     refs.value[tokens_of(plan, s, g, values)],
-    load_target(refs.target, plan, s, g),
+    target,
   )
 
 

@@ -1,11 +1,13 @@
-"""Trellis with stale gradients as Pallas TPU kernels, forward and backward.
+"""Trellis as Pallas TPU kernels, forward and backward.
 
 Layout, packing and hand-off are those of `primitives.chunked`; here tokens of
 all chunks go through one kernel each way, which keeps the memories of several
 heads on chip from chunk to chunk. Queries, keys, values and outputs stay as
 they lie in memory, `[batch, time, heads * dim]`; targets come as `[batch,
 heads * slots, time]`, which a projection can emit directly; memories are
-halved and laid head beside head.
+halved and laid head beside head. With gradients per token (`_substitution`),
+targets come by token, and a grid step takes several rows of the batch: its
+tokens go one by one, in many heads at once.
 """
 
 import dataclasses
@@ -36,17 +38,25 @@ def _plan(
   spec = form.spec
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
+  token = not spec.stale
   tiling = getattr(form.tiling, direction)
-  tiling = tiling or tilings.kernel(direction, modes.kind())
-  unit = tilings.unit(spec, heads, key_dim, value_dim)
+  tiling = tiling or tilings.kernel(direction, modes.kind(), token=token)
+  tile = form.tile_time if token else None
+  unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
+  units = heads // unit.heads
+  if token:
+    sizes = tiling.token_sizes(units, inputs.query.shape[0], unit.heads)
+  else:
+    sizes = tiling.sizes(units, num_chunks, unit.tokens)
   return layout_lib.Plan(
     unit=unit,
-    **tiling.sizes(heads // unit.heads, num_chunks, unit.tokens),
+    **sizes,
+    token=token,
     phi=spec.phi,
     phi_eps=spec.phi_eps if inputs.log_phi_eps is None else None,
     read=spec.read_activation,
     read_eps=spec.read_eps,
-    safe=False,
+    safe=token,
     first_order=spec.first_order,
     shared=inputs.log_decay.shape[-1] == inputs.write_rate.shape[-1] == 1,
   )
@@ -75,6 +85,7 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
     x = jnp.transpose(x, (0, 3, 1, 4, 2))
     return x.reshape(batch, heads // unit.heads, -1, unit.lanes)
 
+  target = by_token(inputs.target)
   log_decay = inputs.log_decay
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
@@ -83,7 +94,9 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
   for p in (0,) if plan.shared else (0, 1):
     log = rows(log_decay[..., p % log_decay.shape[-1]])
     by_head = log.reshape(*log.shape[:-1], unit.heads, unit.tokens)
+    own = by_head
     by_head = jnp.cumsum(by_head, axis=-1)
+    gates[f"prev{p}"] = (by_head - own).reshape(log.shape)
     end = jnp.broadcast_to(by_head[..., -1:], by_head.shape)
     gates[f"log{p}"], gates[f"end{p}"] = (
       x.reshape(log.shape) for x in (by_head, end)
@@ -92,15 +105,51 @@ def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
     gates[f"rate{p}"] = scale * rows(rate[..., p % rate.shape[-1]])
   if inputs.log_phi_eps is not None:
     gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
+  lanes = None
+  if plan.token:
+    lanes = _pack_lanes(plan, gates)
   none = jnp.zeros_like(gates["log0"])
   gates = [gates.get(name, none) for name in plan.row_names]
   return _kernel_calls.Packed(
     by_token(inputs.query),
     by_token(inputs.key),
     by_token(inputs.value),
-    jnp.swapaxes(by_token(inputs.target), 1, 2),
+    target if plan.token else jnp.swapaxes(target, 1, 2),
     jnp.stack(gates, axis=3),
+    lanes,
   )
+
+
+def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
+  """Rows by lane of rows by unit, `[batch, units, tiles, heads * tokens]`."""
+  unit = plan.unit
+
+  def by_lane(name):
+    passes = [gates.get(f"{name}{p}", gates.get(f"{name}0")) for p in (0, 1)]
+    if name == "eps":
+      passes = [gates["eps"]] * 2
+    x = jnp.stack(passes)
+    _, batch, units, tiles_, _ = x.shape
+    x = x.reshape(
+      2,
+      batch // plan.rows,
+      plan.rows,
+      units // plan.units,
+      plan.units,
+      tiles_,
+      plan.lane_groups,
+      plan.lane_heads,
+      unit.tokens,
+    )
+    # [steps of rows, of units, tiles, groups, tokens, heads, passes, rows,
+    # units]
+    x = jnp.transpose(x, (1, 3, 5, 6, 8, 7, 0, 2, 4))
+    x = x.reshape(*x.shape[:6], 2 * plan.step_units)
+    free = plan.lane_rows - x.shape[-1]
+    x = jnp.pad(x, [(0, 0)] * 6 + [(0, free)])
+    return x.reshape(*x.shape[:5], -1)
+
+  return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=4)
 
 
 def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
@@ -131,7 +180,7 @@ def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   """Int32 `[batch, chunks]`, or None where no chunk is special."""
   tokens = plan.unit.tokens
   if layout.flags is None:
-    if time % tokens == 0:
+    if plan.token or time % tokens == 0:
       return None
     chunk = jnp.arange(-(-time // tokens))
     flags = jnp.where(chunk == chunk[-1], layout_lib.LAST, 0)
@@ -156,6 +205,8 @@ def _by_range(plan, form, packed, run):
   """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
   decay = form.tiling.decay
   safe = dataclasses.replace(plan, safe=True)
+  if plan.token:
+    return run(plan)
   if not form.spec.forget_gate or decay == "separable":
     return run(plan)
   if decay == "safe":
@@ -201,7 +252,9 @@ def _forward(form, layout, operands, save):
   outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
   final = _unpack_memories(plan.unit, results["final"], 2.0)
   chunk_start = final  # not read: a chunk ends with the call
-  if flags is not None:
+  if plan.token:
+    chunk_start = operands.chunk_start
+  elif flags is not None:
     chunk_start = jax.tree.map(
       lambda new, old: _where_any(flags, new, old),
       _unpack_memories(plan.unit, results["last"], 2.0),
@@ -252,20 +305,24 @@ def _backward(form, layout, operands, saved, cotangents):
     ),
   )
   d_packed = _kernel_calls.Packed(
-    *(results[f"d_{name}"] for name in _kernel_calls.Packed._fields)
+    *(results.get(f"d_{name}") for name in _kernel_calls.Packed._fields)
   )
   (d_inputs,) = unpack(d_packed)
   d_inputs = jax.tree.map(lambda x: tiles.unflat(layout, x, time), d_inputs)
   d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
   if flags is None:
     zeros = jax.tree.map(jnp.zeros_like, d_memories)
-    return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
+    d_start = cotangents.chunk_start if plan.token else zeros
+    return form_lib.Operands(d_memories, d_start, zeros, d_inputs)
+  d_reset = _unpack_memories(unit, results["d_reset"], 0.5)
+  if plan.token:
+    d_start = cotangents.chunk_start
+    return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
   d_start = jax.tree.map(
     lambda new, kept: new + _where_any(flags, 0.0, kept),
     _unpack_memories(unit, results["d_start"], 0.5),
     cotangents.chunk_start,
   )
-  d_reset = _unpack_memories(unit, results["d_reset"], 0.5)
   return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
 
 
@@ -296,6 +353,12 @@ def chunk(
   tiling = tiling or tilings.Tiling()
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
+  if not spec.stale:
+    heads, key_dim = inputs.query.shape[2:]
+    unit = tilings.unit(
+      spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
+    )
+    tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
   form = xla_chunked.form(spec, tiling)
   form = dataclasses.replace(form, engine=ENGINE)
   return chunked.chunk(
@@ -307,8 +370,6 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := modes.unavailable():
     return reason
-  if not spec.stale:
-    return 'no kernel for gradient_at="token" or chunk_size=1 yet'
   if spec.value_readout_phi:
     return "no kernel for value_readout_phi=True"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):

@@ -13,6 +13,8 @@ READS = "reads"
 """Yielded before the stage that first reads the unit's state."""
 WROTE = "wrote"
 """Yielded after the stage that writes the unit's state."""
+MEETS = "meets"
+"""Yielded where a piece waits for all others."""
 
 Piece = Generator[str | None]
 
@@ -65,5 +67,26 @@ def run(
           if chunk in unwritten[unit]:
             raise ValueError("a piece ended without writing its state")
           members.remove(member)
+    live = [members for members in live if members]
+    stage += 1
+
+
+def meet(pieces: list[Piece], *, group: int, skew: int) -> None:
+  """Emits pieces of one chunk up to their next MEETS, or to their ends.
+
+  Args:
+    pieces: independent of each other up to there.
+    group: pieces whose stages are emitted in lock step.
+    skew: stages between the starts of two groups.
+  """
+  waiting = collections.deque(
+    pieces[first : first + group] for first in range(0, len(pieces), group)
+  )
+  live: list[list[Piece]] = []
+  stage = 0
+  while waiting or live:
+    if waiting and (stage % skew == 0 or not live):
+      live.append(waiting.popleft())
+    live = [[x for x in members if next(x, MEETS) != MEETS] for members in live]
     live = [members for members in live if members]
     stage += 1

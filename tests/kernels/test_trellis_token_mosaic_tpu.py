@@ -1,0 +1,147 @@
+"""Trellis's TPU kernels with gradients per token, against the XLA form."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_trellis_mosaic_tpu as stale
+from jax.sharding import Mesh
+
+from memcomp_kernels import sharding
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import checks, errors, tolerances
+from memcomp_kernels.trellis import api, tilings
+
+SPEC = api.Spec(num_slots=16, gradient_at="token")
+
+
+def repeated(inputs):
+  """The same key and value at every token, written at full rate."""
+  return inputs._replace(
+    key=jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape),
+    value=jnp.broadcast_to(inputs.value[:, :1], inputs.value.shape),
+    write_rate=jnp.ones_like(inputs.write_rate),
+  )
+
+
+CASES = {
+  "ln_silu": ("softmax", {}, {}),
+  "l2_silu, two gates": ("l2", {}, {"passes": 2}),
+  "silu": ("identity", {}, {}),
+  "l2, no forgetting": ("silu", {"forget_gate": False}, {}),
+  "softmax, first order": ("l2_silu", {"first_order": True}, {}),
+  "identity, two gates": ("ln_silu", {}, {"passes": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_activations_and_options(case):
+  read, changes, how = CASES[case]
+  phi = case.split(",")[0]
+  spec = dataclasses.replace(SPEC, phi=phi, read_activation=read, **changes)
+  stale.assert_close(*stale.both(spec, stale.arguments(spec, 17, **how)))
+
+
+def test_learned_eps_and_other_sizes():
+  """Two registers of targets; lanes with two of a unit's heads."""
+  sizes = {"heads": 4, "key_dim": 64, "value_dim": 32}
+  spec = dataclasses.replace(SPEC, num_slots=48, phi_eps=7.0)
+  tiling = api.Tiling(
+    forward=dataclasses.replace(tilings.TOKEN_FORWARD, lane_heads=2),
+    backward=dataclasses.replace(tilings.TOKEN_BACKWARD, lane_heads=1),
+  )
+  given = stale.arguments(spec, 20, **sizes)
+  assert given[2].log_phi_eps is not None
+  stale.assert_close(*stale.both(spec, given, tiling=tiling))
+
+
+def test_repeated_keys():
+  """Where a fixed number of sweeps is far off."""
+  state, fresh, inputs = stale.arguments(SPEC, 32)
+  given = state, fresh, repeated(inputs)
+  stale.assert_close(*stale.both(SPEC, given))
+
+
+def test_packing_and_memory_that_starts_as_nan():
+  """Rows packed otherwise than each other, some of which forget all."""
+  ids = np.zeros((3, 40), np.int32)
+  ids[0] = 1
+  ids[1, 5:13], ids[1, 13:14], ids[1, 20:] = 3, 4, 9
+  ids[2, 2:12], ids[2, 14:20] = 1, 1
+  state, fresh, inputs = stale.arguments(SPEC, 40, batch=3)
+  forgets = inputs.log_decay.at[:, 3:30:9].set(-1e4)
+  given = state, fresh, inputs._replace(log_decay=forgets)
+  stale.assert_close(*stale.both(SPEC, given, jnp.asarray(ids), **stale.STRICT))
+
+
+def test_a_state_handed_on_inside_a_tile():
+  state, _, inputs = stale.arguments(SPEC, 21)
+
+  def run(cuts):
+    carried, outputs = state, []
+    for start, stop in itertools.pairwise(cuts):
+      some = jax.tree.map(lambda x: x[:, start:stop], inputs)  # noqa: B023
+      carried, y = api.chunk(
+        carried, some, spec=SPEC, implementation="mosaic_tpu"
+      )
+      outputs.append(y)
+    return carried, jnp.concatenate(outputs, axis=1)
+
+  with modes.interpreted():
+    errors.assert_close(
+      run([0, 5, 21]), run([0, 21]), tolerances.VALUE["float32"], "handed on"
+    )
+
+
+def test_bfloat16_is_no_worse_than_the_xla_form():
+  given = stale.arguments(SPEC, 32, dtype="bfloat16")
+  truth, _ = stale.both(SPEC, checks.cast(given, jnp.float32))
+  xla, kernel = stale.both(SPEC, given)
+  for index in (0, 1):
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[index]) for x in (truth, xla, kernel)), strict=True
+    ):
+      own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert ours <= max(2.0 * own, 1e-6), (index, own, ours)
+
+
+def test_under_shard_map():
+  """Rows and heads over a mesh: each device runs a kernel of its own."""
+  state, fresh, inputs = stale.arguments(SPEC, 16, batch=2, heads=16)
+
+  def run(state, fresh, inputs):
+    chunk = sharding.shard_chunk(
+      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(
+      state,
+      inputs,
+      spec=SPEC,
+      reset_state=fresh,
+      implementation="mosaic_tpu",
+    )
+
+  with modes.interpreted():
+    expected = jax.jit(run)(state, fresh, inputs)
+    devices = np.array(jax.devices()[:2]).reshape(1, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      actual = jax.jit(run)(state, fresh, inputs)
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+def test_what_cannot_be_done_says_why():
+  state, _, inputs = stale.arguments(SPEC, 16)
+
+  def chunk(spec=SPEC, inputs=inputs, state=state):
+    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+
+  with modes.interpreted():
+    three = stale.arguments(SPEC, 16, heads=3)
+    with pytest.raises(NotImplementedError, match="heads must divide by 8"):
+      chunk(inputs=three[2], state=three[0])
+    read_out = dataclasses.replace(SPEC, value_readout_phi=True)
+    with pytest.raises(NotImplementedError, match="value_readout_phi"):
+      chunk(read_out)
