@@ -9,6 +9,10 @@ import jax.numpy as jnp
 from absl import flags
 
 from memcomp_kernels.delta_rule import xla_chunked as delta_rule
+from memcomp_kernels.lattice import _kernel_calls as lattice_calls
+from memcomp_kernels.lattice import mosaic_tpu as lattice_tpu
+from memcomp_kernels.lattice import tilings as lattice_tilings
+from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import affine, affine_kernels
@@ -25,6 +29,8 @@ SIZES = flags.DEFINE_string(
   "sizes", "", "Of `KernelTiling`, such as group=2,skew=1; default the table's."
 )
 
+LATTICE_BATCH = flags.DEFINE_integer("lattice_batch", 32, "Rows, of Lattice.")
+
 BATCH, TIME = 2, 2048
 DECAYS = {
   "trellis": ("separable", "safe"),
@@ -32,6 +38,8 @@ DECAYS = {
   "state_space_duality": ("safe",),
   "tensor_cache": ("safe",),
   "tensor_cache-delta": ("safe",),
+  "lattice": ("safe",),
+  "lattice-token": ("safe",),
 }
 """The memories with kernels, and their forms of decay."""
 
@@ -59,16 +67,29 @@ class Case:
   decay: str
 
   @property
+  def batch(self) -> int:
+    """Rows: Lattice's kernels take a row and head on each lane."""
+    return LATTICE_BATCH.value if self.memory.startswith("lattice") else BATCH
+
+  @property
+  def trips(self) -> int:
+    """Of the loops in the kernel's body."""
+    return self.chunk if self.memory.startswith("lattice") else 1
+
+  @property
   def spec(self) -> Any:
     """The memory's meaning."""
     known = memories.MEMORIES[self.memory.split("-")[0]]
     if self.memory.startswith("tensor_cache"):
       rule = "delta" if self.memory.endswith("delta") else "outer"
-      return known.api.Spec(
-        rule=rule, chunk_size=self.chunk, window_size=512
-      )
+      return known.api.Spec(rule=rule, chunk_size=self.chunk, window_size=512)
     if self.memory == "trellis":
       return known.api.Spec(num_slots=SLOTS.value, chunk_size=self.chunk)
+    if self.memory.startswith("lattice"):
+      at = "token" if self.memory.endswith("token") else "chunk_start"
+      return known.api.Spec(
+        num_slots=SLOTS.value, chunk_size=self.chunk, gradient_at=at
+      )
     if self.memory == "state_space_duality":  # one key for all heads
       return known.api.Spec(heads_per_group=HEADS.value)
     return known.api.Spec()
@@ -76,7 +97,8 @@ class Case:
   @property
   def kernel(self) -> str:
     """The name of the kernel."""
-    prefix = "trellis" if self.memory == "trellis" else "affine"
+    prefix = self.memory.split("-")[0]
+    prefix = prefix if prefix in ("trellis", "lattice") else "affine"
     way = "backward" if self.direction == "backward" else "forward"
     return f"{prefix}_{way}"
 
@@ -85,6 +107,8 @@ class Case:
     """What runs the kernels."""
     if self.memory.startswith("tensor_cache"):
       return affine.CHUNK_ENGINE
+    if self.memory.startswith("lattice"):
+      return lattice_tpu.ENGINE
     return mosaic_tpu.ENGINE if self.memory == "trellis" else affine.ENGINE
 
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
@@ -92,6 +116,13 @@ class Case:
     if self.memory == "trellis":
       form = trellis.form(self.spec, self._tiling())
       return dataclasses.replace(form, engine=engine)
+    if self.memory.startswith("lattice"):
+      tiling = None  # of the XLA form
+      if engine is lattice_tpu.ENGINE:
+        tiling = lattice_tilings.Tiling(tile_time=self.chunk)
+      form = lattice.form(self.spec, tiling)
+      solves = form.solves and engine is not lattice_tpu.ENGINE
+      return dataclasses.replace(form, engine=engine, solves=solves)
     forms = {
       "delta_rule": delta_rule,
       "state_space_duality": duality,
@@ -114,13 +145,13 @@ class Case:
     self,
     dtype: Any = jnp.bfloat16,
     *,
-    batch: int = BATCH,
+    batch: int | None = None,
     time: int = TIME,
     heads: int | None = None,
   ) -> form_lib.Operands:
     """Random operands of the chunk form."""
     sizes = {
-      "batch": batch,
+      "batch": batch or self.batch,
       "heads": heads or HEADS.value,
       "key_dim": self.head_dim,
       "value_dim": self.head_dim,
@@ -143,7 +174,16 @@ class Case:
       inputs = tensor_cache_tile.Tokens(*inputs)
     else:
       held = (state.memory,)
+    if self.memory.startswith("lattice"):
+      inputs = lattice.lay(inputs, self.spec)
     return form_lib.Operands(held, held, held, inputs)
+
+
+def trips_of_xla(case: Case) -> tuple[int, ...]:
+  """Of the loops of the XLA form, the outermost first."""
+  tile = case.form(tile_scan.ENGINE).tile_time
+  inner = (tile,) if case.memory == "lattice-token" else ()
+  return TIME // tile, *inner
 
 
 def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
@@ -153,6 +193,8 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
   """
   if case.memory == "trellis":
     return None
+  if case.memory.startswith("lattice"):
+    return _lattice_alone(case)
   form, layout = case.form(case.engine), tiles.aligned(case.chunk)
 
   def prepared():
@@ -171,3 +213,33 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
   results = jax.eval_shape(forward, tile, memory)
   adjoints = results["saved"], results["read"], memory
   return affine_kernels.backward, (tile, *adjoints)
+
+
+def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
+  """As `kernel_alone`."""
+  form, layout = case.form(case.engine), tiles.aligned(case.chunk)
+  plans = []
+
+  def packed():
+    operands = case.operands()
+    plan, tokens, _, flags = lattice_tpu.prepare(form, layout, operands)
+    plans.append(plan)
+    return tokens, flags, *lattice_tpu.pack_memories(plan, operands)
+
+  tokens, flags, *held = jax.eval_shape(packed)
+  (plan,) = plans
+  save = case.direction != "forward"
+
+  def forward(*operands):
+    return lattice_calls.forward(plan, *operands, save)
+
+  def backward(*operands):
+    return lattice_calls.backward(plan, *operands)
+
+  if case.direction != "backward":
+    return forward, (tokens, flags, *held)
+  results = jax.eval_shape(forward, tokens, flags, *held)
+  _, reset, start = held
+  final = results["final"]
+  adjoints = results["output"], final, final
+  return backward, (tokens, flags, results["saved"], reset, start, *adjoints)

@@ -75,22 +75,50 @@ def _table(path: str) -> tuple[list[int], list[list[int]]]:
   return rows[0], rows[1:]
 
 
-def schedule(folder: pathlib.Path, kernel: str) -> Schedule:
+def _repeats(path: str, trips: int) -> list[int]:
+  """How often each bundle of a listing runs: those of inner loops `trips`."""
+  found, depth = [], 0
+  for line in pathlib.Path(path).read_text().splitlines():
+    bundle = re.match(r"\s*(?:0x[0-9a-f]+|0) [A-Z ]*:\s*(>*)\s*\{(\}?)", line)
+    if bundle:
+      # An empty one does not say where it is. The grid is a loop itself.
+      depth = depth if bundle[2] else len(bundle[1])
+      found.append(trips if depth > 1 else 1)
+  return found
+
+
+def schedule(folder: pathlib.Path, kernel: str, trips: int = 1) -> Schedule:
   """The schedule of the last kernel of that name that was compiled.
+
+  Args:
+    folder: of the compiler's dumps.
+    kernel: its name.
+    trips: of each loop in its body, not nested; the compiler lists them once.
 
   Raises:
     RuntimeError: the compiler dumped none.
   """
 
-  def newest(stage: str) -> str:
-    ending = f"{stage}_hlo-static-per-bundle-utilization.txt"
-    found = glob.glob(f"{folder}/*-{kernel}[.-]*{ending}")
+  def newest(ending: str) -> str:
+    found = glob.glob(f"{folder}/*-{kernel}[.-]*[0-9]-{ending}.txt")
     if not found:
       raise RuntimeError(f"the TPU compiler dumped no schedule of {kernel}")
     return max(found)
 
-  slots, cycles = _table(newest("pre-delay"))
-  _, bundles = _table(newest("final"))
+  def counted(table: str, listing: str) -> tuple[list[int], list[list[int]]]:
+    table = newest(f"{table}_hlo-static-per-bundle-utilization")
+    slots, rows = _table(table)
+    repeats = _repeats(newest(listing), trips)
+    if len(repeats) != len(rows):
+      raise RuntimeError(
+        f"{kernel}: {len(rows)} rows of a table, {len(repeats)} bundles listed"
+      )
+    return slots, [
+      r for r, n in zip(rows, repeats, strict=True) for _ in range(n)
+    ]
+
+  slots, cycles = counted("pre-delay", "packed-bundles-post-ra")
+  _, bundles = counted("final", "final_bundles")
   used = dict(zip(UNITS, map(sum, zip(*cycles, strict=True)), strict=False))
   capacity = dict(zip(UNITS, slots, strict=False))
   return Schedule(
@@ -146,12 +174,12 @@ def vmem_bytes(call: Any) -> int:
   return blocks + sum(math.prod(x.shape) * x.dtype.itemsize for x in scratch)
 
 
-def estimated_cycles(text: str, trips: int) -> int:
+def estimated_cycles(text: str, *trips: int) -> int:
   """Cycles of a compiled program, by the compiler's own estimates.
 
   Args:
-    text: of the program. Its loops are not nested.
-    trips: of each of its loops: the text does not say.
+    text: of the program.
+    *trips: of its loops, the outermost first: the text does not say.
   """
   bodies: dict[str, list[str]] = collections.defaultdict(list)
   name = entry = None
@@ -169,9 +197,9 @@ def estimated_cycles(text: str, trips: int) -> int:
       estimate = re.search(r'"estimated_cycles":"(\d+)"', line)
       loop = re.search(r" while\(.*body=%?([\w.-]+)", line)
       if loop:
-        if depth:
+        if depth == len(trips):
           raise ValueError(f"a loop within a loop: {loop[1]}")
-        total += trips * cycles(loop[1], depth + 1)
+        total += trips[depth] * cycles(loop[1], depth + 1)
       elif estimate:
         total += int(estimate[1])
     return total

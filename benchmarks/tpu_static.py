@@ -97,10 +97,10 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
     traced = jax.make_jaxpr(function)(*own)
     aot.compile_for(case.topology, function, *own)
     results = jax.eval_shape(whole, *given)
-  found = tpu_schedule.schedule(folder, case.kernel)
+  found = tpu_schedule.schedule(folder, case.kernel, case.trips)
   call = tpu_schedule.kernel_call(traced)
   steps = math.prod(call.params["grid_mapping"].grid)
-  tokens = _tokens() / steps
+  tokens = _tokens(case) / steps
   if case.direction != "backward":
     result, saved = results
     results = result.memories, result.outputs, saved
@@ -124,13 +124,13 @@ def count_around(case: Case) -> dict:
   with modes.compiled():
     given = arguments(case, case.engine)
     compiled = aot.compile_for(case.topology, function, *given)
-  cycles = tpu_schedule.estimated_cycles(compiled.as_text(), trips=1)
-  return {"cycles_per_token_head": round(cycles / _tokens(), 3)}
+  cycles = tpu_schedule.estimated_cycles(compiled.as_text(), 1)
+  return {"cycles_per_token_head": round(cycles / _tokens(case), 3)}
 
 
-def _tokens() -> int:
+def _tokens(case: Case) -> int:
   """Tokens of all heads in a call."""
-  return tpu_cases.BATCH * tpu_cases.TIME * tpu_cases.HEADS.value
+  return case.batch * tpu_cases.TIME * tpu_cases.HEADS.value
 
 
 def needed(case: Case, given: tuple) -> tuple:
@@ -149,9 +149,9 @@ def count_xla(case: Case) -> dict:
     case.topology, function, *arguments(case, tile_scan.ENGINE)
   )
   cycles = tpu_schedule.estimated_cycles(
-    compiled.as_text(), trips=tpu_cases.TIME // case.chunk
+    compiled.as_text(), *tpu_cases.trips_of_xla(case)
   )
-  return {"cycles_per_token_head": round(cycles / _tokens(), 3)}
+  return {"cycles_per_token_head": round(cycles / _tokens(case), 3)}
 
 
 def error(case: Case) -> float:

@@ -44,11 +44,10 @@ class Refs(NamedTuple):
     d_key: as `key`.
     d_value: as `value`.
     d_gates: as `gates`, each part its share.
-    d_memory: of the memory before the first token.
+    d_memory: of the memory, carried from tile to tile.
     d_reset: None without flags.
     d_start: None without flags or chunks.
-    carried: adjoint of the memory, scratch; all scratch is float32.
-    d_base: of the base, scratch; None without chunks.
+    d_base: of the base, scratch; None without chunks. All scratch is float32.
     d_squares: `[slots, lanes]`, scratch.
     states: `[tokens + 1, slots, rows, lanes]`, scratch: the tile's memories.
     written: `[tokens, rows, lanes]`, scratch: h.
@@ -79,7 +78,6 @@ class Refs(NamedTuple):
   d_memory: jax.Ref
   d_reset: Any
   d_start: Any
-  carried: jax.Ref
   d_base: Any
   d_squares: jax.Ref
   states: jax.Ref
@@ -114,11 +112,11 @@ def _recompute(refs: Refs, plan: layout.Plan) -> None:
 
 def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
   """The adjoint through what a tile ends with."""
-  unit = plan.spec.unit_columns
+  carried, unit = refs.d_memory.at[0], plan.spec.unit_columns
   last = refs.states.at[plan.tokens]
   if unit:
     inverse, sized, empty = forward.ending(refs, plan, last)
-    along = layout.dots(plan, last, refs.carried)
+    along = layout.dots(plan, last, carried)
     along = pairs.all_parts(along, plan.lanes.parts)
     kept = jnp.where(sized, inverse, 1.0)
     if empty is not None:
@@ -128,10 +126,10 @@ def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
     off = inverse * inverse * inverse * along
     refs.rows[forward.WRITE] = jnp.where(sized, off, 0.0)
   for m in range(plan.slots):
-    d = refs.carried[m]
+    d = carried[m]
     if unit:
       off = layout.row(refs.rows, forward.WRITE, m) * last[m]
-      refs.carried[m] = layout.row(refs.rows, forward.KEEP, m) * d - off
+      carried[m] = layout.row(refs.rows, forward.KEEP, m) * d - off
     if refs.base is None:
       continue
     is_last = forward.flag(refs, layout.LAST)
@@ -146,9 +144,10 @@ def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
   refs.rows[forward.KEEP] = 2.0 * pairs.all_parts(
     refs.d_squares[...], plan.lanes.parts
   )
+  carried = refs.d_memory.at[0]
   base = refs.states.at[0] if refs.base is None else refs.base
   for m in range(plan.slots):
-    d = refs.carried[m]
+    d = carried[m]
     by_square = layout.row(refs.rows, forward.KEEP, m) * base[m]
     if refs.base is None:
       d = d + by_square
@@ -161,12 +160,12 @@ def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
       resets = forward.flag(refs, layout.RESETS)
       refs.d_reset[0, m] += jnp.where(resets, d, 0.0)
       d = jnp.where(resets, 0.0, d)
-    refs.carried[m] = d
+    carried[m] = d
 
 
 def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   """The adjoint through one token."""
-  spec, parts = plan.spec, plan.lanes.parts
+  spec, parts, carried = plan.spec, plan.lanes.parts, refs.d_memory.at[0]
   rows, state, after = refs.rows, refs.states.at[t], refs.states.at[t + 1]
   base = state if refs.base is None else refs.base
   h, dy = refs.written[t], refs.d_output[0, t].astype(jnp.float32)
@@ -190,14 +189,14 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   for group in plan.groups():
     products: Any = ([], [], [], [])
     for m in group:
-      d = refs.carried[m] + layout.row(rows, forward.QUERY, m) * dy
-      refs.carried[m] = d
+      d = carried[m] + layout.row(rows, forward.QUERY, m) * dy
+      carried[m] = d
       dh = dh + layout.row(rows, forward.WRITE, m) * d
-      products[0].append(after[m] * dy)
-      products[1].append(state[m] * d)
-      products[2].append(h * d)
+      products[0].append(pairs.folded(after[m] * dy))
+      products[1].append(pairs.folded(state[m] * d))
+      products[2].append(pairs.folded(h * d))
       if found.along is not None:
-        products[3].append(base[m] * d)
+        products[3].append(pairs.folded(base[m] * d))
     for total, product in zip(sums, products, strict=True):
       if product:
         total.append(pairs.sum_rows(product))
@@ -223,15 +222,15 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
     d_key, d_squares = d_key + by_code[0], d_squares + by_code[1]
   refs.d_squares[...] = d_squares
   for m in range(plan.slots):
-    d = refs.carried[m]
+    d = carried[m]
     d_base = layout.row(rows, forward.D_SHARE, m) * h
     if decoding:
       d_base = d_base + layout.row(rows, forward.CODE, m) * dh
     kept = layout.row(rows, forward.KEEP, m) * d
     if refs.base is None:
-      refs.carried[m] = kept + d_base
+      carried[m] = kept + d_base
     else:
-      refs.carried[m] = kept
+      carried[m] = kept
       refs.d_base[m] += d_base - layout.row(rows, forward.ALONG, m) * d
   refs.d_key[0, t] = pairs.in_first_part(d_key, parts).astype(refs.d_key.dtype)
   d_value = dh if spec.objective == "encoding" else -dh
@@ -242,11 +241,10 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
 
 def run(refs: Refs, plan: layout.Plan) -> None:
   """The kernel's body."""
-  step = pl.program_id(1)
 
-  @pl.when(step == 0)
+  @pl.when(pl.program_id(1) == 0)
   def _():
-    refs.carried[...] = refs.d_final[0]
+    refs.d_memory[0] = refs.d_final[0]
     for d in (refs.d_reset, refs.d_start):
       if d is not None:
         d[...] = jnp.zeros_like(d)
@@ -261,7 +259,3 @@ def run(refs: Refs, plan: layout.Plan) -> None:
 
   lax.fori_loop(0, plan.tokens, body, 0)
   _pull_beginning(refs, plan)
-
-  @pl.when(step == pl.num_programs(1) - 1)
-  def _():
-    refs.d_memory[0] = refs.carried[...]

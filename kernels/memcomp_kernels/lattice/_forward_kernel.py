@@ -33,12 +33,12 @@ class Refs(NamedTuple):
     start: of a chunk that began in an earlier call; None without flags or
       chunks.
     output: as `value`.
-    final: the memory after the last token.
+    final: the memory, carried from tile to tile.
     last: the start of the last chunk; None likewise.
     saved: the memory before the tile, `[1, 1, slots, rows, lanes]`; None if not
       wanted.
-    carried: the memory, scratch; all scratch is float32.
-    base: the chunk's start, scratch; None without chunks.
+    base: the chunk's start, scratch; None without chunks. All scratch is
+      float32.
     rows: `[KINDS, slots, lanes]`, scratch: a token's numbers by slot.
     squares: `[slots, lanes]`, scratch: of the base's columns.
     untouched: likewise, see `writes.Columns`.
@@ -56,7 +56,6 @@ class Refs(NamedTuple):
   final: jax.Ref
   last: Any
   saved: Any
-  carried: jax.Ref
   base: Any
   rows: jax.Ref
   squares: jax.Ref
@@ -153,55 +152,52 @@ def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
   return inverse, sized & complete, ~sized & complete
 
 
-def finish(refs: Any, plan: layout.Plan) -> None:
+def finish(refs: Refs, plan: layout.Plan) -> None:
   """Brings columns to length 1 at a tile's end."""
   if not plan.spec.unit_columns:
     return
-  inverse, sized, empty = ending(refs, plan, refs.carried)
+  carried = refs.final.at[0]
+  inverse, sized, empty = ending(refs, plan, carried)
   refs.rows[KEEP] = jnp.where(sized, inverse, 1.0)
   if empty is not None:
     refs.rows[ALONG] = jnp.where(empty, 1.0, 0.0)
   for m in range(plan.slots):
-    column = layout.row(refs.rows, KEEP, m) * refs.carried[m]
+    column = layout.row(refs.rows, KEEP, m) * carried[m]
     if empty is not None:
       use = layout.row(refs.rows, ALONG, m) > 0
       column = jnp.where(use, refs.base[m], column)
-    refs.carried[m] = column
+    carried[m] = column
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
   """The kernel's body."""
-  step = pl.program_id(1)
+  carried = refs.final.at[0]
 
-  @pl.when(step == 0)
+  @pl.when(pl.program_id(1) == 0)
   def _():
-    refs.carried[...] = refs.memory[0]
+    carried[...] = refs.memory[0]
     if refs.last is not None:
       refs.last[...] = jnp.zeros_like(refs.last)
 
   if refs.saved is not None:  # before it is reset: so is it read again
-    refs.saved[0, 0] = refs.carried[...]
-  begin(refs, plan, refs.carried)
+    refs.saved[0, 0] = carried[...]
+  begin(refs, plan, carried)
   if refs.last is not None:
     is_last = flag(refs, layout.LAST)
     for m in range(plan.slots):
       refs.last[0, m] = jnp.where(is_last, refs.base[m], refs.last[0, m])
 
   def body(t, carry):
-    base = refs.carried if refs.base is None else refs.base
+    base = carried if refs.base is None else refs.base
     h, _, _ = token(refs, plan, t, base)
     refs.rows[QUERY] = refs.query[0, t].astype(jnp.float32)
     output: Any = 0.0
     for m in range(plan.slots):
-      column = written(refs, m, refs.carried[m], h)
-      refs.carried[m] = column
+      column = written(refs, m, carried[m], h)
+      carried[m] = column
       output = output + column * layout.row(refs.rows, QUERY, m)
     refs.output[0, t] = output.astype(refs.output.dtype)
     return carry
 
   lax.fori_loop(0, plan.tokens, body, 0)
   finish(refs, plan)
-
-  @pl.when(step == pl.num_programs(1) - 1)
-  def _():
-    refs.final[0] = refs.carried[...]

@@ -47,7 +47,6 @@ def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
   """The scratch of a kernel, of those that are needed."""
   tokens, memory, by_slot = plan.tokens, plan.memory, plan.by_slot
   shapes = {
-    "carried": memory,
     "rows": (_forward_kernel.KINDS, *by_slot),
     "squares": by_slot,
     "untouched": by_slot,

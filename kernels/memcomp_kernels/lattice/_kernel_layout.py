@@ -154,7 +154,9 @@ def dots(plan: Plan, memory: jax.Ref, x: Any) -> jax.Array:
     `[slots, lanes]`, to be summed over parts.
   """
   found = [
-    pairs.sum_rows([memory[m] * (x if x.ndim == 2 else x[m]) for m in group])
+    pairs.sum_rows(
+      [pairs.folded(memory[m] * (x if x.ndim == 2 else x[m])) for m in group]
+    )
     for group in plan.groups()
   ]
   return jnp.concatenate(found, axis=0)

@@ -104,7 +104,7 @@ def _flags(plan: layout_lib.Plan, layout: tiles.Layout, batch: int, time: int):
   return plan.lanes.share(x)
 
 
-def _prepare(form, layout, operands):
+def prepare(form, layout, operands):
   """The plan, packed operands and their pullback, and flags."""
   batch, time = form_lib.sizes(operands.inputs)
   flat = jax.tree.map(lambda x: tiles.flat(layout, x), operands.inputs)
@@ -115,7 +115,7 @@ def _prepare(form, layout, operands):
   return plan, packed, unpack, _flags(plan, layout, batch, time)
 
 
-def _memories(plan, operands):
+def pack_memories(plan, operands):
   """The packed memory, what segments start from, and the chunk's start."""
   return [
     _pack_memory(plan.lanes, x[0])
@@ -131,9 +131,9 @@ def _where_last(form, layout, batch, time, new, old):
 
 def _forward(form, layout, operands, save):
   """Of `form.Engine`."""
-  plan, packed, _, flags = _prepare(form, layout, operands)
+  plan, packed, _, flags = prepare(form, layout, operands)
   batch, time = form_lib.sizes(operands.inputs)
-  memory, reset, chunk_start = _memories(plan, operands)
+  memory, reset, chunk_start = pack_memories(plan, operands)
   found = _kernel_calls.forward(
     plan, packed, flags, memory, reset, chunk_start, save
   )
@@ -150,11 +150,11 @@ def _forward(form, layout, operands, save):
 
 def _backward(form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
-  plan, packed, unpack, flags = _prepare(form, layout, operands)
+  plan, packed, unpack, flags = prepare(form, layout, operands)
   batch, time = form_lib.sizes(operands.inputs)
   d_output = jnp.moveaxis(tiles.flat(layout, cotangents.outputs), 2, 1)
   (d_final,), (d_chunk_start,) = cotangents.memories, cotangents.chunk_start
-  _, reset, start = _memories(plan, operands)
+  _, reset, start = pack_memories(plan, operands)
   found = _kernel_calls.backward(
     plan,
     packed,

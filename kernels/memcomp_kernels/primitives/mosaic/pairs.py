@@ -86,7 +86,7 @@ def all_parts(x: jax.Array, parts: int) -> jax.Array:
   return x
 
 
-def _folded(x: jax.Array) -> jax.Array:
+def folded(x: jax.Array) -> jax.Array:
   """`[rows, LANES]` to `[SUBLANES, LANES]`, by adding registers."""
   parts = [x[i : i + SUBLANES] for i in range(0, x.shape[0], SUBLANES)]
   while len(parts) > 1:
@@ -97,13 +97,12 @@ def _folded(x: jax.Array) -> jax.Array:
 
 
 def sum_rows(arrays: list[jax.Array]) -> jax.Array:
-  """Sums of eight arrays `[rows, LANES]`, one on each sublane.
+  """Sums of eight `folded` arrays over sublanes, one on each.
 
   A butterfly: half of each of two registers is moved to the other, so that
   every level halves their number.
   """
   sublane = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
-  arrays = [_folded(x) for x in arrays]
   shift = 1
   while len(arrays) > 1:
     own = (sublane & shift) == 0
@@ -117,7 +116,7 @@ def sum_rows(arrays: list[jax.Array]) -> jax.Array:
 
 def sum_row(x: jax.Array) -> jax.Array:
   """The sum of `[rows, LANES]` over rows, `[1, LANES]`."""
-  return jnp.sum(_folded(x), axis=0, keepdims=True)
+  return jnp.sum(folded(x), axis=0, keepdims=True)
 
 
 def in_first_part(x: jax.Array, parts: int) -> jax.Array:

@@ -1,0 +1,77 @@
+"""Lattice's TPU kernels lower and compile for TPUs, without one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.lattice import api
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import aot
+
+SPECS = {
+  "token": api.Spec(gradient_at="token"),
+  "chunk_start": api.Spec(chunk_size=16),
+}
+KERNELS = ("lattice_forward", "lattice_backward")
+HEADS, TIME = 4, 64
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def gradient(meaning, head_dim):
+  """Forward and backward, and shapes of its arguments."""
+  spec = SPECS[meaning]
+
+  def struct(width, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct((1, TIME, HEADS, width), dtype)
+
+  inputs = api.Inputs(
+    query=struct(spec.num_slots),
+    key=struct(spec.num_slots),
+    value=struct(head_dim),
+    log_decay=struct(1, jnp.float32),
+    write_rate=struct(1, jnp.float32),
+  )
+  state = jax.eval_shape(
+    lambda: api.init_state(spec, batch=1, heads=HEADS, value_dim=head_dim)
+  )
+
+  def function(state, inputs):
+    def objective(memory, inputs):
+      filled = state._replace(memory=memory)
+      _, y = api.chunk(filled, inputs, spec=spec, implementation="mosaic_tpu")
+      return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+    return jax.grad(objective, argnums=(0, 1))(state.memory, inputs)
+
+  return function, (state, inputs)
+
+
+@pytest.mark.parametrize(
+  ("meaning", "count"), [("token", 1), ("chunk_start", 2)]
+)
+def test_lowers(meaning, count):
+  """With chunks, for whole ones and for those that began before."""
+  function, arguments = gradient(meaning, 64)
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
+      *arguments
+    )
+  text = exported.mlir_module()
+  for name in KERNELS:
+    assert text.count(f'kernel_name = "{name}"') == count, name
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize("meaning", SPECS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_compiles(topology, head_dim, meaning):
+  function, arguments = gradient(meaning, head_dim)
+  with modes.compiled():
+    compiled = aot.compile_for(topology, function, *arguments)
+  for name in KERNELS:
+    assert name in compiled.as_text(), name
