@@ -14,16 +14,21 @@ from memcomp.layers import mixer as mixer_lib
 from memcomp.models import block, registry
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.primitives import chunked, triangular
 
 REMAT = {
   "none": None,
   "block": jax.checkpoint_policies.nothing_saveable,
   "mixer_out": jax.checkpoint_policies.save_only_these_names("mixer_out"),
+  "memories": jax.checkpoint_policies.save_only_these_names(
+    "mixer_out", chunked.SAVED
+  ),
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 """What a block keeps for its backward pass: everything, nothing but its input,
-its input and the mixer's output, or the results of its linear maps."""
+its input and the mixer's output, these and what the memory's own backward pass
+needs (so that its kernel runs forward once), or the results of its linear
+maps."""
 
 DTYPES = ("float32", "bfloat16")
 

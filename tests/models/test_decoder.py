@@ -298,9 +298,22 @@ def base():
   return loss_and_gradient(config())
 
 
-@pytest.mark.parametrize("remat", ["block", "mixer_out", "dots"])
+@pytest.mark.parametrize("remat", ["block", "mixer_out", "memories", "dots"])
 def test_remat_changes_nothing(remat, base):
   errors.assert_close(loss_and_gradient(config(remat=remat)), base, 1e-5)
+
+
+def test_memories_that_are_kept_are_not_run_again():
+  def scans(remat):
+    graph, params = nnx.split(build(config(remat=remat)))
+
+    def loss(params):
+      return jnp.sum(nnx.merge(graph, params)(tokens(2, 20))[0])
+
+    return str(jax.make_jaxpr(jax.grad(loss))(params)).count("scan[")
+
+  # Of tiles: forward, and backward; else forward once more.
+  assert scans("memories") < scans("mixer_out") == scans("block")
 
 
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):

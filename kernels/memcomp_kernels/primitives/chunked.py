@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import form as form_lib
@@ -28,6 +29,10 @@ from memcomp_kernels.primitives import paged, tile_scan, tiles, triangular
 
 Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
 Operands, Result = form_lib.Operands, form_lib.Result
+
+SAVED = "memories"
+"""Name, for `jax.checkpoint` policies, of a memory's outputs and of what its
+gradient needs besides inputs: with both kept, no tile is run forward again."""
 
 # Tokens between two saved states where a memory is scanned token by token.
 SCAN_BLOCK = 32
@@ -91,7 +96,11 @@ def _chunk(form: Form, fixed: _Fixed, operands: Operands) -> Result:
 
 def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
   result, saved = _forward(form, fixed, operands, save=True)
-  return result, (fixed, operands, saved)
+  # Named, so that whoever recomputes a layer may keep them.
+  outputs, saved = jax.tree.map(
+    lambda x: checkpoint_name(x, SAVED), (result.outputs, saved)
+  )
+  return result._replace(outputs=outputs), (fixed, operands, saved)
 
 
 def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
