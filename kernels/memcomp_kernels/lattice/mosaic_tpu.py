@@ -30,16 +30,31 @@ def _inputs(spec: types.Spec, laid: Any) -> tuple[types.Inputs, Any]:
 def _plan(
   spec: types.Spec, inputs: types.Inputs, tokens: int, *, flagged: bool
 ) -> layout_lib.Plan:
+  """The fastest that fits on chip; what fits best if none does."""
   batch, _, heads, value_dim = inputs.value.shape
-  lanes = tilings.lanes(spec, batch * heads, value_dim, tokens)
-  return layout_lib.Plan(
-    spec=spec,
-    lanes=lanes,
-    rows=value_dim // lanes.parts,
-    tokens=tokens,
-    # With chunks a tile must know whether its chunk is complete.
-    flagged=flagged or spec.stale,
-  )
+  plans = [
+    layout_lib.Plan(
+      spec=spec,
+      lanes=lanes,
+      rows=value_dim // lanes.parts,
+      tokens=tokens,
+      flagged=True,  # what takes more
+    )
+    for lanes in tilings.lanes(batch * heads, value_dim)
+  ]
+  fitting = [plan for plan in plans if not _too_large(plan, inputs)]
+  plan = next(iter(fitting), min(plans, key=lambda plan: plan.rows))
+  # With chunks a tile must know whether its chunk is complete.
+  return dataclasses.replace(plan, flagged=flagged or spec.stale)
+
+
+def _too_large(plan: layout_lib.Plan, inputs: types.Inputs) -> str | None:
+  """Why a plan's kernels do not fit on chip, or None."""
+  try:
+    _kernel_calls.check(plan, inputs.query.dtype)
+  except NotImplementedError as error:
+    return str(error)
+  return None
 
 
 def _pack(plan: layout_lib.Plan, laid: Any) -> _kernel_calls.Packed:
@@ -241,9 +256,4 @@ def unsupported(
     return reason
   tokens = tiling.tile_time if tiling else tilings.KERNEL_TIME
   tokens = spec.chunk_size if spec.stale else tokens
-  plan = _plan(spec, inputs, tokens, flagged=True)
-  try:
-    _kernel_calls.check(plan, inputs.query.dtype)
-  except NotImplementedError as error:
-    return str(error)
-  return None
+  return _too_large(_plan(spec, inputs, tokens, flagged=True), inputs)

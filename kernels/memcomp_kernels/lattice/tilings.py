@@ -55,38 +55,25 @@ KERNEL_TIME = 16
 # A lane's most value dimensions: what a pass keeps of them in registers.
 _ROWS = 64
 
-# Bytes that the backward kernel may take for a tile's memories.
-_MEMORIES = 40 * 2**20
 
-
-def lanes(
-  spec: types.Spec, num_pairs: int, value_dim: int, tokens: int
-) -> pairs.Lanes:
-  """How pairs lie on lanes.
+def lanes(num_pairs: int, value_dim: int) -> list[pairs.Lanes]:
+  """How pairs may lie on lanes, what is thought fastest first.
 
   As few parts a pair as fill the lanes: what is by slot is done in each part.
 
   Args:
-    spec: the memory's meaning.
     num_pairs: rows of the batch times heads.
     value_dim: a multiple of 8.
-    tokens: of a tile.
   """
 
-  def cost(parts):
-    lanes = pairs.Lanes(num_pairs, parts)
+  def cost(lanes):
+    rows = value_dim / lanes.parts
     # Passes over the memory, and what a token takes by slot, in dimensions.
-    return lanes.blocks * (value_dim / parts + 8), parts
-
-  def fits(parts):
-    rows = value_dim // parts
-    size = 4 * pairs.LANES * spec.num_slots * rows
-    return rows <= _ROWS and (tokens + 1) * size <= _MEMORIES
+    return rows > _ROWS, lanes.blocks * (rows + 8), lanes.parts
 
   choices = [
-    parts
+    pairs.Lanes(num_pairs, parts)
     for parts in (1, 2, 4, 8, 16)
     if value_dim % (parts * pairs.SUBLANES) == 0
   ]
-  fitting = [parts for parts in choices if fits(parts)]
-  return pairs.Lanes(num_pairs, min(fitting or choices[-1:], key=cost))
+  return sorted(choices, key=cost)
