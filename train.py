@@ -52,6 +52,17 @@ _COMPILE_ONLY = flags.DEFINE_bool(
 _TOPOLOGY = flags.DEFINE_string(
   "topology", "v5e:16x16", "With --compile_only: of TPUs, such as v5p:4x4x4."
 )
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "Join the processes of a pod slice, which JAX finds (Cloud TPU, Slurm, GKE): "
+  "start the same command on every host.",
+)
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of process 0, where JAX cannot find it."
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are.", 1)
+_PROCESS = flags.DEFINE_integer("process", None, "Which this is, from 0.", 0)
 
 
 def program() -> int:
@@ -62,6 +73,14 @@ def program() -> int:
   workdir = _WORKDIR.value or f"runs/{config.name}"
   if _COMPILE_ONLY.value:
     return _compile_only(config, workdir)
+  if _DISTRIBUTED.value or _COORDINATOR.value:
+    from memcomp.training import processes
+
+    processes.join(
+      coordinator=_COORDINATOR.value,
+      count=_PROCESSES.value,
+      index=_PROCESS.value,
+    )
   from memcomp.training import run
 
   return run.run(config, workdir)

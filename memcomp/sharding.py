@@ -185,6 +185,31 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, spec("batch"))
 
 
+def part_of_batch(mesh: Mesh) -> tuple[int, int]:
+  """Which part of a batch's rows this process holds, and of how many.
+
+  Processes that share a shard (of heads, say) hold the same part.
+
+  Raises:
+    UserError: processes hold rows in common, but not the same.
+  """
+  shards = mesh.shape["replica"] * mesh.shape["fsdp"]
+  held: dict[int, set[int]] = {}
+  where = batch_sharding(mesh).devices_indices_map((shards,))
+  for device, (rows,) in where.items():
+    rows = range(shards)[rows]
+    held.setdefault(device.process_index, set()).update(rows)
+  parts = sorted({tuple(sorted(rows)) for rows in held.values()})
+  if sum(map(len, parts)) != shards or len({len(p) for p in parts}) > 1:
+    raise errors.UserError(
+      f"the {shards} shards of a batch do not lie in equal parts on"
+      f" {len(held)} processes; let mesh.tensor * mesh.context divide the"
+      " devices of a process, or be a multiple of them"
+    )
+  mine = tuple(sorted(held[jax.process_index()]))
+  return parts.index(mine), len(parts)
+
+
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains an activation by logical names; nothing without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()

@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from memcomp import errors
-from memcomp.training import disk, integrity
+from memcomp.training import disk, integrity, processes
 from memcomp.training import state as state_lib
 from memcomp.training.load import latest_step, load_model, load_params
 
@@ -141,14 +140,14 @@ class Checkpoints:
     damaged = []
     for step in reversed(self.steps()):
       path = self._root / str(step)
-      reason = integrity.problem(path)
-      if reason is None:
+      reason = integrity.problem(path) if processes.is_first() else None
+      if processes.of_first(reason is None):
         try:
           return self._read(step, target, check)
         except (errors.UserError, PermissionError, MemoryError):
           raise
         except Exception as error:
-          if (path / integrity.MANIFEST).exists():
+          if (path / integrity.MANIFEST).exists() or not processes.is_alone():
             raise  # Its files are as written: the reader is at fault.
           reason = " ".join(str(error).split())[:200]
       damaged.append(step)
@@ -180,7 +179,7 @@ class Checkpoints:
       return
     with disk.clear_errors(f"cannot write {self._root}"):
       self._manager.wait_until_finished()
-    if jax.process_index():
+    if not processes.is_first():
       return
 
     def write():
@@ -209,9 +208,11 @@ class Checkpoints:
     return Restored(step, state, found["data"], meta)
 
   def _set_aside(self, step: int) -> None:
-    self._aside.mkdir(exist_ok=True)
-    number = sum(1 for _ in self._aside.glob(f"{step}-*"))
-    shutil.move(self._root / str(step), self._aside / f"{step}-{number}")
+    if processes.is_first():
+      self._aside.mkdir(exist_ok=True)
+      number = sum(1 for _ in self._aside.glob(f"{step}-*"))
+      shutil.move(self._root / str(step), self._aside / f"{step}-{number}")
+    processes.wait(f"checkpoint {step} set aside")
     self._manager.reload()
 
 

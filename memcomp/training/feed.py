@@ -58,13 +58,14 @@ class Feed:
       rows: of a batch, over all processes.
       shuffle: repeat for ever in a random order; else one pass in order.
     """
+    part, parts = sharding.part_of_batch(mesh)
     self._loader = loader_lib.make_loader(
       config.data,
       store,
       batch_size=rows,
       shuffle=shuffle,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      process_index=part,
+      process_count=parts,
     )
     self._config = config
     self._sharding = sharding.batch_sharding(mesh)

@@ -15,6 +15,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.training import (
   checkpoint,
   metrics,
+  processes,
   profiler,
   recorder,
   signals,
@@ -73,10 +74,11 @@ def train(
       config, run.validation, run.mesh, token_bytes(run)
     )
   train_step = step.jitted(config, run.mesh, token_bytes(run))
+  request = None if processes.is_alone() else processes.Request(run.mesh)
   done = restored.step if restored else 0
   progress = metrics.Progress(training.steps)
   with (
-    metrics.Log(
+    metrics.open_log(
       run.workdir, resume_at=done, tensorboard=training.tensorboard
     ) as log,
     profiler.Window(training, run.workdir) as window,
@@ -88,7 +90,8 @@ def train(
       last = number == training.steps
       evaluated = _due(number, training.evaluate_every)
       window.before(number - 1)
-      state, measured = train_step(state, batch)
+      asked = request and request(bool(stop.requested))
+      state, measured = train_step(state, batch, asked)
       window.after(number - 1, measured)
       # The device works on this step while the host fetches the next batch.
       following = None if last else next(feed)
@@ -103,7 +106,7 @@ def train(
       record.add(measured, logged=logged or evaluated or last, extra=extra)
       checkpoints.poll()
       # Read once: a signal between two reads would stop without a save.
-      stopped = bool(stop.requested)
+      stopped = record.stop if request else bool(stop.requested)
       saving = _due(number, training.checkpoint_every) or last or stopped
       if saving:
         record.drain()
@@ -117,7 +120,8 @@ def train(
         checkpoints.wait()
         progress.end()
         print(
-          f"{stop.requested}: saved step {number} in {run.workdir}; the same "
+          f"{stop.requested or 'another process was stopped'}: saved step "
+          f"{number} in {run.workdir}; the same "
           "command goes on from there",
           file=sys.stderr,
           flush=True,

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from memcomp import errors
-from memcomp.training import disk
+from memcomp.training import disk, processes
 
 FILE = "metrics.jsonl"
 SOLVER = ("sweeps", "residual", "unreached")
@@ -100,6 +100,28 @@ class Log:
     self._file.close()
     if self._board is not None:
       self._board.close()
+
+
+def open_log(
+  workdir: pathlib.Path, *, resume_at: int, tensorboard: bool
+) -> Log:
+  """Returns the run's `Log`, in the first process; others log nothing."""
+  if processes.is_first():
+    return Log(workdir, resume_at=resume_at, tensorboard=tensorboard)
+  return _NoLog()
+
+
+class _NoLog(Log):
+  """Of a process that writes nothing."""
+
+  def __init__(self):
+    pass
+
+  def write(self, record: dict[str, Any]) -> None:
+    del record
+
+  def __exit__(self, *unused) -> None:
+    pass
 
 
 def truncate(path: pathlib.Path, step: int) -> None:

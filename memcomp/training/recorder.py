@@ -26,6 +26,7 @@ class Recorder:
   Attributes:
     skipped_in_a_row: not finite steps that end at the last one fetched.
     worst: the most of them in a row so far.
+    stop: whether a step has handed back a request to stop.
     last: the last record written, or None.
   """
 
@@ -50,6 +51,7 @@ class Recorder:
     self._unreached = 0
     self.skipped_in_a_row = 0
     self.worst = 0
+    self.stop = False
     self.last: dict[str, Any] | None = None
 
   def add(
@@ -80,6 +82,7 @@ class Recorder:
       fetched = jax.device_get(wanted)
       self.skipped_in_a_row = int(fetched["skipped_in_a_row"])
       self.worst = max(self.worst, self.skipped_in_a_row)
+      self.stop = self.stop or bool(fetched.pop("stop", 0))
       if "unreached" in fetched:
         # Of all steps since the last record.
         self._unreached = self._unreached + fetched["unreached"]
@@ -104,5 +107,5 @@ class Recorder:
 
 
 def _counter(device_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  names = "skipped_in_a_row", "unreached"
+  names = "skipped_in_a_row", "unreached", "stop"
   return {x: device_metrics[x] for x in names if x in device_metrics}

@@ -15,7 +15,14 @@ from memcomp.data import sources
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import decoder
-from memcomp.training import checkpoint, loop, plot, signals, validate
+from memcomp.training import (
+  checkpoint,
+  loop,
+  plot,
+  processes,
+  signals,
+  validate,
+)
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import workdir as workdir_lib
@@ -42,19 +49,24 @@ def run(config: config_lib.Config, workdir: str | pathlib.Path) -> int:
     UserError: bad config, data, workdir, checkpoint or disk.
   """
   workdir = pathlib.Path(workdir).absolute()
-  validate.check(config)
-  tokenizer = tokenizer_lib.load(config.data.tokenizer)
-  validate.check_vocabulary(config, tokenizer.vocab_size)
-  mesh = sharding.make_mesh(config.mesh)
-  validate.check_mesh(config, mesh)
-  workdir_lib.check(workdir, config)
-  # Data before the folder is made: a mistake there should leave nothing.
-  with _feed(config, tokenizer, mesh) as feed:
-    store = _validation_store(config, tokenizer, mesh)
-    with workdir_lib.claim(workdir, config):
-      code = _train(config, workdir, mesh, tokenizer, feed, store)
-      if code == 0 and config.evaluation.run_after_training:
-        code = _evaluate(config, workdir)
+  with contextlib.ExitStack() as stack:
+    with processes.together("opening the run"):
+      validate.check(config)
+      processes.check_same(config_lib.to_json(config))
+      tokenizer = tokenizer_lib.load(config.data.tokenizer)
+      validate.check_vocabulary(config, tokenizer.vocab_size)
+      mesh = sharding.make_mesh(config.mesh)
+      validate.check_mesh(config, mesh)
+      workdir_lib.check(workdir, config)
+      # Data before the folder is made: a mistake there should leave nothing.
+      feed = stack.enter_context(_feed(config, tokenizer, mesh))
+      store = _validation_store(config, tokenizer, mesh)
+      if processes.is_first():
+        stack.enter_context(workdir_lib.claim(workdir, config))
+    code = _train(config, workdir, mesh, tokenizer, feed, store)
+    processes.leave()
+    if code == 0 and config.evaluation.run_after_training:
+      code = _evaluate(config, workdir)
   return code
 
 
@@ -92,7 +104,7 @@ def _train(
       checkpoints,
       stop,
     )
-  if code == 0:
+  if code == 0 and processes.is_first():
     print(f"trained {config.training.steps} steps; saved in {workdir}")
     print(plot.loss_curve(workdir), flush=True)
   return code

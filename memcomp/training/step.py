@@ -151,11 +151,23 @@ def jitted(
   mesh: jax.sharding.Mesh,
   token_bytes: np.ndarray | None = None,
 ) -> Any:
-  """Returns `make_train_step`'s step, jitted with its state donated."""
+  """Returns `make_train_step`'s step, jitted with its state donated.
+
+  It also takes `processes.Request`'s array (or None), whose largest entry joins
+  the metrics as `stop`.
+  """
   abstract = state_lib.abstract_state(config, mesh)
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  train_step = make_train_step(config, mesh, token_bytes)
+
+  def step(state, batch, request=None):
+    state, metrics = train_step(state, batch)
+    if request is not None:
+      metrics["stop"] = request.max()
+    return state, metrics
+
   return jax.jit(
-    make_train_step(config, mesh, token_bytes),
+    step,
     donate_argnums=0,
     # Stated so that every buffer of the state is given back as it came.
     out_shardings=(state_lib.shardings_of(abstract), replicated),
