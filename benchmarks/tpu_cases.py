@@ -34,6 +34,7 @@ LATTICE_BATCH = flags.DEFINE_integer("lattice_batch", 32, "Rows, of Lattice.")
 BATCH, TIME = 2, 2048
 DECAYS = {
   "trellis": ("separable", "safe"),
+  "trellis-token": ("safe",),
   "delta_rule": ("safe",),
   "state_space_duality": ("safe",),
   "tensor_cache": ("safe",),
@@ -68,7 +69,12 @@ class Case:
 
   @property
   def batch(self) -> int:
-    """Rows: Lattice's kernels take a row and head on each lane."""
+    """Rows: Lattice's kernels take a row and head on each lane.
+
+    Those of Trellis with gradients per token take 64 of them a step.
+    """
+    if self.memory == "trellis-token":
+      return 5
     return LATTICE_BATCH.value if self.memory.startswith("lattice") else BATCH
 
   @property
@@ -85,6 +91,8 @@ class Case:
       return known.api.Spec(rule=rule, chunk_size=self.chunk, window_size=512)
     if self.memory == "trellis":
       return known.api.Spec(num_slots=SLOTS.value, chunk_size=self.chunk)
+    if self.memory == "trellis-token":
+      return known.api.Spec(num_slots=SLOTS.value, gradient_at="token")
     if self.memory.startswith("lattice"):
       at = "token" if self.memory.endswith("token") else "chunk_start"
       return known.api.Spec(
@@ -109,11 +117,12 @@ class Case:
       return affine.CHUNK_ENGINE
     if self.memory.startswith("lattice"):
       return lattice_tpu.ENGINE
-    return mosaic_tpu.ENGINE if self.memory == "trellis" else affine.ENGINE
+    is_trellis = self.memory.startswith("trellis")
+    return mosaic_tpu.ENGINE if is_trellis else affine.ENGINE
 
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
     """The memory under the chunk form."""
-    if self.memory == "trellis":
+    if self.memory.startswith("trellis"):
       form = trellis.form(self.spec, self._tiling())
       return dataclasses.replace(form, engine=engine)
     if self.memory.startswith("lattice"):
@@ -135,11 +144,16 @@ class Case:
     sizes = {name: int(x) for name, x in sizes.items()}
     kernels = {
       direction: dataclasses.replace(
-        tilings.kernel(direction, self.topology.split(":")[0]), **sizes
+        tilings.kernel(
+          direction,
+          self.topology.split(":")[0],
+          token=self.memory == "trellis-token",
+        ),
+        **sizes,
       )
       for direction in ("forward", "backward")
     }
-    return tilings.Tiling(**kernels, decay=self.decay)
+    return tilings.Tiling(**kernels, decay=self.decay, tile_time=self.chunk)
 
   def operands(
     self,
@@ -167,7 +181,7 @@ class Case:
       }
     )
     state = memory.make_state(key, self.spec, **sizes)
-    if self.memory == "trellis":
+    if self.memory.startswith("trellis"):
       held = state.key_memory, state.value_memory
     elif self.memory.startswith("tensor_cache"):
       held = (state.memories.memory[:, :, 0, 0],)
@@ -182,7 +196,7 @@ class Case:
 def trips_of_xla(case: Case) -> tuple[int, ...]:
   """Of the loops of the XLA form, the outermost first."""
   tile = case.form(tile_scan.ENGINE).tile_time
-  inner = (tile,) if case.memory == "lattice-token" else ()
+  inner = (tile,) if case.memory.endswith("-token") else ()
   return TIME // tile, *inner
 
 
@@ -191,7 +205,7 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
 
   None where the pass is little more than its kernel.
   """
-  if case.memory == "trellis":
+  if case.memory.startswith("trellis"):
     return None
   if case.memory.startswith("lattice"):
     return _lattice_alone(case)

@@ -15,6 +15,7 @@ z_t is homogeneous in mu_{t-1}, and so the adjoint of its log is dz_t . z_t, and
 that of the log in each use of u_t is -du_t . u_t: as in `_backward_kernel`.
 """
 
+import collections
 from typing import Any, NamedTuple
 
 import jax
@@ -120,90 +121,97 @@ def _registers(x: jax.Array) -> list[jax.Array]:
 
 def _columns_to_lanes(refs: Scratch, plan: layout.Plan) -> None:
   unit = plan.unit
-  slots, tokens, size = unit.slots, unit.tokens, plan.lane_heads
-  for slot in range(0, slots, size):
-    found = lanes.to_lanes(
-      refs.by_slot, slots, slot, heads=unit.heads, group=size, size=tokens
-    )
-    for c, part in enumerate(found):
-      refs.base[c, pl.ds(slot * tokens, size * tokens), :] = part
+  for slot in range(0, unit.slots, plan.lane_heads):
+    _to_lanes(refs.by_slot, refs.base, plan, slot, unit.slots, unit.tokens)
 
 
-def _to_lanes(refs: Scratch, plan: layout.Plan) -> None:
-  unit = plan.unit
-  tokens, size = unit.tokens, plan.lane_heads
-  _columns_to_lanes(refs, plan)
-  for source, destination, places in (
-    (refs.by_token, refs.target, unit.slots),
-    (refs.scores, refs.coupling, tokens),
-  ):
-    for token in range(0, tokens, size):
-      found = lanes.to_lanes(
-        source, tokens, token, heads=unit.heads, group=size, size=places
-      )
-      for c, part in enumerate(found):
-        destination[c, pl.ds(token * places, size * places), :] = part
+def _tokens_to_lanes(refs: Scratch, plan: layout.Plan, token: int) -> None:
+  """Targets and coupling of `lane_heads` tokens."""
+  slots, tokens = plan.unit.slots, plan.unit.tokens
+  _to_lanes(refs.by_token, refs.target, plan, token, tokens, slots)
+  _to_lanes(refs.scores, refs.coupling, plan, token, tokens, tokens)
+
+
+def _to_lanes(source, destination, plan, place, places, size) -> None:
+  group = plan.lane_heads
+  found = lanes.to_lanes(
+    source, places, place, heads=plan.unit.heads, group=group, size=size
+  )
+  for c, part in enumerate(found):
+    destination[c, pl.ds(place * size, group * size), :] = part
 
 
 class _Rows(NamedTuple):
-  """A group's rows by lane, `[tokens, 128]`; `eps` may be a number."""
+  """A group's rows by lane; read where they are used, as registers are few."""
 
-  log: jax.Array
-  prev: jax.Array
-  rate: jax.Array
-  eps: Any
+  ref: jax.Ref
+  plan: layout.Plan
+  group: int
 
-
-def _rows(rows: jax.Ref, plan: layout.Plan, c: int) -> _Rows:
-  given = [rows[0, 0, 0, c, i] for i in range(len(plan.lane_row_names))]
-  if plan.phi_eps is not None:
-    given.append(plan.phi_eps)
-  return _Rows(*given)
+  def of(self, name: str, tokens: Any) -> Any:
+    """`[tokens, 128]`, or a number."""
+    if name == "eps" and self.plan.phi_eps is not None:
+      return self.plan.phi_eps
+    at = self.plan.lane_row_names.index(name)
+    return self.ref[0, 0, 0, self.group, at, tokens, :]
 
 
 def _blocks(plan: layout.Plan) -> list[range]:
   """Tokens whose sums over others are made together: each u is read once."""
-  size = max(4 * 64 // max(plan.unit.slots, 64), 1)
+  size = max(2 * 64 // max(plan.unit.slots, 64), 1)
   tokens = plan.unit.tokens
   return [range(first, first + size) for first in range(0, tokens, size)]
 
 
 def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
   """Finds u (and z) of what was staged, by lane."""
-  unit = plan.unit
+  unit, groups = plan.unit, range(plan.lane_groups)
   slots, tokens = unit.slots, unit.tokens
-  _to_lanes(refs, plan)
-  for c in range(plan.lane_groups):
-    own = _rows(rows, plan, c)
-    for block in _blocks(plan):
-      z, weights = [], []
-      for t in block:
-        prev = own.prev[t : t + 1]
-        base = refs.base[c, pl.ds(t, slots, stride=tokens), :]
-        z.append(base * jnp.exp(prev))
-        earlier = pl.ds(t * tokens, -(-max(t, 1) // 8) * 8)
-        # Rows from t on are not read: they may overflow.
-        decay = jnp.exp(prev - own.log[: earlier.size])
-        weights.append(refs.coupling[c, earlier, :] * decay)
-        if refs.z is not None:
-          refs.coupling[c, earlier, :] = weights[-1]
-      for i in range(block.stop - 1):
+  _columns_to_lanes(refs, plan)
+  own = [_Rows(rows, plan, c) for c in groups]
+  # The rest is moved while the vector unit waits for the tokens before.
+  moves = collections.deque(range(0, tokens, plan.lane_heads))
+  for block in _blocks(plan):
+    while moves and moves[0] < block.stop:
+      _tokens_to_lanes(refs, plan, moves.popleft())
+    begun = [_begin(refs, plan, c, block, own[c]) for c in groups]
+    for i in range(block.stop):
+      if moves and i % 2 == 0 and moves[0] < block.stop + len(block):
+        _tokens_to_lanes(refs, plan, moves.popleft())
+      for c, (z, weights) in zip(groups, begun, strict=True):
         if i < block.start:
           u = refs.u[c, pl.ds(i * slots, slots), :]
         else:
-          u = _write(refs, plan, c, i, z[i - block.start], own)
+          u = _write(refs, plan, c, i, z[i - block.start], own[c])
         for k, t in enumerate(block):
           if t > i:
             z[k] = z[k] + weights[k][i : i + 1] * u
-      _write(refs, plan, c, block.stop - 1, z[-1], own)
+
+
+def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
+  """Decayed M w of a block's tokens, and what u before them is to each."""
+  slots, tokens = plan.unit.slots, plan.unit.tokens
+  z, weights = [], []
+  for t in block:
+    prev = rows.of("prev", pl.ds(t, 1))
+    base = refs.base[c, pl.ds(t, slots, stride=tokens), :]
+    z.append(base * jnp.exp(prev))
+    size = -(-max(t, 1) // 8) * 8
+    earlier = pl.ds(t * tokens, size)
+    # Rows from t on are not read: they may overflow.
+    decay = jnp.exp(prev - rows.of("log", pl.ds(0, size)))
+    weights.append(refs.coupling[c, earlier, :] * decay)
+    if refs.z is not None:
+      refs.coupling[c, earlier, :] = weights[-1]
+  return z, weights
 
 
 def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
   """A token's u, of its finished z."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   target = columns.prepare_target(plan.phi, refs.target[c, at, :])
-  eps = rows.eps if plan.phi_eps is not None else rows.eps[t : t + 1]
-  u = columns.direction(plan.phi, z, target, eps, rows.rate[t : t + 1])
+  rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
+  u = columns.direction(plan.phi, z, target, eps, rate)
   refs.u[c, at, :] = u
   if refs.z is not None:
     refs.z[c, at, :] = z
@@ -251,7 +259,7 @@ def solve_transposed(
   slots, tokens = unit.slots, unit.tokens
   _columns_to_lanes(refs, plan)
   for c in range(plan.lane_groups):
-    own = _rows(rows, plan, c)
+    own = _Rows(rows, plan, c)
     for block in reversed(_blocks(plan)):
       du = [refs.base[c, pl.ds(t, slots, stride=tokens), :] for t in block]
       for s in reversed(range(block.start + 1, tokens)):
@@ -273,8 +281,7 @@ def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   z = refs.z[c, at, :]
   target = columns.prepare_target(plan.phi, refs.target[c, at, :])
-  rate = rows.rate[t : t + 1]
-  eps = rows.eps if plan.phi_eps is not None else rows.eps[t : t + 1]
+  rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
   _, pull = layout.direction(plan, z, target, eps, rate)
   dz, d_target, d_rate, d_eps = pull(du)
   found = [-d_rate * rate, layout.sum_slots(dz * z), d_rate]

@@ -28,8 +28,8 @@ class KernelTiling:
     skew: stages between two groups.
     join: sums of products as products of concatenations.
     rows: of the batch a grid step, at most; of use with gradients per token.
-    lane_heads: of a unit that share lanes there, a power of two; None for as
-      many as fill the lanes.
+    lane_heads: of a unit that share lanes there, at most, a power of two; None
+      for all. With fewer a step takes more heads, and cheaper moves.
   """
 
   units: int
@@ -80,19 +80,10 @@ class KernelTiling:
       batch: rows.
       heads: of a unit.
     """
-
-    def fitting(lane_heads):
-      most = _LANES // (2 * lane_heads)  # both passes of a unit
-      units = _divisor(num_units, min(self.units, most))
-      rows = _divisor(batch, min(self.rows, most // units))
-      return units, rows
-
-    choices = [2**i for i in range(heads.bit_length())]
-    if self.lane_heads:
-      choices = [self.lane_heads]
-    # Heads of a unit share lanes where units alone would leave lanes empty.
-    lane_heads = max(choices, key=lambda n: math.prod((n, *fitting(n))))
-    units, rows = fitting(lane_heads)
+    lane_heads = min(self.lane_heads or heads, heads)
+    most = _LANES // (2 * lane_heads)  # both passes of a unit
+    units = _divisor(num_units, min(self.units, most))
+    rows = _divisor(batch, min(self.rows, most // units))
     return {
       "units": units,
       "rows": rows,
@@ -114,7 +105,7 @@ _BY_KIND = {
 
 
 TOKEN_FORWARD = KernelTiling(
-  units=64, chunks=1, group=2, skew=2, join=True, rows=64
+  units=64, chunks=1, group=16, skew=1, join=True, rows=64
 )
 TOKEN_BACKWARD = KernelTiling(
   units=64, chunks=1, group=1, skew=3, join=True, rows=64
