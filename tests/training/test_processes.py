@@ -15,6 +15,8 @@ FLAGS = (
   "--config.mesh.replica=2",
   "--config.mesh.fsdp=4",
   "--config.training.batch_size=8",
+  "--config.training.steps=100",
+  "--config.training.checkpoint_every=60",
 )
 
 
@@ -55,6 +57,15 @@ def losses(workdir):
   return [record["loss"] for record in training_cases.curve(workdir)]
 
 
+def assert_same_losses(ours, expected):
+  """Sums are taken in another order: training lets that grow, slowly.
+
+  Another batch would change a loss by a tenth.
+  """
+  np.testing.assert_allclose(ours[:20], expected[:20], rtol=1e-6)
+  np.testing.assert_allclose(ours, expected, rtol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
   return training_cases.write_config(tmp_path_factory.mktemp("config"))
@@ -79,8 +90,8 @@ def test_the_losses_of_one_process_and_one_set_of_files(
   workdir = tmp_path / "two"
   (code, out, err), (code_b, out_b, err_b) = ends(start_two(config, workdir))
   assert (code, code_b) == (0, 0), err + err_b
-  np.testing.assert_allclose(losses(workdir), one_process, rtol=1e-6)
-  assert "step 8/8" in out and "step" not in out_b
+  assert_same_losses(losses(workdir), one_process)
+  assert "step 100/100" in out and "step" not in out_b
   assert (workdir / "config.json").exists()
 
 
@@ -88,19 +99,16 @@ def test_a_signal_to_one_stops_both_and_one_process_goes_on(
   config, one_process, tmp_path
 ):
   workdir = tmp_path / "two"
-  both = start_two(config, workdir, "--config.training.checkpoint_every=100")
+  both = start_two(config, workdir)
   metrics = workdir / "metrics.jsonl"
   while not metrics.exists() or not metrics.read_text():
     assert all(p.poll() is None for p in both), ends(both)
     time.sleep(0.05)
   both[1].send_signal(signal.SIGTERM)
   (code, _, err), (code_b, _, err_b) = ends(both)
-  # It may have come in the last steps: then there is nothing to stop.
-  assert (code, code_b) in ((42, 42), (0, 0)), err + err_b
-  done = len(losses(workdir))
-  if code == 42:
-    assert "another process was stopped" in err and "SIGTERM" in err_b
-    assert done < 8
+  assert (code, code_b) == (42, 42), err + err_b
+  assert "another process was stopped" in err and "SIGTERM" in err_b
+  assert len(losses(workdir)) < 100
   code, _, err = training_cases.train(
     config,
     workdir,
@@ -108,7 +116,7 @@ def test_a_signal_to_one_stops_both_and_one_process_goes_on(
     XLA_FLAGS="--xla_force_host_platform_device_count=8",
   )
   assert code == 0, err
-  np.testing.assert_allclose(losses(workdir), one_process, rtol=1e-6)
+  assert_same_losses(losses(workdir), one_process)
 
 
 def test_a_process_with_another_config_is_named(config, tmp_path):
