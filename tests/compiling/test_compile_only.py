@@ -76,10 +76,24 @@ def test_a_step_for_four_chips(tmp_path, capsys):
   assert report["kernels"] == {"trellis_forward": 8, "trellis_backward": 4}
   kinds = report["collectives"]
   assert not any(row["in_inner_loops"] for row in kinds.values())
+  # Golden, of this compiler: the head is gathered and reduced once a step.
+  executions = {kind: row["executions"] for kind, row in kinds.items()}
+  assert executions == {
+    "all-gather": 58,
+    "all-reduce": 40,
+    "all-to-all": 1,
+    "collective-permute": 1,
+    "reduce-scatter": 5,
+  }
+  mib = {kind: row["bytes"] / 2**20 for kind, row in kinds.items()}
+  assert mib["all-gather"] < 1.05 * 55.2
+  assert mib["all-reduce"] < 1.05 * 111.7
+  assert mib["reduce-scatter"] < 1.05 * 57.4
   # Every product is counted, and the two recomputed of eight.
   assert 1.0 < report["flops"]["ratio"] < 1.5
   memory = report["memory_per_device"]
-  assert memory["total"] < memory["available"] == 16 * 2**30
+  assert memory["total"] < 1.05 * 517 * 2**20
+  assert memory["available"] == 16 * 2**30
   shown = capsys.readouterr().out
   assert "trellis_forward" in shown and "all-gather" in shown
 
