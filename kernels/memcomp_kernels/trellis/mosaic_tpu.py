@@ -45,7 +45,7 @@ def _plan(
   unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
   units = heads // unit.heads
   if token:
-    sizes = tiling.token_sizes(units, inputs.query.shape[0], unit.heads)
+    sizes = tiling.token_sizes(units, inputs.query.shape[0], unit)
   else:
     sizes = tiling.sizes(units, num_chunks, unit.tokens)
   return layout_lib.Plan(

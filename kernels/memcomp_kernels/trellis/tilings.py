@@ -12,6 +12,8 @@ DECAYS = ("auto", "separable", "safe")
 
 _LANES = 128
 
+_MEMORIES_BYTES = 4 * 2**20  # of a grid step, once; blocks hold eight of them
+
 _TILE_TIME = 16
 _TOKEN_TILE = 32  # of TPU kernels, unless heads fill lanes otherwise
 
@@ -71,17 +73,19 @@ class KernelTiling:
     }
 
   def token_sizes(
-    self, num_units: int, batch: int, heads: int
+    self, num_units: int, batch: int, unit: layout.Unit
   ) -> dict[str, Any]:
     """As `sizes`, with gradients per token.
 
     Args:
       num_units: of heads, a row.
       batch: rows.
-      heads: of a unit.
+      unit: of heads.
     """
-    lane_heads = min(self.lane_heads or heads, heads)
+    lane_heads = min(self.lane_heads or unit.heads, unit.heads)
     most = _LANES // (2 * lane_heads)  # both passes of a unit
+    memories = 4 * unit.slots * sum(unit.widths)
+    most = min(most, max(_MEMORIES_BYTES // memories, 1))
     units = _divisor(num_units, min(self.units, most))
     rows = _divisor(batch, min(self.rows, most // units))
     return {
