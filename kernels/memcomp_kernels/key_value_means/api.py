@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.key_value_means import budgets, types, xla_chunked
+from memcomp_kernels.key_value_means import (
+  budgets,
+  mosaic_tpu,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.key_value_means import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
@@ -21,6 +26,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "key_value_means",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=mosaic_tpu.chunk,
+  limits={"mosaic_tpu": mosaic_tpu.unsupported},
 )
 
 
@@ -141,8 +148,8 @@ def chunk(
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from, a state before any token;
       default `state`.
-    implementation: "reference" or "xla_chunked"; default the fastest that runs
-      on the platform.
+    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
+      fastest that runs on the platform.
     seen: a bound on `state.position`, 0 for a state before any token. Time
       then follows the rows that are live and not the state's capacity; the
       result is the same. A bound that does not hold gives wrong results
@@ -164,7 +171,7 @@ def chunk(
       raise ValueError(
         f"seen={seen} must be at least state.position, {position}"
       )
-  function = IMPLEMENTATIONS.select(implementation)
+  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
   return function(
     state,
     inputs,

@@ -16,6 +16,7 @@ rows: nothing is similar, ranks are the order of the tokens, all get rows.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from memcomp_kernels.key_value_means import norms, tilings, types
+from memcomp_kernels.primitives import matmul
 
 ROUTE = "key_value_means_route"
 """What a backward pass should keep of a tile, so that it need not route."""
@@ -52,22 +54,6 @@ class Route(NamedTuple):
 
   row: jax.Array
   appended: jax.Array
-
-
-def _product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-  """A matrix product of `dtype` operands, summed in float32 or wider."""
-  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
-  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
-  precision = (
-    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
-  )
-  return jnp.einsum(
-    equation,
-    a.astype(dtype),
-    b.astype(dtype),
-    precision=precision,
-    preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-  )
 
 
 def _layer_norm(x: jax.Array, state: types.State, spec: types.Spec):
@@ -153,7 +139,7 @@ def new_targets(
   state.
   """
   keys, _ = _weighed(block, appended, spec)
-  scores = _product(
+  scores = matmul.product(
     "bhcd,bhid->bhci",
     block.keys,
     _layer_norm(keys, state, spec),
@@ -176,7 +162,7 @@ def route(
 ) -> Route:
   """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
   state, block = lax.stop_gradient((state, block))
-  known = _product(
+  known = matmul.product(
     "bhcd,bhrd->bhcr",
     block.keys,
     _layer_norm(state.keys, state, spec),
@@ -195,45 +181,99 @@ def route(
   return Route(row, appended)
 
 
+class Entered(NamedTuple):
+  """Rows after a block has entered them, sK and sV, and where it went."""
+
+  keys: jax.Array
+  values: jax.Array
+  route: Route
+
+
+def enter(
+  state: types.State,
+  block: Block,
+  count: jax.Array,
+  moves: jax.Array,
+  spec: types.Spec,
+) -> Entered:
+  """Routes a block and adds it to the rows.
+
+  Args:
+    state: before.
+    block: that leaves the window.
+    count: `[batch]`, how many of its tokens get rows of their own.
+    moves: bool `[batch]`, whether it enters at all.
+    spec: the memory's meaning.
+  """
+  row, appended = (
+    ad_checkpoint.checkpoint_name(x, ROUTE)
+    for x in route(state, block, count, spec)
+  )
+  row = jnp.where(moves[:, None, None], row, state.keys.shape[2])  # none
+  return add_block(state, block, count, Route(row, appended), spec)
+
+
+def add_block(
+  state: types.State,
+  block: Block,
+  count: jax.Array,
+  where: Route,
+  spec: types.Spec,
+) -> Entered:
+  """Adds a block to its rows; a row past the last is none."""
+  new = _weighed(block, where.appended, spec)
+  keys, values = (
+    _add(state, count, where, x, y)
+    for x, y in zip((state.keys, state.values), new, strict=True)
+  )
+  return Entered(keys, values, where)
+
+
+def _add(state, count, where: Route, x: jax.Array, new: jax.Array):
+  """Adds `new` of tokens to `x` of their rows, new rows from zero."""
+  add = _add_by_index if tilings.adds_by_index() else _add_by_product
+  rows, length = _rows(state), state.length[:, None]
+  fresh = (rows >= length) & (rows < length + count[:, None])
+  fresh = fresh.reshape(fresh.shape[0], 1, -1, *(1,) * (x.ndim - 3))
+  return add(jnp.where(fresh, 0, x), where.row, new)
+
+
+def moves(
+  state: types.State, present: jax.Array, spec: types.Spec
+) -> jax.Array:
+  """Whether a chunk begins with a full window, bool `[batch]`."""
+  begins = (state.position % spec.chunk_size == 0) & jnp.any(present, axis=-1)
+  return begins & (state.position >= spec.window)
+
+
 def make_room(
-  state: types.State, begins: jax.Array, spec: types.Spec, capacity: int
+  state: types.State,
+  moves: jax.Array,
+  spec: types.Spec,
+  capacity: int,
+  enter: Callable[..., Entered] = enter,
 ) -> types.State:
   """Moves the oldest chunk of a full window into the memory.
 
   Args:
     state: before the chunk's first token.
-    begins: bool `[batch]`, where a chunk begins.
+    moves: bool `[batch]`, where it does.
     spec: the memory's meaning.
     capacity: of the state, of which `state` may hold the first rows only.
+    enter: as the function of that name.
   """
-  moves = begins & (state.position >= spec.window)
   block = leaving(state, spec)
   count = jnp.where(moves, room(state, spec, capacity), 0)
-  row, appended = (
-    ad_checkpoint.checkpoint_name(x, ROUTE)
-    for x in route(state, block, count, spec)
-  )
-  keys, values = _weighed(block, appended, spec)
+  keys, values, where = enter(state, block, count, moves, spec)
+  radii = jnp.ones_like(state.radii, shape=where.row.shape)
   if spec.value_radius:
-    radii = jnp.where(appended, norms.length(values), 0)
-  else:
-    radii = jnp.ones_like(values[..., 0])
-
-  row = jnp.where(moves[:, None, None], row, state.keys.shape[2])  # none
-  add = _add_by_index if tilings.adds_by_index() else _add_by_product
-  length = state.length + count
-  rows = _rows(state)
-  fresh = (rows >= state.length[:, None]) & (rows < length[:, None])
-
-  def enter(x, new):
-    begun = fresh.reshape(fresh.shape[0], 1, -1, *(1,) * (x.ndim - 3))
-    return add(jnp.where(begun, 0, x), row, new)
-
+    _, new = _weighed(block, where.appended, spec)
+    radii = jnp.where(where.appended, norms.length(new), 0)
   return state._replace(
-    keys=enter(state.keys, keys),
-    values=enter(state.values, values),
-    radii=enter(state.radii, radii),
-    length=length,
+    keys=keys,
+    values=values,
+    radii=_add(state, count, where, state.radii, radii),
+    length=state.length + count,
   )
 
 
@@ -249,7 +289,7 @@ def _add_by_index(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
 def _add_by_product(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
   """As `_add_by_index`, by a product with rows as one-hot."""
   taken = row[..., None] == jnp.arange(x.shape[2])
-  return x + _product("bhcr,bhc...->bhr...", taken, new, x.dtype)
+  return x + matmul.product("bhcr,bhc...->bhr...", taken, new, x.dtype)
 
 
 def enter_window(
@@ -301,7 +341,7 @@ def read(
   state: types.State, query: jax.Array, index: jax.Array, spec: types.Spec
 ) -> jax.Array:
   """The readout of chunk `index`: `[batch, heads, chunk, value]`, wide."""
-  product = functools.partial(_product, dtype=query.dtype)
+  product = functools.partial(matmul.product, dtype=query.dtype)
   live = _rows(state) < state.length[:, None]
   if spec.value_radius:
     size = jnp.maximum(norms.length(state.values), spec.radius_eps)
@@ -335,6 +375,7 @@ def run(
   present: jax.Array,
   spec: types.Spec,
   capacity: int,
+  enter: Callable[..., Entered] = enter,
 ) -> tuple[types.State, jax.Array]:
   """Takes in and reads one chunk, or a part of one.
 
@@ -344,14 +385,15 @@ def run(
     present: bool `[batch, chunk]`, places that hold a token.
     spec: the memory's meaning.
     capacity: rows of the whole state.
+    enter: as the function of that name.
 
   Returns:
     The state after the tile, and y `[batch, heads, chunk, value]`, undefined
     where no token is.
   """
   index = state.position // spec.chunk_size
-  begins = (state.position % spec.chunk_size == 0) & jnp.any(present, axis=-1)
-  state = make_room(state, begins, spec, capacity)
+  full = moves(state, present, spec)
+  state = make_room(state, full, spec, capacity, enter)
   state = enter_window(state, inputs, present, spec)
   output = read(state, inputs.query, index, spec)
   return state, output.astype(inputs.query.dtype)

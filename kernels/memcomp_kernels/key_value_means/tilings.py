@@ -13,6 +13,10 @@ _SHORTEST_STAGE = 4
 PIECE = 32
 
 
+LANES = 128
+"""Chunks and rows are multiples of it in TPU kernels."""
+
+
 class Stage(NamedTuple):
   """Tiles `start` to `stop`, with the first `rows` of the memory."""
 

@@ -15,6 +15,8 @@ the choice of rows, is kept.
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,25 +29,56 @@ from memcomp_kernels.primitives import tiles
 _ROWS = ("keys", "values", "radii")
 
 
+class _Call(NamedTuple):
+  """What is static of a call."""
+
+  spec: types.Spec
+  seen: int | None
+  run: Callable[..., tuple[types.State, jax.Array]]
+
+
 def _first_rows(state: types.State, rows: int) -> types.State:
   """The state with the first `rows` of its memory."""
   cut = {name: getattr(state, name)[:, :, :rows] for name in _ROWS}
   return state._replace(**cut)
 
 
-def _scan_tiles(spec, capacity, state, reset, laid):
+def _recomputed(function: Callable) -> Callable:
+  """As `jax.checkpoint`, with effects, which interpreted kernels have.
+
+  Args:
+    function: of all the arrays that it reads.
+  """
+
+  @jax.custom_vjp
+  def run(*arguments):
+    return function(*arguments)
+
+  def forward(*arguments):
+    return function(*arguments), arguments
+
+  def backward(arguments, cotangents):
+    return jax.vjp(function, *arguments)[1](cotangents)
+
+  run.defvjp(forward, backward)
+  return run
+
+
+def _scan_tiles(call, capacity, state, reset, laid):
   """Scans tiles; `laid` is (inputs, present, resets), tiles leading."""
 
-  @functools.partial(
-    jax.checkpoint,
-    policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
-    prevent_cse=False,  # a scan is its own barrier
-  )
   def run(state, reset, laid):
     inputs, present, resets = laid
     if resets is not None:
       state = contract.batched_where(resets, reset, state)
-    return tile.run(state, inputs, present, spec, capacity)
+    return call.run(state, inputs, present, call.spec, capacity)
+
+  if call.run is tile.run:  # another keeps little by itself
+    run = jax.checkpoint(
+      run,
+      policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
+      prevent_cse=False,  # a scan is its own barrier
+    )
 
   def body(state, laid):
     inputs, present, resets = laid
@@ -63,7 +96,7 @@ def _scan_tiles(spec, capacity, state, reset, laid):
   return lax.scan(body, state, laid)
 
 
-def _run(spec, seen, layout, state, reset, inputs):
+def _run(call, layout, state, reset, inputs):
   """One call with a layout: the state (but for its segment), the outputs."""
   batch, time = inputs.query.shape[:2]
   capacity = state.keys.shape[2]
@@ -72,9 +105,9 @@ def _run(spec, seen, layout, state, reset, inputs):
   laid = jax.tree.map(lambda x: tiles.lay(layout, x), inputs), present, resets
   outputs = []
   for stage in tilings.stages(
-    spec,
+    call.spec,
     capacity=capacity,
-    seen=seen,
+    seen=call.seen,
     time=time,
     num_tiles=present.shape[0],
   ):
@@ -85,7 +118,7 @@ def _run(spec, seen, layout, state, reset, inputs):
       # Rows beyond the stage's slice are not live, and still start anew.
       full = contract.batched_where(jnp.any(part[2], axis=0), reset, state)
     some, output = _scan_tiles(
-      spec,
+      call,
       capacity,
       _first_rows(state, stage.rows),
       _first_rows(reset, stage.rows),
@@ -102,7 +135,7 @@ def _run(spec, seen, layout, state, reset, inputs):
   return state, tiles.unlay(layout, jnp.concatenate(outputs), time)
 
 
-def _in_pieces(spec, seen, state, reset, inputs, segment_ids):
+def _in_pieces(call, state, reset, inputs, segment_ids):
   """As `_run`, for rows cut into any number of segments."""
   time = segment_ids.shape[1]
   piece = tilings.PIECE
@@ -113,15 +146,16 @@ def _in_pieces(spec, seen, state, reset, inputs, segment_ids):
     x = x.reshape(x.shape[0], -1, piece, *x.shape[2:])
     return jnp.moveaxis(x, 1, 0)
 
-  @jax.checkpoint
-  def body(state, x):
+  @_recomputed
+  def run(state, reset, x):
     inputs, segment_ids = x
-    return _indexed(spec, seen, state, reset, inputs, segment_ids, piece + 1)
+    return _indexed(call, state, reset, inputs, segment_ids, piece + 1)
 
   # Where a piece begins, a segment may have seen all that came before.
-  seen = None if seen is None else seen + time
+  if call.seen is not None:
+    call = call._replace(seen=call.seen + time)
   xs = jax.tree.map(cut, (inputs, segment_ids))
-  state, outputs = lax.scan(body, state, xs)
+  state, outputs = lax.scan(lambda state, x: run(state, reset, x), state, xs)
   outputs = jnp.moveaxis(outputs, 0, 1)
   outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])
   return state, outputs[:, :time]
@@ -137,8 +171,9 @@ def _places(spec, state, segment_ids, time):
   )
 
 
-def _indexed(spec, seen, state, reset, inputs, segment_ids, num_tiles):
+def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
   """`_run` with tokens laid by index, and the segment after them."""
+  spec = call.spec
   where = _places(spec, state, segment_ids, inputs.query.shape[1])
   layout = tiles.indexed(
     where,
@@ -146,7 +181,7 @@ def _indexed(spec, seen, state, reset, inputs, segment_ids, num_tiles):
     chunk=spec.chunk_size,
     num_tiles=num_tiles,
   )
-  state, outputs = _run(spec, seen, layout, state, reset, inputs)
+  state, outputs = _run(call, layout, state, reset, inputs)
   return state._replace(segment_id=where.segment_id), outputs
 
 
@@ -158,30 +193,40 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   seen: int | None = None,
+  run: Callable[..., tuple[types.State, jax.Array]] = tile.run,
 ) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  """Equal to `reference`, in chunk form; see `api.chunk`.
+
+  Args:
+    state: as in `api.chunk`, as all but `run`.
+    inputs: of the call.
+    spec: the memory's meaning.
+    segment_ids: of packed rows.
+    reset_state: what a new segment starts from.
+    seen: a bound on `state.position`.
+    run: as `tile.run`: what runs a tile.
+  """
+  call = _Call(spec, seen, run)
   reset = state if reset_state is None else reset_state
   time, size = inputs.query.shape[1], spec.chunk_size
   whole = -(-time // size)
   if segment_ids is None:
     if seen == 0:  # all rows start with a chunk
-      state, outputs = _run(
-        spec, seen, tiles.aligned(size), state, reset, inputs
-      )
+      state, outputs = _run(call, tiles.aligned(size), state, reset, inputs)
       segment_id = contract.next_segment_id(state.segment_id)
       return state._replace(segment_id=segment_id), outputs
     num_tiles = -(-(time + size - 1) // size)
-    return _indexed(spec, seen, state, reset, inputs, None, num_tiles)
+    return _indexed(call, state, reset, inputs, None, num_tiles)
 
   num_tiles = min(tilings.tiles_for_packing(whole), time + 1)
-  usual = functools.partial(_indexed, spec, seen, num_tiles=num_tiles)
+  usual = functools.partial(_indexed, call, num_tiles=num_tiles)
   if num_tiles == time + 1:
     return usual(state, reset, inputs, segment_ids)
   where = _places(spec, state, segment_ids, time)
   return lax.cond(
     where.needed <= num_tiles,
     usual,
-    functools.partial(_in_pieces, spec, seen),
+    functools.partial(_in_pieces, call),
     state,
     reset,
     inputs,

@@ -1,0 +1,178 @@
+"""Key-Value Means by a TPU kernel: interpreted, lowered, compiled."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.key_value_means import api, mosaic_tpu, xla_chunked
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.testing import aot, checks, errors, memories, tolerances
+
+MEMORY = memories.MEMORIES["key_value_means"]
+SPEC = api.Spec(
+  chunk_size=128,
+  rotary_dim=4,
+  budget=api.SaturatingBudget(300),
+  max_length=1024,
+)
+VARIANT = dataclasses.replace(
+  SPEC, value_radius=False, gate_appends=True, sink_rows=0
+)
+SIZES = {"heads": 1, "key_dim": 16, "value_dim": 8}
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def arguments(
+  spec, time, *, batch=1, dtype="float32", length=None, sizes=SIZES
+):
+  """A fresh state and inputs."""
+  sizes = sizes | {"batch": batch}
+  inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  low = {
+    name: getattr(inputs, name).astype(dtype)
+    for name in ("query", "key", "value")
+  }
+  low["merge_gate"] = inputs.merge_gate.astype("float32")
+  state = api.init_state(spec, length=length or time, **sizes)
+  return state, inputs._replace(**low)
+
+
+def values(chunk, spec, given, **call):
+  with modes.interpreted():
+    return jax.jit(lambda *x: chunk(*x, spec=spec, **call))(*given)
+
+
+def assert_agree(spec, given, mode=None, **call):
+  """Values and gradients of both forms."""
+
+  def run(chunk):
+    def function(*given):
+      return chunk(*given, spec=spec, **call)
+
+    return checks.value_and_gradients(function, given)
+
+  with modes.interpreted(**(mode or {})):
+    actual, expected = run(mosaic_tpu.chunk), run(xla_chunked.chunk)
+  for a, b, bound, part in zip(
+    actual,
+    expected,
+    (tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]),
+    ("values", "gradients"),
+    strict=True,
+  ):
+    errors.assert_close(a, b, bound, part)
+
+
+def test_equals_the_xla_form():
+  """Ragged: first rows, rows of their own and merges; strictly."""
+  assert_agree(SPEC, arguments(SPEC, 570), STRICT, seen=0)
+
+
+def test_packed_and_handed_off_inside_a_chunk():
+  state, _ = arguments(SPEC, 600, batch=2)
+  prefix = arguments(SPEC, 430, batch=2)[1]
+  state, _ = values(xla_chunked.chunk, SPEC, (state, prefix), seen=0)
+  ids = np.ones((2, 150), np.int32)
+  ids[1, 20:25], ids[1, 25:] = 0, 3
+  inputs = arguments(SPEC, ids.shape[1], batch=2)[1]
+  fresh = arguments(SPEC, 600, batch=2)[0]
+  assert_agree(
+    SPEC,
+    (state, inputs),
+    segment_ids=jnp.array(ids),
+    reset_state=fresh,
+  )
+
+
+def test_other_meanings():
+  given = arguments(VARIANT, 520)
+  actual, expected = (
+    values(form.chunk, VARIANT, given, seen=0)
+    for form in (mosaic_tpu, xla_chunked)
+  )
+  errors.assert_close(actual, expected, tolerances.VALUE["float32"], "values")
+
+
+def test_bfloat16_is_no_worse_than_the_xla_form():
+  given = arguments(SPEC, 520, dtype="bfloat16")
+  wide = checks.cast(given, jnp.float32)
+  truth = values(xla_chunked.chunk, SPEC, wide, seen=0)
+  xla = values(xla_chunked.chunk, SPEC, given, seen=0)
+  ours = values(mosaic_tpu.chunk, SPEC, given, seen=0)
+  for true, a, b in zip(*map(jax.tree.leaves, (truth, xla, ours)), strict=True):
+    own, found = errors.relative_rms(a, true), errors.relative_rms(b, true)
+    assert found <= max(2 * own, 1e-6), (own, found)
+
+
+def test_says_why_not():
+  state, inputs = arguments(SPEC, 3)
+
+  def chunk(state, spec):
+    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+
+  with pytest.raises(NotImplementedError, match="in use are of cpu"):
+    chunk(state, SPEC)
+  short = dataclasses.replace(SPEC, chunk_size=96)
+  with (
+    modes.interpreted(),
+    pytest.raises(NotImplementedError, match="not a multiple of 128"),
+  ):
+    chunk(arguments(short, 3)[0], short)
+
+
+def gradient(dim, capacity=None):
+  """Forward and backward from a fresh state, and shapes of its arguments."""
+  spec = api.Spec(rotary_dim=dim // 2, max_length=2**20)
+  if capacity:
+    spec = dataclasses.replace(spec, budget=api.FixedBudget(capacity))
+  sizes = {"heads": 4, "key_dim": dim, "value_dim": dim}
+
+  def given():
+    return arguments(spec, 1024, dtype="bfloat16", length=2**20, sizes=sizes)
+
+  def function(state, inputs):
+    def objective(inputs):
+      _, y = mosaic_tpu.chunk(state, inputs, spec=spec)
+      return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+    return jax.grad(objective)(inputs)
+
+  return function, jax.eval_shape(given)
+
+
+def test_lowers():
+  function, given = gradient(64)
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(*given)
+  assert 'kernel_name = "kvm_tile"' in exported.mlir_module()
+
+
+def test_a_block_that_cannot_fit_says_so():
+  function, given = gradient(64, capacity=2**15)
+  with (
+    modes.compiled(),
+    pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
+  ):
+    jax.eval_shape(function, *given)
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_compiles(topology, dim):
+  function, given = gradient(dim)
+  with modes.compiled():
+    compiled = aot.compile_for(topology, function, *given)
+  assert "kvm_tile" in compiled.as_text()
