@@ -1,6 +1,7 @@
 """Key-Value Means by a TPU kernel: interpreted, lowered, compiled."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ SPEC = api.Spec(
 VARIANT = dataclasses.replace(
   SPEC, value_radius=False, gate_appends=True, sink_rows=0
 )
-SIZES = {"heads": 1, "key_dim": 16, "value_dim": 8}
+SIZES: dict[str, Any] = {"heads": 1, "key_dim": 16, "value_dim": 8}
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",
