@@ -108,14 +108,14 @@ def test_packing(base):
 
 @pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
 def test_edges(base):
-  """A token that forgets all, one that writes nothing, keys of zero.
+  """Tokens that forget all, at a chunk's end one that writes nothing as well.
 
   Held to the definition: the XLA form's logs of decays lose digits here.
   """
   state, fresh, inputs = arguments(base, 8)
   inputs = inputs._replace(
-    log_decay=inputs.log_decay.at[:, 1:3].set(-1e4),
-    write_rate=inputs.write_rate.at[:, 2].set(0.0),
+    log_decay=inputs.log_decay.at[:, 2:4].set(-1e4),
+    write_rate=inputs.write_rate.at[:, 3].set(0.0),
     key=inputs.key.at[:, 5].set(0.0),
     value=inputs.value.at[:, 6].set(0.0),
   )

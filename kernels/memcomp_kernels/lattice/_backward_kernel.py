@@ -53,7 +53,8 @@ class Refs(NamedTuple):
     written: `[tokens, rows, lanes]`, scratch: h.
     shares: `[tokens, slots, lanes]`, scratch: of h along the columns.
     lengths: `[tokens, 1, lanes]`, scratch: |h|^2.
-    before: `[tokens, 2, slots, lanes]`, scratch: columns before each token.
+    before: `[tokens, 2, slots, lanes]`, scratch: columns before each token;
+      None with chunks.
     base: as there.
     rows: as there.
     squares: as there.
@@ -84,7 +85,7 @@ class Refs(NamedTuple):
   written: jax.Ref
   shares: jax.Ref
   lengths: jax.Ref
-  before: jax.Ref
+  before: Any
   base: Any
   rows: jax.Ref
   squares: jax.Ref
@@ -97,8 +98,9 @@ def _recompute(refs: Refs, plan: layout.Plan) -> None:
   forward.begin(refs, plan, refs.states.at[0])
 
   def body(t, carry):
-    refs.before[t, 0] = refs.squares[...]
-    refs.before[t, 1] = refs.untouched[...]
+    if refs.before is not None:
+      refs.before[t, 0] = refs.squares[...]
+      refs.before[t, 1] = refs.untouched[...]
     state = refs.states.at[t]
     base = state if refs.base is None else refs.base
     h, refs.shares[t], refs.lengths[t] = forward.token(refs, plan, t, base)
@@ -170,7 +172,10 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   base = state if refs.base is None else refs.base
   h, dy = refs.written[t], refs.d_output[0, t].astype(jnp.float32)
   key = refs.key[0, t].astype(jnp.float32)
-  before = writes.Columns(refs.before[t, 0], refs.before[t, 1])
+  if refs.before is None:  # those of the base
+    before = writes.Columns(refs.squares[...], refs.untouched[...])
+  else:
+    before = writes.Columns(refs.before[t, 0], refs.before[t, 1])
   (found, _), pull = jax.vjp(
     lambda *x: layout.find(spec, *x),
     refs.shares[t],

@@ -55,10 +55,11 @@ def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
     "written": (tokens, *memory[1:]),
     "shares": (tokens, *by_slot),
     "lengths": (tokens, 1, pairs.LANES),
-    "before": (tokens, 2, *by_slot),
   }
   if plan.spec.stale:
     shapes |= {"base": memory, "d_base": memory}
+  else:
+    shapes["before"] = tokens, 2, *by_slot
   return {
     name: pltpu.VMEM(shape, jnp.float32)
     for name, shape in shapes.items()
