@@ -123,8 +123,13 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     resets: Any = None  # without flags they are not read
     continues: Any = None
     last: Any = None
+    # Of gradients at the chunk's start: pullbacks of both passes' directions,
+    # then what they gave. Per token they are None.
+    pull1: Any = None
+    pull2: Any = None
+    first: Any = (None,) * 4
+    second: Any = (None,) * 4
     by_coupling: Any = [], []
-    d_rates = d_eps = None
     if flagged:
       chunk = (last_step - step) * plan.chunks + s
       flags = refs.flags[batch * plan.rows + place[0], chunk]
@@ -158,6 +163,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     if plan.token:
       u1, u2 = _substitution.take_back(refs.solver, plan, g)
     else:
+      u2: Any = None
       u1, pull1 = layout.direction(plan, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
     pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
@@ -200,9 +206,10 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     a = (d_read if plan.safe else e).astype(dtype)
     e = e.astype(dtype)
     yield None
+    dz2: Any = None
     if not plan.token:
-      dz2, d_target2, d_rate2, d_eps2 = pull2(du2)
-      dz2 = dz2.astype(dtype)
+      second = pull2(du2)
+      dz2 = second[0].astype(dtype)
     by_update = ends[0] * nt(seen[0], kb)
     d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
     du1 = nn(a, pb) + by_update
@@ -227,14 +234,14 @@ def run(refs: Refs, plan: layout.Plan) -> None:
         )
       ]
     else:
-      dz1, d_target1, d_rate1, d_eps1 = pull1(du1)
-      dz1 = dz1.astype(dtype)
+      first = pull1(du1)
+      dz1 = first[0].astype(dtype)
     dz2t = blocks.transpose(dz2, heads)
     code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
     by_pass2 = [(code_y, dyb), (dz2, vb)]
     yield None
     if not plan.token:
-      layout.store_target(refs.d_target, plan, s, g, d_target1 + d_target2)
+      layout.store_target(refs.d_target, plan, s, g, first[1] + second[1])
     if plan.safe:  # U without its way to the end, and the read as it is weighed
       at = blocks.transpose(a, heads)
       u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
@@ -251,10 +258,8 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     by_pass1 = [(e, qb), (dz1, kb)]
     dz1t = blocks.transpose(dz1, heads)
     yield None
-    if not plan.token:
-      d_rates, d_eps = (d_rate1, d_rate2), (d_eps1, d_eps2)
     refs.d_rows[(*place, s)] = gates.row_adjoints(
-      d_reads, d_rates, d_eps, d_ends
+      d_reads, (first[2], second[2]), (first[3], second[3]), d_ends
     )
     for p, factors in enumerate((by_pass1, by_pass2)):
       if not flagged:

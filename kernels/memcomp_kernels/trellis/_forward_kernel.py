@@ -130,6 +130,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     if plan.token:
       u1, u2 = _substitution.take_back(refs.solver, plan, g)
     else:
+      u2: Any = None
       u1 = columns.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
     u1b = u1.astype(dtype)
     yield None

@@ -167,7 +167,7 @@ class Gates:
 
   plan: Plan
   log_decay: Pair
-  write_rate: Pair
+  write_rate: Any
   eps: Any
   mu: Pair
   inverse: Any
@@ -296,15 +296,16 @@ class Gates:
   def row_adjoints(
     self,
     d_reads: Pair,
-    d_rate: Any,
-    d_eps: Any,
+    d_rate: Pair,
+    d_eps: Pair,
     d_ends: Pair,
   ) -> jax.Array:
     """The adjoint of the rows.
 
     Args:
       d_reads: of `sum_reads`.
-      d_rate: of the scaled rates, `[1, lanes]`; None where they are by lane.
+      d_rate: of the scaled rates, `[1, lanes]`; not read where they are by
+        lane.
       d_eps: of eps, `[1, lanes]`; not read unless rows bring it.
       d_ends: of `sum_ends`.
     """

@@ -125,10 +125,8 @@ def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
   unit = plan.unit
 
   def by_lane(name):
-    passes = [gates.get(f"{name}{p}", gates.get(f"{name}0")) for p in (0, 1)]
-    if name == "eps":
-      passes = [gates["eps"]] * 2
-    x = jnp.stack(passes)
+    one = gates["eps"] if name == "eps" else gates[f"{name}0"]
+    x = jnp.stack([one, gates.get(f"{name}1", one)])
     _, batch, units, tiles_, _ = x.shape
     x = x.reshape(
       2,
