@@ -38,7 +38,7 @@ def arguments(
   spec, time, *, batch=1, dtype="float32", length=None, sizes=SIZES
 ):
   """A fresh state and inputs."""
-  sizes = sizes | {"batch": batch}
+  sizes: dict[str, Any] = {"batch": batch, **sizes}
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **sizes)
   low = {
     name: getattr(inputs, name).astype(dtype)
