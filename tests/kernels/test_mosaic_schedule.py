@@ -68,3 +68,23 @@ def test_a_piece_must_write():
 
   with pytest.raises(ValueError, match="without writing"):
     schedule.run(piece, chunks=range(1), units=1, group=1, skew=1)
+
+
+def test_pieces_meet_before_any_goes_on():
+  events = []
+
+  def piece(unit):
+    for stage in range(1 + unit):  # not all take as long
+      events.append((unit, stage))
+      yield None
+    yield schedule.MEETS
+    events.append((unit, "after"))
+
+  pieces = [piece(unit) for unit in range(3)]
+  schedule.meet(pieces, group=2, skew=2)
+  before = [(unit, i) for unit in range(3) for i in range(1 + unit)]
+  assert sorted(events) == before
+  assert events[:2] == [(0, 0), (1, 0)]  # in lock step
+  assert events.index((1, 1)) < events.index((2, 0))  # the second group later
+  schedule.meet(pieces, group=2, skew=2)
+  assert events[len(before) :] == [(unit, "after") for unit in range(3)]
