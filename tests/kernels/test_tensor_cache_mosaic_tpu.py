@@ -101,8 +101,8 @@ def test_packing(name):
 
 @pytest.mark.parametrize("name", ["outer", "evicted-delta"])
 def test_one_segment(name):
-  """Ragged, and from inside a chunk."""
-  given = arguments(SPECS[name], 21)
+  """Ragged, from inside a chunk into another."""
+  given = arguments(SPECS[name], 22)
   assert_close(
     run(mosaic_tpu.memory, SPECS[name], given),
     run(xla_chunked.memory, SPECS[name], given),
