@@ -126,12 +126,10 @@ class Case:
       form = trellis.form(self.spec, self._tiling())
       return dataclasses.replace(form, engine=engine)
     if self.memory.startswith("lattice"):
-      tiling = None  # of the XLA form
       if engine is lattice_tpu.ENGINE:
-        tiling = lattice_tilings.Tiling(tile_time=self.chunk)
-      form = lattice.form(self.spec, tiling)
-      solves = form.solves and engine is not lattice_tpu.ENGINE
-      return dataclasses.replace(form, engine=engine, solves=solves)
+        tiling = lattice_tilings.Tiling(kernel_time=self.chunk)
+        return lattice_tpu.form(self.spec, tiling)
+      return dataclasses.replace(lattice.form(self.spec, None), engine=engine)
     forms = {
       "delta_rule": delta_rule,
       "state_space_duality": duality,

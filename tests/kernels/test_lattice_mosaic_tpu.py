@@ -17,7 +17,7 @@ LATTICE = memories.MEMORIES["lattice"]
 TOKEN = api.Spec(num_slots=8, gradient_at="token")
 CHUNK = api.Spec(num_slots=8, chunk_size=4)
 SMALL = {"batch": 1, "heads": 2, "key_dim": 16, "value_dim": 16}
-TILING = api.Tiling(tile_time=4)
+TILING = api.Tiling(tile_time=4, kernel_time=4)
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",
@@ -206,4 +206,4 @@ def test_a_named_kernel_that_cannot_run_says_why():
     with pytest.raises(NotImplementedError, match="must all be bfloat16 or"):
       chunk(inputs=half)
     with pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VM"):
-      chunk(tiling=api.Tiling(tile_time=4096))
+      chunk(tiling=api.Tiling(kernel_time=4096))

@@ -106,7 +106,9 @@ def _fit(
   needed = vmem.num_bytes(
     [(x, specs[name]) for name, x in arrays.items()], list(scratch.values())
   )
-  vmem.check(needed, name, "take shorter tiles (Tiling.tile_time, chunk_size)")
+  vmem.check(
+    needed, name, "take shorter tiles (Tiling.kernel_time, chunk_size)"
+  )
   return _Call(name, steps, specs, scratch)
 
 

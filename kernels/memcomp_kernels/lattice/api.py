@@ -162,8 +162,8 @@ def run(
 ) -> tuple[types.State, jax.Array, triangular.Stats | None]:
   """As `chunk`; also returns how tiles were solved, `[batch, heads]`.
 
-  None where there was nothing to solve: stale gradients, the token scan, TPU
-  kernels.
+  None where there was nothing to solve: stale gradients, the token scan. TPU
+  kernels solve nothing: zeros per token.
 
   Raises:
     NotImplementedError: also for a `tiling` of another implementation.
@@ -178,8 +178,10 @@ def run(
   if function is xla_chunked.chunk:
     return xla_chunked.run(state, inputs, tiling=tiling, **arguments)
   if function is mosaic_tpu.chunk:
-    arguments["tiling"] = tiling
-  elif tiling is not None:
+    result = mosaic_tpu.chunk(state, inputs, tiling=tiling, **arguments)
+    none = None if spec.stale else triangular.no_stats(state.memory.shape[:2])
+    return (*result, none)
+  if tiling is not None:
     raise NotImplementedError("tiling: the reference takes none")
   return (*function(state, inputs, **arguments), None)
 

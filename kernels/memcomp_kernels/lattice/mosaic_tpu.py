@@ -209,6 +209,13 @@ def _as_saved(form, operands):
   return _pack_memory(plan.lanes, memory)
 
 
+def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
+  """Lattice for `primitives.chunked`, by these kernels."""
+  tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
+  form = xla_chunked.form(spec, tiling)
+  return dataclasses.replace(form, engine=ENGINE, solves=False)
+
+
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
@@ -226,12 +233,11 @@ def chunk(
   Raises:
     NotImplementedError: these kernels do not do it; says why.
   """
-  tiling = tiling or tilings.Tiling(tile_time=tilings.KERNEL_TIME)
+  tiling = tiling or tilings.Tiling()
   if reason := unsupported(inputs, spec, tiling):
     raise NotImplementedError(f"lattice mosaic_tpu: {reason}")
-  form = xla_chunked.form(spec, tiling)
   return chunked.chunk(
-    dataclasses.replace(form, engine=ENGINE, solves=False),
+    form(spec, tiling),
     state,
     xla_chunked.lay(inputs, spec),
     segment_ids=segment_ids,
@@ -254,6 +260,5 @@ def unsupported(
     return f"value_dim={value_dim} must be a multiple of 8"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
-  tokens = tiling.tile_time if tiling else tilings.KERNEL_TIME
-  tokens = spec.chunk_size if spec.stale else tokens
+  tokens = form(spec, tiling or tilings.Tiling()).tile_time
   return _too_large(_plan(spec, inputs, tokens, flagged=True), inputs)

@@ -10,6 +10,10 @@ from memcomp_kernels.primitives.mosaic import pairs
 # on the rest of a chunk with its inverse.
 BLOCK_TIME = 16
 
+# Tokens a tile of a TPU kernel, with gradients per token: chosen by static
+# cycles (benchmarks/tpu_static.py). The backward kernel keeps as many memories.
+KERNEL_TIME = 16
+
 SOLVERS = ("substitution", "sweeps")
 
 
@@ -25,15 +29,18 @@ class Tiling:
     tolerance: sweeps end when no unknown moves by more than this share of the
       largest of its token or an earlier one; if None 1e-6 in float32 and 1e-14
       in float64. Where it is not reached, substitution is run after all.
+    kernel_time: tokens a tile of TPU kernels, >= 1; they solve nothing.
   """
 
   tile_time: int = 8
   solver: str = "substitution"
   tolerance: float | None = None
+  kernel_time: int = KERNEL_TIME
 
   def __post_init__(self):
-    if self.tile_time < 1:
-      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+    for name in ("tile_time", "kernel_time"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     if self.solver not in SOLVERS:
       raise ValueError(
         f"solver={self.solver!r} is not one of: {', '.join(SOLVERS)}"
@@ -47,10 +54,6 @@ def tiling(spec: types.Spec) -> Tiling:
   del spec
   return Tiling()
 
-
-# Tokens a tile of a TPU kernel, with gradients per token: chosen by static
-# cycles (benchmarks/tpu_static.py). The backward kernel keeps as many memories.
-KERNEL_TIME = 16
 
 # A lane's most value dimensions: what a pass keeps of them in registers.
 _ROWS = 64
