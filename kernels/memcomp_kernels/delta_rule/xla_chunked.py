@@ -6,7 +6,7 @@ tile is free: the result does not depend on it.
 
 import jax
 
-from memcomp_kernels.delta_rule import reference, tile, tilings, types
+from memcomp_kernels.delta_rule import tile, tilings, types
 from memcomp_kernels.primitives import chunked
 from memcomp_kernels.primitives import form as form_lib
 
@@ -29,7 +29,6 @@ def form(
     tile_time=tile_time,
     prepare=tile.prepare,
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
     engine=engine,

@@ -8,7 +8,6 @@ algebra). Features are taken before tokens are laid into tiles.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
 from memcomp_kernels.infini_attention import reference, tile, tilings, types
 from memcomp_kernels.primitives import chunked
 from memcomp_kernels.softmax_attention import api as attention
@@ -40,7 +39,6 @@ def chunk(
     spec=spec,
     tile_time=tilings.tile_time(spec, tiling or tilings.Tiling(), time),
     run_tile=tile.run,
-    step=_step,
     take_apart=_same,
     put_together=_same,
   )
@@ -97,23 +95,3 @@ def _written(inputs: types.Inputs, wide) -> tuple[jax.Array, ...]:
     reference.sigma(x.astype(wide)).astype(x.dtype) for x in (query, key)
   )
   return query, key, inputs.value
-
-
-def _step(
-  parts: chunked.Parts, inputs: tuple[jax.Array, ...], *, spec: types.Spec
-) -> tuple[chunked.Parts, jax.Array]:
-  """The memory alone, token by token; its read is not rounded."""
-  written = types.Association(*parts.memories)
-  q, k, v = (x.astype(written.memory.dtype) for x in inputs)
-  start, position = written, parts.position
-  if parts.starts is not None and position is not None:
-    start = contract.batched_where(
-      position == 0, written, types.Association(*parts.starts)
-    )
-    position = (position + 1) % spec.segment_size
-  new, read = reference.associate(written, start, (q, k), v, spec)
-  starts = parts.starts
-  if starts is not None and position is not None:
-    starts = tuple(contract.batched_where(position == 0, new, start))
-  segment_id = contract.next_segment_id(parts.segment_id)
-  return chunked.Parts(tuple(new), starts, position, segment_id), read

@@ -213,7 +213,7 @@ def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
   """Lattice for `primitives.chunked`, by these kernels."""
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
   form = xla_chunked.form(spec, tiling)
-  return dataclasses.replace(form, engine=ENGINE, solves=False)
+  return dataclasses.replace(form, engine=ENGINE)
 
 
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)

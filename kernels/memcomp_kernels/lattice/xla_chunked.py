@@ -24,6 +24,8 @@ from memcomp_kernels.lattice import (
 )
 from memcomp_kernels.primitives import chunked, triangular
 
+_SCAN_BLOCK = 32  # tokens between two saved states where tokens are scanned
+
 
 def _take_apart(state: types.State) -> chunked.Parts:
   memories, starts = (state.memory,), None
@@ -45,12 +47,6 @@ def _put_together(parts: chunked.Parts) -> types.State:
     position=parts.position,
     segment_id=parts.segment_id,
   )
-
-
-def _token_step(
-  state: types.State, laid: token_tile.Laid, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
-  return reference.step(state, laid.inputs, spec=spec)
 
 
 def chunk(
@@ -86,9 +82,7 @@ def run(
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if not spec.stale and spec.sparsity:
     step = functools.partial(reference.step, spec=spec)
-    scanned = contract.scan(
-      step, state, inputs, block=chunked.SCAN_BLOCK, **packing
-    )
+    scanned = contract.scan(step, state, inputs, block=_SCAN_BLOCK, **packing)
     return (*scanned, None)
   laid = lay(inputs, spec)
   return chunked.run(form(spec, tiling), state, laid, **packing)
@@ -101,7 +95,6 @@ def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
       spec=spec,
       tile_time=spec.chunk_size,
       run_tile=tile.run,
-      step=reference.step,
       take_apart=_take_apart,
       put_together=_put_together,
     )
@@ -109,10 +102,8 @@ def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
   return chunked.Form(
     spec=spec,
     tiling=tiling,
-    solves=True,
     tile_time=tiling.tile_time,
     run_tile=token_tile.run,
-    step=_token_step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

@@ -8,7 +8,7 @@ tile is free: the result does not depend on it.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.linear_attention import reference, tile, tilings, types
+from memcomp_kernels.linear_attention import tile, tilings, types
 from memcomp_kernels.primitives import chunked, feature_maps
 from memcomp_kernels.primitives import form as form_lib
 
@@ -20,12 +20,6 @@ def _take_apart(state: types.State) -> chunked.Parts:
 def _put_together(parts: chunked.Parts) -> types.State:
   (memory,) = parts.memories
   return types.State(memory, None, parts.segment_id)
-
-
-def _step(state: types.State, inputs: types.Inputs, *, spec: types.Spec):
-  # Not rounded before sums are divided.
-  query = inputs.query.astype(state.memory.dtype)
-  return reference.step(state, inputs._replace(query=query), spec=spec)
 
 
 def _joined(state: types.State) -> types.State:
@@ -70,7 +64,6 @@ def chunk(
     tile_time=min(tiling.tile_time, value.shape[1]),
     prepare=tile.prepare,
     run_tile=tile.run,
-    step=_step,
     take_apart=_take_apart,
     put_together=_put_together,
     engine=engine,

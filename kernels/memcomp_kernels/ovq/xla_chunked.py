@@ -6,7 +6,7 @@ A scan over chunks by `primitives.chunked`; `tile.py` has their algebra.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.ovq import reference, tile, types
+from memcomp_kernels.ovq import tile, types
 from memcomp_kernels.primitives import chunked
 
 
@@ -39,10 +39,6 @@ def _put_together(parts: chunked.Parts) -> types.State:
   )
 
 
-def _step(state: types.State, laid: tile.Laid, *, spec: types.Spec):
-  return reference.step(state, laid.inputs, spec=spec)
-
-
 def chunk(
   state: types.State,
   inputs: types.Inputs,
@@ -56,7 +52,6 @@ def chunk(
     spec=spec,
     tile_time=spec.chunk_size,
     run_tile=tile.run,
-    step=_step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

@@ -1,7 +1,7 @@
 """A recurrence in chunk form: a scan over tiles with a gradient of its own.
 
-What a memory brings (`Form`) is the algebra of one tile, its `step`, and how
-its State is taken apart; layout, packing, hand-off and gradient are here. With
+What a memory brings (`Form`) is the algebra of one tile, and how its State is
+taken apart; layout, packing, hand-off and gradient are here. With
 stale gradients one tile is one chunk of the paper; with gradients per token
 the tile is free, and the result does not depend on it.
 
@@ -33,9 +33,6 @@ Operands, Result = form_lib.Operands, form_lib.Result
 SAVED = "memories"
 """Name, for `jax.checkpoint` policies, of a memory's outputs and of what its
 gradient needs besides inputs: with both kept, no tile is run forward again."""
-
-# Tokens between two saved states where a memory is scanned token by token.
-SCAN_BLOCK = 32
 
 
 class _Fixed(NamedTuple):
@@ -158,7 +155,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: Any = None,
 ) -> tuple[Any, jax.Array]:
-  """Equal to `contract.scan` of `form.step`, in chunk form.
+  """Equal to the memory's `reference`, in chunk form.
 
   Args:
     form: the memory.

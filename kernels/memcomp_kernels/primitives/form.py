@@ -57,13 +57,11 @@ class Form:
       outputs, stats) for one tile: `inputs` `[batch, heads, tile_time, ...]`
       hold zeros in empty places, which must change nothing; stale gradients
       are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
-      last place is taken, that is where a chunk ends with the tile.
-    step: of the memory.
+      last place is taken, that is where a chunk ends with the tile; `stats`
+      are of `triangular`, `[batch, heads]`, or None.
     take_apart: State -> Parts.
     put_together: Parts -> State.
     tiling: what else of the tile's algebra is speed, never meaning.
-    solves: whether tiles have systems to solve: then `stats` are those of
-      `triangular`, `[batch, heads]`, else None.
     prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs:
       all of a tile that needs no memory. Tiles are prepared all at once, so
       that what follows tile after tile is little. None for the inputs as they
@@ -74,11 +72,9 @@ class Form:
   spec: Any
   tile_time: int
   run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
-  step: Callable[..., tuple[Any, jax.Array]]
   take_apart: Callable[[Any], Parts]
   put_together: Callable[[Parts], Any]
   tiling: Any = None
-  solves: bool = False
   prepare: Callable[..., Any] | None = None
   engine: Engine | None = None
 

@@ -7,7 +7,7 @@ tile is free: the result does not depend on it.
 import jax
 
 from memcomp_kernels.primitives import chunked
-from memcomp_kernels.rwkv7 import reference, tile, tilings, types
+from memcomp_kernels.rwkv7 import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -35,7 +35,6 @@ def chunk(
     tiling=tiling,
     tile_time=tilings.tile_time(tiling, inputs.query.shape[1]),
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

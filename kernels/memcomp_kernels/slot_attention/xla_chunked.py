@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.primitives import chunked
-from memcomp_kernels.slot_attention import reference, tile, tilings, types
+from memcomp_kernels.slot_attention import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -36,10 +36,6 @@ class _Laid(NamedTuple):
 
   inputs: types.Inputs
   taken: jax.Array | None
-
-
-def _step(state: types.State, laid: _Laid, *, spec: types.Spec):
-  return reference.step(state, laid.inputs, spec=spec)
 
 
 def _run_tile(memories, starts, laid: _Laid, *rest):
@@ -72,7 +68,6 @@ def chunk(
     tiling=tiling,
     tile_time=tilings.tile_time(tiling, inputs.query.shape[1]),
     run_tile=_run_tile,
-    step=_step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

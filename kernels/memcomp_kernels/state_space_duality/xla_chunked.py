@@ -8,7 +8,7 @@ import jax
 
 from memcomp_kernels.primitives import chunked
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.state_space_duality import reference, tile, tilings, types
+from memcomp_kernels.state_space_duality import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -29,7 +29,6 @@ def form(
     tile_time=tile_time,
     prepare=tile.prepare,
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
     engine=engine,

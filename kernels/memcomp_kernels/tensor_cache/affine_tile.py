@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
 from memcomp_kernels.primitives import affine, chunked, delta, matmul
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.tensor_cache import tile, types
@@ -42,7 +41,6 @@ def form(
     tile_time=tile_time,
     prepare=prepare,
     run_tile=run,
-    step=_step,
     take_apart=_same,
     put_together=_same,
     engine=engine,
@@ -150,22 +148,3 @@ def run(
   start = starts[0] if spec.chunked and starts is not None else None
   memory, output = affine.run(memory, prepared, start)
   return (memory,), output, None
-
-
-def _step(
-  parts: form_lib.Parts, tokens: tile.Tokens, *, spec: types.Spec
-) -> tuple[form_lib.Parts, jax.Array]:
-  """One token, as a tile of its own."""
-  memories, starts, position, segment_id = parts
-  start = memories
-  if position is not None:
-    start = contract.batched_where(position == 0, memories, starts)
-  one = jax.tree.map(lambda x: x[:, :, None], tokens)
-  new, output, _ = run(
-    memories, start, prepare(one, spec, None), None, spec, None
-  )
-  if position is not None:
-    position = (position + 1) % spec.chunk_size
-    starts = contract.batched_where(position == 0, new, start)
-  segment_id = contract.next_segment_id(segment_id)
-  return form_lib.Parts(new, starts, position, segment_id), output[:, :, 0]

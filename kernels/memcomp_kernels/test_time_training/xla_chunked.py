@@ -8,7 +8,7 @@ the tile is free, and the result does not depend on it.
 import jax
 
 from memcomp_kernels.primitives import chunked
-from memcomp_kernels.test_time_training import reference, tile, tilings, types
+from memcomp_kernels.test_time_training import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -49,10 +49,8 @@ def chunk(
   form = chunked.Form(
     spec=spec,
     tiling=tiling,
-    solves=not spec.stale and spec.model == "linear",
     tile_time=tilings.tile_time(spec, tiling),
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

@@ -8,7 +8,7 @@ the tile is free, and the result does not depend on it.
 import jax
 
 from memcomp_kernels.primitives import chunked, triangular
-from memcomp_kernels.trellis import reference, tile, tilings, types
+from memcomp_kernels.trellis import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -80,10 +80,8 @@ def form(spec: types.Spec, tiling: tilings.Tiling) -> chunked.Form:
   return chunked.Form(
     spec=spec,
     tiling=tiling,
-    solves=not spec.stale,
     tile_time=tilings.tile_time(spec, tiling),
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
   )

@@ -7,7 +7,7 @@ tile is free: the result does not depend on it.
 import jax
 
 from memcomp_kernels.primitives import chunked
-from memcomp_kernels.two_pass_delta import reference, tile, tilings, types
+from memcomp_kernels.two_pass_delta import tile, tilings, types
 
 
 def _take_apart(state: types.State) -> chunked.Parts:
@@ -36,7 +36,6 @@ def chunk(
     spec=spec,
     tile_time=min(tiling.tile_time, inputs.query.shape[1]),
     run_tile=tile.run,
-    step=reference.step,
     take_apart=_take_apart,
     put_together=_put_together,
   )
