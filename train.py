@@ -1,9 +1,9 @@
-"""Trains the experiment of a config file, or goes on training it.
+r"""Trains the experiment of a config file, or goes on training it.
 
   python train.py --config=configs/quickstart.py
   python train.py --config=configs/quickstart.py --config.training.steps=1000
   python train.py --config=configs/compare.py --each=trellis,lattice --seeds=3
-  python train.py --config=configs/lm.py:trellis-125m --compile_only \\
+  python train.py --config=configs/lm.py:trellis-125m --compile_only \
     --topology=v5e:16x16 --config.mesh.fsdp=16
 
 The same command again goes on from the newest checkpoint, and repeats the
