@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memcomp import errors
+from memcomp_kernels import hand_off, wavefront
 from memcomp_kernels import sharding as kernel_sharding
 
 AXES = ("replica", "fsdp", "tensor", "context")
@@ -21,9 +23,11 @@ AXES = ("replica", "fsdp", "tensor", "context")
 BATCH_AXES = ("replica", "fsdp")
 HEAD_AXES = ("tensor",)
 
+TIME_AXIS = "context"
+
 RULES: dict[str, tuple[str, ...]] = {
   "batch": BATCH_AXES,
-  "time": (),
+  "time": (TIME_AXIS,),
   "embed": ("fsdp",),
   "act_embed": (),
   "heads": HEAD_AXES,
@@ -65,8 +69,12 @@ def spec(*names: str | None) -> PartitionSpec:
 def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Builds the mesh of a `MeshConfig` over `devices` (default: all).
 
+  Of several TPU slices the replica axis goes over slices first, over the
+  network between them (DCN); all other axes stay within a slice.
+
   Raises:
-    UserError: the axes do not multiply to a number of devices that exists.
+    UserError: the axes do not multiply to a number of devices that exists, or
+      do not fit the slices.
   """
   devices = list(jax.devices() if devices is None else devices)
   sizes = {name: getattr(config, name) for name in AXES}
@@ -97,15 +105,48 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
       f" {len(devices)}; make config.mesh smaller"
     )
   shape = tuple(sizes.values())
-  if count == len(devices) and devices[0].platform == "tpu":
+  # On GPUs a slice is a host or an NVLink domain, which fsdp may well cross.
+  tpus = devices[0].platform == "tpu"
+  slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpus else 1
+  if slices > 1:
+    _check_slices(sizes, count, len(devices), slices)
+  if count == len(devices) and tpus:
     from jax.experimental import mesh_utils
 
-    grid = mesh_utils.create_device_mesh(
-      shape, devices, allow_split_physical_axes=True
+    # Devices of one slice to compile for have no slice_index.
+    grid = (
+      mesh_utils.create_device_mesh(
+        shape, devices, allow_split_physical_axes=True
+      )
+      if slices == 1
+      else mesh_utils.create_hybrid_device_mesh(
+        (shape[0] // slices, *shape[1:]),
+        (slices, *[1] * len(shape[1:])),
+        devices,
+        allow_split_physical_axes=True,
+      )
     )
   else:
     grid = np.array(devices[:count]).reshape(shape)
   return Mesh(grid, AXES)
+
+
+def _check_slices(
+  sizes: dict[str, int], count: int, devices: int, slices: int
+) -> None:
+  """Checks that only the replica axis crosses slices, and all are used."""
+  if count != devices:
+    raise errors.UserError(
+      f"the mesh takes {count} of the {devices} devices of {slices} slices; let"
+      " it take all of them (mesh.replica=-1), or start fewer slices"
+    )
+  if sizes["replica"] % slices:
+    raise errors.UserError(
+      f"mesh.replica={sizes['replica']} is not a multiple of the {slices}"
+      " slices, over which only replica can go; set mesh.replica to a multiple"
+      f" of {slices} and mesh.fsdp, tensor, context to fit into the"
+      f" {devices // slices} devices of a slice"
+    )
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
@@ -181,33 +222,63 @@ def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """The sharding of `[batch, ...]` arrays."""
-  return NamedSharding(mesh, spec("batch"))
+  """The sharding of `[batch, time]` arrays."""
+  return NamedSharding(mesh, spec("batch", "time"))
 
 
-def part_of_batch(mesh: Mesh) -> tuple[int, int]:
-  """Which part of a batch's rows this process holds, and of how many.
+def rows_of_process(mesh: Mesh, rows: int) -> np.ndarray:
+  """Which rows of a batch this process's devices hold, ascending.
 
-  Processes that share a shard (of heads, say) hold the same part.
+  Processes that share a shard (of heads, say) hold the same rows.
+
+  Args:
+    mesh: of the run.
+    rows: of the batch, a multiple of its shards.
 
   Raises:
     UserError: processes hold rows in common, but not the same.
   """
-  shards = mesh.shape["replica"] * mesh.shape["fsdp"]
   held: dict[int, set[int]] = {}
-  where = batch_sharding(mesh).devices_indices_map((shards,))
-  for device, (rows,) in where.items():
-    rows = range(shards)[rows]
-    held.setdefault(device.process_index, set()).update(rows)
-  parts = sorted({tuple(sorted(rows)) for rows in held.values()})
-  if sum(map(len, parts)) != shards or len({len(p) for p in parts}) > 1:
+  where = NamedSharding(mesh, spec("batch")).devices_indices_map((rows,))
+  for device, (part,) in where.items():
+    held.setdefault(device.process_index, set()).update(range(rows)[part])
+  parts = {tuple(sorted(part)) for part in held.values()}
+  if sum(map(len, parts)) != rows or len({len(p) for p in parts}) > 1:
     raise errors.UserError(
-      f"the {shards} shards of a batch do not lie in equal parts on"
-      f" {len(held)} processes; let mesh.tensor * mesh.context divide the"
-      " devices of a process, or be a multiple of them"
+      f"the {rows} rows of a batch do not lie in equal parts on {len(held)}"
+      " processes; let mesh.tensor * mesh.context divide the devices of a"
+      " process, or be a multiple of them"
     )
-  mine = tuple(sorted(held[jax.process_index()]))
-  return parts.index(mine), len(parts)
+  return np.array(sorted(held[jax.process_index()]))
+
+
+def time_of_process(mesh: Mesh, time: int) -> slice:
+  """The tokens of each row that this process's devices hold.
+
+  Args:
+    mesh: of the run.
+    time: tokens of a row.
+
+  Raises:
+    UserError: they are not neighbours, as with shards of other processes
+      between them.
+  """
+  axis = mesh.axis_names.index(TIME_AXIS)
+  held = sorted(
+    {
+      place[axis]
+      for place, device in np.ndenumerate(mesh.devices)
+      if device.process_index == jax.process_index()
+    }
+  )
+  if held != list(range(held[0], held[-1] + 1)):
+    raise errors.UserError(
+      f"process {jax.process_index()} holds shards {held} of"
+      f" mesh.{TIME_AXIS}={mesh.shape[TIME_AXIS]}, with others' between them;"
+      " let the devices of a process divide it, or be a multiple of it"
+    )
+  each = time // mesh.shape[TIME_AXIS]
+  return slice(held[0] * each, (held[-1] + 1) * each)
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
@@ -218,22 +289,97 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
+def gathered(table: jax.Array, dtype: str) -> jax.Array:
+  """A table `[vocab, features]`, whole on every shard of rows and time.
+
+  It crosses the mesh once, and so does the sum of the gradients of all its
+  uses, in `dtype` as those of all other weights: the partitioner would reduce
+  the whole table for each use. On a shard they are summed in float32.
+
+  Returns:
+    `[shards, vocab, features]`, for `per_shard`: values of `dtype`, held as the
+    table came.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+
+  def whole(table):
+    # Shards on an axis of their own, or TPUs reduce the whole gradient.
+    parts = jax.lax.all_gather(table.astype(dtype).T, RULES["embed"])
+    parts = parts.reshape(-1, parts.shape[-1]).T[None]
+    return parts.astype(table.dtype)
+
+  if mesh.empty or mesh.size == 1:
+    return table.astype(dtype).astype(table.dtype)[None]
+  return jax.shard_map(
+    whole,
+    in_specs=spec("vocab", "embed"),
+    out_specs=PartitionSpec((*BATCH_AXES, TIME_AXIS), *spec("vocab", None)),
+    # The check would want it proven that axes without a name hold the same.
+    check_vma=False,
+  )(table)
+
+
+def per_shard(
+  function: Callable[[jax.Array, jax.Array], jax.Array],
+  table: jax.Array,
+  rows: jax.Array,
+) -> jax.Array:
+  """Returns `function(table, rows)`, the rows of a shard with its table.
+
+  Args:
+    function: of one table and some rows; gives back rows.
+    table: `[shards, ...]`, of `gathered`, or of one shard.
+    rows: `[batch, time, ...]`.
+  """
+  if len(table) == 1:
+    return function(table[0], rows)
+  batch, time = rows.shape[:2]
+  shards = time_shards()
+  if time % shards:  # as at the end of a loss in parts: few tokens
+    table, shards = table[::shards], 1
+
+  def as_batch(x):
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
+    laid = spec("batch", "time" if shards > 1 else None)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*laid, *free))
+
+  cut = len(table) // shards, -1, shards, time // shards
+  parts = jnp.moveaxis(as_batch(rows).reshape(*cut, *rows.shape[2:]), 2, 1)
+  y = jax.vmap(function)(table, parts.reshape(len(table), *parts.shape[2:]))
+  y = jnp.moveaxis(y.reshape(*parts.shape[:2], *y.shape[1:]), 1, 2)
+  return as_batch(y.reshape(batch, time, *y.shape[4:]))
+
+
 def head_shards() -> int:
   """Parts that heads are laid into on the mesh in use, 1 without one."""
   mesh = jax.sharding.get_abstract_mesh()
   return math.prod(1 if mesh.empty else mesh.shape[axis] for axis in HEAD_AXES)
 
 
-def on_mesh(
-  chunk: Callable[..., Any], *, with_stats: bool = False
-) -> Callable[..., Any]:
-  """A memory's `chunk`, its rows and heads laid over the mesh in use.
+def time_shards() -> int:
+  """Shards of time on the mesh in use, 1 without one."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else mesh.shape[TIME_AXIS]
 
-  `with_stats` if it also returns a pytree of `[batch, heads]`.
+
+def on_mesh(
+  chunk: Callable[..., Any],
+  *,
+  over_time: hand_off.HandOff = wavefront.hand_over,
+  with_stats: bool = False,
+) -> Callable[..., Any]:
+  """A memory's `chunk`, its rows, heads and time laid over the mesh in use.
+
+  Args:
+    chunk: see `memcomp_kernels.sharding.shard_chunk`, as what follows.
+    over_time: how shards of time hand over the state.
+    with_stats: whether `chunk` returns `triangular.Stats`, too.
   """
   return kernel_sharding.shard_chunk(
     chunk,
     batch_axes=BATCH_AXES,
     head_axes=HEAD_AXES,
+    time_axis=TIME_AXIS,
+    over_time=over_time,
     with_stats=with_stats,
   )

@@ -1,9 +1,10 @@
-"""Runs a memory under `jax.shard_map`: batch and heads sharded, time local.
+"""Runs a memory under `jax.shard_map`: batch, heads and time sharded.
 
 Left to the partitioner, the scan over chunks of a sharded program grew
 all-gathers inside its loop; and a Pallas kernel cannot be partitioned at all.
 So every memory, the XLA form included, runs fully manual on its own rows and
-heads. The memory needs no collective: rows and heads are independent.
+heads. The memory needs no collective, rows and heads are independent, but where
+time is sharded: there shards hand over the state (`hand_off`).
 """
 
 import functools
@@ -12,6 +13,9 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
+
+from memcomp_kernels import hand_off, wavefront
+from memcomp_kernels.primitives import triangular
 
 Axes = tuple[str, ...]
 
@@ -26,6 +30,8 @@ def shard_chunk(
   *,
   batch_axes: Axes,
   head_axes: Axes,
+  time_axis: str | None = None,
+  over_time: hand_off.HandOff = wavefront.hand_over,
   with_stats: bool = False,
 ) -> Callable[..., Any]:
   """Wraps a memory's `chunk` for the mesh in use (`jax.set_mesh`).
@@ -34,50 +40,75 @@ def shard_chunk(
     chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs).
     batch_axes: mesh axes that batch is sharded over.
     head_axes: mesh axes that heads are sharded over.
-    with_stats: whether `chunk` also returns a pytree of `[batch, heads]`.
+    time_axis: mesh axis that time is sharded over, if any.
+    over_time: how shards of time hand over the state, see `hand_off`.
+    with_stats: whether `chunk` also returns `triangular.Stats` `[batch,
+      heads]`, or None for them.
 
   Returns:
     A function of the same signature; `chunk` itself without a mesh or on one
     device.
 
   Raises:
-    ValueError: from the returned function, where batch or heads do not divide.
+    ValueError: from the returned function, where batch, heads or time do not
+      divide.
   """
 
   @functools.wraps(chunk)
   def sharded(state, inputs, *, segment_ids=None, reset_state=None, **keywords):
     mesh = jax.sharding.get_abstract_mesh()
-    function = functools.partial(chunk, **keywords)
     if mesh.empty or mesh.size == 1:
-      return function(
-        state, inputs, segment_ids=segment_ids, reset_state=reset_state
+      return chunk(
+        state,
+        inputs,
+        segment_ids=segment_ids,
+        reset_state=reset_state,
+        **keywords,
       )
+
+    shards = mesh.shape.get(time_axis, 1)
+    if shards > 1 and keywords.get("seen") is not None:
+      # A bound that holds on every shard, the last one's.
+      time = jax.tree.leaves(inputs)[0].shape[1]
+      keywords["seen"] += time - time // shards
+    function = functools.partial(chunk, **keywords)
 
     def state_specs(tree):
       return jax.tree.map(lambda x: state_spec(x, batch_axes, head_axes), tree)
 
-    token_spec = PartitionSpec(batch_axes, None, head_axes)
+    time_axes = (time_axis,) if shards > 1 else ()
+    token_spec = PartitionSpec(batch_axes, time_axes, head_axes)
 
-    def positional(state, reset_state, inputs, segment_ids):
-      return function(
-        state, inputs, segment_ids=segment_ids, reset_state=reset_state
+    def local(state, reset_state, inputs, segment_ids):
+      if shards == 1:
+        return function(
+          state, inputs, segment_ids=segment_ids, reset_state=reset_state
+        )
+      state, outputs, *stats = over_time(
+        function, time_axis, state, inputs, segment_ids, reset_state
       )
+      return state, outputs, *jax.tree.map(lambda x: x[None], stats)
 
     out_specs = state_specs(state), token_spec
     if with_stats:
-      out_specs += (PartitionSpec(batch_axes, head_axes),)
-    return jax.shard_map(
-      positional,
+      by_shard = (time_axis,) if shards > 1 else ()
+      out_specs += (PartitionSpec(*by_shard, batch_axes, head_axes),)
+    results: Any = jax.shard_map(
+      local,
       in_specs=(
         state_specs(state),
         state_specs(reset_state),
         jax.tree.map(lambda _: token_spec, inputs),
-        PartitionSpec(batch_axes),
+        PartitionSpec(batch_axes, time_axes),
       ),
       out_specs=out_specs,
-      # No value here is replicated over an axis, so there is nothing for the
-      # check to find, and it does not know Pallas outputs.
+      # What is replicated is so by `hand_off.of_last`, and the check does not
+      # know Pallas outputs.
       check_vma=False,
     )(state, reset_state, inputs, segment_ids)
+    if not with_stats or shards == 1:
+      return results
+    state, outputs, stats = results
+    return state, outputs, None if stats is None else triangular.total(stats)
 
   return sharded

@@ -15,6 +15,7 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, norm, short_convolution, step_size
+from memcomp_kernels import hand_off
 from memcomp_kernels.delta_rule import api as delta_rule
 from memcomp_kernels.primitives import activations
 
@@ -219,7 +220,7 @@ class DeltaNet(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     segment_ids = context.segment_ids
     inputs, taps = self._inputs(x, state, segment_ids)
-    chunk = sharding.on_mesh(delta_rule.chunk)
+    chunk = sharding.on_mesh(delta_rule.chunk, over_time=hand_off.linear)
     memory, y = chunk(
       state.memory,
       inputs,

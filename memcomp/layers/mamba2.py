@@ -14,6 +14,7 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, norm, short_convolution, step_size
+from memcomp_kernels import hand_off
 from memcomp_kernels.state_space_duality import api as state_space_duality
 
 # exp(A_log) at the start is drawn from U(1, 16).
@@ -207,7 +208,9 @@ class Mamba2(nnx.Module):
     segment_ids = context.segment_ids
     inputs, taps = self._inputs(x, state, segment_ids)
     inputs, spec = self._on_mesh(inputs)
-    chunk = sharding.on_mesh(state_space_duality.chunk)
+    chunk = sharding.on_mesh(
+      state_space_duality.chunk, over_time=hand_off.linear
+    )
     memory, y = chunk(
       state.memory,
       inputs,

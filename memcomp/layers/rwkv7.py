@@ -21,6 +21,7 @@ from jax import lax
 
 from memcomp import sharding
 from memcomp.layers import linear, mixer, token_shift
+from memcomp_kernels import hand_off
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.rwkv7 import api as rwkv7
 
@@ -365,7 +366,7 @@ class RWKV7(nnx.Module):
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     segment_ids = context.segment_ids
     inputs, gate, state = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(rwkv7.chunk)
+    chunk = sharding.on_mesh(rwkv7.chunk, over_time=hand_off.linear)
     fresh = jax.tree.map(jnp.zeros_like, state.memory)
     memory, y = chunk(
       state.memory,

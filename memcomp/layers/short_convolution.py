@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from memcomp.layers import linear
+from memcomp.layers import halo, linear
 from memcomp_kernels import contract
 
 INITS = ("identity", "uniform")
@@ -136,13 +136,21 @@ class ShortConvolution(nnx.Module):
 
   def __call__(self, x, taps, *, segment_ids=None, segment_id=None):
     """See `short_convolution`."""
-    return short_convolution(
-      x,
-      self.weight[...],
-      None if self.bias is None else self.bias[...],
-      taps,
-      segment_ids=segment_ids,
-      segment_id=segment_id,
+    bias = None if self.bias is None else self.bias[...]
+
+    def local(x, taps, parameters, segment_ids, segment_id):
+      weight, bias = parameters
+      return short_convolution(
+        x,
+        weight,
+        bias,
+        taps,
+        segment_ids=segment_ids,
+        segment_id=segment_id,
+      )
+
+    return halo.over_time(
+      local, x, taps, (self.weight[...], bias), segment_ids, segment_id
     )
 
 

@@ -201,7 +201,9 @@ class SoftmaxAttention(nnx.Module):
   ) -> tuple[jax.Array, SoftmaxAttentionState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(attention.chunk)
+    chunk = sharding.on_mesh(
+      attention.chunk, over_time=attention.over_time(self.spec)
+    )
     # Where `state` is fresh it is what new segments start from, too.
     fresh = None
     if context.segment_ids is not None and context.seen != 0:

@@ -322,7 +322,9 @@ class TensorCache(nnx.Module):
   ) -> tuple[jax.Array, TensorCacheState]:
     """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
     inputs, projected = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(tensor_cache.chunk)
+    chunk = sharding.on_mesh(
+      tensor_cache.chunk, over_time=tensor_cache.over_time(self.spec)
+    )
     # A fresh state is what segments start from, and kernels want to know.
     restarts = context.segment_ids is not None and context.seen != 0
     memory, y = chunk(

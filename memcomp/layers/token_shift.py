@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from memcomp.layers import linear
+from memcomp.layers import halo, linear
 from memcomp_kernels import contract
 
 
@@ -34,6 +34,18 @@ def token_shift(
   Returns:
     y `[batch, time, channels]`, and the last real token's x.
   """
+
+  def local(x, taps, amount, segment_ids, segment_id):
+    y, last = _shift(x, amount, taps[:, 0], segment_ids, segment_id, first)
+    return y, last[:, None]
+
+  y, taps = halo.over_time(
+    local, x, last[:, None], amount, segment_ids, segment_id
+  )
+  return y, taps[:, 0]
+
+
+def _shift(x, amount, last, segment_ids, segment_id, first):
   time = x.shape[1]
   known = segment_id != 0
   if segment_ids is None:

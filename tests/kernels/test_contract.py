@@ -71,7 +71,9 @@ def test_truth(subject):
 
 
 @subjects(typical_forms)
-@pytest.mark.parametrize("time", [1, 63, 64, 100])
+@pytest.mark.parametrize(
+  "time", [1, pytest.param(63, marks=pytest.mark.slow), 64, 100]
+)
 def test_lengths(subject, time):
   checks.check_values(subject, time)
 
@@ -101,8 +103,11 @@ def test_hand_off_at_every_offset(subject):
 @subjects(typical_reference)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
-  [([3, 21, 16, 9], 0), ([5, 1, 8, 30], 3), ([1] * 12, 1)],
-  ids=["split", "padded", "single tokens"],
+  [
+    pytest.param([3, 21, 16, 9], 0, id="split", marks=pytest.mark.slow),
+    pytest.param([5, 1, 8, 30], 3, id="padded"),
+    pytest.param([1] * 12, 1, id="single tokens", marks=pytest.mark.slow),
+  ],
 )
 def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)

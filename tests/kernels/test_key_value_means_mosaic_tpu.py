@@ -1,6 +1,8 @@
 """Key-Value Means by a TPU kernel: interpreted, lowered, compiled."""
 
 import dataclasses
+import functools
+import re
 from typing import Any
 
 import jax
@@ -8,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.key_value_means import api, mosaic_tpu, xla_chunked
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.primitives.mosaic import modes, vmem
 from memcomp_kernels.testing import aot, checks, errors, memories, tolerances
 
 MEMORY = memories.MEMORIES["key_value_means"]
@@ -166,6 +169,25 @@ def test_a_block_that_cannot_fit_says_so():
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(function, *given)
+
+
+def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
+  spec = dataclasses.replace(SPEC, budget=api.FixedBudget(384))
+  given = arguments(spec, 256)
+
+  def kernels(limit):
+    monkeypatch.setattr(vmem, "LIMIT", limit)
+    chunk = functools.partial(api.chunk, spec=spec)
+    with modes.interpreted():
+      return str(jax.make_jaxpr(chunk)(*given)).count("name=kvm_tile")
+
+  with modes.interpreted():
+    monkeypatch.setattr(vmem, "LIMIT", 0)
+    reason = mosaic_tpu.unsupported(*given, spec) or ""
+  (needed,) = re.findall(r"needs ([\d,]+) bytes", reason)
+  needed = int(needed.replace(",", ""))
+  assert kernels(needed) and not kernels(needed - 1)
 
 
 @pytest.mark.aot

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels import dispatch
+from memcomp_kernels.primitives import chunked
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import api, library_gpu
 from memcomp_kernels.testing import checks, errors, memories
@@ -96,6 +97,28 @@ def test_splash_in_bfloat16():
     assert a.dtype == b.dtype
     bound = 2 * errors.relative_rms(b, c)
     assert errors.relative_rms(a, c) <= max(bound, 1e-6)
+
+
+def test_splash_that_is_kept_runs_forward_once():
+  spec = api.Spec()
+  state, inputs = arguments(spec, 128, length=128)
+  kept = jax.checkpoint_policies.save_only_these_names(chunked.SAVED)
+
+  def forwards(policy):
+    @functools.partial(jax.checkpoint, policy=policy)
+    def outputs(inputs):
+      return api.chunk(
+        state, inputs, spec=spec, implementation="library_tpu", seen=0
+      )[1]
+
+    def loss(inputs):
+      return jnp.sum(jnp.square(outputs(inputs)))
+
+    with modes.interpreted():
+      jaxpr = jax.make_jaxpr(jax.grad(loss))(inputs)
+    return str(jaxpr).count("name=splash_mha_fwd_residuals")
+
+  assert (forwards(kept), forwards(None)) == (1, 2)
 
 
 # Of cuDNN: what it can do, with the arguments that it gets.

@@ -9,7 +9,10 @@ from memcomp_kernels import sharding
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
 
-@pytest.mark.parametrize("packed", [False, True])
+# Rows and heads are packed the same however they are sharded.
+@pytest.mark.parametrize(
+  "packed", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 @pytest.mark.parametrize("name", list(memories.MEMORIES))
 def test_eight_devices_equal_one(name, packed):
   memory = memories.MEMORIES[name]

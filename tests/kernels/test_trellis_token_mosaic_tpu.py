@@ -50,7 +50,7 @@ def test_learned_eps_and_two_groups_of_heads_and_registers():
   )
   given = stale.arguments(spec, 16)
   assert given[2].log_phi_eps is not None
-  stale.assert_close(*stale.both(spec, given, tiling=tiling))
+  stale.assert_close(*stale.both(spec, given, None, tiling))
 
 
 def test_repeated_keys():

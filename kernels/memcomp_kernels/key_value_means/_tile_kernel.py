@@ -199,6 +199,60 @@ def _read(spec, refs, held) -> Iterator[None]:
   refs["output"][...] = jnp.transpose(output / total).astype(dtype)
 
 
+def too_large(given: dict[str, Any], spec: types.Spec) -> str | None:
+  """Why `run` cannot hold one head's rows on chip, or None; shapes will do."""
+  needed = _bytes(given | _results(given, spec), spec, heads=1)
+  return vmem.too_large(needed, "kvm_tile", "take fewer rows or smaller chunks")
+
+
+def _results(given: dict[str, Any], spec: types.Spec) -> dict[str, Any]:
+  """Shapes of what `run` returns."""
+  batch, heads = given["keys"].shape[:2]
+  chunk, value_dim = spec.chunk_size, given["values"].shape[-1]
+
+  def struct(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct((batch, heads, *shape), dtype)
+
+  rows = {
+    f"new_{name}": struct(*given[name].shape[2:])
+    for name in ("keys", "values", "radii")
+  }
+  return rows | {
+    "row": struct(1, chunk, dtype=jnp.int32),
+    "appended": struct(1, chunk, dtype=jnp.int32),
+    "output": struct(chunk, value_dim, dtype=given["query"].dtype),
+  }
+
+
+def _specs(
+  arrays: dict[str, Any], spec: types.Spec, heads: int
+) -> dict[str, pl.BlockSpec]:
+  """Blocks of a step: some heads of a row; of the window what leaves it."""
+
+  def one(name, x):
+    shape = list(x.shape[2:])
+    if not name.startswith("leaving"):
+      return pl.BlockSpec((1, heads, *shape), lambda b, h, counts: (b, h, 0, 0))
+    axis = shape.index(spec.window)
+    shape[axis] = spec.chunk_size
+
+    def place(b, h, counts):
+      at = counts[b, 5]
+      return (b, h, at, 0) if axis == 0 else (b, h, 0, at)
+
+    return pl.BlockSpec((1, heads, *shape), place)
+
+  return {name: one(name, x) for name, x in arrays.items()}
+
+
+def _bytes(arrays: dict[str, Any], spec: types.Spec, heads: int) -> int:
+  """Of on-chip memory for a step of some heads."""
+  blocks = _specs(arrays, spec, heads)
+  pairs = [(arrays[name], block) for name, block in blocks.items()]
+  rows = arrays["keys"].shape[2] + spec.window
+  return vmem.num_bytes(pairs, []) + _SCORES * rows * spec.chunk_size * 4
+
+
 def run(
   given: dict[str, jax.Array], counts: jax.Array, spec: types.Spec
 ) -> dict[str, jax.Array]:
@@ -221,52 +275,14 @@ def run(
     chunk]`, of `tile.Route`, a row past the last is none; `output` `[chunk,
     value]`.
   """
-  batch, num_heads, rows, _ = given["keys"].shape
-  chunk = spec.chunk_size
-
-  def struct(like, *shape, dtype=jnp.float32):
-    shape = shape or given[like].shape[2:]
-    return jax.ShapeDtypeStruct((batch, num_heads, *shape), dtype)
-
-  results = {
-    f"new_{name}": struct(name) for name in ("keys", "values", "radii")
-  } | {
-    "row": struct("row", 1, chunk, dtype=jnp.int32),
-    "appended": struct("appended", 1, chunk, dtype=jnp.int32),
-    "output": struct(
-      "output",
-      chunk,
-      given["values"].shape[-1],
-      dtype=given["query"].dtype,
-    ),
-  }
+  batch, num_heads = given["keys"].shape[:2]
+  results = _results(given, spec)
   arrays = given | results
-
-  def spec_of(name, x, heads):
-    shape = list(x.shape[2:])
-    if not name.startswith("leaving"):
-      return pl.BlockSpec((1, heads, *shape), lambda b, h, counts: (b, h, 0, 0))
-    axis = shape.index(spec.window)
-    shape[axis] = chunk
-
-    def place(b, h, counts):
-      at = counts[b, 5]
-      return (b, h, at, 0) if axis == 0 else (b, h, 0, at)
-
-    return pl.BlockSpec((1, heads, *shape), place)
-
-  def specs(heads):
-    return {name: spec_of(name, x, heads) for name, x in arrays.items()}
-
-  def needed(heads):
-    pairs = [(arrays[name], spec) for name, spec in specs(heads).items()]
-    scores = _SCORES * (rows + spec.window) * chunk * 4
-    return vmem.num_bytes(pairs, []) + scores
-
   choices = [n for n in range(HEADS, 0, -1) if num_heads % n == 0]
-  heads = next((n for n in choices if needed(n) <= vmem.LIMIT), 1)
-  vmem.check(needed(heads), "kvm_tile", "take fewer rows, or smaller chunks")
-  by_name = specs(heads)
+  heads = next((n for n in choices if _bytes(arrays, spec, n) <= vmem.LIMIT), 1)
+  if reason := too_large(given, spec):
+    raise NotImplementedError(reason)
+  by_name = _specs(arrays, spec, heads)
 
   def kernel(*refs):
     names = ["counts", *given, *results]

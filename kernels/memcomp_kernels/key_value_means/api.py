@@ -171,7 +171,7 @@ def chunk(
       raise ValueError(
         f"seen={seen} must be at least state.position, {position}"
       )
-  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
+  function = IMPLEMENTATIONS.select(implementation, (state, inputs, spec))
   return function(
     state,
     inputs,

@@ -34,7 +34,7 @@ def chunk(
   Raises:
     NotImplementedError: these kernels do not do it; says why.
   """
-  if reason := unsupported(inputs, spec):
+  if reason := unsupported(state, inputs, spec):
     raise NotImplementedError(f"key_value_means mosaic_tpu: {reason}")
   return xla_chunked.chunk(
     state,
@@ -47,13 +47,22 @@ def chunk(
   )
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := modes.unavailable():
     return reason
   if spec.chunk_size % tilings.LANES:
     return f"chunk_size={spec.chunk_size} is not a multiple of {tilings.LANES}"
-  return contract.wrong_dtypes(inputs, "bfloat16", "float32")
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  batch, _, heads, dim = inputs.query.shape
+  query = jax.ShapeDtypeStruct(
+    (batch, heads, spec.chunk_size, dim), inputs.query.dtype
+  )
+  given = jax.eval_shape(_operands, state, state, query)
+  return _tile_kernel.too_large(given, spec)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -75,26 +84,8 @@ def _forward(state, inputs, present, spec, capacity):
   first, place = state.position == spec.window, index % spec.window_chunks
   counts = jnp.stack([state.length, count, moves, first, index, place], axis=1)
   rows = state.keys.shape[2]
-  padding = -rows % tilings.LANES
-
-  def padded(x):
-    return jnp.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)])
-
   new = tile.enter_window(state, inputs, present, spec)
-  given = {
-    "keys": padded(state.keys),
-    "values": padded(state.values),
-    "radii": jnp.swapaxes(padded(state.radii[..., None]), 2, 3),
-    "leaving_keys": state.window_keys,
-    "leaving_values": state.window_values,
-    "leaving_gates": state.window_gates[:, :, None],
-    "window_keys": new.window_keys,
-    "window_values": new.window_values,
-    "query": inputs.query,
-    "scale": state.norm_scale[:, :, None],
-    "bias": state.norm_bias[:, :, None],
-    "temperatures": state.temperatures[:, :, None],
-  }
+  given = _operands(state, new, inputs.query)
   found = _tile_kernel.run(given, counts.astype(jnp.int32), spec)
   where = tile.Route(found["row"][:, :, 0], found["appended"][:, :, 0] > 0)
   new = new._replace(
@@ -104,6 +95,32 @@ def _forward(state, inputs, present, spec, capacity):
     length=state.length + count,
   )
   return (new, found["output"]), (state, inputs, present, where)
+
+
+def _operands(state, new, query):
+  """Of the kernel, by name: `state` before a tile, its window after as `new`.
+
+  Rows fill lanes.
+  """
+  padding = -state.keys.shape[2] % tilings.LANES
+
+  def padded(x):
+    return jnp.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)])
+
+  return {
+    "keys": padded(state.keys),
+    "values": padded(state.values),
+    "radii": jnp.swapaxes(padded(state.radii[..., None]), 2, 3),
+    "leaving_keys": state.window_keys,
+    "leaving_values": state.window_values,
+    "leaving_gates": state.window_gates[:, :, None],
+    "window_keys": new.window_keys,
+    "window_values": new.window_values,
+    "query": query,
+    "scale": state.norm_scale[:, :, None],
+    "bias": state.norm_bias[:, :, None],
+    "temperatures": state.temperatures[:, :, None],
+  }
 
 
 def _backward(spec, capacity, residuals, cotangents):

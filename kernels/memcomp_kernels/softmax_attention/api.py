@@ -12,11 +12,13 @@ from memcomp_kernels.softmax_attention import (
   types,
   xla_chunked,
 )
+from memcomp_kernels.softmax_attention import over_time as _over_time
 from memcomp_kernels.softmax_attention import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
 step = _reference.step
+over_time = _over_time.over_time
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "softmax_attention",

@@ -20,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels.primitives import chunked, window
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
 
@@ -80,6 +80,7 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
     block_sizes=sizes,
     head_shards=1,
     q_seq_shards=1,
+    residual_checkpoint_name=chunked.SAVED,
     interpret=bool(modes.interpret()),
   )
 

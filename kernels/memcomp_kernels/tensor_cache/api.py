@@ -7,11 +7,13 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.tensor_cache import mosaic_tpu, types, xla_chunked
+from memcomp_kernels.tensor_cache import over_time as _over_time
 from memcomp_kernels.tensor_cache import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 reference = _reference.reference
 step = _reference.step
+over_time = _over_time.over_time
 unit = _reference.unit
 
 IMPLEMENTATIONS = dispatch.Implementations(

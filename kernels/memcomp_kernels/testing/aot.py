@@ -13,11 +13,12 @@ def available() -> bool:
   return importlib.util.find_spec("libtpu") is not None
 
 
-def devices(topology: str) -> list[jax.Device]:
+def devices(topology: str, slices: int = 1) -> list[jax.Device]:
   """Returns the chips of a topology that is not there.
 
   Args:
     topology: of TPUs, such as "v5e:2x2", "v5p:2x2x1" or "v6e:2x2".
+    slices: of that topology, with a network between them, >= 1.
 
   Raises:
     RuntimeError: there is no TPU compiler here, or no such topology.
@@ -31,7 +32,7 @@ def devices(topology: str) -> list[jax.Device]:
     raise RuntimeError("no TPU compiler here: install the extra aot")
   try:
     description = topologies.get_topology_desc(
-      platform="tpu", topology_name=topology
+      platform="tpu", topology_name=topology, num_slices=slices
     )
   except Exception as error:
     raise RuntimeError(f"no TPU topology {topology!r}: {error}") from error

@@ -22,15 +22,20 @@ def num_bytes(blocks: list[tuple[Any, Any]], scratch: list[Any]) -> int:
   return size
 
 
-def check(needed: int, name: str, fix: str) -> None:
-  """Raises NotImplementedError where a kernel's blocks cannot fit.
+def too_large(needed: int, name: str, fix: str) -> str | None:
+  """Why a kernel's blocks cannot fit, or None.
 
   Args:
     needed: bytes.
     name: of the kernel.
     fix: what to do about it.
   """
-  if needed > LIMIT:
-    raise NotImplementedError(
-      f"{name} needs {needed:,} bytes of VMEM, more than {LIMIT:,}: {fix}"
-    )
+  if needed <= LIMIT:
+    return None
+  return f"{name} needs {needed:,} bytes of VMEM, more than {LIMIT:,}: {fix}"
+
+
+def check(needed: int, name: str, fix: str) -> None:
+  """Raises NotImplementedError with the reason of `too_large`, if any."""
+  if reason := too_large(needed, name, fix):
+    raise NotImplementedError(reason)

@@ -1,0 +1,45 @@
+"""Softmax attention over shards of time: each is handed its window."""
+
+from typing import Any
+
+import jax
+
+from memcomp_kernels import hand_off
+from memcomp_kernels.softmax_attention import types
+
+
+def over_time(spec: types.Spec) -> hand_off.HandOff:
+  """Returns the way in which shards hand over keys and values.
+
+  See `hand_off.window_before`: messages of a window's size, of all keys and
+  values where nothing bounds it.
+  """
+
+  def hand_over(
+    chunk: hand_off.Chunk,
+    axis: str,
+    state: types.State,
+    inputs: types.Inputs,
+    segment_ids: jax.Array | None,
+    reset_state: types.State | None,
+  ) -> tuple[Any, ...]:
+    reset = state if reset_state is None else reset_state
+    before = hand_off.ids_before(axis, state.segment_id, segment_ids)
+    (keys, values), position = hand_off.window_before(
+      axis,
+      ((state.keys, state.values), state.position),
+      (inputs.key, inputs.value),
+      segment_ids,
+      before,
+      ((reset.keys, reset.values), reset.position),
+      sink_tokens=spec.sink_tokens,
+    )
+    after, outputs = chunk(
+      types.State(keys, values, position, before),
+      inputs,
+      segment_ids=segment_ids,
+      reset_state=reset if segment_ids is not None else None,
+    )
+    return hand_off.of_last(after, axis), outputs
+
+  return hand_over

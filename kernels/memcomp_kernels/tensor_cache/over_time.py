@@ -1,0 +1,140 @@
+"""Tensor Cache over shards of time: windows and memories combine.
+
+A window is handed over as attention's is (`softmax_attention.over_time`). With
+it, what outer products leave is linear in what was there: for the memory A and
+for S, that of the chunk's start (only with write_population "all"),
+
+  A <- D_AA A + B_A,   S <- D_SA A + D_SS S + B_S
+
+where D is a number for each memory and row. Every shard finds B and D at once,
+by a run from empty memories with two more columns, in which A and S are one.
+What it is handed follows from the shards before it; it runs again from that.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import hand_off, wavefront
+from memcomp_kernels.tensor_cache import types
+
+Levels = tuple[jax.Array, ...]
+
+
+def over_time(spec: types.Spec) -> hand_off.HandOff:
+  """Returns the way in which shards hand over a Tensor Cache.
+
+  A wavefront for the delta rule and the wedge, which mix rows, and for chunks'
+  means, which are not linear.
+  """
+  if spec.rule != "outer" or spec.chunk_mean:
+    return wavefront.hand_over
+  return functools.partial(_hand_over, spec)
+
+
+def _hand_over(
+  spec: types.Spec,
+  chunk: hand_off.Chunk,
+  axis: str,
+  state: types.State,
+  inputs: types.Inputs,
+  segment_ids: jax.Array | None,
+  reset_state: types.State | None,
+) -> tuple[Any, ...]:
+  reset = state if reset_state is None else reset_state
+  before = hand_off.ids_before(axis, state.segment_id, segment_ids)
+  route = inputs.write_route if spec.routes_evicted else None
+  rows, position = hand_off.window_before(
+    axis,
+    (state.window, state.position),
+    types.Window(inputs.key, inputs.value, route),
+    segment_ids,
+    before,
+    (reset.window, reset.position),
+    sink_tokens=spec.sink_tokens,
+  )
+  first = state._replace(window=rows, position=position, segment_id=before)
+
+  def run(state, inputs, reset):
+    reset_state = None if segment_ids is None else reset
+    return chunk(
+      state, inputs, segment_ids=segment_ids, reset_state=reset_state
+    )
+
+  empty = _with_columns(first, empty=True)
+  left, _ = run(
+    empty,
+    inputs._replace(value=_pad(inputs.value)),
+    _with_columns(reset, empty=False),
+  )
+  then = functools.partial(_then, state.memories.memory.shape[-1])
+  earlier = hand_off.scan_before(then, axis, _levels(left), _levels(empty))
+  handed = then(_levels(_with_columns(state, empty=False)), earlier)
+  first = first._replace(
+    memories=_memories(state.memories, handed[0]),
+    starts=_memories(state.starts, handed[-1]),
+  )
+  after, outputs = run(first, inputs, reset)
+  return hand_off.of_last(after, axis), outputs
+
+
+def _with_columns(state: types.State, *, empty: bool) -> types.State:
+  """The state with two more columns: zeros, or, of empty memories, D."""
+
+  def wide(memories: Any, column: int) -> Any:
+    if memories is None:
+      return None
+    if empty:
+      memories = jax.tree.map(jnp.zeros_like, memories)
+    memory = _pad(memories.memory)
+    if empty:
+      memory = memory.at[..., column].set(1)
+    return memories._replace(memory=memory)
+
+  rows = state.window._replace(value=_pad(state.window.value))
+  return state._replace(
+    window=rows,
+    memories=wide(state.memories, -2),
+    starts=wide(state.starts, -1),
+  )
+
+
+def _pad(x: jax.Array) -> jax.Array:
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 2)])
+
+
+def _levels(state: types.State) -> Levels:
+  """A and S: the memory's columns, the two of D, the normalizer."""
+
+  def level(memories):
+    if memories.normalizer is None:
+      return memories.memory
+    column = memories.normalizer[..., None]
+    return jnp.concatenate([memories.memory, column], axis=-1)
+
+  return tuple(
+    level(x) for x in (state.memories, state.starts) if x is not None
+  )
+
+
+def _then(value_dim: int, first: Levels, second: Levels) -> Levels:
+  """What `second` makes of `first`."""
+
+  def level(x):
+    found = x.at[..., value_dim : value_dim + 2].set(0)
+    for column, y in enumerate(first, value_dim):
+      found += x[..., column : column + 1] * y
+    return found
+
+  return tuple(map(level, second))
+
+
+def _memories(like: types.Memories | None, level: jax.Array) -> Any:
+  """Undoes `_levels` for one."""
+  if like is None:
+    return None
+  memory = level[..., : like.memory.shape[-1]]
+  normalizer = None if like.normalizer is None else level[..., -1]
+  return types.Memories(memory, normalizer)

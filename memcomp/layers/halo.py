@@ -1,0 +1,115 @@
+"""Layers that look at a few tokens before: what shards of time hand over."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from memcomp import sharding
+from memcomp_kernels import contract, hand_off
+
+Local = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+class _Tail(NamedTuple):
+  """The last tokens of a shard.
+
+  Attributes:
+    taps: `[batch, width, channels]`, the newest last, zeros before the first.
+    tokens: int32 `[batch]`, real ones.
+    restarted: bool `[batch]`, whether a segment started among them.
+  """
+
+  taps: jax.Array
+  tokens: jax.Array
+  restarted: jax.Array
+
+
+def over_time(
+  local: Local,
+  x: jax.Array,
+  taps: jax.Array,
+  parameters: Any,
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """Runs `local` where time is sharded over the mesh in use, or as it is.
+
+  Every shard gets the taps that the tokens before it leave: a few tokens from
+  its neighbour, or from further back where rows have padding.
+
+  Args:
+    local: (x, taps, parameters, segment_ids, segment_id) -> (y, taps).
+    x: `[batch, time, channels]`.
+    taps: `[batch, width, channels]`, the last tokens before, the newest last.
+    parameters: pytree of `[..., channels]` arrays.
+    segment_ids: `[batch, time]`, or None.
+    segment_id: `[batch]`, of the token before; may be None without ids.
+  """
+  shards = sharding.time_shards()
+  if shards == 1:
+    return local(x, taps, parameters, segment_ids, segment_id)
+  axis = sharding.TIME_AXIS
+  if segment_id is None:
+    segment_id = jnp.zeros(x.shape[0], jnp.int32)
+
+  def on_shard(x, taps, parameters, segment_ids, segment_id):
+    before = hand_off.ids_before(axis, segment_id, segment_ids)
+    nothing = _Tail(
+      jnp.zeros_like(taps), jnp.zeros_like(before), before != before
+    )
+    # Its outputs are not used, and so not computed.
+    _, own = local(x, nothing.taps, parameters, segment_ids, before)
+    tail = _tail(own, x.shape[1], segment_ids, before)
+    earlier = hand_off.scan_before(_then, axis, tail, nothing)
+    handed = _then(nothing._replace(taps=taps), earlier).taps
+    y, taps = local(x, handed, parameters, segment_ids, before)
+    return y, hand_off.of_last(taps, axis)
+
+  # Channels of heads stay where they are.
+  divides = x.shape[-1] % sharding.head_shards() == 0
+  channels = sharding.HEAD_AXES if divides else ()
+  batch = sharding.BATCH_AXES
+  own = PartitionSpec(batch, axis, channels)
+  state = PartitionSpec(batch, None, channels)
+  return jax.shard_map(
+    on_shard,
+    in_specs=(
+      own,
+      state,
+      jax.tree.map(
+        lambda p: PartitionSpec(*[None] * (p.ndim - 1), channels), parameters
+      ),
+      PartitionSpec(batch, axis),
+      PartitionSpec(batch),
+    ),
+    out_specs=(own, state),
+    check_vma=False,
+  )(x, taps, parameters, segment_ids, segment_id)
+
+
+def _tail(taps, time, segment_ids, before) -> _Tail:
+  if segment_ids is None:
+    tokens = jnp.full_like(before, time)
+    return _Tail(taps, tokens, before != before)
+  starts, _ = contract.segment_starts(segment_ids, before)
+  tokens = jnp.sum(segment_ids != 0, axis=1, dtype=jnp.int32)
+  return _Tail(taps, tokens, jnp.any(starts, axis=1))
+
+
+def _then(first: _Tail, second: _Tail) -> _Tail:
+  """The last tokens of both; associative."""
+  width = first.taps.shape[1]
+  place = jnp.arange(width) + second.tokens[:, None]
+  # Of first's tokens as many are left as second's do not push out.
+  left = (place < width) & ~second.restarted[:, None]
+  shifted = jnp.take_along_axis(
+    first.taps, jnp.minimum(place, width - 1)[..., None], axis=1
+  )
+  return _Tail(
+    jnp.where(left[..., None], shifted, second.taps),
+    first.tokens + second.tokens,
+    first.restarted | second.restarted,
+  )

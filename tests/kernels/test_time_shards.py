@@ -1,0 +1,174 @@
+"""Time over shards: what eight devices hand over is what one computes."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from memcomp_kernels import hand_off, sharding, wavefront
+from memcomp_kernels.testing import checks, errors, memories, tolerances
+
+LINEAR = ("delta_rule", "rwkv7", "state_space_duality")
+
+
+ATTENTION = memories.MEMORIES["softmax_attention"]
+CACHE = memories.MEMORIES["tensor_cache"]
+
+
+# A chunk that is longer than a shard: several start in its midst.
+LONG_CHUNK = CACHE.api.Spec(window_size=18, chunk_size=16, read_norm=True)
+
+
+def way_of(memory, spec):
+  """The way that the memory's layer takes."""
+  if memory.name in LINEAR:
+    return hand_off.linear
+  if hasattr(memory.api, "over_time"):
+    return memory.api.over_time(spec)
+  return wavefront.hand_over
+
+
+def cases():
+  """Of every memory its first Spec, and what has paths of its own."""
+  several = {
+    "softmax_attention": ATTENTION.specs,
+    "tensor_cache": ("evicted-outer", "evicted-delta", "evicted-slots"),
+  }
+  whole = {"trellis", "delta_rule", "softmax_attention"}
+  for memory in memories.MEMORIES.values():
+    for name in several.get(memory.name, list(memory.specs)[:1]):
+      yield f"{memory.name}-{name}", memory, memory.specs[name], True
+    if memory.name in whole:
+      yield f"{memory.name}-whole", memory, memory.specs[name], False
+  yield "long-chunk", CACHE, LONG_CHUNK, True
+  yield "cache-whole", CACHE, CACHE.specs["all-outer"], False
+
+
+@pytest.mark.parametrize(
+  ("memory", "spec", "packed"),
+  [pytest.param(*case, id=name) for name, *case in cases()],
+)
+def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
+  # Two heads of seven features at a time, of four.
+  monkeypatch.setattr(wavefront, "_FEATURES", 14)
+  sizes = {"batch": 2, "heads": 4, "key_dim": 5, "value_dim": 7}
+  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  arguments = subject.state(), subject.inputs(36)
+  ids = None
+  if packed:
+    # Segments within shards of nine, over them, one of padding alone.
+    rows = [[1] * 4 + [2] * 20 + [3] * 12, [1] * 8 + [0] * 11 + [2] * 17]
+    ids = jax.numpy.asarray(np.array(rows), "int32")
+
+  def run(state, inputs):
+    chunk = sharding.shard_chunk(
+      memory.api.chunk,
+      batch_axes=("fsdp",),
+      head_axes=("tensor",),
+      time_axis="context",
+      over_time=way_of(memory, spec),
+    )
+    return chunk(
+      state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
+    )
+
+  expected = checks.value_and_gradients(run, arguments)
+  devices = np.array(jax.devices()[:8]).reshape(1, 2, 4)
+  with jax.set_mesh(Mesh(devices, ("fsdp", "tensor", "context"))):
+    actual = checks.value_and_gradients(run, arguments)
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+def test_new_segments_start_from_the_state_before_the_first_shard():
+  memory = memories.MEMORIES["trellis"]
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 1, "heads": 1, "key_dim": 3, "value_dim": 3}
+  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  state, inputs = subject.state(), subject.inputs(12)
+  ids = jax.numpy.asarray([[1] * 8 + [2] * 4], "int32")
+
+  def run(state, inputs):
+    chunk = sharding.shard_chunk(
+      memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
+    )
+    return chunk(state, inputs, spec=spec, segment_ids=ids)
+
+  expected = run(state, inputs)
+  with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("context",))):
+    actual = jax.jit(run)(state, inputs)
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+def test_each_shard_gets_what_is_before_it_in_order():
+  def then(first, second):
+    (a, m), (b, n) = first, second
+    return a * 10**n + b, m + n
+
+  def digits(x):
+    one, none = jax.numpy.ones_like(x), jax.numpy.zeros_like(x)
+    return hand_off.scan_before(then, "context", (x, one), (none, none))[0]
+
+  spec = PartitionSpec("context")
+  with jax.set_mesh(Mesh(np.array(jax.devices()[:8]), ("context",))):
+    found = jax.jit(jax.shard_map(digits, in_specs=spec, out_specs=spec))(
+      jax.numpy.arange(1, 9)
+    )
+  np.testing.assert_array_equal(
+    found, [0, 1, 12, 123, 1234, 12345, 123456, 1234567]
+  )
+
+
+@pytest.mark.parametrize(
+  ("rows", "heads", "features", "shards", "parts"),
+  [
+    (16, 12, 64, 4, (16, 1)),  # of 1, 2, 4, 8, 16 the first of at least 12
+    (64, 12, 64, 2, (4, 1)),
+    (2, 12, 64, 4, (2, 6)),
+    (1, 12, 64, 256, (1, 6)),  # two heads of 64 fill the lanes
+    (1, 12, 128, 256, (1, 12)),
+    (3, 1, 32, 8, (3, 1)),
+  ],
+)
+def test_parts_are_no_more_than_help(rows, heads, features, shards, parts):
+  assert wavefront.parts_for(rows, heads, features, shards) == parts
+
+
+def equations(jaxpr):
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jax.tree.leaves(list(equation.params.values())):
+      inner = getattr(inner, "jaxpr", inner)
+      if hasattr(inner, "eqns"):
+        yield from equations(inner)
+
+
+def turns(function, *arguments):
+  """Lengths of the loops in whose every turn shards send to one another."""
+  return [
+    equation.params["length"]
+    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr)
+    if equation.primitive.name == "scan"
+    and any(
+      inner.primitive.name == "ppermute"
+      for inner in equation.params["jaxpr"].jaxpr.eqns
+    )
+  ]
+
+
+def test_efficiency_is_that_of_the_program(monkeypatch):
+  monkeypatch.setattr(wavefront, "_FEATURES", 7)
+  memory = memories.MEMORIES["trellis"]
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 3, "heads": 2, "key_dim": 5, "value_dim": 7}
+  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+
+  def loss(inputs):
+    chunk = sharding.shard_chunk(
+      memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
+    )
+    return chunk(subject.state(), inputs, spec=spec)[1].sum()
+
+  with jax.set_mesh(Mesh(np.array(jax.devices()[:4]), ("context",))):
+    forward, backward = turns(jax.grad(loss), subject.inputs(32))
+  assert forward == backward == 9
+  assert wavefront.efficiency(3 * 2, 4) == pytest.approx(3 * 2 / forward)
