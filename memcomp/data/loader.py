@@ -1,8 +1,8 @@
 """Batches of rows in a fixed order, for one process of many.
 
-The global sequence of rows depends on the config and the data alone. Process p
-of n takes rows p, p + n, ... of each global batch, and the state counts global
-steps, so a run may be resumed with another number of processes.
+The global sequence of rows depends on the config and the data alone. A process
+reads those rows of each global batch that its devices hold, and the state
+counts global steps, so a run may be resumed with another number of processes.
 """
 
 import hashlib
@@ -112,8 +112,7 @@ def make_loader(
   *,
   batch_size: int,
   shuffle: bool,
-  process_index: int = 0,
-  process_count: int = 1,
+  local_rows: np.ndarray | None = None,
   start_step: int = 0,
 ) -> Loader:
   """Makes the batches of a store.
@@ -125,28 +124,31 @@ def make_loader(
     shuffle: repeat for ever, each epoch in another order; a mixture is drawn
       by weight. Otherwise one pass in stored order (a mixture interleaved by
       weight, then what is left), the last batch filled up with padding.
-    process_index: of this process, in [0, process_count).
-    process_count: must divide batch_size.
+    local_rows: whole numbers, which rows of each batch this process reads, in
+      [0, batch_size); None is all.
     start_step: global steps to skip.
 
   Returns:
-    An iterator over `Batch`es of `[batch_size / process_count,
-    sequence_length]`.
+    An iterator over `Batch`es of `[len(local_rows), sequence_length]`.
 
   Raises:
-    UserError: too little text, or sizes that do not divide.
+    UserError: too little text, or bad settings.
   """
   sources.check(data_config)
   if batch_size < 1:
     raise errors.UserError(f"batch_size: must be at least 1, got {batch_size}")
-  if batch_size % process_count:
-    raise errors.UserError(
-      f"batch_size: {batch_size} rows cannot be shared equally by "
-      f"{process_count} processes; make it a multiple of {process_count}"
-    )
   rows, rows_per_epoch = _rows(data_config, store, batch_size, shuffle)
-  local_batch = batch_size // process_count
-  batches = rows[process_index::process_count].batch(local_batch)
+  if local_rows is None:
+    local_rows = np.arange(batch_size)
+  local_batch = len(local_rows)
+
+  def local_row(index: int) -> Any:
+    step, row = divmod(index, local_batch)
+    return rows[step * batch_size + int(local_rows[row])]
+
+  steps = len(rows) // batch_size
+  batches = grain.MapDataset.range(steps * local_batch)
+  batches = batches.map(local_row).batch(local_batch)
   # No reader threads of grain's: rows are cheap, and one thread that prefetches
   # whole batches overlaps them with the step.
   dataset = grain.experimental.ThreadPrefetchIterDataset(

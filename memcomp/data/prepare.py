@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ _LOCK = ".lock"
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
-  flags = _flags(argv)
+  flags, more = _flags(argv)
   # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   # Below the line of progress, not behind it.
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       shard_tokens=flags.shard_tokens,
       workers=flags.workers,
       verify=flags.verify,
+      beam=more if flags.beam else None,
     )
   except errors.UserError as error:
     print(f"{start}prepare: {error}", file=sys.stderr)
@@ -64,6 +66,7 @@ def prepare(
   shard_tokens: int = 1 << 25,
   workers: int = 1,
   verify: bool = False,
+  beam: Sequence[str] | None = None,
 ) -> None:
   """Writes the shards of `source`, or those still missing.
 
@@ -74,6 +77,8 @@ def prepare(
     shard_tokens: tokens a shard, at most, >= 1.
     workers: processes, >= 1; does not change the result.
     verify: compare finished shards with their SHA-256, not only their size.
+    beam: options of Apache Beam, to work on its runner in place of `workers`;
+      does not change the result.
 
   Raises:
     UserError: bad input or settings; `out` holds other work; disk full.
@@ -81,6 +86,7 @@ def prepare(
   for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
     if value < 1:
       raise errors.UserError(f"--{name}: must be at least 1, got {value}")
+  beam_lib = None if beam is None else _beam()
   loaded = tokenizer_lib.load(tokenizer)
   files = tuple(_find(source))
   corpus = units.Corpus(
@@ -97,13 +103,31 @@ def prepare(
     _claim(corpus, loaded)
     todo = [unit for unit in work if not _is_done(out, unit, verify)]
     progress = progress_lib.Progress(corpus, work, todo)
-    for unit in workers_lib.run(corpus, todo, loaded, workers, progress):
+    if beam_lib is None:
+      done = workers_lib.run(corpus, todo, loaded, workers, progress)
+    else:
+      done = beam_lib.run(corpus, todo, beam, progress)
+    for unit in done:
       progress.finished(unit)
     tokens = _finish(corpus, work, loaded)
     progress.close(f"{tokens:,} tokens in {out}")
 
 
-def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
+def _beam() -> types.ModuleType:
+  try:
+    from memcomp.data import beam
+  except ImportError as error:
+    raise errors.UserError(
+      "--beam needs Apache Beam: pip install 'memcomp[beam]', in an environment"
+      " of its own"
+    ) from error
+  return beam
+
+
+def _flags(
+  argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, list[str]]:
+  """Returns the flags, and with --beam those that are Beam's."""
   parser = argparse.ArgumentParser(
     prog="python -m memcomp.data.prepare",
     description=__doc__,
@@ -142,7 +166,17 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     help="read finished shards too, and write those again whose SHA-256 is "
     "wrong",
   )
-  return parser.parse_args(argv)
+  add(
+    "--beam",
+    action="store_true",
+    help="work on a runner of Apache Beam (extra beam), which takes all flags "
+    "that are not listed here, such as --runner; its workers have to see "
+    "--source and --out under the same paths",
+  )
+  flags, more = parser.parse_known_args(argv)
+  if more and not flags.beam:
+    parser.error(f"unrecognized arguments: {' '.join(more)}")
+  return flags, more
 
 
 def _find(source: str) -> list[text.TextFile]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.data import packing, shards, text, token_file
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
@@ -149,12 +149,17 @@ def _open_list(
   stores: list[store_lib.TokenStore] = []
   files: list[text.TextFile] = []
   for path in split_list(source):
-    if os.path.exists(os.path.join(path, shards.MANIFEST)):
+    if _holds(path, shards.MANIFEST):
       stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
-    elif os.path.exists(os.path.join(path, shards.PLAN)):
+    elif _holds(path, shards.PLAN):
       raise errors.UserError(
         f"{path}: memcomp.data.prepare has not finished; run the same command "
         "again"
+      )
+    elif paths.is_remote(path):
+      raise errors.UserError(
+        f"{path}: no {shards.MANIFEST} in it; from a bucket only shards are"
+        " read, which memcomp.data.prepare writes and gcloud storage cp copies"
       )
     elif path.endswith(".bin") and os.path.exists(path):
       stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
@@ -166,6 +171,10 @@ def _open_list(
   if not stores:
     raise _nothing(source, keep)
   return stores[0] if len(stores) == 1 else store_lib.Concatenation(stores)
+
+
+def _holds(path: str, name: str) -> bool:
+  return paths.of(os.path.join(path, name)).exists()
 
 
 def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:

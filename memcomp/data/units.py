@@ -260,6 +260,11 @@ def index_path(out: str, unit: Unit, extension: str) -> str:
   return os.path.join(out, UNITS, f"{unit.number:05d}{extension}")
 
 
+def index_names(unit: Unit) -> list[str]:
+  """Returns the files of a unit's index under `out`, the last one last."""
+  return [index_path("", unit, extension) for extension in (".npz", ".json")]
+
+
 def entry(path: str, **more: Any) -> dict[str, Any]:
   """Returns what the manifest says about a file."""
   return {

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 
+import buckets
 import numpy as np
 import pytest
 
@@ -112,3 +114,16 @@ def test_damage_is_repaired(damage, corpus, prepared):
   DAMAGE[damage][0](prepared)
   prepare.prepare(corpus, str(prepared), shard_tokens=20_000, verify=True)
   assert contents(prepared) == before
+
+
+def test_shards_in_a_bucket_are_read(prepared, tmp_path, monkeypatch):
+  buckets.make(tmp_path / "service", monkeypatch)
+  here = sources.open_source(str(prepared), tokenizer_lib.load("bytes"))
+  shutil.copytree(prepared, tmp_path / "service" / "bucket" / "out")
+  there = sources.open_source("gs://bucket/out", tokenizer_lib.load("bytes"))
+  assert there.fingerprint == here.fingerprint
+  for document, size in enumerate(here.lengths):
+    mine, theirs = (s.read(document, 3, int(size)) for s in (here, there))
+    np.testing.assert_array_equal(mine, theirs)
+  with pytest.raises(errors.UserError, match="bucket/no: no manifest"):
+    sources.open_source("gs://bucket/no", tokenizer_lib.load("bytes"))

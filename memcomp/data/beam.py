@@ -1,0 +1,111 @@
+"""Writes the units of `memcomp.data.prepare` on the workers of a Beam runner.
+
+Needs the extra `beam`, in an environment of its own (no module of `prepare`
+imports JAX). All workers have to see the corpus and `out` under the same paths,
+as on a network file system. Source: Apache Beam's programming guide.
+"""
+
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import apache_beam
+from apache_beam.options import pipeline_options
+
+from memcomp import errors
+from memcomp.data import progress as progress_lib
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data import units
+
+
+def run(
+  corpus: units.Corpus,
+  todo: Sequence[units.Unit],
+  options: Sequence[str],
+  progress: progress_lib.Progress,
+) -> Iterator[units.Unit]:
+  """Writes units in any order; the result is that of `workers.run`.
+
+  Args:
+    corpus: that they belong to.
+    todo: the units.
+    options: of Beam's command line, such as "--runner=FlinkRunner".
+    progress: told of all tokens at the end; the runner shows its own.
+
+  Yields:
+    Each unit, once all are done.
+
+  Raises:
+    UserError: bad input, or disk full.
+    RuntimeError: the runner failed.
+  """
+  there = _from_anywhere(corpus)
+  pipeline = apache_beam.Pipeline(
+    options=pipeline_options.PipelineOptions(list(options))
+  )
+  _ = (
+    pipeline
+    | "Units" >> apache_beam.Create(list(todo))
+    # Or the runner fuses both, and one worker does all the work.
+    | "Spread" >> apache_beam.Reshuffle()
+    | "Write" >> apache_beam.ParDo(_Write(there))
+  )
+  try:
+    pipeline.run().wait_until_finish()
+  except Exception as error:
+    # Runners hand back a worker's error as text, or with text added to it.
+    kind = type(error)
+    said = f"{kind.__module__}.{kind.__qualname__}: {error}"
+    cause = re.search(r"memcomp\.errors\.UserError: ([^\n]*)", said)
+    if cause is None:
+      raise
+    message = cause[1].partition(" [while running")[0]
+    raise errors.UserError(message) from error
+  for unit in todo:
+    index = units.read_index(corpus.out, unit)
+    progress.add(index["tokens"] if index else 0)
+    yield unit
+
+
+def _from_anywhere(corpus: units.Corpus) -> units.Corpus:
+  """The corpus by paths that do not depend on the working directory."""
+  files = tuple(
+    dataclasses.replace(file, path=os.path.abspath(file.path))
+    for file in corpus.files
+  )
+  tokenizer = corpus.tokenizer
+  if os.path.exists(tokenizer):
+    tokenizer = os.path.abspath(tokenizer)
+  out = os.path.abspath(corpus.out)
+  return dataclasses.replace(corpus, files=files, out=out, tokenizer=tokenizer)
+
+
+class _Write(apache_beam.DoFn):
+  """Writes a unit aside and moves it, its index last.
+
+  A runner may try a unit twice at once: each attempt has its own folder, and
+  both put the same files in place.
+  """
+
+  def __init__(self, corpus: units.Corpus):
+    self._corpus = corpus
+
+  def setup(self):
+    self._tokenizer = tokenizer_lib.load(self._corpus.tokenizer)
+
+  def process(self, unit: units.Unit):
+    out = self._corpus.out
+    with (
+      units.disk_errors(out),
+      tempfile.TemporaryDirectory(dir=os.path.join(out, units.UNITS)) as aside,
+    ):
+      os.mkdir(os.path.join(aside, units.UNITS))
+      corpus = dataclasses.replace(self._corpus, out=aside)
+      units.write(corpus, unit, self._tokenizer, lambda tokens: None)
+      index = units.read_index(aside, unit)
+      assert index is not None
+      names = [shard["file"] for shard in index["shards"]]
+      for name in (*names, *units.index_names(unit)):
+        os.replace(os.path.join(aside, name), os.path.join(out, name))

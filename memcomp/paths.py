@@ -1,0 +1,49 @@
+"""Places of files: a folder of this machine, or of a bucket.
+
+A bucket's are written gs://BUCKET/FOLDER. There are no locks, appends or
+renames there, so only checkpoints and prepared shards may lie in one.
+"""
+
+import importlib.util
+import io
+import os
+from typing import Any
+
+from etils import epath
+
+from memcomp import errors
+
+_SCHEME = "gs://"
+_LIBRARIES = ("gcsfs", "tensorflow")  # epath takes either
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+  """Whether a path lies in a bucket."""
+  return os.fspath(path).startswith(_SCHEME)
+
+
+def of(path: str | os.PathLike) -> epath.Path:
+  """Returns a path that reads and writes where it lies; absolute.
+
+  Raises:
+    UserError: it lies in a bucket, and the library for that is missing.
+  """
+  if not is_remote(path):
+    return epath.Path(os.path.abspath(path))
+  if not any(importlib.util.find_spec(name) for name in _LIBRARIES):
+    raise errors.UserError(
+      f"{os.fspath(path)} lies in a bucket, which needs the library gcsfs: pip"
+      " install 'memcomp[gcs]'"
+    )
+  return epath.Path(path)
+
+
+def open_binary(path: str | os.PathLike) -> io.BufferedIOBase:
+  """Opens a file to read its bytes.
+
+  Raises:
+    UserError: as `of`.
+    OSError: it cannot be read.
+  """
+  stream: Any = of(path).open("rb")
+  return stream
