@@ -12,7 +12,8 @@ in folders WORKDIR/NAME-SEED, and leaves out what is done. --compile_only
 compiles the training step for TPUs that need not be there and says what memory,
 flops, collectives and kernels it has. Exit codes: 0 finished, 2 the input needs
 a fix, 3 compiled but too large for the device, 42 stopped by Ctrl-C or SIGTERM
-and saved (the same command goes on), 43 diverged, 130 aborted.
+and saved (the same command goes on), 43 diverged, 44 another process died, 45
+hung (see training.watchdog_seconds), 130 aborted.
 """
 
 import pathlib
@@ -22,7 +23,7 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from memcomp import cli
+from memcomp import cli, errors
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -34,6 +35,11 @@ _WORKDIR = flags.DEFINE_string(
   None,
   "Folder of the run, or of the runs of --each. Default: runs/<name of the "
   "config>, or of its file.",
+)
+_CHECKPOINTS = flags.DEFINE_string(
+  "checkpoints",
+  "",
+  "Folder of the checkpoints, also gs://BUCKET/FOLDER. Default: the workdir.",
 )
 _EACH = flags.DEFINE_string(
   "each",
@@ -52,6 +58,9 @@ _COMPILE_ONLY = flags.DEFINE_bool(
 _TOPOLOGY = flags.DEFINE_string(
   "topology", "v5e:16x16", "With --compile_only: of TPUs, such as v5p:4x4x4."
 )
+_SLICES = flags.DEFINE_integer(
+  "slices", 1, "With --compile_only: slices of --topology, joined by DCN.", 1
+)
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
@@ -63,12 +72,20 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many there are.", 1)
 _PROCESS = flags.DEFINE_integer("process", None, "Which this is, from 0.", 0)
+_HEARTBEAT = flags.DEFINE_integer(
+  "heartbeat_seconds",
+  60,
+  "A process without a sign of life for so long is dead, and ends the others.",
+  1,
+)
 
 
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = cli.require("config")
   if _EACH.value is not None:
+    if _CHECKPOINTS.value:
+      raise errors.UserError("--checkpoints is of one run; leave out --each")
     return _train_each(_EACH.value, config.training.steps)
   workdir = _WORKDIR.value or f"runs/{config.name}"
   if _COMPILE_ONLY.value:
@@ -80,10 +97,11 @@ def program() -> int:
       coordinator=_COORDINATOR.value,
       count=_PROCESSES.value,
       index=_PROCESS.value,
+      heartbeat_seconds=_HEARTBEAT.value,
     )
   from memcomp.training import run
 
-  return run.run(config, workdir)
+  return run.run(config, workdir, _CHECKPOINTS.value)
 
 
 def _compile_only(config, workdir: str) -> int:
@@ -93,7 +111,7 @@ def _compile_only(config, workdir: str) -> int:
   jax.config.update("jax_platforms", "cpu")
   from memcomp.compiling import compile_only
 
-  return compile_only.run(config, _TOPOLOGY.value, workdir)
+  return compile_only.run(config, _TOPOLOGY.value, workdir, _SLICES.value)
 
 
 def _train_each(each: str, steps: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from memcomp import errors
+from memcomp import errors, paths
 
 EXIT_INTERRUPTED = 130
 """Exit code: Ctrl-C where nothing was to be saved (128 + SIGINT)."""
@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 _CACHE = flags.DEFINE_string(
   "compilation_cache",
   "",
-  "Folder that keeps compiled programs between runs; 'off' for none. Default: "
+  "Folder, also gs://, for compiled programs; 'off' for none. Default: "
   "$XDG_CACHE_HOME/memcomp, else ~/.cache/memcomp.",
 )
 
@@ -309,7 +309,8 @@ def _set_compilation_cache(folder: str) -> None:
   import jax
 
   try:
-    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    if not paths.is_remote(folder):
+      pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
   except OSError:
     return  # Slower, not wrong.
   jax.config.update("jax_compilation_cache_dir", folder)

@@ -16,6 +16,12 @@ EXIT_RESUMABLE = 42
 EXIT_DIVERGED = 43
 """Exit code: training was stopped because its numbers stopped being finite."""
 
+EXIT_LOST = 44
+"""Exit code: another process of the run died; the same command resumes."""
+
+EXIT_HUNG = 45
+"""Exit code: no step ended for `training.watchdog_seconds`."""
+
 
 class UserError(Exception):
   """Something the user can fix; the message names the cause and the fix."""

@@ -2,10 +2,11 @@
 
 import copy
 import math
-import pathlib
+import os
 from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
+from etils import epath
 from flax import nnx
 
 from memcomp import config as config_lib
@@ -30,7 +31,7 @@ class Checkpoint(NamedTuple):
     meta: what was saved beside the arrays, see `training.run`.
   """
 
-  workdir: pathlib.Path
+  workdir: epath.Path
   step: int
   config: config_lib.Config
   model: decoder.Decoder
@@ -39,12 +40,13 @@ class Checkpoint(NamedTuple):
 
 
 def open_checkpoint(
-  path: str | pathlib.Path, step: int | None = None
+  path: str | os.PathLike, step: int | None = None
 ) -> Checkpoint:
   """Reads a checkpoint.
 
   Args:
-    path: a run's workdir, its `checkpoints` folder or one step's folder.
+    path: a run's workdir, its `checkpoints` folder or one step's folder, also
+      in a bucket.
     step: which; None is the newest that is whole.
 
   Raises:
@@ -102,10 +104,9 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   return checkpoint._replace(config=config, model=model)
 
 
-def _newest_whole(root: pathlib.Path) -> int:
+def _newest_whole(root: epath.Path) -> int:
   """Returns the step that `load_model` would choose, to have its number."""
-  steps = [int(p.name) for p in root.iterdir() if p.name.isdecimal()]
-  for step in sorted(steps, reverse=True):
+  for step in reversed(load_lib.list_steps(root)):
     reason = integrity.problem(root / str(step))
     if reason is None:
       return step

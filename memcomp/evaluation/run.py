@@ -1,13 +1,14 @@
 """The evaluations behind `eval.py`, and the one at the end of `train.py`."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
 import jax
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.evaluation import compare, load, plot, report, tasks
 
 TASKS = ("perplexity", "sample", "compare")
@@ -28,13 +29,14 @@ def run(
   """Evaluates a checkpoint; prints what it finds.
 
   Args:
-    checkpoint: a run's workdir, its `checkpoints` folder or a step's folder;
-      for "compare" the folder of several runs.
+    checkpoint: a run's workdir, its `checkpoints` folder or a step's folder,
+      also in a bucket; for "compare" the folder of several runs.
     task: one of `TASKS`.
     step: of the checkpoint; None is the newest.
     source: text to evaluate on, written as `DataConfig.source`; "" is the
       run's validation split.
-    out: folder for results; "" is `eval` in the run's workdir.
+    out: folder for results; "" is `eval` in the run's workdir, which a bucket
+      has not.
     seed: of the sample.
     prompt_file: file whose text is continued; "" is `prompt` of the settings.
     rotary_scale: that rotary positions are stretched by (NTK), for texts beyond
@@ -54,6 +56,11 @@ def run(
   overrides = dict(overrides or {})
   if prompt_file:
     overrides["prompt"] = tasks.read_prompt(prompt_file)
+  if paths.is_remote(checkpoint) and task != "sample" and not out:
+    raise errors.UserError(
+      f"--checkpoint={checkpoint} lies in a bucket; say with --out where"
+      " results go on this machine"
+    )
   opened = load.open_checkpoint(checkpoint, step)
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
@@ -63,9 +70,7 @@ def run(
     tasks.show_sample(opened, settings, seed)
     return
   store = tasks.open_text(opened, source)
-  folder = report.make_folder(
-    pathlib.Path(out) if out else opened.workdir / "eval"
-  )
+  folder = report.make_folder(pathlib.Path(out or opened.workdir / "eval"))
   # Other results stand beside the run's own, not in their place.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
   result = report.describe(opened)
@@ -101,7 +106,9 @@ def _compare(runs: pathlib.Path, out: str) -> None:
 
 
 def after_training(
-  config: config_lib.Config, workdir: str | pathlib.Path
+  config: config_lib.Config,
+  workdir: str | pathlib.Path,
+  checkpoints: str | os.PathLike = "",
 ) -> None:
   """Evaluates the newest checkpoint of a run, for the end of `train.py`.
 
@@ -110,7 +117,8 @@ def after_training(
 
   Args:
     config: of the run; its `evaluation` counts, not the checkpoint's.
-    workdir: of the run.
+    workdir: of the run, for what is written.
+    checkpoints: folder of them; "" is `workdir`.
 
   Raises:
     UserError: bad settings, no checkpoint, a full disk.
@@ -119,8 +127,8 @@ def after_training(
     return
   settings = config.evaluation
   tasks.check(settings)
-  opened = load.open_checkpoint(workdir)
-  folder = report.make_folder(opened.workdir / "eval")
+  opened = load.open_checkpoint(checkpoints or workdir)
+  folder = report.make_folder(pathlib.Path(workdir) / "eval")
   result = report.describe(opened)
   written: list[pathlib.Path | str] = []
   try:

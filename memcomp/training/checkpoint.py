@@ -3,11 +3,12 @@
 A step's folder holds the items `params` and `state` (the rest of the training
 state), `data` (the loader's place), `meta` (the resolved config, versions and
 fingerprints) and the checksums of all their files. Saves run in the background
-and are committed by a rename; what they raise comes up at the next `poll`.
+and are committed by a rename, in a bucket by a file; what they raise comes up
+at the next `poll`.
 """
 
+import os
 import pathlib
-import shutil
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.training import disk, integrity, processes
 from memcomp.training import state as state_lib
 from memcomp.training.load import latest_step, load_model, load_params
@@ -50,15 +51,18 @@ class Restored(NamedTuple):
 class Checkpoints:
   """The checkpoints of a run, for the process that writes them."""
 
-  def __init__(self, directory: pathlib.Path, *, keep: int):
+  def __init__(self, directory: str | os.PathLike, *, keep: int):
     """Opens `<directory>/checkpoints`, without what a killed save left.
 
     Args:
-      directory: of the run.
+      directory: of the run, or of its checkpoints in a bucket.
       keep: newest checkpoints that stay, >= 1.
+
+    Raises:
+      UserError: it cannot be written.
     """
-    self._root = directory.absolute() / FOLDER
-    self._aside = directory.absolute() / "damaged"
+    self._root = paths.of(directory) / FOLDER
+    self._aside = paths.of(directory) / "damaged"
     self._saving: int | None = None
     self._hashing: threading.Thread | None = None
     self._hash_error: Exception | None = None
@@ -140,14 +144,17 @@ class Checkpoints:
     damaged = []
     for step in reversed(self.steps()):
       path = self._root / str(step)
-      reason = integrity.problem(path) if processes.is_first() else None
+      reason = None
+      if processes.is_first():
+        reason = integrity.problem(path) or integrity.unreadable(path)
       if processes.of_first(reason is None):
         try:
           return self._read(step, target, check)
         except (errors.UserError, PermissionError, MemoryError):
           raise
         except Exception as error:
-          if (path / integrity.MANIFEST).exists() or not processes.is_alone():
+          whole = (path / integrity.MANIFEST).exists() or paths.is_remote(path)
+          if whole or not processes.is_alone():
             raise  # Its files are as written: the reader is at fault.
           reason = " ".join(str(error).split())[:200]
       damaged.append(step)
@@ -179,12 +186,13 @@ class Checkpoints:
       return
     with disk.clear_errors(f"cannot write {self._root}"):
       self._manager.wait_until_finished()
-    if not processes.is_first():
+    # A bucket sums its objects itself, and reading them back would cost.
+    if not processes.is_first() or paths.is_remote(self._root):
       return
 
     def write():
       try:
-        integrity.write(self._root / str(step))
+        integrity.write(pathlib.Path(self._root / str(step)))
       except Exception as error:
         self._hash_error = error
 
@@ -211,7 +219,7 @@ class Checkpoints:
     if processes.is_first():
       self._aside.mkdir(exist_ok=True)
       number = sum(1 for _ in self._aside.glob(f"{step}-*"))
-      shutil.move(self._root / str(step), self._aside / f"{step}-{number}")
+      (self._root / str(step)).rename(self._aside / f"{step}-{number}")
     processes.wait(f"checkpoint {step} set aside")
     self._manager.reload()
 

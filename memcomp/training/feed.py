@@ -58,17 +58,16 @@ class Feed:
       rows: of a batch, over all processes.
       shuffle: repeat for ever in a random order; else one pass in order.
     """
-    part, parts = sharding.part_of_batch(mesh)
     self._loader = loader_lib.make_loader(
       config.data,
       store,
       batch_size=rows,
       shuffle=shuffle,
-      process_index=part,
-      process_count=parts,
+      local_rows=sharding.rows_of_process(mesh, rows),
     )
     self._config = config
     self._sharding = sharding.batch_sharding(mesh)
+    self._time = sharding.time_of_process(mesh, config.data.sequence_length)
 
   def restore(self, place: dict[str, Any]) -> None:
     """Goes on after the batch that `place` came with."""
@@ -82,7 +81,9 @@ class Feed:
     place = self._loader.state()
     batch = _without_ids(self._config, batch)
     on_mesh = jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(self._sharding, x),
+      lambda x: jax.make_array_from_process_local_data(
+        self._sharding, x[:, self._time]
+      ),
       batch,
     )
     return on_mesh, place

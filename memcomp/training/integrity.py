@@ -10,6 +10,11 @@ import json
 import os
 import pathlib
 
+import tensorstore as ts
+from etils import epath
+
+from memcomp import paths
+
 MANIFEST = "sha256.json"
 
 
@@ -25,11 +30,11 @@ def write(directory: pathlib.Path) -> None:
   replace_text(directory / MANIFEST, json.dumps(manifest, indent=1))
 
 
-def problem(directory: pathlib.Path) -> str | None:
+def problem(directory: epath.Path) -> str | None:
   """Returns what is wrong with a checkpoint's files, or None.
 
   A checkpoint without checksums (the run was killed between the commit and
-  their writing) passes: what orbax cannot read fails when it is restored.
+  their writing, or it lies in a bucket) passes: see `unreadable`.
   """
   path = directory / MANIFEST
   if not path.exists():
@@ -57,11 +62,42 @@ def replace_text(path: pathlib.Path, text: str) -> None:
   os.replace(temporary, path)
 
 
+def unreadable(directory: epath.Path) -> str | None:
+  """Returns what of a checkpoint without checksums is not all there, or None.
+
+  One in a bucket passes. Orbax would find it too, but with all processes
+  together: where one fails, the others wait for it.
+  """
+  if (directory / MANIFEST).exists() or paths.is_remote(directory):
+    return None
+  for name in ("params", "state"):
+    item = directory / name
+    try:
+      arrays = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{item}/"})
+      arrays = arrays.result()
+      for key in arrays.list().result():
+        arrays.read(key).result()
+    except ValueError as error:
+      return f"{name}: {' '.join(str(error).split())[:200]}"
+  texts = (
+    "data/metadata",
+    "meta/metadata",
+    "params/_METADATA",
+    "state/_METADATA",
+  )
+  for name in texts:
+    try:
+      json.loads((directory / name).read_text())
+    except (OSError, ValueError) as error:
+      return f"{name}: {error}"
+  return None
+
+
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:
   found = (p for p in directory.rglob("*") if p.is_file())
   return sorted(p for p in found if MANIFEST not in p.name)
 
 
-def _digest(path: pathlib.Path) -> str:
+def _digest(path: os.PathLike) -> str:
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()

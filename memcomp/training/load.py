@@ -1,30 +1,33 @@
 """Reading a checkpoint without training: its config and its parameters."""
 
-import pathlib
+import os
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import errors, paths, sharding
 from memcomp.models import decoder
 from memcomp.training import integrity, workdir
 from memcomp.training import state as state_lib
 
+_COMMITTED = "commit_success.txt"  # orbax's
 
-def latest_step(path: str | pathlib.Path) -> int | None:
+
+def latest_step(path: str | os.PathLike) -> int | None:
   """Returns the newest step under a workdir, or None without any."""
   try:
     root, step = locate(path)
   except errors.UserError:
     return None
-  return max(_steps(root)) if step is None else step
+  return max(list_steps(root)) if step is None else step
 
 
 def load_params(
-  path: str | pathlib.Path, step: int | None = None, mesh: Mesh | None = None
+  path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
 ) -> tuple[dict[str, Any], Any]:
   """Reads the parameters of a checkpoint; the optimizer stays on disk.
 
@@ -43,7 +46,7 @@ def load_params(
   """
   root, named = locate(path)
   step = named if step is None else step
-  steps = _steps(root)
+  steps = list_steps(root)
   if step is not None and step not in steps:
     raise errors.UserError(
       f"{root} has no checkpoint of step {step}; it has {steps}"
@@ -59,7 +62,7 @@ def load_params(
 
 
 def load_model(
-  path: str | pathlib.Path, step: int | None = None, mesh: Mesh | None = None
+  path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
 ) -> tuple[config_lib.Config, decoder.Decoder]:
   """Reads a checkpoint as its config and a module; see `load_params`."""
   saved, params = load_params(path, step, mesh)
@@ -68,17 +71,17 @@ def load_model(
   return config, state_lib.merge(graphdef, params)
 
 
-def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int | None]:
+def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   """Returns the folder of checkpoints that `path` means, and a step or None.
 
   Raises:
     UserError: there is none.
   """
-  path = pathlib.Path(path).absolute()
+  path = paths.of(path)
   if path.name.isdecimal() and (path / "params").is_dir():
     return path.parent, int(path.name)
   for root in (path / "checkpoints", path):
-    if _steps(root):
+    if list_steps(root):
       return root, None
   raise errors.UserError(
     f"no checkpoint in {path}; give the --workdir of a run that has saved one"
@@ -86,7 +89,7 @@ def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int | None]:
 
 
 def _read(
-  root: pathlib.Path, step: int, mesh: Mesh | None
+  root: epath.Path, step: int, mesh: Mesh | None
 ) -> tuple[dict[str, Any], Any]:
   path = root / str(step)
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
@@ -101,8 +104,15 @@ def _read(
     return saved, reader.restore(path / "params", target)
 
 
-def _steps(root: pathlib.Path) -> list[int]:
+def list_steps(root: epath.Path) -> list[int]:
+  """Returns the steps of the committed checkpoints in a folder, in order."""
   if not root.is_dir():
     return []
-  names = (p.name for p in root.iterdir() if (p / "params").is_dir())
-  return sorted(int(name) for name in names if name.isdecimal())
+  return sorted(
+    int(path.name)
+    for path in root.iterdir()
+    if path.name.isdecimal()
+    and (path / "params").is_dir()
+    # In a bucket a save has its name from the start, and this file at the end.
+    and (not paths.is_remote(path) or (path / _COMMITTED).exists())
+  )

@@ -21,6 +21,7 @@ from memcomp.training import (
   signals,
   step,
   validation,
+  watchdog,
 )
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
@@ -83,6 +84,10 @@ def train(
     ) as log,
     profiler.Window(training, run.workdir) as window,
     progress,
+    watchdog.Watchdog(
+      training.watchdog_seconds,
+      run.workdir / f"stacks-{jax.process_index()}.txt",
+    ) as watch,
   ):
     record = recorder.Recorder(config, run.mesh, log, progress)
     batch, place = next(feed)
@@ -102,8 +107,12 @@ def train(
         start = time.perf_counter()
         extra = validate(state.params)
         record.pause(time.perf_counter() - start)
+        watch.beat(number)
       logged = _due(number, training.log_every) or number == 1
       record.add(measured, logged=logged or evaluated or last, extra=extra)
+      # The first waits for the slowest of all compilations.
+      if record.came_back:
+        watch.beat(number)
       checkpoints.poll()
       # Read once: a signal between two reads would stop without a save.
       stopped = record.stop if request else bool(stop.requested)
@@ -116,6 +125,7 @@ def train(
       # push out the checkpoints from before it.
       if saving and (last or stopped or not record.skipped_in_a_row):
         checkpoints.save(number, state, place, run.meta)
+        watch.beat(number)
       if stopped and not last:
         checkpoints.wait()
         progress.end()
@@ -129,7 +139,7 @@ def train(
         return errors.EXIT_RESUMABLE
       if following:
         batch, place = following
-  checkpoints.wait()
+    checkpoints.wait()
   return 0
 
 

@@ -97,7 +97,9 @@ class Log:
     return self
 
   def __exit__(self, *unused) -> None:
-    self._file.close()
+    # What a full disk did not take is written once more.
+    with disk.clear_errors(f"cannot write {self._path}"):
+      self._file.close()
     if self._board is not None:
       self._board.close()
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import memcomp
 import memcomp_kernels
 from memcomp import errors
+from memcomp.training import faults
 
 
 def join(
@@ -27,26 +28,33 @@ def join(
   coordinator: str | None = None,
   count: int | None = None,
   index: int | None = None,
+  heartbeat_seconds: int = 60,
 ) -> None:
   """Joins the run's other processes; call it before anything is computed.
+
+  From here on JAX ends a process that has lost the others (see `faults`).
 
   Args:
     coordinator: "host:port" of the first process; None where JAX finds out by
       itself (Cloud TPU, Slurm, GKE).
     count: of processes; None likewise.
     index: of this one, from 0; None likewise.
+    heartbeat_seconds: without a sign of life, after which a process is dead.
 
   Raises:
     UserError: they could not be found, or reached.
   """
   try:
-    jax.distributed.initialize(coordinator, count, index)
+    jax.distributed.initialize(
+      coordinator, count, index, heartbeat_timeout_seconds=heartbeat_seconds
+    )
   except (RuntimeError, ValueError) as error:
     raise errors.UserError(
       f"cannot join the run's other processes: {error}; on Cloud TPU start the"
       " same command on every host with --distributed, elsewhere give"
       " --coordinator=HOST:PORT, --processes and --process as well"
     ) from error
+  faults.explain_aborts()
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -54,6 +62,8 @@ def join(
 def leave() -> None:
   """Parts from the other processes; nothing may be computed together after."""
   if not is_alone():
+    # The first may still be writing; shutting down waits only so long.
+    wait("end of the run")
     jax.distributed.shutdown()
 
 
@@ -69,10 +79,14 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def together(doing: str) -> Iterator[None]:
-  """If the block raises a UserError in one process, all raise one."""
+  """If the block raises a UserError in one process, all raise one.
+
+  Anything else that one process raises ends it (see `faults`).
+  """
   problem = None
   try:
-    yield
+    with faults.end_at_once(spare=(errors.UserError,)):
+      yield
   except errors.UserError as error:
     problem = error
   if not is_alone():

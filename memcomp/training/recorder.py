@@ -26,6 +26,7 @@ class Recorder:
   Attributes:
     skipped_in_a_row: not finite steps that end at the last one fetched.
     worst: the most of them in a row so far.
+    came_back: steps fetched.
     stop: whether a step has handed back a request to stop.
     last: the last record written, or None.
   """
@@ -49,6 +50,7 @@ class Recorder:
     self._pending = collections.deque()
     self._meter = metrics.Meter()
     self._unreached = 0
+    self.came_back = 0
     self.skipped_in_a_row = 0
     self.worst = 0
     self.stop = False
@@ -80,6 +82,7 @@ class Recorder:
     while len(self._pending) > limit:
       wanted, logged, extra = self._pending.popleft()
       fetched = jax.device_get(wanted)
+      self.came_back += 1
       self.skipped_in_a_row = int(fetched["skipped_in_a_row"])
       self.worst = max(self.worst, self.skipped_in_a_row)
       self.stop = self.stop or bool(fetched.pop("stop", 0))

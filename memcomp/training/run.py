@@ -8,15 +8,17 @@ import sys
 from typing import Any
 
 import jax
+from etils import epath
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import errors, paths, sharding
 from memcomp.data import sources
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import decoder
 from memcomp.training import (
   checkpoint,
+  faults,
   loop,
   plot,
   processes,
@@ -30,15 +32,20 @@ from memcomp.training import workdir as workdir_lib
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def run(config: config_lib.Config, workdir: str | pathlib.Path) -> int:
+def run(
+  config: config_lib.Config,
+  workdir: str | pathlib.Path,
+  checkpoints: str = "",
+) -> int:
   """Trains, or goes on training, and evaluates.
 
-  The same call goes on from the newest checkpoint of `workdir`; its losses are
-  those of an uninterrupted run, bit for bit, on the same machine.
+  The same call goes on from the newest checkpoint; its losses are those of an
+  uninterrupted run, bit for bit, on the same machine.
 
   Args:
     config: of the experiment.
     workdir: the run's directory (see `workdir`); made when absent.
+    checkpoints: folder for them, also gs://BUCKET/FOLDER; "" is `workdir`.
 
   Returns:
     An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when stopped by
@@ -48,9 +55,16 @@ def run(config: config_lib.Config, workdir: str | pathlib.Path) -> int:
   Raises:
     UserError: bad config, data, workdir, checkpoint or disk.
   """
+  if paths.is_remote(str(workdir)):
+    raise errors.UserError(
+      f"--workdir={workdir}: a bucket has no locks and no appends, which a"
+      " run's folder needs; keep it on this machine and give"
+      f" --checkpoints={workdir} instead"
+    )
   workdir = pathlib.Path(workdir).absolute()
   with contextlib.ExitStack() as stack:
     with processes.together("opening the run"):
+      place = paths.of(checkpoints or workdir)
       validate.check(config)
       processes.check_same(config_lib.to_json(config))
       tokenizer = tokenizer_lib.load(config.data.tokenizer)
@@ -63,16 +77,17 @@ def run(config: config_lib.Config, workdir: str | pathlib.Path) -> int:
       store = _validation_store(config, tokenizer, mesh)
       if processes.is_first():
         stack.enter_context(workdir_lib.claim(workdir, config))
-    code = _train(config, workdir, mesh, tokenizer, feed, store)
+    code = _train(config, workdir, place, mesh, tokenizer, feed, store)
     processes.leave()
     if code == 0 and config.evaluation.run_after_training:
-      code = _evaluate(config, workdir)
+      code = _evaluate(config, workdir, place)
   return code
 
 
 def _train(
   config: config_lib.Config,
   workdir: pathlib.Path,
+  place: epath.Path,
   mesh: jax.sharding.Mesh,
   tokenizer: tokenizer_lib.Tokenizer,
   feed: feed_lib.Feed,
@@ -82,31 +97,35 @@ def _train(
   meta = _meta(config, tokenizer, abstract)
 
   def check(saved: dict[str, Any]) -> None:
-    _check_meta(saved, meta, config, workdir)
+    _check_meta(saved, meta, config, place)
 
   with (
     jax.set_mesh(mesh),
     signals.StopRequest() as stop,
     contextlib.closing(
-      checkpoint.Checkpoints(workdir, keep=config.training.keep_checkpoints)
+      checkpoint.Checkpoints(place, keep=config.training.keep_checkpoints)
     ) as checkpoints,
   ):
-    restored = checkpoints.restore(abstract, check)
+    with processes.together("reading the checkpoint"):
+      restored = checkpoints.restore(abstract, check)
     if restored and restored.step >= config.training.steps:
-      print(f"{workdir}: all {restored.step} steps are done", flush=True)
+      print(f"{place}: all {restored.step} steps are done", flush=True)
       return 0
     print(_describe(config, mesh, meta), flush=True)
     if restored:
-      print(f"{workdir}: going on from step {restored.step}", flush=True)
-    code = loop.train(
-      loop.Run(config, workdir, mesh, tokenizer, feed, store, meta),
-      restored,
-      checkpoints,
-      stop,
-    )
+      print(f"{place}: going on from step {restored.step}", flush=True)
+    # Within all other contexts: not even a save is waited for.
+    with faults.end_at_once():
+      code = loop.train(
+        loop.Run(config, workdir, mesh, tokenizer, feed, store, meta),
+        restored,
+        checkpoints,
+        stop,
+      )
   if code == 0 and processes.is_first():
-    print(f"trained {config.training.steps} steps; saved in {workdir}")
-    print(plot.loss_curve(workdir), flush=True)
+    with faults.end_at_once():  # The others wait for it to leave with them.
+      print(f"trained {config.training.steps} steps; saved in {place}")
+      print(plot.loss_curve(workdir), flush=True)
   return code
 
 
@@ -135,12 +154,14 @@ def _validation_store(
     return store
 
 
-def _evaluate(config: config_lib.Config, workdir: pathlib.Path) -> int:
+def _evaluate(
+  config: config_lib.Config, workdir: pathlib.Path, place: epath.Path
+) -> int:
   # Imported late: training does not depend on evaluation.
   from memcomp.evaluation import run as evaluation_run
 
   try:
-    evaluation_run.after_training(config, workdir)
+    evaluation_run.after_training(config, workdir, place)
   except KeyboardInterrupt:
     print(
       "\nCtrl-C: training is done and saved; the same command evaluates it",
@@ -162,7 +183,6 @@ def _meta(
       math.prod(x.shape) for x in jax.tree.leaves(abstract.params)
     ),
     "tokenizer": tokenizer.fingerprint,
-    "processes": jax.process_count(),
     "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
   }
 
@@ -171,23 +191,15 @@ def _check_meta(
   saved: dict[str, Any],
   mine: dict[str, Any],
   config: config_lib.Config,
-  workdir: pathlib.Path,
+  place: epath.Path,
 ) -> None:
   """Checks that a checkpoint is this run's."""
-  workdir_lib.check_same(
-    saved["config"], config, f"the checkpoint in {workdir}"
-  )
+  workdir_lib.check_same(saved["config"], config, f"the checkpoint in {place}")
   if saved["tokenizer"] != mine["tokenizer"]:
     raise errors.UserError(
-      f"the checkpoint in {workdir} was trained with another tokenizer: "
+      f"the checkpoint in {place} was trained with another tokenizer: "
       f"{config.data.tokenizer} has changed since; restore the file, or choose "
       "another --workdir"
-    )
-  if config.training.carry_state and saved["processes"] != mine["processes"]:
-    raise errors.UserError(
-      f"the checkpoint in {workdir} carries the states of rows that "
-      f"{saved['processes']} processes held, now there are "
-      f"{mine['processes']}; resume with as many"
     )
 
 

@@ -160,7 +160,10 @@ def initial_state(
       params = plain(nnx.split(module)[1])
     carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)
-    return TrainState(params, tx.init(params), zero, zero, zero, carry)
+    start = TrainState(params, tx.init(params), zero, zero, zero, carry)
+    # Without weak types, which a step does not give back: the second step would
+    # be compiled anew.
+    return jax.tree.map(lambda x: x.astype(x.dtype), start)
 
   with jax.set_mesh(mesh):
     return init()

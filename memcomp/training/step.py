@@ -199,14 +199,16 @@ def _forward(model, config, params, batch, carry, noise=None):
   extra = {} if noise is None else {"noise": noise}
   with nnx.use_eager_sharding(False):
     module = nnx.merge(model.graphdef, params)
+    embedding, head = module.tables()
     hidden, state = module(
       batch.tokens,
       state=jax.lax.stop_gradient(carry),
       segment_ids=batch.segment_ids,
+      table=embedding,
       **extra,
     )
     sums = loss_lib.next_token_loss(
-      functools.partial(module.logits, table=module.head_table()),
+      functools.partial(module.logits, table=head),
       hidden,
       batch.targets,
       chunk=config.training.loss_chunk,

@@ -38,6 +38,7 @@ _NOT_NEGATIVE = (
   "training.z_loss",
   "training.loss_chunk",
   "training.evaluate_every",
+  "training.watchdog_seconds",
 )
 _POSITIVE = ("optimizer.learning_rate", "optimizer.eps")
 _BELOW_ONE = ("optimizer.b1", "optimizer.b2")
@@ -94,7 +95,7 @@ def check_types(config: Any, prefix: str = "") -> None:
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
-  """Checks that rows and parameters divide over the mesh.
+  """Checks that rows, time and parameters divide over the mesh.
 
   Warns on stderr where a better mesh is known.
 
@@ -110,6 +111,12 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
       f"training.batch_size to a multiple of "
       f"{shards * config.training.accumulation}, or mesh.replica * mesh.fsdp "
       f"to a divisor of {rows}"
+    )
+  tokens, shards = config.data.sequence_length, mesh.shape["context"]
+  if tokens % shards:
+    raise errors.UserError(
+      f"data.sequence_length = {tokens} tokens do not divide over mesh.context"
+      f" = {shards} shards; set mesh.context to a divisor of {tokens}"
     )
   variables = state_lib.abstract_model(config.model).variables
   sharding.check_divides(variables, mesh)

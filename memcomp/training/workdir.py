@@ -4,6 +4,7 @@ config.json    the resolved config
 metrics.jsonl  one object a logged step
 checkpoints/   one folder a step
 damaged/       checkpoints that failed their checksums
+stacks-N.txt   of every thread of process N, if it hung
 tensorboard/   profile/   loss.png
 """
 
@@ -33,6 +34,7 @@ _FREE = (
   "training.evaluate_batches",
   "training.checkpoint_every",
   "training.keep_checkpoints",
+  "training.watchdog_seconds",
   "training.profile_start",
   "training.profile_steps",
   "training.tensorboard",

@@ -1,3 +1,5 @@
+import subprocess
+
 import leaky
 import pytest
 import training_cases
@@ -14,3 +16,15 @@ def text(tmp_path):
 def leaky_model(monkeypatch):
   """A decoder that compiles in a second, where the memory is beside the point."""
   monkeypatch.setattr(decoder, "Decoder", leaky.Decoder)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A disk of 400 KB that a few checkpoints fill."""
+  folder = tmp_path / "small"
+  folder.mkdir()
+  command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
+  if subprocess.run(command, capture_output=True, check=False).returncode:
+    pytest.skip("mounting a small disk is not permitted here")
+  yield folder
+  subprocess.run(["umount", "-l", str(folder)], check=True)

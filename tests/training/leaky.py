@@ -37,7 +37,8 @@ class Decoder(nnx.Module):
     shape = (self.layers_, batch, start.shape[-1])
     return State(jnp.zeros(batch, jnp.int32), jnp.broadcast_to(start, shape))
 
-  def __call__(self, tokens, *, state=None, segment_ids=None):
+  def __call__(self, tokens, *, state=None, segment_ids=None, table=None):
+    del table  # The gradient comes to the parameter either way.
     if state is None:
       state = self.init_state(tokens.shape[0])
     if segment_ids is None:
@@ -64,11 +65,11 @@ class Decoder(nnx.Module):
     x, memory = jax.lax.scan(layer, x, parts)
     return x, State(segment_ids[:, -1], memory)
 
-  def head_table(self):
-    return self.embedding[...]
+  def tables(self):
+    return self.embedding[...], self.embedding[...]
 
   def logits(self, hidden, table=None):
-    table = self.head_table() if table is None else table
+    table = self.embedding[...] if table is None else table
     return (hidden @ table.T).astype(jnp.float32)
 
   def memory_norms(self, state):

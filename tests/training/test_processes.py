@@ -1,56 +1,22 @@
 """Two processes of four devices are one run, as one of eight is."""
 
 import json
+import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import training_cases
+import two_processes
+from two_processes import ends, free_port
+from two_processes import start as start_two
 
-FLAGS = (
-  "--config.mesh.replica=2",
-  "--config.mesh.fsdp=4",
-  "--config.training.batch_size=8",
+LENGTH = (
   "--config.training.steps=100",
   "--config.training.checkpoint_every=60",
 )
-
-
-def free_port():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
-def start_two(config, workdir, *flags, others=()):
-  """Starts the two processes; `others` are flags of the second alone."""
-  port = free_port()
-  return [
-    training_cases.start(
-      config,
-      workdir,
-      *FLAGS,
-      *flags,
-      *(others if index else ()),
-      f"--coordinator=127.0.0.1:{port}",
-      "--processes=2",
-      f"--process={index}",
-      XLA_FLAGS="--xla_force_host_platform_device_count=4",
-    )
-    for index in range(2)
-  ]
-
-
-def ends(processes):
-  found = []
-  for process in processes:
-    out, err = process.communicate(timeout=240)
-    found.append((process.returncode, out, err))
-  return found
 
 
 def losses(workdir):
@@ -77,7 +43,8 @@ def one_process(config, tmp_path_factory):
   code, _, err = training_cases.train(
     config,
     workdir,
-    *FLAGS,
+    *two_processes.FLAGS,
+    *LENGTH,
     XLA_FLAGS="--xla_force_host_platform_device_count=8",
   )
   assert code == 0, err
@@ -88,22 +55,20 @@ def test_the_losses_of_one_process_and_one_set_of_files(
   config, one_process, tmp_path
 ):
   workdir = tmp_path / "two"
-  (code, out, err), (code_b, out_b, err_b) = ends(start_two(config, workdir))
+  both = start_two(config, workdir, *LENGTH)
+  (code, out, err), (code_b, out_b, err_b) = ends(both)
   assert (code, code_b) == (0, 0), err + err_b
   assert_same_losses(losses(workdir), one_process)
   assert "step 100/100" in out and "step" not in out_b
   assert (workdir / "config.json").exists()
 
 
-def test_a_signal_to_one_stops_both_and_one_process_goes_on(
+def test_a_signal_to_one_stops_both_and_fewer_devices_go_on(
   config, one_process, tmp_path
 ):
   workdir = tmp_path / "two"
-  both = start_two(config, workdir)
-  metrics = workdir / "metrics.jsonl"
-  while not metrics.exists() or not metrics.read_text():
-    assert all(p.poll() is None for p in both), ends(both)
-    time.sleep(0.05)
+  both = start_two(config, workdir, *LENGTH)
+  two_processes.wait_for_step(both, workdir, 1)
   both[1].send_signal(signal.SIGTERM)
   (code, _, err), (code_b, _, err_b) = ends(both)
   assert (code, code_b) == (42, 42), err + err_b
@@ -112,11 +77,23 @@ def test_a_signal_to_one_stops_both_and_one_process_goes_on(
   code, _, err = training_cases.train(
     config,
     workdir,
-    *FLAGS,
-    XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    *two_processes.FLAGS,
+    *LENGTH,
+    "--config.mesh.replica=1",
+    XLA_FLAGS="--xla_force_host_platform_device_count=4",
   )
   assert code == 0, err
   assert_same_losses(losses(workdir), one_process)
+
+
+def test_rows_whose_time_lies_on_both(config, one_process, tmp_path):
+  workdir = tmp_path / "two"
+  mesh = {"replica": 1, "fsdp": 1, "context": 8}
+  flags = [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
+  with two_processes.running(config, workdir, *LENGTH, *flags) as both:
+    two_processes.wait_for_step(both, workdir, 12)
+  found = losses(workdir)
+  np.testing.assert_allclose(found[:12], one_process[:12], rtol=1e-5)
 
 
 def test_a_process_with_another_config_is_named(config, tmp_path):
@@ -130,11 +107,24 @@ def test_a_process_with_another_config_is_named(config, tmp_path):
   assert not workdir.exists()
 
 
+def test_a_process_with_other_code_is_named(config, tmp_path):
+  root = tmp_path / "copy"
+  shutil.copytree(training_cases.ROOT / "memcomp", root / "memcomp")
+  shutil.copy(training_cases.ROOT / "train.py", root)
+  with open(root / "memcomp/errors.py", "a") as file:
+    file.write("# One line more.\n")
+  both = start_two(config, tmp_path / "two", other_root=root)
+  for code, _, err in ends(both):
+    assert code == 2
+    assert "runs another code" in err
+  assert not (tmp_path / "two").exists()
+
+
 def test_a_mistake_in_one_ends_both(config, tmp_path):
   workdir = tmp_path / "two"
   workdir.mkdir()
   (workdir / "metrics.jsonl").write_text("{}\n")
-  both = start_two(config, workdir)
+  both = start_two(config, workdir, *LENGTH)
   for code, _, err in ends(both):
     assert code == 2
     assert "no config.json" in err
@@ -144,13 +134,26 @@ def test_parts_of_a_batch():
   """Rows are read once: by each process its own, or by all that share them."""
   program = """
 import json, sys
+import jax
+import numpy as np
 from memcomp import config, sharding
 from memcomp.training import processes
 processes.join(coordinator=sys.argv[1], count=2, index=int(sys.argv[2]))
 found = []
 for sizes in json.loads(sys.argv[3]):
   mesh = sharding.make_mesh(config.MeshConfig(**sizes))
-  found.append(sharding.part_of_batch(mesh))
+  found.append(sharding.rows_of_process(mesh, 8).tolist())
+# A process's devices need not be neighbours, as on a torus.
+mesh = sharding.make_mesh(config.MeshConfig(fsdp=8))
+order = mesh.devices.reshape(2, 4).T.reshape(mesh.devices.shape)
+mesh = jax.sharding.Mesh(order, mesh.axis_names)
+rows = sharding.rows_of_process(mesh, 8)
+found.append(rows.tolist())
+whole = jax.make_array_from_process_local_data(
+  sharding.batch_sharding(mesh), np.tile(rows[:, None], (1, 4))
+)
+for shard in whole.addressable_shards:
+  assert (shard.data == shard.index[0].start).all()
 print(json.dumps(found), file=sys.stderr)
 """
   meshes = json.dumps(
@@ -177,4 +180,6 @@ print(json.dumps(found), file=sys.stderr)
   for index, (code, _, err) in enumerate(ends(both)):
     assert code == 0, err
     found = json.loads(err.strip().splitlines()[-1])
-    assert found == [[index, 2], [index, 2], [0, 1], [index, 2]]
+    mine = list(range(4 * index, 4 * index + 4))
+    apart = list(range(index, 8, 2))
+    assert found == [mine, mine, list(range(8)), mine, apart]

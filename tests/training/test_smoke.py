@@ -19,7 +19,25 @@ smoke = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(smoke)
 
 
-@pytest.mark.parametrize("name", [n for n in registry.MIXERS if n != "trellis"])
+# The memories, and of the baselines one with each other kind of state.
+QUICK = (
+  "lattice",
+  "key_value_means",
+  "tensor_cache",
+  "softmax_attention",
+  "mamba2",
+  "rwkv7",
+)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in registry.MIXERS
+    if name != "trellis"
+  ],
+)
 def test_smoke(name, tmp_path, capsys):
   config = smoke.get_config(name)
   config.data.source = training_cases.write_text(tmp_path / "text")

@@ -56,14 +56,17 @@ def _end(process):
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_killed_at_random_moments(whole, tmp_path, name):
+def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name):
   config, flags, curve = whole(name)
   seed = random.randrange(10**6)
   rng = random.Random(seed)
-  for _ in range(2):
+  for in_a_save in (False, True):
     with training_cases.start(config, tmp_path / "run", *flags) as process:
       _wait_for_steps(process, rng.randint(1, 25))
-      time.sleep(rng.uniform(0, 0.2))
+      if in_a_save:
+        training_cases.stop_in_a_save(process, tmp_path / "run")
+      else:
+        time.sleep(rng.uniform(0, 0.2))
       process.kill()
       assert _end(process)[0] in (-signal.SIGKILL, 0)
   code, _, err = training_cases.train(config, tmp_path / "run", *flags)

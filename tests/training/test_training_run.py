@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 import types
 
@@ -14,6 +15,7 @@ import training_cases
 import memcomp.evaluation
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.data import store as store_lib
 from memcomp.training import checkpoint, integrity, metrics, run, step, workdir
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
@@ -98,7 +100,7 @@ def test_a_finished_run_only_evaluates(tmp_path, config, capsys, monkeypatch):
   config.evaluation.run_after_training = True
   capsys.readouterr()
   assert run.run(config, tmp_path / "a") == 0
-  assert called == [(config, tmp_path / "a")]
+  assert called == [(config, tmp_path / "a", tmp_path / "a")]
   assert "all 8 steps are done" in capsys.readouterr().out
   assert (tmp_path / "a/metrics.jsonl").read_bytes() == before
 
@@ -186,6 +188,31 @@ def test_what_may_change_on_resuming(tmp_path, config):
   assert [r["step"] for r in records] == [1, 2, 3, 4, 6, 8]
   assert records[:3] == whole[:3]
   np.testing.assert_allclose(records[-1]["loss"], whole[-1]["loss"], rtol=1e-5)
+
+
+def test_from_eight_devices_to_four_to_one(tmp_path, config):
+  config.training.steps = 9
+  config.training.batch_size = 16
+  config.training.keep_checkpoints = 9
+  config.data.packing = "stream"
+  config.training.carry_state = True
+  config.training.accumulation = 2
+  run.run(config, tmp_path / "one")
+  meshes = {
+    3: config_lib.MeshConfig(replica=2, fsdp=4),
+    6: config_lib.MeshConfig(fsdp=2, tensor=2),
+    9: config_lib.MeshConfig(),
+  }
+  for stop, mesh in meshes.items():
+    config.mesh = mesh
+    assert run.run(config, tmp_path / "many") == 0
+    for later in range(stop + 3, 10, 3):
+      # As if it had been stopped there.
+      shutil.rmtree(tmp_path / "many/checkpoints" / str(later))
+  one, many = (training_cases.curve(tmp_path / x) for x in ("one", "many"))
+  assert [r["tokens"] for r in many] == [r["tokens"] for r in one]
+  ours, expected = ([r["loss"] for r in x] for x in (many, one))
+  np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
@@ -276,6 +303,47 @@ def test_a_damaged_checkpoint_costs_steps_not_the_run(tmp_path, config, capsys):
   out = capsys.readouterr().out
   assert "8 is damaged" in out and "going on from step 6" in out
   assert training_cases.curve(tmp_path / "a") == whole
+
+
+def test_data_that_fails_in_mid_run_costs_steps_not_the_run(
+  tmp_path, config, monkeypatch
+):
+  run.run(config, tmp_path / "whole")
+  read, calls = store_lib.ArrayStore.read, []
+
+  def failing(self, *arguments):
+    calls.append(arguments)
+    if len(calls) > 20:
+      raise errors.UserError("shard 7: cannot be read")
+    return read(self, *arguments)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(store_lib.ArrayStore, "read", failing)
+    with pytest.raises(errors.UserError, match="shard 7"):
+      run.run(config, tmp_path / "a")
+  assert checkpoint.latest_step(tmp_path / "a")
+  assert run.run(config, tmp_path / "a") == 0
+  whole, ours = (training_cases.curve(tmp_path / x) for x in ("whole", "a"))
+  assert ours == whole
+
+
+# Writes that fail leave tensorstore's callbacks without their event loop.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_costs_steps_not_the_run(small_disk, tmp_path, config):
+  config.training.keep_checkpoints = 99
+  config.training.checkpoint_every = 1
+  config.training.steps = 20
+  run.run(config, tmp_path / "whole")
+  with pytest.raises(errors.UserError, match="free some space"):
+    run.run(config, small_disk / "a")
+  reached = checkpoint.latest_step(small_disk / "a")
+  assert 1 <= reached < 20
+  subprocess.run(
+    ["mount", "-o", "remount,size=9m", str(small_disk)], check=True
+  )
+  assert run.run(config, small_disk / "a") == 0
+  whole, ours = (tmp_path / "whole", small_disk / "a")
+  assert training_cases.curve(ours) == training_cases.curve(whole)
 
 
 def test_a_full_disk_while_logging(tmp_path, config, monkeypatch):

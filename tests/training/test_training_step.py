@@ -91,23 +91,28 @@ def test_gradient_is_that_of_the_mean_over_all_scored_tokens():
   _close(moments, grads, 1e-6)
 
 
-def _poisoned(monkeypatch):
-  """Makes the loss NaN where a batch holds the target 255."""
+def _poisoned(monkeypatch, *, value):
+  """Spoils a batch that holds the target 255: its loss, or the gradient alone."""
   plain = loss.next_token_loss
 
   def poisoned(logits_of, hidden, targets, *, chunk=0):
-    sums = plain(logits_of, hidden, targets, chunk=chunk)
-    factor = jnp.where((targets == 255).any(), jnp.nan, 1.0)
+    bad = (targets == 255).any()
+    # Of the root of nothing, whose slope times nothing is not a number.
+    nothing = jnp.sqrt(jnp.where(bad, 0.0 * hidden[0, 0, 0], 1.0)) * ~bad
+    sums = plain(logits_of, hidden + 0 * nothing, targets, chunk=chunk)
+    factor = jnp.where(bad & value, jnp.nan, 1.0)
     return sums._replace(nll=sums.nll * factor)
 
   monkeypatch.setattr(loss, "next_token_loss", poisoned)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+  ("accumulation", "value"), [(1, True), (2, True), (1, False)]
+)
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
-  monkeypatch, accumulation
+  monkeypatch, accumulation, value
 ):
-  _poisoned(monkeypatch)
+  _poisoned(monkeypatch, value=value)
   good, bad = _batch(0), _batch(1)
   bad.targets[-1, 3] = 255
   config, mesh, start = _setup(carry_state=True, accumulation=accumulation)
@@ -115,7 +120,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
   once, _ = _run(config, mesh, start, [good])
   assert [int(m["skipped"]) for m in metrics] == [0, 1, 2]
   assert [int(m["skipped_in_a_row"]) for m in metrics] == [0, 1, 2]
-  assert [bool(np.isfinite(m["loss"])) for m in metrics] == [True, False, False]
+  losses = [bool(np.isfinite(m["loss"])) for m in metrics]
+  assert losses == [True, not value, not value]
+  norms = [bool(np.isfinite(m["grad_norm"])) for m in metrics]
+  assert norms == [True, False, False]
   assert int(after.step) == 3
   kept = lambda s: (s.params, s.opt_state, s.carry)  # noqa: E731
   jax.tree.map(np.testing.assert_array_equal, kept(after), kept(once))
@@ -228,3 +236,17 @@ def test_one_batch_can_be_learned_by_heart():
   config.optimizer.learning_rate = 2e-2
   _, metrics = _run(config, mesh, start, [_batch(0)] * 60)
   assert float(metrics[-1]["loss"]) < 0.5 * float(metrics[0]["loss"])
+
+
+def test_a_step_is_compiled_once(monkeypatch):
+  monkeypatch.undo()  # The real decoder: a number may be a parameter's start.
+  config = training_cases.tiny(carry_state=True)
+  config.data.packing = "stream"
+  mesh = sharding.make_mesh(config.mesh)
+  start = state.initial_state(config, mesh)
+  with jax.set_mesh(mesh):
+    after, _ = jax.eval_shape(
+      step.make_train_step(config, mesh), start, _batch(0)
+    )
+  kinds = lambda tree: [(x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]  # noqa: E731
+  assert kinds(start) == kinds(after)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -18,6 +19,12 @@ import training_cases
 
 def get_config(arg=""):
   return training_cases.tiny({data!r})
+"""
+# The model of `leaky`, compiled in a second.
+LEAKY = """
+import leaky
+from memcomp.models import decoder
+decoder.Decoder = leaky.Decoder
 """
 
 
@@ -52,15 +59,16 @@ def write_text(folder: pathlib.Path) -> str:
   return str(folder)
 
 
-def write_config(folder: pathlib.Path) -> pathlib.Path:
-  """Writes a config file of `tiny` over `write_text`'s documents."""
+def write_config(folder: pathlib.Path, more: str = "") -> pathlib.Path:
+  """Writes a config file of `tiny` over `write_text`'s documents.
+
+  Args:
+    folder: for it.
+    more: Python for its end, such as `LEAKY`.
+  """
   path = folder / "tiny.py"
-  path.write_text(
-    CONFIG_FILE.format(
-      tests=str(HERE),
-      data=write_text(folder / "text"),
-    )
-  )
+  text = CONFIG_FILE.format(tests=str(HERE), data=write_text(folder / "text"))
+  path.write_text(text + more)
   return path
 
 
@@ -77,9 +85,15 @@ def environment(**extra: str) -> dict[str, str]:
   return result | extra
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path, *flags: str, **env: str):
-  """Starts train.py; its output is read as text from the process."""
-  command = [sys.executable, ROOT / "train.py", f"--config={config}"]
+def start(
+  config: pathlib.Path,
+  workdir: pathlib.Path,
+  *flags: str,
+  root: pathlib.Path = ROOT,
+  **env: str,
+):
+  """Starts train.py of `root`; its output is read as text from the process."""
+  command = [sys.executable, root / "train.py", f"--config={config}"]
   return subprocess.Popen(
     [*command, f"--workdir={workdir}", *flags],
     env=environment(**env),
@@ -94,6 +108,23 @@ def train(config: pathlib.Path, workdir: pathlib.Path, *flags: str, **env: str):
   with start(config, workdir, *flags, **env) as process:
     out, err = process.communicate(timeout=300)
   return process.returncode, out, err
+
+
+def half_saves(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Checkpoints that are being written, or were when the writer died."""
+  return list((workdir / "checkpoints").glob("*tmp*"))
+
+
+def stop_in_a_save(process: subprocess.Popen, workdir: pathlib.Path):
+  """Stops (SIGSTOP) a process in the midst of a save, unless it ends first."""
+  while process.poll() is None:
+    if not half_saves(workdir):
+      continue
+    process.send_signal(signal.SIGSTOP)
+    # Look again while nothing moves: the save may just have ended.
+    if half_saves(workdir):
+      return
+    process.send_signal(signal.SIGCONT)
 
 
 def curve(workdir: pathlib.Path) -> list[dict]:

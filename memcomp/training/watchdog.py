@@ -1,0 +1,89 @@
+"""Ends a process whose training stands still, and says where it stood."""
+
+import faulthandler
+import os
+import pathlib
+import sys
+import threading
+import time
+
+from memcomp import errors
+
+_LOOKS = 10
+_SECONDS_TO_WRITE = 10
+
+
+class Watchdog:
+  """Watches, while it is entered, that `beat` is called.
+
+  It waits for the first beat for ever. Later, without one for `seconds`, it
+  writes the stack of every thread to stderr and to a file, and ends the process
+  with `errors.EXIT_HUNG`: what hangs in a collective or on a disk answers to no
+  exception, and whoever started the run can start it again.
+  """
+
+  def __init__(self, seconds: float, file: pathlib.Path):
+    """Does not start to watch yet.
+
+    Args:
+      seconds: between two beats, > 0; 0 watches nothing.
+      file: for the stacks, made only when there are some.
+    """
+    self._seconds = seconds
+    self._file = file
+    self._beats = 0
+    self._step = 0
+    self._left = threading.Event()
+    self._thread = threading.Thread(
+      target=self._watch, name="watchdog", daemon=True
+    )
+
+  def beat(self, step: int) -> None:
+    """Says that training has come past something of this step."""
+    self._step = step
+    self._beats += 1
+
+  def __enter__(self) -> "Watchdog":
+    if self._seconds:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._left.set()
+    if self._seconds:
+      self._thread.join()
+
+  def _watch(self) -> None:
+    seen = still = 0
+    # It counts looks, not time: who was stopped for an hour (Ctrl-Z, a machine
+    # asleep) has looked once.
+    while not self._left.wait(self._seconds / _LOOKS):
+      beats = self._beats
+      still = still + 1 if beats and beats == seen else 0
+      seen = beats
+      if still == _LOOKS:
+        self._end()
+
+  def _end(self) -> None:
+    faulthandler.dump_traceback(2)
+    # In a thread, for the disk may be what hangs.
+    writer = threading.Thread(target=self._write, daemon=True)
+    writer.start()
+    writer.join(_SECONDS_TO_WRITE)
+    print(
+      f"error: nothing ended for {self._seconds:g} s after step {self._step}"
+      f" (stacks above and in {self._file}); the same command goes on from the"
+      " newest checkpoint; raise training.watchdog_seconds if a step, a save or"
+      " a validation takes so long",
+      file=sys.__stderr__,
+      flush=True,
+    )
+    # Others of the run look at other times, and end with this one.
+    time.sleep(self._seconds / _LOOKS)
+    os._exit(errors.EXIT_HUNG)
+
+  def _write(self) -> None:
+    # Of several processes only the first has made the run's folder.
+    self._file.parent.mkdir(parents=True, exist_ok=True)
+    with open(self._file, "w") as file:
+      faulthandler.dump_traceback(file)

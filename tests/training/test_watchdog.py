@@ -1,0 +1,51 @@
+import threading
+import time
+
+import pytest
+
+from memcomp.training import watchdog
+
+
+@pytest.fixture
+def ended(monkeypatch):
+  """Set in place of the end of the process."""
+  event = threading.Event()
+
+  def end(code):
+    event.code = code
+    event.set()
+
+  monkeypatch.setattr(watchdog.os, "_exit", end)
+  return event
+
+
+def test_without_a_beat_for_long_it_ends_the_process(ended, tmp_path, capfd):
+  file = tmp_path / "stacks.txt"
+  with watchdog.Watchdog(0.2, file) as watch:
+    watch.beat(7)
+    assert ended.wait(20) and ended.code == 45
+  err = capfd.readouterr().err
+  for stacks in (file.read_text(), err):
+    assert "test_watchdog.py" in stacks  # Where the main thread waits.
+  assert "error: nothing ended for 0.2 s after step 7" in err.splitlines()[-1]
+
+
+def test_the_first_beat_takes_its_time(ended, tmp_path):
+  with watchdog.Watchdog(0.2, tmp_path / "stacks.txt"):
+    assert not ended.wait(1)
+
+
+def test_beats_keep_it_quiet(ended, tmp_path):
+  with watchdog.Watchdog(2.0, tmp_path / "stacks.txt") as watch:
+    for step in range(30):
+      watch.beat(step)
+      time.sleep(0.1)
+  assert not ended.is_set() and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_watched_with_zero(ended, tmp_path):
+  before = threading.active_count()
+  with watchdog.Watchdog(0.0, tmp_path / "stacks.txt") as watch:
+    watch.beat(1)
+    assert threading.active_count() == before
+  assert not ended.is_set()
