@@ -16,11 +16,12 @@ HBM_BYTES = {
 TPU7x a device is one of a chip's two cores."""
 
 
-def devices(topology: str) -> list[jax.Device]:
+def devices(topology: str, slices: int = 1) -> list[jax.Device]:
   """The chips of a topology, for compiling only.
 
   Args:
     topology: such as "v5e:16x16", "v5p:4x4x4", "v6e:16x16" or "tpu7x:2x2x2".
+    slices: of that topology, >= 1.
 
   Raises:
     UserError: there is no such topology, or no TPU compiler here.
@@ -31,7 +32,7 @@ def devices(topology: str) -> list[jax.Device]:
       ' install -e ".[aot]"'
     )
   try:
-    return aot.devices(topology)
+    return aot.devices(topology, slices)
   except RuntimeError as error:
     raise errors.UserError(
       f"--topology={topology}: {error}; topologies are written v5e:16x16,"

@@ -1,11 +1,13 @@
 """Compiles a training step for TPUs that are not there, and reports on it."""
 
+import contextlib
 import json
 import math
 import pathlib
 import re
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,18 +23,23 @@ _LARGEST = 10
 
 
 def run(
-  config: config_lib.Config, topology: str, workdir: str | pathlib.Path
+  config: config_lib.Config,
+  topology: str,
+  workdir: str | pathlib.Path,
+  slices: int = 1,
 ) -> int:
   """Compiles the training step of a config and prints what it needs.
 
   Mesh, state and step are those of training. Reads no data and no tokenizer,
   runs nothing. The report is also written, as JSON, to
-  `<workdir>/compile_only/<topology>.json`.
+  `<workdir>/compile_only/<topology>.json`, of several slices to
+  `<slices>x<topology>.json`.
 
   Args:
     config: of the experiment.
     topology: of TPUs, such as "v5e:16x16".
     workdir: of the run.
+    slices: of that topology, with a network between them, >= 1.
 
   Returns:
     0, or `errors.EXIT_DOES_NOT_FIT`.
@@ -41,11 +48,12 @@ def run(
     UserError: bad config or topology, or sizes that do not fit the mesh.
   """
   validate.check(config)
-  devices = chips.devices(topology)
+  devices = chips.devices(topology, slices)
   mesh = sharding.make_mesh(config.mesh, devices)
   validate.check_mesh(config, mesh)
   start = time.perf_counter()
-  print(f"tracing {config.name} for {topology}", flush=True)
+  name = f"{slices}x{topology}" if slices > 1 else topology
+  print(f"tracing {config.name} for {name}", flush=True)
   with jax.set_mesh(mesh):
     state = state_lib.abstract_state(config, mesh)
     batch = feed.abstract_batch(config, mesh)
@@ -54,7 +62,8 @@ def run(
     traced_at = time.perf_counter()
     print("compiling: minutes for a large model", flush=True)
     try:
-      compiled = lowered.compile()
+      with _not_kept():
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
       if "Ran out of memory" not in str(error):
         raise
@@ -66,10 +75,11 @@ def run(
   found: dict[str, Any] = {
     "name": config.name,
     "topology": topology,
+    "slices": slices,
     "seconds": seconds,
     **_found(config, mesh, traced.jaxpr, compiled),
   }
-  path = pathlib.Path(workdir) / "compile_only" / f"{_file(topology)}.json"
+  path = pathlib.Path(workdir) / "compile_only" / f"{_file(name)}.json"
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(found, indent=2) + "\n")
   print(report.text(found))
@@ -121,11 +131,28 @@ def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
       "ratio": round(counted / (per_token * tokens), 3),
     },
     "kernels": {k.name: k.executions for k in read.kernels},
-    "collectives": report.collectives(read),
-    "largest": report.largest(read),
+    "collectives": report.collectives(read.collectives),
+    "largest": report.largest(read.collectives),
+    "between_slices": report.collectives(read.between_slices),
+    "largest_between_slices": report.largest(read.between_slices),
     "unknown_loops": read.unknown_loops,
     "versions": {"jax": jax.__version__},
   }
+
+
+@contextlib.contextmanager
+def _not_kept() -> Iterator[None]:
+  """Inside, programs do not go to the cache of compiled programs.
+
+  Those for TPUs that are not there can be written to it, but not read back.
+  """
+  name = "jax_persistent_cache_min_compile_time_secs"
+  before = getattr(jax.config, name)
+  jax.config.update(name, math.inf)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
 
 
 def _does_not_fit(message: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
@@ -178,5 +205,5 @@ def largest_arrays(jaxpr: Any, devices: int) -> list[tuple[float, str]]:
   return [(size, shape) for shape, size in ordered[:_LARGEST]]
 
 
-def _file(topology: str) -> str:
-  return re.sub(r"[^\w.-]+", "_", topology)
+def _file(name: str) -> str:
+  return re.sub(r"[^\w.-]+", "_", name)

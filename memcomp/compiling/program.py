@@ -4,6 +4,9 @@ Counts by text have two traps. A collective that overlaps with other work
 stands in it several times, at its start, its end and in every fusion that it
 overlaps; all have one channel. And the text does not say how often a loop
 runs: the constant in its condition does, where there is one.
+
+What goes between slices (DCN) stands in it as a send to, and a receive from,
+the host's runtime, which does the collective ("megascale").
 """
 
 import dataclasses
@@ -32,6 +35,10 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 _GROUPS = re.compile(
   r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|\{[{}\d,]*\})"
 )
+_BETWEEN = re.compile(
+  r'_xla_megascale_target="([^"]*)",_xla_megascale_transfer_type="(\w+)"'
+)
+_MANUAL = 1
 _NAMED = re.compile(r'op_name="([^"]*)"')
 _CONSTANT = re.compile(r"%([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
 _COMPARED = re.compile(r"compare\(([^)]*)\), direction=(LT|GT|LE|GE)")
@@ -73,12 +80,15 @@ class Program:
   """What a compiled program does.
 
   Attributes:
-    collectives: each once, in the text's order.
+    collectives: of a slice, each once, in the text's order.
+    between_slices: as handed to the runtime: `bytes` are those that a device
+      sends each time, `groups` the slices by their devices.
     kernels: by name.
     unknown_loops: loops whose length the text does not give, counted as one.
   """
 
   collectives: tuple[Collective, ...]
+  between_slices: tuple[Collective, ...]
   kernels: tuple[Kernel, ...]
   unknown_loops: int
 
@@ -98,7 +108,8 @@ def read(text: str) -> Program:
     ValueError: it has no entry.
   """
   bodies, entry = _computations(text)
-  found: dict[int, Collective] = {}
+  found: dict[tuple[str, int, str], Collective] = {}
+  between: dict[int, Collective] = {}
   kernels: dict[str, int] = {}
   unknown = 0
   visits = [_Visit(entry, 1, 0)]
@@ -118,18 +129,24 @@ def read(text: str) -> Program:
           kernel = name.rsplit(".", 1)[0]
           kernels[kernel] = kernels.get(kernel, 0) + here.executions
         continue
+      if kind == "send" and (transfer := _BETWEEN.search(line)):
+        one = _transfer(transfer, line, here)
+        between[one.channel] = one
+        continue
       base = kind.removesuffix("-start")
       if base in COLLECTIVES:
         one = _collective(base, line, here, len(found))
-        known = found.get(one.channel)
+        key = base, one.channel, _apart(one, name, here)
+        known = found.get(key)
         # Of several places of one collective, the one that is run least: the
         # others overlap with it, perhaps in a loop.
         if known is None or one.executions < known.executions:
-          found[one.channel] = one
+          found[key] = one
         continue
       visits += [here._replace(computation=c) for c in _called(kind, line)]
   return Program(
     tuple(found.values()),
+    tuple(between.values()),
     tuple(Kernel(*pair) for pair in sorted(kernels.items())),
     unknown,
   )
@@ -203,6 +220,16 @@ def _loop(bodies, line: str) -> tuple[str, int | None]:
   return body, constants.get(limit)
 
 
+def _apart(one: Collective, name: str, here: _Visit) -> str:
+  """What tells collectives of one kind and channel apart."""
+  if one.kind == "reduce-scatter":  # all of one channel, a computation each
+    return here.computation
+  if one.kind == "collective-permute":  # stands nowhere but where it is
+    return name
+  # Those of a `shard_map` all have channel 1.
+  return one.source if one.channel == _MANUAL else ""
+
+
 def _results(shape: str) -> str:
   """Of a start, whose operands stand before results, and counters after."""
   arrays = [f"{a}[{b}]" for a, b in _ARRAY.findall(shape)]
@@ -227,5 +254,21 @@ def _collective(kind, line, here: _Visit, number: int) -> Collective:
     here.loops,
     shape,
     groups[1] if groups else "",
+    source[1] if source else "",
+  )
+
+
+def _transfer(found: re.Match, line: str, here: _Visit) -> Collective:
+  channel, source = _CHANNEL.search(line), _NAMED.search(line)
+  sent = _ARRAY.search(line)
+  assert channel and sent, line
+  return Collective(
+    found[2].lower().replace("_", "-"),
+    int(channel[1]),
+    num_bytes(sent[0]),
+    here.executions,
+    here.loops,
+    sent[0],
+    found[1],
     source[1] if source else "",
   )

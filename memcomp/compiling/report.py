@@ -1,5 +1,6 @@
 """The report of a compiled training step, for people and for programs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from memcomp.compiling import program as program_lib
@@ -7,14 +8,16 @@ from memcomp.compiling import program as program_lib
 MIB = 2**20
 
 
-def collectives(program: program_lib.Program) -> dict[str, dict[str, int]]:
+def collectives(
+  found: Iterable[program_lib.Collective],
+) -> dict[str, dict[str, int]]:
   """Executions and bytes of each kind, and those in loops within loops.
 
   The outer loops are over layers, or over parts of the loss; one within is over
   chunks of a memory, where no collective should be.
   """
   kinds: dict[str, dict[str, int]] = {}
-  for one in program.collectives:
+  for one in found:
     row = kinds.setdefault(
       one.kind, {"executions": 0, "bytes": 0, "in_inner_loops": 0}
     )
@@ -25,10 +28,10 @@ def collectives(program: program_lib.Program) -> dict[str, dict[str, int]]:
 
 
 def largest(
-  program: program_lib.Program, count: int = 8
+  found: Iterable[program_lib.Collective], count: int = 8
 ) -> list[dict[str, Any]]:
   """The collectives that move most, as rows."""
-  ordered = sorted(program.collectives, key=lambda c: -c.executions * c.bytes)
+  ordered = sorted(found, key=lambda c: -c.executions * c.bytes)
   return [
     {
       "kind": c.kind,
@@ -45,7 +48,9 @@ def text(found: dict[str, Any]) -> str:
   """The report for people."""
   memory, flops = found["memory_per_device"], found["flops"]
   lines = [
-    f"{found['name']} on {found['topology']}: {found['devices']} x"
+    f"{found['name']} on {found['topology']}"
+    f"{f' x {found["slices"]} slices' if found['slices'] > 1 else ''}:"
+    f" {found['devices']} x"
     f" {found['device_kind']}, mesh {_mesh(found['mesh'])}",
     f"  {found['rows']} rows of {found['sequence_length']:,} tokens a step",
     f"  compiled in {found['seconds']['compile']:.0f} s (traced in"
@@ -63,26 +68,37 @@ def text(found: dict[str, Any]) -> str:
       or "none, the XLA forms"
     ),
     "collectives of a device and step:",
+    *_collectives(found["collectives"], found["largest"]),
   ]
-  for kind, row in found["collectives"].items():
-    inner = row["in_inner_loops"]
-    warning = f"; {inner} of them in inner loops" if inner else ""
-    lines.append(
-      f"  {kind}: {row['executions']}, {row['bytes'] / MIB:,.1f} MiB{warning}"
-    )
-  if not found["collectives"]:
-    lines.append("  none")
-  lines += ["those that move most:"] if found["largest"] else []
-  for row in found["largest"]:
-    lines.append(
-      f"  {row['executions']} x {row['bytes'] / MIB:,.1f} MiB {row['kind']}"
-      f" {row['shape'].partition('{')[0]} {row['source'][-60:]}"
-    )
+  if found["slices"] > 1:
+    lines += [
+      "sent between slices (DCN), by a device and step:",
+      *_collectives(found["between_slices"], found["largest_between_slices"]),
+    ]
   if found["unknown_loops"]:
     lines.append(
       f"loops of unknown length, counted once: {found['unknown_loops']}"
     )
   return "\n".join(lines)
+
+
+def _collectives(
+  kinds: dict[str, dict[str, int]], largest: list[dict[str, Any]]
+) -> list[str]:
+  lines = []
+  for kind, row in kinds.items():
+    inner = row["in_inner_loops"]
+    warning = f"; {inner} of them in inner loops" if inner else ""
+    lines.append(
+      f"  {kind}: {row['executions']}, {row['bytes'] / MIB:,.1f} MiB{warning}"
+    )
+  lines.append("those that move most:" if largest else "  none")
+  for row in largest:
+    lines.append(
+      f"  {row['executions']} x {row['bytes'] / MIB:,.1f} MiB {row['kind']}"
+      f" {row['shape'].partition('{')[0]} {row['source'][-60:]}"
+    )
+  return lines
 
 
 def _mesh(mesh: dict[str, int]) -> str:

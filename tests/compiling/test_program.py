@@ -29,6 +29,12 @@ HloModule jit_step, is_scheduled=true
   ROOT %slice = f32[4,4]{1,0} dynamic-slice(%all-reduce.1)
 }
 
+%all-reduce-scatter.4 (p: f32[8,2]) -> f32[2,2] {
+  %p.7 = f32[8,2]{1,0} parameter(0)
+  %all-reduce.2 = f32[8,2]{1,0} all-reduce(%p.7), channel_id=6, replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %slice.1 = f32[2,2]{1,0} dynamic-slice(%all-reduce.2)
+}
+
 %chunk_condition (s: (s32[], f32[4])) -> pred[] {
   %trips = s32[]{:T(128)} constant(32)
   %s = (s32[], f32[4]{0}) parameter(0)
@@ -75,6 +81,9 @@ HloModule jit_step, is_scheduled=true
   %gathered = bf16[8,8]{1,0} fusion(%w.1), kind=kCustom, calls=%start
   %chunks = (s32[], f32[4]{0}) while(%s.5), condition=%chunk_condition, body=%chunk_body
   %kernel.3 = f32[4]{0} custom-call(%a.1), custom_call_target="tpu_custom_call"
+  %send.1 = (bf16[2,64]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%a.1, %after), channel_id=21, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}, metadata={op_name="jit(step)/sum"}
+  %recv.1 = (bf16[2,64]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) recv(%after), channel_id=22, is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send.2 = (f32[4]{0}, u32[]{:S(2)}, token[]) send(%a.1, %after), channel_id=23, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="debug"}
   %chosen = f32[4]{0} conditional(%c, %a.1, %a.1), branch_computations={%one, %other}
   %scattered = f32[4,4]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.3
   ROOT %t.1 = (s32[], f32[4]{0}) tuple(%i, %a.1)
@@ -86,6 +95,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %pages = (s32[], s32[]) while(%p.6), condition=%unknown_condition, body=%unknown_body
   %permuted = (f32[4]{0}, f32[4]{0}, u32[], u32[]) collective-permute-start(%p.5), channel_id=11, source_target_pairs={{0,1}}
   %done = f32[4]{0} collective-permute-done(%permuted)
+  %scattered.1 = f32[2,2]{1,0} fusion(%g.1), kind=kCustom, calls=%all-reduce-scatter.4
   ROOT %out = f32[4]{0} get-tuple-element(%layers.1), index=1
 }
 """
@@ -97,7 +107,7 @@ def by_kind():
 
 def test_a_collective_that_overlaps_a_loop_is_one():
   found = by_kind()
-  assert len(program.read(TEXT).collectives) == len(found) == 4
+  assert len(program.read(TEXT).collectives) == 5 and len(found) == 4
   gather = found["all-gather"]
   assert (gather.executions, gather.loops) == (12, 1)
   assert gather.bytes == 8 * 8 * 2
@@ -111,9 +121,13 @@ def test_one_in_an_inner_loop_runs_every_trip():
   assert inner.bytes == 4 * 4 + 2 * 4
 
 
-def test_a_reduce_scatter_is_an_all_reduce_and_a_slice():
-  scatter = by_kind()["reduce-scatter"]
-  assert (scatter.executions, scatter.bytes) == (12, 16 * 4 * 4)
+def test_reduce_scatters_are_all_reduces_and_slices_that_share_a_channel():
+  scatters = [
+    (c.executions, c.bytes)
+    for c in program.read(TEXT).collectives
+    if c.kind == "reduce-scatter"
+  ]
+  assert sorted(scatters) == [(1, 8 * 2 * 4), (12, 16 * 4 * 4)]
 
 
 def test_of_a_start_results_alone_count():

@@ -1,0 +1,124 @@
+"""The table of compiled steps: its meshes, its rows, its going on."""
+
+import json
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from memcomp import config as config_lib
+from memcomp.compiling import table
+
+
+@pytest.mark.parametrize(
+  ("devices", "rows", "d_model", "mesh"),
+  [
+    (256, 256, 768, (16, 16, 1)),  # 48 features a shard; 32 would leave 24
+    (256, 256, 2048, (4, 64, 1)),
+    (256, 64, 768, (4, 16, 4)),  # more devices than rows: time
+    (256, 16, 768, (1, 16, 16)),
+    (16, 256, 768, (1, 16, 1)),
+    (4, 3, 768, (1, 1, 4)),
+  ],
+)
+def test_meshes(devices, rows, d_model, mesh):
+  found = table.mesh_of(devices, rows, d_model)
+  assert tuple(found[a] for a in ("replica", "fsdp", "context")) == mesh
+
+
+def test_a_command_names_fields_that_exist():
+  line = table.command("trellis-125m", "v5e:16x16", 8192, 256, "w")
+  settings = dict(
+    x[len("--config.") :].split("=")
+    for x in line
+    if ".py" not in x and x.startswith("--config.")
+  )
+  assert settings["training.batch_size"] == "64"
+  assert settings["mesh.context"] == "4"
+  for path in settings:
+    place = config_lib.Config(name="x")
+    for field in path.split("."):
+      place = getattr(place, field)
+
+
+@pytest.mark.parametrize(
+  ("stderr", "said"),
+  [
+    (
+      "warning: x\nerror: a device needs 17GiB\nlower it\n",
+      "error: a device needs 17GiB",
+    ),
+    (
+      "  File x\njax.errors.JaxRuntimeError: RESOURCE: vmem\nmore",
+      "jax.errors.JaxRuntimeError: RESOURCE: vmem",
+    ),
+    ("Killed\n", "Killed"),
+    ("", "no message"),
+  ],
+)
+def test_reasons(stderr, said):
+  assert table.reason(stderr) == said
+
+
+ROW = {
+  "mesh": {"replica": 2, "fsdp": 4, "tensor": 1, "context": 1},
+  "memory_per_device": {
+    "arguments": 2**20,
+    "temporaries": 3 * 2**20,
+    "total": 4 * 2**20,
+    "available": 40 * 2**20,
+  },
+  "flops": {"ratio": 1.333},
+  "kernels": {"forward": 12, "backward": 24},
+  "collectives": {
+    "all-gather": {"executions": 3, "bytes": 2**21, "in_inner_loops": 0},
+    "all-to-all": {"executions": 1, "bytes": 2**20, "in_inner_loops": 5},
+  },
+  "seconds": {"compile": 61.2},
+}
+
+
+def test_the_table_goes_on_and_guesses_nothing(monkeypatch, tmp_path):
+  compiled = []
+
+  def one(name, topology, length, seconds):
+    del seconds
+    compiled.append((name, topology, length))
+    row = {"name": name, "topology": topology, "length": length}
+    return row | (ROW if name == "a" else {"reason": "error: x | y"})
+
+  monkeypatch.setattr(table, "one", one)
+  path = tmp_path / "pods.json"
+
+  def run(names, **more):
+    with flagsaver.flagsaver(
+      names=names,
+      topologies=["v5e:2x2"],
+      row_lengths=["2048"],
+      results=str(path),
+      **more,
+    ):
+      assert table.main() == 0
+    text = path.with_suffix(".md").read_text()
+    return text.splitlines()[text.splitlines().index("|" + "---|" * 14) + 1 :]
+
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  run(["a"])
+  lines = run(["a", "b"])
+  assert compiled == [("a", "v5e:2x2", 2048), ("b", "v5e:2x2", 2048)]
+  assert [row["name"] for row in json.loads(path.read_text())] == ["a", "b"]
+  assert lines == [
+    "| a | v5e:2x2 | 2,048 | replica 2 x fsdp 4 | 1, 3, 4 | 10.0% | 1.33 |"
+    " 12 forward, 24 backward | 3, 2 | 0 | 0 | 1, 1 | 5 | 61 |",
+    "| b | v5e:2x2 | 2,048 | error: x / y |" + "  |" * 10,
+  ]
+  missing = run(["c"], only_text=True)
+  assert len(compiled) == 2
+  assert missing == [
+    *lines,
+    "",
+    "Not compiled yet:",
+    "",
+    "- c, 2,048 tokens a row: v5e:2x2",
+  ]
