@@ -105,6 +105,9 @@ class TrainingConfig:
     evaluate_batches: batches of a validation loss.
     checkpoint_every: steps between two checkpoints.
     keep_checkpoints: newest checkpoints that stay on disk, >= 1.
+    watchdog_seconds: end the process, with the stacks of its threads, if it
+      gets no further (step, validation, save) for so long; 0 is never. It
+      counts from the first step on, so a compilation may take its time.
     profile_start: first step of the profiler trace; negative is off.
     profile_steps: steps in the trace.
     tensorboard: also write TensorBoard files (extra `tb`).
@@ -122,6 +125,7 @@ class TrainingConfig:
   evaluate_batches: int = 8
   checkpoint_every: int = 500
   keep_checkpoints: int = 2
+  watchdog_seconds: float = 1800.0
   profile_start: int = -1
   profile_steps: int = 3
   tensorboard: bool = False
