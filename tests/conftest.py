@@ -8,6 +8,7 @@ tests inherit all of it.
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -23,3 +24,7 @@ if devices not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
   )
+
+# Run in the background, a shell has Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
