@@ -42,18 +42,19 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """(x - mean) / std * scale + bias."""
+  """(x - mean) / std * scale + bias; `eps` is added to the variance."""
 
-  def __init__(self, dim: int, *, name: str = "act_embed"):
+  def __init__(self, dim: int, *, name: str = "act_embed", eps: float = EPS):
     self.scale = linear.constant_param(jnp.ones(dim), (name,))
     self.bias = linear.constant_param(jnp.zeros(dim), (name,))
+    self.eps = eps
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises `[..., dim]`."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    y = wide * lax.rsqrt(square + EPS) * self.scale[...] + self.bias[...]
+    y = wide * lax.rsqrt(square + self.eps) * self.scale[...] + self.bias[...]
     return y.astype(x.dtype)
 
 

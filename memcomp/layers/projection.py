@@ -41,6 +41,7 @@ class ProjectionConfig(mixer.MixerConfig):
       base^(-j/(r/2-1)), whose slowest is 1/base exactly (GPTAlpha-2).
     rotary_scale: s = length / trained length: the base is stretched to
       base * s^(r/(r-2)) (NTK) for sequences longer than trained on.
+    projection_bias: query, key and value are projected with a bias.
     normalize_key: of query and key: "none", "layer" (a learned layer norm over
       a head, shared by heads) or "l2".
     token_shift: a learned share of the previous token's projection.
@@ -56,6 +57,7 @@ class ProjectionConfig(mixer.MixerConfig):
   rotary_base: float = 10_000.0
   rotary_frequencies: str = "standard"
   rotary_scale: float = 1.0
+  projection_bias: bool = False
   normalize_key: str = "none"
   token_shift: bool = False
   value_residual: str = "none"
@@ -117,7 +119,10 @@ class Projection(nnx.Module):
     into = ("embed", "heads")
 
     def project(width):
-      return linear.Linear(d_model, width, into, std=std, rngs=rngs)
+      bias = 0.0 if config.projection_bias else None
+      return linear.Linear(
+        d_model, width, into, std=std, bias=bias, rngs=rngs
+      )
 
     self.query = project(query_width)
     self.key = project(key_width)

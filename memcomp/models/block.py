@@ -1,5 +1,6 @@
 """A pre-norm residual block: a sequence mixer, then a channel mixer."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ class Block(nnx.Module):
     out_std = config.init_std / (2 * config.num_layers) ** 0.5
     if config.zero_init_out:
       out_std = 0.0
-    new_norm = norm.NORMS[config.norm]
+    new_norm = functools.partial(norm.NORMS[config.norm], eps=config.norm_eps)
     self.mixer_norm = new_norm(config.d_model)
     self.mixer = registry.module_of(mixer)(
       mixer,

@@ -1,5 +1,6 @@
 """The language model: embed, scan over blocks, norm, head."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +87,7 @@ class Decoder(nnx.Module):
       self.convolution = short_convolution.ShortConvolution(
         config.d_model, config.embedding_convolution, rngs=rngs
       )
-    new_norm = norm.NORMS[config.norm]
+    new_norm = functools.partial(norm.NORMS[config.norm], eps=config.norm_eps)
     self.embedding_norm = nnx.data(
       new_norm(config.d_model) if config.embedding_norm else None
     )

@@ -44,6 +44,7 @@ class DecoderConfig:
     channel_mixer: "swiglu", "gelu" or "relu2_shift" (squared ReLU after a token
       shift).
     norm: "rms" or "layer" (with bias).
+    norm_eps: added to the mean square in the norms of the residual stream.
     residual_scale: c of x + c f(norm(x)).
     embedding_norm: a norm on the embeddings.
     embedding_convolution: taps of a convolution on the embeddings; 0 for none.
@@ -70,6 +71,7 @@ class DecoderConfig:
   pattern: str = "a"
   channel_mixer: str = "swiglu"
   norm: str = "rms"
+  norm_eps: float = 1e-6
   residual_scale: float = 1.0
   embedding_norm: bool = False
   embedding_convolution: int = 0
@@ -99,7 +101,7 @@ class DecoderConfig:
     width = self.embedding_convolution
     if width < 0 or width == 1:
       raise ValueError(f"embedding_convolution={width} must be 0 or at least 2")
-    for name in ("init_std", "embedding_std", "residual_scale"):
+    for name in ("init_std", "embedding_std", "norm_eps", "residual_scale"):
       if not getattr(self, name) > 0:
         raise ValueError(f"{name}={getattr(self, name)} must be positive")
     if self.head_std < 0:
