@@ -147,7 +147,11 @@ class Decoder:
 
   def push(self, token: int) -> str:
     """Returns the text that `token` completes, possibly empty."""
-    return self._utf8.decode(self._tokenizer.token_bytes(token))
+    return self.push_bytes(self._tokenizer.token_bytes(token))
+
+  def push_bytes(self, piece: bytes) -> str:
+    """Returns the text that `piece` completes, possibly empty."""
+    return self._utf8.decode(piece)
 
   def finish(self) -> str:
     """Returns what is left: U+FFFD if the text ends inside a character."""

@@ -12,7 +12,7 @@ import statistics
 from typing import Any
 
 from memcomp import errors
-from memcomp.evaluation import progress as progress_lib
+from memcomp import progress as progress_lib
 from memcomp.evaluation import report, speed
 from memcomp.training import workdir as workdir_lib
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from memcomp import progress as progress_lib
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.evaluation import progress as progress_lib
 from memcomp.evaluation import text as text_lib
 from memcomp.models import decoder
 from memcomp.training import state as state_lib

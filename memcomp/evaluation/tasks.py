@@ -6,10 +6,10 @@ from typing import Any
 
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp import progress as progress_lib
 from memcomp.data import sources
 from memcomp.data import store as store_lib
 from memcomp.evaluation import byte_models, load, perplexity, report, text
-from memcomp.evaluation import progress as progress_lib
 from memcomp.inference import generate, sample
 
 MAX_COUNTED_BYTES = 1 << 28

@@ -1,8 +1,8 @@
-"""Continues a prompt: prefill with the chunk form, then token by token."""
+"""Continues texts: a compiled loop on the device, some tokens a call."""
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,100 @@ from flax import nnx
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import sample
+from memcomp.inference import prefill, sample, stop
+from memcomp.inference import session as session_lib
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
 
-PREFILL = 1024
-"""Tokens of a prompt read in one call, which bounds its memory."""
+PIECE = 16
+"""Tokens that one call of the compiled loop makes, before they can be shown."""
+
+_AHEAD = 4096
+"""Tokens that growing memories get room for at once: not all, as a stop string
+may come long before."""
+
+
+class Piece(NamedTuple):
+  """What one call of the compiled loop made.
+
+  Attributes:
+    ids: the new ids of each row, int32 `[made]`; fewer where it stopped.
+    session: after them.
+    stopped: bool `[batch]`, rows that a stop string has ended so far.
+  """
+
+  ids: list[np.ndarray]
+  session: session_lib.Session
+  stopped: np.ndarray
+
+
+def generate(
+  model: decoder.Decoder,
+  session: session_lib.Session,
+  *,
+  tokens: int,
+  settings: sample.Settings | Sequence[sample.Settings],
+  stops: stop.Stops | None = None,
+  vocab_size: int | None = None,
+  piece_tokens: int = PIECE,
+) -> Iterator[Piece]:
+  """Continues every text of a session, until all have stopped.
+
+  A draw depends on its row's seed and text and the position there alone: not
+  on other rows, nor on how the tokens are cut into calls. A row that stops
+  keeps the state after the token which completes the stop string.
+
+  Args:
+    model: the language model.
+    session: what it has read, at least one token a row.
+    tokens: how many to make at most, for each row.
+    settings: how they are drawn, one for all rows or one for each.
+    stops: what ends a row.
+    vocab_size: ids from here on are never drawn: those of a model whose
+      vocabulary is larger than its tokenizer's; None is the model's.
+    piece_tokens: in one call; changes nothing.
+
+  Raises:
+    UserError: a text is empty, or `tokens` negative.
+  """
+  if tokens < 0:
+    raise errors.UserError(f"tokens={tokens}: give 0 or more")
+  position = np.asarray(session.position)
+  if not position.all():
+    raise errors.UserError(
+      "the prompt is empty, and the model predicts from what stands before: "
+      "give at least one character"
+    )
+  batch = len(position)
+  knobs = sample.knobs(settings, batch)
+  automaton = None if stops is None else (stops.table, stops.final)
+  node = np.zeros(batch, np.int32)
+  left = np.full(batch, tokens, np.int32)
+  known = vocab_size or session.used.shape[1]
+  graphdef, params = nnx.split(model)
+  made = room = 0
+  while left.any():
+    if made + piece_tokens > room:
+      room = min(tokens, made + max(_AHEAD, piece_tokens))
+      session = session_lib.grow(model, session, int(position.max()) + room)
+    with session_lib.on_mesh_of(params):
+      ids, session, node, left_ = _make(
+        graphdef,
+        piece_tokens,
+        params,
+        session,
+        node,
+        left,
+        knobs,
+        known,
+        automaton,
+      )
+    ids, left = np.asarray(ids), np.asarray(left_)
+    made += piece_tokens
+    stopped = np.zeros(batch, bool)
+    if stops is not None:
+      stopped = stops.final[np.asarray(node)]
+    yield Piece([row[row >= 0] for row in ids], session, stopped)
 
 
 def text(
@@ -26,140 +114,68 @@ def text(
   *,
   tokens: int,
   settings: sample.Settings,
+  stop_strings: Sequence[str] = (),
 ) -> Iterator[str]:
   """Yields the continuation of a prompt as it is made.
 
-  A piece is what one token completes: characters whose bytes come in several
-  tokens appear whole, bytes that are no UTF-8 as U+FFFD.
+  Characters whose bytes come in several tokens appear whole, bytes that are no
+  UTF-8 as U+FFFD; a stop string and what follows it do not appear.
 
   Raises:
-    UserError: the prompt is empty, or `tokens` negative.
+    UserError: the prompt or a stop string is empty, or `tokens` negative.
   """
-  ids = tokenizer.encode(prompt)
-  decode = tokenizer_lib.Decoder(tokenizer)
-  for token in generate(
+  stops = stop.Stops(stop_strings, tokenizer) if stop_strings else None
+  shown = stop.Text(tokenizer, stops)
+  session = session_lib.start(model)
+  session = prefill.read(model, session, [tokenizer.encode(prompt)])
+  for piece in generate(
     model,
-    ids,
+    session,
     tokens=tokens,
     settings=settings,
+    stops=stops,
     vocab_size=tokenizer.vocab_size,
   ):
-    if piece := decode.push(token):
-      yield piece
-  if piece := decode.finish():
-    yield piece
+    for token in piece.ids[0]:
+      if part := shown.push(int(token)):
+        yield part
+  if part := shown.finish():
+    yield part
 
 
-def generate(
-  model: decoder.Decoder,
-  prompt: np.ndarray,
-  *,
-  tokens: int,
-  settings: sample.Settings,
-  vocab_size: int | None = None,
-  prefill_tokens: int = PREFILL,
-) -> Iterator[int]:
-  """Yields the ids that continue a prompt.
-
-  The i-th draw depends on the seed, i and the text so far alone.
-
-  Args:
-    model: the language model.
-    prompt: ids `[time]`, at least one.
-    tokens: how many to make.
-    settings: how they are drawn.
-    vocab_size: ids from here on are never drawn: those of a model whose
-      vocabulary is larger than its tokenizer's; None is the model's.
-    prefill_tokens: of the prompt in one call; changes nothing but rounding.
-
-  Raises:
-    UserError: the prompt is empty, or `tokens` negative.
-  """
-  if tokens < 0:
-    raise errors.UserError(f"tokens={tokens}: give 0 or more")
-  if not len(prompt):
-    raise errors.UserError(
-      "the prompt is empty, and the model predicts from what stands before: "
-      "give at least one character"
-    )
-  if not tokens:
-    return
-  graphdef, params = nnx.split(model)
-  logits, state = prefill(
-    model, prompt, prefill_tokens, length=len(prompt) + tokens
-  )
-  key = jax.random.key(settings.seed)
-  # No vocabulary needs more than 31 bits; a larger top_k means all.
-  top_k = min(settings.top_k, 2**31 - 1)
-  knobs = (settings.temperature, top_k, settings.top_p)
-  token = _draw(vocab_size, logits, key, 0, knobs)
-  yield int(token)
-  for i in range(1, tokens):
-    token, state = _next(
-      graphdef, vocab_size, params, state, token, key, i, knobs
-    )
-    yield int(token)
-
-
-def prefill(
-  model: decoder.Decoder,
-  prompt: np.ndarray,
-  pieces_of: int = PREFILL,
-  *,
-  length: int | None = None,
-) -> tuple[jax.Array, decoder.DecoderState]:
-  """Reads a prompt `[time]` in pieces.
-
-  Args:
-    model: the language model.
-    prompt: ids.
-    pieces_of: tokens of the prompt in one call.
-    length: tokens that the state must have room for, the prompt's included,
-      for memories that grow; default the prompt alone and one more.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
+  """Makes up to `size` tokens in rows with some `left`.
 
   Returns:
-    Logits `[vocab]` of what follows its last token, and the state (batch 1).
+    ids `[batch, size]`, -1 behind a row's last; session, node and left.
   """
-  graphdef, params = nnx.split(model)
-  ids = np.asarray(prompt, np.int32)[None]
-  room = max(length or 0, ids.shape[1] + 1)
-  # A power of two, so that few programs are compiled.
-  state = _fresh(graphdef, 1 << (room - 1).bit_length(), params)
-  logits = jnp.zeros(0)
-  for start in range(0, ids.shape[1], pieces_of):
-    piece = ids[:, start : start + pieces_of]
-    logits, state = _read(graphdef, params, state, piece)
-  return logits, state
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _fresh(graphdef, length, params) -> decoder.DecoderState:
-  return state_lib.merge(graphdef, params).init_state(1, length)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _read(graphdef, params, state, ids) -> tuple[jax.Array, Any]:
   model = state_lib.merge(graphdef, params)
-  hidden, state = model(ids, state=state)
-  return model.logits(hidden[:, -1])[0], state
+  batch, vocab = session.used.shape
+  rows = jnp.arange(batch)
 
+  def unfinished(carry):
+    index, _, _, _, left = carry
+    return (index < size) & jnp.any(left > 0)
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _next(graphdef, vocab_size, params, state, token, key, index, knobs):
-  """Feeds `token`; returns the one after it, and the state."""
-  model = state_lib.merge(graphdef, params)
-  logits, state = model.step(token[None], state)
-  return _draw(vocab_size, logits[0], key, index, knobs), state
+  def body(carry):
+    index, ids, session, node, left = carry
+    goes_on = left > 0
+    logits = jnp.where(jnp.arange(vocab) < known, session.logits, -jnp.inf)
+    token = sample.draw(logits, session.position, session.used, knobs)
+    logits, state = model.step(token, session.state)
+    used = session.used.at[rows, token].set(True)
+    new = session_lib.Session(state, logits, session.position + 1, used)
+    if batch > 1:  # A single row that has stopped ends the loop.
+      new = session_lib.where(goes_on, new, session)
+    left = jnp.where(goes_on, left - 1, left)
+    if automaton is not None:
+      table, final = automaton
+      node = jnp.where(goes_on, jnp.asarray(table)[node, token], node)
+      left = jnp.where(jnp.asarray(final)[node], 0, left)
+    ids = ids.at[:, index].set(jnp.where(goes_on, token, -1))
+    return index + 1, ids, new, node, left
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def _draw(vocab_size, logits, key, index, knobs):
-  temperature, top_k, top_p = knobs
-  known = jnp.arange(logits.shape[0]) < (vocab_size or logits.shape[0])
-  return sample.draw(
-    jnp.where(known, logits, -jnp.inf),
-    jax.random.fold_in(key, index),
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-  )
+  start = 0, jnp.full((batch, size), -1, jnp.int32), session, node, left
+  _, ids, session, node, left = jax.lax.while_loop(unfinished, body, start)
+  return ids, session, node, left

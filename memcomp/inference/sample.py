@@ -1,24 +1,32 @@
-"""Draws the next token: temperature, then top-k, then top-p."""
+"""Draws tokens: repetition penalty, temperature, top-k, top-p, min-p."""
 
 import dataclasses
 import math
 import numbers
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memcomp import errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """How tokens are drawn.
+  """How the tokens of one text are drawn.
 
   Attributes:
     temperature: logits are divided by it; 0 takes the likeliest token.
     top_k: keep this many likeliest tokens; 0 is all.
     top_p: of those keep the likeliest whose mass first reaches this, in (0, 1];
       1 is all.
+    min_p: of those keep tokens at least this times as likely as the likeliest,
+      in [0, 1]; 0 is all.
+    repetition_penalty: above 0; logits of tokens that stand in the text already
+      are divided by it where positive and multiplied where negative (CTRL,
+      arXiv 1909.05858, and what became of its (1)); 1 is none.
     seed: of the draws, in [0, 2**32).
 
   Raises:
@@ -28,12 +36,16 @@ class Settings:
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
   seed: int = 0
 
   def __post_init__(self):
     for name, rule, accepts in (
       ("temperature", "a finite number, 0 or more", lambda x: x >= 0),
       ("top_p", "above 0 and at most 1", lambda x: 0 < x <= 1),
+      ("min_p", "a number in [0, 1]", lambda x: 0 <= x <= 1),
+      ("repetition_penalty", "a finite number above 0", lambda x: x > 0),
     ):
       value = getattr(self, name)
       if not (_is_number(value) and math.isfinite(value) and accepts(value)):
@@ -47,40 +59,102 @@ class Settings:
         raise errors.UserError(f"{name}={value}: give {rule}")
 
 
+class Knobs(NamedTuple):
+  """The settings of a batch as arrays `[batch]`; see `Settings`."""
+
+  temperature: np.ndarray
+  top_k: np.ndarray
+  top_p: np.ndarray
+  min_p: np.ndarray
+  repetition_penalty: np.ndarray
+  seed: np.ndarray
+
+
+def knobs(settings: Settings | Sequence[Settings], batch: int) -> Knobs:
+  """Returns the settings of `batch` rows, one for all or one for each.
+
+  Raises:
+    UserError: there are as many as neither.
+  """
+  each = [settings] * batch if isinstance(settings, Settings) else settings
+  if len(each) != batch:
+    raise errors.UserError(
+      f"{len(each)} settings for {batch} texts: give one, or one each"
+    )
+
+  def column(name, dtype):
+    values = [getattr(one, name) for one in each]
+    if name == "top_k":  # No vocabulary needs more; a larger one means all.
+      values = [min(value, 2**31 - 1) for value in values]
+    return np.array(values, dtype)
+
+  whole = {"top_k": np.int32, "seed": np.uint32}
+  return Knobs(*(column(n, whole.get(n, np.float32)) for n in Knobs._fields))
+
+
 def draw(
-  logits: jax.Array,
-  key: jax.Array,
-  *,
-  temperature: jax.Array | float,
-  top_k: jax.Array | int,
-  top_p: jax.Array | float,
+  logits: jax.Array, position: jax.Array, used: jax.Array, knobs: Knobs
 ) -> jax.Array:
-  """Draws one token; of equal logits the smaller id counts as likelier.
+  """Draws one token a row; of equal logits the smaller id counts as likelier.
 
   Args:
-    logits: float32 `[vocab]`.
-    key: random key.
-    temperature: see `Settings`, as the rest; may be traced.
-    top_k: 0 is all.
-    top_p: 1 is all.
+    logits: float32 `[batch, vocab]`; -inf is never drawn.
+    position: int32 `[batch]`, which draw of its seed this is.
+    used: bool `[batch, vocab]`, tokens that the repetition penalty meets.
+    knobs: settings; a row's draw depends on its own alone.
 
   Returns:
-    int32 scalar.
+    int32 `[batch]`.
   """
-  # Shifted first: a tiny temperature then makes -inf but never inf - inf. At
-  # temperature 0 any positive number does, the result is not used.
-  scaled = logits - logits.max()
-  scaled = scaled / jnp.where(temperature > 0, temperature, 1.0)
-  kept = jnp.where(keep(scaled, top_k, top_p), scaled, -jnp.inf)
-  drawn = jax.random.categorical(key, kept)
-  greedy = jnp.argmax(logits)
-  return jnp.where(temperature > 0, drawn, greedy).astype(jnp.int32)
+  penalty = knobs.repetition_penalty[:, None]
+  penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
+  logits = jnp.where(used, penalised, logits)
+  greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+  def drawn():
+    # Shifted first: a tiny temperature then makes -inf but never inf - inf. At
+    # temperature 0 any positive number does, the result is not used.
+    divisor = jnp.where(knobs.temperature > 0, knobs.temperature, 1.0)
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / divisor[:, None]
+    kept = jnp.where(keep(scaled, knobs), scaled, -jnp.inf)
+
+    def one(seed, position, kept):
+      key = jax.random.fold_in(jax.random.key(seed), position)
+      return jax.random.categorical(key, kept)
+
+    return jax.vmap(one)(knobs.seed, position, kept).astype(jnp.int32)
+
+  # Branches cost only what is asked for: a sort of a large vocabulary takes
+  # longer than a small model's step.
+  tokens = jax.lax.cond(jnp.any(knobs.temperature > 0), drawn, lambda: greedy)
+  return jnp.where(knobs.temperature > 0, tokens, greedy)
 
 
-def keep(
-  logits: jax.Array, top_k: jax.Array | int, top_p: jax.Array | float
-) -> jax.Array:
-  """Returns which tokens top-k and then top-p leave, bool `[vocab]`."""
+def keep(logits: jax.Array, knobs: Knobs) -> jax.Array:
+  """Returns which tokens top-k, then top-p, then min-p leave.
+
+  Args:
+    logits: float32 `[batch, vocab]`, the largest of a row 0.
+    knobs: settings.
+
+  Returns:
+    bool `[batch, vocab]`.
+  """
+  sorts = jnp.any((knobs.top_k > 0) | (knobs.top_p < 1))
+  kept = jax.lax.cond(
+    sorts,
+    jax.vmap(_likeliest),
+    lambda logits, *_: jnp.ones(logits.shape, bool),
+    logits,
+    knobs.top_k,
+    knobs.top_p,
+  )
+  # The likeliest is always left, so min-p needs no masses.
+  return kept & (logits >= jnp.log(knobs.min_p)[:, None])
+
+
+def _likeliest(logits, top_k, top_p):
+  """What top-k and then top-p leave of `[vocab]`."""
   order = jnp.argsort(-logits, stable=True)
   rank = jnp.arange(logits.shape[0])
   by_rank = jnp.where((top_k <= 0) | (rank < top_k), logits[order], -jnp.inf)

@@ -7,20 +7,41 @@ from flax import nnx
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import generate, sample
+from memcomp.inference import generate, prefill, sample, stop
+from memcomp.inference import session as session_lib
 from memcomp.training import state as state_lib
 
-PROMPT = np.frombuffer(
-  b"a prompt of 48 bytes, longer than several pieces", np.uint8
-)
+BYTES = tokenizer_lib.ByteTokenizer()
+PROMPT = BYTES.encode("a prompt of 48 bytes, longer than several pieces")
+SHORT, MIDDLE = PROMPT[:3], PROMPT[:21]
 GREEDY = sample.Settings(temperature=0.0)
 WARM = sample.Settings(temperature=1.0, top_k=20, top_p=0.9, seed=3)
 
 
-def ids(model, prompt=PROMPT, tokens=30, settings=WARM, **more):
+def read(model, prompts, size=16):
+  session = session_lib.start(model, len(prompts))
+  return prefill.read(model, session, prompts, piece_tokens=size)
+
+
+def pieces(model, session, tokens=30, settings=WARM, **more):
   return list(
-    generate.generate(model, prompt, tokens=tokens, settings=settings, **more)
+    generate.generate(model, session, tokens=tokens, settings=settings, **more)
   )
+
+
+def joined(pieces):
+  """The ids of each row."""
+  return [
+    np.concatenate(ids).tolist()
+    for ids in zip(*[piece.ids for piece in pieces], strict=True)
+  ]
+
+
+def ids(model, prompt=PROMPT, tokens=30, settings=WARM, **more):
+  (row,) = joined(
+    pieces(model, read(model, [prompt]), tokens, settings, **more)
+  )
+  return row
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -37,47 +58,89 @@ def by_steps(model, tokens, state=None):
   return np.asarray(logits[0]), state
 
 
+@pytest.fixture(scope="module")
+def expected(model):
+  return by_steps(model, PROMPT)
+
+
 # 48 ids: pieces of 16 divide them and Trellis's chunk of 8 divides a piece; of
-# 13 neither; one piece; and a piece larger than the prompt.
-@pytest.mark.parametrize("pieces", [16, 13, 48, 1000])
-def test_prefill_equals_steps(model, pieces):
-  expected, state = by_steps(model, PROMPT)
-  logits, found = generate.prefill(model, PROMPT, pieces)
-  np.testing.assert_allclose(logits, expected, atol=2e-5)
-  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+# 20 neither; one piece, larger than the prompt, which begins with padding.
+@pytest.mark.parametrize("size", [16, 20, 1000])
+def test_prefill_equals_steps(model, expected, size):
+  logits, state = expected
+  found = read(model, [PROMPT], size)
+  np.testing.assert_allclose(found.logits[0], logits, atol=2e-5)
+  for a, b in zip(
+    jax.tree.leaves(found.state), jax.tree.leaves(state), strict=True
+  ):
     np.testing.assert_allclose(a, b, atol=2e-5)
+  assert found.position.tolist() == [48]
+  assert set(np.flatnonzero(found.used[0])) == set(PROMPT.tolist())
 
 
 def test_ids_do_not_depend_on_the_pieces_of_the_prompt(model):
-  expected = ids(model)
-  assert len(expected) == 30
-  for pieces in (16, 13):
-    assert ids(model, prefill_tokens=pieces) == expected
+  found = ids(model)
+  assert len(found) == 30
+  rest = read(model, [PROMPT], 20)
+  assert joined(pieces(model, rest)) == [found]
 
 
-def test_greedy_is_the_argmax_of_steps(model):
-  logits, state = by_steps(model, PROMPT)
-  expected = []
+def test_greedy_is_the_argmax_of_steps(model, expected):
+  logits, state = expected
+  made = []
   for _ in range(20):
-    expected.append(int(logits.argmax()))
-    logits, state = by_steps(model, expected[-1:], state)
-  assert ids(model, tokens=20, settings=GREEDY) == expected
+    made.append(int(logits.argmax()))
+    logits, state = by_steps(model, made[-1:], state)
+  assert ids(model, tokens=20, settings=GREEDY) == made
   one = sample.Settings(temperature=1.0, top_k=1, seed=5)
-  assert ids(model, tokens=20, settings=one) == expected
+  assert ids(model, tokens=20, settings=one) == made
 
 
-def test_a_draw_depends_on_seed_and_text_alone(model):
-  first = ids(model)
-  assert ids(model) == first
-  assert ids(model, tokens=12) == first[:12]
+def test_a_row_depends_on_its_own_seed_and_text_alone(model):
+  """Neither on other rows and their padding, nor on the cut into calls."""
   other = sample.Settings(temperature=1.0, top_k=20, top_p=0.9, seed=4)
-  assert ids(model, settings=other) != first
+  rows = [(SHORT, WARM), (PROMPT, other), (MIDDLE, GREEDY)]
+  prompts, settings = zip(*rows, strict=True)
+  alone = [ids(model, *row[:1], 30, *row[1:]) for row in rows]
+  together = read(model, prompts)
+  assert joined(pieces(model, together, settings=settings)) == alone
+  assert joined(pieces(model, together, 12, settings)) == [
+    row[:12] for row in alone
+  ]
+  assert alone[0] != ids(model, SHORT, 30, other)
+  # And the logits, not the choice alone.
+  for row, prompt in enumerate(prompts):
+    np.testing.assert_allclose(
+      together.logits[row], read(model, [prompt]).logits[0], atol=2e-5
+    )
 
 
-def test_continuing_from_what_was_greedily_made(model):
+def test_going_on_equals_not_stopping(model):
+  found = pieces(model, read(model, [PROMPT]), 32)
+  *_, half = pieces(model, read(model, [PROMPT]), 16)
+  after = pieces(model, half.session, 16)
+  assert joined(found)[0][16:] == joined(after)[0]
+  jax.tree.map(
+    np.testing.assert_array_equal, after[-1].session, found[-1].session
+  )
+
+
+def test_reading_what_was_greedily_made_goes_on_the_same(model):
   long = ids(model, tokens=20, settings=GREEDY)
   prompt = np.concatenate([PROMPT, np.array(long[:9])])
   assert ids(model, prompt, 11, GREEDY) == long[9:]
+
+
+def test_a_row_without_text_is_left_alone(model):
+  before = read(model, [SHORT, MIDDLE, SHORT])
+  nothing = PROMPT[:0]
+  texts = [nothing, PROMPT, nothing]
+  after = prefill.read(model, before, texts, piece_tokens=16)
+  old, new = session_lib.split(before), session_lib.split(after)
+  jax.tree.map(np.testing.assert_array_equal, new[0], old[0])
+  assert after.position.tolist() == [3, 69, 3]
+  whole = read(model, [np.concatenate([MIDDLE, PROMPT])])
+  np.testing.assert_allclose(new[1].logits, whole.logits, atol=2e-5)
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(model):
@@ -88,42 +151,101 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(model):
   assert max(ids(model, tokens=10, settings=GREEDY, vocab_size=16)) < 16
 
 
+def test_a_repetition_penalty_counts_prompt_and_text(model):
+  strict = sample.Settings(temperature=0.0, repetition_penalty=1e6)
+  found = ids(model, tokens=60, settings=strict)
+  assert len(set(found)) == 60 and not set(found) & set(PROMPT.tolist())
+  assert len(set(ids(model, tokens=60, settings=GREEDY))) < 60
+
+
 def test_largest_values(model):
   settings = sample.Settings(top_k=2**40, seed=2**32 - 1)
   assert len(ids(model, tokens=3, settings=settings)) == 3
 
 
-@pytest.mark.parametrize("length", [1, 2])
-def test_shortest_prompts(model, length):
-  assert len(ids(model, PROMPT[:length], 3)) == 3
+def test_one_token(model):
+  assert len(ids(model, PROMPT[:1], 1)) == 1
 
 
-def test_empty_prompt(model):
+def test_empty_prompts(model):
   with pytest.raises(errors.UserError, match="the prompt is empty"):
     ids(model, PROMPT[:0])
+  with pytest.raises(errors.UserError, match="the prompt is empty"):
+    pieces(model, read(model, [PROMPT, PROMPT[:0], PROMPT]))
 
 
-def test_number_of_tokens(model):
-  assert ids(model, tokens=0) == []
+def test_number_of_tokens_and_texts(model):
+  session = read(model, [PROMPT])
+  assert pieces(model, session, 0) == []
   with pytest.raises(errors.UserError, match="tokens=-1: give 0 or more"):
-    ids(model, tokens=-1)
+    pieces(model, session, -1)
+  with pytest.raises(errors.UserError, match="2 texts for the 1 rows"):
+    prefill.read(model, session, [PROMPT, PROMPT])
+  with pytest.raises(errors.UserError, match="id 256 is none of the model's"):
+    prefill.read(model, session, [np.array([3, 256])])
 
 
-def test_text_appears_as_it_is_made(model, monkeypatch):
-  made = "añ→z".encode() + b"\xff" + "ñ".encode()[:1]
-  monkeypatch.setattr(generate, "generate", lambda *args, **more: iter(made))
-  pieces = generate.text(
-    model,
-    tokenizer_lib.ByteTokenizer(),
-    "x",
-    tokens=len(made),
-    settings=GREEDY,
-  )
-  assert list(pieces) == ["a", "ñ", "→", "z", "�", "�"]
+def test_rows_stop_on_their_own(model):
+  """Each keeps the state after the token that completes its stop string."""
+  prompts = [SHORT, PROMPT, MIDDLE]
+  session = read(model, prompts)
+  free = joined(pieces(model, session, settings=GREEDY))
+  places = 5, 19, None
+  ends = []
+  for row, place in zip(free, places, strict=True):
+    if place is not None:
+      ends.append(bytes(row[place - 1 : place + 1]))
+  stops = make_stops(ends)
+  found = pieces(model, session, settings=GREEDY, stops=stops)
+  first = [
+    next(
+      (
+        i + 1
+        for i in range(len(row))
+        if any(bytes(row[: i + 1]).endswith(end) for end in ends)
+      ),
+      None,
+    )
+    for row in free
+  ]
+  assert first[0] <= 6 and first[1] <= 20
+  assert joined(found) == [row[:n] for row, n in zip(free, first, strict=True)]
+  assert found[-1].stopped.tolist() == [n is not None for n in first]
+  made = np.array([len(row) for row in joined(found)])
+  last = found[-1].session
+  assert last.position.tolist() == (np.array([3, 48, 21]) + made).tolist()
+  rows = session_lib.split(session)
+  for row, after in enumerate(session_lib.split(last)):
+    *_, alone = pieces(model, rows[row], int(made[row]), GREEDY)
+    for a, b in zip(
+      jax.tree.leaves(after), jax.tree.leaves(alone.session), strict=True
+    ):
+      np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def make_stops(ends):
+  """As `Stops`, of any bytes: a random model makes no text."""
+  stops = stop.Stops(["?"], BYTES)
+  stops._goto, stops._depth, stops._matched = stop._automaton(ends)
+  stops.final = stops._matched > 0
+  stops.table = stops._by_token(BYTES)
+  return stops
 
 
 def test_text_is_the_decoded_ids(model):
-  tokenizer = tokenizer_lib.ByteTokenizer()
-  pieces = generate.text(model, tokenizer, "def ", tokens=25, settings=WARM)
-  expected = ids(model, tokenizer.encode("def "), 25)
-  assert "".join(pieces) == tokenizer.decode(expected)
+  shown = generate.text(model, BYTES, "def ", tokens=25, settings=WARM)
+  made = ids(model, BYTES.encode("def "), 25)
+  assert "".join(shown) == BYTES.decode(made)
+
+
+def test_text_ends_before_a_stop_string(model):
+  ascii_only = sample.Settings(temperature=0.7, seed=1)
+  whole = "".join(
+    generate.text(model, BYTES, "def ", tokens=40, settings=ascii_only)
+  )
+  place = next(i for i in range(10, 40) if whole[i : i + 2].isascii())
+  end = whole[place : place + 2]
+  shown = generate.text(
+    model, BYTES, "def ", tokens=40, settings=ascii_only, stop_strings=[end]
+  )
+  assert "".join(shown) == whole[: whole.index(end)]

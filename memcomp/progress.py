@@ -1,4 +1,4 @@
-"""Says on standard error how far a long evaluation is."""
+"""Says on standard error how far a long computation is."""
 
 import sys
 import time

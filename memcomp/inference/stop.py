@@ -1,0 +1,167 @@
+"""Stop strings: found on the device, token by token, and never shown.
+
+An automaton over bytes (Aho and Corasick, 1975) knows at every byte how much of
+which stop string the text ends in, so strings may span tokens, and characters
+whose bytes come in several. Composed with the bytes of every token it is one
+table [nodes, vocab]: a look-up a token, inside the compiled loop.
+"""
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.data import tokenizer as tokenizer_lib
+
+
+class Stops:
+  """Some stop strings, for one tokenizer.
+
+  Attributes:
+    table: int32 `[nodes, vocab]`, the node after a token.
+    final: bool `[nodes]`: a stop string has been completed, there or before.
+    ids: of special tokens that are stop strings: they stand for no bytes.
+  """
+
+  def __init__(
+    self, strings: Sequence[str], tokenizer: tokenizer_lib.Tokenizer
+  ):
+    """Builds the automaton.
+
+    Args:
+      strings: any of them ends a text.
+      tokenizer: of the model.
+
+    Raises:
+      UserError: there is none, or one is empty.
+    """
+    if not strings or not all(strings):
+      raise errors.UserError(
+        "a stop string is empty: give at least one character, or none at all"
+      )
+    self.ids, patterns = set(), []
+    for string in strings:
+      ids = tokenizer.encode(string)
+      if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):
+        self.ids.add(int(ids[0]))
+      else:
+        patterns.append(string.encode())
+    self._goto, self._depth, self._matched = _automaton(patterns)
+    self.final = self._matched > 0
+    self.table = self._by_token(tokenizer)
+    if self.ids:
+      end = len(self.final)
+      self.final = np.append(self.final, True)
+      self.table = np.pad(self.table, ((0, 1), (0, 0)), constant_values=end)
+      self.table[:, sorted(self.ids)] = end
+    # A power of two, so that few programs are compiled.
+    spare = (1 << (len(self.final) - 1).bit_length()) - len(self.final)
+    self.final = np.pad(self.final, (0, spare))
+    self.table = np.pad(self.table, ((0, spare), (0, 0)))
+
+  def _by_token(self, tokenizer) -> np.ndarray:
+    pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    lengths = np.array([len(piece) for piece in pieces])
+    width = int(lengths.max(initial=0))
+    spelled = np.zeros((len(pieces), width), np.uint8)
+    for row, piece in zip(spelled, pieces, strict=True):
+      row[: len(piece)] = list(piece)
+    nodes = np.arange(len(self._goto), dtype=np.int32)
+    table = np.repeat(nodes[:, None], len(pieces), axis=1)
+    for place in range(width):
+      longer = np.flatnonzero(lengths > place)
+      table[:, longer] = self._goto[table[:, longer], spelled[longer, place]]
+    return table
+
+  def advance(self, node: int, byte: int) -> tuple[int, int, int]:
+    """Reads one byte of a text.
+
+    Returns:
+      The next node; bytes at the end of the text that may become a stop string;
+      and the bytes of the longest one that is complete, 0 without any.
+    """
+    node = int(self._goto[node, byte])
+    return node, int(self._depth[node]), int(self._matched[node])
+
+
+class Text:
+  """The text of some tokens, as they come, up to a stop string.
+
+  What may become a stop string is held back until it is known not to, and so
+  are the first bytes of a character until it is whole.
+  """
+
+  def __init__(
+    self, tokenizer: tokenizer_lib.Tokenizer, stops: Stops | None = None
+  ):
+    """Starts an empty text."""
+    self._tokenizer = tokenizer
+    self._stops = stops
+    self._decoder = tokenizer_lib.Decoder(tokenizer)
+    self._held = bytearray()
+    self._node = 0
+    self.stopped = False
+
+  def push(self, token: int) -> str:
+    """Returns the text that `token` makes certain, possibly none."""
+    if self.stopped:
+      return ""
+    if self._stops is None:
+      return self._decoder.push(token)
+    self.stopped = token in self._stops.ids
+    depth = 0 if self.stopped else len(self._held)
+    for byte in self._tokenizer.token_bytes(token):
+      self._held.append(byte)
+      self._node, depth, matched = self._stops.advance(self._node, byte)
+      if matched:
+        del self._held[-matched:]
+        self.stopped, depth = True, 0
+        break
+    return self._give(len(self._held) - depth)
+
+  def finish(self) -> str:
+    """Returns what is left; bytes that are no UTF-8 as U+FFFD."""
+    return self._give(len(self._held)) + self._decoder.finish()
+
+  def _give(self, count: int) -> str:
+    piece = bytes(self._held[:count])
+    del self._held[:count]
+    return self._decoder.push_bytes(piece)
+
+
+def _automaton(
+  patterns: Sequence[bytes],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns next nodes [nodes, 256], and depth and bytes matched of each.
+
+  A node is the longest beginning of a pattern that the text ends in, 0 the
+  empty one; one where a pattern is complete is never left.
+  """
+  children: list[dict[int, int]] = [{}]
+  depth, matched = [0], [0]
+  for pattern in patterns:
+    node = 0
+    for byte in pattern:
+      if byte not in children[node]:
+        children[node][byte] = len(children)
+        children.append({})
+        depth.append(depth[node] + 1)
+        matched.append(0)
+      node = children[node][byte]
+    matched[node] = len(pattern)
+  goto = np.zeros((len(children), 256), np.int32)
+  fail = [0] * len(children)
+  queue = collections.deque([0])
+  while queue:  # nearer to the root first, so that what `fail` names is done
+    node = queue.popleft()
+    matched[node] = matched[node] or matched[fail[node]]
+    goto[node] = goto[fail[node]]
+    for byte, child in children[node].items():
+      fail[child] = int(goto[node, byte]) if node else 0
+      goto[node, byte] = child
+      queue.append(child)
+  for node, length in enumerate(matched):
+    if length:
+      goto[node] = node
+  return goto, np.array(depth), np.array(matched)
