@@ -131,6 +131,11 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
   return Mesh(grid, AXES)
 
 
+def one_device() -> Mesh:
+  """The mesh of the first device alone."""
+  return Mesh(np.array(jax.devices()[:1]).reshape([1] * len(AXES)), AXES)
+
+
 def _check_slices(
   sizes: dict[str, int], count: int, devices: int, slices: int
 ) -> None:

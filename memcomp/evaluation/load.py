@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
+from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.export import huggingface, read
 from memcomp.layers import projection
 from memcomp.models import decoder
 from memcomp.training import integrity
@@ -23,7 +25,7 @@ class Checkpoint(NamedTuple):
   """A trained model and what belongs to it.
 
   Attributes:
-    workdir: of its run.
+    workdir: of its run, or the folder of an exported model.
     step: batches it was trained on.
     config: of its run.
     model: on one device.
@@ -40,22 +42,32 @@ class Checkpoint(NamedTuple):
 
 
 def open_checkpoint(
-  path: str | os.PathLike, step: int | None = None
+  path: str | os.PathLike,
+  step: int | None = None,
+  mesh: Mesh | None = None,
 ) -> Checkpoint:
   """Reads a checkpoint.
 
   Args:
     path: a run's workdir, its `checkpoints` folder or one step's folder, also
-      in a bucket.
+      in a bucket; an exported model (`memcomp.export`), or one in the layout of
+      Hugging Face.
     step: which; None is the newest that is whole.
+    mesh: to put the parameters on; None is one device.
 
   Raises:
     UserError: none there, damaged, or its tokenizer is gone or has changed.
   """
+  for known, loader in (
+    (read.is_export, read.load),
+    (huggingface.is_checkpoint, huggingface.load),
+  ):
+    if known(path):
+      return _of_export(path, step, loader(path, mesh))
   root, named = load_lib.locate(path)
   if step is None:
     step = named if named is not None else _newest_whole(root)
-  config, model = load_lib.load_model(root, step)
+  config, model = load_lib.load_model(root, step, mesh)
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     meta = reader.restore(root / str(step) / "meta")
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
@@ -66,6 +78,17 @@ def open_checkpoint(
     )
   workdir = root.parent if root.name == "checkpoints" else root
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
+
+
+def _of_export(
+  path: str | os.PathLike, step: int | None, found: read.Exported
+) -> Checkpoint:
+  own = found.meta["step"]
+  if step not in (None, own):
+    raise errors.UserError(f"{path} is of step {own}; leave out --step={step}")
+  return Checkpoint(
+    paths.of(path), own, found.config, found.model, found.tokenizer, found.meta
+  )
 
 
 def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:

@@ -35,8 +35,16 @@ class DecoderState(NamedTuple):
   layers: tuple[Any, ...]
 
 
-class _Stack(NamedTuple):
-  """Blocks of one place in a part's period: every `period`-th layer."""
+class Stack(NamedTuple):
+  """Blocks of one place in a part's period: every `period`-th layer.
+
+  Attributes:
+    letter: of the pattern.
+    part: number of the part.
+    first: depth of the first of these layers.
+    period: from each of them to the next.
+    repeats: how many there are, along axis 0 of their parameters.
+  """
 
   letter: str
   part: int
@@ -45,13 +53,14 @@ class _Stack(NamedTuple):
   repeats: int
 
 
-def _stacks(config: DecoderConfig) -> tuple[_Stack, ...]:
+def stacks_of(config: DecoderConfig) -> tuple[Stack, ...]:
+  """Returns how the layers of a model lie in `Decoder.layers`."""
   stacks, depth = [], 0
   parts = pattern_lib.parse(config.pattern, config.num_layers)
   for index, part in enumerate(parts):
     period = len(part.letters)
     for place, letter in enumerate(part.letters):
-      stacks.append(_Stack(letter, index, depth + place, period, part.repeats))
+      stacks.append(Stack(letter, index, depth + place, period, part.repeats))
     depth += period * part.repeats
   return tuple(stacks)
 
@@ -93,7 +102,7 @@ class Decoder(nnx.Module):
     )
     self.norm = new_norm(config.d_model)
 
-    stacks = _stacks(config)
+    stacks = stacks_of(config)
 
     def build(stack):
       @nnx.vmap(in_axes=(0, 0), transform_metadata=STACKED)

@@ -96,7 +96,7 @@ def _read(
     saved = reader.restore(path / "meta")["config"]
   config = workdir.config_of(saved, str(root))
   if mesh is None:
-    mesh = sharding.make_mesh(config_lib.MeshConfig(), jax.devices()[:1])
+    mesh = sharding.one_device()
   target = state_lib.abstract_params(
     state_lib.abstract_model(config.model), mesh
   )

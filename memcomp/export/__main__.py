@@ -1,0 +1,54 @@
+"""Writes a trained model as files for other programs, or for another mesh.
+
+  python -m memcomp.export --checkpoint=runs/quickstart --out=quickstart
+  python -m memcomp.export --checkpoint=runs/lm --out=lm --dtype=bfloat16
+  python -m memcomp.export --checkpoint=runs/lm --out=lm --format=orbax
+
+The folder is whole or absent: an interrupted export leaves nothing, and nothing
+is overwritten. eval.py takes the folder as --checkpoint. A folder in the layout
+of Hugging Face (Llama, Qwen2) is taken as --checkpoint too. Exit codes: 0 done,
+2 the input needs a fix, 130 interrupted.
+"""
+
+import signal
+
+from absl import flags
+
+from memcomp import cli
+
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
+)
+_OUT = flags.DEFINE_string("out", None, "Folder to make.")
+_FORMAT = flags.DEFINE_string("format", "safetensors", "safetensors or orbax.")
+_DTYPE = flags.DEFINE_string(
+  "dtype", "float32", "Of the arrays in safetensors: float32 or bfloat16."
+)
+_SHARD_BYTES = flags.DEFINE_integer(
+  "shard_bytes", 5_000_000_000, "Bytes of one safetensors file at most."
+)
+_STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
+
+
+def program() -> None:
+  """Writes the export that the flags describe."""
+  checkpoint, out = cli.require("checkpoint"), cli.require("out")
+  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  from memcomp.export import write
+
+  folder = write.export(
+    checkpoint,
+    out,
+    format=_FORMAT.value,
+    dtype=_DTYPE.value,
+    shard_bytes=_SHARD_BYTES.value,
+    step=_STEP.value,
+  )
+  files = [path for path in folder.rglob("*") if path.is_file()]
+  size = sum(path.stat().st_size for path in files)
+  print(f"written: {folder}, {len(files)} files, {size:,} bytes")
+
+
+if __name__ == "__main__":
+  cli.main(program, usage=__doc__)

@@ -1,0 +1,217 @@
+"""Reads a Llama or Qwen2 checkpoint in the layout of Hugging Face.
+
+A folder with `config.json`, the arrays as safetensors, and `tokenizer.json`.
+The model is a decoder with softmax attention (Transformer++), its logits those
+of the library up to rounding. A feature of the config that this decoder has not
+is an error that names it.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from memcomp import config as config_lib
+from memcomp import errors, sharding
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.export import names, read, tensors
+from memcomp.layers import softmax_attention
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+MODEL_TYPES = ("llama", "qwen2")
+
+_TOP = {
+  "embedding.weight": "model.embed_tokens.weight",
+  "head.weight": "lm_head.weight",
+  "norm.weight": "model.norm.weight",
+}
+# In `layers.N` here, in `model.layers.N` there.
+_LAYER = {
+  "mixer_norm": "input_layernorm",
+  "mixer.projection.query": "self_attn.q_proj",
+  "mixer.projection.key": "self_attn.k_proj",
+  "mixer.projection.value": "self_attn.v_proj",
+  "mixer.out": "self_attn.o_proj",
+  "mlp_norm": "post_attention_layernorm",
+  "mlp.gate": "mlp.gate_proj",
+  "mlp.up": "mlp.up_proj",
+  "mlp.down": "mlp.down_proj",
+}
+_ROTATED = ("mixer.projection.query", "mixer.projection.key")
+
+
+def is_checkpoint(path: str | os.PathLike) -> bool:
+  """Whether a folder holds a model in the layout of Hugging Face."""
+  return "model_type" in read.settings(path)
+
+
+def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
+  """Reads a checkpoint with its tokenizer.
+
+  Args:
+    path: the folder.
+    mesh: to put the parameters on; None is one device.
+
+  Raises:
+    UserError: see `load_params`; or there is no tokenizer.json.
+  """
+  folder = pathlib.Path(path).absolute()
+  if not (folder / read.TOKENIZER).exists():
+    raise errors.UserError(
+      f"{folder} has no {read.TOKENIZER}; save the tokenizer there too (its"
+      " save_pretrained)"
+    )
+  tokenizer = tokenizer_lib.load(str(folder / read.TOKENIZER))
+  model, params = load_params(folder, mesh)
+  config = config_lib.Config(name=folder.name, model=model)
+  config.data.tokenizer = tokenizer.name
+  graphdef = state_lib.abstract_model(model).graphdef
+  meta = {
+    "config": config_lib.to_dict(config),
+    "param_count": sum(int(np.prod(e.shape)) for e in names.entries(model)),
+    "tokenizer": tokenizer.fingerprint,
+    "step": 0,
+  }
+  return read.Exported(
+    state_lib.merge(graphdef, params), tokenizer, config, meta
+  )
+
+
+def load_params(
+  path: str | os.PathLike, mesh: Mesh | None = None
+) -> tuple[decoder.DecoderConfig, Any]:
+  """Reads a checkpoint's config and parameters, without its tokenizer.
+
+  Raises:
+    UserError: not such a checkpoint, a feature that is not here, an array too
+      few or too many.
+  """
+  folder = pathlib.Path(path).absolute()
+  config, mixer = _config(folder, read.settings(folder))
+  with tensors.opened(folder) as arrays:
+    mapping = _mapping(config, mixer.key_dim)
+    spare = sorted(
+      name
+      for name in arrays.names - {name for name, _ in mapping.values()}
+      # Tables that older versions saved; a tied head that was saved all the
+      # same.
+      if not name.endswith("rotary_emb.inv_freq")
+      and not (config.tied_embeddings and name == _TOP["head.weight"])
+    )
+    if spare:
+      raise errors.UserError(
+        f"{folder} has arrays that a {'/'.join(MODEL_TYPES)} model has not:"
+        f" {', '.join(spare[:3])}{' ...' if len(spare) > 3 else ''}"
+      )
+
+    def get(name: str) -> np.ndarray:
+      theirs, change = mapping[name]
+      return change(arrays(theirs))
+
+    return config, names.unflatten(config, get, mesh or sharding.one_device())
+
+
+def _mapping(
+  config: decoder.DecoderConfig, width: int
+) -> dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+  """Flat name -> its name there, and what turns that array into ours.
+
+  Args:
+    config: of the model.
+    width: of a head's query and key.
+  """
+  found = {}
+  for entry in names.entries(config):
+    theirs, change = _TOP.get(entry.name), _same
+    if theirs is None:
+      _, depth, *path, last = entry.name.split(".")
+      module = ".".join(path)
+      theirs = f"model.layers.{depth}.{_LAYER[module]}.{last}"
+      if module in _ROTATED:
+        change = _interleaver(width)
+    found[entry.name] = theirs, change
+  return found
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+  return array
+
+
+def _interleaver(width: int) -> Callable[[np.ndarray], np.ndarray]:
+  """Reorders a head's features for rotary positions.
+
+  There feature j is rotated with j + width / 2, here 2 j with 2 j + 1.
+  """
+
+  def interleave(array: np.ndarray) -> np.ndarray:
+    pairs = array.reshape(-1, 2, width // 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+  return interleave
+
+
+def _config(
+  folder: pathlib.Path, found: dict[str, Any]
+) -> tuple[decoder.DecoderConfig, softmax_attention.SoftmaxAttentionConfig]:
+  """Translates a config.json.
+
+  Raises:
+    UserError: it lacks a field, or has a feature that is not here.
+  """
+  rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+  kind = found.get("model_type")
+  refused = {
+    "model_type": kind not in MODEL_TYPES,
+    "hidden_act": found.get("hidden_act", "silu") != "silu",
+    "attention_bias": found.get("attention_bias", False),
+    "mlp_bias": found.get("mlp_bias", False),
+    "use_sliding_window": found.get("use_sliding_window", False),
+    "quantization_config": found.get("quantization_config") is not None,
+    "partial_rotary_factor": rope.get("partial_rotary_factor", 1) != 1
+    or found.get("partial_rotary_factor", 1) != 1,
+    "rope_scaling": rope.get("rope_type", rope.get("type", "default"))
+    != "default",
+    "layer_types": set(found.get("layer_types") or ()) - {"full_attention"},
+  }
+  for name, is_refused in refused.items():
+    if is_refused:
+      value = rope if name == "rope_scaling" else found.get(name)
+      raise errors.UserError(
+        f"{folder / read.CONFIG}: {name}={value!r} is not supported; models of"
+        f" type {' and '.join(MODEL_TYPES)} with plain attention can be read"
+      )
+  try:
+    heads, d_model = found["num_attention_heads"], found["hidden_size"]
+    width = found.get("head_dim") or d_model // heads
+    mixer = softmax_attention.SoftmaxAttentionConfig(
+      heads=heads,
+      kv_heads=found.get("num_key_value_heads") or heads,
+      key_dim=width,
+      value_dim=width,
+      rotary_dim=width,
+      rotary_base=float(
+        rope.get("rope_theta", found.get("rope_theta", 10_000.0))
+      ),
+      projection_bias=kind == "qwen2",
+      max_length=found.get("max_position_embeddings", 2048),
+    )
+    config = decoder.DecoderConfig(
+      vocab_size=found["vocab_size"],
+      d_model=d_model,
+      num_layers=found["num_hidden_layers"],
+      mlp_dim=found["intermediate_size"],
+      mixer=mixer,
+      norm_eps=found["rms_norm_eps"],
+      tied_embeddings=found.get("tie_word_embeddings", False),
+    )
+    config.validate()
+  except (KeyError, TypeError, ValueError) as error:
+    raise errors.UserError(
+      f"{folder / read.CONFIG}: {type(error).__name__}: {error}; give a"
+      " checkpoint as save_pretrained writes it"
+    ) from error
+  return config, mixer

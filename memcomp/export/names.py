@@ -1,0 +1,139 @@
+"""Flat names of parameters: one for each layer and array.
+
+A name is the path of modules, `layers.3.mixer.projection.query.weight`, with
+the layer's depth in it whatever stack the layer lies in. The weight of a linear
+map is `weight` `[out, in]` and its bias `bias`, the scale of a norm and a table
+of embeddings are `weight` too, as most programs have it; everything else keeps
+its name and its shape.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from memcomp import errors, sharding
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+
+class Entry(NamedTuple):
+  """An array under a flat name.
+
+  Attributes:
+    name: flat.
+    shape: under that name.
+    leaf: number of the parameter among `jax.tree.leaves` of all.
+    place: along the parameter's first axis; None takes all of it.
+    transposed: its two axes are swapped under that name.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  leaf: int
+  place: int | None
+  transposed: bool
+
+
+def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
+  """Returns all arrays of a model: embeddings, layers in order, the rest.
+
+  Args:
+    config: of the model.
+    params: its parameters or their shapes; None works them out.
+  """
+  stacks = decoder.stacks_of(config)
+  if params is None:
+    params = state_lib.plain(state_lib.abstract_model(config).variables)
+  found: list[tuple[int, Entry]] = []
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  for leaf, (keys, array) in enumerate(leaves):
+    path = [str(key.key) for key in keys]
+    if path[0] != "layers":
+      depth = -1 if "embedding" in path[0] else config.num_layers
+      found.append((depth, _entry(path, array.shape, leaf, None)))
+      continue
+    stack = stacks[int(path[1])]
+    for place in range(stack.repeats):
+      depth = stack.first + stack.period * place
+      own = ["layers", str(depth), *path[2:]]
+      found.append((depth, _entry(own, array.shape[1:], leaf, place)))
+  ordered = [entry for _, entry in sorted(found, key=lambda item: item[0])]
+  counts = collections.Counter(entry.name for entry in ordered)
+  name, count = counts.most_common(1)[0]
+  if count > 1:
+    raise ValueError(f"two parameters have the flat name {name}")
+  return ordered
+
+
+def take(leaves: list[jax.Array], entry: Entry) -> np.ndarray:
+  """Returns an array on the host, contiguous.
+
+  Args:
+    leaves: `jax.tree.leaves` of the parameters.
+    entry: which.
+  """
+  array = leaves[entry.leaf]
+  array = np.asarray(array if entry.place is None else array[entry.place])
+  return np.ascontiguousarray(array.T if entry.transposed else array)
+
+
+def flatten(
+  config: decoder.DecoderConfig, params: Any
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of a model under their flat names."""
+  leaves = jax.tree.leaves(params)
+  return {entry.name: take(leaves, entry) for entry in entries(config, params)}
+
+
+def unflatten(
+  config: decoder.DecoderConfig,
+  read: Callable[[str], np.ndarray],
+  mesh: Mesh | None = None,
+) -> Any:
+  """Returns the parameters of a model, on a mesh.
+
+  Args:
+    config: of the model.
+    read: returns the array of a flat name.
+    mesh: where they go; None is one device.
+
+  Raises:
+    UserError: an array has another shape than the model's.
+  """
+  mesh = mesh or sharding.one_device()
+  target = state_lib.abstract_params(state_lib.abstract_model(config), mesh)
+  of_leaf = collections.defaultdict(list)
+  for entry in entries(config, target):
+    of_leaf[entry.leaf].append(entry)
+
+  def build(leaf: int, spec: jax.ShapeDtypeStruct) -> jax.Array:
+    group = sorted(of_leaf[leaf], key=lambda entry: entry.place or 0)
+    arrays = []
+    for entry in group:
+      array = read(entry.name)
+      if array.shape != entry.shape:
+        raise errors.UserError(
+          f"{entry.name} has the shape {array.shape}, the model's is"
+          f" {entry.shape}: the config and the arrays are not of one model"
+        )
+      arrays.append(array.T if entry.transposed else array)
+    stacked = arrays[0] if group[0].place is None else np.stack(arrays)
+    return jax.device_put(stacked.astype(spec.dtype), spec.sharding)
+
+  specs, treedef = jax.tree.flatten(target)
+  return treedef.unflatten(build(i, spec) for i, spec in enumerate(specs))
+
+
+def _entry(path, shape, leaf, place) -> Entry:
+  *modules, last = path
+  if last in ("embedding", "head"):
+    modules.append(last)
+  transposed = last == "kernel"
+  if last in ("embedding", "head", "kernel", "scale"):
+    last = "weight"
+  shape = tuple(shape[::-1] if transposed else shape)
+  return Entry(".".join([*modules, last]), shape, leaf, place, transposed)

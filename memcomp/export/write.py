@@ -1,0 +1,148 @@
+"""Writes the parameters of a model for other programs, or for another mesh.
+
+A folder with `config.json`, `sha256.json` (the checksums of its files), the
+`tokenizer.json` where there is one, and the arrays: as safetensors under flat
+names (`names`, `tensors`), or as Orbax's under `params`.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from memcomp import config as config_lib
+from memcomp import errors, paths, progress
+from memcomp.evaluation import load
+from memcomp.export import names, read, tensors
+from memcomp.training import disk, integrity
+from memcomp.training import state as state_lib
+
+FORMATS = ("safetensors", "orbax")
+DTYPES = {
+  "float32": np.dtype(np.float32),
+  "bfloat16": np.dtype(jnp.bfloat16),
+}
+
+
+def export(
+  checkpoint: str | os.PathLike,
+  out: str | os.PathLike,
+  *,
+  format: str = "safetensors",
+  dtype: str = "float32",
+  shard_bytes: int = 5_000_000_000,
+  step: int | None = None,
+  mesh: jax.sharding.Mesh | None = None,
+) -> pathlib.Path:
+  """Writes a model to a new folder, which is whole or absent.
+
+  Args:
+    checkpoint: a run's folder, its `checkpoints` folder or one step's, an
+      exported folder, or one in the layout of Hugging Face.
+    out: the folder to make.
+    format: "safetensors" or "orbax".
+    dtype: of the arrays, "float32" or "bfloat16"; of safetensors.
+    shard_bytes: of the arrays of one safetensors file at most.
+    step: of a run; None is the newest that is whole.
+    mesh: that the parameters are read on; None is one device.
+
+  Returns:
+    `out`, absolute.
+
+  Raises:
+    UserError: no checkpoint, `out` is there, bad settings, a full disk.
+  """
+  if paths.is_remote(out):
+    raise errors.UserError(
+      f"--out={out}: a bucket has no renames, so an export there could be left"
+      " half made; write it to this machine and copy it"
+    )
+  out = pathlib.Path(out).absolute()
+  _check(out, format, dtype, shard_bytes)
+  opened = load.open_checkpoint(checkpoint, step, mesh)
+  params = state_lib.plain(nnx.split(opened.model)[1])
+  partial = out.with_name(f".{out.name}.partial")
+  with disk.clear_errors(f"cannot write {out}"):
+    # Of an export that was killed.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+      if format == "orbax":
+        with ocp.StandardCheckpointer() as writer:
+          writer.save(partial / read.ORBAX, params)
+      else:
+        _write_tensors(
+          partial, opened.config.model, params, DTYPES[dtype], shard_bytes
+        )
+      _write_config(partial, opened, format, dtype)
+      integrity.write(partial)
+      os.rename(partial, out)
+    except BaseException:
+      shutil.rmtree(partial, ignore_errors=True)
+      raise
+  return out
+
+
+def _check(out: pathlib.Path, format: str, dtype: str, shard_bytes: int):
+  for name, value, choices in (
+    ("format", format, FORMATS),
+    ("dtype", dtype, DTYPES),
+  ):
+    if value not in choices:
+      raise errors.UserError(
+        f"--{name}={value} is unknown; give one of: {', '.join(choices)}"
+      )
+  if format == "orbax" and dtype != "float32":
+    raise errors.UserError(
+      f"--dtype={dtype} is of safetensors; Orbax's arrays stay float32"
+    )
+  if shard_bytes < 1:
+    raise errors.UserError(f"--shard_bytes={shard_bytes}: give 1 or more")
+  if out.exists():
+    raise errors.UserError(f"{out} is there already; name a new folder")
+
+
+def _write_tensors(folder, config, params, dtype, shard_bytes) -> None:
+  leaves = jax.tree.leaves(params)
+  entries = names.entries(config, params)
+  shown = progress.Progress("exporting arrays", len(entries))
+
+  def item(entry: names.Entry) -> tensors.Item:
+    def get() -> np.ndarray:
+      shown.advance()
+      return names.take(leaves, entry).astype(dtype)
+
+    size = int(np.prod(entry.shape)) * dtype.itemsize
+    return tensors.Item(entry.name, size, get)
+
+  items = [item(entry) for entry in entries]
+  tensors.write(folder, items, shard_bytes=shard_bytes)
+
+
+def _write_config(
+  folder: pathlib.Path, opened: load.Checkpoint, format: str, dtype: str
+) -> None:
+  """Writes what `read.load` rebuilds the model from."""
+  config = config_lib.to_dict(opened.config)
+  if opened.tokenizer.name != "bytes":
+    shutil.copyfile(opened.tokenizer.name, folder / read.TOKENIZER)
+    config["data"]["tokenizer"] = read.TOKENIZER
+  meta: dict[str, Any] = {
+    **opened.meta,
+    "format": read.FORMAT,
+    "format_version": 1,
+    "arrays": format,
+    "dtype": dtype,
+    "step": opened.step,
+    "config": config,
+  }
+  integrity.replace_text(
+    folder / read.CONFIG, json.dumps(meta, indent=2) + "\n"
+  )

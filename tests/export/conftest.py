@@ -1,0 +1,69 @@
+import jax
+import numpy as np
+import pytest
+import runs
+
+from memcomp import config as config_lib
+from memcomp import sharding
+from memcomp.layers import trellis
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+
+def tiny_config(**data) -> config_lib.Config:
+  config = config_lib.Config(
+    name="tiny",
+    model=decoder.DecoderConfig(
+      d_model=32,
+      num_layers=2,
+      mlp_dim=48,
+      embedding_convolution=4,
+      mixer=trellis.TrellisConfig(
+        heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
+      ),
+    ),
+    data=config_lib.DataConfig(sequence_length=32, **data),
+  )
+  config.evaluation.lengths, config.evaluation.rows = 2, 2
+  config.evaluation.sample_tokens = 8
+  return config
+
+
+@pytest.fixture(scope="session")
+def mesh():
+  """Eight devices, which the run was trained on."""
+  return sharding.make_mesh(config_lib.MeshConfig(fsdp=4, tensor=2))
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory, mesh):
+  """The folder of a run, whose checkpoint of step 3 lies on eight devices."""
+  folder = tmp_path_factory.mktemp("run")
+  (folder / "text").mkdir()
+  (folder / "text" / "a.txt").write_text("to and fro, " * 40)
+  config = tiny_config(source=str(folder / "text"), validation_share=0.0)
+  config.data.validation = config.data.source
+  params = runs.random_params(config, mesh)
+  runs.save(folder / "run", config, 3, params=params)
+  return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def params(run):
+  """The parameters of that run, on the host."""
+  return jax.tree.map(np.asarray, runs.random_params(tiny_config()))
+
+
+@pytest.fixture(scope="session")
+def logits():
+  """(config, parameters) -> logits of some tokens, by one compiled program."""
+  tokens = np.random.default_rng(0).integers(0, 256, (2, 21))
+
+  @jax.jit
+  def compute(params):
+    graphdef = state_lib.abstract_model(tiny_config().model).graphdef
+    model = state_lib.merge(graphdef, params)
+    return model.logits(model(tokens)[0])
+
+  compute.tokens = tokens
+  return compute

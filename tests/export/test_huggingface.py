@@ -1,0 +1,144 @@
+"""Checkpoints of Llama and Qwen2; `data/make.py` made them and their logits."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from memcomp import errors
+from memcomp.evaluation import load
+from memcomp.export import huggingface, read, write
+from memcomp.layers import softmax_attention
+from memcomp.training import state as state_lib
+
+DATA = pathlib.Path(__file__).parent / "data"
+NAMES = ("llama", "llama_tied_sharded", "qwen2")
+
+
+def logits_of(config, params, tokens):
+  model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
+  return jax.jit(lambda t: model.logits(model(t)[0]))(tokens)
+
+
+@pytest.fixture
+def copy(tmp_path):
+  return shutil.copytree(DATA / "llama", tmp_path / "llama")
+
+
+def change(folder, **fields):
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_library_s(name):
+  folder = DATA / name
+  config, params = huggingface.load_params(folder)
+  found = logits_of(config, params, np.load(folder / "tokens.npy"))
+  expected = np.load(folder / "logits.npy")
+  assert expected.std() > 0.5
+  np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+def test_what_the_config_says(copy):
+  config, _ = huggingface.load_params(copy)
+  assert config.norm_eps == 1e-2
+  assert not config.tied_embeddings
+  mixer = config.mixer
+  assert isinstance(mixer, softmax_attention.SoftmaxAttentionConfig)
+  assert (mixer.heads, mixer.kv_heads, mixer.key_dim) == (4, 2, 8)
+  assert mixer.rotary_base == 500.0
+  # As versions before 5 wrote it.
+  change(copy, rope_parameters=None, rope_theta=700.0, rope_scaling=None)
+  config, _ = huggingface.load_params(copy)
+  assert config.mixer.rotary_base == 700.0
+
+
+@pytest.mark.parametrize(
+  ("fields", "named"),
+  [
+    ({"model_type": "mixtral"}, "model_type='mixtral'"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ({"attention_bias": True}, "attention_bias=True"),
+    ({"mlp_bias": True}, "mlp_bias=True"),
+    ({"use_sliding_window": True}, "use_sliding_window=True"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types="),
+    ({"quantization_config": {"bits": 4}}, "quantization_config="),
+    (
+      {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},
+      "rope_scaling={'rope_type': 'llama3'",
+    ),
+    (
+      {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
+      "rope_scaling={'type': 'linear'}",
+    ),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ({"head_dim": 7}, "rotary_dim=7 must be even"),
+  ],
+)
+def test_a_feature_that_is_not_here_is_named(copy, fields, named):
+  change(copy, **fields)
+  with pytest.raises(errors.UserError) as error:
+    huggingface.load_params(copy)
+  assert named in str(error.value)
+
+
+def test_arrays_too_few_too_many_and_rounded(copy):
+  file = copy / "model.safetensors"
+  arrays = safetensors.load_file(file)
+  _, before = huggingface.load_params(copy)
+
+  safetensors.save_file(
+    {k: v.astype(ml_dtypes.bfloat16) for k, v in arrays.items()}, file
+  )
+  _, after = huggingface.load_params(copy)
+  rounded = jax.tree.map(
+    lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32),
+    jax.tree.map(np.asarray, before),
+  )
+  jax.tree.map(np.testing.assert_array_equal, after, rounded)
+
+  safetensors.save_file(
+    arrays | {"model.layers.0.gate": arrays["lm_head.weight"]}, file
+  )
+  with pytest.raises(
+    errors.UserError, match=r"has not: model\.layers\.0\.gate"
+  ):
+    huggingface.load_params(copy)
+  del arrays["model.norm.weight"]
+  safetensors.save_file(arrays, file)
+  with pytest.raises(errors.UserError, match=r"no array model\.norm\.weight"):
+    huggingface.load_params(copy)
+  file.write_bytes(b"nothing")
+  with pytest.raises(errors.UserError, match="cannot be read"):
+    huggingface.load_params(copy)
+  file.unlink()
+  with pytest.raises(errors.UserError, match="neither"):
+    huggingface.load_params(copy)
+
+
+def test_a_checkpoint_with_its_tokenizer_is_opened_as_a_run(copy, tmp_path):
+  with pytest.raises(errors.UserError, match=r"no tokenizer\.json"):
+    load.open_checkpoint(copy)
+  import tokenizers
+
+  vocab = {chr(65 + i): i for i in range(48)}
+  tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="A")).save(
+    str(copy / "tokenizer.json")
+  )
+  opened = load.open_checkpoint(copy)
+  assert opened.tokenizer.vocab_size == 48
+  assert opened.config.name == "llama"
+  # And exported as one of ours.
+  write.export(copy, tmp_path / "out")
+  found = read.load(tmp_path / "out")
+  expected = np.load(copy / "logits.npy")
+  tokens = np.load(copy / "tokens.npy")
+  model = found.model
+  logits = jax.jit(lambda t: model.logits(model(t)[0]))(tokens)
+  np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)

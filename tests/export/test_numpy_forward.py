@@ -1,0 +1,114 @@
+"""The reader that needs numpy alone computes what the model computes."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import runs
+from conftest import tiny_config
+
+from memcomp import config as config_lib
+from memcomp.export import huggingface, names, numpy_forward, write
+from memcomp.layers import trellis
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+FILE = pathlib.Path(numpy_forward.__file__)
+DATA = pathlib.Path(__file__).parent / "data"
+
+
+def assert_close(found, expected):
+  """To float32's rounding: the reader goes in float64."""
+  error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+  assert error < 1e-5, error
+
+
+@pytest.mark.parametrize("limit", [9000, 10**9])
+def test_of_files(run, logits, params, tmp_path, limit):
+  """Reading one file, and several."""
+  out = write.export(run, tmp_path / "out", shard_bytes=limit)
+  config, arrays = numpy_forward.read(out)
+  for row, expected in zip(logits.tokens, logits(params), strict=True):
+    assert_close(numpy_forward.forward(config, arrays, row), expected)
+
+
+def test_options_of_trellis():
+  config = tiny_config()
+  config.model = decoder.DecoderConfig(
+    d_model=16,
+    num_layers=1,
+    mlp_dim=16,
+    tied_embeddings=False,
+    norm_eps=0.1,
+    mixer=trellis.TrellisConfig(
+      heads=2,
+      key_dim=4,
+      value_dim=6,
+      num_slots=5,
+      gradient_at="token",
+      separate_gates=True,
+      convolution_width=0,
+      normalize="qk",
+      phi_eps=0.5,
+      write_rate_scale=2.0,
+    ),
+  )
+  params = runs.random_params(config)
+  model = state_lib.merge(
+    state_lib.abstract_model(config.model).graphdef, params
+  )
+  tokens = np.random.default_rng(1).integers(0, 256, (1, 12))
+  expected = jax.jit(lambda t: model.logits(model(t)[0]))(tokens)[0]
+  found = numpy_forward.forward(
+    config_lib.to_dict(config.model),
+    names.flatten(config.model, params),
+    tokens[0],
+  )
+  assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_of_softmax_attention(name):
+  """Against the logits of another library altogether."""
+  config, params = huggingface.load_params(DATA / name)
+  tokens, expected = (
+    np.load(DATA / name / f"{kind}.npy") for kind in ("tokens", "logits")
+  )
+  found = numpy_forward.forward(
+    config_lib.to_dict(config), names.flatten(config, params), tokens[0]
+  )
+  assert_close(found, expected[0])
+
+
+def test_what_it_has_not_is_told():
+  config = config_lib.to_dict(tiny_config().model)
+  with pytest.raises(ValueError, match="norm='layer': this reader has only"):
+    numpy_forward.forward(config | {"norm": "layer"}, {}, [1])
+
+
+def test_it_needs_numpy_alone(run, tmp_path):
+  out = write.export(run, tmp_path / "out", dtype="bfloat16")
+  program = f"""
+import sys, runpy
+sys.argv = ["numpy_forward.py", {str(out)!r}, "to and"]
+runpy.run_path({str(FILE)!r}, run_name="__main__")
+print(sorted(m for m in sys.modules if m.split(".")[0] in
+             ("jax", "flax", "memcomp", "safetensors", "ml_dtypes")))
+"""
+  done = subprocess.run(
+    [sys.executable, "-I", "-c", program],
+    env={"PATH": os.environ["PATH"]},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  *shown, modules = done.stdout.splitlines()
+  assert json.loads(modules) == []
+  assert len(shown) == 5
+  assert len(FILE.read_text().splitlines()) < 300
