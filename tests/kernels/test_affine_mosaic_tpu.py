@@ -14,7 +14,12 @@ from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 SPECS = {
   "delta_rule": "gated",
@@ -64,7 +69,7 @@ def both(name, given, segment_ids=None, tile_time=16, **mode):
         tiling=tiling.Tiling(tile_time=tile_time),
       )
 
-    return checks.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given)
 
   with modes.interpreted(**mode):
     return run(forms.chunk), run(kernels.chunk)
@@ -98,7 +103,7 @@ def test_packing(name):
 @pytest.mark.parametrize("name", SPECS)
 def test_bfloat16_is_no_worse_than_the_xla_form(name):
   given = arguments(name, 64, dtype="bfloat16")
-  truth, _ = both(name, (*given[:2], checks.cast(given[2], jnp.float32)))
+  truth, _ = both(name, (*given[:2], gradients.cast(given[2], jnp.float32)))
   xla, kernel = both(name, given)
   for part in (0, 1):  # values, gradients
     for true, a, b in zip(
@@ -125,10 +130,10 @@ def test_under_shard_map():
     )
 
   with modes.interpreted():
-    expected = checks.value_and_gradients(run, (state, fresh, inputs))
+    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = checks.value_and_gradients(run, (state, fresh, inputs))
+      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 

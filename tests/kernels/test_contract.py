@@ -15,9 +15,31 @@ ALL = [
 ]
 
 
-# Coprime to the chunk sizes: pieces end at every offset into a chunk. Checks
-# that can use as many tokens do, since what is compiled is then shared.
+# Coprime to the chunk sizes: pieces end at every offset into a chunk.
 PIECE, PIECES = 5, 9
+
+# Checks of one subject use as many tokens where they can, in one row or in
+# packed rows: nearly all of their time goes to compiling, and that is shared.
+TIME = PIECE * PIECES
+
+
+def packed_rows():
+  """Rows that meet every case: a state's segment goes on, or does not."""
+  time = 48
+  rows = np.zeros((5, time), np.int32)
+  rows[0] = 1  # continues the state's segment
+  rows[1, 2:20], rows[1, 25:] = 1, 1  # padding inside a segment
+  rows[2, :11], rows[2, 11:13], rows[2, 13:40] = 4, 1, 9
+  rows[3] = np.arange(time) % 2 + 1  # a new segment every token
+  # The same, but for two that go on from a page of tiles to the next: the
+  # first with tiles of 16 tokens, the second with tiles of 8.
+  rows[4] = rows[3]
+  rows[4, 4:24], rows[4, 24:34] = 5, 6
+  return rows
+
+
+PACKED = packed_rows()
+FEW = PACKED[[0, 1, 2, 0, 1]]  # segments: no row has many
 
 
 def subjects(keep=lambda memory, name, implementation: True):
@@ -25,7 +47,7 @@ def subjects(keep=lambda memory, name, implementation: True):
     "subject",
     [
       pytest.param(
-        checks.Subject(memory, memory.specs[name], implementation),
+        checks.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
       )
       for memory, name, implementation in ALL
@@ -34,13 +56,13 @@ def subjects(keep=lambda memory, name, implementation: True):
   )
 
 
-def not_the_reference(memory, name, implementation):
-  return implementation != "reference"
-
-
 def typical_forms(memory, name, implementation):
   """What does not depend on the rest of the Spec: layout, packing, rounding."""
   return implementation != "reference" and name in memory.typical
+
+
+def other_forms(memory, name, implementation):
+  return implementation != "reference" and name not in memory.typical
 
 
 def typical_reference(memory, name, implementation):
@@ -61,13 +83,26 @@ def handed_off(memory, name, implementation):
   )
 
 
+def typical_forms_and_a_reference(memory, name, implementation):
+  return name in memory.typical and (
+    implementation != "reference" or name == memory.typical[0]
+  )
+
+
 def forms_and_a_reference(memory, name, implementation):
   return implementation != "reference" or name == memory.typical[0]
 
 
-@subjects(not_the_reference)
+@subjects(typical_forms)
 def test_truth(subject):
-  checks.check_truth(subject, PIECE * PIECES)
+  checks.check_truth(subject, TIME)
+
+
+# Packed rows say the same of them, and more.
+@pytest.mark.slow
+@subjects(other_forms)
+def test_truth_of_other_specs(subject):
+  checks.check_truth(subject, TIME)
 
 
 @subjects(typical_forms)
@@ -80,18 +115,18 @@ def test_lengths(subject, time):
 
 @subjects(smooth_references)
 def test_finite_differences(subject):
-  checks.check_finite_differences(subject, 11)
+  checks.check_finite_differences(subject, TIME)
 
 
 @subjects(typical_forms)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_precision(subject, dtype):
-  checks.check_precision(subject, dtype, 64)
+  checks.check_precision(subject, dtype, TIME)
 
 
 @subjects(typical_reference)
 def test_precision_of_the_reference(subject):
-  checks.check_precision(subject, "bfloat16", 64)
+  checks.check_precision(subject, "bfloat16", TIME)
 
 
 @subjects(handed_off)
@@ -105,7 +140,7 @@ def test_hand_off_at_every_offset(subject):
   ("lengths", "padding"),
   [
     pytest.param([3, 21, 16, 9], 0, id="split", marks=pytest.mark.slow),
-    pytest.param([5, 1, 8, 30], 3, id="padded"),
+    pytest.param([5, 1, 20], 3, id="padded"),
     pytest.param([1] * 12, 1, id="single tokens", marks=pytest.mark.slow),
   ],
 )
@@ -113,47 +148,40 @@ def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)
 
 
-def segment_rows():
-  """Rows that meet every case: a state's segment goes on, or does not."""
-  time = 48
-  rows = np.zeros((5, time), np.int32)
-  rows[0] = 1  # continues the state's segment
-  rows[1, 2:20], rows[1, 25:] = 1, 1  # padding inside a segment
-  rows[2, :11], rows[2, 11:13], rows[2, 13:40] = 4, 1, 9
-  rows[3] = np.arange(time) % 2 + 1  # a new segment every token
-  # The same, but for two that go on from a page of tiles to the next: the
-  # first with tiles of 16 tokens, the second with tiles of 8.
-  rows[4] = rows[3]
-  rows[4, 4:24], rows[4, 24:34] = 5, 6
-  return rows
-
-
 @subjects(typical_forms)
-@pytest.mark.parametrize(
-  "rows", [slice(0, 3), slice(0, 5)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
-  checks.check_packed_against_reference(subject, segment_rows()[rows])
+  checks.check_packed_against_reference(subject, rows)
+
+
+@subjects(other_forms)
+def test_packed_rows_of_other_specs(subject):
+  checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
 @subjects(forms_and_a_reference)
 def test_padding(subject):
-  checks.check_padding(subject, 20)
+  checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
 
 @subjects(typical_forms)
 def test_causal(subject):
-  checks.check_causal(subject, 37)
+  checks.check_causal(subject, TIME)
 
 
 @subjects(typical_forms)
 def test_deterministic(subject):
-  checks.check_deterministic(subject, 64)
+  checks.check_deterministic(subject, TIME)
 
 
-@subjects(forms_and_a_reference)
+@subjects(typical_forms_and_a_reference)
 def test_edges(subject):
-  checks.check_edges(subject, 29)
+  checks.check_edges(subject, TIME)
+
+
+@subjects(other_forms)
+def test_edges_of_other_specs(subject):
+  checks.check_edges(subject, PACKED.shape[1], PACKED)
 
 
 @subjects(typical_forms)

@@ -10,7 +10,13 @@ from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
 from memcomp_kernels.softmax_attention import api
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 ONE = memories.MEMORIES["softmax_attention"]
 GROUP = 3
@@ -61,8 +67,8 @@ def test_equals_repeated_keys_and_values(name, implementation):
   with jax.enable_x64(True):
     arguments = this.state(), this.inputs(37)
     checks.assert_agree(
-      checks.value_and_gradients(this.chunk, arguments),
-      checks.value_and_gradients(repeated, arguments),
+      gradients.value_and_gradients(this.chunk, arguments),
+      gradients.value_and_gradients(repeated, arguments),
       "grouped",
     )
 
@@ -93,8 +99,8 @@ def test_heads_over_devices():
   chunk = sharding.shard_chunk(
     this.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
   )
-  expected = checks.value_and_gradients(this.chunk, arguments)
+  expected = gradients.value_and_gradients(this.chunk, arguments)
   devices = np.array(jax.devices()[:4]).reshape(2, 2)
   with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-    actual = checks.value_and_gradients(chunk, arguments)
+    actual = gradients.value_and_gradients(chunk, arguments)
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels.key_value_means import api, tilings
-from memcomp_kernels.testing import checks, errors, memories
+from memcomp_kernels.testing import checks, errors, gradients, memories
 
 MEMORY = memories.MEMORIES["key_value_means"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
@@ -287,8 +287,8 @@ def test_seen_changes_nothing():
   assert len(tilings.stages(spec, seen=0, **sizes)) == 2
   assert len(tilings.stages(spec, seen=None, **sizes)) == 1
   checks.assert_agree(
-    checks.value_and_gradients(chunk_seen(spec, 0), (state, inputs)),
-    checks.value_and_gradients(chunk_seen(spec, None), (state, inputs)),
+    gradients.value_and_gradients(chunk_seen(spec, 0), (state, inputs)),
+    gradients.value_and_gradients(chunk_seen(spec, None), (state, inputs)),
     "fresh",
   )
 

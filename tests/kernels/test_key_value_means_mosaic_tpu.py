@@ -13,7 +13,13 @@ import pytest
 from memcomp_kernels import dispatch
 from memcomp_kernels.key_value_means import api, mosaic_tpu, xla_chunked
 from memcomp_kernels.primitives.mosaic import modes, vmem
-from memcomp_kernels.testing import aot, checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  aot,
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 MEMORY = memories.MEMORIES["key_value_means"]
 SPEC = api.Spec(
@@ -64,7 +70,7 @@ def assert_agree(spec, given, mode=None, **call):
     def function(*given):
       return chunk(*given, spec=spec, **call)
 
-    return checks.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given)
 
   with modes.interpreted(**(mode or {})):
     actual, expected = run(mosaic_tpu.chunk), run(xla_chunked.chunk)
@@ -110,7 +116,7 @@ def test_other_meanings():
 
 def test_bfloat16_is_no_worse_than_the_xla_form():
   given = arguments(SPEC, 520, dtype="bfloat16")
-  wide = checks.cast(given, jnp.float32)
+  wide = gradients.cast(given, jnp.float32)
   truth = values(xla_chunked.chunk, SPEC, wide, seen=0)
   xla = values(xla_chunked.chunk, SPEC, given, seen=0)
   ours = values(mosaic_tpu.chunk, SPEC, given, seen=0)

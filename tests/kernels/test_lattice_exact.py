@@ -17,7 +17,13 @@ from memcomp_kernels.lattice import (
   writes,
   xla_chunked,
 )
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 MEMORY = memories.MEMORIES["lattice"]
 SOLVERS = tuple(
@@ -51,12 +57,12 @@ def subject(tiling=SOLVERS[0], **fields):
 def assert_exact(subjects, state, inputs, what=""):
   """Values and gradients of each are the reference's."""
   with jax.enable_x64(True):
-    state, inputs = checks.cast((state, inputs), jnp.float64)
-    expected = checks.value_and_gradients(
+    state, inputs = gradients.cast((state, inputs), jnp.float64)
+    expected = gradients.value_and_gradients(
       subjects[0].reference, (state, inputs)
     )
     for one in subjects:
-      found = checks.value_and_gradients(one.chunk, (state, inputs))
+      found = gradients.value_and_gradients(one.chunk, (state, inputs))
       checks.assert_agree(found, expected, f"{one.tiling} {what}")
 
 
@@ -138,11 +144,11 @@ def test_edges(objective, update):
   with jax.enable_x64(True):
     stacked = jax.tree.map(lambda *x: jnp.concatenate(x), *cases.values())
     state = jax.tree.map(lambda x: jnp.concatenate([x] * len(cases)), state)
-    expected = checks.value_and_gradients(
+    expected = gradients.value_and_gradients(
       subjects[0].reference, (state, stacked)
     )
     for one in subjects:
-      found = checks.value_and_gradients(one.chunk, (state, stacked))
+      found = gradients.value_and_gradients(one.chunk, (state, stacked))
       for i, name in enumerate(cases):
         rows = slice(2 * i, 2 * i + 2)
         for part, bound in enumerate((1e-12, 1e-10)):

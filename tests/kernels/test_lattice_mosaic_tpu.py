@@ -11,7 +11,12 @@ from jax.sharding import Mesh
 from memcomp_kernels import sharding
 from memcomp_kernels.lattice import api, tilings
 from memcomp_kernels.primitives.mosaic import modes, pairs
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 LATTICE = memories.MEMORIES["lattice"]
 TOKEN = api.Spec(num_slots=8, gradient_at="token")
@@ -59,7 +64,7 @@ def both(spec, arguments, segment_ids=None, expected="xla_chunked", **mode):
         tiling=None if implementation == "reference" else TILING,
       )
 
-    return checks.value_and_gradients(function, arguments)
+    return gradients.value_and_gradients(function, arguments)
 
   with modes.interpreted(**mode):
     return run(expected), run("mosaic_tpu")
@@ -125,7 +130,7 @@ def test_edges(base):
 @pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
 def test_bfloat16_is_no_worse_than_the_xla_form(base):
   given = arguments(base, 8, dtype="bfloat16")
-  truth, _ = both(base, checks.cast(given, jnp.float32))
+  truth, _ = both(base, gradients.cast(given, jnp.float32))
   xla, kernel = both(base, given)
   for part in (0, 1):  # values, gradients
     for true, a, b in zip(
@@ -153,10 +158,10 @@ def test_under_shard_map():
     )
 
   with modes.interpreted():
-    expected = checks.value_and_gradients(run, (state, fresh, inputs))
+    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = checks.value_and_gradients(run, (state, fresh, inputs))
+      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 

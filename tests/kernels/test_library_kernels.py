@@ -13,7 +13,7 @@ from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import chunked
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import api, library_gpu
-from memcomp_kernels.testing import checks, errors, memories
+from memcomp_kernels.testing import checks, errors, gradients, memories
 
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
@@ -29,7 +29,7 @@ def arguments(spec, time, *, group=1, length=300, dtype="float32", **sizes):
   )
   inputs = inputs._replace(query=many.query, sink_query=None)
   state = api.init_state(spec, length=length, **sizes)
-  return state, checks.cast(inputs, dtype)
+  return state, gradients.cast(inputs, dtype)
 
 
 def run(implementation, spec, arguments, segment_ids=None):
@@ -41,7 +41,7 @@ def run(implementation, spec, arguments, segment_ids=None):
     implementation=implementation,
     seen=0,
   )
-  return checks.value_and_gradients(function, arguments)
+  return gradients.value_and_gradients(function, arguments)
 
 
 def packed(time):
@@ -87,7 +87,7 @@ def test_splash_in_bfloat16():
   """No worse than twice the XLA form, against float32."""
   spec = api.Spec()
   given = arguments(spec, 128, dtype="bfloat16")
-  exact = run("xla_chunked", spec, checks.cast(given, "float32"))
+  exact = run("xla_chunked", spec, gradients.cast(given, "float32"))
   with modes.interpreted():
     found = run("library_tpu", spec, given)
   usual = run("xla_chunked", spec, given)

@@ -6,7 +6,13 @@ import pytest
 from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 
 # Rows and heads are packed the same however they are sharded.
@@ -34,11 +40,11 @@ def test_eight_devices_equal_one(name, packed):
       state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
     )
 
-  expected = checks.value_and_gradients(run, arguments)
+  expected = gradients.value_and_gradients(run, arguments)
   devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
   with jax.set_mesh(Mesh(devices, ("replica", "fsdp", "tensor"))):
     lowered = jax.jit(run).lower(*arguments).compile().as_text()
-    actual = checks.value_and_gradients(run, arguments)
+    actual = gradients.value_and_gradients(run, arguments)
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
   for collective in ("all-gather", "all-reduce", "all-to-all"):
     assert collective not in lowered  # rows and heads are independent

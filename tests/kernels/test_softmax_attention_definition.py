@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels.softmax_attention import api, tilings
-from memcomp_kernels.testing import checks, errors, memories
+from memcomp_kernels.testing import checks, errors, gradients, memories
 
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
@@ -86,7 +86,7 @@ def test_what_each_spec_sees(name):
 
 def test_full_attention_is_the_library_s():
   inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs_for(20))
-  state = checks.cast(fresh(api.Spec()), jnp.float32)
+  state = gradients.cast(fresh(api.Spec()), jnp.float32)
   _, y = api.chunk(state, inputs, spec=api.Spec(), seen=0)
   # Widths of keys and values are one there.
   expected = jax.nn.dot_product_attention(
@@ -126,7 +126,7 @@ def test_tiles_never_change_the_result(monkeypatch, name, packed):
     ids = ids.at[1, 3:9].set(0)
 
   def run(function):
-    return checks.value_and_gradients(
+    return gradients.value_and_gradients(
       lambda state, inputs: function(state, inputs, spec=spec, segment_ids=ids),
       (state, inputs),
     )

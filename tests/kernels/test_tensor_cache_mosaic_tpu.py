@@ -12,7 +12,12 @@ from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import api, mosaic_tpu, xla_chunked
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 MEMORY = memories.MEMORIES["tensor_cache"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 8, "value_dim": 4}
@@ -74,7 +79,7 @@ def run(memory, spec, given, ids=None, **mode):
     )
 
   with modes.interpreted(**mode):
-    return checks.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given)
 
 
 def assert_close(actual, expected):
@@ -125,7 +130,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
   """Than twice its error, or one rounding."""
   spec = SPECS[name]
   given = arguments(spec, 24, "bfloat16")
-  truth = run(xla_chunked.memory, spec, checks.cast(given, jnp.float32))
+  truth = run(xla_chunked.memory, spec, gradients.cast(given, jnp.float32))
   xla = run(xla_chunked.memory, spec, given)
   ours = run(mosaic_tpu.memory, spec, given)
   for part in (0, 1):  # values, gradients

@@ -6,7 +6,13 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from memcomp_kernels import hand_off, sharding, wavefront
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 
 LINEAR = ("delta_rule", "rwkv7", "state_space_duality")
 
@@ -72,10 +78,10 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
       state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
     )
 
-  expected = checks.value_and_gradients(run, arguments)
+  expected = gradients.value_and_gradients(run, arguments)
   devices = np.array(jax.devices()[:8]).reshape(1, 2, 4)
   with jax.set_mesh(Mesh(devices, ("fsdp", "tensor", "context"))):
-    actual = checks.value_and_gradients(run, arguments)
+    actual = gradients.value_and_gradients(run, arguments)
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 

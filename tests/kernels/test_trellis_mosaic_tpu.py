@@ -10,7 +10,12 @@ from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  errors,
+  gradients,
+  memories,
+  tolerances,
+)
 from memcomp_kernels.trellis import api, mosaic_tpu, tilings
 
 TRELLIS = memories.MEMORIES["trellis"]
@@ -66,7 +71,7 @@ def run(implementation, spec, arguments, segment_ids=None, tiling=None):
       tiling=tiling,
     )
 
-  return checks.value_and_gradients(function, arguments)
+  return gradients.value_and_gradients(function, arguments)
 
 
 def both(*given, **mode):
@@ -192,7 +197,7 @@ def test_the_range_of_decays_chooses_the_form():
 
 def test_bfloat16_is_no_worse_than_the_xla_form():
   given = arguments(SPEC, 64, dtype="bfloat16")
-  wide = checks.cast(given, jnp.float32)
+  wide = gradients.cast(given, jnp.float32)
   truth = run("xla_chunked", SPEC, wide)
   xla, kernel = both(SPEC, given, None, tiling())
   for part, bound in (("values", 2.0), ("gradients", 2.0)):
@@ -222,10 +227,10 @@ def test_under_shard_map():
     )
 
   with modes.interpreted():
-    expected = checks.value_and_gradients(run, (state, fresh, inputs))
+    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = checks.value_and_gradients(run, (state, fresh, inputs))
+      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 

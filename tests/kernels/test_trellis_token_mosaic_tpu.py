@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.testing import checks, errors, tolerances
+from memcomp_kernels.testing import errors, gradients, tolerances
 from memcomp_kernels.trellis import api, tilings
 
 SPEC = api.Spec(num_slots=16, gradient_at="token")
@@ -93,7 +93,7 @@ def test_a_state_handed_on_inside_a_tile():
 
 def test_bfloat16_is_no_worse_than_the_xla_form():
   given = stale.arguments(SPEC, 32, dtype="bfloat16")
-  truth, _ = stale.both(SPEC, checks.cast(given, jnp.float32))
+  truth, _ = stale.both(SPEC, gradients.cast(given, jnp.float32))
   xla, kernel = stale.both(SPEC, given)
   for index in (0, 1):
     for true, a, b in zip(

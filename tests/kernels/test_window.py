@@ -7,7 +7,7 @@ import pytest
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import window
-from memcomp_kernels.testing import checks
+from memcomp_kernels.testing import checks, gradients
 
 HEADS = 2
 
@@ -142,7 +142,7 @@ def test_a_call_is_its_pushes(size, sinks, reset_positions):
     def run(*floats):
       return function(*floats, ids, state[1], reset[1], sinks)
 
-    return checks.value_and_gradients(run, floats)
+    return gradients.value_and_gradients(run, floats)
 
   checks.assert_agree(result(by_plan), result(by_push), "window")
 

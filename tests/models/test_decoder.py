@@ -135,6 +135,9 @@ def config(name="trellis", mixer=None, **changes):
   )
 
 
+TIME = 21
+
+
 def build(config, seed=0):
   config.validate()
   with nnx.use_eager_sharding(False):
@@ -153,7 +156,11 @@ def tokens(batch, time, seed=0):
 
 
 class Compiled:
-  """A model whose calls are compiled, once per shape."""
+  """A model whose calls are compiled, once per shape.
+
+  Most of what is tested takes rows of `TIME` tokens, two of them: nearly all
+  of the time goes to compiling.
+  """
 
   def __init__(self, config):
     model = build(config)
@@ -163,10 +170,27 @@ class Compiled:
     self.step = jax.jit(model.step)
     self.logits = jax.jit(model.logits)
     self.init_state = jax.jit(model.init_state, static_argnums=0)
+    self.gradient = jax.jit(jax.grad(self._loss, has_aux=True))
 
   def __call__(self, ids, **keywords):
     keywords.setdefault("state", self.init_state(ids.shape[0]))
     return self.run(ids, **keywords)
+
+  def steps(self, ids):
+    """As `logits` of a call, by steps."""
+    state, logits = self.init_state(ids.shape[0]), []
+    for t in range(ids.shape[1]):
+      y, state = self.step(ids[:, t], state)
+      logits.append(y)
+    return jnp.stack(logits, 1), state
+
+  def _loss(self, params, ids, segment_ids=None):
+    """Of fresh states; hidden and logits of padding do not count."""
+    model = nnx.merge(nnx.split(self.model)[0], params)
+    hidden, _ = model(ids, segment_ids=segment_ids)
+    counts = ids >= 0 if segment_ids is None else segment_ids != 0
+    read = jnp.sin(model.logits(hidden)).mean(-1) + jnp.sin(hidden).sum(-1)
+    return jnp.sum(jnp.where(counts, read, 0.0)), hidden
 
 
 @pytest.fixture(scope="module", params=[*registry.MIXERS, "hybrid"])
@@ -177,23 +201,17 @@ def model(request):
 
 
 def test_steps_equal_the_sequence(model):
-  ids = tokens(2, 21)
+  ids = tokens(2, TIME)
   hidden, final = model(ids)
-  state, logits = model.init_state(2), []
-  for t in range(21):
-    y, state = model.step(ids[:, t], state)
-    logits.append(y)
-  errors.assert_close(
-    (jnp.stack(logits, 1), state), (model.logits(hidden), final), 1e-5
-  )
+  errors.assert_close(model.steps(ids), (model.logits(hidden), final), 1e-5)
 
 
 def test_cut_anywhere(model):
-  ids = tokens(2, 19)
+  ids = tokens(2, TIME)
   hidden, final = model(ids)
   pieces, state = [], model.init_state(2)
-  # Inside a convolution's taps, and around the end of a chunk of eight.
-  for piece in np.split(ids, [1, 2, 7, 8, 9], axis=1):
+  # Of a convolution's taps, and at every offset into a chunk of eight.
+  for piece in np.split(ids, TIME // 3, axis=1):
     piece, state = model(piece, state=state)
     pieces.append(piece)
   errors.assert_close(
@@ -202,59 +220,48 @@ def test_cut_anywhere(model):
 
 
 def test_packed_rows_equal_their_documents(model):
-  graph, params = nnx.split(model.model)
-  a, b = tokens(1, 13), tokens(1, 10, seed=1)
-  gap = np.zeros((1, 3), np.int32)
-  row = np.concatenate([a, gap, b, gap[:, :2]], 1)
-  ids = np.array([[4] * 13 + [0] * 3 + [2] * 10 + [0] * 2])
-
-  def packed(params):
-    hidden, _ = nnx.merge(graph, params)(row, segment_ids=ids)
-    return hidden[:, :13], hidden[:, 16:26]
-
-  def separate(params):
-    model = nnx.merge(graph, params)
-    return model(a)[0], model(b)[0]
-
-  def gradient_and_value(function):
-    def loss(params):
-      hidden = function(params)
-      return sum(jnp.sum(jnp.sin(h)) for h in hidden), hidden
-
-    return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-  actual, expected = map(gradient_and_value, (packed, separate))
-  errors.assert_close(actual[1], expected[1], 1e-5)
-  errors.assert_close(actual[0], expected[0], 1e-4)
+  params = nnx.state(model.model)
+  documents = tokens(2, 14)
+  gap = np.zeros(3, np.int32)
+  row = np.concatenate([documents[0], gap, documents[1], gap[:2]])
+  ids = np.array([[4] * 14 + [0] * 3 + [2] * 14 + [0] * 2])
+  actual, packed = model.gradient(params, row[None], ids)
+  expected, hidden = model.gradient(params, documents)
+  errors.assert_close((packed[0, :14], packed[0, 17:31]), tuple(hidden), 1e-5)
+  errors.assert_close(actual, expected, 1e-4)
 
 
 def test_rows_padded_on_the_left_equal_rows_alone(model):
-  short, long = tokens(1, 9), tokens(1, 14, seed=1)
-  row = np.pad(short, ((0, 0), (5, 0)))
-  ids = np.array([[0] * 5 + [1] * 9, [1] * 14], np.int32)
-  hidden, state = model(np.concatenate([row, long]), segment_ids=ids)
-  errors.assert_close(hidden[:1, 5:], model(short)[0], 1e-5)
-  errors.assert_close(hidden[1:], model(long)[0], 1e-5)
+  short, long = tokens(2, 9)[:1], tokens(1, TIME, seed=1)
+  row = np.pad(short, ((0, 0), (TIME - 9, 0)))
+  ids = np.array([[0] * (TIME - 9) + [1] * 9, [1] * TIME], np.int32)
+  both = np.concatenate([row, long])
+  hidden, state = model(both, segment_ids=ids)
+  logits = model.logits(hidden)
+  alone, state_alone = model.steps(np.concatenate([short, short]))
+  errors.assert_close(logits[0, TIME - 9 :], alone[0], 1e-5)
+  errors.assert_close(hidden[1], model(both)[0][1], 1e-5)
   following, _ = model.step(np.array([3, 3]), state)
-  alone, _ = model.step(np.array([3]), model(short)[1])
-  errors.assert_close(following[:1], alone, 1e-5)
+  expected, _ = model.step(np.array([3, 3]), state_alone)
+  errors.assert_close(following[0], expected[0], 1e-5)
 
 
 def test_a_state_made_for_the_length_is_as_good(model):
-  ids = tokens(2, 21)
-  fresh, _ = jax.jit(model.model)(ids)  # made for 21 tokens, none seen
-  errors.assert_close(fresh, model(ids)[0], 1e-5)
+  ids = tokens(2, TIME)
+  # Of fewer tokens, none seen: what comes later changes nothing.
+  _, fresh = model.gradient(nnx.state(model.model), ids[:, :14])
+  errors.assert_close(fresh, model(ids)[0][:, :14], 1e-5)
 
 
 def test_padding_leaves_the_state_alone(model):
-  _, state = model(tokens(2, 14))
-  nothing = np.zeros((2, 14), np.int32)
-  _, after = model(tokens(2, 14, seed=1), state=state, segment_ids=nothing)
+  _, state = model(tokens(2, TIME))
+  nothing = np.zeros((2, TIME), np.int32)
+  _, after = model(tokens(2, TIME, seed=1), state=state, segment_ids=nothing)
   errors.assert_equal(after, state, "state after padding")
 
 
 def test_causal(model):
-  ids = tokens(1, 20)
+  ids = tokens(2, TIME)
   changed = ids.copy()
   changed[:, 12] += 1
   before, after = model(ids)[0], model(changed)[0]
@@ -264,15 +271,9 @@ def test_causal(model):
 
 def test_every_parameter_is_trained_and_named(model):
   """A gradient reaches every parameter, the initial memories included."""
-  graph, params = nnx.split(model.model)
-
-  def loss(params):
-    model = nnx.merge(graph, params)
-    return jnp.mean(jnp.sin(model.logits(model(tokens(2, 20))[0])))
-
   # Away from the start, where some matrices are zero on purpose.
-  params = jax.tree.map(lambda x: x + 0.01, params)
-  gradient = jax.jit(jax.grad(loss))(params)
+  params = jax.tree.map(lambda x: x + 0.01, nnx.state(model.model))
+  gradient, _ = model.gradient(params, tokens(2, 14))
   leaves = jax.tree_util.tree_leaves_with_path(
     gradient, is_leaf=lambda x: isinstance(x, nnx.Variable)
   )
@@ -319,7 +320,7 @@ def test_memories_that_are_kept_are_not_run_again():
 
 
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
-  ids = tokens(2, 40)
+  ids = tokens(2, TIME)
   exact = model
   narrow = Compiled(dataclasses.replace(model.config, dtype="bfloat16"))
   hidden, state = narrow(ids)
@@ -397,7 +398,7 @@ def test_state_and_flops_by_hand():
 
 
 def test_memory_norms(model):
-  _, state = model(tokens(2, 10))
+  _, state = model(tokens(2, TIME))
   norms = np.asarray(model.model.memory_norms(state))
   assert norms.shape == (model.config.num_layers,)
   # The middle layer, wherever the pattern puts it.

@@ -5,28 +5,37 @@ truth is the reference in float64; `jax.enable_x64` is switched inside.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels.testing import errors, tolerances
+from memcomp_kernels.testing import errors, gradients, tolerances
 from memcomp_kernels.testing import memory as memory_lib
+from memcomp_kernels.testing.gradients import is_float, value_and_gradients
 
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """What is checked: one implementation of one memory under one Spec."""
+  """What is checked: one implementation of one memory under one Spec.
+
+  Attributes:
+    memory: of that name.
+    spec: its meaning.
+    implementation: of its chunk function.
+    sizes: of inputs and states.
+    keep: whether what one check compiles serves the next; not where the code
+      is changed in between.
+  """
 
   memory: memory_lib.Memory
   spec: Any
   implementation: str
   sizes: tuple[tuple[str, int], ...] = tuple(SIZES.items())
+  keep: bool = False
 
   def inputs(self, time: int, seed: int = 0, **changes) -> Any:
     """Random inputs, in the widest dtype that is switched on."""
@@ -66,49 +75,6 @@ class Subject:
     return self.memory.api.step(state, inputs, spec=self.spec)
 
 
-def cast(tree: Any, dtype: Any) -> Any:
-  """Casts the floating leaves of a tree."""
-  return jax.tree.map(lambda x: x.astype(dtype) if _is_float(x) else x, tree)
-
-
-def value_and_gradients(
-  function: Callable, arguments: tuple, seed: int = 9
-) -> tuple[Any, Any]:
-  """Returns function(*arguments), and gradients of <cotangents, it>.
-
-  With respect to every floating leaf of the arguments (zero for the others);
-  random cotangents cover every floating leaf of the result, the final state's
-  included.
-  """
-  leaves, tree = jax.tree.flatten(arguments)
-  floats = [x for x in leaves if _is_float(x)]
-  outputs = jax.tree.leaves(jax.eval_shape(function, *arguments))
-  # Drawn by numpy, outside any compiled function, so that every function, mode
-  # and precision is asked for the same derivative.
-  rng = np.random.default_rng(seed)
-  cotangents = [
-    rng.standard_normal(x.shape).astype(np.float32)
-    for x in outputs
-    if _is_float(x)
-  ]
-
-  def objective(floats):
-    replaced = iter(floats)
-    filled = [next(replaced) if _is_float(x) else x for x in leaves]
-    result = function(*jax.tree.unflatten(tree, filled))
-    outputs = [x for x in jax.tree.leaves(result) if _is_float(x)]
-    total = 0.0
-    for c, x in zip(cotangents, outputs, strict=True):
-      wide = jnp.promote_types(x.dtype, jnp.float32)
-      total = total + jnp.sum(jnp.asarray(c, wide) * x.astype(wide))
-    return total, result
-
-  found, result = jax.jit(jax.grad(objective, has_aux=True))(floats)
-  found = iter(found)
-  filled = [next(found) if _is_float(x) else jnp.zeros(()) for x in leaves]
-  return result, jax.tree.unflatten(tree, filled)
-
-
 def assert_agree(
   actual: tuple[Any, Any],
   expected: tuple[Any, Any],
@@ -143,8 +109,8 @@ def check_values(subject: Subject, time: int) -> None:
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(time)
     errors.assert_close(
-      jax.jit(subject.chunk)(*arguments),
-      jax.jit(subject.reference)(*arguments),
+      gradients.compiled(subject.chunk)(*arguments),
+      gradients.compiled(subject.reference)(*arguments),
       tolerances.VALUE["float64"],
       f"values, time {time}",
     )
@@ -160,21 +126,23 @@ def check_finite_differences(subject: Subject, time: int) -> None:
     _, gradient = value_and_gradients(subject.reference, arguments)
     rng = np.random.default_rng(5)
     direction = jax.tree.map(
-      lambda x: rng.standard_normal(x.shape) if _is_float(x) else 0, arguments
+      lambda x: rng.standard_normal(x.shape) if is_float(x) else 0,
+      arguments,
     )
 
     def moved(scale):
       return jax.tree.map(
-        lambda x, d: x + scale * d if _is_float(x) else x, arguments, direction
+        lambda x, d: x + scale * d if is_float(x) else x,
+        arguments,
+        direction,
       )
 
     # The same cotangents as above, applied to the result.
-    function, h = jax.jit(subject.reference), 1e-5
-    rng = np.random.default_rng(9)
-    outputs = [
-      [x for x in jax.tree.leaves(function(*moved(sign * h))) if _is_float(x)]
-      for sign in (1, -1)
-    ]
+    h, rng = 1e-5, np.random.default_rng(9)
+    outputs = []
+    for sign in (1, -1):
+      result, _ = value_and_gradients(subject.reference, moved(sign * h))
+      outputs.append([x for x in jax.tree.leaves(result) if is_float(x)])
     numeric = sum(
       jnp.sum(rng.standard_normal(a.shape).astype(np.float32) * (a - b))
       for a, b in zip(*outputs, strict=True)
@@ -193,19 +161,19 @@ def check_finite_differences(subject: Subject, time: int) -> None:
 def check_precision(subject: Subject, dtype: str, time: int) -> None:
   """Levels 3 and 5: what rounding loses, inputs rounded first."""
   with jax.enable_x64(True):
-    state = cast(subject.state(), jnp.float32)
-    inputs = cast(subject.inputs(time), dtype)
+    state = gradients.cast(subject.state(), jnp.float32)
+    inputs = gradients.cast(subject.inputs(time), dtype)
     # Gates are float32 in every run: a bfloat16 log decay of -0.02 is off by
     # more than anything the memory does.
     inputs = _with_wide_gates(inputs, subject.inputs(time), jnp.float32)
-    exact = cast((state, inputs), jnp.float64)
+    exact = gradients.cast((state, inputs), jnp.float64)
     expected = value_and_gradients(subject.reference, exact)
   results = value_and_gradients(subject.chunk, (state, inputs))
   got_state, got = results[0]
   if got.dtype != inputs.query.dtype:
     raise AssertionError(f"output is {got.dtype}, not the query's dtype")
   for leaf in jax.tree.leaves(got_state):
-    if _is_float(leaf) and leaf.dtype != jnp.float32:
+    if is_float(leaf) and leaf.dtype != jnp.float32:
       raise AssertionError(f"a state is {leaf.dtype}, not float32")
   assert_agree(results, expected, dtype, dtype)
 
@@ -220,20 +188,8 @@ def check_hand_off(subject: Subject, piece: int, pieces: int) -> None:
     arguments = subject.state(), subject.inputs(piece * pieces)
 
     def in_pieces(state, inputs):
-      def body(state, inputs):
-        return subject.chunk(state, inputs)
-
-      cut = jax.tree.map(
-        lambda x: jnp.moveaxis(
-          x.reshape(x.shape[0], pieces, piece, *x.shape[2:]), 1, 0
-        ),
-        inputs,
-      )
-      state, outputs = jax.lax.scan(body, state, cut)
-      outputs = jnp.moveaxis(outputs, 0, 1)
-      return state, outputs.reshape(
-        outputs.shape[0], piece * pieces, *outputs.shape[3:]
-      )
+      state, outputs = jax.lax.scan(subject.chunk, state, _cut(inputs, pieces))
+      return state, _join(outputs)
 
     def by_step(state, inputs):
       by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
@@ -295,63 +251,63 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
 
 
 def check_packed_against_reference(
-  subject: Subject, segment_ids: np.ndarray
+  subject: Subject, segment_ids: np.ndarray, *, in_two: bool = True
 ) -> None:
   """Level 7: any segment ids, from a state inside a chunk, as the reference.
 
-  Also cuts the row in two: the second half continues what the first left.
+  Args:
+    subject: what is checked.
+    segment_ids: `[batch, time]`, an even number of tokens.
+    in_two: whether to cut the rows in two as well: the second half continues
+      what the first left.
   """
   with jax.enable_x64(True):
     batch, time = segment_ids.shape
     ids = jnp.asarray(segment_ids, jnp.int32)
-    fresh = subject.state(batch=batch)
-    state, _ = subject.reference(
-      subject.state(seed=3, batch=batch), subject.inputs(3, 4, batch=batch)
-    )
+    fresh, state = subject.state(batch=batch), _continued(subject, batch)
     inputs = subject.inputs(time, batch=batch)
 
-    def in_two(state, fresh, inputs):
-      middle, outputs = time // 2, []
-      for part in (slice(None, middle), slice(middle, None)):
-        state, y = subject.chunk(
-          state,
-          jax.tree.map(lambda x: x[:, part], inputs),  # noqa: B023
-          ids[:, part],
-          fresh,
-        )
-        outputs.append(y)
-      return state, jnp.concatenate(outputs, axis=1)
+    def two_calls(state, inputs, ids, fresh):
+      def body(state, half):
+        return subject.chunk(state, *half, fresh)
 
-    def whole(function, state, fresh, inputs):
-      return function(state, inputs, ids, fresh)
+      halves = _cut((inputs, ids), 2)
+      state, outputs = jax.lax.scan(body, state, halves)
+      return state, _join(outputs)
 
-    arguments = state, fresh, inputs
-    reference = functools.partial(whole, subject.reference)
-    expected = value_and_gradients(reference, arguments)
-    chunk = functools.partial(whole, subject.chunk)
-    for name, function in (("one call", chunk), ("two calls", in_two)):
+    arguments = state, inputs, ids, fresh
+    expected = value_and_gradients(subject.reference, arguments)
+    functions = {"one call": subject.chunk}
+    if in_two:
+      functions["two calls"] = two_calls
+    for name, function in functions.items():
       assert_agree(value_and_gradients(function, arguments), expected, name)
 
 
-def check_padding(subject: Subject, time: int) -> None:
+def check_padding(subject: Subject, time: int, batch: int) -> None:
   """Level 7: padding leaves the state bit-equal and outputs exact zeros."""
-  state, _ = subject.reference(subject.state(), subject.inputs(3, 4))
-  inputs = jax.tree.map(lambda x: x + jnp.nan, subject.inputs(time))
-  none = jnp.zeros((inputs.query.shape[0], time), jnp.int32)
-  new_state, outputs = jax.jit(subject.chunk)(state, inputs, none)
-  errors.assert_equal(new_state, state, "state after padding")
-  errors.assert_equal(outputs, jnp.zeros_like(outputs), "outputs at padding")
+  # With the program of packed rows; any other takes longer to compile.
+  with jax.enable_x64(True):
+    fresh, state = subject.state(batch=batch), _continued(subject, batch)
+    inputs = subject.inputs(time, batch=batch)
+    inputs = jax.tree.map(lambda x: x + jnp.nan, inputs)
+    none = jnp.zeros((batch, time), jnp.int32)
+    (new_state, outputs), _ = value_and_gradients(
+      subject.chunk, (state, inputs, none, fresh)
+    )
+    errors.assert_equal(new_state, state, "state after padding")
+    errors.assert_equal(outputs, jnp.zeros_like(outputs), "outputs at padding")
 
 
 def check_causal(subject: Subject, time: int) -> None:
   """Level 7: outputs do not depend on later inputs, exactly."""
-  state, inputs = subject.state(), subject.inputs(time)
+  arguments = subject.state(), subject.inputs(time)
   middle = time // 2
-
-  def early(inputs):
-    return jnp.sum(jnp.square(subject.chunk(state, inputs)[1][:, :middle]))
-
-  gradient = jax.jit(jax.grad(early))(inputs)
+  cotangents = gradients.random_cotangents(subject.chunk, arguments)
+  cotangents = [0 * c for c in cotangents]
+  cotangents[-1][:, :middle] = 1.0  # of the outputs, which come last
+  derivative = gradients.derivative(subject.chunk)
+  _, (_, gradient) = derivative(arguments, cotangents)
   late = jax.tree.map(lambda x: x[:, middle:], gradient)
   errors.assert_equal(late, jax.tree.map(jnp.zeros_like, late), "causality")
   before = jax.tree.map(lambda x: x[:, :middle], gradient)
@@ -369,27 +325,52 @@ def check_deterministic(subject: Subject, time: int) -> None:
   )
 
 
-def check_edges(subject: Subject, time: int) -> None:
-  """Level 8: finite values and gradients at the edges of the inputs."""
-  state = subject.state()
-  cases = subject.memory.edges(subject.inputs(time))
-  names, inputs = zip(*cases.items(), strict=True)
-  stacked = jax.tree.map(lambda *x: jnp.concatenate(x), *inputs)
-  state = jax.tree.map(lambda x: jnp.concatenate([x] * len(names)), state)
-  results = value_and_gradients(subject.chunk, (state, stacked))
-  rows = subject.state().segment_id.shape[0]
-  for i, name in enumerate(names):
-    part = slice(i * rows, (i + 1) * rows)
-    take = functools.partial(_rows, part=part)
-    errors.assert_finite(jax.tree.map(take, results), name)
+def check_edges(
+  subject: Subject, time: int, segment_ids: np.ndarray | None = None
+) -> None:
+  """Level 8: finite values and gradients at the edges of the inputs.
+
+  Args:
+    subject: what is checked.
+    time: tokens.
+    segment_ids: of packed rows; None for one segment. With them in float64, so
+      that one program serves this and `check_packed_against_reference`.
+  """
+  packed = segment_ids is not None
+  with jax.enable_x64(packed):
+    batch = len(segment_ids) if packed else dict(subject.sizes)["batch"]
+    ids = jnp.asarray(segment_ids, jnp.int32) if packed else None
+    state = subject.state(batch=batch)
+    inputs = subject.inputs(time, batch=batch)
+    derivative = gradients.derivative(subject.chunk)
+    for name, edge in subject.memory.edges(inputs).items():
+      arguments = (state, edge, ids, state) if packed else (state, edge)
+      errors.assert_finite(derivative(arguments), name)
 
 
-def _rows(x: jax.Array, part: slice) -> jax.Array:
-  return x[part] if x.ndim else x
+def _continued(subject: Subject, batch: int) -> Any:
+  """A state some tokens after the one that `Subject.state` gives."""
+  state, inputs = (
+    subject.state(seed=3, batch=batch),
+    subject.inputs(3, 4, batch=batch),
+  )
+  return subject.reference(state, inputs)[0]
 
 
-def _is_float(x: jax.Array) -> bool:
-  return jnp.issubdtype(x.dtype, jnp.floating)
+def _cut(tree: Any, pieces: int) -> Any:
+  """`[batch, time, ...]` to `[pieces, batch, time / pieces, ...]`."""
+
+  def cut(x):
+    x = x.reshape(x.shape[0], pieces, -1, *x.shape[2:])
+    return jnp.moveaxis(x, 1, 0)
+
+  return jax.tree.map(cut, tree)
+
+
+def _join(outputs: jax.Array) -> jax.Array:
+  """The reverse of `_cut`, of one array."""
+  outputs = jnp.moveaxis(outputs, 0, 1)
+  return outputs.reshape(len(outputs), -1, *outputs.shape[3:])
 
 
 def _with_wide_gates(inputs: Any, wide: Any, dtype: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 from memcomp_kernels.primitives import activations
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
   """A memory under test.
 

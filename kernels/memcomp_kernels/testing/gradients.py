@@ -1,0 +1,96 @@
+"""Values and gradients of functions of trees, compiled."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_float(x: jax.Array) -> bool:
+  """Whether a leaf has gradients."""
+  return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+  """Casts the floating leaves of a tree."""
+  return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, tree)
+
+
+def value_and_gradients(
+  function: Callable, arguments: tuple
+) -> tuple[Any, Any]:
+  """Returns function(*arguments), and gradients: see `derivative`."""
+  return derivative(function)(arguments)
+
+
+def derivative(function: Callable) -> Callable[..., tuple[Any, Any]]:
+  """Returns (arguments, cotangents=None) -> (result, gradients).
+
+  Gradients are of <cotangents, result> with respect to every floating leaf of
+  the arguments (zero for the others). Cotangents are one array for every
+  floating leaf of the result; default random ones.
+  """
+  compiled_ = compiled(function, _differentiated)
+
+  def call(arguments, cotangents=None):
+    if cotangents is None:
+      cotangents = random_cotangents(function, arguments)
+    found, result = compiled_(arguments, cotangents)
+    gradients = jax.tree.map(
+      lambda x, g: g if is_float(x) else jnp.zeros(()), arguments, found
+    )
+    return result, gradients
+
+  return call
+
+
+def random_cotangents(function: Callable, arguments: tuple) -> list[np.ndarray]:
+  """One for every floating leaf of the result, the final state's included."""
+  outputs = jax.tree.leaves(jax.eval_shape(function, *arguments))
+  # Drawn by numpy, outside any compiled function, so that every function, mode
+  # and precision is asked for the same derivative.
+  rng = np.random.default_rng(9)
+  return [
+    rng.standard_normal(x.shape).astype(np.float32)
+    for x in outputs
+    if is_float(x)
+  ]
+
+
+def _itself(function: Callable) -> Callable:
+  return function
+
+
+def compiled(
+  function: Callable, transform: Callable[[Callable], Callable] = _itself
+) -> Callable:
+  """Returns transform(function), compiled.
+
+  Of a method whose object says `keep` the program is kept for the next caller;
+  those of the last few such objects are.
+  """
+  owner = getattr(function, "__self__", None)
+  if getattr(owner, "keep", False):
+    return _kept(transform, owner, function.__name__)
+  return jax.jit(transform(function))
+
+
+@functools.lru_cache(maxsize=16)
+def _kept(transform: Callable, owner: Any, name: str) -> Callable:
+  return jax.jit(transform(getattr(owner, name)))
+
+
+def _differentiated(function: Callable) -> Callable:
+  def objective(arguments, cotangents):
+    result = function(*arguments)
+    outputs = [x for x in jax.tree.leaves(result) if is_float(x)]
+    total = 0.0
+    for c, x in zip(cotangents, outputs, strict=True):
+      wide = jnp.promote_types(x.dtype, jnp.float32)
+      total = total + jnp.sum(c.astype(wide) * x.astype(wide))
+    return total, result
+
+  return jax.grad(objective, has_aux=True, allow_int=True)

@@ -1,0 +1,16 @@
+"""The order of the contract's checks."""
+
+
+def pytest_collection_modifyitems(items):
+  """Puts checks of one subject side by side: they share what they compile."""
+  places = [
+    i for i, item in enumerate(items) if item.path.name == "test_contract.py"
+  ]
+
+  def subject(item):
+    found = item.callspec.params["subject"]
+    return found.memory.name, found.implementation, repr(found.spec)
+
+  by_subject = sorted((items[i] for i in places), key=subject)
+  for i, item in zip(places, by_subject, strict=True):
+    items[i] = item
