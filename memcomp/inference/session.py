@@ -127,12 +127,15 @@ def on_mesh_of(params: Any) -> contextlib.AbstractContextManager:
 def _start(graphdef, batch, room, params) -> Session:
   model = state_lib.merge(graphdef, params)
   vocab = model.embedding[...].shape[0]
-  return Session(
+  session = Session(
     model.init_state(batch, room),
     jnp.zeros((batch, vocab), jnp.float32),
     jnp.zeros(batch, jnp.int32),
     jnp.zeros((batch, vocab), bool),
   )
+  # Without weak types, which no call gives back: the second would be compiled
+  # anew.
+  return jax.tree.map(lambda x: x.astype(x.dtype), session)
 
 
 def _pad(x: jax.Array, shape: Sequence[int]) -> jax.Array:

@@ -1,5 +1,6 @@
 import functools
 
+import inference_cases as cases
 import jax
 import numpy as np
 import pytest
@@ -11,30 +12,13 @@ from memcomp.inference import generate, prefill, sample, stop
 from memcomp.inference import session as session_lib
 from memcomp.training import state as state_lib
 
+GREEDY, read = cases.GREEDY, cases.read
+pieces, joined = cases.pieces, cases.joined
+
 BYTES = tokenizer_lib.ByteTokenizer()
 PROMPT = BYTES.encode("a prompt of 48 bytes, longer than several pieces")
 SHORT, MIDDLE = PROMPT[:3], PROMPT[:21]
-GREEDY = sample.Settings(temperature=0.0)
 WARM = sample.Settings(temperature=1.0, top_k=20, top_p=0.9, seed=3)
-
-
-def read(model, prompts, size=16):
-  session = session_lib.start(model, len(prompts))
-  return prefill.read(model, session, prompts, piece_tokens=size)
-
-
-def pieces(model, session, tokens=30, settings=WARM, **more):
-  return list(
-    generate.generate(model, session, tokens=tokens, settings=settings, **more)
-  )
-
-
-def joined(pieces):
-  """The ids of each row."""
-  return [
-    np.concatenate(ids).tolist()
-    for ids in zip(*[piece.ids for piece in pieces], strict=True)
-  ]
 
 
 def ids(model, prompt=PROMPT, tokens=30, settings=WARM, **more):

@@ -1,0 +1,182 @@
+"""Sessions on disk: one folder, for the model that made them alone.
+
+session.json   whose it is (config, hash of the parameters, tokenizer), tokens
+arrays/        the session's arrays, by Orbax
+sha256.json    checksums of all of it
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.inference import session as session_lib
+from memcomp.models import decoder
+from memcomp.training import disk, integrity, workdir
+
+_META, _ARRAYS, _VERSION = "session.json", "arrays", 1
+
+
+class Owner(NamedTuple):
+  """A model, and what tells it from others.
+
+  Attributes:
+    model: with its parameters.
+    config: that it was built from.
+    tokenizer: that its ids are of.
+  """
+
+  model: decoder.Decoder
+  config: decoder.DecoderConfig
+  tokenizer: tokenizer_lib.Tokenizer
+
+
+def save(
+  folder: str | os.PathLike, session: session_lib.Session, owner: Owner
+) -> int:
+  """Writes a session; the folder is there whole or not at all.
+
+  Args:
+    folder: to make.
+    session: any number of texts.
+    owner: the model that has read them.
+
+  Returns:
+    Bytes on disk.
+
+  Raises:
+    UserError: the folder exists, or cannot be written.
+  """
+  folder = pathlib.Path(folder).expanduser().absolute()
+  if folder.exists():
+    raise errors.UserError(f"{folder} exists already; choose another name")
+  meta = {
+    "version": _VERSION,
+    **_identity(owner),
+    "tokens": np.asarray(session.position).tolist(),
+    "arrays": {
+      name: [list(x.shape), str(x.dtype)] for name, x in _named(session)
+    },
+  }
+  temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+  with disk.clear_errors(f"cannot write {folder}"):
+    temporary.mkdir(parents=True)
+    try:
+      with ocp.StandardCheckpointer() as writer:
+        writer.save(temporary / _ARRAYS, dict(_named(session)))
+      integrity.replace_text(temporary / _META, json.dumps(meta, indent=1))
+      integrity.write(temporary)
+      os.replace(temporary, folder)
+    finally:
+      shutil.rmtree(temporary, ignore_errors=True)
+  return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
+  """Reads a session, bit by bit as it was saved.
+
+  Args:
+    folder: of `save`.
+    owner: the model that is to go on.
+
+  Raises:
+    UserError: there is none, it is damaged, or it is of another model.
+  """
+  folder = pathlib.Path(folder).expanduser().absolute()
+  if not (folder / _META).is_file():
+    raise errors.UserError(
+      f"{folder} is no saved session: it has no {_META}; check the path"
+    )
+  if reason := integrity.problem(epath.Path(folder)):
+    raise errors.UserError(
+      f"the session {folder} is damaged ({reason}); restore it from a copy"
+    )
+  meta = json.loads((folder / _META).read_text())
+  if meta["version"] != _VERSION:
+    raise errors.UserError(
+      f"{folder} was written by another version (format {meta['version']}, this"
+      f" reads {_VERSION}); use that version"
+    )
+  _check_owner(folder, meta, _identity(owner))
+  # The structure is the model's, sizes are the session's: it may have grown.
+  new = session_lib.start(owner.model)
+  names = [name for name, _ in _named(new)]
+  place = _placement(owner.model)
+  target = {
+    name: jax.ShapeDtypeStruct(
+      meta["arrays"][name][0],
+      jnp.dtype(meta["arrays"][name][1]),
+      sharding=place,
+    )
+    for name in names
+  }
+  with ocp.StandardCheckpointer() as reader:
+    found = reader.restore(folder / _ARRAYS, target)
+  return jax.tree.unflatten(
+    jax.tree.structure(new), [found[name] for name in names]
+  )
+
+
+def parameter_hash(model: decoder.Decoder) -> str:
+  """Returns 16 hex digits; equal for parameters that are bit by bit equal."""
+  digest = hashlib.sha256()
+  for name, x in _named(nnx.to_pure_dict(nnx.state(model))):
+    x = np.ascontiguousarray(x)
+    digest.update(f"{name} {x.shape} {x.dtype}".encode())
+    digest.update(x.view(np.uint8).data)
+  return digest.hexdigest()[:16]
+
+
+def _identity(owner: Owner) -> dict[str, Any]:
+  model = config_lib.to_dict(owner.config)
+  del model["remat"]  # of training alone
+  return {
+    "model": model,
+    "parameters": parameter_hash(owner.model),
+    "tokenizer": owner.tokenizer.fingerprint,
+  }
+
+
+def _check_owner(folder, saved, own) -> None:
+  changed = workdir.differences(saved["model"], own["model"])
+  if changed:
+    reason = "; ".join(changed[:3]) + "; ..." * (len(changed) > 3)
+  elif saved["parameters"] != own["parameters"]:
+    reason = "its parameters are others, as after more training"
+  elif saved["tokenizer"] != own["tokenizer"]:
+    reason = "its tokenizer is another"
+  else:
+    return
+  raise errors.UserError(
+    f"{folder} is a session of another model ({reason}); open the checkpoint"
+    " that it was made with"
+  )
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+  """Returns a tree's arrays with names, in a fixed order."""
+  return [
+    (jax.tree_util.keystr(path, simple=True, separator="."), x)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+
+
+def _placement(model: decoder.Decoder) -> jax.sharding.Sharding:
+  leaf = jax.tree.leaves(nnx.state(model))[0]
+  where = leaf.sharding
+  if isinstance(where, NamedSharding):
+    return NamedSharding(where.mesh, PartitionSpec())
+  return SingleDeviceSharding(next(iter(where.device_set)))

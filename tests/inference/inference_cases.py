@@ -1,0 +1,104 @@
+"""Small models with random weights, of every mixer."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from memcomp import sharding
+from memcomp.config import MeshConfig
+from memcomp.inference import generate, prefill, sample
+from memcomp.inference import session as session_lib
+from memcomp.layers import trellis
+from memcomp.models import decoder, registry
+from memcomp.training import state as state_lib
+
+GREEDY = sample.Settings(temperature=0.0)
+
+_SMALL = {
+  "heads": 8,  # one for each of eight devices
+  "key_dim": 8,
+  "value_dim": 8,
+  "num_slots": 6,
+  "chunk_size": 4,
+  "rotary_dim": 4,
+  "segment_size": 8,
+  "budget": "power",
+  "budget_rows": 4,
+  "budget_scale": 1.5,
+  "max_rows": 6,
+}
+_OWN = {
+  "ovq": {"rotary_dim": 0},
+  "softmax_attention": {"chunk_size": 0},
+  "tensor_cache": {"window_size": 5},
+}
+
+
+def mixer(name, **fields):
+  config, _ = registry.MIXERS[name]
+  names = {field.name for field in dataclasses.fields(config)}
+  fields = _SMALL | _OWN.get(name, {}) | fields
+  return config(**{k: v for k, v in fields.items() if k in names})
+
+
+def config(names, **fields) -> decoder.DecoderConfig:
+  """Of one mixer, or of several joined by "+", a layer each."""
+  names = names.split("+")
+  places = "mixer", "mixer_b", "mixer_c"
+  layers = zip(places, names, strict=False)
+  return decoder.DecoderConfig(
+    vocab_size=64,
+    d_model=16,
+    num_layers=len(names),
+    mlp_dim=24,
+    embedding_convolution=4,
+    pattern="abc"[: len(names)],
+    **{place: mixer(name, **fields) for place, name in layers},
+  )
+
+
+def small_config() -> decoder.DecoderConfig:
+  """Of bytes."""
+  return decoder.DecoderConfig(
+    d_model=32,
+    num_layers=2,
+    mlp_dim=48,
+    embedding_convolution=4,
+    mixer=trellis.TrellisConfig(
+      heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
+    ),
+  )
+
+
+def build(config, mesh=None, seed=0) -> decoder.Decoder:
+  """Weights from numpy: XLA takes long to compile JAX's generator."""
+  rng = np.random.default_rng(seed)
+  mesh = mesh or sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+  abstract = state_lib.abstract_model(config)
+  params = jax.tree.map(
+    lambda x: jax.device_put(
+      (0.3 * rng.standard_normal(x.shape)).astype(x.dtype), x.sharding
+    ),
+    state_lib.abstract_params(abstract, mesh),
+  )
+  return state_lib.merge(abstract.graphdef, params)
+
+
+def read(model, prompts, size=16):
+  session = session_lib.start(model, len(prompts))
+  return prefill.read(model, session, prompts, piece_tokens=size)
+
+
+def pieces(model, session, tokens=30, settings=GREEDY, **more):
+  return list(
+    generate.generate(model, session, tokens=tokens, settings=settings, **more)
+  )
+
+
+def joined(pieces):
+  """The ids of each row."""
+  return [
+    np.concatenate(ids).tolist()
+    for ids in zip(*[piece.ids for piece in pieces], strict=True)
+  ]

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import tokenizers
+
+from memcomp import errors
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.inference import stop
+
+BYTES = tokenizer_lib.ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+  """A tokenizer whose tokens are bytes of UTF-8, pairs of them, and an end."""
+  vocab = {chr(c): c - 97 for c in range(97, 107)}
+  for pair in ("ab", "bc", "cab", "Ã±"):  # the last is ñ, as GPT-2 spells it
+    vocab[pair] = len(vocab)
+  vocab |= {"Ã": len(vocab), "±": len(vocab) + 1}
+  model = tokenizers.models.BPE(vocab, [])
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  tokenizer.add_special_tokens(["<end>"])
+  path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+  tokenizer.save(str(path))
+  return tokenizer_lib.load(str(path))
+
+
+def plain_cut(text: bytes, strings):
+  """The text up to the first stop string to be complete, the longest of them."""
+  for end in range(1, len(text) + 1):
+    found = [s for s in map(str.encode, strings) if text[:end].endswith(s)]
+    if found:
+      return text[: end - max(map(len, found))], end
+  return text, None
+
+
+def feed(tokenizer, strings, tokens):
+  """What is shown after each token, and after which the device stops."""
+  stops = stop.Stops(strings, tokenizer)
+  text, shown = stop.Text(tokenizer, stops), [""]
+  node, stopped = 0, None
+  for count, token in enumerate(tokens, 1):
+    node = stops.table[node, token]
+    if stopped is None and stops.final[node]:
+      stopped = count
+    shown.append(shown[-1] + text.push(int(token)))
+    assert text.stopped == bool(stops.final[node])
+  return shown, shown[-1] + text.finish(), stopped
+
+
+@pytest.mark.parametrize(
+  "strings",
+  [["a"], ["ab", "ba"], ["abcab"], ["cabc", "bca"], ["aab", "ab"], ["ñ", "bb"]],
+  ids=str,
+)
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_random_texts_are_cut_as_plainly(kind, strings, words):
+  tokenizer = BYTES if kind == "bytes" else words
+  rng = np.random.default_rng(0)
+  known = (
+    [*b"abc", *"ñ".encode()] if kind == "bytes" else [0, 1, 2, *range(10, 16)]
+  )
+  for _ in range(60):
+    tokens = rng.choice(known, 25)
+    spelled = [tokenizer.token_bytes(int(t)) for t in tokens]
+    expected, end = plain_cut(b"".join(spelled), strings)
+    expected = expected.decode(errors="replace")
+    shown, whole, stopped = feed(tokenizer, strings, tokens)
+    assert whole == expected
+    # Never more than that, not even for a while.
+    assert all(expected.startswith(part) for part in shown)
+    lengths = np.cumsum([len(piece) for piece in spelled])
+    assert stopped == (end and int(np.argmax(lengths >= end)) + 1)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back():
+  shown, whole, stopped = feed(BYTES, ["\n\nUser"], b"one\n\ntwo\nUs")
+  assert shown[3:9] == [
+    "one",
+    "one",
+    "one",
+    "one\n\nt",
+    "one\n\ntw",
+    "one\n\ntwo",
+  ]
+  assert stopped is None
+  assert whole == "one\n\ntwo\nUs"
+
+
+def test_a_special_token_stops(words):
+  end = words.vocab_size - 1
+  shown, whole, stopped = feed(words, ["<end>", "cc"], [0, 1, 2, end, 3])
+  assert (whole, stopped) == ("abc", 4)
+  assert shown[-1] == "abc"
+
+
+def test_without_stop_strings_all_is_shown():
+  text = stop.Text(BYTES)
+  made = "añ→z".encode() + b"\xff" + "ñ".encode()[:1]
+  pieces = [text.push(token) for token in made]
+  assert "".join(pieces) == "añ→z\ufffd"
+  assert text.finish() == "\ufffd"
+
+
+def test_empty_stop_strings():
+  for strings in ([], ["a", ""]):
+    with pytest.raises(errors.UserError, match="a stop string is empty"):
+      stop.Stops(strings, BYTES)
