@@ -65,32 +65,24 @@ def export(
       " half made; write it to this machine and copy it"
     )
   out = pathlib.Path(out).absolute()
-  _check(out, format, dtype, shard_bytes)
+  _check(format, dtype, shard_bytes)
+  disk.require_free(out)
   opened = load.open_checkpoint(checkpoint, step, mesh)
   params = state_lib.plain(nnx.split(opened.model)[1])
-  partial = out.with_name(f".{out.name}.partial")
-  with disk.clear_errors(f"cannot write {out}"):
-    # Of an export that was killed.
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-      if format == "orbax":
-        with ocp.StandardCheckpointer() as writer:
-          writer.save(partial / read.ORBAX, params)
-      else:
-        _write_tensors(
-          partial, opened.config.model, params, DTYPES[dtype], shard_bytes
-        )
-      _write_config(partial, opened, format, dtype)
-      integrity.write(partial)
-      os.rename(partial, out)
-    except BaseException:
-      shutil.rmtree(partial, ignore_errors=True)
-      raise
+  with disk.new_folder(out) as folder:
+    if format == "orbax":
+      with ocp.StandardCheckpointer() as writer:
+        writer.save(folder / read.ORBAX, params)
+    else:
+      _write_tensors(
+        folder, opened.config.model, params, DTYPES[dtype], shard_bytes
+      )
+    _write_config(folder, opened, format, dtype)
+    integrity.write(folder)
   return out
 
 
-def _check(out: pathlib.Path, format: str, dtype: str, shard_bytes: int):
+def _check(format: str, dtype: str, shard_bytes: int) -> None:
   for name, value, choices in (
     ("format", format, FORMATS),
     ("dtype", dtype, DTYPES),
@@ -105,8 +97,6 @@ def _check(out: pathlib.Path, format: str, dtype: str, shard_bytes: int):
     )
   if shard_bytes < 1:
     raise errors.UserError(f"--shard_bytes={shard_bytes}: give 1 or more")
-  if out.exists():
-    raise errors.UserError(f"{out} is there already; name a new folder")
 
 
 def _write_tensors(folder, config, params, dtype, shard_bytes) -> None:

@@ -120,9 +120,7 @@ class Projection(nnx.Module):
 
     def project(width):
       bias = 0.0 if config.projection_bias else None
-      return linear.Linear(
-        d_model, width, into, std=std, bias=bias, rngs=rngs
-      )
+      return linear.Linear(d_model, width, into, std=std, bias=bias, rngs=rngs)
 
     self.query = project(query_width)
     self.key = project(key_width)

@@ -79,15 +79,22 @@ class Block(nnx.Module):
 
     `segment_id` is that of the decoder's state, before the first token.
     """
-    y, mixer_state = self.mixer(self.mixer_norm(x), state.mixer, context)
-    x = self._residual(x, checkpoint_name(y, "mixer_out"))
+    x, state, _ = self.watched(x, state, context, segment_id)
+    return x, state
+
+  def watched(self, x, state, context: mixer_lib.Context, segment_id):
+    """As a call; also returns what the mixer was given and what it gave."""
+    given = self.mixer_norm(x)
+    mixed, mixer_state = self.mixer(given, state.mixer, context)
+    x = self._residual(x, checkpoint_name(mixed, "mixer_out"))
     y, channel = self.mlp(
       self.mlp_norm(x),
       state.channel,
       segment_ids=context.segment_ids,
       segment_id=segment_id,
     )
-    return self._residual(x, y), BlockState(mixer_state, channel)
+    x = self._residual(x, y)
+    return x, BlockState(mixer_state, channel), (given, mixed)
 
   def step(self, x, state, context: mixer_lib.Context, segment_id):
     """One token: `[batch, d_model]`."""

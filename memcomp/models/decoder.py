@@ -217,6 +217,28 @@ class Decoder(nnx.Module):
       _, last = contract.segment_starts(segment_ids, state.segment_id)
     return self.norm(x), DecoderState(taps, last, layers)
 
+  def mixed(
+    self, tokens: jax.Array, segment_ids: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """What every mixer is given and gives, `[layers, batch, time, d_model]`.
+
+    Args:
+      tokens: int `[batch, time]`.
+      segment_ids: `[batch, time]`, 0 is padding; None for one segment.
+    """
+    state = self.init_state(*tokens.shape)
+    x, _ = self.embed(tokens, state, segment_ids)
+    before = state.segment_id
+
+    def run(blocks, x, state, context):
+      x, _, seen = blocks.watched(x, state, context, before)
+      return x, seen
+
+    context = Context(segment_ids=segment_ids, seen=0)
+    _, seen = self._run(run, x, state.layers, context, None, "none")
+    given, mixed = zip(*seen, strict=True)
+    return self._by_layer(given), self._by_layer(mixed)
+
   def step(
     self, tokens: jax.Array, state: DecoderState
   ) -> tuple[jax.Array, DecoderState]:

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+import pathlib
+import shutil
 from collections.abc import Iterator
 
 from memcomp import errors
@@ -35,6 +37,39 @@ def clear_errors(what: str) -> Iterator[None]:
     if message is None:
       raise
     raise errors.UserError(f"{what}: {message}") from error
+
+
+def require_free(out: pathlib.Path) -> None:
+  """Raises UserError if there is something at `out`."""
+  if out.exists():
+    raise errors.UserError(f"{out} is there already; name a new folder")
+
+
+@contextlib.contextmanager
+def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Makes a folder that is whole or absent.
+
+  Args:
+    out: the folder to make, absolute.
+
+  Yields:
+    A folder beside it to write into, which becomes `out` at the end and is
+    removed if anything is raised. What a killed process left of one goes too.
+
+  Raises:
+    UserError: `out` is there; no space or permission.
+  """
+  require_free(out)
+  partial = out.with_name(f".{out.name}.partial")
+  with clear_errors(f"cannot write {out}"):
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+      yield partial
+      os.rename(partial, out)
+    except BaseException:
+      shutil.rmtree(partial, ignore_errors=True)
+      raise
 
 
 def explain(error: BaseException | None) -> str | None:

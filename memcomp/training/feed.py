@@ -69,6 +69,10 @@ class Feed:
     self._sharding = sharding.batch_sharding(mesh)
     self._time = sharding.time_of_process(mesh, config.data.sequence_length)
 
+  def place(self) -> dict[str, Any]:
+    """Returns the place of the loader after the last batch."""
+    return self._loader.state()
+
   def restore(self, place: dict[str, Any]) -> None:
     """Goes on after the batch that `place` came with."""
     self._loader.restore(place)
@@ -78,7 +82,7 @@ class Feed:
 
   def __next__(self) -> tuple[batch_lib.Batch, dict[str, Any]]:
     batch: Any = next(self._loader)
-    place = self._loader.state()
+    place = self.place()
     batch = _without_ids(self._config, batch)
     on_mesh = jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh

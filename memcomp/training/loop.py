@@ -72,9 +72,9 @@ def train(
   validate = None
   if run.validation is not None:
     validate = validation.make(
-      config, run.validation, run.mesh, token_bytes(run)
+      config, run.validation, run.mesh, token_bytes(run.tokenizer)
     )
-  train_step = step.jitted(config, run.mesh, token_bytes(run))
+  train_step = step.jitted(config, run.mesh, token_bytes(run.tokenizer))
   request = None if processes.is_alone() else processes.Request(run.mesh)
   done = restored.step if restored else 0
   progress = metrics.Progress(training.steps)
@@ -143,9 +143,9 @@ def train(
   return 0
 
 
-def token_bytes(run: Run) -> np.ndarray | None:
+def token_bytes(tokenizer: tokenizer_lib.Tokenizer) -> np.ndarray | None:
   """Returns the bytes of each token, None where each is one byte."""
-  sizes = run.tokenizer.bytes_of(np.arange(run.tokenizer.vocab_size))
+  sizes = tokenizer.bytes_of(np.arange(tokenizer.vocab_size))
   return None if (sizes == 1).all() else sizes
 
 

@@ -94,7 +94,7 @@ def _train(
   store: store_lib.TokenStore | None,
 ) -> int:
   abstract = state_lib.abstract_state(config, mesh)
-  meta = _meta(config, tokenizer, abstract)
+  meta = make_meta(config, tokenizer, abstract.params)
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
@@ -171,17 +171,19 @@ def _evaluate(
   return 0
 
 
-def _meta(
-  config: config_lib.Config,
-  tokenizer: tokenizer_lib.Tokenizer,
-  abstract: state_lib.TrainState,
+def make_meta(
+  config: config_lib.Config, tokenizer: tokenizer_lib.Tokenizer, params: Any
 ) -> dict[str, Any]:
-  """Returns what is saved beside the arrays of a checkpoint, for JSON."""
+  """Returns what is saved beside the arrays of a checkpoint, for JSON.
+
+  Args:
+    config: of the run.
+    tokenizer: that it trains with.
+    params: the parameters or their shapes.
+  """
   return {
     "config": config_lib.to_dict(config),
-    "param_count": sum(
-      math.prod(x.shape) for x in jax.tree.leaves(abstract.params)
-    ),
+    "param_count": sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
     "tokenizer": tokenizer.fingerprint,
     "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
   }

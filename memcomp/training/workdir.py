@@ -92,6 +92,18 @@ def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
   return _build(config_lib.Config, saved, where)
 
 
+def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
+  """Returns the config of the run in a folder.
+
+  Raises:
+    UserError: there is none, or of a version with other fields.
+  """
+  path = pathlib.Path(folder) / "config.json"
+  if not path.exists():
+    raise errors.UserError(f"{path} is missing; give the folder of a run")
+  return config_of(_read(path), str(folder))
+
+
 def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   """Checks that the directory is free, or holds this very run.
 
@@ -102,13 +114,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
   path = workdir / "config.json"
   if path.exists():
-    try:
-      saved = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-      raise errors.UserError(
-        f"{path} is not JSON ({error}); restore it, or choose another --workdir"
-      ) from error
-    check_same(saved, config, str(workdir))
+    check_same(_read(path), config, str(workdir))
   else:
     for name in ("metrics.jsonl", "checkpoints"):
       if (workdir / name).exists():
@@ -143,6 +149,15 @@ def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
         workdir / "config.json", config_lib.to_json(config)
       )
     yield
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except ValueError as error:
+    raise errors.UserError(
+      f"{path} is not JSON ({error}); restore it, or choose another --workdir"
+    ) from error
 
 
 def _is_free(field: str) -> bool:

@@ -1,0 +1,1 @@
+"""Another memory in the place of a trained model's attention."""

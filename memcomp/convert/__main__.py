@@ -1,0 +1,94 @@
+r"""Puts a memory in the place of a trained model's attention.
+
+  python -m memcomp.convert --checkpoint=runs/attention --mixer=trellis \
+    --workdir=runs/trellis --distill_steps=300 --steps=500
+  python train.py --config=configs/run.py:runs/trellis --workdir=runs/trellis
+
+Everything but the mixers is kept, and of them the projections that fit. Each
+new mixer is then trained to give what the old one gave (layer-wise
+distillation), and a run is written whose training the second command goes on
+with, end to end. Heads and widths of the mixer are the old one's; other fields
+are set as --mixer=trellis:num_slots=32,chunk_size=16. A Llama or Qwen2
+checkpoint is taken as --checkpoint too. The workdir is whole or absent. Exit
+codes: 0 done, 2 the input needs a fix, 130 interrupted (nothing is kept).
+"""
+
+import signal
+
+from absl import flags
+
+from memcomp import cli, errors
+
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder of a run, of an export, or of a checkpoint."
+)
+_STEP = flags.DEFINE_integer(
+  "step", None, "Which of its steps. Default: the newest."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder to make for the run.")
+_MIXER = flags.DEFINE_string(
+  "mixer", None, "The new mixer: NAME, or NAME:FIELD=VALUE,FIELD=VALUE."
+)
+_LAYERS = flags.DEFINE_list(
+  "layers", None, "Layers that get it, from 0, comma-separated. Default: all."
+)
+_DISTILL_STEPS = flags.DEFINE_integer(
+  "distill_steps", 200, "Steps of layer-wise distillation; 0 for none."
+)
+_DISTILL_RATE = flags.DEFINE_float(
+  "distill_learning_rate", 3e-3, "Its peak learning rate."
+)
+_FSDP = flags.DEFINE_integer("fsdp", 1, "Devices to shard over.", 1)
+_OF_RUN = {
+  "training.steps": flags.DEFINE_integer(
+    "steps", None, "Steps that train.py goes on for."
+  ),
+  "training.batch_size": flags.DEFINE_integer("batch_size", None, "Rows."),
+  "optimizer.learning_rate": flags.DEFINE_float(
+    "learning_rate", None, "Peak of train.py's learning rate."
+  ),
+  "data.source": flags.DEFINE_string("source", None, "Text to train on."),
+  "data.sequence_length": flags.DEFINE_integer(
+    "sequence_length", None, "Tokens of a row."
+  ),
+}
+"""Fields of the run's config; what is not given is as in the checkpoint's."""
+
+
+def program() -> None:
+  """Converts what the flags describe."""
+  checkpoint = cli.require("checkpoint")
+  workdir, mixer = cli.require("workdir"), cli.require("mixer")
+  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  from memcomp.convert import convert
+
+  convert.convert(
+    checkpoint,
+    workdir,
+    mixer,
+    step=_STEP.value,
+    layers=_depths(_LAYERS.value),
+    distill_steps=_DISTILL_STEPS.value,
+    distill_learning_rate=_DISTILL_RATE.value,
+    overrides={
+      path: flag.value
+      for path, flag in _OF_RUN.items()
+      if flag.value is not None
+    },
+    fsdp=_FSDP.value,
+  )
+
+
+def _depths(layers: list[str] | None) -> list[int] | None:
+  if layers is None:
+    return None
+  if not all(layer.isdecimal() for layer in layers):
+    raise errors.UserError(
+      f"--layers={','.join(layers)}: give whole numbers from 0, as 0,2,3"
+    )
+  return [int(layer) for layer in layers]
+
+
+if __name__ == "__main__":
+  cli.main(program, usage=__doc__)

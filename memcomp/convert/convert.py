@@ -1,0 +1,237 @@
+"""From a trained model to a run of one with another memory."""
+
+import contextlib
+import copy
+import itertools
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from memcomp import config as config_lib
+from memcomp import errors, paths, progress, sharding
+from memcomp.convert import distill, swap
+from memcomp.data import sources
+from memcomp.data import store as store_lib
+from memcomp.evaluation import load
+from memcomp.models import decoder
+from memcomp.training import (
+  checkpoint,
+  disk,
+  integrity,
+  loop,
+  validate,
+  validation,
+)
+from memcomp.training import feed as feed_lib
+from memcomp.training import run as run_lib
+from memcomp.training import state as state_lib
+
+REPORT = "convert.json"
+LOG_EVERY = 50
+"""Steps between two lines of errors."""
+
+
+def convert(
+  source: str | os.PathLike,
+  workdir: str | os.PathLike,
+  mixer: str,
+  *,
+  step: int | None = None,
+  layers: Sequence[int] | None = None,
+  distill_steps: int = 200,
+  distill_learning_rate: float = 3e-3,
+  overrides: dict[str, Any] | None = None,
+  fsdp: int = 1,
+) -> dict[str, Any]:
+  """Swaps mixers, distils them, and writes a run that training goes on with.
+
+  The run has one checkpoint, of step 0, with a fresh optimizer; its order of
+  data goes on after the batches of the distillation.
+
+  Args:
+    source: what `load.open_checkpoint` takes.
+    workdir: folder to make, whole or not at all.
+    mixer: of `layers`, written as `swap.parse` reads it.
+    step: of a run; None is the newest.
+    layers: depths that get it; None is all.
+    distill_steps: of layer-wise distillation, >= 0.
+    distill_learning_rate: its peak, > 0.
+    overrides: fields of the run's config, `training.steps` -> value, that are
+      not as the source has them.
+    fsdp: devices that parameters and batch are sharded over.
+
+  Returns:
+    What `convert.json` says: `copied` arrays, the relative squared `errors` of
+    every swapped layer by step of distillation, and the validation losses
+    (`nats` a token, `bits` a byte) of `teacher`, `swapped` and `distilled`.
+
+  Raises:
+    UserError: no checkpoint, bad mixer, layers, config or data; `workdir` is
+      there; a full disk.
+  """
+  if paths.is_remote(workdir):
+    raise errors.UserError(f"--workdir={workdir}: keep it on this machine")
+  out = pathlib.Path(workdir).absolute()
+  disk.require_free(out)
+  if distill_steps < 0 or not distill_learning_rate > 0:
+    raise errors.UserError(
+      "--distill_steps must not be negative, --distill_learning_rate above 0"
+    )
+  mesh = sharding.make_mesh(config_lib.MeshConfig(fsdp=fsdp))
+  opened = load.open_checkpoint(source, step, mesh)
+  config = _config(opened.config, overrides or {}, fsdp)
+  old = opened.config.model
+  layers = sorted(set(range(old.num_layers) if layers is None else layers))
+  like = old.layer_mixers()[min(layers[0] if layers else 0, old.num_layers - 1)]
+  config.model = swap.config_with(old, swap.parse(mixer, like), layers)
+  validate.check(config)
+  validate.check_vocabulary(config, opened.tokenizer.vocab_size)
+  validate.check_mesh(config, mesh)
+
+  teacher = state_lib.plain(nnx.split(opened.model)[1])
+  with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
+    train = sources.open_split(config.data, "train", tokenizer=opened.tokenizer)
+    feed = stack.enter_context(
+      feed_lib.Feed(
+        config, train, mesh, rows=config.training.batch_size, shuffle=True
+      )
+    )
+    score = _scorer(config, opened, mesh)
+    start = state_lib.initial_state(config, mesh)
+    swapped = swap.swap(
+      old,
+      teacher,
+      config.model.mixer_of(_letter(config, layers)),
+      layers=layers,
+      fresh=start.params,
+    )
+    print(
+      f"{decoder.mixer_names(old)} -> {decoder.mixer_names(config.model)} in"
+      f" layers {','.join(map(str, layers))} of {old.num_layers};"
+      f" {len(swapped.copied)} arrays of the old mixers taken over",
+      flush=True,
+    )
+    report: dict[str, Any] = {
+      "source": config.name,
+      "source_step": opened.step,
+      "layers": layers,
+      "copied": swapped.copied,
+      "distill_steps": distill_steps,
+      "distill_learning_rate": distill_learning_rate,
+      "errors": {},
+      "validation": {
+        "teacher": score("teacher", old, teacher),
+        "swapped": score("swapped", config.model, swapped.params),
+      },
+    }
+    params, place = swapped.params, feed.place()
+    if distill_steps:
+      settings = config_lib.OptimizerConfig(
+        learning_rate=distill_learning_rate,
+        final_learning_rate=distill_learning_rate / 100,
+        warmup_steps=min(20, distill_steps // 10),
+        weight_decay=0.0,
+      )
+      made = distill.make(old, config.model, layers, settings, distill_steps)
+      params, place = _distill(
+        made, params, teacher, feed, distill_steps, report["errors"]
+      )
+      report["validation"]["distilled"] = score(
+        "distilled", config.model, params
+      )
+    _write(out, config, opened, start._replace(params=params), place, report)
+  print(f"written: {out}, a run at step 0 of {config.training.steps}")
+  return report
+
+
+def _config(
+  source: config_lib.Config, overrides: dict[str, Any], fsdp: int
+) -> config_lib.Config:
+  """The run's config: the source's with `overrides`, its model still."""
+  config = copy.deepcopy(source)
+  config.mesh = config_lib.MeshConfig(fsdp=fsdp)
+  for path, value in overrides.items():
+    group, field = path.split(".")
+    setattr(getattr(config, group), field, value)
+  steps, opt = config.training.steps, config.optimizer
+  opt.warmup_steps = min(opt.warmup_steps, steps // 10)
+  opt.final_learning_rate = min(opt.final_learning_rate, opt.learning_rate)
+  return config
+
+
+def _letter(config: config_lib.Config, layers: Sequence[int]) -> str:
+  stacks = decoder.stacks_of(config.model)
+  return next(s.letter for s in stacks if s.first == layers[0])
+
+
+def _scorer(config, opened: load.Checkpoint, mesh):
+  """Returns (name, model, params) -> validation loss, printed too."""
+  data, tokenizer = config.data, opened.tokenizer
+  store: store_lib.TokenStore | None = None
+  try:
+    store = sources.open_split(data, "validation", tokenizer=tokenizer)
+  except errors.UserError as error:
+    print(f"no validation loss: {error}")
+
+  def score(name: str, model: decoder.DecoderConfig, params: Any):
+    if store is None:
+      return None
+    # Without a carry: the old model's would be of another memory.
+    of = copy.deepcopy(config)
+    of.model = model
+    sizes = loop.token_bytes(tokenizer)
+    found = validation.make(of, store, mesh, sizes)(params)
+    print(
+      f"{name:>10}: validation loss {found['validation_loss']:.4f},"
+      f" {found['validation_bits_per_byte']:.4f} bits per byte",
+      flush=True,
+    )
+    return {
+      "nats": found["validation_loss"],
+      "bits": found["validation_bits_per_byte"],
+    }
+
+  return score
+
+
+def _distill(made, params, teacher, feed, steps: int, log: dict):
+  """Trains the new mixers; returns all parameters, and the feed's place."""
+  trained, opt_state = made.start(params)
+  shown = progress.Progress("distilling, steps", steps)
+  place = feed.place()
+  for number, (batch, after) in enumerate(itertools.islice(feed, steps)):
+    place = after
+    trained, opt_state, found = made.step(
+      trained, opt_state, params, teacher, batch
+    )
+    if number % LOG_EVERY == 0 or number == steps - 1:
+      log[number] = [round(float(x), 6) for x in found]
+      print(
+        f"step {number}: relative squared error by layer"
+        f" {' '.join(f'{x:.4f}' for x in log[number])}",
+        flush=True,
+      )
+      if not all(x < float("inf") for x in log[number]):
+        raise errors.UserError(
+          f"distillation diverged at step {number}; lower"
+          " --distill_learning_rate"
+        )
+    shown.advance()
+  return distill.replaced(params, trained), place
+
+
+def _write(out, config, opened, state, place, report) -> None:
+  """Writes the run's folder; its config comes last, as the rest needs it."""
+  meta = run_lib.make_meta(config, opened.tokenizer, state.params)
+  with disk.new_folder(out) as folder:
+    with contextlib.closing(
+      checkpoint.Checkpoints(folder, keep=config.training.keep_checkpoints)
+    ) as checkpoints:
+      checkpoints.save(0, state, place, meta)
+    integrity.replace_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
+    integrity.replace_text(folder / "config.json", config_lib.to_json(config))

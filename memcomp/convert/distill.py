@@ -1,0 +1,153 @@
+"""Trains new mixers, layer by layer, to do what the old ones did.
+
+Each is given what the old mixer of its layer was given, the teacher's hidden
+states, and its loss is the squared difference of what the two give, over the
+square of what the old one gave: 1 is as good as zeros, 0 the same function.
+Layers do not see each other, and nothing but the new mixers is trained.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from memcomp import config as config_lib
+from memcomp.data import batch as batch_lib
+from memcomp.layers import mixer as mixer_lib
+from memcomp.models import decoder
+from memcomp.training import optimizer
+from memcomp.training import state as state_lib
+
+
+class Teacher(NamedTuple):
+  """The model whose mixers are imitated."""
+
+  config: decoder.DecoderConfig
+  params: Any
+
+
+class Distillation(NamedTuple):
+  """Two functions of arrays, see `make`."""
+
+  start: Callable[[Any], tuple[Any, Any]]
+  step: Callable[..., tuple[Any, Any, jax.Array]]
+
+
+def make(
+  teacher: decoder.DecoderConfig,
+  student: decoder.DecoderConfig,
+  layers: list[int],
+  settings: config_lib.OptimizerConfig,
+  steps: int,
+) -> Distillation:
+  """Returns how the mixers of `layers` are trained.
+
+  Args:
+    teacher: of the model whose mixers are imitated.
+    student: of the model with the new ones; as deep and as wide.
+    layers: depths of the new ones.
+    settings: of the optimizer.
+    steps: of the whole training, for the schedule.
+
+  Returns:
+    `start(params)`: the trained part of the student's parameters, and the
+    optimizer's state. `step(trained, opt_state, params, teacher_params,
+    batch)`: both after one step, and the relative squared error of every layer
+    before it, `[len(layers)]`; its first two arguments are donated.
+  """
+  taught = state_lib.abstract_model(teacher)
+  model = state_lib.abstract_model(student)
+  stacks = {
+    str(i): stack
+    for i, stack in enumerate(decoder.stacks_of(student))
+    if stack.first in layers
+  }
+  tx = optimizer.make(
+    settings,
+    steps,
+    _mixers(state_lib.plain(model.decayed), stacks),
+    _mixers(state_lib.plain(model.hidden), stacks),
+    student.d_model,
+  )
+
+  def errors(trained, params, given, wanted, segment_ids):
+    """Relative squared errors, stack by stack."""
+    params = replaced(params, trained)
+    with nnx.use_eager_sharding(False):
+      blocks = nnx.merge(model.graphdef, params).layers
+    found = []
+    for name, stack in stacks.items():
+      depths = stack.first + stack.period * jnp.arange(stack.repeats)
+      graphdef, arrays = nnx.split(blocks[name])
+
+      def one(_, layer, graphdef=graphdef):
+        arrays, given, wanted = layer
+        mixer = nnx.merge(graphdef, arrays).mixer
+        state = mixer.init_state(*given.shape[:2])
+        context = mixer_lib.Context(segment_ids=segment_ids, seen=0)
+        y, _ = mixer(given, state, context)
+        return None, _relative_error(y, wanted, segment_ids)
+
+      layer = arrays, given[depths], wanted[depths]
+      found.append(lax.scan(one, None, layer)[1])
+    return jnp.concatenate(found)
+
+  order = [
+    layers.index(stack.first + stack.period * i)
+    for stack in stacks.values()
+    for i in range(stack.repeats)
+  ]
+
+  def step(trained, opt_state, params, teacher_params, batch: batch_lib.Batch):
+    ids = batch.segment_ids
+    with nnx.use_eager_sharding(False):
+      old = nnx.merge(taught.graphdef, teacher_params)
+    given, wanted = lax.stop_gradient(old.mixed(batch.tokens, ids))
+
+    def loss(trained):
+      found = errors(trained, params, given, wanted, ids)
+      return found.sum(), found
+
+    grads, found = jax.grad(loss, has_aux=True)(trained)
+    updates, opt_state = tx.update(grads, opt_state, trained)
+    trained = jax.tree.map(jnp.add, trained, updates)
+    return (
+      trained,
+      opt_state,
+      jnp.zeros_like(found).at[jnp.array(order)].set(found),
+    )
+
+  def start(params):
+    # Copies: a step gives its arguments' memory away.
+    trained = jax.tree.map(jnp.copy, _mixers(params, stacks))
+    return trained, jax.jit(tx.init)(trained)
+
+  return Distillation(start, jax.jit(step, donate_argnums=(0, 1)))
+
+
+def replaced(params: Any, trained: Any) -> Any:
+  """Returns a model's parameters with the trained mixers in their places."""
+  layers = {
+    name: {**block, "mixer": trained[name]} if name in trained else block
+    for name, block in params["layers"].items()
+  }
+  return {**params, "layers": layers}
+
+
+def _mixers(params: Any, stacks) -> Any:
+  return {name: params["layers"][name]["mixer"] for name in stacks}
+
+
+def _relative_error(y, wanted, segment_ids) -> jax.Array:
+  wide = jnp.promote_types(y.dtype, jnp.float32)
+  y, wanted = y.astype(wide), wanted.astype(wide)
+  if segment_ids is not None:
+    y, wanted = (
+      jnp.where(segment_ids[..., None] != 0, a, 0) for a in (y, wanted)
+    )
+  tiny = math.sqrt(jnp.finfo(wide).tiny)
+  return jnp.sum((y - wanted) ** 2) / (jnp.sum(wanted**2) + tiny)

@@ -1,0 +1,236 @@
+"""Puts another mixer into layers of a trained model and keeps the rest.
+
+Embeddings, norms, channel mixers and head stay as they are. Of a mixer that
+goes, the projections whose name and shape the new one has are taken over
+(query, key, value, output); heads of keys and values that several queries share
+are repeated. Everything else of the new mixer starts as in a new model. (T2R,
+arXiv 2103.13076, makes linear attention of softmax attention like this.)
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from memcomp import errors
+from memcomp.export import names
+from memcomp.layers import mixer as mixer_lib
+from memcomp.models import decoder, pattern, registry
+from memcomp.training import state as state_lib
+from memcomp.training import validate
+
+_SAME_SIZES = ("heads", "key_dim", "value_dim", "rotary_dim", "rotary_base")
+
+# What a new projection of this name starts from, where the old mixer has none
+# of its name: a memory is written with keys.
+_ALSO = {"query_key": "key"}
+
+
+class Swapped(NamedTuple):
+  """A model with other mixers.
+
+  Attributes:
+    config: of the model.
+    params: of the model.
+    copied: flat names of the new mixers' arrays that were taken over.
+  """
+
+  config: decoder.DecoderConfig
+  params: Any
+  copied: list[str]
+
+
+def swap(
+  config: decoder.DecoderConfig,
+  params: Any,
+  mixer: mixer_lib.MixerConfig,
+  *,
+  layers: Sequence[int] | None = None,
+  fresh: Any = None,
+  seed: int = 0,
+) -> Swapped:
+  """Returns a model with `mixer` in `layers`.
+
+  Args:
+    config: of the model.
+    params: of the model, nested dicts of arrays.
+    mixer: the configuration of the new mixer.
+    layers: depths that get it; None is all.
+    fresh: parameters of a new model of the new config, for what is not taken
+      over; None draws them.
+    seed: that they are drawn with.
+
+  Raises:
+    UserError: there is no such layer, or the model would not be valid.
+  """
+  if layers is None:
+    layers = range(config.num_layers)
+  changed = config_with(config, mixer, layers)
+  if fresh is None:
+    fresh = initial_params(changed, seed)
+  ours = names.flatten(config, params)
+  theirs = names.flatten(changed, fresh)
+  old_mixers = config.layer_mixers()
+  new_layers = set(layers)
+  copied, found = [], {}
+  for name, array in theirs.items():
+    depth, path = _mixer_path(name)
+    found[name] = array
+    if depth is None or depth not in new_layers:
+      found[name] = ours[name]
+      continue
+    source = _source(ours, depth, path)
+    if source is not None:
+      source = _ungrouped(source, path, old_mixers[depth])
+      if source.shape == array.shape:
+        found[name] = source
+        copied.append(name)
+  shardings = jax.tree.map(lambda x: x.sharding, fresh)
+  params = names.unflatten(changed, found.__getitem__)
+  return Swapped(changed, jax.device_put(params, shardings), copied)
+
+
+def config_with(
+  config: decoder.DecoderConfig,
+  mixer: mixer_lib.MixerConfig,
+  layers: Sequence[int],
+) -> decoder.DecoderConfig:
+  """Returns the config of a model with `mixer` in `layers`.
+
+  Raises:
+    UserError: there is no such layer, a mixer too many, or a bad field.
+  """
+  depths = range(config.num_layers)
+  if not layers or set(layers) - set(depths):
+    raise errors.UserError(
+      f"layers {','.join(map(str, layers))}: give some of 0 to {depths[-1]}"
+    )
+  value_residual = getattr(mixer, "value_residual", "none")
+  if value_residual != "none":
+    raise errors.UserError(
+      f"value_residual={value_residual!r}: a new mixer is given its own"
+      " layer's input only; leave value_residual at 'none'"
+    )
+  old = pattern.letters(config.pattern, config.num_layers)
+  kept = {old[depth] for depth in depths if depth not in layers}
+  free = [letter for letter in "abc" if letter not in kept]
+  if not free:
+    raise errors.UserError(
+      "three mixers stay in other layers, and a model has three at most; swap"
+      " in more layers"
+    )
+  mixers = {letter: config.mixer_of(letter) for letter in kept}
+  mixers[free[0]] = mixer
+  letters = "".join(free[0] if d in layers else old[d] for d in depths)
+  changed = dataclasses.replace(
+    config,
+    mixer=mixers["a"],  # kept, or the first that is free
+    mixer_b=mixers.get("b"),
+    mixer_c=mixers.get("c"),
+    pattern=_pattern(letters),
+  )
+  try:
+    changed.validate()
+    validate.check_types(changed)
+  except ValueError as error:
+    raise errors.UserError(f"--mixer: {error}") from error
+  return changed
+
+
+def parse(text: str, like: mixer_lib.MixerConfig) -> mixer_lib.MixerConfig:
+  """Returns the mixer that a flag describes, `NAME` or `NAME:FIELD=VALUE,...`.
+
+  Heads, widths and rotary positions are those of `like` unless they are given.
+
+  Raises:
+    UserError: there is no such mixer or field.
+  """
+  name, _, settings = text.partition(":")
+  try:
+    kind = registry.config_of(name)
+  except ValueError as error:
+    raise errors.UserError(f"--mixer={text}: {error}") from error
+  fields = {field.name: field for field in dataclasses.fields(kind)}
+  default = kind()
+  values = {
+    field: getattr(like, field)
+    for field in _SAME_SIZES
+    # A mixer without rotary positions by itself stays without.
+    if field in fields and getattr(default, field) and hasattr(like, field)
+  }
+  for setting in filter(None, settings.split(",")):
+    field, _, value = setting.partition("=")
+    if field not in fields:
+      raise errors.UserError(
+        f"--mixer={text}: {name} has no field {field!r}; it has"
+        f" {', '.join(fields)}"
+      )
+    if not isinstance(getattr(default, field), str):
+      try:
+        value = json.loads(value.lower())
+      except ValueError as error:
+        raise errors.UserError(
+          f"--mixer={text}: {field} takes"
+          f" {validate.type_name(type(getattr(default, field)))}, not {value!r}"
+        ) from error
+    values[field] = value
+  return kind(**values)
+
+
+def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
+  """Returns the parameters of a new model, on one device."""
+
+  @jax.jit
+  def init():
+    with nnx.use_eager_sharding(False):
+      return state_lib.plain(
+        nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))[1]
+      )
+
+  return init()
+
+
+def _mixer_path(name: str) -> tuple[int | None, str]:
+  """`layers.3.mixer.out.weight` -> (3, `out.weight`); else (None, "")."""
+  parts = name.split(".")
+  if parts[0] != "layers" or parts[2] != "mixer":
+    return None, ""
+  return int(parts[1]), ".".join(parts[3:])
+
+
+def _source(ours, depth, path) -> np.ndarray | None:
+  """The old mixer's array of this name, or of its role."""
+  path = path.removeprefix("projection.")
+  role, dot, kind = path.partition(".")
+  for name in (path, _ALSO.get(role, role) + dot + kind):
+    for prefix in ("", "projection."):
+      array = ours.get(f"layers.{depth}.mixer.{prefix}{name}")
+      if array is not None:
+        return array
+  return None
+
+
+def _ungrouped(array, path, old: mixer_lib.MixerConfig) -> np.ndarray:
+  """Repeats shared heads: query head h reads head h // (heads / kv_heads)."""
+  shared = getattr(old, "kv_heads", 0)
+  role = path.removeprefix("projection.").split(".")[0]
+  if not shared or _ALSO.get(role, role) not in ("key", "value"):
+    return array
+  heads = array.reshape(shared, -1, *array.shape[1:])
+  repeated = np.repeat(heads, getattr(old, "heads", 0) // shared, axis=0)
+  return repeated.reshape(-1, *array.shape[1:])
+
+
+def _pattern(letters: str) -> str:
+  """The pattern of these letters, with a period where there is one."""
+  count = len(letters)
+  for period in range(1, count):
+    if letters[:period] * (count // period) == letters:
+      return letters[:period]
+  runs = itertools.groupby(letters)
+  return ",".join(f"{len(list(run))}*{letter}" for letter, run in runs)
