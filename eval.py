@@ -4,10 +4,12 @@
   python eval.py --checkpoint=runs/quickstart --task=perplexity --lengths=64
   python eval.py --checkpoint=runs/attention --task=perplexity --rotary_scale=4
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
+  python eval.py --checkpoint=runs/quickstart --task=chat
   python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
-writes them as JSON and PNG. sample prints the text as it is made. compare puts
+writes them as JSON and PNG. sample prints the text as it is made. chat reads
+what is typed and goes on; sessions can be kept on disk (/help). compare puts
 the runs in a folder side by side. What is not given is as in the run's config.
 Exit codes: 0 done, 2 the input needs a fix.
 """
@@ -19,14 +21,24 @@ from memcomp import cli
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
 )
-_TASK = flags.DEFINE_string("task", None, "perplexity, sample or compare.")
+_TASK = flags.DEFINE_string(
+  "task", None, "perplexity, sample, chat or compare."
+)
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
   "source", "", "Text to score. Default: the run's validation split."
 )
 _OUT = flags.DEFINE_string("out", "", "Folder for results. Default: RUN/eval.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of what is drawn.")
 _PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "File with the prompt.")
+_STOP = flags.DEFINE_multi_string(
+  "stop",
+  [],
+  "Text that ends a sample or an answer; may be repeated.",
+)
+_TENSOR = flags.DEFINE_integer(
+  "tensor", 1, "Devices that sample and chat split heads and features over."
+)
 _ROTARY_SCALE = flags.DEFINE_float(
   "rotary_scale",
   None,
@@ -42,6 +54,12 @@ _SETTINGS = {
   "temperature": flags.DEFINE_float("temperature", None, "0 is greedy."),
   "top_k": flags.DEFINE_integer("top_k", None, "Likeliest tokens; 0 is all."),
   "top_p": flags.DEFINE_float("top_p", None, "Likeliest mass, in (0, 1]."),
+  "min_p": flags.DEFINE_float(
+    "min_p", None, "Least probability over the likeliest's, in [0, 1]."
+  ),
+  "repetition_penalty": flags.DEFINE_float(
+    "repetition_penalty", None, "Of tokens in the text already; 1 is none."
+  ),
 }
 
 
@@ -60,6 +78,8 @@ def program() -> None:
     seed=_SEED.value,
     prompt_file=_PROMPT_FILE.value,
     rotary_scale=_ROTARY_SCALE.value,
+    stop_strings=_STOP.value,
+    tensor=_TENSOR.value,
     overrides=given,
   )
 

@@ -163,6 +163,9 @@ class EvaluationConfig:
     temperature: of the sample; 0 is greedy.
     top_k: sample among this many likeliest tokens; 0 is all.
     top_p: sample among the likeliest tokens of this mass, in (0, 1].
+    min_p: sample among tokens at least this times as likely as the likeliest,
+      in [0, 1]; 0 is all.
+    repetition_penalty: of tokens that stand in the text; 1 is none.
   """
 
   run_after_training: bool = True
@@ -174,6 +177,8 @@ class EvaluationConfig:
   temperature: float = 0.8
   top_k: int = 0
   top_p: float = 0.95
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -3,15 +3,19 @@
 import dataclasses
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, paths
+from memcomp import errors, paths, sharding
 from memcomp.evaluation import compare, load, plot, report, tasks
 
-TASKS = ("perplexity", "sample", "compare")
+TASKS = ("perplexity", "sample", "chat", "compare")
+
+_MAKE_TEXT = ("sample", "chat")
 
 
 def run(
@@ -24,6 +28,8 @@ def run(
   seed: int = 0,
   prompt_file: str = "",
   rotary_scale: float | None = None,
+  stop_strings: Sequence[str] = (),
+  tensor: int = 1,
   overrides: dict[str, Any] | None = None,
 ) -> None:
   """Evaluates a checkpoint; prints what it finds.
@@ -39,8 +45,12 @@ def run(
       has not.
     seed: of the sample.
     prompt_file: file whose text is continued; "" is `prompt` of the settings.
+      A chat reads only a prompt that is given.
     rotary_scale: that rotary positions are stretched by (NTK), for texts beyond
       the trained length; None is the run's.
+    stop_strings: what ends a sample, and each answer of a chat.
+    tensor: devices that heads and hidden features are split over, for "sample"
+      and "chat".
     overrides: fields of `EvaluationConfig` to set instead of the run's.
 
   Raises:
@@ -56,18 +66,22 @@ def run(
   overrides = dict(overrides or {})
   if prompt_file:
     overrides["prompt"] = tasks.read_prompt(prompt_file)
-  if paths.is_remote(checkpoint) and task != "sample" and not out:
+  if paths.is_remote(checkpoint) and task not in _MAKE_TEXT and not out:
     raise errors.UserError(
       f"--checkpoint={checkpoint} lies in a bucket; say with --out where"
       " results go on this machine"
     )
-  opened = load.open_checkpoint(checkpoint, step)
+  opened = load.open_checkpoint(checkpoint, step, _mesh(tensor, task))
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
   settings = dataclasses.replace(opened.config.evaluation, **overrides)
   tasks.check(settings)
   if task == "sample":
-    tasks.show_sample(opened, settings, seed)
+    tasks.show_sample(opened, settings, seed, stop_strings)
+    return
+  if task == "chat":
+    opening = overrides.get("prompt", "")
+    tasks.talk(opened, settings, seed, stop_strings, opening)
     return
   store = tasks.open_text(opened, source)
   folder = report.make_folder(pathlib.Path(out or opened.workdir / "eval"))
@@ -86,6 +100,17 @@ def run(
   path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
+
+
+def _mesh(tensor: int, task: str) -> Mesh | None:
+  """The mesh to open a checkpoint on; None is one device."""
+  if tensor == 1:
+    return None
+  if task not in _MAKE_TEXT:
+    raise errors.UserError(
+      f"--tensor={tensor}: {task} runs on one device; leave the flag out"
+    )
+  return sharding.make_mesh(config_lib.MeshConfig(tensor=tensor))
 
 
 def _compare(runs: pathlib.Path, out: str) -> None:

@@ -1,7 +1,8 @@
 """What `run` is made of: each measures one thing and returns it for JSON."""
 
+import dataclasses
 import pathlib
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
@@ -10,7 +11,7 @@ from memcomp import progress as progress_lib
 from memcomp.data import sources
 from memcomp.data import store as store_lib
 from memcomp.evaluation import byte_models, load, perplexity, report, text
-from memcomp.inference import generate, sample
+from memcomp.inference import chat, generate, sample, saved, terminal
 
 MAX_COUNTED_BYTES = 1 << 28
 """Training text that byte models are fitted on, at most: sorting its codes
@@ -118,6 +119,7 @@ def show_sample(
   checkpoint: load.Checkpoint,
   settings: config_lib.EvaluationConfig,
   seed: int,
+  stop_strings: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Prints a prompt and its continuation as it is made; returns both."""
   draws = _draws(settings, seed)
@@ -127,22 +129,41 @@ def show_sample(
     settings.prompt,
     tokens=settings.sample_tokens,
     settings=draws,
+    stop_strings=stop_strings,
   )
   made = []
   for number, piece in enumerate(pieces):
     # Not before the first piece, so that an empty prompt prints nothing.
-    _print(piece if number else settings.prompt + piece)
+    terminal.show(piece if number else settings.prompt + piece)
     made.append(piece)
-  _print("\n")
+  terminal.show("\n")
   return {
     "prompt": settings.prompt,
     "text": "".join(made),
     "tokens": settings.sample_tokens,
-    "temperature": draws.temperature,
-    "top_k": draws.top_k,
-    "top_p": draws.top_p,
-    "seed": draws.seed,
+    **dataclasses.asdict(draws),
   }
+
+
+def talk(
+  checkpoint: load.Checkpoint,
+  settings: config_lib.EvaluationConfig,
+  seed: int,
+  stop_strings: Sequence[str] = (),
+  opening: str = "",
+) -> None:
+  """Talks in the terminal, see `inference.chat`; reads `opening` first."""
+  owner = saved.Owner(
+    checkpoint.model, checkpoint.config.model, checkpoint.tokenizer
+  )
+  conversation = chat.Chat(
+    owner,
+    tokens=settings.sample_tokens,
+    settings=_draws(settings, seed),
+    stop_strings=stop_strings,
+  )
+  print(report.model_label(checkpoint, step=True))
+  conversation.run(opening)
 
 
 def read_prompt(path: str) -> str:
@@ -169,20 +190,6 @@ def read_prompt(path: str) -> str:
 
 
 def _draws(settings: config_lib.EvaluationConfig, seed: int) -> sample.Settings:
-  return sample.Settings(
-    temperature=settings.temperature,
-    top_k=settings.top_k,
-    top_p=settings.top_p,
-    seed=seed,
-  )
-
-
-def _print(piece: str) -> None:
-  if sys.stdout.isatty():
-    # A young model makes control characters, which a terminal would obey.
-    piece = "".join(
-      c if c.isprintable() or c in "\n\t" else "\ufffd" for c in piece
-    )
-  encoding = sys.stdout.encoding or "utf-8"
-  piece = piece.encode(encoding, errors="replace").decode(encoding)
-  print(piece, end="", flush=True)
+  names = [field.name for field in dataclasses.fields(sample.Settings)]
+  given = {n: getattr(settings, n) for n in names if n != "seed"}
+  return sample.Settings(**given, seed=seed)

@@ -24,7 +24,7 @@ _LEAST = 8
 def read(
   model: decoder.Decoder,
   session: session_lib.Session,
-  texts: Sequence[np.ndarray],
+  texts: Sequence[np.ndarray] | np.ndarray,
   *,
   piece_tokens: int = PIECE,
 ) -> session_lib.Session:

@@ -1,0 +1,278 @@
+"""A conversation in a terminal: what is typed is read, then the model goes on.
+
+The text is what was typed and what was made, in turns, a line's end behind each
+line typed; nothing is put around it. The session is a value: undoing a turn is
+going back to the one before.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import importlib
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.inference import (
+  contents,
+  generate,
+  prefill,
+  sample,
+  saved,
+  stop,
+  terminal,
+)
+from memcomp.inference import session as session_lib
+
+_UNDO = 8
+"""Turns that can be undone: each keeps a state."""
+
+HELP = """\
+Type a line: the model reads it and goes on. An empty line lets it go on alone.
+Ctrl-C stops it; what it has shown, it remembers.
+  /read FILE        read a text file, of any length
+  /state            what the memories hold
+  /save FOLDER      keep the session on disk
+  /load FOLDER      go on with a saved session
+  /undo             forget the last turn
+  /new              forget everything
+  /set NAME=VALUE   tokens, temperature, top_k, top_p, min_p, seed,
+                    repetition_penalty, or stop (a text; none: stop=)
+  /quit             leave (Ctrl-D)"""
+
+
+class Chat:
+  """One conversation.
+
+  Attributes:
+    session: what the model has read, one text.
+  """
+
+  def __init__(
+    self,
+    owner: saved.Owner,
+    *,
+    tokens: int,
+    settings: sample.Settings,
+    stop_strings: Sequence[str] = (),
+    ask: Callable[[str], str] = input,
+  ):
+    """Starts with an empty text.
+
+    Args:
+      owner: the model.
+      tokens: of an answer at most.
+      settings: how they are drawn.
+      stop_strings: what ends an answer; they are read, but not shown.
+      ask: shows a prompt and returns a line; raises EOFError at the end.
+
+    Raises:
+      UserError: a stop string is empty.
+    """
+    self._owner = owner
+    self._tokens = tokens
+    self._settings = settings
+    self._stops = self._make_stops(stop_strings)
+    self._ask = ask
+    self._before = collections.deque[session_lib.Session](maxlen=_UNDO)
+    self.session = session_lib.start(owner.model)
+
+  def run(self, opening: str = "") -> None:
+    """Talks until the end of the input.
+
+    Args:
+      opening: text that is read first.
+    """
+    with contextlib.suppress(ImportError):
+      importlib.import_module("readline")  # to edit lines, and call them back
+    print("Type a line, or /help. Ctrl-D leaves.")
+    if opening:
+      self._turn(lambda: self._read(self._encode(opening)))
+    while True:
+      try:
+        line = self._ask("> ")
+      except EOFError:
+        print()
+        return
+      except KeyboardInterrupt:
+        print("\n(Ctrl-D or /quit leaves)")
+        continue
+      if line.strip() in ("/quit", "/exit"):
+        return
+      try:
+        self.take(line)
+      except errors.UserError as error:
+        print(f"error: {error}")
+      except KeyboardInterrupt:
+        print("\n(stopped)")
+
+  def take(self, line: str) -> None:
+    """Does what a line says.
+
+    Raises:
+      UserError: a command is unknown, or cannot be done; nothing has changed.
+    """
+    name, _, argument = line.partition(" ")
+    argument = argument.strip()
+    if not line.startswith("/"):
+      self._turn(lambda: self._answer(line))
+    elif name not in _COMMANDS:
+      raise errors.UserError(f"{name} is no command; /help lists them")
+    else:
+      _COMMANDS[name](self, argument)
+
+  def _turn(self, do: Callable[[], None]) -> None:
+    """Does what changes the session, so that it can be undone."""
+    before = self.session
+    try:
+      do()
+    finally:  # interrupted, too
+      if self.session is not before:
+        self._before.append(before)
+
+  def _answer(self, line: str) -> None:
+    read = self.session
+    if line:
+      ids = self._encode(line + "\n")
+      read = prefill.read(self._owner.model, read, [ids])
+    shown = stop.Text(self._owner.tokenizer, self._stops)
+    made, seconds, then = 0, 0.0, None
+    with terminal.Interrupt() as interrupt:
+      for piece in generate.generate(
+        self._owner.model,
+        read,
+        tokens=self._tokens,
+        settings=self._settings,
+        stops=self._stops,
+        vocab_size=self._owner.tokenizer.vocab_size,
+      ):
+        self.session = piece.session
+        for token in piece.ids[0]:
+          terminal.show(shown.push(int(token)))
+        now = time.monotonic()
+        if then is not None:  # The first piece may have been compiled.
+          made, seconds = made + len(piece.ids[0]), seconds + now - then
+        then = now
+        if interrupt.requested:
+          break
+    terminal.show(shown.finish() + "\n")
+    self._tell(f"{made / seconds:,.0f} tokens/s" if made else "a short answer")
+
+  def _read(self, ids: np.ndarray) -> None:
+    self.session = prefill.read(self._owner.model, self.session, [ids])
+    self._tell(f"{len(ids):,} of them now")
+
+  def _tell(self, more: str) -> None:
+    print(
+      f"[{int(self.session.position[0]):,} tokens read, {more}, state"
+      f" {session_lib.num_bytes(self.session):,} bytes]"
+    )
+
+  def _read_file(self, name: str) -> None:
+    path = pathlib.Path(name).expanduser()
+    try:
+      text = path.read_bytes()
+      text.decode()
+    except OSError as error:
+      raise errors.UserError(
+        f"cannot read {name or 'no file'}: {error.strerror}; write /read FILE"
+      ) from error
+    except UnicodeDecodeError as error:
+      raise errors.UserError(
+        f"{name} is not UTF-8 (byte {error.start}); convert the file"
+      ) from error
+    ids = self._owner.tokenizer.encode_bytes(text)
+    if not len(ids):
+      raise errors.UserError(f"{name} is empty; there is nothing to read")
+    self._turn(lambda: self._read(ids))
+
+  def _state(self, unused: str) -> None:
+    layers = contents.measure(self._owner.model, self.session)
+    self._tell(f"{len(layers)} layers")
+    print(contents.table(layers))
+
+  def _save(self, folder: str) -> None:
+    self._need(folder, "/save FOLDER")
+    size = saved.save(folder, self.session, self._owner)
+    print(f"saved {folder}: {size:,} bytes")
+
+  def _load(self, folder: str) -> None:
+    self._need(folder, "/load FOLDER")
+    session = saved.load(folder, self._owner)
+    if len(session.position) != 1:
+      raise errors.UserError(
+        f"{folder} holds {len(session.position)} texts; a chat takes one"
+      )
+    self._before.append(self.session)
+    self.session = session
+    self._tell(f"from {folder}")
+
+  def _undo(self, unused: str) -> None:
+    if not self._before:
+      raise errors.UserError("there is no turn to undo")
+    self.session = self._before.pop()
+    self._tell("as before the last turn")
+
+  def _new(self, unused: str) -> None:
+    self._before.append(self.session)
+    self.session = session_lib.start(self._owner.model)
+    self._tell("all forgotten")
+
+  def _set(self, assignment: str) -> None:
+    name, equals, value = assignment.partition("=")
+    kinds = {f.name: f.type for f in dataclasses.fields(sample.Settings)}
+    if not equals or name not in (*kinds, "tokens", "stop"):
+      raise errors.UserError(
+        f"/set {assignment}: write NAME=VALUE, NAME one of"
+        f" {', '.join((*kinds, 'tokens', 'stop'))}"
+      )
+    if name == "stop":
+      # As it is typed in a program: a line's end is \n.
+      text = value.replace("\\n", "\n").replace("\\t", "\t")
+      self._stops = self._make_stops([text] if text else [])
+      return
+    kind = float if kinds.get(name) is float else int
+    try:
+      number = kind(value)
+    except ValueError as error:
+      a_number = "number" if kind is float else "whole number"
+      raise errors.UserError(
+        f"/set {assignment}: {value!r} is no {a_number}"
+      ) from error
+    if name != "tokens":
+      values: dict[str, Any] = dataclasses.asdict(self._settings)
+      values[name] = number
+      self._settings = sample.Settings(**values)
+    elif number < 1:
+      raise errors.UserError(f"/set {assignment}: give 1 or more")
+    else:
+      self._tokens = number
+
+  def _help(self, unused: str) -> None:
+    print(HELP)
+
+  def _need(self, argument: str, usage: str) -> None:
+    if not argument:
+      raise errors.UserError(f"write {usage}")
+
+  def _encode(self, text: str) -> np.ndarray:
+    return self._owner.tokenizer.encode(text)
+
+  def _make_stops(self, strings: Sequence[str]) -> stop.Stops | None:
+    return stop.Stops(strings, self._owner.tokenizer) if strings else None
+
+
+_COMMANDS = {
+  "/help": Chat._help,
+  "/read": Chat._read_file,
+  "/state": Chat._state,
+  "/save": Chat._save,
+  "/load": Chat._load,
+  "/undo": Chat._undo,
+  "/new": Chat._new,
+  "/set": Chat._set,
+}

@@ -1,0 +1,156 @@
+import os
+import signal
+
+import inference_cases as cases
+import jax
+import numpy as np
+import pytest
+
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.inference import chat, generate, prefill, sample, saved
+
+BYTES = tokenizer_lib.ByteTokenizer()
+SETTINGS = sample.Settings(temperature=0.8, seed=3)
+
+
+@pytest.fixture(scope="module")
+def owner(model, config):
+  return saved.Owner(model, config, BYTES)
+
+
+@pytest.fixture
+def talk(owner, capsys):
+  """Runs a chat on some lines; returns it and what it printed."""
+
+  def run(*lines, opening="", **more):
+    rest = iter(lines)
+
+    def ask(prompt):
+      try:
+        line = next(rest)
+      except StopIteration:
+        raise EOFError from None
+      if isinstance(line, type):
+        raise line
+      return line
+
+    more = {"tokens": 20, "settings": SETTINGS} | more
+    conversation = chat.Chat(owner, ask=ask, **more)
+    conversation.run(opening)
+    return conversation, capsys.readouterr().out
+
+  return run
+
+
+def answer(owner, session, line, tokens=20, settings=SETTINGS, **more):
+  session = prefill.read(owner.model, session, [BYTES.encode(line + "\n")])
+  pieces = cases.pieces(owner.model, session, tokens, settings, **more)
+  (ids,) = cases.joined(pieces)
+  return pieces[-1].session, BYTES.decode(ids)
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_turns_go_on_from_each_other(owner, talk):
+  found, out = talk("one", "two")
+  session, first = answer(owner, cases.read(owner.model, [b""]), "one")
+  session, second = answer(owner, session, "two")
+  assert_equal(found.session, session)
+  assert first in out and second in out[out.index(first) :]
+  assert "[48 tokens read, " in out
+
+
+def test_commands(owner, talk, tmp_path):
+  folder, text = tmp_path / "talk", tmp_path / "text.txt"
+  text.write_text("one text")
+  lines = ["one", f"/save {folder}", "two", "/undo", "/undo", f"/load {folder}"]
+  found, out = talk(*lines)
+  once, _ = talk("one")
+  assert_equal(found.session, once.session)
+  assert f"saved {folder}: " in out
+  found, _ = talk("one", "two", "/new", f"/read {text}")
+  assert_equal(
+    found.session, cases.read(owner.model, [BYTES.encode("one text")])
+  )
+  found, out = talk("/set tokens=3", "/set temperature=0", "one", "/quit", "x")
+  _, expected = answer(
+    owner, cases.read(owner.model, [b""]), "one", 3, cases.GREEDY
+  )
+  assert expected in out
+  assert found.session.position.tolist() == [7]
+
+
+def test_an_opening_is_read_first(owner, talk):
+  found, _ = talk(opening="one")
+  assert_equal(found.session, cases.read(owner.model, [BYTES.encode("one")]))
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("/sav x", "/sav is no command; /help lists them"),
+    ("/save", "write /save FOLDER"),
+    ("/load nowhere", "is no saved session"),
+    ("/read nowhere", "cannot read nowhere: No such file"),
+    ("/read", "write /read FILE"),
+    ("/undo", "there is no turn to undo"),
+    ("/state", "nothing has been read yet"),
+    ("/set top_k", "write NAME=VALUE, NAME one of temperature,"),
+    ("/set top=3", "write NAME=VALUE, NAME one of temperature,"),
+    ("/set top_k=a", "'a' is no whole number"),
+    ("/set top_k=-1", "top_k=-1: give a whole number"),
+    ("/set tokens=0", "give 1 or more"),
+    ("", "the prompt is empty"),
+  ],
+)
+def test_mistakes_are_one_line_and_change_nothing(talk, line, message):
+  found, out = talk(line)
+  said = out.splitlines()
+  assert len(said) == 3  # a greeting, this, and the end of the input
+  assert said[1].startswith("error: ") and message in said[1]
+  assert found.session.position.tolist() == [0]
+
+
+def test_a_stop_string_ends_an_answer(owner, talk):
+  _, whole = answer(owner, cases.read(owner.model, [b""]), "one")
+  end = next(c for c in whole[3:] if c.isascii())
+  found, out = talk(f"/set stop={end}", "one")
+  assert whole[: whole.index(end)] + "\n[" in out
+  assert found.session.position[0] < 24
+
+
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_shown(
+  owner, talk, monkeypatch
+):
+  made = generate.generate
+
+  def interrupted(*arguments, **keywords):
+    for number, piece in enumerate(made(*arguments, **keywords)):
+      if number == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+      yield piece
+
+  before = signal.getsignal(signal.SIGINT)
+  monkeypatch.setattr(generate, "generate", interrupted)
+  found, out = talk(KeyboardInterrupt, "one", tokens=1000)
+  assert signal.getsignal(signal.SIGINT) is before
+  assert "(Ctrl-D or /quit leaves)" in out
+  monkeypatch.undo()
+  session, expected = answer(
+    owner, cases.read(owner.model, [b""]), "one", 2 * generate.PIECE
+  )
+  assert expected in out
+  assert_equal(found.session, session)
+
+
+def test_ctrl_c_while_reading_leaves_the_session(talk, monkeypatch, tmp_path):
+  text = tmp_path / "text.txt"
+  text.write_text("text")
+  monkeypatch.setattr(
+    prefill, "read", lambda *_: os.kill(os.getpid(), signal.SIGINT)
+  )
+  found, out = talk(f"/read {text}", "/undo")
+  assert "(stopped)" in out and "no turn to undo" in out
+  assert found.session.position.tolist() == [0]
