@@ -1,0 +1,139 @@
+"""Inference by context: every mixer in the comparison's small model.
+
+  python benchmarks/model/inference.py --runs=inference.jsonl \
+    --out=docs/results/inference
+
+Time of a token, speed of reading, and bytes of state behind contexts of 1k to
+128k tokens of random ids, one text, weights of the start. Each finished model
+is a line of <runs>; models that are there are not repeated. Prints a table of
+all lines, writes it as <out>.md and draws <out>.png; `--report` does only that.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+from absl import app, flags
+from flax import nnx
+from matplotlib import figure
+
+from memcomp import progress as progress_lib
+from memcomp.evaluation import throughput
+from memcomp.models import comparison, decoder
+
+_MIXERS = flags.DEFINE_list("mixers", list(comparison.NAMES), "Which of them.")
+_CONTEXTS = flags.DEFINE_list(
+  "contexts", [str(x) for x in throughput.CONTEXTS], "Tokens, of each."
+)
+_TOKENS = flags.DEFINE_integer("tokens", 64, "Made at each context.")
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each context.")
+_RUNS = flags.DEFINE_string("runs", "inference.jsonl", "Finished models.")
+_OUT = flags.DEFINE_string("out", "inference", "Path of results, no suffix.")
+_REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
+
+FULL = "softmax_attention"
+
+
+def build(name: str) -> decoder.Decoder:
+  """The small model called `name`, with the weights of the start."""
+  config = comparison.language_model(name)
+  with nnx.use_eager_sharding(False):
+
+    def new():
+      return decoder.Decoder(config, rngs=nnx.Rngs(0))
+
+    graph = nnx.split(nnx.eval_shape(new))[0]
+    return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
+
+
+def finished() -> dict[str, list[dict[str, Any]]]:
+  """Rows of every model that is done, by name."""
+  path = pathlib.Path(_RUNS.value)
+  lines = path.read_text().splitlines() if path.exists() else []
+  return {run["name"]: run["rows"] for run in map(json.loads, lines)}
+
+
+def spread(rows: list[dict[str, Any]]) -> float:
+  """The slowest context's time of a token over the fastest's."""
+  times = [row["seconds_per_token_fastest"] for row in rows]
+  return max(times) / min(times)
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+  """A row for each model, those of constant state first."""
+  lines = [
+    "| model | state at the shortest | at the longest | ms a token, shortest |"
+    " longest | slowest / fastest | tokens/s read, longest |",
+    "|---|---|---|---|---|---|---|",
+  ]
+  for name, rows in runs.items():
+    first, last = rows[0], rows[-1]
+    lines.append(
+      f"| {name} | {first['state_bytes'] / 1024:,.0f} KiB |"
+      f" {last['state_bytes'] / 1024:,.0f} KiB |"
+      f" {1e3 * first['seconds_per_token_fastest']:.3f} |"
+      f" {1e3 * last['seconds_per_token_fastest']:.3f} | {spread(rows):.2f} |"
+      f" {last['read_tokens_per_second_fastest']:,.0f} |"
+    )
+  return "\n".join(lines)
+
+
+def draw(runs: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
+  """Time of a token, speed of reading and bytes of state by context."""
+  canvas = figure.Figure(figsize=(13, 5.5), layout="constrained")
+  panels = canvas.subplots(1, 3)
+  columns = (
+    ("seconds_per_token_fastest", 1e3, "milliseconds a token"),
+    ("read_tokens_per_second_fastest", 1, "tokens/s read"),
+    ("state_bytes", 1 / 1024, "KiB of state"),
+  )
+  styles = ["-", "--", ":"]
+  for index, (name, rows) in enumerate(runs.items()):
+    for axes, (key, scale, _) in zip(panels, columns, strict=True):
+      axes.plot(
+        [row["context"] for row in rows],
+        [scale * row[key] for row in rows],
+        marker=".",
+        linestyle=styles[index // 10],
+        color="black" if name == FULL else f"C{index % 10}",
+        linewidth=2.5 if name == FULL else 1.2,
+        label=name if axes is panels[0] else None,
+      )
+  for axes, (_, _, title) in zip(panels, columns, strict=True):
+    axes.set(xscale="log", yscale="log", xlabel="context (tokens)", title=title)
+    axes.set_xscale("log", base=2)
+    axes.grid(alpha=0.3)
+  canvas.legend(loc="outside lower center", fontsize="x-small", ncols=7)
+  canvas.savefig(path, dpi=120)
+
+
+def main(_) -> None:
+  """Measures what is missing, and reports."""
+  done = finished()
+  contexts = [int(x) for x in _CONTEXTS.value]
+  for name in [] if _REPORT.value else _MIXERS.value:
+    if name in done:
+      continue
+    turns = len(contexts) * (1 + _ROUNDS.value)
+    rows = throughput.measure(
+      build(name),
+      contexts=contexts,
+      tokens=_TOKENS.value,
+      rounds=_ROUNDS.value,
+      progress=progress_lib.Progress(name, turns).advance,
+    )
+    with pathlib.Path(_RUNS.value).open("a") as file:
+      file.write(json.dumps({"name": name, "rows": rows}) + "\n")
+    print(f"{name}: slowest / fastest {spread(rows):.3f}", flush=True)
+  runs = finished()
+  order = [name for name in comparison.NAMES if name in runs]
+  runs = {name: runs[name] for name in order}
+  print(table(runs))
+  out = pathlib.Path(_OUT.value)
+  out.with_suffix(".md").write_text(table(runs) + "\n")
+  draw(runs, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,87 @@
+"""Throughput: what is timed is what it says."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from memcomp import errors
+from memcomp.evaluation import throughput
+from memcomp.inference import session as session_lib
+from memcomp.layers import delta_net, softmax_attention
+from memcomp.models import decoder
+
+MIXERS = {
+  "constant": delta_net.DeltaNetConfig(heads=1, key_dim=4, value_dim=4),
+  "growing": softmax_attention.SoftmaxAttentionConfig(
+    heads=1, key_dim=4, value_dim=4, rotary_dim=4, max_length=2048
+  ),
+}
+
+
+def model(name):
+  config = decoder.DecoderConfig(
+    vocab_size=11, d_model=4, num_layers=1, mlp_dim=4, mixer=MIXERS[name]
+  )
+  with nnx.use_eager_sharding(False):
+    return decoder.Decoder(config, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_rows_by_context(name, monkeypatch):
+  """Positions are the contexts', and bytes those of a state made for them."""
+  positions, turns = [], []
+  read, make = throughput._Turn.read, throughput._Turn.make
+
+  def reading(turn):
+    after = read(turn)
+    positions.append((int(after.position[0]), turn.num_tokens))
+    return after
+
+  def making(turn, tokens):
+    turns.append((int(turn.after.position[1]), tokens))
+    return make(turn, tokens)
+
+  monkeypatch.setattr(throughput._Turn, "read", reading)
+  monkeypatch.setattr(throughput._Turn, "make", making)
+  tiny = model(name)
+  done = []
+  rows = throughput.measure(
+    tiny,
+    contexts=[600, 20],
+    batch=2,
+    tokens=3,
+    rounds=2,
+    progress=lambda: done.append(1),
+  )
+  assert positions == [(20, 40), (600, 1160)] * 3
+  assert turns == [(20, 3), (600, 3)] * 3
+  assert len(done) == 6
+  assert [row["context"] for row in rows] == [20, 600]
+  for row, context in zip(rows, (20, 600), strict=True):
+    fresh = session_lib.grow(tiny, session_lib.start(tiny), context)
+    assert row["state_bytes"] == session_lib.num_bytes(fresh)
+    assert row["peak_bytes"] > 0
+    for key in ("seconds_per_token", "read_tokens_per_second"):
+      assert np.isfinite(row[key]) and row[key] > 0
+    assert row["seconds_per_token_fastest"] <= row["seconds_per_token"]
+  grows = rows[1]["state_bytes"] > rows[0]["state_bytes"]
+  assert grows == (name == "growing")
+
+
+@pytest.mark.parametrize(
+  "bad", [{"contexts": []}, {"contexts": [0]}, {"rounds": 0}, {"tokens": 0}]
+)
+def test_what_is_below_one_is_named(bad):
+  with pytest.raises(errors.UserError, match=f"{next(iter(bad))}=0: give 1"):
+    throughput.measure(model("constant"), **bad)
+
+
+def test_nothing_of_it_leaves_a_mark():
+  """What is made at a context does not stand in the next round's."""
+  tiny = model("constant")
+  texts = np.ones((1, 9), np.int32)
+  turn = throughput._Turn(tiny, session_lib.start(tiny), texts)
+  before = jax.tree.map(np.asarray, turn.read())
+  turn.make(4)
+  jax.tree.map(np.testing.assert_array_equal, turn.read(), before)
