@@ -1,0 +1,193 @@
+"""From a checkpoint of another library to a run that training goes on with."""
+
+import json
+import os
+import pathlib
+import runpy
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.convert import convert
+from memcomp.evaluation import load
+from memcomp.export import huggingface, names
+from memcomp.layers import linear_attention
+from memcomp.training import run as run_lib
+from memcomp.training import state as state_lib
+
+ROOT = pathlib.Path(__file__).parents[2]
+LLAMA = ROOT / "tests" / "export" / "data" / "llama"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  """A Llama with a tokenizer of characters."""
+  import tokenizers
+
+  folder = tmp_path_factory.mktemp("source")
+  shutil.copytree(LLAMA, folder / "llama")
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(
+      {chr(80 + i): i for i in range(48)}, unk_token="a"
+    )
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+  tokenizer.save(str(folder / "llama" / "tokenizer.json"))
+  (folder / "text").mkdir()
+  for number in range(20):
+    text = "".join(chr(97 + i * number % 23) for i in range(200))
+    (folder / "text" / f"{number}.txt").write_text(text)
+  return folder
+
+
+def command(folder, workdir, *flags):
+  return subprocess.run(
+    [
+      sys.executable,
+      "-m",
+      "memcomp.convert",
+      f"--checkpoint={folder / 'llama'}",
+      f"--workdir={workdir}",
+      f"--source={folder / 'text'}",
+      *flags,
+    ],
+    env=os.environ
+    | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+@pytest.fixture(scope="module")
+def converted(source, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("converted") / "run"
+  done = command(
+    source,
+    workdir,
+    "--mixer=linear_attention",
+    "--layers=1",
+    "--distill_steps=30",
+    "--steps=3",
+    "--batch_size=2",
+    "--sequence_length=16",
+    "--learning_rate=1e-3",
+  )
+  assert done.returncode == 0, done.stderr
+  return workdir, done
+
+
+def test_the_command_says_what_it_does(converted):
+  workdir, done = converted
+  report = json.loads((workdir / convert.REPORT).read_text())
+  assert set(report["validation"]) == {"teacher", "swapped", "distilled"}
+  for name, loss in report["validation"].items():
+    assert f"{name}: validation loss {loss['nats']:.4f}" in done.stdout
+  errors_ = [layers[0] for layers in report["errors"].values()]
+  assert len(errors_) == 2  # of the first step and of the last
+  assert errors_[-1] < 0.8 * errors_[0]
+  assert "layers.1.mixer.value.weight" in report["copied"]
+  assert report["layers"] == [1]
+
+
+def test_it_is_a_run(converted):
+  workdir, _ = converted
+  opened = load.open_checkpoint(workdir)
+  assert opened.step == 0
+  model = opened.config.model
+  assert (model.pattern, model.num_layers) == ("1*a,1*b", 2)
+  assert isinstance(model.mixer_b, linear_attention.LinearAttentionConfig)
+  assert model.mixer_b.heads == 4
+  # The layer that was left alone, and what is no mixer.
+  ours = names.flatten(model, state_lib.plain(nnx.split(opened.model)[1]))
+  old, params = huggingface.load_params(LLAMA)
+  for name, array in names.flatten(old, params).items():
+    if not name.startswith("layers.1.mixer."):
+      np.testing.assert_array_equal(ours[name], array, name)
+
+
+def test_training_goes_on_from_it(converted, tmp_path):
+  """By the config file, with the batches after those of the distillation."""
+  workdir = shutil.copytree(converted[0], tmp_path / "run")
+  get_config = runpy.run_path(str(ROOT / "configs" / "run.py"))["get_config"]
+  config = get_config(str(workdir))
+  assert config.training.steps == 3
+  assert config.training.batch_size == 2
+  assert config.optimizer.learning_rate == 1e-3
+  config.evaluation.run_after_training = False
+  assert run_lib.run(config, workdir) == 0
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  assert json.loads(lines[-1])["step"] == 3
+  data = workdir / "checkpoints" / "3" / "data" / "metadata"
+  assert json.loads(data.read_text())["step"] == 30 + 3
+  assert np.isfinite(json.loads(lines[0])["loss"])
+
+
+def test_no_run_is_no_config():
+  get_config = runpy.run_path(str(ROOT / "configs" / "run.py"))["get_config"]
+  with pytest.raises(errors.UserError, match="FOLDER"):
+    get_config()
+  with pytest.raises(errors.UserError, match="give the folder of a run"):
+    get_config("nowhere")
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ({"mixer": "telis"}, "is no mixer"),
+    ({"layers": [2]}, "give some of 0 to 1"),
+    ({"layers": []}, "give some of 0 to 1"),
+    ({"distill_steps": -1}, "must not be negative"),
+    ({"overrides": {"training.steps": 0}}, "training.steps = 0"),
+    ({"source": "nowhere"}, "no checkpoint"),
+  ],
+)
+def test_mistakes_are_told_and_leave_nothing(source, tmp_path, flags, message):
+  arguments = {
+    "source": source / "llama",
+    "workdir": tmp_path / "out",
+    "mixer": "linear_attention",
+    **flags,
+  }
+  with pytest.raises(errors.UserError, match=message):
+    convert.convert(**arguments)
+  assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(source, converted):
+  workdir, _ = converted
+  before = (workdir / "config.json").read_text()
+  with pytest.raises(errors.UserError, match="is there already"):
+    convert.convert(source / "llama", workdir, "linear_attention")
+  assert (workdir / "config.json").read_text() == before
+
+
+def test_interrupted_it_leaves_nothing(source, tmp_path, monkeypatch):
+  def interrupt(*unused, **more):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(convert.swap, "swap", interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    convert.convert(
+      source / "llama",
+      tmp_path / "out",
+      "linear_attention",
+      overrides={
+        "data.source": str(source / "text"),
+        "data.sequence_length": 16,
+        "training.batch_size": 2,
+      },
+    )
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_written_config_is_whole(converted):
+  saved = json.loads((converted[0] / "config.json").read_text())
+  opened = load.open_checkpoint(converted[0])
+  assert config_lib.to_dict(opened.config) == saved

@@ -1,0 +1,150 @@
+"""A swap keeps what it says it keeps."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from memcomp import config as config_lib
+from memcomp import errors
+from memcomp.convert import swap
+from memcomp.export import names
+from memcomp.layers import linear_attention, softmax_attention, trellis
+from memcomp.models import decoder
+from memcomp.training import state as state_lib
+
+SIZES = {"heads": 2, "key_dim": 8, "value_dim": 8}
+GROUPED = softmax_attention.SoftmaxAttentionConfig(
+  **SIZES, kv_heads=1, rotary_dim=4, projection_bias=True
+)
+LINEAR = linear_attention.LinearAttentionConfig(**SIZES)
+TRELLIS = trellis.TrellisConfig(**SIZES, num_slots=4, chunk_size=4)
+MODEL = decoder.DecoderConfig(
+  vocab_size=24,
+  d_model=16,
+  num_layers=4,
+  mlp_dim=8,
+  mixer=GROUPED,
+  tied_embeddings=False,
+)
+TOKENS = np.random.default_rng(0).integers(0, 24, (2, 9))
+
+
+@pytest.fixture(scope="module")
+def params():
+  return runs.random_params(config_lib.Config(name="old", model=MODEL))
+
+
+def logits_of(config, params):
+  model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
+  return jax.jit(lambda t: model.logits(model(t)[0]))(TOKENS)
+
+
+def test_heads_that_were_shared_are_repeated(params):
+  """So that the same attention with a head each is the same function."""
+  full = dataclasses.replace(GROUPED, kv_heads=0)
+  found = swap.swap(MODEL, params, full)
+  assert len(found.copied) == 4 * 7  # and its three biases
+  expected = logits_of(MODEL, params)
+  np.testing.assert_allclose(
+    logits_of(found.config, found.params), expected, atol=1e-5, rtol=0
+  )
+  assert expected.std() > 0.5
+
+
+def test_what_is_no_mixer_stays(params):
+  changed = swap.config_with(MODEL, TRELLIS, range(4))
+  fresh = runs.random_params(config_lib.Config(name="new", model=changed))
+  found = swap.swap(MODEL, params, TRELLIS, fresh=fresh)
+  assert found.config.pattern == "a"
+  assert found.config.mixer is TRELLIS
+  ours = names.flatten(MODEL, params)
+  theirs = names.flatten(found.config, found.params)
+  for name, array in theirs.items():
+    if ".mixer." not in name:
+      np.testing.assert_array_equal(array, ours[name], name)
+  for depth in range(4):
+    old, new = f"layers.{depth}.mixer.projection", f"layers.{depth}.mixer"
+    for ours_, theirs_ in (
+      (f"{new}.out.weight", f"{new}.out.weight"),
+      # One head of keys and values for both heads.
+      (f"{old}.key.weight", f"{new}.query_key.weight"),
+      (f"{old}.value.weight", f"{new}.value.weight"),
+    ):
+      expected = ours[ours_]
+      if expected.shape[0] == 8:
+        expected = np.concatenate([expected, expected])
+      np.testing.assert_array_equal(theirs[theirs_], expected, theirs_)
+      assert theirs_ in found.copied
+  assert len(found.copied) == 4 * 3
+
+
+def test_some_layers(params):
+  changed = swap.config_with(MODEL, LINEAR, [1, 2])
+  fresh = runs.random_params(config_lib.Config(name="new", model=changed))
+  found = swap.swap(MODEL, params, LINEAR, layers=[1, 2], fresh=fresh)
+  assert found.config.pattern == "1*a,2*b,1*a"
+  assert found.config.mixer_b is LINEAR
+  ours = names.flatten(MODEL, params)
+  theirs = names.flatten(found.config, found.params)
+  kept = [
+    n
+    for n in theirs
+    if not n.startswith(("layers.1.mixer.", "layers.2.mixer."))
+  ]
+  for name in kept:
+    np.testing.assert_array_equal(theirs[name], ours[name], name)
+  # Also to a third kind, and then back to one.
+  third = swap.config_with(found.config, TRELLIS, [0])
+  assert third.pattern == "1*c,2*b,1*a"
+  with pytest.raises(errors.UserError, match="three at most"):
+    swap.config_with(third, LINEAR, [1])
+  assert swap.config_with(third, LINEAR, range(4)).pattern == "a"
+
+
+@pytest.mark.parametrize(
+  ("layers", "pattern"),
+  [([1, 3], "ab"), ([0, 2], "ba"), ([3], "3*a,1*b"), ([0, 1, 2, 3], "a")],
+)
+def test_the_pattern_is_short(layers, pattern):
+  # The free letter comes first: where a goes from no layer, b is new.
+  found = swap.config_with(MODEL, LINEAR, layers)
+  assert found.pattern == pattern
+  mixers = found.layer_mixers()
+  assert [m is LINEAR for m in mixers] == [d in layers for d in range(4)]
+
+
+def test_a_mixer_is_written_as_a_flag():
+  found = swap.parse("trellis:num_slots=4,forget_gate=False,phi=silu", GROUPED)
+  assert isinstance(found, trellis.TrellisConfig)
+  assert (found.heads, found.key_dim, found.value_dim) == (2, 8, 8)
+  assert (found.num_slots, found.forget_gate, found.phi) == (4, False, "silu")
+  assert swap.parse("softmax_attention:heads=4", GROUPED).heads == 4
+  assert swap.parse("softmax_attention", GROUPED).rotary_dim == 4
+  # It knows no positions, whatever the old one has.
+  assert swap.parse("ovq", GROUPED).rotary_dim == 0
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("telis", "'telis' is no mixer; there are: trellis"),
+    ("trellis:slots=4", "no field 'slots'; it has num_slots"),
+    ("trellis:num_slots=many", "num_slots takes a whole number, not 'many'"),
+    ("trellis:num_slots=0", "num_slots=0 must be at least 1"),
+    ("trellis:num_slots=1.5", "1.5"),
+    ("softmax_attention:value_residual=scalar", "leave value_residual"),
+  ],
+)
+def test_mistakes_are_told(text, message):
+  with pytest.raises(errors.UserError) as error:
+    swap.config_with(MODEL, swap.parse(text, GROUPED), [0])
+  assert message in str(error.value)
+
+
+def test_layers_that_are_not_there():
+  for layers in ([], [4], [0, -1]):
+    with pytest.raises(errors.UserError, match="give some of 0 to 3"):
+      swap.config_with(MODEL, LINEAR, layers)
