@@ -237,7 +237,7 @@ class Chat:
       return
     kind = float if kinds.get(name) is float else int
     try:
-      number = kind(value)
+      number: Any = kind(value)
     except ValueError as error:
       a_number = "number" if kind is float else "whole number"
       raise errors.UserError(

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from memcomp import sharding
-from memcomp.config import MeshConfig
 from memcomp.inference import generate, prefill, sample
 from memcomp.inference import session as session_lib
 from memcomp.layers import trellis
@@ -74,7 +73,7 @@ def small_config() -> decoder.DecoderConfig:
 def build(config, mesh=None, seed=0) -> decoder.Decoder:
   """Weights from numpy: XLA takes long to compile JAX's generator."""
   rng = np.random.default_rng(seed)
-  mesh = mesh or sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+  mesh = mesh or sharding.one_device()
   abstract = state_lib.abstract_model(config)
   params = jax.tree.map(
     lambda x: jax.device_put(

@@ -62,6 +62,33 @@ def test_prefill_equals_steps(model, expected, size):
   assert set(np.flatnonzero(found.used[0])) == set(PROMPT.tolist())
 
 
+class OnDisk:
+  """A text that is read piece by piece, as a memory-mapped file."""
+
+  def __init__(self, ids):
+    self.ids, self.read = ids, []
+
+  def __len__(self):
+    return len(self.ids)
+
+  def __getitem__(self, where):
+    self.read.append(len(self.ids[where]))
+    return self.ids[where]
+
+  def __array__(self, *_, **__):
+    raise AssertionError("the whole text was asked for")
+
+
+def test_a_long_text_is_never_held_whole(model):
+  text = OnDisk(np.tile(PROMPT, 40))
+  session = read(model, [text])
+  assert sum(text.read) == 48 * 40 and max(text.read) == 16
+  assert session.position.tolist() == [48 * 40]
+  assert session_lib.num_bytes(session) == (
+    session_lib.num_bytes(session_lib.start(model))
+  )
+
+
 def test_ids_do_not_depend_on_the_pieces_of_the_prompt(model):
   found = ids(model)
   assert len(found) == 30
