@@ -19,7 +19,9 @@ from absl import flags
 from memcomp import cli
 
 _CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
+  "checkpoint",
+  None,
+  "Folder of a run, of its checkpoints, of one step, or of an exported model.",
 )
 _TASK = flags.DEFINE_string(
   "task", None, "perplexity, sample, chat or compare."

@@ -87,8 +87,10 @@ def convert(
   config = _config(opened.config, overrides or {}, fsdp)
   old = opened.config.model
   layers = sorted(set(range(old.num_layers) if layers is None else layers))
-  like = old.layer_mixers()[min(layers[0] if layers else 0, old.num_layers - 1)]
-  config.model = swap.config_with(old, swap.parse(mixer, like), layers)
+  # Any will do for layers that are not there, which `config_with` refuses.
+  like = dict(enumerate(old.layer_mixers())).get(min(layers, default=0))
+  new = swap.parse(mixer, like or old.mixer)
+  config.model = swap.config_with(old, new, layers)
   validate.check(config)
   validate.check_vocabulary(config, opened.tokenizer.vocab_size)
   validate.check_mesh(config, mesh)
@@ -104,11 +106,7 @@ def convert(
     score = _scorer(config, opened, mesh)
     start = state_lib.initial_state(config, mesh)
     swapped = swap.swap(
-      old,
-      teacher,
-      config.model.mixer_of(_letter(config, layers)),
-      layers=layers,
-      fresh=start.params,
+      old, teacher, new, layers=layers, fresh=start.params, mesh=mesh
     )
     print(
       f"{decoder.mixer_names(old)} -> {decoder.mixer_names(config.model)} in"
@@ -144,7 +142,15 @@ def convert(
       report["validation"]["distilled"] = score(
         "distilled", config.model, params
       )
-    _write(out, config, opened, start._replace(params=params), place, report)
+    # Initial memories are parameters too.
+    carry = state_lib.initial_carry(
+      config,
+      state_lib.abstract_model(config.model),
+      params,
+      config.training.batch_size,
+    )
+    start = start._replace(params=params, carry=carry)
+    _write(out, config, opened, start, place, report)
   print(f"written: {out}, a run at step 0 of {config.training.steps}")
   return report
 
@@ -164,11 +170,6 @@ def _config(
   return config
 
 
-def _letter(config: config_lib.Config, layers: Sequence[int]) -> str:
-  stacks = decoder.stacks_of(config.model)
-  return next(s.letter for s in stacks if s.first == layers[0])
-
-
 def _scorer(config, opened: load.Checkpoint, mesh):
   """Returns (name, model, params) -> validation loss, printed too."""
   data, tokenizer = config.data, opened.tokenizer
@@ -181,7 +182,6 @@ def _scorer(config, opened: load.Checkpoint, mesh):
   def score(name: str, model: decoder.DecoderConfig, params: Any):
     if store is None:
       return None
-    # Without a carry: the old model's would be of another memory.
     of = copy.deepcopy(config)
     of.model = model
     sizes = loop.token_bytes(tokenizer)

@@ -23,13 +23,6 @@ from memcomp.training import optimizer
 from memcomp.training import state as state_lib
 
 
-class Teacher(NamedTuple):
-  """The model whose mixers are imitated."""
-
-  config: decoder.DecoderConfig
-  params: Any
-
-
 class Distillation(NamedTuple):
   """Two functions of arrays, see `make`."""
 
@@ -90,7 +83,7 @@ def make(
         state = mixer.init_state(*given.shape[:2])
         context = mixer_lib.Context(segment_ids=segment_ids, seen=0)
         y, _ = mixer(given, state, context)
-        return None, _relative_error(y, wanted, segment_ids)
+        return None, relative_error(y, wanted, segment_ids)
 
       layer = arrays, given[depths], wanted[depths]
       found.append(lax.scan(one, None, layer)[1])
@@ -142,7 +135,16 @@ def _mixers(params: Any, stacks) -> Any:
   return {name: params["layers"][name]["mixer"] for name in stacks}
 
 
-def _relative_error(y, wanted, segment_ids) -> jax.Array:
+def relative_error(
+  y: jax.Array, wanted: jax.Array, segment_ids: jax.Array | None
+) -> jax.Array:
+  """|y - wanted|^2 / |wanted|^2 over all tokens that are not padding.
+
+  Args:
+    y: `[batch, time, d_model]`.
+    wanted: the same.
+    segment_ids: `[batch, time]`, 0 is padding; None for none.
+  """
   wide = jnp.promote_types(y.dtype, jnp.float32)
   y, wanted = y.astype(wide), wanted.astype(wide)
   if segment_ids is not None:

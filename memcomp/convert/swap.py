@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from memcomp import errors
 from memcomp.export import names
@@ -53,6 +54,7 @@ def swap(
   layers: Sequence[int] | None = None,
   fresh: Any = None,
   seed: int = 0,
+  mesh: Mesh | None = None,
 ) -> Swapped:
   """Returns a model with `mixer` in `layers`.
 
@@ -64,6 +66,7 @@ def swap(
     fresh: parameters of a new model of the new config, for what is not taken
       over; None draws them.
     seed: that they are drawn with.
+    mesh: to put the parameters on; None is one device.
 
   Raises:
     UserError: there is no such layer, or the model would not be valid.
@@ -90,9 +93,8 @@ def swap(
       if source.shape == array.shape:
         found[name] = source
         copied.append(name)
-  shardings = jax.tree.map(lambda x: x.sharding, fresh)
-  params = names.unflatten(changed, found.__getitem__)
-  return Swapped(changed, jax.device_put(params, shardings), copied)
+  params = names.unflatten(changed, found.__getitem__, mesh)
+  return Swapped(changed, params, copied)
 
 
 def config_with(

@@ -1,5 +1,6 @@
 """From a checkpoint of another library to a run that training goes on with."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -8,18 +9,21 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, sharding
 from memcomp.convert import convert
 from memcomp.evaluation import load
 from memcomp.export import huggingface, names
 from memcomp.layers import linear_attention
+from memcomp.training import checkpoint
 from memcomp.training import run as run_lib
 from memcomp.training import state as state_lib
+from memcomp.training import workdir as workdir_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "export" / "data" / "llama"
@@ -191,3 +195,29 @@ def test_a_written_config_is_whole(converted):
   saved = json.loads((converted[0] / "config.json").read_text())
   opened = load.open_checkpoint(converted[0])
   assert config_lib.to_dict(opened.config) == saved
+
+
+def test_a_run_that_carries_its_state(source, tmp_path):
+  """The rows' states are of the new memory, and begin as it begins."""
+  convert.convert(
+    source / "llama",
+    tmp_path / "out",
+    "linear_attention",
+    distill_steps=0,
+    overrides={
+      "data.source": str(source / "text"),
+      "data.sequence_length": 16,
+      "data.packing": "stream",
+      "training.batch_size": 2,
+      "training.carry_state": True,
+    },
+  )
+  config = workdir_lib.saved_config(tmp_path / "out")
+  mesh = sharding.make_mesh(config.mesh)
+  target = state_lib.abstract_state(config, mesh)
+  checkpoints = checkpoint.Checkpoints(tmp_path / "out", keep=1)
+  with contextlib.closing(checkpoints):
+    found = checkpoints.restore(target, lambda meta: None)
+  assert found.step == 0
+  sizes = [x.size for x in jax.tree.leaves(found.state.carry)]
+  assert sum(sizes) > 2 * 2 * 4 * 8 * 8

@@ -142,3 +142,14 @@ def test_nothing_but_the_new_mixers_is_trained(student, taught):
       new = new[key.key]
     moved = bool((np.asarray(new) != np.asarray(old)).any())
     assert moved == (keys[2:3] == ["mixer"] and keys[1] in trained), keys
+
+
+def test_padding_does_not_count():
+  """Some mixers give a constant there, which is nobody's to learn."""
+  wanted = np.full((1, 4, 2), 2.0, np.float32)
+  y = wanted + np.array([1, 0, 0, 50], np.float32)[:, None]
+  ids = np.array([[1, 1, 2, 0]])
+  found = distill.relative_error(y, wanted, ids)
+  np.testing.assert_allclose(found, 2 / 24, rtol=1e-6)
+  found = distill.relative_error(y[:, :3], wanted[:, :3], None)
+  np.testing.assert_allclose(found, 2 / 24, rtol=1e-6)
