@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels.primitives import window_summary
 
 Chunk = Callable[..., tuple[Any, ...]]
 HandOff = Callable[..., tuple[Any, ...]]
@@ -138,13 +138,13 @@ def window_before(
     reset: rows and position that new segments start from.
     sink_tokens: rows that the first tokens keep.
   """
-  then = functools.partial(window.then, sink_tokens=sink_tokens)
+  then = functools.partial(window_summary.then, sink_tokens=sink_tokens)
   rows, position = state
-  own = window.summarize(
+  own = window_summary.summarize(
     rows, tokens, segment_ids, segment_id, reset, sink_tokens=sink_tokens
   )
   nothing = jax.tree.map(jnp.zeros_like, own)
-  start = window.Summary(rows, position, nothing.restarted)
+  start = window_summary.Summary(rows, position, nothing.restarted)
   found = then(start, scan_before(then, axis, own, nothing))
   return found.rows, found.position
 

@@ -19,7 +19,7 @@ A run is a segment within a row; run 0 is the state's.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def push(
     whether there was one (without, the leaves hold what the row held).
   """
   size = jax.tree.leaves(rows)[0].shape[2]
-  row = _row(position, size, sink_tokens)
+  row = row_of(position, size, sink_tokens)
   batch = jnp.arange(position.shape[0])
   evicted = jax.tree.map(lambda x: x[batch, :, row], rows)
   rows = jax.tree.map(
@@ -223,11 +223,11 @@ def join(plan: Plan, rows: Any, tokens: Any) -> Any:
     `[batch, prior + time, heads, ...]` in the dtype of `tokens`, zeros where
     `plan.run` is `PADDING` or `EMPTY`.
   """
-  row = _row(plan.position[:, : plan.prior], plan.size, plan.sink_tokens)
+  row = row_of(plan.position[:, : plan.prior], plan.size, plan.sink_tokens)
   row = jnp.where(plan.run[:, : plan.prior] == EMPTY, plan.size, row)
 
   def one(x, new):
-    return jnp.concatenate([_rows(x, row).astype(new.dtype), new], axis=1)
+    return jnp.concatenate([rows_at(x, row).astype(new.dtype), new], axis=1)
 
   return jax.tree.map(one, rows, compact(plan, tokens))
 
@@ -254,17 +254,17 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
   def shifted(x):
     kept = exists & ~inherited
     x = jnp.pad(x[:, : time - empty], _left(x, empty))
-    return jnp.where(_as(kept, x), x, 0)
+    return jnp.where(expand(kept, x), x, 0)
 
   tokens = jax.tree.map(shifted, joined)
   if plan.source is None:
     return tokens, exists
-  row = _row(position, plan.size, plan.sink_tokens)
+  row = row_of(position, plan.size, plan.sink_tokens)
   row = jnp.where(inherited, row, plan.size)
 
   def with_reset(tokens):
     return jax.tree.map(
-      lambda x, r: x + _rows(r, row).astype(x.dtype), tokens, reset_rows
+      lambda x, r: x + rows_at(r, row).astype(x.dtype), tokens, reset_rows
     )
 
   return jax.lax.cond(plan.inherits, with_reset, lambda x: x, tokens), exists
@@ -305,7 +305,7 @@ def sinks(
 
   def one(x, line):
     found = _take(line, source.reshape(flat))
-    found += _rows(x, row.reshape(flat)).astype(line.dtype)
+    found += rows_at(x, row.reshape(flat)).astype(line.dtype)
     return found.reshape(*shape, *line.shape[2:])
 
   return jax.tree.map(one, rows, joined), kept | in_call, run
@@ -326,95 +326,19 @@ def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
 
   def one(x, line):
     found = jnp.moveaxis(_take(line, source), 1, 2).astype(x.dtype)
-    return jnp.where(_as(new[:, None], found), found, x)
+    return jnp.where(expand(new[:, None], found), found, x)
 
   return jax.tree.map(one, base, joined)
 
 
-class Summary(NamedTuple):
-  """What tokens leave in an empty window: `then` puts summaries together.
-
-  Attributes:
-    rows: `[batch, heads, size, ...]` leaves.
-    position: int32 `[batch]`, of the segment at their end, from their own first
-      token (or their segment's start) on.
-    restarted: bool `[batch]`, whether a segment started among them.
-  """
-
-  rows: Any
-  position: jax.Array
-  restarted: jax.Array
-
-
-def then(first: Summary, second: Summary, *, sink_tokens: int = 0) -> Summary:
-  """The summary of `first`'s tokens and `second`'s after them; associative.
-
-  `first` may be a state: its rows and position, not restarted.
-  """
-  size = jax.tree.leaves(first.rows)[0].shape[2]
-  before = jnp.where(second.restarted, 0, first.position)
-  position = before + second.position
-  token = held(position, size=size, sink_tokens=sink_tokens)
-  # A token of `first` has the row that it had: its position is the same.
-  token -= before[:, None]
-  new = second.restarted[:, None] | (token >= 0)
-  row = jnp.where(token >= 0, _row(token, size, sink_tokens), size)
-
-  def one(x, y):
-    y = jnp.moveaxis(_rows(y, row), 1, 2)
-    return jnp.where(_as(new[:, None], y), y, x)
-
-  return Summary(
-    jax.tree.map(one, first.rows, second.rows),
-    position,
-    first.restarted | second.restarted,
-  )
-
-
-def summarize(
-  rows: Any,
-  tokens: Any,
-  segment_ids: jax.Array | None,
-  segment_id: jax.Array,
-  reset: tuple[Any, jax.Array],
-  *,
-  sink_tokens: int = 0,
-) -> Summary:
-  """Returns what the tokens of a call leave in an empty window.
-
-  Args:
-    rows: `[batch, heads, size, ...]` leaves, for their shapes.
-    tokens: `[batch, time, heads, ...]` leaves.
-    segment_ids: see `plan`.
-    segment_id: `[batch]`, of the token before the call.
-    reset: rows and position that new segments start from.
-    sink_tokens: rows that the first tokens keep.
-  """
-  reset_rows, reset_position = reset
-  empty = jax.tree.map(jnp.zeros_like, rows)
-  places = plan(
-    segment_ids,
-    segment_id,
-    jnp.zeros_like(segment_id),
-    reset_position,
-    time=jax.tree.leaves(tokens)[0].shape[1],
-    size=jax.tree.leaves(rows)[0].shape[2],
-    sink_tokens=sink_tokens,
-    seen=0,
-  )
-  return Summary(
-    advance(places, empty, reset_rows, join(places, empty, tokens)),
-    places.next_position,
-    places.restarted,
-  )
-
-
-def _row(position: jax.Array, size: int, sink_tokens: int) -> jax.Array:
+def row_of(position: jax.Array, size: int, sink_tokens: int) -> jax.Array:
+  """The row that keeps the token at a position."""
   later = sink_tokens + (position - sink_tokens) % (size - sink_tokens)
   return jnp.where(position < sink_tokens, position, later)
 
 
-def _as(condition: jax.Array, x: jax.Array) -> jax.Array:
+def expand(condition: jax.Array, x: jax.Array) -> jax.Array:
+  """Appends axes of one to `condition`, as many as `x` has."""
   return condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
 
 
@@ -425,11 +349,11 @@ def _left(x: jax.Array, count: int) -> list[tuple[int, int]]:
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
   """Places of `x` along axis 1 by `index`; zeros where it is out of range."""
   return jnp.take_along_axis(
-    x, _as(index, x), axis=1, mode="fill", fill_value=0
+    x, expand(index, x), axis=1, mode="fill", fill_value=0
   )
 
 
-def _rows(x: jax.Array, row: jax.Array) -> jax.Array:
+def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
   """Rows of a state's leaf, laid like tokens: `[batch, rows, heads, ...]`."""
   return _take(jnp.moveaxis(x, 2, 1), row)
 
