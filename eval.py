@@ -5,12 +5,15 @@
   python eval.py --checkpoint=runs/attention --task=perplexity --rotary_scale=4
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
   python eval.py --checkpoint=runs/quickstart --task=chat
+  python eval.py --checkpoint=runs/quickstart --task=throughput --rows=8
   python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
 writes them as JSON and PNG. sample prints the text as it is made. chat reads
-what is typed and goes on; sessions can be kept on disk (/help). compare puts
-the runs in a folder side by side. What is not given is as in the run's config.
+what is typed and goes on; sessions can be kept on disk (/help). throughput
+times reading and making tokens behind contexts of 1k to 128k, and writes JSON
+and PNG. compare puts the runs in a folder side by side. What is not given is as
+in the run's config.
 Exit codes: 0 done, 2 the input needs a fix.
 """
 
@@ -24,7 +27,7 @@ _CHECKPOINT = flags.DEFINE_string(
   "Folder of a run, of its checkpoints, of one step, or of an exported model.",
 )
 _TASK = flags.DEFINE_string(
-  "task", None, "perplexity, sample, chat or compare."
+  "task", None, "perplexity, sample, chat, throughput or compare."
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
@@ -41,6 +44,9 @@ _STOP = flags.DEFINE_multi_string(
 _TENSOR = flags.DEFINE_integer(
   "tensor", 1, "Devices that sample and chat split heads and features over."
 )
+_CONTEXTS = flags.DEFINE_list(
+  "contexts", [], "Tokens before what throughput times. Default: 1k to 128k."
+)
 _ROTARY_SCALE = flags.DEFINE_float(
   "rotary_scale",
   None,
@@ -50,7 +56,7 @@ _SETTINGS = {
   "lengths": flags.DEFINE_integer(
     "lengths", None, "Multiples of the trained length to stream to."
   ),
-  "rows": flags.DEFINE_integer("rows", None, "Spans streamed side by side."),
+  "rows": flags.DEFINE_integer("rows", None, "Texts side by side."),
   "prompt": flags.DEFINE_string("prompt", None, "Text to continue."),
   "sample_tokens": flags.DEFINE_integer("tokens", None, "Tokens to make."),
   "temperature": flags.DEFINE_float("temperature", None, "0 is greedy."),
@@ -82,6 +88,7 @@ def program() -> None:
     rotary_scale=_ROTARY_SCALE.value,
     stop_strings=_STOP.value,
     tensor=_TENSOR.value,
+    contexts=_CONTEXTS.value,
     overrides=given,
   )
 

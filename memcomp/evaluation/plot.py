@@ -136,6 +136,39 @@ def side_by_side(
   return _save(canvas, path)
 
 
+def by_context(
+  rows: list[dict[str, Any]], title: str, path: pathlib.Path
+) -> pathlib.Path | str:
+  """Draws what `throughput.measure` found.
+
+  Args:
+    rows: its result.
+    title: of the figure.
+    path: of the PNG.
+
+  Returns:
+    `path`, or a line that says why there is no figure.
+  """
+  canvas = _canvas(11, 4)
+  if canvas is None:
+    return _MISSING.format(path.name)
+  contexts = _values(rows, "context")
+  for axes, key, scale, label in zip(
+    canvas.subplots(1, 3),
+    ("seconds_per_token", "read_tokens_per_second", "state_bytes"),
+    (1e3, 1, 2**-10),
+    ("milliseconds to make a token", "tokens/s read", "KiB of state a text"),
+    strict=True,
+  ):
+    axes.plot(contexts, [scale * x for x in _values(rows, key)], marker="o")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="context (tokens)", title=label)
+    axes.grid(alpha=0.3)
+  canvas.suptitle(title)
+  return _save(canvas, path)
+
+
 _MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
 
 

@@ -123,6 +123,24 @@ def positions(streamed: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def throughput(rows: list[dict[str, Any]]) -> str:
+  """Returns the table of `throughput.measure`."""
+  cells = [
+    ("context", "tokens/s read", "ms a token", "KiB of state", "MiB peak")
+  ]
+  for row in rows:
+    cells.append(
+      (
+        f"{row['context']:,}",
+        f"{row['read_tokens_per_second']:,.0f}",
+        f"{1e3 * row['seconds_per_token']:.3f}",
+        f"{row['state_bytes'] / 2**10:,.0f}",
+        f"{row['peak_bytes'] / 2**20:,.0f}",
+      )
+    )
+  return "\n".join(_aligned(cells))
+
+
 def number(bits: float | None) -> str:
   """Returns bits per byte for a table."""
   return "not finite" if bits is None else f"{bits:.3f}"

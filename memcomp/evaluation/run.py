@@ -13,7 +13,7 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.evaluation import compare, load, plot, report, tasks
 
-TASKS = ("perplexity", "sample", "chat", "compare")
+TASKS = ("perplexity", "sample", "chat", "throughput", "compare")
 
 _MAKE_TEXT = ("sample", "chat")
 
@@ -30,6 +30,7 @@ def run(
   rotary_scale: float | None = None,
   stop_strings: Sequence[str] = (),
   tensor: int = 1,
+  contexts: Sequence[int | str] = (),
   overrides: dict[str, Any] | None = None,
 ) -> None:
   """Evaluates a checkpoint; prints what it finds.
@@ -51,6 +52,7 @@ def run(
     stop_strings: what ends a sample, and each answer of a chat.
     tensor: devices that heads and hidden features are split over, for "sample"
       and "chat".
+    contexts: tokens before what "throughput" times; () is 1k to 128k.
     overrides: fields of `EvaluationConfig` to set instead of the run's.
 
   Raises:
@@ -83,8 +85,12 @@ def run(
     opening = overrides.get("prompt", "")
     tasks.talk(opened, settings, seed, stop_strings, opening)
     return
-  store = tasks.open_text(opened, source)
+  numbers = tasks.contexts(contexts)
   folder = report.make_folder(pathlib.Path(out or opened.workdir / "eval"))
+  if task == "throughput":
+    _throughput(opened, numbers, overrides.get("rows", 1), seed, folder)
+    return
+  store = tasks.open_text(opened, source)
   # Other results stand beside the run's own, not in their place.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
   result = report.describe(opened)
@@ -100,6 +106,25 @@ def run(
   path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
+
+
+def _throughput(
+  opened: load.Checkpoint,
+  contexts: Sequence[int],
+  batch: int,
+  seed: int,
+  folder: pathlib.Path,
+) -> None:
+  """Times inference; prints a table, writes it as JSON and PNG."""
+  rows = tasks.time_inference(opened, contexts, batch, seed)
+  label = report.model_label(opened, step=True)
+  device = f"{jax.devices()[0].device_kind}, {batch} side by side"
+  print(f"{label}\n{device}\n{report.throughput(rows)}")
+  path = folder / "throughput.json"
+  found = {"device": device, "batch": batch, "throughput": rows}
+  report.write_json(path, {**report.describe(opened), **found})
+  title = f"{opened.config.name}: {device}"
+  _written([path, plot.by_context(rows, title, folder / "throughput.png")])
 
 
 def _mesh(tensor: int, task: str) -> Mesh | None:

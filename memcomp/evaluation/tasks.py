@@ -10,7 +10,14 @@ from memcomp import errors
 from memcomp import progress as progress_lib
 from memcomp.data import sources
 from memcomp.data import store as store_lib
-from memcomp.evaluation import byte_models, load, perplexity, report, text
+from memcomp.evaluation import (
+  byte_models,
+  load,
+  perplexity,
+  report,
+  text,
+  throughput,
+)
 from memcomp.inference import chat, generate, sample, saved, terminal
 
 MAX_COUNTED_BYTES = 1 << 28
@@ -164,6 +171,35 @@ def talk(
   )
   print(report.model_label(checkpoint, step=True))
   conversation.run(opening)
+
+
+def contexts(given: Sequence[int | str]) -> list[int]:
+  """Returns the contexts to time at; those of `throughput` if none is given.
+
+  Raises:
+    UserError: one is no whole number of 1 or more.
+  """
+  if not all(str(x).isdecimal() and int(x) for x in given):
+    raise errors.UserError(
+      f"--contexts={','.join(map(str, given))}: give whole numbers, 1 or more"
+    )
+  return [int(x) for x in given] or list(throughput.CONTEXTS)
+
+
+def time_inference(
+  checkpoint: load.Checkpoint, contexts: Sequence[int], batch: int, seed: int
+) -> list[dict[str, Any]]:
+  """Times reading and making tokens, see `throughput.measure`."""
+  rounds = 5
+  turns = len(set(contexts)) * (1 + rounds)
+  return throughput.measure(
+    checkpoint.model,
+    contexts=contexts,
+    batch=batch,
+    rounds=rounds,
+    seed=seed,
+    progress=progress_lib.Progress("timing, turns", turns).advance,
+  )
 
 
 def read_prompt(path: str) -> str:

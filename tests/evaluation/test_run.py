@@ -161,6 +161,22 @@ def test_rotary_scales_that_are_mistakes(scale, said, call, trained):
   assert said in err and err.count("\n") == 1
 
 
+def test_throughput(call, run_folder):
+  code, out, _ = call(
+    f"--checkpoint={run_folder}",
+    "--task=throughput",
+    "--contexts=40,8",
+    "--rows=2",
+  )
+  assert code == 0
+  result = json.loads((run_folder / "eval/throughput.json").read_text())
+  assert is_figure(run_folder / "eval/throughput.png")
+  assert [row["context"] for row in result["throughput"]] == [8, 40]
+  assert (result["batch"], result["step"]) == (2, 3)
+  assert re.search(r"\n +40 +[\d,]+ +\d+\.\d{3} +\d+ +[\d,]+\n", out)
+  assert "throughput.json\n" in out and "throughput.png\n" in out
+
+
 def test_sample(call, trained, tmp_path):
   code, out, err = call(
     f"--checkpoint={trained}",
@@ -339,6 +355,10 @@ BAD = [
   ),
   (["--checkpoint=RUN", "--task=perplexity", "--rows=0"], "rows=0: give 1"),
   (["--checkpoint=RUN", "--task=perplexity", "--rows=x"], "--rows=x"),
+  (
+    ["--checkpoint=RUN", "--task=throughput", "--contexts=8,x"],
+    "--contexts=8,x: give",
+  ),
   (
     ["--checkpoint=RUN", "--task=perplexity", "--source=TMP/no"],
     "no such file",
