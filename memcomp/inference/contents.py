@@ -72,7 +72,7 @@ def measure(
     block, state = model.layer(depth, session.state)
     memories = [np.asarray(x[0]) for x in block.mixer.memories(state.mixer)]
     with session_lib.on_mesh_of(params):
-      before, after = _follow(graphdef, params, session.state, ids, depth)
+      before, after = follow(graphdef, params, session.state, ids, depth)
     ranks = [directions(x) for x in memories]
     layers.append(
       Layer(
@@ -85,7 +85,7 @@ def measure(
         filled=float(np.mean([np.any(x, axis=-1).mean() for x in memories])),
         directions=float(np.mean(ranks)),
         most=min(min(x.shape[-2:]) for x in memories),
-        horizon=_horizon(float(before), float(after)),
+        horizon=horizon(float(before), float(after)),
       )
     )
   return layers
@@ -133,7 +133,8 @@ def table(layers: list[Layer]) -> str:
   )
 
 
-def _horizon(before: float, after: float) -> float:
+def horizon(before: float, after: float) -> float:
+  """Tokens to 1 / e of what shrinks so in `PROBE` tokens; see `Layer`."""
   if not before or after >= before:
     return math.inf
   if not after:
@@ -143,7 +144,7 @@ def _horizon(before: float, after: float) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _follow(graphdef, params, state, ids, depth):
+def follow(graphdef, params, state, ids, depth):
   """Sizes of a change in the memories of a layer, now and after `ids`."""
   model = state_lib.merge(graphdef, params)
   changed = state._replace(

@@ -28,6 +28,7 @@ _SMALL = {
   "max_rows": 6,
 }
 _OWN = {
+  "key_value_means": {"chunk_size": 2},
   "ovq": {"rotary_dim": 0},
   "softmax_attention": {"chunk_size": 0},
   "tensor_cache": {"window_size": 5},

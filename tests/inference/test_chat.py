@@ -64,7 +64,7 @@ def test_turns_go_on_from_each_other(owner, talk):
 
 def test_commands(owner, talk, tmp_path):
   folder, text = tmp_path / "talk", tmp_path / "text.txt"
-  text.write_text("one text")
+  text.write_text("one tex")
   lines = ["one", f"/save {folder}", "two", "/undo", "/undo", f"/load {folder}"]
   found, out = talk(*lines)
   once, _ = talk("one")
@@ -72,7 +72,7 @@ def test_commands(owner, talk, tmp_path):
   assert f"saved {folder}: " in out
   found, _ = talk("one", "two", "/new", f"/read {text}")
   assert_equal(
-    found.session, cases.read(owner.model, [BYTES.encode("one text")])
+    found.session, cases.read(owner.model, [BYTES.encode("one tex")])
   )
   found, out = talk("/set tokens=3", "/set temperature=0", "one", "/quit", "x")
   _, expected = answer(
@@ -80,6 +80,10 @@ def test_commands(owner, talk, tmp_path):
   )
   assert expected in out
   assert found.session.position.tolist() == [7]
+  found, _ = talk("/set stop=a\\n")
+  assert found._stops.final[found._stops.table[1, ord("\n")]]
+  found, _ = talk("/set stop=", stop_strings=["a"])
+  assert found._stops is None
 
 
 def test_an_opening_is_read_first(owner, talk):
@@ -114,11 +118,13 @@ def test_mistakes_are_one_line_and_change_nothing(talk, line, message):
 
 
 def test_a_stop_string_ends_an_answer(owner, talk):
-  _, whole = answer(owner, cases.read(owner.model, [b""]), "one")
-  end = next(c for c in whole[3:] if c.isascii())
-  found, out = talk(f"/set stop={end}", "one")
+  settings = sample.Settings(temperature=0.7, seed=1)
+  _, whole = answer(owner, cases.read(owner.model, [b""]), "one", 40, settings)
+  pairs = [whole[i : i + 2] for i in range(3, len(whole) - 1)]
+  end = next(pair for pair in pairs if "\ufffd" not in pair)
+  found, out = talk("one", tokens=40, settings=settings, stop_strings=[end])
   assert whole[: whole.index(end)] + "\n[" in out
-  assert found.session.position[0] < 24
+  assert found.session.position[0] < 44
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_was_shown(

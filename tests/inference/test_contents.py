@@ -2,11 +2,14 @@ import dataclasses
 import math
 
 import inference_cases as cases
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from memcomp import errors
 from memcomp.inference import contents
+from memcomp.inference import session as session_lib
 
 
 def test_directions():
@@ -25,35 +28,48 @@ def test_directions():
   )
 
 
-@pytest.fixture(scope="module")
-def forgetful():
-  """Two layers: the first forgets a 32nd a token, the second nothing."""
+def test_horizons_are_those_of_the_decays():
+  """The first layer forgets a 32nd a token, the second nothing."""
   config = cases.config("linear_attention+linear_attention", heads=1)
   first = dataclasses.replace(config.mixer, decay="head")
-  return cases.build(dataclasses.replace(config, mixer=first))
+  model = cases.build(dataclasses.replace(config, mixer=first))
+  rng = np.random.default_rng(0)
+  state = jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(x.dtype),
+    session_lib.start(model).state,
+  )
+  ids = rng.integers(0, 64, (1, contents.PROBE))
+  horizons = [
+    contents.horizon(*contents.follow(*nnx.split(model), state, ids, depth))
+    for depth in (0, 1)
+  ]
+  assert horizons[0] == pytest.approx(-1 / math.log(1 - 1 / 32), rel=1e-3)
+  assert horizons[1] == math.inf
+  assert contents.horizon(1.0, 0.0) == 0
 
 
-def test_horizons_are_those_of_the_decays(forgetful):
-  prompt = np.random.default_rng(0).integers(0, 64, 40)
-  session = cases.read(forgetful, [prompt], 64)
-  first, second = contents.measure(forgetful, session)
-  assert first.horizon == pytest.approx(-1 / math.log(1 - 1 / 32), rel=1e-3)
-  assert second.horizon == math.inf
-  memory = np.asarray(session.state.layers[0].mixer.memory)
-  assert first.norm == pytest.approx(np.sqrt(np.mean(memory**2)), rel=1e-5)
-  assert (first.mixer, first.shapes) == ("LinearAttention", ((1, 8, 8),))
-  assert first.filled == 1 and first.most == 8
-  assert 1 < first.directions <= 8
-
-  table = contents.table([first, second]).splitlines()
+def test_every_layer_is_measured(model):
+  session = cases.read(model, [np.frombuffer(b"one", np.uint8)])
+  layers = contents.measure(model, session)
+  for index, layer in enumerate(layers):
+    memory = session.state.layers[0].mixer.memory
+    arrays = [np.asarray(x[index]) for x in memory[:2]]
+    norm = np.sqrt(np.mean(np.square(arrays)))
+    assert layer.norm == pytest.approx(norm, rel=1e-5)
+    assert (layer.mixer, layer.shapes) == ("Trellis", ((2, 8, 8),) * 2)
+    assert layer.filled == 1 and layer.most == 8
+    assert 1 < layer.directions <= 8
+  layers[0] = layers[0]._replace(horizon=31.49, directions=4.0)
+  layers[1] = layers[1]._replace(horizon=math.inf)
+  table = contents.table(layers).splitlines()
   assert len(table) == 3
-  assert table[1].startswith("0      LinearAttention 1x8x8")
-  assert table[1].endswith("31 tokens")
+  assert table[1].startswith("0      Trellis 2x8x8 + 2x8x8")
+  assert table[1].endswith("[#####     ] 4.0 of 8  31 tokens")
   assert table[2].endswith("more than 6,400 tokens")
 
 
-def test_one_text_at_a_time(forgetful):
+def test_one_text_at_a_time(model):
   with pytest.raises(errors.UserError, match="nothing has been read"):
-    contents.measure(forgetful, cases.read(forgetful, [[]]))
+    contents.measure(model, cases.read(model, [[]]))
   with pytest.raises(errors.UserError, match="split the session"):
-    contents.measure(forgetful, cases.read(forgetful, [[], []]))
+    contents.measure(model, cases.read(model, [[], [], []]))

@@ -11,7 +11,7 @@ from memcomp.inference import session as session_lib
 from memcomp.models import registry
 from memcomp_kernels.testing import errors
 
-HYBRID = "key_value_means+softmax_attention"
+HYBRID = "linear_attention+softmax_attention"
 GROWING = ("key_value_means", "softmax_attention", HYBRID)
 SHORT, LONG = (np.random.default_rng(n).integers(0, 64, n) for n in (3, 14))
 MADE = 4
@@ -75,7 +75,6 @@ def test_room_given_later_equals_room_from_the_start(model, name, monkeypatch):
     return
   later = run(model, SHORT, LONG)
   monkeypatch.setattr(session_lib, "LEAST_ROOM", 32)
-  errors.assert_equal(grown, session_lib.start(model, 2), "before any token")
   at_once = run(model, SHORT, LONG)
   np.testing.assert_array_equal(later[1], at_once[1])
   errors.assert_close(later[0], at_once[0], 1e-5)
@@ -87,9 +86,24 @@ def test_room_given_later_equals_room_from_the_start(model, name, monkeypatch):
   errors.assert_close(texts, at_once[2], 1e-5)
 
 
-def test_eight_devices_equal_one(monkeypatch):
+@pytest.mark.parametrize("name", ["key_value_means", "softmax_attention"])
+def test_new_room_is_as_if_it_had_been_there(name, monkeypatch):
+  model = cases.build(cases.config(name))
+  grown = session_lib.grow(model, session_lib.start(model), 64)
+  monkeypatch.setattr(session_lib, "LEAST_ROOM", 64)
+  errors.assert_equal(grown, session_lib.start(model), "before any token")
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    HYBRID,
+    pytest.param("trellis+key_value_means", marks=pytest.mark.slow),
+  ],
+)
+def test_eight_devices_equal_one(names, monkeypatch):
   monkeypatch.setattr(session_lib, "LEAST_ROOM", 32)
-  config = cases.config(HYBRID)
+  config = cases.config(names)
   mesh = sharding.make_mesh(MeshConfig(tensor=8))
   prompts = SHORT, LONG[:7]
   found = run(cases.build(config, mesh), *prompts)
