@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-from conftest import tiny_config
+from export_cases import tiny_config
 
 from memcomp import config as config_lib
 from memcomp.export import huggingface, names, numpy_forward, write
