@@ -85,12 +85,14 @@ def run(
     opening = overrides.get("prompt", "")
     tasks.talk(opened, settings, seed, stop_strings, opening)
     return
-  numbers = tasks.contexts(contexts)
-  folder = report.make_folder(pathlib.Path(out or opened.workdir / "eval"))
+  place = pathlib.Path(out or opened.workdir / "eval")
   if task == "throughput":
+    numbers = tasks.contexts(contexts)
+    folder = report.make_folder(place)
     _throughput(opened, numbers, overrides.get("rows", 1), seed, folder)
     return
   store = tasks.open_text(opened, source)
+  folder = report.make_folder(place)
   # Other results stand beside the run's own, not in their place.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
   result = report.describe(opened)

@@ -59,7 +59,7 @@ class Chat:
     tokens: int,
     settings: sample.Settings,
     stop_strings: Sequence[str] = (),
-    ask: Callable[[str], str] = input,
+    ask: Callable[[str], str] | None = None,
   ):
     """Starts with an empty text.
 
@@ -68,16 +68,17 @@ class Chat:
       tokens: of an answer at most.
       settings: how they are drawn.
       stop_strings: what ends an answer; they are read, but not shown.
-      ask: shows a prompt and returns a line; raises EOFError at the end.
+      ask: shows a prompt and returns a line, raises EOFError at the end;
+        default `input`.
 
     Raises:
-      UserError: a stop string is empty.
+      UserError: a stop string is empty, or `tokens` below 1.
     """
     self._owner = owner
-    self._tokens = tokens
+    self._tokens = self._check_tokens(tokens)
     self._settings = settings
     self._stops = self._make_stops(stop_strings)
-    self._ask = ask
+    self._ask = ask or input
     self._before = collections.deque[session_lib.Session](maxlen=_UNDO)
     self.session = session_lib.start(owner.model)
 
@@ -247,10 +248,13 @@ class Chat:
       values: dict[str, Any] = dataclasses.asdict(self._settings)
       values[name] = number
       self._settings = sample.Settings(**values)
-    elif number < 1:
-      raise errors.UserError(f"/set {assignment}: give 1 or more")
     else:
-      self._tokens = number
+      self._tokens = self._check_tokens(number)
+
+  def _check_tokens(self, tokens: int) -> int:
+    if tokens < 1:
+      raise errors.UserError(f"tokens={tokens}: give 1 or more")
+    return tokens
 
   def _help(self, unused: str) -> None:
     print(HELP)

@@ -83,7 +83,12 @@ def merge(graphdef: Any, params: Any) -> decoder.Decoder:
 
 
 def abstract_params(model: Model, mesh: jax.sharding.Mesh) -> Any:
-  """Returns the parameters as `ShapeDtypeStruct`s with their shardings."""
+  """Returns the parameters as `ShapeDtypeStruct`s with their shardings.
+
+  Raises:
+    UserError: an axis does not divide over the mesh.
+  """
+  sharding.check_divides(model.variables, mesh)
   return _abstract(model.variables, mesh)
 
 

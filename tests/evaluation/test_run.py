@@ -206,6 +206,25 @@ def test_sample(call, trained, tmp_path):
   assert first == call(*greedy, "--prompt=line ", "--seed=3")
 
 
+def test_chat(call, trained, monkeypatch, tmp_path):
+  said = ["line ", f"/save {tmp_path / 'talk'}", "/sav", "/quit"]
+  monkeypatch.setattr("builtins.input", lambda _: said.pop(0))
+  code, out, err = call(
+    f"--checkpoint={trained}", "--task=chat", "--tokens=20", "--seed=5"
+  )
+  assert (code, err) == (0, "")
+  pieces = generate.text(
+    load.open_checkpoint(trained).model,
+    BYTES,
+    "line \n",
+    tokens=20,
+    settings=sample.Settings(temperature=0.8, top_p=0.95, seed=5),
+  )
+  assert "".join(pieces) + "\n[26 tokens read, " in out
+  assert "error: /sav is no command" in out
+  assert (tmp_path / "talk/session.json").exists()
+
+
 def test_after_training(run_folder, capsys, monkeypatch):
   config = load.open_checkpoint(run_folder).config
   config.evaluation.byte_models = True
@@ -349,6 +368,20 @@ BAD = [
   (["--checkpoint=RUN", "--task=sample", "--top_p=0"], "top_p=0.0: "),
   (["--checkpoint=RUN", "--task=sample", "--top_k=-3"], "top_k=-3: "),
   (["--checkpoint=RUN", "--task=sample", "--seed=-1"], "seed=-1: "),
+  (["--checkpoint=RUN", "--task=sample", "--min_p=2"], "min_p=2.0: "),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--repetition_penalty=0"],
+    "repetition_penalty=0.0: ",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--stop="], "a stop string is empty"),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--tensor=2"],
+    "perplexity runs on one device",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--tensor=4"],
+    "does not divide over mesh.tensor = 4",
+  ),
   (
     ["--checkpoint=RUN", "--task=perplexity", "--lengths=0"],
     "lengths=0: give 1",

@@ -105,7 +105,7 @@ def test_an_opening_is_read_first(owner, talk):
     ("/set top=3", "write NAME=VALUE, NAME one of temperature,"),
     ("/set top_k=a", "'a' is no whole number"),
     ("/set top_k=-1", "top_k=-1: give a whole number"),
-    ("/set tokens=0", "give 1 or more"),
+    ("/set tokens=0", "tokens=0: give 1 or more"),
     ("", "the prompt is empty"),
   ],
 )
