@@ -61,21 +61,29 @@ def spread(rows: list[dict[str, Any]]) -> float:
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-  """A row for each model, those of constant state first."""
+  """A row for each model."""
   lines = [
-    "| model | state at the shortest | at the longest | ms a token, shortest |"
-    " longest | slowest / fastest | tokens/s read, longest |",
-    "|---|---|---|---|---|---|---|",
+    "| model | contexts | KiB of state | ms a token | slowest / fastest |"
+    " tokens/s read |",
+    "|---|---|---:|---:|---:|---:|",
   ]
-  for name, rows in runs.items():
-    first, last = rows[0], rows[-1]
-    lines.append(
-      f"| {name} | {first['state_bytes'] / 1024:,.0f} KiB |"
-      f" {last['state_bytes'] / 1024:,.0f} KiB |"
-      f" {1e3 * first['seconds_per_token_fastest']:.3f} |"
-      f" {1e3 * last['seconds_per_token_fastest']:.3f} | {spread(rows):.2f} |"
-      f" {last['read_tokens_per_second_fastest']:,.0f} |"
+
+  def ends(rows, key, scale, form):
+    first, last = (
+      format(scale * row[key], form) for row in (rows[0], rows[-1])
     )
+    return first if first == last else f"{first} - {last}"
+
+  for name, rows in runs.items():
+    cells = (
+      name,
+      f"{rows[0]['context']:,} - {rows[-1]['context']:,}",
+      ends(rows, "state_bytes", 1 / 1024, ",.0f"),
+      ends(rows, "seconds_per_token_fastest", 1e3, ".3f"),
+      f"{spread(rows):.2f}",
+      ends(rows, "read_tokens_per_second_fastest", 1, ",.0f"),
+    )
+    lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ truth is the reference in float64; `jax.enable_x64` is switched inside.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -269,7 +270,8 @@ def check_packed_against_reference(
 
     def two_calls(state, inputs, ids, fresh):
       def body(state, half):
-        return subject.chunk(state, *half, fresh)
+        inputs, ids = half
+        return subject.chunk(state, inputs, ids, fresh)
 
       halves = _cut((inputs, ids), 2)
       state, outputs = jax.lax.scan(body, state, halves)
@@ -277,7 +279,7 @@ def check_packed_against_reference(
 
     arguments = state, inputs, ids, fresh
     expected = value_and_gradients(subject.reference, arguments)
-    functions = {"one call": subject.chunk}
+    functions: dict[str, Callable] = {"one call": subject.chunk}
     if in_two:
       functions["two calls"] = two_calls
     for name, function in functions.items():
