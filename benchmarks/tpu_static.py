@@ -16,8 +16,9 @@ says what stands around kernels (preparing tiles, layouts), by those estimates.
 Everything here is static: what the compiler scheduled. Waiting for memory is
 not in it, nothing ran on a TPU, and nothing is a claim about time.
 
-With --baseline, counts the kernels of that file again, and fails where cycles
-have grown by more than 5 %; --update writes the flags' rows to it instead.
+With --baseline, counts the kernels of that file again (of --topology alone,
+where that is given), and fails where cycles have grown by more than 5 %;
+--update writes the flags' rows to it instead.
 """
 
 import contextlib
@@ -192,7 +193,11 @@ def cases(baseline: list[dict]) -> list[Case]:
   """What the baseline holds, or else what the flags ask for."""
   if baseline:
     names = [field.name for field in dataclasses.fields(Case)]
-    return [Case(**{name: row[name] for name in names}) for row in baseline]
+    return [
+      Case(**{name: row[name] for name in names})
+      for row in baseline
+      if not _TOPOLOGY.present or row["topology"] in _TOPOLOGY.value
+    ]
   return [
     Case(memory, topology, direction, int(head_dim), int(chunk), decay)
     for memory in _MEMORY.value

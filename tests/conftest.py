@@ -6,7 +6,9 @@ tests inherit all of it.
 """
 
 import atexit
+import itertools
 import os
+import pathlib
 import shutil
 import signal
 import tempfile
@@ -28,3 +30,20 @@ if devices not in os.environ.get("XLA_FLAGS", ""):
 # Run in the background, a shell has Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A compiled program holds some of the 65,530 memory maps that Linux allows a
+# process; beyond them it crashes.
+_MAPS = pathlib.Path("/proc/self/maps")
+_MANY = 20_000
+_finished = itertools.count(1)
+
+
+def pytest_runtest_teardown():
+  """Lets go of compiled programs when they are many."""
+  if next(_finished) % 25 or not _MAPS.exists():
+    return
+  if _MAPS.read_bytes().count(b"\n") > _MANY:
+    import jax  # noqa: PLC0415  (after the settings above)
+
+    jax.clear_caches()

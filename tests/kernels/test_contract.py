@@ -6,6 +6,8 @@ import pytest
 from memcomp_kernels import dispatch
 from memcomp_kernels.testing import checks, memories
 
+SLOW = pytest.mark.slow
+
 ALL = [
   (memory, name, implementation)
   for memory in memories.MEMORIES.values()
@@ -49,6 +51,7 @@ def subjects(keep=lambda memory, name, implementation: True):
       pytest.param(
         checks.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
+        marks=[SLOW] * (name in memory.composed),
       )
       for memory, name, implementation in ALL
       if keep(memory, name, implementation)
@@ -59,6 +62,14 @@ def subjects(keep=lambda memory, name, implementation: True):
 def typical_forms(memory, name, implementation):
   """What does not depend on the rest of the Spec: layout, packing, rounding."""
   return implementation != "reference" and name in memory.typical
+
+
+def first_forms(memory, name, implementation):
+  return implementation != "reference" and name == memory.typical[0]
+
+
+def further_forms(memory, name, implementation):
+  return implementation != "reference" and name in memory.typical[1:]
 
 
 def other_forms(memory, name, implementation):
@@ -76,21 +87,18 @@ def smooth_references(memory, name, implementation):
   return implementation == "reference" and name in smooth and name in names
 
 
-def handed_off(memory, name, implementation):
-  whole = memory.typical + tuple(memory.specs)[-1:]
-  return typical_reference(memory, name, implementation) or (
-    implementation != "reference" and name in whole
-  )
-
-
 def typical_forms_and_a_reference(memory, name, implementation):
   return name in memory.typical and (
     implementation != "reference" or name == memory.typical[0]
   )
 
 
-def forms_and_a_reference(memory, name, implementation):
-  return implementation != "reference" or name == memory.typical[0]
+def handed_off(memory, name, implementation):
+  """Those of the typical, and where more than a state is summed up."""
+  also = {"trellis": "token-eps", "lattice": "chunk-long-sparse"}
+  return typical_forms_and_a_reference(memory, name, implementation) or (
+    implementation != "reference" and name == also.get(memory.name)
+  )
 
 
 @subjects(typical_forms)
@@ -99,7 +107,7 @@ def test_truth(subject):
 
 
 # Packed rows say the same of them, and more.
-@pytest.mark.slow
+@SLOW
 @subjects(other_forms)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
@@ -107,7 +115,7 @@ def test_truth_of_other_specs(subject):
 
 @subjects(typical_forms)
 @pytest.mark.parametrize(
-  "time", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 64)), 100]
+  "time", [1, *(pytest.param(n, marks=SLOW) for n in (63, 64, 100))]
 )
 def test_lengths(subject, time):
   checks.check_values(subject, time)
@@ -119,9 +127,19 @@ def test_finite_differences(subject):
 
 
 @subjects(typical_forms)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_precision(subject, dtype):
-  checks.check_precision(subject, dtype, TIME)
+def test_precision(subject):
+  checks.check_precision(subject, "bfloat16", TIME)
+
+
+@subjects(first_forms)
+def test_precision_in_float32(subject):
+  checks.check_precision(subject, "float32", TIME)
+
+
+@SLOW
+@subjects(further_forms)
+def test_precision_in_float32_of_further_specs(subject):
+  checks.check_precision(subject, "float32", TIME)
 
 
 @subjects(typical_reference)
@@ -139,9 +157,9 @@ def test_hand_off_at_every_offset(subject):
 @pytest.mark.parametrize(
   ("lengths", "padding"),
   [
-    pytest.param([3, 21, 16, 9], 0, id="split", marks=pytest.mark.slow),
+    pytest.param([3, 21, 16, 9], 0, id="split", marks=SLOW),
     pytest.param([5, 1, 20], 3, id="padded"),
-    pytest.param([1] * 12, 1, id="single tokens", marks=pytest.mark.slow),
+    pytest.param([1] * 12, 1, id="single tokens", marks=SLOW),
   ],
 )
 def test_packing(subject, lengths, padding):
@@ -159,7 +177,7 @@ def test_packed_rows_of_other_specs(subject):
   checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
-@subjects(forms_and_a_reference)
+@subjects(typical_forms_and_a_reference)
 def test_padding(subject):
   checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
@@ -184,6 +202,6 @@ def test_edges_of_other_specs(subject):
   checks.check_edges(subject, PACKED.shape[1], PACKED)
 
 
-@subjects(typical_forms)
+@subjects(first_forms)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)

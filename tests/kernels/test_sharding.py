@@ -15,11 +15,28 @@ from memcomp_kernels.testing import (
 )
 
 
+# Whose states differ most in kind; what shards them is the same for all.
+OFTEN = (
+  "trellis",
+  "lattice",
+  "key_value_means",
+  "tensor_cache",
+  "softmax_attention",
+  "state_space_duality",
+)
+
+
 # Rows and heads are packed the same however they are sharded.
 @pytest.mark.parametrize(
   "packed", [pytest.param(False, marks=pytest.mark.slow), True]
 )
-@pytest.mark.parametrize("name", list(memories.MEMORIES))
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN))
+    for name in memories.MEMORIES
+  ],
+)
 def test_eight_devices_equal_one(name, packed):
   memory = memories.MEMORIES[name]
   spec = next(iter(memory.specs.values()))

@@ -21,6 +21,21 @@ ATTENTION = memories.MEMORIES["softmax_attention"]
 CACHE = memories.MEMORIES["tensor_cache"]
 
 
+# They take the way of another case too: the wavefront of Trellis, or the halo
+# of the window with sinks.
+LIKE_ANOTHER = (
+  "rwkv7-released",
+  "slot_attention-gated",
+  "ovq-plateau",
+  "softmax_attention-full",
+  "softmax_attention-window",
+  "softmax_attention-block-window",
+  "softmax_attention-whole",
+  "test_time_training-linear",
+  "two_pass_delta-write-first",
+  "delta_rule-whole",
+)
+
 # A chunk that is longer than a shard: several start in its midst.
 LONG_CHUNK = CACHE.api.Spec(window_size=18, chunk_size=16, read_norm=True)
 
@@ -52,7 +67,12 @@ def cases():
 
 @pytest.mark.parametrize(
   ("memory", "spec", "packed"),
-  [pytest.param(*case, id=name) for name, *case in cases()],
+  [
+    pytest.param(
+      *case, id=name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)
+    )
+    for name, *case in cases()
+  ],
 )
 def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   # Two heads of seven features at a time, of four.

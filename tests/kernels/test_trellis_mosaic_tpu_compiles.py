@@ -41,12 +41,18 @@ def arguments(spec, head_dim):
   return state, inputs
 
 
-def gradient(spec, **keywords):
-  """Forward and backward of all inputs and memories."""
+def gradient(spec, *, fresh=False, **keywords):
+  """Forward and backward of all inputs and memories.
+
+  A fresh state's zero position is known: whole chunks follow, and the kernels
+  for chunks that began before are left out.
+  """
 
   def function(state, inputs):
     def objective(memories, inputs):
       filled = state._replace(key_memory=memories[0], value_memory=memories[1])
+      if fresh:
+        filled = filled._replace(position=jnp.zeros(1, jnp.int32))
       _, y = api.chunk(
         filled, inputs, spec=spec, implementation="mosaic_tpu", **keywords
       )
@@ -81,7 +87,23 @@ def test_compiles(topology, head_dim, chunk, decay):
   tiling = api.Tiling(decay=decay)
   with modes.compiled():
     compiled = aot.compile_for(
-      topology, gradient(spec, tiling=tiling), *arguments(spec, head_dim)
+      topology,
+      gradient(spec, fresh=True, tiling=tiling),
+      *arguments(spec, head_dim),
+    )
+  for name in ("trellis_forward", "trellis_backward"):
+    assert name in compiled.as_text(), name
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_compiles_from_any_position():
+  spec = api.Spec(chunk_size=64)
+  with modes.compiled():
+    compiled = aot.compile_for(
+      "v5e:2x2",
+      gradient(spec, tiling=api.Tiling(decay="safe")),
+      *arguments(spec, 64),
     )
   for name in ("trellis_forward", "trellis_backward"):
     assert name in compiled.as_text(), name
@@ -142,7 +164,7 @@ def test_no_copies_around_the_kernel():
       rate,
     )
     state, y = api.chunk(
-      # A fresh state: its zero position is known, and whole chunks follow.
+      # Whole chunks, as above.
       state._replace(position=jnp.zeros(1, jnp.int32)),
       inputs,
       spec=spec,

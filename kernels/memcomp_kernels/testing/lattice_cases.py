@@ -87,4 +87,5 @@ MEMORY = memory.Memory(
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
+  composed=("chunk-encoding",),
 )

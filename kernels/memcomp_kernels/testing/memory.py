@@ -26,6 +26,8 @@ class Memory:
     edges: Inputs -> {name: Inputs at an edge of the input's range}.
     smooth: names of the Specs whose outputs are differentiable functions of
       all arguments, as their gradients say; default all.
+    composed: names of Specs whose every choice another Spec makes too; they
+      are left to the slow tests.
   """
 
   name: str
@@ -36,6 +38,7 @@ class Memory:
   make_state: Callable[..., Any]
   edges: Callable[[Any], dict[str, Any]]
   smooth: tuple[str, ...] | None = None
+  composed: tuple[str, ...] = ()
 
 
 def unit(x: jax.Array) -> jax.Array:

@@ -136,4 +136,5 @@ MEMORY = memory.Memory(
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
+  composed=("all-delta", "evicted-timescales"),
 )

@@ -85,4 +85,5 @@ MEMORY = memory.Memory(
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
+  composed=("mlp-token",),
 )

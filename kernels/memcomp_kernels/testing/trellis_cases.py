@@ -95,4 +95,5 @@ MEMORY = memory.Memory(
   make_state=_state,
   edges=_edges,
   smooth=_smooth(),
+  composed=("chunk-l2", "chunk-f-l2_silu"),
 )
