@@ -44,6 +44,6 @@ def pytest_runtest_teardown():
   if next(_finished) % 25 or not _MAPS.exists():
     return
   if _MAPS.read_bytes().count(b"\n") > _MANY:
-    import jax  # noqa: PLC0415  (after the settings above)
+    import jax
 
     jax.clear_caches()

@@ -14,7 +14,6 @@ from memcomp_kernels.testing import (
   tolerances,
 )
 
-
 # Whose states differ most in kind; what shards them is the same for all.
 OFTEN = (
   "trellis",
