@@ -64,9 +64,15 @@ def check_same(
 ) -> None:
   """Checks that a run with config `saved` may be continued with `config`.
 
+  Fields that `saved` has not, since it is of an older version, were at their
+  defaults.
+
   Raises:
     UserError: naming each field that must not change and did.
   """
+  # Of another version altogether: compared as it stands, field by field.
+  with contextlib.suppress(errors.UserError):
+    saved = config_lib.to_dict(config_of(saved, where))
   changed = [
     line
     for line in differences(saved, config_lib.to_dict(config))
