@@ -69,6 +69,8 @@ _SETTINGS = {
     "repetition_penalty", None, "Of tokens in the text already; 1 is none."
   ),
 }
+# Of the tasks in modules of their own, see `evaluation.run`.
+_OPTIONS: dict[str, flags.FlagHolder] = {}
 
 
 def program() -> None:
@@ -90,6 +92,7 @@ def program() -> None:
     tensor=_TENSOR.value,
     contexts=_CONTEXTS.value,
     overrides=given,
+    options={k: f.value for k, f in _OPTIONS.items() if f.value is not None},
   )
 
 

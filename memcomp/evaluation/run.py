@@ -1,9 +1,10 @@
 """The evaluations behind `eval.py`, and the one at the end of `train.py`."""
 
 import dataclasses
+import inspect
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,12 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.evaluation import compare, load, plot, report, tasks
 
-TASKS = ("perplexity", "sample", "chat", "throughput", "compare")
+_MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {}
+"""Tasks in modules of their own: `run(opened, folder, *, seed, **flags)`
+measures, prints and writes; it returns what it has written. Its keywords are
+the flags that the task understands."""
+
+TASKS = ("perplexity", "sample", "chat", "throughput", "compare", *_MODULES)
 
 _MAKE_TEXT = ("sample", "chat")
 
@@ -32,6 +38,7 @@ def run(
   tensor: int = 1,
   contexts: Sequence[int | str] = (),
   overrides: dict[str, Any] | None = None,
+  options: dict[str, Any] | None = None,
 ) -> None:
   """Evaluates a checkpoint; prints what it finds.
 
@@ -54,9 +61,11 @@ def run(
       and "chat".
     contexts: tokens before what "throughput" times; () is 1k to 128k.
     overrides: fields of `EvaluationConfig` to set instead of the run's.
+    options: flags of a task in a module of its own.
 
   Raises:
-    UserError: unknown task, bad value, no checkpoint, no text, a full disk.
+    UserError: unknown task, bad value, no checkpoint, no text, a full disk, a
+      flag that the task does not understand.
   """
   if task not in TASKS:
     raise errors.UserError(
@@ -73,6 +82,10 @@ def run(
       f"--checkpoint={checkpoint} lies in a bucket; say with --out where"
       " results go on this machine"
     )
+  given = dict(options or {})
+  if task in _MODULES:
+    given |= overrides | ({"contexts": contexts} if contexts else {})
+  _check_options(task, given)
   opened = load.open_checkpoint(checkpoint, step, _mesh(tensor, task))
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
@@ -86,6 +99,10 @@ def run(
     tasks.talk(opened, settings, seed, stop_strings, opening)
     return
   place = pathlib.Path(out or opened.workdir / "eval")
+  if task in _MODULES:
+    folder = report.make_folder(place)
+    _written(_MODULES[task](opened, folder, seed=seed, **given))
+    return
   if task == "throughput":
     numbers = tasks.contexts(contexts)
     folder = report.make_folder(place)
@@ -108,6 +125,19 @@ def run(
   path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
+
+
+def _check_options(task: str, given: dict[str, Any]) -> None:
+  """Raises UserError if a flag is given that the task does not understand."""
+  known = []
+  if task in _MODULES:
+    parameters = inspect.signature(_MODULES[task]).parameters.values()
+    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+  for name in given:
+    if name not in known:
+      raise errors.UserError(
+        f"--{name} means nothing to --task={task}; leave it out"
+      )
 
 
 def _throughput(
