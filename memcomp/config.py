@@ -10,6 +10,7 @@ import dataclasses
 import json
 from typing import Any
 
+from memcomp.data.synthetic import task as task_lib
 from memcomp.layers import mixer
 from memcomp.models import decoder, registry
 
@@ -27,7 +28,11 @@ class DataConfig:
     validation: source of the validation tokens; "" takes a share of `source`,
       chosen by a hash of each file's name.
     validation_share: that share, in [0, 1).
-    tokenizer: "bytes" (256 ids, no dependency) or a path to a tokenizer.json.
+    task: a synthetic task (`memcomp.data.synthetic`) to train on in place of
+      text: then no source is read, `tokenizer` is "none", and `sequence_length`
+      is that of its longest row or more.
+    tokenizer: "bytes" (256 ids, no dependency), a path to a tokenizer.json, or
+      "none" (ids that mean no text).
     packing: "joined" (all text in one stream, cut into rows, no boundaries),
       "concat" (the same, documents kept apart by segment_ids), "first_fit"
       (whole documents, first-fit, padded) or "stream" (each row of the batch
@@ -41,6 +46,7 @@ class DataConfig:
   source: str = "stdlib"
   validation: str = ""
   validation_share: float = 0.05
+  task: task_lib.TaskConfig | None = None
   tokenizer: str = "bytes"
   packing: str = "joined"
   sequence_length: int = 256
@@ -204,11 +210,13 @@ class Config:
 def to_dict(config: Any) -> dict[str, Any]:
   """Returns `config` as nested plain values, as saved with a checkpoint.
 
-  A mixer's configuration says which under "name".
+  A mixer's configuration says which under "name", and so does a task's.
   """
   values: dict[str, Any] = {}
   if isinstance(config, mixer.MixerConfig):
     values["name"] = registry.name_of(config)
+  if isinstance(config, task_lib.TaskConfig):
+    values["name"] = config.name
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     is_config = dataclasses.is_dataclass(value)

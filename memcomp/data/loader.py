@@ -17,6 +17,7 @@ from memcomp import errors
 from memcomp.data import batch as batch_lib
 from memcomp.data import packing, sources
 from memcomp.data import store as store_lib
+from memcomp.data.synthetic import task as task_lib
 
 if TYPE_CHECKING:
   from memcomp import config as config_lib
@@ -32,7 +33,7 @@ class Loader(Iterator[batch_lib.Batch]):
   Close it (or use it in `with`) to end the thread that reads ahead.
 
   Attributes:
-    rows_per_epoch: rows in one pass over all data.
+    rows_per_epoch: rows in one pass over all data; 0 where it never ends.
     local_batch: rows that this process gets each step.
   """
 
@@ -108,7 +109,7 @@ def _close(iterators: list[grain.DatasetIterator]) -> None:
 
 def make_loader(
   data_config: "config_lib.DataConfig",
-  store: store_lib.TokenStore,
+  store: sources.Split,
   *,
   batch_size: int,
   shuffle: bool,
@@ -119,11 +120,12 @@ def make_loader(
 
   Args:
     data_config: packing, sequence_length, seed and prefetch.
-    store: the documents, as from `sources.open_split`.
+    store: the documents, or the rows of a task, as from `sources.open_split`.
     batch_size: rows per step over all processes.
     shuffle: repeat for ever, each epoch in another order; a mixture is drawn
       by weight. Otherwise one pass in stored order (a mixture interleaved by
-      weight, then what is left), the last batch filled up with padding.
+      weight, then what is left), the last batch filled up with padding. A task
+      has an order of its own, in every epoch.
     local_rows: whole numbers, which rows of each batch this process reads, in
       [0, batch_size); None is all.
     start_step: global steps to skip.
@@ -176,11 +178,15 @@ def make_loader(
 
 def _rows(
   data_config: "config_lib.DataConfig",
-  store: store_lib.TokenStore,
+  store: sources.Split,
   batch_size: int,
   shuffle: bool,
 ) -> tuple[grain.MapDataset, int]:
   """Returns the global sequence of rows and the length of an epoch."""
+  if isinstance(store, task_lib.Source):
+    drawn = store.rows(batch_size)
+    size = drawn.epoch if drawn.epoch and not shuffle else _FOR_EVER
+    return grain.MapDataset.range(size).map(drawn.__getitem__), drawn.epoch
   stores, weights = [store], [1.0]
   if isinstance(store, store_lib.Mixture):
     stores, weights = list(store.stores), list(store.weights)

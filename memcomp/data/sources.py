@@ -13,11 +13,14 @@ from memcomp import errors, paths
 from memcomp.data import packing, shards, text, token_file
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data.synthetic import task as task_lib
 
 if TYPE_CHECKING:  # memcomp.config imports the model; data stays light
   from memcomp import config as config_lib
 
 SPLITS = ("train", "validation")
+
+Split = store_lib.TokenStore | task_lib.Source
 
 
 def open_split(
@@ -25,8 +28,8 @@ def open_split(
   split: str,
   *,
   tokenizer: tokenizer_lib.Tokenizer | None = None,
-) -> store_lib.TokenStore:
-  """Opens the documents of one split.
+) -> Split:
+  """Opens the documents of one split, or the rows of a task.
 
   Args:
     data_config: what to open.
@@ -34,7 +37,8 @@ def open_split(
     tokenizer: if already loaded.
 
   Returns:
-    The tokens; a `store.Mixture` if the source has weights.
+    The tokens; a `store.Mixture` if the source has weights; a `task.Source` if
+    there is a task.
 
   Raises:
     UserError: a bad setting, missing or broken data, or an empty split.
@@ -42,6 +46,13 @@ def open_split(
   if split not in SPLITS:
     raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
   check(data_config)
+  if data_config.task is not None:
+    return task_lib.Source(
+      data_config.task,
+      split,
+      seed=data_config.seed,
+      length=data_config.sequence_length,
+    )
   tokenizer = tokenizer or tokenizer_lib.load(data_config.tokenizer)
   if data_config.validation:
     is_train = split == "train"
@@ -86,6 +97,38 @@ def check(data_config: "config_lib.DataConfig") -> None:
   if c.prefetch < 0:
     raise errors.UserError(
       f"data.prefetch: must be 0 (off) or more, got {c.prefetch}"
+    )
+  if c.task is not None:
+    _check_task(c, c.task)
+
+
+def _check_task(
+  data_config: "config_lib.DataConfig", task: task_lib.TaskConfig
+) -> None:
+  """Raises UserError on settings that do not go with a task."""
+  c = data_config
+  try:
+    task.validate()
+  except ValueError as error:
+    raise errors.UserError(f"data.task: {error}") from error
+  for name, needed in (
+    ("tokenizer", tokenizer_lib.NONE),
+    ("packing", "joined"),
+  ):
+    if getattr(c, name) != needed:
+      raise errors.UserError(
+        f"data.{name} = {getattr(c, name)!r}: the rows of task {task.name} are"
+        f" laid as they are, of ids without text; set data.{name} to {needed}"
+      )
+  if c.seed < 0:
+    raise errors.UserError(
+      f"data.seed = {c.seed}: rows of a task are drawn from 0 or more"
+    )
+  longest = max(task.lengths("train"))
+  if c.sequence_length < longest:
+    raise errors.UserError(
+      f"data.sequence_length = {c.sequence_length}: rows of task {task.name}"
+      f" take {longest} tokens; set data.sequence_length to {longest}"
     )
 
 

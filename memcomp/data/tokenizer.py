@@ -12,6 +12,10 @@ import numpy as np
 from memcomp import errors
 
 
+NONE = "none"
+"""The name of `NoTokenizer`."""
+
+
 class Tokenizer(Protocol):
   """Text to ids and back.
 
@@ -158,11 +162,48 @@ class Decoder:
     return self._utf8.decode(b"", final=True)
 
 
+class NoTokenizer:
+  """Of a model whose ids stand for no text; all that asks for text fails."""
+
+  def __init__(self):
+    self.name = NONE
+    self.vocab_size = 0
+    self.dtype = np.dtype(np.int32)
+    self.fingerprint = _digest(NONE.encode())
+
+  def encode(self, text: str) -> np.ndarray:
+    """Raises UserError, as all below but `bytes_of`."""
+    raise self._error()
+
+  def encode_bytes(self, text: bytes) -> np.ndarray:
+    """See `encode`."""
+    raise self._error()
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """See `encode`."""
+    raise self._error()
+
+  def token_bytes(self, token: int) -> bytes:
+    """See `encode`."""
+    raise self._error()
+
+  def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Counts an id as a byte; int32 in the shape of `ids`."""
+    return np.ones(np.shape(ids), np.int32)
+
+  def _error(self) -> errors.UserError:
+    return errors.UserError(
+      "data.tokenizer is none: the model's ids stand for no text, as those of a"
+      " synthetic task; evaluate it with --task=NAME of that task, or give a"
+      " tokenizer to what is trained on text"
+    )
+
+
 def load(name: str) -> Tokenizer:
   """Opens a tokenizer.
 
   Args:
-    name: "bytes", or the path of a tokenizer.json.
+    name: "bytes", the path of a tokenizer.json, or "none".
 
   Returns:
     The tokenizer.
@@ -172,6 +213,8 @@ def load(name: str) -> Tokenizer:
   """
   if name == "bytes":
     return ByteTokenizer()
+  if name == NONE:
+    return NoTokenizer()
   if not name.endswith(".json") and not pathlib.Path(name).exists():
     raise errors.UserError(
       f"unknown tokenizer {name!r}: give bytes or the path of a tokenizer.json"

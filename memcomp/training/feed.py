@@ -9,7 +9,7 @@ from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.data import batch as batch_lib
 from memcomp.data import loader as loader_lib
-from memcomp.data import store as store_lib
+from memcomp.data import sources
 
 
 def abstract_batch(
@@ -43,7 +43,7 @@ class Feed:
   def __init__(
     self,
     config: config_lib.Config,
-    store: store_lib.TokenStore,
+    store: sources.Split,
     mesh: jax.sharding.Mesh,
     *,
     rows: int,
@@ -53,7 +53,7 @@ class Feed:
 
     Args:
       config: of the run.
-      store: the tokens.
+      store: the tokens, or the rows of a task.
       mesh: to put batches on.
       rows: of a batch, over all processes.
       shuffle: repeat for ever in a random order; else one pass in order.
@@ -67,7 +67,7 @@ class Feed:
     )
     self._config = config
     self._sharding = sharding.batch_sharding(mesh)
-    self._time = sharding.time_of_process(mesh, config.data.sequence_length)
+    self._mesh = mesh
 
   def place(self) -> dict[str, Any]:
     """Returns the place of the loader after the last batch."""
@@ -83,10 +83,12 @@ class Feed:
   def __next__(self) -> tuple[batch_lib.Batch, dict[str, Any]]:
     batch: Any = next(self._loader)
     place = self.place()
+    # Rows of a task may be shorter than `sequence_length`.
+    time = sharding.time_of_process(self._mesh, batch.tokens.shape[1])
     batch = _without_ids(self._config, batch)
     on_mesh = jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(
-        self._sharding, x[:, self._time]
+        self._sharding, x[:, time]
       ),
       batch,
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.data import store as store_lib
+from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.training import (
   checkpoint,
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     mesh: in use (`jax.set_mesh`).
     tokenizer: of the config.
     feed: training batches, from the first.
-    validation: tokens of the validation loss, None without one.
+    validation: what the validation loss is of, None without one.
     meta: saved with each checkpoint.
   """
 
@@ -45,7 +45,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   tokenizer: tokenizer_lib.Tokenizer
   feed: feed_lib.Feed
-  validation: store_lib.TokenStore | None
+  validation: sources.Split | None
   meta: dict[str, Any]
 
 
@@ -109,7 +109,12 @@ def train(
         record.pause(time.perf_counter() - start)
         watch.beat(number)
       logged = _due(number, training.log_every) or number == 1
-      record.add(measured, logged=logged or evaluated or last, extra=extra)
+      record.add(
+        measured,
+        slots=batch.tokens.size,
+        logged=logged or evaluated or last,
+        extra=extra,
+      )
       # The first waits for the slowest of all compilations.
       if record.came_back:
         watch.beat(number)

@@ -17,11 +17,18 @@ class LossSums(NamedTuple):
     nll: float32 scalar, negative log-likelihood in nats.
     log_z_squared: float32 scalar, squared log-normaliser of the logits.
     count: int32 scalar, scored tokens.
+    right: int32 scalar, scored tokens that no other is likelier than.
   """
 
   nll: jax.Array
   log_z_squared: jax.Array
   count: jax.Array
+  right: jax.Array
+
+
+def zero() -> LossSums:
+  """Returns the sums over no token."""
+  return LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0))
 
 
 def next_token_loss(
@@ -63,8 +70,7 @@ def next_token_loss(
   def body(total, part):
     return jax.tree.map(jnp.add, total, score(*part)), None
 
-  zero = LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
-  total, _ = jax.lax.scan(body, zero, (split(hidden), split(targets)))
+  total, _ = jax.lax.scan(body, zero(), (split(hidden), split(targets)))
   if whole < time:
     rest = score(hidden[:, whole:], targets[:, whole:])
     total = jax.tree.map(jnp.add, total, rest)
@@ -88,4 +94,6 @@ def _sums(logits: jax.Array, targets: jax.Array) -> LossSums:
     nll=jnp.where(scored, log_sum - picked, 0.0).sum(),
     log_z_squared=jnp.where(scored, log_z**2, 0.0).sum(),
     count=scored.sum(dtype=jnp.int32),
+    # Shifted, the likeliest token has logit 0.
+    right=(scored & (picked >= 0)).sum(dtype=jnp.int32),
   )

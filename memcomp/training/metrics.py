@@ -29,7 +29,8 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     (weighted); `memory_norms`, RMS of each layer's memory; `skipped` steps so
     far; `tokens` scored in the step. Where a layer sweeps (`SolverConfig`), of
     each: `sweeps` a tile, the largest `residual`, and `unreached`, tiles that
-    fell back to substitution. The same on every run of a config.
+    fell back to substitution. Of a task `accuracy`, the share of answers that
+    are right, in place of bits per byte. The same on every run of a config.
   """
   loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
   record = {
@@ -43,6 +44,9 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     "skipped": int(fetched["skipped"]),
     "tokens": tokens,
   }
+  if "accuracy" in fetched:
+    del record["bits_per_byte"]
+    record["accuracy"] = float(fetched["accuracy"])
   for name in SOLVER:
     if name in fetched:
       record[name] = [float(x) for x in fetched[name]]
@@ -161,14 +165,16 @@ class Progress:
     self._seconds: float | None = None
 
   def show(self, record: dict[str, Any]) -> None:
-    """Shows step, loss, bits per byte, tokens/s and time left."""
-    parts = [
-      f"step {record['step']}/{self._steps}",
-      f"loss {record['loss']:.4f}",
-      f"{record['bits_per_byte']:.3f} bits/byte",
-    ]
-    if "validation_bits_per_byte" in record:
-      parts.append(f"validation {record['validation_bits_per_byte']:.3f}")
+    """Shows step, loss, bits per byte or accuracy, tokens/s and time left."""
+    parts = [f"step {record['step']}/{self._steps}"]
+    parts.append(f"loss {record['loss']:.4f}")
+    if "accuracy" in record:
+      parts.append(f"accuracy {record['accuracy']:.3f}")
+    else:
+      parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
+    for name in ("validation_bits_per_byte", "validation_accuracy"):
+      if name in record:
+        parts.append(f"validation {record[name]:.3f}")
     if record["skipped"]:
       parts.append(f"skipped {record['skipped']}")
     if unreached := round(sum(record.get("unreached", ()))):

@@ -45,7 +45,7 @@ class Recorder:
     self._flops = flops.per_token(
       config.model, state_lib.abstract_model(config.model), length
     )
-    self._slots = config.training.batch_size * length
+    self._slots: list[int] = []
     self._state_bytes = decoder.state_bytes(config.model, length)
     self._pending = collections.deque()
     self._meter = metrics.Meter()
@@ -60,14 +60,22 @@ class Recorder:
     self,
     device_metrics: dict[str, jax.Array],
     *,
+    slots: int,
     logged: bool,
     extra: dict[str, float] | None = None,
   ) -> None:
-    """Takes the metrics of a step; `extra` joins its record."""
+    """Takes the metrics of a step of `slots` tokens; `extra` joins its record.
+
+    Args:
+      device_metrics: of `step.make_train_step`.
+      slots: tokens of the batch, padding too.
+      logged: whether to write a record of it.
+      extra: what joins it.
+    """
     wanted = device_metrics if logged else _counter(device_metrics)
     for x in wanted.values():
       x.copy_to_host_async()
-    self._pending.append((wanted, logged, extra or {}))
+    self._pending.append((wanted, slots, logged, extra or {}))
     self._fetch(_IN_FLIGHT)
 
   def drain(self) -> None:
@@ -80,7 +88,8 @@ class Recorder:
 
   def _fetch(self, limit: int) -> None:
     while len(self._pending) > limit:
-      wanted, logged, extra = self._pending.popleft()
+      wanted, slots, logged, extra = self._pending.popleft()
+      self._slots.append(slots)
       fetched = jax.device_get(wanted)
       self.came_back += 1
       self.skipped_in_a_row = int(fetched["skipped_in_a_row"])
@@ -93,12 +102,13 @@ class Recorder:
       if logged:
         self._write(metrics.record_of(fetched) | extra)
         self._unreached = 0
+        self._slots = []
 
   def _write(self, record: dict[str, Any]) -> None:
     record["state_bytes"] = self._state_bytes
     seconds = self._meter.lap(record["step"])
     if seconds is not None:
-      speed = self._slots / seconds
+      speed = sum(self._slots) / len(self._slots) / seconds
       record["seconds_per_step"] = seconds
       record["tokens_per_second"] = speed
       record["model_tflops_per_second"] = self._flops * speed / 1e12

@@ -13,7 +13,6 @@ from etils import epath
 from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.data import sources
-from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import decoder
 from memcomp.training import (
@@ -91,7 +90,7 @@ def _train(
   mesh: jax.sharding.Mesh,
   tokenizer: tokenizer_lib.Tokenizer,
   feed: feed_lib.Feed,
-  store: store_lib.TokenStore | None,
+  store: sources.Split | None,
 ) -> int:
   abstract = state_lib.abstract_state(config, mesh)
   meta = make_meta(config, tokenizer, abstract.params)
@@ -144,7 +143,7 @@ def _validation_store(
   config: config_lib.Config,
   tokenizer: tokenizer_lib.Tokenizer,
   mesh: jax.sharding.Mesh,
-) -> store_lib.TokenStore | None:
+) -> sources.Split | None:
   """Opens what the validation loss needs, once, to find mistakes early."""
   if not config.training.evaluate_every:
     return None

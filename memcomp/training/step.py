@@ -56,7 +56,8 @@ def make_train_step(
     The step. Its metrics: float32 `loss` (nats per scored token, without the
     z-loss), `z_loss` (weighted), `grad_norm` (before clipping),
     `learning_rate`, `memory_norms` `[layers]`; int32 `step`, `tokens` (scored),
-    `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`.
+    `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`; of a task
+    also float32 `accuracy`, the share of answers that are right.
   """
   del mesh  # Shardings come with the arguments; the model constrains its own.
   model = state_lib.abstract_model(config.model)
@@ -84,8 +85,7 @@ def make_train_step(
       grads, (sums, carry, watch) = gradient(params, *part, tokens, own)
       return jax.tree.map(jnp.add, total, (grads, sums)), (carry, watch)
 
-    zero = loss_lib.LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
-    zero = (jax.tree.map(jnp.zeros_like, params), zero)
+    zero = (jax.tree.map(jnp.zeros_like, params), loss_lib.zero())
     split = (
       jax.tree.map(lambda x: _split(x, parts), batch),
       jax.tree.map(lambda x, axis: _split(x, parts, axis), carry, axes),
@@ -132,6 +132,8 @@ def make_train_step(
       "skipped": state.skipped + one,
       "skipped_in_a_row": (state.skipped_in_a_row + 1) * one,
     }
+    if config.data.task is not None:
+      metrics["accuracy"] = sums.right / tokens
     if watch.solved is not None:
       metrics |= _solver_metrics(watch.solved)
     return state_lib.TrainState(
@@ -179,7 +181,8 @@ def make_validation_step(
 ) -> Callable[[Any, batch_lib.Batch, Any], tuple[Metrics, Any]]:
   """Returns `(params, batch, carry) -> (sums, carry)`.
 
-  The sums: float32 `nll` in nats, int32 `tokens` (scored) and `bytes`.
+  The sums: float32 `nll` in nats, int32 `tokens` (scored), `bytes` and
+  `right` (see `loss.LossSums`).
   """
   model = state_lib.abstract_model(config.model)
 
@@ -189,6 +192,7 @@ def make_validation_step(
       "nll": sums.nll,
       "tokens": sums.count,
       "bytes": _bytes(batch.targets, token_bytes),
+      "right": sums.right,
     }, carry
 
   return validation_step

@@ -70,6 +70,13 @@ def check(config: config_lib.Config) -> None:
   _require(config, "seed", lambda v: 0 <= v < 2**32, "must lie in [0, 2**32)")
   _check_schedule(config)
   _check_batch(config)
+  task = config.data.task
+  if task is not None and task.ids() > config.model.vocab_size:
+    raise errors.UserError(
+      f"task {task.name} has {task.ids()} ids, more than model.vocab_size ="
+      f" {config.model.vocab_size}; set model.vocab_size to {task.ids()} or"
+      " more"
+    )
 
 
 def check_types(config: Any, prefix: str = "") -> None:
@@ -112,17 +119,27 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
       f"{shards * config.training.accumulation}, or mesh.replica * mesh.fsdp "
       f"to a divisor of {rows}"
     )
-  tokens, shards = config.data.sequence_length, mesh.shape["context"]
-  if tokens % shards:
-    raise errors.UserError(
-      f"data.sequence_length = {tokens} tokens do not divide over mesh.context"
-      f" = {shards} shards; set mesh.context to a divisor of {tokens}"
-    )
+  for tokens in _lengths(config):
+    shards = mesh.shape["context"]
+    if tokens % shards:
+      raise errors.UserError(
+        f"rows of {tokens} tokens (data.sequence_length, or a task's) do not"
+        f" divide over mesh.context = {shards} shards; set mesh.context to a"
+        f" divisor of {tokens}"
+      )
   variables = state_lib.abstract_model(config.model).variables
   sharding.check_divides(variables, mesh)
   warning = sharding.narrow_shards(config.model.d_model, mesh)
   if warning and mesh.devices.flat[0].platform == "tpu":
     print(f"warning: {warning}", file=sys.stderr, flush=True)
+
+
+def _lengths(config: config_lib.Config) -> list[int]:
+  """Tokens of the rows that are trained or validated on."""
+  length, task = config.data.sequence_length, config.data.task
+  if task is None:
+    return [length]
+  return [n for split in sources.SPLITS for n in task.lengths(split, length)]
 
 
 def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:

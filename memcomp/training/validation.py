@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from memcomp import config as config_lib
-from memcomp.data import store as store_lib
+from memcomp.data import sources
 from memcomp.training import feed as feed_lib
 from memcomp.training import metrics, step
 from memcomp.training import state as state_lib
@@ -16,11 +16,13 @@ from memcomp.training import state as state_lib
 
 def make(
   config: config_lib.Config,
-  store: store_lib.TokenStore,
+  store: sources.Split,
   mesh: jax.sharding.Mesh,
   token_bytes: np.ndarray | None = None,
 ) -> Callable[[Any], dict[str, float]]:
   """Returns params -> validation_loss (nats a token) and bits per byte.
+
+  Of a task: the loss and validation_accuracy, the share of right answers.
 
   The mean over the scored tokens of the first `evaluate_batches` batches, the
   same ones each time, in micro-batches of training's size; with `carry_state`
@@ -44,10 +46,15 @@ def make(
         part, carry = run(params, batch, carry)
         sums.append(part)
     parts = jax.device_get(sums)
-    nats, tokens, size = (
+    nats, tokens, size, right = (
       sum(float(part[name]) for part in parts)
-      for name in ("nll", "tokens", "bytes")
+      for name in ("nll", "tokens", "bytes", "right")
     )
+    if config.data.task is not None:
+      return {
+        "validation_loss": nats / max(tokens, 1),
+        "validation_accuracy": right / max(tokens, 1),
+      }
     return {
       "validation_loss": nats / max(tokens, 1),
       "validation_bits_per_byte": metrics.bits_per_byte(nats, int(size)),

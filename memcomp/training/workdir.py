@@ -19,6 +19,8 @@ from typing import Any
 
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.data.synthetic import task as task_lib
+from memcomp.data.synthetic import tasks
 from memcomp.layers import mixer
 from memcomp.models import registry
 from memcomp.training import disk, integrity
@@ -40,6 +42,13 @@ _FREE = (
   "training.tensorboard",
 )
 """Fields that may change on resuming: none alters what is computed."""
+
+
+_BY_NAME = {
+  mixer.MixerConfig: registry.config_of,
+  task_lib.TaskConfig: tasks.config_of,
+}
+"""Which of several classes a saved config is of, by its "name"."""
 
 
 def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
@@ -172,9 +181,9 @@ def _is_free(field: str) -> bool:
 
 def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
   """Rebuilds a dataclass from a nested dict, following its type hints."""
-  if cls is mixer.MixerConfig:
+  if cls in _BY_NAME:
     try:
-      cls = registry.config_of(saved["name"])
+      cls = _BY_NAME[cls](saved["name"])
     except (KeyError, ValueError) as error:
       raise errors.UserError(
         f"{where} was written by another version: {error}; use that version"
@@ -190,8 +199,8 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
   values = {}
   for name, value in saved.items():
     hint = hints[name]
-    if hint == mixer.MixerConfig | None:
-      hint = mixer.MixerConfig
+    for known in _BY_NAME:
+      hint = known if hint == known | None else hint
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
       value = _build(hint, value, where)
     elif isinstance(value, list) and typing.get_origin(hint) is tuple:

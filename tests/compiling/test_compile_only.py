@@ -71,28 +71,29 @@ def test_topologies_that_do_not_exist_are_named():
 @needs_compiler
 def test_a_step_for_four_chips(tmp_path, capsys):
   config = two_layers()
+  config.model.num_layers = 1  # kernels take nearly all of the time
   assert compile_only.run(config, "v5e:2x2", tmp_path) == 0
   report = json.loads((tmp_path / "compile_only" / "v5e_2x2.json").read_text())
-  # Two layers; forward, and again for the gradient; both forms of decay.
-  assert report["kernels"] == {"trellis_forward": 8, "trellis_backward": 4}
+  # Forward, and again for the gradient; both forms of decay.
+  assert report["kernels"] == {"trellis_forward": 4, "trellis_backward": 2}
   kinds = report["collectives"]
   assert not any(row["in_inner_loops"] for row in kinds.values())
   # Golden, of this compiler: the table, for lookups and head, is gathered and
   # reduced once a step.
   executions = {kind: row["executions"] for kind, row in kinds.items()}
   assert executions == {
-    "all-gather": 57,
-    "all-reduce": 40,
-    "reduce-scatter": 5,
+    "all-gather": 25,
+    "all-reduce": 28,
+    "reduce-scatter": 3,
   }
   mib = {kind: row["bytes"] / 2**20 for kind, row in kinds.items()}
-  assert mib["all-gather"] < 1.05 * 55.2
-  assert mib["all-reduce"] < 1.05 * 64.8
-  assert mib["reduce-scatter"] < 1.05 * 33.9
+  assert mib["all-gather"] < 1.05 * 32.0
+  assert mib["all-reduce"] < 1.05 * 38.5
+  assert mib["reduce-scatter"] < 1.05 * 28.7
   # Every product is counted, and the two recomputed of eight.
   assert 1.0 < report["flops"]["ratio"] < 1.5
   memory = report["memory_per_device"]
-  assert memory["total"] < 1.05 * 581 * 2**20
+  assert memory["total"] < 1.05 * 511 * 2**20
   assert memory["available"] == 16 * 2**30
   shown = capsys.readouterr().out
   assert "trellis_forward" in shown and "all-gather" in shown

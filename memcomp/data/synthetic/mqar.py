@@ -45,7 +45,7 @@ def exact(
   Raises:
     ValueError: naming the argument that is out of range.
   """
-  _check(vocab_size, length, pairs)
+  check(vocab_size, length, pairs)
   rng = np.random.RandomState(seed)
   keys, values = _ranges(vocab_size)
   # The original draws all keys, then all values, then all gaps.
@@ -71,7 +71,7 @@ def fast(
 
   Arguments, result and errors are those of `exact`; the stream is another.
   """
-  _check(vocab_size, length, pairs)
+  check(vocab_size, length, pairs)
   rng = np.random.default_rng(seed)
   keys, values = _ranges(vocab_size)
   shape = num_examples, pairs
@@ -86,7 +86,8 @@ def fast(
   return _rows(keys, values, gaps, length)
 
 
-def _check(vocab_size: int, length: int, pairs: int) -> None:
+def check(vocab_size: int, length: int, pairs: int) -> None:
+  """Raises ValueError naming the argument that is out of range."""
   if pairs < 1:
     raise ValueError(f"pairs={pairs} must be at least 1")
   if length % 2 or length < 4 * pairs:
