@@ -11,7 +11,6 @@ import numpy as np
 
 from memcomp import errors
 
-
 NONE = "none"
 """The name of `NoTokenizer`."""
 

@@ -1,0 +1,101 @@
+"""What a synthetic task is to the trainer: rows drawn from numbers alone.
+
+A task's configuration stands in `DataConfig.task`; `Source` takes the place of
+a store of text. Rows have targets where a task asks, -1 elsewhere.
+"""
+
+import abc
+import dataclasses
+import json
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from memcomp.data import batch as batch_lib
+from memcomp.data import store as store_lib
+
+SPLITS = ("train", "validation", "test")
+
+
+class Rows(Protocol):
+  """Random access to rows; those of one batch have one length.
+
+  Attributes:
+    epoch: rows after which they come again; 0 where they never do.
+  """
+
+  epoch: int
+
+  def __getitem__(self, index: int) -> batch_lib.Batch: ...
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class TaskConfig(abc.ABC):
+  """The configuration of a task; each task adds its fields."""
+
+  name: ClassVar[str]
+
+  @abc.abstractmethod
+  def validate(self) -> None:
+    """Raises ValueError naming the field that is out of range."""
+
+  @abc.abstractmethod
+  def ids(self) -> int:
+    """Token ids of its rows: all are in [0, ids)."""
+
+  @abc.abstractmethod
+  def lengths(self, split: str, length: int = 0) -> list[int]:
+    """Tokens of the rows of a split, in order; `length` is as in `rows`."""
+
+  @abc.abstractmethod
+  def rows(
+    self, split: str, *, seed: int, batch_size: int, length: int
+  ) -> Rows:
+    """Returns the rows of a split, equal for equal arguments.
+
+    Args:
+      split: one of `SPLITS`; no two have rows in common but by chance.
+      seed: of the draws, >= 0.
+      batch_size: rows of a batch; rows i * batch_size and on are batch i.
+      length: `DataConfig.sequence_length`, which some tasks pad rows to.
+    """
+
+
+class Source:
+  """One split of a task, in place of a `store.TokenStore`.
+
+  Attributes:
+    name: for messages.
+    fingerprint: 16 hex digits; equal for sources of equal rows.
+  """
+
+  def __init__(self, task: TaskConfig, split: str, *, seed: int, length: int):
+    self.name = f"{task.name} ({split})"
+    self.fingerprint = digest(task, split=split, seed=seed, length=length)
+    self._task, self._split = task, split
+    self._seed, self._length = seed, length
+
+  def rows(self, batch_size: int) -> Rows:
+    """Returns its rows, see `TaskConfig.rows`."""
+    return self._task.rows(
+      self._split,
+      seed=self._seed,
+      batch_size=batch_size,
+      length=self._length,
+    )
+
+
+def digest(task: TaskConfig, **more: str | int) -> str:
+  """Returns 16 hex digits that are equal for equal tasks."""
+  fields = {"task": task.name, **dataclasses.asdict(task), **more}
+  return store_lib.digest(json.dumps(fields, sort_keys=True))
+
+
+def row(tokens: np.ndarray, targets: np.ndarray) -> batch_lib.Batch:
+  """Returns a row of one segment from int `[time]` arrays."""
+  return batch_lib.Batch(
+    tokens=tokens.astype(np.int32),
+    targets=targets.astype(np.int32),
+    segment_ids=np.ones(len(tokens), np.int32),
+    positions=np.arange(len(tokens), dtype=np.int32),
+  )
