@@ -16,7 +16,6 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, progress, sharding
 from memcomp.convert import distill, swap
 from memcomp.data import sources
-from memcomp.data import store as store_lib
 from memcomp.evaluation import load
 from memcomp.models import decoder
 from memcomp.training import (
@@ -173,7 +172,7 @@ def _config(
 def _scorer(config, opened: load.Checkpoint, mesh):
   """Returns (name, model, params) -> validation loss, printed too."""
   data, tokenizer = config.data, opened.tokenizer
-  store: store_lib.TokenStore | None = None
+  store: sources.Split | None = None
   try:
     store = sources.open_split(data, "validation", tokenizer=tokenizer)
   except errors.UserError as error:

@@ -66,6 +66,27 @@ def open_split(
   return open_source(data_config.source, tokenizer, keep=keep)
 
 
+def open_text(
+  data_config: "config_lib.DataConfig",
+  split: str,
+  *,
+  tokenizer: tokenizer_lib.Tokenizer | None = None,
+) -> store_lib.TokenStore:
+  """Opens the documents of one split, see `open_split`.
+
+  Raises:
+    UserError: as `open_split`; a task, which has no documents.
+  """
+  store = open_split(data_config, split, tokenizer=tokenizer)
+  if isinstance(store, task_lib.Source):
+    name = store.task.name
+    raise errors.UserError(
+      f"trained on rows of task {name}, not on text; evaluate it with"
+      f" --task={name}"
+    )
+  return store
+
+
 def in_validation(name: str, share: float) -> bool:
   """Says whether a document belongs to the validation split.
 

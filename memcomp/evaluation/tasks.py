@@ -45,7 +45,7 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
   if source:
     store = sources.open_source(source, tokenizer)
   else:
-    store = sources.open_split(data, "validation", tokenizer=tokenizer)
+    store = sources.open_text(data, "validation", tokenizer=tokenizer)
   if store.num_tokens < 2:
     raise errors.UserError(
       f"{store.name}: one token, and the first is not predicted; give more text"
@@ -95,7 +95,7 @@ def compare(
   """
   rows = [{"name": "uniform", "bits_per_byte": byte_models.UNIFORM_BITS}]
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
-  store = sources.open_split(data, "train", tokenizer=tokenizer)
+  store = sources.open_text(data, "train", tokenizer=tokenizer)
   if store.num_tokens > MAX_COUNTED_BYTES:
     print(
       f"byte models left out: {store.num_tokens:,} tokens of training text "

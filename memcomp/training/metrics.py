@@ -29,8 +29,8 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     (weighted); `memory_norms`, RMS of each layer's memory; `skipped` steps so
     far; `tokens` scored in the step. Where a layer sweeps (`SolverConfig`), of
     each: `sweeps` a tile, the largest `residual`, and `unreached`, tiles that
-    fell back to substitution. Of a task `accuracy`, the share of answers that
-    are right, in place of bits per byte. The same on every run of a config.
+    fell back to substitution. Of a task, where a byte is an answer, `accuracy`:
+    the share of answers that are right. The same on every run of a config.
   """
   loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
   record = {
@@ -45,7 +45,6 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     "tokens": tokens,
   }
   if "accuracy" in fetched:
-    del record["bits_per_byte"]
     record["accuracy"] = float(fetched["accuracy"])
   for name in SOLVER:
     if name in fetched:
@@ -166,15 +165,18 @@ class Progress:
 
   def show(self, record: dict[str, Any]) -> None:
     """Shows step, loss, bits per byte or accuracy, tokens/s and time left."""
-    parts = [f"step {record['step']}/{self._steps}"]
-    parts.append(f"loss {record['loss']:.4f}")
+    quality = f"{record['bits_per_byte']:.3f} bits/byte"
+    validation = "validation_bits_per_byte"
     if "accuracy" in record:
-      parts.append(f"accuracy {record['accuracy']:.3f}")
-    else:
-      parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
-    for name in ("validation_bits_per_byte", "validation_accuracy"):
-      if name in record:
-        parts.append(f"validation {record[name]:.3f}")
+      quality = f"accuracy {record['accuracy']:.3f}"
+      validation = "validation_accuracy"
+    parts = [
+      f"step {record['step']}/{self._steps}",
+      f"loss {record['loss']:.4f}",
+      quality,
+    ]
+    if validation in record:
+      parts.append(f"validation {record[validation]:.3f}")
     if record["skipped"]:
       parts.append(f"skipped {record['skipped']}")
     if unreached := round(sum(record.get("unreached", ()))):

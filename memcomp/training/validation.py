@@ -22,7 +22,8 @@ def make(
 ) -> Callable[[Any], dict[str, float]]:
   """Returns params -> validation_loss (nats a token) and bits per byte.
 
-  Of a task: the loss and validation_accuracy, the share of right answers.
+  Of a task, where a byte is an answer, also validation_accuracy: the share of
+  answers that are right.
 
   The mean over the scored tokens of the first `evaluate_batches` batches, the
   same ones each time, in micro-batches of training's size; with `carry_state`
@@ -50,14 +51,12 @@ def make(
       sum(float(part[name]) for part in parts)
       for name in ("nll", "tokens", "bytes", "right")
     )
-    if config.data.task is not None:
-      return {
-        "validation_loss": nats / max(tokens, 1),
-        "validation_accuracy": right / max(tokens, 1),
-      }
-    return {
+    found = {
       "validation_loss": nats / max(tokens, 1),
       "validation_bits_per_byte": metrics.bits_per_byte(nats, int(size)),
     }
+    if config.data.task is not None:
+      found["validation_accuracy"] = right / max(tokens, 1)
+    return found
 
   return validation_loss

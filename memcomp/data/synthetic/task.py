@@ -65,6 +65,7 @@ class Source:
   """One split of a task, in place of a `store.TokenStore`.
 
   Attributes:
+    task: whose rows these are.
     name: for messages.
     fingerprint: 16 hex digits; equal for sources of equal rows.
   """
@@ -72,12 +73,12 @@ class Source:
   def __init__(self, task: TaskConfig, split: str, *, seed: int, length: int):
     self.name = f"{task.name} ({split})"
     self.fingerprint = digest(task, split=split, seed=seed, length=length)
-    self._task, self._split = task, split
-    self._seed, self._length = seed, length
+    self.task = task
+    self._split, self._seed, self._length = split, seed, length
 
   def rows(self, batch_size: int) -> Rows:
     """Returns its rows, see `TaskConfig.rows`."""
-    return self._task.rows(
+    return self.task.rows(
       self._split,
       seed=self._seed,
       batch_size=batch_size,
