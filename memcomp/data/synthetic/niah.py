@@ -1,0 +1,293 @@
+"""A needle in a haystack: RULER's niah_single_1, 2 and 3 (arXiv 2404.06654).
+
+A sentence that names a key and its value is hidden in a long text; the model is
+asked for the value of the key, in words that it only has to go on with:
+
+  A special magic number is hidden within the following text. ...
+  The grass is green. ...
+  One of the special magic numbers for brave-otter is: 1234567.
+  The grass is green. ...
+  What is the special magic number for brave-otter mentioned in the provided
+  text? The special magic number for brave-otter mentioned in the provided
+  text is
+
+Draw for draw what the benchmark's own script makes, given the same lists of
+words, essay, sentence splitter and count of tokens. It sizes the haystack by
+binary search with a fresh sample a probe: how tokens are counted moves draws.
+"""
+
+import bisect
+import functools
+import hashlib
+import itertools
+import random
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+ANSWER_TOKENS = 128
+"""Tokens of the answer; they count as part of a text's length."""
+
+_TRIES = 100
+"""Draws of a haystack that is as small as it gets, before giving up: keys and
+values differ in length."""
+
+_NOISE = (
+  "The grass is green. The sky is blue. The sun is yellow. Here we go. There"
+  " and back again."
+)
+
+_PROMPT = (
+  "A special magic {kind} is hidden within the following text. Make sure to"
+  " memorize it. I will quiz you about the {kind} afterwards.\n{context}\nWhat"
+  " is the special magic {kind} for {key} mentioned in the provided text? The"
+  " special magic {kind} for {key} mentioned in the provided text is"
+)
+
+_DEPTHS = tuple(round(100 * i / 39) for i in range(40))
+"""Percent of an essay's sentences before the needle."""
+
+
+class Sample(NamedTuple):
+  """One question.
+
+  Attributes:
+    prompt: all that the model reads; the answer begins with a space.
+    answer: the value.
+    depth: share of the haystack before the needle, in [0, 1].
+    tokens: of the prompt and the answer, at most `max_tokens`.
+  """
+
+  prompt: str
+  answer: str
+  depth: float
+  tokens: int
+
+
+class Keys(Sequence[str]):
+  """Every different "adjective-noun" in the order of its characters.
+
+  The six million words of the benchmark's lists are not made: those that begin
+  with the same adjective stand together, so the k-th is looked up.
+  """
+
+  def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]):
+    """Takes lists in any order, with repetitions.
+
+    Raises:
+      ValueError: one is empty.
+    """
+    self._nouns = sorted(set(nouns))
+    # "long-term-" begins with "long-", and its words stand among those.
+    self._groups: list[list[str]] = []
+    for stem in sorted({f"{adjective}-" for adjective in adjectives}):
+      if self._groups and stem.startswith(self._groups[-1][0]):
+        self._groups[-1].append(stem)
+      else:
+        self._groups.append([stem])
+    sizes = (
+      len(self._nouns) if len(stems) == 1 else len(self._of(group))
+      for group, stems in enumerate(self._groups)
+    )
+    self._ends = list(itertools.accumulate(sizes))
+    if not self._ends or not self._nouns:
+      raise ValueError("keys need at least one adjective and one noun")
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def __getitem__(self, index):
+    index = range(len(self))[index]
+    group = bisect.bisect_right(self._ends, index)
+    index -= self._ends[group - 1] if group else 0
+    stems = self._groups[group]
+    if len(stems) == 1:
+      return stems[0] + self._nouns[index]
+    return self._of(group)[index]
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """16 hex digits of SHA-256 of all words, a line each."""
+    digest = hashlib.sha256()
+    for group in range(len(self._groups)):
+      digest.update(("\n" if group else "").encode())
+      digest.update("\n".join(self._of(group)).encode())
+    return digest.hexdigest()[:16]
+
+  def _of(self, group: int) -> list[str]:
+    stems = self._groups[group]
+    if len(stems) == 1:
+      return [stems[0] + noun for noun in self._nouns]
+    return sorted({stem + noun for stem in stems for noun in self._nouns})
+
+
+class Haystack(Protocol):
+  """What needles are hidden in."""
+
+  def step(self, max_tokens: int) -> int:
+    """Returns the least units, and those to take away where it is too long."""
+    ...
+
+  def hide(
+    self, needle: str, units: int, rng: random.Random
+  ) -> tuple[str, float]:
+    """Returns a text of `units` with the needle, and the needle's depth."""
+    ...
+
+
+class Noise:
+  """A few sentences over and over; a unit is all of them."""
+
+  def step(self, max_tokens: int) -> int:
+    """See `Haystack.step`."""
+    return 5 if max_tokens < 4096 else 25
+
+  def hide(
+    self, needle: str, units: int, rng: random.Random
+  ) -> tuple[str, float]:
+    """See `Haystack.hide`."""
+    (index,) = rng.sample(range(units), 1)
+    lines = [_NOISE] * units
+    lines.insert(index, needle)
+    return "\n".join(lines), index / units
+
+
+def split_sentences(text: str) -> list[str]:
+  """Cuts behind ., ! and ? before a space; the benchmark takes nltk's punkt."""
+  return re.split(r"(?<=[.!?])\s+", text)
+
+
+class Essay:
+  """A text, repeated where it is too short; a unit is a word."""
+
+  def __init__(
+    self,
+    text: str,
+    sentences: Callable[[str], list[str]] = split_sentences,
+  ):
+    """Takes a text, and what cuts one into the sentences to hide between."""
+    self._words = re.sub(r"\s+", " ", text).split(" ")
+    self._split = sentences
+    # Most samples of a length have as many words.
+    self._sentences = functools.lru_cache(4)(self._first)
+
+  def _first(self, units: int) -> list[str]:
+    repeats = -(-units // len(self._words))
+    words = (self._words * repeats)[:units]
+    return self._split(" ".join(words).strip())
+
+  def step(self, max_tokens: int) -> int:
+    """See `Haystack.step`."""
+    return 500
+
+  def hide(
+    self, needle: str, units: int, rng: random.Random
+  ) -> tuple[str, float]:
+    """See `Haystack.hide`."""
+    sentences = self._sentences(units)
+    (depth,) = rng.sample(_DEPTHS, 1)
+    index = int(len(sentences) * (depth / 100))
+    parts = " ".join(sentences[:index]), needle, " ".join(sentences[index:])
+    return " ".join(parts), depth / 100
+
+
+def number(rng: random.Random) -> str:
+  """Draws a value of seven digits."""
+  return str(rng.randint(10**6, 10**7 - 1))
+
+
+def uuid4(rng: random.Random) -> str:
+  """Draws a value of 36 characters."""
+  return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+_VALUES = {"number": number, "uuid": uuid4}
+
+
+def draw(
+  rng: random.Random,
+  *,
+  kind: str,
+  keys: Sequence[str],
+  haystack: Haystack,
+  units: int,
+) -> tuple[str, str, float]:
+  """Draws one question.
+
+  Args:
+    rng: what is drawn from: the key, the value, the place, and which of the
+      one needle is asked for.
+    kind: of values, "number" or "uuid".
+    keys: to choose from.
+    haystack: to hide in.
+    units: of it.
+
+  Returns:
+    Prompt, value, and depth of the needle.
+  """
+  key = rng.choice(keys)
+  value = _VALUES[kind](rng)
+  needle = f"One of the special magic {kind}s for {key} is: {value}."
+  context, depth = haystack.hide(needle, units, rng)
+  rng.sample(range(1), 1)
+  return _PROMPT.format(kind=kind, context=context, key=key), value, depth
+
+
+def samples(
+  *,
+  kind: str,
+  keys: Sequence[str],
+  haystack: Haystack,
+  max_tokens: int,
+  count_tokens: Callable[[str], int],
+  num_samples: int = 500,
+  seed: int = 42,
+) -> Iterator[Sample]:
+  """Draws questions of one length.
+
+  Args:
+    kind: of values, "number" or "uuid".
+    keys: to choose from.
+    haystack: to hide in; as large as fits.
+    max_tokens: of a prompt and `ANSWER_TOKENS`.
+    count_tokens: of a prompt.
+    num_samples: how many.
+    seed: of a generator of their own.
+
+  Yields:
+    The samples.
+
+  Raises:
+    ValueError: the smallest haystack does not fit.
+  """
+  rng = random.Random(seed)
+  step = haystack.step(max_tokens)
+
+  def one(units):
+    prompt, value, depth = draw(
+      rng, kind=kind, keys=keys, haystack=haystack, units=units
+    )
+    tokens = count_tokens(prompt) + ANSWER_TOKENS
+    return Sample(prompt, value, depth, tokens)
+
+  per_unit = (one(step).tokens - ANSWER_TOKENS) / step
+  low, high = step, max(int(max_tokens / per_unit * 3), 2 * step)
+  size = step
+  while low <= high:
+    middle = (low + high) // 2
+    if one(middle).tokens <= max_tokens:
+      size, low = middle, middle + 1
+    else:
+      high = middle - 1
+  for _ in range(num_samples):
+    units, tries = size, 0
+    while (sample := one(units)).tokens > max_tokens:
+      if units > step:
+        units -= step
+      elif (tries := tries + 1) == _TRIES:
+        raise ValueError(
+          f"the smallest haystack takes {sample.tokens:,} tokens with the"
+          f" question and the answer, more than {max_tokens:,}"
+        )
+    yield sample
