@@ -1,0 +1,136 @@
+"""Results that are found slice by slice, and a table of all in a folder.
+
+A slice is one setting of a task: a kind of needle at a length, a gap, a
+benchmark. It is written as soon as it is known, so an evaluation that was
+killed goes on where it was.
+"""
+
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from memcomp import errors
+from memcomp.evaluation import load, report
+from memcomp.models import decoder
+
+_HEADER = (
+  "| task | setting | result | state bytes | model | file |\n"
+  "|---|---|---|---|---|---|\n"
+)
+
+
+class Slices:
+  """A JSON file of one model's slices of one task.
+
+  Attributes:
+    path: of the file, `TASK-stepN.json` in the folder of results.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, task: str, checkpoint: load.Checkpoint
+  ):
+    """Reads what is there.
+
+    Args:
+      folder: of results.
+      task: its name.
+      checkpoint: what is evaluated; a slice of other weights is none of its.
+
+    Raises:
+      UserError: the file is of another model, or cannot be read.
+    """
+    self.path = folder / f"{task}-step{checkpoint.step}.json"
+    self._task = task
+    self._checkpoint = checkpoint
+    self._about = {
+      **report.describe(checkpoint),
+      "weights": weights(checkpoint.model),
+    }
+    self._slices: list[dict[str, Any]] = []
+    if not self.path.exists():
+      return
+    try:
+      before = json.loads(self.path.read_text())
+      self._slices = before["slices"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      raise errors.UserError(
+        f"{report.shown(self.path)} is there and is no result of {task}; move"
+        " it away, or choose another --out"
+      ) from error
+    for what in ("name", "weights", "tokenizer", "config"):
+      if before.get(what) != json.loads(json.dumps(self._about[what])):
+        raise errors.UserError(
+          f"{report.shown(self.path)} holds results of another model (its"
+          f" {what} differs); choose another --out"
+        )
+
+  def find(self, **key: Any) -> dict[str, Any] | None:
+    """Returns the slice with these entries, `task_hash` and `seed` usually."""
+    for one in self._slices:
+      if all(name in one and one[name] == key[name] for name in key):
+        return one
+    return None
+
+  def add(
+    self,
+    one: dict[str, Any],
+    *,
+    setting: str,
+    result: str,
+    state_bytes: int | None = None,
+  ) -> None:
+    """Writes a slice to the file, and its line to the table beside it.
+
+    Args:
+      one: what was found, as JSON takes it.
+      setting: of the slice, in words, for the table.
+      result: figures for the table.
+      state_bytes: of one text's state; None is that at the trained length.
+
+    Raises:
+      UserError: no space or no permission.
+    """
+    self._slices.append(one)
+    report.write_json(self.path, {**self._about, "slices": self._slices})
+    size = self._about["state_bytes"] if state_bytes is None else state_bytes
+    model = report.model_label(self._checkpoint, step=True)
+    add_line(
+      self.path.with_name("results.md"),
+      (self._task, setting, result, f"{size:,}", model, self.path.name),
+    )
+
+
+def weights(model: decoder.Decoder) -> str:
+  """Returns 16 hex digits that are equal for equal parameters."""
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(nnx.split(model)[1]):
+    digest.update(np.ascontiguousarray(leaf).view(np.uint8))
+  return digest.hexdigest()[:16]
+
+
+def add_line(path: pathlib.Path, cells: tuple[str, ...]) -> None:
+  """Adds a line to a table; one of the same task, setting and model goes.
+
+  Args:
+    path: of the table, which is made.
+    cells: task, setting, result, state bytes, model, file.
+
+  Raises:
+    UserError: no space or no permission.
+  """
+  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+  own = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+
+  def same(line):
+    other = line.strip().removeprefix("| ").removesuffix(" |").split(" | ")
+    return len(other) == len(own) and all(
+      other[i] == own[i] for i in (0, 1, 4, 5)
+    )
+
+  kept = [line for line in lines if not same(line)] or [_HEADER]
+  report.write_text(path, "".join([*kept, f"| {' | '.join(own)} |\n"]))

@@ -1,0 +1,51 @@
+import json
+
+import evaluation_cases as cases
+import pytest
+
+from memcomp import errors
+from memcomp.evaluation import load, slices
+
+
+def test_slices_are_found_again(run_folder, tmp_path):
+  opened = load.open_checkpoint(run_folder)
+  found = slices.Slices(tmp_path, "task", opened)
+  assert found.find(seed=1) is None
+  found.add({"seed": 1, "x": 2.5}, setting="1 | a", result="2.5")
+  found.add({"seed": 2, "x": 3.5}, setting="2", result="3.5", state_bytes=7000)
+
+  again = slices.Slices(tmp_path, "task", opened)
+  assert again.find(seed=2) == {"seed": 2, "x": 3.5}
+  assert again.find(seed=2, x=2.5) is None and again.find(y=1) is None
+  again.add({"seed": 3}, setting="2", result="4.5")
+  content = json.loads((tmp_path / "task-step3.json").read_text())
+  assert [one["seed"] for one in content["slices"]] == [1, 2, 3]
+  assert content["step"] == 3 and len(content["weights"]) == 16
+  assert content["config"]["seed"] == 7 and "jax" in content["versions"]
+
+  lines = (tmp_path / "results.md").read_text().splitlines()
+  assert lines[0].startswith("| task | setting | result |")
+  own = f"{content['state_bytes']:,}"
+  assert [line.split(" | ")[1:4] for line in lines[3:]] == [["2", "4.5", own]]
+  assert lines[2].startswith("| task | 1 \\| a | 2.5 |")
+  assert "tiny: trellis" in lines[2] and "task-step3.json |" in lines[2]
+
+
+def test_other_weights_and_other_files_are_refused(run_folder, tmp_path):
+  opened = load.open_checkpoint(run_folder)
+  slices.Slices(tmp_path, "task", opened).add({}, setting="", result="")
+  before = (tmp_path / "task-step3.json").read_bytes()
+
+  config = cases.tiny_config()
+  config.seed = 8
+  config.name = "tiny"
+  cases.save(tmp_path / "other", config, 3)
+  other = load.open_checkpoint(tmp_path / "other")
+  assert slices.weights(other.model) != slices.weights(opened.model)
+  with pytest.raises(errors.UserError, match=r"another model.*weights.*--out"):
+    slices.Slices(tmp_path, "task", other)
+  assert (tmp_path / "task-step3.json").read_bytes() == before
+
+  (tmp_path / "half-step3.json").write_text('{"slices": [')
+  with pytest.raises(errors.UserError, match=r"no result of half.*--out"):
+    slices.Slices(tmp_path, "half", opened)
