@@ -6,14 +6,16 @@
   python eval.py --checkpoint=runs/quickstart --task=sample --prompt="def "
   python eval.py --checkpoint=runs/quickstart --task=chat
   python eval.py --checkpoint=runs/quickstart --task=throughput --rows=8
+  python eval.py --checkpoint=runs/quickstart --task=niah --contexts=1024,2048
   python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
 writes them as JSON and PNG. sample prints the text as it is made. chat reads
 what is typed and goes on; sessions can be kept on disk (/help). throughput
 times reading and making tokens behind contexts of 1k to 128k, and writes JSON
-and PNG. compare puts the runs in a folder side by side. What is not given is as
-in the run's config.
+and PNG. niah hides needles in long texts and asks for them, as RULER does.
+compare puts the runs in a folder side by side. What is not given is as in the
+run's config.
 Exit codes: 0 done, 2 the input needs a fix.
 """
 
@@ -27,14 +29,16 @@ _CHECKPOINT = flags.DEFINE_string(
   "Folder of a run, of its checkpoints, of one step, or of an exported model.",
 )
 _TASK = flags.DEFINE_string(
-  "task", None, "perplexity, sample, chat, throughput or compare."
+  "task", None, "perplexity, sample, chat, throughput, niah or compare."
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
   "source", "", "Text to score. Default: the run's validation split."
 )
 _OUT = flags.DEFINE_string("out", "", "Folder for results. Default: RUN/eval.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of what is drawn.")
+_SEED = flags.DEFINE_integer(
+  "seed", None, "Of what is drawn. Default: 0, or the benchmark's."
+)
 _PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "File with the prompt.")
 _STOP = flags.DEFINE_multi_string(
   "stop",
@@ -45,7 +49,10 @@ _TENSOR = flags.DEFINE_integer(
   "tensor", 1, "Devices that sample and chat split heads and features over."
 )
 _CONTEXTS = flags.DEFINE_list(
-  "contexts", [], "Tokens before what throughput times. Default: 1k to 128k."
+  "contexts",
+  [],
+  "Tokens before what throughput times (default: 1k to 128k), or of niah's"
+  " questions (1k to 8k).",
 )
 _ROTARY_SCALE = flags.DEFINE_float(
   "rotary_scale",
@@ -70,7 +77,23 @@ _SETTINGS = {
   ),
 }
 # Of the tasks in modules of their own, see `evaluation.run`.
-_OPTIONS: dict[str, flags.FlagHolder] = {}
+_OPTIONS: dict[str, flags.FlagHolder] = {
+  "samples": flags.DEFINE_integer("samples", None, "Questions of a slice."),
+  "needles": flags.DEFINE_list(
+    "needles", None, "Of niah: single_1, single_2, single_3. Default: all."
+  ),
+  "essay_file": flags.DEFINE_string(
+    "essay_file", None, 'Of niah: text to hide in, or JSON with a "text".'
+  ),
+  "word_list": flags.DEFINE_string(
+    "word_list",
+    None,
+    "Of niah: folder of adjectivelist.txt and nounlist.txt, or wonderwords.",
+  ),
+  "sentences": flags.DEFINE_string(
+    "sentences", None, "Of niah: what splits essays, regex or punkt (nltk)."
+  ),
+}
 
 
 def program() -> None:

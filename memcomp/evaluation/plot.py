@@ -169,6 +169,82 @@ def by_context(
   return _save(canvas, path)
 
 
+def needles(
+  slices: list[dict[str, Any]], title: str, path: pathlib.Path
+) -> pathlib.Path | str:
+  """Draws what `niah.measure` found: by length, and by depth and length.
+
+  Args:
+    slices: its results, with their tasks.
+    title: of the figure.
+    path: of the PNG.
+
+  Returns:
+    `path`, or a line that says why there is no figure.
+  """
+  names = list(dict.fromkeys(one["task"] for one in slices))
+  canvas = _canvas(6 + 3 * len(names), 4.5)
+  if canvas is None:
+    return _MISSING.format(path.name)
+  axes, *maps = canvas.subplots(
+    1, 1 + len(names), width_ratios=[2, *[1] * len(names)]
+  )
+  depths, image = 10, None
+  for color, (name, by_depth) in enumerate(zip(names, maps, strict=True)):
+    own = [one for one in slices if one["task"] == name]
+    lengths = [one["context"] for one in own]
+    for key, style in (("loose", "-o"), ("strict", "--s")):
+      axes.plot(
+        lengths,
+        [one[key] for one in own],
+        style,
+        color=f"C{color}",
+        label=f"{name}, {key}",
+        markersize=4,
+      )
+    image = by_depth.imshow(
+      [
+        [_share(one, d / depths, (d + 1) / depths) for one in own]
+        for d in range(depths)
+      ],
+      aspect="auto",
+      cmap="RdYlGn",
+      vmin=0,
+      vmax=100,
+      extent=(-0.5, len(own) - 0.5, 100, 0),
+    )
+    by_depth.set_xticks(
+      range(len(own)), [f"{n:,}" for n in lengths], rotation=45
+    )
+    by_depth.set(title=name, xlabel="tokens")
+    if not color:
+      by_depth.set_ylabel("depth of the needle, %")
+  canvas.colorbar(image, ax=maps, label="answers that hold the value, %")
+  axes.set_xscale("log", base=2)
+  lengths = sorted({one["context"] for one in slices})
+  axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+  axes.minorticks_off()
+  axes.set(
+    xlabel="tokens of question and answer (log scale)",
+    ylabel="answers that hold (loose) or begin with (strict) the value, %",
+    ylim=(-3, 103),
+  )
+  axes.grid(alpha=0.3)
+  canvas.suptitle(title)
+  canvas.legend(loc="outside lower left", fontsize="small", ncols=3)
+  return _save(canvas, path)
+
+
+def _share(one: dict[str, Any], low: float, high: float) -> float:
+  """Percent of needles found with depths in [low, high); 1 is in the last."""
+  found = [
+    hit
+    for hit, depth in zip(one["found"], one["depth"], strict=True)
+    if low <= min(depth, 1 - 1e-9) < high
+  ]
+  return 100 * sum(found) / len(found) if found else math.nan
+
+
 _MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
 
 

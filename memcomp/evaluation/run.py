@@ -12,12 +12,14 @@ from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
-from memcomp.evaluation import compare, load, plot, report, tasks
+from memcomp.evaluation import compare, load, niah, plot, report, tasks
 
-_MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {}
-"""Tasks in modules of their own: `run(opened, folder, *, seed, **flags)`
+_MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
+  "niah": niah.run,
+}
+"""Tasks in modules of their own: `run(opened, folder, *, seed=0, **flags)`
 measures, prints and writes; it returns what it has written. Its keywords are
-the flags that the task understands."""
+the flags that the task understands, and have defaults."""
 
 TASKS = ("perplexity", "sample", "chat", "throughput", "compare", *_MODULES)
 
@@ -31,7 +33,7 @@ def run(
   step: int | None = None,
   source: str = "",
   out: str = "",
-  seed: int = 0,
+  seed: int | None = None,
   prompt_file: str = "",
   rotary_scale: float | None = None,
   stop_strings: Sequence[str] = (),
@@ -51,7 +53,7 @@ def run(
       run's validation split.
     out: folder for results; "" is `eval` in the run's workdir, which a bucket
       has not.
-    seed: of the sample.
+    seed: of what is drawn; None is the task's own, 0 for most.
     prompt_file: file whose text is continued; "" is `prompt` of the settings.
       A chat reads only a prompt that is given.
     rotary_scale: that rotary positions are stretched by (NTK), for texts beyond
@@ -91,22 +93,25 @@ def run(
     opened = load.stretch(opened, rotary_scale)
   settings = dataclasses.replace(opened.config.evaluation, **overrides)
   tasks.check(settings)
+  draws = seed or 0
   if task == "sample":
-    tasks.show_sample(opened, settings, seed, stop_strings)
+    tasks.show_sample(opened, settings, draws, stop_strings)
     return
   if task == "chat":
     opening = overrides.get("prompt", "")
-    tasks.talk(opened, settings, seed, stop_strings, opening)
+    tasks.talk(opened, settings, draws, stop_strings, opening)
     return
   place = pathlib.Path(out or opened.workdir / "eval")
   if task in _MODULES:
     folder = report.make_folder(place)
-    _written(_MODULES[task](opened, folder, seed=seed, **given))
+    if seed is not None:
+      given["seed"] = seed
+    _written(_MODULES[task](opened, folder, **given))
     return
   if task == "throughput":
     numbers = tasks.contexts(contexts)
     folder = report.make_folder(place)
-    _throughput(opened, numbers, overrides.get("rows", 1), seed, folder)
+    _throughput(opened, numbers, overrides.get("rows", 1), draws, folder)
     return
   store = tasks.open_text(opened, source)
   folder = report.make_folder(place)

@@ -161,7 +161,9 @@ def test_haystack_is_as_large_as_fits(haystack):
 
 @pytest.mark.parametrize("haystack", HAYSTACKS)
 def test_a_needle_that_does_not_fit_raises(haystack):
-  with pytest.raises(ValueError, match=r"takes [\d,]+ tokens .* more than 700"):
+  with pytest.raises(
+    niah.DoesNotFitError, match=r"takes [\d,]+ tokens .* more than 700"
+  ):
     draw(KEYS, HAYSTACKS[haystack], max_tokens=700)
 
 

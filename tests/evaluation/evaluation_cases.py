@@ -1,5 +1,7 @@
 """A tiny model, text and checkpoint for the tests of evaluation."""
 
+import pathlib
+
 from runs import random_params as tiny_params
 from runs import save
 
@@ -7,7 +9,7 @@ from memcomp import config as config_lib
 from memcomp.layers import trellis
 from memcomp.models import decoder
 
-__all__ = ["save", "tiny_config", "tiny_params", "write_text"]
+__all__ = ["is_figure", "save", "tiny_config", "tiny_params", "write_text"]
 
 
 def tiny_config(**data) -> config_lib.Config:
@@ -34,3 +36,10 @@ def write_text(folder) -> str:
     lines = [f"line {i} of document {number}\n" for i in range(10 + number)]
     (folder / f"{number}.txt").write_text("".join(lines))
   return str(folder)
+
+
+def is_figure(path: pathlib.Path) -> bool:
+  from matplotlib import image
+
+  pixels = image.imread(path)
+  return min(pixels.shape[:2]) > 300 and pixels.std() > 0.05

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -10,10 +9,8 @@ import sys
 import evaluation_cases as cases
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from memcomp import cli, errors
+from memcomp import errors
 from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import byte_models, load, perplexity, run, tasks, text
@@ -25,44 +22,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 BYTES = tokenizer_lib.ByteTokenizer()
 
 
-@pytest.fixture(scope="session")
-def program():
-  """The module eval.py; its flags can be defined once a process."""
-  spec = importlib.util.spec_from_file_location(
-    "eval_program", ROOT / "eval.py"
-  )
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-@pytest.fixture
-def call(program, capsys):
-  """Calls eval.py in this process: flags -> (exit code, stdout, stderr)."""
-
-  def call(*arguments):
-    argv = ["eval.py", "--compilation_cache=off", *map(str, arguments)]
-    with flagsaver.flagsaver():
-      flags.FLAGS.unparse_flags()
-      with pytest.raises(SystemExit) as stop:
-        cli.main(program.program, usage=program.__doc__, argv=argv)
-    return stop.value.code, *capsys.readouterr()
-
-  return call
-
-
-def is_figure(path: pathlib.Path) -> bool:
-  from matplotlib import image
-
-  pixels = image.imread(path)
-  return min(pixels.shape[:2]) > 300 and pixels.std() > 0.05
-
-
 def test_perplexity(call, run_folder):
   code, out, err = call(f"--checkpoint={run_folder}", "--task=perplexity")
   assert (code, err) == (0, "")
   result = json.loads((run_folder / "eval/perplexity.json").read_text())
-  assert is_figure(run_folder / "eval/perplexity.png")
+  assert cases.is_figure(run_folder / "eval/perplexity.png")
 
   assert result["step"] == 3
   assert result["seed"] == result["config"]["seed"] == 7
@@ -97,7 +61,7 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
   assert code == 0
   (path,) = (run_folder / "eval").glob("*.json")
   assert re.fullmatch(r"perplexity-[0-9a-f]{8}.json", path.name)
-  assert is_figure(path.with_suffix(".png"))
+  assert cases.is_figure(path.with_suffix(".png"))
   found = json.loads(path.read_text())["perplexity"]
   assert found["text"]["bytes"] == 550
   assert found["streamed"]["positions"] == 64
@@ -106,7 +70,7 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
 
   code, _, _ = call(*arguments, f"--out={tmp_path / 'a/b'}")
   assert code == 0
-  assert is_figure(tmp_path / "a/b/perplexity.png")
+  assert cases.is_figure(tmp_path / "a/b/perplexity.png")
   assert not (run_folder / "eval/perplexity.json").exists()
 
 
@@ -170,7 +134,7 @@ def test_throughput(call, run_folder):
   )
   assert code == 0
   result = json.loads((run_folder / "eval/throughput.json").read_text())
-  assert is_figure(run_folder / "eval/throughput.png")
+  assert cases.is_figure(run_folder / "eval/throughput.png")
   assert [row["context"] for row in result["throughput"]] == [8, 40]
   assert (result["batch"], result["step"]) == (2, 3)
   assert re.search(r"\n +40 +[\d,]+ +\d+\.\d{3} +\d+ +[\d,]+\n", out)
@@ -233,7 +197,7 @@ def test_after_training(run_folder, capsys, monkeypatch):
   out, err = capsys.readouterr()
   assert err == ""
   result = json.loads((run_folder / "eval/results.json").read_text())
-  assert is_figure(run_folder / "eval/perplexity.png")
+  assert cases.is_figure(run_folder / "eval/perplexity.png")
 
   train = sources.open_split(config.data, "train")
   validation = sources.open_split(config.data, "validation")

@@ -49,6 +49,10 @@ _DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 """Percent of an essay's sentences before the needle."""
 
 
+class DoesNotFitError(ValueError):
+  """The smallest haystack is too long."""
+
+
 class Sample(NamedTuple):
   """One question.
 
@@ -259,7 +263,7 @@ def samples(
     The samples.
 
   Raises:
-    ValueError: the smallest haystack does not fit.
+    DoesNotFitError: the smallest haystack is too long.
   """
   rng = random.Random(seed)
   step = haystack.step(max_tokens)
@@ -286,7 +290,7 @@ def samples(
       if units > step:
         units -= step
       elif (tries := tries + 1) == _TRIES:
-        raise ValueError(
+        raise DoesNotFitError(
           f"the smallest haystack takes {sample.tokens:,} tokens with the"
           f" question and the answer, more than {max_tokens:,}"
         )

@@ -1,0 +1,306 @@
+"""Needles in haystacks, over a checkpoint: RULER's niah_single_1, 2 and 3."""
+
+import hashlib
+import itertools
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memcomp import errors
+from memcomp import progress as progress_lib
+from memcomp.data.synthetic import niah
+from memcomp.evaluation import haystacks, load, plot, report, slices, tasks
+from memcomp.inference import generate, prefill, sample
+from memcomp.inference import session as session_lib
+
+NEEDLES = {
+  "single_1": ("noise", "number"),
+  "single_2": ("essay", "number"),
+  "single_3": ("essay", "uuid"),
+}
+"""Name -> haystack and kind of value."""
+
+CONTEXTS = (1024, 2048, 4096, 8192)
+"""Tokens of a question and its answer, as the papers have them."""
+
+_GREEDY = sample.Settings(temperature=0.0)
+
+
+def run(
+  opened: load.Checkpoint,
+  folder: pathlib.Path,
+  *,
+  seed: int = 42,
+  contexts: Sequence[int | str] = (),
+  needles: Sequence[str] = tuple(NEEDLES),
+  samples: int = 500,
+  rows: int = 8,
+  essay_file: str = "",
+  word_list: str = "",
+  sentences: str = "regex",
+) -> list[pathlib.Path | str]:
+  """Asks a model for needles; prints, and writes JSON, PNG and a table's line.
+
+  Args:
+    opened: the model.
+    folder: for results; slices that stand there already are not run again.
+    seed: of the questions; the default is RULER's.
+    contexts: tokens of questions; () is `CONTEXTS`.
+    needles: of `NEEDLES`.
+    samples: of each kind and length.
+    rows: questions side by side.
+    essay_file: text, or JSON with a "text"; "" is bundled.
+    word_list: folder of adjectivelist.txt and nounlist.txt, or "wonderwords"
+      for the package's; "" is bundled.
+    sentences: what splits essays, "regex" or "punkt" (nltk).
+
+  Returns:
+    What was written.
+
+  Raises:
+    UserError: bad values, no such file, or a length that nothing fits into.
+  """
+  lengths = _lengths(contexts)
+  _check(needles, samples, sentences)
+  material = haystacks.Material(
+    haystacks.read_words(word_list),
+    haystacks.read_essay(essay_file),
+    sentences,
+    bool(essay_file),
+  )
+  results = slices.Slices(folder, "niah", opened)
+  print(report.model_label(opened, step=True))
+  planned = _fitting(
+    [
+      describe(name, length, material, opened, samples, seed)
+      for name, length in itertools.product(needles, lengths)
+    ],
+    opened,
+    material,
+    leave_out=not contexts,
+  )
+  print(_TITLE)
+  every = []
+  for task in planned:
+    found = results.find(task_hash=task["task_hash"])
+    state = "done before" if found else ""
+    if not found:
+      found = task | measure(opened, task, material, rows)
+      results.add(
+        found,
+        setting=f"{task['task']}, {task['context']:,} tokens,"
+        f" {samples} samples, seed {seed}",
+        result=f"loose {found['loose']:.2f}, strict {found['strict']:.2f}",
+        state_bytes=found["state_bytes"],
+      )
+    every.append(found)
+    print(_line(found, state), flush=True)
+  title = f"{opened.config.name}, step {opened.step}: {samples} questions each"
+  picture = results.path.with_suffix(".png")
+  return [
+    results.path,
+    folder / "results.md",
+    plot.needles(every, title, picture),
+  ]
+
+
+def describe(
+  name: str,
+  length: int,
+  material: haystacks.Material,
+  opened: load.Checkpoint,
+  num_samples: int,
+  seed: int,
+) -> dict[str, Any]:
+  """Returns what a slice says about its task.
+
+  Returns:
+    `task`: niah_NAME, with `-pd` behind it where bundled words or essays stand
+    in for RULER's; `label`: "ruler-exact", or "ruler-like" with `deviations`;
+    `task_hash` and what it is of.
+  """
+  haystack, kind = NEEDLES[name]
+  essay = haystack == "essay"
+  deviations = material.deviations(haystack)
+  stands_in = {"words", "essay"} & set(deviations)
+  task = {
+    "task": f"niah_{name}{'-pd' if stands_in else ''}",
+    "label": "ruler-like" if deviations else "ruler-exact",
+    "deviations": deviations,
+    "needle": name,
+    "haystack": haystack,
+    "value": kind,
+    "context": length,
+    "samples": num_samples,
+    "seed": seed,
+    "answer_tokens": niah.ANSWER_TOKENS,
+    "words": material.keys.fingerprint,
+    "essay": _digest(material.essay) if essay else None,
+    "sentences": material.sentences if essay else None,
+  }
+  tokenizer = opened.tokenizer.fingerprint
+  return task | {"task_hash": report.task_hash(**task, tokenizer=tokenizer)}
+
+
+def measure(
+  opened: load.Checkpoint,
+  task: dict[str, Any],
+  material: haystacks.Material,
+  rows: int,
+) -> dict[str, Any]:
+  """Asks the questions of one slice.
+
+  Returns:
+    `loose` and `strict`, percent: the answer holds, begins with the value;
+    `questions_hash`; `state_bytes` of one question behind its prompt; for each
+    question its `tokens`, `depth`, and whether it is `found` and `begins`; the
+    `answers`.
+  """
+  questions = _questions(task, opened, material)
+  progress = progress_lib.Progress(
+    f"{task['task']} at {task['context']:,}, questions", task["samples"]
+  )
+  digest, state_bytes, asked = hashlib.sha256(), 0, []
+  for batch in itertools.batched(questions, rows):
+    answers, state_bytes = answer(opened, [q.prompt for q in batch], rows)
+    for question, text in zip(batch, answers, strict=True):
+      separator = "\0" if asked else ""
+      digest.update((separator + question.prompt + question.answer).encode())
+      asked.append((question._replace(prompt=""), text))
+    progress.advance(len(batch))
+  found = [loose(text, q.answer) for q, text in asked]
+  begins = [strict(text, q.answer) for q, text in asked]
+  return {
+    "loose": round(100 * sum(found) / len(asked), 2),
+    "strict": round(100 * sum(begins) / len(asked), 2),
+    "questions_hash": digest.hexdigest()[:16],
+    "state_bytes": state_bytes,
+    "tokens": [q.tokens for q, _ in asked],
+    "depth": [q.depth for q, _ in asked],
+    "found": found,
+    "begins": begins,
+    "answers": [text for _, text in asked],
+  }
+
+
+def _questions(
+  task: dict[str, Any], opened: load.Checkpoint, material: haystacks.Material
+) -> Iterator[niah.Sample]:
+  return niah.samples(
+    kind=task["value"],
+    keys=material.keys,
+    haystack=material.haystack(task["haystack"]),
+    max_tokens=task["context"],
+    count_tokens=lambda text: len(opened.tokenizer.encode(text)),
+    num_samples=task["samples"],
+    seed=task["seed"],
+  )
+
+
+def _fitting(
+  planned: list[dict[str, Any]],
+  opened: load.Checkpoint,
+  material: haystacks.Material,
+  *,
+  leave_out: bool,
+) -> list[dict[str, Any]]:
+  """Returns the tasks whose lengths hold a question, before any is asked.
+
+  Raises:
+    UserError: one does not, and none is to be left out; or none does.
+  """
+  fitting = []
+  for task in planned:
+    try:
+      next(_questions(task, opened, material))
+      fitting.append(task)
+    except niah.DoesNotFitError as error:
+      line = f"{task['task']} at {task['context']:,} tokens: {error}"
+      if not leave_out:
+        raise errors.UserError(
+          f"{line}; give larger --contexts, or leave it out of --needles"
+        ) from error
+      print(f"  left out: {line}")
+  if not fitting:
+    raise errors.UserError("no question fits; give larger --contexts")
+  return fitting
+
+
+def answer(
+  opened: load.Checkpoint, prompts: Sequence[str], rows: int
+) -> tuple[list[str], int]:
+  """Continues prompts greedily.
+
+  Args:
+    opened: the model.
+    prompts: up to `rows`.
+    rows: of the batch: the last prompt fills it, so that it compiles once.
+
+  Returns:
+    The answers, and bytes of the state of one row behind its prompt.
+  """
+  tokenizer = opened.tokenizer
+  texts = [tokenizer.encode(prompt) for prompt in prompts]
+  texts += texts[-1:] * (rows - len(texts))
+  session = session_lib.start(opened.model, rows)
+  session = prefill.read(opened.model, session, texts)
+  size = session_lib.num_bytes(session) // rows
+  made: list[list[int]] = [[] for _ in texts]
+  for piece in generate.generate(
+    opened.model,
+    session,
+    tokens=niah.ANSWER_TOKENS,
+    settings=_GREEDY,
+    vocab_size=tokenizer.vocab_size,
+  ):
+    for row, ids in zip(made, piece.ids, strict=True):
+      row.extend(ids.tolist())
+  return [tokenizer.decode(row) for row in made[: len(prompts)]], size
+
+
+def loose(text: str, value: str) -> bool:
+  """RULER's score of one answer: it holds the value."""
+  return value.lower() in _clean(text).lower()
+
+
+def strict(text: str, value: str) -> bool:
+  """Whether an answer begins with the value."""
+  return _clean(text).lower().startswith(value.lower())
+
+
+def _clean(text: str) -> str:
+  return re.sub(r"[\x00-\x1f]", "\n", text.strip()).strip()
+
+
+def _lengths(given: Sequence[int | str]) -> list[int]:
+  return tasks.contexts(given) if given else list(CONTEXTS)
+
+
+def _check(needles: Sequence[str], samples: int, sentences: str) -> None:
+  for flag, values, known in (
+    ("needles", needles, NEEDLES),
+    ("sentences", [sentences], haystacks.SPLITTERS),
+  ):
+    unknown = [value for value in values if value not in known]
+    if unknown or not values:
+      raise errors.UserError(
+        f"--{flag}={','.join(values)}: give {' or '.join(known)}"
+      )
+  if samples < 1:
+    raise errors.UserError(f"--samples={samples}: give 1 or more")
+  haystacks.SPLITTERS[sentences]()
+
+
+def _digest(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_TITLE = f"  {'task':<18} {'tokens':>9} {'loose':>7} {'strict':>7}  state, KiB"
+
+
+def _line(found: dict[str, Any], state: str) -> str:
+  return (
+    f"  {found['task']:<18} {found['context']:>9,} {found['loose']:>7.2f}"
+    f" {found['strict']:>7.2f} {found['state_bytes'] / 1024:>11,.1f}  {state}"
+  ).rstrip()
