@@ -31,6 +31,8 @@ def test_is_the_cross_entropy_of_scored_tokens():
   )
   log_z = jax.nn.logsumexp(hidden @ table, -1)
   assert int(sums.count) == scored.sum()
+  best = np.argmax(hidden @ table, -1) == np.asarray(targets)
+  assert int(sums.right) == (best & scored).sum() > 0
   np.testing.assert_allclose(sums.nll, each[scored].sum(), rtol=1e-6)
   np.testing.assert_allclose(
     sums.log_z_squared, (log_z[scored] ** 2).sum(), rtol=1e-6
@@ -43,7 +45,7 @@ def test_chunks_change_nothing(chunk):
 
   def total(hidden, table, chunk):
     sums = _sums(hidden, table, targets, chunk)
-    return sums.nll + 0.1 * sums.log_z_squared, sums.count
+    return sums.nll + 0.1 * sums.log_z_squared, (sums.count, sums.right)
 
   both = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
   (want, count), want_grads = both(hidden, table, 0)
