@@ -7,6 +7,8 @@
   python eval.py --checkpoint=runs/quickstart --task=chat
   python eval.py --checkpoint=runs/quickstart --task=throughput --rows=8
   python eval.py --checkpoint=runs/quickstart --task=niah --contexts=1024,2048
+  python eval.py --checkpoint=runs/recall-full --task=recall --gaps=24,48,96
+  python eval.py --checkpoint=runs/mqar-trellis --task=mqar
   python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
@@ -14,6 +16,7 @@ writes them as JSON and PNG. sample prints the text as it is made. chat reads
 what is typed and goes on; sessions can be kept on disk (/help). throughput
 times reading and making tokens behind contexts of 1k to 128k, and writes JSON
 and PNG. niah hides needles in long texts and asks for them, as RULER does.
+recall and mqar ask models that were trained on these tasks, slice by slice.
 compare puts the runs in a folder side by side. What is not given is as in the
 run's config.
 Exit codes: 0 done, 2 the input needs a fix.
@@ -29,7 +32,9 @@ _CHECKPOINT = flags.DEFINE_string(
   "Folder of a run, of its checkpoints, of one step, or of an exported model.",
 )
 _TASK = flags.DEFINE_string(
-  "task", None, "perplexity, sample, chat, throughput, niah or compare."
+  "task",
+  None,
+  "perplexity, sample, chat, throughput, niah, recall, mqar or compare.",
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
@@ -79,6 +84,10 @@ _SETTINGS = {
 # Of the tasks in modules of their own, see `evaluation.run`.
 _OPTIONS: dict[str, flags.FlagHolder] = {
   "samples": flags.DEFINE_integer("samples", None, "Questions of a slice."),
+  "gaps": flags.DEFINE_list("gaps", None, "Of recall: fillers to ask over."),
+  "segments": flags.DEFINE_string(
+    "segments", None, "Of mqar: TOKENS:PAIRS:ROWS, several joined by ;"
+  ),
   "needles": flags.DEFINE_list(
     "needles", None, "Of niah: single_1, single_2, single_3. Default: all."
   ),

@@ -12,10 +12,21 @@ from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
-from memcomp.evaluation import compare, load, niah, plot, report, tasks
+from memcomp.evaluation import (
+  compare,
+  load,
+  mqar,
+  niah,
+  plot,
+  recall,
+  report,
+  tasks,
+)
 
 _MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
   "niah": niah.run,
+  "recall": recall.run,
+  "mqar": mqar.run,
 }
 """Tasks in modules of their own: `run(opened, folder, *, seed=0, **flags)`
 measures, prints and writes; it returns what it has written. Its keywords are
@@ -200,7 +211,8 @@ def after_training(
   """Evaluates the newest checkpoint of a run, for the end of `train.py`.
 
   Prints a table of models on the same bytes, the curve by position, a sample
-  and what was written: `eval/results.json` and `eval/perplexity.png`.
+  and what was written: `eval/results.json` and `eval/perplexity.png`. One that
+  was trained on a task is asked its questions instead.
 
   Args:
     config: of the run; its `evaluation` counts, not the checkpoint's.
@@ -218,6 +230,13 @@ def after_training(
   folder = report.make_folder(pathlib.Path(workdir) / "eval")
   result = report.describe(opened)
   written: list[pathlib.Path | str] = []
+  if opened.config.data.task is not None:
+    name = opened.config.data.task.name
+    print("\nevaluating", flush=True)
+    written = _MODULES[name](opened, folder)
+    report.write_json(folder / "results.json", result | {"task": name})
+    _written([folder / "results.json", *written])
+    return
   try:
     validation = tasks.open_text(opened, "")
   except errors.UserError as error:

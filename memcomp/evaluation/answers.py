@@ -1,0 +1,131 @@
+"""How a model answers rows of a synthetic task, in one forward pass each."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from memcomp import errors
+from memcomp.data.synthetic import task as task_lib
+from memcomp.evaluation import load
+from memcomp.models import decoder
+
+_CALL_TOKENS = 1 << 14
+BINS = 15
+"""Of the calibration error."""
+
+
+class Answers(NamedTuple):
+  """What was answered, `[rows, asked]`, in the order it was asked.
+
+  Attributes:
+    right: whether the likeliest id is the answer.
+    nats: -log p of the answer, over all ids.
+    confidence: p of the likeliest id.
+  """
+
+  right: np.ndarray
+  nats: np.ndarray
+  confidence: np.ndarray
+
+
+def task_of(checkpoint: load.Checkpoint, name: str) -> task_lib.TaskConfig:
+  """Returns the task that a checkpoint was trained on.
+
+  Raises:
+    UserError: it is not the one called `name`.
+  """
+  task = checkpoint.config.data.task
+  if task is None or task.name != name:
+    what = "text" if task is None else f"rows of task {task.name}"
+    raise errors.UserError(
+      f"--task={name}: {checkpoint.config.name} was trained on {what}; train"
+      f" with --config=configs/{name}.py, or give another --task"
+    )
+  return task
+
+
+def take(rows: task_lib.Rows, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and targets of the first rows, int32 `[count, time]`."""
+  taken = [rows[i] for i in range(count)]
+  return (
+    np.stack([row.tokens for row in taken]),
+    np.stack([row.targets for row in taken]),
+  )
+
+
+def measure(
+  model: decoder.Decoder,
+  tokens: np.ndarray,
+  targets: np.ndarray,
+  progress: Callable[[int], None] = lambda rows: None,
+) -> Answers:
+  """Answers every row from a fresh state.
+
+  Args:
+    model: the language model.
+    tokens: int32 `[rows, time]`.
+    targets: int32 `[rows, time]`, -1 where nothing is asked; every row asks as
+      often.
+    progress: called with rows as they are done.
+  """
+  graphdef, params = nnx.split(model)
+  asked = np.count_nonzero(targets[0] >= 0)
+  where = np.argsort(targets < 0, axis=1, kind="stable")[:, :asked]
+  wanted = np.take_along_axis(targets, where, axis=1)
+  count, time = tokens.shape
+  # The last call is filled up with rows of the first, and compiles nothing.
+  size = min(count, max(1, _CALL_TOKENS // time))
+  parts = []
+  for first in range(0, count, size):
+    chosen = np.arange(first, first + size) % count
+    found = _answer(
+      graphdef, params, tokens[chosen], where[chosen], wanted[chosen]
+    )
+    kept = min(size, count - first)
+    parts.append([np.asarray(x)[:kept] for x in found])
+    progress(kept)
+  return Answers(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _answer(graphdef, params, tokens, where, wanted):
+  model: Any = nnx.merge(graphdef, params)
+  hidden, _ = model(tokens)
+  # Only what is asked: logits of all tokens would take far more room.
+  hidden = jnp.take_along_axis(hidden, where[..., None], axis=1)
+  logs = jax.nn.log_softmax(model.logits(hidden).astype(jnp.float32))
+  chosen = jnp.take_along_axis(logs, wanted[..., None], axis=-1)[..., 0]
+  return jnp.argmax(logs, axis=-1) == wanted, -chosen, jnp.exp(logs.max(-1))
+
+
+def calibration_error(answers: Answers) -> float:
+  """Expected calibration error: |accuracy - confidence|, mean over `BINS`.
+
+  Bins of confidence have equal widths and count by their answers.
+  """
+  confidence = answers.confidence.ravel().astype(np.float64)
+  number = np.minimum((confidence * BINS).astype(int), BINS - 1)
+  gap = np.bincount(number, answers.right.ravel() - confidence, BINS)
+  return float(np.abs(gap).sum() / confidence.size)
+
+
+def summary(answers: Answers) -> dict[str, float]:
+  """Returns the figures of a slice.
+
+  Returns:
+    `accuracy`, the mean over rows of the share that is right; its standard
+    error over rows, `accuracy_error`; `nats` an answer; `calibration_error`.
+  """
+  by_row = answers.right.mean(axis=1)
+  rows = len(by_row)
+  return {
+    "accuracy": float(by_row.mean()),
+    "accuracy_error": float(by_row.std(ddof=1) / rows**0.5) if rows > 1 else 0,
+    "nats": float(answers.nats.mean(dtype=np.float64)),
+    "calibration_error": calibration_error(answers),
+  }
