@@ -219,15 +219,37 @@ def test_cut_anywhere(model):
   )
 
 
-def test_packed_rows_equal_their_documents(model):
-  params = nnx.state(model.model)
+def packed_documents():
+  """Two documents, and a row of both with padding between: ids, segments."""
   documents = tokens(2, 14)
   gap = np.zeros(3, np.int32)
   row = np.concatenate([documents[0], gap, documents[1], gap[:2]])
-  ids = np.array([[4] * 14 + [0] * 3 + [2] * 14 + [0] * 2])
-  actual, packed = model.gradient(params, row[None], ids)
-  expected, hidden = model.gradient(params, documents)
+  segments = np.array([[4] * 14 + [0] * 3 + [2] * 14 + [0] * 2])
+  return documents, row[None], segments
+
+
+def test_packed_rows_equal_their_documents(model):
+  documents, row, segments = packed_documents()
+  packed, _ = model(row, segment_ids=segments)
+  _, hidden = model.gradient(nnx.state(model.model), documents)
   errors.assert_close((packed[0, :14], packed[0, 17:31]), tuple(hidden), 1e-5)
+
+
+# A value that is right wherever it is taken has the right derivative; but for
+# rules of our own, which the memories' own tests hold to it.
+@pytest.mark.parametrize(
+  "model",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "hybrid"))
+    for name in (*registry.MIXERS, "hybrid")
+  ],
+  indirect=True,
+)
+def test_gradients_of_packed_rows(model):
+  documents, row, segments = packed_documents()
+  params = nnx.state(model.model)
+  actual, _ = model.gradient(params, row, segments)
+  expected, _ = model.gradient(params, documents)
   errors.assert_close(actual, expected, 1e-4)
 
 
