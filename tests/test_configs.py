@@ -16,6 +16,14 @@ NAMES = {
   **{name: (name, None) for name in ("quickstart", "long_context", "smoke")},
   **{f"smoke-{n}": ("smoke", n) for n in registry.MIXERS if n != "trellis"},
   **{f"lm-{name}": ("lm", name) for name in presets.names()},
+  **{
+    f"recall-{name}": ("recall", name)
+    for name in (
+      *("full", "window", "streaming", "infini", "tensor_cache"),
+      *("tensor_cache-48", "tensor_cache-long128", "tensor_cache-multistore"),
+    )
+  },
+  **{f"mqar-{name}": ("mqar", name) for name in ("trellis", "trellis-based")},
 }
 
 

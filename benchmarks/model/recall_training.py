@@ -16,7 +16,7 @@ from absl import logging
 from flax import nnx
 
 from memcomp.data.synthetic import mqar
-from memcomp.models import decoder, registry
+from memcomp.models import decoder, small
 
 FRESH_ROWS = 512
 _WARMUP = 50
@@ -51,42 +51,9 @@ class Trained:
 
 
 def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
-  """A small decoder around the mixer; its state is a few thousand floats."""
-  fields: dict[str, Any] = {"heads": 2, "key_dim": 32, "value_dim": 32}
-  fields |= {
-    # A pair is told once: a write that changes little is not found again.
-    "trellis": {"num_slots": 32, "write_rate_init": 0.3},
-    # An inner width of twice d_model.
-    "mamba2": {"heads": 4},
-    "infini_attention": {
-      "rotary_dim": 16,
-      "segment_size": 8,
-      "window_size": 16,
-    },
-    "softmax_attention": {"rotary_dim": 16, "max_length": task.length},
-    "key_value_means": {
-      "rotary_dim": 16,
-      "chunk_size": 8,
-      "budget_rows": 16,
-      "max_length": task.length,
-    },
-    "lattice": {"num_slots": 32},
-    "ovq": {"chunk_size": 8, "max_rows": 24},
-    "slot_attention": {"num_slots": 32},
-    "bounded_memory": {"num_slots": 32, "rotary_dim": 0},
-    "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},
-    "test_time_training": {"rotary_dim": 0, "convolution_width": 4},
-  }.get(mixer, {})
-  return decoder.DecoderConfig(
-    vocab_size=task.vocab_size,
-    d_model=64,
-    num_layers=2,
-    mlp_dim=128,
-    mixer=registry.config_of(mixer)(**fields),
-    # Attention needs each value to know its key: all get what some have.
-    embedding_convolution=4,
-    init_std=0.1,
-    embedding_std=0.1,
+  """A small decoder around the mixer."""
+  return small.recall_model(
+    mixer, vocab_size=task.vocab_size, length=task.length
   )
 
 

@@ -13,14 +13,14 @@ class Panel(NamedTuple):
   Attributes:
     label: of the vertical axis.
     lines: name -> value at each x; a name of "" stands in no legend.
-    limits: of the vertical axis; None leaves it.
+    limits: of the vertical axis; None leaves it, or one of them.
     bars: name -> half the length of its error bars.
     log: whether the vertical axis is logarithmic.
   """
 
   label: str
   lines: dict[str, Sequence[float]]
-  limits: tuple[float, float] | None = None
+  limits: tuple[float | None, float | None] = (None, None)
   bars: dict[str, Sequence[float]] | None = None
   log: bool = False
 
@@ -72,8 +72,7 @@ def draw(
     axes.minorticks_off()
     if panel.log:
       axes.set_yscale("log")
-    if panel.limits:
-      axes.set_ylim(*panel.limits)
+    axes.set_ylim(*panel.limits)
     axes.set(xlabel=xlabel, ylabel=panel.label)
     axes.grid(alpha=0.3)
     if mark is not None:

@@ -168,7 +168,7 @@ def _draw(
         (-0.03, 1.03),
         {"model": column("accuracy_error")},
       ),
-      panels.Panel("nats an answer", {"model": column("nats")}),
+      panels.Panel("nats an answer", {"model": column("nats")}, (0, None)),
       panels.Panel("calibration error", {"model": column("calibration_error")}),
     ],
     xlabel="gap (tokens, log scale)",

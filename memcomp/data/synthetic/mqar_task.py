@@ -46,6 +46,15 @@ class Curriculum(NamedTuple):
   epochs: int
   random_filler: bool = False
 
+  def batches(self, split: str) -> int:
+    """Batches of one pass over "train" or "test"."""
+    segments = parse(self.train if split == "train" else self.test)
+    return sum(-(-one.examples // self.batch_size) for one in segments)
+
+  def steps(self) -> int:
+    """Optimizer steps of all epochs."""
+    return self.epochs * self.batches("train")
+
 
 CURRICULA = {
   **{
