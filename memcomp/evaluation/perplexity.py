@@ -229,21 +229,46 @@ def _fresh(graphdef, params, rows, length):
 def _score(graphdef, max_logits, params, state, tokens):
   model = state_lib.merge(graphdef, params)
   hidden, state = model(tokens[:, :-1], state=state)
+  return by_position(model, nats, hidden, tokens[:, 1:], max_logits), state
 
-  def nats(x):
-    hidden, targets = x
-    logits = model.logits(hidden)
-    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
-  # A few positions at a time: logits of a large vocabulary would fill memory.
+def nats(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Returns -log p of targets `[rows]` under float32 `[rows, vocab]`."""
+  chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+  return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def by_position(
+  model: decoder.Decoder,
+  function: Callable[[jax.Array, jax.Array], Any],
+  hidden: jax.Array,
+  targets: jax.Array,
+  max_logits: int = _LOGITS,
+) -> Any:
+  """Maps a function of logits over positions, a few at a time.
+
+  Logits of a large vocabulary at all positions would fill memory.
+
+  Args:
+    model: which makes logits of what is hidden.
+    function: of logits `[rows, vocab]` and targets `[rows]`, to arrays of rows.
+    hidden: `[rows, positions, features]`.
+    targets: int `[rows, positions]`.
+    max_logits: floats of them that exist at once, unless a position has more.
+
+  Returns:
+    What `function` returns, `[rows, positions]`.
+  """
   vocab = model.embedding[...].shape[0]
-  batch = max(1, max_logits // (vocab * tokens.shape[0]))
-  by_time = jax.tree.map(
-    lambda x: jnp.moveaxis(x, 1, 0), (hidden, tokens[:, 1:])
-  )
-  if batch >= tokens.shape[1] - 1:
-    result = jax.vmap(nats)(by_time)
+  rows, positions = targets.shape
+  batch = max(1, max_logits // (vocab * rows))
+  by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (hidden, targets))
+
+  def one(x):
+    return function(model.logits(x[0]), x[1])
+
+  if batch >= positions:
+    result = jax.vmap(one)(by_time)
   else:
-    result = jax.lax.map(nats, by_time, batch_size=batch)
-  return jnp.moveaxis(result, 0, 1), state
+    result = jax.lax.map(one, by_time, batch_size=batch)
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), result)

@@ -27,6 +27,7 @@ def read(
   texts: Sequence[np.ndarray] | np.ndarray,
   *,
   piece_tokens: int = PIECE,
+  widths: Sequence[int] = (),
 ) -> session_lib.Session:
   """Reads on in every row, with a line of progress where it takes long.
 
@@ -40,6 +41,8 @@ def read(
       piece, so a memory-mapped array stays on disk. An empty one leaves its
       row as it is.
     piece_tokens: of each text in one call; changes nothing but rounding.
+    widths: those of pieces instead, rising, the first of a text the least that
+      holds it: as many programs, for reading texts of many lengths.
 
   Returns:
     The session after the last token of each text.
@@ -59,8 +62,8 @@ def read(
   total, room = int(lengths.max()), 0
   progress = progress_lib.Progress("reading, tokens", total)
   with session_lib.on_mesh_of(params):
-    for start, stop in _pieces(total, piece_tokens):
-      ids, real = _columns(texts, total, start, stop)
+    for start, stop in pieces(total, piece_tokens, widths):
+      ids, real = columns(texts, total, start, stop)
       if ids.min() < 0 or ids.max() >= vocab:
         raise errors.UserError(
           f"id {ids.max() if ids.max() >= vocab else ids.min()} is none of the"
@@ -71,7 +74,8 @@ def read(
       if needed > room:
         session = session_lib.grow(model, session, needed)
         room = 1 << (needed - 1).bit_length()
-      segment_ids = None if real.all() else real.astype(np.int32)
+      whole = real.all() and not widths
+      segment_ids = None if whole else real.astype(np.int32)
       session = _read(graphdef, params, session, ids, segment_ids)
       # Pieces are queued otherwise, with what they need, all at once.
       session.position.block_until_ready()
@@ -79,18 +83,37 @@ def read(
   return session
 
 
-def _pieces(total: int, size: int) -> Iterator[tuple[int, int]]:
-  """Cuts `total` columns; the first piece may begin before them, at < 0."""
+def pieces(
+  total: int, size: int, widths: Sequence[int] = ()
+) -> Iterator[tuple[int, int]]:
+  """Cuts `total` columns; the first piece may begin before them, at < 0.
+
+  Args:
+    total: columns.
+    size: of a piece.
+    widths: see `read`; the last takes the place of `size`.
+
+  Yields:
+    [start, stop) of each.
+  """
+  size = widths[-1] if widths else size
   rest = total % size
   if rest:
-    width = max(_LEAST, 1 << (rest - 1).bit_length())
-    yield rest - min(width, size), rest
+    doubling = max(_LEAST, 1 << (rest - 1).bit_length())
+    width = next((w for w in widths if w >= rest), min(doubling, size))
+    yield rest - width, rest
   for start in range(rest, total, size):
     yield start, start + size
 
 
-def _columns(texts, total, start, stop) -> tuple[np.ndarray, np.ndarray]:
-  """Returns columns of the texts as padded on the left, and which are real."""
+def columns(
+  texts: Sequence[np.ndarray] | np.ndarray, total: int, start: int, stop: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns columns of texts as padded on the left to `total`.
+
+  Returns:
+    int32 `[texts, stop - start]`, and bool, which are of a text.
+  """
   ids = np.zeros((len(texts), stop - start), np.int32)
   real = np.zeros(ids.shape, bool)
   for row, text in enumerate(texts):

@@ -41,11 +41,11 @@ class Session(NamedTuple):
   used: jax.Array
 
 
-def start(model: decoder.Decoder, batch: int = 1) -> Session:
-  """Returns `batch` texts without a token."""
+def start(model: decoder.Decoder, batch: int = 1, tokens: int = 0) -> Session:
+  """Returns `batch` texts without a token, with room for `tokens` each."""
   graphdef, params = nnx.split(model)
   with on_mesh_of(params):
-    return _start(graphdef, batch, LEAST_ROOM, params)
+    return _start(graphdef, batch, room_for(tokens), params)
 
 
 def grow(model: decoder.Decoder, session: Session, tokens: int) -> Session:
@@ -60,7 +60,7 @@ def grow(model: decoder.Decoder, session: Session, tokens: int) -> Session:
   Returns:
     The same texts; nothing but the room has changed.
   """
-  room = max(LEAST_ROOM, 1 << max(tokens - 1, 0).bit_length())
+  room = room_for(tokens)
   graphdef, params = nnx.split(model)
   batch = len(session.position)
   target = jax.eval_shape(
@@ -69,11 +69,22 @@ def grow(model: decoder.Decoder, session: Session, tokens: int) -> Session:
   return jax.tree.map(lambda x, to: _pad(x, to.shape), session, target)
 
 
+def room_for(tokens: int) -> int:
+  """Returns the room that memories which grow have for a text so long."""
+  return max(LEAST_ROOM, 1 << max(tokens - 1, 0).bit_length())
+
+
 def fork(session: Session, copies: int) -> Session:
   """Returns `copies` of every text, those of one text side by side."""
   if copies < 1:
     raise errors.UserError(f"copies={copies}: give 1 or more")
   return _by_row(lambda axis, x: jnp.repeat(x, copies, axis), session)
+
+
+@jax.jit
+def pick(session: Session, rows: np.ndarray | jax.Array) -> Session:
+  """Returns the texts of `rows` `[batch]`, in their order, also repeated."""
+  return _by_row(lambda axis, x: jnp.take(x, rows, axis), session)
 
 
 def join(sessions: Sequence[Session]) -> Session:
