@@ -34,11 +34,16 @@ def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
       "name": checkpoint.tokenizer.name,
       "fingerprint": checkpoint.tokenizer.fingerprint,
     },
-    "versions": {
-      "python": platform.python_version(),
-      **{name: importlib.metadata.version(name) for name in _PACKAGES},
-    },
+    "versions": versions(),
     "config": config_lib.to_dict(config),
+  }
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that every result is of."""
+  return {
+    "python": platform.python_version(),
+    **{name: importlib.metadata.version(name) for name in _PACKAGES},
   }
 
 

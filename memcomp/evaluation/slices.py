@@ -24,33 +24,36 @@ _HEADER = (
 )
 
 
-class Slices:
-  """A JSON file of one model's slices of one task.
+class File:
+  """A JSON file of slices of one task.
 
   Attributes:
-    path: of the file, `TASK-stepN.json` in the folder of results.
+    path: of the file.
   """
 
   def __init__(
-    self, folder: pathlib.Path, task: str, checkpoint: load.Checkpoint
+    self,
+    path: pathlib.Path,
+    task: str,
+    *,
+    about: dict[str, Any],
+    model: str,
+    same: tuple[str, ...] = (),
   ):
     """Reads what is there.
 
     Args:
-      folder: of results.
+      path: of the file.
       task: its name.
-      checkpoint: what is evaluated; a slice of other weights is none of its.
+      about: what stands in the file beside the slices.
+      model: what is evaluated, for the table.
+      same: entries of `about` that a file to go on with has, too.
 
     Raises:
       UserError: the file is of another model, or cannot be read.
     """
-    self.path = folder / f"{task}-step{checkpoint.step}.json"
-    self._task = task
-    self._checkpoint = checkpoint
-    self._about = {
-      **report.describe(checkpoint),
-      "weights": weights(checkpoint.model),
-    }
+    self.path = path
+    self._task, self._about, self._model = task, about, model
     self._slices: list[dict[str, Any]] = []
     if not self.path.exists():
       return
@@ -62,7 +65,7 @@ class Slices:
         f"{report.shown(self.path)} is there and is no result of {task}; move"
         " it away, or choose another --out"
       ) from error
-    for what in ("name", "weights", "tokenizer", "config"):
+    for what in same:
       if before.get(what) != json.loads(json.dumps(self._about[what])):
         raise errors.UserError(
           f"{report.shown(self.path)} holds results of another model (its"
@@ -82,7 +85,7 @@ class Slices:
     *,
     setting: str,
     result: str,
-    state_bytes: int | None = None,
+    state_bytes: int,
   ) -> None:
     """Writes a slice to the file, and its line to the table beside it.
 
@@ -90,19 +93,56 @@ class Slices:
       one: what was found, as JSON takes it.
       setting: of the slice, in words, for the table.
       result: figures for the table.
-      state_bytes: of one text's state; None is that at the trained length.
+      state_bytes: of one text's state.
 
     Raises:
       UserError: no space or no permission.
     """
     self._slices.append(one)
     report.write_json(self.path, {**self._about, "slices": self._slices})
-    size = self._about["state_bytes"] if state_bytes is None else state_bytes
-    model = report.model_label(self._checkpoint, step=True)
-    add_line(
-      self.path.with_name("results.md"),
-      (self._task, setting, result, f"{size:,}", model, self.path.name),
+    cells = self._task, setting, result, f"{state_bytes:,}", self._model
+    add_line(self.path.with_name("results.md"), (*cells, self.path.name))
+
+
+class Slices(File):
+  """One model's slices of one task: `TASK-stepN.json` of a folder."""
+
+  def __init__(
+    self, folder: pathlib.Path, task: str, checkpoint: load.Checkpoint
+  ):
+    """Reads what is there.
+
+    Args:
+      folder: of results.
+      task: its name.
+      checkpoint: what is evaluated; a slice of other weights is none of its.
+
+    Raises:
+      UserError: the file is of another model, or cannot be read.
+    """
+    super().__init__(
+      folder / f"{task}-step{checkpoint.step}.json",
+      task,
+      about={
+        **report.describe(checkpoint),
+        "weights": weights(checkpoint.model),
+      },
+      model=report.model_label(checkpoint, step=True),
+      same=("name", "weights", "tokenizer", "config"),
     )
+
+  def add(
+    self,
+    one: dict[str, Any],
+    *,
+    setting: str,
+    result: str,
+    state_bytes: int | None = None,
+  ) -> None:
+    """See `File.add`; the state is that at the trained length by default."""
+    if state_bytes is None:
+      state_bytes = self._about["state_bytes"]
+    super().add(one, setting=setting, result=result, state_bytes=state_bytes)
 
 
 def weights(model: decoder.Decoder) -> str:
