@@ -12,7 +12,7 @@ is the first n where that passes 1. Keys are "random", or "orthogonal": the
 first key_dim of them an orthonormal basis, and then random.
 
 all: n pairs are written by each rule, and all of them read. Accuracy is the
-share whose own value has the largest product with what is read, of the n
+share whose own value has the largest cosine with what is read, of the n
 values; the error is that of each pair, with its own s, as the root of the mean
 square.
 
@@ -22,7 +22,7 @@ Exit codes: 0 done, 2 the input needs a fix.
 import math
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -180,7 +180,8 @@ def everything(
     queries = np.concatenate([np.zeros_like(keys), keys], axis=1)
     read = written(keys, values, queries, rule=rule, decay=decay, reads=pairs)
     read = read[:, pairs:].astype(np.float64)
-    scores = np.einsum("rid,rjd->rij", read, values)
+    unit = values / np.linalg.norm(values, axis=2, keepdims=True)
+    scores = np.einsum("rid,rjd->rij", read, unit)
     accuracies.append((scores.argmax(axis=2) == np.arange(pairs)).mean(axis=1))
     left = decay ** np.arange(pairs)[::-1, None] * values
     relative = ((read - left) ** 2).sum(axis=2) / (left**2).sum(axis=2)
@@ -283,7 +284,7 @@ def table(found: list[dict[str, Any]]) -> str:
   return "\n".join(lines)
 
 
-def _tasks(dims, seeds):
+def _tasks(dims: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
   for dim in dims:
     for kind, decay in FIRST:
       yield {

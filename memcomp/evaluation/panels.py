@@ -1,7 +1,7 @@
 """A figure of results by one number: a panel for each figure of merit."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memcomp.evaluation import plot
@@ -19,9 +19,9 @@ class Panel(NamedTuple):
   """
 
   label: str
-  lines: dict[str, Sequence[float]]
+  lines: Mapping[str, Sequence[float]]
   limits: tuple[float | None, float | None] = (None, None)
-  bars: dict[str, Sequence[float]] | None = None
+  bars: Mapping[str, Sequence[float]] | None = None
   log: bool = False
 
 
