@@ -32,7 +32,7 @@ def run(
   *,
   seed: int = 0,
   gaps: Sequence[int | str] = (),
-  samples: int = 512,
+  samples: int = 256,
 ) -> list[pathlib.Path | str]:
   """Asks at every gap; prints, and writes JSON, PNG and a table's lines.
 
