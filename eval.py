@@ -102,6 +102,26 @@ _OPTIONS: dict[str, flags.FlagHolder] = {
   "sentences": flags.DEFINE_string(
     "sentences", None, "Of niah: what splits essays, regex or punkt (nltk)."
   ),
+  "tasks": flags.DEFINE_list(
+    "tasks", None, "Of harness: names of tasks and groups, or YAML files."
+  ),
+  "include_path": flags.DEFINE_string(
+    "include_path", None, "Of harness: folder of local tasks."
+  ),
+  "fewshot": flags.DEFINE_integer(
+    "fewshot", None, "Of harness: examples. Default: the task's."
+  ),
+  "limit": flags.DEFINE_integer(
+    "limit", None, "Of harness: documents of a task at most."
+  ),
+  "rolling": flags.DEFINE_string(
+    "rolling",
+    None,
+    "Of harness: documents are scored as one stream or window by window.",
+  ),
+  "allow_downloads": flags.DEFINE_bool(
+    "allow_downloads", None, "Of harness: load data sets that are not cached."
+  ),
 }
 
 

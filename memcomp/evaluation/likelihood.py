@@ -17,13 +17,10 @@ import numpy as np
 from flax import nnx
 
 from memcomp.evaluation import perplexity
-from memcomp.inference import prefill
+from memcomp.inference import complete, prefill
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
-
-WIDTHS = (32, 128, 512)
-"""Tokens of a row that one call reads."""
 
 
 class Request(NamedTuple):
@@ -57,7 +54,7 @@ def score(
   requests: Sequence[Request],
   *,
   rows: int = 8,
-  widths: Sequence[int] = WIDTHS,
+  widths: Sequence[int] = complete.WIDTHS,
 ) -> Iterator[Answer]:
   """Scores continuations.
 

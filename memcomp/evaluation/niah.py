@@ -11,8 +11,7 @@ from memcomp import errors
 from memcomp import progress as progress_lib
 from memcomp.data.synthetic import niah
 from memcomp.evaluation import haystacks, load, plot, report, slices, tasks
-from memcomp.inference import generate, prefill, sample
-from memcomp.inference import session as session_lib
+from memcomp.inference import complete
 
 NEEDLES = {
   "single_1": ("noise", "number"),
@@ -23,8 +22,6 @@ NEEDLES = {
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 """Tokens of a question and its answer, as the papers have them."""
-
-_GREEDY = sample.Settings(temperature=0.0)
 
 
 def run(
@@ -163,7 +160,13 @@ def measure(
   )
   digest, state_bytes, asked = hashlib.sha256(), 0, []
   for batch in itertools.batched(questions, rows):
-    answers, state_bytes = answer(opened, [q.prompt for q in batch], rows)
+    answers, state_bytes = complete.complete(
+      opened.model,
+      opened.tokenizer,
+      [opened.tokenizer.encode(question.prompt) for question in batch],
+      tokens=niah.ANSWER_TOKENS,
+      rows=rows,
+    )
     for question, text in zip(batch, answers, strict=True):
       separator = "\0" if asked else ""
       digest.update((separator + question.prompt + question.answer).encode())
@@ -225,38 +228,6 @@ def _fitting(
   if not fitting:
     raise errors.UserError("no question fits; give larger --contexts")
   return fitting
-
-
-def answer(
-  opened: load.Checkpoint, prompts: Sequence[str], rows: int
-) -> tuple[list[str], int]:
-  """Continues prompts greedily.
-
-  Args:
-    opened: the model.
-    prompts: up to `rows`.
-    rows: of the batch: the last prompt fills it, so that it compiles once.
-
-  Returns:
-    The answers, and bytes of the state of one row behind its prompt.
-  """
-  tokenizer = opened.tokenizer
-  texts = [tokenizer.encode(prompt) for prompt in prompts]
-  texts += texts[-1:] * (rows - len(texts))
-  session = session_lib.start(opened.model, rows)
-  session = prefill.read(opened.model, session, texts)
-  size = session_lib.num_bytes(session) // rows
-  made: list[list[int]] = [[] for _ in texts]
-  for piece in generate.generate(
-    opened.model,
-    session,
-    tokens=niah.ANSWER_TOKENS,
-    settings=_GREEDY,
-    vocab_size=tokenizer.vocab_size,
-  ):
-    for row, ids in zip(made, piece.ids, strict=True):
-      row.extend(ids.tolist())
-  return [tokenizer.decode(row) for row in made[: len(prompts)]], size
 
 
 def loose(text: str, value: str) -> bool:

@@ -14,6 +14,7 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.evaluation import (
   compare,
+  harness,
   load,
   mqar,
   niah,
@@ -25,6 +26,7 @@ from memcomp.evaluation import (
 
 _MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
   "niah": niah.run,
+  "harness": harness.run,
   "recall": recall.run,
   "mqar": mqar.run,
 }

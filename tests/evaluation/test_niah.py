@@ -9,7 +9,7 @@ from memcomp import errors
 from memcomp.data.synthetic import niah as questions_lib
 from memcomp.data.synthetic import stand_in
 from memcomp.evaluation import haystacks, load, niah
-from memcomp.inference import generate, sample
+from memcomp.inference import complete, generate, sample
 
 KEYS = questions_lib.Keys(stand_in.ADJECTIVES, stand_in.NOUNS)
 
@@ -117,16 +117,17 @@ def test_scores(trained, monkeypatch, tmp_path):
   )
   prompts = []
 
-  def answer(opened, batch, rows):
-    prompts.extend(batch)
+  def answer(model, tokenizer, batch, *, tokens, rows):
+    assert tokens == 128
     made = []
-    for prompt in batch:
+    for prompt in map(tokenizer.decode, batch):
+      prompts.append(prompt)
       value = prompt.split(" is: ")[1].split(".\n")[0].split(". ")[0]
       text = next(answers)
       made.append(text.replace("{v}", value).replace("{V}", value.upper()))
     return made, 77
 
-  monkeypatch.setattr(niah, "answer", answer)
+  monkeypatch.setattr(complete, "complete", answer)
   niah.run(
     load.open_checkpoint(trained),
     tmp_path,
@@ -231,7 +232,7 @@ def test_lengths_that_hold_nothing_are_left_out(
   trained, tmp_path, capsys, monkeypatch
 ):
   monkeypatch.setattr(
-    niah, "answer", lambda _, batch, rows: (["x"] * len(batch), 1)
+    complete, "complete", lambda m, t, texts, **_: (["x"] * len(texts), 1)
   )
   niah.run(load.open_checkpoint(trained), tmp_path, samples=1)
   out = capsys.readouterr().out

@@ -1,0 +1,204 @@
+"""A checkpoint as a model of lm-evaluation-harness; needs the extra `eval`.
+
+import lm_eval
+from memcomp.evaluation import harness_model, load
+
+model = harness_model.Model(load.open_checkpoint("runs/quickstart"))
+lm_eval.simple_evaluate(model=model, tasks=["lambada_openai"])
+"""
+
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from lm_eval import utils
+from lm_eval.api import model as model_lib
+from lm_eval.models import utils as models_utils
+
+from memcomp import progress as progress_lib
+from memcomp.evaluation import likelihood, load
+from memcomp.inference import complete, sample
+
+ROLLING = ("stream", "window")
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+
+
+class Model(model_lib.TemplateLM):
+  """Answers the harness's requests.
+
+  Attributes:
+    longest: tokens of the longest text so far, its continuation included.
+    beyond: requests longer than what the model was trained on; they are read
+      whole.
+  """
+
+  def __init__(
+    self,
+    opened: load.Checkpoint,
+    *,
+    rows: int = 8,
+    rolling: str = "stream",
+    seed: int = 0,
+  ):
+    """Takes a model.
+
+    Args:
+      opened: the checkpoint.
+      rows: texts side by side.
+      rolling: how documents are scored: "stream" reads each from its start to
+        its end, "window" in windows of the trained length, each with a fresh
+        state.
+      seed: of what is sampled, where a task samples.
+    """
+    super().__init__()
+    self._opened = opened
+    self._rows = rows
+    self._rolling = rolling
+    self._seed = seed
+    self._window = opened.config.data.sequence_length
+    self.longest = self.beyond = 0
+
+  @property
+  def eot_token_id(self) -> int:
+    """The id that ends documents, or that of a line's end; stands for ""."""
+    tokenizer = self._opened.tokenizer
+    for name in _ENDS:
+      ids = tokenizer.encode(name)
+      if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):
+        return int(ids[0])
+    return int(tokenizer.encode("\n")[-1])
+
+  @property
+  def tokenizer_name(self) -> str:
+    """Tells tokenizers apart."""
+    return self._opened.tokenizer.fingerprint
+
+  def tok_encode(
+    self, string: str, add_special_tokens: bool | None = None, **unused: Any
+  ) -> list[int]:
+    """Returns ids; none of these tokenizers adds special ones."""
+    return self._opened.tokenizer.encode(string).tolist()
+
+  def _loglikelihood_tokens(
+    self,
+    requests: list[tuple[tuple[str, str], list[int], list[int]]],
+    disable_tqdm: bool = False,
+    **unused: Any,
+  ) -> list[tuple[float, bool]]:
+    asked = [
+      self._request(context, continuation)
+      for _, context, continuation in requests
+    ]
+    answers: list[Any] = [None] * len(requests)
+    for one in self._scored(asked):
+      answers[one.index] = one.log_likelihood, one.greedy
+      self.cache_hook.add_partial(
+        "loglikelihood", requests[one.index][0], answers[one.index]
+      )
+    return answers
+
+  def loglikelihood_rolling(
+    self, requests: list[Any], disable_tqdm: bool = False
+  ) -> list[float]:
+    """See `LM`; the first token stands behind `prefix_token_id`."""
+    asked, of = [], []
+    for index, request in enumerate(requests):
+      for context, continuation in self._cut(request.args[0]):
+        asked.append(self._request(context, continuation))
+        of.append(index)
+    sums = [0.0] * len(requests)
+    left = np.bincount(np.array(of, int), minlength=len(requests))
+    for one in self._scored(asked):
+      index = of[one.index]
+      sums[index] += one.log_likelihood
+      left[index] -= 1
+      if not left[index]:
+        self.cache_hook.add_partial(
+          "loglikelihood_rolling", requests[index].args, sums[index]
+        )
+    return sums
+
+  def generate_until(
+    self, requests: list[Any], disable_tqdm: bool = False
+  ) -> list[str]:
+    """See `LM`; contexts are read whole."""
+    groups: dict[str, list[int]] = {}
+    texts = []
+    for index, request in enumerate(requests):
+      context, given = request.args
+      text = self._request(self.tok_encode(context), []).context
+      texts.append(text)
+      settings = models_utils.normalize_gen_kwargs(given)
+      groups.setdefault(json.dumps(settings, sort_keys=True), []).append(index)
+    answers = [""] * len(requests)
+    progress = progress_lib.Progress("answering, requests", len(requests))
+    for key, indices in groups.items():
+      settings = json.loads(key)
+      stops = [string for string in settings["until"] if string]
+      # Texts of like lengths side by side.
+      indices.sort(key=lambda i: len(texts[i]), reverse=True)
+      for batch in itertools.batched(indices, self._rows):
+        self._note(len(texts[i]) + settings["max_gen_toks"] for i in batch)
+        found, _ = complete.complete(
+          self._opened.model,
+          self._opened.tokenizer,
+          [texts[i] for i in batch],
+          tokens=settings["max_gen_toks"],
+          rows=self._rows,
+          settings=[self._draws(settings, i) for i in batch],
+          stop_strings=stops,
+        )
+        for index, answer in zip(batch, found, strict=True):
+          answers[index] = answer
+          self.cache_hook.add_partial(
+            "generate_until", requests[index].args, answer
+          )
+        progress.advance(len(batch))
+    return answers
+
+  def _request(
+    self, context: list[int], continuation: list[int]
+  ) -> likelihood.Request:
+    return likelihood.Request(
+      np.array(context or [self.prefix_token_id], np.int32),
+      np.array(continuation, np.int32),
+    )
+
+  def _cut(self, text: str) -> Iterable[tuple[list[int], list[int]]]:
+    """Returns contexts and continuations that make up a document."""
+    ids = self.tok_encode(text)
+    if self._rolling == "stream":
+      return [([self.prefix_token_id], ids)]
+    windows = utils.get_rolling_token_windows(
+      ids,
+      prefix_token=self.prefix_token_id,
+      max_seq_len=self._window,
+      context_len=1,
+    )
+    return map(utils.make_disjoint_window, windows)
+
+  def _scored(self, asked: list[likelihood.Request]):
+    self._note(len(one.context) + len(one.continuation) for one in asked)
+    progress = progress_lib.Progress("scoring, requests", len(asked))
+    for one in likelihood.score(self._opened.model, asked, rows=self._rows):
+      yield one
+      progress.advance()
+
+  def _note(self, lengths: Iterable[int]) -> None:
+    for length in lengths:
+      self.longest = max(self.longest, length)
+      self.beyond += length > self._window
+
+  def _draws(self, settings: dict[str, Any], index: int) -> sample.Settings:
+    if not settings["do_sample"]:
+      return complete.GREEDY
+    return sample.Settings(
+      temperature=settings.get("temperature", 1.0),
+      top_p=settings.get("top_p", 1.0),
+      top_k=settings.get("top_k", 0),
+      # Repeats of a request shall differ.
+      seed=(self._seed + index) % 2**32,
+    )
