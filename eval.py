@@ -9,6 +9,7 @@
   python eval.py --checkpoint=runs/quickstart --task=niah --contexts=1024,2048
   python eval.py --checkpoint=runs/recall-full --task=recall --gaps=24,48,96
   python eval.py --checkpoint=runs/mqar-trellis --task=mqar
+  python eval.py --checkpoint=runs/quickstart --task=harness --tasks=piqa
   python eval.py --checkpoint=runs/compare --task=compare
 
 perplexity prints bits per byte and perplexity, overall and by position, and
@@ -17,6 +18,7 @@ what is typed and goes on; sessions can be kept on disk (/help). throughput
 times reading and making tokens behind contexts of 1k to 128k, and writes JSON
 and PNG. niah hides needles in long texts and asks for them, as RULER does.
 recall and mqar ask models that were trained on these tasks, slice by slice.
+harness runs tasks of lm-evaluation-harness (extra eval), from the cache alone.
 compare puts the runs in a folder side by side. What is not given is as in the
 run's config.
 Exit codes: 0 done, 2 the input needs a fix.
@@ -34,7 +36,7 @@ _CHECKPOINT = flags.DEFINE_string(
 _TASK = flags.DEFINE_string(
   "task",
   None,
-  "perplexity, sample, chat, throughput, niah, recall, mqar or compare.",
+  "perplexity, sample, chat, throughput, niah, recall, mqar, harness, compare.",
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
