@@ -279,7 +279,12 @@ def test_done_tasks_are_kept(measured, trained, tmp_path, call, monkeypatch):
 
 @pytest.mark.harness
 @needs_harness
-def test_unknown_tasks_are_said(call, trained, tmp_path):
+def test_unknown_tasks_are_said(call, trained, tmp_path, monkeypatch):
+  from lm_eval import tasks as tasks_lib
+
+  # It reads thousands of files.
+  manager = functools.cache(tasks_lib.TaskManager)
+  monkeypatch.setattr(tasks_lib, "TaskManager", manager)
   command = f"--checkpoint={trained}", "--task=harness", f"--out={tmp_path}"
   given = *command, f"--include_path={TASKS}"
   code, _, err = call(*given, "--tasks=memcomp_choice")
@@ -411,19 +416,21 @@ def test_generation_of_requests(adapter, trained):
   ]
   assert sorted(kept) == sorted(zip(contexts, whole, strict=True))
 
-  # Cut at what comes first of several; a byte that is no text is none.
-  context, text, place = next(
-    (context, text, place)
-    for context, text in zip(contexts, whole, strict=True)
-    for place, letter in enumerate(text)
-    if place and letter not in text[:place] + "\ufffd"
-  )
-  until = {**endless, "until": ["not there", text[place], ""]}
-  one = {**endless, "until": text[place], "max_gen_toks": 19}
-  answers = adapter.generate_until(
-    instances("generate_until", (context, until), (context, one))
-  )
-  assert answers == [text[:place]] * 2
+
+@pytest.mark.harness
+@needs_harness
+def test_answers_end_at_stop_strings(adapter):
+  def answer(**given):
+    settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 40}
+    asked = "A line", settings | given
+    return adapter.generate_until(instances("generate_until", asked))[0]
+
+  text = answer()
+  # A byte that is no text is no stop string.
+  place = next(i for i in range(5, 40) if text[i] not in text[:i] + "\ufffd")
+  for until in (text[place], ["not there", text[place], ""]):
+    assert answer(until=until) == text[:place]
+  assert answer(max_gen_toks=3) in (text[:1], text[:2], text[:3])
 
 
 @pytest.mark.harness
