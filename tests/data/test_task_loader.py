@@ -1,5 +1,6 @@
 """Rows of a task through the loader: order, place, processes, settings."""
 
+import itertools
 import json
 
 import numpy as np
@@ -88,7 +89,8 @@ def test_mqar_goes_through_its_segments_each_epoch():
     assert iterator.rows_per_epoch == 8 + 12
   assert lengths == [16, 16, 24, 24, 24] * 2
   with make("mqar", split="validation", shuffle=False) as iterator:
-    assert [batch.tokens.shape for batch in iterator] == [(4, 16), (4, 48)]
+    batches = itertools.islice(iterator, 9)
+    assert [batch.tokens.shape for batch in batches] == [(4, 16), (4, 48)]
 
 
 def test_validation_of_recall_is_other_rows_the_same_each_time():
