@@ -91,7 +91,7 @@ def test_greedy_continuations_are_known(model):
     model, session, tokens=12, settings=sample.Settings(temperature=0.0)
   )
   wanted = piece.ids[0]
-  texts = [wanted, wanted[:1]]
+  texts = [wanted, wanted[:1], wanted[:1] ^ 1]
   for place in (0, 5, 11):
     texts.append(wanted.copy())
     texts[-1][place] ^= 1
@@ -101,8 +101,8 @@ def test_greedy_continuations_are_known(model):
     rows=4,
     widths=(32, 128),
   )
-  greedy = [found[i].greedy for i in range(5)]
-  assert greedy == [True, True, False, False, False]
+  greedy = [found[i].greedy for i in range(6)]
+  assert greedy == [True, True, False, False, False, False]
 
 
 def counted(monkeypatch):
