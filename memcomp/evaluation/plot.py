@@ -169,6 +169,12 @@ def by_context(
   return save(canvas, path)
 
 
+_SCORES = {
+  "loose": "holds the value (loose)",
+  "strict": "begins with it (strict)",
+}
+
+
 def needles(
   slices: list[dict[str, Any]], title: str, path: pathlib.Path
 ) -> pathlib.Path | str:
@@ -193,13 +199,13 @@ def needles(
   for color, (name, by_depth) in enumerate(zip(names, maps, strict=True)):
     own = [one for one in slices if one["task"] == name]
     lengths = [one["context"] for one in own]
-    for key, style in (("loose", "-o"), ("strict", "--s")):
+    for key, style in zip(_SCORES, ("-o", "--s"), strict=True):
       axes.plot(
         lengths,
         [one[key] for one in own],
         style,
         color=f"C{color}",
-        label=f"{name}, {key}",
+        label=f"{name}: {_SCORES[key]}",
         markersize=4,
       )
     image = by_depth.imshow(
@@ -226,7 +232,7 @@ def needles(
   axes.minorticks_off()
   axes.set(
     xlabel="tokens of question and answer (log scale)",
-    ylabel="answers that hold (loose) or begin with (strict) the value, %",
+    ylabel="answers, %",
     ylim=(-3, 103),
   )
   axes.grid(alpha=0.3)
