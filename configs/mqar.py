@@ -13,8 +13,10 @@ zoology512, based) is the published data, bit for bit but for random filler, in
 its order, batch and epochs, at vocabulary 8,192 and d_model 128. What the
 published models have otherwise and this has not: no channel mixer, dropout of
 the embedding, a rate that falls by epoch, the best of four rates. Hardware: 2
-CPU cores for the toy (minutes), an accelerator for a curriculum (not measured).
-Expected: docs/results/mqar.md.
+CPU cores for the toy (busy ones: 3 minutes with softmax_attention, 7 with
+trellis), an accelerator for a curriculum (not measured). Expected of the toy at
+4, 8 and 16 pairs, one seed: softmax_attention 1.00, 1.00, 1.00; trellis 0.99,
+0.97, 0.82.
 """
 
 from memcomp import config

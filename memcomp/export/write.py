@@ -19,6 +19,7 @@ from flax import nnx
 
 from memcomp import config as config_lib
 from memcomp import errors, paths, progress
+from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load
 from memcomp.export import names, read, tensors
 from memcomp.training import disk, integrity
@@ -121,7 +122,7 @@ def _write_config(
 ) -> None:
   """Writes what `read.load` rebuilds the model from."""
   config = config_lib.to_dict(opened.config)
-  if opened.tokenizer.name != "bytes":
+  if isinstance(opened.tokenizer, tokenizer_lib.JsonTokenizer):
     shutil.copyfile(opened.tokenizer.name, folder / read.TOKENIZER)
     config["data"]["tokenizer"] = read.TOKENIZER
   meta: dict[str, Any] = {

@@ -17,6 +17,7 @@ from safetensors import numpy as safetensors
 from memcomp import config as config_lib
 from memcomp import errors, sharding
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data.synthetic import recall
 from memcomp.evaluation import run as evaluation
 from memcomp.export import names, read, tensors, write
 from memcomp.models import decoder, registry
@@ -210,6 +211,21 @@ def test_the_tokenizer_goes_along(tmp_path):
   # From an export it goes on to the next.
   write.export(moved, tmp_path / "again")
   assert read.load(tmp_path / "again").tokenizer.vocab_size == 20
+
+
+def test_a_model_of_a_task_goes_without_one(tmp_path):
+  config = config_lib.Config(name="task")
+  config.data.task = recall.RecallConfig(gap=2, episodes=1)
+  config.data.tokenizer = "none"
+  config.model = decoder.DecoderConfig(
+    vocab_size=54, d_model=8, num_layers=1, mlp_dim=8
+  )
+  none = tokenizer_lib.NoTokenizer()
+  runs.save(tmp_path / "run", config, 1, tokenizer=none.fingerprint)
+  write.export(tmp_path / "run", tmp_path / "out")
+  found = read.load(tmp_path / "out")
+  assert found.tokenizer.name == "none"
+  assert found.config.data.task == config.data.task
 
 
 def test_evaluation_takes_an_export(run, exported, capsys, tmp_path):
