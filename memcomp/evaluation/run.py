@@ -14,6 +14,7 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.evaluation import (
   compare,
+  compare_tasks,
   harness,
   load,
   mqar,
@@ -191,16 +192,19 @@ def _mesh(tensor: int, task: str) -> Mesh | None:
 def _compare(runs: pathlib.Path, out: str) -> None:
   """Writes and prints a table of the runs in a folder."""
   folder = report.make_folder(pathlib.Path(out)) if out else runs
-  found = compare.compare(runs)
-  text = compare.table(found)
-  print(text, *found["notes"], sep="\n")
+  of_tasks = compare_tasks.compare(runs)
+  found = of_tasks or compare.compare(runs)
+  text = (compare_tasks if of_tasks else compare).table(found)
+  print(text, *found.get("notes", ()), sep="\n")
   report.write_json(folder / "compare.json", found)
   report.write_text(folder / "compare.md", text)
   _written(
     [
       folder / "compare.json",
       folder / "compare.md",
-      plot.side_by_side(found, folder / "compare.png"),
+      (compare_tasks.draw if of_tasks else plot.side_by_side)(
+        found, folder / "compare.png"
+      ),
     ]
   )
 

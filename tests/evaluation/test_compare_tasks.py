@@ -1,0 +1,52 @@
+"""Runs of a task side by side, from the files that they left."""
+
+import json
+
+import pytest
+
+from memcomp import errors
+from memcomp.evaluation import run
+
+
+def leave(folder, name, seed, accuracy, **task):
+  """Writes what an evaluated run leaves: accuracy by gap."""
+  place = folder / f"{name}-{seed}" / "eval"
+  place.mkdir(parents=True)
+  result = {
+    "name": name,
+    "seed": seed,
+    "step": 9,
+    "state_bytes": 1024,
+    "task": "recall",
+    "config": {"data": {"task": {"name": "recall", "gap": 24} | task}},
+  }
+  (place / "results.json").write_text(json.dumps(result))
+  slices = [{"gap": g, "accuracy": a} for g, a in accuracy.items()]
+  # A later slice of another seed is another's; that of another step, too.
+  slices.append({"gap": 24, "accuracy": 0.0})
+  (place / "recall-step9.json").write_text(json.dumps({"slices": slices}))
+  (place / "recall-step3.json").write_text('{"slices": []}')
+
+
+def test_means_over_seeds_by_slice(tmp_path, capsys):
+  leave(tmp_path, "full", 0, {24: 1.0, 48: 0.5})
+  leave(tmp_path, "full", 1, {24: 0.5, 48: 0.5})
+  leave(tmp_path, "window", 0, {24: 0.0625}, gap=48)
+  run.run(tmp_path, "compare")
+  out = capsys.readouterr().out
+  assert "| full | 2 | 1,024 | 0.750 ± 0.354 | 0.500 |" in out
+  assert "| window | 1 | 1,024 | 0.062 |  |" in out
+  found = json.loads((tmp_path / "compare.json").read_text())
+  assert found["slices"] == ["24", "48"]
+  assert found["rows"][0]["seeds"] == [0, 1]
+  assert (tmp_path / "compare.md").read_text() in out
+  pytest.importorskip("matplotlib")
+  assert (tmp_path / "compare.png").stat().st_size > 5000
+
+
+def test_other_tasks_are_refused(tmp_path):
+  leave(tmp_path, "full", 0, {24: 1.0}, episodes=6)
+  leave(tmp_path, "window", 0, {24: 1.0}, episodes=1)
+  with pytest.raises(errors.UserError, match=r"window and full.*other tasks"):
+    run.run(tmp_path, "compare")
+  assert not (tmp_path / "compare.json").exists()
