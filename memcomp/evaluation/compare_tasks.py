@@ -22,85 +22,8 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     has no such slice.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
-  for path in sorted(folder.glob("*/eval/results.json")):
-    result = json.loads(path.read_text())
-    if "task" in result:
-      slices = _slices(path.parent, result)
-      runs.setdefault(result["name"], []).append(result | {"slices": slices})
-  if not runs:
-    return None
-  names = sorted(
-    {x for of in runs.values() for one in of for x in one["slices"]}
-  )
-  rows = []
-  for name, of in runs.items():
-    found = [[one["slices"].get(x) for one in of] for x in names]
-    have = [[x for x in column if x is not None] for column in found]
-    rows.append(
-      {
-        "name": name,
-        "seeds": sorted(one["seed"] for one in of),
-        "state_bytes": of[0]["state_bytes"],
-        "accuracy": [float(np.mean(x)) if x else None for x in have],
-        "accuracy_std": [
-          float(np.std(x, ddof=1)) if len(x) > 1 else None for x in have
-        ],
-      }
-    )
-  return {"slices": ["/".join(map(str, x)) for x in names], "rows": rows}
-
-
-def table(found: dict[str, Any]) -> str:
-  """Returns `compare`'s result as a table in markdown."""
-  lines = [
-    "| model | seeds | state bytes | " + " | ".join(found["slices"]) + " |",
-    "|---" * (3 + len(found["slices"])) + "|",
-  ]
-  for row in found["rows"]:
-    cells = [
-      "" if mean is None else f"{mean:.3f}" + (f" ± {std:.3f}" if std else "")
-      for mean, std in zip(row["accuracy"], row["accuracy_std"], strict=True)
-    ]
-    head = f"{row['name']} | {len(row['seeds'])} | {row['state_bytes']:,}"
-    lines.append(f"| {head} | {' | '.join(cells)} |")
-  return "\n".join(lines) + "\n"
-
-
-def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
-  """Draws accuracy by slice, a line for each model."""
-  return panels.draw(
-    range(len(found["slices"])),
-    [
-      panels.Panel(
-        "accuracy",
-        {
-          row["name"]: [np.nan if x is None else x for x in row["accuracy"]]
-          for row in found["rows"]
-        },
-        (-0.03, 1.03),
-        {
-          row["name"]: [x or 0 for x in row["accuracy_std"]]
-          for row in found["rows"]
-        },
-      )
-    ],
-    xlabel="slice (bars: std over seeds)",
-    title="accuracy by slice",
-    path=path,
-    names=found["slices"],
-    log=False,
-  )
-
-
-def _slices(
-  folder: pathlib.Path, result: dict[str, Any]
-) -> dict[tuple[int, ...], float]:
-  """Accuracy by slice of one run; of several seeds the first's."""
-  accuracy: dict[tuple[int, ...], float] = {}
-  fields = _SLICE[result["task"]]
-  for path in sorted(
-    folder.glob(f"{result['task']}*-step{result['step']}.json")
-  ):
+  files = f"{result['task']}*-step{result['step']}.json"
+  for path in sorted(folder.glob(files)):
     for one in json.loads(path.read_text())["slices"]:
       accuracy.setdefault(tuple(one[x] for x in fields), one["accuracy"])
   return accuracy
