@@ -82,6 +82,12 @@ class Model(model_lib.TemplateLM):
     """Returns ids; none of these tokenizers adds special ones."""
     return self._opened.tokenizer.encode(string).tolist()
 
+  def loglikelihood(
+    self, requests: list[Any], disable_tqdm: bool = True
+  ) -> list[tuple[float, bool]]:
+    """See `LM`; progress is that of the scoring."""
+    return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
   def _loglikelihood_tokens(
     self,
     requests: list[tuple[tuple[str, str], list[int], list[int]]],
