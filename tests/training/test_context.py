@@ -85,7 +85,14 @@ def loss_and_gradients(config, sizes, packed):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("name", list(MIXERS))
+@pytest.mark.parametrize(
+  "name",
+  [
+    # Combined like RWKV-7's.
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "mamba2"))
+    for name in MIXERS
+  ],
+)
 def test_time_over_four_shards(name):
   config = make_config(name)
   packed = name not in ("mamba2", "softmax_attention")
