@@ -1,4 +1,4 @@
-"""Runs that were trained on a task, side by side: accuracy by slice."""
+"""Runs that were trained on a task, side by side: accuracy, and state."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memcomp import errors
-from memcomp.evaluation import panels
+from memcomp.evaluation import plot
 
 _SLICE = {"recall": ("gap",), "mqar": ("length", "pairs")}
 """Fields that tell the slices of a task apart."""
@@ -71,29 +71,51 @@ def table(found: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
-  """Draws accuracy by slice, a line for each model."""
-  return panels.draw(
-    range(len(found["slices"])),
-    [
-      panels.Panel(
-        "accuracy",
-        {
-          row["name"]: [np.nan if x is None else x for x in row["accuracy"]]
-          for row in found["rows"]
-        },
-        (-0.03, 1.03),
-        {
-          row["name"]: [x or 0 for x in row["accuracy_std"]]
-          for row in found["rows"]
-        },
-      )
-    ],
-    xlabel="slice (bars: std over seeds)",
-    title="accuracy by slice",
-    path=path,
-    names=found["slices"],
-    log=False,
+  """Draws accuracy by slice and, of the last slice, against the state.
+
+  Args:
+    found: what `compare` returned.
+    path: of the PNG.
+
+  Returns:
+    `path`, or a line that says why there is no figure.
+  """
+  canvas = plot.new_canvas(11, 4.5 + 0.06 * len(found["rows"]))
+  if canvas is None:
+    return plot.MISSING.format(path.name)
+  by_slice, by_state = canvas.subplots(1, 2, sharey=True)
+  places = range(len(found["slices"]))
+  for number, row in enumerate(found["rows"]):
+    mean = [np.nan if x is None else x for x in row["accuracy"]]
+    std = [x or 0 for x in row["accuracy_std"]]
+    # More models than colours: then another marker.
+    style = {
+      "marker": "os^Dv"[number // 10 % 5],
+      "color": f"C{number % 10}",
+      "markersize": 5,
+      "capsize": 3,
+    }
+    by_slice.errorbar(places, mean, yerr=std, label=row["name"], **style)
+    by_state.errorbar(row["state_bytes"], mean[-1], yerr=std[-1], **style)
+    by_state.annotate(
+      row["name"],
+      (row["state_bytes"], mean[-1]),
+      xytext=(5, 4),
+      textcoords="offset points",
+      fontsize="x-small",
+    )
+  by_slice.set_xticks(places, found["slices"], fontsize="small")
+  by_slice.set(
+    xlabel="slice (bars: std over seeds)", ylabel="accuracy", ylim=(-0.03, 1.05)
   )
+  by_state.set_xscale("log", base=2)
+  by_state.set(
+    xlabel="state, bytes a sequence", title=f"slice {found['slices'][-1]}"
+  )
+  for axes in (by_slice, by_state):
+    axes.grid(alpha=0.3)
+  canvas.legend(loc="outside lower center", fontsize="small", ncols=5)
+  return plot.save(canvas, path)
 
 
 def _check_same(runs: list[dict[str, Any]]) -> None:
