@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memcomp import errors
-from memcomp.evaluation import capacity
+from memcomp.evaluation.capacity import measure, run
 
 
 def _by_hand(keys, values, query, rule, decay):
@@ -23,15 +23,13 @@ def _by_hand(keys, values, query, rule, decay):
   return query @ A
 
 
-@pytest.mark.parametrize("rule", capacity.RULES)
+@pytest.mark.parametrize("rule", run.RULES)
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 def test_what_is_written_is_read(rule, decay):
   rng = np.random.default_rng(3)
   keys, values = (rng.standard_normal((2, 5, 4)) / 2 for _ in range(2))
   queries = rng.standard_normal((2, 8, 4))
-  read = capacity.written(
-    keys, values, queries, rule=rule, decay=decay, reads=3
-  )
+  read = measure.written(keys, values, queries, rule=rule, decay=decay, reads=3)
   for row in range(2):
     for t in range(8):
       n = min(t, 5)
@@ -42,10 +40,10 @@ def test_what_is_written_is_read(rule, decay):
 
 
 def test_orthogonal_keys_are_read_without_error():
-  keys, values = capacity.draw("orthogonal", 8, 12, np.random.default_rng(0))
+  keys, values = measure.draw("orthogonal", 8, 12, np.random.default_rng(0))
   np.testing.assert_allclose(keys[:8] @ keys[:8].T, np.eye(8), atol=1e-12)
   np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1)
-  read = capacity.written(
+  read = measure.written(
     keys[None, :8],
     values[None, :8],
     np.concatenate([np.zeros((8, 8)), keys[:8]])[None],
@@ -58,7 +56,7 @@ def test_orthogonal_keys_are_read_without_error():
 
 def test_capacity_is_what_theory_expects():
   """Random keys: the root of the mean square error passes 1 at D + 1."""
-  found = capacity.first("random", 8, 1.0, seeds=100, seed=0)
+  found = measure.first("random", 8, 1.0, seeds=100, seed=0)
   capacities = np.array(found["capacities"])
   assert found["mean"] == capacities.mean() and found["never"] < 3
   assert found["theory"] == 9
@@ -66,17 +64,17 @@ def test_capacity_is_what_theory_expects():
   # The mean of first passages lies above the passage of the mean square.
   assert 9 - 4 * error < found["mean"] < 16
   assert found["errors"][0] < 1e-6 and found["errors"][40] > 1
-  decayed = capacity.first("random", 8, 0.9, seeds=100, seed=0)
+  decayed = measure.first("random", 8, 0.9, seeds=100, seed=0)
   assert decayed["mean"] < found["mean"]
-  assert capacity.first("random", 8, 1.0, seeds=100, seed=0) == found
-  assert capacity.theory("random", 64, 0.995) == pytest.approx(49.6, abs=0.05)
-  assert capacity.theory("orthogonal", 64, 1.0) == 128
+  assert measure.first("random", 8, 1.0, seeds=100, seed=0) == found
+  assert measure.theory("random", 64, 0.995) == pytest.approx(49.6, abs=0.05)
+  assert measure.theory("orthogonal", 64, 1.0) == 128
 
 
 def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(capacity, "PAIRS", (1,))
+  monkeypatch.setattr(run, "PAIRS", (1,))
   measured = []
-  kept = capacity._measure
+  kept = run._measured
 
   def counted(task, seed):
     measured.append(task)
@@ -84,19 +82,19 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
       raise KeyboardInterrupt
     return kept(task, seed)
 
-  monkeypatch.setattr(capacity, "_measure", counted)
+  monkeypatch.setattr(run, "_measured", counted)
   with pytest.raises(KeyboardInterrupt):
-    capacity.run(tmp_path, dims=[8], seeds=3)
-  written = capacity.run(tmp_path, dims=[8], seeds=3)
+    run.run(tmp_path, dims=[8], seeds=3)
+  written = run.run(tmp_path, dims=[8], seeds=3)
   assert len(measured) == 5 + 9 - 4
   slices = json.loads((tmp_path / "capacity.json").read_text())["slices"]
   assert len(slices) == 9 and tmp_path / "capacity.json" in written
-  assert {one["rule"] for one in slices} == set(capacity.RULES)
+  assert {one["rule"] for one in slices} == set(run.RULES)
   table = capsys.readouterr().out
   assert table.count("| 8 |") == 3 + 6
   lines = (tmp_path / "results.md").read_text().splitlines()
   assert len(lines) == 2 + 9 and "256" in lines[2]
-  capacity.run(tmp_path / "again", dims=[8], seeds=3)
+  run.run(tmp_path / "again", dims=[8], seeds=3)
   again = json.loads((tmp_path / "again/capacity.json").read_text())["slices"]
   for one in [*slices, *again]:
     del one["seconds"]
@@ -105,6 +103,6 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
 
 def test_bad_flags(tmp_path):
   with pytest.raises(errors.UserError, match="--dims=4"):
-    capacity.run(tmp_path, dims=[4])
+    run.run(tmp_path, dims=[4])
   with pytest.raises(errors.UserError, match="--seeds=0"):
-    capacity.run(tmp_path, seeds=0)
+    run.run(tmp_path, seeds=0)

@@ -1,0 +1,1 @@
+"""How many pairs a memory holds."""

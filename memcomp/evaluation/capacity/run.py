@@ -1,0 +1,177 @@
+"""Tensor Cache's Table 3, and beyond it: what is measured, and how shown."""
+
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memcomp import errors
+from memcomp import progress as progress_lib
+from memcomp.evaluation import panels, report, slices
+from memcomp.evaluation.capacity import measure
+
+DIMS = (16, 32, 64, 128)
+RULES = ("outer", "delta", "wedge")
+FIRST = (("orthogonal", 1.0), ("random", 1.0), ("random", 0.995))
+"""Keys and decay of Table 3's columns."""
+PAIRS = (0.125, 0.25, 0.5, 1, 2, 4)
+"""Pairs of "all", over key_dim."""
+
+
+def run(
+  out: pathlib.Path,
+  *,
+  dims: Sequence[int] = DIMS,
+  seeds: int = 200,
+  seed: int = 0,
+) -> list[pathlib.Path | str]:
+  """Measures all slices; prints, and writes JSON, PNG and a table's lines.
+
+  Args:
+    out: folder for results; slices that stand there already are not run again.
+    dims: of keys and values.
+    seeds: draws of each slice.
+    seed: of the draws.
+
+  Returns:
+    What was written.
+
+  Raises:
+    UserError: a bad value, or a folder that cannot be written.
+  """
+  if not dims or min(dims) < 8:
+    raise errors.UserError(f"--dims={','.join(map(str, dims))}: give 8 or more")
+  if seeds < 1 or seed < 0:
+    raise errors.UserError(f"--seeds={seeds} --seed={seed}: give 1, 0 or more")
+  folder = report.make_folder(out)
+  file = slices.File(
+    folder / "capacity.json",
+    "capacity",
+    about={"versions": report.versions()},
+    model="the memory alone",
+  )
+  tasks = list(_tasks(dims, seeds))
+  progress = progress_lib.Progress("writing and reading, slices", len(tasks))
+  found = []
+  for task in tasks:
+    key = task | {"task_hash": report.task_hash(**task), "seed": seed}
+    one = file.find(task_hash=key["task_hash"], seed=seed)
+    if one is None:
+      start = time.perf_counter()
+      one = key | _measured(task, seed)
+      one["seconds"] = round(time.perf_counter() - start, 2)
+      file.add(
+        one,
+        setting=f"{_setting(task)}, {seeds} draws, seed {seed}",
+        result=_result(one),
+        state_bytes=4 * task["dim"] ** 2,
+      )
+    found.append(one)
+    progress.advance()
+  print(table(found))
+  return [
+    file.path,
+    folder / "results.md",
+    _draw(found, folder / "capacity.png"),
+  ]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+  """Returns both measurements as tables in markdown."""
+  lines = [
+    "| key_dim | keys | decay | capacity | of 5 draws | expected |",
+    "|---|---|---|---|---|---|",
+  ]
+  for one in found:
+    if one["measure"] == "first":
+      lines.append(
+        f"| {one['dim']} | {one['keys']} | {one['decay']:g}"
+        f" | {one['mean']:.1f} ± {one['deviation']:.1f}"
+        f" | {one['mean_of_5']:.1f} ± {one['deviation_of_5']:.1f}"
+        f" | {one['theory']:.1f} |"
+      )
+  lines += [
+    "",
+    "| key_dim | rule | decay | "
+    + " | ".join(f"n = {x:g} key_dim" for x in PAIRS)
+    + " |",
+    "|---" * (3 + len(PAIRS)) + "|",
+  ]
+  of_rules: dict[tuple, list[str]] = {}
+  for one in found:
+    if one["measure"] == "all":
+      cells = of_rules.setdefault((one["dim"], one["rule"], one["decay"]), [])
+      cells.append(f"{one['accuracy']:.3f} ({one['error']:.2f})")
+  for (dim, rule, decay), cells in of_rules.items():
+    lines.append(f"| {dim} | {rule} | {decay:g} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _tasks(dims: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
+  for dim in dims:
+    for kind, decay in FIRST:
+      yield {
+        "measure": "first",
+        "dim": dim,
+        "keys": kind,
+        "rule": "outer",
+        "decay": decay,
+        "draws": seeds,
+      }
+  for dim in dims:
+    for rule in RULES:
+      for decay in (1.0, 0.995):
+        for share in PAIRS:
+          yield {
+            "measure": "all",
+            "dim": dim,
+            "keys": "random",
+            "rule": rule,
+            "decay": decay,
+            "pairs": max(1, round(share * dim)),
+            "draws": seeds,
+          }
+
+
+def _measured(task: dict[str, Any], seed: int) -> dict[str, Any]:
+  seeds, dim, decay = task["draws"], task["dim"], task["decay"]
+  if task["measure"] == "first":
+    return measure.first(task["keys"], dim, decay, seeds=seeds, seed=seed)
+  return measure.everything(
+    task["rule"], dim, task["pairs"], decay, seeds=seeds, seed=seed
+  )
+
+
+def _setting(task: dict[str, Any]) -> str:
+  what = f"{task['measure']}, key_dim {task['dim']}, {task['keys']} keys"
+  many = f", {task['pairs']} pairs" if "pairs" in task else ""
+  return f"{what}, {task['rule']}, decay {task['decay']:g}{many}"
+
+
+def _result(one: dict[str, Any]) -> str:
+  if one["measure"] == "first":
+    return f"capacity {one['mean']:.1f} +- {one['deviation']:.1f}"
+  return f"accuracy {one['accuracy']:.4f}, error {one['error']:.3f}"
+
+
+def _draw(
+  found: list[dict[str, Any]], path: pathlib.Path
+) -> pathlib.Path | str:
+  """The largest memory: by pairs over key_dim, each rule a line."""
+  largest = max(one["dim"] for one in found)
+  by_rule: dict[str, dict[str, list[float]]] = {"accuracy": {}, "error": {}}
+  for one in found:
+    if one["measure"] == "all" and one["dim"] == largest:
+      name = f"{one['rule']}, decay {one['decay']:g}"
+      for key, lines in by_rule.items():
+        lines.setdefault(name, []).append(one[key])
+  return panels.draw(
+    PAIRS,
+    [
+      panels.Panel("pairs found again", by_rule["accuracy"], (-0.03, 1.03)),
+      panels.Panel("relative error", by_rule["error"], log=True),
+    ],
+    xlabel=f"pairs written / key_dim (key_dim {largest})",
+    title="Tensor Cache's memory: what is read of n pairs",
+    path=path,
+  )
