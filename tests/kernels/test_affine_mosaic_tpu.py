@@ -84,7 +84,7 @@ def assert_close(expected, actual, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("time", [64, 75])
+@pytest.mark.parametrize("time", [pytest.param(64, marks=pytest.mark.slow), 75])
 def test_equals_the_xla_form(name, time):
   assert_close(*both(name, arguments(name, time)))
 

@@ -43,15 +43,26 @@ def packed_rows():
 PACKED = packed_rows()
 FEW = PACKED[[0, 1, 2, 0, 1]]  # segments: no row has many
 
+# Those that the library is for. Of the baselines, checks that others imply in
+# all but name are left to the slow tests.
+FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
 
-def subjects(keep=lambda memory, name, implementation: True):
+
+def subjects(keep, *, baselines=True):
+  """Parametrizes a test by those of ALL that `keep` takes.
+
+  Args:
+    keep: (memory, name of a Spec, implementation) -> bool.
+    baselines: whether the baselines are checked every time.
+  """
   return pytest.mark.parametrize(
     "subject",
     [
       pytest.param(
         checks.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
-        marks=[SLOW] * (name in memory.composed),
+        marks=[SLOW]
+        * (name in memory.composed or not (baselines or memory.name in FOUR)),
       )
       for memory, name, implementation in ALL
       if keep(memory, name, implementation)
@@ -87,17 +98,11 @@ def smooth_references(memory, name, implementation):
   return implementation == "reference" and name in smooth and name in names
 
 
-def typical_forms_and_a_reference(memory, name, implementation):
-  return name in memory.typical and (
-    implementation != "reference" or name == memory.typical[0]
-  )
-
-
 def handed_off(memory, name, implementation):
   """Those of the typical, and where more than a state is summed up."""
   also = {"trellis": "token-eps", "lattice": "chunk-long-sparse"}
-  return typical_forms_and_a_reference(memory, name, implementation) or (
-    implementation != "reference" and name == also.get(memory.name)
+  return implementation != "reference" and (
+    name in memory.typical or name == also.get(memory.name)
   )
 
 
@@ -121,7 +126,7 @@ def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(smooth_references)
+@subjects(smooth_references, baselines=False)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, TIME)
 
@@ -131,7 +136,7 @@ def test_precision(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
-@subjects(first_forms)
+@subjects(first_forms, baselines=False)
 def test_precision_in_float32(subject):
   checks.check_precision(subject, "float32", TIME)
 
@@ -142,7 +147,7 @@ def test_precision_in_float32_of_further_specs(subject):
   checks.check_precision(subject, "float32", TIME)
 
 
-@subjects(typical_reference)
+@subjects(typical_reference, baselines=False)
 def test_precision_of_the_reference(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
@@ -152,8 +157,13 @@ def test_hand_off_at_every_offset(subject):
   checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
 
 
+@subjects(typical_reference, baselines=False)
+def test_hand_off_of_the_reference(subject):
+  checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
+
+
 # Of the reference; the forms are held to it on packed rows below.
-@subjects(typical_reference)
+@subjects(typical_reference, baselines=False)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
   [
@@ -169,7 +179,18 @@ def test_packing(subject, lengths, padding):
 @subjects(typical_forms)
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
-  checks.check_packed_against_reference(subject, rows)
+  checks.check_packed_against_reference(subject, rows, in_two=False)
+
+
+@subjects(first_forms, baselines=False)
+def test_packed_rows_in_two_calls(subject):
+  checks.check_packed_against_reference(subject, PACKED)
+
+
+@SLOW
+@subjects(further_forms)
+def test_packed_rows_of_further_specs_in_two_calls(subject):
+  checks.check_packed_against_reference(subject, PACKED)
 
 
 @subjects(other_forms)
@@ -177,8 +198,13 @@ def test_packed_rows_of_other_specs(subject):
   checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
-@subjects(typical_forms_and_a_reference)
+@subjects(typical_forms)
 def test_padding(subject):
+  checks.check_padding(subject, PACKED.shape[1], len(PACKED))
+
+
+@subjects(typical_reference, baselines=False)
+def test_padding_of_the_reference(subject):
   checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
 
@@ -192,16 +218,21 @@ def test_deterministic(subject):
   checks.check_deterministic(subject, TIME)
 
 
-@subjects(typical_forms_and_a_reference)
+@subjects(typical_forms)
 def test_edges(subject):
   checks.check_edges(subject, TIME)
 
 
-@subjects(other_forms)
+@subjects(typical_reference, baselines=False)
+def test_edges_of_the_reference(subject):
+  checks.check_edges(subject, TIME)
+
+
+@subjects(other_forms, baselines=False)
 def test_edges_of_other_specs(subject):
   checks.check_edges(subject, PACKED.shape[1], PACKED)
 
 
-@subjects(first_forms)
+@subjects(first_forms, baselines=False)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)
