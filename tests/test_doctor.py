@@ -41,6 +41,7 @@ def install(monkeypatch, **versions):
   monkeypatch.setattr(importlib.metadata, "version", version)
 
 
+@pytest.mark.slow  # CI runs the doctor itself.
 def test_this_machine_is_in_order():
   paths = [
     *filter(None, [os.environ.get("PYTHONPATH")]),

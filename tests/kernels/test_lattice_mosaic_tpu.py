@@ -80,10 +80,10 @@ def assert_close(expected, actual):
 
 MEANINGS = [
   (TOKEN, "decoding", "normalized"),
-  (TOKEN, "encoding", "orthogonal"),
   (TOKEN, "similarity", "delta"),
   (CHUNK, "encoding", "orthogonal"),
-  (CHUNK, "similarity", "delta"),
+  pytest.param(TOKEN, "encoding", "orthogonal", marks=pytest.mark.slow),
+  pytest.param(CHUNK, "similarity", "delta", marks=pytest.mark.slow),
 ]
 
 

@@ -17,11 +17,9 @@ from memcomp_kernels.testing import (
 # Whose states differ most in kind; what shards them is the same for all.
 OFTEN = (
   "trellis",
-  "lattice",
   "key_value_means",
   "tensor_cache",
   "softmax_attention",
-  "state_space_duality",
 )
 
 

@@ -93,7 +93,14 @@ def assert_close(actual, expected):
     errors.assert_close(a, b, bound, part)
 
 
-@pytest.mark.parametrize("name", SPECS)
+# Outer is in the tests below; lanes are of the delta rule.
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("outer", "delta")))
+    for name in SPECS
+  ],
+)
 def test_packing(name):
   """Strictly: memory starts as nan, races are looked for."""
   spec, ids = SPECS[name], jnp.array(IDS)
@@ -104,7 +111,10 @@ def test_packing(name):
   )
 
 
-@pytest.mark.parametrize("name", ["outer", "evicted-delta"])
+@pytest.mark.parametrize(
+  "name",
+  ["outer", pytest.param("evicted-delta", marks=pytest.mark.slow)],
+)
 def test_one_segment(name):
   """Ragged, from inside a chunk into another."""
   given = arguments(SPECS[name], 22)

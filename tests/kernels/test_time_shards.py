@@ -34,6 +34,8 @@ LIKE_ANOTHER = (
   "test_time_training-linear",
   "two_pass_delta-write-first",
   "delta_rule-whole",
+  "infini_attention-segments",
+  "tensor_cache-evicted-delta",
 )
 
 # A chunk that is longer than a shard: several start in its midst.

@@ -96,6 +96,8 @@ MIXERS = {
   ),
 }
 
+OFTEN = ("trellis", "lattice", "key_value_means", "tensor_cache", "hybrid")
+
 # Every option of the block, two kinds of layer, values handed up.
 HYBRID = {
   "mixer_b": softmax_attention.SoftmaxAttentionConfig(
@@ -341,6 +343,15 @@ def test_memories_that_are_kept_are_not_run_again():
   assert scans("memories") < scans("mixer_out") == scans("block")
 
 
+# What each does in bfloat16 its own tests say; here, what differs in kind.
+@pytest.mark.parametrize(
+  "model",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN))
+    for name in (*registry.MIXERS, "hybrid")
+  ],
+  indirect=True,
+)
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
   ids = tokens(2, TIME)
   exact = model
@@ -369,8 +380,15 @@ KNOBS = {
 }
 
 
+# The others of a group take the same way into the model.
 @pytest.mark.parametrize(
-  "change", [c for group in KNOBS.values() for c in group], ids=str
+  "change",
+  [
+    pytest.param(change, marks=[pytest.mark.slow] * (index > 0))
+    for group in KNOBS.values()
+    for index, change in enumerate(group)
+  ],
+  ids=str,
 )
 def test_every_ablation_is_one_override(change, base):
   """Each changes the function or its gradient, and nothing breaks."""

@@ -72,7 +72,7 @@ MEMORY = memory.Memory(
     "window": softmax_attention.Spec(window_size=5, scale=1.0),
     "block-window": softmax_attention.Spec(window_size=8, chunk_size=4),
   },
-  typical=("window-sinks", "full"),
+  typical=("window-sinks",),
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
