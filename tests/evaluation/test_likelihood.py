@@ -21,7 +21,10 @@ def attention_model():
   return state_lib.merge(graphdef, cases.tiny_params(config))
 
 
-@pytest.fixture(scope="module", params=["trellis", "attention"])
+@pytest.fixture(
+  scope="module",
+  params=["trellis", pytest.param("attention", marks=pytest.mark.slow)],
+)
 def either(request, model):
   return model if request.param == "trellis" else attention_model()
 

@@ -87,6 +87,10 @@ def other_forms(memory, name, implementation):
   return implementation != "reference" and name not in memory.typical
 
 
+def other_baselines(memory, name, implementation):
+  return other_forms(memory, name, implementation) and memory.name not in FOUR
+
+
 def typical_reference(memory, name, implementation):
   """The reference follows the rules of packing by `contract.scan` alone."""
   return implementation == "reference" and name == memory.typical[0]
@@ -111,11 +115,16 @@ def test_truth(subject):
   checks.check_truth(subject, TIME)
 
 
-# Packed rows say the same of them, and more.
+# Of the four, packed rows say the same and more.
 @SLOW
 @subjects(other_forms)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
+
+
+@subjects(other_baselines)
+def test_values_of_other_specs(subject):
+  checks.check_values(subject, TIME)
 
 
 @subjects(typical_forms)
@@ -193,7 +202,7 @@ def test_packed_rows_of_further_specs_in_two_calls(subject):
   checks.check_packed_against_reference(subject, PACKED)
 
 
-@subjects(other_forms)
+@subjects(other_forms, baselines=False)
 def test_packed_rows_of_other_specs(subject):
   checks.check_packed_against_reference(subject, PACKED, in_two=False)
 

@@ -135,7 +135,9 @@ def test_segments_that_start_inside_a_chunk():
   )
 
 
-@pytest.mark.parametrize("name", ["delta", "evicted"])
+@pytest.mark.parametrize(
+  "name", [pytest.param("delta", marks=pytest.mark.slow), "evicted"]
+)
 def test_bfloat16_is_no_worse_than_the_xla_form(name):
   """Than twice its error, or one rounding."""
   spec = SPECS[name]

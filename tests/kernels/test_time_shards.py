@@ -21,8 +21,8 @@ ATTENTION = memories.MEMORIES["softmax_attention"]
 CACHE = memories.MEMORIES["tensor_cache"]
 
 
-# They take the way of another case too: the wavefront of Trellis, or the halo
-# of the window with sinks.
+# They take the way of another case too: the wavefront of Trellis, the halo of
+# the window with sinks, or Tensor Cache's with slots.
 LIKE_ANOTHER = (
   "rwkv7-released",
   "slot_attention-gated",
@@ -36,6 +36,10 @@ LIKE_ANOTHER = (
   "delta_rule-whole",
   "infini_attention-segments",
   "tensor_cache-evicted-delta",
+  "tensor_cache-evicted-outer",
+  "key_value_means-power",
+  "lattice-chunk-decoding",
+  "trellis-whole",
 )
 
 # A chunk that is longer than a shard: several start in its midst.

@@ -42,6 +42,7 @@ def test_activations_and_options(case):
   stale.assert_close(*stale.both(spec, stale.arguments(spec, 17, **how)))
 
 
+@pytest.mark.slow
 def test_learned_eps_and_two_groups_of_heads_and_registers():
   spec = dataclasses.replace(SPEC, num_slots=32, phi_eps=7.0)
   tiling = api.Tiling(
@@ -103,6 +104,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form():
       assert ours <= max(2.0 * own, 1e-6), (index, own, ours)
 
 
+@pytest.mark.slow  # The call is that of the other kernels.
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = stale.arguments(SPEC, 16, batch=2, heads=16)

@@ -202,12 +202,27 @@ def model(request):
   return Compiled(config(request.param))
 
 
+def those_in(names):
+  """Parametrizes `model`: mixers that are not in `names` are slow tests."""
+  return pytest.mark.parametrize(
+    "model",
+    [
+      pytest.param(name, marks=[pytest.mark.slow] * (name not in names))
+      for name in (*registry.MIXERS, "hybrid")
+    ],
+    indirect=True,
+  )
+
+
+# Every other layer's own tests say it of the layer.
+@those_in((*OFTEN, "rwkv7", "mamba2"))
 def test_steps_equal_the_sequence(model):
   ids = tokens(2, TIME)
   hidden, final = model(ids)
   errors.assert_close(model.steps(ids), (model.logits(hidden), final), 1e-5)
 
 
+@those_in((*OFTEN, "rwkv7", "mamba2"))
 def test_cut_anywhere(model):
   ids = tokens(2, TIME)
   hidden, final = model(ids)
@@ -239,14 +254,7 @@ def test_packed_rows_equal_their_documents(model):
 
 # A value that is right wherever it is taken has the right derivative; but for
 # rules of our own, which the memories' own tests hold to it.
-@pytest.mark.parametrize(
-  "model",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "hybrid"))
-    for name in (*registry.MIXERS, "hybrid")
-  ],
-  indirect=True,
-)
+@those_in(("hybrid",))
 def test_gradients_of_packed_rows(model):
   documents, row, segments = packed_documents()
   params = nnx.state(model.model)
@@ -344,14 +352,7 @@ def test_memories_that_are_kept_are_not_run_again():
 
 
 # What each does in bfloat16 its own tests say; here, what differs in kind.
-@pytest.mark.parametrize(
-  "model",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN))
-    for name in (*registry.MIXERS, "hybrid")
-  ],
-  indirect=True,
-)
+@those_in(OFTEN)
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
   ids = tokens(2, TIME)
   exact = model
