@@ -263,6 +263,7 @@ def test_gradients_of_packed_rows(model):
   errors.assert_close(actual, expected, 1e-4)
 
 
+@those_in(OFTEN)  # Rows of every mixer are asked for text elsewhere.
 def test_rows_padded_on_the_left_equal_rows_alone(model):
   short, long = tokens(2, 9)[:1], tokens(1, TIME, seed=1)
   row = np.pad(short, ((0, 0), (TIME - 9, 0)))
@@ -278,6 +279,7 @@ def test_rows_padded_on_the_left_equal_rows_alone(model):
   errors.assert_close(following[0], expected[0], 1e-5)
 
 
+@those_in((*OFTEN, "softmax_attention", "ovq"))
 def test_a_state_made_for_the_length_is_as_good(model):
   ids = tokens(2, TIME)
   # Of fewer tokens, none seen: what comes later changes nothing.
@@ -333,7 +335,15 @@ def base():
   return loss_and_gradient(config())
 
 
-@pytest.mark.parametrize("remat", ["block", "mixer_out", "memories", "dots"])
+@pytest.mark.parametrize(
+  "remat",
+  [
+    "block",
+    pytest.param("mixer_out", marks=pytest.mark.slow),
+    "memories",
+    pytest.param("dots", marks=pytest.mark.slow),
+  ],
+)
 def test_remat_changes_nothing(remat, base):
   errors.assert_close(loss_and_gradient(config(remat=remat)), base, 1e-5)
 
