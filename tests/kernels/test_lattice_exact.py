@@ -177,6 +177,7 @@ def test_float32():
   checks.check_precision(subject(SOLVERS[1]), "float32", 64)
 
 
+@pytest.mark.slow  # The contract says it of these solvers' default.
 def test_packed():
   rows = np.zeros((3, 24), np.int32)
   rows[0] = 1  # continues the state's segment

@@ -24,9 +24,7 @@ QUICK = (
   "lattice",
   "key_value_means",
   "tensor_cache",
-  "softmax_attention",
   "mamba2",
-  "rwkv7",
 )
 
 
