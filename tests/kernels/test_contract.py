@@ -115,9 +115,7 @@ def test_truth(subject):
   checks.check_truth(subject, TIME)
 
 
-# Of the four, packed rows say the same and more.
-@SLOW
-@subjects(other_forms)
+@subjects(other_forms, baselines=False)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
@@ -202,7 +200,8 @@ def test_packed_rows_of_further_specs_in_two_calls(subject):
   checks.check_packed_against_reference(subject, PACKED)
 
 
-@subjects(other_forms, baselines=False)
+@SLOW
+@subjects(other_forms)
 def test_packed_rows_of_other_specs(subject):
   checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
@@ -237,7 +236,8 @@ def test_edges_of_the_reference(subject):
   checks.check_edges(subject, TIME)
 
 
-@subjects(other_forms, baselines=False)
+@SLOW
+@subjects(other_forms)
 def test_edges_of_other_specs(subject):
   checks.check_edges(subject, PACKED.shape[1], PACKED)
 

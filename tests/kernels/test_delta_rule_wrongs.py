@@ -9,6 +9,9 @@ from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.primitives import decay, delta, matmul
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["delta_rule"]
 GATED, PLAIN = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

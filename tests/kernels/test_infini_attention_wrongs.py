@@ -10,6 +10,9 @@ from memcomp_kernels.primitives import delta
 from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["infini_attention"]
 SEGMENTS, LINEAR, TOKEN = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

@@ -75,7 +75,9 @@ def drawn(one, time):
 @pytest.mark.parametrize(
   ("objective", "update"),
   [
-    pair
+    pytest.param(
+      *pair, marks=[pytest.mark.slow] * (pair[0] == "encoding")
+    )  # as of another objective
     for pair in itertools.product(types.OBJECTIVES, types.UPDATES)
     if pair
     not in (
@@ -131,7 +133,10 @@ def joined(tree, rows):
 
 @pytest.mark.parametrize(
   ("objective", "update"),
-  [("decoding", "normalized"), ("encoding", "orthogonal")],
+  [
+    ("decoding", "normalized"),
+    pytest.param("encoding", "orthogonal", marks=pytest.mark.slow),
+  ],
 )
 def test_edges(objective, update):
   subjects = [

@@ -127,7 +127,11 @@ def test_edges(base):
   assert_close(*both(base, (state, fresh, inputs), expected="reference"))
 
 
-@pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
+@pytest.mark.parametrize(
+  "base",
+  [TOKEN, pytest.param(CHUNK, marks=pytest.mark.slow)],
+  ids=lambda x: x.gradient_at,
+)
 def test_bfloat16_is_no_worse_than_the_xla_form(base):
   given = arguments(base, 8, dtype="bfloat16")
   truth, _ = both(base, gradients.cast(given, jnp.float32))

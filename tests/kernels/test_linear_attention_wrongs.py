@@ -9,6 +9,9 @@ from memcomp_kernels.linear_attention import tile, xla_chunked
 from memcomp_kernels.primitives import affine, decay, feature_maps, outer
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["linear_attention"]
 DECAYED, PLAIN, NO_SUM = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

@@ -12,6 +12,9 @@ import pytest
 from memcomp_kernels.ovq import dictionary, tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["ovq"]
 SUBJECT = checks.Subject(MEMORY, MEMORY.specs["plateau"], "xla_chunked")
 

@@ -9,6 +9,9 @@ from memcomp_kernels.primitives import channel_decay, delta
 from memcomp_kernels.rwkv7 import tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["rwkv7"]
 SUBJECT = checks.Subject(MEMORY, MEMORY.specs["released"], "xla_chunked")
 

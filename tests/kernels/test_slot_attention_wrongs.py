@@ -9,6 +9,9 @@ from memcomp_kernels.primitives import channel_decay
 from memcomp_kernels.slot_attention import tile, xla_chunked
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["slot_attention"]
 GATED, SOFTMAX = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

@@ -10,6 +10,9 @@ from memcomp_kernels.primitives import window
 from memcomp_kernels.softmax_attention import tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["softmax_attention"]
 WINDOW = checks.Subject(MEMORY, MEMORY.specs["window"], "xla_chunked")
 SINKS = checks.Subject(MEMORY, MEMORY.specs["window-sinks"], "xla_chunked")

@@ -9,6 +9,9 @@ from memcomp_kernels.primitives import affine, decay, outer
 from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["state_space_duality"]
 OWN, SHARED = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

@@ -64,8 +64,20 @@ def test_lowers(case):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(
+  ("topology", "case"),
+  [
+    pytest.param(
+      topology,
+      case,
+      marks=[pytest.mark.slow]  # Takes two minutes of each.
+      * (case[0] == "evicted-slots" and topology != "v6e:2x2"),
+    )
+    for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
+    for case in CASES
+  ],
+  ids=str,
+)
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
   with modes.compiled():

@@ -11,6 +11,9 @@ from memcomp_kernels.primitives import triangular
 from memcomp_kernels.test_time_training import inner, rows, tile
 from memcomp_kernels.testing import checks, memories
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["test_time_training"]
 STALE, TOKEN, TOKEN_MLP = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")

@@ -79,8 +79,20 @@ def test_lowers(head_dim, chunk):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("decay", ["separable", "safe"])
-@pytest.mark.parametrize(("head_dim", "chunk"), SHAPES)
+@pytest.mark.parametrize(
+  ("head_dim", "chunk", "decay"),
+  [
+    # Every dimension, chunk and form with two of the others.
+    pytest.param(
+      *shape,
+      decay,
+      marks=[pytest.mark.slow]
+      * ((shape[0] == shape[1]) != (decay == "separable")),
+    )
+    for shape in SHAPES
+    for decay in ("separable", "safe")
+  ],
+)
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_compiles(topology, head_dim, chunk, decay):
   spec = api.Spec(chunk_size=chunk)

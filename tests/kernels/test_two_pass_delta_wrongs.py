@@ -8,6 +8,9 @@ from memcomp_kernels.primitives import decay
 from memcomp_kernels.testing import checks, memories
 from memcomp_kernels.two_pass_delta import gates, tile
 
+# What goes wrong does not change with every commit; the four are watched.
+pytestmark = pytest.mark.slow
+
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SUBJECT, READ_FIRST, ALL_INPUTS = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
