@@ -45,7 +45,7 @@ def gradient(meaning, head_dim, *, fresh=False):
   def function(state, inputs):
     def objective(memory, inputs):
       filled = state._replace(memory=memory)
-      if fresh:
+      if fresh and spec.stale:
         filled = filled._replace(position=jnp.zeros(1, jnp.int32))
       _, y = api.chunk(filled, inputs, spec=spec, implementation="mosaic_tpu")
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
