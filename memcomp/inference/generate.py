@@ -176,6 +176,9 @@ def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
     ids = ids.at[:, index].set(jnp.where(goes_on, token, -1))
     return index + 1, ids, new, node, left
 
+  # In a loop over layers each token would copy all memories.
+  session = session._replace(state=session.state.by_layer())
   start = 0, jnp.full((batch, size), -1, jnp.int32), session, node, left
   _, ids, session, node, left = jax.lax.while_loop(unfinished, body, start)
+  session = session._replace(state=session.state.stacked())
   return ids, session, node, left

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from memcomp import errors
-from memcomp.models import decoder
+from memcomp.models import apart, decoder
 from memcomp.training import state as state_lib
 
 LEAST_ROOM = 256
@@ -157,10 +157,13 @@ def _pad(x: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 def _by_row(function: Callable[..., Any], *sessions: Session) -> Session:
   """Maps `function(axis of rows, *leaves)` over sessions."""
-  # Blocks are stacked by layer at axis 0.
-  layers = jax.tree.map(
-    functools.partial(function, 1), *[s.state.layers for s in sessions]
-  )
+
+  def stack(*states):
+    # Others are stacked by layer at axis 0.
+    axis = 0 if isinstance(states[0], apart.Apart) else 1
+    return jax.tree.map(functools.partial(function, axis), *states)
+
+  layers = tuple(map(stack, *(s.state.layers for s in sessions)))
   rest = jax.tree.map(
     functools.partial(function, 0),
     *[s._replace(state=s.state._replace(layers=())) for s in sessions],

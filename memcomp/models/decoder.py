@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from memcomp import sharding
 from memcomp.layers import linear, norm, short_convolution
 from memcomp.layers import mixer as mixer_lib
-from memcomp.models import block, decoder_config, registry
+from memcomp.models import apart, block, decoder_config, registry
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import triangular
@@ -27,12 +26,20 @@ class DecoderState(NamedTuple):
     taps: of the embedding convolution.
     segment_id: int32 `[batch]`, 0 before any token.
     layers: a tuple over stacks of blocks (`Decoder.stacks`), each stacked by
-      layer at axis 0.
+      layer at axis 0; or of `apart.Apart`, see `by_layer`.
   """
 
   taps: jax.Array | None
   segment_id: jax.Array
   layers: tuple[Any, ...]
+
+  def by_layer(self) -> "DecoderState":
+    """Returns the same with layers apart, for a loop of `Decoder.step`."""
+    return self._replace(layers=tuple(map(apart.split, self.layers)))
+
+  def stacked(self) -> "DecoderState":
+    """Undoes `by_layer`."""
+    return self._replace(layers=tuple(map(apart.join, self.layers)))
 
 
 class Stack(NamedTuple):
@@ -242,7 +249,10 @@ class Decoder(nnx.Module):
   def step(
     self, tokens: jax.Array, state: DecoderState
   ) -> tuple[jax.Array, DecoderState]:
-    """Runs one token a row, `[batch]`; returns logits `[batch, vocab]`."""
+    """Runs one token a row, `[batch]`; returns logits `[batch, vocab]`.
+
+    The new state is as the old one, stacked or by layer.
+    """
     x, taps = self.embed(tokens[:, None], state)
 
     def run(blocks, x, state, context):
@@ -281,13 +291,9 @@ class Decoder(nnx.Module):
         body = jax.checkpoint(
           body, prevent_cse=False, policy=decoder_config.REMAT[remat]
         )
-      repeats = self.stacks[places[0]].repeats
-      xs = (
-        jnp.arange(repeats),
-        tuple(splits[i][1] for i in places),
-        tuple(states[i] for i in places),
-      )
-      x, after = lax.scan(body, x, xs)
+      params = tuple(splits[i][1] for i in places)
+      of_part = tuple(states[i] for i in places)
+      x, after = apart.scan(body, x, params, of_part)
       for place, state in zip(places, after, strict=True):
         new_states[place] = state
     return x, tuple(new_states)

@@ -73,6 +73,9 @@ def push(
   rows = jax.tree.map(
     lambda x, new: x.at[batch, :, row].set(new.astype(x.dtype)), rows, token
   )
+  # Written once, before all that reads them: XLA's fusions on a CPU would write
+  # a copy of all rows for each reader.
+  rows = jax.lax.optimization_barrier(rows)
   return rows, evicted, position >= size
 
 
