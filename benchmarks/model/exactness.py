@@ -11,14 +11,11 @@ there are not repeated. Prints tables of all lines and draws <out>.png;
 `--report` does only that.
 """
 
-import contextlib
-import functools
 import itertools
 import json
 import math
 import os
 import pathlib
-import runpy
 import time
 from typing import Any
 
@@ -26,17 +23,10 @@ import exactness_report
 import jax
 import numpy as np
 import recall_training
+import text_training
 from absl import app, flags, logging
 
-from memcomp import config as config_lib
-from memcomp import sharding
-from memcomp.data import sources
-from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.layers import lattice
-from memcomp.training import feed as feed_lib
-from memcomp.training import metrics as metrics_lib
-from memcomp.training import state as state_lib
-from memcomp.training import step as step_lib
 
 GRADIENTS: dict[str, dict[str, Any]] = {
   "chunk 16": {"gradient_at": "chunk_start", "chunk_size": 16},
@@ -55,88 +45,31 @@ _RUNS = flags.DEFINE_string("runs", "exactness.jsonl", "Finished runs.")
 _OUT = flags.DEFINE_string("out", "exactness", "Figure's path, no suffix.")
 _REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
 
-_VALIDATION_STRIDE = 6  # one batch in so many is scored
-_QUICKSTART = pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py"
-
-
-def text_config(
-  memory: str, gradients: str, seed: int, steps: int
-) -> config_lib.Config:
-  """The quickstart with another memory and another end."""
-  config = runpy.run_path(str(_QUICKSTART))["get_config"]()
-  config.seed = config.data.seed = seed
-  config.training.steps = steps
-  config.optimizer.warmup_steps = max(1, round(0.03 * steps))
-  if memory == "lattice":
-    # As many slots as give the state of Trellis: 8,192 floats a layer.
-    config.model.mixer = lattice.LatticeConfig(
-      heads=2, num_slots=64, convolve_value=True
-    )
-  for name, value in GRADIENTS[gradients].items():
-    setattr(config.model.mixer, name, value)
-  config.model.mixer.validate()
-  return config
-
 
 def train_on_text(
   memory: str, gradients: str, seeds: list[int], steps: int
 ) -> list[dict[str, Any]]:
-  """Trains on the standard library's sources; what is kept of each run.
+  """Trains on the standard library's sources; what is kept of each run."""
 
-  All seeds side by side, one more axis of every array: small products cost
-  little more for several seeds than for one, and seeds do not meet anywhere.
-  """
-  configs = [text_config(memory, gradients, seed, steps) for seed in seeds]
-  config = configs[0]
-  mesh = sharding.make_mesh(config.mesh)
-  tokenizer = tokenizer_lib.load(config.data.tokenizer)
+  def config_of(seed):
+    config = text_training.quickstart(seed, steps)
+    if memory == "lattice":
+      # As many slots as give the state of Trellis: 8,192 floats a layer.
+      config.model.mixer = lattice.LatticeConfig(
+        heads=2, num_slots=64, convolve_value=True
+      )
+    for name, value in GRADIENTS[gradients].items():
+      setattr(config.model.mixer, name, value)
+    config.model.mixer.validate()
+    return config
 
-  def feed(config, split):
-    store = sources.open_split(config.data, split, tokenizer=tokenizer)
-    return feed_lib.Feed(
-      config,
-      store,
-      mesh,
-      rows=config.training.batch_size,
-      shuffle=split == "train",
-    )
-
-  with jax.set_mesh(mesh):
-    state = recall_training.stack(
-      [state_lib.initial_state(c, mesh) for c in configs]
-    )
-    update = jax.jit(
-      jax.vmap(step_lib.make_train_step(config, mesh)), donate_argnums=0
-    )
-    history = []
-    with contextlib.ExitStack() as opened:
-      feeds = [opened.enter_context(feed(c, "train")) for c in configs]
-      for number in range(steps):
-        batch = recall_training.stack([next(f)[0] for f in feeds])
-        state, measured = update(state, batch)
-        history.append((measured["loss"], measured["grad_norm"]))
-        if (number + 1) % 50 == 0:
-          logging.info("update %d: loss %s", number + 1, measured["loss"])
-    score = jax.jit(
-      jax.vmap(step_lib.make_validation_step(config), in_axes=(0, None, None))
-    )
-    with feed(config, "validation") as batches:
-      scored = [
-        score(state.params, batch, None)[0]
-        for batch, _ in itertools.islice(batches, 0, None, _VALIDATION_STRIDE)
-      ]
-  add = functools.partial(jax.tree.map, lambda *x: np.sum(x, axis=0))
-  sums = add(*jax.device_get(scored))
-  losses, norms = np.array(jax.device_get(history)).transpose(1, 2, 0)
   return [
     {
-      "bits_per_byte": metrics_lib.bits_per_byte(
-        float(sums["nll"][i]), int(sums["bytes"][i])
-      ),
-      "scored_bytes": int(sums["bytes"][i]),
-      **_kept(losses[i], norms[i]),
+      "bits_per_byte": trained.bits_per_byte,
+      "scored_bytes": trained.scored_bytes,
+      **_kept(trained.losses, trained.grad_norms),
     }
-    for i in range(len(seeds))
+    for trained in text_training.train([config_of(seed) for seed in seeds])
   ]
 
 

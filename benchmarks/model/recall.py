@@ -1,20 +1,21 @@
-"""Recall: small decoders learn MQAR; accuracy against pairs, per memory.
+"""Recall: small decoders learn MQAR; accuracy against pairs and state.
 
-  python benchmarks/model/recall.py --mixers=trellis,softmax_attention \
-    --seeds=2 --out=docs/results/recall
+  python benchmarks/model/recall.py --seeds=2 --head_dims=16,32 \
+    --runs=recall.jsonl --out=docs/results/recall
 
 Two layers of d_model 64, trained on rows of mqar-fast (`recall_training`):
 short rows of the fewest pairs first, then all numbers of pairs in turn.
-Accuracy on fresh rows, per number of pairs. Writes <out>.json, <out>.md and
-<out>.png. More pairs, tokens or ids (the common size is --pairs=4,8,16,32
---length=128 --vocab=256) need many more updates.
+Accuracy on fresh rows, per number of pairs. Each finished model is a line of
+<runs>; models that are there are not repeated. Writes <out>.md and <out>.png;
+`--report` does only that. More pairs, tokens or ids (the common size is
+--pairs=4,8,16,32 --length=128 --vocab=256) need many more updates.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -26,71 +27,61 @@ from absl import app, flags
 from memcomp.models import registry
 
 _MIXERS = flags.DEFINE_list("mixers", None, "Mixers; default all there are.")
+_HEAD_DIMS = flags.DEFINE_list(
+  "head_dims", "32", "Sizes: features of a head; slots and windows go along."
+)
 _PAIRS = flags.DEFINE_list("pairs", "4,8,16", "Numbers of pairs.")
 _LENGTH = flags.DEFINE_integer("length", 64, "Tokens a row.")
 _VOCAB = flags.DEFINE_integer("vocab", 66, "Token ids.")
 _STEPS = flags.DEFINE_integer("steps", 500, "Updates.")
 _BATCH = flags.DEFINE_integer("batch", 32, "Rows an update.")
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak learning rate.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each mixer.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each model.")
+_RUNS = flags.DEFINE_string("runs", "recall.jsonl", "Finished models.")
 _OUT = flags.DEFINE_string("out", "recall", "Path of the results, no suffix.")
+_REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
 
 Task = recall_training.Task
+Run = dict[str, Any]
 
 
-def measure(mixer: str, task: Task, seeds: int) -> dict[str, Any]:
-  """Trains `seeds` times; one line of results."""
-  config, begun = recall_training.model_config(mixer, task), time.monotonic()
+def measure(named: Run, task: Task) -> Run:
+  """Trains what `named` says with all its seeds; one line of results."""
+  config = recall_training.model_config(named["mixer"], task, named["head_dim"])
+  begun, seeds = time.monotonic(), named["seeds"]
   runs = recall_training.train(config, task, list(range(seeds)))
-  return {
-    "mixer": mixer,
+  return named | {
     "state_floats": config.mixer.state_floats(task.length),
     "seconds": round((time.monotonic() - begun) / seeds, 1),
-    "accuracy": {n: [run.accuracy[n] for run in runs] for n in task.pairs},
+    "accuracy": {str(n): [run.accuracy[n] for run in runs] for n in task.pairs},
+    "machine": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax"
+    f" {jax.__version__}",
   }
 
 
-def table(task: Task, results: list[dict[str, Any]]) -> str:
+def table(task: Task, runs: list[Run]) -> str:
   """A table in markdown: means over seeds, and from the worst to the best."""
   lines = [
-    "| memory | floats of state a layer | "
+    "| mixer | head_dim | floats of state a layer | "
     + " | ".join(f"{n} pairs" for n in task.pairs)
     + " |",
-    "|---" * (2 + len(task.pairs)) + "|",
+    "|---|---:|---:" + "|---" * len(task.pairs) + "|",
   ]
-  for row in results:
-    cells = [row["mixer"], f"{row['state_floats']:,}"]
+  for run in runs:
+    cells = [run["mixer"], str(run["head_dim"]), f"{run['state_floats']:,}"]
     for n in task.pairs:
-      found = row["accuracy"][n]
+      found = run["accuracy"][str(n)]
       spread = f" ({min(found):.3f}-{max(found):.3f})" * (len(found) > 1)
       cells.append(f"{np.mean(found):.3f}{spread}")
     lines.append("| " + " | ".join(cells) + " |")
   return "\n".join(lines) + "\n"
 
 
-def report(record: dict[str, Any]) -> str:
-  """What was measured, how and where, in markdown."""
-  task = Task(**record["task"])
-  return f"""# Recall: accuracy on mqar-fast against key-value pairs
+def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
+  """Accuracy of most pairs against state, and of all numbers of pairs.
 
-{table(task, record["results"])}
-![accuracy against pairs]({record["figure"]})
-
-Two layers of d_model 64 and a convolution of four taps on the embeddings, one
-model for all numbers of pairs, the fewest first: {task.steps:,} updates of
-{task.batch} rows of {task.length} tokens (vocabulary {task.vocab_size}),
-{record["seeds"]} seed(s).
-Accuracy on {recall_training.FRESH_ROWS} fresh rows each; chance is
-{2 / task.vocab_size:.3f}.
-
-    {record["command"]}
-
-{record["machine"]}
-"""
-
-
-def draw(task: Task, results: list[dict[str, Any]], path: str) -> None:
-  """Accuracy against pairs, one line per memory; bars from worst to best."""
+  Points are means over seeds, bars go from the worst to the best.
+  """
   try:
     from matplotlib import figure
   except ImportError:
@@ -98,33 +89,53 @@ def draw(task: Task, results: list[dict[str, Any]], path: str) -> None:
       "no figure: matplotlib is not installed (pip install 'memcomp[plot]')"
     )
     return
-  canvas = figure.Figure(figsize=(6, 4), layout="constrained")
-  axes = canvas.subplots()
-  for row in results:
-    found = np.array([row["accuracy"][n] for n in task.pairs])
-    mean = found.mean(axis=1)
-    axes.errorbar(
-      task.pairs,
-      mean,
-      [mean - found.min(axis=1), found.max(axis=1) - mean],
-      marker="o",
-      capsize=3,
-      label=f"{row['mixer']} ({row['state_floats']:,} floats a layer)",
+  canvas = figure.Figure(figsize=(12, 5.5), layout="constrained")
+  by_state, by_pairs = canvas.subplots(1, 2)
+  most = task.pairs[-1]
+  mixers = dict.fromkeys(run["mixer"] for run in runs)
+  for index, mixer in enumerate(mixers):
+    style = {
+      "color": f"C{index % 10}",
+      "marker": "osD^"[index // 10 % 4],
+      "linestyle": ["-", "--"][index // 10 % 2],
+      "capsize": 2,
+    }
+    sizes = sorted(
+      (run for run in runs if run["mixer"] == mixer),
+      key=lambda run: run["state_floats"],
     )
-  axes.set_xscale("log", base=2)
-  axes.set_xticks(task.pairs, [str(n) for n in task.pairs])
-  axes.set(
-    xlabel=f"key-value pairs in {task.length} tokens",
+    found = [run["accuracy"][str(most)] for run in sizes]
+    states = [run["state_floats"] for run in sizes]
+    by_state.errorbar(states, *_bars(found), label=mixer, **style)
+    found = [sizes[-1]["accuracy"][str(n)] for n in task.pairs]
+    by_pairs.errorbar(task.pairs, *_bars(found), **style)
+  by_state.set_xscale("log", base=2)
+  by_pairs.set_xscale("log", base=2)
+  by_pairs.set_xticks(task.pairs, [str(n) for n in task.pairs])
+  by_state.set(
+    xlabel="floats of state a layer",
+    title=f"{most} key-value pairs in {task.length} tokens",
     ylabel="accuracy of recall",
-    ylim=(0, 1.03),
   )
-  axes.grid(alpha=0.3)
-  axes.legend(fontsize="small")
+  by_pairs.set(
+    xlabel=f"key-value pairs in {task.length} tokens",
+    title="each at its largest state",
+  )
+  for axes in (by_state, by_pairs):
+    axes.set_ylim(0, 1.03)
+    axes.grid(alpha=0.3)
+  canvas.legend(loc="outside lower center", fontsize="small", ncols=6)
   canvas.savefig(path, dpi=110)
 
 
+def _bars(found: list[list[float]]) -> tuple[np.ndarray, list[np.ndarray]]:
+  values = np.array(found)
+  mean = values.mean(axis=1)
+  return mean, [mean - values.min(axis=1), values.max(axis=1) - mean]
+
+
 def main(argv):
-  """Trains every mixer and writes what it found."""
+  """Trains what is missing and writes what there is."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected: {' '.join(argv[1:])}")
   task = Task(
@@ -135,23 +146,34 @@ def main(argv):
     batch=_BATCH.value,
     learning_rate=_RATE.value,
   )
-  out = pathlib.Path(_OUT.value)
-  results = []
-  for mixer in _MIXERS.value or list(registry.MIXERS):
-    results.append(measure(mixer, task, _SEEDS.value))
-    print(json.dumps(results[-1]), flush=True)
-  record = {
-    "command": " ".join(["python", *sys.argv]),
-    "machine": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax"
-    f" {jax.__version__}",
-    "figure": out.with_suffix(".png").name,
-    "seeds": _SEEDS.value,
-    "task": dataclasses.asdict(task),
-    "results": results,
-  }
-  out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
-  out.with_suffix(".md").write_text(report(record))
-  draw(task, results, str(out.with_suffix(".png")))
+  path, out = pathlib.Path(_RUNS.value), pathlib.Path(_OUT.value)
+  of_task = json.loads(json.dumps(dataclasses.asdict(task)))
+  runs = _read(path, of_task)
+  mixers = _MIXERS.value or list(registry.MIXERS)
+  sizes = [int(x) for x in _HEAD_DIMS.value]
+  for mixer, size in [] if _REPORT.value else itertools.product(mixers, sizes):
+    named = {"mixer": mixer, "head_dim": size, "seeds": _SEEDS.value}
+    if any(named.items() <= run.items() for run in runs):
+      continue
+    runs.append(measure(named, task) | {"task": of_task})
+    print(json.dumps(runs[-1]), flush=True)
+    with path.open("a", encoding="utf-8") as file:
+      file.write(json.dumps(runs[-1]) + "\n")
+  runs.sort(key=lambda run: (-_mean(run, task), run["mixer"], run["head_dim"]))
+  print(table(task, runs))
+  out.with_suffix(".md").write_text(table(task, runs))
+  draw(task, runs, out.with_suffix(".png"))
+
+
+def _mean(run: Run, task: Task) -> float:
+  """Of the accuracy at most pairs."""
+  return float(np.mean(run["accuracy"][str(task.pairs[-1])]))
+
+
+def _read(path: pathlib.Path, of_task: Run) -> list[Run]:
+  """Finished models of the same task."""
+  lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+  return [run for run in map(json.loads, lines) if run["task"] == of_task]
 
 
 if __name__ == "__main__":

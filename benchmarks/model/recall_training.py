@@ -50,10 +50,15 @@ class Trained:
   grad_norms: np.ndarray
 
 
-def model_config(mixer: str, task: Task) -> decoder.DecoderConfig:
+def model_config(
+  mixer: str, task: Task, head_dim: int = 32
+) -> decoder.DecoderConfig:
   """A small decoder around the mixer."""
   return small.recall_model(
-    mixer, vocab_size=task.vocab_size, length=task.length
+    mixer,
+    vocab_size=task.vocab_size,
+    length=task.length,
+    head_dim=head_dim,
   )
 
 

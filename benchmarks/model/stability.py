@@ -10,39 +10,25 @@ of variants or seeds goes on where the last call stopped. Prints a table of all
 lines and draws <out>.png.
 """
 
-import functools
 import itertools
 import json
 import math
 import os
 import pathlib
-import runpy
 import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import stability_report
-from absl import app, flags, logging
-
-from memcomp import config as config_lib
-from memcomp import sharding
-from memcomp.data import sources
-from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.training import feed as feed_lib
-from memcomp.training import metrics as metrics_lib
-from memcomp.training import state as state_lib
-from memcomp.training import step as step_lib
+import text_training
+from absl import app, flags
 
 _VARIANTS = flags.DEFINE_list("variants", None, "Names; default all.")
 _SEEDS = flags.DEFINE_list("seeds", "0,1", "Of parameters and row order.")
 _STEPS = flags.DEFINE_integer("steps", 300, "Updates of 1,024 bytes.")
 _RUNS = flags.DEFINE_string("runs", "stability.jsonl", "Finished runs.")
 _OUT = flags.DEFINE_string("out", "stability", "Figure's path, no suffix.")
-
-_VALIDATION_STRIDE = 6  # one batch in so many is scored: 71 of 427
-_QUICKSTART = pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py"
 
 BASE = "stale eps 1"
 _TOKEN = {"gradient_at": "token"}
@@ -74,103 +60,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Fields of TrellisConfig that differ from the quickstart's in chunks of 16."""
 
 
-def experiment(variant: str, seed: int, steps: int) -> config_lib.Config:
-  """The configuration of one run."""
-  config = runpy.run_path(str(_QUICKSTART))["get_config"]()
-  config.seed = config.data.seed = seed
-  config.training.steps = steps
-  config.optimizer.warmup_steps = round(0.03 * steps)
-  for name, value in ({"chunk_size": 16} | VARIANTS[variant]).items():
-    setattr(config.model.mixer, name, value)
-  config.model.mixer.validate()
-  return config
-
-
 def train(variant: str, seeds: list[int], steps: int) -> list[dict[str, Any]]:
-  """Trains all seeds side by side, one more axis of every array.
+  """Trains some seeds of a variant; what is kept of each run."""
 
-  Small products cost little more for several seeds than for one, and seeds do
-  not meet anywhere.
-  """
-  configs = [experiment(variant, seed, steps) for seed in seeds]
-  config, begun = configs[0], time.monotonic()
-  mesh = sharding.make_mesh(config.mesh)
-  tokenizer = tokenizer_lib.load(config.data.tokenizer)
+  def config_of(seed):
+    config = text_training.quickstart(seed, steps)
+    for name, value in ({"chunk_size": 16} | VARIANTS[variant]).items():
+      setattr(config.model.mixer, name, value)
+    config.model.mixer.validate()
+    return config
 
-  def feed(config, split):
-    store = sources.open_split(config.data, split, tokenizer=tokenizer)
-    return feed_lib.Feed(
-      config,
-      store,
-      mesh,
-      rows=config.training.batch_size,
-      shuffle=split == "train",
-    )
-
-  with jax.set_mesh(mesh):
-    state = _stack([state_lib.initial_state(c, mesh) for c in configs])
-    update = jax.jit(
-      jax.vmap(step_lib.make_train_step(config, mesh)), donate_argnums=0
-    )
-    feeds, history = [feed(c, "train") for c in configs], []
-    for number in range(steps):
-      batch = _stack([next(f)[0] for f in feeds])
-      state, measured = update(state, batch)
-      history.append(measured)
-      if (number + 1) % 50 == 0:
-        logging.info(
-          "%s, update %d, %.0f s: loss %s, gradient %s",
-          variant,
-          number + 1,
-          time.monotonic() - begun,
-          measured["loss"],
-          measured["grad_norm"],
-        )
-    for f in feeds:
-      f.__exit__()
-    score = jax.jit(
-      jax.vmap(step_lib.make_validation_step(config), in_axes=(0, None, None))
-    )
-    with feed(config, "validation") as batches:
-      scored = [
-        score(state.params, batch, None)[0]
-        for batch, _ in itertools.islice(batches, 0, None, _VALIDATION_STRIDE)
-      ]
-  add = functools.partial(jax.tree.map, lambda *x: np.sum(x, axis=0))
-  sums = add(*jax.device_get(scored))
-  history = _stack(jax.device_get(history))
+  begun = time.monotonic()
+  runs = text_training.train([config_of(seed) for seed in seeds])
   seconds = (time.monotonic() - begun) / len(seeds)
   return [
     {
       "variant": variant,
       "seed": seed,
       "steps": steps,
-      "bits_per_byte": metrics_lib.bits_per_byte(
-        float(sums["nll"][i]), int(sums["bytes"][i])
-      ),
-      **_gradients(history["grad_norm"][:, i], history["skipped"][-1, i]),
-      "phi_eps": _learned(state.params, i),
+      "bits_per_byte": run.bits_per_byte,
+      **_gradients(run.grad_norms, run.skipped),
+      "phi_eps": _learned(run.params),
       "curve": [
         round(float(x), 4)
-        for x in history["loss"][:, i].reshape(-1, 10).mean(1) / math.log(2)
+        for x in run.losses.reshape(-1, 10).mean(1) / math.log(2)
       ],
-      "scored_bytes": int(sums["bytes"][i]),
+      "scored_bytes": run.scored_bytes,
       "seconds": round(seconds, 1),
     }
-    for i, seed in enumerate(seeds)
+    for seed, run in zip(seeds, runs, strict=True)
   ]
 
 
-def _stack(trees: list[Any]) -> Any:
-  """Stacks equal trees on a new first axis."""
-  return jax.tree.map(
-    # With the types of what an update returns, or it is compiled twice.
-    lambda *x: jnp.stack(x).astype(jnp.asarray(x[0]).dtype),
-    *trees,
-  )
-
-
-def _gradients(norms: np.ndarray, skipped: np.ndarray) -> dict[str, Any]:
+def _gradients(norms: np.ndarray, skipped: int) -> dict[str, Any]:
   """What is kept of a run's gradient norms, before clipping.
 
   Without its first tenth: there, all start from norms of 10 to 30.
@@ -181,14 +103,14 @@ def _gradients(norms: np.ndarray, skipped: np.ndarray) -> dict[str, Any]:
     "gradient_max": float(finite.max()),
     "gradient_median": float(np.median(finite)),
     "gradient_over_10": int(np.sum(~(norms <= 10))),
-    "skipped": int(skipped),
+    "skipped": skipped,
   }
 
 
-def _learned(params: Any, index: int) -> list[float] | None:
+def _learned(params: Any) -> list[float] | None:
   """Learned eps of one run, layer by layer and head by head; None if not."""
   found = [
-    np.exp(np.asarray(x)[index]).round(4).ravel().tolist()
+    np.exp(x).round(4).ravel().tolist()
     for path, x in jax.tree_util.tree_leaves_with_path(params)
     if "log_phi_eps" in jax.tree_util.keystr(path)
   ]

@@ -10,7 +10,12 @@ from memcomp.models import decoder, registry
 
 
 def recall_model(
-  mixer: str, *, vocab_size: int, length: int, d_model: int = 64
+  mixer: str,
+  *,
+  vocab_size: int,
+  length: int,
+  d_model: int = 64,
+  head_dim: int = 32,
 ) -> decoder.DecoderConfig:
   """A small decoder around a mixer; its state is a few thousand floats.
 
@@ -19,36 +24,50 @@ def recall_model(
     vocab_size: token ids.
     length: tokens of the longest row.
     d_model: width; heads keep theirs, so wider models have more of them.
+    head_dim: features of a head's keys and values; slots, rows and windows go
+      with it, so it sets the size of the state.
 
   Raises:
-    ValueError: no such mixer, or `d_model` is no multiple of 64.
+    ValueError: no such mixer, `d_model` is no multiple of 64, or `head_dim`
+      none of 8.
   """
   if d_model < 64 or d_model % 64:
     raise ValueError(f"d_model={d_model} must be a multiple of 64")
+  if head_dim < 8 or head_dim % 8:
+    raise ValueError(f"head_dim={head_dim} must be a multiple of 8")
   heads = d_model // 32
-  fields: dict[str, Any] = {"heads": heads, "key_dim": 32, "value_dim": 32}
+  half, quarter = head_dim // 2, head_dim // 4
+  fields: dict[str, Any] = {
+    "heads": heads,
+    "key_dim": head_dim,
+    "value_dim": head_dim,
+  }
   fields |= {
     # A pair is told once: a write that changes little is not found again.
-    "trellis": {"num_slots": 32, "write_rate_init": 0.3},
+    "trellis": {"num_slots": head_dim, "write_rate_init": 0.3},
     # An inner width of twice d_model.
     "mamba2": {"heads": 2 * heads},
     "infini_attention": {
-      "rotary_dim": 16,
-      "segment_size": 8,
-      "window_size": 16,
+      "rotary_dim": half,
+      "segment_size": quarter,
+      "window_size": half,
     },
-    "softmax_attention": {"rotary_dim": 16, "max_length": length},
+    "softmax_attention": {"rotary_dim": half, "max_length": length},
     "key_value_means": {
-      "rotary_dim": 16,
-      "chunk_size": 8,
-      "budget_rows": 16,
+      "rotary_dim": half,
+      "chunk_size": quarter,
+      "budget_rows": half,
       "max_length": length,
     },
-    "lattice": {"num_slots": 32},
-    "ovq": {"chunk_size": 8, "max_rows": 24},
-    "slot_attention": {"num_slots": 32},
-    "bounded_memory": {"num_slots": 32, "rotary_dim": 0},
-    "tensor_cache": {"rotary_dim": 16, "window_size": 16, "chunk_size": 8},
+    "lattice": {"num_slots": head_dim},
+    "ovq": {"chunk_size": quarter, "max_rows": 3 * quarter},
+    "slot_attention": {"num_slots": head_dim},
+    "bounded_memory": {"num_slots": head_dim, "rotary_dim": 0},
+    "tensor_cache": {
+      "rotary_dim": half,
+      "window_size": half,
+      "chunk_size": quarter,
+    },
     "test_time_training": {"rotary_dim": 0, "convolution_width": 4},
   }.get(mixer, {})
   return decoder.DecoderConfig(

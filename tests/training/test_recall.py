@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memcomp.models import registry
+from memcomp.models import registry, small
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -35,6 +35,7 @@ def train(mixer, tmp_path, *flags):
       "--length=32",
       "--vocab=64",
       "--batch=64",
+      f"--runs={tmp_path / 'recall.jsonl'}",
       f"--out={tmp_path / 'recall'}",
       *flags,
     ],
@@ -46,8 +47,8 @@ def train(mixer, tmp_path, *flags):
   assert done.returncode == 0, done.stderr[-2000:]
   assert (tmp_path / "recall.png").stat().st_size > 5000
   assert mixer in (tmp_path / "recall.md").read_text()
-  (result,) = json.loads((tmp_path / "recall.json").read_text())["results"]
-  return result["accuracy"]["4"][0]
+  (line,) = (tmp_path / "recall.jsonl").read_text().splitlines()
+  return json.loads(line)["accuracy"]["4"][0]
 
 
 @pytest.mark.parametrize(
@@ -66,4 +67,24 @@ def test_recall_is_learned(mixer, tmp_path):
 
 def test_without_training_it_is_not(tmp_path):
   """Chance is 1 in 32: accuracy tells of what was learned."""
-  assert train("softmax_attention", tmp_path, "--steps=1") < 0.15
+  found = train("softmax_attention", tmp_path, "--steps=1")
+  assert found < 0.15
+  # Nor is it trained a second time: there is still one line.
+  assert train("softmax_attention", tmp_path, "--steps=1") == found
+
+
+@pytest.mark.parametrize("mixer", registry.MIXERS)
+def test_wider_heads_have_a_larger_state(mixer):
+  sizes = {}
+  for head_dim in (16, 32):
+    config = small.recall_model(
+      mixer, vocab_size=66, length=64, head_dim=head_dim
+    )
+    config.validate()
+    sizes[head_dim] = config.mixer.state_floats(64)
+  assert 0.2 < sizes[16] / sizes[32] < 0.6
+
+
+def test_head_dim_is_checked():
+  with pytest.raises(ValueError, match="head_dim=12 must be a multiple of 8"):
+    small.recall_model("trellis", vocab_size=66, length=64, head_dim=12)
