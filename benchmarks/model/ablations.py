@@ -185,17 +185,19 @@ def draw(runs: list[Run], path: str) -> None:
       "no figure: matplotlib is not installed (pip install 'memcomp[plot]')"
     )
     return
-  canvas = figure.Figure(figsize=(13, 5), layout="constrained")
-  panels = canvas.subplots(1, len(LADDERS))
-  for axes, memory in zip(panels, LADDERS, strict=True):
-    found = scores(runs, memory)
+  ladders = {memory: scores(runs, memory) for memory in LADDERS}
+  ladders = {memory: found for memory, found in ladders.items() if found}
+  if not ladders:
+    return
+  canvas = figure.Figure(figsize=(7 * len(ladders), 5), layout="constrained")
+  panels = canvas.subplots(1, len(ladders), squeeze=False)[0]
+  for axes, (memory, found) in zip(panels, ladders.items(), strict=True):
     for place, by_seed in enumerate(found.values()):
       values = list(by_seed.values())
       axes.plot(values, [place] * len(values), "o", color="tab:blue", ms=5)
       axes.plot(np.mean(values), place, "|", color="black", ms=14)
-    if found:
-      base = np.mean(list(next(iter(found.values())).values()))
-      axes.axvline(base, color="gray", lw=0.8)
+    base = np.mean(list(next(iter(found.values())).values()))
+    axes.axvline(base, color="gray", lw=0.8)
     axes.set_yticks(range(len(found)), list(found), fontsize="small")
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
@@ -224,7 +226,7 @@ def main(argv):
         file.write(json.dumps(run) + "\n")
         logging.info("%s", run)
   runs = [run for run in _read(path) if run["steps"] == steps]
-  for memory in LADDERS:
+  for memory in dict.fromkeys(run["memory"] for run in runs):
     print(table(runs, memory))
   draw(runs, f"{_OUT.value}.png")
   print(
