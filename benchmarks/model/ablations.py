@@ -17,6 +17,7 @@ import pathlib
 import time
 from typing import Any
 
+import exactness_report
 import jax
 import numpy as np
 import text_training
@@ -157,7 +158,9 @@ def table(runs: list[Run], memory: str) -> str:
     cells = (
       variant,
       ", ".join(f"{x:.3f}" for _, x in sorted(by_seed.items())),
-      "" if variant == base else _difference(by_seed, found.get(base, {})),
+      ""
+      if variant == base
+      else exactness_report.difference(by_seed, found.get(base, {})),
       f"{paper:.2f}" if paper else "",
       f"{ratio:+.3f}" if ratio is not None and variant != base else "",
       f"{max(run['gradient_max'] for run in rows):.3g}",
@@ -165,15 +168,6 @@ def table(runs: list[Run], memory: str) -> str:
     )
     lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines) + "\n"
-
-
-def _difference(by_seed: dict[int, float], base: dict[int, float]) -> str:
-  both = sorted(by_seed.keys() & base.keys())
-  pairs = np.array([by_seed[seed] - base[seed] for seed in both])
-  if len(pairs) < 2:
-    return "".join(f"{x:+.3f}" for x in pairs)
-  error = pairs.std(ddof=1) / math.sqrt(len(pairs))
-  return f"{pairs.mean():+.3f} +- {error:.3f}"
 
 
 def draw(runs: list[Run], path: str) -> None:
@@ -217,7 +211,11 @@ def main(argv):
   jobs = [(m, v) for m in _MEMORIES.value for v in LADDERS[m]]
   for memory, variant in [] if _REPORT.value else jobs:
     named = {"memory": memory, "variant": variant, "steps": steps}
-    done = {run["seed"] for run in _read(path) if named.items() <= run.items()}
+    done = {
+      run["seed"]
+      for run in exactness_report.read(path)
+      if named.items() <= run.items()
+    }
     missing = [seed for seed in map(int, _SEEDS.value) if seed not in done]
     if not missing:
       continue
@@ -225,7 +223,7 @@ def main(argv):
       for run in train(memory, variant, missing, steps):
         file.write(json.dumps(run) + "\n")
         logging.info("%s", run)
-  runs = [run for run in _read(path) if run["steps"] == steps]
+  runs = [run for run in exactness_report.read(path) if run["steps"] == steps]
   for memory in dict.fromkeys(run["memory"] for run in runs):
     print(table(runs, memory))
   draw(runs, f"{_OUT.value}.png")
@@ -233,11 +231,6 @@ def main(argv):
     f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax"
     f" {jax.__version__}"
   )
-
-
-def _read(path: pathlib.Path) -> list[Run]:
-  lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

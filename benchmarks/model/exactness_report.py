@@ -35,11 +35,16 @@ def tables(runs: list[Run], gradients: list[str]) -> str:
     ]
     for memory in _memories(runs, task):
       for (label, of), name in itertools.product(measures.items(), gradients):
-        found = _by_seed(runs, task, memory, name)
-        values = [of(run) for _, run in sorted(found.items())]
+        found, reference = (
+          {
+            seed: of(run)
+            for seed, run in sorted(_by_seed(runs, task, memory, x).items())
+          }
+          for x in (name, base)
+        )
+        values = list(found.values())
         if not values:
           continue
-        reference = _by_seed(runs, task, memory, base)
         cells = [
           memory,
           label,
@@ -47,7 +52,7 @@ def tables(runs: list[Run], gradients: list[str]) -> str:
           ", ".join(f"{x:.3f}" for x in values),
           f"{np.mean(values):.3f}",
           f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else "",
-          "" if name == base else _difference(found, reference, of),
+          "" if name == base else difference(found, reference),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     parts.append("\n".join(lines) + "\n")
@@ -166,13 +171,11 @@ def _by_seed(
   return {run["seed"]: run for run in runs if named.items() <= run.items()}
 
 
-def _difference(found: dict[int, Run], reference: dict[int, Run], of) -> str:
-  pairs = np.array(
-    [of(found[s]) - of(reference[s]) for s in found.keys() & reference.keys()]
-  )
-  if not len(pairs):
-    return ""
-  if len(pairs) == 1:
-    return f"{pairs[0]:+.3f}"
+def difference(found: dict[int, float], reference: dict[int, float]) -> str:
+  """The mean difference over the seeds that both have, with its error."""
+  seeds = sorted(found.keys() & reference.keys())
+  pairs = np.array([found[seed] - reference[seed] for seed in seeds])
+  if len(pairs) < 2:
+    return "".join(f"{x:+.3f}" for x in pairs)
   error = pairs.std(ddof=1) / math.sqrt(len(pairs))
   return f"{pairs.mean():+.3f} +- {error:.3f}"

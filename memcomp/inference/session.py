@@ -159,7 +159,7 @@ def _by_row(function: Callable[..., Any], *sessions: Session) -> Session:
   """Maps `function(axis of rows, *leaves)` over sessions."""
 
   def stack(*states):
-    # Others are stacked by layer at axis 0.
+    # Where layers are not apart they are stacked, at axis 0.
     axis = 0 if isinstance(states[0], apart.Apart) else 1
     return jax.tree.map(functools.partial(function, axis), *states)
 
