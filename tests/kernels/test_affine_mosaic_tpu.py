@@ -89,7 +89,13 @@ def test_equals_the_xla_form(name, time):
   assert_close(*both(name, arguments(name, time)))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "delta_rule"))
+    for name in SPECS
+  ],
+)
 def test_packing(name):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((3, 70), np.int32)
@@ -119,6 +125,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
       assert ours <= max(2 * own, 1e-6), (part, own, ours)
 
 
+@pytest.mark.slow
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   api, spec, (state, fresh, inputs) = arguments("delta_rule", 32, batch=2)

@@ -2,6 +2,7 @@
 
 import importlib
 
+import generations
 import jax
 import jax.numpy as jnp
 import pytest
@@ -75,8 +76,9 @@ def test_lowers(case):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(
+  ("topology", "case"), generations.spread(CASES), ids=str
+)
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
   with modes.compiled():

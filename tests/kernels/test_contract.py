@@ -47,13 +47,17 @@ FEW = PACKED[[0, 1, 2, 0, 1]]  # segments: no row has many
 # all but name are left to the slow tests.
 FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
 
+# References share the scan that keeps the rules of packing and states.
+ONE = ("trellis",)
 
-def subjects(keep, *, baselines=True):
+
+def subjects(keep, *, often=None):
   """Parametrizes a test by those of ALL that `keep` takes.
 
   Args:
     keep: (memory, name of a Spec, implementation) -> bool.
-    baselines: whether the baselines are checked every time.
+    often: the memories that are checked every time, the others by slow tests;
+      None for all.
   """
   return pytest.mark.parametrize(
     "subject",
@@ -62,7 +66,10 @@ def subjects(keep, *, baselines=True):
         checks.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
         marks=[SLOW]
-        * (name in memory.composed or not (baselines or memory.name in FOUR)),
+        * (
+          name in memory.composed
+          or memory.name not in (often or (memory.name,))
+        ),
       )
       for memory, name, implementation in ALL
       if keep(memory, name, implementation)
@@ -87,8 +94,9 @@ def other_forms(memory, name, implementation):
   return implementation != "reference" and name not in memory.typical
 
 
-def other_baselines(memory, name, implementation):
-  return other_forms(memory, name, implementation) and memory.name not in FOUR
+def solved_forms(memory, name, implementation):
+  """Those with a gradient of their own: that of solved systems."""
+  return other_forms(memory, name, implementation) and name.startswith("token")
 
 
 def typical_reference(memory, name, implementation):
@@ -115,12 +123,18 @@ def test_truth(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(other_forms, baselines=False)
+@subjects(solved_forms)
+def test_truth_of_solved_specs(subject):
+  checks.check_truth(subject, TIME)
+
+
+@SLOW
+@subjects(other_forms)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(other_baselines)
+@subjects(other_forms, often=FOUR)
 def test_values_of_other_specs(subject):
   checks.check_values(subject, TIME)
 
@@ -133,28 +147,24 @@ def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(smooth_references, baselines=False)
+@subjects(smooth_references, often=FOUR)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, TIME)
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=FOUR)
 def test_precision(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
-@subjects(first_forms, baselines=False)
+@SLOW
+@subjects(typical_forms)
 def test_precision_in_float32(subject):
   checks.check_precision(subject, "float32", TIME)
 
 
 @SLOW
-@subjects(further_forms)
-def test_precision_in_float32_of_further_specs(subject):
-  checks.check_precision(subject, "float32", TIME)
-
-
-@subjects(typical_reference, baselines=False)
+@subjects(typical_reference, often=FOUR)
 def test_precision_of_the_reference(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
@@ -164,13 +174,13 @@ def test_hand_off_at_every_offset(subject):
   checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
 
 
-@subjects(typical_reference, baselines=False)
+@subjects(typical_reference, often=ONE)
 def test_hand_off_of_the_reference(subject):
   checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
 
 
 # Of the reference; the forms are held to it on packed rows below.
-@subjects(typical_reference, baselines=False)
+@subjects(typical_reference, often=ONE)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
   [
@@ -189,7 +199,7 @@ def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, rows, in_two=False)
 
 
-@subjects(first_forms, baselines=False)
+@subjects(first_forms, often=FOUR)
 def test_packed_rows_in_two_calls(subject):
   checks.check_packed_against_reference(subject, PACKED)
 
@@ -211,7 +221,7 @@ def test_padding(subject):
   checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
 
-@subjects(typical_reference, baselines=False)
+@subjects(typical_reference, often=ONE)
 def test_padding_of_the_reference(subject):
   checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
@@ -231,7 +241,7 @@ def test_edges(subject):
   checks.check_edges(subject, TIME)
 
 
-@subjects(typical_reference, baselines=False)
+@subjects(typical_reference, often=ONE)
 def test_edges_of_the_reference(subject):
   checks.check_edges(subject, TIME)
 
@@ -242,6 +252,7 @@ def test_edges_of_other_specs(subject):
   checks.check_edges(subject, PACKED.shape[1], PACKED)
 
 
-@subjects(first_forms, baselines=False)
+@SLOW
+@subjects(first_forms)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)

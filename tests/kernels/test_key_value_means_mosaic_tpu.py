@@ -5,6 +5,7 @@ import functools
 import re
 from typing import Any
 
+import generations
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,8 +199,7 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(("topology", "dim"), generations.spread([64, 128]))
 def test_compiles(topology, dim):
   function, given = gradient(dim)
   with modes.compiled():

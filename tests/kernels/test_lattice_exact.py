@@ -76,8 +76,8 @@ def drawn(one, time):
   ("objective", "update"),
   [
     pytest.param(
-      *pair, marks=[pytest.mark.slow] * (pair[0] == "encoding")
-    )  # as of another objective
+      *pair, marks=[pytest.mark.slow] * (pair != ("similarity", "orthogonal"))
+    )
     for pair in itertools.product(types.OBJECTIVES, types.UPDATES)
     if pair
     not in (
@@ -94,7 +94,7 @@ def test_every_objective_and_update(objective, update):
   assert_exact(subjects, *drawn(subjects[0], 19))
 
 
-@pytest.mark.parametrize("time", [1, 37])
+@pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.slow), 37])
 def test_every_tile_size(time):
   subjects = [
     subject(tilings.Tiling(tile_time=tile, solver=solver))

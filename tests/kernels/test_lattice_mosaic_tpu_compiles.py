@@ -1,5 +1,8 @@
 """Lattice's TPU kernels lower and compile for TPUs, without one."""
 
+import itertools
+
+import generations
 import jax
 import jax.numpy as jnp
 import pytest
@@ -72,10 +75,13 @@ def test_lowers(meaning, count):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("meaning", SPECS)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-def test_compiles(topology, head_dim, meaning):
+@pytest.mark.parametrize(
+  ("topology", "case"),
+  generations.spread(list(itertools.product(SPECS, [64, 128]))),
+  ids=str,
+)
+def test_compiles(topology, case):
+  meaning, head_dim = case
   # Those of any position once: of v6e's narrow heads.
   fresh = (topology, head_dim) != ("v6e:2x2", 64)
   function, arguments = gradient(meaning, head_dim, fresh=fresh)

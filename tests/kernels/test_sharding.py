@@ -17,9 +17,7 @@ from memcomp_kernels.testing import (
 # Whose states differ most in kind; what shards them is the same for all.
 OFTEN = (
   "trellis",
-  "key_value_means",
   "tensor_cache",
-  "softmax_attention",
 )
 
 

@@ -1,5 +1,6 @@
 """Tensor Cache's kernels lower and compile for TPUs, without one."""
 
+import generations
 import jax
 import jax.numpy as jnp
 import pytest
@@ -65,18 +66,7 @@ def test_lowers(case):
 @pytest.mark.aot
 @needs_compiler
 @pytest.mark.parametrize(
-  ("topology", "case"),
-  [
-    pytest.param(
-      topology,
-      case,
-      marks=[pytest.mark.slow]  # Takes two minutes of each.
-      * (case[0] == "evicted-slots" and topology != "v6e:2x2"),
-    )
-    for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
-    for case in CASES
-  ],
-  ids=str,
+  ("topology", "case"), generations.spread(CASES), ids=str
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)

@@ -88,6 +88,7 @@ def test_slots_that_decay_unwritten(monkeypatch):
   red("evicted-slots")
 
 
+@pytest.mark.slow
 def test_chunks_on_the_grid_of_the_call(monkeypatch):
   right = xla_chunked.tile.Places
 
@@ -100,6 +101,7 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
     checks.check_hand_off(subject("all-outer"), piece=5, pieces=3)
 
 
+@pytest.mark.slow
 def test_segments_that_leak(monkeypatch):
   right = xla_chunked.tile.Places
 

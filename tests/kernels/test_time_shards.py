@@ -21,8 +21,9 @@ ATTENTION = memories.MEMORIES["softmax_attention"]
 CACHE = memories.MEMORIES["tensor_cache"]
 
 
-# They take the way of another case too: the wavefront of Trellis, the halo of
-# the window with sinks, or Tensor Cache's with slots.
+# They take the way of another case too: the wavefront of Trellis, what the
+# delta rule combines, the halo of the window with sinks, or Tensor Cache's with
+# slots.
 LIKE_ANOTHER = (
   "rwkv7-released",
   "slot_attention-gated",
@@ -40,6 +41,9 @@ LIKE_ANOTHER = (
   "key_value_means-power",
   "lattice-chunk-decoding",
   "trellis-whole",
+  "cache-whole",
+  "linear_attention-decayed",
+  "state_space_duality-own",
 )
 
 # A chunk that is longer than a shard: several start in its midst.

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import generations
 import jax
 import jax.numpy as jnp
 import pytest
@@ -64,7 +65,13 @@ def gradient(spec, *, fresh=False, **keywords):
   return function
 
 
-@pytest.mark.parametrize(("head_dim", "chunk"), [*SHAPES, (64, 16)])
+@pytest.mark.parametrize(
+  ("head_dim", "chunk"),
+  [
+    pytest.param(*shape, marks=[pytest.mark.slow] * (shape != (64, 64)))
+    for shape in [*SHAPES, (64, 16)]
+  ],
+)
 def test_lowers(head_dim, chunk):
   spec = api.Spec(chunk_size=chunk)
   with modes.compiled():
@@ -80,21 +87,16 @@ def test_lowers(head_dim, chunk):
 @pytest.mark.aot
 @needs_compiler
 @pytest.mark.parametrize(
-  ("head_dim", "chunk", "decay"),
-  [
+  ("topology", "case"),
+  generations.spread(
+    [(*shape, decay) for shape in SHAPES for decay in ("separable", "safe")],
     # Every dimension, chunk and form with two of the others.
-    pytest.param(
-      *shape,
-      decay,
-      marks=[pytest.mark.slow]
-      * ((shape[0] == shape[1]) != (decay == "separable")),
-    )
-    for shape in SHAPES
-    for decay in ("separable", "safe")
-  ],
+    slow=lambda case: (case[0] == case[1]) != (case[2] == "separable"),
+  ),
+  ids=str,
 )
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-def test_compiles(topology, head_dim, chunk, decay):
+def test_compiles(topology, case):
+  head_dim, chunk, decay = case
   spec = api.Spec(chunk_size=chunk)
   tiling = api.Tiling(decay=decay)
   with modes.compiled():
@@ -136,8 +138,9 @@ def test_per_token_lowers():
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(
+  ("topology", "head_dim"), generations.spread([64, 128])
+)
 def test_per_token_compiles(topology, head_dim):
   with modes.compiled():
     compiled = aot.compile_for(

@@ -65,7 +65,12 @@ def differentiated(function, arguments, cotangent):
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 @pytest.mark.parametrize(
   ("phi", "time"),
-  [("ln_silu", 1), ("ln_silu", 2), ("ln_silu", 9), ("softmax", 9)],
+  [
+    ("ln_silu", 1),
+    pytest.param("ln_silu", 2, marks=pytest.mark.slow),
+    ("ln_silu", 9),
+    pytest.param("softmax", 9, marks=pytest.mark.slow),
+  ],
 )
 def test_solves_the_system(phi, time, solver):
   arguments, cotangent = case(time)

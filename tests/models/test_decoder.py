@@ -245,6 +245,7 @@ def packed_documents():
   return documents, row[None], segments
 
 
+@those_in((*OFTEN, "rwkv7", "mamba2"))
 def test_packed_rows_equal_their_documents(model):
   documents, row, segments = packed_documents()
   packed, _ = model(row, segment_ids=segments)
@@ -254,7 +255,7 @@ def test_packed_rows_equal_their_documents(model):
 
 # A value that is right wherever it is taken has the right derivative; but for
 # rules of our own, which the memories' own tests hold to it.
-@those_in(("hybrid",))
+@those_in(())
 def test_gradients_of_packed_rows(model):
   documents, row, segments = packed_documents()
   params = nnx.state(model.model)
@@ -338,7 +339,7 @@ def base():
 @pytest.mark.parametrize(
   "remat",
   [
-    "block",
+    pytest.param("block", marks=pytest.mark.slow),
     pytest.param("mixer_out", marks=pytest.mark.slow),
     "memories",
     pytest.param("dots", marks=pytest.mark.slow),
@@ -391,12 +392,18 @@ KNOBS = {
 }
 
 
-# The others of a group take the same way into the model.
+# The others of a group take the same way into the model; those of other groups
+# the same as one of these.
+COMPUTED = ("token", "gates", "memory", "convolution")
+
+
 @pytest.mark.parametrize(
   "change",
   [
-    pytest.param(change, marks=[pytest.mark.slow] * (index > 0))
-    for group in KNOBS.values()
+    pytest.param(
+      change, marks=[pytest.mark.slow] * (index > 0 or name not in COMPUTED)
+    )
+    for name, group in KNOBS.items()
     for index, change in enumerate(group)
   ],
   ids=str,

@@ -88,10 +88,11 @@ def loss_and_gradients(config, sizes, packed):
 @pytest.mark.parametrize(
   "name",
   [
-    # Combined like RWKV-7's; handed over like Trellis's.
+    # Combined like each other; handed over like Trellis's.
     pytest.param(
       name,
-      marks=[pytest.mark.slow] * (name in ("mamba2", "key_value_means")),
+      marks=[pytest.mark.slow]
+      * (name in ("mamba2", "rwkv7", "key_value_means")),
     )
     for name in MIXERS
   ],

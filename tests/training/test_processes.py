@@ -86,6 +86,7 @@ def test_a_signal_to_one_stops_both_and_fewer_devices_go_on(
   assert_same_losses(losses(workdir), one_process)
 
 
+@pytest.mark.slow
 def test_rows_whose_time_lies_on_both(config, one_process, tmp_path):
   workdir = tmp_path / "two"
   mesh = {"replica": 1, "fsdp": 1, "context": 8}

@@ -12,9 +12,6 @@ from memcomp.models import registry, small
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# A minute each: the others are left to `-m slow`.
-QUICK = ("trellis",)
-
 
 def train(mixer, tmp_path, *flags):
   # Trained rather than only compiled: XLA is to optimise here.
@@ -51,13 +48,8 @@ def train(mixer, tmp_path, *flags):
   return json.loads(line)["accuracy"]["4"][0]
 
 
-@pytest.mark.parametrize(
-  "mixer",
-  [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in registry.MIXERS
-  ],
-)
+@pytest.mark.slow  # A minute each.
+@pytest.mark.parametrize("mixer", registry.MIXERS)
 def test_recall_is_learned(mixer, tmp_path):
   # Their losses rest at one pair in four for longer before they fall.
   longer = {"trellis": 500, "mamba2": 800, "two_pass_delta": 900}

@@ -19,12 +19,11 @@ smoke = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(smoke)
 
 
-# The memories, and of the baselines one with each other kind of state.
+# The memories; of baselines, other tests train some.
 QUICK = (
   "lattice",
   "key_value_means",
   "tensor_cache",
-  "mamba2",
 )
 
 

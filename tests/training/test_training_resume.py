@@ -55,7 +55,10 @@ def _end(process):
   return process.returncode, out, err
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(n, marks=[pytest.mark.slow] * (n != "joined")) for n in CASES],
+)
 def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name):
   config, flags, curve = whole(name)
   seed = random.randrange(10**6)
