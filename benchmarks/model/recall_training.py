@@ -41,11 +41,14 @@ class Trained:
 
   Attributes:
     accuracy: on fresh rows, by number of pairs.
+    by_length: on fresh rows of the fewest pairs, each asked for at any place
+      after them, by length.
     losses: nats per answer, of every update.
     grad_norms: of every update, before clipping.
   """
 
   accuracy: dict[int, float]
+  by_length: dict[int, float]
   losses: np.ndarray
   grad_norms: np.ndarray
 
@@ -87,12 +90,21 @@ def stack(trees: list[Any]) -> Any:
 
 
 def train(
-  config: decoder.DecoderConfig, task: Task, seeds: list[int]
+  config: decoder.DecoderConfig,
+  task: Task,
+  seeds: list[int],
+  lengths: tuple[int, ...] = (),
 ) -> list[Trained]:
   """Trains on mqar-fast and answers fresh rows.
 
   All seeds side by side, one more axis of every array: small products cost
   little more for several seeds than for one.
+
+  Args:
+    config: of the model.
+    task: what is learned.
+    seeds: of parameters and rows.
+    lengths: tokens of the rows of `Trained.by_length`.
   """
 
   def fresh_params(seed):
@@ -143,7 +155,7 @@ def train(
     right = jnp.argmax(logits_of(params, inputs), axis=-1) == labels
     return jnp.sum(right & asked) / jnp.sum(asked)
 
-  def rows(count, length, pairs, offset):
+  def rows(count, length, pairs, offset, **law):
     """Inputs and labels `[seeds, count, length]`; the offset of seed 0."""
     found = [
       mqar.fast(
@@ -152,6 +164,7 @@ def train(
         length=length,
         pairs=pairs,
         seed=2**20 * seed + offset,
+        **law,
       )
       for seed in seeds
     ]
@@ -174,9 +187,16 @@ def train(
   right = {
     n: hits(carry[0], *rows(FRESH_ROWS, task.length, n, 0)) for n in task.pairs
   }
+  far = {
+    length: hits(
+      carry[0], *rows(FRESH_ROWS, length, task.pairs[0], 0, power=1.0)
+    )
+    for length in lengths
+  }
   return [
     Trained(
       accuracy={n: float(x[i]) for n, x in right.items()},
+      by_length={n: float(x[i]) for n, x in far.items()},
       losses=losses[i],
       grad_norms=grad_norms[i],
     )
