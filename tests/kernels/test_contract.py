@@ -47,6 +47,9 @@ FEW = PACKED[[0, 1, 2, 0, 1]]  # segments: no row has many
 # all but name are left to the slow tests.
 FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
 
+# With gradients of their own, and those whose finite differences cost least.
+SOLVED = ("trellis", "lattice")
+
 # References share the scan that keeps the rules of packing and states.
 ONE = ("trellis",)
 
@@ -134,7 +137,7 @@ def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(other_forms, often=FOUR)
+@subjects(other_forms, often=SOLVED)
 def test_values_of_other_specs(subject):
   checks.check_values(subject, TIME)
 
@@ -147,7 +150,7 @@ def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(smooth_references, often=FOUR)
+@subjects(smooth_references, often=SOLVED)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, TIME)
 
@@ -193,13 +196,15 @@ def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)
 
 
-@subjects(typical_forms)
+# In the decoder's tests every mixer is held to it.
+@subjects(typical_forms, often=FOUR)
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, rows, in_two=False)
 
 
-@subjects(first_forms, often=FOUR)
+@SLOW
+@subjects(first_forms)
 def test_packed_rows_in_two_calls(subject):
   checks.check_packed_against_reference(subject, PACKED)
 

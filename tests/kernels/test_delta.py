@@ -44,7 +44,7 @@ def test_it_solves_the_system(time):
   )
 
 
-@pytest.mark.parametrize("time", [5, 20])
+@pytest.mark.parametrize("time", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_gradients_are_those_of_the_loop(time):
   coupling, target = drawn(time)
   arguments = 0.3 * coupling, target

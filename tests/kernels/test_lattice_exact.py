@@ -178,6 +178,7 @@ def test_columns_without_a_direction(tiling):
 # Of these two the contract suite meets substitution.
 
 
+@pytest.mark.slow
 def test_float32():
   checks.check_precision(subject(SOLVERS[1]), "float32", 64)
 

@@ -79,9 +79,9 @@ def assert_close(expected, actual):
 
 
 MEANINGS = [
-  (TOKEN, "decoding", "normalized"),
-  (TOKEN, "similarity", "delta"),
   (CHUNK, "encoding", "orthogonal"),
+  pytest.param(TOKEN, "decoding", "normalized", marks=pytest.mark.slow),
+  pytest.param(TOKEN, "similarity", "delta", marks=pytest.mark.slow),
   pytest.param(TOKEN, "encoding", "orthogonal", marks=pytest.mark.slow),
   pytest.param(CHUNK, "similarity", "delta", marks=pytest.mark.slow),
 ]

@@ -22,8 +22,7 @@ CACHE = memories.MEMORIES["tensor_cache"]
 
 
 # They take the way of another case too: the wavefront of Trellis, what the
-# delta rule combines, the halo of the window with sinks, or Tensor Cache's with
-# slots.
+# delta rule combines, or the halo of Tensor Cache with its long chunk.
 LIKE_ANOTHER = (
   "rwkv7-released",
   "slot_attention-gated",
@@ -42,6 +41,8 @@ LIKE_ANOTHER = (
   "lattice-chunk-decoding",
   "trellis-whole",
   "cache-whole",
+  "tensor_cache-evicted-slots",
+  "softmax_attention-window-sinks",
   "linear_attention-decayed",
   "state_space_duality-own",
 )

@@ -88,11 +88,11 @@ def loss_and_gradients(config, sizes, packed):
 @pytest.mark.parametrize(
   "name",
   [
-    # Combined like each other; handed over like Trellis's.
+    # What is combined or a halo, `test_time_shards` holds to it.
     pytest.param(
       name,
       marks=[pytest.mark.slow]
-      * (name in ("mamba2", "rwkv7", "key_value_means")),
+      * (name in ("mamba2", "rwkv7", "key_value_means", "softmax_attention")),
     )
     for name in MIXERS
   ],

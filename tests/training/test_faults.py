@@ -143,6 +143,7 @@ store.ArrayStore.read = failing
 """
 
 
+@pytest.mark.slow
 def test_an_error_of_one_ends_both_at_once(tmp_path):
   more = training_cases.LEAKY + FAILING
   config = training_cases.write_config(tmp_path, more)

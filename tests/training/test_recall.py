@@ -57,6 +57,7 @@ def test_recall_is_learned(mixer, tmp_path):
   assert train(mixer, tmp_path, f"--steps={steps}") > 0.95
 
 
+@pytest.mark.slow
 def test_without_training_it_is_not(tmp_path):
   """Chance is 1 in 32: accuracy tells of what was learned."""
   found = train("softmax_attention", tmp_path, "--steps=1")

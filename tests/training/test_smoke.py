@@ -19,12 +19,8 @@ smoke = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(smoke)
 
 
-# The memories; of baselines, other tests train some.
-QUICK = (
-  "lattice",
-  "key_value_means",
-  "tensor_cache",
-)
+# CI trains the quickstart, and other tests train others; half a minute each.
+QUICK = ("key_value_means",)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_a_signal_reaches_the_run(tmp_path):
   assert "the same command goes on" in said
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path):
   config = training_cases.write_config(tmp_path)
   config.write_text(config.read_text() + "\nNAMES = ('x', 'y')\n")

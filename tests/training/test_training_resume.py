@@ -77,7 +77,10 @@ def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name):
   assert training_cases.curve(tmp_path / "run") == curve, seed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+  "number",
+  [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
   config, flags, curve = whole("joined")
   folder = tmp_path / "run"
