@@ -94,6 +94,7 @@ def train(
   task: Task,
   seeds: list[int],
   lengths: tuple[int, ...] = (),
+  filler: bool = False,
 ) -> list[Trained]:
   """Trains on mqar-fast and answers fresh rows.
 
@@ -105,6 +106,8 @@ def train(
     task: what is learned.
     seeds: of parameters and rows.
     lengths: tokens of the rows of `Trained.by_length`.
+    filler: whether values drawn anew stand between the questions, all of them
+      to be forgotten; else it is one token, which is easily ignored.
   """
 
   def fresh_params(seed):
@@ -168,7 +171,14 @@ def train(
       )
       for seed in seeds
     ]
-    return [np.stack(x).astype(np.int32) for x in zip(*found, strict=True)]
+    inputs, labels = (
+      np.stack(x).astype(np.int32) for x in zip(*found, strict=True)
+    )
+    if filler:
+      rng = np.random.default_rng(offset)
+      values = rng.integers(task.vocab_size // 2, task.vocab_size, inputs.shape)
+      inputs = np.where(inputs == 0, values, inputs).astype(np.int32)
+    return [inputs, labels]
 
   def block(steps):
     batches = [rows(*rows_at(task, i), 2**20 + i) for i in steps]
