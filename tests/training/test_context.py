@@ -88,12 +88,8 @@ def loss_and_gradients(config, sizes, packed):
 @pytest.mark.parametrize(
   "name",
   [
-    # What is combined or a halo, `test_time_shards` holds to it.
-    pytest.param(
-      name,
-      marks=[pytest.mark.slow]
-      * (name in ("mamba2", "rwkv7", "key_value_means", "softmax_attention")),
-    )
+    # What is combined, or a halo, `test_time_shards` holds to it.
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "trellis"))
     for name in MIXERS
   ],
 )
