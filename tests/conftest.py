@@ -13,6 +13,8 @@ import shutil
 import signal
 import tempfile
 
+import pytest
+
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   # In the process that starts the workers; they inherit the variable.
   folder = tempfile.mkdtemp(prefix="memcomp-programs-")
@@ -47,3 +49,22 @@ def pytest_runtest_teardown():
     import jax
 
     jax.clear_caches()
+
+
+_TESTS = pathlib.Path(__file__).parent
+_LEFT_OUT = {
+  f"{_TESTS.name}/{line}"
+  for line in (_TESTS / "slow.txt").read_text().splitlines()
+  if line and not line.startswith("#")
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config, items):
+  """Marks the tests that slow.txt names; a name of none is a mistake."""
+  named = [item for item in items if item.nodeid in _LEFT_OUT]
+  for item in named:
+    item.add_marker(pytest.mark.slow)
+  unknown = _LEFT_OUT - {item.nodeid for item in named}
+  if unknown and config.args == config.getini("testpaths"):
+    raise pytest.UsageError(f"slow.txt names no test: {min(unknown)}")
