@@ -19,7 +19,8 @@ _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
   "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
-  "gpu": ("mosaic_gpu", "library_gpu", "xla_chunked", "reference"),
+  # Not mosaic_gpu, which no GPU has run yet: by name only.
+  "gpu": ("library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
 KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
@@ -83,10 +84,12 @@ class Implementations:
 
   def reason(self, platform: str) -> str:
     """One line for people: why `default` is what it is."""
-    best = PREFERENCE.get(platform, DEFAULT_PREFERENCE)[0]
+    own, preferred = f"mosaic_{platform}", PREFERENCE.get(platform, ())
     chosen = self.default(platform)
-    if chosen not in KERNELS and best in KERNELS:
-      return f"no {best} kernel for {self.memory} yet"
+    if own in self.functions and own not in preferred:
+      return f"{own} by name only: no {platform} has run it yet"
+    if chosen not in KERNELS and preferred:
+      return f"no {own} kernel for {self.memory} yet"
     if chosen in self.limits:
       return f"fastest form on {platform}, for the calls that it can do"
     return f"fastest form on {platform}"

@@ -5,7 +5,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.state_space_duality import mosaic_tpu, types, xla_chunked
+from memcomp_kernels.state_space_duality import (
+  mosaic_gpu,
+  mosaic_tpu,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.state_space_duality import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
@@ -17,7 +22,11 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_gpu=mosaic_gpu.chunk,
+  limits={
+    "mosaic_tpu": mosaic_tpu.unsupported,
+    "mosaic_gpu": mosaic_gpu.unsupported,
+  },
 )
 
 

@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.tensor_cache import mosaic_tpu, types, xla_chunked
+from memcomp_kernels.tensor_cache import (
+  mosaic_gpu,
+  mosaic_tpu,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.tensor_cache import over_time as _over_time
 from memcomp_kernels.tensor_cache import reference as _reference
 
@@ -21,7 +26,11 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_gpu=mosaic_gpu.chunk,
+  limits={
+    "mosaic_tpu": mosaic_tpu.unsupported,
+    "mosaic_gpu": mosaic_gpu.unsupported,
+  },
 )
 
 

@@ -286,9 +286,8 @@ def backward(
 
   Returns:
     Adjoints, each `d_` and a name: of `write`, `erase` (where there is one),
-    `key` and `query` (both by head, wide where heads share them), `total`
-    `[tiles, batch, heads, 1, value]` (to be summed), `memory` and, with
-    `resets`, `reset`.
+    `key` and `query` (both by head, wide where heads share them), `total`,
+    `memory` and, with `resets`, `reset`.
   """
   given = _operands(tile) | {
     "saved": saved,
@@ -314,7 +313,7 @@ def backward(
     results["d_erase"] = _struct(tile.erase)
   if resets is not None:
     results["d_reset"] = _struct(d_final)
-  return _call(
+  found = _call(
     _backward_body,
     "affine_backward",
     given,
@@ -322,3 +321,5 @@ def backward(
     resets=resets,
     reverse=True,
   )
+  found["d_total"] = jnp.sum(found["d_total"], axis=(-1, -2))
+  return found

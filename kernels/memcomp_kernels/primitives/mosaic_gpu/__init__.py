@@ -1,0 +1,1 @@
+"""Parts of Pallas kernels for Hopper GPUs (Mosaic GPU)."""

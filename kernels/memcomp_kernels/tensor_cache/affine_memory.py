@@ -1,0 +1,176 @@
+"""Tensor Cache by kernels: the XLA form, its two parts by kernels.
+
+Local attention is a library's where that can do the call, else plain JAX. The
+memory's tiles are those of `affine_tile`: each segment, and with "all" each
+chunk, begins a tile of its own.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.primitives import chunked, window
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
+from memcomp_kernels.tensor_cache import (
+  affine_tile,
+  tile,
+  tilings,
+  types,
+  xla_chunked,
+)
+
+Engines = tuple[form_lib.Engine, form_lib.Engine]
+"""For updates that are not defined by chunk, and for those that are."""
+
+
+def unsupported(spec: types.Spec) -> str | None:
+  """Why the memory's tiles are not affine, or None."""
+  if spec.rule == "wedge":
+    return 'no kernel for rule="wedge"'
+  if spec.chunk_mean:
+    return "no kernel for chunk_mean=True"
+  return None
+
+
+def implementation(
+  name: str,
+  engines: Engines,
+  library: Any,
+  unsupported: Callable[[types.Inputs, types.Spec], str | None],
+) -> Callable[..., tuple[types.State, jax.Array]]:
+  """Returns a `chunk` whose two parts are run by kernels.
+
+  Args:
+    name: of the implementation.
+    engines: of the memory.
+    library: of `softmax_attention`, which attends where it can do the call.
+    unsupported: why a call cannot be done, or None.
+  """
+
+  def attend(state, inputs, *, spec, **call):
+    can = library.unsupported(state, inputs, spec, **call) is None
+    function = library.chunk if can else attention_xla.chunk
+    return function(state, inputs, spec=spec, **call)
+
+  kernels = xla_chunked.Kernels(attend, functools.partial(memory, engines))
+
+  def chunk(
+    state: types.State,
+    inputs: types.Inputs,
+    *,
+    spec: types.Spec,
+    segment_ids: jax.Array | None = None,
+    reset_state: types.State | None = None,
+    seen: int | None = None,
+  ) -> tuple[types.State, jax.Array]:
+    """Equal to `reference`, by kernels; see `api.chunk`.
+
+    Raises:
+      NotImplementedError: these kernels do not do it; says why.
+    """
+    if reason := unsupported(inputs, spec):
+      raise NotImplementedError(f"tensor_cache {name}: {reason}")
+    return xla_chunked.chunk(
+      state,
+      inputs,
+      spec=spec,
+      segment_ids=segment_ids,
+      reset_state=reset_state,
+      seen=seen,
+      kernels=kernels,
+    )
+
+  return chunk
+
+
+def memory(
+  engines: Engines,
+  plan: window.Plan,
+  state: types.State,
+  reset_state: types.State,
+  tokens: tile.Tokens,
+  writes: jax.Array,
+  spec: types.Spec,
+) -> tuple[tile.Carry, jax.Array]:
+  """As `xla_chunked.memory`, its tiles by `engines`."""
+  call = plan, state, reset_state, tokens, writes
+  if plan.source is None or not spec.chunked:
+    return _by_kernels(engines, *call, spec)
+  # The layout has segments begin with a chunk.
+  return lax.cond(
+    jnp.any(reset_state.position % spec.chunk_size > 0),
+    functools.partial(xla_chunked.memory, spec=spec),
+    functools.partial(_by_kernels, engines, spec=spec),
+    *call,
+  )
+
+
+def _by_kernels(engines, plan, state, reset_state, tokens, writes, spec):
+  engine = engines[spec.chunked]
+  # In the order of `window.compact`: runs, then padding.
+  ids = None if plan.source is None else plan.run[:, plan.prior :] + 1
+  laid = tile.masked(tokens, writes[..., None, None])
+  laid = laid._replace(read_route=None, read_mix=None)
+  scan = functools.partial(_scan, state, reset_state, ids)
+  memory, read = scan(spec, engine, laid, lambda x: x.memory)
+  normalizer = None, None
+  if spec.read_norm:
+    # A vector, in float32: it decides whether a read is divided at all.
+    wide = laid.log_decay.dtype
+    laid = laid._replace(
+      query=laid.query.astype(wide),
+      key=laid.key.astype(wide),
+      value=jnp.ones_like(laid.value[..., :1], wide),
+    )
+    outer = dataclasses.replace(spec, rule="outer")
+    found, along = scan(outer, None, laid, lambda x: x.normalizer[..., None])
+    normalizer = jax.tree.map(lambda x: x[..., 0], found)
+    read /= jnp.maximum(jnp.abs(along), 1)
+  read = jnp.sum(tile.read_weights(tokens)[..., None] * read, axis=-2)
+  memories, starts = map(types.Memories, memory, normalizer)
+  carry = tile.Carry(memories, starts if spec.chunked else None, None)
+  return carry, read.astype(tokens.query.dtype)
+
+
+def _scan(state, reset_state, ids, spec, engine, tokens, take):
+  """Runs the arrays that `take` takes from memories, as the chunk form does.
+
+  Returns:
+    The array and that of the chunk's start (None without chunks), `[batch,
+    heads, timescales, slots, key, value]`; reads `[batch, time, heads, lanes,
+    value]`.
+  """
+
+  def parts(state):
+    def lanes(memories):
+      x = take(memories)
+      return (x.reshape(x.shape[0], -1, *x.shape[-2:]),)
+
+    return chunked.Parts(
+      lanes(state.memories),
+      lanes(state.starts) if spec.chunked else None,
+      state.position % spec.chunk_size if spec.chunked else None,
+      jnp.ones_like(state.segment_id),  # of the state's run, in `ids`
+    )
+
+  batch, time, heads = tokens.query.shape[:3]
+  size = spec.chunk_size if spec.chunked else tilings.tile_time(spec, time)
+  new, read = chunked.chunk(
+    affine_tile.form(spec, size, engine),
+    parts(state),
+    tokens,
+    segment_ids=ids,
+    reset_state=parts(reset_state),
+  )
+  lanes = heads, spec.timescales, spec.num_slots
+  (memory,), (start,) = jax.tree.map(
+    lambda x: x.reshape(batch, *lanes, *x.shape[2:]),
+    (new.memories, new.starts if spec.chunked else (None,)),
+  )
+  return (memory, start), read.reshape(batch, time, heads, -1, read.shape[-1])

@@ -1,0 +1,197 @@
+"""GPU kernels of affine tiles: interpreted, against the XLA forms; lowered.
+
+Nothing here runs on a GPU: the interpreter knows shared memory, copies and
+barriers, and lowering finds layouts that matrix units cannot take.
+"""
+
+import dataclasses
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.primitives.mosaic_gpu import affine_kernels, modes
+from memcomp_kernels.testing import errors, gradients, memories
+
+SPECS = {
+  "delta_rule": "gated",  # erases
+  "state_space_duality": "shared",  # heads share keys
+}
+STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
+QUERIES = ("query", "key", "value")
+
+
+def arguments(name, spec, time, *, key_dim=64, value_dim=64, batch=1):
+  """A state, another that segments start from, and inputs in bfloat16."""
+  memory = memories.MEMORIES[name]
+  sizes = {
+    "batch": batch,
+    "heads": 2,
+    "key_dim": key_dim,
+    "value_dim": value_dim,
+  }
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  low = {x: getattr(inputs, x).astype("bfloat16") for x in QUERIES}
+  states = [memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)]
+  return *states, inputs._replace(**low)
+
+
+def function(form, spec, ids=None):
+  def run(state, fresh, inputs):
+    return form(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
+
+  return run
+
+
+def module(name, form):
+  return importlib.import_module(f"memcomp_kernels.{name}.{form}")
+
+
+def check(name, spec, given, ids=None, **mode):
+  """Kernels err by no more than twice what the XLA form errs by itself."""
+  xla = module(name, "xla_chunked").chunk
+  truth = gradients.value_and_gradients(
+    function(xla, spec, ids), gradients.cast(given, jnp.float32)
+  )
+  expected = gradients.value_and_gradients(function(xla, spec, ids), given)
+  kernels = module(name, "mosaic_gpu").chunk
+  with modes.interpreted(**mode):
+    actual = gradients.value_and_gradients(function(kernels, spec, ids), given)
+  for true, a, b in zip(
+    *map(jax.tree.leaves, (truth, expected, actual)), strict=True
+  ):
+    own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+    assert ours <= max(2 * own, 1e-6), (own, ours)
+
+
+@pytest.mark.parametrize(
+  ("name", "dims"),
+  [
+    pytest.param("delta_rule", (64, 64), marks=pytest.mark.slow),
+    pytest.param("delta_rule", (128, 128), marks=pytest.mark.slow),
+    pytest.param("state_space_duality", (64, 64), marks=pytest.mark.slow),
+  ],
+)
+def test_equals_the_xla_form(name, dims):
+  """A last tile that is not full, and memories handed on."""
+  spec = memories.MEMORIES[name].specs[SPECS[name]]
+  given = arguments(name, spec, 75, key_dim=dims[0], value_dim=dims[1])
+  check(name, spec, given)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "delta_rule",
+    pytest.param("state_space_duality", marks=pytest.mark.slow),
+  ],
+)
+def test_packing(name):
+  """Strictly: memory starts as nan, races are looked for."""
+  spec = memories.MEMORIES[name].specs[SPECS[name]]
+  ids = np.zeros((2, 70), np.int32)
+  ids[0] = 1  # goes on
+  ids[1, 3:40], ids[1, 45:] = 5, 2
+  check(
+    name, spec, arguments(name, spec, 70, batch=2), jnp.array(ids), **STRICT
+  )
+
+
+TENSOR_CACHE = {
+  "all": {"window_size": 9, "chunk_size": 8, "rule": "delta", "num_slots": 2},
+  "evicted": {
+    "window_size": 6,
+    "write_population": "evicted",
+    "read_norm": True,
+  },
+}
+
+
+def tensor_cache(name):
+  spec_type = memories.MEMORIES["tensor_cache"].api.Spec
+  return spec_type(**TENSOR_CACHE[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TENSOR_CACHE)
+def test_tensor_cache(name):
+  spec = tensor_cache(name)
+  given = arguments("tensor_cache", spec, 30)
+  check("tensor_cache", spec, given, jnp.array([[1] * 10 + [2] * 20]), **STRICT)
+
+
+def lower(name, spec, given):
+  """Of values and gradients, for a GPU: the program's text."""
+  kernels = function(module(name, "mosaic_gpu").chunk, spec)
+
+  def both(*given):
+    return gradients.value_and_gradients(kernels, given)
+
+  with modes.lowered():
+    traced = jax.jit(both).trace(*given)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+  "dims",
+  [
+    (64, 64),
+    (128, 128),
+    pytest.param((128, 64), marks=pytest.mark.slow),
+    pytest.param((64, 128), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_lowers(dims):
+  spec = memories.MEMORIES["delta_rule"].specs["gated"]
+  given = arguments("delta_rule", spec, 130, key_dim=dims[0], value_dim=dims[1])
+  assert lower("delta_rule", spec, given).count("mosaic_gpu_v2") == 2
+
+
+@pytest.mark.parametrize(
+  "name", ["all", pytest.param("evicted", marks=pytest.mark.slow)]
+)
+def test_tensor_cache_lowers(name):
+  spec = tensor_cache(name)
+  given = arguments("tensor_cache", spec, 30)
+  assert lower("tensor_cache", spec, given).count("mosaic_gpu_v2") >= 2
+
+
+def test_says_why_not():
+  api = memories.MEMORIES["delta_rule"].api
+  spec = memories.MEMORIES["delta_rule"].specs["gated"]
+  state, _, inputs = arguments("delta_rule", spec, 8)
+
+  def chunk(state, inputs, spec=spec, name="delta_rule"):
+    api = memories.MEMORIES[name].api
+    return api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+
+  with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
+    chunk(state, inputs)
+  with modes.lowered():
+    wide = inputs._replace(query=inputs.query.astype(jnp.float32))
+    with pytest.raises(NotImplementedError, match="must all be bfloat16"):
+      chunk(state, wide)
+    narrow, _, few = arguments("delta_rule", spec, 8, key_dim=32)
+    with pytest.raises(NotImplementedError, match="key_dim=32 is none of"):
+      chunk(narrow, few)
+    narrow, _, few = arguments("delta_rule", spec, 8, value_dim=32)
+    with pytest.raises(
+      NotImplementedError, match="value_dim=32 is no multiple"
+    ):
+      chunk(narrow, few)
+    long = dataclasses.replace(
+      tensor_cache("all"), window_size=128, chunk_size=128
+    )
+    given = arguments("tensor_cache", long, 8)
+    with pytest.raises(NotImplementedError, match="chunk_size=128 is more"):
+      chunk(given[0], given[2], long, "tensor_cache")
+  assert api.IMPLEMENTATIONS.default("gpu") == "xla_chunked"
+
+
+def test_a_tile_that_cannot_fit_says_how_much_it_needs():
+  one = jnp.zeros((1, 1, 1, 65, 64), jnp.bfloat16)
+  with pytest.raises(NotImplementedError, match="65 tokens is longer than 64"):
+    affine_kernels._full(one)
