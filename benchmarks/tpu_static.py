@@ -196,7 +196,8 @@ def cases(baseline: list[dict]) -> list[Case]:
     return [
       Case(**{name: row[name] for name in names})
       for row in baseline
-      if not _TOPOLOGY.present or row["topology"] in _TOPOLOGY.value
+      if (not _TOPOLOGY.present or row["topology"] in _TOPOLOGY.value)
+      and (not _MEMORY.present or row["memory"] in _MEMORY.value)
     ]
   return [
     Case(memory, topology, direction, int(head_dim), int(chunk), decay)

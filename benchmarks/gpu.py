@@ -1,0 +1,337 @@
+"""Checks kernels on a GPU, then times every form of the memories on it.
+
+  python benchmarks/gpu.py --all                  # checks, forms, rivals, steps
+  python benchmarks/gpu.py --cases=gated_delta --shapes=B4_T4096_H16_D64
+  python benchmarks/gpu.py --all --json=gpu.jsonl # may be cut off and repeated
+
+Checks are first: values and gradients in bfloat16 against float32, where a
+kernel may err twice as much as the XLA form. A form that fails, or cannot run,
+is not timed, and the exit status is 1.
+
+Then each form, forward and forward with gradients of all inputs: compiled,
+warmed up, medians of single calls, each waited for; inputs are larger than the
+second level cache. Ceilings, a product of matrices and a copy, are measured in
+the same call. Flops are those of the XLA form's matrix products, bytes those of
+inputs and outputs, once (twice with gradients). Rivals (flash-linear-attention
+on PyTorch) are timed where they can be imported: `gpu_rivals.py`. Training
+steps of whole models: `gpu_steps.py`. With --json rows are kept as they are
+made; what a file has is not measured again.
+
+Without a GPU everything runs as far as it goes, small, kernels interpreted:
+times are then of no use.
+"""
+
+import functools
+import json
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any, NamedTuple
+
+import gpu_rivals
+import gpu_steps
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from memcomp.compiling import flops
+from memcomp_kernels import dispatch
+from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.testing import errors, gradients, memories
+
+_HOLDS_ALL = {"softmax_attention"}
+_TOLD_SEEN = {"softmax_attention", "key_value_means", "tensor_cache"}
+"""Whose `chunk` takes `seen`: 0, as states are fresh here."""
+_LOW = ("query", "key", "value", "target")
+
+
+class Case(NamedTuple):
+  """A memory and its meaning; `rival` is of `gpu_rivals.RIVALS`."""
+
+  memory: str
+  options: dict[str, Any] | str
+  rival: str | None = None
+
+
+CASES = {
+  "gated_delta": Case("delta_rule", "gated", "chunk_gated_delta_rule"),
+  "duality": Case("state_space_duality", "shared", "chunk_simple_gla"),
+  "tensor_cache": Case("tensor_cache", {"window_size": 128, "chunk_size": 64}),
+  "trellis": Case("trellis", {"num_slots": 64, "chunk_size": 64}, "chunk_gsa"),
+  "trellis_token": Case("trellis", {"num_slots": 64, "gradient_at": "token"}),
+  "lattice": Case("lattice", {"num_slots": 64}),
+  "key_value_means": Case("key_value_means", {"rotary_dim": 32}),
+  "attention": Case("softmax_attention", {"window_size": None}),
+}
+SHAPES = {
+  "B4_T4096_H16_D64": (4, 4096, 16, 64),
+  "B1_T32768_H16_D64": (1, 32768, 16, 64),
+  "B4_T4096_H16_D128": (4, 4096, 16, 128),
+}
+_SMALL = {"B1_T70_H2_D64": (1, 70, 2, 64)}
+_CHECKED = (2, 200, 2)  # rows, tokens, heads
+
+_ALL = flags.DEFINE_bool("all", False, "All cases, rivals and training steps.")
+_CASES = flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}.")
+_SHAPES = flags.DEFINE_list("shapes", [], f"Of {', '.join(SHAPES)}.")
+_STEPS = flags.DEFINE_bool("steps", False, "Training steps of whole models.")
+_JSON = flags.DEFINE_string("json", "", "Rows are kept here, and found again.")
+_REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each.", 1)
+
+
+def spec_of(case: Case) -> Any:
+  memory = memories.MEMORIES[case.memory]
+  if isinstance(case.options, str):
+    return memory.specs[case.options]
+  return memory.api.Spec(**case.options)
+
+
+def arguments(case: Case, shape: tuple[int, ...], dtype: Any) -> Any:
+  """A fresh state and ordinary inputs, those of products in `dtype`."""
+  batch, length, heads, dim = shape
+  memory, spec = memories.MEMORIES[case.memory], spec_of(case)
+  sizes = {"batch": batch, "heads": heads, "key_dim": dim, "value_dim": dim}
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=length, **sizes)
+  inputs = gradients.cast(inputs, jnp.float32)
+  low = {
+    name: getattr(inputs, name).astype(dtype)
+    for name in _LOW
+    if hasattr(inputs, name)
+  }
+  if case.memory in _HOLDS_ALL:
+    sizes["length"] = length
+  return memory.api.init_state(spec, **sizes), inputs._replace(**low)
+
+
+def function(case: Case, form: str):
+  """(state, inputs) -> outputs."""
+  memory, spec = memories.MEMORIES[case.memory], spec_of(case)
+
+  fresh = {"seen": 0} if case.memory in _TOLD_SEEN else {}
+
+  def run(state, inputs):
+    chunk = memory.api.chunk
+    return chunk(state, inputs, spec=spec, implementation=form, **fresh)[1]
+
+  return run
+
+
+def forms(case: Case) -> list[str]:
+  """Those that a GPU may have, the fastest first."""
+  functions = memories.MEMORIES[case.memory].api.IMPLEMENTATIONS.functions
+  order = ("mosaic_gpu", "library_gpu", "xla_chunked", "reference")
+  return [name for name in order if name in functions]
+
+
+def check(case: Case, form: str, dim: int) -> str | None:
+  """Says what is wrong with a form, or None."""
+  shape = (*_CHECKED, dim)
+
+  def both(form, dtype):
+    state, inputs = arguments(case, shape, dtype)
+    run = function(case, form)
+    return jax.jit(
+      lambda inputs: gradients.value_and_gradients(
+        lambda inputs: run(state, inputs), (inputs,)
+      )
+    )(inputs)
+
+  truth = both("xla_chunked", jnp.float32)
+  own, ours = (both(name, jnp.bfloat16) for name in ("xla_chunked", form))
+  for true, a, b in zip(*map(jax.tree.leaves, (truth, own, ours)), strict=True):
+    allowed = max(2 * float(errors.relative_rms(a, true)), 1e-6)
+    found = float(errors.relative_rms(b, true))
+    if not found <= allowed:
+      return f"errs {found:.2g} where {allowed:.2g} is allowed"
+  return None
+
+
+def seconds(run: Any) -> float:
+  """The median of single calls, waited for, after two that are not timed."""
+  found = []
+  for i in range(_REPEATS.value + 2):
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    found.append(time.perf_counter() - start)
+    if i == 2 and found[-1] > 1:  # slow enough to be steady
+      break
+  return statistics.median(found[2:])
+
+
+def ceilings(small: bool) -> dict[str, float]:
+  """Flops and bytes a second of a product of matrices and of a copy."""
+  n = 256 if small else 8192
+  a = jnp.ones((n, n), jnp.bfloat16)
+  product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
+  words = jnp.ones(n * n * 4, jnp.float32)
+  copy = jax.jit(lambda x: x + 1)
+  return {
+    "flops": 2 * n**3 / seconds(lambda: product(a)),
+    "bytes": 2 * words.nbytes / seconds(lambda: copy(words)),
+  }
+
+
+def measure(case: Case, form: str, shape: tuple[int, ...]) -> dict[str, Any]:
+  """Times of a form; flops and bytes."""
+  state, inputs = arguments(case, shape, jnp.bfloat16)
+  run = function(case, form)
+  forward = jax.jit(run)
+
+  def loss(inputs):
+    return jnp.sum(run(state, inputs).astype(jnp.float32))
+
+  both = jax.jit(jax.grad(loss))
+  xla = functools.partial(function(case, "xla_chunked"), state)
+  moved = sum(x.nbytes for x in jax.tree.leaves(inputs))
+  moved += inputs.value.nbytes  # outputs are as wide
+  return {
+    "forward_s": seconds(lambda: forward(state, inputs)),
+    "both_s": seconds(lambda: both(inputs)),
+    "flops": flops.count(jax.make_jaxpr(xla)(inputs)),
+    "bytes": moved,
+  }
+
+
+class Rows:
+  """Rows in a file, by what identifies them."""
+
+  def __init__(self, path: str):
+    self.path = pathlib.Path(path) if path else None
+    self.rows = []
+    if self.path and self.path.exists():
+      lines = self.path.read_text().splitlines()
+      self.rows = [json.loads(line) for line in lines]
+
+  def find(self, **key: Any) -> dict[str, Any] | None:
+    """The row of `key`, if there is one."""
+    items = key.items()
+    return next((row for row in self.rows if items <= row.items()), None)
+
+  def make(self, make: Any, **key: Any) -> dict[str, Any]:
+    """The row of `key`, made unless it is there; says which."""
+    if (row := self.find(**key)) is None:
+      print(" ".join(map(str, key.values())), "...", flush=True)
+      try:
+        row = key | make()
+      except Exception as error:  # of one form; the others are measured
+        lines = str(error).splitlines() or [""]
+        row = key | {"error": f"{type(error).__name__}: {lines[0]}"[:200]}
+      self.rows.append(row)
+      if self.path:
+        with self.path.open("a") as file:
+          print(json.dumps(row), file=file)
+    return row
+
+
+def table(rows: list[dict[str, Any]], top: dict[str, float]) -> None:
+  """Prints times, shares of the ceilings, and ratios to the XLA form."""
+  print(
+    f"\nceilings: {top['flops'] / 1e12:.1f} Tflop/s (bfloat16 product),"
+    f" {top['bytes'] / 1e9:.0f} GB/s (copy)\n"
+  )
+  print(
+    "| case | shape | form | forward, ms | with gradients, ms | Tflop/s |"
+    " of ceiling | GB/s | of ceiling | XLA form's time over it |"
+  )
+  print("|---|---|---|---|---|---|---|---|---|---|")
+  xla = {
+    (row["case"], row["shape"]): row
+    for row in rows
+    if row["form"] == "xla_chunked"
+  }
+  for row in rows:
+    start = f"| {row['case']} | {row['shape']} | {row['form']} |"
+    if "error" in row:
+      print(f"{start} {row['error']} |")
+      continue
+    base = xla.get((row["case"], row["shape"]), row)
+    rate, moved = (
+      base.get(name, float("nan")) / row["forward_s"]
+      for name in ("flops", "bytes")
+    )
+    faster = base.get("both_s", float("nan")) / row["both_s"]
+    print(
+      f"{start} {1e3 * row['forward_s']:.3f} | {1e3 * row['both_s']:.3f} |"
+      f" {rate / 1e12:.2f} | {rate / top['flops']:.1%} | {moved / 1e9:.0f} |"
+      f" {moved / top['bytes']:.1%} | {faster:.2f} |"
+    )
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  on_gpu = dispatch.current_platform() == "gpu"
+  device = jax.devices()[0].device_kind
+  print(f"{device}, jax {jax.__version__}", flush=True)
+  if not on_gpu:
+    print("no GPU: small, kernels interpreted; times are of no use")
+  every = SHAPES if on_gpu else _SMALL
+  names = _CASES.value or (list(CASES) if _ALL.value else ["gated_delta"])
+  shapes = _SHAPES.value or list(every)
+  for kind, given, known in (
+    ("cases", names, CASES),
+    ("shapes", shapes, every),
+  ):
+    if wrong := [x for x in given if x not in known]:
+      sys.exit(f"--{kind}={wrong[0]} is none of {', '.join(known)}")
+  rows = Rows(_JSON.value)
+  if modes.unavailable():
+    with modes.interpreted():
+      failed = run_all(rows, device, names, shapes, every)
+  else:
+    failed = run_all(rows, device, names, shapes, every)
+  if _ALL.value or _STEPS.value:
+    gpu_steps.report(rows, device, small=not on_gpu)
+  sys.exit(1 if failed else 0)
+
+
+def run_all(rows, device, names, shapes, every) -> bool:
+  """Checks and times cases; returns whether a check failed."""
+  wrong = set()
+  on_gpu = every is SHAPES
+  for name in names:
+    case = CASES[name]
+    for form in ("mosaic_gpu", "library_gpu"):
+      if form not in forms(case) or (form == "library_gpu" and not on_gpu):
+        continue
+      for dim in sorted({every[shape][-1] for shape in shapes}):
+        row = rows.make(
+          lambda case=case, form=form, dim=dim: {
+            "wrong": check(case, form, dim)
+          },
+          check=name,
+          form=form,
+          dim=dim,
+          device=device,
+        )
+        said = row.get("error") or row["wrong"]
+        print(f"  check {name} {form} {dim}: {said or 'right'}", flush=True)
+        if said:
+          wrong.add((name, form))
+  top = rows.make(lambda: ceilings(every is _SMALL), ceilings=device)
+  timed = []
+  for shape in shapes:
+    for name in names:
+      case = CASES[name]
+      todo = [
+        (form, functools.partial(measure, case, form, every[shape]))
+        for form in forms(case)
+        if (name, form) not in wrong
+      ]
+      if case.rival:
+        rival = functools.partial(
+          gpu_rivals.measure, case.rival, every[shape], _REPEATS.value
+        )
+        todo.append((f"fla {case.rival}", rival))
+      for form, make in todo:
+        key = {"case": name, "shape": shape, "form": form, "device": device}
+        timed.append(rows.make(make, **key))
+  if "error" in top:
+    print(f"ceilings: {top['error']}")
+  else:
+    table(timed, top)
+  return bool(wrong)
+
+
+if __name__ == "__main__":
+  app.run(main)
