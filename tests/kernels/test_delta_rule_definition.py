@@ -175,5 +175,5 @@ def test_chunk_names_what_does_not_fit():
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 2, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
       api.chunk(state, wrong, spec=GATED)
-  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=GATED, implementation="mosaic_gpu")
+  with pytest.raises(NotImplementedError, match="no library_gpu"):
+    api.chunk(state, inputs, spec=GATED, implementation="library_gpu")

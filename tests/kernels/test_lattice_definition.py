@@ -491,5 +491,5 @@ def test_chunk_names_what_does_not_fit():
   token = api.Spec(num_slots=6, gradient_at="token")
   refused("made for gradients at chunk starts", spec=token)
   refused("sparsity=0.1", spec=api.Spec(num_slots=6, sparsity=0.1))
-  for name, message in (("mosaic_gpu", "no mosaic_gpu"), ("fast", "unknown")):
+  for name, message in (("library_gpu", "no library_gpu"), ("fast", "unknown")):
     refused(message, implementation=name, error=NotImplementedError)

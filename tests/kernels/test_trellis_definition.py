@@ -276,8 +276,8 @@ def test_chunk_names_the_input_of_wrong_shape():
   with pytest.raises(ValueError, match="empty"):
     empty = jax.tree.map(lambda x: x[:, :0], inputs)
     api.chunk(state, empty, spec=spec)
-  with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+  with pytest.raises(NotImplementedError, match="no library_gpu"):
+    api.chunk(state, inputs, spec=spec, implementation="library_gpu")
   with pytest.raises(NotImplementedError, match="unknown"):
     api.chunk(state, inputs, spec=spec, implementation="fast")
   with pytest.raises(ValueError, match="at least float32"):
