@@ -7,7 +7,13 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.primitives import triangular
-from memcomp_kernels.trellis import mosaic_tpu, tilings, types, xla_chunked
+from memcomp_kernels.trellis import (
+  mosaic_gpu,
+  mosaic_tpu,
+  tilings,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.trellis import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
@@ -20,7 +26,11 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_gpu=mosaic_gpu.chunk,
+  limits={
+    "mosaic_tpu": mosaic_tpu.unsupported,
+    "mosaic_gpu": mosaic_gpu.unsupported,
+  },
 )
 
 

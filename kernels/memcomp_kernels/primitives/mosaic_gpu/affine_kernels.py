@@ -6,17 +6,15 @@ their way to shared memory. What needs no memory is prepared before, by XLA, for
 all tiles at once.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.primitives import affine
-from memcomp_kernels.primitives.mosaic_gpu import modes, smem, stream
+from memcomp_kernels.primitives.mosaic_gpu import tile_kernel
 from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
@@ -27,21 +25,25 @@ COLUMNS = 64
 KEY_DIMS = 64, 128
 TOKENS = 64
 """Of a tile: rows of a matrix unit's product. Shorter tiles are filled up."""
-_BY_COLUMNS = {
-  *("write", "read", "memory", "reset", "final", "saved"),
-  *("d_write", "d_read", "d_memory", "d_reset", "d_final", "d_total"),
-}
+_MEMORIES = "memory", "reset", "final", "d_memory", "d_reset", "d_final"
+_BY_COLUMNS = (
+  *("write", "read", "saved", "d_write", "d_read", "d_total"),
+  *_MEMORIES,
+)
 """Arrays of which a block of threads has its columns only."""
 
 
 def _forward_body(
-  refs: dict[str, Any], scalars: dict[str, jax.Array], memory: jax.Array
-) -> jax.Array:
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  carry: tile_kernel.Carry,
+) -> tile_kernel.Carry:
   """One tile of the forward kernel; see `forward`."""
+  (memory,) = carry
   if "resets" in scalars:
     memory = lax.cond(
       scalars["resets"] != 0,
-      lambda _: _load(refs["reset"]),
+      lambda _: tile_kernel.load(refs["reset"]),
       lambda memory: memory,
       memory,
     )
@@ -60,13 +62,19 @@ def _forward_body(
   refs["error"][...] = error.astype(low.dtype)
   plgpu.commit_smem()
   (written,) = products([(transposed(refs["key"]), refs["error"])])
-  return scalars["total"] * memory + written
+  return (scalars["total"] * memory + written,)
 
 
 def _backward_body(
-  refs: dict[str, Any], scalars: dict[str, jax.Array], d_after: jax.Array
-) -> jax.Array:
-  """One tile of the backward kernel, from the last tile on."""
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  carry: tile_kernel.Carry,
+) -> tile_kernel.Carry:
+  """One tile of the backward kernel, from the last tile on.
+
+  `d_reset` is zeros before the first, and is added up in place.
+  """
+  (d_after,) = carry
   low, d_low, d_read = refs["saved"], refs["low"], refs["d_read"]
   d_low[...] = d_after.astype(low.dtype)
   plgpu.commit_smem()
@@ -99,24 +107,20 @@ def _backward_body(
   refs["d_total"][...] = jnp.sum(wide * d_after, axis=0)
   d_memory = scalars["total"] * d_after + written
   if "resets" not in scalars:
-    return d_memory
+    return (d_memory,)
 
   def reset(d_memory):
-    refs["d_reset"][...] = _load(refs["d_reset"]) + d_memory
+    refs["d_reset"][...] = tile_kernel.load(refs["d_reset"]) + d_memory
     return jnp.zeros_like(d_memory)
 
-  return lax.cond(
+  d_memory = lax.cond(
     scalars["resets"] != 0, reset, lambda d_memory: d_memory, d_memory
   )
-
-
-def _load(ref: Any) -> jax.Array:
-  """A memory from the device's memory, as matrix units hold results."""
-  return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+  return (d_memory,)
 
 
 def _call(
-  body: Callable[..., jax.Array],
+  body: tile_kernel.Body,
   name: str,
   operands: dict[str, jax.Array],
   results: dict[str, jax.ShapeDtypeStruct],
@@ -124,121 +128,30 @@ def _call(
   carried: tuple[str, str],
   reverse: bool,
 ) -> dict[str, jax.Array]:
-  """Runs a body over the tiles of all heads and blocks of value columns.
-
-  Args:
-    body: (references by name, scalars by name, the carried array) -> the
-      carried array after the tile.
-    name: of the kernel.
-    operands: by tile `[tiles, batch, heads, tile, value]`, `[tiles, batch,
-      groups, tile, key]`, `total` `[tiles, batch, heads]`, `resets` `[tiles,
-      batch]`; memories `[batch, heads, key, value]`.
-    results: likewise, and `d_total` `[tiles, batch, heads, value]`; in place of
-      groups, blocks of value columns within heads.
-    carried: the operand that the carried array starts as, and the result that
-      it is at the end.
-    reverse: whether tiles are taken from the last one on.
-  """
-  arrays = operands | results
-  num_tiles, batch, heads, tokens, width = arrays["write"].shape
-  blocks = width // COLUMNS
-  key_dim, dtype = arrays["key"].shape[-1], arrays["key"].dtype
-  inside = {
+  """As `tile_kernel.run`."""
+  heads, tokens = operands["write"].shape[2:4]
+  key_dim, dtype = operands["key"].shape[-1], operands["key"].dtype
+  local = {
     "low": jax.ShapeDtypeStruct((key_dim, COLUMNS), dtype),
     "error": jax.ShapeDtypeStruct((tokens, COLUMNS), dtype),
   }
   if reverse and "erase" in operands:
-    inside["d_erased"] = inside["error"]
-  by_tile = {
-    key: (*x.shape[3:-1], COLUMNS if key in _BY_COLUMNS else x.shape[-1])
-    for key, x in arrays.items()
-    if x.ndim == 5 or key == "d_total"
-  }
-  parts = {
-    key: jax.ShapeDtypeStruct(shape, arrays[key].dtype)
-    for key, shape in by_tile.items()
-  }
-  slots, out_slots = smem.slots(
-    [x for key, x in parts.items() if key in operands],
-    [x for key, x in parts.items() if key in results],
-    inside.values(),
+    local["d_erased"] = local["error"]
+  names = operands.keys() | results.keys()
+  return tile_kernel.run(
+    body,
     name,
+    operands,
+    results,
+    heads=heads,
+    memories=[key for key in _MEMORIES if key in names],
+    carried=[carried],
+    local=local,
+    columns=COLUMNS,
+    by_columns=[key for key in _BY_COLUMNS if key in names],
+    zeroed=[key for key in ("d_reset",) if key in names],
+    reverse=reverse,
   )
-  held = {key: slots if key in operands else out_slots for key in parts}
-  buffers = {
-    key: smem.buffer((held[key], *x.shape), x.dtype)
-    for key, x in parts.items()
-    if held[key]
-  }
-  first, last = carried
-
-  def kernel(*refs):
-    *refs, buffers, local, arrived = refs
-    refs = dict(zip(arrays, refs, strict=True))
-    row, lane = lax.axis_index("row"), lax.axis_index("lane")
-    head, block = lax.div(lane, jnp.int32(blocks)), lax.rem(lane, blocks)
-
-    def tile(step):
-      return num_tiles - 1 - step if reverse else step
-
-    def part(key, *at):
-      if key in _BY_COLUMNS:
-        inner = [slice(None)] * (len(arrays[key].shape) - len(at) - 2)
-        columns = pl.ds(block * COLUMNS, COLUMNS)
-        return refs[key].at[(*at, head, *inner, columns)]
-      shared_by = heads * blocks // arrays[key].shape[2]
-      return refs[key].at[(*at, lax.div(lane, jnp.int32(shared_by)))]
-
-    def streams(of):
-      return {
-        key: stream.Stream(
-          lambda step, key=key: part(key, tile(step), row), buffers[key]
-        )
-        for key in buffers
-        if key in of
-      }
-
-    memories = {key: part(key, row) for key, x in arrays.items() if x.ndim == 4}
-
-    def one(step, parts, carry):
-      at = tile(step), row, head
-      scalars = {
-        key: refs[key][at[: arrays[key].ndim]]
-        for key in ("total", "resets")
-        if key in arrays
-      }
-      direct = {
-        key: part(key, tile(step), row) for key in by_tile if key not in parts
-      }
-      return body(memories | local | direct | parts, scalars, carry)
-
-    if "d_reset" in memories:
-      memories["d_reset"][...] = jnp.zeros((key_dim, COLUMNS), jnp.float32)
-    memories[last][...] = stream.run(
-      one,
-      _load(memories[first]),
-      steps=num_tiles,
-      inputs=streams(operands),
-      outputs=streams(results),
-      arrived=arrived,
-    )
-
-  outputs = plgpu.kernel(
-    kernel,
-    out_type=list(results.values()),
-    scratch_types=[
-      buffers,
-      {key: smem.buffer(x.shape, x.dtype) for key, x in inside.items()},
-      plgpu.Barrier(
-        num_arrivals=sum(key in operands for key in parts),
-        num_barriers=slots,
-      ),
-    ],
-    grid=(batch, heads * blocks),
-    grid_names=("row", "lane"),
-    interpret=modes.interpret(),
-  )(*operands.values())
-  return dict(zip(results, outputs, strict=True))
 
 
 def _full(x: jax.Array) -> jax.Array:

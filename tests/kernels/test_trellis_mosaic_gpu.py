@@ -1,0 +1,146 @@
+"""Trellis's GPU kernel: interpreted, against the XLA form; lowered.
+
+Nothing here runs on a GPU: see `test_affine_mosaic_gpu`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.primitives import activations
+from memcomp_kernels.primitives.mosaic_gpu import modes, rows
+from memcomp_kernels.testing import errors, gradients, memories
+from memcomp_kernels.trellis import api, mosaic_gpu, xla_chunked
+
+STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
+SPEC = api.Spec(num_slots=64, chunk_size=32)
+MEMORY = memories.MEMORIES["trellis"]
+
+
+def arguments(spec, time, batch=1, before=5):
+  """A state inside a chunk, one that segments start from, and inputs."""
+  sizes = {"batch": batch, "heads": 2, "key_dim": 64, "value_dim": 64}
+  inputs = MEMORY.make_inputs(
+    jax.random.key(0), spec, time=time + before, **sizes
+  )
+  inputs = gradients.cast(inputs, jnp.float32)
+  states = [
+    gradients.cast(
+      MEMORY.make_state(jax.random.key(i), spec, **sizes), "float32"
+    )
+    for i in (1, 2)
+  ]
+  begun = jax.tree.map(lambda x: x[:, :before], inputs)
+  state, _ = xla_chunked.chunk(states[0], begun, spec=spec)
+  inputs = jax.tree.map(lambda x: x[:, before:], inputs)
+  low = {
+    name: getattr(inputs, name).astype("bfloat16")
+    for name in ("query", "key", "value", "target")
+  }
+  return state, states[1], inputs._replace(**low)
+
+
+def check(spec, given, ids=None, **mode):
+  """The kernel errs by no more than twice what the XLA form errs by itself."""
+
+  def run(chunk):
+    def function(state, fresh, inputs):
+      return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
+
+    return function
+
+  xla = run(xla_chunked.chunk)
+  truth = gradients.value_and_gradients(xla, gradients.cast(given, jnp.float32))
+  expected = gradients.value_and_gradients(xla, given)
+  with modes.interpreted(**mode):
+    actual = gradients.value_and_gradients(run(mosaic_gpu.chunk), given)
+  for true, a, b in zip(
+    *map(jax.tree.leaves, (truth, expected, actual)), strict=True
+  ):
+    own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+    assert ours <= max(2 * own, 1e-6), (own, ours)
+
+
+def test_packing():
+  """Strictly: memory starts as nan, races are looked for."""
+  ids = np.zeros((2, 70), np.int32)
+  ids[0] = 1  # goes on, inside a chunk
+  ids[1, 3:40], ids[1, 45:] = 5, 2
+  check(SPEC, arguments(SPEC, 70, batch=2), jnp.array(ids), **STRICT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [27, 59, 64])
+def test_equals_the_xla_form(time):
+  check(SPEC, arguments(SPEC, time, before=5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"chunk_size": 64},
+    {"chunk_size": 16, "forget_gate": False},
+    {"phi": "softmax", "read_activation": "softmax"},
+    {"phi": "l2_silu", "read_activation": "l2"},
+    {"phi": "identity", "read_activation": "silu"},
+    {"first_order": True},
+  ],
+  ids=str,
+)
+def test_other_meanings(change):
+  spec = dataclasses.replace(SPEC, **change)
+  check(spec, arguments(spec, 70))
+
+
+@pytest.mark.parametrize("name", activations.ACTIVATIONS)
+def test_activations_of_rows(name):
+  """Formulas against the definition, in float64."""
+  with jax.enable_x64(True):
+    z, target = jax.random.normal(jax.random.key(0), (2, 5, 8), jnp.float64)
+    for ours, known, bound in (
+      (rows.activate(name, z, 0.3), activations.activate(name, z, 0.3), 1e-13),
+      (
+        rows.write_direction(name, z, target, 0.3),
+        activations.write_direction(name, z, target, 0.3),
+        1e-12,
+      ),
+    ):
+      errors.assert_close(ours, known, bound, name)
+
+
+def test_lowers():
+  given = arguments(SPEC, 70)
+
+  def run(state, fresh, inputs):
+    return mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+
+  with modes.lowered():
+    traced = jax.jit(run).trace(*given)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("mosaic_gpu_v2") >= 1
+
+
+def test_says_why_not():
+  def chunk(spec, inputs, state):
+    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+
+  state, _, inputs = arguments(SPEC, 8)
+  with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
+    chunk(SPEC, inputs, state)
+  with modes.lowered():
+    wide = inputs._replace(query=inputs.query.astype(jnp.float32))
+    with pytest.raises(NotImplementedError, match="must all be bfloat16"):
+      chunk(SPEC, wide, state)
+    for change, said in (
+      ({"gradient_at": "token"}, "gradients per token"),
+      ({"value_readout_phi": True}, "value_readout_phi"),
+      ({"chunk_size": 128}, "chunk_size=128 is more than 64"),
+      ({"num_slots": 32}, "num_slots=32 is none of"),
+    ):
+      spec = dataclasses.replace(SPEC, **change)
+      with pytest.raises(NotImplementedError, match=said):
+        mosaic_gpu.chunk(state, inputs, spec=spec)
