@@ -5,8 +5,8 @@
   python benchmarks/gpu.py --all --json=gpu.jsonl # may be cut off and repeated
 
 Checks are first: values and gradients in bfloat16 against float32, where a
-kernel may err twice as much as the XLA form. A form that fails is not timed, the
-exit status then 1; nor is one that does not do the call, which says so.
+kernel may err twice as much as the XLA form. A form that fails is not timed,
+and the exit status is then 1; nor is one that does not do the call.
 
 Then each form, forward and forward with gradients of all inputs: compiled,
 warmed up, medians of single calls, each waited for; inputs are larger than the
