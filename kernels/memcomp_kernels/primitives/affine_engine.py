@@ -216,3 +216,29 @@ def engine(
     functools.partial(_backward, backward, by_chunk),
     _as_saved,
   )
+
+
+def implementation(
+  name: str,
+  engine: form_lib.Engine,
+  unsupported: Callable[[Any, Any], str | None],
+  memory: str,
+  chunk: Callable[..., Any],
+) -> Callable[..., tuple[Any, jax.Array]]:
+  """Returns the `chunk` of a memory by kernels.
+
+  Args:
+    name: of the implementation.
+    engine: of its kernels.
+    unsupported: (inputs, spec) -> why they cannot do a call here, or None.
+    memory: its name.
+    chunk: its XLA form, whose tiles are affine; takes an `engine`.
+  """
+
+  @functools.wraps(chunk)
+  def by_kernels(state, inputs, *, spec, **rest):
+    if reason := unsupported(inputs, spec):
+      raise NotImplementedError(f"{memory} {name}: {reason}")
+    return chunk(state, inputs, spec=spec, engine=engine, **rest)
+
+  return by_kernels

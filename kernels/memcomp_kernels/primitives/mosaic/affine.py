@@ -5,10 +5,7 @@ that are.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import affine_engine
@@ -22,28 +19,15 @@ ENGINE, CHUNK_ENGINE = (
 )
 
 
-def implementation(
-  memory: str, chunk: Callable[..., Any]
-) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns the `chunk` of a memory by these kernels.
-
-  Args:
-    memory: its name.
-    chunk: its XLA form, whose tiles are affine; takes an `engine`.
-  """
-
-  @functools.wraps(chunk)
-  def by_kernels(state, inputs, *, spec, **rest):
-    if reason := unsupported(inputs, spec):
-      raise NotImplementedError(f"{memory} mosaic_tpu: {reason}")
-    return chunk(state, inputs, spec=spec, engine=ENGINE, **rest)
-
-  return by_kernels
-
-
 def unsupported(inputs: Any, spec: Any) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   del spec
   if reason := modes.unavailable():
     return reason
   return contract.wrong_dtypes(inputs, "bfloat16", "float32")
+
+
+implementation = functools.partial(
+  affine_engine.implementation, "mosaic_tpu", ENGINE, unsupported
+)
+"""(memory's name, its XLA form) -> its `chunk` by these kernels."""

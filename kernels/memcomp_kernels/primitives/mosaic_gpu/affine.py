@@ -5,10 +5,7 @@ that are.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import affine_engine
@@ -20,25 +17,6 @@ ENGINE, CHUNK_ENGINE = (
   )
   for by_chunk in (False, True)
 )
-
-
-def implementation(
-  memory: str, chunk: Callable[..., Any]
-) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns the `chunk` of a memory by these kernels.
-
-  Args:
-    memory: its name.
-    chunk: its XLA form, whose tiles are affine; takes an `engine`.
-  """
-
-  @functools.wraps(chunk)
-  def by_kernels(state, inputs, *, spec, **rest):
-    if reason := unsupported(inputs, spec):
-      raise NotImplementedError(f"{memory} mosaic_gpu: {reason}")
-    return chunk(state, inputs, spec=spec, engine=ENGINE, **rest)
-
-  return by_kernels
 
 
 def unsupported(inputs: Any, spec: Any) -> str | None:
@@ -54,3 +32,9 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
   if value_dim % affine_kernels.COLUMNS:
     return f"value_dim={value_dim} is no multiple of {affine_kernels.COLUMNS}"
   return None
+
+
+implementation = functools.partial(
+  affine_engine.implementation, "mosaic_gpu", ENGINE, unsupported
+)
+"""(memory's name, its XLA form) -> its `chunk` by these kernels."""
