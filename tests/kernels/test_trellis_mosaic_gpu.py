@@ -73,9 +73,20 @@ def test_packing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("time", [27, 59, 64])
-def test_equals_the_xla_form(time):
-  check(SPEC, arguments(SPEC, time, before=5))
+@pytest.mark.parametrize(("time", "gates"), [(27, 2), (59, 1), (64, 2)])
+def test_equals_the_xla_form(time, gates):
+  state, fresh, inputs = arguments(SPEC, time)
+  shared = {
+    name: getattr(inputs, name)[..., :gates]
+    for name in ("log_decay", "write_rate")
+  }
+  check(SPEC, (state, fresh, inputs._replace(**shared)))
+
+
+@pytest.mark.slow
+def test_chunks_from_the_first_token_on():
+  """No chunk under way, none left open: the kernels without flags."""
+  check(SPEC, arguments(SPEC, 64, before=32))
 
 
 @pytest.mark.slow
@@ -98,30 +109,43 @@ def test_other_meanings(change):
 
 @pytest.mark.parametrize("name", activations.ACTIVATIONS)
 def test_activations_of_rows(name):
-  """Formulas against the definition, in float64."""
+  """Formulas against the definition and its gradients, in float64."""
   with jax.enable_x64(True):
-    z, target = jax.random.normal(jax.random.key(0), (2, 5, 8), jnp.float64)
-    for ours, known, bound in (
-      (rows.activate(name, z, 0.3), activations.activate(name, z, 0.3), 1e-13),
-      (
-        rows.write_direction(name, z, target, 0.3),
-        activations.write_direction(name, z, target, 0.3),
-        1e-12,
-      ),
-    ):
-      errors.assert_close(ours, known, bound, name)
+    z, target, d = jax.random.normal(jax.random.key(0), (3, 5, 8), jnp.float64)
+    known, pull = jax.vjp(lambda z: activations.activate(name, z, 0.3), z)
+    ours = (
+      rows.activate(name, z, 0.3),
+      rows.activate_adjoint(name, z, 0.3, d),
+    )
+    check_formulas(ours, (known, *pull(d)), name)
+    known, pull = jax.vjp(
+      lambda *given: activations.write_direction(name, *given, 0.3), z, target
+    )
+    ours = (
+      rows.write_direction(name, z, target, 0.3),
+      *rows.write_direction_adjoint(name, z, target, 0.3, d),
+    )
+    check_formulas(ours, (known, *pull(d)), name)
 
 
-def test_lowers():
-  given = arguments(SPEC, 70)
+def check_formulas(ours, known, name):
+  for i, (a, b) in enumerate(zip(ours, known, strict=True)):
+    errors.assert_close(a, b, 1e-12, f"{name} {i}")
 
-  def run(state, fresh, inputs):
-    return mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+
+@pytest.mark.parametrize("time", [64, 70])
+def test_lowers(time):
+  """Both ways, for calls that start a chunk and that do not."""
+  state, fresh, inputs = arguments(SPEC, time)
+
+  def loss(inputs):
+    _, output = mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+    return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
   with modes.lowered():
-    traced = jax.jit(run).trace(*given)
+    traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("mosaic_gpu_v2") >= 1
+  assert text.count("mosaic_gpu_v2") == 4
 
 
 def test_says_why_not():

@@ -1,4 +1,4 @@
-"""Trellis by a Pallas GPU kernel, forward; backward is the XLA form's.
+"""Trellis by Pallas GPU kernels, forward and backward.
 
 Chunks are laid into tiles by XLA and filled up to 64 tokens with places that
 change nothing. The memories before each chunk are what backward starts from.
@@ -12,42 +12,43 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, decay, tile_scan, tiles
+from memcomp_kernels.primitives import chunked, tile_scan, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic_gpu import modes, rows
-from memcomp_kernels.trellis import _gpu_kernel, tilings, types, xla_chunked
+from memcomp_kernels.trellis import (
+  _gpu_backward_kernel,
+  _gpu_forward_kernel,
+  tilings,
+  types,
+  xla_chunked,
+)
+
+_PLACES = ("key", 0), ("value", -1)
+"""Passes, and which of an input's gates is theirs."""
 
 
 def _pad(x: jax.Array) -> jax.Array:
   """Fills tiles `[tiles, batch, heads, tile, ...]` up."""
-  missing = _gpu_kernel.TOKENS - x.shape[3]
+  missing = _gpu_forward_kernel.TOKENS - x.shape[3]
   if not missing:
     return x
   return jnp.pad(x, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (x.ndim - 4))
 
 
 def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
-  """What the kernel needs of tiles `[tiles, batch, heads, tile, ...]`."""
-  inputs = jax.tree.map(_pad, inputs)
-  operands = {
-    name: getattr(inputs, name) for name in ("query", "key", "value", "target")
-  }
+  """What both kernels need of tiles `[tiles, batch, heads, tile, ...]`."""
+  names = "query", "key", "value", "target"
+  operands = {name: getattr(inputs, name) for name in names}
   log_decay = inputs.log_decay.astype(jnp.float32)
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
-  rate = inputs.write_rate.astype(jnp.float32)
-  for gate, place in (("0", 0), ("1", -1)):
-    log, own = log_decay[..., place], rate[..., place]
-    factors = decay.decay_factors(log)
-    total = jnp.cumsum(log, axis=-1)
-    operands |= {
-      f"log{gate}": total,
-      f"since{gate}": total,
-      f"rate{gate}": own,
-      f"from_start{gate}": factors.from_start,
-      f"to_end{gate}": factors.to_end * own,
-      f"total{gate}": factors.total,
-    }
+  for name, place in _PLACES:
+    log = jnp.cumsum(log_decay[..., place], axis=-1)
+    rate = inputs.write_rate[..., place].astype(jnp.float32)
+    to_end = jnp.exp(log[..., -1:] - log)
+    gates = jnp.concatenate([log, log, rate, to_end], axis=-1)
+    operands[f"gates_{name}"] = gates
+    operands[f"total_{name}"] = jnp.exp(log[..., -1])
   return operands
 
 
@@ -72,34 +73,114 @@ def _flags(layout: tiles.Layout, num_tiles: int, batch: int, whole: bool):
   return {name: x.astype(jnp.int32) for name, x in found.items()}
 
 
-def _forward(form, layout, operands, save):
-  """Of `form.Engine`."""
-  del save
+def _prepare(form: form_lib.Form, layout: tiles.Layout, operands):
+  """The inputs in full tiles, what both kernels read, and flags or None."""
   inputs, _, _ = tile_scan.lay(layout, operands)
+  inputs = jax.tree.map(_pad, inputs)
   batch, time = form_lib.sizes(operands.inputs)
   num_tiles = inputs.query.shape[0]
   flags = _flags(layout, num_tiles, batch, time % form.tile_time == 0)
-  given = _operands(form.spec, inputs) | _by_name("memory", operands.memories)
+  given = _operands(form.spec, inputs)
   if flags is not None:
-    given |= flags
+    given |= flags | _by_name("start", operands.chunk_start)
+  return inputs, given, flags
+
+
+def _unlay(form: form_lib.Form, layout: tiles.Layout, operands, x: jax.Array):
+  """Full tiles `[tiles, batch, heads, ...]` to `[batch, time, heads, ...]`."""
+  _, time = form_lib.sizes(operands.inputs)
+  return tiles.unlay(layout, x[:, :, :, : form.tile_time], time)
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  _, given, flags = _prepare(form, layout, operands)
+  given |= _by_name("memory", operands.memories)
+  if flags is not None:
     given |= _by_name("reset", operands.reset)
-    given |= _by_name("start", operands.chunk_start)
-  found = _gpu_kernel.forward(given, form.spec)
-  output = found["output"][:, :, :, : inputs.query.shape[3]]
-
-  def both(kind):
-    return found[f"{kind}_key"], found[f"{kind}_value"]
-
-  chunk_start = both("final")  # not read: a chunk ends with the call
+  found = _gpu_forward_kernel.forward(given, form.spec, save)
+  chunk_start = _both(found, "final")  # not read: a chunk ends with the call
   if flags is not None:
-    has = jnp.any(flags["last"] > 0, axis=0)
-    chunk_start = contract.batched_where(
-      has, both("last"), operands.chunk_start
-    )
+    chunk_start = _where_any(flags, _both(found, "last"), operands.chunk_start)
   result = form_lib.Result(
-    both("final"), chunk_start, tiles.unlay(layout, output, time), None
+    _both(found, "final"),
+    chunk_start,
+    _unlay(form, layout, operands, found["output"]),
+    None,
   )
-  return result, both("saved")
+  return result, _both(found, "saved") if save else None
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  inputs, given, flags = _prepare(form, layout, operands)
+  given |= _by_name("saved", saved) | _by_name("d_final", cotangents.memories)
+  if flags is not None:
+    given |= _by_name("d_last", cotangents.chunk_start)
+  d_output = _pad(tiles.lay(layout, cotangents.outputs))
+  given["d_output"] = d_output.astype(inputs.value.dtype)
+  found = _gpu_backward_kernel.backward(given, form.spec)
+
+  d_log, d_rate = _gate_adjoints(inputs, given, found)
+  if not form.spec.forget_gate:
+    d_log = jnp.zeros_like(d_log)
+  if inputs.log_decay.shape[-1] == 1:
+    d_log = jnp.sum(d_log, axis=-1, keepdims=True)
+  if inputs.write_rate.shape[-1] == 1:
+    d_rate = jnp.sum(d_rate, axis=-1, keepdims=True)
+  names = "d_query", "d_key", "d_value", "d_target"
+  d_inputs = types.Inputs(*(found[name] for name in names), d_log, d_rate)
+  d_inputs = jax.tree.map(
+    lambda d, x: _unlay(form, layout, operands, d.astype(x.dtype)),
+    d_inputs,
+    inputs,
+  )
+  d_memories = _both(found, "d_memory")
+  zeros = jax.tree.map(jnp.zeros_like, d_memories)
+  if flags is None:
+    return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
+  # A row without a chunk hands on the start that it was given.
+  kept = _where_any(flags, zeros, cotangents.chunk_start)
+  d_start = jax.tree.map(jnp.add, _both(found, "d_start"), kept)
+  return form_lib.Operands(
+    d_memories, d_start, _both(found, "d_reset"), d_inputs
+  )
+
+
+def _gate_adjoints(
+  inputs: types.Inputs, given: dict[str, jax.Array], found: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  """Of log decays and rates, `[tiles, batch, heads, tile, 2]`.
+
+  Each term of a read holds exp(log) of its token, each with a direction
+  exp(-log) of that token's, what reaches the chunk's end exp(log) of the last.
+
+  Args:
+    inputs: in tiles.
+    given: what the kernel was given.
+    found: what it found.
+  """
+  d_logs, d_rates = [], []
+  for name, place in _PLACES:
+    rate = inputs.write_rate[..., place].astype(jnp.float32)
+    by_reads, d_rate, by_end = jnp.split(found[f"d_gates_{name}"], 3, axis=-1)
+    kept = jnp.sum(found[f"d_total_{name}"], axis=-1)
+    at_end = given[f"total_{name}"] * kept
+    at_end -= jnp.sum(rate * by_end, axis=-1)
+    d_log = (by_reads - rate * d_rate).at[..., -1].add(at_end)
+    d_logs.append(lax.cumsum(d_log, axis=3, reverse=True))
+    d_rates.append(d_rate)
+  return jnp.stack(d_logs, axis=-1), jnp.stack(d_rates, axis=-1)
+
+
+def _both(found: dict[str, jax.Array], kind: str) -> form_lib.Memories:
+  return found[f"{kind}_key"], found[f"{kind}_value"]
+
+
+def _where_any(flags: dict[str, jax.Array], new, old):
+  """`new` in rows that have a last chunk."""
+  has = jnp.any(flags["last"] > 0, axis=0)
+  return contract.batched_where(has, new, old)
 
 
 def _by_name(kind: str, memories: Any) -> dict[str, jax.Array]:
@@ -107,9 +188,13 @@ def _by_name(kind: str, memories: Any) -> dict[str, jax.Array]:
   return {f"{kind}_key": key, f"{kind}_value": value}
 
 
-ENGINE = form_lib.Engine(
-  _forward, tile_scan.backward, lambda form, operands: operands.memories
-)
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  dtype = operands.inputs.query.dtype
+  return jax.tree.map(lambda x: x.astype(dtype), operands.memories)
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def chunk(
@@ -121,10 +206,10 @@ def chunk(
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by a GPU kernel; see `api.chunk`.
+  """Equal to `reference`, by GPU kernels; see `api.chunk`.
 
   Raises:
-    NotImplementedError: the kernel does not do it; says why.
+    NotImplementedError: the kernels do not do it; says why.
   """
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
@@ -136,7 +221,7 @@ def chunk(
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
-  """Why the kernel cannot do a call here, or None."""
+  """Why the kernels cannot do a call here, or None."""
   if reason := modes.unavailable():
     return reason
   if not spec.stale:
@@ -150,14 +235,16 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  if spec.chunk_size > _gpu_kernel.TOKENS:
-    return f"chunk_size={spec.chunk_size} is more than {_gpu_kernel.TOKENS}"
+  if spec.chunk_size > _gpu_forward_kernel.TOKENS:
+    return (
+      f"chunk_size={spec.chunk_size} is more than {_gpu_forward_kernel.TOKENS}"
+    )
   widths = {
     "key_dim": inputs.query.shape[-1],
     "value_dim": inputs.value.shape[-1],
     "num_slots": spec.num_slots,
   }
   for name, width in widths.items():
-    if width not in _gpu_kernel.WIDTHS:
-      return f"{name}={width} is none of {_gpu_kernel.WIDTHS}"
+    if width not in _gpu_forward_kernel.WIDTHS:
+      return f"{name}={width} is none of {_gpu_forward_kernel.WIDTHS}"
   return None

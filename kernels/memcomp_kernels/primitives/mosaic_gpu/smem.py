@@ -10,7 +10,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 LIMIT = 227 * 1024
 """Bytes a block may use on Hopper (CUDA C Programming Guide, table of technical
 specifications per compute capability)."""
-_SPARE = 4 * 1024  # reductions, barriers, alignment
+_SPARE = 2 * 1024  # reductions over warps, barriers
+_ALIGNMENT = 1024  # of each array, bytes
 _SWIZZLE = 128  # bytes
 
 
@@ -54,15 +55,16 @@ def slots(
     NotImplementedError: not even one step's operands fit.
   """
 
-  def num_bytes(arrays):
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+  def num_bytes(arrays, steps):
+    sizes = (steps * math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
-  room = LIMIT - _SPARE - num_bytes(fixed)
-  sizes = num_bytes(operands), num_bytes(results)
+  operands, results = list(operands), list(results)
+  room = LIMIT - _SPARE - num_bytes(fixed, 1)
   for counts in ((2, 2), (2, 1), (2, 0), (1, 0)):
-    if sum(n * size for n, size in zip(counts, sizes, strict=True)) <= room:
+    if num_bytes(operands, counts[0]) + num_bytes(results, counts[1]) <= room:
       return counts
   raise NotImplementedError(
-    f"{kernel} mosaic_gpu: a tile needs {sizes[0]:,} bytes of shared memory, "
-    f"where {room:,} are free; take a shorter tile"
+    f"{kernel} mosaic_gpu: a tile needs {num_bytes(operands, 1):,} bytes of "
+    f"shared memory, where {room:,} are free; take a shorter tile"
   )

@@ -1,8 +1,7 @@
 """Trellis with stale gradients as a Pallas GPU kernel, forward: both passes.
 
 The algebra is that of `tile.py`, a tile a chunk; memories stay in registers
-from chunk to chunk. Decay is by differences of sums of logs, which cannot
-overflow.
+from chunk to chunk. Rates are taken into the directions.
 """
 
 from typing import Any
@@ -12,41 +11,22 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.primitives.mosaic_gpu import rows, tile_kernel
+from memcomp_kernels.primitives.mosaic_gpu import gates, rows, tile_kernel
 from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
 )
 from memcomp_kernels.trellis import types
 
+NAMES = "key", "value"
+"""Of the passes."""
+GATES = "log", "since", "rate", "to_end"
+"""Of each pass, by token: sums of log decays from the chunk's start, a copy of
+them, rates, and what reaches the chunk's end."""
 TOKENS = 64
 """Of a chunk: rows of a matrix unit's product. Shorter chunks are filled up."""
 WIDTHS = (64,)
 """Of keys and values, and slots: what shared memory has room for."""
-
-
-def _vector(ref: Any, axis: int, width: int) -> jax.Array:
-  """Numbers of tokens `[tokens]` along an axis of `[tokens, width]`."""
-  layout = plgpu.Layout.WGMMA.reduce(1 - axis)
-  x = plgpu.load(ref, layout=layout, optimized=False)
-  shape = (TOKENS, width) if axis == 0 else (width, TOKENS)
-  return lax.broadcast_in_dim(x, shape, (axis,))
-
-
-def _weights(refs: dict[str, Any], gate: str) -> jax.Array:
-  """Omega diag(g), `[tokens, tokens]`: zero above the diagonal."""
-  row, column = (
-    plgpu.broadcasted_iota(
-      jnp.int32, (TOKENS, TOKENS), axis, layout=plgpu.Layout.WGMMA
-    )
-    for axis in (0, 1)
-  )
-  log = _vector(refs[f"log{gate}"], 0, TOKENS)
-  # The same reference in two layouts is one load to the compiler, and none.
-  since = _vector(refs[f"since{gate}"], 1, TOKENS)
-  decay = jnp.exp(jnp.minimum(log - since, 0.0))
-  rate = _vector(refs[f"rate{gate}"], 1, TOKENS)
-  return jnp.where(row >= column, decay * rate, 0.0)
 
 
 def body(
@@ -57,7 +37,7 @@ def body(
 ) -> tile_kernel.Carry:
   """One chunk; see `forward`."""
   memories = list(carry)
-  names = "key", "value"
+  refs = refs | gates.parts(refs, "gates", GATES)
   if "resets" in scalars:
     memories = [
       lax.cond(
@@ -66,13 +46,13 @@ def body(
         lambda memory: memory,
         memory,
       )
-      for name, memory in zip(names, memories, strict=True)
+      for name, memory in zip(NAMES, memories, strict=True)
     ]
   dtype = refs["key"].dtype
-  starts = []
-  for name, memory in zip(names, memories, strict=True):
-    refs[f"saved_{name}"][...] = memory
+  for name, memory in zip(NAMES, memories, strict=True):
     refs[f"low_{name}"][...] = memory.astype(dtype)
+    if f"saved_{name}" in refs:
+      refs[f"saved_{name}"][...] = memory.astype(dtype)
     start = memory
     if "continues" in scalars:
       start = lax.cond(
@@ -83,7 +63,6 @@ def body(
       )
       _store_if(scalars["last"], refs[f"last_{name}"], start)
     refs[f"start_low_{name}"][...] = start.astype(dtype)
-    starts.append(start)
   plgpu.commit_smem()
   z_key, z_value, read, scores = products(
     [(refs["key"], transposed(refs["start_low_key"]))],
@@ -93,33 +72,39 @@ def body(
   )
   target = plgpu.load(refs["target"], layout=plgpu.Layout.WGMMA)
   target = target.astype(jnp.float32)
-  for name, z, gate in (("key", z_key, "0"), ("value", z_value, "1")):
+  for name, z in (("key", z_key), ("value", z_value)):
     u = rows.write_direction(spec.phi, z, target, spec.phi_eps)
+    u = u * gates.along(refs[f"rate_{name}"], 0, u.shape[1])
     refs[f"u_{name}"][...] = u.astype(dtype)
-    to_end = _vector(refs[f"to_end{gate}"], 0, u.shape[1])
-    refs[f"u_end_{name}"][...] = (u * to_end).astype(dtype)
-  refs["scores"][...] = (scores * _weights(refs, "0")).astype(dtype)
+    u = u * gates.along(refs[f"to_end_{name}"], 0, u.shape[1])
+    refs[f"u_end_{name}"][...] = u.astype(dtype)
+  scores = scores * gates.between(refs["log_key"], refs["since_key"])
+  refs["scores"][...] = scores.astype(dtype)
   plgpu.commit_smem()
   (found,) = products([(refs["scores"], refs["u_key"])])
-  read = _vector(refs["from_start0"], 0, read.shape[1]) * read - found
-  code = rows.activate(spec.read_activation, read, spec.read_eps)
+  from_start = jnp.exp(gates.along(refs["log_key"], 0, read.shape[1]))
+  code = rows.activate(
+    spec.read_activation, from_start * read - found, spec.read_eps
+  )
   refs["code"][...] = code.astype(dtype)
   plgpu.commit_smem()
   scores, output = products(
     [(refs["code"], transposed(refs["u_value"]))],
     [(refs["code"], refs["low_value"])],
   )
-  refs["scores"][...] = (scores * _weights(refs, "1")).astype(dtype)
+  scores = scores * gates.between(refs["log_value"], refs["since_value"])
+  refs["scores"][...] = scores.astype(dtype)
   plgpu.commit_smem()
   found, *written = products(
     [(refs["scores"], refs["value"])],
-    *([(transposed(refs[f"u_end_{x}"]), refs[x])] for x in names),
+    *([(transposed(refs[f"u_end_{x}"]), refs[x])] for x in NAMES),
   )
-  output = _vector(refs["from_start1"], 0, output.shape[1]) * output - found
+  from_start = jnp.exp(gates.along(refs["log_value"], 0, output.shape[1]))
+  output = from_start * output - found
   refs["output"][...] = output.astype(refs["output"].dtype)
   return tuple(
-    scalars[f"total{gate}"] * memory - x
-    for gate, memory, x in zip("01", memories, written, strict=True)
+    scalars[f"total_{name}"] * memory - x
+    for name, memory, x in zip(NAMES, memories, written, strict=True)
   )
 
 
@@ -131,30 +116,27 @@ def _store_if(flag: jax.Array, ref: Any, value: jax.Array) -> None:
 
 
 def forward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: types.Spec, save: bool
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 
   Args:
     operands: by tile `[tiles, batch, heads, tile, width]`: `query`, `key`,
-      `value`, `target`; `[tiles, batch, heads, tile]`, float32, of the gates
-      of both passes: `log0`, `log1` (sums of log decays from the tile's start),
-      `since0` and `since1` (the same), `rate0`, `rate1`, `from_start0`,
-      `from_start1`, `to_end0` and `to_end1` (times the rates); `[tiles, batch,
-      heads]`: `total0`, `total1`; memories
-      `memory_key`, `memory_value`. Where segments or chunks under way are told
-      apart also int32 `[tiles, batch]` `resets`, `continues` and `last` (the
-      row's last chunk), and memories `reset_` and `start_`, each of both.
+      `value`, `target`; of each pass, `_key` and `_value`, float32 `gates_`
+      `[tiles, batch, heads, GATES * tile]`, the chunk's whole decay `total_`
+      `[tiles, batch, heads]` and memories `memory_`. Where segments or chunks
+      under way are told apart also int32 `[tiles, batch]` `resets`, `continues`
+      and `last` (the row's last chunk), and memories `reset_` and `start_`.
     spec: the memory's meaning.
+    save: whether to return the memories before each tile.
 
   Returns:
     `output`, of `value`'s shape and dtype; `final_key` and `final_value`;
-    `saved_key` and `saved_value`, before each tile; with `last` the memories at
-    that chunk's start, `last_key` and `last_value`.
+    with `save` also `saved_key` and `saved_value`, in the same dtype; with
+    `last` the memories at that chunk's start, `last_key` and `last_value`.
   """
   value, target = operands["value"], operands["target"]
   num_tiles, _, heads = value.shape[:3]
-  names = "key", "value"
   dtype = value.dtype
   local = {
     "scores": jax.ShapeDtypeStruct((TOKENS, TOKENS), dtype),
@@ -162,12 +144,13 @@ def forward(
   }
   results = {"output": jax.ShapeDtypeStruct(value.shape, dtype)}
   kinds = ["memory", "final"]
-  for name in names:
+  for name in NAMES:
     memory = operands[f"memory_{name}"]
     results[f"final_{name}"] = jax.ShapeDtypeStruct(memory.shape, memory.dtype)
-    results[f"saved_{name}"] = jax.ShapeDtypeStruct(
-      (num_tiles, *memory.shape), memory.dtype
-    )
+    if save:
+      results[f"saved_{name}"] = jax.ShapeDtypeStruct(
+        (num_tiles, *memory.shape), dtype
+      )
     for kind in ("low", "start_low"):
       local[f"{kind}_{name}"] = jax.ShapeDtypeStruct(memory.shape[2:], dtype)
     for kind in ("u", "u_end"):
@@ -183,8 +166,8 @@ def forward(
     results,
     heads=heads,
     memories=[
-      f"{kind}_{name}" for kind in dict.fromkeys(kinds) for name in names
+      f"{kind}_{name}" for kind in dict.fromkeys(kinds) for name in NAMES
     ],
-    carried=[(f"memory_{name}", f"final_{name}") for name in names],
+    carried=[(f"memory_{name}", f"final_{name}") for name in NAMES],
     local=local,
   )

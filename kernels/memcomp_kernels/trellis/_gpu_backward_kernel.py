@@ -1,0 +1,261 @@
+"""Trellis backward on a GPU: from the last chunk to the first, each recomputed.
+
+The adjoints are those of `_backward_kernel.py`. Both passes end alike: what
+reads (dR, or F) and what it reads for (q, or dY) give the adjoints of what was
+written and of the memory, so that they take turns in the same shared memory.
+Rates are taken into the directions, whose adjoint without them is the rates'.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from memcomp_kernels.primitives.mosaic_gpu import gates, rows, tile_kernel
+from memcomp_kernels.primitives.mosaic_gpu.products import (
+  products,
+  transposed,
+)
+from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis._gpu_forward_kernel import GATES, NAMES, TOKENS
+
+ADJOINTS = "reads", "rate", "end"
+"""Of the gates of each pass, by token and summed over slots: reads times their
+adjoints; directions without rates times their adjoints; the same of what
+reaches the chunk's end."""
+
+
+def _wide(ref: Any) -> jax.Array:
+  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+  return x.astype(jnp.float32)
+
+
+class _Chunk:
+  """One chunk, backward; see `backward`."""
+
+  def __init__(self, refs, scalars, spec):
+    refs = refs | gates.parts(refs, "gates", GATES)
+    adjoints = [f"d_{kind}" for kind in ADJOINTS]
+    refs |= gates.parts(refs, "d_gates", adjoints)
+    self.refs, self.scalars, self.spec = refs, scalars, spec
+    self.flagged = "resets" in scalars
+
+  def store(self, name: str, x: jax.Array) -> None:
+    self.refs[name][...] = x.astype(self.refs[name].dtype)
+
+  def row(self, name: str) -> jax.Array:
+    return gates.along(self.refs[name], 0, self.refs["target"].shape[-1])
+
+  def between(self, name: str) -> jax.Array:
+    return gates.between(self.refs[f"log_{name}"], self.refs[f"since_{name}"])
+
+  def start(self, name: str) -> Any:
+    """The memory that gradients are taken at; to be committed."""
+    saved = self.refs[f"saved_{name}"]
+    if not self.flagged:
+      return saved
+    start = lax.cond(
+      self.scalars["continues"] != 0,
+      lambda: tile_kernel.load(self.refs[f"start_{name}"]),
+      lambda: _wide(saved),
+    )
+    self.store("start", start)
+    return self.refs["start"]
+
+  def loss(self, z: jax.Array) -> tuple[str, jax.Array, jax.Array, float]:
+    """What a direction is of; targets are read again, not kept in registers."""
+    return self.spec.phi, z, _wide(self.refs["target"]), self.spec.phi_eps
+
+  def direct(self, name: str, z: jax.Array) -> None:
+    rate = self.row(f"rate_{name}")
+    self.store(f"u_{name}", rows.write_direction(*self.loss(z)) * rate)
+
+  def run(self, d_after: tile_kernel.Carry) -> tile_kernel.Carry:
+    """Adjoints of the memories after the chunk to those before it."""
+    refs, spec = self.refs, self.spec
+    start = self.start("value")
+    plgpu.commit_smem()
+    (z,) = products([(refs["value"], transposed(start))])
+    self.direct("value", z)
+    start = self.start("key")
+    plgpu.commit_smem()
+    z, read, scores = products(
+      [(refs["key"], transposed(start))],
+      [(refs["query"], transposed(refs["saved_key"]))],
+      [(refs["query"], transposed(refs["key"]))],
+    )
+    self.direct("key", z)
+    self.store("scores_key", scores * self.between("key"))
+    plgpu.commit_smem()
+    found, scores, d_code = products(
+      [(refs["scores_key"], refs["u_key"])],
+      [(refs["d_output"], transposed(refs["value"]))],
+      [(refs["d_output"], transposed(refs["saved_value"]))],
+    )
+    read = jnp.exp(self.row("log_key")) * read - found
+    activation = spec.read_activation, read, spec.read_eps
+    code = rows.activate(*activation)
+    self.store("reader_value", code)
+    self.store("scores_value", scores * self.between("value"))
+    plgpu.commit_smem()
+    (found,) = products([(refs["scores_value"], refs["u_value"])])
+    d_code = jnp.exp(self.row("log_value")) * d_code - found
+    d_read = rows.activate_adjoint(*activation, d_code)
+    self.store("reader_key", d_read)
+    self.store("d_reads_value", jnp.sum(d_code * code, axis=1))
+    self.store("d_reads_key", jnp.sum(d_read * read, axis=1))
+
+    d_key, d_value = d_after
+    d_value, by_value = self.finish("value", "d_output", d_value)
+    d_key, by_key = self.finish("key", "query", d_key)
+    self.store("d_target", by_key + by_value)
+    return d_key, d_value
+
+  def finish(
+    self, name: str, asker: str, d_after: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Adjoints that a pass leaves: of its memory before, and of targets.
+
+    Args:
+      name: the pass.
+      asker: what its reads are for: the query, or the output's adjoint.
+      d_after: the adjoint of its memory after the chunk.
+    """
+    refs, scalars = self.refs, self.scalars
+    saved, scores, u = (refs[f"{x}_{name}"] for x in ("saved", "scores", "u"))
+    written, reader = refs[name], refs[f"reader_{name}"]
+    self.store("low", d_after)
+    start = self.start(name)
+    self.store(f"d_total_{name}", jnp.sum(_wide(saved) * d_after, axis=0))
+    plgpu.commit_smem()
+    found, seen, z, d_scores = products(
+      [(transposed(scores), reader)],
+      [(written, transposed(refs["low"]))],
+      [(written, transposed(start))],
+      [(reader, transposed(u))],
+    )
+    to_end = self.row(f"to_end_{name}")
+    seen = to_end * seen
+    by_rate = -found - seen
+    direction = rows.write_direction(*self.loss(z))
+    dz, d_target = rows.write_direction_adjoint(
+      *self.loss(z), self.row(f"rate_{name}") * by_rate
+    )
+    if self.spec.first_order:
+      dz = jnp.zeros_like(dz)
+    self.store(f"d_rate_{name}", jnp.sum(by_rate * direction, axis=1))
+    self.store(f"d_end_{name}", jnp.sum(seen * direction, axis=1))
+    self.store("dz", dz)
+    self.store(f"scores_{name}", -(d_scores * self.between(name)))
+    self.store(f"u_{name}", -(_wide(u) * to_end))
+    from_start = jnp.exp(self.row(f"log_{name}"))
+    self.store(f"reader_{name}", _wide(reader) * from_start)
+    plgpu.commit_smem()
+    by_read = transposed(reader), refs[asker]
+    by_z = transposed(refs["dz"]), written
+    into_memory = [[by_read], [by_z]] if self.flagged else [[by_read, by_z]]
+    into_written = [
+      (refs["dz"], start),
+      (transposed(scores), refs[asker]),
+      (u, refs["low"]),
+    ]
+    into_query = [(reader, saved), (scores, written)]
+    d_written, d_memory, *rest = products(
+      into_written, *into_memory, *([into_query] if name == "key" else [])
+    )
+    self.store(f"d_{name}", d_written)
+    if name == "key":
+      self.store("d_query", rest.pop())
+    d_memory = scalars[f"total_{name}"] * d_after + d_memory
+    if self.flagged:
+      d_memory = self.begin(name, d_memory, rest.pop())
+    return d_memory, d_target
+
+  def begin(
+    self, name: str, d_memory: jax.Array, d_start: jax.Array
+  ) -> jax.Array:
+    """Takes the adjoint of the start, and of a reset, where they belong."""
+    refs, scalars = self.refs, self.scalars
+    d_start = lax.cond(
+      scalars["last"] != 0,
+      lambda x: x + tile_kernel.load(refs[f"d_last_{name}"]),
+      lambda x: x,
+      d_start,
+    )
+
+    def continues(d_memory, d_start):
+      refs[f"d_start_{name}"][...] = d_start
+      return d_memory
+
+    def resets(d_memory):
+      ref = refs[f"d_reset_{name}"]
+      ref[...] = tile_kernel.load(ref) + d_memory
+      return jnp.zeros_like(d_memory)
+
+    d_memory = lax.cond(
+      scalars["continues"] != 0, continues, jnp.add, d_memory, d_start
+    )
+    return lax.cond(scalars["resets"] != 0, resets, lambda x: x, d_memory)
+
+
+def backward(
+  operands: dict[str, jax.Array], spec: types.Spec
+) -> dict[str, jax.Array]:
+  """Runs the kernel.
+
+  Args:
+    operands: as `forward` takes them but for `memory_` and `reset_`, and by
+      tile `saved_` of each pass, of `forward`, and `d_output`, both in the
+      dtype of values; memories `d_final_`, and with `last` `d_last_`, of each.
+    spec: the memory's meaning.
+
+  Returns:
+    By tile, in the dtype of values: `d_query`, `d_key`, `d_value`, `d_target`;
+    of each pass float32 `d_gates_` `[tiles, batch, heads, ADJOINTS * tile]` and
+    `d_total_` `[tiles, batch, heads, width]` (memories times their adjoints
+    after the chunk, summed over slots), and memories `d_memory_`, with `last`
+    also `d_reset_` and `d_start_`.
+  """
+  shape = operands["target"].shape
+  num_tiles, batch, heads = shape[:3]
+  dtype, wide = operands["value"].dtype, operands["d_final_key"].dtype
+  part = jax.ShapeDtypeStruct(shape[3:], dtype)
+  local = {name: part for name in ("dz", "low")}
+  results = {
+    f"d_{name}": jax.ShapeDtypeStruct(operands[name].shape, dtype)
+    for name in ("query", "key", "value", "target")
+  }
+  kinds = ["d_final", "d_memory"]
+  if "last" in operands:
+    kinds += ["d_last", "start", "d_reset", "d_start"]
+    local["start"] = part
+  for name in NAMES:
+    memory = operands[f"d_final_{name}"]
+    local |= {f"{kind}_{name}": part for kind in ("u", "reader")}
+    local[f"scores_{name}"] = jax.ShapeDtypeStruct((TOKENS, TOKENS), dtype)
+    results[f"d_gates_{name}"] = jax.ShapeDtypeStruct(
+      (*shape[:3], len(ADJOINTS) * TOKENS), wide
+    )
+    results[f"d_total_{name}"] = jax.ShapeDtypeStruct(
+      (num_tiles, batch, heads, memory.shape[-1]), wide
+    )
+    results |= {
+      f"{kind}_{name}": jax.ShapeDtypeStruct(memory.shape, wide)
+      for kind in kinds
+      if kind in ("d_memory", "d_reset", "d_start")
+    }
+  names = [f"{kind}_{name}" for kind in kinds for name in NAMES]
+  return tile_kernel.run(
+    lambda refs, scalars, carry: _Chunk(refs, scalars, spec).run(carry),
+    "trellis_backward",
+    operands,
+    results,
+    heads=heads,
+    memories=names,
+    carried=[(f"d_final_{name}", f"d_memory_{name}") for name in NAMES],
+    local=local,
+    zeroed=[x for x in names if x.startswith(("d_reset", "d_start"))],
+    reverse=True,
+  )
