@@ -73,6 +73,13 @@ def test_packing():
 
 
 @pytest.mark.slow
+def test_a_row_of_padding():
+  """Inside a chunk, whose start is handed on, and so is its adjoint."""
+  ids = jnp.array([[0] * 6, [0] * 2 + [1] * 4])
+  check(SPEC, arguments(SPEC, 6, batch=2), ids)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("time", "gates"), [(27, 2), (59, 1), (64, 2)])
 def test_equals_the_xla_form(time, gates):
   state, fresh, inputs = arguments(SPEC, time)
