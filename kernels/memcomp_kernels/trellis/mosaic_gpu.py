@@ -128,8 +128,14 @@ def _backward(form, layout, operands, saved, cotangents):
     d_log = jnp.sum(d_log, axis=-1, keepdims=True)
   if inputs.write_rate.shape[-1] == 1:
     d_rate = jnp.sum(d_rate, axis=-1, keepdims=True)
-  names = "d_query", "d_key", "d_value", "d_target"
-  d_inputs = types.Inputs(*(found[name] for name in names), d_log, d_rate)
+  d_inputs = types.Inputs(
+    query=found["d_query"],
+    key=found["d_key"],
+    value=found["d_value"],
+    target=found["d_target"],
+    log_decay=d_log,
+    write_rate=d_rate,
+  )
   d_inputs = jax.tree.map(
     lambda d, x: _unlay(form, layout, operands, d.astype(x.dtype)),
     d_inputs,

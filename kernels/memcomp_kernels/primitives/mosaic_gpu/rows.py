@@ -16,7 +16,7 @@ NAMES = ("ln_silu", "l2_silu", "silu", "l2", "softmax", "identity")
 class _Parts(NamedTuple):
   """phi(z) = y, and what its Jacobian J is of.
 
-  J = inverse (I - y y^T / count) P diag(slope), where P takes the mean of a row
+  J = inverse (I - y y^T / size) P diag(slope), where P takes the mean of a row
   away with "ln_silu". None stands for ones; for softmax J = diag(y) - y y^T.
   """
 
@@ -26,18 +26,18 @@ class _Parts(NamedTuple):
   slope: jax.Array | None = None
 
   @property
-  def count(self) -> int:
+  def size(self) -> int:
     return self.y.shape[1] if self.name == "ln_silu" else 1
 
   def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Row by row, over `count`."""
-    return _sum(a * b) * (1 / self.count)
+    """Row by row, over `size`."""
+    return _sum(a * b) * (1 / self.size)
 
   def centred(self, x: jax.Array) -> jax.Array:
-    return x - self.dot(x, jnp.ones_like(x)) if self.count > 1 else x
+    return x - self.dot(x, jnp.ones_like(x)) if self.size > 1 else x
 
   def along(self, x: jax.Array) -> jax.Array:
-    """Inverse (I - y y^T / count) x."""
+    """Inverse (I - y y^T / size) x."""
     if self.inverse is None:
       return x
     return self.inverse * (x - self.y * self.dot(self.y, x))
@@ -126,7 +126,7 @@ def write_direction_adjoint(
     w = parts.centred(parts.sloped(d))
     product = parts.dot(y, error)
     by_y = pushed - parts.inverse * (w * product + error * parts.dot(w, y))
-    # d inverse = -inverse^2 y / count, and the direction is in proportion.
+    # d inverse = -inverse^2 y / size, and the direction is in proportion.
     by_inverse = parts.inverse * y * parts.dot(pushed, error)
   dz = parts.sloped(parts.centred(parts.along(by_y) - by_inverse))
   if parts.slope is not None:
