@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.lattice import _kernel_calls, tilings, types, xla_chunked
@@ -88,25 +87,11 @@ def _unpack_memory(
   return jnp.swapaxes(lanes.join(packed, batch), -1, -2)
 
 
-def _last(layout: tiles.Layout, tokens: int, batch: int, time: int):
-  """Bool `[tiles, batch]`, the chunk that is handed on."""
-  if layout.flags is None:
-    tile = jnp.arange(-(-time // tokens))
-    unfinished = (tile == tile[-1]) & (time % tokens > 0)
-    return jnp.broadcast_to(unfinished[:, None], (tile.size, batch))
-  occupied = layout.flags.occupied
-  following = jnp.concatenate(
-    [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
-  )
-  later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
-  return occupied & ~later
-
-
 def _flags(plan: layout_lib.Plan, layout: tiles.Layout, batch: int, time: int):
   """`[blocks, tiles, FLAGS, LANES]`, or None where no tile is special."""
   if not plan.flagged:
     return None
-  last = _last(layout, plan.tokens, batch, time)
+  last = tiles.handed_on(layout, batch, time)
   rows = [jnp.zeros_like(last)] * layout_lib.FLAGS
   if layout.flags is not None:
     rows[layout_lib.RESETS] = layout.flags.resets
@@ -140,7 +125,7 @@ def pack_memories(plan, operands):
 
 def _where_last(form, layout, batch, time, new, old):
   """`new` in rows that hand a chunk on."""
-  has = jnp.any(_last(layout, form.tile_time, batch, time), axis=0)
+  has = jnp.any(tiles.handed_on(layout, batch, time), axis=0)
   return jnp.where(has[:, None, None, None], new, old)
 
 

@@ -175,6 +175,24 @@ def complete(layout: Layout, batch: int, time: int) -> jax.Array:
   return (last < time).T
 
 
+def handed_on(layout: Layout, batch: int, time: int) -> jax.Array:
+  """Bool `[tiles, batch]`: the tile's chunk is its row's last one.
+
+  None is, in the aligned layout, where rows end with a chunk.
+  """
+  if layout.flags is None:
+    tile = jnp.arange(-(-time // layout.chunk))[:, None]
+    unfinished = (tile == tile.size - 1) & (time % layout.chunk > 0)
+    return jnp.broadcast_to(unfinished, (tile.size, batch))
+  occupied = layout.flags.occupied
+  # Tiles are occupied up to the last token, but the first may be empty.
+  following = jnp.concatenate(
+    [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
+  )
+  later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
+  return occupied & ~later
+
+
 def flat(layout: Layout, x: jax.Array) -> jax.Array:
   """`[batch, time, ...]` to `[batch, tiles * chunk, ...]`; zeros if empty."""
   if layout.source is not None:

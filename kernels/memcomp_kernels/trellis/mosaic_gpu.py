@@ -52,23 +52,16 @@ def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
   return operands
 
 
-def _flags(layout: tiles.Layout, num_tiles: int, batch: int, whole: bool):
+def _flags(layout: tiles.Layout, batch: int, time: int):
   """Int32 `[tiles, batch]` by name, or None where no chunk is special."""
-  if layout.flags is None:
-    if whole:
-      return None
-    last = jnp.arange(num_tiles)[:, None] == num_tiles - 1
-    resets = continues = jnp.zeros((num_tiles, batch), bool)
-    last = jnp.broadcast_to(last, resets.shape)
-  else:
+  last = tiles.handed_on(layout, batch, time)
+  if layout.flags is not None:
     resets, continues, occupied = layout.flags
     continues &= occupied
-    # Tiles are occupied up to the last token, but the first may be empty.
-    following = jnp.concatenate(
-      [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
-    )
-    later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
-    last = occupied & ~later
+  elif time % layout.chunk:
+    resets = continues = jnp.zeros_like(last)
+  else:
+    return None
   found = {"resets": resets, "continues": continues, "last": last}
   return {name: x.astype(jnp.int32) for name, x in found.items()}
 
@@ -78,8 +71,7 @@ def _prepare(form: form_lib.Form, layout: tiles.Layout, operands):
   inputs, _, _ = tile_scan.lay(layout, operands)
   inputs = jax.tree.map(_pad, inputs)
   batch, time = form_lib.sizes(operands.inputs)
-  num_tiles = inputs.query.shape[0]
-  flags = _flags(layout, num_tiles, batch, time % form.tile_time == 0)
+  flags = _flags(layout, batch, time)
   given = _operands(form.spec, inputs)
   if flags is not None:
     given |= flags | _by_name("start", operands.chunk_start)

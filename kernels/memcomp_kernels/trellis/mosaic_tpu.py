@@ -176,26 +176,14 @@ def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
 
 def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   """Int32 `[batch, chunks]`, or None where no chunk is special."""
-  tokens = plan.unit.tokens
-  if layout.flags is None:
-    if plan.token or time % tokens == 0:
-      return None
-    chunk = jnp.arange(-(-time // tokens))
-    flags = jnp.where(chunk == chunk[-1], layout_lib.LAST, 0)
-    flags = jnp.broadcast_to(flags, (batch, chunk.size)).astype(jnp.int32)
-  else:
+  flags = layout_lib.LAST * tiles.handed_on(layout, batch, time)
+  if layout.flags is not None:
     resets, continues, occupied = layout.flags
-    # Chunks are occupied up to the last token.
-    following = jnp.concatenate(
-      [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
-    )
-    later = lax.cummax(following.astype(jnp.int32), reverse=True) > 0
-    flags = (
-      layout_lib.RESETS * resets
-      + layout_lib.CONTINUES * (continues & occupied)
-      + layout_lib.LAST * (occupied & ~later)
-    )
-    flags = flags.T.astype(jnp.int32)
+    flags += layout_lib.RESETS * resets
+    flags += layout_lib.CONTINUES * (continues & occupied)
+  elif plan.token or time % layout.chunk == 0:
+    return None
+  flags = flags.T.astype(jnp.int32)
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
 
 
