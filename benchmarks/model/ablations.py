@@ -74,7 +74,17 @@ LATTICE: dict[str, tuple[dict[str, Any], float | None]] = {
     _NO_GATE | {"update": "delta", "write_rate_init": 0.9},
     11.62,
   ),
+  "base, rate .1": ({"write_rate_init": 0.1}, None),
   "encoding": ({"objective": "encoding"}, None),
+  "encoding, rate .03": (
+    {"objective": "encoding", "write_rate_init": 0.03},
+    None,
+  ),
+  "base, values of norm 1": ({"normalize": "qkv"}, None),
+  "encoding, values of norm 1": (
+    {"objective": "encoding", "normalize": "qkv"},
+    None,
+  ),
   "similarity": ({"objective": "similarity"}, None),
   "half the slots": ({"num_slots": 32}, None),
   "a quarter of the slots": ({"num_slots": 16}, None),

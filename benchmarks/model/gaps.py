@@ -1,0 +1,99 @@
+"""Tables and a figure of recall over gaps, from runs of `configs/recall.py`.
+
+  python train.py --config=configs/recall.py --each=all --seeds=3 --workdir=RUNS
+  python benchmarks/model/gaps.py --runs=RUNS --out=docs/results/gaps
+
+Reads what each run's own evaluation wrote, `RUNS/METHOD-GAP-SEED/eval`; means
+over the seeds that there are. Prints, for each gap that was trained on, each
+method's accuracy there and at the others; draws <out>.png. Methods that are not
+trained yet are left out.
+"""
+
+import collections
+import json
+import pathlib
+import re
+
+import numpy as np
+from absl import app, flags
+
+from memcomp.evaluation import panels
+
+_RUNS = flags.DEFINE_string("runs", None, "Folder of the runs.", required=True)
+_OUT = flags.DEFINE_string("out", "gaps", "Figure's path, no suffix.")
+
+Slices = dict[int, list[dict[str, float]]]
+"""By gap of the question, of each seed."""
+
+
+def read(folder: pathlib.Path) -> dict[int, dict[str, Slices]]:
+  """What was evaluated, by trained gap, method and gap."""
+  found = collections.defaultdict(dict)
+  for path in sorted(folder.glob("*/eval/recall-step*.json")):
+    named = re.fullmatch(r"(\w+)-(\d+)-\d+", path.parents[1].name)
+    if not named:
+      continue
+    method, trained = named[1], int(named[2])
+    slices = found[trained].setdefault(method, collections.defaultdict(list))
+    for row in json.loads(path.read_text(encoding="utf-8"))["slices"]:
+      slices[row["gap"]].append(row)
+  return dict(sorted(found.items()))
+
+
+def _mean(rows: list[dict[str, float]], name: str) -> float:
+  return float(np.mean([row[name] for row in rows]))
+
+
+def table(trained: int, by_method: dict[str, Slices]) -> str:
+  """Accuracy of each method at each gap, in markdown."""
+  gaps = sorted({gap for slices in by_method.values() for gap in slices})
+  lines = [
+    f"| trained at gap {trained} | state, bytes | nats there | seeds | "
+    + " | ".join(map(str, gaps))
+    + " |",
+    "|---|---:|---:|---:|" + "---:|" * len(gaps),
+  ]
+  for method, slices in by_method.items():
+    there = slices[trained]
+    cells = [
+      method,
+      f"{_mean(there, 'state_bytes'):,.0f}",
+      f"{_mean(there, 'nats'):.3f}",
+      str(len(there)),
+      *(f"{_mean(slices[gap], 'accuracy'):.3f}" for gap in gaps),
+    ]
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines) + "\n"
+
+
+def main(argv):
+  """Reports on all there is."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected: {' '.join(argv[1:])}")
+  found = read(pathlib.Path(_RUNS.value))
+  if not found:
+    raise app.UsageError(f"{_RUNS.value} holds no evaluated run")
+  drawn, gaps = [], []
+  for trained, by_method in found.items():
+    print(table(trained, by_method))
+    gaps = sorted({gap for slices in by_method.values() for gap in slices})
+    lines = {
+      method: [_mean(slices[gap], "accuracy") for gap in gaps]
+      for method, slices in by_method.items()
+    }
+    label = f"accuracy, trained at gap {trained}"
+    drawn.append(panels.Panel(label, lines, limits=(0, 1.05)))
+  print(
+    panels.draw(
+      gaps,
+      drawn,
+      xlabel="gap, tokens",
+      title="recall over a gap, chance 1 in 16",
+      path=pathlib.Path(f"{_OUT.value}.png"),
+      names=list(map(str, gaps)),
+    )
+  )
+
+
+if __name__ == "__main__":
+  app.run(main)
