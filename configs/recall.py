@@ -9,8 +9,8 @@ episode, METHOD-multistore for two pairs at gap 24; --each=all is Table 1, every
 method at gaps 24, 36 and 48. The paper's size and recipe: 4 layers, 4 heads,
 d_model 128, a window of 12 tokens, 300 steps of 32 rows
 (`memcomp.data.synthetic.recall`). Hardware: 2 CPU cores. Time: 3 to 4 seconds
-of one core a step at gap 24, 1.7 times that at gap 48. Expected: tensor_cache
-recalls all at gap 24 after 70 steps (one seed); window and streaming answer by
+of one core a step at gap 24, 1.7 times that at gap 48. Expected:
+docs/results/gaps.md; tensor_cache recalls all at its own gap, window answers by
 chance, 6 %.
 """
 
