@@ -73,13 +73,21 @@ def main(argv):
   found = read(pathlib.Path(_RUNS.value))
   if not found:
     raise app.UsageError(f"{_RUNS.value} holds no evaluated run")
-  drawn, gaps = [], []
+  slices = [x for by_method in found.values() for x in by_method.values()]
+  gaps = sorted(set().union(*slices))
+  methods = sorted(set().union(*found.values()))
+  drawn = []
   for trained, by_method in found.items():
     print(table(trained, by_method))
-    gaps = sorted({gap for slices in by_method.values() for gap in slices})
+    # Every method in every panel: so each keeps its colour.
     lines = {
-      method: [_mean(slices[gap], "accuracy") for gap in gaps]
-      for method, slices in by_method.items()
+      method: [
+        _mean(by_method[method][gap], "accuracy")
+        if method in by_method
+        else float("nan")
+        for gap in gaps
+      ]
+      for method in methods
     }
     label = f"accuracy, trained at gap {trained}"
     drawn.append(panels.Panel(label, lines, limits=(0, 1.05)))
