@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, tile_scan, tiles
+from memcomp_kernels.primitives import chunked, decay, tile_scan, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic_gpu import modes, rows
 from memcomp_kernels.trellis import (
@@ -44,11 +44,11 @@ def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
     log_decay = jnp.zeros_like(log_decay)
   for name, place in _PLACES:
     log = jnp.cumsum(log_decay[..., place], axis=-1)
+    factors = decay.decay_factors(log_decay[..., place])
     rate = inputs.write_rate[..., place].astype(jnp.float32)
-    to_end = jnp.exp(log[..., -1:] - log)
-    gates = jnp.concatenate([log, log, rate, to_end], axis=-1)
+    gates = jnp.concatenate([log, log, rate, factors.to_end], axis=-1)
     operands[f"gates_{name}"] = gates
-    operands[f"total_{name}"] = jnp.exp(log[..., -1])
+    operands[f"total_{name}"] = factors.total
   return operands
 
 
