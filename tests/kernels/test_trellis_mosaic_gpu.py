@@ -90,10 +90,10 @@ def test_equals_the_xla_form(time, gates):
   check(SPEC, (state, fresh, inputs._replace(**shared)))
 
 
-@pytest.mark.slow
-def test_chunks_from_the_first_token_on():
-  """No chunk under way, none left open: the kernels without flags."""
-  check(SPEC, arguments(SPEC, 64, before=32))
+@pytest.mark.parametrize("time", [40, pytest.param(64, marks=pytest.mark.slow)])
+def test_chunks_from_the_first_token_on(time):
+  """No chunk under way; at 64 none left open: the kernels without flags."""
+  check(SPEC, arguments(SPEC, time, before=32))
 
 
 @pytest.mark.slow
