@@ -16,8 +16,10 @@ from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import affine, affine_kernels
+from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import xla_chunked as duality
 from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
+from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache_tpu
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories
 from memcomp_kernels.trellis import mosaic_tpu, tilings
@@ -43,6 +45,9 @@ DECAYS = {
   "lattice-token": ("safe",),
 }
 """The memories with kernels, and their forms of decay."""
+
+_OUTER = ("state_space_duality", "tensor_cache")
+"""Those whose kernels read tokens where they lie (`mosaic.outer`)."""
 
 _WIDE = ("log_decay", "write_rate", "log_phi_eps", "skip")
 
@@ -106,15 +111,18 @@ class Case:
   def kernel(self) -> str:
     """The name of the kernel."""
     prefix = self.memory.split("-")[0]
-    prefix = prefix if prefix in ("trellis", "lattice") else "affine"
+    if prefix not in ("trellis", "lattice"):
+      prefix = "outer" if self.memory in _OUTER else "affine"
     way = "backward" if self.direction == "backward" else "forward"
     return f"{prefix}_{way}"
 
   @property
   def engine(self) -> form_lib.Engine:
     """What runs the kernels."""
+    if self.memory == "state_space_duality":
+      return duality_tpu.ENGINE
     if self.memory.startswith("tensor_cache"):
-      return affine.CHUNK_ENGINE
+      return tensor_cache_tpu.ENGINES[True]
     if self.memory.startswith("lattice"):
       return lattice_tpu.ENGINE
     is_trellis = self.memory.startswith("trellis")
@@ -203,7 +211,7 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
 
   None where the pass is little more than its kernel.
   """
-  if case.memory.startswith("trellis"):
+  if case.memory.startswith("trellis") or case.memory in _OUTER:
     return None
   if case.memory.startswith("lattice"):
     return _lattice_alone(case)

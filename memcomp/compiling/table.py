@@ -59,14 +59,14 @@ _SECONDS = flags.DEFINE_integer("seconds", 600, "A compile may take.", 1)
 _ONLY_TEXT = flags.DEFINE_bool("only_text", False, "Compile nothing.")
 
 # Narrower shards than this many features TPUs pad, and gather by all-reduces.
-_LEAST_FEATURES, _FEATURES_TILE = 32, 16
+_LEAST_FEATURES, _FEATURES_TILE = 48, 16
 
 
 def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
   """The mesh of a row of the table.
 
   As many shards of the batch as rows allow: of them `fsdp` shards of at least
-  32 features, in multiples of 16, the others copies. Devices that are left
+  48 features, in multiples of 16, the others copies. Devices that are left
   share time.
 
   Args:

@@ -1,7 +1,8 @@
 """Kernels of affine tiles, interpreted, against the XLA forms.
 
-Of the delta rule (which erases), state space duality (whose heads share keys)
-and linear attention (whose memory has one column more).
+Of the delta rule (which erases), state space duality (whose heads share keys;
+in tiles that kernels of its own do not take) and linear attention (whose memory
+has one column more).
 """
 
 import importlib
@@ -26,6 +27,7 @@ SPECS = {
   "state_space_duality": "shared",
   "linear_attention": "decayed",
 }
+TILES = {"state_space_duality": 24}
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",
@@ -51,7 +53,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
   return memory.api, spec, (*states, inputs)
 
 
-def both(name, given, segment_ids=None, tile_time=16, **mode):
+def both(name, given, segment_ids=None, **mode):
   """Values and gradients of the XLA form and of the kernels."""
   _, spec, given = given
   forms = importlib.import_module(f"memcomp_kernels.{name}.xla_chunked")
@@ -66,7 +68,7 @@ def both(name, given, segment_ids=None, tile_time=16, **mode):
         spec=spec,
         segment_ids=segment_ids,
         reset_state=fresh,
-        tiling=tiling.Tiling(tile_time=tile_time),
+        tiling=tiling.Tiling(tile_time=TILES.get(name, 16)),
       )
 
     return gradients.value_and_gradients(function, given)

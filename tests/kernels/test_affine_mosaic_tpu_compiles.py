@@ -14,7 +14,7 @@ SPECS = {"delta_rule": "gated", "state_space_duality": "shared"}
 CASES = [  # key dim, value dim, tile
   ("delta_rule", 64, 64, 64),
   ("delta_rule", 128, 128, 128),
-  ("state_space_duality", 128, 64, 64),
+  ("state_space_duality", 128, 64, 24),
 ]
 HEADS, TIME = 4, 512
 

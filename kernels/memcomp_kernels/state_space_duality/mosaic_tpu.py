@@ -1,7 +1,29 @@
-"""State space duality by TPU kernels: the XLA form, its tiles run on chip."""
+"""State space duality by TPU kernels, which read tokens where they lie."""
 
-from memcomp_kernels.primitives.mosaic import affine
-from memcomp_kernels.state_space_duality import xla_chunked
+import jax.numpy as jnp
 
-chunk = affine.implementation("state_space_duality", xla_chunked.chunk)
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives.mosaic import affine, outer
+from memcomp_kernels.state_space_duality import types, xla_chunked
+
+
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> outer.Tokens:
+  """Of `primitives.mosaic.outer`."""
+  del form
+  skip = inputs.skip
+  return outer.Tokens(
+    query=inputs.query,
+    key=inputs.key,
+    value=inputs.value,
+    log_decay=inputs.log_decay[..., 0].astype(jnp.float32),
+    rate=inputs.write_rate[..., 0],
+    skip=None if skip is None else skip[..., 0],
+    read="after",
+    dtype=inputs.query.dtype,
+  )
+
+
+ENGINE = outer.engine(tokens, affine.ENGINE)
+
+chunk = affine.implementation("state_space_duality", xla_chunked.chunk, ENGINE)
 unsupported = affine.unsupported

@@ -2,12 +2,39 @@
 
 import functools
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives.mosaic import affine, modes
-from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import affine_memory, types
+import jax.numpy as jnp
 
-_ENGINES = affine.ENGINE, affine.CHUNK_ENGINE
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives.mosaic import affine, modes, outer
+from memcomp_kernels.softmax_attention import library_tpu
+from memcomp_kernels.tensor_cache import affine_memory, tile, types
+
+
+def tokens(form: form_lib.Form, inputs: tile.Tokens) -> outer.Tokens | None:
+  """Of `primitives.mosaic.outer`; None for delta, and where slots route."""
+  spec = form.spec
+  if spec.rule != "outer" or inputs.write_route is not None:
+    return None
+  plain = spec.timescales == 1 and not spec.read_norm
+  read = "after" if spec.read_after_write else "before"
+  return outer.Tokens(
+    query=inputs.query,
+    key=inputs.key,
+    # Timescales are heads that share all else.
+    value=jnp.repeat(inputs.value, spec.timescales, axis=2),
+    log_decay=inputs.log_decay.reshape(*inputs.log_decay.shape[:2], -1),
+    rate=inputs.write_rate.reshape(*inputs.write_rate.shape[:2], -1),
+    skip=None,
+    read="start" if spec.chunked else read,
+    dtype=inputs.query.dtype if plain else jnp.float32,
+  )
+
+
+ENGINES = tuple(
+  outer.engine(tokens, engine)
+  for engine in (affine.ENGINE, affine.CHUNK_ENGINE)
+)
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
@@ -20,6 +47,6 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
 
 
 chunk = affine_memory.implementation(
-  "mosaic_tpu", _ENGINES, library_tpu, unsupported
+  "mosaic_tpu", ENGINES, library_tpu, unsupported
 )
-memory = functools.partial(affine_memory.memory, _ENGINES)
+memory = functools.partial(affine_memory.memory, ENGINES)

@@ -4,11 +4,14 @@
 that are.
 """
 
-import functools
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import affine_engine
+from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic import affine_kernels, modes
 
 ENGINE, CHUNK_ENGINE = (
@@ -27,7 +30,12 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
   return contract.wrong_dtypes(inputs, "bfloat16", "float32")
 
 
-implementation = functools.partial(
-  affine_engine.implementation, "mosaic_tpu", ENGINE, unsupported
-)
-"""(memory's name, its XLA form) -> its `chunk` by these kernels."""
+def implementation(
+  memory: str,
+  chunk: Callable[..., Any],
+  engine: form_lib.Engine = ENGINE,
+) -> Callable[..., tuple[Any, jax.Array]]:
+  """Returns a memory's `chunk` by kernels: its XLA form by an engine."""
+  return affine_engine.implementation(
+    "mosaic_tpu", engine, unsupported, memory, chunk
+  )

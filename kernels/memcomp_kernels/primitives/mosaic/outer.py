@@ -1,0 +1,308 @@
+"""Memories that sum decayed outer products, by TPU kernels: engines.
+
+A memory brings `Tokens`, of its inputs as they lie in memory; where they, or
+their sizes, are not for these kernels, another engine runs the call.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives import tiles
+from memcomp_kernels.primitives.mosaic import blocks, outer_kernels
+
+STEP_HEADS, STEP_TOKENS = 12, 256
+"""Of a grid step, at most."""
+SCHEDULES = {
+  ("forward", True): (3, 1),
+  ("forward", False): (2, 1),
+  ("backward", True): (6, 1),
+  ("backward", False): (3, 2),
+}
+"""By direction, and whether a tile is read in itself: units in lock step, and
+stages between two such groups. Chosen by static cycles, as the above
+(docs/tpu-kernels.md)."""
+
+
+class Tokens(NamedTuple):
+  """What a memory does, token by token.
+
+  Attributes:
+    query: `[batch, time, groups, key]`, of the dtype of products.
+    key: likewise; each of a group is shared by as many heads.
+    value: `[batch, time, heads, value]`.
+    log_decay: `[batch, time, heads]`, <= 0, 0 where a place is empty.
+    rate: likewise, >= 0, of writes; 0 where a place is empty.
+    skip: likewise, the value's share of the output; None for none.
+    read: as in `outer_kernels.Plan`.
+    dtype: of outputs.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  log_decay: jax.Array
+  rate: jax.Array
+  skip: jax.Array | None
+  read: str
+  dtype: Any
+
+
+OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
+"""(form, inputs `[batch, time, ...]`) -> Tokens; None if it is no such one."""
+
+
+def _is_power_of_2(x: int) -> bool:
+  return x & (x - 1) == 0
+
+
+def _plan(
+  of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
+) -> outer_kernels.Plan | None:
+  """The plan of a kernel; None where it is not for a call."""
+  tokens = of_memory(form, inputs)
+  if tokens is None:
+    return None
+  heads, value_dim = tokens.value.shape[2:]
+  groups, key_dim = tokens.key.shape[2:]
+  tile = form.tile_time
+  if not all(map(_is_power_of_2, (tile, key_dim, value_dim))) or tile < 16:
+    return None
+
+  def fills(count, of, width):  # blocks fill lanes, or are whole
+    return count == of or count * width % blocks.LANES == 0
+
+  shared = heads // groups
+  within = heads if shared == 1 else shared
+  # Heads that fill lanes by value and, each with its own, by key.
+  units = [
+    n
+    for n in (1, 2, 4, 8, 16)
+    if within % n == 0
+    and fills(n, heads, value_dim)
+    and (shared > 1 or fills(n, heads, key_dim))
+  ]
+  _, time = form_lib.sizes(inputs)
+  step_tiles = min(max(1, STEP_TOKENS // tile), -(-time // tile))
+
+  def fits(step_heads):
+    if shared % step_heads and step_heads % shared:
+      return False
+    return fills(max(1, step_heads // shared), groups, key_dim)
+
+  steps = [
+    n
+    for unit in units[:1]
+    for n in range(unit, max(STEP_HEADS, unit) + 1, unit)
+    if heads % n == 0 and fits(n)
+  ]
+  if not steps:
+    return None
+  group, skew = SCHEDULES[direction, tokens.read != "start"]
+  return outer_kernels.Plan(
+    heads=heads,
+    shared=shared,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    tile=tile,
+    read=tokens.read,
+    skip=tokens.skip is not None,
+    unit=units[0],
+    step_units=max(steps) // units[0],
+    step_tiles=step_tiles,
+    group=group,
+    skew=skew,
+  )
+
+
+def _pack(plan: outer_kernels.Plan, tokens: Tokens) -> dict[str, jax.Array]:
+  """Lays tokens, of whole grid steps, for the kernels."""
+  batch, time = tokens.query.shape[:2]
+  sizes = plan.steps, plan.step_units, plan.unit
+  tiled = batch, time // plan.tokens, plan.step_tiles, plan.tile, *sizes
+
+  def by_tile(x):
+    return x.astype(jnp.float32).reshape(tiled)
+
+  log_decay, rate = by_tile(tokens.log_decay), by_tile(tokens.rate)
+  log = jnp.cumsum(log_decay, axis=3)
+  end = log[:, :, :, -1:]
+  gates = {"write": jnp.exp(end - log) * rate, "total": jnp.exp(end)}
+  if plan.inner:
+    a = log if plan.read == "after" else log - log_decay
+    gates |= {"a": a, "b": log, "rate": rate}
+  if plan.skip:
+    gates["skip"] = by_tile(tokens.skip)
+
+  def rows(name, x):
+    # [batch, steps of heads, of time, tiles, units, heads, tokens]
+    x = jnp.transpose(x, (0, 4, 1, 2, 5, 6, 3))
+    if name == "total":
+      x = jnp.broadcast_to(x, (*x.shape[:-1], plan.value_dim))
+    x = x.reshape(*x.shape[:3], plan.step_tiles * plan.step_units, -1)
+    free = plan.rows - x.shape[3]
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, free), (0, 0)])
+
+  arrays = {"query": tokens.query, "key": tokens.key, "value": tokens.value}
+  arrays = {name: x.reshape(batch, time, -1) for name, x in arrays.items()}
+  return arrays | {name: rows(name, gates[name]) for name in plan.gates}
+
+
+def _pack_memory(plan: outer_kernels.Plan, x: jax.Array) -> jax.Array:
+  """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`."""
+  batch, _, key_dim, _ = x.shape
+  x = x.reshape(batch, plan.units, plan.unit, key_dim, -1)
+  return jnp.swapaxes(x, 2, 3).reshape(batch, plan.units, key_dim, -1)
+
+
+def _unpack_memory(plan: outer_kernels.Plan, x: jax.Array) -> jax.Array:
+  batch, units, key_dim, _ = x.shape
+  x = x.reshape(batch, units, key_dim, plan.unit, -1)
+  return jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
+
+
+def _pad(x: jax.Array, step: int) -> jax.Array:
+  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  padding = [(0, 0), (0, -x.shape[1] % step)] + [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, padding)
+
+
+def _flags(layout: tiles.Layout, plan, batch: int, time: int):
+  """Int32 `[batch, tiles]`, or None where no tile is special."""
+  start = plan.read == "start"
+  if layout.flags is None and (not start or time % layout.chunk == 0):
+    return None
+  flags = 0
+  if start:
+    flags += outer_kernels.LAST * tiles.handed_on(layout, batch, time)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    flags += outer_kernels.RESETS * resets
+    flags += outer_kernels.CONTINUES * (continues & occupied)
+  flags = flags.T.astype(jnp.int32)
+  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.step_tiles)])
+
+
+def _prepare(of_memory: OfMemory, plan, form, layout, inputs):
+  """Packed tokens and their pullback, and flags."""
+
+  def pack(inputs):
+    flat = jax.tree.map(
+      lambda x: _pad(tiles.flat(layout, x), plan.tokens), inputs
+    )
+    return _pack(plan, of_memory(form, flat))
+
+  packed, unpack = jax.vjp(pack, inputs)
+  return packed, unpack, _flags(layout, plan, *form_lib.sizes(inputs))
+
+
+def _has_last(flags: jax.Array) -> jax.Array:
+  """Rows that have a last chunk, bool `[batch, 1, 1, 1]`."""
+  has = jnp.any(flags & outer_kernels.LAST != 0, axis=1)
+  return has[:, None, None, None]
+
+
+def _num_tiles(layout: tiles.Layout, time: int) -> int:
+  if layout.flags is None:
+    return -(-time // layout.chunk)
+  return layout.flags.resets.shape[0]
+
+
+def _forward(of_memory, other, form, layout, operands, save):
+  """Of `form.Engine`."""
+  inputs = operands.inputs
+  plan = _plan(of_memory, form, inputs, "forward")
+  if plan is None:
+    return other.forward(form, layout, operands, save)
+  packed, _, flags = _prepare(of_memory, plan, form, layout, inputs)
+  memory, reset, start = (
+    _pack_memory(plan, x)
+    for (x,) in (operands.memories, operands.reset, operands.chunk_start)
+  )
+  found = outer_kernels.forward(
+    plan,
+    packed,
+    memory,
+    dtype=of_memory(form, inputs).dtype,
+    flags=flags,
+    reset=reset,
+    chunk_start=start,
+    save=save,
+  )
+  batch, time = form_lib.sizes(inputs)
+  if "last" in found:
+    start = jnp.where(_has_last(flags), found["last"], start)
+  num_tiles = _num_tiles(layout, time)
+  outputs = found["output"][:, : num_tiles * plan.tile]
+  outputs = outputs.reshape(batch, -1, plan.heads, plan.value_dim)
+  result = form_lib.Result(
+    (_unpack_memory(plan, found["final"]),),
+    (_unpack_memory(plan, start),),
+    tiles.unflat(layout, outputs, time),
+    None,
+  )
+  return result, (found["saved"][:num_tiles],) if save else None
+
+
+def _backward(of_memory, other, form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  inputs = operands.inputs
+  plan = _plan(of_memory, form, inputs, "backward")
+  if plan is None:
+    return other.backward(form, layout, operands, saved, cotangents)
+  packed, unpack, flags = _prepare(of_memory, plan, form, layout, inputs)
+  (start,) = operands.chunk_start
+  (d_final,), (d_start,) = cotangents.memories, cotangents.chunk_start
+  start, d_final, d_start = (
+    _pack_memory(plan, x) for x in (start, d_final, d_start)
+  )
+  (saved,) = saved
+  missing = packed["query"].shape[1] // plan.tile - saved.shape[0]
+  saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
+  d_output = tiles.flat(layout, cotangents.outputs)
+  d_output = _pad(d_output, plan.tokens).astype(packed["query"].dtype)
+  found = outer_kernels.backward(
+    plan,
+    packed,
+    saved,
+    d_output.reshape(*d_output.shape[:2], -1),
+    d_final,
+    flags=flags,
+    chunk_start=start,
+    d_last=d_start,
+  )
+  (d_inputs,) = unpack({name: found[f"d_{name}"] for name in packed})
+  if "d_chunk_start" in found:
+    d_start = jnp.where(_has_last(flags), 0, d_start) + found["d_chunk_start"]
+  d_reset = found.get("d_reset", jnp.zeros_like(d_final))
+  d_memories = (
+    (_unpack_memory(plan, x),) for x in (found["d_memory"], d_start, d_reset)
+  )
+  return form_lib.Operands(*d_memories, d_inputs)
+
+
+def _as_saved(of_memory, other, form, operands):
+  """Of `form.Engine`."""
+  plan = _plan(of_memory, form, operands.inputs, "forward")
+  if plan is None:
+    return other.as_saved(form, operands)
+  (memory,) = operands.memories
+  return (_pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
+
+
+def engine(of_memory: OfMemory, other: form_lib.Engine) -> form_lib.Engine:
+  """Returns the engine of a memory.
+
+  Args:
+    of_memory: its tokens.
+    other: runs calls that these kernels are not for.
+  """
+  return form_lib.Engine(
+    functools.partial(_forward, of_memory, other),
+    functools.partial(_backward, of_memory, other),
+    functools.partial(_as_saved, of_memory, other),
+  )

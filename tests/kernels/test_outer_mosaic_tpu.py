@@ -1,0 +1,240 @@
+"""Kernels that read tokens where they lie, interpreted, against XLA forms.
+
+State space duality (own and shared keys, skips) and Tensor Cache's outer rule
+in each order of reads and writes, at sizes that fill lanes and that do not.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives.mosaic import affine, modes, outer_kernels
+from memcomp_kernels.state_space_duality import api as duality_api
+from memcomp_kernels.state_space_duality import mosaic_tpu as duality
+from memcomp_kernels.state_space_duality import xla_chunked as duality_xla
+from memcomp_kernels.tensor_cache import affine_tile
+from memcomp_kernels.tensor_cache import api as tensor_cache_api
+from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache
+from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
+from memcomp_kernels.testing import errors, gradients, memories, tolerances
+
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+TILE = 16
+EVICTED = tensor_cache_api.Spec(window_size=20, write_population="evicted")
+BY_CHUNK = tensor_cache_api.Spec(window_size=20, chunk_size=TILE)
+CASES = {
+  # spec, heads, key dim, value dim
+  "own": (duality_api.Spec(skip=False), 4, 16, 16),
+  "skip": (duality_api.Spec(), 2, 8, 16),
+  "shared": (duality_api.Spec(heads_per_group=8), 8, 16, 8),
+  "parts": (duality_api.Spec(heads_per_group=16), 16, 16, 64),
+  "groups": (duality_api.Spec(heads_per_group=2), 8, 32, 64),
+  "chunk": (BY_CHUNK, 2, 16, 8),
+  "before": (EVICTED, 2, 16, 8),
+  "after": (
+    dataclasses.replace(EVICTED, read_after_write=True, timescales=2),
+    2,
+    16,
+    64,
+  ),
+}
+FAST = ("skip", "shared", "chunk", "before")
+IDS = np.zeros((2, 75), np.int32)
+IDS[0, :70] = 1  # goes on
+IDS[1, 3:40], IDS[1, 45:] = 5, 2
+
+
+def arguments(name, time, dtype="float32"):
+  """The chunk form's parts of a state and of a fresh one, and inputs."""
+  spec, heads, key_dim, value_dim = CASES[name]
+  sizes = {
+    "batch": 2,
+    "heads": heads,
+    "key_dim": key_dim,
+    "value_dim": value_dim,
+  }
+  is_cache = isinstance(spec, tensor_cache_api.Spec)
+  memory = memories.MEMORIES[
+    "tensor_cache" if is_cache else "state_space_duality"
+  ]
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  low = {
+    field: getattr(inputs, field).astype(dtype)
+    for field in ("query", "key", "value")
+  }
+  inputs = inputs._replace(**low)
+  lanes = heads * (spec.timescales if is_cache else 1)
+  keys = jax.random.split(jax.random.key(1), 4)
+  held = [
+    0.3 * jax.random.normal(key, (2, lanes, key_dim, value_dim)) for key in keys
+  ]
+  by_chunk = is_cache and spec.chunked
+  if is_cache:
+    inputs = tensor_cache_tile.Tokens(*inputs)
+    inputs = inputs._replace(read_route=None, read_mix=None)
+  position = jnp.array([3, 0]) if by_chunk else None
+  state, fresh = (
+    chunked.Parts(
+      (memory,),
+      (start,) if by_chunk else None,
+      place,
+      jnp.full(2, 1, jnp.int32),
+    )
+    for memory, start, place in (
+      (*held[:2], position),
+      (*held[2:], None if position is None else jnp.zeros(2, jnp.int32)),
+    )
+  )
+  return spec, (state, fresh, inputs)
+
+
+def form(spec, engine, tile_time=TILE):
+  if isinstance(spec, tensor_cache_api.Spec):
+    found = affine_tile.form(spec, tile_time, engine)
+  else:
+    found = duality_xla.form(spec, tile_time, engine)
+  same = {"take_apart": _same, "put_together": _same}
+  return dataclasses.replace(found, **same)
+
+
+def _same(parts):
+  return parts
+
+
+def engine_of(spec):
+  if isinstance(spec, tensor_cache_api.Spec):
+    return tensor_cache.ENGINES[spec.chunked]
+  return duality.ENGINE
+
+
+def run(engine, spec, given, ids=None, tile_time=TILE, **mode):
+  """Values and gradients."""
+  given, integers = partition(given)
+
+  def function(*given):
+    state, fresh, inputs = merge(given, integers)
+    if ids is not None:
+      padding = (jnp.array(ids) == 0)[..., None]
+      inputs = jax.tree.map(
+        lambda x: jnp.where(
+          padding.reshape(*ids.shape, *[1] * (x.ndim - 2)), 0, x
+        ),
+        inputs,
+      )
+    new, outputs = chunked.chunk(
+      form(spec, engine, tile_time),
+      state,
+      inputs,
+      segment_ids=None if ids is None else jnp.array(ids),
+      reset_state=fresh,
+    )
+    return new.memories, new.starts, outputs
+
+  with modes.interpreted(**mode):
+    return gradients.value_and_gradients(function, given)
+
+
+def partition(given):
+  """Floats, and the integers of both states."""
+  state, fresh, inputs = given
+  kept = [(x.memories, x.starts) for x in (state, fresh)]
+  return (*kept, inputs), [(x.position, x.segment_id) for x in (state, fresh)]
+
+
+def merge(given, integers):
+  *kept, inputs = given
+  states = [chunked.Parts(*x, *n) for x, n in zip(kept, integers, strict=True)]
+  return (*states, inputs)
+
+
+def assert_close(actual, expected, scale=1):
+  for a, b, bound, part in zip(
+    actual,
+    expected,
+    (tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]),
+    ("values", "gradients"),
+    strict=True,
+  ):
+    errors.assert_close(a, b, scale * bound, part)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """Names of the kernels that ran."""
+  names = []
+  original = outer_kernels._call
+
+  def call(body, name, *rest, **more):
+    names.append(name)
+    return original(body, name, *rest, **more)
+
+  monkeypatch.setattr(outer_kernels, "_call", call)
+  return names
+
+
+def cases():
+  return [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+    for name in CASES
+  ]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_equals_the_xla_form(name, calls):
+  """Ragged, from a state inside a chunk."""
+  spec, given = arguments(name, 75)
+  ours = run(engine_of(spec), spec, given)
+  assert set(calls) == {"outer_forward", "outer_backward"}
+  assert_close(ours, run(None, spec, given))
+
+
+@pytest.mark.parametrize("name", cases())
+def test_packing(name, calls):
+  """Strictly: memory starts as nan, races are looked for."""
+  spec, given = arguments(name, 75)
+  ours = run(engine_of(spec), spec, given, IDS, **STRICT)
+  assert set(calls) == {"outer_forward", "outer_backward"}
+  assert_close(ours, run(None, spec, given, IDS))
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "skip",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("chunk", "after")),
+  ],
+)
+def test_bfloat16_is_no_worse_than_the_xla_form(name):
+  spec, given = arguments(name, 64, "bfloat16")
+  truth = run(None, spec, gradients.cast(given, jnp.float32))
+  xla, ours = (run(engine, spec, given) for engine in (None, engine_of(spec)))
+  for part in (0, 1):  # values, gradients
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[part]) for x in (truth, xla, ours)), strict=True
+    ):
+      own, kernel = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert kernel <= max(2 * own, 1e-6), (part, own, kernel)
+
+
+def test_decay_of_any_range():
+  """No factor of a decay overflows, nor does its gradient."""
+  spec, (state, fresh, inputs) = arguments("skip", 32)
+  inputs = inputs._replace(log_decay=40.0 * inputs.log_decay - 5.0)
+  given = state, fresh, inputs
+  assert_close(run(engine_of(spec), spec, given), run(None, spec, given))
+
+
+@pytest.mark.parametrize("tile_time", [8, 24])
+def test_other_tiles_go_by_other_kernels(tile_time, calls):
+  spec, given = arguments("skip", 48)
+  ours = run(engine_of(spec), spec, given, tile_time=tile_time)
+  assert not calls
+  assert_close(ours, run(affine.ENGINE, spec, given, tile_time=tile_time))

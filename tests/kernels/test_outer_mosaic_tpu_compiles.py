@@ -1,0 +1,129 @@
+"""Kernels that read tokens where they lie lower and compile for TPUs."""
+
+import re
+
+import generations
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.state_space_duality import api, mosaic_tpu, tilings
+from memcomp_kernels.testing import aot
+
+CASES = [  # heads that share a key, key dim, value dim, tile
+  (1, 64, 64, 64),
+  (4, 128, 64, 64),
+  (1, 128, 128, 128),
+]
+KERNELS = "outer_forward", "outer_backward"
+HEADS, TIME = 4, 512
+
+needs_compiler = pytest.mark.skipif(
+  not aot.available(), reason="needs the extra aot"
+)
+
+
+def struct(*shape, dtype=jnp.bfloat16):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def gradient(shared, key_dim, value_dim, tile_time):
+  """Forward and backward, and shapes of its arguments."""
+  spec = api.Spec(heads_per_group=shared)
+  keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
+  inputs = api.Inputs(
+    struct(*keys),
+    struct(*keys),
+    struct(1, TIME, HEADS, value_dim),
+    *(struct(*gates, dtype=jnp.float32) for _ in range(3)),
+  )
+  memory = struct(1, HEADS, key_dim, value_dim, dtype=jnp.float32)
+
+  def function(memory, inputs):
+    def objective(memory, inputs):
+      state = api.State(memory, jnp.zeros(1, jnp.int32))
+      tiling = tilings.Tiling(tile_time=tile_time)
+      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, tiling=tiling)
+      return jnp.sum(jnp.square(y.astype(jnp.float32)))
+
+    return jax.grad(objective, argnums=(0, 1))(memory, inputs)
+
+  return function, (memory, inputs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lowers(case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
+      *arguments
+    )
+  text = exported.mlir_module()
+  for name in KERNELS:
+    assert text.count(f'kernel_name = "{name}"') == 1, name
+
+
+@pytest.mark.aot
+@needs_compiler
+@pytest.mark.parametrize(
+  ("topology", "case"), generations.spread(CASES), ids=str
+)
+def test_compiles(topology, case):
+  function, arguments = gradient(*case)
+  with modes.compiled():
+    compiled = aot.compile_for(topology, function, *arguments)
+  for name in KERNELS:
+    assert name in compiled.as_text(), name
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_no_copies_around_the_kernels():
+  """What projections emit is what kernels read, both ways."""
+  spec, dim, d_model = api.Spec(skip=False), 64, 256
+  x = struct(1, TIME, d_model)
+  weights = {
+    name: struct(d_model, HEADS * dim) for name in ("query", "key", "value")
+  } | {
+    "log_decay": struct(d_model, HEADS),
+    "write_rate": struct(d_model, HEADS),
+    "output": struct(HEADS * dim, d_model),
+  }
+
+  def layer(x, weights):
+    def project(name):
+      return jnp.reshape(x @ weights[name], (1, TIME, HEADS, -1))
+
+    inputs = api.Inputs(
+      *(project(name) for name in ("query", "key", "value")),
+      jax.nn.log_sigmoid(project("log_decay").astype(jnp.float32)),
+      jax.nn.sigmoid(project("write_rate").astype(jnp.float32)),
+    )
+    state = api.init_state(
+      spec, batch=1, heads=HEADS, key_dim=dim, value_dim=dim
+    )
+    _, y = api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    return jnp.reshape(y, (1, TIME, -1)) @ weights["output"]
+
+  def objective(x, weights):
+    return jnp.sum(jnp.square(layer(x, weights).astype(jnp.float32)))
+
+  gradients = jax.grad(objective, argnums=(0, 1))
+  with modes.compiled():
+    text = aot.compile_for("v5e:2x2", gradients, x, weights).as_text()
+  assert all(name in text for name in KERNELS)
+  copies = [
+    line.strip()[:120]
+    for line in text.splitlines()
+    if (found := re.search(r"= \w+\[([\d,]+)\]\S* (copy|transpose)\(", line))
+    and _size(found[1]) >= TIME * HEADS * dim
+  ]
+  assert not copies, copies
+
+
+def _size(dims):
+  size = 1
+  for dim in dims.split(","):
+    size *= int(dim)
+  return size
