@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
+from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import xla_chunked as delta_rule
 from memcomp_kernels.lattice import _kernel_calls as lattice_calls
 from memcomp_kernels.lattice import mosaic_tpu as lattice_tpu
@@ -15,7 +16,6 @@ from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
-from memcomp_kernels.primitives.mosaic import affine, affine_kernels
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import xla_chunked as duality
 from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
@@ -46,8 +46,13 @@ DECAYS = {
 }
 """The memories with kernels, and their forms of decay."""
 
-_OUTER = ("state_space_duality", "tensor_cache")
-"""Those whose kernels read tokens where they lie (`mosaic.outer`)."""
+_BY_TOKEN = {
+  "delta_rule": "delta",
+  "state_space_duality": "outer",
+  "tensor_cache": "by_chunk",
+  "tensor_cache-delta": "by_chunk",
+}
+"""The kernels of those that read tokens where they lie (`mosaic.by_token`)."""
 
 _WIDE = ("log_decay", "write_rate", "log_phi_eps", "skip")
 
@@ -111,8 +116,7 @@ class Case:
   def kernel(self) -> str:
     """The name of the kernel."""
     prefix = self.memory.split("-")[0]
-    if prefix not in ("trellis", "lattice"):
-      prefix = "outer" if self.memory in _OUTER else "affine"
+    prefix = _BY_TOKEN.get(self.memory, prefix)
     way = "backward" if self.direction == "backward" else "forward"
     return f"{prefix}_{way}"
 
@@ -126,7 +130,7 @@ class Case:
     if self.memory.startswith("lattice"):
       return lattice_tpu.ENGINE
     is_trellis = self.memory.startswith("trellis")
-    return mosaic_tpu.ENGINE if is_trellis else affine.ENGINE
+    return mosaic_tpu.ENGINE if is_trellis else delta_tpu.ENGINE
 
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
     """The memory under the chunk form."""
@@ -211,28 +215,9 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
 
   None where the pass is little more than its kernel.
   """
-  if case.memory.startswith("trellis") or case.memory in _OUTER:
-    return None
   if case.memory.startswith("lattice"):
     return _lattice_alone(case)
-  form, layout = case.form(case.engine), tiles.aligned(case.chunk)
-
-  def prepared():
-    operands = case.operands()
-    inputs, _, _ = tile_scan.lay(layout, operands)
-    return tile_scan.prepare(form, inputs), operands.memories[0]
-
-  tile, memory = jax.eval_shape(prepared)
-  save = case.direction != "forward"
-
-  def forward(tile, memory):
-    return affine_kernels.forward(tile, memory, save=save)
-
-  if case.direction != "backward":
-    return forward, (tile, memory)
-  results = jax.eval_shape(forward, tile, memory)
-  adjoints = results["saved"], results["read"], memory
-  return affine_kernels.backward, (tile, *adjoints)
+  return None
 
 
 def _lattice_alone(case: Case) -> tuple[Callable, tuple]:

@@ -1,8 +1,8 @@
 """Kernels of affine tiles, interpreted, against the XLA forms.
 
-Of the delta rule (which erases), state space duality (whose heads share keys;
-in tiles that kernels of its own do not take) and linear attention (whose memory
-has one column more).
+Of the delta rule (which erases) and state space duality (whose heads share
+keys), in tiles that kernels over tokens do not take, and of linear attention
+(whose memory has one column more).
 """
 
 import importlib
@@ -27,7 +27,7 @@ SPECS = {
   "state_space_duality": "shared",
   "linear_attention": "decayed",
 }
-TILES = {"state_space_duality": 24}
+TILES = {"delta_rule": 24, "state_space_duality": 24}
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",

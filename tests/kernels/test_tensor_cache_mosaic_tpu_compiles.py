@@ -24,7 +24,7 @@ SPLASH = "splash_mha_fwd", "splash_mha_dkv", "splash_mha_dq"
 
 
 def kernels(name):
-  prefix = "outer" if name == "outer" else "affine"
+  prefix = "affine" if name == "evicted-slots" else "by_chunk"
   return f"{prefix}_forward", f"{prefix}_backward", *SPLASH
 
 

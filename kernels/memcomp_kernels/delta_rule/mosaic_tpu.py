@@ -1,7 +1,29 @@
-"""The delta rule by TPU kernels: the XLA form, its tiles run on chip."""
+"""The delta rule by TPU kernels, which read tokens where they lie."""
 
-from memcomp_kernels.delta_rule import xla_chunked
-from memcomp_kernels.primitives.mosaic import affine
+import jax.numpy as jnp
 
-chunk = affine.implementation("delta_rule", xla_chunked.chunk)
+from memcomp_kernels.delta_rule import types, xla_chunked
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives.mosaic import affine, by_token
+
+
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens:
+  """Of `primitives.mosaic.by_token`."""
+  log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
+  return by_token.Tokens(
+    query=inputs.query,
+    key=inputs.key,
+    value=inputs.value,
+    log_decay=log_decay if form.spec.forget_gate else jnp.zeros_like(log_decay),
+    rate=inputs.write_rate[..., 0],
+    read="after",
+    dtype=inputs.query.dtype,
+    erase=True,
+    scale=form.spec.read_scale(inputs.key.shape[-1]),
+  )
+
+
+ENGINE = by_token.engine(tokens, affine.ENGINE)
+
+chunk = affine.implementation("delta_rule", xla_chunked.chunk, ENGINE)
 unsupported = affine.unsupported

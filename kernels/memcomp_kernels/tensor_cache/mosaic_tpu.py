@@ -6,34 +6,38 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import affine, modes, outer
+from memcomp_kernels.primitives.mosaic import affine, by_token, modes
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import affine_memory, tile, types
 
 
-def tokens(form: form_lib.Form, inputs: tile.Tokens) -> outer.Tokens | None:
-  """Of `primitives.mosaic.outer`; None for delta, and where slots route."""
+def tokens(form: form_lib.Form, inputs: tile.Tokens) -> by_token.Tokens | None:
+  """Of `primitives.mosaic.by_token`; None where slots route.
+
+  And where delta reads at another time than it meets what it takes out.
+  """
   spec = form.spec
-  if spec.rule != "outer" or inputs.write_route is not None:
+  erase = spec.rule == "delta"
+  if inputs.write_route is not None or (erase and spec.read_after_write):
     return None
   plain = spec.timescales == 1 and not spec.read_norm
   read = "after" if spec.read_after_write else "before"
-  return outer.Tokens(
+  return by_token.Tokens(
     query=inputs.query,
     key=inputs.key,
     # Timescales are heads that share all else.
     value=jnp.repeat(inputs.value, spec.timescales, axis=2),
     log_decay=inputs.log_decay.reshape(*inputs.log_decay.shape[:2], -1),
     rate=inputs.write_rate.reshape(*inputs.write_rate.shape[:2], -1),
-    skip=None,
     read="start" if spec.chunked else read,
     dtype=inputs.query.dtype if plain else jnp.float32,
+    erase=erase,
   )
 
 
-ENGINES = tuple(
-  outer.engine(tokens, engine)
-  for engine in (affine.ENGINE, affine.CHUNK_ENGINE)
+ENGINES = (
+  by_token.engine(tokens, affine.ENGINE),
+  by_token.engine(tokens, affine.CHUNK_ENGINE),
 )
 
 

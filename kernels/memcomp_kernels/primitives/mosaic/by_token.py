@@ -1,9 +1,10 @@
-"""Memories that sum decayed outer products, by TPU kernels: engines.
+"""Affine memories by TPU kernels that read tokens where they lie: engines.
 
 A memory brings `Tokens`, of its inputs as they lie in memory; where they, or
 their sizes, are not for these kernels, another engine runs the call.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,19 +14,21 @@ import jax.numpy as jnp
 
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tiles
-from memcomp_kernels.primitives.mosaic import blocks, outer_kernels
+from memcomp_kernels.primitives.mosaic import (
+  _token_calls,
+  _token_plan,
+  blocks,
+)
 
 STEP_HEADS, STEP_TOKENS = 12, 256
 """Of a grid step, at most."""
 SCHEDULES = {
-  ("forward", True): (3, 1),
-  ("forward", False): (2, 1),
-  ("backward", True): (6, 1),
-  ("backward", False): (3, 2),
+  "by_chunk": ((2, 1), (3, 2)),
+  "outer": ((3, 1), (6, 1)),
+  "delta": ((3, 1), (3, 1)),
 }
-"""By direction, and whether a tile is read in itself: units in lock step, and
-stages between two such groups. Chosen by static cycles, as the above
-(docs/tpu-kernels.md)."""
+"""By kernel, forward and backward: units in lock step, and stages between two
+such groups. Chosen by static cycles, as the above (docs/tpu-kernels.md)."""
 
 
 class Tokens(NamedTuple):
@@ -37,9 +40,11 @@ class Tokens(NamedTuple):
     value: `[batch, time, heads, value]`.
     log_decay: `[batch, time, heads]`, <= 0, 0 where a place is empty.
     rate: likewise, >= 0, of writes; 0 where a place is empty.
-    skip: likewise, the value's share of the output; None for none.
-    read: as in `outer_kernels.Plan`.
+    read: as in `_token_plan.Plan`.
     dtype: of outputs.
+    skip: as `rate`, the value's share of the output; None for none.
+    erase: whether a token first takes out what its key reads.
+    scale: of outputs; 1 unless `erase`.
   """
 
   query: jax.Array
@@ -47,9 +52,11 @@ class Tokens(NamedTuple):
   value: jax.Array
   log_decay: jax.Array
   rate: jax.Array
-  skip: jax.Array | None
   read: str
   dtype: Any
+  skip: jax.Array | None = None
+  erase: bool = False
+  scale: float = 1.0
 
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
@@ -62,7 +69,7 @@ def _is_power_of_2(x: int) -> bool:
 
 def _plan(
   of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
-) -> outer_kernels.Plan | None:
+) -> _token_plan.Plan | None:
   """The plan of a kernel; None where it is not for a call."""
   tokens = of_memory(form, inputs)
   if tokens is None:
@@ -102,24 +109,29 @@ def _plan(
   ]
   if not steps:
     return None
-  group, skew = SCHEDULES[direction, tokens.read != "start"]
-  return outer_kernels.Plan(
+  plan = _token_plan.Plan(
     heads=heads,
     shared=shared,
     key_dim=key_dim,
     value_dim=value_dim,
     tile=tile,
     read=tokens.read,
+    dtype=tokens.dtype,
+    erase=tokens.erase,
+    scale=tokens.scale,
     skip=tokens.skip is not None,
     unit=units[0],
     step_units=max(steps) // units[0],
     step_tiles=step_tiles,
-    group=group,
-    skew=skew,
+    group=1,
+    skew=1,
   )
+  schedules = SCHEDULES[_token_calls.kernel(plan)[0]]
+  group, skew = schedules[direction == "backward"]
+  return dataclasses.replace(plan, group=group, skew=skew)
 
 
-def _pack(plan: outer_kernels.Plan, tokens: Tokens) -> dict[str, jax.Array]:
+def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
   """Lays tokens, of whole grid steps, for the kernels."""
   batch, time = tokens.query.shape[:2]
   sizes = plan.steps, plan.step_units, plan.unit
@@ -152,14 +164,14 @@ def _pack(plan: outer_kernels.Plan, tokens: Tokens) -> dict[str, jax.Array]:
   return arrays | {name: rows(name, gates[name]) for name in plan.gates}
 
 
-def _pack_memory(plan: outer_kernels.Plan, x: jax.Array) -> jax.Array:
+def _pack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
   """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`."""
   batch, _, key_dim, _ = x.shape
   x = x.reshape(batch, plan.units, plan.unit, key_dim, -1)
   return jnp.swapaxes(x, 2, 3).reshape(batch, plan.units, key_dim, -1)
 
 
-def _unpack_memory(plan: outer_kernels.Plan, x: jax.Array) -> jax.Array:
+def _unpack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
   batch, units, key_dim, _ = x.shape
   x = x.reshape(batch, units, key_dim, plan.unit, -1)
   return jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
@@ -176,13 +188,11 @@ def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   start = plan.read == "start"
   if layout.flags is None and (not start or time % layout.chunk == 0):
     return None
-  flags = 0
-  if start:
-    flags += outer_kernels.LAST * tiles.handed_on(layout, batch, time)
+  flags = start * _token_plan.LAST * tiles.handed_on(layout, batch, time)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
-    flags += outer_kernels.RESETS * resets
-    flags += outer_kernels.CONTINUES * (continues & occupied)
+    flags += _token_plan.RESETS * resets
+    flags += _token_plan.CONTINUES * (continues & occupied)
   flags = flags.T.astype(jnp.int32)
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.step_tiles)])
 
@@ -194,7 +204,9 @@ def _prepare(of_memory: OfMemory, plan, form, layout, inputs):
     flat = jax.tree.map(
       lambda x: _pad(tiles.flat(layout, x), plan.tokens), inputs
     )
-    return _pack(plan, of_memory(form, flat))
+    tokens = of_memory(form, flat)
+    assert tokens is not None  # there is a plan
+    return _pack(plan, tokens)
 
   packed, unpack = jax.vjp(pack, inputs)
   return packed, unpack, _flags(layout, plan, *form_lib.sizes(inputs))
@@ -202,7 +214,7 @@ def _prepare(of_memory: OfMemory, plan, form, layout, inputs):
 
 def _has_last(flags: jax.Array) -> jax.Array:
   """Rows that have a last chunk, bool `[batch, 1, 1, 1]`."""
-  has = jnp.any(flags & outer_kernels.LAST != 0, axis=1)
+  has = jnp.any(flags & _token_plan.LAST != 0, axis=1)
   return has[:, None, None, None]
 
 
@@ -223,18 +235,17 @@ def _forward(of_memory, other, form, layout, operands, save):
     _pack_memory(plan, x)
     for (x,) in (operands.memories, operands.reset, operands.chunk_start)
   )
-  found = outer_kernels.forward(
+  found = _token_calls.forward(
     plan,
     packed,
     memory,
-    dtype=of_memory(form, inputs).dtype,
     flags=flags,
     reset=reset,
     chunk_start=start,
     save=save,
   )
   batch, time = form_lib.sizes(inputs)
-  if "last" in found:
+  if flags is not None and not plan.inner:
     start = jnp.where(_has_last(flags), found["last"], start)
   num_tiles = _num_tiles(layout, time)
   outputs = found["output"][:, : num_tiles * plan.tile]
@@ -265,7 +276,7 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
   saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
   d_output = tiles.flat(layout, cotangents.outputs)
   d_output = _pad(d_output, plan.tokens).astype(packed["query"].dtype)
-  found = outer_kernels.backward(
+  found = _token_calls.backward(
     plan,
     packed,
     saved,
@@ -276,13 +287,13 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
     d_last=d_start,
   )
   (d_inputs,) = unpack({name: found[f"d_{name}"] for name in packed})
-  if "d_chunk_start" in found:
+  if flags is not None and not plan.inner:
     d_start = jnp.where(_has_last(flags), 0, d_start) + found["d_chunk_start"]
   d_reset = found.get("d_reset", jnp.zeros_like(d_final))
-  d_memories = (
+  d_memory, d_start, d_reset = (
     (_unpack_memory(plan, x),) for x in (found["d_memory"], d_start, d_reset)
   )
-  return form_lib.Operands(*d_memories, d_inputs)
+  return form_lib.Operands(d_memory, d_start, d_reset, d_inputs)
 
 
 def _as_saved(of_memory, other, form, operands):

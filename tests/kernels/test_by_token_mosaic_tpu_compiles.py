@@ -7,16 +7,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels.delta_rule import api as delta_api
+from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
+from memcomp_kernels.delta_rule import tilings as delta_tilings
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.state_space_duality import api, mosaic_tpu, tilings
 from memcomp_kernels.testing import aot
 
-CASES = [  # heads that share a key, key dim, value dim, tile
-  (1, 64, 64, 64),
-  (4, 128, 64, 64),
-  (1, 128, 128, 128),
+CASES = [  # kernel, heads that share a key, key dim, value dim, tile
+  ("outer", 1, 64, 64, 64),
+  ("outer", 4, 128, 64, 64),
+  ("outer", 1, 128, 128, 128),
+  ("delta", 1, 64, 64, 64),
+  ("delta", 1, 128, 128, 64),
+  ("delta", 1, 128, 128, 128),
 ]
-KERNELS = "outer_forward", "outer_backward"
 HEADS, TIME = 4, 512
 
 needs_compiler = pytest.mark.skipif(
@@ -28,23 +33,29 @@ def struct(*shape, dtype=jnp.bfloat16):
   return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def gradient(shared, key_dim, value_dim, tile_time):
+def kernels(name):
+  return f"{name}_forward", f"{name}_backward"
+
+
+def gradient(name, shared, key_dim, value_dim, tile_time):
   """Forward and backward, and shapes of its arguments."""
-  spec = api.Spec(heads_per_group=shared)
+  if name == "delta":
+    spec, module = delta_api.Spec(), delta_api
+    chunk, tiling = delta_tpu.chunk, delta_tilings.Tiling(tile_time=tile_time)
+  else:
+    spec, module = api.Spec(heads_per_group=shared), api
+    chunk, tiling = mosaic_tpu.chunk, tilings.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
-  inputs = api.Inputs(
-    struct(*keys),
-    struct(*keys),
-    struct(1, TIME, HEADS, value_dim),
-    *(struct(*gates, dtype=jnp.float32) for _ in range(3)),
+  gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)
+  inputs = module.Inputs(
+    struct(*keys), struct(*keys), struct(1, TIME, HEADS, value_dim), *gates
   )
   memory = struct(1, HEADS, key_dim, value_dim, dtype=jnp.float32)
 
   def function(memory, inputs):
     def objective(memory, inputs):
-      state = api.State(memory, jnp.zeros(1, jnp.int32))
-      tiling = tilings.Tiling(tile_time=tile_time)
-      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, tiling=tiling)
+      state = module.State(memory, jnp.zeros(1, jnp.int32))
+      _, y = chunk(state, inputs, spec=spec, tiling=tiling)
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective, argnums=(0, 1))(memory, inputs)
@@ -60,7 +71,7 @@ def test_lowers(case):
       *arguments
     )
   text = exported.mlir_module()
-  for name in KERNELS:
+  for name in kernels(case[0]):
     assert text.count(f'kernel_name = "{name}"') == 1, name
 
 
@@ -73,7 +84,7 @@ def test_compiles(topology, case):
   function, arguments = gradient(*case)
   with modes.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
-  for name in KERNELS:
+  for name in kernels(case[0]):
     assert name in compiled.as_text(), name
 
 
@@ -112,7 +123,7 @@ def test_no_copies_around_the_kernels():
   gradients = jax.grad(objective, argnums=(0, 1))
   with modes.compiled():
     text = aot.compile_for("v5e:2x2", gradients, x, weights).as_text()
-  assert all(name in text for name in KERNELS)
+  assert all(name in text for name in kernels("outer"))
   copies = [
     line.strip()[:120]
     for line in text.splitlines()

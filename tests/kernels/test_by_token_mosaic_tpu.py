@@ -1,7 +1,8 @@
 """Kernels that read tokens where they lie, interpreted, against XLA forms.
 
-State space duality (own and shared keys, skips) and Tensor Cache's outer rule
-in each order of reads and writes, at sizes that fill lanes and that do not.
+State space duality (own and shared keys, skips), the delta rule, and Tensor
+Cache in each order of reads and writes, at sizes that fill lanes and that do
+not.
 """
 
 import dataclasses
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels.delta_rule import api as delta_api
+from memcomp_kernels.delta_rule import mosaic_tpu as delta
+from memcomp_kernels.delta_rule import xla_chunked as delta_xla
 from memcomp_kernels.primitives import chunked
-from memcomp_kernels.primitives.mosaic import affine, modes, outer_kernels
+from memcomp_kernels.primitives.mosaic import _token_calls, affine, modes
 from memcomp_kernels.state_space_duality import api as duality_api
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import xla_chunked as duality_xla
@@ -30,6 +34,7 @@ STRICT = {
 TILE = 16
 EVICTED = tensor_cache_api.Spec(window_size=20, write_population="evicted")
 BY_CHUNK = tensor_cache_api.Spec(window_size=20, chunk_size=TILE)
+DELTA = {"rule": "delta"}
 CASES = {
   # spec, heads, key dim, value dim
   "own": (duality_api.Spec(skip=False), 4, 16, 16),
@@ -45,8 +50,23 @@ CASES = {
     16,
     64,
   ),
+  "delta": (delta_api.Spec(), 2, 16, 16),
+  "delta-ungated": (delta_api.Spec(forget_gate=False, scale=0.5), 4, 32, 64),
+  "delta-chunk": (dataclasses.replace(BY_CHUNK, **DELTA), 2, 16, 8),
+  "delta-before": (
+    dataclasses.replace(EVICTED, timescales=2, **DELTA),
+    2,
+    16,
+    64,
+  ),
 }
-FAST = ("skip", "shared", "chunk", "before")
+MODULES = {
+  # its name, XLA form, engine
+  duality_api.Spec: ("state_space_duality", duality_xla, duality.ENGINE),
+  delta_api.Spec: ("delta_rule", delta_xla, delta.ENGINE),
+  tensor_cache_api.Spec: ("tensor_cache", affine_tile, tensor_cache.ENGINES),
+}
+FAST = ("skip", "shared", "before", "delta", "delta-chunk")
 IDS = np.zeros((2, 75), np.int32)
 IDS[0, :70] = 1  # goes on
 IDS[1, 3:40], IDS[1, 45:] = 5, 2
@@ -62,9 +82,7 @@ def arguments(name, time, dtype="float32"):
     "value_dim": value_dim,
   }
   is_cache = isinstance(spec, tensor_cache_api.Spec)
-  memory = memories.MEMORIES[
-    "tensor_cache" if is_cache else "state_space_duality"
-  ]
+  memory = memories.MEMORIES[MODULES[type(spec)][0]]
   inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
   low = {
     field: getattr(inputs, field).astype(dtype)
@@ -97,12 +115,10 @@ def arguments(name, time, dtype="float32"):
 
 
 def form(spec, engine, tile_time=TILE):
-  if isinstance(spec, tensor_cache_api.Spec):
-    found = affine_tile.form(spec, tile_time, engine)
-  else:
-    found = duality_xla.form(spec, tile_time, engine)
-  same = {"take_apart": _same, "put_together": _same}
-  return dataclasses.replace(found, **same)
+  """The memory under the chunk form, of parts."""
+  _, forms, _ = MODULES[type(spec)]
+  found = forms.form(spec, tile_time, engine)
+  return dataclasses.replace(found, take_apart=_same, put_together=_same)
 
 
 def _same(parts):
@@ -110,9 +126,18 @@ def _same(parts):
 
 
 def engine_of(spec):
-  if isinstance(spec, tensor_cache_api.Spec):
-    return tensor_cache.ENGINES[spec.chunked]
-  return duality.ENGINE
+  """By kernels."""
+  _, _, engine = MODULES[type(spec)]
+  return engine[spec.chunked] if engine is tensor_cache.ENGINES else engine
+
+
+def kernels_of(name):
+  """Names of the kernels that a case is for."""
+  by_chunk = "by_chunk" if name.endswith("chunk") else "outer"
+  prefix = (
+    "delta" if name in ("delta", "delta-ungated", "delta-before") else by_chunk
+  )
+  return {f"{prefix}_forward", f"{prefix}_backward"}
 
 
 def run(engine, spec, given, ids=None, tile_time=TILE, **mode):
@@ -170,13 +195,13 @@ def assert_close(actual, expected, scale=1):
 def calls(monkeypatch):
   """Names of the kernels that ran."""
   names = []
-  original = outer_kernels._call
+  original = _token_calls._call
 
-  def call(body, name, *rest, **more):
-    names.append(name)
-    return original(body, name, *rest, **more)
+  def call(body, direction, plan, *rest):
+    names.append(f"{_token_calls.kernel(plan)[0]}_{direction}")
+    return original(body, direction, plan, *rest)
 
-  monkeypatch.setattr(outer_kernels, "_call", call)
+  monkeypatch.setattr(_token_calls, "_call", call)
   return names
 
 
@@ -192,7 +217,7 @@ def test_equals_the_xla_form(name, calls):
   """Ragged, from a state inside a chunk."""
   spec, given = arguments(name, 75)
   ours = run(engine_of(spec), spec, given)
-  assert set(calls) == {"outer_forward", "outer_backward"}
+  assert set(calls) == kernels_of(name)
   assert_close(ours, run(None, spec, given))
 
 
@@ -201,7 +226,7 @@ def test_packing(name, calls):
   """Strictly: memory starts as nan, races are looked for."""
   spec, given = arguments(name, 75)
   ours = run(engine_of(spec), spec, given, IDS, **STRICT)
-  assert set(calls) == {"outer_forward", "outer_backward"}
+  assert set(calls) == kernels_of(name)
   assert_close(ours, run(None, spec, given, IDS))
 
 
@@ -209,6 +234,7 @@ def test_packing(name, calls):
   "name",
   [
     "skip",
+    "delta",
     *(pytest.param(x, marks=pytest.mark.slow) for x in ("chunk", "after")),
   ],
 )
