@@ -347,7 +347,9 @@ class Decoder(nnx.Module):
       def one(params, state, graphdef=graphdef):
         arrays = nnx.merge(graphdef, params).mixer.memories(state.mixer)
         squares = sum(jnp.sum(jnp.square(a)) for a in arrays)
-        return jnp.sqrt(squares / max(sum(a.size for a in arrays), 1))
+        # A float: a large batch's caches have more entries than int32 counts.
+        size = float(max(sum(a.size for a in arrays), 1))
+        return jnp.sqrt(squares / size)
 
       norms.append(jax.vmap(one)(params, states))
     return self._by_layer(norms)

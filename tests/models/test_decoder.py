@@ -473,5 +473,11 @@ def test_memory_norms(model):
   np.testing.assert_allclose(norms[1], (squares / count) ** 0.5, rtol=1e-6)
 
 
+def test_memory_norms_of_more_entries_than_int32_counts():
+  model = build(config("softmax_attention"))
+  state = jax.eval_shape(lambda: model.init_state(2**20, 2**12))
+  assert jax.eval_shape(model.memory_norms, state).dtype == jnp.float32
+
+
 def test_the_layer_repeats_the_kernels_defaults():
   assert trellis.TrellisConfig().spec() == api.Spec()
