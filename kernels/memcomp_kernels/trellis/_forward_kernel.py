@@ -83,10 +83,11 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   causal = blocks.causal(tokens, heads)
 
   def piece(s: int, g: int) -> schedule.Piece:
-    yield schedule.READS
     q, k, v, target = layout.load(refs, plan, s, g)
     place = plan.place(g)
     gates = layout.gates(refs.rows[(*place, s)], plan)
+    omega = gates.omega(causal)
+    yield schedule.READS
     memories = [carried[g] for carried in refs.carried]
     starts = memories
     if refs.flags is not None:
@@ -137,7 +138,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     if not plan.token:
       u2 = columns.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
     u2b = u2.astype(dtype)
-    scores = gates.weigh(0, scores, causal).astype(dtype)
+    scores = gates.weigh(0, scores, causal, omega[0]).astype(dtype)
     pb = blocks.diagonal(scores, heads)
     factors = [(mk, qb), (u1b, pb)] if join else [(u1b, pb)]
     rest = blocks.sum_nt(join, *factors)
@@ -157,7 +158,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     nb = blocks.diagonal(mv, heads)
     fm = None if join else nn(code, nb)
     yield None
-    scores = gates.weigh(1, scores, causal).astype(dtype)
+    scores = gates.weigh(1, scores, causal, omega[1]).astype(dtype)
     factors = [(code, nb), (scores, vb)] if join else [(scores, vb)]
     rest = blocks.sum_nn(join, *factors)
     yield None

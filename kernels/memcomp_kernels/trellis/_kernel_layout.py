@@ -202,11 +202,37 @@ class Gates:
       return rest
     return (self.mu_by_token() * start if self.plan.safe else start) + rest
 
-  def weigh(self, p: int, scores: jax.Array, causal: jax.Array) -> jax.Array:
-    """Scores `[tokens, lanes]` with the decay between their tokens."""
+  def omega(self, causal: jax.Array) -> tuple[Any, Any]:
+    """Omega `[tokens, lanes]`, a pass; None if separable.
+
+    Before it is needed, and spread by the matrix unit: both pay forward, where
+    less is held at a time.
+    """
+    if not self.plan.safe or self.plan.token:
+      return None, None
+    unit = self.plan.unit
+
+    def between(row):
+      column = blocks.by_token(row, unit.heads, unit.tokens)
+      return jnp.exp(jnp.where(causal, column - row, -jnp.inf))
+
+    first = between(self.log_decay[0])
+    return first, first if self.plan.shared else between(self.log_decay[1])
+
+  def weigh(
+    self, p: int, scores: jax.Array, causal: jax.Array, omega: Any = None
+  ) -> jax.Array:
+    """Scores `[tokens, lanes]` with the decay between their tokens.
+
+    Args:
+      p: the pass.
+      scores: `[tokens, lanes]`.
+      causal: bool, likewise.
+      omega: of `omega`; None to find it here.
+    """
     if not self.plan.safe:
       return jnp.where(causal, scores, 0.0)
-    return scores * self.between(p, causal)
+    return scores * (self.between(p, causal) if omega is None else omega)
 
   def weigh_transposed(
     self, p: int, scores: jax.Array, anticausal: jax.Array
@@ -252,9 +278,10 @@ class Gates:
 
   def mu_by_token(self) -> jax.Array:
     """Pass 2's mu, `[tokens, width]`."""
-    unit = self.plan.unit
-    column = blocks.as_column(self.mu[1])
-    return blocks.spread(column, unit.heads, unit.value_dim)
+    unit, row = self.plan.unit, self.mu[1]
+    if self.plan.token:  # where that counts more
+      return blocks.spread(blocks.as_column(row), unit.heads, unit.value_dim)
+    return blocks.by_token(row, unit.heads, unit.value_dim)
 
   def advance(
     self, p: int, memory: jax.Array, u: jax.Array, written: jax.Array

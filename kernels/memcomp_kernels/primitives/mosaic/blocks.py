@@ -127,6 +127,34 @@ def spread(column: jax.Array, heads: int, size: int) -> jax.Array:
   return jnp.concatenate(parts, 1)
 
 
+def by_token(row: jax.Array, heads: int, size: int) -> jax.Array:
+  """`[1, heads * tokens]`, float32, to `[tokens, heads * size]`.
+
+  By the matrix unit, as three bfloat16 whose sum is exact: moving a number over
+  all lanes is the dearest of the vector unit's moves.
+  """
+  tokens = row.shape[1] // heads
+  rest = jnp.concatenate(
+    [row[:, h * tokens : (h + 1) * tokens] for h in range(heads)], axis=0
+  )
+  terms = []
+  for _ in range(3):
+    terms.append(rest.astype(jnp.bfloat16).astype(jnp.float32))
+    rest = rest - terms[-1]
+  count = 3 * heads
+  if free := -count % 16:
+    terms.append(jnp.zeros((free, tokens), jnp.float32))
+  terms = jnp.concatenate(terms, axis=0).astype(jnp.bfloat16)
+  shape = terms.shape[0], heads * size
+  term, own = (
+    lax.broadcasted_iota(jnp.int32, shape, 0),
+    head_blocks(shape[1], heads),
+  )
+  chosen = [term == own + n * heads for n in range(3)]
+  chosen = functools.reduce(jnp.logical_or, chosen)
+  return tn(terms, jnp.where(chosen, 1.0, 0.0).astype(jnp.bfloat16))
+
+
 def as_column(row: jax.Array) -> jax.Array:
   """`[1, n]` to `[n, 1]`."""
   return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
