@@ -34,6 +34,7 @@ SIZES = flags.DEFINE_string(
 LATTICE_BATCH = flags.DEFINE_integer("lattice_batch", 32, "Rows, of Lattice.")
 
 BATCH, TIME = 2, 2048
+KVM_ROWS = 256  # of Key-Value Means' memory
 DECAYS = {
   "trellis": ("separable", "safe"),
   "trellis-token": ("safe",),
@@ -43,8 +44,15 @@ DECAYS = {
   "tensor_cache-delta": ("safe",),
   "lattice": ("safe",),
   "lattice-token": ("safe",),
+  "key_value_means": ("safe",),
 }
 """The memories with kernels, and their forms of decay."""
+
+LEFT_OUT = {
+  ("key_value_means", "training"),
+  ("key_value_means", "backward"),
+}
+"""Memories and directions whose kernel is another's, or that have none."""
 
 _BY_TOKEN = {
   "delta_rule": "delta",
@@ -88,6 +96,11 @@ class Case:
     return LATTICE_BATCH.value if self.memory.startswith("lattice") else BATCH
 
   @property
+  def time(self) -> int:
+    """Tokens of a row; Key-Value Means is counted by a tile."""
+    return self.chunk if self.memory == "key_value_means" else TIME
+
+  @property
   def trips(self) -> int:
     """Of the loops in the kernel's body."""
     return self.chunk if self.memory.startswith("lattice") else 1
@@ -108,6 +121,12 @@ class Case:
       return known.api.Spec(
         num_slots=SLOTS.value, chunk_size=self.chunk, gradient_at=at
       )
+    if self.memory == "key_value_means":
+      return known.api.Spec(
+        chunk_size=self.chunk,
+        rotary_dim=self.head_dim // 2,
+        budget=known.api.FixedBudget(KVM_ROWS),
+      )
     if self.memory == "state_space_duality":  # one key for all heads
       return known.api.Spec(heads_per_group=HEADS.value)
     return known.api.Spec()
@@ -115,6 +134,8 @@ class Case:
   @property
   def kernel(self) -> str:
     """The name of the kernel."""
+    if self.memory == "key_value_means":
+      return "kvm_tile"
     prefix = self.memory.split("-")[0]
     prefix = _BY_TOKEN.get(self.memory, prefix)
     way = "backward" if self.direction == "backward" else "forward"
@@ -205,6 +226,8 @@ class Case:
 
 def trips_of_xla(case: Case) -> tuple[int, ...]:
   """Of the loops of the XLA form, the outermost first."""
+  if case.memory == "key_value_means":
+    return (1,)
   tile = case.form(tile_scan.ENGINE).tile_time
   inner = (tile,) if case.memory.endswith("-token") else ()
   return TIME // tile, *inner
@@ -218,6 +241,34 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
   if case.memory.startswith("lattice"):
     return _lattice_alone(case)
   return None
+
+
+def key_value_means_tile(case: Case, run: Callable) -> tuple[Callable, tuple]:
+  """A function of one tile by `run`, and shapes of its arguments."""
+  memory = memories.MEMORIES[case.memory]
+  sizes = {
+    "batch": case.batch,
+    "heads": HEADS.value,
+    "key_dim": case.head_dim,
+    "value_dim": case.head_dim,
+  }
+
+  def given():
+    state = memory.api.init_state(case.spec, length=TIME, **sizes)
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, case.spec, time=case.chunk, **sizes)
+    inputs = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), inputs)
+    low = {
+      name: getattr(inputs, name).astype(jnp.bfloat16)
+      for name in ("query", "key", "value")
+    }
+    present = jnp.ones((case.batch, case.chunk), bool)
+    return state, inputs._replace(**low), present
+
+  def tile(state, inputs, present):
+    return run(state, inputs, present, case.spec, KVM_ROWS)
+
+  return tile, jax.eval_shape(given)
 
 
 def _lattice_alone(case: Case) -> tuple[Callable, tuple]:

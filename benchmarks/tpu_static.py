@@ -27,6 +27,8 @@ import json
 import math
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,8 @@ import tpu_schedule
 from absl import app, flags, logging
 from tpu_cases import Case
 
+from memcomp_kernels.key_value_means import mosaic_tpu as key_value_means_tpu
+from memcomp_kernels.key_value_means import tile as key_value_means_tile
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import modes
@@ -89,10 +93,19 @@ def arguments(case: Case, engine: form_lib.Engine):
   return operands, saved, result
 
 
+def whole_pass(case: Case, *, xla: bool = False) -> tuple[Callable, tuple]:
+  """A case's pass, by its kernels or by the XLA form, and its arguments."""
+  if case.memory == "key_value_means":
+    run = key_value_means_tile.run if xla else key_value_means_tpu.run
+    return tpu_cases.key_value_means_tile(case, run)
+  engine = tile_scan.ENGINE if xla else case.engine
+  function = functions(case, engine)[case.direction == "backward"]
+  return function, arguments(case, engine)
+
+
 def count_kernel(case: Case, folder: pathlib.Path) -> dict:
   """The row of a kernel."""
-  given = arguments(case, case.engine)
-  whole = functions(case, case.engine)[case.direction == "backward"]
+  whole, given = whole_pass(case)
   function, own = tpu_cases.kernel_alone(case) or (whole, given)
   with modes.compiled():
     traced = jax.make_jaxpr(function)(*own)
@@ -102,12 +115,7 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
   call = tpu_schedule.kernel_call(traced)
   steps = math.prod(call.params["grid_mapping"].grid)
   tokens = _tokens(case) / steps
-  if case.direction != "backward":
-    result, saved = results
-    results = result.memories, result.outputs, saved
-  else:
-    results = results.memories, results.inputs
-  least = tpu_schedule.num_bytes((needed(case, given), results))
+  least = tpu_schedule.num_bytes(necessary(case, given, results))
   return {
     "cycles_per_token_head": round(found.cycles / tokens, 3),
     "bundles_per_token_head": round(found.bundles / tokens, 3),
@@ -121,34 +129,39 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
 
 def count_around(case: Case) -> dict:
   """The row of what stands around a kernel: preparing, layouts."""
-  function = functions(case, case.engine)[case.direction == "backward"]
   with modes.compiled():
-    given = arguments(case, case.engine)
-    compiled = aot.compile_for(case.topology, function, *given)
+    compiled = aot.compile_for(case.topology, *_flat(whole_pass(case)))
   cycles = tpu_schedule.estimated_cycles(compiled.as_text(), 1)
   return {"cycles_per_token_head": round(cycles / _tokens(case), 3)}
 
 
+def _flat(call: tuple) -> tuple:
+  function, given = call
+  return function, *given
+
+
 def _tokens(case: Case) -> int:
   """Tokens of all heads in a call."""
-  return case.batch * tpu_cases.TIME * tpu_cases.HEADS.value
+  return case.batch * case.time * tpu_cases.HEADS.value
 
 
-def needed(case: Case, given: tuple) -> tuple:
-  """What a pass must read."""
+def necessary(case: Case, given: tuple, results: Any) -> tuple:
+  """What a pass must read and write."""
+  if case.memory == "key_value_means":
+    return given, results
   operands, *rest = given
   if case.direction != "backward":
-    return operands.memories, operands.inputs
+    result, saved = results
+    read = operands.memories, operands.inputs
+    return read, (result.memories, result.outputs, saved)
   saved, cotangents = rest
-  return operands.inputs, saved, cotangents.outputs, cotangents.memories
+  read = operands.inputs, saved, cotangents.outputs, cotangents.memories
+  return read, (results.memories, results.inputs)
 
 
 def count_xla(case: Case) -> dict:
   """The row of the XLA form."""
-  function = functions(case, tile_scan.ENGINE)[case.direction == "backward"]
-  compiled = aot.compile_for(
-    case.topology, function, *arguments(case, tile_scan.ENGINE)
-  )
+  compiled = aot.compile_for(case.topology, *_flat(whole_pass(case, xla=True)))
   cycles = tpu_schedule.estimated_cycles(
     compiled.as_text(), *tpu_cases.trips_of_xla(case)
   )
@@ -160,6 +173,8 @@ def error(case: Case) -> float:
 
   Of the outputs forward, of the worst gradient of an input backward.
   """
+  if case.memory == "key_value_means":
+    return _error_of_tile(case)
   heads = max(1, 128 // min(case.head_dim, case.chunk))
   if case.memory == "state_space_duality":
     heads = None  # as many as share a key
@@ -189,6 +204,28 @@ def error(case: Case) -> float:
   return float(max(errors.relative_rms(a, b) for a, b in pairs))
 
 
+def _error_of_tile(case: Case) -> float:
+  """As `error`, of Key-Value Means: of a state's first tile."""
+  function, given = whole_pass(case)
+  keys = iter(jax.random.split(jax.random.key(3), 64))
+
+  def draw(x):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return jnp.ones(x.shape, x.dtype)
+    return jax.random.normal(next(keys), x.shape).astype(x.dtype)
+
+  state, inputs, present = given
+  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+  inputs = jax.tree.map(draw, inputs)
+  given = state, inputs, jnp.ones(present.shape, bool)
+  wide = jax.tree.map(
+    lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, given
+  )
+  truth = jax.jit(whole_pass(case, xla=True)[0])(*wide)[1]
+  with modes.interpreted():
+    return float(errors.relative_rms(jax.jit(function)(*given)[1], truth))
+
+
 def cases(baseline: list[dict]) -> list[Case]:
   """What the baseline holds, or else what the flags ask for."""
   if baseline:
@@ -208,6 +245,7 @@ def cases(baseline: list[dict]) -> list[Case]:
     for chunk in _CHUNK.value
     for decay in _DECAY.value
     if decay in tpu_cases.DECAYS[memory]
+    and (memory, direction) not in tpu_cases.LEFT_OUT
   ]
 
 
