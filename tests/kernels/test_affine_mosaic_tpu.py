@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.testing import (
   errors,
@@ -125,31 +123,6 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
     ):
       own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
       assert ours <= max(2 * own, 1e-6), (part, own, ours)
-
-
-@pytest.mark.slow
-def test_under_shard_map():
-  """Rows and heads over a mesh: each device runs a kernel of its own."""
-  api, spec, (state, fresh, inputs) = arguments("delta_rule", 32, batch=2)
-
-  def run(state, fresh, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(
-      state,
-      inputs,
-      spec=spec,
-      reset_state=fresh,
-      implementation="mosaic_tpu",
-    )
-
-  with modes.interpreted():
-    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
-  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 
 def test_says_why_not():

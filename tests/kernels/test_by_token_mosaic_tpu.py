@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from memcomp_kernels import sharding
 from memcomp_kernels.delta_rule import api as delta_api
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import xla_chunked as delta_xla
@@ -264,3 +266,35 @@ def test_other_tiles_go_by_other_kernels(tile_time, calls):
   ours = run(engine_of(spec), spec, given, tile_time=tile_time)
   assert not calls
   assert_close(ours, run(affine.ENGINE, spec, given, tile_time=tile_time))
+
+
+@pytest.mark.slow
+def test_under_shard_map(calls):
+  """Rows and heads over a mesh: each device runs a kernel of its own."""
+  memory, spec = memories.MEMORIES["delta_rule"], delta_api.Spec()
+  sizes = {"batch": 2, "heads": 4, "key_dim": 16, "value_dim": 8}
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=32, **sizes)
+  inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
+  state, fresh = (
+    memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)
+  )
+
+  def run(state, fresh, inputs):
+    chunk = sharding.shard_chunk(
+      delta_api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(
+      state,
+      inputs,
+      spec=spec,
+      reset_state=fresh,
+      implementation="mosaic_tpu",
+    )
+
+  with modes.interpreted():
+    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
+  assert set(calls) == kernels_of("delta")
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, sharding
 from memcomp_kernels.key_value_means import api, mosaic_tpu, xla_chunked
 from memcomp_kernels.primitives.mosaic import modes, vmem
 from memcomp_kernels.testing import (
@@ -124,6 +125,26 @@ def test_bfloat16_is_no_worse_than_the_xla_form():
   for true, a, b in zip(*map(jax.tree.leaves, (truth, xla, ours)), strict=True):
     own, found = errors.relative_rms(a, true), errors.relative_rms(b, true)
     assert found <= max(2 * own, 1e-6), (own, found)
+
+
+def test_under_shard_map():
+  """Rows and heads over a mesh: each device runs a kernel of its own."""
+  state, inputs = arguments(SPEC, 400, batch=2, sizes=SIZES | {"heads": 2})
+
+  def chunk(state, inputs):
+    chunk = sharding.shard_chunk(
+      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(state, inputs, spec=SPEC, implementation="mosaic_tpu")
+
+  with modes.interpreted():
+    expected = jax.jit(chunk)(state, inputs)
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      text = str(jax.make_jaxpr(chunk)(state, inputs))
+      actual = jax.jit(chunk)(state, inputs)
+  assert "shard_map" in text and "name=kvm_tile" in text
+  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 
 def test_says_why_not():
