@@ -207,14 +207,14 @@ def calls(monkeypatch):
   return names
 
 
-def cases():
+def cases(fast):
   return [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in fast))
     for name in CASES
   ]
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", cases(FAST))
 def test_equals_the_xla_form(name, calls):
   """Ragged, from a state inside a chunk."""
   spec, given = arguments(name, 75)
@@ -223,7 +223,17 @@ def test_equals_the_xla_form(name, calls):
   assert_close(ours, run(None, spec, given))
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize(
+  "name", [pytest.param("own", marks=pytest.mark.slow), "delta"]
+)
+def test_tiles_of_several_blocks(name, calls):
+  spec, given = arguments(name, 75)
+  ours = run(engine_of(spec), spec, given, tile_time=64)
+  assert set(calls) == kernels_of(name)
+  assert_close(ours, run(None, spec, given, tile_time=64))
+
+
+@pytest.mark.parametrize("name", cases(("skip", "delta", "delta-chunk")))
 def test_packing(name, calls):
   """Strictly: memory starts as nan, races are looked for."""
   spec, given = arguments(name, 75)
