@@ -10,7 +10,7 @@ the vector unit's slots in use, registers spilled, bytes to and from main
 memory over the least (each input read once, each output written once), on-chip
 memory, and the output's relative RMS error against float32. The XLA form of
 the same function stands beside it, by the compiler's own estimates.
---memory=delta_rule and state_space_duality count their kernel alone; --around
+--memory=lattice counts its kernel alone, key_value_means one tile; --around
 says what stands around kernels (preparing tiles, layouts), by those estimates.
 
 Everything here is static: what the compiler scheduled. Waiting for memory is
