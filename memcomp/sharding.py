@@ -199,25 +199,30 @@ def check_divides(variables: nnx.State, mesh: Mesh) -> None:
         )
 
 
-# Narrower shards than these XLA:TPU gathers by an all-reduce of the whole, and
-# pads: shards of 3 to 12 rows did, of 24 and more did not.
-_LEAST_ROWS, _ROWS_TILE = 24, 8
+# Narrower shards of features XLA:TPU gathers by an all-reduce of the whole, and
+# pads: 3 to 12 did (125m, v5e), 32 did (1b: all on v5p, some on v5e); 48 and
+# more did not.
+_LEAST_FEATURES, _FEATURES_TILE = 48, 16
+
+
+def widest_fsdp(d_model: int, shards: int) -> int:
+  """The most of `shards` over which parameters gather well; divides them."""
+
+  def gathers(n):
+    whole = d_model % (n * _FEATURES_TILE) == 0
+    return n == 1 or (whole and d_model // n >= _LEAST_FEATURES)
+
+  return max(
+    n for n in range(1, shards + 1) if shards % n == 0 and gathers(n)
+  )
 
 
 def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
   """One line on a better mesh, if shards of parameters are too narrow here."""
   fsdp = mesh.shape["fsdp"]
-  if fsdp == 1 or d_model // fsdp >= _LEAST_ROWS:
+  if fsdp == 1 or d_model // fsdp >= _LEAST_FEATURES:
     return None
-  better = max(
-    n
-    for n in range(1, fsdp + 1)
-    if fsdp % n == 0
-    and (
-      n == 1
-      or (d_model % (n * _ROWS_TILE) == 0 and d_model // n >= _LEAST_ROWS)
-    )
-  )
+  better = widest_fsdp(d_model, fsdp)
   replica = mesh.shape["replica"] * fsdp // better
   return (
     f"mesh.fsdp={fsdp} leaves {d_model // fsdp} of {d_model} features a shard,"

@@ -125,9 +125,9 @@ def test_parameters_that_do_not_divide_are_named():
   ("d_model", "replica", "fsdp", "better"),
   [
     (768, 1, 8, None),
-    (48, 1, 2, None),  # 24 features a shard
-    (48, 1, 4, (2, 2)),
-    (64, 2, 4, (4, 2)),
+    (96, 1, 2, None),  # 48 features a shard
+    (96, 1, 4, (2, 2)),
+    (128, 2, 4, (4, 2)),
     (20, 1, 4, (4, 1)),
   ],
 )

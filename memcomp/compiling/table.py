@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from memcomp import cli
+from memcomp import cli, sharding
 from memcomp.compiling import report
 
 TOKENS = 2**19
@@ -58,16 +58,11 @@ _RESULTS = flags.DEFINE_string(
 _SECONDS = flags.DEFINE_integer("seconds", 600, "A compile may take.", 1)
 _ONLY_TEXT = flags.DEFINE_bool("only_text", False, "Compile nothing.")
 
-# Narrower shards than this many features TPUs pad, and gather by all-reduces.
-_LEAST_FEATURES, _FEATURES_TILE = 48, 16
-
-
 def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
   """The mesh of a row of the table.
 
-  As many shards of the batch as rows allow: of them `fsdp` shards of at least
-  48 features, in multiples of 16, the others copies. Devices that are left
-  share time.
+  As many shards of the batch as rows allow: of them `fsdp` as
+  `sharding.widest_fsdp`, the others copies. Devices that are left share time.
 
   Args:
     devices: of the topology.
@@ -78,17 +73,7 @@ def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
     Sizes of the axes replica, fsdp and context.
   """
   shards = math.gcd(rows, devices)
-  fsdp = max(
-    n
-    for n in range(1, shards + 1)
-    if shards % n == 0
-    and (
-      n == 1
-      or (
-        d_model % (n * _FEATURES_TILE) == 0 and d_model // n >= _LEAST_FEATURES
-      )
-    )
-  )
+  fsdp = sharding.widest_fsdp(d_model, shards)
   context = devices // shards
   return {"replica": shards // fsdp, "fsdp": fsdp, "context": context}
 

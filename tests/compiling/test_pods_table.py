@@ -14,7 +14,7 @@ from memcomp.compiling import table
   ("devices", "rows", "d_model", "mesh"),
   [
     (256, 256, 768, (16, 16, 1)),  # 48 features a shard; 32 would leave 24
-    (256, 256, 2048, (4, 64, 1)),
+    (256, 256, 2048, (8, 32, 1)),  # 64 features a shard
     (256, 64, 768, (4, 16, 4)),  # more devices than rows: time
     (256, 16, 768, (1, 16, 16)),
     (16, 256, 768, (1, 16, 1)),
