@@ -212,9 +212,7 @@ def widest_fsdp(d_model: int, shards: int) -> int:
     whole = d_model % (n * _FEATURES_TILE) == 0
     return n == 1 or (whole and d_model // n >= _LEAST_FEATURES)
 
-  return max(
-    n for n in range(1, shards + 1) if shards % n == 0 and gathers(n)
-  )
+  return max(n for n in range(1, shards + 1) if shards % n == 0 and gathers(n))
 
 
 def narrow_shards(d_model: int, mesh: Mesh) -> str | None:

@@ -58,6 +58,7 @@ _RESULTS = flags.DEFINE_string(
 _SECONDS = flags.DEFINE_integer("seconds", 600, "A compile may take.", 1)
 _ONLY_TEXT = flags.DEFINE_bool("only_text", False, "Compile nothing.")
 
+
 def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
   """The mesh of a row of the table.
 
