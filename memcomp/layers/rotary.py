@@ -42,9 +42,14 @@ class Rotary:
     wide = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = jnp.asarray(self._frequencies(), wide)
     angle = positions.astype(wide)[..., None, None] * frequencies
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    angle = jnp.repeat(angle, 2, axis=-1)
     turned, rest = x[..., : self.dim].astype(wide), x[..., self.dim :]
-    even, odd = turned[..., 0::2], turned[..., 1::2]
-    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-    turned = pairs.reshape(turned.shape).astype(x.dtype)
+    # Neighbours by rolls: arrays of pairs, `[..., 2]`, do not fit TPUs' tiles
+    # (and the v5p compiler fails on some).
+    is_first = jnp.arange(self.dim) % 2 == 0
+    other = jnp.where(
+      is_first, -jnp.roll(turned, -1, axis=-1), jnp.roll(turned, 1, axis=-1)
+    )
+    turned = turned * jnp.cos(angle) + other * jnp.sin(angle)
+    turned = turned.astype(x.dtype)
     return jnp.concatenate([turned, rest], axis=-1)
