@@ -21,8 +21,10 @@ NAMES = {
     for name in (
       *("full", "window", "streaming", "infini", "tensor_cache"),
       *("tensor_cache-48", "tensor_cache-long128", "tensor_cache-multistore"),
+      *("chunk8", "mean64", "delta", "wedge"),
     )
   },
+  **{f"shakespeare-{n}": ("shakespeare", n) for n in ("full", "tensor_cache")},
   **{f"mqar-{name}": ("mqar", name) for name in ("trellis", "trellis-based")},
 }
 
