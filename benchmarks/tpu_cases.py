@@ -31,7 +31,9 @@ SIZES = flags.DEFINE_string(
   "sizes", "", "Of `KernelTiling`, such as group=2,skew=1; default the table's."
 )
 
-LATTICE_BATCH = flags.DEFINE_integer("lattice_batch", 32, "Rows, of Lattice.")
+LATTICE_BATCH = flags.DEFINE_integer(
+  "lattice_batch", 32, "Rows, of Lattice per token."
+)
 
 BATCH, TIME = 2, 2048
 KVM_ROWS = 256  # of Key-Value Means' memory
@@ -59,6 +61,7 @@ _BY_TOKEN = {
   "state_space_duality": "outer",
   "tensor_cache": "by_chunk",
   "tensor_cache-delta": "by_chunk",
+  "lattice": "lattice_chunk",
 }
 """The kernels of those that read tokens where they lie (`mosaic.by_token`)."""
 
@@ -87,13 +90,13 @@ class Case:
 
   @property
   def batch(self) -> int:
-    """Rows: Lattice's kernels take a row and head on each lane.
+    """Rows: Lattice per token takes a row and head on each lane.
 
-    Those of Trellis with gradients per token take 64 of them a step.
+    Trellis per token takes 64 of them a step.
     """
     if self.memory == "trellis-token":
       return 5
-    return LATTICE_BATCH.value if self.memory.startswith("lattice") else BATCH
+    return LATTICE_BATCH.value if self.memory == "lattice-token" else BATCH
 
   @property
   def time(self) -> int:
@@ -103,7 +106,7 @@ class Case:
   @property
   def trips(self) -> int:
     """Of the loops in the kernel's body."""
-    return self.chunk if self.memory.startswith("lattice") else 1
+    return self.chunk if self.memory == "lattice-token" else 1
 
   @property
   def spec(self) -> Any:
@@ -238,7 +241,7 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
 
   None where the pass is little more than its kernel.
   """
-  if case.memory.startswith("lattice"):
+  if case.memory == "lattice-token":
     return _lattice_alone(case)
   return None
 

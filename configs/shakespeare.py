@@ -3,14 +3,14 @@
   python train.py --config=configs/shakespeare.py:tensor_cache
   python train.py --config=configs/shakespeare.py --each=all
 
-After Tensor Cache's Table 2b: 4 layers, 4 heads, d_model 128, trained on rows of
-256, windows of 128, then read to 64 times that from four starts, the state handed
-on. Bytes in place of GPT-2's tokens, and 1,500 steps of 16 rows (six times
-through the text) in place of 3,000 of 64. Names are the methods of
+After Tensor Cache's Table 2b: 4 layers, 4 heads, d_model 128, trained on rows
+of 256, windows of 128, then read to 64 times that from four starts, the state
+handed on. Bytes in place of GPT-2's tokens, and 1,500 steps of 16 rows (six
+times through the text) in place of 3,000 of 64. Names are the methods of
 configs/recall.py's Table 1. The text is not shipped: nine tenths of
 tinyshakespeare are shakespeare/train.txt, the last tenth
-shakespeare/validation.txt (`head -c 1003854`, `tail -c 111540`). Hardware: 2 CPU
-cores. Expected: docs/results/shakespeare.md.
+shakespeare/validation.txt (`head -c 1003854`, `tail -c 111540`). Hardware: 2
+CPU cores. Expected: docs/results/shakespeare.md.
 """
 
 from memcomp import config

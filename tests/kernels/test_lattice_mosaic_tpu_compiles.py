@@ -14,13 +14,20 @@ from memcomp_kernels.testing import aot
 SPECS = {
   "token": api.Spec(gradient_at="token"),
   "chunk_start": api.Spec(chunk_size=16),
+  "long": api.Spec(chunk_size=64),
+  "orthogonal": api.Spec(chunk_size=16, update="orthogonal"),
 }
-KERNELS = ("lattice_forward", "lattice_backward")
 HEADS, TIME = 4, 64
 
 needs_compiler = pytest.mark.skipif(
   not aot.available(), reason="needs the extra aot"
 )
+
+
+def kernels(meaning):
+  """Names, both ways."""
+  prefix = "lattice_chunk" if meaning in ("chunk_start", "long") else "lattice"
+  return f"{prefix}_forward", f"{prefix}_backward"
 
 
 def gradient(meaning, head_dim, *, fresh=False):
@@ -59,7 +66,7 @@ def gradient(meaning, head_dim, *, fresh=False):
 
 
 @pytest.mark.parametrize(
-  ("meaning", "count"), [("token", 1), ("chunk_start", 2)]
+  ("meaning", "count"), [("token", 1), ("chunk_start", 2), ("orthogonal", 2)]
 )
 def test_lowers(meaning, count):
   """With chunks, for whole ones and for those that began before."""
@@ -69,7 +76,7 @@ def test_lowers(meaning, count):
       *arguments
     )
   text = exported.mlir_module()
-  for name in KERNELS:
+  for name in kernels(meaning):
     assert text.count(f'kernel_name = "{name}"') == count, name
 
 
@@ -87,5 +94,5 @@ def test_compiles(topology, case):
   function, arguments = gradient(meaning, head_dim, fresh=fresh)
   with modes.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
-  for name in KERNELS:
+  for name in kernels(meaning):
     assert name in compiled.as_text(), name

@@ -1,9 +1,11 @@
 """Lattice as Pallas TPU kernels, forward and backward.
 
 Layout in time, packing and hand-off are those of `primitives.chunked`; one
-kernel each way takes all tokens, and keeps the memories of many rows and heads
-on chip. A token's write is not a product of matrices: the vector unit makes it,
-for a pair of row and head on each lane (`primitives.mosaic.pairs`).
+kernel each way takes all tokens, and keeps memories on chip. Gradients at the
+chunk's start make a chunk's writes products of matrices (`_chunk_kernel`).
+Gradients per token do not: the vector unit makes each write, for a pair of row
+and head on each lane (`primitives.mosaic.pairs`); so it does for chunks and
+meanings that the other kernel is not for.
 """
 
 import dataclasses
@@ -14,11 +16,22 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.lattice import _kernel_calls, tilings, types, xla_chunked
+from memcomp_kernels.lattice import (
+  _chunk_kernel,
+  _kernel_calls,
+  tilings,
+  types,
+  xla_chunked,
+)
 from memcomp_kernels.lattice import _kernel_layout as layout_lib
 from memcomp_kernels.primitives import chunked, tiles
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import modes, pairs
+from memcomp_kernels.primitives.mosaic import (
+  _token_plan,
+  by_token,
+  modes,
+  pairs,
+)
 
 
 def _inputs(spec: types.Spec, laid: Any) -> tuple[types.Inputs, Any]:
@@ -201,7 +214,36 @@ def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
   return dataclasses.replace(form, engine=ENGINE)
 
 
-ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens | None:
+  """Of `primitives.mosaic.by_token`; None where columns are not normalised.
+
+  And with gradients per token.
+  """
+  spec = form.spec
+  if not (spec.stale and spec.unit_columns):
+    return None
+  log_decay = inputs.log_decay[..., 0]
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  return by_token.Tokens(
+    query=inputs.query,
+    key=inputs.key,
+    value=inputs.value,
+    log_decay=log_decay,
+    rate=inputs.write_rate[..., 0],
+    read="start",
+    dtype=inputs.query.dtype,
+    own=_token_plan.Own(
+      "lattice_chunk", _chunk_kernel, spec, SCHEDULES, STEP_TILES
+    ),
+  )
+
+
+SCHEDULES, STEP_TILES = ((6, 1), (6, 1)), (4, 2)
+"""Of `_chunk_kernel`, as of `_token_plan.Own`; by static cycles."""
+ENGINE = by_token.engine(
+  tokens, form_lib.Engine(_forward, _backward, _as_saved)
+)
 
 
 def chunk(
@@ -238,12 +280,15 @@ def unsupported(
     return reason
   if spec.sparsity:
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  kernel_form = form(spec, tiling or tilings.Tiling())
+  if by_token.serves(tokens, kernel_form, inputs):
+    return None
   if spec.num_slots % pairs.SUBLANES:
     return f"num_slots={spec.num_slots} must be a multiple of 8"
   value_dim = inputs.value.shape[-1]
   if value_dim % pairs.SUBLANES:
     return f"value_dim={value_dim} must be a multiple of 8"
-  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
-    return reason
-  tokens = form(spec, tiling or tilings.Tiling()).tile_time
-  return _too_large(_plan(spec, inputs, tokens, flagged=True), inputs)
+  plan = _plan(spec, inputs, kernel_form.tile_time, flagged=True)
+  return _too_large(plan, inputs)

@@ -25,6 +25,8 @@ _D_KEYS = "d_query", "d_key"
 
 def kernel(plan: Plan) -> tuple[str, Any]:
   """The name and the pieces of a kernel."""
+  if plan.own:
+    return plan.own.name, plan.own.pieces
   if not plan.inner:
     return "by_chunk", _chunk_kernel
   return ("delta", _delta_kernel) if plan.erase else ("outer", _outer_kernel)
@@ -52,8 +54,9 @@ def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
   @pl.when(step == 0)
   def _():
     refs["carried"][...] = refs["memory"][0]
-    if "last" in refs:
-      refs["last"][...] = jnp.zeros_like(refs["last"])
+    for name in ("last", "lowest"):
+      if name in refs:
+        refs[name][...] = jnp.zeros_like(refs[name])
 
   _, pieces = kernel(plan)
   tiles, first = range(plan.step_tiles), step * plan.step_tiles
@@ -121,6 +124,9 @@ def _call(
       block = 1, 1, 1, *x.shape[3:]
       rest = (0,) * (x.ndim - 3)
       return pl.BlockSpec(block, lambda b, u, i, *_: (b, u, at(i), *rest))
+    if name == "lowest":
+      block = 1, 1, *x.shape[2:]
+      return pl.BlockSpec(block, lambda b, u, i, *_: (b, u, 0, 0))
     if x.ndim == 4:
       return pl.BlockSpec((1, *memory), lambda b, u, i, *_: (b, u, 0, 0))
     is_key = name.endswith(("query", "key"))
@@ -199,10 +205,11 @@ def forward(
     `output`, Y as `value`; `final`, A after the last tile; `saved`, A before
     each tile, `[tiles, batch, units, key, unit * value]` in the dtype of
     products; `last`, with flags and `read="start"`, the start of each row's
-    last chunk.
+    last chunk; `lowest`, of a memory's own kernel, `[batch, Plan.steps, rows,
+    lanes]`, the lowest sum of log decays of a tile.
   """
   given: dict[str, Any] = tokens | {"memory": memory}
-  if plan.inner:
+  if plan.inner or plan.own:
     given["columns"] = split(plan, tokens)
   results = {
     "output": _struct(tokens["value"].shape, plan.dtype),
@@ -211,6 +218,10 @@ def forward(
   if save:
     shape = tokens["query"].shape[1] // plan.tile, *memory.shape
     results["saved"] = _struct(shape, tokens["query"].dtype)
+  if plan.own:
+    rows = -(-plan.step_units // 8) * 8
+    shape = memory.shape[0], plan.steps, rows, plan.key_width
+    results["lowest"] = _struct(shape, jnp.float32)
   if flags is not None:
     given["reset"] = reset
     if not plan.inner:

@@ -6,17 +6,38 @@ queries and keys, or all share one.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 # Flags of a tile: it starts a segment, goes on with a chunk that came in, holds
-# its row's last chunk.
-RESETS, CONTINUES, LAST = 1, 2, 4
+# its row's last chunk, ends a chunk.
+RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
 
 TERMS = 3
 """A float32 is the sum of as many bfloat16."""
+
+
+class Own(NamedTuple):
+  """A kernel that a memory brings; its gates are `log_decay` and `rate`.
+
+  The memory is `[batch, heads, value, key]` there, and the kernel says by
+  `Tile.note_lowest` how far its decays went.
+
+  Attributes:
+    name: of the kernel.
+    pieces: a module with `forward` and `backward`.
+    spec: the memory's meaning.
+    schedules: as `by_token.SCHEDULES`.
+    step_tiles: of a grid step, at most, forward and backward.
+  """
+
+  name: str
+  pieces: Any
+  spec: Any
+  schedules: tuple[tuple[int, int], tuple[int, int]]
+  step_tiles: tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +60,7 @@ class Plan:
     step_tiles: of a grid step.
     group: units emitted in lock step.
     skew: stages between two groups.
+    own: the memory's own kernel; None for those of this folder.
   """
 
   heads: int
@@ -56,6 +78,7 @@ class Plan:
   step_tiles: int
   group: int
   skew: int
+  own: Own | None = None
 
   @property
   def units(self) -> int:
@@ -90,12 +113,16 @@ class Plan:
   @property
   def gates(self) -> tuple[str, ...]:
     """Names of the rows of numbers by token, and of `total`, by value."""
+    if self.own:
+      return "log_decay", "rate"
     inner = ("a", "b", "rate") if self.inner else ()
     return ("write", "total", *inner, *(("skip",) if self.skip else ()))
 
   @property
   def columns(self) -> tuple[str, ...]:
     """Names of the gates that kernels also need with tokens on sublanes."""
+    if self.own:
+      return self.gates
     return ("write", "a") if self.inner else ("write",)
 
   @property

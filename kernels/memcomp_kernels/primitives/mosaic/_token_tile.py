@@ -1,6 +1,7 @@
 """What the bodies of kernels over tokens share: a unit's tile, its state."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +101,7 @@ class Tile:
     return blocks.nn(columns, self._once(("chooser", name, u, size), chooser))
 
   def sums(self, x: jax.Array) -> jax.Array:
-    """Sums over each head's lanes of `[tile, unit * size]`, `[1, lanes]`."""
+    """Sums over each head's lanes of `[rows, unit * n]`, `[1, unit * rows]`."""
     unit = self.plan.unit
     shape = max(8, unit), x.shape[1]
 
@@ -110,13 +111,46 @@ class Tile:
       return own.astype(jnp.bfloat16)
 
     ones = self._once(("ones", shape), ones)
-    found = jnp.zeros((shape[0], self.plan.tile), jnp.float32)
-    # Twice the digits of products; all of them where products have them.
-    for _ in range(2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS):
-      term = x.astype(jnp.bfloat16)
-      found = found + blocks.nt(ones, term)
-      x = x - term.astype(x.dtype)
+    found = self._in_terms(lambda term: blocks.nt(ones, term), x)
     return jnp.concatenate([found[h : h + 1] for h in range(unit)], axis=1)
+
+  def spread_sums(self, x: jax.Array, size: int) -> jax.Array:
+    """`sums` of `[rows, unit * n]`, each on `size` lanes of its row."""
+    unit, width = self.plan.unit, x.shape[1]
+    shape = width, unit * size
+
+    def ones():
+      shift = (width // unit).bit_length() - 1
+      head = lax.broadcasted_iota(jnp.int32, shape, 0) >> shift
+      own = head == blocks.head_blocks(shape[1], unit)
+      return own.astype(jnp.bfloat16)
+
+    ones = self._once(("spread ones", shape), ones)
+    return self._in_terms(lambda term: blocks.nn(term, ones), x)
+
+  def running_sum(self, x: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """Sums over tokens up to each, or from each on, of `[tile, lanes]`.
+
+    By shifts over sublanes, whose results are sooner there than a product's.
+    """
+    shift = 1
+    while shift < x.shape[0]:
+      free = jnp.zeros((shift, x.shape[1]), x.dtype)
+      parts = (x[shift:], free) if reverse else (free, x[:-shift])
+      x = x + jnp.concatenate(parts, axis=0)
+      shift *= 2
+    return x
+
+  def _in_terms(self, product: Callable[[Any], Any], x: jax.Array) -> jax.Array:
+    """The sum of products of the bfloat16 whose sum is `x`, about.
+
+    Twice the digits of products; all of them where products have them.
+    """
+    terms = []
+    for _ in range(2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS):
+      terms.append(x.astype(jnp.bfloat16))
+      x = x - terms[-1].astype(x.dtype)
+    return functools.reduce(operator.add, map(product, terms))
 
   def sums_of(self, by_token: jax.Array, by_value: jax.Array) -> jax.Array:
     """The sums of `[tile, lanes]` and of `[tile, unit * value]`."""
@@ -204,14 +238,14 @@ class Tile:
   def begin(self) -> tuple[jax.Array, jax.Array]:
     """The memory before the tile, and what it reads."""
     plan, refs, u = self.plan, self.refs, self._u
-    start = memory = refs["carried"][u]
+    start = memory = self.carried()
     if self.flags is not None:
-      resets = self.flags & plan_lib.RESETS != 0
+      resets = self.has(plan_lib.RESETS)
       start = memory = jnp.where(resets, refs["reset"][0, u], memory)
       if not plan.inner:
-        continues = self.flags & plan_lib.CONTINUES != 0
+        continues = self.has(plan_lib.CONTINUES)
         start = jnp.where(continues, refs["chunk_start"][0, u], memory)
-        last = self.flags & plan_lib.LAST != 0
+        last = self.has(plan_lib.LAST)
         refs["last"][0, u] = jnp.where(last, start, refs["last"][0, u])
     if "saved" in refs:
       refs["saved"][self._i, 0, u] = memory.astype(self.dtype)
@@ -219,7 +253,25 @@ class Tile:
 
   def end(self, memory: jax.Array, written: jax.Array) -> None:
     """Hands on the memory after the tile."""
-    self.refs["carried"][self._u] = self.row("total") * memory + written
+    self.hand_on(self.row("total") * memory + written)
+
+  def hand_on(self, memory: jax.Array) -> None:
+    """Hands on the memory after the tile, or the adjoint of that before."""
+    self.refs["carried"][self._u] = memory
+
+  def carried(self) -> jax.Array:
+    """What was handed on."""
+    return self.refs["carried"][self._u]
+
+  def has(self, flag: int) -> jax.Array:
+    """Whether the tile has a flag; there are flags."""
+    assert self.flags is not None
+    return self.flags & flag != 0
+
+  def note_lowest(self, log: jax.Array) -> None:
+    """Keeps the lowest of `[1, key lanes]` over tiles."""
+    ref, place = self.refs["lowest"], (0, 0, pl.ds(self._u, 1))
+    ref[place] = jnp.minimum(ref[place], log)
 
   def saved(self) -> tuple[jax.Array, jax.Array]:
     """As `begin`, in the backward kernel."""
@@ -227,33 +279,34 @@ class Tile:
     memory = refs["saved"][self._i, 0, u]
     if self.flags is None or plan.inner:
       return memory, memory
-    continues = self.flags & plan_lib.CONTINUES != 0
+    continues = self.has(plan_lib.CONTINUES)
     came = refs["chunk_start"][0, u].astype(self.dtype)
     return memory, jnp.where(continues, came, memory)
 
   def d_after(self, memory: jax.Array) -> jax.Array:
     """The adjoint of the memory after the tile; `memory` is that before."""
-    d_after = self.refs["carried"][self._u]
+    d_after = self.carried()
     d_total = jnp.sum(memory.astype(jnp.float32) * d_after, 0, keepdims=True)
     self.store_row("total", d_total)
     return d_after
 
   def d_before(self, d_after: jax.Array, d_start: jax.Array) -> None:
     """Hands on the adjoint of the memory before; `d_start` of what is read."""
+    self.hand_back(self.row("total") * d_after, d_start)
+
+  def hand_back(self, d_memory: jax.Array, d_start: jax.Array) -> None:
+    """As `d_before`, with what the memory's own share comes to."""
     refs, u = self.refs, self._u
-    d_memory = self.row("total") * d_after
     if self.flags is None:
-      refs["carried"][u] = d_memory + d_start
+      self.hand_on(d_memory + d_start)
       return
     if not self.plan.inner:
-      last = self.flags & plan_lib.LAST != 0
+      last = self.has(plan_lib.LAST)
       d_start = d_start + jnp.where(last, refs["d_last"][0, u], 0.0)
-      continues = self.flags & plan_lib.CONTINUES != 0
-      came = jnp.where(continues, d_start, 0.0)
+      came = jnp.where(self.has(plan_lib.CONTINUES), d_start, 0.0)
       refs["d_chunk_start"][0, u] = refs["d_chunk_start"][0, u] + came
       d_start = d_start - came
     d_memory = d_memory + d_start
-    resets = self.flags & plan_lib.RESETS != 0
-    started = jnp.where(resets, d_memory, 0.0)
+    started = jnp.where(self.has(plan_lib.RESETS), d_memory, 0.0)
     refs["d_reset"][0, u] = refs["d_reset"][0, u] + started
-    refs["carried"][u] = d_memory - started
+    self.hand_on(d_memory - started)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import tiles
+from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import (
   _token_calls,
   _token_plan,
@@ -45,6 +46,8 @@ class Tokens(NamedTuple):
     skip: as `rate`, the value's share of the output; None for none.
     erase: whether a token first takes out what its key reads.
     scale: of outputs; 1 unless `erase`.
+    own: the memory's own kernel, whose decays are taken apart: where they go
+      below `LOWEST`, the XLA form does it all again. None for the kernels here.
   """
 
   query: jax.Array
@@ -57,7 +60,11 @@ class Tokens(NamedTuple):
   skip: jax.Array | None = None
   erase: bool = False
   scale: float = 1.0
+  own: _token_plan.Own | None = None
 
+
+LOWEST = -60.0
+"""Of a tile's sums of log decays: exp of twice as much is a float32."""
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
 """(form, inputs `[batch, time, ...]`) -> Tokens; None if it is no such one."""
@@ -94,7 +101,10 @@ def _plan(
     and (shared > 1 or fills(n, heads, key_dim))
   ]
   _, time = form_lib.sizes(inputs)
+  way = int(direction == "backward")
   step_tiles = min(max(1, STEP_TOKENS // tile), -(-time // tile))
+  if tokens.own:
+    step_tiles = min(step_tiles, tokens.own.step_tiles[way])
 
   def fits(step_heads):
     if shared % step_heads and step_heads % shared:
@@ -125,10 +135,17 @@ def _plan(
     step_tiles=step_tiles,
     group=1,
     skew=1,
+    own=tokens.own,
   )
-  schedules = SCHEDULES[_token_calls.kernel(plan)[0]]
-  group, skew = schedules[direction == "backward"]
+  name, _ = _token_calls.kernel(plan)
+  schedules = plan.own.schedules if plan.own else SCHEDULES[name]
+  group, skew = schedules[way]
   return dataclasses.replace(plan, group=group, skew=skew)
+
+
+def serves(of_memory: OfMemory, form: form_lib.Form, inputs: Any) -> bool:
+  """Whether the kernels here are for a call, and not the other engine."""
+  return _plan(of_memory, form, inputs, "forward") is not None
 
 
 def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
@@ -141,12 +158,13 @@ def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
     return x.astype(jnp.float32).reshape(tiled)
 
   log_decay, rate = by_tile(tokens.log_decay), by_tile(tokens.rate)
-  log = jnp.cumsum(log_decay, axis=3)
-  end = log[:, :, :, -1:]
-  gates = {"write": jnp.exp(end - log) * rate, "total": jnp.exp(end)}
-  if plan.inner:
+  gates = {"log_decay": log_decay, "rate": rate}
+  if not plan.own:
+    log = jnp.cumsum(log_decay, axis=3)
+    end = log[:, :, :, -1:]
     a = log if plan.read == "after" else log - log_decay
-    gates |= {"a": a, "b": log, "rate": rate}
+    gates |= {"write": jnp.exp(end - log) * rate, "total": jnp.exp(end)}
+    gates |= {"a": a, "b": log}
   if plan.skip:
     gates["skip"] = by_tile(tokens.skip)
 
@@ -165,7 +183,12 @@ def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
 
 
 def _pack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
-  """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`."""
+  """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`.
+
+  `[batch, heads, value, key]` of a memory with a kernel of its own.
+  """
+  if plan.own:
+    x = jnp.swapaxes(x, 2, 3)
   batch, _, key_dim, _ = x.shape
   x = x.reshape(batch, plan.units, plan.unit, key_dim, -1)
   return jnp.swapaxes(x, 2, 3).reshape(batch, plan.units, key_dim, -1)
@@ -174,7 +197,8 @@ def _pack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
 def _unpack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
   batch, units, key_dim, _ = x.shape
   x = x.reshape(batch, units, key_dim, plan.unit, -1)
-  return jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
+  x = jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
+  return jnp.swapaxes(x, 2, 3) if plan.own else x
 
 
 def _pad(x: jax.Array, step: int) -> jax.Array:
@@ -189,6 +213,7 @@ def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   if layout.flags is None and (not start or time % layout.chunk == 0):
     return None
   flags = start * _token_plan.LAST * tiles.handed_on(layout, batch, time)
+  flags += _token_plan.COMPLETE * tiles.complete(layout, batch, time)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
     flags += _token_plan.RESETS * resets
@@ -256,7 +281,16 @@ def _forward(of_memory, other, form, layout, operands, save):
     tiles.unflat(layout, outputs, time),
     None,
   )
-  return result, (found["saved"][:num_tiles],) if save else None
+  saved = (found["saved"][:num_tiles],) if save else ()
+  if plan.own:
+    is_wide = ~(jnp.min(found["lowest"]) >= LOWEST)  # nan, too
+    result = lax.cond(
+      is_wide,
+      lambda: tile_scan.ENGINE.forward(form, layout, operands, False)[0],
+      lambda: result,
+    )
+    saved += (jnp.broadcast_to(is_wide, num_tiles),)
+  return result, saved if save else None
 
 
 def _backward(of_memory, other, form, layout, operands, saved, cotangents):
@@ -265,13 +299,33 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
   plan = _plan(of_memory, form, inputs, "backward")
   if plan is None:
     return other.backward(form, layout, operands, saved, cotangents)
+
+  def by_kernel():
+    return _backward_kernel(
+      of_memory, plan, form, layout, operands, saved[0], cotangents
+    )
+
+  def again():
+    engine = tile_scan.ENGINE
+    _, saved = engine.forward(form, layout, operands, True)
+    return engine.backward(form, layout, operands, saved, cotangents)
+
+  if not plan.own:
+    return by_kernel()
+  return lax.cond(jnp.any(saved[1]), again, by_kernel)
+
+
+def _backward_kernel(
+  of_memory, plan, form, layout, operands, saved, cotangents
+) -> form_lib.Operands:
+  """Adjoints of all operands."""
+  inputs = operands.inputs
   packed, unpack, flags = _prepare(of_memory, plan, form, layout, inputs)
   (start,) = operands.chunk_start
   (d_final,), (d_start,) = cotangents.memories, cotangents.chunk_start
   start, d_final, d_start = (
     _pack_memory(plan, x) for x in (start, d_final, d_start)
   )
-  (saved,) = saved
   missing = packed["query"].shape[1] // plan.tile - saved.shape[0]
   saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
   d_output = tiles.flat(layout, cotangents.outputs)
@@ -302,7 +356,8 @@ def _as_saved(of_memory, other, form, operands):
   if plan is None:
     return other.as_saved(form, operands)
   (memory,) = operands.memories
-  return (_pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
+  saved = (_pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
+  return (*saved, jnp.zeros((), bool)) if plan.own else saved
 
 
 def engine(of_memory: OfMemory, other: form_lib.Engine) -> form_lib.Engine:

@@ -1,0 +1,211 @@
+"""Lattice's TPU kernel on the matrix unit, interpreted, against the XLA form.
+
+Gradients at the chunk's start, normalised columns.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from memcomp_kernels import sharding
+from memcomp_kernels.lattice import api
+from memcomp_kernels.primitives.mosaic import _token_calls, modes
+from memcomp_kernels.testing import errors, gradients, memories, tolerances
+
+LATTICE = memories.MEMORIES["lattice"]
+SPEC = api.Spec(num_slots=16, chunk_size=16)
+STRICT = {
+  "detect_races": True,
+  "uninitialized_memory": "nan",
+  "out_of_bounds_reads": "raise",
+}
+OPEN = 3
+"""Tokens of a chunk under way."""
+
+
+def arguments(spec, time, *, position=0, heads=2, dtype="float32", dim=16):
+  """A state (inside a chunk if `position`), a fresh one, and inputs."""
+  sizes = {"batch": 2, "heads": heads, "key_dim": dim, "value_dim": dim}
+  inputs = LATTICE.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  inputs = gradients.cast(inputs, jnp.float32)
+  state, fresh = (
+    LATTICE.make_state(jax.random.key(seed), spec, **sizes) for seed in (1, 2)
+  )
+  if position:
+    before = jax.tree.map(lambda x: x[:, :position], inputs)
+    state, _ = api.chunk(state, before, spec=spec, implementation="xla_chunked")
+  low = {
+    name: getattr(inputs, name).astype(dtype)
+    for name in ("query", "key", "value")
+  }
+  return state, fresh, inputs._replace(**low)
+
+
+def run(implementation, spec, given, ids=None, **mode):
+  """Values and gradients."""
+
+  def function(state, fresh, inputs):
+    return api.chunk(
+      state,
+      inputs,
+      spec=spec,
+      segment_ids=ids,
+      reset_state=fresh,
+      implementation=implementation,
+    )
+
+  with modes.interpreted(**mode):
+    return gradients.value_and_gradients(function, given)
+
+
+def assert_close(actual, expected):
+  bounds = tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]
+  for a, b, bound, part in zip(
+    actual, expected, bounds, ("values", "gradients"), strict=True
+  ):
+    errors.assert_close(a, b, bound, part)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """Names of the kernels that ran."""
+  names = set()
+  original = _token_calls._call
+
+  def call(body, direction, plan, *rest):
+    names.add(f"{_token_calls.kernel(plan)[0]}_{direction}")
+    return original(body, direction, plan, *rest)
+
+  monkeypatch.setattr(_token_calls, "_call", call)
+  return names
+
+
+KERNELS = {"lattice_chunk_forward", "lattice_chunk_backward"}
+
+
+@pytest.mark.parametrize(
+  "objective",
+  ["decoding", "encoding", pytest.param("similarity", marks=pytest.mark.slow)],
+)
+def test_objectives(objective, calls):
+  """From a state inside a chunk; the last chunk stays open."""
+  spec = dataclasses.replace(SPEC, objective=objective)
+  given = arguments(spec, 40, position=OPEN)
+  actual = run("mosaic_tpu", spec, given)
+  assert calls == KERNELS
+  assert_close(actual, run("xla_chunked", spec, given))
+
+
+@pytest.mark.parametrize(
+  ("change", "heads", "dim", "time"),
+  [
+    ({"forget_gate": False}, 4, 64, 48),
+    pytest.param({"chunk_size": 32}, 2, 32, 64, marks=pytest.mark.slow),
+    pytest.param({"num_slots": 128}, 1, 128, 32, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_whole_chunks(change, heads, dim, time, calls):
+  """The kernels without flags; grid steps that are filled up, heads in steps."""
+  spec = dataclasses.replace(SPEC, **{"num_slots": min(dim, 64)} | change)
+  given = arguments(spec, time, heads=heads, dim=dim)
+  actual = run("mosaic_tpu", spec, given)
+  assert calls == KERNELS
+  assert_close(actual, run("xla_chunked", spec, given))
+
+
+def test_packing():
+  """Strictly: memory starts as nan, races are looked for."""
+  ids = np.zeros((2, 50), np.int32)
+  ids[0] = 1  # goes on, inside a chunk
+  ids[1, :5], ids[1, 5:25], ids[1, 30:48] = 1, 2, 3
+  given = arguments(SPEC, 50, position=OPEN)
+  actual = run("mosaic_tpu", SPEC, given, jnp.array(ids), **STRICT)
+  assert_close(actual, run("xla_chunked", SPEC, given, jnp.array(ids)))
+
+
+def test_edges():
+  """Tokens that write nothing, and columns of which nothing is left."""
+  state, fresh, inputs = arguments(SPEC, 32)
+  inputs = inputs._replace(
+    write_rate=inputs.write_rate.at[:, 3].set(0.0),
+    key=inputs.key.at[:, 5].set(0.0),
+    value=inputs.value.at[:, 6].set(0.0),
+  )
+  state = state._replace(memory=state.memory.at[:, :, :, 0].set(0.0))
+  given = state, fresh, inputs
+  actual = run("mosaic_tpu", SPEC, given)
+  assert_close(actual, run("xla_chunked", SPEC, given))
+
+
+@pytest.mark.parametrize("position", [0, OPEN])
+def test_decays_out_of_range(position, calls):
+  """They cannot be taken apart: it is done again by the XLA form."""
+  state, fresh, inputs = arguments(SPEC, 32, position=position)
+  inputs = inputs._replace(log_decay=inputs.log_decay.at[0, 20].set(-200.0))
+  given = state, fresh, inputs
+  actual = run("mosaic_tpu", SPEC, given)
+  assert calls == KERNELS
+  errors.assert_close(actual, run("xla_chunked", SPEC, given), 0.0, "equal")
+
+
+def test_bfloat16_is_no_worse_than_the_xla_form():
+  given = arguments(SPEC, 48, position=OPEN, dtype="bfloat16")
+  truth = run("xla_chunked", SPEC, gradients.cast(given, jnp.float32))
+  xla, ours = (run(x, SPEC, given) for x in ("xla_chunked", "mosaic_tpu"))
+  for part in (0, 1):  # values, gradients
+    for true, a, b in zip(
+      *(jax.tree.leaves(x[part]) for x in (truth, xla, ours)), strict=True
+    ):
+      own, kernel = errors.relative_rms(a, true), errors.relative_rms(b, true)
+      assert kernel <= max(2 * own, 1e-6), (part, own, kernel)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"update": "orthogonal"},
+    pytest.param({"chunk_size": 8}, marks=pytest.mark.slow),
+  ],
+)
+def test_others_go_by_other_kernels(change, calls):
+  spec = dataclasses.replace(SPEC, **change)
+  run("mosaic_tpu", spec, arguments(spec, 16))
+  assert not calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_under_shard_map(is_wide, calls):
+  """Rows and heads over a mesh, in range and not.
+
+  On all devices alike: interpreted kernels of several wait for each other.
+  """
+  state, fresh, inputs = arguments(SPEC, 32)
+  low = inputs.log_decay.at[:, 20].set(-200.0)
+  inputs = inputs._replace(log_decay=low if is_wide else inputs.log_decay)
+
+  def function(state, fresh, inputs):
+    chunk = sharding.shard_chunk(
+      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    )
+    return chunk(
+      state,
+      inputs,
+      spec=SPEC,
+      reset_state=fresh,
+      implementation="mosaic_tpu",
+    )
+
+  given = state, fresh, inputs
+  expected = run("xla_chunked", SPEC, given)
+  with modes.interpreted():
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
+      actual = gradients.value_and_gradients(function, given)
+  assert calls == KERNELS
+  assert_close(actual, expected)
