@@ -34,7 +34,7 @@ def read(folder: pathlib.Path) -> Found:
   found: Found = {}
   for path in sorted(folder.glob("*/*/eval/results.json")):
     result = json.loads(path.read_text(encoding="utf-8"))
-    whole = result["perplexity"]["whole_text"]
+    whole = result["perplexity"]["trained_length"]
     name = result["name"].removeprefix("compare-")
     of = found.setdefault(name, collections.defaultdict(list))
     of[whole["window"]].append(whole["bits_per_byte"])

@@ -62,7 +62,7 @@ def table(groups: dict[str, Group]) -> str:
     "|---|---:|---:" + "|---:" * len(names) + "|",
   ]
   for name, group in groups.items():
-    whole = np.mean([run["whole_text"]["bits_per_byte"] for run in group])
+    whole = np.mean([run["trained_length"]["bits_per_byte"] for run in group])
     columns = zip(
       mean(group, "bits_per_byte"),
       error(group),

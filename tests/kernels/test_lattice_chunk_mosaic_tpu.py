@@ -103,7 +103,7 @@ def test_objectives(objective, calls):
 @pytest.mark.parametrize(
   ("change", "heads", "dim", "time"),
   [
-    ({"forget_gate": False}, 4, 64, 48),
+    ({"forget_gate": False, "num_slots": 16}, 4, 32, 48),
     pytest.param({"chunk_size": 32}, 2, 32, 64, marks=pytest.mark.slow),
     pytest.param({"num_slots": 128}, 1, 128, 32, marks=pytest.mark.slow),
   ],

@@ -131,7 +131,7 @@ class Tile:
   def running_sum(self, x: jax.Array, *, reverse: bool = False) -> jax.Array:
     """Sums over tokens up to each, or from each on, of `[tile, lanes]`.
 
-    By shifts over sublanes, whose results are sooner there than a product's.
+    By shifts over sublanes, in float32.
     """
     shift = 1
     while shift < x.shape[0]:
