@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.lattice import api
 from memcomp_kernels.primitives.mosaic import _token_calls, modes
-from memcomp_kernels.testing import errors, gradients, memories, tolerances
+from memcomp_kernels.testing import (
+  errors,
+  gradients,
+  memories,
+  meshes,
+  tolerances,
+)
 
 LATTICE = memories.MEMORIES["lattice"]
 SPEC = api.Spec(num_slots=16, chunk_size=16)
@@ -188,24 +192,12 @@ def test_under_shard_map(is_wide, calls):
   state, fresh, inputs = arguments(SPEC, 32)
   low = inputs.log_decay.at[:, 20].set(-200.0)
   inputs = inputs._replace(log_decay=low if is_wide else inputs.log_decay)
-
-  def function(state, fresh, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(
-      state,
-      inputs,
+  with modes.interpreted():
+    _, actual = meshes.alone_and_over_a_mesh(
+      api.chunk,
+      (state, fresh, inputs),
       spec=SPEC,
-      reset_state=fresh,
       implementation="mosaic_tpu",
     )
-
-  given = state, fresh, inputs
-  expected = run("xla_chunked", SPEC, given)
-  with modes.interpreted():
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = gradients.value_and_gradients(function, given)
   assert calls == KERNELS
-  assert_close(actual, expected)
+  assert_close(actual, run("xla_chunked", SPEC, (state, fresh, inputs)))

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.lattice import api, tilings
 from memcomp_kernels.primitives.mosaic import modes, pairs
 from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
+  meshes,
   tolerances,
 )
 
@@ -147,26 +146,15 @@ def test_bfloat16_is_no_worse_than_the_xla_form(base):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(TOKEN, 4, batch=2)
-
-  def run(state, fresh, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(
-      state,
-      inputs,
+  with modes.interpreted():
+    alone, over = meshes.alone_and_over_a_mesh(
+      api.chunk,
+      (state, fresh, inputs),
       spec=TOKEN,
-      reset_state=fresh,
       implementation="mosaic_tpu",
       tiling=TILING,
     )
-
-  with modes.interpreted():
-    expected = gradients.value_and_gradients(run, (state, fresh, inputs))
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = gradients.value_and_gradients(run, (state, fresh, inputs))
-  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+  errors.assert_close(over, alone, tolerances.SHARDED, "sharded")
 
 
 @pytest.mark.parametrize("parts", [1, 4])

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import api, mosaic_tpu, xla_chunked
@@ -16,6 +14,7 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
+  meshes,
   tolerances,
 )
 
@@ -164,19 +163,15 @@ def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   spec = SPECS["outer"]
   state, _, inputs = arguments(spec, 16)
-
-  def chunk(state, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
-
   with modes.interpreted():
-    expected = jax.jit(chunk)(state, inputs)
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = jax.jit(chunk)(state, inputs)
-  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+    alone, over = meshes.alone_and_over_a_mesh(
+      api.chunk,
+      (state, None, inputs),
+      spec=spec,
+      implementation="mosaic_tpu",
+      differentiate=False,
+    )
+  errors.assert_close(over, alone, tolerances.SHARDED, "sharded")
 
 
 def test_the_window_goes_by_splash_attention(monkeypatch):

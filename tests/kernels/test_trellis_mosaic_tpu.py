@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
+  meshes,
   tolerances,
 )
 from memcomp_kernels.trellis import api, mosaic_tpu, tilings
@@ -246,26 +245,16 @@ def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(SPEC, 32, batch=2, heads=16)
-
-  def run(state, fresh, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(
-      state,
-      inputs,
+  with modes.interpreted():
+    alone, over = meshes.alone_and_over_a_mesh(
+      api.chunk,
+      (state, fresh, inputs),
       spec=SPEC,
-      reset_state=fresh,
       implementation="mosaic_tpu",
       tiling=tiling(),
+      differentiate=False,
     )
-
-  with modes.interpreted():
-    expected = jax.jit(run)(state, fresh, inputs)
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = jax.jit(run)(state, fresh, inputs)
-  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+  errors.assert_close(over, alone, tolerances.SHARDED, "sharded")
 
 
 def test_a_named_kernel_that_cannot_run_says_why():

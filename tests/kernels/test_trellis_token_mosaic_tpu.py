@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_trellis_mosaic_tpu as stale
-from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
 from memcomp_kernels.primitives.mosaic import modes
-from memcomp_kernels.testing import errors, gradients, tolerances
+from memcomp_kernels.testing import errors, gradients, meshes, tolerances
 from memcomp_kernels.trellis import api, tilings
 
 SPEC = api.Spec(num_slots=16, gradient_at="token")
@@ -107,25 +105,16 @@ def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = stale.arguments(SPEC, 16, batch=2, heads=16)
-
-  def run(state, fresh, inputs):
-    chunk = sharding.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
-    )
-    return chunk(
-      state,
-      inputs,
-      spec=SPEC,
-      reset_state=fresh,
-      implementation="mosaic_tpu",
-    )
-
   with modes.interpreted():
-    expected = jax.jit(run)(state, fresh, inputs)
-    devices = np.array(jax.devices()[:2]).reshape(1, 2)
-    with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
-      actual = jax.jit(run)(state, fresh, inputs)
-  errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+    alone, over = meshes.alone_and_over_a_mesh(
+      api.chunk,
+      (state, fresh, inputs),
+      spec=SPEC,
+      implementation="mosaic_tpu",
+      differentiate=False,
+      shape=(1, 2),
+    )
+  errors.assert_close(over, alone, tolerances.SHARDED, "sharded")
 
 
 def test_what_cannot_be_done_says_why():
