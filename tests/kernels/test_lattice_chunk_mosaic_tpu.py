@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.lattice import api
+from memcomp_kernels.lattice import api, mosaic_tpu
 from memcomp_kernels.primitives.mosaic import _token_calls, modes
 from memcomp_kernels.testing import (
   errors,
@@ -136,7 +136,8 @@ def test_edges():
   """Tokens that write nothing, and columns of which nothing is left."""
   state, fresh, inputs = arguments(SPEC, 32)
   inputs = inputs._replace(
-    write_rate=inputs.write_rate.at[:, 3].set(0.0),
+    log_decay=inputs.log_decay.at[:, 15].set(-30.0),
+    write_rate=inputs.write_rate.at[:, 3].set(0.0).at[:, 15].set(0.0),
     key=inputs.key.at[:, 5].set(0.0),
     value=inputs.value.at[:, 6].set(0.0),
   )
@@ -180,6 +181,14 @@ def test_others_go_by_other_kernels(change, calls):
   spec = dataclasses.replace(SPEC, **change)
   run("mosaic_tpu", spec, arguments(spec, 16))
   assert not calls
+
+
+def test_chunks_that_are_too_long():
+  for chunk_size, is_served in [(128, True), (256, False)]:
+    spec = dataclasses.replace(SPEC, chunk_size=chunk_size)
+    form = mosaic_tpu.form(spec, api.Tiling())
+    _, _, inputs = arguments(spec, 4)
+    assert (mosaic_tpu.tokens(form, inputs) is not None) == is_served
 
 
 @pytest.mark.slow

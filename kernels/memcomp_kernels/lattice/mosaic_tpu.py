@@ -217,10 +217,10 @@ def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
 def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens | None:
   """Of `primitives.mosaic.by_token`; None where columns are not normalised.
 
-  And with gradients per token.
+  And with gradients per token, and for chunks that are too long for it.
   """
   spec = form.spec
-  if not (spec.stale and spec.unit_columns):
+  if not (spec.stale and spec.unit_columns) or form.tile_time > LONGEST:
     return None
   log_decay = inputs.log_decay[..., 0]
   if not spec.forget_gate:
@@ -239,6 +239,8 @@ def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens | None:
   )
 
 
+LONGEST = 128
+"""Chunk of `_chunk_kernel`, in tokens: numbers by two tokens fill registers."""
 SCHEDULES, STEP_TILES = ((6, 1), (6, 1)), (4, 2)
 """Of `_chunk_kernel`, as of `_token_plan.Own`; by static cycles."""
 ENGINE = by_token.engine(
