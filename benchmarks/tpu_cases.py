@@ -16,6 +16,7 @@ from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives import tile_scan, tiles
+from memcomp_kernels.primitives.mosaic import _token_calls, by_token
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import xla_chunked as duality
 from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
@@ -243,6 +244,8 @@ def kernel_alone(case: Case) -> tuple[Callable, tuple] | None:
   """
   if case.memory == "lattice-token":
     return _lattice_alone(case)
+  if case.memory == "lattice":
+    return _lattice_chunk_alone(case)
   return None
 
 
@@ -302,3 +305,35 @@ def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
   final = results["final"]
   adjoints = results["output"], final, final
   return backward, (tokens, flags, results["saved"], reset, start, *adjoints)
+
+
+def _lattice_chunk_alone(case: Case) -> tuple[Callable, tuple]:
+  """As `kernel_alone`: the XLA form of decays out of range stands beside it."""
+  form, layout = case.form(case.engine), tiles.aligned(case.chunk)
+  plans = []
+
+  def packed():
+    (memory,), _, _, inputs = case.operands()
+    plan = by_token.plan_of(lattice_tpu.tokens, form, inputs, case.direction)
+    assert plan is not None
+    plans.append(plan)
+    tokens, _, _ = by_token.prepare(
+      lattice_tpu.tokens, plan, form, layout, inputs
+    )
+    return tokens, by_token.pack_memory(plan, memory)
+
+  given = jax.eval_shape(packed)
+  (plan,) = plans
+
+  def forward(tokens, memory):
+    save = case.direction != "forward"
+    return _token_calls.forward(plan, tokens, memory, save=save)
+
+  def backward(*operands):
+    return _token_calls.backward(plan, *operands)
+
+  if case.direction != "backward":
+    return forward, given
+  results = jax.eval_shape(forward, *given)
+  tokens, memory = given
+  return backward, (tokens, results["saved"], results["output"], memory)

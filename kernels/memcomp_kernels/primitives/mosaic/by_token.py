@@ -74,7 +74,7 @@ def _is_power_of_2(x: int) -> bool:
   return x & (x - 1) == 0
 
 
-def _plan(
+def plan_of(
   of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
 ) -> _token_plan.Plan | None:
   """The plan of a kernel; None where it is not for a call."""
@@ -145,7 +145,7 @@ def _plan(
 
 def serves(of_memory: OfMemory, form: form_lib.Form, inputs: Any) -> bool:
   """Whether the kernels here are for a call, and not the other engine."""
-  return _plan(of_memory, form, inputs, "forward") is not None
+  return plan_of(of_memory, form, inputs, "forward") is not None
 
 
 def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
@@ -182,7 +182,7 @@ def _pack(plan: _token_plan.Plan, tokens: Tokens) -> dict[str, jax.Array]:
   return arrays | {name: rows(name, gates[name]) for name in plan.gates}
 
 
-def _pack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
+def pack_memory(plan: _token_plan.Plan, x: jax.Array) -> jax.Array:
   """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`.
 
   `[batch, heads, value, key]` of a memory with a kernel of its own.
@@ -222,7 +222,7 @@ def _flags(layout: tiles.Layout, plan, batch: int, time: int):
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.step_tiles)])
 
 
-def _prepare(of_memory: OfMemory, plan, form, layout, inputs):
+def prepare(of_memory: OfMemory, plan, form, layout, inputs):
   """Packed tokens and their pullback, and flags."""
 
   def pack(inputs):
@@ -252,12 +252,12 @@ def _num_tiles(layout: tiles.Layout, time: int) -> int:
 def _forward(of_memory, other, form, layout, operands, save):
   """Of `form.Engine`."""
   inputs = operands.inputs
-  plan = _plan(of_memory, form, inputs, "forward")
+  plan = plan_of(of_memory, form, inputs, "forward")
   if plan is None:
     return other.forward(form, layout, operands, save)
-  packed, _, flags = _prepare(of_memory, plan, form, layout, inputs)
+  packed, _, flags = prepare(of_memory, plan, form, layout, inputs)
   memory, reset, start = (
-    _pack_memory(plan, x)
+    pack_memory(plan, x)
     for (x,) in (operands.memories, operands.reset, operands.chunk_start)
   )
   found = _token_calls.forward(
@@ -296,7 +296,7 @@ def _forward(of_memory, other, form, layout, operands, save):
 def _backward(of_memory, other, form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
   inputs = operands.inputs
-  plan = _plan(of_memory, form, inputs, "backward")
+  plan = plan_of(of_memory, form, inputs, "backward")
   if plan is None:
     return other.backward(form, layout, operands, saved, cotangents)
 
@@ -320,11 +320,11 @@ def _backward_kernel(
 ) -> form_lib.Operands:
   """Adjoints of all operands."""
   inputs = operands.inputs
-  packed, unpack, flags = _prepare(of_memory, plan, form, layout, inputs)
+  packed, unpack, flags = prepare(of_memory, plan, form, layout, inputs)
   (start,) = operands.chunk_start
   (d_final,), (d_start,) = cotangents.memories, cotangents.chunk_start
   start, d_final, d_start = (
-    _pack_memory(plan, x) for x in (start, d_final, d_start)
+    pack_memory(plan, x) for x in (start, d_final, d_start)
   )
   missing = packed["query"].shape[1] // plan.tile - saved.shape[0]
   saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
@@ -352,11 +352,11 @@ def _backward_kernel(
 
 def _as_saved(of_memory, other, form, operands):
   """Of `form.Engine`."""
-  plan = _plan(of_memory, form, operands.inputs, "forward")
+  plan = plan_of(of_memory, form, operands.inputs, "forward")
   if plan is None:
     return other.as_saved(form, operands)
   (memory,) = operands.memories
-  saved = (_pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
+  saved = (pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
   return (*saved, jnp.zeros((), bool)) if plan.own else saved
 
 
