@@ -14,10 +14,11 @@ from memcomp_kernels.testing import aot
 SPECS = {
   "token": api.Spec(gradient_at="token"),
   "chunk_start": api.Spec(chunk_size=16),
-  "long": api.Spec(chunk_size=64),
+  "64": api.Spec(chunk_size=64),
+  "128": api.Spec(chunk_size=128),
   "orthogonal": api.Spec(chunk_size=16, update="orthogonal"),
 }
-HEADS, TIME = 4, 64
+HEADS, TIME = 4, 256
 
 needs_compiler = pytest.mark.skipif(
   not aot.available(), reason="needs the extra aot"
@@ -26,7 +27,8 @@ needs_compiler = pytest.mark.skipif(
 
 def kernels(meaning):
   """Names, both ways."""
-  prefix = "lattice_chunk" if meaning in ("chunk_start", "long") else "lattice"
+  by_chunk = meaning not in ("token", "orthogonal")
+  prefix = "lattice_chunk" if by_chunk else "lattice"
   return f"{prefix}_forward", f"{prefix}_backward"
 
 
