@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.lattice import (
   columns,
+  mosaic_gpu,
   mosaic_tpu,
   tilings,
   types,
@@ -26,7 +27,11 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_gpu=mosaic_gpu.chunk,
+  limits={
+    "mosaic_tpu": mosaic_tpu.unsupported,
+    "mosaic_gpu": mosaic_gpu.unsupported,
+  },
 )
 
 
@@ -127,8 +132,8 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from; default `state`.
-    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
-      fastest that can do the call on the platform.
+    implementation: "reference", "xla_chunked", "mosaic_tpu" or "mosaic_gpu";
+      default the fastest that can do the call on the platform.
     tiling: how gradients per token are evaluated: speed alone.
 
   Returns:
@@ -182,7 +187,7 @@ def run(
     none = None if spec.stale else triangular.no_stats(state.memory.shape[:2])
     return (*result, none)
   if tiling is not None:
-    raise NotImplementedError("tiling: the reference takes none")
+    raise NotImplementedError("tiling: this implementation takes none")
   return (*function(state, inputs, **arguments), None)
 
 

@@ -13,13 +13,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.primitives.mosaic_gpu import gates, rows, tile_kernel
+from memcomp_kernels.primitives.mosaic_gpu import (
+  full_tiles,
+  gates,
+  rows,
+  starts,
+  tile_kernel,
+)
 from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
 )
 from memcomp_kernels.trellis import types
-from memcomp_kernels.trellis._gpu_forward_kernel import GATES, NAMES, TOKENS
+from memcomp_kernels.trellis._gpu_forward_kernel import GATES, NAMES
 
 ADJOINTS = "reads", "rate", "end"
 """Of the gates of each pass, by token and summed over slots: reads times their
@@ -170,34 +176,8 @@ class _Chunk:
       self.store("d_query", rest.pop())
     d_memory = scalars[f"total_{name}"] * d_after + d_memory
     if self.flagged:
-      d_memory = self.begin(name, d_memory, rest.pop())
+      d_memory = starts.leave(refs, scalars, name, d_memory, rest.pop())
     return d_memory, d_target
-
-  def begin(
-    self, name: str, d_memory: jax.Array, d_start: jax.Array
-  ) -> jax.Array:
-    """Takes the adjoint of the start, and of a reset, where they belong."""
-    refs, scalars = self.refs, self.scalars
-    d_start = lax.cond(
-      scalars["last"] != 0,
-      lambda x: x + tile_kernel.load(refs[f"d_last_{name}"]),
-      lambda x: x,
-      d_start,
-    )
-
-    def continues(d_memory, d_start):
-      refs[f"d_start_{name}"][...] = d_start
-      return d_memory
-
-    def resets(d_memory):
-      ref = refs[f"d_reset_{name}"]
-      ref[...] = tile_kernel.load(ref) + d_memory
-      return jnp.zeros_like(d_memory)
-
-    d_memory = lax.cond(
-      scalars["continues"] != 0, continues, jnp.add, d_memory, d_start
-    )
-    return lax.cond(scalars["resets"] != 0, resets, lambda x: x, d_memory)
 
 
 def backward(
@@ -234,9 +214,11 @@ def backward(
   for name in NAMES:
     memory = operands[f"d_final_{name}"]
     local |= {f"{kind}_{name}": part for kind in ("u", "reader")}
-    local[f"scores_{name}"] = jax.ShapeDtypeStruct((TOKENS, TOKENS), dtype)
+    local[f"scores_{name}"] = jax.ShapeDtypeStruct(
+      (full_tiles.TOKENS,) * 2, dtype
+    )
     results[f"d_gates_{name}"] = jax.ShapeDtypeStruct(
-      (*shape[:3], len(ADJOINTS) * TOKENS), wide
+      (*shape[:3], len(ADJOINTS) * full_tiles.TOKENS), wide
     )
     results[f"d_total_{name}"] = jax.ShapeDtypeStruct(
       (num_tiles, batch, heads, memory.shape[-1]), wide

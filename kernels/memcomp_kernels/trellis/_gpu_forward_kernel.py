@@ -8,10 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.primitives.mosaic_gpu import gates, rows, tile_kernel
+from memcomp_kernels.primitives.mosaic_gpu import (
+  full_tiles,
+  gates,
+  rows,
+  starts,
+  tile_kernel,
+)
 from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
@@ -23,8 +28,6 @@ NAMES = "key", "value"
 GATES = "log", "since", "rate", "to_end"
 """Of each pass, by token: sums of log decays from the chunk's start, a copy of
 them, rates, and what reaches the chunk's end."""
-TOKENS = 64
-"""Of a chunk: rows of a matrix unit's product. Shorter chunks are filled up."""
 WIDTHS = (64,)
 """Of keys and values, and slots: what shared memory has room for."""
 
@@ -36,32 +39,17 @@ def body(
   spec: types.Spec,
 ) -> tile_kernel.Carry:
   """One chunk; see `forward`."""
-  memories = list(carry)
   refs = refs | gates.parts(refs, "gates", GATES)
-  if "resets" in scalars:
-    memories = [
-      lax.cond(
-        scalars["resets"] != 0,
-        lambda _, name=name: tile_kernel.load(refs[f"reset_{name}"]),
-        lambda memory: memory,
-        memory,
-      )
-      for name, memory in zip(NAMES, memories, strict=True)
-    ]
+  memories = [
+    starts.reset(refs, scalars, name, memory)
+    for name, memory in zip(NAMES, carry, strict=True)
+  ]
   dtype = refs["key"].dtype
   for name, memory in zip(NAMES, memories, strict=True):
     refs[f"low_{name}"][...] = memory.astype(dtype)
     if f"saved_{name}" in refs:
       refs[f"saved_{name}"][...] = memory.astype(dtype)
-    start = memory
-    if "continues" in scalars:
-      start = lax.cond(
-        scalars["continues"] != 0,
-        lambda _, name=name: tile_kernel.load(refs[f"start_{name}"]),
-        lambda memory: memory,
-        memory,
-      )
-      _store_if(scalars["last"], refs[f"last_{name}"], start)
+    start = starts.enter(refs, scalars, name, memory)
     refs[f"start_low_{name}"][...] = start.astype(dtype)
   plgpu.commit_smem()
   z_key, z_value, read, scores = products(
@@ -108,13 +96,6 @@ def body(
   )
 
 
-def _store_if(flag: jax.Array, ref: Any, value: jax.Array) -> None:
-  def store():
-    ref[...] = value
-
-  lax.cond(flag != 0, store, lambda: None)
-
-
 def forward(
   operands: dict[str, jax.Array], spec: types.Spec, save: bool
 ) -> dict[str, jax.Array]:
@@ -139,7 +120,7 @@ def forward(
   num_tiles, _, heads = value.shape[:3]
   dtype = value.dtype
   local = {
-    "scores": jax.ShapeDtypeStruct((TOKENS, TOKENS), dtype),
+    "scores": jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype),
     "code": jax.ShapeDtypeStruct(target.shape[3:], dtype),
   }
   results = {"output": jax.ShapeDtypeStruct(value.shape, dtype)}
@@ -156,7 +137,7 @@ def forward(
     for kind in ("u", "u_end"):
       local[f"{kind}_{name}"] = local["code"]
     if "last" in operands:
-      kinds += ["reset", "start", "last"]
+      kinds += starts.KINDS
       results[f"last_{name}"] = results[f"final_{name}"]
 
   return tile_kernel.run(

@@ -93,8 +93,8 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
     reset_state: what a new segment starts from; default `state`.
-    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
-      fastest that can do the call on the platform.
+    implementation: "reference", "xla_chunked", "mosaic_tpu" or "mosaic_gpu";
+      default the fastest that can do the call on the platform.
     tiling: how it is evaluated: speed alone.
 
   Returns:
@@ -145,7 +145,7 @@ def run(
   if function is mosaic_tpu.chunk:
     arguments["tiling"] = tiling
   elif tiling is not None:
-    raise NotImplementedError("tiling: the reference takes none")
+    raise NotImplementedError("tiling: this implementation takes none")
   return (*function(state, inputs, **arguments), None)
 
 

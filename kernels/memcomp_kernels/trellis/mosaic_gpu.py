@@ -14,7 +14,7 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import chunked, decay, tile_scan, tiles
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic_gpu import modes, rows
+from memcomp_kernels.primitives.mosaic_gpu import full_tiles, modes, rows
 from memcomp_kernels.trellis import (
   _gpu_backward_kernel,
   _gpu_forward_kernel,
@@ -25,14 +25,6 @@ from memcomp_kernels.trellis import (
 
 _PLACES = ("key", 0), ("value", -1)
 """Passes, and which of an input's gates is theirs."""
-
-
-def _pad(x: jax.Array) -> jax.Array:
-  """Fills tiles `[tiles, batch, heads, tile, ...]` up."""
-  missing = _gpu_forward_kernel.TOKENS - x.shape[3]
-  if not missing:
-    return x
-  return jnp.pad(x, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (x.ndim - 4))
 
 
 def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
@@ -52,36 +44,16 @@ def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
   return operands
 
 
-def _flags(layout: tiles.Layout, batch: int, time: int):
-  """Int32 `[tiles, batch]` by name, or None where no chunk is special."""
-  last = tiles.handed_on(layout, batch, time)
-  if layout.flags is not None:
-    resets, continues, occupied = layout.flags
-    continues &= occupied
-  elif time % layout.chunk:
-    resets = continues = jnp.zeros_like(last)
-  else:
-    return None
-  found = {"resets": resets, "continues": continues, "last": last}
-  return {name: x.astype(jnp.int32) for name, x in found.items()}
-
-
 def _prepare(form: form_lib.Form, layout: tiles.Layout, operands):
   """The inputs in full tiles, what both kernels read, and flags or None."""
   inputs, _, _ = tile_scan.lay(layout, operands)
-  inputs = jax.tree.map(_pad, inputs)
+  inputs = jax.tree.map(full_tiles.fill, inputs)
   batch, time = form_lib.sizes(operands.inputs)
-  flags = _flags(layout, batch, time)
+  flags = full_tiles.flags(layout, batch, time)
   given = _operands(form.spec, inputs)
   if flags is not None:
     given |= flags | _by_name("start", operands.chunk_start)
   return inputs, given, flags
-
-
-def _unlay(form: form_lib.Form, layout: tiles.Layout, operands, x: jax.Array):
-  """Full tiles `[tiles, batch, heads, ...]` to `[batch, time, heads, ...]`."""
-  _, time = form_lib.sizes(operands.inputs)
-  return tiles.unlay(layout, x[:, :, :, : form.tile_time], time)
 
 
 def _forward(form, layout, operands, save):
@@ -93,11 +65,13 @@ def _forward(form, layout, operands, save):
   found = _gpu_forward_kernel.forward(given, form.spec, save)
   chunk_start = _both(found, "final")  # not read: a chunk ends with the call
   if flags is not None:
-    chunk_start = _where_any(flags, _both(found, "last"), operands.chunk_start)
+    chunk_start = full_tiles.where_last(
+      flags, _both(found, "last"), operands.chunk_start
+    )
   result = form_lib.Result(
     _both(found, "final"),
     chunk_start,
-    _unlay(form, layout, operands, found["output"]),
+    full_tiles.unlay(form, layout, operands, found["output"]),
     None,
   )
   return result, _both(found, "saved") if save else None
@@ -109,7 +83,7 @@ def _backward(form, layout, operands, saved, cotangents):
   given |= _by_name("saved", saved) | _by_name("d_final", cotangents.memories)
   if flags is not None:
     given |= _by_name("d_last", cotangents.chunk_start)
-  d_output = _pad(tiles.lay(layout, cotangents.outputs))
+  d_output = full_tiles.fill(tiles.lay(layout, cotangents.outputs))
   given["d_output"] = d_output.astype(inputs.value.dtype)
   found = _gpu_backward_kernel.backward(given, form.spec)
 
@@ -129,7 +103,7 @@ def _backward(form, layout, operands, saved, cotangents):
     write_rate=d_rate,
   )
   d_inputs = jax.tree.map(
-    lambda d, x: _unlay(form, layout, operands, d.astype(x.dtype)),
+    lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
     d_inputs,
     inputs,
   )
@@ -138,7 +112,7 @@ def _backward(form, layout, operands, saved, cotangents):
   if flags is None:
     return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
   # A row without a chunk hands on the start that it was given.
-  kept = _where_any(flags, zeros, cotangents.chunk_start)
+  kept = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
   d_start = jax.tree.map(jnp.add, _both(found, "d_start"), kept)
   return form_lib.Operands(
     d_memories, d_start, _both(found, "d_reset"), d_inputs
@@ -173,12 +147,6 @@ def _gate_adjoints(
 
 def _both(found: dict[str, jax.Array], kind: str) -> form_lib.Memories:
   return found[f"{kind}_key"], found[f"{kind}_value"]
-
-
-def _where_any(flags: dict[str, jax.Array], new, old):
-  """`new` in rows that have a last chunk."""
-  has = jnp.any(flags["last"] > 0, axis=0)
-  return contract.batched_where(has, new, old)
 
 
 def _by_name(kind: str, memories: Any) -> dict[str, jax.Array]:
@@ -233,10 +201,8 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  if spec.chunk_size > _gpu_forward_kernel.TOKENS:
-    return (
-      f"chunk_size={spec.chunk_size} is more than {_gpu_forward_kernel.TOKENS}"
-    )
+  if spec.chunk_size > full_tiles.TOKENS:
+    return f"chunk_size={spec.chunk_size} is more than {full_tiles.TOKENS}"
   widths = {
     "key_dim": inputs.query.shape[-1],
     "value_dim": inputs.value.shape[-1],

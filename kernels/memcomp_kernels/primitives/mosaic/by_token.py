@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from memcomp_kernels.primitives import fallback, tiles
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import tile_scan, tiles
 from memcomp_kernels.primitives.mosaic import (
   _token_calls,
   _token_plan,
@@ -47,7 +46,8 @@ class Tokens(NamedTuple):
     erase: whether a token first takes out what its key reads.
     scale: of outputs; 1 unless `erase`.
     own: the memory's own kernel, whose decays are taken apart: where they go
-      below `LOWEST`, the XLA form does it all again. None for the kernels here.
+      below `fallback.LOWEST`, the XLA form does it all again. None for the
+      kernels here.
   """
 
   query: jax.Array
@@ -62,9 +62,6 @@ class Tokens(NamedTuple):
   scale: float = 1.0
   own: _token_plan.Own | None = None
 
-
-LOWEST = -60.0
-"""Of a tile's sums of log decays: exp of twice as much is a float32."""
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
 """(form, inputs `[batch, time, ...]`) -> Tokens; None if it is no such one."""
@@ -283,12 +280,8 @@ def _forward(of_memory, other, form, layout, operands, save):
   )
   saved = (found["saved"][:num_tiles],) if save else ()
   if plan.own:
-    is_wide = ~(jnp.min(found["lowest"]) >= LOWEST)  # nan, too
-    result = lax.cond(
-      is_wide,
-      lambda: tile_scan.ENGINE.forward(form, layout, operands, False)[0],
-      lambda: result,
-    )
+    is_wide = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)  # nan, too
+    result = fallback.forward(is_wide, form, layout, operands, result)
     saved += (jnp.broadcast_to(is_wide, num_tiles),)
   return result, saved if save else None
 
@@ -305,14 +298,11 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
       of_memory, plan, form, layout, operands, saved[0], cotangents
     )
 
-  def again():
-    engine = tile_scan.ENGINE
-    _, saved = engine.forward(form, layout, operands, True)
-    return engine.backward(form, layout, operands, saved, cotangents)
-
   if not plan.own:
     return by_kernel()
-  return lax.cond(jnp.any(saved[1]), again, by_kernel)
+  return fallback.backward(
+    jnp.any(saved[1]), form, layout, operands, cotangents, by_kernel
+  )
 
 
 def _backward_kernel(

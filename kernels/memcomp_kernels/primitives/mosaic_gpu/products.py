@@ -14,8 +14,8 @@ def products(*sums: list[tuple[Any, Any]]) -> list[jax.Array]:
   All products are issued, then waited for.
 
   Args:
-    *sums: lists of pairs: a, an array or a reference to shared memory, and b, a
-      reference.
+    *sums: lists of pairs a, b of references to shared memory. (The interpreter
+      takes no a in registers.)
   """
 
   def run(*accumulators):

@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 LIMIT = 227 * 1024
 """Bytes a block may use on Hopper (CUDA C Programming Guide, table of technical
 specifications per compute capability)."""
-_SPARE = 2 * 1024  # reductions over warps, barriers
+_SPARE = 3 * 1024  # reductions over warps, and barriers beside them
 _ALIGNMENT = 1024  # of each array, bytes
 _SWIZZLE = 128  # bytes
 

@@ -1,0 +1,250 @@
+"""Lattice backward on a GPU: from the last chunk to the first, each recomputed.
+
+The adjoints are those of `_chunk_kernel.backward`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from memcomp_kernels.lattice import _gpu_chunk, _gpu_forward_kernel, types
+from memcomp_kernels.lattice._gpu_chunk import down_columns, sums
+from memcomp_kernels.primitives.mosaic_gpu import (
+  full_tiles,
+  gates,
+  starts,
+  tile_kernel,
+)
+from memcomp_kernels.primitives.mosaic_gpu.products import (
+  products,
+  transposed,
+)
+
+NAME = _gpu_forward_kernel.NAME
+_WIDE = "d_kept", "d_end", "d_squares"
+"""Numbers of slots in shared memory."""
+
+
+class _Chunk(_gpu_chunk.Chunk):
+  """One chunk, backward; see `backward`."""
+
+  def start(self) -> Any:
+    """Reference to Phi, to be committed."""
+    if not self.flagged:
+      return self.refs["saved"]
+    start = lax.cond(
+      self.scalars["continues"] != 0,
+      lambda: tile_kernel.load(self.refs[f"start_{NAME}"]),
+      lambda: self.wide("saved"),
+    )
+    self.store("phi", start)
+    return self.refs["phi"]
+
+  def column(self, name: str) -> jax.Array:
+    """Numbers of slots in all rows of tokens."""
+    return gates.along(self.refs[name], 1, full_tiles.TOKENS)
+
+  def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
+    refs, scalars = self.refs, self.scalars
+    phi = self.start()
+    plgpu.commit_smem()
+    self.find(phi)
+    ratio = self.lay()
+    d_along, d_scores, scores, written = products(
+      [(refs["d_output"], transposed(phi))],
+      [(refs["d_output"], transposed(refs["h"]))],
+      [(refs["late"], transposed(refs["early"]))],
+      [(transposed(refs["left"]), refs["h"])],
+    )
+    seen = _gpu_chunk.triangle(scores)
+    self.store("scores", jnp.where(seen, scores, 0.0))
+    self.store("d_scores", jnp.where(seen, d_scores, 0.0))
+    # What reads of the memory and of Phi pass back.
+    up, query = jnp.exp(self.log), self.wide("query")
+    b = up * ratio
+    self.store("by_along", query * b)
+    plgpu.commit_smem()
+    read, met, d_h, d_memory, d_phi = products(
+      [
+        (refs["d_output"], transposed(refs["saved"])),
+        (refs["d_scores"], refs["early"]),
+      ],
+      [(transposed(refs["d_scores"]), refs["late"])],
+      [(transposed(refs["scores"]), refs["d_output"])],
+      [(transposed(refs["late"]), refs["d_output"])],
+      [(transposed(refs["by_along"]), refs["d_output"])],
+    )
+    d_query = up * read - b * d_along
+    self.store("d_query", d_query)
+    d_log = query * d_query
+    d_ratio = -up * query * d_along
+    d_memory, d_phi = self.through_norms(carry[0], written, d_memory, -d_phi)
+    plgpu.commit_smem()
+    d_left, by_left = products(
+      [(refs["h"], transposed(refs["low"]))], [(refs["left"], refs["low"])]
+    )
+    d_h = d_h + by_left
+    last = _last_row(up)
+    d_end, d_kept = self.column("d_end"), self.column("d_kept")
+    d_ratio = d_ratio - jnp.where(last, up * d_end, 0.0)
+    # G's adjoint by b, whose factor e^G stands in `up`.
+    d_log = d_log - jnp.where(last, b * d_end, 0.0)
+    d_sum = self.running_sum(d_ratio, reverse=True)
+
+    write = self.writes().write
+    down, end = jnp.exp(-self.log), down_columns(self.lowest, up)
+    by_end = jnp.exp(end - self.log) * d_left
+    d_write = down * (met + self.share * d_sum) + by_end
+    d_share = down * write * d_sum
+    d_log = self.running_sum(d_log - write * d_write, reverse=True)
+    by_end = down_columns(jnp.sum(write * by_end, axis=0), up)
+    d_log = d_log + jnp.exp(end) * d_kept + by_end
+    d_tangent, d_share, d_key = self.through_writes(d_log, d_write, d_share)
+
+    self.store("late", d_share)
+    plgpu.commit_smem()
+    by_share, into_phi = products(
+      [(refs["late"], phi)], [(transposed(refs["late"]), refs["h"])]
+    )
+    d_h = d_h + by_share + 2 * self.wide("h") * sums(d_tangent)
+    d_phi = d_phi + into_phi
+    d_phi = d_phi + 2 * self.row("d_squares") * _wide(phi)
+    if self.spec.objective == "decoding":
+      self.store("early", d_h)
+      plgpu.commit_smem()
+      by_h, into_phi = products(
+        [(refs["early"], transposed(phi))],
+        [(transposed(refs["key"]), refs["early"])],
+      )
+      d_key, d_phi = d_key + by_h, d_phi + into_phi
+    self.store("d_key", d_key)
+    self.store("d_value", d_h if self.spec.objective == "encoding" else -d_h)
+    return (starts.leave(refs, scalars, NAME, d_memory, d_phi),)
+
+  def through_norms(
+    self,
+    d_after: jax.Array,
+    written: jax.Array,
+    d_memory: jax.Array,
+    d_phi: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Takes the adjoint of the memory after the chunk where it belongs.
+
+    Leaves the adjoint of S after the writes in `low`, and its products with
+    the memory and with Phi, by slot, in `d_kept` and `d_end`.
+
+    Returns:
+      The adjoints of the memory before the tile, and of Phi.
+    """
+    memory, start = self.wide("saved"), _wide(self.phi)
+    after = self.after(memory, start, written)
+    inverse, sized = _gpu_chunk.norms(after)
+    normal = inverse * after
+    d_normal = inverse * (d_after - normal * sums(normal * d_after))
+    d_normal = jnp.where(sized, d_normal, 0.0)
+    d_fallback = jnp.where(sized, 0.0, d_after)
+    if self.flagged:
+      d_normal, d_fallback = lax.cond(
+        self.scalars["complete"] != 0,
+        lambda d_normal, d_fallback, d_after: (d_normal, d_fallback),
+        lambda d_normal, d_fallback, d_after: (
+          d_after,
+          jnp.zeros_like(d_after),
+        ),
+        d_normal,
+        d_fallback,
+        d_after,
+      )
+    self.store("low", d_normal)
+    self.store("d_kept", jnp.sum(memory * d_normal, axis=1))
+    self.store("d_end", jnp.sum(start * d_normal, axis=1))
+    kept, along = jnp.exp(self.row("end")), self.row("along")
+    d_phi = d_phi + d_fallback - along * d_normal
+    return d_memory + kept * d_normal, d_phi
+
+  def through_writes(
+    self, d_log: jax.Array, d_write: jax.Array, d_share: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adjoints of |h|^2 (by slot), of p and of the key; stores those of gates.
+
+    Args:
+      d_log: of a token's log decay, beta's with it.
+      d_write: of w.
+      d_share: of p.
+    """
+    of, share = self.writes(), self.share
+    by_beta = d_log + of.write * d_write
+    d_total = jnp.where(of.sized, -0.5 * by_beta / of.total, 0.0)
+    d_plain = d_write * lax.rsqrt(of.total)
+    d_plain = d_plain + 2 * of.plain * of.tangent * d_total
+    d_tangent = of.plain * of.plain * d_total
+    d_tangent = jnp.where(of.tangent > 0, d_tangent, 0.0)
+    d_share = d_share - 2 * share * d_tangent
+    self.store("d_squares", jnp.sum(share * share * d_tangent, axis=0))
+    self.store("d_rate", jnp.sum(-of.code * d_plain, axis=1))
+    self.store("d_log_decay", jnp.sum(d_log + 2 * of.decay * d_total, axis=1))
+    d_code = -of.rate * d_plain
+    if self.spec.objective == "encoding":
+      return d_tangent, d_share + d_code, -d_code
+    return d_tangent, d_share, d_code
+
+
+def _wide(ref: Any) -> jax.Array:
+  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+  return x.astype(jnp.float32)
+
+
+def _last_row(x: jax.Array) -> jax.Array:
+  row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
+  return row == x.shape[0] - 1
+
+
+def backward(
+  operands: dict[str, jax.Array], spec: types.Spec
+) -> dict[str, jax.Array]:
+  """Runs the kernel.
+
+  Args:
+    operands: as `forward` takes them but for `memory` and `reset_memory`, and
+      by tile `saved`, of `forward`, and `d_output`, in the dtype of values;
+      memories `d_final`, and with flags `d_last_memory`.
+    spec: the memory's meaning.
+
+  Returns:
+    By tile `d_query`, `d_key` and `d_value`, in the dtype of values, and
+    float32 `d_log_decay` and `d_rate`; memories `d_memory`, with flags also
+    `d_reset_memory` and `d_start_memory`.
+  """
+  value, memory = operands["value"], operands["d_final"]
+  flagged = "resets" in operands
+  results = {
+    f"d_{name}": jax.ShapeDtypeStruct(
+      operands[name].shape, operands[name].dtype
+    )
+    for name in ("query", "key", "value", "log_decay", "rate")
+  }
+  results["d_memory"] = jax.ShapeDtypeStruct(memory.shape, memory.dtype)
+  names = ["d_final", "d_memory"]
+  zeroed = []
+  if flagged:
+    zeroed = [f"d_reset_{NAME}", f"d_start_{NAME}"]
+    names += [f"start_{NAME}", f"d_last_{NAME}", *zeroed]
+    results |= dict.fromkeys(zeroed, results["d_memory"])
+  local = _gpu_forward_kernel.local(operands, flagged)
+  local |= {"d_scores": local["scores"], "by_along": local["late"]}
+  local |= dict.fromkeys(_WIDE, local["end"])
+  return tile_kernel.run(
+    lambda refs, scalars, carry: _Chunk(refs, scalars, spec).run(carry),
+    "lattice_backward",
+    operands,
+    results,
+    heads=value.shape[2],
+    memories=names,
+    carried=[("d_final", "d_memory")],
+    local=local,
+    zeroed=zeroed,
+    reverse=True,
+  )

@@ -1,0 +1,66 @@
+"""Chunks as tiles of as many tokens as matrix units' products have rows.
+
+By XLA, around kernels; chunks are meaning here, and fit a tile.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.primitives import tiles
+
+TOKENS = 64
+
+
+def fill(x: jax.Array) -> jax.Array:
+  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places."""
+  missing = TOKENS - x.shape[3]
+  if not missing:
+    return x
+  return jnp.pad(x, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (x.ndim - 4))
+
+
+def unlay(
+  form: form_lib.Form,
+  layout: tiles.Layout,
+  operands: form_lib.Operands,
+  x: jax.Array,
+) -> jax.Array:
+  """Full tiles `[tiles, batch, heads, ...]` to `[batch, time, heads, ...]`."""
+  _, time = form_lib.sizes(operands.inputs)
+  return tiles.unlay(layout, x[:, :, :, : form.tile_time], time)
+
+
+def flags(
+  layout: tiles.Layout, batch: int, time: int
+) -> dict[str, jax.Array] | None:
+  """Int32 `[tiles, batch]` by name, or None where no chunk is special.
+
+  `resets` where a segment starts; `continues` where a chunk began before the
+  call; `last` where the row's last chunk is handed on; `complete` where a chunk
+  ends with the tile.
+  """
+  last = tiles.handed_on(layout, batch, time)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    continues &= occupied
+  elif time % layout.chunk:
+    resets = continues = jnp.zeros_like(last)
+  else:
+    return None
+  found = {
+    "resets": resets,
+    "continues": continues,
+    "last": last,
+    "complete": tiles.complete(layout, batch, time),
+  }
+  return {name: x.astype(jnp.int32) for name, x in found.items()}
+
+
+def where_last(
+  flags: dict[str, jax.Array], new: form_lib.Memories, old: form_lib.Memories
+) -> form_lib.Memories:
+  """`new` in rows that have a last chunk."""
+  has = jnp.any(flags["last"] > 0, axis=0)
+  return contract.batched_where(has, new, old)

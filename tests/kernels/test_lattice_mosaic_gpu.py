@@ -1,0 +1,157 @@
+"""Lattice's GPU kernels: interpreted, against the XLA form; lowered.
+
+Nothing here runs on a GPU: see `test_affine_mosaic_gpu`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memcomp_kernels.lattice import api, mosaic_gpu, xla_chunked
+from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.testing import errors, gradients, memories
+
+STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
+SPEC = api.Spec(num_slots=64, chunk_size=16)
+MEMORY = memories.MEMORIES["lattice"]
+
+
+def arguments(spec, time, batch=1, before=5):
+  """A state inside a chunk, one that segments start from, and inputs."""
+  sizes = {"batch": batch, "heads": 2, "key_dim": 64, "value_dim": 64}
+  inputs = MEMORY.make_inputs(
+    jax.random.key(0), spec, time=time + before, **sizes
+  )
+  inputs = gradients.cast(inputs, jnp.float32)
+  state, fresh = (
+    MEMORY.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)
+  )
+  begun = jax.tree.map(lambda x: x[:, :before], inputs)
+  state, _ = xla_chunked.chunk(state, begun, spec=spec)
+  inputs = jax.tree.map(lambda x: x[:, before:], inputs)
+  low = {
+    name: getattr(inputs, name).astype("bfloat16")
+    for name in ("query", "key", "value")
+  }
+  return state, fresh, inputs._replace(**low)
+
+
+def run(chunk, spec, given, ids=None, **mode):
+  """Values and gradients."""
+
+  def function(state, fresh, inputs):
+    return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
+
+  with modes.interpreted(**mode):
+    return gradients.value_and_gradients(function, given)
+
+
+def check(spec, given, ids=None, **mode):
+  """The kernel errs by no more than twice what the XLA form errs by itself."""
+  truth = run(xla_chunked.chunk, spec, gradients.cast(given, jnp.float32), ids)
+  expected = run(xla_chunked.chunk, spec, given, ids)
+  actual = run(mosaic_gpu.chunk, spec, given, ids, **mode)
+  for true, a, b in zip(
+    *map(jax.tree.leaves, (truth, expected, actual)), strict=True
+  ):
+    own, ours = errors.relative_rms(a, true), errors.relative_rms(b, true)
+    assert ours <= max(2 * own, 1e-6), (own, ours)
+
+
+def test_packing():
+  """Strictly: memory starts as nan, races are looked for."""
+  ids = np.zeros((2, 40), np.int32)
+  ids[0] = 1  # goes on, inside a chunk
+  ids[1, 3:20], ids[1, 25:] = 5, 2
+  check(SPEC, arguments(SPEC, 40, batch=2), jnp.array(ids), **STRICT)
+
+
+def test_whole_chunks():
+  """No chunk under way, none left open: the kernels without flags."""
+  check(SPEC, arguments(SPEC, 32, before=16))
+
+
+@pytest.mark.slow
+def test_a_row_of_padding():
+  """Inside a chunk, whose start is handed on, and so is its adjoint."""
+  ids = jnp.array([[0] * 6, [0] * 2 + [1] * 4])
+  check(SPEC, arguments(SPEC, 6, batch=2), ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"objective": "encoding"},
+    {"objective": "similarity"},
+    {"forget_gate": False},
+    {"chunk_size": 64},
+  ],
+  ids=str,
+)
+def test_other_meanings(change):
+  spec = dataclasses.replace(SPEC, **change)
+  check(spec, arguments(spec, 70))
+
+
+@pytest.mark.slow
+def test_edges():
+  """Tokens that write nothing, and columns of which nothing is left."""
+  state, fresh, inputs = arguments(SPEC, 32, before=16)
+  inputs = inputs._replace(
+    log_decay=inputs.log_decay.at[:, 15].set(-30.0),
+    write_rate=inputs.write_rate.at[:, 3].set(0.0).at[:, 15].set(0.0),
+    key=inputs.key.at[:, 5].set(0.0),
+    value=inputs.value.at[:, 6].set(0.0),
+  )
+  state = state._replace(memory=state.memory.at[:, :, :, 0].set(0.0))
+  check(SPEC, (state, fresh, inputs))
+
+
+@pytest.mark.filterwarnings("ignore:(invalid|overflow):RuntimeWarning")
+def test_decays_out_of_range():
+  """They cannot be taken apart: it is done again by the XLA form."""
+  state, fresh, inputs = arguments(SPEC, 20)
+  inputs = inputs._replace(log_decay=inputs.log_decay.at[0, 9].set(-200.0))
+  given = state, fresh, inputs
+  actual = run(mosaic_gpu.chunk, SPEC, given)
+  expected = run(xla_chunked.chunk, SPEC, given)
+  errors.assert_close(actual, expected, 0.0, "equal")
+
+
+@pytest.mark.parametrize("time", [16, 20])
+def test_lowers(time):
+  """Both ways, for calls that start a chunk and that do not."""
+  state, fresh, inputs = arguments(SPEC, time, before=16)
+
+  def loss(inputs):
+    _, output = mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+    return jnp.sum(jnp.square(output.astype(jnp.float32)))
+
+  with modes.lowered():
+    traced = jax.jit(jax.grad(loss)).trace(inputs)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("mosaic_gpu_v2") >= 4
+
+
+def test_says_why_not():
+  state, _, inputs = arguments(SPEC, 8)
+  with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
+    api.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")
+  with modes.lowered():
+    wide = inputs._replace(query=inputs.query.astype(jnp.float32))
+    with pytest.raises(NotImplementedError, match="must all be bfloat16"):
+      mosaic_gpu.chunk(state, wide, spec=SPEC)
+    for change, said in (
+      ({"gradient_at": "token"}, "gradients per token"),
+      ({"update": "orthogonal"}, "update='orthogonal'"),
+      ({"sparsity": 0.1}, "sparsity=0.1"),
+      ({"chunk_size": 128}, "chunk_size=128 is more than 64"),
+      ({"num_slots": 32}, "num_slots=32 is none of"),
+    ):
+      spec = dataclasses.replace(SPEC, **change)
+      with pytest.raises(NotImplementedError, match=said):
+        mosaic_gpu.chunk(state, inputs, spec=spec)
