@@ -17,7 +17,7 @@ from memcomp import errors, paths, progress, sharding
 from memcomp.convert import distill, swap
 from memcomp.data import sources
 from memcomp.evaluation import load
-from memcomp.models import decoder
+from memcomp.models import decoder, overview
 from memcomp.training import (
   checkpoint,
   disk,
@@ -108,7 +108,7 @@ def convert(
       old, teacher, new, layers=layers, fresh=start.params, mesh=mesh
     )
     print(
-      f"{decoder.mixer_names(old)} -> {decoder.mixer_names(config.model)} in"
+      f"{overview.mixer_names(old)} -> {overview.mixer_names(config.model)} in"
       f" layers {','.join(map(str, layers))} of {old.num_layers};"
       f" {len(swapped.copied)} arrays of the old mixers taken over",
       flush=True,

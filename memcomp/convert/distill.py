@@ -19,6 +19,7 @@ from memcomp import config as config_lib
 from memcomp.data import batch as batch_lib
 from memcomp.layers import mixer as mixer_lib
 from memcomp.models import decoder
+from memcomp.models import stacks as stacks_lib
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
 
@@ -56,7 +57,7 @@ def make(
   model = state_lib.abstract_model(student)
   stacks = {
     str(i): stack
-    for i, stack in enumerate(decoder.stacks_of(student))
+    for i, stack in enumerate(stacks_lib.stacks_of(student))
     if stack.first in layers
   }
   tx = optimizer.make(
@@ -74,7 +75,7 @@ def make(
       blocks = nnx.merge(model.graphdef, params).layers
     found = []
     for name, stack in stacks.items():
-      depths = stack.first + stack.period * jnp.arange(stack.repeats)
+      depths = jnp.array(stack.depths)
       graphdef, arrays = nnx.split(blocks[name])
 
       def one(_, layer, graphdef=graphdef):
@@ -90,9 +91,7 @@ def make(
     return jnp.concatenate(found)
 
   order = [
-    layers.index(stack.first + stack.period * i)
-    for stack in stacks.values()
-    for i in range(stack.repeats)
+    layers.index(depth) for stack in stacks.values() for depth in stack.depths
   ]
 
   def step(trained, opt_state, params, teacher_params, batch: batch_lib.Batch):

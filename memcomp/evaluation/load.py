@@ -15,7 +15,7 @@ from memcomp import errors, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
 from memcomp.layers import projection
-from memcomp.models import decoder
+from memcomp.models import decoder, overview
 from memcomp.training import integrity
 from memcomp.training import load as load_lib
 from memcomp.training import state as state_lib
@@ -115,7 +115,7 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
     if isinstance(mixer, projection.ProjectionConfig) and mixer.rotary_dim > 2
   ]
   if not rotated:
-    names = decoder.mixer_names(config.model)
+    names = overview.mixer_names(config.model)
     raise errors.UserError(
       f"--rotary_scale={rotary_scale:g}: {names} has no rotary channels to"
       " stretch; leave the flag out"

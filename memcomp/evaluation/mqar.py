@@ -9,7 +9,7 @@ from memcomp import progress as progress_lib
 from memcomp.data import store as store_lib
 from memcomp.data.synthetic import mqar_task
 from memcomp.evaluation import answers, load, panels, report, slices
-from memcomp.models import decoder
+from memcomp.models import overview
 
 _TITLE = (
   "  tokens  pairs    rows  accuracy      (error)  nats an answer"
@@ -113,7 +113,7 @@ def measure(
     "rows_hash": store_lib.digest(tokens, targets),
     **answers.summary(found),
     "state_floats": max(x.state_floats(length) for x in model.layer_mixers()),
-    "state_bytes": decoder.state_bytes(model, length),
+    "state_bytes": overview.state_bytes(model, length),
   }
 
 

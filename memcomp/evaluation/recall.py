@@ -14,7 +14,7 @@ from memcomp import progress as progress_lib
 from memcomp.data import store as store_lib
 from memcomp.data.synthetic import recall
 from memcomp.evaluation import answers, load, panels, report, slices
-from memcomp.models import decoder
+from memcomp.models import overview
 
 GAPS = (12, 24, 36, 48, 64, 96, 128, 192)
 LONG_GAPS = (128, 256, 512, 1024)
@@ -124,7 +124,7 @@ def measure(
     "chance": 1 / own.symbols,
     **answers.summary(found),
     "by_episode": [float(x) for x in found.right.mean(axis=0)],
-    "state_bytes": decoder.state_bytes(opened.config.model, length),
+    "state_bytes": overview.state_bytes(opened.config.model, length),
   }
 
 

@@ -13,7 +13,7 @@ from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data import store as store_lib
 from memcomp.evaluation import load
-from memcomp.models import decoder
+from memcomp.models import overview
 from memcomp.training import disk, integrity
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
@@ -27,7 +27,7 @@ def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
     "step": checkpoint.step,
     "seed": config.seed,
     "parameters": checkpoint.meta["param_count"],
-    "state_bytes": decoder.state_bytes(
+    "state_bytes": overview.state_bytes(
       config.model, config.data.sequence_length
     ),
     "tokenizer": {
@@ -69,7 +69,7 @@ def model_label(checkpoint: load.Checkpoint, *, step: bool = False) -> str:
   """Names a model in a table."""
   config = checkpoint.config
   label = (
-    f"{decoder.mixer_names(config.model)}, "
+    f"{overview.mixer_names(config.model)}, "
     f"{checkpoint.meta['param_count']:,} parameters, seed {config.seed}"
   )
   return f"{config.name}: {label}, step {checkpoint.step}" if step else label

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from memcomp import errors, sharding
 from memcomp.models import decoder
+from memcomp.models import stacks as stacks_lib
 from memcomp.training import state as state_lib
 
 
@@ -45,7 +46,7 @@ def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
     config: of the model.
     params: its parameters or their shapes; None works them out.
   """
-  stacks = decoder.stacks_of(config)
+  stacks = stacks_lib.stacks_of(config)
   if params is None:
     params = state_lib.plain(state_lib.abstract_model(config).variables)
   found: list[tuple[int, Entry]] = []
@@ -57,8 +58,7 @@ def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
       found.append((depth, _entry(path, array.shape, leaf, None)))
       continue
     stack = stacks[int(path[1])]
-    for place in range(stack.repeats):
-      depth = stack.first + stack.period * place
+    for place, depth in enumerate(stack.depths):
       own = ["layers", str(depth), *path[2:]]
       found.append((depth, _entry(own, array.shape[1:], leaf, place)))
   ordered = [entry for _, entry in sorted(found, key=lambda item: item[0])]

@@ -193,4 +193,4 @@ def _memories(model, index, state):
 
 
 def _is_at(stack, depth):
-  return stack.first + stack.period * jnp.arange(stack.repeats) == depth
+  return jnp.array(stack.depths) == depth

@@ -15,7 +15,7 @@ from flax import nnx
 
 from memcomp.layers import mixer as mixer_lib
 from memcomp.layers import softmax_attention
-from memcomp.models import decoder, registry
+from memcomp.models import decoder, overview, registry
 
 PARAMETERS = 480_000
 """What every model has, within `TOLERANCE`."""
@@ -147,8 +147,8 @@ def matched(
   mlp_dim = 1 + round((parameters - one) / per_feature)
   if mlp_dim < 1:
     raise ValueError(
-      f"{decoder.mixer_names(config)} alone takes {one:,} parameters, more than"
-      f" {parameters:,}; make it narrower"
+      f"{overview.mixer_names(config)} alone takes {one:,} parameters, more"
+      f" than {parameters:,}; make it narrower"
     )
   return dataclasses.replace(config, mlp_dim=mlp_dim)
 

@@ -10,8 +10,8 @@ from flax import nnx
 from memcomp import sharding
 from memcomp.layers import linear, norm, short_convolution
 from memcomp.layers import mixer as mixer_lib
-from memcomp.models import apart, block, decoder_config, registry
-from memcomp.models import pattern as pattern_lib
+from memcomp.models import apart, block, decoder_config
+from memcomp.models import stacks as stacks_lib
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import triangular
 
@@ -40,36 +40,6 @@ class DecoderState(NamedTuple):
   def stacked(self) -> "DecoderState":
     """Undoes `by_layer`."""
     return self._replace(layers=tuple(map(apart.join, self.layers)))
-
-
-class Stack(NamedTuple):
-  """Blocks of one place in a part's period: every `period`-th layer.
-
-  Attributes:
-    letter: of the pattern.
-    part: number of the part.
-    first: depth of the first of these layers.
-    period: from each of them to the next.
-    repeats: how many there are, along axis 0 of their parameters.
-  """
-
-  letter: str
-  part: int
-  first: int
-  period: int
-  repeats: int
-
-
-def stacks_of(config: DecoderConfig) -> tuple[Stack, ...]:
-  """Returns how the layers of a model lie in `Decoder.layers`."""
-  stacks, depth = [], 0
-  parts = pattern_lib.parse(config.pattern, config.num_layers)
-  for index, part in enumerate(parts):
-    period = len(part.letters)
-    for place, letter in enumerate(part.letters):
-      stacks.append(Stack(letter, index, depth + place, period, part.repeats))
-    depth += period * part.repeats
-  return tuple(stacks)
 
 
 class Decoder(nnx.Module):
@@ -109,7 +79,7 @@ class Decoder(nnx.Module):
     )
     self.norm = new_norm(config.d_model)
 
-    stacks = stacks_of(config)
+    stacks = stacks_lib.stacks_of(config)
 
     def build(stack):
       @nnx.vmap(in_axes=(0, 0), transform_metadata=STACKED)
@@ -117,7 +87,7 @@ class Decoder(nnx.Module):
         mixer = config.mixer_of(stack.letter)
         return block.Block(config, mixer, depth, rngs=rngs)
 
-      layer = stack.first + stack.period * jnp.arange(stack.repeats)
+      layer = jnp.array(stack.depths)
       return blocks(rngs.split(stack.repeats), layer / config.num_layers)
 
     self.layers = nnx.Dict(
@@ -373,11 +343,7 @@ class Decoder(nnx.Module):
 
   def _by_layer(self, of_stacks) -> jax.Array:
     """`[repeats, ...]` of every stack to `[layers, ...]`, the first first."""
-    order = [
-      stack.first + stack.period * i
-      for stack in self.stacks
-      for i in range(stack.repeats)
-    ]
+    order = [depth for stack in self.stacks for depth in stack.depths]
     by_layer = sorted(range(len(order)), key=order.__getitem__)
     return jnp.concatenate(of_stacks)[jnp.array(by_layer)]
 
@@ -407,32 +373,3 @@ class Decoder(nnx.Module):
 
 
 STACKED = {nnx.PARTITION_NAME: "layers"}
-
-
-def memory_flops_per_token(config: DecoderConfig, length: int) -> int:
-  """Forward flops of the memories per token, over all layers.
-
-  The mean over sequences of `length` tokens.
-  """
-  return sum(mixer.memory_flops(length) for mixer in config.layer_mixers())
-
-
-def state_bytes(config: DecoderConfig, length: int) -> int:
-  """Bytes of the float32 memories per sequence of `length`, all layers."""
-  return 4 * sum(mixer.state_floats(length) for mixer in config.layer_mixers())
-
-
-def mixer_names(config: DecoderConfig) -> str:
-  """The mixers' names, "a" first, with the pattern where there are several."""
-  letters = pattern_lib.letters(config.pattern, config.num_layers)
-  names = [registry.name_of(config.mixer_of(x)) for x in sorted(set(letters))]
-  several = f" ({config.pattern})" if len(names) > 1 else ""
-  return " + ".join(names) + several
-
-
-def describe(config: DecoderConfig) -> str:
-  """One line: mixers and sizes."""
-  return (
-    f"{mixer_names(config)}, {config.num_layers} layers, d_model"
-    f" {config.d_model}, vocabulary {config.vocab_size}"
-  )

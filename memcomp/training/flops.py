@@ -5,7 +5,7 @@ import math
 import jax
 from flax import nnx
 
-from memcomp.models import decoder
+from memcomp.models import decoder, overview
 from memcomp.training import state as state_lib
 
 PEAK_FLOPS = {
@@ -54,10 +54,10 @@ def per_token(
 
   N: `matmul_params`, multiplied and added once forward (2 N) and twice
   backward (4 N). M: the memory's own flops forward per token, all layers
-  (`decoder.memory_flops_per_token`), whose backward is counted as twice that.
+  (`overview.memory_flops_per_token`), whose backward is counted as twice that.
   Recomputation (remat, first passes run again) is not counted.
   """
-  return 6 * matmul_params(model) + 3 * decoder.memory_flops_per_token(
+  return 6 * matmul_params(model) + 3 * overview.memory_flops_per_token(
     config, length
   )
 

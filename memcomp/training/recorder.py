@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from memcomp import config as config_lib
-from memcomp.models import decoder
+from memcomp.models import overview
 from memcomp.training import flops, metrics
 from memcomp.training import state as state_lib
 
@@ -46,7 +46,7 @@ class Recorder:
       config.model, state_lib.abstract_model(config.model), length
     )
     self._slots: list[int] = []
-    self._state_bytes = decoder.state_bytes(config.model, length)
+    self._state_bytes = overview.state_bytes(config.model, length)
     self._pending = collections.deque()
     self._meter = metrics.Meter()
     self._unreached = 0

@@ -14,7 +14,7 @@ from memcomp import config as config_lib
 from memcomp import errors, paths, sharding
 from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.models import decoder
+from memcomp.models import overview
 from memcomp.training import (
   checkpoint,
   faults,
@@ -211,9 +211,9 @@ def _describe(
   tokens = training.batch_size * config.data.sequence_length
   devices = mesh.devices.flat
   axes = " ".join(f"{k} {v}" for k, v in mesh.shape.items() if v > 1)
-  state_bytes = decoder.state_bytes(config.model, config.data.sequence_length)
+  state_bytes = overview.state_bytes(config.model, config.data.sequence_length)
   return (
-    f"{config.name}: {decoder.describe(config.model)}; "
+    f"{config.name}: {overview.describe(config.model)}; "
     f"{meta['param_count']:,} parameters, "
     f"{state_bytes:,} bytes of state a sequence\n"
     f"{training.steps} steps of {tokens:,} tokens on {mesh.size} x "

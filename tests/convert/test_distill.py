@@ -10,6 +10,7 @@ from memcomp.convert import distill, swap
 from memcomp.data import batch as batch_lib
 from memcomp.layers import linear_attention, mixer, softmax_attention
 from memcomp.models import decoder
+from memcomp.models import stacks as stacks_lib
 from memcomp.training import state as state_lib
 
 SIZES = {"heads": 2, "key_dim": 8, "value_dim": 8}
@@ -132,7 +133,7 @@ def test_nothing_but_the_new_mixers_is_trained(student, taught):
   _, after = taught
   trained = {
     str(i)
-    for i, stack in enumerate(decoder.stacks_of(student.config))
+    for i, stack in enumerate(stacks_lib.stacks_of(student.config))
     if stack.first in LAYERS
   }
   for path, old in jax.tree_util.tree_leaves_with_path(student.params):

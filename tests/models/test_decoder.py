@@ -25,7 +25,7 @@ from memcomp.layers import (
   trellis,
   two_pass_delta,
 )
-from memcomp.models import decoder, registry
+from memcomp.models import decoder, overview, registry
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
 
@@ -448,10 +448,10 @@ def test_bad_fields_are_named(where, change):
 
 def test_state_and_flops_by_hand():
   # 3 layers, 2 heads, 6 slots, 8 + 12 columns.
-  assert decoder.state_bytes(config(), 99) == 3 * 2 * 6 * 20 * 4
+  assert overview.state_bytes(config(), 99) == 3 * 2 * 6 * 20 * 4
   # Six m(k + v) products and, in chunks of 8, C (k + v + 2 m) twice.
   per_head = 6 * 6 * 20 + 2 * 8 * (8 + 12 + 2 * 6)
-  assert decoder.memory_flops_per_token(config(), 99) == 3 * 2 * per_head
+  assert overview.memory_flops_per_token(config(), 99) == 3 * 2 * per_head
 
 
 def test_memory_norms(model):

@@ -9,7 +9,7 @@ import pytest
 import training_cases
 
 from memcomp import errors
-from memcomp.models import decoder
+from memcomp.models import overview
 from memcomp.training import flops, metrics, plot, state
 
 
@@ -154,7 +154,7 @@ def test_flops_count_matrices_and_the_head_but_not_the_lookup(tied):
   count = 256 * d + 3 * (mixer + 3 * d * ff)
   got = flops.matmul_params(model)
   assert got == count
-  memory = decoder.memory_flops_per_token(config, 64)
+  memory = overview.memory_flops_per_token(config, 64)
   assert flops.per_token(config, model, 64) == 6 * got + 3 * memory
 
 
