@@ -67,7 +67,7 @@ def run(
     except jax.errors.JaxRuntimeError as error:
       if "Ran out of memory" not in str(error):
         raise
-      return _does_not_fit(str(error), traced.jaxpr, mesh)
+      return _does_not_fit(_needs(str(error)), traced.jaxpr, mesh)
   seconds = {
     "trace": round(traced_at - start, 1),
     "compile": round(time.perf_counter() - traced_at, 1),
@@ -84,13 +84,11 @@ def run(
   path.write_text(json.dumps(found, indent=2) + "\n")
   print(report.text(found))
   print(f"saved {path}")
-  available = found["memory_per_device"]["available"]
-  if available and found["memory_per_device"]["total"] > available:
-    print(
-      "error: it compiles, but needs more memory than a device has; see above",
-      file=sys.stderr,
-    )
-    return errors.EXIT_DOES_NOT_FIT
+  memory = found["memory_per_device"]
+  if memory["available"] and memory["total"] > memory["available"]:
+    needed, there = (memory[x] / 2**30 for x in ("total", "available"))
+    needs = f"needs {needed:.2f}GiB, has {there:.2f}GiB"
+    return _does_not_fit(needs, traced.jaxpr, mesh)
   return 0
 
 
@@ -155,12 +153,16 @@ def _not_kept() -> Iterator[None]:
     jax.config.update(name, before)
 
 
-def _does_not_fit(message: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
-  """Says what is too large."""
+def _needs(message: str) -> str:
+  """What the compiler says that a device needs."""
   asked = re.search(
     r"\(([\d.]+[KMGT])\) exceeds available HBM \(([^)]*)\)", message
   )
-  needs = f"needs {asked[1]}iB, has {asked[2]}iB" if asked else message
+  return f"needs {asked[1]}iB, has {asked[2]}iB" if asked else message
+
+
+def _does_not_fit(needs: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
+  """Says what is too large, though it may compile."""
   print(
     f"error: the step does not fit: a device {needs}. Largest arrays of the"
     " program, GiB of each device if spread evenly:",

@@ -182,7 +182,8 @@ def text(
 
 def _cells(row: dict[str, Any]) -> list[str]:
   if "reason" in row:
-    return [row["reason"].replace("|", "/"), *[""] * 10]
+    said, *_ = row["reason"].removeprefix("error: ").split(". ")
+    return [said.replace("|", "/"), *[""] * 10]
   memory, kinds = row["memory_per_device"], dict(row["collectives"])
   mib = {
     k: memory[k] / report.MIB for k in ("arguments", "temporaries", "total")

@@ -154,3 +154,17 @@ def test_one_that_does_not_fit_says_what_is_large(tmp_path, capsys):
   assert "a device needs" in shown and "has 15.75GiB" in shown
   assert "4096, 4096, 32000]" in shown
   assert not (tmp_path / "compile_only").exists()
+
+
+@pytest.mark.aot
+@needs_compiler
+def test_one_that_compiles_and_does_not_fit(tmp_path, capsys, monkeypatch):
+  """The compiler lets some pass; the report is saved all the same."""
+  monkeypatch.setattr(chips, "hbm_bytes", lambda device: 2**20)
+  config = two_layers(rows=4, time=128)
+  config.training.loss_chunk = 0
+  code = compile_only.run(config, "v5e:2x2", tmp_path)
+  assert code == errors.EXIT_DOES_NOT_FIT
+  shown = capsys.readouterr().err
+  assert "has 0.00GiB" in shown and "[32000, 768]" in shown
+  assert len(list((tmp_path / "compile_only").iterdir())) == 1

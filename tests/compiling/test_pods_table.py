@@ -85,7 +85,7 @@ def test_the_table_goes_on_and_guesses_nothing(monkeypatch, tmp_path):
     del seconds
     compiled.append((name, topology, length))
     row = {"name": name, "topology": topology, "length": length}
-    return row | (ROW if name == "a" else {"reason": "error: x | y"})
+    return row | (ROW if name == "a" else {"reason": "error: x | y. z"})
 
   monkeypatch.setattr(table, "one", one)
   path = tmp_path / "pods.json"
@@ -111,7 +111,7 @@ def test_the_table_goes_on_and_guesses_nothing(monkeypatch, tmp_path):
   assert lines == [
     "| a | v5e:2x2 | 2,048 | replica 2 x fsdp 4 | 1, 3, 4 | 10.0% | 1.33 |"
     " 12 forward, 24 backward | 3, 2 | 0 | 0 | 1, 1 | 5 | 61 |",
-    "| b | v5e:2x2 | 2,048 | error: x / y |" + "  |" * 10,
+    "| b | v5e:2x2 | 2,048 | x / y |" + "  |" * 10,
   ]
   missing = run(["c"], only_text=True)
   assert len(compiled) == 2

@@ -70,8 +70,22 @@ def test_packing():
 
 
 def test_whole_chunks():
-  """No chunk under way, none left open: the kernels without flags."""
-  check(SPEC, arguments(SPEC, 32, before=16))
+  """No chunk under way, none left open: the kernels without flags.
+
+  Each token writes along its own column, in part: not all of that is tangent.
+  """
+  spec = dataclasses.replace(SPEC, objective="similarity")
+  state, fresh, inputs = arguments(spec, 32, before=16)
+  columns = jnp.moveaxis(state.memory[..., :32], -1, 1)
+  value = 0.8 * columns + inputs.value.astype(jnp.float32)
+  own = jnp.broadcast_to(jnp.eye(32, 64)[:, None], inputs.key.shape)
+  key = own + 0.1 * inputs.key.astype(jnp.float32)
+  inputs = inputs._replace(
+    key=key.astype(jnp.bfloat16),
+    value=value.astype(jnp.bfloat16),
+    write_rate=jnp.ones_like(inputs.write_rate),
+  )
+  check(spec, (state, fresh, inputs))
 
 
 @pytest.mark.slow
