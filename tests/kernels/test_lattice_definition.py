@@ -7,13 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lattice_by_hand import (
+  MEMORY,
+  SIZES,
+  inputs_for,
+  one_head,
+  run,
+  state_of,
+  two_slots,
+)
 
 from memcomp_kernels.lattice import api, columns, types
 from memcomp_kernels.lattice import reference as definition
-from memcomp_kernels.testing import memories
 
-MEMORY = memories.MEMORIES["lattice"]
-SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 DELTA = api.Spec(
   num_slots=6, update="delta", forget_gate=False, gradient_at="token"
 )
@@ -23,36 +29,6 @@ DELTA = api.Spec(
 def float64():
   with jax.enable_x64(True):
     yield
-
-
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
-def state_of(spec, *rows):
-  """A state of one head whose memory has these rows."""
-  return api.init_state(
-    spec,
-    batch=1,
-    heads=1,
-    value_dim=len(rows),
-    dtype=jnp.float64,
-    memory=jnp.array([rows], jnp.float64),
-  )
-
-
-def two_slots(**fields):
-  return api.Spec(num_slots=2, **{"gradient_at": "token"} | fields)
-
-
-def inputs_for(spec, time=12, **sizes):
-  return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES | sizes)
-
-
-def run(spec, inputs, **sizes):
-  state = MEMORY.make_state(jax.random.key(1), spec, **SIZES | sizes)
-  return api.reference(state, inputs, spec=spec)
 
 
 def difference(a, b):
@@ -357,139 +333,3 @@ def test_chunk_size_is_meaning():
   exact = run(api.Spec(num_slots=6, gradient_at="token"), inputs)
   stale = run(api.Spec(num_slots=6, chunk_size=4), inputs)
   assert difference(exact[1], stale[1]) > 0.01
-
-
-# Columns.
-
-
-@pytest.mark.parametrize("gradient_at", types.GRADIENT_AT)
-def test_columns_stay_units_over_many_tokens(gradient_at):
-  """65,536 tokens in float32."""
-  time, spec = 65_536, api.Spec(num_slots=4, gradient_at=gradient_at)
-  with jax.enable_x64(False):
-    sizes = {"batch": 1, "heads": 1, "value_dim": 8}
-    inputs = inputs_for(spec, time=time, **sizes)
-    # Each token reads one column.
-    one_hot = jnp.eye(4)[jnp.arange(time) % 4]
-    inputs = inputs._replace(query=one_hot[None, :, None])
-    state, y = jax.jit(
-      lambda inputs: api.chunk(
-        api.init_state(spec, batch=1, heads=1, value_dim=8), inputs, spec=spec
-      )
-    )(inputs)
-  assert state.memory.dtype == jnp.float32
-  norms = np.linalg.norm(np.array(state.memory, np.float64), axis=-2)
-  np.testing.assert_allclose(norms, 1, atol=1e-6)
-  read = np.linalg.norm(np.array(y, np.float64), axis=-1)[0, :, 0]
-  if gradient_at == "token":
-    # Inside a tile columns are followed by their factors, and where h lies
-    # along a column |h|^2 - r^2 cancels; each tile's end renormalises them.
-    np.testing.assert_allclose(read, 1, atol=2e-4)
-    assert np.quantile(np.abs(read - 1), 0.8) < 1e-6
-  else:  # beta keeps column r of a chunk below sqrt(r), the README's bound
-    read = read.reshape(-1, spec.chunk_size)
-    bound = np.sqrt(np.arange(1, spec.chunk_size + 1)) + 1e-6
-    assert np.all(read <= bound) and np.any(read > 1.5)
-
-
-@pytest.mark.parametrize("gradient_at", types.GRADIENT_AT)
-def test_more_slots_than_value_dims(gradient_at):
-  spec = api.Spec(num_slots=9, gradient_at=gradient_at, chunk_size=4)
-  inputs = inputs_for(spec, value_dim=3)
-  state = MEMORY.make_state(jax.random.key(1), spec, **SIZES | {"value_dim": 3})
-  final, y = api.chunk(state, inputs, spec=spec)
-  assert final.memory.shape == (2, 2, 3, 9) and y.shape == (2, 12, 2, 3)
-  np.testing.assert_allclose(
-    jnp.linalg.norm(final.memory, axis=-2), 1, rtol=1e-12
-  )
-  np.testing.assert_allclose(y, run(spec, inputs, value_dim=3)[1], rtol=1e-10)
-
-
-def test_first_columns_are_orthonormal():
-  slots = api.orthonormal_slots(
-    jax.random.key(0), heads=3, value_dim=7, num_slots=4, dtype=jnp.float64
-  )
-  gram = jnp.einsum("hdm,hdn->hmn", slots, slots)
-  np.testing.assert_allclose(gram, jnp.stack([jnp.eye(4)] * 3), atol=1e-14)
-  assert jnp.all(jnp.abs(slots[0] - slots[1]) > 1e-6)
-  state = api.init_state(api.Spec(num_slots=4), batch=2, heads=3, value_dim=7)
-  gram = jnp.einsum("bhdm,bhdn->bhmn", state.memory, state.memory)
-  np.testing.assert_allclose(gram, jnp.zeros_like(gram) + jnp.eye(4), atol=1e-6)
-
-
-def test_a_given_memory_is_normalised_where_the_update_is():
-  for update in types.UPDATES:
-    state = state_of(two_slots(update=update), [3.0, 0.0], [4.0, 0.0])
-    unit = update == "normalized"
-    expected = [[0.6, 0], [0.8, 0]] if unit else [[3, 0], [4, 0]]
-    np.testing.assert_allclose(state.memory[0, 0], expected)
-
-
-def test_a_zero_column_is_a_unit_once_written():
-  spec = two_slots(objective="similarity")
-  ones = one_head([1.0])
-  inputs = api.Inputs(
-    one_head([1, 1]), one_head([1, 1]), one_head([3, 4]), 0 * ones, ones
-  )
-  state, _ = api.reference(state_of(spec, [1, 0], [0, 0]), inputs, spec=spec)
-  np.testing.assert_allclose(state.memory[0, 0, :, 1], [0.6, 0.8])
-
-
-# Errors.
-
-
-@pytest.mark.parametrize(
-  ("field", "value"),
-  [
-    ("num_slots", 0),
-    ("objective", "encode"),
-    ("update", "unit"),
-    ("sparsity", -0.1),
-    ("sparsity", float("nan")),
-    ("gradient_at", "chunk"),
-    ("chunk_size", 0),
-  ],
-)
-def test_spec_names_the_field_out_of_range(field, value):
-  with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
-
-
-def test_more_orthonormal_slots_than_dimensions_are_refused():
-  for make in (
-    lambda: api.orthonormal_slots(
-      jax.random.key(0), heads=1, value_dim=4, num_slots=5
-    ),
-    lambda: api.init_state(
-      api.Spec(num_slots=5), batch=1, heads=1, value_dim=4
-    ),
-  ):
-    with pytest.raises(ValueError, match="num_slots=5 must be at most"):
-      make()
-  with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(
-      api.Spec(num_slots=2), batch=1, heads=1, value_dim=4, dtype=jnp.bfloat16
-    )
-
-
-def test_chunk_names_what_does_not_fit():
-  spec = api.Spec(num_slots=6)
-  inputs = inputs_for(spec)
-  state = api.init_state(spec, batch=2, heads=2, value_dim=7)
-
-  def refused(message, inputs=inputs, spec=spec, **keywords):
-    with pytest.raises(keywords.pop("error", ValueError), match=message):
-      api.chunk(state, inputs, spec=spec, **keywords)
-
-  for name in ("key", "value", "log_decay", "write_rate"):
-    wrong = inputs._replace(**{name: getattr(inputs, name)[..., :0]})
-    refused(f"{name} has shape .* expected", wrong)
-  refused("query has shape", inputs._replace(query=inputs.query[..., :5]))
-  refused("query must be", jax.tree.map(lambda x: x[:, 0], inputs))
-  refused("empty", jax.tree.map(lambda x: x[:, :0], inputs))
-  refused("6 slots, spec.num_slots is 5", spec=api.Spec(num_slots=5))
-  token = api.Spec(num_slots=6, gradient_at="token")
-  refused("made for gradients at chunk starts", spec=token)
-  refused("sparsity=0.1", spec=api.Spec(num_slots=6, sparsity=0.1))
-  for name, message in (("library_gpu", "no library_gpu"), ("fast", "unknown")):
-    refused(message, implementation=name, error=NotImplementedError)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import decoder_cases as cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,151 +11,11 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import (
-  delta_net,
-  infini_attention,
-  key_value_means,
-  lattice,
-  linear_attention,
-  mamba2,
-  ovq,
-  rwkv7,
-  slot_attention,
-  softmax_attention,
-  tensor_cache,
-  test_time_training,
   trellis,
-  two_pass_delta,
 )
-from memcomp.models import decoder, overview, registry
+from memcomp.models import overview, registry
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
-
-MIXERS = {
-  "trellis": trellis.TrellisConfig(
-    heads=2, key_dim=8, value_dim=12, num_slots=6, chunk_size=8
-  ),
-  "lattice": lattice.LatticeConfig(
-    heads=2, value_dim=12, num_slots=6, chunk_size=8
-  ),
-  "delta_net": delta_net.DeltaNetConfig(heads=2, key_dim=8, value_dim=12),
-  "gated_delta_net": delta_net.GatedDeltaNetConfig(
-    heads=2, key_dim=8, value_dim=12
-  ),
-  "infini_attention": infini_attention.InfiniAttentionConfig(
-    heads=2, key_dim=8, value_dim=12, rotary_dim=4, segment_size=8
-  ),
-  "mamba2": mamba2.Mamba2Config(heads=4, key_dim=8, value_dim=6, groups=2),
-  "linear_attention": linear_attention.LinearAttentionConfig(
-    heads=2, key_dim=8, value_dim=12, decay="token"
-  ),
-  "key_value_means": key_value_means.KeyValueMeansConfig(
-    heads=2,
-    key_dim=8,
-    value_dim=12,
-    rotary_dim=4,
-    chunk_size=4,
-    budget="power",
-    budget_rows=4,
-    budget_scale=1.5,
-    max_length=64,
-  ),
-  "slot_attention": slot_attention.SlotAttentionConfig(
-    heads=2, key_dim=8, value_dim=12, num_slots=6
-  ),
-  "bounded_memory": slot_attention.BoundedMemoryConfig(
-    heads=2, key_dim=8, value_dim=12, num_slots=6, rotary_dim=4
-  ),
-  "softmax_attention": softmax_attention.SoftmaxAttentionConfig(
-    heads=2, key_dim=8, value_dim=12, rotary_dim=4, max_length=32
-  ),
-  "tensor_cache": tensor_cache.TensorCacheConfig(
-    heads=2,
-    key_dim=8,
-    value_dim=12,
-    rotary_dim=4,
-    window_size=5,
-    chunk_size=4,
-    rule="delta",
-    unit_keys=True,  # without, a delta rule of this rate diverges
-    write_rate_init=0.5,
-  ),
-  "ovq": ovq.OVQConfig(
-    heads=2,
-    key_dim=8,
-    value_dim=12,
-    chunk_size=4,
-    max_rows=6,
-    token_shift=True,
-    value_residual="dynamic",
-  ),
-  "rwkv7": rwkv7.RWKV7Config(heads=2, key_dim=8, value_dim=12),
-  "two_pass_delta": two_pass_delta.TwoPassDeltaConfig(
-    heads=2, key_dim=8, value_dim=12, write_every=2
-  ),
-  "test_time_training": test_time_training.TestTimeTrainingConfig(
-    heads=2, key_dim=8, value_dim=8, rotary_dim=4, chunk_size=8
-  ),
-}
-
-OFTEN = ("trellis", "lattice", "key_value_means", "tensor_cache", "hybrid")
-
-# Every option of the block, two kinds of layer, values handed up.
-HYBRID = {
-  "mixer_b": softmax_attention.SoftmaxAttentionConfig(
-    heads=2,
-    key_dim=8,
-    value_dim=8,
-    rotary_dim=4,
-    window_size=6,
-    sink_tokens=1,
-    normalize_key="layer",
-    token_shift=True,
-    value_residual="dynamic",
-  ),
-  "num_layers": 5,
-  "pattern": "ba,1*b",
-  "channel_mixer": "relu2_shift",
-  "norm": "layer",
-  "residual_scale": 0.5,
-  "embedding_norm": True,
-  "tied_embeddings": False,
-}
-
-
-def config(name="trellis", mixer=None, **changes):
-  return decoder.DecoderConfig(
-    **{
-      "vocab_size": 50,
-      "d_model": 16,
-      "num_layers": 3,
-      "mlp_dim": 24,
-      "mixer": dataclasses.replace(MIXERS[name], **(mixer or {})),
-      "embedding_convolution": 4,
-      "init_std": 0.2,
-      "embedding_std": 0.5,
-    }
-    | changes
-  )
-
-
-TIME = 21
-
-
-def build(config, seed=0):
-  config.validate()
-  with nnx.use_eager_sharding(False):
-
-    def new():
-      return decoder.Decoder(config, rngs=nnx.Rngs(seed))
-
-    graph = nnx.split(nnx.eval_shape(new))[0]
-    # One compilation rather than one for every small array.
-    return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
-
-
-def tokens(batch, time, seed=0):
-  rng = np.random.default_rng(seed)
-  return rng.integers(0, 50, (batch, time), dtype=np.int32)
 
 
 class Compiled:
@@ -165,7 +26,7 @@ class Compiled:
   """
 
   def __init__(self, config):
-    model = build(config)
+    model = cases.build(config)
     self.config = config
     self.model = model
     self.run = jax.jit(model.__call__)
@@ -198,8 +59,8 @@ class Compiled:
 @pytest.fixture(scope="module", params=[*registry.MIXERS, "hybrid"])
 def model(request):
   if request.param == "hybrid":
-    return Compiled(config(**HYBRID))
-  return Compiled(config(request.param))
+    return Compiled(cases.config(**cases.HYBRID))
+  return Compiled(cases.config(request.param))
 
 
 def those_in(names):
@@ -215,20 +76,20 @@ def those_in(names):
 
 
 # Every other layer's own tests say it of the layer.
-@those_in(OFTEN)
+@those_in(cases.OFTEN)
 def test_steps_equal_the_sequence(model):
-  ids = tokens(2, TIME)
+  ids = cases.tokens(2, cases.TIME)
   hidden, final = model(ids)
   errors.assert_close(model.steps(ids), (model.logits(hidden), final), 1e-5)
 
 
-@those_in((*OFTEN, "rwkv7", "mamba2"))
+@those_in((*cases.OFTEN, "rwkv7", "mamba2"))
 def test_cut_anywhere(model):
-  ids = tokens(2, TIME)
+  ids = cases.tokens(2, cases.TIME)
   hidden, final = model(ids)
   pieces, state = [], model.init_state(2)
   # Of a convolution's taps, and at every offset into a chunk of eight.
-  for piece in np.split(ids, TIME // 3, axis=1):
+  for piece in np.split(ids, cases.TIME // 3, axis=1):
     piece, state = model(piece, state=state)
     pieces.append(piece)
   errors.assert_close(
@@ -238,7 +99,7 @@ def test_cut_anywhere(model):
 
 def packed_documents():
   """Two documents, and a row of both with padding between: ids, segments."""
-  documents = tokens(2, 14)
+  documents = cases.tokens(2, 14)
   gap = np.zeros(3, np.int32)
   row = np.concatenate([documents[0], gap, documents[1], gap[:2]])
   segments = np.array([[4] * 14 + [0] * 3 + [2] * 14 + [0] * 2])
@@ -263,39 +124,41 @@ def test_gradients_of_packed_rows(model):
   errors.assert_close(actual, expected, 1e-4)
 
 
-@those_in(OFTEN)  # Rows of every mixer are asked for text elsewhere.
+@those_in(cases.OFTEN)  # Rows of every mixer are asked for text elsewhere.
 def test_rows_padded_on_the_left_equal_rows_alone(model):
-  short, long = tokens(2, 9)[:1], tokens(1, TIME, seed=1)
-  row = np.pad(short, ((0, 0), (TIME - 9, 0)))
-  ids = np.array([[0] * (TIME - 9) + [1] * 9, [1] * TIME], np.int32)
+  short, long = cases.tokens(2, 9)[:1], cases.tokens(1, cases.TIME, seed=1)
+  row = np.pad(short, ((0, 0), (cases.TIME - 9, 0)))
+  ids = np.array([[0] * (cases.TIME - 9) + [1] * 9, [1] * cases.TIME], np.int32)
   both = np.concatenate([row, long])
   hidden, state = model(both, segment_ids=ids)
   logits = model.logits(hidden)
   alone, state_alone = model.steps(np.concatenate([short, short]))
-  errors.assert_close(logits[0, TIME - 9 :], alone[0], 1e-5)
+  errors.assert_close(logits[0, cases.TIME - 9 :], alone[0], 1e-5)
   errors.assert_close(hidden[1], model(both)[0][1], 1e-5)
   following, _ = model.step(np.array([3, 3]), state)
   expected, _ = model.step(np.array([3, 3]), state_alone)
   errors.assert_close(following[0], expected[0], 1e-5)
 
 
-@those_in((*OFTEN, "softmax_attention", "ovq"))
+@those_in((*cases.OFTEN, "softmax_attention", "ovq"))
 def test_a_state_made_for_the_length_is_as_good(model):
-  ids = tokens(2, TIME)
+  ids = cases.tokens(2, cases.TIME)
   # Of fewer tokens, none seen: what comes later changes nothing.
   _, fresh = model.gradient(nnx.state(model.model), ids[:, :14])
   errors.assert_close(fresh, model(ids)[0][:, :14], 1e-5)
 
 
 def test_padding_leaves_the_state_alone(model):
-  _, state = model(tokens(2, TIME))
-  nothing = np.zeros((2, TIME), np.int32)
-  _, after = model(tokens(2, TIME, seed=1), state=state, segment_ids=nothing)
+  _, state = model(cases.tokens(2, cases.TIME))
+  nothing = np.zeros((2, cases.TIME), np.int32)
+  _, after = model(
+    cases.tokens(2, cases.TIME, seed=1), state=state, segment_ids=nothing
+  )
   errors.assert_equal(after, state, "state after padding")
 
 
 def test_causal(model):
-  ids = tokens(2, TIME)
+  ids = cases.tokens(2, cases.TIME)
   changed = ids.copy()
   changed[:, 12] += 1
   before, after = model(ids)[0], model(changed)[0]
@@ -307,7 +170,7 @@ def test_every_parameter_is_trained_and_named(model):
   """A gradient reaches every parameter, the initial memories included."""
   # Away from the start, where some matrices are zero on purpose.
   params = jax.tree.map(lambda x: x + 0.01, nnx.state(model.model))
-  gradient, _ = model.gradient(params, tokens(2, 14))
+  gradient, _ = model.gradient(params, cases.tokens(2, 14))
   leaves = jax.tree_util.tree_leaves_with_path(
     gradient, is_leaf=lambda x: isinstance(x, nnx.Variable)
   )
@@ -320,11 +183,11 @@ def test_every_parameter_is_trained_and_named(model):
 
 
 def loss_and_gradient(config):
-  graph, params = nnx.split(build(config))
+  graph, params = nnx.split(cases.build(config))
 
   def loss(params):
     model = nnx.merge(graph, params)
-    hidden, _ = model(tokens(2, 20))
+    hidden, _ = model(cases.tokens(2, 20))
     return jnp.mean(jnp.sin(model.logits(hidden)))
 
   return jax.jit(jax.value_and_grad(loss))(params)
@@ -332,7 +195,7 @@ def loss_and_gradient(config):
 
 @pytest.fixture(scope="module")
 def base():
-  return loss_and_gradient(config())
+  return loss_and_gradient(cases.config())
 
 
 @pytest.mark.parametrize(
@@ -345,15 +208,15 @@ def base():
   ],
 )
 def test_remat_changes_nothing(remat, base):
-  errors.assert_close(loss_and_gradient(config(remat=remat)), base, 1e-5)
+  errors.assert_close(loss_and_gradient(cases.config(remat=remat)), base, 1e-5)
 
 
 def test_memories_that_are_kept_are_not_run_again():
   def scans(remat):
-    graph, params = nnx.split(build(config(remat=remat)))
+    graph, params = nnx.split(cases.build(cases.config(remat=remat)))
 
     def loss(params):
-      return jnp.sum(nnx.merge(graph, params)(tokens(2, 20))[0])
+      return jnp.sum(nnx.merge(graph, params)(cases.tokens(2, 20))[0])
 
     return str(jax.make_jaxpr(jax.grad(loss))(params)).count("scan[")
 
@@ -362,9 +225,9 @@ def test_memories_that_are_kept_are_not_run_again():
 
 
 # What each does in bfloat16 its own tests say; here, what differs in kind.
-@those_in(OFTEN)
+@those_in(cases.OFTEN)
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
-  ids = tokens(2, TIME)
+  ids = cases.tokens(2, cases.TIME)
   exact = model
   narrow = Compiled(dataclasses.replace(model.config, dtype="bfloat16"))
   hidden, state = narrow(ids)
@@ -409,7 +272,7 @@ COMPUTED = ("token", "memory")
 )
 def test_every_ablation_is_one_override(change, base):
   """Each changes the function or its gradient, and nothing breaks."""
-  value, gradient = loss_and_gradient(config(mixer=change))
+  value, gradient = loss_and_gradient(cases.config(mixer=change))
   errors.assert_finite((value, gradient))
 
   def of_keys(gradient):
@@ -441,21 +304,21 @@ def test_bad_fields_are_named(where, change):
   name = next(iter(change))
   with pytest.raises(ValueError, match=f"{name}="):
     if where == "model":
-      build(config(**change))
+      cases.build(cases.config(**change))
     else:
-      build(config(mixer=change))
+      cases.build(cases.config(mixer=change))
 
 
 def test_state_and_flops_by_hand():
   # 3 layers, 2 heads, 6 slots, 8 + 12 columns.
-  assert overview.state_bytes(config(), 99) == 3 * 2 * 6 * 20 * 4
+  assert overview.state_bytes(cases.config(), 99) == 3 * 2 * 6 * 20 * 4
   # Six m(k + v) products and, in chunks of 8, C (k + v + 2 m) twice.
   per_head = 6 * 6 * 20 + 2 * 8 * (8 + 12 + 2 * 6)
-  assert overview.memory_flops_per_token(config(), 99) == 3 * 2 * per_head
+  assert overview.memory_flops_per_token(cases.config(), 99) == 3 * 2 * per_head
 
 
 def test_memory_norms(model):
-  _, state = model(tokens(2, TIME))
+  _, state = model(cases.tokens(2, cases.TIME))
   norms = np.asarray(model.model.memory_norms(state))
   assert norms.shape == (model.config.num_layers,)
   # The middle layer, wherever the pattern puts it.
@@ -474,7 +337,7 @@ def test_memory_norms(model):
 
 
 def test_memory_norms_of_more_entries_than_int32_counts():
-  model = build(config("softmax_attention"))
+  model = cases.build(cases.config("softmax_attention"))
   state = jax.eval_shape(lambda: model.init_state(2**20, 2**12))
   assert jax.eval_shape(model.memory_norms, state).dtype == jnp.float32
 
