@@ -10,6 +10,7 @@ import pytest
 
 from memcomp import config
 from memcomp.models import gptalpha, presets, registry
+from memcomp.training import validate
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 NAMES = {
@@ -42,8 +43,10 @@ def golden(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden(name):
-  resolved = config.to_json(resolve(*NAMES[name]))
-  assert resolved == golden(name).read_text()
+  resolved = resolve(*NAMES[name])
+  validate.check_types(resolved)
+  resolved.model.validate()
+  assert config.to_json(resolved) == golden(name).read_text()
 
 
 def test_no_golden_is_left_over():

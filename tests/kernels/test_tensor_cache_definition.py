@@ -383,7 +383,6 @@ def test_tiles_are_speed(monkeypatch, name):
     ({"sink_tokens": -1}, "sink_tokens=-1 must be in"),
     ({"timescales": 3}, "timescales=3 must be 1 or 2"),
     ({"value_scale": 0.0}, "value_scale=0.0 must be positive"),
-    ({"chunk_size": 9, "window_size": 8}, "chunk larger than the window"),
     ({"read_after_write": True}, "read_after_write=True must go with"),
     ({"chunk_mean": True, "rule": "delta"}, "chunk_mean=True must go with"),
     ({"chunk_mean": True, "num_slots": 2}, "chunk_mean=True must go with"),
@@ -398,8 +397,15 @@ def test_a_bad_spec_names_its_field(changes, message):
     api.Spec(**changes)
 
 
-def test_a_chunk_may_be_larger_than_the_window_where_there_are_none():
-  assert not api.Spec(window_size=8, write_population="evicted").chunked
+def test_a_chunk_may_be_longer_than_the_window():
+  """Scalars: nothing is seen of tokens 0 and 1 before token 3."""
+  inputs = by_hand([1, 2, 3, 4, 5], [1, 10, 100, 1000, 1e4])
+  spec = every(window_size=1, chunk_size=3)
+  _, y = api.reference(fresh(spec, 1, 1), inputs, spec=spec)
+  # Of keys 1, 2, 3 with a decay of .5: 0.25 * 1 + 0.5 * 20 + 300.
+  memory, local = 310.25, [1, 10, 100, 1000, 1e4]
+  np.testing.assert_allclose(y[0, :, 0, 0], local)
+  np.testing.assert_allclose(y[0, :, 0, 1], [0, 0, 0, memory, memory])
 
 
 def test_inputs_that_do_not_fit():

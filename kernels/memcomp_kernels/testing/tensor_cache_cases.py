@@ -118,9 +118,15 @@ def _specs():
     ),
     "evicted-slots": evicted(num_slots=3, sink_tokens=2),
     "all-outer": every(unit_queries=True),
-    "all-delta": every(rule="delta", sink_tokens=1, chunk_size=5),
+    "all-delta": every(
+      rule="delta", window_size=4, sink_tokens=1, chunk_size=5
+    ),
     "all-mean": every(
-      chunk_mean=True, timescales=2, chunk_size=7, sink_tokens=1
+      chunk_mean=True,
+      timescales=2,
+      window_size=3,
+      chunk_size=7,
+      sink_tokens=1,
     ),
     "all-slots-delta-timescales": every(
       rule="delta", num_slots=2, timescales=2, read_norm=True
