@@ -20,7 +20,7 @@ from flax import nnx
 from jax import lax
 
 from memcomp import sharding
-from memcomp.layers import linear, mixer, token_shift
+from memcomp.layers import linear, low_rank, mixer, token_shift
 from memcomp_kernels import hand_off
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.rwkv7 import api as rwkv7
@@ -132,40 +132,6 @@ class RWKV7State(NamedTuple):
   memory: rwkv7.State
 
 
-class LowRank(nnx.Module):
-  """f(x A) B (+ bias); starts from the bias alone.
-
-  Args:
-    in_dim: features in.
-    rank: between A and B.
-    out_dim: features out.
-    activation: f.
-    bias: at the start, `[out_dim]`; None for none.
-    rngs: random streams.
-  """
-
-  def __init__(self, in_dim, rank, out_dim, *, activation=None, bias, rngs):
-    self.down = linear.Linear(in_dim, rank, ("embed", None), std=0.0, rngs=rngs)
-    self.up = linear.Linear(
-      rank,
-      out_dim,
-      (None, "heads"),
-      std=0.1 / math.sqrt(max(rank, out_dim)),
-      init="orthogonal",
-      rngs=rngs,
-    )
-    self.bias = nnx.data(None)
-    if bias is not None:
-      self.bias = linear.constant_param(bias, ("heads",))
-    self.activation = activation
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps `[..., in_dim]` to `[..., out_dim]`; float32 or wider with bias."""
-    y = self.down(x)
-    y = self.up(y if self.activation is None else self.activation(y))
-    return y if self.bias is None else y + self.bias[...]
-
-
 class RWKV7(nnx.Module):
   """The RWKV-7 mixer.
 
@@ -210,7 +176,7 @@ class RWKV7(nnx.Module):
     )
     self.query, self.key = project(key_width), project(key_width, 0.1)
     self.value = project(value_width)
-    self.decay = LowRank(
+    self.decay = low_rank.LowRank(
       d_model,
       ranks["decay"],
       key_width,
@@ -219,7 +185,7 @@ class RWKV7(nnx.Module):
       rngs=rngs,
     )
     place = _place(key_width) - 0.5
-    self.rate = LowRank(
+    self.rate = low_rank.LowRank(
       d_model,
       ranks["rate"],
       key_width,
@@ -228,14 +194,14 @@ class RWKV7(nnx.Module):
     )
     self.value_share = nnx.data(None)
     if config.value_residual != "none":
-      self.value_share = LowRank(
+      self.value_share = low_rank.LowRank(
         d_model,
         ranks["value"],
         value_width,
         bias=0.73 - 0.4 * (_place(value_width) - 0.5),
         rngs=rngs,
       )
-    self.gate = LowRank(
+    self.gate = low_rank.LowRank(
       d_model,
       ranks["gate"],
       value_width,

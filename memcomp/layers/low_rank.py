@@ -1,0 +1,42 @@
+"""Two narrow linear maps in place of a wide one."""
+
+import math
+
+import jax
+from flax import nnx
+
+from memcomp.layers import linear
+
+
+class LowRank(nnx.Module):
+  """f(x A) B (+ bias); starts from the bias alone.
+
+  Args:
+    in_dim: features in.
+    rank: between A and B.
+    out_dim: features out.
+    activation: f.
+    bias: at the start, `[out_dim]`; None for none.
+    rngs: random streams.
+  """
+
+  def __init__(self, in_dim, rank, out_dim, *, activation=None, bias, rngs):
+    self.down = linear.Linear(in_dim, rank, ("embed", None), std=0.0, rngs=rngs)
+    self.up = linear.Linear(
+      rank,
+      out_dim,
+      (None, "heads"),
+      std=0.1 / math.sqrt(max(rank, out_dim)),
+      init="orthogonal",
+      rngs=rngs,
+    )
+    self.bias = nnx.data(None)
+    if bias is not None:
+      self.bias = linear.constant_param(bias, ("heads",))
+    self.activation = activation
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps `[..., in_dim]` to `[..., out_dim]`; float32 or wider with bias."""
+    y = self.down(x)
+    y = self.up(y if self.activation is None else self.activation(y))
+    return y if self.bias is None else y + self.bias[...]
