@@ -60,7 +60,8 @@ CASES = {
   "tensor_cache": Case("tensor_cache", {"window_size": 128, "chunk_size": 64}),
   "trellis": Case("trellis", {"num_slots": 64, "chunk_size": 64}, "chunk_gsa"),
   "trellis_token": Case("trellis", {"num_slots": 64, "gradient_at": "token"}),
-  "lattice": Case("lattice", {"num_slots": 64}),
+  "lattice": Case("lattice", {"num_slots": 64, "chunk_size": 64}),
+  "lattice_16": Case("lattice", {"num_slots": 64}),
   "key_value_means": Case("key_value_means", {"rotary_dim": 32}),
   "attention": Case("softmax_attention", {"window_size": None}),
 }
