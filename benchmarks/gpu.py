@@ -140,11 +140,10 @@ def check(case: Case, form: str, dim: int) -> str | None:
 
   truth = both("xla_chunked", jnp.float32)
   own, ours = (both(name, jnp.bfloat16) for name in ("xla_chunked", form))
-  for true, a, b in zip(*map(jax.tree.leaves, (truth, own, ours)), strict=True):
-    allowed = max(2 * float(errors.relative_rms(a, true)), 1e-6)
-    found = float(errors.relative_rms(b, true))
-    if not found <= allowed:
-      return f"errs {found:.2g} where {allowed:.2g} is allowed"
+  try:
+    errors.assert_no_worse(ours, own, truth)
+  except AssertionError as error:
+    return str(error)
   return None
 
 

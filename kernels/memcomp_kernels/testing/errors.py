@@ -42,6 +42,33 @@ def assert_close(
     raise AssertionError(f"{what}: over {bound:.0e}: " + ", ".join(wrong))
 
 
+def assert_no_worse(
+  actual: Any, other: Any, truth: Any, floor: float = 1e-6
+) -> None:
+  """Asserts that each leaf errs at most twice as much as `other`'s does.
+
+  Args:
+    actual: in low precision.
+    other: likewise, what it is compared with.
+    truth: in a wider one.
+    floor: an error that is let pass.
+
+  Raises:
+    AssertionError: naming the leaves that do not, with both errors.
+  """
+  wrong = []
+  for (path, true), a, b in zip(
+    jax.tree_util.tree_leaves_with_path(truth),
+    *map(jax.tree.leaves, (actual, other)),
+    strict=True,
+  ):
+    ours, own = relative_rms(a, true), relative_rms(b, true)
+    if not ours <= max(2 * own, floor):  # a nan is worse, too
+      wrong.append(f"{jax.tree_util.keystr(path)} {ours:.2e}, not {own:.2e}")
+  if wrong:
+    raise AssertionError("over twice the error: " + "; ".join(wrong))
+
+
 def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
   """Asserts that all leaves are equal to the last bit.
 
