@@ -158,7 +158,6 @@ def test_noise_moves_writes_and_only_in_training():
   [
     {"rule": "hebb"},
     {"window_size": 0},
-    {"chunk_size": 7},
     {"sink_tokens": 6},
     {"rotary_dim": 3},
     {"heads": 0},
