@@ -2,7 +2,7 @@
 
   python train.py --config=configs/quickstart.py
 
-Hardware: 2 CPU cores, no download. Time: under 8 minutes, evaluation
+Hardware: 2 CPU cores, no download. Time: 8 to 13 minutes, evaluation
 included. Expected: at most 1.85 bits per byte on the validation files.
 """
 
