@@ -158,10 +158,5 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  if spec.chunk_size > full_tiles.TOKENS:
-    return f"chunk_size={spec.chunk_size} is more than {full_tiles.TOKENS}"
   widths = {"value_dim": inputs.value.shape[-1], "num_slots": spec.num_slots}
-  for name, width in widths.items():
-    if width not in _gpu_chunk.WIDTHS:
-      return f"{name}={width} is none of {_gpu_chunk.WIDTHS}"
-  return None
+  return full_tiles.too_large(spec.chunk_size, widths, _gpu_chunk.WIDTHS)

@@ -201,14 +201,11 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  if spec.chunk_size > full_tiles.TOKENS:
-    return f"chunk_size={spec.chunk_size} is more than {full_tiles.TOKENS}"
   widths = {
     "key_dim": inputs.query.shape[-1],
     "value_dim": inputs.value.shape[-1],
     "num_slots": spec.num_slots,
   }
-  for name, width in widths.items():
-    if width not in _gpu_forward_kernel.WIDTHS:
-      return f"{name}={width} is none of {_gpu_forward_kernel.WIDTHS}"
-  return None
+  return full_tiles.too_large(
+    spec.chunk_size, widths, _gpu_forward_kernel.WIDTHS
+  )

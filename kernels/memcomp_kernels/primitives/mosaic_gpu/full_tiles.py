@@ -64,3 +64,15 @@ def where_last(
   """`new` in rows that have a last chunk."""
   has = jnp.any(flags["last"] > 0, axis=0)
   return contract.batched_where(has, new, old)
+
+
+def too_large(
+  chunk_size: int, widths: dict[str, int], allowed: tuple[int, ...]
+) -> str | None:
+  """Why chunks, or arrays of these widths, do not fit a kernel, or None."""
+  if chunk_size > TOKENS:
+    return f"chunk_size={chunk_size} is more than {TOKENS}"
+  for name, width in widths.items():
+    if width not in allowed:
+      return f"{name}={width} is none of {allowed}"
+  return None
