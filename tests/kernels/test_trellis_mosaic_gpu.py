@@ -17,12 +17,18 @@ from memcomp_kernels.trellis import api, mosaic_gpu, xla_chunked
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 SPEC = api.Spec(num_slots=64, chunk_size=32)
+TOKEN = dataclasses.replace(SPEC, gradient_at="token")
 MEMORY = memories.MEMORIES["trellis"]
 
 
-def arguments(spec, time, batch=1, before=5):
+def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
   """A state inside a chunk, one that segments start from, and inputs."""
-  sizes = {"batch": batch, "heads": 2, "key_dim": 64, "value_dim": 64}
+  sizes = {
+    "batch": batch,
+    "heads": 2,
+    "key_dim": key_dim,
+    "value_dim": value_dim,
+  }
   inputs = MEMORY.make_inputs(
     jax.random.key(0), spec, time=time + before, **sizes
   )
@@ -92,7 +98,63 @@ def test_chunks_from_the_first_token_on(time):
   check(SPEC, arguments(SPEC, time, before=32))
 
 
+def test_gradients_per_token():
+  """Strictly, and packed: segments of less and of more than a tile."""
+  ids = jnp.array([[1] * 2 + [0] + [2] * 67])
+  check(TOKEN, arguments(TOKEN, 70), ids, **STRICT)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("time", [1, 64, 130])
+def test_gradients_per_token_of_one_segment(time):
+  check(TOKEN, arguments(TOKEN, time))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [False, True])
+@pytest.mark.parametrize("dims", [(128, 128), (64, 128), (128, 64)], ids=str)
+def test_wide_heads(token, dims):
+  """Where results take the place of operands in shared memory."""
+  spec = TOKEN if token else SPEC
+  key_dim, value_dim = dims
+  given = arguments(spec, 70, key_dim=key_dim, value_dim=value_dim)
+  check(spec, given, **STRICT)
+
+
+@pytest.mark.slow
+def test_strong_writes_per_token():
+  """Each token overwrites: what the sweeps find hangs on all before it."""
+  state, fresh, inputs = arguments(TOKEN, 70)
+  strong = inputs._replace(write_rate=jnp.full_like(inputs.write_rate, 4.0))
+  check(TOKEN, (state, fresh, strong))
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in matmul")
+@pytest.mark.parametrize(("strength", "finite"), [(3.3, True), (8.0, False)])
+def test_sweeps_that_overflow(strength, finite):
+  """On the way alone, where a growth of 1 + strength does: 4.3^63, 2.3^63."""
+  spec = dataclasses.replace(TOKEN, phi="identity")
+  state, fresh, inputs = arguments(spec, 64)
+  inputs = inputs._replace(
+    key=jnp.full_like(inputs.key, 1 / 8),  # of norm 1
+    log_decay=jnp.zeros_like(inputs.log_decay),
+    write_rate=jnp.full_like(inputs.write_rate, 0.01).at[..., 0].set(strength),
+  )
+
+  def memory(chunk):
+    after, _ = chunk(state, inputs, spec=spec, reset_state=fresh)
+    return after.key_memory
+
+  with modes.interpreted():
+    actual = memory(mosaic_gpu.chunk)
+  if finite:
+    errors.assert_close(actual, memory(xla_chunked.chunk), 0.1, "key memory")
+  else:
+    assert jnp.all(jnp.isnan(actual))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [False, True])
 @pytest.mark.parametrize(
   "change",
   [
@@ -105,8 +167,8 @@ def test_chunks_from_the_first_token_on(time):
   ],
   ids=str,
 )
-def test_other_meanings(change):
-  spec = dataclasses.replace(SPEC, **change)
+def test_other_meanings(change, token):
+  spec = dataclasses.replace(TOKEN if token else SPEC, **change)
   check(spec, arguments(spec, 70))
 
 
@@ -136,19 +198,20 @@ def check_formulas(ours, known, name):
     errors.assert_close(a, b, 1e-12, f"{name} {i}")
 
 
-@pytest.mark.parametrize("time", [64, 70])
-def test_lowers(time):
-  """Both ways, for calls that start a chunk and that do not."""
-  state, fresh, inputs = arguments(SPEC, time)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 4), (TOKEN, 2)])
+def test_lowers(spec, kernels, dim):
+  """Both ways, for calls that start a chunk and, where it matters, do not."""
+  state, fresh, inputs = arguments(spec, 70, key_dim=dim, value_dim=dim)
 
   def loss(inputs):
-    _, output = mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+    _, output = mosaic_gpu.chunk(state, inputs, spec=spec, reset_state=fresh)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
   with modes.lowered():
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("mosaic_gpu_v2") == 4
+  assert text.count("mosaic_gpu_v2") == kernels
 
 
 def test_says_why_not():
@@ -163,7 +226,6 @@ def test_says_why_not():
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(SPEC, wide, state)
     for change, said in (
-      ({"gradient_at": "token"}, "gradients per token"),
       ({"value_readout_phi": True}, "value_readout_phi"),
       ({"chunk_size": 128}, "chunk_size=128 is more than 64"),
       ({"num_slots": 32}, "num_slots=32 is none of"),

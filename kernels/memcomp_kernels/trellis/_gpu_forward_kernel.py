@@ -1,7 +1,7 @@
-"""Trellis with stale gradients as a Pallas GPU kernel, forward: both passes.
+"""Trellis as a Pallas GPU kernel, forward: both passes.
 
-The algebra is that of `tile.py`, a tile a chunk; memories stay in registers
-from chunk to chunk. Rates are taken into the directions.
+The algebra is that of `tile.py`, with stale gradients a tile a chunk; memories
+stay in registers from tile to tile. Rates are taken into the directions.
 """
 
 from typing import Any
@@ -21,15 +21,16 @@ from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
 )
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import _gpu_sweeps, types
 
 NAMES = "key", "value"
 """Of the passes."""
 GATES = "log", "since", "rate", "to_end"
 """Of each pass, by token: sums of log decays from the chunk's start, a copy of
 them, rates, and what reaches the chunk's end."""
-WIDTHS = (64,)
-"""Of keys and values, and slots: what shared memory has room for."""
+SLOTS = (64,)
+DIMS = 64, 128
+"""Of keys and values: what shared memory has room for."""
 
 
 def body(
@@ -38,7 +39,7 @@ def body(
   carry: tile_kernel.Carry,
   spec: types.Spec,
 ) -> tile_kernel.Carry:
-  """One chunk; see `forward`."""
+  """One tile; see `forward`."""
   refs = refs | gates.parts(refs, "gates", GATES)
   memories = [
     starts.reset(refs, scalars, name, memory)
@@ -49,23 +50,38 @@ def body(
     refs[f"low_{name}"][...] = memory.astype(dtype)
     if f"saved_{name}" in refs:
       refs[f"saved_{name}"][...] = memory.astype(dtype)
-    start = starts.enter(refs, scalars, name, memory)
-    refs[f"start_low_{name}"][...] = start.astype(dtype)
+    if "continues" in scalars:
+      start = starts.enter(refs, scalars, name, memory)
+      refs[f"at_{name}"][...] = start.astype(dtype)
+    else:
+      refs[f"at_{name}"] = refs[f"low_{name}"]
   plgpu.commit_smem()
-  z_key, z_value, read, scores = products(
-    [(refs["key"], transposed(refs["start_low_key"]))],
-    [(refs["value"], transposed(refs["start_low_value"]))],
+
+  def direct(name: str, z: jax.Array) -> jax.Array:
+    target = wide(refs["target"])
+    u = rows.write_direction(spec.phi, z, target, spec.phi_eps)
+    return u * gates.along(refs[f"rate_{name}"], 0, u.shape[1])
+
+  asked = [
     [(refs["query"], transposed(refs["low_key"]))],
     [(refs["query"], transposed(refs["key"]))],
-  )
-  target = plgpu.load(refs["target"], layout=plgpu.Layout.WGMMA)
-  target = target.astype(jnp.float32)
-  for name, z in (("key", z_key), ("value", z_value)):
-    u = rows.write_direction(spec.phi, z, target, spec.phi_eps)
-    u = u * gates.along(refs[f"rate_{name}"], 0, u.shape[1])
-    refs[f"u_{name}"][...] = u.astype(dtype)
-    u = u * gates.along(refs[f"to_end_{name}"], 0, u.shape[1])
-    refs[f"u_end_{name}"][...] = u.astype(dtype)
+  ]
+  if spec.stale:
+    *z, read, scores = products(
+      *([(refs[x], transposed(refs[f"at_{x}"]))] for x in NAMES), *asked
+    )
+    u = [direct(*each) for each in zip(NAMES, z, strict=True)]
+    for name, u_pass in zip(NAMES, u, strict=True):
+      refs[f"u_{name}"][...] = u_pass.astype(dtype)
+  else:
+    _gpu_sweeps.solve(refs, NAMES, direct)
+    u = [wide(refs[f"u_{name}"]) for name in NAMES]
+    read, scores = products(*asked)
+  for name, u_pass in zip(NAMES, u, strict=True):
+    if f"saved_u_{name}" in refs:
+      refs[f"saved_u_{name}"][...] = u_pass.astype(dtype)
+    u_end = u_pass * gates.along(refs[f"to_end_{name}"], 0, u_pass.shape[1])
+    refs[f"u_end_{name}"][...] = u_end.astype(dtype)
   scores = scores * gates.between(refs["log_key"], refs["since_key"])
   refs["scores"][...] = scores.astype(dtype)
   plgpu.commit_smem()
@@ -96,6 +112,12 @@ def body(
   )
 
 
+def wide(ref: Any) -> jax.Array:
+  """A matrix from shared memory, float32."""
+  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+  return x.astype(jnp.float32)
+
+
 def forward(
   operands: dict[str, jax.Array], spec: types.Spec, save: bool
 ) -> dict[str, jax.Array]:
@@ -104,39 +126,47 @@ def forward(
   Args:
     operands: by tile `[tiles, batch, heads, tile, width]`: `query`, `key`,
       `value`, `target`; of each pass, `_key` and `_value`, float32 `gates_`
-      `[tiles, batch, heads, GATES * tile]`, the chunk's whole decay `total_`
-      `[tiles, batch, heads]` and memories `memory_`. Where segments or chunks
-      under way are told apart also int32 `[tiles, batch]` `resets`, `continues`
-      and `last` (the row's last chunk), and memories `reset_` and `start_`.
+      `[tiles, batch, heads, GATES * tile]`, the tile's whole decay `total_`
+      `[tiles, batch, heads]` and memories `memory_`; with gradients per token
+      also `before_` `[tiles, batch, heads, tile]`, sums of log decays up to the
+      token before. Where segments are told apart also int32 `[tiles, batch]`
+      `resets` and memories `reset_`; where chunks under way are, `continues`,
+      `last` (the row's last chunk) and memories `start_`.
     spec: the memory's meaning.
-    save: whether to return the memories before each tile.
+    save: whether to return what backward starts from.
 
   Returns:
     `output`, of `value`'s shape and dtype; `final_key` and `final_value`;
-    with `save` also `saved_key` and `saved_value`, in the same dtype; with
-    `last` the memories at that chunk's start, `last_key` and `last_value`.
+    with `save` also the memories before each tile, `saved_key` and
+    `saved_value`, in the same dtype, and with gradients per token the
+    directions, `saved_u_key` and `saved_u_value`, as the targets; with `last`
+    the memories at that chunk's start, `last_key` and `last_value`.
   """
   value, target = operands["value"], operands["target"]
   num_tiles, _, heads = value.shape[:3]
   dtype = value.dtype
-  local = {
-    "scores": jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype),
-    "code": jax.ShapeDtypeStruct(target.shape[3:], dtype),
-  }
+  square = jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype)
+  code = jax.ShapeDtypeStruct(target.shape[3:], dtype)
+  local = {"scores": square, "code": code}
   results = {"output": jax.ShapeDtypeStruct(value.shape, dtype)}
   kinds = ["memory", "final"]
+  if "resets" in operands:
+    kinds.append("reset")
   for name in NAMES:
     memory = operands[f"memory_{name}"]
     results[f"final_{name}"] = jax.ShapeDtypeStruct(memory.shape, memory.dtype)
+    local |= {f"u_{name}": code, f"u_end_{name}": code}
+    low = local[f"low_{name}"] = jax.ShapeDtypeStruct(memory.shape[2:], dtype)
     if save:
       results[f"saved_{name}"] = jax.ShapeDtypeStruct(
         (num_tiles, *memory.shape), dtype
       )
-    for kind in ("low", "start_low"):
-      local[f"{kind}_{name}"] = jax.ShapeDtypeStruct(memory.shape[2:], dtype)
-    for kind in ("u", "u_end"):
-      local[f"{kind}_{name}"] = local["code"]
+    if not spec.stale:
+      local[f"coupling_{name}"] = square
+      if save:
+        results[f"saved_u_{name}"] = jax.ShapeDtypeStruct(target.shape, dtype)
     if "last" in operands:
+      local[f"at_{name}"] = low
       kinds += starts.KINDS
       results[f"last_{name}"] = results[f"final_{name}"]
 
@@ -151,4 +181,5 @@ def forward(
     ],
     carried=[(f"memory_{name}", f"final_{name}") for name in NAMES],
     local=local,
+    in_place={"output": "value"},
   )

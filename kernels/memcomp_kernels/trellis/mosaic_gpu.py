@@ -40,6 +40,8 @@ def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
     rate = inputs.write_rate[..., place].astype(jnp.float32)
     gates = jnp.concatenate([log, log, rate, factors.to_end], axis=-1)
     operands[f"gates_{name}"] = gates
+    if not spec.stale:
+      operands[f"before_{name}"] = log - log_decay[..., place]
     operands[f"total_{name}"] = factors.total
   return operands
 
@@ -49,10 +51,14 @@ def _prepare(form: form_lib.Form, layout: tiles.Layout, operands):
   inputs, _, _ = tile_scan.lay(layout, operands)
   inputs = jax.tree.map(full_tiles.fill, inputs)
   batch, time = form_lib.sizes(operands.inputs)
-  flags = full_tiles.flags(layout, batch, time)
   given = _operands(form.spec, inputs)
-  if flags is not None:
-    given |= flags | _by_name("start", operands.chunk_start)
+  if form.spec.stale:
+    flags = full_tiles.flags(layout, batch, time)
+    if flags is not None:
+      given |= flags | _by_name("start", operands.chunk_start)
+  else:
+    flags = full_tiles.resets(layout)
+    given |= flags or {}
   return inputs, given, flags
 
 
@@ -64,7 +70,9 @@ def _forward(form, layout, operands, save):
     given |= _by_name("reset", operands.reset)
   found = _gpu_forward_kernel.forward(given, form.spec, save)
   chunk_start = _both(found, "final")  # not read: a chunk ends with the call
-  if flags is not None:
+  if not form.spec.stale:
+    chunk_start = operands.chunk_start
+  elif flags is not None:
     chunk_start = full_tiles.where_last(
       flags, _both(found, "last"), operands.chunk_start
     )
@@ -74,20 +82,24 @@ def _forward(form, layout, operands, save):
     full_tiles.unlay(form, layout, operands, found["output"]),
     None,
   )
-  return result, _both(found, "saved") if save else None
+  if not save:
+    return result, None
+  names = [name for name in found if name.startswith("saved_")]
+  return result, {name: found[name] for name in names}
 
 
 def _backward(form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
   inputs, given, flags = _prepare(form, layout, operands)
-  given |= _by_name("saved", saved) | _by_name("d_final", cotangents.memories)
-  if flags is not None:
+  given |= {name.replace("saved_u", "u"): x for name, x in saved.items()}
+  given |= _by_name("d_final", cotangents.memories)
+  if "last" in given:
     given |= _by_name("d_last", cotangents.chunk_start)
   d_output = full_tiles.fill(tiles.lay(layout, cotangents.outputs))
   given["d_output"] = d_output.astype(inputs.value.dtype)
   found = _gpu_backward_kernel.backward(given, form.spec)
 
-  d_log, d_rate = _gate_adjoints(inputs, given, found)
+  d_log, d_rate = _gate_adjoints(form.spec, inputs, given, found)
   if not form.spec.forget_gate:
     d_log = jnp.zeros_like(d_log)
   if inputs.log_decay.shape[-1] == 1:
@@ -109,25 +121,32 @@ def _backward(form, layout, operands, saved, cotangents):
   )
   d_memories = _both(found, "d_memory")
   zeros = jax.tree.map(jnp.zeros_like, d_memories)
-  if flags is None:
-    return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
-  # A row without a chunk hands on the start that it was given.
-  kept = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
-  d_start = jax.tree.map(jnp.add, _both(found, "d_start"), kept)
-  return form_lib.Operands(
-    d_memories, d_start, _both(found, "d_reset"), d_inputs
-  )
+  d_reset = zeros if flags is None else _both(found, "d_reset")
+  if not form.spec.stale:
+    d_start = cotangents.chunk_start
+  elif flags is None:
+    d_start = zeros
+  else:
+    # A row without a chunk hands on the start that it was given.
+    kept = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
+    d_start = jax.tree.map(jnp.add, _both(found, "d_start"), kept)
+  return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
 
 
 def _gate_adjoints(
-  inputs: types.Inputs, given: dict[str, jax.Array], found: dict[str, jax.Array]
+  spec: types.Spec,
+  inputs: types.Inputs,
+  given: dict[str, jax.Array],
+  found: dict[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
   """Of log decays and rates, `[tiles, batch, heads, tile, 2]`.
 
   Each term of a read holds exp(log) of its token, each with a direction
-  exp(-log) of that token's, what reaches the chunk's end exp(log) of the last.
+  exp(-log) of that token's, what reaches the tile's end exp(log) of the last;
+  with gradients per token each term of z that of the token before.
 
   Args:
+    spec: the memory's meaning.
     inputs: in tiles.
     given: what the kernel was given.
     found: what it found.
@@ -135,11 +154,17 @@ def _gate_adjoints(
   d_logs, d_rates = [], []
   for name, place in _PLACES:
     rate = inputs.write_rate[..., place].astype(jnp.float32)
-    by_reads, d_rate, by_end = jnp.split(found[f"d_gates_{name}"], 3, axis=-1)
+    kinds = len(_gpu_backward_kernel.adjoint_kinds(spec))
+    by_reads, d_rate, by_end, *before = jnp.split(
+      found[f"d_gates_{name}"], kinds, axis=-1
+    )
     kept = jnp.sum(found[f"d_total_{name}"], axis=-1)
     at_end = given[f"total_{name}"] * kept
     at_end -= jnp.sum(rate * by_end, axis=-1)
     d_log = (by_reads - rate * d_rate).at[..., -1].add(at_end)
+    if before:
+      by_z = jnp.roll(before.pop(), -1, axis=-1)  # nothing is before the first
+      d_log = d_log + by_z.at[..., -1].set(0.0)
     d_logs.append(lax.cumsum(d_log, axis=3, reverse=True))
     d_rates.append(d_rate)
   return jnp.stack(d_logs, axis=-1), jnp.stack(d_rates, axis=-1)
@@ -157,7 +182,8 @@ def _by_name(kind: str, memories: Any) -> dict[str, jax.Array]:
 def _as_saved(form, operands):
   """Of `form.Engine`."""
   dtype = operands.inputs.query.dtype
-  return jax.tree.map(lambda x: x.astype(dtype), operands.memories)
+  low = jax.tree.map(lambda x: x.astype(dtype), operands.memories)
+  return _by_name("saved", low)
 
 
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
@@ -179,7 +205,10 @@ def chunk(
   """
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
-  form = xla_chunked.form(spec, tiling or tilings.Tiling())
+  tiling = tiling or tilings.Tiling()
+  if not spec.stale:
+    tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
+  form = xla_chunked.form(spec, tiling)
   form = dataclasses.replace(form, engine=ENGINE)
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
@@ -190,8 +219,6 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := modes.unavailable():
     return reason
-  if not spec.stale:
-    return "no kernel for gradients per token"
   if spec.value_readout_phi:
     return "no kernel for value_readout_phi=True"
   if inputs.log_phi_eps is not None:
@@ -201,11 +228,12 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  widths = {
+  dims = {
     "key_dim": inputs.query.shape[-1],
     "value_dim": inputs.value.shape[-1],
-    "num_slots": spec.num_slots,
   }
+  slots, allowed = {"num_slots": spec.num_slots}, _gpu_forward_kernel
+  tokens = spec.chunk_size if spec.stale else 1
   return full_tiles.too_large(
-    spec.chunk_size, widths, _gpu_forward_kernel.WIDTHS
-  )
+    tokens, dims, allowed.DIMS
+  ) or full_tiles.too_large(tokens, slots, allowed.SLOTS)

@@ -58,6 +58,16 @@ def flags(
   return {name: x.astype(jnp.int32) for name, x in found.items()}
 
 
+def resets(layout: tiles.Layout) -> dict[str, jax.Array] | None:
+  """As `flags`, but where segments start alone: without chunks in the meaning.
+
+  Tiles are free there, and what fills the last one up changes nothing.
+  """
+  if layout.flags is None:
+    return None
+  return {"resets": layout.flags.resets.astype(jnp.int32)}
+
+
 def where_last(
   flags: dict[str, jax.Array], new: form_lib.Memories, old: form_lib.Memories
 ) -> form_lib.Memories:

@@ -47,7 +47,7 @@ def along(ref: Any, axis: int, width: int) -> jax.Array:
   return lax.broadcast_in_dim(x, shape, (axis,))
 
 
-def between(log: Any, since: Any) -> jax.Array:
+def between(log: Any, since: Any, *, strictly: bool = False) -> jax.Array:
   """Omega, `[tokens, tokens]`: zero above the diagonal.
 
   By differences of sums of logs, which cannot overflow.
@@ -55,6 +55,7 @@ def between(log: Any, since: Any) -> jax.Array:
   Args:
     log: reference to the sums of log decays from the tile's start, `[tokens]`.
     since: reference to a copy of them.
+    strictly: zero on the diagonal, too: of sums up to the token before.
   """
   tokens = log.shape[0]
   row, column = (
@@ -64,4 +65,5 @@ def between(log: Any, since: Any) -> jax.Array:
     for axis in (0, 1)
   )
   passed = along(log, 0, tokens) - along(since, 1, tokens)
-  return jnp.where(row >= column, jnp.exp(jnp.minimum(passed, 0.0)), 0.0)
+  earlier = row > column if strictly else row >= column
+  return jnp.where(earlier, jnp.exp(jnp.minimum(passed, 0.0)), 0.0)

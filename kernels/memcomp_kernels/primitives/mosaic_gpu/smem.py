@@ -1,8 +1,8 @@
 """What a kernel may hold in a multiprocessor's shared memory."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -34,22 +34,37 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=layout(shape, dtype))
 
 
+class Slots(NamedTuple):
+  """For how many steps shared memory holds arrays at once.
+
+  Attributes:
+    operands: 1 or 2.
+    results: by name, 0 to 2. Those with 0 go from registers to the device's
+      memory, or take an operand's place.
+  """
+
+  operands: int
+  results: dict[str, int]
+
+
 def slots(
   operands: Iterable[Any],
-  results: Iterable[Any],
+  results: Mapping[str, Any],
   fixed: Iterable[Any],
   kernel: str,
-) -> tuple[int, int]:
-  """For how many steps shared memory holds operands, and results, at once.
+  in_place: Collection[str] = (),
+) -> Slots:
+  """What shared memory has room for; the next step's operands come first.
 
-  No results means that they go from registers to the device's memory: so they
-  do where the next step's operands would have no room beside them.
+  Results are without a slot only where the next step's operands, or this one's,
+  would have no room beside them.
 
   Args:
     operands: a step's part of each.
-    results: likewise.
+    results: likewise, by name.
     fixed: other arrays, once each.
     kernel: whose they are.
+    in_place: results that may take an operand's place.
 
   Raises:
     NotImplementedError: not even one step's operands fit.
@@ -59,11 +74,21 @@ def slots(
     sizes = (steps * math.prod(x.shape) * x.dtype.itemsize for x in arrays)
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
-  operands, results = list(operands), list(results)
+  def placed(key):
+    # Registers write sectors of the device's memory in part where numbers are
+    # narrow, or of one axis.
+    x = results[key]
+    return key not in in_place and (len(x.shape) < 2 or x.dtype.itemsize < 4)
+
+  operands = list(operands)
   room = LIMIT - _SPARE - num_bytes(fixed, 1)
-  for counts in ((2, 2), (2, 1), (2, 0), (1, 0)):
-    if num_bytes(operands, counts[0]) + num_bytes(results, counts[1]) <= room:
-      return counts
+  for steps, result_steps in ((2, 2), (2, 1), (2, 0), (1, 1), (1, 0)):
+    held = {key: result_steps or int(placed(key)) for key in results}
+    needed = num_bytes(operands, steps) + sum(
+      num_bytes([results[key]], n) for key, n in held.items()
+    )
+    if needed <= room:
+      return Slots(steps, held)
   raise NotImplementedError(
     f"{kernel} mosaic_gpu: a tile needs {num_bytes(operands, 1):,} bytes of "
     f"shared memory, where {room:,} are free; take a shorter tile"

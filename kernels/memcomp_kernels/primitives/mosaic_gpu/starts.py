@@ -4,7 +4,8 @@ References and scalars are those of a `tile_kernel` body. Of a memory called
 `name` they are `reset_name` (what segments start from), `start_name` (the start
 of a chunk that began before the call) and `last_name` (the start of the row's
 last chunk, a result); their adjoints are `d_reset_name`, `d_start_name` (both
-zeros first) and `d_last_name`.
+zeros first) and `d_last_name`. Without chunks in the meaning there is only
+`reset_name`.
 """
 
 from typing import Any
@@ -68,8 +69,8 @@ def leave(
     d_memory: the adjoint of the memory before the tile.
     d_start: of that at the chunk's start.
   """
-  if "resets" not in scalars:
-    return d_memory + d_start
+  if "continues" not in scalars:
+    return leave_segment(refs, scalars, name, d_memory + d_start)
   d_start = lax.cond(
     scalars["last"] != 0,
     lambda x: x + tile_kernel.load(refs[f"d_last_{name}"]),
@@ -81,12 +82,25 @@ def leave(
     refs[f"d_start_{name}"][...] = d_start
     return d_memory
 
+  d_memory = lax.cond(
+    scalars["continues"] != 0, continues, jnp.add, d_memory, d_start
+  )
+  return leave_segment(refs, scalars, name, d_memory)
+
+
+def leave_segment(
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  name: str,
+  d_memory: jax.Array,
+) -> jax.Array:
+  """As `leave`, where memories at chunks' starts are not told apart."""
+  if "resets" not in scalars:
+    return d_memory
+
   def resets(d_memory):
     ref = refs[f"d_reset_{name}"]
     ref[...] = tile_kernel.load(ref) + d_memory
     return jnp.zeros_like(d_memory)
 
-  d_memory = lax.cond(
-    scalars["continues"] != 0, continues, jnp.add, d_memory, d_start
-  )
   return lax.cond(scalars["resets"] != 0, resets, lambda x: x, d_memory)

@@ -32,6 +32,7 @@ def run(
   steps: int,
   inputs: dict[str, Stream],
   outputs: dict[str, Stream],
+  replaced: dict[str, Stream],
   arrived: Any,
 ) -> Any:
   """Returns the carry after all steps; all outputs are written then.
@@ -42,6 +43,7 @@ def run(
     steps: how many.
     inputs: by name; all have as many slots.
     outputs: likewise.
+    replaced: further outputs, by name, that are written where an input was.
     arrived: `[slots]` barriers, each of as many arrivals as there are inputs.
   """
   slots, out_slots = (
@@ -65,14 +67,17 @@ def run(
     plgpu.wait_smem_to_gmem(out_slots - 1, wait_read_only=True)
     out_slot = lax.rem(step, jnp.int32(out_slots))
     refs = {name: x.buffer.at[slot] for name, x in inputs.items()}
+    refs |= {name: x.buffer.at[slot] for name, x in replaced.items()}
     refs |= {name: x.buffer.at[out_slot] for name, x in outputs.items()}
     carry = body(step, refs, carry)
     plgpu.commit_smem()
-    for stream in outputs.values():
+    for name, stream in (outputs | replaced).items():
       plgpu.copy_smem_to_gmem(
-        stream.buffer.at[out_slot], stream.source(step), commit_group=False
+        refs[name], stream.source(step), commit_group=False
       )
     plgpu.commit_smem_to_gmem_group()
+    if replaced:  # before the next inputs come there
+      plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     lax.cond(
       step + slots < steps,
       lambda: fetch(step + slots, slot),

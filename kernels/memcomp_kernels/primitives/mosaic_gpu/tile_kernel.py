@@ -35,6 +35,7 @@ def run(
   local: Mapping[str, jax.ShapeDtypeStruct],
   columns: int = 1,
   by_columns: Sequence[str] = (),
+  in_place: Mapping[str, str] | None = None,
   zeroed: Collection[str] = (),
   reverse: bool = False,
 ) -> dict[str, jax.Array]:
@@ -56,6 +57,8 @@ def run(
     local: arrays in shared memory for the body's own use.
     columns: of a block of threads.
     by_columns: names of the arrays of which it has these columns only.
+    in_place: results that may be written over an operand, where shared memory
+      is short of room: the operand of each, which the body does not read then.
     zeroed: names of memories among the results that are zeros first.
     reverse: whether tiles are taken from the last one on.
 
@@ -79,13 +82,16 @@ def run(
     )
     for key in by_tile
   }
-  slots, out_slots = smem.slots(
+  in_place = in_place or {}
+  slots, held = smem.slots(
     [x for key, x in parts.items() if key in operands],
-    [x for key, x in parts.items() if key in results],
+    {key: x for key, x in parts.items() if key in results},
     local.values(),
     name,
+    in_place,
   )
-  held = {key: slots if key in operands else out_slots for key in parts}
+  replaced = {key: in_place[key] for key in in_place if not held[key]}
+  held = dict.fromkeys((key for key in parts if key in operands), slots) | held
 
   def kernel(*given):
     *whole, buffers, scratch, arrived = given
@@ -107,10 +113,11 @@ def run(
     def streams(of):
       return {
         key: stream.Stream(
-          lambda step, key=key: part(key, tile(step), row), buffers[key]
+          lambda step, key=key: part(key, tile(step), row),
+          buffers[replaced.get(key, key)],
         )
-        for key in buffers
-        if key in of
+        for key in parts
+        if key in of and (held[key] or key in replaced)
       }
 
     own = {key: part(key, row) for key in memories if key in arrays} | scratch
@@ -130,7 +137,8 @@ def run(
       tuple(load(own[first]) for first, _ in carried),
       steps=num_tiles,
       inputs=streams(operands),
-      outputs=streams(results),
+      outputs=streams(results.keys() - replaced.keys()),
+      replaced=streams(replaced),
       arrived=arrived,
     )
     for (_, last), value in zip(carried, final, strict=True):
