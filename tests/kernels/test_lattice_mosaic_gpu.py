@@ -19,9 +19,9 @@ SPEC = api.Spec(num_slots=64, chunk_size=16)
 MEMORY = memories.MEMORIES["lattice"]
 
 
-def arguments(spec, time, batch=1, before=5):
+def arguments(spec, time, batch=1, before=5, value_dim=64):
   """A state inside a chunk, one that segments start from, and inputs."""
-  sizes = {"batch": batch, "heads": 2, "key_dim": 64, "value_dim": 64}
+  sizes = {"batch": batch, "heads": 2, "key_dim": 64, "value_dim": value_dim}
   inputs = MEMORY.make_inputs(
     jax.random.key(0), spec, time=time + before, **sizes
   )
@@ -92,6 +92,14 @@ def test_a_row_of_padding():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("objective", ["decoding", "encoding"])
+def test_wide_heads(objective):
+  """Where results take the place of operands in shared memory."""
+  spec = dataclasses.replace(SPEC, objective=objective)
+  check(spec, arguments(spec, 40, value_dim=128), **STRICT)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "change",
   [
@@ -132,10 +140,10 @@ def test_decays_out_of_range():
   errors.assert_close(actual, expected, 0.0, "equal")
 
 
-@pytest.mark.parametrize("time", [16, 20])
-def test_lowers(time):
+@pytest.mark.parametrize("value_dim", [64, 128])
+def test_lowers(value_dim):
   """Both ways, for calls that start a chunk and that do not."""
-  state, fresh, inputs = arguments(SPEC, time, before=16)
+  state, fresh, inputs = arguments(SPEC, 20, before=16, value_dim=value_dim)
 
   def loss(inputs):
     _, output = mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)

@@ -109,15 +109,15 @@ class _Chunk(_gpu_chunk.Chunk):
     by_share, into_phi = products(
       [(refs["late"], phi)], [(transposed(refs["late"]), refs["h"])]
     )
-    d_h = d_h + by_share + 2 * self.wide("h") * sums(d_tangent)
+    d_h = d_h + by_share + 2 * self.wide("h") * sums(d_tangent, d_h)
     d_phi = d_phi + into_phi
-    d_phi = d_phi + 2 * self.row("d_squares") * _wide(phi)
+    d_phi = d_phi + 2 * self.row("d_squares", d_phi.shape[1]) * _wide(phi)
     if self.spec.objective == "decoding":
-      self.store("early", d_h)
+      self.store("h", d_h)
       plgpu.commit_smem()
       by_h, into_phi = products(
-        [(refs["early"], transposed(phi))],
-        [(transposed(refs["key"]), refs["early"])],
+        [(refs["h"], transposed(phi))],
+        [(transposed(refs["key"]), refs["h"])],
       )
       d_key, d_phi = d_key + by_h, d_phi + into_phi
     self.store("d_key", d_key)
@@ -143,7 +143,7 @@ class _Chunk(_gpu_chunk.Chunk):
     after = self.after(memory, start, written)
     inverse, sized = _gpu_chunk.norms(after)
     normal = inverse * after
-    d_normal = inverse * (d_after - normal * sums(normal * d_after))
+    d_normal = inverse * (d_after - normal * sums(normal * d_after, normal))
     d_normal = jnp.where(sized, d_normal, 0.0)
     d_fallback = jnp.where(sized, 0.0, d_after)
     if self.flagged:
@@ -161,7 +161,7 @@ class _Chunk(_gpu_chunk.Chunk):
     self.store("low", d_normal)
     self.store("d_kept", jnp.sum(memory * d_normal, axis=1))
     self.store("d_end", jnp.sum(start * d_normal, axis=1))
-    kept, along = jnp.exp(self.row("end")), self.row("along")
+    kept, along = self.by_slot(memory)
     d_phi = d_phi + d_fallback - along * d_normal
     return d_memory + kept * d_normal, d_phi
 
@@ -245,6 +245,7 @@ def backward(
     memories=names,
     carried=[("d_final", "d_memory")],
     local=local,
+    in_place={f"d_{x}": x for x in ("query", "key", "value")},
     zeroed=zeroed,
     reverse=True,
   )

@@ -20,10 +20,13 @@ from memcomp_kernels.primitives.mosaic_gpu.products import (
   transposed,
 )
 
-WIDTHS = (64,)
-"""Of values, and slots: what registers have room for."""
-LOW = "low", "h", "late", "early", "left", "scores", "seen", "high", "rest"
-"""Matrices in shared memory, in the dtype of products: of `Chunk`."""
+SLOTS = (64,)
+DIMS = 64, 128
+"""Of values: what shared memory has room for."""
+LOW = "late", "early", "left", "scores", "seen", "high", "rest"
+"""Of tokens and slots, or tokens, in shared memory, in the dtype of products:
+of `Chunk`. Beside them `low` is of slots and values, `h` of tokens and values.
+"""
 WIDE = "end", "along"
 """Numbers of slots there, float32."""
 
@@ -79,9 +82,9 @@ class Chunk:
     x = plgpu.load(self.refs[name], layout=plgpu.Layout.WGMMA)
     return x.astype(jnp.float32)
 
-  def row(self, name: str) -> jax.Array:
+  def row(self, name: str, width: int = SLOTS[0]) -> jax.Array:
     """Numbers of tokens, or of slots, in all columns."""
-    return gates.along(self.refs[name], 0, WIDTHS[0])
+    return gates.along(self.refs[name], 0, width)
 
   def find(self, phi: Any) -> None:
     """Finds the writes; `phi` is committed."""
@@ -93,11 +96,12 @@ class Chunk:
     elif objective == "similarity":
       h = -h
     self.phi = phi
-    self.length = sums(h * h)
     self.store("h", h)
-    self.store("seen", jnp.where(triangle(h), 1.0, 0.0))
+    seen = triangle(self.row("rate"))
+    self.store("seen", jnp.where(seen, 1.0, 0.0))
     plgpu.commit_smem()
     (self.share,) = products([(refs["h"], transposed(phi))])
+    self.length = sums(h * h, self.share)
     log_decay = self.row("log_decay")
     logs = log_decay - 0.5 * jnp.log(self.writes().total)
     self.lowest = jnp.sum(logs, axis=0)
@@ -151,13 +155,18 @@ class Chunk:
     self, memory: jax.Array, start: jax.Array, written: jax.Array
   ) -> jax.Array:
     """S after the writes; `written` is the product of `left` and h."""
-    kept, along = jnp.exp(self.row("end")), self.row("along")
+    kept, along = self.by_slot(memory)
     return kept * memory - along * start + written
 
+  def by_slot(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What the memory after the chunk has of that before, and of Phi."""
+    width = memory.shape[1]
+    return jnp.exp(self.row("end", width)), self.row("along", width)
 
-def sums(x: jax.Array) -> jax.Array:
-  """Of rows, in all columns."""
-  return rows.along_rows(jnp.sum(x, axis=1), x)
+
+def sums(x: jax.Array, like: jax.Array) -> jax.Array:
+  """Of rows, in all columns of `like`."""
+  return rows.along_rows(jnp.sum(x, axis=1), like)
 
 
 def down_columns(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -176,6 +185,6 @@ def triangle(x: jax.Array) -> jax.Array:
 
 def norms(memory: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Inverse norms of slots on all their columns, and where there are any."""
-  squares = sums(memory * memory)
+  squares = sums(memory * memory, memory)
   sized = squares > columns.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1.0)), sized

@@ -76,13 +76,15 @@ def local(
   operands: dict[str, jax.Array], flagged: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """A chunk's arrays in shared memory."""
-  dtype = operands["value"].dtype
-  (width,) = _gpu_chunk.WIDTHS
-  square = jax.ShapeDtypeStruct((full_tiles.TOKENS, width), dtype)
-  slots = jax.ShapeDtypeStruct((width,), jnp.float32)
+  value, dtype = operands["value"].shape[3:], operands["value"].dtype
+  (slots,) = _gpu_chunk.SLOTS
+  square = jax.ShapeDtypeStruct((full_tiles.TOKENS, slots), dtype)
+  by_slot = jax.ShapeDtypeStruct((slots,), jnp.float32)
   found = dict.fromkeys(_gpu_chunk.LOW, square)
-  found |= dict.fromkeys(_gpu_chunk.WIDE, slots)
-  return found | {"phi": square} if flagged else found
+  found |= dict.fromkeys(_gpu_chunk.WIDE, by_slot)
+  found["low"] = jax.ShapeDtypeStruct((slots, value[-1]), dtype)
+  found["h"] = jax.ShapeDtypeStruct(value, dtype)
+  return found | {"phi": found["low"]} if flagged else found
 
 
 def forward(
@@ -129,4 +131,5 @@ def forward(
     memories=names,
     carried=[("memory", "final")],
     local=local(operands, flagged),
+    in_place={"output": "value"},
   )

@@ -158,5 +158,10 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  widths = {"value_dim": inputs.value.shape[-1], "num_slots": spec.num_slots}
-  return full_tiles.too_large(spec.chunk_size, widths, _gpu_chunk.WIDTHS)
+  return full_tiles.too_large(
+    spec.chunk_size,
+    {
+      "value_dim": (inputs.value.shape[-1], _gpu_chunk.DIMS),
+      "num_slots": (spec.num_slots, _gpu_chunk.SLOTS),
+    },
+  )

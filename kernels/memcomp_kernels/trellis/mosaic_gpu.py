@@ -228,12 +228,12 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  dims = {
-    "key_dim": inputs.query.shape[-1],
-    "value_dim": inputs.value.shape[-1],
-  }
-  slots, allowed = {"num_slots": spec.num_slots}, _gpu_forward_kernel
-  tokens = spec.chunk_size if spec.stale else 1
+  allowed = _gpu_forward_kernel
   return full_tiles.too_large(
-    tokens, dims, allowed.DIMS
-  ) or full_tiles.too_large(tokens, slots, allowed.SLOTS)
+    spec.chunk_size if spec.stale else 1,
+    {
+      "key_dim": (inputs.query.shape[-1], allowed.DIMS),
+      "value_dim": (inputs.value.shape[-1], allowed.DIMS),
+      "num_slots": (spec.num_slots, allowed.SLOTS),
+    },
+  )

@@ -77,12 +77,17 @@ def where_last(
 
 
 def too_large(
-  chunk_size: int, widths: dict[str, int], allowed: tuple[int, ...]
+  chunk_size: int, widths: dict[str, tuple[int, tuple[int, ...]]]
 ) -> str | None:
-  """Why chunks, or arrays of these widths, do not fit a kernel, or None."""
+  """Why chunks or arrays do not fit a kernel, or None.
+
+  Args:
+    chunk_size: in tokens.
+    widths: by name a width, and those that the kernel does.
+  """
   if chunk_size > TOKENS:
     return f"chunk_size={chunk_size} is more than {TOKENS}"
-  for name, width in widths.items():
+  for name, (width, allowed) in widths.items():
     if width not in allowed:
       return f"{name}={width} is none of {allowed}"
   return None
