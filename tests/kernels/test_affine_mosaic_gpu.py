@@ -1,7 +1,9 @@
 """GPU kernels of affine tiles: interpreted, against the XLA forms; lowered.
 
-Nothing here runs on a GPU: the interpreter knows shared memory, copies and
-barriers, and lowering finds layouts that matrix units cannot take.
+Without a GPU: the interpreter knows shared memory, copies and barriers, and
+lowering finds layouts that matrix units cannot take. With JAX_PLATFORMS=cuda
+and a Hopper GPU the same tests run the kernels there, in place of interpreting
+them.
 """
 
 import dataclasses
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.primitives.mosaic_gpu import affine_kernels, modes
 from memcomp_kernels.testing import errors, gradients, memories
 
@@ -57,7 +60,7 @@ def check(name, spec, given, ids=None, **mode):
   )
   expected = gradients.value_and_gradients(function(xla, spec, ids), given)
   kernels = module(name, "mosaic_gpu").chunk
-  with modes.interpreted(**mode):
+  with modes.tried(**mode):
     actual = gradients.value_and_gradients(function(kernels, spec, ids), given)
   errors.assert_no_worse(actual, expected, truth)
 
@@ -155,7 +158,16 @@ def test_tensor_cache_lowers(name):
   assert lower("tensor_cache", spec, given).count("mosaic_gpu_v2") >= 2
 
 
-def test_says_why_not():
+def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
+  with modes.tried(detect_races=True):
+    assert modes.interpret().detect_races
+  monkeypatch.setattr(modes, "unavailable", lambda: None)
+  with modes.tried(detect_races=True):
+    assert modes.interpret() is False
+
+
+def test_says_why_not(monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
   api = memories.MEMORIES["delta_rule"].api
   spec = memories.MEMORIES["delta_rule"].specs["gated"]
   state, _, inputs = arguments("delta_rule", spec, 8)

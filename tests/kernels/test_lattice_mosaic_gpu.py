@@ -1,6 +1,6 @@
 """Lattice's GPU kernels: interpreted, against the XLA form; lowered.
 
-Nothing here runs on a GPU: see `test_affine_mosaic_gpu`.
+On a GPU, the same for real: see `test_affine_mosaic_gpu`.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.lattice import api, mosaic_gpu, xla_chunked
 from memcomp_kernels.primitives.mosaic_gpu import modes
 from memcomp_kernels.testing import errors, gradients, memories
@@ -45,7 +46,7 @@ def run(chunk, spec, given, ids=None, **mode):
   def function(state, fresh, inputs):
     return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
 
-  with modes.interpreted(**mode):
+  with modes.tried(**mode):
     return gradients.value_and_gradients(function, given)
 
 
@@ -155,7 +156,8 @@ def test_lowers(value_dim):
   assert text.count("mosaic_gpu_v2") >= 4
 
 
-def test_says_why_not():
+def test_says_why_not(monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     api.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")

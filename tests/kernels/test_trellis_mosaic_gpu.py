@@ -1,6 +1,6 @@
 """Trellis's GPU kernel: interpreted, against the XLA form; lowered.
 
-Nothing here runs on a GPU: see `test_affine_mosaic_gpu`.
+On a GPU, the same for real: see `test_affine_mosaic_gpu`.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.primitives.mosaic_gpu import modes, rows
 from memcomp_kernels.testing import errors, gradients, memories
@@ -61,7 +62,7 @@ def check(spec, given, ids=None, **mode):
   xla = run(xla_chunked.chunk)
   truth = gradients.value_and_gradients(xla, gradients.cast(given, jnp.float32))
   expected = gradients.value_and_gradients(xla, given)
-  with modes.interpreted(**mode):
+  with modes.tried(**mode):
     actual = gradients.value_and_gradients(run(mosaic_gpu.chunk), given)
   errors.assert_no_worse(actual, expected, truth)
 
@@ -145,7 +146,7 @@ def test_sweeps_that_overflow(strength, finite):
     after, _ = chunk(state, inputs, spec=spec, reset_state=fresh)
     return after.key_memory
 
-  with modes.interpreted():
+  with modes.tried():
     actual = memory(mosaic_gpu.chunk)
   if finite:
     errors.assert_close(actual, memory(xla_chunked.chunk), 0.1, "key memory")
@@ -214,7 +215,9 @@ def test_lowers(spec, kernels, dim):
   assert text.count("mosaic_gpu_v2") == kernels
 
 
-def test_says_why_not():
+def test_says_why_not(monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
+
   def chunk(spec, inputs, state):
     api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
 

@@ -30,6 +30,19 @@ def interpreted(**params) -> Iterator[None]:
     _MODE.reset(token)
 
 
+def tried(**params) -> contextlib.AbstractContextManager[None]:
+  """Inside, kernels run on a GPU that has them, and else as in `interpreted`.
+
+  Tests run so: with JAX_PLATFORMS=cuda they are tests of the real kernels.
+
+  Args:
+    **params: as there.
+  """
+  if unavailable() is None:
+    return contextlib.nullcontext()
+  return interpreted(**params)
+
+
 @contextlib.contextmanager
 def lowered() -> Iterator[None]:
   """Inside, kernels are lowered for GPUs, whatever devices are in use."""
