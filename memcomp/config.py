@@ -29,8 +29,9 @@ class DataConfig:
       chosen by a hash of each file's name.
     validation_share: that share, in [0, 1).
     task: a synthetic task (`memcomp.data.synthetic`) to train on in place of
-      text: then no source is read, `tokenizer` is "none", and `sequence_length`
-      is that of its longest row or more.
+      text: then no source is read, `tokenizer` is the task's ("none", but
+      "bytes" for needles), and `sequence_length` is that of its longest row or
+      more.
     tokenizer: "bytes" (256 ids, no dependency), a path to a tokenizer.json, or
       "none" (ids that mean no text).
     packing: "joined" (all text in one stream, cut into rows, no boundaries),

@@ -133,13 +133,13 @@ def _check_task(
   except ValueError as error:
     raise errors.UserError(f"data.task: {error}") from error
   for name, needed in (
-    ("tokenizer", tokenizer_lib.NONE),
+    ("tokenizer", task.tokenizer),
     ("packing", "joined"),
   ):
     if getattr(c, name) != needed:
       raise errors.UserError(
         f"data.{name} = {getattr(c, name)!r}: the rows of task {task.name} are"
-        f" laid as they are, of ids without text; set data.{name} to {needed}"
+        f" laid as they are, of its own ids; set data.{name} to {needed}"
       )
   if c.seed < 0:
     raise errors.UserError(

@@ -9,16 +9,9 @@ from typing import Any
 
 from memcomp import errors
 from memcomp import progress as progress_lib
-from memcomp.data.synthetic import niah
+from memcomp.data.synthetic import niah, niah_task
 from memcomp.evaluation import haystacks, load, plot, report, slices, tasks
 from memcomp.inference import complete
-
-NEEDLES = {
-  "single_1": ("noise", "number"),
-  "single_2": ("essay", "number"),
-  "single_3": ("essay", "uuid"),
-}
-"""Name -> haystack and kind of value."""
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 """Tokens of a question and its answer, as the papers have them."""
@@ -30,8 +23,8 @@ def run(
   *,
   seed: int = 42,
   contexts: Sequence[int | str] = (),
-  needles: Sequence[str] = tuple(NEEDLES),
-  samples: int = 500,
+  needles: Sequence[str] = (),
+  samples: int | None = None,
   rows: int = 8,
   essay_file: str = "",
   word_list: str = "",
@@ -43,9 +36,10 @@ def run(
     opened: the model.
     folder: for results; slices that stand there already are not run again.
     seed: of the questions; the default is RULER's.
-    contexts: tokens of questions; () is `CONTEXTS`.
-    needles: of `NEEDLES`.
-    samples: of each kind and length.
+    contexts: tokens of questions; () is `CONTEXTS`, of a model that was trained
+      on needles the trained length and two, four and eight times it.
+    needles: of `niah.NEEDLES`; () is all, of such a model the trained one.
+    samples: of each kind and length; None is 500, of such a model 100.
     rows: questions side by side.
     essay_file: text, or JSON with a "text"; "" is bundled.
     word_list: folder of adjectivelist.txt and nounlist.txt, or "wonderwords"
@@ -58,7 +52,12 @@ def run(
   Raises:
     UserError: bad values, no such file, or a length that nothing fits into.
   """
-  lengths = _lengths(contexts)
+  task = opened.config.data.task
+  trained = task if isinstance(task, niah_task.NiahConfig) else None
+  if samples is None:
+    samples = 100 if trained else 500
+  needles = needles or ([trained.needle] if trained else list(niah.NEEDLES))
+  lengths = _lengths(contexts, trained)
   _check(needles, samples, sentences)
   material = haystacks.Material(
     haystacks.read_words(word_list),
@@ -117,7 +116,7 @@ def describe(
     in for RULER's; `label`: "ruler-exact", or "ruler-like" with `deviations`;
     `task_hash` and what it is of.
   """
-  haystack, kind = NEEDLES[name]
+  haystack, kind = niah.NEEDLES[name]
   essay = haystack == "essay"
   deviations = material.deviations(haystack)
   stands_in = {"words", "essay"} & set(deviations)
@@ -244,17 +243,22 @@ def _clean(text: str) -> str:
   return re.sub(r"[\x00-\x1f]", "\n", text.strip()).strip()
 
 
-def _lengths(given: Sequence[int | str]) -> list[int]:
-  return tasks.contexts(given) if given else list(CONTEXTS)
+def _lengths(
+  given: Sequence[int | str], trained: niah_task.NiahConfig | None
+) -> list[int]:
+  if given:
+    return tasks.contexts(given)
+  if trained:
+    return [trained.context * times for times in (1, 2, 4, 8)]
+  return list(CONTEXTS)
 
 
 def _check(needles: Sequence[str], samples: int, sentences: str) -> None:
   for flag, values, known in (
-    ("needles", needles, NEEDLES),
+    ("needles", needles, niah.NEEDLES),
     ("sentences", [sentences], haystacks.SPLITTERS),
   ):
-    unknown = [value for value in values if value not in known]
-    if unknown or not values:
+    if any(value not in known for value in values):
       raise errors.UserError(
         f"--{flag}={','.join(values)}: give {' or '.join(known)}"
       )

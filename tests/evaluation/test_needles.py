@@ -7,7 +7,7 @@ import pytest
 
 from memcomp import errors
 from memcomp.data.synthetic import niah as questions_lib
-from memcomp.data.synthetic import stand_in
+from memcomp.data.synthetic import niah_task, stand_in
 from memcomp.evaluation import haystacks, load, niah
 from memcomp.inference import complete
 
@@ -167,7 +167,7 @@ def test_with_everything_of_the_benchmark_it_is_exact(trained, monkeypatch):
   )
   tasks = {
     name: niah.describe(name, 4096, material, opened, 500, 42)
-    for name in niah.NEEDLES
+    for name in questions_lib.NEEDLES
   }
   assert {task["label"] for task in tasks.values()} == {"ruler-exact"}
   assert tasks["single_2"]["task"] == "niah_single_2"
@@ -177,6 +177,26 @@ def test_with_everything_of_the_benchmark_it_is_exact(trained, monkeypatch):
   assert (task["label"], task["deviations"]) == ("ruler-like", ["sentences"])
   task = niah.describe("single_1", 4096, regex, opened, 500, 42)
   assert task["label"] == "ruler-exact"
+
+
+def test_a_model_of_needles_is_asked_for_its_own(
+  trained, monkeypatch, tmp_path
+):
+  """Where it was trained, and beyond."""
+  opened = load.open_checkpoint(trained)
+  opened.config.data.task = niah_task.NiahConfig(context=1000)
+  monkeypatch.setattr(complete, "complete", lambda *_, **__: ([""] * 50, 0))
+  monkeypatch.setattr(
+    niah, "_questions", lambda task, *_: iter([_QUESTION] * task["samples"])
+  )
+  niah.run(opened, tmp_path, rows=50)
+  assert [
+    (one["needle"], one["context"], one["samples"])
+    for one in slices_of(tmp_path)
+  ] == [("single_1", 1000 * times, 100) for times in (1, 2, 4, 8)]
+
+
+_QUESTION = questions_lib.Sample("?", "7", 0.5, 9)
 
 
 def test_own_words_and_essay(tmp_path):

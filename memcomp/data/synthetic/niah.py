@@ -26,6 +26,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+NEEDLES = {
+  "single_1": ("noise", "number"),
+  "single_2": ("essay", "number"),
+  "single_3": ("essay", "uuid"),
+}
+"""Name -> haystack and kind of value."""
+
 ANSWER_TOKENS = 128
 """Tokens of the answer; they count as part of a text's length."""
 

@@ -31,9 +31,15 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TaskConfig(abc.ABC):
-  """The configuration of a task; each task adds its fields."""
+  """The configuration of a task; each task adds its fields.
+
+  Attributes:
+    name: of the task.
+    tokenizer: that its ids are of, as `DataConfig.tokenizer`.
+  """
 
   name: ClassVar[str]
+  tokenizer: ClassVar[str] = "none"
 
   @abc.abstractmethod
   def validate(self) -> None:

@@ -1,9 +1,14 @@
 """Synthetic tasks by name: the one list that configs and evaluation go by."""
 
-from memcomp.data.synthetic import mqar_task, recall, task
+from memcomp.data.synthetic import mqar_task, niah_task, recall, task
 
 TASKS: dict[str, type[task.TaskConfig]] = {
-  config.name: config for config in (mqar_task.MqarConfig, recall.RecallConfig)
+  config.name: config
+  for config in (
+    mqar_task.MqarConfig,
+    recall.RecallConfig,
+    niah_task.NiahConfig,
+  )
 }
 
 
