@@ -112,14 +112,20 @@ def test_more_tokens_than_the_state_holds_push_the_oldest_out():
   np.testing.assert_allclose(full, window, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["full", "window-sinks"])
+@pytest.mark.parametrize(
+  ("name", "length"), [("full", 32), ("full", 45), ("window-sinks", 32)]
+)
 @pytest.mark.parametrize("packed", [False, True])
-def test_tiles_never_change_the_result(monkeypatch, name, packed):
-  """Small tiles: several a part in full attention, two back in a window."""
+def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
+  """Small tiles, the last not full.
+
+  Several a part where all tokens are seen, two back in a window; a state of
+  fewer tokens than the call is a window, too.
+  """
   spec = MEMORY.specs[name]
   if name == "window-sinks":
     spec = dataclasses.replace(spec, window_size=15)
-  state, inputs = fresh(spec, 32), inputs_for(45)
+  state, inputs = fresh(spec, length), inputs_for(45)
   ids = None
   if packed:
     ids = jnp.asarray(np.arange(45)[None] // 19 + np.ones((2, 1)), jnp.int32)

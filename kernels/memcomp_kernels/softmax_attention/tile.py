@@ -63,7 +63,7 @@ def attend(
   Args:
     query: `[batch, queries, kv_heads, key]`, see `by_group`.
     tokens: all that may be seen.
-    seen: bool `[batch, queries, tokens]`; each query sees something.
+    seen: bool `[batch, queries, tokens]`; what sees nothing gets zeros.
     spec: the attention's meaning.
     sink_query: as `query`, for sinks; None for `query`.
   """
@@ -91,12 +91,14 @@ def attend(
     sinks = (tokens.position < spec.sink_tokens)[:, None, None]
     scores = jnp.where(sinks, of_sinks, scores)
   scores = jnp.where(seen[:, None], scores, -jnp.inf)
+  # Places that fill a tile up see nothing: nan there would reach all values'
+  # adjoints, as zero times nan is nan.
+  top = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
   # Normalised last: the sum is over what was multiplied, and fewer numbers are
   # divided.
-  weights = jnp.exp(
-    scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-  )
   total = jnp.sum(weights, axis=-1)
+  total = jnp.where(total == 0.0, 1.0, total)
   outputs = product("bhqk,bkhd->bqhd", weights, tokens.value)
   return outputs / jnp.swapaxes(total, 1, 2)[..., None]
 
