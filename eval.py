@@ -91,7 +91,9 @@ _OPTIONS: dict[str, flags.FlagHolder] = {
     "segments", None, "Of mqar: TOKENS:PAIRS:ROWS, several joined by ;"
   ),
   "needles": flags.DEFINE_list(
-    "needles", None, "Of niah: single_1, single_2, single_3. Default: all."
+    "needles",
+    None,
+    "Of niah: single_1, single_2, single_3. Default: all, or the trained one.",
   ),
   "essay_file": flags.DEFINE_string(
     "essay_file", None, 'Of niah: text to hide in, or JSON with a "text".'
