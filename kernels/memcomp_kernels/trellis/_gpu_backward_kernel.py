@@ -173,16 +173,9 @@ class _Tile:
       self.store("dz", dz)
     else:
       z = _gpu_sweeps.from_start(refs, name, z.shape[1]) * z - rest.pop()
-      by_rate = _gpu_sweeps.solve_transposed(
-        refs, name, by_rate, lambda by_rate: self.pull(name, z, by_rate)[0]
+      by_rate, d_target, d_scores = self.between_tokens(
+        name, z, by_rate, of_scores
       )
-      dz, d_target = self.pull(name, z, by_rate)
-      self.store(f"d_before_{name}", jnp.sum(dz * z, axis=1))
-      d_scores, d_coupling = products(of_scores, [(refs["dz"], transposed(u))])
-      d_coupling = -(d_coupling * _gpu_sweeps.between(refs, name))
-      self.store(f"coupling_{name}", d_coupling)
-      dz = dz * _gpu_sweeps.from_start(refs, name, z.shape[1])
-      self.store("dz", dz)
     direction = rows.write_direction(*self.loss(z))
     self.store(f"d_rate_{name}", jnp.sum(by_rate * direction, axis=1))
     self.store(f"d_end_{name}", jnp.sum(seen * direction, axis=1))
@@ -216,6 +209,40 @@ class _Tile:
     else:
       d_memory = starts.leave_segment(refs, scalars, name, d_memory)
     return d_memory, d_target
+
+  def between_tokens(
+    self,
+    name: str,
+    z: jax.Array,
+    by_rate: jax.Array,
+    of_scores: list[tuple[Any, Any]],
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What directions owe to those of tokens before, with gradients per token.
+
+    Leaves the adjoint of M w in `dz`, and that of w_t . w_i in `coupling_`.
+
+    Args:
+      name: the pass.
+      z: its pre-activations.
+      by_rate: the adjoint of its directions by reads and the memory alone.
+      of_scores: the product of the scores' adjoint.
+
+    Returns:
+      The adjoints of directions, of targets and of scores.
+    """
+    refs = self.refs
+    by_rate = _gpu_sweeps.solve_transposed(
+      refs, name, by_rate, lambda by_rate: self.pull(name, z, by_rate)[0]
+    )
+    dz, d_target = self.pull(name, z, by_rate)
+    self.store(f"d_before_{name}", jnp.sum(dz * z, axis=1))
+    d_scores, d_coupling = products(
+      of_scores, [(refs["dz"], transposed(refs[f"u_{name}"]))]
+    )
+    d_coupling = -(d_coupling * _gpu_sweeps.between(refs, name))
+    self.store(f"coupling_{name}", d_coupling)
+    self.store("dz", dz * _gpu_sweeps.from_start(refs, name, z.shape[1]))
+    return by_rate, d_target, d_scores
 
   def pull(
     self, name: str, z: jax.Array, by_rate: jax.Array
