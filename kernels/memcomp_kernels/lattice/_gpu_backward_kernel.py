@@ -111,7 +111,9 @@ class _Chunk(_gpu_chunk.Chunk):
     )
     d_h = d_h + by_share + 2 * self.wide("h") * sums(d_tangent, d_h)
     d_phi = d_phi + into_phi
-    d_phi = d_phi + 2 * self.row("d_squares", d_phi.shape[1]) * _wide(phi)
+    d_phi = d_phi + 2 * self.row(
+      "d_squares", d_phi.shape[1]
+    ) * tile_kernel.wide(phi)
     if self.spec.objective == "decoding":
       self.store("h", d_h)
       plgpu.commit_smem()
@@ -139,7 +141,7 @@ class _Chunk(_gpu_chunk.Chunk):
     Returns:
       The adjoints of the memory before the tile, and of Phi.
     """
-    memory, start = self.wide("saved"), _wide(self.phi)
+    memory, start = self.wide("saved"), tile_kernel.wide(self.phi)
     after = self.after(memory, start, written)
     inverse, sized = _gpu_chunk.norms(after)
     normal = inverse * after
@@ -190,11 +192,6 @@ class _Chunk(_gpu_chunk.Chunk):
     if self.spec.objective == "encoding":
       return d_tangent, d_share + d_code, -d_code
     return d_tangent, d_share, d_code
-
-
-def _wide(ref: Any) -> jax.Array:
-  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
-  return x.astype(jnp.float32)
 
 
 def _last_row(x: jax.Array) -> jax.Array:

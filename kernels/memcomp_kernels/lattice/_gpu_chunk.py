@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.lattice import columns, types
-from memcomp_kernels.primitives.mosaic_gpu import gates, rows
+from memcomp_kernels.primitives.mosaic_gpu import gates, rows, tile_kernel
 from memcomp_kernels.primitives.mosaic_gpu.products import (
   products,
   transposed,
@@ -79,8 +79,7 @@ class Chunk:
     self.refs[name][...] = x.astype(self.refs[name].dtype)
 
   def wide(self, name: str) -> jax.Array:
-    x = plgpu.load(self.refs[name], layout=plgpu.Layout.WGMMA)
-    return x.astype(jnp.float32)
+    return tile_kernel.wide(self.refs[name])
 
   def row(self, name: str, width: int = SLOTS[0]) -> jax.Array:
     """Numbers of tokens, or of slots, in all columns."""

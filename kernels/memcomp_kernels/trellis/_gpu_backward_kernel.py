@@ -27,7 +27,7 @@ from memcomp_kernels.primitives.mosaic_gpu.products import (
   transposed,
 )
 from memcomp_kernels.trellis import _gpu_sweeps, types
-from memcomp_kernels.trellis._gpu_forward_kernel import GATES, NAMES, wide
+from memcomp_kernels.trellis._gpu_forward_kernel import GATES, NAMES
 
 _ADJOINTS = "reads", "rate", "end"
 """Of the gates of each pass, by token and summed over slots: reads times their
@@ -70,7 +70,7 @@ class _Tile:
     start = lax.cond(
       self.scalars["continues"] != 0,
       lambda: tile_kernel.load(self.refs[f"start_{name}"]),
-      lambda: wide(saved),
+      lambda: tile_kernel.wide(saved),
     )
     place = f"start_{saved.shape[1]}"
     self.store(place, start)
@@ -78,7 +78,12 @@ class _Tile:
 
   def loss(self, z: jax.Array) -> tuple[str, jax.Array, jax.Array, float]:
     """What a direction is of; targets are read again, not kept in registers."""
-    return self.spec.phi, z, wide(self.refs["target"]), self.spec.phi_eps
+    return (
+      self.spec.phi,
+      z,
+      tile_kernel.wide(self.refs["target"]),
+      self.spec.phi_eps,
+    )
 
   def direct(self, name: str, z: jax.Array) -> None:
     rate = self.row(f"rate_{name}")
@@ -154,7 +159,9 @@ class _Tile:
     low = refs[f"low_{saved.shape[1]}"]
     low[...] = d_after.astype(low.dtype)
     start = self.start(name)
-    self.store(f"d_total_{name}", jnp.sum(wide(saved) * d_after, axis=0))
+    self.store(
+      f"d_total_{name}", jnp.sum(tile_kernel.wide(saved) * d_after, axis=0)
+    )
     plgpu.commit_smem()
     of_z = [(written, transposed(start))]
     of_scores = [(reader, transposed(u))]
@@ -180,9 +187,9 @@ class _Tile:
     self.store(f"d_rate_{name}", jnp.sum(by_rate * direction, axis=1))
     self.store(f"d_end_{name}", jnp.sum(seen * direction, axis=1))
     self.store(f"scores_{name}", -(d_scores * self.between(name)))
-    self.store(f"u_{name}", -(wide(u) * to_end))
+    self.store(f"u_{name}", -(tile_kernel.wide(u) * to_end))
     from_start = jnp.exp(self.row(f"log_{name}"))
-    self.store(f"reader_{name}", wide(reader) * from_start)
+    self.store(f"reader_{name}", tile_kernel.wide(reader) * from_start)
     plgpu.commit_smem()
     by_read = transposed(reader), refs[asker]
     by_z = transposed(refs["dz"]), written

@@ -58,7 +58,7 @@ def body(
   plgpu.commit_smem()
 
   def direct(name: str, z: jax.Array) -> jax.Array:
-    target = wide(refs["target"])
+    target = tile_kernel.wide(refs["target"])
     u = rows.write_direction(spec.phi, z, target, spec.phi_eps)
     return u * gates.along(refs[f"rate_{name}"], 0, u.shape[1])
 
@@ -75,7 +75,7 @@ def body(
       refs[f"u_{name}"][...] = u_pass.astype(dtype)
   else:
     _gpu_sweeps.solve(refs, NAMES, direct)
-    u = [wide(refs[f"u_{name}"]) for name in NAMES]
+    u = [tile_kernel.wide(refs[f"u_{name}"]) for name in NAMES]
     read, scores = products(*asked)
   for name, u_pass in zip(NAMES, u, strict=True):
     if f"saved_u_{name}" in refs:
@@ -110,12 +110,6 @@ def body(
     scalars[f"total_{name}"] * memory - x
     for name, memory, x in zip(NAMES, memories, written, strict=True)
   )
-
-
-def wide(ref: Any) -> jax.Array:
-  """A matrix from shared memory, float32."""
-  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
-  return x.astype(jnp.float32)
 
 
 def forward(

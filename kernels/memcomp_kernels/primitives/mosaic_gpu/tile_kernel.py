@@ -23,6 +23,12 @@ def load(ref: Any) -> jax.Array:
   return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
 
 
+def wide(ref: Any) -> jax.Array:
+  """A matrix from shared memory likewise, float32."""
+  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+  return x.astype(jnp.float32)
+
+
 def run(
   body: Body,
   name: str,
