@@ -129,9 +129,12 @@ def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
 
 
 def _bars(found: list[list[float]]) -> tuple[np.ndarray, list[np.ndarray]]:
-  values = np.array(found)
-  mean = values.mean(axis=1)
-  return mean, [mean - values.min(axis=1), values.max(axis=1) - mean]
+  # Sizes may have been run with different numbers of seeds.
+  mean, low, high = (
+    np.array([function(values) for values in found])
+    for function in (np.mean, np.min, np.max)
+  )
+  return mean, [mean - low, high - mean]
 
 
 def main(argv):
