@@ -81,6 +81,10 @@ def draw(
   handles, labels = row[0].get_legend_handles_labels()
   if handles:
     canvas.legend(
-      handles, labels, loc="outside lower center", fontsize="small", ncols=4
+      handles,
+      labels,
+      loc="outside lower center",
+      fontsize="small",
+      ncols=4 if len(panels) > 1 else 3,
     )
   return plot.save(canvas, path)
