@@ -9,7 +9,11 @@ import numpy as np
 from memcomp import errors
 from memcomp.evaluation import plot
 
-_SLICE = {"recall": ("gap",), "mqar": ("length", "pairs")}
+_SLICE = {
+  "recall": ("gap",),
+  "mqar": ("length", "pairs"),
+  "niah": ("needle", "context"),
+}
 """Fields that tell the slices of a task apart."""
 
 
@@ -133,12 +137,14 @@ def _check_same(runs: list[dict[str, Any]]) -> None:
 
 def _slices(
   folder: pathlib.Path, result: dict[str, Any]
-) -> dict[tuple[int, ...], float]:
+) -> dict[tuple[Any, ...], float]:
   """Accuracy by slice of one run; of several seeds the first's."""
-  accuracy: dict[tuple[int, ...], float] = {}
+  accuracy: dict[tuple[Any, ...], float] = {}
   fields = _SLICE[result["task"]]
   files = f"{result['task']}*-step{result['step']}.json"
   for path in sorted(folder.glob(files)):
     for one in json.loads(path.read_text())["slices"]:
-      accuracy.setdefault(tuple(one[x] for x in fields), one["accuracy"])
+      # Needles are scored in percent, as RULER does.
+      right = one["accuracy"] if "accuracy" in one else one["loose"] / 100
+      accuracy.setdefault(tuple(one[x] for x in fields), right)
   return accuracy

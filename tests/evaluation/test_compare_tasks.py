@@ -44,6 +44,26 @@ def test_means_over_seeds_by_slice(tmp_path, capsys):
   assert (tmp_path / "compare.png").stat().st_size > 5000
 
 
+def test_needles_are_in_percent(tmp_path, capsys):
+  place = tmp_path / "needles-0" / "eval"
+  place.mkdir(parents=True)
+  result = {
+    "name": "needles",
+    "seed": 0,
+    "step": 9,
+    "state_bytes": 1024,
+    "task": "niah",
+    "config": {"data": {"task": {"name": "niah", "context": 1024}}},
+  }
+  (place / "results.json").write_text(json.dumps(result))
+  one = {"needle": "single_1", "context": 1024, "loose": 28.0, "strict": 21.0}
+  (place / "niah-step9.json").write_text(json.dumps({"slices": [one]}))
+  run.run(tmp_path, "compare")
+  assert "| needles | 1 | 1,024 | 0.280 |" in capsys.readouterr().out
+  found = json.loads((tmp_path / "compare.json").read_text())
+  assert found["slices"] == ["single_1/1024"]
+
+
 def test_other_tasks_are_refused(tmp_path):
   leave(tmp_path, "full", 0, {24: 1.0}, episodes=6)
   leave(tmp_path, "window", 0, {24: 1.0}, episodes=1)
