@@ -12,7 +12,7 @@ import pytest
 
 from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import activations
-from memcomp_kernels.primitives.mosaic_gpu import modes, rows
+from memcomp_kernels.primitives.mosaic_gpu import modes, rows, smem
 from memcomp_kernels.testing import errors, gradients, memories
 from memcomp_kernels.trellis import api, mosaic_gpu, xla_chunked
 
@@ -200,10 +200,10 @@ def check_formulas(ours, known, name):
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 4), (TOKEN, 2)])
-def test_lowers(spec, kernels, dim):
+@pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 8), (TOKEN, 4)])
+def test_lowers(spec, kernels, dim, time=70):
   """Both ways, for calls that start a chunk and, where it matters, do not."""
-  state, fresh, inputs = arguments(spec, 70, key_dim=dim, value_dim=dim)
+  state, fresh, inputs = arguments(spec, time, key_dim=dim, value_dim=dim)
 
   def loss(inputs):
     _, output = mosaic_gpu.chunk(state, inputs, spec=spec, reset_state=fresh)
@@ -213,6 +213,22 @@ def test_lowers(spec, kernels, dim):
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert text.count("mosaic_gpu_v2") == kernels
+
+
+def test_blocks_share_a_multiprocessor(monkeypatch):
+  """Those of the reads, where no chunk is under way: half of its memory each."""
+  monkeypatch.setattr(smem, "LIMIT", (228 // 2 - 1) * 1024)
+  test_lowers(SPEC, 8, 64, time=64)
+
+
+def test_one_step_takes_as_little_as_it_can():
+  part = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+
+  def slots(steps):
+    return smem.slots([part], {"x": part}, [], "name", ["x"], steps=steps)
+
+  assert slots(2) == (2, {"x": 2})
+  assert slots(1) == (1, {"x": 0})
 
 
 def test_says_why_not(monkeypatch):

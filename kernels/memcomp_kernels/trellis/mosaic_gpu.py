@@ -1,11 +1,12 @@
 """Trellis by Pallas GPU kernels, forward and backward.
 
 Chunks are laid into tiles by XLA and filled up to 64 tokens with places that
-change nothing. The memories before each chunk are what backward starts from.
+change nothing. Writes go from tile to tile, each pass of a head by itself
+(`_gpu_writes`); reads are of all tiles at once (`_gpu_reads`). Backward starts
+from the memories before each chunk, the reads first.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,174 +17,272 @@ from memcomp_kernels.primitives import chunked, decay, tile_scan, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic_gpu import full_tiles, modes, rows
 from memcomp_kernels.trellis import (
-  _gpu_backward_kernel,
-  _gpu_forward_kernel,
+  _gpu_reads,
+  _gpu_reads_backward,
+  _gpu_writes,
+  _gpu_writes_backward,
   tilings,
   types,
   xla_chunked,
 )
 
-_PLACES = ("key", 0), ("value", -1)
-"""Passes, and which of an input's gates is theirs."""
+_PASSES = 2
+"""Keys, then values: the axis behind that of heads, of all that both have."""
 
 
-def _operands(spec: types.Spec, inputs: types.Inputs) -> dict[str, jax.Array]:
-  """What both kernels need of tiles `[tiles, batch, heads, tile, ...]`."""
-  names = "query", "key", "value", "target"
-  operands = {name: getattr(inputs, name) for name in names}
-  log_decay = inputs.log_decay.astype(jnp.float32)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
-  for name, place in _PLACES:
-    log = jnp.cumsum(log_decay[..., place], axis=-1)
-    factors = decay.decay_factors(log_decay[..., place])
-    rate = inputs.write_rate[..., place].astype(jnp.float32)
-    gates = jnp.concatenate([log, log, rate, factors.to_end], axis=-1)
-    operands[f"gates_{name}"] = gates
-    if not spec.stale:
-      operands[f"before_{name}"] = log - log_decay[..., place]
-    operands[f"total_{name}"] = factors.total
-  return operands
+def _both(key: jax.Array, value: jax.Array) -> jax.Array:
+  """`[..., heads, m, width]` of each pass -> `[..., heads, 2, m, width]`.
+
+  The narrower is filled up with zeros, which its pass does not heed.
+  """
+  width = max(key.shape[-1], value.shape[-1])
+  return jnp.stack([_widened(x, width) for x in (key, value)], axis=-3)
 
 
-def _prepare(form: form_lib.Form, layout: tiles.Layout, operands):
-  """The inputs in full tiles, what both kernels read, and flags or None."""
-  inputs, _, _ = tile_scan.lay(layout, operands)
-  inputs = jax.tree.map(full_tiles.fill, inputs)
-  batch, time = form_lib.sizes(operands.inputs)
-  given = _operands(form.spec, inputs)
-  if form.spec.stale:
-    flags = full_tiles.flags(layout, batch, time)
-    if flags is not None:
-      given |= flags | _by_name("start", operands.chunk_start)
-  else:
-    flags = full_tiles.resets(layout)
-    given |= flags or {}
-  return inputs, given, flags
+def _widened(x: jax.Array, width: int) -> jax.Array:
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+def _parted(x: jax.Array, like: form_lib.Memories) -> form_lib.Memories:
+  """Undoes `_both`, for arrays of the widths of `like`."""
+  key, value = (x[..., i, :, : known.shape[-1]] for i, known in enumerate(like))
+  return key, value
+
+
+def _lanes(x: jax.Array, axis: int = 2) -> jax.Array:
+  """A pass of a head as a head: `[..., heads, 2, ...]`, heads at `axis`."""
+  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _passes(x: jax.Array, axis: int = 2) -> jax.Array:
+  """Undoes `_lanes`."""
+  return x.reshape(*x.shape[:axis], -1, _PASSES, *x.shape[axis + 1 :])
+
+
+def _stacked(x: jax.Array, axis: int = 2) -> jax.Array:
+  """One pass's rows behind the other's, of a head; heads at `axis`."""
+  return _lanes(x, axis + 1)
+
+
+def _unstacked(x: jax.Array) -> jax.Array:
+  """Undoes `_stacked`."""
+  return x.reshape(*x.shape[:3], _PASSES, -1, *x.shape[4:])
+
+
+def _of_passes(x: jax.Array) -> jax.Array:
+  """Gates `[tiles, batch, heads, tile, 1 or 2]` -> `[..., 2, tile]`."""
+  x = jnp.moveaxis(x.astype(jnp.float32), -1, -2)
+  return jnp.broadcast_to(x, (*x.shape[:-2], _PASSES, x.shape[-1]))
+
+
+class _Tiles:
+  """Inputs as kernels take them.
+
+  Attributes:
+    inputs: full tiles `[tiles, batch, heads, tile, ...]`.
+    written: keys and values, of the larger one's width.
+    rate: `[tiles, batch, heads, 2, tile]`.
+    log: sums of log decays from the tile's start, likewise.
+    before: the same, up to the token before.
+    decay: mu and Omega, likewise.
+    flags: of `full_tiles`, or None.
+  """
+
+  def __init__(self, form: form_lib.Form, layout: tiles.Layout, operands):
+    inputs, _, _ = tile_scan.lay(layout, operands)
+    self.inputs = inputs = jax.tree.map(full_tiles.fill, inputs)
+    self.spec = form.spec
+    self.written = _both(inputs.key, inputs.value)
+    self.rate = _of_passes(inputs.write_rate)
+    log_decay = _of_passes(inputs.log_decay)
+    if not form.spec.forget_gate:
+      log_decay = jnp.zeros_like(log_decay)
+    self.log = jnp.cumsum(log_decay, axis=-1)
+    self.before = self.log - log_decay
+    self.decay = decay.decay_factors(log_decay)
+    if form.spec.stale:
+      batch, time = form_lib.sizes(operands.inputs)
+      self.flags = full_tiles.flags(layout, batch, time)
+    else:
+      self.flags = full_tiles.resets(layout)
+
+  @property
+  def width(self) -> int:
+    return self.written.shape[-1]
+
+  @property
+  def continues(self) -> bool:
+    """Whether chunks under way are told apart."""
+    return self.flags is not None and self.spec.stale
+
+  def of_writes(self, operands: form_lib.Operands) -> dict[str, jax.Array]:
+    """What the writes' kernels take, both ways."""
+    kinds = {
+      "rate": self.rate,
+      "to_end": self.decay.to_end,
+      "before": self.before,
+      "since": self.log,
+    }
+    kinds = [kinds[kind] for kind in _gpu_writes.gate_kinds(self.spec)]
+    given = {
+      "written": _lanes(self.written),
+      "target": self.inputs.target,
+      "gates": _lanes(jnp.concatenate(kinds, axis=-1)),
+      "total": _lanes(self.decay.total),
+    }
+    if self.flags is not None:
+      given |= self.flags
+    if self.continues:
+      given["start_memory"] = _lanes(_both(*operands.chunk_start), 1)
+    return given
+
+  def of_reads(self, saved: jax.Array) -> dict[str, jax.Array]:
+    """What the reads' kernels take, both ways, but for directions."""
+    return {
+      "query": _widened(self.inputs.query, self.width),
+      "written": _stacked(self.written),
+      "saved": _stacked(_passes(saved)),
+      "gates": _stacked(jnp.concatenate([self.log, self.log], axis=-1)),
+    }
 
 
 def _forward(form, layout, operands, save):
   """Of `form.Engine`."""
-  _, given, flags = _prepare(form, layout, operands)
-  given |= _by_name("memory", operands.memories)
-  if flags is not None:
-    given |= _by_name("reset", operands.reset)
-  found = _gpu_forward_kernel.forward(given, form.spec, save)
-  chunk_start = _both(found, "final")  # not read: a chunk ends with the call
+  laid = _Tiles(form, layout, operands)
+  given = laid.of_writes(operands)
+  given["memory"] = _lanes(_both(*operands.memories), 1)
+  if laid.flags is not None:
+    given["reset_memory"] = _lanes(_both(*operands.reset), 1)
+  written = _gpu_writes.forward(given, form.spec)
+  given = laid.of_reads(written["saved"])
+  given["u"] = _stacked(_passes(written["u"]))
+  read = _gpu_reads.forward(given, form.spec)
+  output = read["output"][..., : laid.inputs.value.shape[-1]]
+  memories = _parted(_passes(written["final"], 1), operands.memories)
+  chunk_start = memories  # not read: a chunk ends with the call
   if not form.spec.stale:
     chunk_start = operands.chunk_start
-  elif flags is not None:
-    chunk_start = full_tiles.where_last(
-      flags, _both(found, "last"), operands.chunk_start
-    )
+  elif laid.flags is not None:
+    last = _parted(_passes(written["last_memory"], 1), operands.memories)
+    chunk_start = full_tiles.where_last(laid.flags, last, operands.chunk_start)
   result = form_lib.Result(
-    _both(found, "final"),
+    memories,
     chunk_start,
-    full_tiles.unlay(form, layout, operands, found["output"]),
+    full_tiles.unlay(form, layout, operands, output),
     None,
   )
-  if not save:
-    return result, None
-  names = [name for name in found if name.startswith("saved_")]
-  return result, {name: found[name] for name in names}
+  names = ("saved",) if form.spec.stale else ("saved", "u")
+  return result, {name: written[name] for name in names} if save else None
 
 
 def _backward(form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
-  inputs, given, flags = _prepare(form, layout, operands)
-  given |= {name.replace("saved_u", "u"): x for name, x in saved.items()}
-  given |= _by_name("d_final", cotangents.memories)
-  if "last" in given:
-    given |= _by_name("d_last", cotangents.chunk_start)
-  d_output = full_tiles.fill(tiles.lay(layout, cotangents.outputs))
-  given["d_output"] = d_output.astype(inputs.value.dtype)
-  found = _gpu_backward_kernel.backward(given, form.spec)
+  laid = _Tiles(form, layout, operands)
+  inputs, like = laid.inputs, operands.memories
+  by_reads = _backward_of_reads(laid, form, layout, operands, saved, cotangents)
+  given = laid.of_writes(operands) | saved
+  given |= {
+    name: _lanes(_unstacked(by_reads[name])) for name in ("d_u", "d_memory")
+  }
+  given["d_final"] = _lanes(_both(*cotangents.memories), 1)
+  if laid.continues:
+    given["d_last_memory"] = _lanes(_both(*cotangents.chunk_start), 1)
+  found = _gpu_writes_backward.backward(given, form.spec)
 
-  d_log, d_rate = _gate_adjoints(form.spec, inputs, given, found)
-  if not form.spec.forget_gate:
-    d_log = jnp.zeros_like(d_log)
-  if inputs.log_decay.shape[-1] == 1:
-    d_log = jnp.sum(d_log, axis=-1, keepdims=True)
-  if inputs.write_rate.shape[-1] == 1:
-    d_rate = jnp.sum(d_rate, axis=-1, keepdims=True)
+  def wide(x):
+    return x.astype(jnp.float32)
+
+  d_written = wide(_unstacked(by_reads["d_written"]))
+  d_written += wide(_passes(found["d_written"]))
+  d_key, d_value = _parted(d_written, (inputs.key, inputs.value))
+  d_log, d_rate = _gate_adjoints(laid, by_reads["d_gates"], found)
   d_inputs = types.Inputs(
-    query=found["d_query"],
-    key=found["d_key"],
-    value=found["d_value"],
-    target=found["d_target"],
-    log_decay=d_log,
-    write_rate=d_rate,
+    query=by_reads["d_query"][..., : inputs.query.shape[-1]],
+    key=d_key,
+    value=d_value,
+    target=jnp.sum(wide(_passes(found["d_target"])), axis=3),
+    log_decay=_of_gates(d_log, inputs.log_decay),
+    write_rate=_of_gates(d_rate, inputs.write_rate),
   )
   d_inputs = jax.tree.map(
     lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
     d_inputs,
     inputs,
   )
-  d_memories = _both(found, "d_memory")
-  zeros = jax.tree.map(jnp.zeros_like, d_memories)
-  d_reset = zeros if flags is None else _both(found, "d_reset")
+
+  def memories(name):
+    return _parted(_passes(found[name], 1), like)
+
+  zeros = jax.tree.map(jnp.zeros_like, like)
+  d_reset = zeros if laid.flags is None else memories("d_reset_memory")
   if not form.spec.stale:
     d_start = cotangents.chunk_start
-  elif flags is None:
+  elif laid.flags is None:
     d_start = zeros
   else:
     # A row without a chunk hands on the start that it was given.
-    kept = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
-    d_start = jax.tree.map(jnp.add, _both(found, "d_start"), kept)
-  return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
+    kept = full_tiles.where_last(laid.flags, zeros, cotangents.chunk_start)
+    d_start = jax.tree.map(jnp.add, memories("d_start_memory"), kept)
+  return form_lib.Operands(memories("d_first"), d_start, d_reset, d_inputs)
+
+
+def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
+  """What reads alone owe to everything; see `_gpu_reads_backward`."""
+  given = laid.of_reads(saved["saved"])
+  d_output = full_tiles.fill(tiles.lay(layout, cotangents.outputs))
+  d_output = d_output.astype(given["query"].dtype)
+  given["d_output"] = _widened(d_output, laid.width)
+  if form.spec.stale:
+    given["rates"] = _stacked(laid.rate)
+    given["target"] = laid.inputs.target
+  else:
+    given["u"] = _stacked(_passes(saved["u"]))
+  if laid.continues:
+    given["continues"] = laid.flags["continues"]
+    given["start_memory"] = _stacked(_both(*operands.chunk_start), 1)
+  return _gpu_reads_backward.backward(given, form.spec)
+
+
+def _of_gates(d: jax.Array, like: jax.Array) -> jax.Array:
+  """Undoes `_of_passes` for the adjoint of gates `like`."""
+  d = jnp.moveaxis(d, -2, -1)
+  return d if like.shape[-1] > 1 else jnp.sum(d, axis=-1, keepdims=True)
 
 
 def _gate_adjoints(
-  spec: types.Spec,
-  inputs: types.Inputs,
-  given: dict[str, jax.Array],
-  found: dict[str, jax.Array],
+  laid: _Tiles, by_reads: jax.Array, found: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-  """Of log decays and rates, `[tiles, batch, heads, tile, 2]`.
+  """Of log decays and rates, `[tiles, batch, heads, 2, tile]`.
 
   Each term of a read holds exp(log) of its token, each with a direction
   exp(-log) of that token's, what reaches the tile's end exp(log) of the last;
   with gradients per token each term of z that of the token before.
 
   Args:
-    spec: the memory's meaning.
-    inputs: in tiles.
-    given: what the kernel was given.
-    found: what it found.
+    laid: what the kernels were given.
+    by_reads: reads times their adjoints, `[tiles, batch, heads, 2 * tile]`.
+    found: by the writes.
   """
-  d_logs, d_rates = [], []
-  for name, place in _PLACES:
-    rate = inputs.write_rate[..., place].astype(jnp.float32)
-    kinds = len(_gpu_backward_kernel.adjoint_kinds(spec))
-    by_reads, d_rate, by_end, *before = jnp.split(
-      found[f"d_gates_{name}"], kinds, axis=-1
-    )
-    kept = jnp.sum(found[f"d_total_{name}"], axis=-1)
-    at_end = given[f"total_{name}"] * kept
-    at_end -= jnp.sum(rate * by_end, axis=-1)
-    d_log = (by_reads - rate * d_rate).at[..., -1].add(at_end)
-    if before:
-      by_z = jnp.roll(before.pop(), -1, axis=-1)  # nothing is before the first
-      d_log = d_log + by_z.at[..., -1].set(0.0)
-    d_logs.append(lax.cumsum(d_log, axis=3, reverse=True))
-    d_rates.append(d_rate)
-  return jnp.stack(d_logs, axis=-1), jnp.stack(d_rates, axis=-1)
-
-
-def _both(found: dict[str, jax.Array], kind: str) -> form_lib.Memories:
-  return found[f"{kind}_key"], found[f"{kind}_value"]
-
-
-def _by_name(kind: str, memories: Any) -> dict[str, jax.Array]:
-  key, value = memories
-  return {f"{kind}_key": key, f"{kind}_value": value}
+  kinds = len(_gpu_writes_backward.adjoint_kinds(laid.spec))
+  d_gates = _passes(found["d_gates"])
+  d_rate, by_end, *before = jnp.split(d_gates, kinds, axis=-1)
+  kept = _passes(jnp.sum(found["d_total"], axis=-1))
+  at_end = laid.decay.total * kept - jnp.sum(laid.rate * by_end, axis=-1)
+  d_log = _unstacked(by_reads) - laid.rate * d_rate
+  d_log = d_log.at[..., -1].add(at_end)
+  if before:
+    by_z = jnp.roll(before.pop(), -1, axis=-1)  # nothing is before the first
+    d_log += by_z.at[..., -1].set(0.0)
+  d_log = lax.cumsum(d_log, axis=4, reverse=True)
+  if not laid.spec.forget_gate:
+    d_log = jnp.zeros_like(d_log)
+  return d_log, d_rate
 
 
 def _as_saved(form, operands):
   """Of `form.Engine`."""
-  dtype = operands.inputs.query.dtype
-  low = jax.tree.map(lambda x: x.astype(dtype), operands.memories)
-  return _by_name("saved", low)
+  memories = _lanes(_both(*operands.memories), 1)
+  return {"saved": memories.astype(operands.inputs.query.dtype)}
 
 
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
@@ -228,7 +327,7 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
       return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
-  allowed = _gpu_forward_kernel
+  allowed = _gpu_writes
   return full_tiles.too_large(
     spec.chunk_size if spec.stale else 1,
     {

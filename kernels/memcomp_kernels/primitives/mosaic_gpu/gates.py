@@ -1,7 +1,7 @@
 """Rates and decay of a tile's tokens, as rows and columns of its arrays.
 
-Those of one pass lie one behind the other in one array: shared memory gives
-each array a kilobyte at least.
+They lie one kind behind the other in one array: shared memory gives each array
+a kilobyte at least.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
-def parts(refs: dict[str, Any], array: str, kinds: Sequence[str]):
-  """References to the `kinds` of numbers in `array` of each pass, by name.
-
-  Args:
-    refs: `array_pass` among them, `[kinds * tokens]`; the names are
-      `kind_pass`.
-    array: their arrays' name.
-    kinds: in order.
-  """
-  found = {}
-  for name, ref in refs.items():
-    if name.startswith(f"{array}_"):
-      size = ref.shape[0] // len(kinds)
-      for i, kind in enumerate(kinds):
-        part = ref.at[pl.ds(i * size, size)]
-        found[kind + name.removeprefix(array)] = part
-  return found
+def parts(ref: Any, kinds: Sequence[str]) -> dict[str, Any]:
+  """References to each of `kinds`, whose rows lie one behind the other."""
+  size = ref.shape[0] // len(kinds)
+  return {kind: ref.at[pl.ds(i * size, size)] for i, kind in enumerate(kinds)}
 
 
 def along(ref: Any, axis: int, width: int) -> jax.Array:

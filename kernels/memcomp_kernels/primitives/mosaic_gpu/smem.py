@@ -53,11 +53,14 @@ def slots(
   fixed: Iterable[Any],
   kernel: str,
   in_place: Collection[str] = (),
+  *,
+  steps: int,
 ) -> Slots:
   """What shared memory has room for; the next step's operands come first.
 
   Results are without a slot only where the next step's operands, or this one's,
-  would have no room beside them.
+  would have no room beside them; or where there is one step, which leaves as
+  much room as it can to other blocks of threads.
 
   Args:
     operands: a step's part of each.
@@ -65,6 +68,7 @@ def slots(
     fixed: other arrays, once each.
     kernel: whose they are.
     in_place: results that may take an operand's place.
+    steps: how many there are.
 
   Raises:
     NotImplementedError: not even one step's operands fit.
@@ -82,13 +86,14 @@ def slots(
 
   operands = list(operands)
   room = LIMIT - _SPARE - num_bytes(fixed, 1)
-  for steps, result_steps in ((2, 2), (2, 1), (2, 0), (1, 1), (1, 0)):
-    held = {key: result_steps or int(placed(key)) for key in results}
-    needed = num_bytes(operands, steps) + sum(
+  choices = ((2, 2), (2, 1), (2, 0), (1, 1), (1, 0))
+  for given, found in choices if steps > 1 else choices[-1:]:
+    held = {key: found or int(placed(key)) for key in results}
+    needed = num_bytes(operands, given) + sum(
       num_bytes([results[key]], n) for key, n in held.items()
     )
     if needed <= room:
-      return Slots(steps, held)
+      return Slots(given, held)
   raise NotImplementedError(
     f"{kernel} mosaic_gpu: a tile needs {num_bytes(operands, 1):,} bytes of "
     f"shared memory, where {room:,} are free; take a shorter tile"

@@ -1,6 +1,7 @@
-"""A kernel that takes all tiles of a head in turn, memories in registers.
+"""A kernel over the tiles of all heads.
 
-One block of threads (one warpgroup) has one head, or some value columns of one.
+One block of threads (one warpgroup) has one head, or some value columns of one,
+and takes its tiles in turn, memories in registers; or has one tile of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,9 +37,9 @@ def run(
   results: Mapping[str, jax.ShapeDtypeStruct],
   *,
   heads: int,
-  memories: Collection[str],
-  carried: Sequence[tuple[str, str]],
   local: Mapping[str, jax.ShapeDtypeStruct],
+  memories: Collection[str] = (),
+  carried: Sequence[tuple[str, str]] = (),
   columns: int = 1,
   by_columns: Sequence[str] = (),
   in_place: Mapping[str, str] | None = None,
@@ -57,10 +58,11 @@ def run(
       heads]`; and memories.
     results: likewise; in place of groups also blocks of columns within heads.
     heads: of values.
+    local: arrays in shared memory for the body's own use.
     memories: names of what is not by tile but `[batch, heads, ...]`.
     carried: for each carried array the memory that it starts as, and the one
-      that it is at the end.
-    local: arrays in shared memory for the body's own use.
+      that it is at the end. Where nothing is carried, tiles are taken side by
+      side.
     columns: of a block of threads.
     by_columns: names of the arrays of which it has these columns only.
     in_place: results that may be written over an operand, where shared memory
@@ -77,6 +79,7 @@ def run(
     key for key in arrays if key not in memories and key not in scalars
   ]
   num_tiles, batch = arrays[by_tile[0]].shape[:2]
+  steps = num_tiles if carried else 1
   width = arrays[by_columns[0]].shape[-1] if by_columns else columns
   blocks = width // columns
   parts = {
@@ -95,6 +98,7 @@ def run(
     local.values(),
     name,
     in_place,
+    steps=steps,
   )
   replaced = {key: in_place[key] for key in in_place if not held[key]}
   held = dict.fromkeys((key for key in parts if key in operands), slots) | held
@@ -106,6 +110,8 @@ def run(
     head, block = lax.div(lane, jnp.int32(blocks)), lax.rem(lane, blocks)
 
     def tile(step):
+      if not carried:
+        return lax.axis_index("tile")
       return num_tiles - 1 - step if reverse else step
 
     def part(key, *at):
@@ -141,7 +147,7 @@ def run(
     final = stream.run(
       one,
       tuple(load(own[first]) for first, _ in carried),
-      steps=num_tiles,
+      steps=steps,
       inputs=streams(operands),
       outputs=streams(results.keys() - replaced.keys()),
       replaced=streams(replaced),
@@ -164,8 +170,8 @@ def run(
         num_arrivals=sum(key in operands for key in parts), num_barriers=slots
       ),
     ],
-    grid=(batch, heads * blocks),
-    grid_names=("row", "lane"),
+    grid=(num_tiles // steps, batch, heads * blocks),
+    grid_names=("tile", "row", "lane"),
     interpret=modes.interpret(),
   )(*operands.values())
   return dict(zip(results, outputs, strict=True))
