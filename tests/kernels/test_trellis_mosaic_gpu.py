@@ -165,6 +165,7 @@ def test_sweeps_that_overflow(strength, finite):
     {"phi": "l2_silu", "read_activation": "l2"},
     {"phi": "identity", "read_activation": "silu"},
     {"first_order": True},
+    {"num_slots": 128},
   ],
   ids=str,
 )
@@ -199,10 +200,11 @@ def check_formulas(ours, known, name):
     errors.assert_close(a, b, 1e-12, f"{name} {i}")
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("dim", "slots"), [(64, 64), (128, 64), (64, 128)])
 @pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 8), (TOKEN, 4)])
-def test_lowers(spec, kernels, dim, time=70):
+def test_lowers(spec, kernels, dim, slots, time=70):
   """Both ways, for calls that start a chunk and, where it matters, do not."""
+  spec = dataclasses.replace(spec, num_slots=slots)
   state, fresh, inputs = arguments(spec, time, key_dim=dim, value_dim=dim)
 
   def loss(inputs):
@@ -218,7 +220,7 @@ def test_lowers(spec, kernels, dim, time=70):
 def test_blocks_share_a_multiprocessor(monkeypatch):
   """Those of the reads, where no chunk is under way: half of its memory each."""
   monkeypatch.setattr(smem, "LIMIT", (228 // 2 - 1) * 1024)
-  test_lowers(SPEC, 8, 64, time=64)
+  test_lowers(SPEC, 8, 64, 64, time=64)
 
 
 def test_one_step_takes_as_little_as_it_can():
@@ -252,3 +254,8 @@ def test_says_why_not(monkeypatch):
       spec = dataclasses.replace(SPEC, **change)
       with pytest.raises(NotImplementedError, match=said):
         mosaic_gpu.chunk(state, inputs, spec=spec)
+    spec = dataclasses.replace(SPEC, num_slots=128)
+    state, _, inputs = arguments(spec, 8, value_dim=128)
+    said = "num_slots=128 times value_dim=128 is more than 8192"
+    with pytest.raises(NotImplementedError, match=said):
+      chunk(spec, inputs, state)

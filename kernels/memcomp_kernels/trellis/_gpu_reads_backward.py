@@ -68,7 +68,7 @@ def _body(refs, scalars, carry, spec: types.Spec):
   if spec.stale:
     _direct(refs, scalars, spec)
   if "continues" in scalars:  # which had other use for the place
-    own = slice(None), pl.ds(0, full_tiles.TOKENS)
+    own = (pl.ds(0, full_tiles.TOKENS),) * 2
     refs |= {f"scores_{name}": refs[f"at_{name}"].at[own] for name in PASSES}
   saved, u, written = (_parts(refs, x) for x in ("saved", "u", "written"))
 

@@ -26,9 +26,11 @@ from memcomp_kernels.primitives.mosaic_gpu.products import (
 from memcomp_kernels.trellis import _gpu_sweeps, types
 
 NAME = "memory"
-SLOTS = (64,)
+SLOTS = 64, 128
 DIMS = 64, 128
-"""Of keys and values: what shared memory has room for."""
+"""Of keys and values."""
+LARGEST = 64 * 128
+"""Slots times dims: what shared memory has room for."""
 
 
 def gate_kinds(spec: types.Spec) -> tuple[str, ...]:

@@ -328,11 +328,20 @@ def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
   allowed = _gpu_writes
-  return full_tiles.too_large(
-    spec.chunk_size if spec.stale else 1,
-    {
-      "key_dim": (inputs.query.shape[-1], allowed.DIMS),
-      "value_dim": (inputs.value.shape[-1], allowed.DIMS),
-      "num_slots": (spec.num_slots, allowed.SLOTS),
-    },
-  )
+  widths: dict[str, tuple[int, tuple[int, ...]]] = {
+    "key_dim": (inputs.query.shape[-1], allowed.DIMS),
+    "value_dim": (inputs.value.shape[-1], allowed.DIMS),
+    "num_slots": (spec.num_slots, allowed.SLOTS),
+  }
+  if reason := full_tiles.too_large(
+    spec.chunk_size if spec.stale else 1, widths
+  ):
+    return reason
+  for name in ("key_dim", "value_dim"):
+    size = spec.num_slots * widths[name][0]
+    if size > allowed.LARGEST:
+      return (
+        f"num_slots={spec.num_slots} times {name}={widths[name][0]} is more"
+        f" than {allowed.LARGEST}"
+      )
+  return None
