@@ -18,10 +18,13 @@ steps of whole models: `gpu_steps.py`. With --json rows are kept as they are
 made; what a file has is not measured again.
 
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
-times are then of no use.
+times are then of no use. What a GPU would run is known, though: with --static
+(extra `aot-gpu`) kernels are compiled for an H100, forward and backward, and
+what NVIDIA's assembler says of their registers is printed.
 """
 
 import functools
+import itertools
 import json
 import pathlib
 import statistics
@@ -38,7 +41,7 @@ from absl import app, flags
 from memcomp.compiling import flops
 from memcomp_kernels import dispatch
 from memcomp_kernels.primitives.mosaic_gpu import modes
-from memcomp_kernels.testing import errors, gradients, memories
+from memcomp_kernels.testing import errors, gradients, hopper, memories
 
 _HOLDS_ALL = {"softmax_attention"}
 _TOLD_SEEN = {"softmax_attention", "key_value_means", "tensor_cache"}
@@ -78,6 +81,7 @@ _CASES = flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}.")
 _SHAPES = flags.DEFINE_list("shapes", [], f"Of {', '.join(SHAPES)}.")
 _STEPS = flags.DEFINE_bool("steps", False, "Training steps of whole models.")
 _JSON = flags.DEFINE_string("json", "", "Rows are kept here, and found again.")
+_STATIC = flags.DEFINE_bool("static", False, "Compile for an H100 only.")
 _REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each.", 1)
 
 
@@ -262,10 +266,7 @@ def main(argv: list[str]) -> None:
   del argv
   on_gpu = dispatch.current_platform() == "gpu"
   device = jax.devices()[0].device_kind
-  print(f"{device}, jax {jax.__version__}", flush=True)
-  if not on_gpu:
-    print("no GPU: small, kernels interpreted; times are of no use")
-  every = SHAPES if on_gpu else _SMALL
+  every = SHAPES if on_gpu or _STATIC.value else _SMALL
   names = _CASES.value or (list(CASES) if _ALL.value else ["gated_delta"])
   shapes = _SHAPES.value or list(every)
   for kind, given, known in (
@@ -274,6 +275,13 @@ def main(argv: list[str]) -> None:
   ):
     if wrong := [x for x in given if x not in known]:
       sys.exit(f"--{kind}={wrong[0]} is none of {', '.join(known)}")
+  if _STATIC.value:
+    if not hopper.available():
+      sys.exit('--static needs the GPU compiler: pip install -e ".[aot-gpu]"')
+    return static(names, shapes)
+  print(f"{device}, jax {jax.__version__}", flush=True)
+  if not on_gpu:
+    print("no GPU: small, kernels interpreted; times are of no use")
   rows = Rows(_JSON.value)
   if modes.unavailable():
     with modes.interpreted():
@@ -283,6 +291,37 @@ def main(argv: list[str]) -> None:
   if _ALL.value or _STEPS.value:
     gpu_steps.report(rows, device, small=not on_gpu)
   sys.exit(1 if failed else 0)
+
+
+def static(names: list[str], shapes: list[str]) -> None:
+  """Prints what the assembler makes of the kernels, for an H100."""
+  print(f"H100, jax {jax.__version__}; registers and spills are of a thread\n")
+  print(
+    "| case | shape | kernel | registers | spilled, bytes | shared memory, KiB"
+    " | blocks a multiprocessor |\n|---|---|---|---|---|---|---|"
+  )
+  for name, shape in itertools.product(names, shapes):
+    case = CASES[name]
+    if "mosaic_gpu" not in forms(case):
+      continue
+    run = function(case, "mosaic_gpu")
+
+    def loss(state, inputs, run=run):
+      return jnp.sum(jnp.square(run(state, inputs).astype(jnp.float32)))
+
+    given = jax.eval_shape(
+      functools.partial(arguments, case, SHAPES[shape], jnp.bfloat16)
+    )
+    with modes.lowered():
+      found = hopper.compile_for(jax.grad(loss, argnums=1), *given)
+    # Called with chunks under way and without: one row each.
+    for kernel in dict.fromkeys(found):
+      print(
+        f"| {name} | {shape} | {kernel.name} | {kernel.registers}"
+        f" | {kernel.spilled} | {kernel.shared / 1024:.0f}"
+        f" | {kernel.resident()} |",
+        flush=True,
+      )
 
 
 def run_all(rows, device, names, shapes, every) -> bool:

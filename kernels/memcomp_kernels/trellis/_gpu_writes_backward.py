@@ -51,6 +51,9 @@ class _Tile:
   def store(self, name: str, x: jax.Array) -> None:
     self.refs[name][...] = x.astype(self.refs[name].dtype)
 
+  def wide(self, name: str) -> jax.Array:
+    return tile_kernel.wide(self.refs[name])
+
   def row(self, name: str) -> jax.Array:
     return gates.along(self.refs[name], 0, self.refs["target"].shape[-1])
 
@@ -67,9 +70,9 @@ class _Tile:
     self.store("at", start)
     return self.refs["at"]
 
-  def loss(self, z: jax.Array) -> tuple[str, jax.Array, jax.Array, float]:
-    """What a direction is of; targets are read again, not kept in registers."""
-    target = tile_kernel.wide(self.refs["target"])
+  def loss(self) -> tuple[str, jax.Array, jax.Array, float]:
+    """What a direction is of: read again each time, as registers are few."""
+    z, target = self.wide("z"), self.wide("target")
     return self.spec.phi, z, target, self.spec.phi_eps
 
   def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
@@ -78,29 +81,38 @@ class _Tile:
     (d_after,) = carry
     written, low = refs["written"], refs["low"]
     self.store("low", d_after)
+    d_memory = scalars["total"] * d_after + self.wide("d_memory")
+    if "rest" in refs:  # not in registers, which are few
+      self.store("rest", d_memory)
     start = self.start()
-    kept = tile_kernel.wide(refs["saved"]) * d_after
+    kept = self.wide("saved") * d_after
     self.store("d_total", jnp.sum(kept, axis=0))
     plgpu.commit_smem()
     squared = [] if self.spec.stale else [[(written, transposed(written))]]
     seen, z, *coupled = products(
       [(written, transposed(low))], [(written, transposed(start))], *squared
     )
+    if not self.spec.stale:
+      z = self.after_tokens(z, *coupled)
+    self.store("z", z)
+    plgpu.commit_smem()
     seen = self.row("to_end") * seen
-    by_rate = tile_kernel.wide(refs["d_u"]) - seen
-    if self.spec.stale:
-      dz, d_target = self.pull(z, by_rate)
-      direction = rows.write_direction(*self.loss(z))
-      u = direction * self.row("rate")
-      self.store("dz", dz)
-    else:
-      z, by_rate, d_target = self.between_tokens(z, by_rate, *coupled)
-      direction = rows.write_direction(*self.loss(z))
-      u = tile_kernel.wide(refs["u"])
-    self.store("d_target", d_target)
-    self.store("d_rate", jnp.sum(by_rate * direction, axis=1))
+    by_rate = self.wide("d_u") - seen
+    direction = self.direction()
     self.store("d_end", jnp.sum(seen * direction, axis=1))
+    u = direction * self.row("rate") if self.spec.stale else self.wide("u")
     self.store("u_end", -(u * self.row("to_end")))
+    if not self.spec.stale:
+      by_rate = _gpu_sweeps.solve_transposed(
+        refs, by_rate, lambda by_rate: self.pull(by_rate)[0]
+      )
+      direction = self.direction()
+    self.store("d_rate", jnp.sum(by_rate * direction, axis=1))
+    dz, d_target = self.pull(by_rate)
+    self.store("d_target", d_target)
+    if not self.spec.stale:
+      dz = self.before_tokens(dz)
+    self.store("dz", dz)
     plgpu.commit_smem()
     into_written = [(refs["dz"], start), (refs["u_end"], low)]
     if not self.spec.stale:
@@ -110,46 +122,43 @@ class _Tile:
       into_written, [(transposed(refs["dz"]), written)]
     )
     self.store("d_written", d_written)
-    d_memory = scalars["total"] * d_after + tile_kernel.wide(refs["d_memory"])
+    if "rest" in refs:
+      d_memory = self.wide("rest")
     return (starts.leave(refs, scalars, NAME, d_memory, by_z),)
 
-  def between_tokens(
-    self, z: jax.Array, by_rate: jax.Array, scores: jax.Array
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What directions owe to those of tokens before, with gradients per token.
-
-    Leaves the adjoint of M w in `dz`, and that of w_t . w_i in `coupling`.
+  def after_tokens(self, z: jax.Array, scores: jax.Array) -> jax.Array:
+    """Pre-activations with gradients per token; leaves `coupling`.
 
     Args:
       z: M w.
-      by_rate: the adjoint of directions by reads and the memory alone.
       scores: w_t . w_i.
-
-    Returns:
-      Pre-activations, the adjoints of directions and of targets.
     """
     refs = self.refs
-    coupling = refs["coupling"]
     _gpu_sweeps.couple(refs, scores)
     plgpu.commit_smem()
-    (found,) = products([(coupling, refs["u"])])
-    z = _gpu_sweeps.from_start(refs, z.shape[1]) * z - found
-    by_rate = _gpu_sweeps.solve_transposed(
-      refs, by_rate, lambda by_rate: self.pull(z, by_rate)[0]
-    )
-    dz, d_target = self.pull(z, by_rate)
-    self.store("d_before", jnp.sum(dz * z, axis=1))
+    (found,) = products([(refs["coupling"], refs["u"])])
+    return _gpu_sweeps.from_start(refs, z.shape[1]) * z - found
+
+  def before_tokens(self, dz: jax.Array) -> jax.Array:
+    """The adjoint of M w; leaves that of w_t . w_i in `coupling`.
+
+    Args:
+      dz: of pre-activations, and in `dz`.
+    """
+    refs = self.refs
+    self.store("d_before", jnp.sum(dz * self.wide("z"), axis=1))
     (d_coupling,) = products([(refs["dz"], transposed(refs["u"]))])
     self.store("coupling", -(d_coupling * _gpu_sweeps.between(refs)))
-    self.store("dz", dz * _gpu_sweeps.from_start(refs, z.shape[1]))
-    return z, by_rate, d_target
+    return dz * _gpu_sweeps.from_start(refs, dz.shape[1])
 
-  def pull(
-    self, z: jax.Array, by_rate: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
+  def direction(self) -> jax.Array:
+    """Without rates."""
+    return rows.write_direction(*self.loss())
+
+  def pull(self, by_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The adjoints of z and of targets, with that of directions."""
     dz, d_target = rows.write_direction_adjoint(
-      *self.loss(z), self.row("rate") * by_rate
+      *self.loss(), self.row("rate") * by_rate
     )
     if self.spec.first_order:
       dz = jnp.zeros_like(dz)
@@ -183,7 +192,10 @@ def backward(
   of_u = jax.ShapeDtypeStruct(d_u.shape[3:], dtype)
   memory = jax.ShapeDtypeStruct(final.shape, final.dtype)
   low = jax.ShapeDtypeStruct(final.shape[2:], dtype)
-  local = {"low": low, "dz": of_u, "u_end": of_u}
+  z = jax.ShapeDtypeStruct(of_u.shape, final.dtype)
+  local = {"z": z, "low": low, "dz": of_u, "u_end": of_u}
+  if low.size <= full_tiles.TOKENS**2:  # else there is no room
+    local["rest"] = jax.ShapeDtypeStruct(low.shape, final.dtype)
   results = {
     "d_written": jax.ShapeDtypeStruct(shape, dtype),
     "d_target": jax.ShapeDtypeStruct(d_u.shape, dtype),
@@ -212,8 +224,8 @@ def backward(
     local=local,
     memories=[*given, *zeroed],
     carried=[("d_final", "d_first")],
-    # What a tile wrote is not read once its own adjoint is known.
-    in_place={"d_written": "written"},
+    # Not read once their own adjoints are known.
+    in_place={"d_written": "written", "d_target": "target"},
     zeroed=zeroed,
     reverse=True,
   )

@@ -173,5 +173,6 @@ def run(
     grid=(num_tiles // steps, batch, heads * blocks),
     grid_names=("tile", "row", "lane"),
     interpret=modes.interpret(),
+    kernel_name=name,
   )(*operands.values())
   return dict(zip(results, outputs, strict=True))

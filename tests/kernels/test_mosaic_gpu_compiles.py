@@ -1,0 +1,88 @@
+"""GPU kernels through XLA's, Mosaic's and NVIDIA's compilers, for an H100.
+
+What the assembler cannot keep in registers is bounded by what it was when the
+kernel was written: more is a change that somebody should look at.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.testing import hopper, memories
+
+pytestmark = [
+  pytest.mark.aot_gpu,
+  pytest.mark.skipif(not hopper.available(), reason="needs the extra aot-gpu"),
+]
+LOW = ("query", "key", "value", "target")
+TRELLIS = {"num_slots": 64, "chunk_size": 64}
+# memory, Spec, key and value dims -> bytes a thread spilled by kernel; kernels
+# that are not named spill nothing.
+CASES = {
+  "trellis": (TRELLIS, 64, {"trellis_writes_backward": 128}),
+  "trellis-token": (
+    {"num_slots": 64, "gradient_at": "token"},
+    64,
+    {"trellis_writes_backward": 512},
+  ),
+  "trellis-128": (
+    TRELLIS,
+    128,
+    {"trellis_reads_backward": 64, "trellis_writes_backward": 1024},
+  ),
+  "lattice": (
+    {"num_slots": 64, "chunk_size": 64},
+    64,
+    {"lattice_forward": 600, "lattice_backward": 5000},
+  ),
+  "delta_rule": ({}, 64, {}),
+  "delta_rule-128": ({}, 128, {"affine_backward": 720}),
+  "state_space_duality": ({}, 64, {}),
+  "tensor_cache": ({"window_size": 128, "chunk_size": 64}, 64, {}),
+}
+TYPICAL = "trellis", "delta_rule"
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    pytest.param(case, marks=[pytest.mark.slow] * (case not in TYPICAL))
+    for case in CASES
+  ],
+)
+def test_compiles(case):
+  """Forward and backward, four rows of 1,024 tokens, of 16 heads."""
+  memory = memories.MEMORIES[case.partition("-")[0]]
+  options, dim, spills = CASES[case]
+  spec = memory.api.Spec(**options)
+  sizes = {"batch": 4, "heads": 16, "key_dim": dim, "value_dim": dim}
+
+  def arguments():
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, spec, time=1024, **sizes)
+    low = {
+      name: getattr(inputs, name).astype("bfloat16")
+      for name in LOW
+      if hasattr(inputs, name)
+    }
+    state = memory.make_state(key, spec, **sizes)
+    return state, inputs._replace(**low)
+
+  def loss(state, inputs):
+    run = functools.partial(memory.api.chunk, implementation="mosaic_gpu")
+    _, output = run(state, inputs, spec=spec)
+    return jnp.sum(jnp.square(output.astype(jnp.float32)))
+
+  with modes.lowered():
+    kernels = hopper.compile_for(
+      jax.grad(loss, argnums=1), *jax.eval_shape(arguments)
+    )
+  assert kernels  # of these sizes no other test has them
+  for kernel in kernels:
+    assert kernel.spilled <= spills.get(kernel.name, 0), kernel
+    assert kernel.resident() >= 1, kernel
+    if case == "trellis" and kernel.name.startswith("trellis_reads"):
+      assert kernel.resident() >= 2, kernel
