@@ -219,7 +219,7 @@ def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
     python = metadata["Requires-Python"]
     lines = []
     for line in importlib.metadata.requires("memcomp") or ():
-      extra = re.search(r"extra == ['\"](\w+)", line)
+      extra = re.search(r"extra == ['\"]([\w-]+)", line)
       lines.append((extra[1] if extra else "", line.partition(";")[0]))
   required, optional = {}, {}
   # A library is named by the extra that offers it, not by one that tests it.
