@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 
@@ -153,9 +154,8 @@ def _number(pattern: str, path: pathlib.Path) -> int:
 @contextlib.contextmanager
 def _dumped() -> Iterator[pathlib.Path]:
   """A folder, to which Mosaic GPU writes what it makes."""
-  with tempfile.TemporaryDirectory() as folder:
-    os.environ["MOSAIC_GPU_DUMP_TO"] = folder
-    try:
-      yield pathlib.Path(folder)
-    finally:
-      del os.environ["MOSAIC_GPU_DUMP_TO"]
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    mock.patch.dict(os.environ, MOSAIC_GPU_DUMP_TO=folder),
+  ):
+    yield pathlib.Path(folder)

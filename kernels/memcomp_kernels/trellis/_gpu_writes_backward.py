@@ -181,9 +181,8 @@ def backward(
     `d_written`, and `d_target` of each pass, as `d_u`; float32 `d_gates`
     `[tiles, batch, 2 * heads, adjoint_kinds * tile]` and `d_total` `[tiles,
     batch, 2 * heads, width]` (memories times their adjoints after the tile,
-    summed over slots);
-    `d_first`, that of the memory before the first tile, with `resets`
-    `d_reset_memory`, with `last` `d_start_memory`.
+    summed over slots); `d_first`, that of the memory before the first tile,
+    with `resets` `d_reset_memory`, with `last` `d_start_memory`.
   """
   written, final = operands["written"], operands["d_final"]
   shape, dtype = written.shape, written.dtype
