@@ -297,8 +297,8 @@ def static(names: list[str], shapes: list[str]) -> None:
   """Prints what the assembler makes of the kernels, for an H100."""
   print(f"H100, jax {jax.__version__}; registers and spills are of a thread\n")
   print(
-    "| case | shape | kernel | registers | spilled, bytes | shared memory, KiB"
-    " | blocks a multiprocessor |\n|---|---|---|---|---|---|---|"
+    "| case | shape | kernel | instructions | registers | spilled, bytes"
+    " | shared memory, KiB | blocks a multiprocessor |\n" + "|---" * 8 + "|"
   )
   for name, shape in itertools.product(names, shapes):
     case = CASES[name]
@@ -317,8 +317,8 @@ def static(names: list[str], shapes: list[str]) -> None:
     # Called with chunks under way and without: one row each.
     for kernel in dict.fromkeys(found):
       print(
-        f"| {name} | {shape} | {kernel.name} | {kernel.registers}"
-        f" | {kernel.spilled} | {kernel.shared / 1024:.0f}"
+        f"| {name} | {shape} | {kernel.name} | {kernel.instructions}"
+        f" | {kernel.registers} | {kernel.spilled} | {kernel.shared / 1024:.0f}"
         f" | {kernel.resident()} |",
         flush=True,
       )

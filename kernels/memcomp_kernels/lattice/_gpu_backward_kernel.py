@@ -24,7 +24,7 @@ from memcomp_kernels.primitives.mosaic_gpu.products import (
 )
 
 NAME = _gpu_forward_kernel.NAME
-_WIDE = "d_kept", "d_end", "d_squares"
+_WIDE = "d_sum_end", "d_log_end", "d_squares"
 """Numbers of slots in shared memory."""
 
 
@@ -35,12 +35,11 @@ class _Chunk(_gpu_chunk.Chunk):
     """Reference to Phi, to be committed."""
     if not self.flagged:
       return self.refs["saved"]
-    start = lax.cond(
+    lax.cond(
       self.scalars["continues"] != 0,
-      lambda: tile_kernel.load(self.refs[f"start_{NAME}"]),
-      lambda: self.wide("saved"),
+      lambda: self.store("phi", tile_kernel.load(self.refs[f"start_{NAME}"])),
+      lambda: self.store("phi", self.wide("saved")),
     )
-    self.store("phi", start)
     return self.refs["phi"]
 
   def column(self, name: str) -> jax.Array:
@@ -52,120 +51,111 @@ class _Chunk(_gpu_chunk.Chunk):
     phi = self.start()
     plgpu.commit_smem()
     self.find(phi)
-    ratio = self.lay()
-    d_along, d_scores, scores, written = products(
+    self.lay()
+    plgpu.commit_smem()
+    d_memory, d_phi = self.through_norms(carry[0])
+    # What reads of the memory and of Phi pass back.
+    ratio = self.ratio()
+    self.store("scores", self.late() * ratio)
+    plgpu.commit_smem()
+    d_along, into_memory, into_phi = products(
       [(refs["d_output"], transposed(phi))],
-      [(refs["d_output"], transposed(refs["h"]))],
+      [(transposed(refs["late"]), refs["d_output"])],
+      [(transposed(refs["scores"]), refs["d_output"])],
+    )
+    d_memory, d_phi = d_memory + into_memory, d_phi - into_phi
+    d_sum = self.running_sum(-self.late() * d_along, reverse=True)
+    by_along = ratio * d_along
+    d_scores, scores = products(
+      [(refs["d_output"], transposed(refs["value"]))],
       [(refs["late"], transposed(refs["early"]))],
-      [(transposed(refs["left"]), refs["h"])],
     )
     seen = _gpu_chunk.triangle(scores)
     self.store("scores", jnp.where(seen, scores, 0.0))
     self.store("d_scores", jnp.where(seen, d_scores, 0.0))
-    # What reads of the memory and of Phi pass back.
-    up, query = jnp.exp(self.log), self.wide("query")
-    b = up * ratio
-    self.store("by_along", query * b)
     plgpu.commit_smem()
-    read, met, d_h, d_memory, d_phi = products(
+    (d_late,) = products(
       [
         (refs["d_output"], transposed(refs["saved"])),
         (refs["d_scores"], refs["early"]),
-      ],
-      [(transposed(refs["d_scores"]), refs["late"])],
-      [(transposed(refs["scores"]), refs["d_output"])],
-      [(transposed(refs["late"]), refs["d_output"])],
-      [(transposed(refs["by_along"]), refs["d_output"])],
+      ]
     )
-    d_query = up * read - b * d_along
+    d_query = jnp.exp(self.log) * (d_late - by_along)
+    d_log = self.wide("query") * d_query
     self.store("d_query", d_query)
-    d_log = query * d_query
-    d_ratio = -up * query * d_along
-    d_memory, d_phi = self.through_norms(carry[0], written, d_memory, -d_phi)
-    plgpu.commit_smem()
-    d_left, by_left = products(
-      [(refs["h"], transposed(refs["low"]))], [(refs["left"], refs["low"])]
+    met, d_left = products(
+      [(transposed(refs["d_scores"]), refs["late"])],
+      [(refs["value"], transposed(refs["low"]))],
     )
-    d_h = d_h + by_left
-    last = _last_row(up)
-    d_end, d_kept = self.column("d_end"), self.column("d_kept")
-    d_ratio = d_ratio - jnp.where(last, up * d_end, 0.0)
-    # G's adjoint by b, whose factor e^G stands in `up`.
-    d_log = d_log - jnp.where(last, b * d_end, 0.0)
-    d_sum = self.running_sum(d_ratio, reverse=True)
 
-    write = self.writes().write
-    down, end = jnp.exp(-self.log), down_columns(self.lowest, up)
-    by_end = jnp.exp(end - self.log) * d_left
+    write, log = self.write, self.log
+    down = jnp.exp(-log)
+    by_end = jnp.exp(down_columns(self.lowest, log) - log) * d_left
+    d_sum = d_sum + self.column("d_sum_end")
     d_write = down * (met + self.share * d_sum) + by_end
     d_share = down * write * d_sum
+    by_end = down_columns(jnp.sum(write * by_end, axis=0), log)
     d_log = self.running_sum(d_log - write * d_write, reverse=True)
-    by_end = down_columns(jnp.sum(write * by_end, axis=0), up)
-    d_log = d_log + jnp.exp(end) * d_kept + by_end
+    d_log = d_log + self.column("d_log_end") + by_end
     d_tangent, d_share, d_key = self.through_writes(d_log, d_write, d_share)
 
     self.store("late", d_share)
     plgpu.commit_smem()
-    by_share, into_phi = products(
-      [(refs["late"], phi)], [(transposed(refs["late"]), refs["h"])]
+    d_h, into_phi = products(
+      [
+        (transposed(refs["scores"]), refs["d_output"]),
+        (refs["left"], refs["low"]),
+        (refs["late"], phi),
+      ],
+      [(transposed(refs["late"]), refs["value"])],
     )
-    d_h = d_h + by_share + 2 * self.wide("h") * sums(d_tangent, d_h)
+    d_h = d_h + 2 * self.wide("value") * sums(d_tangent, d_h)
     d_phi = d_phi + into_phi
     d_phi = d_phi + 2 * self.row(
       "d_squares", d_phi.shape[1]
     ) * tile_kernel.wide(phi)
     if self.spec.objective == "decoding":
-      self.store("h", d_h)
+      self.store("value", d_h)
       plgpu.commit_smem()
       by_h, into_phi = products(
-        [(refs["h"], transposed(phi))],
-        [(transposed(refs["key"]), refs["h"])],
+        [(refs["value"], transposed(phi))],
+        [(transposed(refs["key"]), refs["value"])],
       )
       d_key, d_phi = d_key + by_h, d_phi + into_phi
     self.store("d_key", d_key)
     self.store("d_value", d_h if self.spec.objective == "encoding" else -d_h)
     return (starts.leave(refs, scalars, NAME, d_memory, d_phi),)
 
-  def through_norms(
-    self,
-    d_after: jax.Array,
-    written: jax.Array,
-    d_memory: jax.Array,
-    d_phi: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
+  def through_norms(self, d_after: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Takes the adjoint of the memory after the chunk where it belongs.
 
-    Leaves the adjoint of S after the writes in `low`, and its products with
-    the memory and with Phi, by slot, in `d_kept` and `d_end`.
+    Leaves the adjoint of S after the writes in `low`, and what by it all
+    tokens' running sums owe, and their G, in `d_sum_end` and `d_log_end`, by
+    slot: the sums after the last token are sums over all.
 
     Returns:
-      The adjoints of the memory before the tile, and of Phi.
+      What the adjoints of the memory before the tile and of Phi have of it.
     """
+    refs = self.refs
+    (written,) = products([(transposed(refs["left"]), refs["value"])])
     memory, start = self.wide("saved"), tile_kernel.wide(self.phi)
     after = self.after(memory, start, written)
-    inverse, sized = _gpu_chunk.norms(after)
+    complete = self.complete
+    inverse, sized = _gpu_chunk.norms(after, complete)
     normal = inverse * after
-    d_normal = inverse * (d_after - normal * sums(normal * d_after, normal))
+    along = sums(normal * d_after, normal)
+    if complete is not None:
+      along = complete * along
+    d_normal = inverse * (d_after - normal * along)
     d_normal = jnp.where(sized, d_normal, 0.0)
     d_fallback = jnp.where(sized, 0.0, d_after)
-    if self.flagged:
-      d_normal, d_fallback = lax.cond(
-        self.scalars["complete"] != 0,
-        lambda d_normal, d_fallback, d_after: (d_normal, d_fallback),
-        lambda d_normal, d_fallback, d_after: (
-          d_after,
-          jnp.zeros_like(d_after),
-        ),
-        d_normal,
-        d_fallback,
-        d_after,
-      )
     self.store("low", d_normal)
-    self.store("d_kept", jnp.sum(memory * d_normal, axis=1))
-    self.store("d_end", jnp.sum(start * d_normal, axis=1))
     kept, along = self.by_slot(memory)
-    d_phi = d_phi + d_fallback - along * d_normal
-    return d_memory + kept * d_normal, d_phi
+    by_start = jnp.sum(-kept * start * d_normal, axis=1)
+    self.store("d_sum_end", by_start)
+    by_both = (kept * memory - along * start) * d_normal
+    self.store("d_log_end", jnp.sum(by_both, axis=1))
+    return kept * d_normal, d_fallback - along * d_normal
 
   def through_writes(
     self, d_log: jax.Array, d_write: jax.Array, d_share: jax.Array
@@ -177,26 +167,22 @@ class _Chunk(_gpu_chunk.Chunk):
       d_write: of w.
       d_share: of p.
     """
-    of, share = self.writes(), self.share
-    by_beta = d_log + of.write * d_write
-    d_total = jnp.where(of.sized, -0.5 * by_beta / of.total, 0.0)
-    d_plain = d_write * lax.rsqrt(of.total)
-    d_plain = d_plain + 2 * of.plain * of.tangent * d_total
+    of = self.writes()
+    inverse = lax.rsqrt(of.total)
+    d_total = -0.5 * (d_log + of.write * d_write) * inverse * inverse
+    d_total = jnp.where(of.sized, d_total, 0.0)
+    self.store("d_log_decay", jnp.sum(d_log + 2 * of.decay * d_total, axis=1))
+    d_plain = d_write * inverse + 2 * of.plain * of.tangent * d_total
+    self.store("d_rate", jnp.sum(-of.code * d_plain, axis=1))
     d_tangent = of.plain * of.plain * d_total
     d_tangent = jnp.where(of.tangent > 0, d_tangent, 0.0)
+    share = self.share
     d_share = d_share - 2 * share * d_tangent
     self.store("d_squares", jnp.sum(share * share * d_tangent, axis=0))
-    self.store("d_rate", jnp.sum(-of.code * d_plain, axis=1))
-    self.store("d_log_decay", jnp.sum(d_log + 2 * of.decay * d_total, axis=1))
     d_code = -of.rate * d_plain
     if self.spec.objective == "encoding":
       return d_tangent, d_share + d_code, -d_code
     return d_tangent, d_share, d_code
-
-
-def _last_row(x: jax.Array) -> jax.Array:
-  row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
-  return row == x.shape[0] - 1
 
 
 def backward(
@@ -231,7 +217,7 @@ def backward(
     names += [f"start_{NAME}", f"d_last_{NAME}", *zeroed]
     results |= dict.fromkeys(zeroed, results["d_memory"])
   local = _gpu_forward_kernel.local(operands, flagged)
-  local |= {"d_scores": local["scores"], "by_along": local["late"]}
+  local["d_scores"] = local["scores"]
   local |= dict.fromkeys(_WIDE, local["end"])
   return tile_kernel.run(
     lambda refs, scalars, carry: _Chunk(refs, scalars, spec).run(carry),

@@ -25,8 +25,10 @@ DIMS = 64, 128
 """Of values: what shared memory has room for."""
 LOW = "late", "early", "left", "scores", "seen", "high", "rest"
 """Of tokens and slots, or tokens, in shared memory, in the dtype of products:
-of `Chunk`. Beside them `low` is of slots and values, `h` of tokens and values.
+of `Chunk`. Beside them `low` is of slots and values; h takes the values' place.
 """
+KEPT = "share", "log", "write"
+"""Of tokens and slots there, float32: p, G and w, as registers are few."""
 WIDE = "end", "along"
 """Numbers of slots there, float32."""
 
@@ -60,9 +62,7 @@ class Chunk:
 
   Attributes:
     phi: reference to Phi, in the dtype of products.
-    share: p = h . Phi, `[tokens, slots]`.
-    length: |h|^2, likewise.
-    log: G, likewise.
+    length: |h|^2, `[tokens, slots]`.
     lowest: G after the chunk, `[slots]`.
   """
 
@@ -75,6 +75,28 @@ class Chunk:
     self.refs, self.scalars, self.spec = refs, scalars, spec
     self.flagged = "resets" in scalars
 
+  @property
+  def complete(self) -> jax.Array | None:
+    """0. where the chunk goes on in the next tile; None where none does."""
+    if not self.flagged:
+      return None
+    return (self.scalars["complete"] != 0).astype(jnp.float32)
+
+  @property
+  def share(self) -> jax.Array:
+    """Of h along Phi: p = h . Phi, `[tokens, slots]`; read again each time."""
+    return self.wide("share")
+
+  @property
+  def log(self) -> jax.Array:
+    """G, likewise."""
+    return self.wide("log")
+
+  @property
+  def write(self) -> jax.Array:
+    """w, likewise."""
+    return self.wide("write")
+
   def store(self, name: str, x: jax.Array) -> None:
     self.refs[name][...] = x.astype(self.refs[name].dtype)
 
@@ -84,6 +106,10 @@ class Chunk:
   def row(self, name: str, width: int = SLOTS[0]) -> jax.Array:
     """Numbers of tokens, or of slots, in all columns."""
     return gates.along(self.refs[name], 0, width)
+
+  def late(self) -> jax.Array:
+    """Queries as products take them, q e^G."""
+    return self.wide("query") * jnp.exp(self.log)
 
   def find(self, phi: Any) -> None:
     """Finds the writes; `phi` is committed."""
@@ -95,16 +121,19 @@ class Chunk:
     elif objective == "similarity":
       h = -h
     self.phi = phi
-    self.store("h", h)
+    self.store("value", h)
     seen = triangle(self.row("rate"))
     self.store("seen", jnp.where(seen, 1.0, 0.0))
     plgpu.commit_smem()
-    (self.share,) = products([(refs["h"], transposed(phi))])
-    self.length = sums(h * h, self.share)
+    (share,) = products([(refs["value"], transposed(phi))])
+    self.store("share", share)
+    self.length = sums(h * h, share)
     log_decay = self.row("log_decay")
-    logs = log_decay - 0.5 * jnp.log(self.writes().total)
+    of = self.writes()
+    self.store("write", of.write)
+    logs = log_decay - 0.5 * jnp.log(of.total)
     self.lowest = jnp.sum(logs, axis=0)
-    self.log = self.running_sum(logs)
+    self.store("log", self.running_sum(logs))
 
   def writes(self) -> Writes:
     code, rate = self.wide("key"), self.row("rate")
@@ -120,24 +149,23 @@ class Chunk:
     write = plain * lax.rsqrt(total)
     return Writes(rate, code, plain, tangent, decay, total, sized, write)
 
-  def lay(self) -> jax.Array:
+  def lay(self) -> None:
     """Puts what products take in shared memory.
 
     `late` is q e^G, `early` w e^{-G}, `left` w e^{G_C - G}; by slot, `end` is
     G_C and `along` what the memory after the chunk has of Phi.
-
-    Returns:
-      The running sums of e^{-G} w p.
     """
-    write = self.writes().write
-    down = jnp.exp(-self.log)
-    left = write * jnp.exp(down_columns(self.lowest, self.log) - self.log)
-    self.store("late", self.wide("query") * jnp.exp(self.log))
-    self.store("early", down * write)
+    write, log = self.write, self.log
+    left = write * jnp.exp(down_columns(self.lowest, log) - log)
+    self.store("late", self.late())
+    self.store("early", jnp.exp(-log) * write)
     self.store("left", left)
     self.store("end", self.lowest)
     self.store("along", jnp.sum(left * self.share, axis=0))
-    return self.running_sum(down * write * self.share)
+
+  def ratio(self) -> jax.Array:
+    """The running sums of e^{-G} w p."""
+    return self.running_sum(jnp.exp(-self.log) * self.write * self.share)
 
   def running_sum(self, x: jax.Array, reverse: bool = False) -> jax.Array:
     """Over tokens, by two products: `x` is the sum of two narrow numbers."""
@@ -182,8 +210,18 @@ def triangle(x: jax.Array) -> jax.Array:
   return row >= column
 
 
-def norms(memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Inverse norms of slots on all their columns, and where there are any."""
+def norms(
+  memory: jax.Array, complete: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Inverse norms of slots on all their columns, and where there are any.
+
+  Args:
+    memory: `[slots, value]`.
+    complete: 0 where the chunk goes on in the next tile: nothing has a norm
+      but 1 then. None for 1.
+  """
   squares = sums(memory * memory, memory)
+  if complete is not None:
+    squares = complete * squares + (1 - complete)
   sized = squares > columns.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1.0)), sized

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.lattice import _gpu_chunk, types
@@ -41,35 +40,24 @@ class _Chunk(_gpu_chunk.Chunk):
     plgpu.commit_smem()
     self.find(phi)
     refs["lowest"][...] = self.lowest
-    ratio = self.lay()
+    self.lay()
+    ratio = self.ratio()
     scores, output, written = products(
       [(refs["late"], transposed(refs["early"]))],
       [(refs["late"], refs["low"])],
-      [(transposed(refs["left"]), refs["h"])],
+      [(transposed(refs["left"]), refs["value"])],
     )
     self.store("scores", jnp.where(_gpu_chunk.triangle(scores), scores, 0.0))
-    query = self.wide("query")
-    self.store("late", query * jnp.exp(self.log) * ratio)
+    self.store("late", self.late() * ratio)
     plgpu.commit_smem()
     found, along = products(
-      [(refs["scores"], refs["h"])], [(refs["late"], phi)]
+      [(refs["scores"], refs["value"])], [(refs["late"], phi)]
     )
     self.store("output", output + found - along)
 
     after = self.after(memory, start, written)
-    inverse, sized = _gpu_chunk.norms(after)
-    finished = jnp.where(sized, inverse * after, start)
-    if not self.flagged:
-      return (finished,)
-    return (
-      lax.cond(
-        scalars["complete"] != 0,
-        lambda finished, after: finished,
-        lambda finished, after: after,
-        finished,
-        after,
-      ),
-    )
+    inverse, sized = _gpu_chunk.norms(after, self.complete)
+    return (jnp.where(sized, inverse * after, start),)
 
 
 def local(
@@ -82,8 +70,9 @@ def local(
   by_slot = jax.ShapeDtypeStruct((slots,), jnp.float32)
   found = dict.fromkeys(_gpu_chunk.LOW, square)
   found |= dict.fromkeys(_gpu_chunk.WIDE, by_slot)
+  kept = jax.ShapeDtypeStruct((full_tiles.TOKENS, slots), jnp.float32)
+  found |= dict.fromkeys(_gpu_chunk.KEPT, kept)
   found["low"] = jax.ShapeDtypeStruct((slots, value[-1]), dtype)
-  found["h"] = jax.ShapeDtypeStruct(value, dtype)
   return found | {"phi": found["low"]} if flagged else found
 
 

@@ -60,18 +60,22 @@ _THREADS = 128  # a block of ours, one warpgroup
 _REGISTERS = 65536  # of a multiprocessor, handed out eight a thread
 _SHARED, _RESERVED = 233472, 1024  # bytes of one, and of each block
 
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +\S")  # /*address*/ OPERATION
+
 
 class Kernel(NamedTuple):
   """What the assembler made of a kernel.
 
   Attributes:
     name: of `tile_kernel.run`.
+    instructions: of a warp, each counted once; most are a tile's.
     registers: a thread, <= 255.
     spilled: bytes a thread, stored where registers did not suffice.
     shared: bytes a block of threads; the most of kernels of one name.
   """
 
   name: str
+  instructions: int
   registers: int
   spilled: int
   shared: int
@@ -131,6 +135,7 @@ def compile_for(function: Callable, *arguments: Any) -> list[Kernel]:
     return [
       Kernel(
         _name(path),
+        len(_INSTRUCTION.findall(_text(path.with_suffix(".sass_ctrl")))),
         _number(r"Used (\d+) registers", path),
         _number(r"(\d+) bytes spill stores", path),
         shared[_name(path)],
@@ -145,10 +150,14 @@ def _name(path: pathlib.Path) -> str:
 
 
 def _number(pattern: str, path: pathlib.Path) -> int:
-  found = re.search(pattern, path.read_text(encoding="utf-8"))
+  found = re.search(pattern, _text(path))
   if not found:
     raise RuntimeError(f"{path.name} does not say {pattern!r}")
   return int(found[1])
+
+
+def _text(path: pathlib.Path) -> str:
+  return path.read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager

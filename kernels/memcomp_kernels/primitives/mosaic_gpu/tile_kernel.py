@@ -172,6 +172,7 @@ def run(
     ],
     grid=(num_tiles // steps, batch, heads * blocks),
     grid_names=("tile", "row", "lane"),
+    compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=modes.interpret(),
     kernel_name=name,
   )(*operands.values())
