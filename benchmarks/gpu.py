@@ -20,7 +20,8 @@ made; what a file has is not measured again.
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
 times are then of no use. What a GPU would run is known, though: with --static
 (extra `aot-gpu`) kernels are compiled for an H100, forward and backward, and
-what NVIDIA's assembler says of their registers is printed.
+what NVIDIA's assembler says of their registers is printed; with --static
+--steps whole training steps, and what memory they need (half an hour or more).
 """
 
 import functools
@@ -267,7 +268,9 @@ def main(argv: list[str]) -> None:
   on_gpu = dispatch.current_platform() == "gpu"
   device = jax.devices()[0].device_kind
   every = SHAPES if on_gpu or _STATIC.value else _SMALL
-  names = _CASES.value or (list(CASES) if _ALL.value else ["gated_delta"])
+  names = _CASES.value or (list(CASES) if _ALL.value else [])
+  if not names and not _STEPS.value:
+    names = ["gated_delta"]
   shapes = _SHAPES.value or list(every)
   for kind, given, known in (
     ("cases", names, CASES),
@@ -278,18 +281,20 @@ def main(argv: list[str]) -> None:
   if _STATIC.value:
     if not hopper.available():
       sys.exit('--static needs the GPU compiler: pip install -e ".[aot-gpu]"')
-    return static(names, shapes)
+    if names:
+      static(names, shapes)
+    if _STEPS.value:
+      gpu_steps.static()
+    return
   print(f"{device}, jax {jax.__version__}", flush=True)
   if not on_gpu:
     print("no GPU: small, kernels interpreted; times are of no use")
-  rows = Rows(_JSON.value)
-  if modes.unavailable():
-    with modes.interpreted():
+  rows, failed = Rows(_JSON.value), False
+  with modes.tried():
+    if names:
       failed = run_all(rows, device, names, shapes, every)
-  else:
-    failed = run_all(rows, device, names, shapes, every)
-  if _ALL.value or _STEPS.value:
-    gpu_steps.report(rows, device, small=not on_gpu)
+    if _ALL.value or _STEPS.value:
+      gpu_steps.report(rows, device, small=not on_gpu)
   sys.exit(1 if failed else 0)
 
 

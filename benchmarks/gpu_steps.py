@@ -1,9 +1,12 @@
 """Training steps of whole models on one GPU: tokens a second and MFU.
 
 Models of 125 M parameters, as many tokens a batch for each, rows of 2,048 and
-8,192; flops of a step are counted in the program (`memcomp.compiling.flops`).
+8,192 that are one segment each; flops of a step are counted in the program
+(`memcomp.compiling.flops`). Memories that have kernels of this repository for
+GPUs are measured by them, too.
 """
 
+import contextlib
 import pathlib
 import runpy
 import statistics
@@ -13,19 +16,27 @@ from typing import Any
 import jax
 import numpy as np
 
+from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.compiling import flops
-from memcomp.data import batch as batch_lib
+from memcomp.training import feed
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
+from memcomp_kernels import dispatch
+from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.testing import hopper
 
 MODELS = (
-  "trellis",
-  "lattice",
-  "key_value_means",
-  "tensor_cache",
-  "softmax_attention",
+  ("trellis", "default"),
+  ("trellis", "mosaic_gpu"),
+  ("lattice", "default"),
+  ("lattice", "mosaic_gpu"),
+  ("key_value_means", "default"),
+  ("tensor_cache", "default"),
+  ("tensor_cache", "mosaic_gpu"),
+  ("softmax_attention", "default"),
 )
+"""Memories, and forms of them: the platform's default, or one by name."""
 LENGTHS = 2048, 8192
 TOKENS = 32_768
 """Of a batch."""
@@ -35,34 +46,47 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _REPEATS = 5
 
 
-def measure(memory: str, length: int, small: bool) -> dict[str, Any]:
+def experiment(memory: str, length: int, small: bool) -> config_lib.Config:
+  """Returns the config of a model, see `measure`."""
+  lm = runpy.run_path(str(_CONFIGS / "lm.py"))
+  config = lm["get_config"](f"{memory}-125m")
+  config.data.sequence_length, config.data.packing = length, "joined"
+  config.training.batch_size = (2 * length if small else TOKENS) // length
+  if small:
+    model = config.model
+    model.remat = "none"  # around which the interpreter has no gradients
+    model.num_layers, model.vocab_size = 1, 256
+    model.d_model, model.mixer.heads, model.mlp_dim = 128, 2, 128
+  return config
+
+
+def _preferring(form: str) -> contextlib.AbstractContextManager[None]:
+  if form == "default":
+    return contextlib.nullcontext()
+  return dispatch.preferring(form)
+
+
+def measure(memory: str, form: str, length: int, small: bool) -> dict[str, Any]:
   """Times a training step.
 
   Args:
     memory: of the model.
+    form: of it, see `MODELS`.
     length: tokens a row.
-    small: a toy in place of 125 M parameters, for a machine without a GPU.
+    small: a layer of a small model in place of 125 M parameters, for a machine
+      without a GPU.
   """
-  if small:
-    config = runpy.run_path(str(_CONFIGS / "smoke.py"))["get_config"](memory)
-    tokens = 2 * length
-  else:
-    config = runpy.run_path(str(_CONFIGS / "lm.py"))["get_config"](
-      f"{memory}-125m"
-    )
-    tokens = TOKENS
-  config.data.sequence_length = length
-  config.training.batch_size = rows = tokens // length
+  config = experiment(memory, length, small)
   mesh = sharding.make_mesh(config.mesh)
-  vocab = config.model.vocab_size
-  drawn = np.random.default_rng(0).integers(1, vocab, (rows, length + 1))
-  batch = batch_lib.Batch(
-    tokens=drawn[:, :-1].astype(np.int32),
-    targets=drawn[:, 1:].astype(np.int32),
-    segment_ids=np.ones((rows, length), np.int32),
-    positions=np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+  drawn = np.random.default_rng(0).integers(
+    1,
+    config.model.vocab_size,
+    (2, config.training.batch_size, length),
+    dtype=np.int32,
   )
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), _preferring(form):
+    batch = feed.abstract_batch(config, mesh)
+    batch = batch._replace(tokens=drawn[0], targets=drawn[1])
     state = state_lib.initial_state(config, mesh)
     step = step_lib.jitted(config, mesh)
     count = flops.count(jax.make_jaxpr(step)(state, batch, None))
@@ -74,10 +98,33 @@ def measure(memory: str, length: int, small: bool) -> dict[str, Any]:
       found.append(time.perf_counter() - start)
   return {
     "step_s": statistics.median(found[2:]),
-    "tokens": tokens,
+    "tokens": drawn[0].size,
     "flops": count,
     "loss": float(metrics["loss"]),
   }
+
+
+def static(lengths: tuple[int, ...] = LENGTHS) -> None:
+  """Compiles the steps for an H100, and prints what memory they need."""
+  gib = 2**30
+  print("\n| model | form | tokens a row | state, GiB | beside it, GiB |")
+  print("|---|---|---|---|---|")
+  for length in lengths:
+    for memory, form in MODELS:
+      config = experiment(memory, length, small=False)
+      mesh = sharding.make_mesh(config.mesh, [hopper.device()])
+      with jax.set_mesh(mesh), _preferring(form), modes.lowered():
+        state = state_lib.abstract_state(config, mesh)
+        batch = feed.abstract_batch(config, mesh)
+        traced = step_lib.jitted(config, mesh).trace(state, batch)
+        lowered = traced.lower(lowering_platforms=("cuda",))
+        found = lowered.compile().memory_analysis()
+      print(
+        f"| {memory} | {form} | {length}"
+        f" | {found.argument_size_in_bytes / gib:.2f}"
+        f" | {found.temp_size_in_bytes / gib:.2f} |",
+        flush=True,
+      )
 
 
 def report(rows: Any, device: str, small: bool) -> None:
@@ -85,19 +132,24 @@ def report(rows: Any, device: str, small: bool) -> None:
   lengths = (64,) if small else LENGTHS
   found = [
     rows.make(
-      lambda memory=memory, length=length: measure(memory, length, small),
+      lambda memory=memory, form=form, length=length: measure(
+        memory, form, length, small
+      ),
       step=memory,
+      form=form,
       length=length,
       device=device,
     )
     for length in lengths
-    for memory in MODELS
+    for memory, form in MODELS
   ]
   peak = next((x for name, x in PEAK.items() if name in device), None)
-  print("\n| model | tokens a row | step, ms | tokens/s | of attention | MFU |")
-  print("|---|---|---|---|---|---|")
+  print(
+    "\n| model | form | tokens a row | step, ms | tokens/s | of attention | MFU"
+    " |\n" + "|---" * 7 + "|"
+  )
   for row in found:
-    start = f"| {row['step']} | {row['length']} |"
+    start = f"| {row['step']} | {row['form']} | {row['length']} |"
     if "error" in row:
       print(f"{start} {row['error']} |")
       continue

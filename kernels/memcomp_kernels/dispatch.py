@@ -8,9 +8,11 @@ implementation never falls back silently: if it cannot run it raises.
 keeps.
 """
 
+import contextlib
+import contextvars
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,10 +25,30 @@ PREFERENCE = {
   "gpu": ("library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
+_FIRST: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+  "preferred", default=()
+)
 KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
 """Names of kernels for one platform. They have no float64: tests of their own
 hold them to the XLA form."""
 NAMES = ("reference", "xla_chunked", *KERNELS)
+
+
+@contextlib.contextmanager
+def preferring(name: str) -> Iterator[None]:
+  """Inside, memories use the implementation called `name` where it does a call.
+
+  For whole models, whose layers name none: programs that are traced inside.
+
+  Raises:
+    NotImplementedError: there is no such implementation.
+  """
+  _check_name(name)
+  token = _FIRST.set((name,))
+  try:
+    yield
+  finally:
+    _FIRST.reset(token)
 
 
 def current_platform() -> str:
@@ -43,6 +65,13 @@ def current_device_kind() -> str:
   device = None if mesh.empty else mesh.abstract_device
   kind = getattr(device, "device_kind", None)
   return kind or jax.devices()[0].device_kind
+
+
+def _check_name(name: str) -> None:
+  if name not in NAMES:
+    raise NotImplementedError(
+      f"implementation {name!r} is unknown; choose from {', '.join(NAMES)}"
+    )
 
 
 @functools.cache
@@ -78,7 +107,8 @@ class Implementations:
     return next(self._preferred(platform))
 
   def _preferred(self, platform: str):
-    for name in PREFERENCE.get(platform, DEFAULT_PREFERENCE):
+    preferred = PREFERENCE.get(platform, DEFAULT_PREFERENCE)
+    for name in dict.fromkeys(_FIRST.get() + preferred):
       if name in self.functions:
         yield name
 
@@ -115,10 +145,7 @@ class Implementations:
           return self.functions[name]
         _log_once(f"{self.memory} on {platform}: not {name}, as {reason}")
       raise NotImplementedError(f"{self.memory} has no implementation")
-    if name not in NAMES:
-      raise NotImplementedError(
-        f"implementation {name!r} is unknown; choose from {', '.join(NAMES)}"
-      )
+    _check_name(name)
     if name not in self.functions:
       have = ", ".join(self.functions)
       raise NotImplementedError(

@@ -22,16 +22,27 @@ Tiling = tilings.Tiling
 reference = _reference.reference
 step = _reference.step
 
+
+def _tpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
+  """Of `dispatch.Implementations`."""
+  del tiling
+  return mosaic_tpu.unsupported(inputs, spec)
+
+
+def _gpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
+  """Of `dispatch.Implementations`."""
+  if tiling not in (None, tilings.Tiling()):
+    return f"no kernel for {tiling}, the default alone"
+  return mosaic_gpu.unsupported(inputs, spec)
+
+
 IMPLEMENTATIONS = dispatch.Implementations(
   "lattice",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
   mosaic_gpu=mosaic_gpu.chunk,
-  limits={
-    "mosaic_tpu": mosaic_tpu.unsupported,
-    "mosaic_gpu": mosaic_gpu.unsupported,
-  },
+  limits={"mosaic_tpu": _tpu_limit, "mosaic_gpu": _gpu_limit},
 )
 
 
@@ -174,7 +185,7 @@ def run(
     NotImplementedError: also for a `tiling` of another implementation.
   """
   check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
+  function = IMPLEMENTATIONS.select(implementation, (inputs, spec, tiling))
   arguments: dict[str, Any] = {
     "spec": spec,
     "segment_ids": segment_ids,
@@ -186,8 +197,8 @@ def run(
     result = mosaic_tpu.chunk(state, inputs, tiling=tiling, **arguments)
     none = None if spec.stale else triangular.no_stats(state.memory.shape[:2])
     return (*result, none)
-  if tiling is not None:
-    raise NotImplementedError("tiling: this implementation takes none")
+  if tiling not in (None, tilings.Tiling()):
+    raise NotImplementedError("tiling: this implementation has the default")
   return (*function(state, inputs, **arguments), None)
 
 

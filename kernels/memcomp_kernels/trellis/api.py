@@ -21,16 +21,27 @@ Tiling = tilings.Tiling
 reference = _reference.reference
 step = _reference.step
 
+
+def _tpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
+  """Of `dispatch.Implementations`."""
+  del tiling
+  return mosaic_tpu.unsupported(inputs, spec)
+
+
+def _gpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
+  """Of `dispatch.Implementations`."""
+  if tiling not in (None, tilings.Tiling()):
+    return f"no kernel for {tiling}, the default alone"
+  return mosaic_gpu.unsupported(inputs, spec)
+
+
 IMPLEMENTATIONS = dispatch.Implementations(
   "trellis",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
   mosaic_gpu=mosaic_gpu.chunk,
-  limits={
-    "mosaic_tpu": mosaic_tpu.unsupported,
-    "mosaic_gpu": mosaic_gpu.unsupported,
-  },
+  limits={"mosaic_tpu": _tpu_limit, "mosaic_gpu": _gpu_limit},
 )
 
 
@@ -128,13 +139,14 @@ def run(
 ) -> tuple[types.State, jax.Array, triangular.Stats | None]:
   """As `chunk`; also returns how tiles were solved, `[batch, heads]`.
 
-  None where there was nothing to solve: stale gradients, the token scan.
+  None where there was nothing to solve: stale gradients, the token scan. TPU
+  kernels tell nothing: zeros per token.
 
   Raises:
     NotImplementedError: also for a `tiling` of another implementation.
   """
   check_inputs(state, inputs, spec)
-  function = IMPLEMENTATIONS.select(implementation, (inputs, spec))
+  function = IMPLEMENTATIONS.select(implementation, (inputs, spec, tiling))
   arguments: dict[str, Any] = {
     "spec": spec,
     "segment_ids": segment_ids,
@@ -143,9 +155,11 @@ def run(
   if function is xla_chunked.chunk:
     return xla_chunked.run(state, inputs, tiling=tiling, **arguments)
   if function is mosaic_tpu.chunk:
-    arguments["tiling"] = tiling
-  elif tiling is not None:
-    raise NotImplementedError("tiling: this implementation takes none")
+    result = mosaic_tpu.chunk(state, inputs, tiling=tiling, **arguments)
+    rows = state.key_memory.shape[:2]
+    return (*result, None if spec.stale else triangular.no_stats(rows))
+  if tiling not in (None, tilings.Tiling()):
+    raise NotImplementedError("tiling: this implementation has the default")
   return (*function(state, inputs, **arguments), None)
 
 
