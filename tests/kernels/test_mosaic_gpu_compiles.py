@@ -22,21 +22,33 @@ TRELLIS = {"num_slots": 64, "chunk_size": 64}
 # memory, Spec, key and value dims -> bytes a thread spilled by kernel; kernels
 # that are not named spill nothing.
 CASES = {
-  "trellis": (TRELLIS, 64, {"trellis_writes_backward": 128}),
+  "trellis": (
+    TRELLIS,
+    64,
+    {"trellis_reads_backward": 32, "trellis_writes_backward": 128},
+  ),
   "trellis-token": (
     {"num_slots": 64, "gradient_at": "token"},
     64,
-    {"trellis_writes_backward": 512},
+    {
+      "trellis_writes": 16,
+      "trellis_reads_backward": 32,
+      "trellis_writes_backward": 512,
+    },
   ),
   "trellis-128": (
     TRELLIS,
     128,
-    {"trellis_reads_backward": 64, "trellis_writes_backward": 1024},
+    {
+      "trellis_writes": 64,
+      "trellis_reads_backward": 96,
+      "trellis_writes_backward": 640,
+    },
   ),
   "lattice": (
     {"num_slots": 64, "chunk_size": 64},
     64,
-    {"lattice_forward": 600, "lattice_backward": 5000},
+    {"lattice_forward": 256, "lattice_backward": 2048},
   ),
   "delta_rule": ({}, 64, {}),
   "delta_rule-128": ({}, 128, {"affine_backward": 720}),
