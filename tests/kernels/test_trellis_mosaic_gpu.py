@@ -99,6 +99,23 @@ def test_chunks_from_the_first_token_on(time):
   check(SPEC, arguments(SPEC, time, before=32))
 
 
+@pytest.mark.parametrize(
+  ("size", "time", "rate"),
+  [(16, 80, 1.0)]
+  + [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in ((1, 64, 1.0), (8, 128, 0.3), (16, 16, 0.3), (32, 64, 3.0))
+  ],
+)
+def test_several_chunks_a_tile(size, time, rate):
+  """From the first token on; strong writes, of which later chunks' hang."""
+  spec = dataclasses.replace(SPEC, chunk_size=size)
+  state, fresh, inputs = arguments(spec, time, before=32)
+  strong = jnp.full_like(inputs.write_rate, rate)
+  given = state, fresh, inputs._replace(write_rate=strong)
+  check(spec, given, **(STRICT if size == 16 else {}))
+
+
 def test_gradients_per_token():
   """Strictly, and packed: segments of less and of more than a tile."""
   ids = jnp.array([[1] * 2 + [0] + [2] * 67])

@@ -4,7 +4,9 @@ Neither pass's writes wait for the other's, nor any write for a read: a block of
 threads has one pass of one head, and leaves what reads start from
 (`_gpu_reads`), the memory before each tile and what each token writes. So the
 chain from tile to tile is two products long. The algebra is that of `tile.py`,
-with stale gradients a tile a chunk; rates are taken into the directions.
+with stale gradients a tile a chunk; rates are taken into the directions. "With
+gradients per token" is here for blocks of `spec.chunk_size` tokens: 1, or the
+chunks of which a tile has several (`_gpu_sweeps`).
 """
 
 from typing import Any
@@ -37,7 +39,8 @@ def gate_kinds(spec: types.Spec) -> tuple[str, ...]:
   """What `gates` of writes hold, by token.
 
   Rates, and what reaches the tile's end; with gradients per token also sums of
-  log decays from the tile's start, up to the token before and with its own.
+  log decays from the tile's start, up to the token (or the chunk) before and
+  with its own.
   """
   return ("rate", "to_end") + (() if spec.stale else ("before", "since"))
 
@@ -79,7 +82,12 @@ def _body(
     u = direct(refs, spec, z, refs["rate"])
     refs["u"][...] = u.astype(dtype)
   else:
-    _gpu_sweeps.solve(refs, at, lambda z: direct(refs, spec, z, refs["rate"]))
+    _gpu_sweeps.solve(
+      refs,
+      at,
+      lambda z: direct(refs, spec, z, refs["rate"]),
+      spec.chunk_size,
+    )
     u = tile_kernel.wide(refs["u"])
   u_end = u * gates.along(refs["to_end"], 0, u.shape[1])
   refs["u_end"][...] = u_end.astype(dtype)

@@ -104,7 +104,10 @@ class _Tile:
     self.store("u_end", -(u * self.row("to_end")))
     if not self.spec.stale:
       by_rate = _gpu_sweeps.solve_transposed(
-        refs, by_rate, lambda by_rate: self.pull(by_rate)[0]
+        refs,
+        by_rate,
+        lambda by_rate: self.pull(by_rate)[0],
+        self.spec.chunk_size,
       )
       direction = self.direction()
     self.store("d_rate", jnp.sum(by_rate * direction, axis=1))
@@ -134,7 +137,7 @@ class _Tile:
       scores: w_t . w_i.
     """
     refs = self.refs
-    _gpu_sweeps.couple(refs, scores)
+    _gpu_sweeps.couple(refs, scores, self.spec.chunk_size)
     plgpu.commit_smem()
     (found,) = products([(refs["coupling"], refs["u"])])
     return _gpu_sweeps.from_start(refs, z.shape[1]) * z - found
@@ -148,7 +151,8 @@ class _Tile:
     refs = self.refs
     self.store("d_before", jnp.sum(dz * self.wide("z"), axis=1))
     (d_coupling,) = products([(refs["dz"], transposed(refs["u"]))])
-    self.store("coupling", -(d_coupling * _gpu_sweeps.between(refs)))
+    between = _gpu_sweeps.between(refs, self.spec.chunk_size)
+    self.store("coupling", -(d_coupling * between))
     return dz * _gpu_sweeps.from_start(refs, dz.shape[1])
 
   def direction(self) -> jax.Array:

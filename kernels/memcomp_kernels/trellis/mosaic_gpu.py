@@ -7,6 +7,7 @@ from the memories before each chunk, the reads first.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,16 @@ def _of_passes(x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(x, (*x.shape[:-2], _PASSES, x.shape[-1]))
 
 
+def _of_blocks(
+  x: jax.Array, spec: types.Spec, function: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+  """A function of numbers `[..., blocks, tokens]`, for `x` `[..., tile]`."""
+  if spec.stale:
+    return x
+  blocks = x.reshape(*x.shape[:-1], -1, spec.chunk_size)
+  return function(blocks).reshape(x.shape)
+
+
 class _Tiles:
   """Inputs as kernels take them.
 
@@ -83,7 +94,8 @@ class _Tiles:
     written: keys and values, of the larger one's width.
     rate: `[tiles, batch, heads, 2, tile]`.
     log: sums of log decays from the tile's start, likewise.
-    before: the same, up to the token before.
+    before: the same, up to the token before, or of several chunks a tile up to
+      the chunk before.
     decay: mu and Omega, likewise.
     flags: of `full_tiles`, or None.
   """
@@ -98,7 +110,11 @@ class _Tiles:
     if not form.spec.forget_gate:
       log_decay = jnp.zeros_like(log_decay)
     self.log = jnp.cumsum(log_decay, axis=-1)
-    self.before = self.log - log_decay
+    self.before = _of_blocks(
+      self.log - log_decay,
+      form.spec,
+      lambda x: jnp.broadcast_to(x[..., :1], x.shape),
+    )
     self.decay = decay.decay_factors(log_decay)
     if form.spec.stale:
       batch, time = form_lib.sizes(operands.inputs)
@@ -271,12 +287,17 @@ def _gate_adjoints(
   d_log = _unstacked(by_reads) - laid.rate * d_rate
   d_log = d_log.at[..., -1].add(at_end)
   if before:
-    by_z = jnp.roll(before.pop(), -1, axis=-1)  # nothing is before the first
-    d_log += by_z.at[..., -1].set(0.0)
+    d_log += _of_blocks(before.pop(), laid.spec, _to_block_before)
   d_log = lax.cumsum(d_log, axis=4, reverse=True)
   if not laid.spec.forget_gate:
     d_log = jnp.zeros_like(d_log)
   return d_log, d_rate
+
+
+def _to_block_before(x: jax.Array) -> jax.Array:
+  """Sums of blocks `[..., blocks, tokens]`, each where the one before ends."""
+  found = jnp.sum(x, axis=-1)[..., 1:]  # nothing is before the first
+  return jnp.zeros_like(x).at[..., :-1, -1].set(found)
 
 
 def _as_saved(form, operands):
@@ -286,6 +307,70 @@ def _as_saved(form, operands):
 
 
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def _together(form: form_lib.Form) -> form_lib.Form:
+  """The form with as many chunks a tile as it has room for, see `_gpu_sweeps`.
+
+  Gradients are taken there as if per token, each chunk a block.
+  """
+  spec = dataclasses.replace(form.spec, gradient_at="token")
+  return dataclasses.replace(form, spec=spec, tile_time=full_tiles.TOKENS)
+
+
+def _no_directions(form, operands, more: int) -> jax.Array:
+  """Where `u` is of `_forward_together`."""
+  batch, time = form_lib.sizes(operands.inputs)
+  count = -(-time // full_tiles.TOKENS) + more
+  lanes = _PASSES * operands.inputs.query.shape[2]
+  shape = count, batch, lanes, full_tiles.TOKENS, form.spec.num_slots
+  return jnp.zeros(shape, operands.inputs.query.dtype)
+
+
+def _forward_together(form, layout, operands, save):
+  """Of `form.Engine`: where no chunk is under way several share a tile.
+
+  What is saved is of one shape either way: `saved` of a memory a chunk, of
+  which the first are used, and `u`, which is zeros where it is not.
+  """
+  if layout.flags is not None:
+    result, saved = _forward(form, layout, operands, save)
+    if save:
+      saved["u"] = _no_directions(form, operands, 1)
+    return result, saved
+  batch, time = form_lib.sizes(operands.inputs)
+  del batch
+  laid = tiles.aligned(full_tiles.TOKENS)
+  result, saved = _forward(_together(form), laid, operands, save)
+  # Not read: a chunk ends with the call.
+  result = result._replace(chunk_start=result.memories)
+  if save:
+    missing = time // form.tile_time - saved["saved"].shape[0]
+    widths = [(0, missing)] + [(0, 0)] * (saved["saved"].ndim - 1)
+    saved["saved"] = jnp.pad(saved["saved"], widths)
+  return result, saved
+
+
+def _backward_together(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  if layout.flags is not None:
+    saved = {"saved": saved["saved"]}
+    return _backward(form, layout, operands, saved, cotangents)
+  saved = saved | {"saved": saved["saved"][: saved["u"].shape[0]]}
+  laid = tiles.aligned(full_tiles.TOKENS)
+  found = _backward(_together(form), laid, operands, saved, cotangents)
+  zeros = jax.tree.map(jnp.zeros_like, found.chunk_start)
+  return found._replace(chunk_start=zeros)
+
+
+def _as_saved_together(form, operands):
+  """Of `form.Engine`."""
+  return _as_saved(form, operands) | {"u": _no_directions(form, operands, 0)[0]}
+
+
+TOGETHER = form_lib.Engine(
+  _forward_together, _backward_together, _as_saved_together
+)
 
 
 def chunk(
@@ -304,14 +389,27 @@ def chunk(
   """
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
-  tiling = tiling or tilings.Tiling()
+  tiling, engine = tiling or tilings.Tiling(), ENGINE
   if not spec.stale:
     tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
+    spec = dataclasses.replace(spec, chunk_size=1)
+  elif segment_ids is None and _several(spec, inputs.query.shape[1]):
+    engine = TOGETHER
   form = xla_chunked.form(spec, tiling)
-  form = dataclasses.replace(form, engine=ENGINE)
+  form = dataclasses.replace(form, engine=engine)
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )
+
+
+def _several(spec: types.Spec, time: int) -> bool:
+  """Whether a tile has room for several chunks, and chunks end with the call.
+
+  A tile's chunks are one segment's.
+  """
+  size = spec.chunk_size
+  smaller = size < full_tiles.TOKENS and full_tiles.TOKENS % size == 0
+  return smaller and time % size == 0
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:

@@ -34,7 +34,7 @@ def along(ref: Any, axis: int, width: int) -> jax.Array:
   return lax.broadcast_in_dim(x, shape, (axis,))
 
 
-def between(log: Any, since: Any, *, strictly: bool = False) -> jax.Array:
+def between(log: Any, since: Any, *, block: int = 0) -> jax.Array:
   """Omega, `[tokens, tokens]`: zero above the diagonal.
 
   By differences of sums of logs, which cannot overflow.
@@ -42,7 +42,8 @@ def between(log: Any, since: Any, *, strictly: bool = False) -> jax.Array:
   Args:
     log: reference to the sums of log decays from the tile's start, `[tokens]`.
     since: reference to a copy of them.
-    strictly: zero on the diagonal, too: of sums up to the token before.
+    block: zero for tokens of the same block of so many, a power of 2, too:
+      of sums up to the token before the block. 0 for tokens' own.
   """
   tokens = log.shape[0]
   row, column = (
@@ -52,5 +53,5 @@ def between(log: Any, since: Any, *, strictly: bool = False) -> jax.Array:
     for axis in (0, 1)
   )
   passed = along(log, 0, tokens) - along(since, 1, tokens)
-  earlier = row > column if strictly else row >= column
+  earlier = (row & -block) > column if block else row >= column
   return jnp.where(earlier, jnp.exp(jnp.minimum(passed, 0.0)), 0.0)
