@@ -36,6 +36,15 @@ CASES = {
       "trellis_writes_backward": 512,
     },
   ),
+  "trellis-16": (  # four chunks a tile
+    {"num_slots": 64},
+    64,
+    {
+      "trellis_writes": 16,
+      "trellis_reads_backward": 32,
+      "trellis_writes_backward": 320,
+    },
+  ),
   "trellis-128": (
     TRELLIS,
     128,

@@ -14,8 +14,8 @@ units take it. The adjoint is the same from the last token on, and linear:
 
 Chunks of fewer tokens than a tile are such a system too, of blocks: a chunk's
 tokens share the memory before it, so that z_t has Omega_{b-1,i} and the u of
-earlier chunks alone, b the chunk's first token. Four chunks of 16 are exact after
-three sweeps; the fourth finds that nothing moves.
+earlier chunks alone, b the chunk's first token. Four chunks of 16 are exact
+after three sweeps; the fourth finds that nothing moves.
 
 Rows to come may overflow on the way, and zero times infinity would spoil rows
 that are done: what is not finite counts as zero until the end. If by then

@@ -1,20 +1,20 @@
 """Trellis by Pallas GPU kernels, forward and backward.
 
-Chunks are laid into tiles by XLA and filled up to 64 tokens with places that
-change nothing. Writes go from tile to tile, each pass of a head by itself
-(`_gpu_writes`); reads are of all tiles at once (`_gpu_reads`). Backward starts
-from the memories before each chunk, the reads first.
+Chunks are laid into tiles of 64 tokens by XLA: as many as a tile has room for,
+or one, filled up with places that change nothing (`TOGETHER`). Writes go from
+tile to tile, each pass of a head by itself (`_gpu_writes`); reads are of all
+tiles at once (`_gpu_reads`). Backward starts from the memories before each
+tile, the reads first.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, decay, tile_scan, tiles
+from memcomp_kernels.primitives import chunked, tiles
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic_gpu import full_tiles, modes, rows
 from memcomp_kernels.trellis import (
@@ -26,160 +26,39 @@ from memcomp_kernels.trellis import (
   types,
   xla_chunked,
 )
-
-_PASSES = 2
-"""Keys, then values: the axis behind that of heads, of all that both have."""
-
-
-def _both(key: jax.Array, value: jax.Array) -> jax.Array:
-  """`[..., heads, m, width]` of each pass -> `[..., heads, 2, m, width]`.
-
-  The narrower is filled up with zeros, which its pass does not heed.
-  """
-  width = max(key.shape[-1], value.shape[-1])
-  return jnp.stack([_widened(x, width) for x in (key, value)], axis=-3)
-
-
-def _widened(x: jax.Array, width: int) -> jax.Array:
-  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
-
-
-def _parted(x: jax.Array, like: form_lib.Memories) -> form_lib.Memories:
-  """Undoes `_both`, for arrays of the widths of `like`."""
-  key, value = (x[..., i, :, : known.shape[-1]] for i, known in enumerate(like))
-  return key, value
-
-
-def _lanes(x: jax.Array, axis: int = 2) -> jax.Array:
-  """A pass of a head as a head: `[..., heads, 2, ...]`, heads at `axis`."""
-  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-
-def _passes(x: jax.Array, axis: int = 2) -> jax.Array:
-  """Undoes `_lanes`."""
-  return x.reshape(*x.shape[:axis], -1, _PASSES, *x.shape[axis + 1 :])
-
-
-def _stacked(x: jax.Array, axis: int = 2) -> jax.Array:
-  """One pass's rows behind the other's, of a head; heads at `axis`."""
-  return _lanes(x, axis + 1)
-
-
-def _unstacked(x: jax.Array) -> jax.Array:
-  """Undoes `_stacked`."""
-  return x.reshape(*x.shape[:3], _PASSES, -1, *x.shape[4:])
-
-
-def _of_passes(x: jax.Array) -> jax.Array:
-  """Gates `[tiles, batch, heads, tile, 1 or 2]` -> `[..., 2, tile]`."""
-  x = jnp.moveaxis(x.astype(jnp.float32), -1, -2)
-  return jnp.broadcast_to(x, (*x.shape[:-2], _PASSES, x.shape[-1]))
-
-
-def _of_blocks(
-  x: jax.Array, spec: types.Spec, function: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-  """A function of numbers `[..., blocks, tokens]`, for `x` `[..., tile]`."""
-  if spec.stale:
-    return x
-  blocks = x.reshape(*x.shape[:-1], -1, spec.chunk_size)
-  return function(blocks).reshape(x.shape)
-
-
-class _Tiles:
-  """Inputs as kernels take them.
-
-  Attributes:
-    inputs: full tiles `[tiles, batch, heads, tile, ...]`.
-    written: keys and values, of the larger one's width.
-    rate: `[tiles, batch, heads, 2, tile]`.
-    log: sums of log decays from the tile's start, likewise.
-    before: the same, up to the token before, or of several chunks a tile up to
-      the chunk before.
-    decay: mu and Omega, likewise.
-    flags: of `full_tiles`, or None.
-  """
-
-  def __init__(self, form: form_lib.Form, layout: tiles.Layout, operands):
-    inputs, _, _ = tile_scan.lay(layout, operands)
-    self.inputs = inputs = jax.tree.map(full_tiles.fill, inputs)
-    self.spec = form.spec
-    self.written = _both(inputs.key, inputs.value)
-    self.rate = _of_passes(inputs.write_rate)
-    log_decay = _of_passes(inputs.log_decay)
-    if not form.spec.forget_gate:
-      log_decay = jnp.zeros_like(log_decay)
-    self.log = jnp.cumsum(log_decay, axis=-1)
-    self.before = _of_blocks(
-      self.log - log_decay,
-      form.spec,
-      lambda x: jnp.broadcast_to(x[..., :1], x.shape),
-    )
-    self.decay = decay.decay_factors(log_decay)
-    if form.spec.stale:
-      batch, time = form_lib.sizes(operands.inputs)
-      self.flags = full_tiles.flags(layout, batch, time)
-    else:
-      self.flags = full_tiles.resets(layout)
-
-  @property
-  def width(self) -> int:
-    return self.written.shape[-1]
-
-  @property
-  def continues(self) -> bool:
-    """Whether chunks under way are told apart."""
-    return self.flags is not None and self.spec.stale
-
-  def of_writes(self, operands: form_lib.Operands) -> dict[str, jax.Array]:
-    """What the writes' kernels take, both ways."""
-    kinds = {
-      "rate": self.rate,
-      "to_end": self.decay.to_end,
-      "before": self.before,
-      "since": self.log,
-    }
-    kinds = [kinds[kind] for kind in _gpu_writes.gate_kinds(self.spec)]
-    given = {
-      "written": _lanes(self.written),
-      "target": self.inputs.target,
-      "gates": _lanes(jnp.concatenate(kinds, axis=-1)),
-      "total": _lanes(self.decay.total),
-    }
-    if self.flags is not None:
-      given |= self.flags
-    if self.continues:
-      given["start_memory"] = _lanes(_both(*operands.chunk_start), 1)
-    return given
-
-  def of_reads(self, saved: jax.Array) -> dict[str, jax.Array]:
-    """What the reads' kernels take, both ways, but for directions."""
-    return {
-      "query": _widened(self.inputs.query, self.width),
-      "written": _stacked(self.written),
-      "saved": _stacked(_passes(saved)),
-      "gates": _stacked(jnp.concatenate([self.log, self.log], axis=-1)),
-    }
+from memcomp_kernels.trellis._gpu_tiles import (
+  PASSES,
+  Tiles,
+  both,
+  lanes,
+  of_blocks,
+  parted,
+  passes,
+  stacked,
+  unstacked,
+  widened,
+)
 
 
 def _forward(form, layout, operands, save):
   """Of `form.Engine`."""
-  laid = _Tiles(form, layout, operands)
+  del save  # what is saved is there anyway
+  laid = Tiles(form, layout, operands)
   given = laid.of_writes(operands)
-  given["memory"] = _lanes(_both(*operands.memories), 1)
+  given["memory"] = lanes(both(*operands.memories), 1)
   if laid.flags is not None:
-    given["reset_memory"] = _lanes(_both(*operands.reset), 1)
+    given["reset_memory"] = lanes(both(*operands.reset), 1)
   written = _gpu_writes.forward(given, form.spec)
   given = laid.of_reads(written["saved"])
-  given["u"] = _stacked(_passes(written["u"]))
+  given["u"] = stacked(passes(written["u"]))
   read = _gpu_reads.forward(given, form.spec)
   output = read["output"][..., : laid.inputs.value.shape[-1]]
-  memories = _parted(_passes(written["final"], 1), operands.memories)
+  memories = parted(passes(written["final"], 1), operands.memories)
   chunk_start = memories  # not read: a chunk ends with the call
   if not form.spec.stale:
     chunk_start = operands.chunk_start
   elif laid.flags is not None:
-    last = _parted(_passes(written["last_memory"], 1), operands.memories)
+    last = parted(passes(written["last_memory"], 1), operands.memories)
     chunk_start = full_tiles.where_last(laid.flags, last, operands.chunk_start)
   result = form_lib.Result(
     memories,
@@ -188,35 +67,35 @@ def _forward(form, layout, operands, save):
     None,
   )
   names = ("saved",) if form.spec.stale else ("saved", "u")
-  return result, {name: written[name] for name in names} if save else None
+  return result, {name: written[name] for name in names}
 
 
 def _backward(form, layout, operands, saved, cotangents):
   """Of `form.Engine`."""
-  laid = _Tiles(form, layout, operands)
+  laid = Tiles(form, layout, operands)
   inputs, like = laid.inputs, operands.memories
   by_reads = _backward_of_reads(laid, form, layout, operands, saved, cotangents)
   given = laid.of_writes(operands) | saved
   given |= {
-    name: _lanes(_unstacked(by_reads[name])) for name in ("d_u", "d_memory")
+    name: lanes(unstacked(by_reads[name])) for name in ("d_u", "d_memory")
   }
-  given["d_final"] = _lanes(_both(*cotangents.memories), 1)
+  given["d_final"] = lanes(both(*cotangents.memories), 1)
   if laid.continues:
-    given["d_last_memory"] = _lanes(_both(*cotangents.chunk_start), 1)
+    given["d_last_memory"] = lanes(both(*cotangents.chunk_start), 1)
   found = _gpu_writes_backward.backward(given, form.spec)
 
   def wide(x):
     return x.astype(jnp.float32)
 
-  d_written = wide(_unstacked(by_reads["d_written"]))
-  d_written += wide(_passes(found["d_written"]))
-  d_key, d_value = _parted(d_written, (inputs.key, inputs.value))
+  d_written = wide(unstacked(by_reads["d_written"]))
+  d_written += wide(passes(found["d_written"]))
+  d_key, d_value = parted(d_written, (inputs.key, inputs.value))
   d_log, d_rate = _gate_adjoints(laid, by_reads["d_gates"], found)
   d_inputs = types.Inputs(
     query=by_reads["d_query"][..., : inputs.query.shape[-1]],
     key=d_key,
     value=d_value,
-    target=jnp.sum(wide(_passes(found["d_target"])), axis=3),
+    target=jnp.sum(wide(passes(found["d_target"])), axis=3),
     log_decay=_of_gates(d_log, inputs.log_decay),
     write_rate=_of_gates(d_rate, inputs.write_rate),
   )
@@ -227,7 +106,7 @@ def _backward(form, layout, operands, saved, cotangents):
   )
 
   def memories(name):
-    return _parted(_passes(found[name], 1), like)
+    return parted(passes(found[name], 1), like)
 
   zeros = jax.tree.map(jnp.zeros_like, like)
   d_reset = zeros if laid.flags is None else memories("d_reset_memory")
@@ -247,26 +126,26 @@ def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
   given = laid.of_reads(saved["saved"])
   d_output = full_tiles.fill(tiles.lay(layout, cotangents.outputs))
   d_output = d_output.astype(given["query"].dtype)
-  given["d_output"] = _widened(d_output, laid.width)
+  given["d_output"] = widened(d_output, laid.width)
   if form.spec.stale:
-    given["rates"] = _stacked(laid.rate)
+    given["rates"] = stacked(laid.rate)
     given["target"] = laid.inputs.target
   else:
-    given["u"] = _stacked(_passes(saved["u"]))
+    given["u"] = stacked(passes(saved["u"]))
   if laid.continues:
     given["continues"] = laid.flags["continues"]
-    given["start_memory"] = _stacked(_both(*operands.chunk_start), 1)
+    given["start_memory"] = stacked(both(*operands.chunk_start), 1)
   return _gpu_reads_backward.backward(given, form.spec)
 
 
 def _of_gates(d: jax.Array, like: jax.Array) -> jax.Array:
-  """Undoes `_of_passes` for the adjoint of gates `like`."""
+  """Undoes `of_passes` for the adjoint of gates `like`."""
   d = jnp.moveaxis(d, -2, -1)
   return d if like.shape[-1] > 1 else jnp.sum(d, axis=-1, keepdims=True)
 
 
 def _gate_adjoints(
-  laid: _Tiles, by_reads: jax.Array, found: dict[str, jax.Array]
+  laid: Tiles, by_reads: jax.Array, found: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   """Of log decays and rates, `[tiles, batch, heads, 2, tile]`.
 
@@ -280,14 +159,14 @@ def _gate_adjoints(
     found: by the writes.
   """
   kinds = len(_gpu_writes_backward.adjoint_kinds(laid.spec))
-  d_gates = _passes(found["d_gates"])
+  d_gates = passes(found["d_gates"])
   d_rate, by_end, *before = jnp.split(d_gates, kinds, axis=-1)
-  kept = _passes(jnp.sum(found["d_total"], axis=-1))
+  kept = passes(jnp.sum(found["d_total"], axis=-1))
   at_end = laid.decay.total * kept - jnp.sum(laid.rate * by_end, axis=-1)
-  d_log = _unstacked(by_reads) - laid.rate * d_rate
+  d_log = unstacked(by_reads) - laid.rate * d_rate
   d_log = d_log.at[..., -1].add(at_end)
   if before:
-    d_log += _of_blocks(before.pop(), laid.spec, _to_block_before)
+    d_log += of_blocks(before.pop(), laid.spec, _to_block_before)
   d_log = lax.cumsum(d_log, axis=4, reverse=True)
   if not laid.spec.forget_gate:
     d_log = jnp.zeros_like(d_log)
@@ -302,7 +181,7 @@ def _to_block_before(x: jax.Array) -> jax.Array:
 
 def _as_saved(form, operands):
   """Of `form.Engine`."""
-  memories = _lanes(_both(*operands.memories), 1)
+  memories = lanes(both(*operands.memories), 1)
   return {"saved": memories.astype(operands.inputs.query.dtype)}
 
 
@@ -322,8 +201,8 @@ def _no_directions(form, operands, more: int) -> jax.Array:
   """Where `u` is of `_forward_together`."""
   batch, time = form_lib.sizes(operands.inputs)
   count = -(-time // full_tiles.TOKENS) + more
-  lanes = _PASSES * operands.inputs.query.shape[2]
-  shape = count, batch, lanes, full_tiles.TOKENS, form.spec.num_slots
+  width = PASSES * operands.inputs.query.shape[2]
+  shape = count, batch, width, full_tiles.TOKENS, form.spec.num_slots
   return jnp.zeros(shape, operands.inputs.query.dtype)
 
 
@@ -335,20 +214,16 @@ def _forward_together(form, layout, operands, save):
   """
   if layout.flags is not None:
     result, saved = _forward(form, layout, operands, save)
-    if save:
-      saved["u"] = _no_directions(form, operands, 1)
-    return result, saved
-  batch, time = form_lib.sizes(operands.inputs)
-  del batch
+    return result, saved | {"u": _no_directions(form, operands, 1)}
+  _, time = form_lib.sizes(operands.inputs)
   laid = tiles.aligned(full_tiles.TOKENS)
   result, saved = _forward(_together(form), laid, operands, save)
   # Not read: a chunk ends with the call.
   result = result._replace(chunk_start=result.memories)
-  if save:
-    missing = time // form.tile_time - saved["saved"].shape[0]
-    widths = [(0, missing)] + [(0, 0)] * (saved["saved"].ndim - 1)
-    saved["saved"] = jnp.pad(saved["saved"], widths)
-  return result, saved
+  memories = saved["saved"]
+  missing = time // form.tile_time - memories.shape[0]
+  widths = [(0, missing)] + [(0, 0)] * (memories.ndim - 1)
+  return result, saved | {"saved": jnp.pad(memories, widths)}
 
 
 def _backward_together(form, layout, operands, saved, cotangents):
@@ -371,6 +246,7 @@ def _as_saved_together(form, operands):
 TOGETHER = form_lib.Engine(
   _forward_together, _backward_together, _as_saved_together
 )
+"""Where chunks start with the call, of one segment, several share a tile."""
 
 
 def chunk(
