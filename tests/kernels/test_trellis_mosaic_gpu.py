@@ -247,8 +247,9 @@ def test_one_step_takes_as_little_as_it_can():
 def test_says_why_not(monkeypatch):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
 
-  def chunk(spec, inputs, state):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+  def chunk(spec, inputs, state, tiling=None):
+    name = "mosaic_gpu"
+    api.chunk(state, inputs, spec=spec, implementation=name, tiling=tiling)
 
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
@@ -257,6 +258,8 @@ def test_says_why_not(monkeypatch):
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(SPEC, wide, state)
+    with pytest.raises(NotImplementedError, match="leave tiling out"):
+      chunk(SPEC, inputs, state, api.Tiling(tile_time=32))
     for change, said in (
       ({"value_readout_phi": True}, "value_readout_phi"),
       ({"chunk_size": 128}, "chunk_size=128 is more than 64"),

@@ -198,7 +198,9 @@ def run(
     none = None if spec.stale else triangular.no_stats(state.memory.shape[:2])
     return (*result, none)
   if tiling not in (None, tilings.Tiling()):
-    raise NotImplementedError("tiling: this implementation has the default")
+    raise NotImplementedError(
+      f"{implementation} has no {tiling}: leave tiling out"
+    )
   return (*function(state, inputs, **arguments), None)
 
 

@@ -159,7 +159,9 @@ def run(
     rows = state.key_memory.shape[:2]
     return (*result, None if spec.stale else triangular.no_stats(rows))
   if tiling not in (None, tilings.Tiling()):
-    raise NotImplementedError("tiling: this implementation has the default")
+    raise NotImplementedError(
+      f"{implementation} has no {tiling}: leave tiling out"
+    )
   return (*function(state, inputs, **arguments), None)
 
 
