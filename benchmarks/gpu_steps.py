@@ -6,7 +6,6 @@ Models of 125 M parameters, as many tokens a batch for each, rows of 2,048 and
 GPUs are measured by them, too.
 """
 
-import contextlib
 import pathlib
 import runpy
 import statistics
@@ -22,21 +21,20 @@ from memcomp.compiling import flops
 from memcomp.training import feed
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
-from memcomp_kernels import dispatch
 from memcomp_kernels.primitives.mosaic_gpu import modes
 from memcomp_kernels.testing import hopper
 
 MODELS = (
-  ("trellis", "default"),
+  ("trellis", ""),
   ("trellis", "mosaic_gpu"),
-  ("lattice", "default"),
+  ("lattice", ""),
   ("lattice", "mosaic_gpu"),
-  ("key_value_means", "default"),
-  ("tensor_cache", "default"),
+  ("key_value_means", ""),
+  ("tensor_cache", ""),
   ("tensor_cache", "mosaic_gpu"),
-  ("softmax_attention", "default"),
+  ("softmax_attention", ""),
 )
-"""Memories, and forms of them: the platform's default, or one by name."""
+"""Memories, and implementations of them; empty for the platform's default."""
 LENGTHS = 2048, 8192
 TOKENS = 32_768
 """Of a batch."""
@@ -46,11 +44,14 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _REPEATS = 5
 
 
-def experiment(memory: str, length: int, small: bool) -> config_lib.Config:
+def experiment(
+  memory: str, form: str, length: int, small: bool
+) -> config_lib.Config:
   """Returns the config of a model, see `measure`."""
   lm = runpy.run_path(str(_CONFIGS / "lm.py"))
   config = lm["get_config"](f"{memory}-125m")
   config.data.sequence_length, config.data.packing = length, "joined"
+  config.training.implementation = form
   config.training.batch_size = (2 * length if small else TOKENS) // length
   if small:
     model = config.model
@@ -58,12 +59,6 @@ def experiment(memory: str, length: int, small: bool) -> config_lib.Config:
     model.num_layers, model.vocab_size = 1, 256
     model.d_model, model.mixer.heads, model.mlp_dim = 128, 2, 128
   return config
-
-
-def _preferring(form: str) -> contextlib.AbstractContextManager[None]:
-  if form == "default":
-    return contextlib.nullcontext()
-  return dispatch.preferring(form)
 
 
 def measure(memory: str, form: str, length: int, small: bool) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def measure(memory: str, form: str, length: int, small: bool) -> dict[str, Any]:
     small: a layer of a small model in place of 125 M parameters, for a machine
       without a GPU.
   """
-  config = experiment(memory, length, small)
+  config = experiment(memory, form, length, small)
   mesh = sharding.make_mesh(config.mesh)
   drawn = np.random.default_rng(0).integers(
     1,
@@ -84,7 +79,7 @@ def measure(memory: str, form: str, length: int, small: bool) -> dict[str, Any]:
     (2, config.training.batch_size, length),
     dtype=np.int32,
   )
-  with jax.set_mesh(mesh), _preferring(form):
+  with jax.set_mesh(mesh):
     batch = feed.abstract_batch(config, mesh)
     batch = batch._replace(tokens=drawn[0], targets=drawn[1])
     state = state_lib.initial_state(config, mesh)
@@ -111,16 +106,16 @@ def static(lengths: tuple[int, ...] = LENGTHS) -> None:
   print("|---|---|---|---|---|")
   for length in lengths:
     for memory, form in MODELS:
-      config = experiment(memory, length, small=False)
+      config = experiment(memory, form, length, small=False)
       mesh = sharding.make_mesh(config.mesh, [hopper.device()])
-      with jax.set_mesh(mesh), _preferring(form), modes.lowered():
+      with jax.set_mesh(mesh), modes.lowered():
         state = state_lib.abstract_state(config, mesh)
         batch = feed.abstract_batch(config, mesh)
         traced = step_lib.jitted(config, mesh).trace(state, batch)
         lowered = traced.lower(lowering_platforms=("cuda",))
         found = lowered.compile().memory_analysis()
       print(
-        f"| {memory} | {form} | {length}"
+        f"| {memory} | {form or 'default'} | {length}"
         f" | {found.argument_size_in_bytes / gib:.2f}"
         f" | {found.temp_size_in_bytes / gib:.2f} |",
         flush=True,
@@ -149,7 +144,7 @@ def report(rows: Any, device: str, small: bool) -> None:
     " |\n" + "|---" * 7 + "|"
   )
   for row in found:
-    start = f"| {row['step']} | {row['form']} | {row['length']} |"
+    start = f"| {row['step']} | {row['form'] or 'default'} | {row['length']} |"
     if "error" in row:
       print(f"{start} {row['error']} |")
       continue

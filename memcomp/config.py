@@ -103,6 +103,9 @@ class TrainingConfig:
     accumulation: micro-batches that one optimizer step is split into.
     z_loss: weight of the squared log-normaliser of the logits; 0 is off.
     loss_chunk: tokens of a row whose logits exist at once; 0 is all.
+    implementation: of memories, where it can do the call, such as
+      "xla_chunked", "mosaic_tpu" or "mosaic_gpu": speed alone. Empty for the
+      platform's fastest.
     carry_state: hand each row's state to the next step (truncated
       backpropagation through windows); needs packing "stream".
     max_nonfinite_steps: stop after this many steps in a row whose loss or
@@ -125,6 +128,7 @@ class TrainingConfig:
   accumulation: int = 1
   z_loss: float = 0.0
   loss_chunk: int = 0
+  implementation: str = ""
   carry_state: bool = False
   max_nonfinite_steps: int = 10
   log_every: int = 20

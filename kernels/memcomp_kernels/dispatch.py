@@ -39,12 +39,17 @@ def preferring(name: str) -> Iterator[None]:
   """Inside, memories use the implementation called `name` where it does a call.
 
   For whole models, whose layers name none: programs that are traced inside.
+  Where it does not do a call a warning says why.
+
+  Args:
+    name: of an implementation, or empty for no preference.
 
   Raises:
     NotImplementedError: there is no such implementation.
   """
-  _check_name(name)
-  token = _FIRST.set((name,))
+  if name:
+    _check_name(name)
+  token = _FIRST.set((name,) if name else ())
   try:
     yield
   finally:
@@ -75,8 +80,8 @@ def _check_name(name: str) -> None:
 
 
 @functools.cache
-def _log_once(message: str) -> None:
-  _logger.info(message)
+def _log_once(message: str, level: int = logging.INFO) -> None:
+  _logger.log(level, message)
 
 
 class Implementations:
@@ -143,7 +148,11 @@ class Implementations:
         if reason is None:
           _log_once(f"{self.memory} on {platform}: {name}")
           return self.functions[name]
-        _log_once(f"{self.memory} on {platform}: not {name}, as {reason}")
+        asked_for = name in _FIRST.get()
+        _log_once(
+          f"{self.memory} on {platform}: not {name}, as {reason}",
+          logging.WARNING if asked_for else logging.INFO,
+        )
       raise NotImplementedError(f"{self.memory} has no implementation")
     _check_name(name)
     if name not in self.functions:

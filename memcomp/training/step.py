@@ -19,6 +19,7 @@ from memcomp.data import batch as batch_lib
 from memcomp.training import loss as loss_lib
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
+from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import triangular
 
 Metrics = dict[str, jax.Array]
@@ -201,7 +202,8 @@ def make_validation_step(
 def _forward(model, config, params, batch, carry, noise=None):
   """Returns (loss sums, state to carry on, what is watched)."""
   extra = {} if noise is None else {"noise": noise}
-  with nnx.use_eager_sharding(False):
+  prefer = dispatch.preferring(config.training.implementation)
+  with nnx.use_eager_sharding(False), prefer:
     module = nnx.merge(model.graphdef, params)
     embedding, head = module.tables()
     hidden, state = module(

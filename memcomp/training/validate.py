@@ -14,6 +14,7 @@ from memcomp import errors, sharding
 from memcomp.data import sources
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
+from memcomp_kernels import dispatch
 
 _AT_LEAST_ONE = (
   "training.steps",
@@ -68,6 +69,12 @@ def check(config: config_lib.Config) -> None:
     config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
   )
   _require(config, "seed", lambda v: 0 <= v < 2**32, "must lie in [0, 2**32)")
+  _require(
+    config,
+    "training.implementation",
+    lambda v: v in ("", *dispatch.NAMES),
+    f"must be empty or one of {', '.join(dispatch.NAMES)}",
+  )
   _check_schedule(config)
   _check_batch(config)
   task = config.data.task

@@ -1,7 +1,7 @@
 """Training steps of models by the GPU kernels, lowered for `cuda`.
 
-Layers name no implementation: kernels that no GPU has run are theirs only
-inside `dispatch.preferring`.
+Layers name no implementation: kernels that no GPU has run are theirs only by
+`training.implementation`.
 """
 
 import itertools
@@ -33,12 +33,15 @@ KERNELS = {
 """Of models of the papers' sizes."""
 
 
-def one_layer(name: str, packing: str) -> config_lib.Config:
+def one_layer(
+  name: str, packing: str, implementation: str = "mosaic_gpu"
+) -> config_lib.Config:
   config = config_lib.Config(name=name)
   config.model = presets.language_model(f"{name}-125m")
   config.model.num_layers, config.model.vocab_size = 1, 256
   config.data.packing, config.data.sequence_length = packing, 128
   config.training.batch_size = 2
+  config.training.implementation = implementation
   return config
 
 
@@ -68,12 +71,11 @@ SLOW = {
   ],
 )
 def test_training_steps_use_the_kernels(name, packing):
-  with dispatch.preferring("mosaic_gpu"):
-    assert lowered(one_layer(name, packing)) == KERNELS[name]
+  assert lowered(one_layer(name, packing)) == KERNELS[name]
 
 
 def test_none_unless_asked():
-  assert not lowered(one_layer("mamba2", "joined"))
+  assert not lowered(one_layer("mamba2", "joined", ""))
 
 
 @pytest.mark.parametrize("name", ["trellis", "lattice"])
@@ -81,8 +83,7 @@ def test_solvers_are_the_xla_forms(name):
   """A layer that asks for one does not get a kernel that has none."""
   config = one_layer(name, "joined")
   config.model.mixer.solver.method = "sweeps"
-  with dispatch.preferring("mosaic_gpu"):
-    assert not lowered(config)
+  assert not lowered(config)
 
 
 def test_no_such_implementation():

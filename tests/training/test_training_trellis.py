@@ -7,6 +7,7 @@ import training_cases
 from memcomp import sharding
 from memcomp.data import batch as batch_lib
 from memcomp.training import state, step
+from memcomp_kernels.trellis import api
 
 
 def _batch(seed):
@@ -54,3 +55,21 @@ def test_accumulation_and_mesh_change_nothing_but_rounding():
     float(np.abs(x).max()) for x in jax.tree.leaves(after.opt_state[1].mu)
   ]
   assert min(norms) > 0, "a parameter has no gradient"
+
+
+def test_another_implementation(monkeypatch):
+  """The token scan, by name; the loss is the same but for rounding."""
+  config = training_cases.tiny()
+  _, plain = _run(config)
+  calls, function = [], api.IMPLEMENTATIONS.functions["reference"]
+
+  def counted(*args, **kwargs):
+    calls.append(1)
+    return function(*args, **kwargs)
+
+  monkeypatch.setitem(api.IMPLEMENTATIONS.functions, "reference", counted)
+  config.training.implementation = "reference"
+  _, scanned = _run(config)
+  assert calls
+  for a, b in zip(plain, scanned, strict=True):
+    np.testing.assert_allclose(b["loss"], a["loss"], rtol=1e-5)

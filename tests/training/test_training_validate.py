@@ -37,6 +37,7 @@ def test_the_tiny_config_is_fine():
     ("training.accumulation", 0),
     ("training.z_loss", -1.0),
     ("training.loss_chunk", -1),
+    ("training.implementation", "mosaic"),
     ("training.max_nonfinite_steps", 0),
     ("training.log_every", 0),
     ("training.evaluate_every", -1),
