@@ -84,6 +84,24 @@ def _log_once(message: str, level: int = logging.INFO) -> None:
   _logger.log(level, message)
 
 
+def tiled(
+  unsupported: Callable[..., str | None], only: Any = None
+) -> Callable[..., str | None]:
+  """Returns a limit (inputs, spec, tiling) of one that asks the first two.
+
+  Args:
+    unsupported: (inputs, spec) -> why not, or None.
+    only: the one tiling that there is; None for any.
+  """
+
+  def limit(inputs: Any, spec: Any, tiling: Any) -> str | None:
+    if only is not None and tiling not in (None, only):
+      return f"it has no {tiling}, the default alone"
+    return unsupported(inputs, spec)
+
+  return limit
+
+
 class Implementations:
   """The implementations of one memory, by name.
 

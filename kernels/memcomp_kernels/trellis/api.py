@@ -21,27 +21,16 @@ Tiling = tilings.Tiling
 reference = _reference.reference
 step = _reference.step
 
-
-def _tpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
-  """Of `dispatch.Implementations`."""
-  del tiling
-  return mosaic_tpu.unsupported(inputs, spec)
-
-
-def _gpu_limit(inputs: types.Inputs, spec: types.Spec, tiling: Any):
-  """Of `dispatch.Implementations`."""
-  if tiling not in (None, tilings.Tiling()):
-    return f"no kernel for {tiling}, the default alone"
-  return mosaic_gpu.unsupported(inputs, spec)
-
-
 IMPLEMENTATIONS = dispatch.Implementations(
   "trellis",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=mosaic_tpu.chunk,
   mosaic_gpu=mosaic_gpu.chunk,
-  limits={"mosaic_tpu": _tpu_limit, "mosaic_gpu": _gpu_limit},
+  limits={
+    "mosaic_tpu": dispatch.tiled(mosaic_tpu.unsupported),
+    "mosaic_gpu": dispatch.tiled(mosaic_gpu.unsupported, only=Tiling()),
+  },
 )
 
 
