@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from memcomp.evaluation import plot
 
+_COLOURS = 10
+"""Of matplotlib's cycle: lines beyond are dashed."""
+
 
 class Panel(NamedTuple):
   """One pair of axes.
@@ -56,11 +59,12 @@ def draw(
     return plot.MISSING.format(path.name)
   (row,) = canvas.subplots(1, len(panels), squeeze=False)
   for axes, panel in zip(row, panels, strict=True):
-    for name, values in panel.lines.items():
+    for number, (name, values) in enumerate(panel.lines.items()):
       axes.errorbar(
         x,
         values,
         yerr=(panel.bars or {}).get(name),
+        linestyle="-" if number < _COLOURS else "--",
         marker="o",
         markersize=4,
         capsize=3,
