@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
+from memcomp_kernels.trellis import _kernel_gates as gates_lib
 from memcomp_kernels.trellis import _kernel_layout as layout
 from memcomp_kernels.trellis import _substitution
 
@@ -116,7 +117,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     q, k, v, target = layout.load(refs, plan, s, g)
     place = plan.place(g)
     dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
-    gates = layout.gates(refs.rows[(*place, s)], plan)
+    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
     dtype = q.dtype
     memories = [saved[(s, *place)] for saved in refs.saved]
     starts = memories

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.primitives.mosaic import blocks, columns, schedule
+from memcomp_kernels.trellis import _kernel_gates as gates_lib
 from memcomp_kernels.trellis import _kernel_layout as layout
 from memcomp_kernels.trellis import _substitution
 
@@ -85,7 +86,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   def piece(s: int, g: int) -> schedule.Piece:
     q, k, v, target = layout.load(refs, plan, s, g)
     place = plan.place(g)
-    gates = layout.gates(refs.rows[(*place, s)], plan)
+    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
     omega = gates.omega(causal)
     yield schedule.READS
     memories = [carried[g] for carried in refs.carried]
