@@ -20,7 +20,8 @@ pytestmark = [
 LOW = ("query", "key", "value", "target")
 TRELLIS = {"num_slots": 64, "chunk_size": 64}
 # memory, Spec, key and value dims -> bytes a thread spilled by kernel; kernels
-# that are not named spill nothing.
+# that are not named spill nothing. Of jax 0.11.2 and 0.12.0, the one that spills
+# more.
 CASES = {
   "trellis": (
     TRELLIS,
@@ -57,10 +58,10 @@ CASES = {
   "lattice": (
     {"num_slots": 64, "chunk_size": 64},
     64,
-    {"lattice_forward": 256, "lattice_backward": 2048},
+    {"lattice_forward": 256, "lattice_backward": 2080},
   ),
   "delta_rule": ({}, 64, {}),
-  "delta_rule-128": ({}, 128, {"affine_backward": 720}),
+  "delta_rule-128": ({}, 128, {"affine_backward": 736}),
   "state_space_duality": ({}, 64, {}),
   "tensor_cache": ({"window_size": 128, "chunk_size": 64}, 64, {}),
 }
