@@ -11,6 +11,7 @@
   python eval.py --checkpoint=runs/mqar-trellis --task=mqar
   python eval.py --checkpoint=runs/quickstart --task=harness --tasks=piqa
   python eval.py --checkpoint=runs/compare --task=compare
+  python eval.py --task=capacity --out=runs/capacity
 
 perplexity prints bits per byte and perplexity, overall and by position, and
 writes them as JSON and PNG. sample prints the text as it is made. chat reads
@@ -19,8 +20,9 @@ times reading and making tokens behind contexts of 1k to 128k, and writes JSON
 and PNG. niah hides needles in long texts and asks for them, as RULER does.
 recall and mqar ask models that were trained on these tasks, slice by slice.
 harness runs tasks of lm-evaluation-harness (extra eval), from the cache alone.
-compare puts the runs in a folder side by side. What is not given is as in the
-run's config.
+compare puts the runs in a folder side by side. capacity writes pairs into
+Tensor Cache's memory alone and reads them. What is not given is as in the run's
+config.
 Exit codes: 0 done, 2 the input needs a fix.
 """
 
@@ -36,7 +38,8 @@ _CHECKPOINT = flags.DEFINE_string(
 _TASK = flags.DEFINE_string(
   "task",
   None,
-  "perplexity, sample, chat, throughput, niah, recall, mqar, harness, compare.",
+  "perplexity, sample, chat, throughput, niah, recall, mqar, harness, "
+  "compare, capacity.",
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
@@ -85,7 +88,10 @@ _SETTINGS = {
 }
 # Of the tasks in modules of their own, see `evaluation.run`.
 _OPTIONS: dict[str, flags.FlagHolder] = {
-  "samples": flags.DEFINE_integer("samples", None, "Questions of a slice."),
+  "samples": flags.DEFINE_integer(
+    "samples", None, "Questions, or draws, of a slice."
+  ),
+  "dims": flags.DEFINE_list("dims", None, "Of capacity: sizes of keys."),
   "gaps": flags.DEFINE_list("gaps", None, "Of recall: fillers to ask over."),
   "segments": flags.DEFINE_string(
     "segments", None, "Of mqar: TOKENS:PAIRS:ROWS, several joined by ;"
@@ -131,12 +137,12 @@ _OPTIONS: dict[str, flags.FlagHolder] = {
 
 def program() -> None:
   """Runs the evaluation that the flags describe."""
-  checkpoint, task = cli.require("checkpoint"), cli.require("task")
+  task = cli.require("task")
   from memcomp.evaluation import run
 
   given = {k: f.value for k, f in _SETTINGS.items() if f.value is not None}
   run.run(
-    checkpoint,
+    _CHECKPOINT.value,
     task,
     step=_STEP.value,
     source=_SOURCE.value,

@@ -119,11 +119,10 @@ def _train_each(each: str, steps: int) -> int:
 
   path = config_flags.get_config_filename(flags.FLAGS["config"])
   path = path.partition(":")[0]
-  known = runpy.run_path(path).get("NAMES")
   return sweep.run(
     sys.argv,
     config=path,
-    names=sweep.choose(each, known, path),
+    names=sweep.choose(each, runpy.run_path(path), path),
     seeds=_SEEDS.value,
     workdir=pathlib.Path(_WORKDIR.value or f"runs/{pathlib.Path(path).stem}"),
     steps=steps,

@@ -24,6 +24,7 @@ from memcomp.evaluation import (
   report,
   tasks,
 )
+from memcomp.evaluation.capacity import run as capacity
 
 _MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
   "niah": niah.run,
@@ -35,13 +36,16 @@ _MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
 measures, prints and writes; it returns what it has written. Its keywords are
 the flags that the task understands, and have defaults."""
 
-TASKS = ("perplexity", "sample", "chat", "throughput", "compare", *_MODULES)
+TASKS = (
+  *("perplexity", "sample", "chat", "throughput", "compare", "capacity"),
+  *_MODULES,
+)
 
 _MAKE_TEXT = ("sample", "chat")
 
 
 def run(
-  checkpoint: str | pathlib.Path,
+  checkpoint: str | pathlib.Path | None,
   task: str,
   *,
   step: int | None = None,
@@ -60,7 +64,8 @@ def run(
 
   Args:
     checkpoint: a run's workdir, its `checkpoints` folder or a step's folder,
-      also in a bucket; for "compare" the folder of several runs.
+      also in a bucket; for "compare" the folder of several runs, for
+      "capacity" none.
     task: one of `TASKS`.
     step: of the checkpoint; None is the newest.
     source: text to evaluate on, written as `DataConfig.source`; "" is the
@@ -87,6 +92,18 @@ def run(
     raise errors.UserError(
       f"--task={task} is unknown; give one of: {', '.join(TASKS)}"
     )
+  if task == "capacity":
+    if checkpoint:
+      raise errors.UserError(
+        "--task=capacity asks a memory alone; leave out --checkpoint"
+      )
+    given = {**(overrides or {}), **(options or {})}
+    _check_options(given, task, capacity.run)
+    out = out or "runs/capacity"
+    _written(capacity.run(pathlib.Path(out), seed=seed or 0, **given))
+    return
+  if not checkpoint:
+    raise errors.UserError("--checkpoint is missing; give it, or see --help")
   if task == "compare":
     _compare(pathlib.Path(checkpoint), out)
     return
@@ -101,7 +118,7 @@ def run(
   given = dict(options or {})
   if task in _MODULES:
     given |= overrides | ({"contexts": contexts} if contexts else {})
-  _check_options(task, given)
+  _check_options(given, task, _MODULES.get(task))
   opened = load.open_checkpoint(checkpoint, step, _mesh(tensor, task))
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
@@ -146,11 +163,13 @@ def run(
   _written([path, _plot(opened, found, folder / f"{stem}.png")])
 
 
-def _check_options(task: str, given: dict[str, Any]) -> None:
+def _check_options(
+  given: dict[str, Any], task: str, measure: Callable[..., Any] | None
+) -> None:
   """Raises UserError if a flag is given that the task does not understand."""
   known = []
-  if task in _MODULES:
-    parameters = inspect.signature(_MODULES[task]).parameters.values()
+  if measure:
+    parameters = inspect.signature(measure).parameters.values()
     known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
   for name in given:
     if name not in known:

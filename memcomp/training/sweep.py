@@ -9,7 +9,8 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from memcomp import errors
 
@@ -77,31 +78,37 @@ def run(
   return next(iter(failed.values()), 0)
 
 
-def choose(names: str, known: Sequence[str] | None, path: str) -> list[str]:
+def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
   """Returns the names that `--each` means.
 
   Args:
-    names: comma-separated, or "all".
-    known: `NAMES` of the config file; None where it has none.
+    names: comma-separated, or "all": the file's `NAMES`.
+    file: what the config file defines. Its `get_config` may take more names
+      than `NAMES` lists.
     path: of the config file, for messages.
 
   Raises:
-    UserError: the file lists none, or not this one.
+    UserError: the file lists none, or does not take this one.
   """
-  if known is None:
-    raise errors.UserError(
-      f"--each: {path} lists no NAMES to choose from; see configs/compare.py"
-    )
+  known = file.get("NAMES")
   if names == "all":
+    if known is None:
+      raise errors.UserError(
+        f"--each=all: {path} lists no NAMES; see configs/compare.py"
+      )
     return list(known)
   chosen = [name for name in names.split(",") if name]
-  for name in chosen:
-    if name not in known:
-      raise errors.UserError(
-        f"--each: {name!r} is none of the NAMES of {path}: {', '.join(known)}"
-      )
   if not chosen:
     raise errors.UserError("--each is empty; give names, or all")
+  for name in chosen:
+    if name in (known or ()):
+      continue
+    try:
+      file["get_config"](name)
+    except (ValueError, TypeError) as error:
+      raise errors.UserError(
+        f"--each: {path} does not take {name!r}: {error}"
+      ) from error
   return chosen
 
 

@@ -84,8 +84,8 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
 
   monkeypatch.setattr(run, "_measured", counted)
   with pytest.raises(KeyboardInterrupt):
-    run.run(tmp_path, dims=[8], seeds=3)
-  written = run.run(tmp_path, dims=[8], seeds=3)
+    run.run(tmp_path, dims=[8], samples=3)
+  written = run.run(tmp_path, dims=[8], samples=3)
   assert len(measured) == 5 + 9 - 4
   slices = json.loads((tmp_path / "capacity.json").read_text())["slices"]
   assert len(slices) == 9 and tmp_path / "capacity.json" in written
@@ -94,15 +94,26 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
   assert table.count("| 8 |") == 3 + 6
   lines = (tmp_path / "results.md").read_text().splitlines()
   assert len(lines) == 2 + 9 and "256" in lines[2]
-  run.run(tmp_path / "again", dims=[8], seeds=3)
+  run.run(tmp_path / "again", dims=[8], samples=3)
   again = json.loads((tmp_path / "again/capacity.json").read_text())["slices"]
   for one in [*slices, *again]:
     del one["seconds"]
   assert slices == again
 
 
+def test_the_program(call, tmp_path):
+  code, out, err = call(
+    "--task=capacity", "--dims=8", "--samples=2", f"--out={tmp_path}"
+  )
+  assert code == 0, err
+  assert "| 8 | wedge | 1 |" in out and "capacity.json\n" in out
+  found = json.loads((tmp_path / "capacity.json").read_text())
+  assert {one["draws"] for one in found["slices"]} == {2}
+  assert (tmp_path / "capacity.png").exists()
+
+
 def test_bad_flags(tmp_path):
   with pytest.raises(errors.UserError, match="--dims=4"):
     run.run(tmp_path, dims=[4])
-  with pytest.raises(errors.UserError, match="--seeds=0"):
-    run.run(tmp_path, seeds=0)
+  with pytest.raises(errors.UserError, match="--samples=0"):
+    run.run(tmp_path, samples=0)

@@ -89,16 +89,21 @@ def test_a_seed_beside_the_seeds_is_refused(program, tmp_path):
 
 
 def test_names():
-  known = ("a", "b")
-  assert sweep.choose("all", known, "f.py") == ["a", "b"]
-  assert sweep.choose("b", known, "f.py") == ["b"]
-  for names, listed, said in (
-    ("c", known, "'c' is none of"),
-    (",", known, "empty"),
-    ("all", None, "lists no NAMES"),
+  def get_config(name):
+    if name not in ("a", "b", "c"):
+      raise ValueError(f"{name!r} is none of: a, b, c")
+
+  file = {"NAMES": ("a", "b"), "get_config": get_config}
+  assert sweep.choose("all", file, "f.py") == ["a", "b"]
+  assert sweep.choose("b,c", file, "f.py") == ["b", "c"]
+  for names, given, said in (
+    ("a,d", file, "f.py does not take 'd': 'd' is none of: a, b, c"),
+    (",", file, "empty"),
+    ("all", {"get_config": get_config}, "f.py lists no NAMES"),
+    ("a", {"get_config": lambda: None}, "does not take 'a'"),
   ):
     with pytest.raises(errors.UserError, match=said):
-      sweep.choose(names, listed, "f.py")
+      sweep.choose(names, given, "f.py")
 
 
 def test_a_signal_reaches_the_run(tmp_path):
@@ -134,7 +139,10 @@ def test_a_signal_reaches_the_run(tmp_path):
 @pytest.mark.slow
 def test_the_program(tmp_path):
   config = training_cases.write_config(tmp_path)
-  config.write_text(config.read_text() + "\nNAMES = ('x', 'y')\n")
+  head = 'def get_config(arg=""):\n'
+  refusal = "  if arg == 'z': raise ValueError('none of: x, y')\n"
+  text = config.read_text().replace(head, head + refusal)
+  config.write_text(text + "\nNAMES = ('x', 'y')\n")
   flags = ("--each=all", "--config.training.steps=3")
   runs = tmp_path / "runs"
   code, out, err = training_cases.train(config, runs, *flags)
@@ -142,4 +150,4 @@ def test_the_program(tmp_path):
   assert "[1/2]" in out and (runs / "y-0" / "checkpoints" / "3").exists()
   code, _, err = training_cases.train(config, runs, "--each=z")
   assert code == errors.EXIT_BAD_INPUT
-  assert len(err.splitlines()) == 1 and "'z' is none of" in err
+  assert len(err.splitlines()) == 1 and "'z': none of: x, y" in err

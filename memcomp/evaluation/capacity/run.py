@@ -1,4 +1,19 @@
-"""Tensor Cache's Table 3, and beyond it: what is measured, and how shown."""
+"""How many pairs Tensor Cache's memory holds: its Table 3, and beyond it.
+
+No checkpoint: random unit keys and normal values are written into the memory
+itself (`memcomp_kernels.tensor_cache`, as it generates: what leaves a window of
+one token), and read back.
+
+first: the first pair is read after every further one. Its error is
+|k_1 A_n - s v_1| / |s v_1|, s = eta lambda^(n-1) what is left of it; capacity
+is the first n where that passes 1. Keys are "random", or "orthogonal": the
+first key_dim of them an orthonormal basis, and then random.
+
+all: n pairs are written by each rule, and all of them read. Accuracy is the
+share whose own value has the largest cosine with what is read, of the n
+values; the error is that of each pair, with its own s, as the root of the mean
+square.
+"""
 
 import pathlib
 import time
@@ -21,8 +36,8 @@ PAIRS = (0.125, 0.25, 0.5, 1, 2, 4)
 def run(
   out: pathlib.Path,
   *,
-  dims: Sequence[int] = DIMS,
-  seeds: int = 200,
+  dims: Sequence[int | str] = DIMS,
+  samples: int = 200,
   seed: int = 0,
 ) -> list[pathlib.Path | str]:
   """Measures all slices; prints, and writes JSON, PNG and a table's lines.
@@ -30,7 +45,7 @@ def run(
   Args:
     out: folder for results; slices that stand there already are not run again.
     dims: of keys and values.
-    seeds: draws of each slice.
+    samples: draws of each slice.
     seed: of the draws.
 
   Returns:
@@ -39,10 +54,14 @@ def run(
   Raises:
     UserError: a bad value, or a folder that cannot be written.
   """
-  if not dims or min(dims) < 8:
-    raise errors.UserError(f"--dims={','.join(map(str, dims))}: give 8 or more")
-  if seeds < 1 or seed < 0:
-    raise errors.UserError(f"--seeds={seeds} --seed={seed}: give 1, 0 or more")
+  if not dims or not all(str(x).isdecimal() and int(x) >= 8 for x in dims):
+    raise errors.UserError(
+      f"--dims={','.join(map(str, dims))}: give whole numbers, 8 or more"
+    )
+  if samples < 1 or seed < 0:
+    raise errors.UserError(
+      f"--samples={samples} --seed={seed}: give 1, 0 or more"
+    )
   folder = report.make_folder(out)
   file = slices.File(
     folder / "capacity.json",
@@ -50,7 +69,7 @@ def run(
     about={"versions": report.versions()},
     model="the memory alone",
   )
-  tasks = list(_tasks(dims, seeds))
+  tasks = list(_tasks([int(x) for x in dims], samples))
   progress = progress_lib.Progress("writing and reading, slices", len(tasks))
   found = []
   for task in tasks:
@@ -62,7 +81,7 @@ def run(
       one["seconds"] = round(time.perf_counter() - start, 2)
       file.add(
         one,
-        setting=f"{_setting(task)}, {seeds} draws, seed {seed}",
+        setting=f"{_setting(task)}, {samples} draws, seed {seed}",
         result=_result(one),
         state_bytes=4 * task["dim"] ** 2,
       )
@@ -107,7 +126,7 @@ def table(found: list[dict[str, Any]]) -> str:
   return "\n".join(lines)
 
 
-def _tasks(dims: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
+def _tasks(dims: Sequence[int], samples: int) -> Iterator[dict[str, Any]]:
   for dim in dims:
     for kind, decay in FIRST:
       yield {
@@ -116,7 +135,7 @@ def _tasks(dims: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
         "keys": kind,
         "rule": "outer",
         "decay": decay,
-        "draws": seeds,
+        "draws": samples,
       }
   for dim in dims:
     for rule in RULES:
@@ -129,7 +148,7 @@ def _tasks(dims: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
             "rule": rule,
             "decay": decay,
             "pairs": max(1, round(share * dim)),
-            "draws": seeds,
+            "draws": samples,
           }
 
 
