@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives.mosaic_gpu import affine_kernels, modes
+from memcomp_kernels.primitives.mosaic_gpu import affine_kernels, modes, smem
 from memcomp_kernels.testing import errors, gradients, memories
 
 SPECS = {
@@ -65,15 +65,23 @@ def check(name, spec, given, ids=None, **mode):
   errors.assert_no_worse(actual, expected, truth)
 
 
+@pytest.fixture
+def busy(monkeypatch):
+  """As with more blocks of threads than multiprocessors."""
+  monkeypatch.setattr(smem, "MULTIPROCESSORS", 0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "dims"),
   [
-    pytest.param("delta_rule", (64, 64), marks=pytest.mark.slow),
-    pytest.param("delta_rule", (128, 128), marks=pytest.mark.slow),
-    pytest.param("state_space_duality", (64, 64), marks=pytest.mark.slow),
+    ("delta_rule", (64, 64)),
+    ("delta_rule", (128, 128)),
+    ("delta_rule", (64, 192)),  # three blocks of columns
+    ("state_space_duality", (64, 64)),
   ],
 )
-def test_equals_the_xla_form(name, dims):
+def test_equals_the_xla_form(name, dims, busy):
   """A last tile that is not full, and memories handed on."""
   spec = memories.MEMORIES[name].specs[SPECS[name]]
   given = arguments(name, spec, 75, key_dim=dims[0], value_dim=dims[1])
@@ -88,7 +96,7 @@ def test_equals_the_xla_form(name, dims):
   ],
 )
 def test_packing(name):
-  """Strictly: memory starts as nan, races are looked for."""
+  """Strictly: memory starts as nan, races are looked for. Few blocks."""
   spec = memories.MEMORIES[name].specs[SPECS[name]]
   ids = np.zeros((2, 70), np.int32)
   ids[0] = 1  # goes on
@@ -146,7 +154,7 @@ def lower(name, spec, given):
 def test_lowers(dims):
   spec = memories.MEMORIES["delta_rule"].specs["gated"]
   given = arguments("delta_rule", spec, 130, key_dim=dims[0], value_dim=dims[1])
-  assert lower("delta_rule", spec, given).count("mosaic_gpu_v2") == 2
+  assert lower("delta_rule", spec, given).count("mosaic_gpu_v2") == 3
 
 
 @pytest.mark.parametrize(
@@ -155,7 +163,7 @@ def test_lowers(dims):
 def test_tensor_cache_lowers(name):
   spec = tensor_cache(name)
   given = arguments("tensor_cache", spec, 30)
-  assert lower("tensor_cache", spec, given).count("mosaic_gpu_v2") >= 2
+  assert lower("tensor_cache", spec, given).count("mosaic_gpu_v2") >= 3
 
 
 def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
@@ -197,6 +205,36 @@ def test_says_why_not(monkeypatch):
     with pytest.raises(NotImplementedError, match="chunk_size=128 is more"):
       chunk(given[0], given[2], long, "tensor_cache")
   assert api.IMPLEMENTATIONS.default("gpu") == "xla_chunked"
+
+
+@pytest.mark.slow
+def test_packing_of_many_blocks(busy):
+  test_packing("delta_rule")
+
+
+def test_few_blocks_have_half_the_columns():
+  def columns(batch, width):
+    saved = jnp.zeros((0, batch, 16, 64, width))
+    return affine_kernels._columns(saved)
+
+  assert columns(4, 64) == columns(2, 128) == 32  # 128 blocks on 132
+  assert columns(5, 64) == columns(4, 128) == 64
+
+
+def test_many_blocks_share_multiprocessors():
+  """Two to one: a slot less for results, as long as operands are prefetched."""
+  kib = jax.ShapeDtypeStruct((1024,), jnp.int8)
+  eight, sixteen = (jax.ShapeDtypeStruct((n, 1024), jnp.int8) for n in (8, 16))
+
+  def slots(operands, blocks):
+    given = [eight] * operands, {"x": sixteen}, [kib], "a kernel"
+    return smem.slots(*given, steps=9, blocks=blocks)
+
+  assert slots(4, 132) == (2, {"x": 2})
+  assert slots(4, 133) == (2, {"x": 2})  # 100 KiB
+  assert slots(5, 132) == (2, {"x": 2})
+  assert slots(5, 133) == (2, {"x": 1})  # 100 KiB; with two 116
+  assert slots(9, 133) == slots(9, 1) == (2, {"x": 2})  # only one has room
 
 
 def test_a_tile_that_cannot_fit_says_how_much_it_needs():

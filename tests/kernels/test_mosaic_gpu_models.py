@@ -18,6 +18,11 @@ from memcomp.training import state as state_lib
 from memcomp_kernels import dispatch
 from memcomp_kernels.primitives.mosaic_gpu import modes
 
+AFFINE = {
+  "affine_writes",
+  "affine_writes_backward",
+  "affine_reads_backward",
+}
 KERNELS = {
   "trellis": {
     "trellis_writes",
@@ -26,9 +31,9 @@ KERNELS = {
     "trellis_writes_backward",
   },
   "lattice": {"lattice_forward", "lattice_backward"},
-  "tensor_cache": {"affine_forward", "affine_backward"},
-  "delta_net": {"affine_forward", "affine_backward"},
-  "mamba2": {"affine_forward", "affine_backward"},
+  "tensor_cache": AFFINE,
+  "delta_net": AFFINE,
+  "mamba2": AFFINE,
 }
 """Of models of the papers' sizes."""
 

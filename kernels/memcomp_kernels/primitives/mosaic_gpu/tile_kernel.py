@@ -99,7 +99,9 @@ def run(
     name,
     in_place,
     steps=steps,
+    blocks=batch * heads * blocks,
   )
+  swizzle = smem.swizzle([*parts.values(), *local.values()])
   replaced = {key: in_place[key] for key in in_place if not held[key]}
   held = dict.fromkeys((key for key in parts if key in operands), slots) | held
 
@@ -161,11 +163,11 @@ def run(
     out_type=list(results.values()),
     scratch_types=[
       {
-        key: smem.buffer((held[key], *x.shape), x.dtype)
+        key: smem.buffer((held[key], *x.shape), x.dtype, swizzle)
         for key, x in parts.items()
         if held[key]
       },
-      {key: smem.buffer(x.shape, x.dtype) for key, x in local.items()},
+      {key: smem.buffer(x.shape, x.dtype, swizzle) for key, x in local.items()},
       plgpu.Barrier(
         num_arrivals=sum(key in operands for key in parts), num_barriers=slots
       ),
