@@ -77,7 +77,7 @@ SHAPES = {
 _SMALL = {"B1_T70_H2_D64": (1, 70, 2, 64)}
 _CHECKED = {"few": (2, 200, 2), "many": (9, 70, 16)}
 """Rows, tokens, heads; many are more than there are multiprocessors, which
-kernels may go about in another way. On a GPU only: it takes long to interpret."""
+kernels may go about in another way. On a GPU only: interpreting takes long."""
 
 _ALL = flags.DEFINE_bool("all", False, "All cases, rivals and training steps.")
 _CASES = flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}.")
