@@ -308,7 +308,7 @@ def backward(
   }
   given = _given(tile, "write", "key", "erase")
   given |= {"saved": saved, "d_after": found.pop("d_after"), "d_read": d_read}
-  if erases:
+  if tile.erase is not None:
     results["d_erase"] = by_block(tile.erase, tile.erase.dtype)
   found |= _call(
     _reads_backward,

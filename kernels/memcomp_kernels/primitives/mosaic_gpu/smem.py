@@ -116,13 +116,13 @@ def slots(
     return key not in in_place and (len(x.shape) < 2 or x.dtype.itemsize < 4)
 
   operands = list(operands)
-  fixed = num_bytes(fixed, 1) + _SPARE
-  room = LIMIT - fixed
+  taken = num_bytes(fixed, 1) + _SPARE
+  room = LIMIT - taken
   choices = [(x, room) for x in ((2, 2), (2, 1), (2, 0), (1, 1), (1, 0))]
   if steps == 1:
     choices = choices[-1:]
   elif blocks > MULTIPROCESSORS:
-    choices = [(x, _HALF - fixed) for x, _ in choices[:3]] + choices
+    choices = [(x, _HALF - taken) for x, _ in choices[:3]] + choices
   for (given, found), free in choices:
     held = {key: found or int(placed(key)) for key in results}
     needed = num_bytes(operands, given) + sum(
