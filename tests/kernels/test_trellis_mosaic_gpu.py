@@ -238,7 +238,9 @@ def test_one_step_takes_as_little_as_it_can():
   part = jax.ShapeDtypeStruct((64, 64), "bfloat16")
 
   def slots(steps):
-    return smem.slots([part], {"x": part}, [], "name", ["x"], steps=steps)
+    return smem.slots(
+      [part], {"x": part}, [], "name", ["x"], steps=steps, blocks=1
+    )
 
   assert slots(2) == (2, {"x": 2})
   assert slots(1) == (1, {"x": 0})
