@@ -41,6 +41,17 @@ _RUNS = flags.DEFINE_string("runs", "recall.jsonl", "Finished models.")
 _OUT = flags.DEFINE_string("out", "recall", "Path of the results, no suffix.")
 _REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
 
+_MEMORIES = {
+  "trellis": "tab:red",
+  "lattice": "tab:blue",
+  "key_value_means": "tab:orange",
+  "tensor_cache": "tab:green",
+}
+"""The memories that this project is about, drawn thick; their colours."""
+_COLOURS = [
+  f"tab:{x}" for x in ("purple", "brown", "pink", "gray", "olive", "cyan")
+]
+
 Task = recall_training.Task
 Run = dict[str, Any]
 
@@ -78,9 +89,10 @@ def table(task: Task, runs: list[Run]) -> str:
 
 
 def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
-  """Accuracy of most pairs against state, and of all numbers of pairs.
+  """Accuracy against state, a panel for each of the two largest numbers.
 
-  Points are means over seeds, bars go from the worst to the best.
+  Lines go through the best seed of each size, thin bars down to the worst:
+  whether a seed learns the task at all is not what a state can hold.
   """
   try:
     from matplotlib import figure
@@ -89,52 +101,42 @@ def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
       "no figure: matplotlib is not installed (pip install 'memcomp[plot]')"
     )
     return
-  canvas = figure.Figure(figsize=(12, 5.5), layout="constrained")
-  by_state, by_pairs = canvas.subplots(1, 2)
-  most = task.pairs[-1]
+  canvas = figure.Figure(figsize=(11, 5.2), layout="constrained")
+  panels = canvas.subplots(1, len(task.pairs[-2:]), sharey=True, squeeze=False)
   mixers = dict.fromkeys(run["mixer"] for run in runs)
-  for index, mixer in enumerate(mixers):
-    style = {
-      "color": f"C{index % 10}",
-      "marker": "osD^"[index // 10 % 4],
-      "linestyle": ["-", "--"][index // 10 % 2],
-      "capsize": 2,
-    }
+  names = [*_MEMORIES, *sorted(mixers.keys() - _MEMORIES.keys())]
+  lines = itertools.product(["--", ":"], zip(_COLOURS, "sD^vPX", strict=True))
+  baselines = itertools.cycle(lines)
+  for name in names:
+    if name in _MEMORIES:
+      style = {"color": _MEMORIES[name], "linewidth": 2.6, "marker": "o"}
+      style |= {"zorder": 3}
+    else:
+      line, (color, marker) = next(baselines)
+      style = {"linestyle": line, "color": color, "marker": marker}
+      style |= {"linewidth": 1.2, "markersize": 5}
     sizes = sorted(
-      (run for run in runs if run["mixer"] == mixer),
+      (run for run in runs if run["mixer"] == name),
       key=lambda run: run["state_floats"],
     )
-    found = [run["accuracy"][str(most)] for run in sizes]
     states = [run["state_floats"] for run in sizes]
-    by_state.errorbar(states, *_bars(found), label=mixer, **style)
-    found = [sizes[-1]["accuracy"][str(n)] for n in task.pairs]
-    by_pairs.errorbar(task.pairs, *_bars(found), **style)
-  by_state.set_xscale("log", base=2)
-  by_pairs.set_xscale("log", base=2)
-  by_pairs.set_xticks(task.pairs, [str(n) for n in task.pairs])
-  by_state.set(
-    xlabel="floats of state a layer",
-    title=f"{most} key-value pairs in {task.length} tokens",
-    ylabel="accuracy of recall",
-  )
-  by_pairs.set(
-    xlabel=f"key-value pairs in {task.length} tokens",
-    title="each at its largest state",
-  )
-  for axes in (by_state, by_pairs):
+    for axes, n in zip(panels[0], task.pairs[-2:], strict=True):
+      found = [run["accuracy"][str(n)] for run in sizes]
+      best, worst = ([of(x) for x in found] for of in (max, min))
+      axes.plot(states, best, label=name, **style)
+      axes.vlines(states, worst, best, color=style["color"], linewidth=0.8)
+  for axes, n in zip(panels[0], task.pairs[-2:], strict=True):
+    axes.set_xscale("log", base=2)
+    axes.set(
+      xlabel="floats of state a layer",
+      title=f"{n} key-value pairs in {task.length} tokens",
+    )
     axes.set_ylim(0, 1.03)
     axes.grid(alpha=0.3)
-  canvas.legend(loc="outside lower center", fontsize="small", ncols=6)
+  panels[0, 0].set_ylabel("accuracy of recall, best seed")
+  handles = panels[0, 0].get_legend_handles_labels()
+  canvas.legend(*handles, loc="outside right center", fontsize="small")
   canvas.savefig(path, dpi=110)
-
-
-def _bars(found: list[list[float]]) -> tuple[np.ndarray, list[np.ndarray]]:
-  # Sizes may have been run with different numbers of seeds.
-  mean, low, high = (
-    np.array([function(values) for values in found])
-    for function in (np.mean, np.min, np.max)
-  )
-  return mean, [mean - low, high - mean]
 
 
 def main(argv):
