@@ -14,8 +14,9 @@ second level cache. Ceilings, a product of matrices and a copy, are measured in
 the same call. Flops are those of the XLA form's matrix products, bytes those of
 inputs and outputs, once (twice with gradients). Rivals (flash-linear-attention
 on PyTorch) are timed where they can be imported: `gpu_rivals.py`. Training
-steps of whole models: `gpu_steps.py`. With --json rows are kept as they are
-made; what a file has is not measured again.
+steps of whole models: `gpu_steps.py`. Last, what is reached of the goals:
+`gpu_goals.py`. With --json rows are kept as they are made; what a file has is
+not measured again.
 
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
 times are then of no use. What a GPU would run is known, though: with --static
@@ -33,6 +34,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+import gpu_goals
 import gpu_rivals
 import gpu_steps
 import jax
@@ -297,6 +299,8 @@ def main(argv: list[str]) -> None:
       failed = run_all(rows, device, names, shapes, every)
     if _ALL.value or _STEPS.value:
       gpu_steps.report(rows, device, small=not on_gpu)
+  if _ALL.value:
+    gpu_goals.report(rows, device, shapes=list(SHAPES))
   sys.exit(1 if failed else 0)
 
 
