@@ -6,9 +6,11 @@
 Two layers of d_model 64, trained on rows of mqar-fast (`recall_training`):
 short rows of the fewest pairs first, then all numbers of pairs in turn.
 Accuracy on fresh rows, per number of pairs. Each finished model is a line of
-<runs>; models that are there are not repeated. Writes <out>.md and <out>.png;
-`--report` does only that. More pairs, tokens or ids (the common size is
---pairs=4,8,16,32 --length=128 --vocab=256) need many more updates.
+<runs>; models that are there are not repeated. Writes <out>.md and <out>.png,
+of each mixer and size the run of the most updates (some have not learned after
+500; give them --steps=1500); `--report` does only that. More pairs, tokens or
+ids (the common size is --pairs=4,8,16,32 --length=128 --vocab=256) need many
+more updates.
 """
 
 import dataclasses
@@ -73,13 +75,14 @@ def measure(named: Run, task: Task) -> Run:
 def table(task: Task, runs: list[Run]) -> str:
   """A table in markdown: means over seeds, and from the worst to the best."""
   lines = [
-    "| mixer | head_dim | floats of state a layer | "
+    "| mixer | head_dim | floats of state a layer | updates | "
     + " | ".join(f"{n} pairs" for n in task.pairs)
     + " |",
-    "|---|---:|---:" + "|---" * len(task.pairs) + "|",
+    "|---|---:|---:|---:" + "|---" * len(task.pairs) + "|",
   ]
   for run in runs:
     cells = [run["mixer"], str(run["head_dim"]), f"{run['state_floats']:,}"]
+    cells.append(f"{run['task']['steps']:,}")
     for n in task.pairs:
       found = run["accuracy"][str(n)]
       spread = f" ({min(found):.3f}-{max(found):.3f})" * (len(found) > 1)
@@ -104,7 +107,9 @@ def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
   canvas = figure.Figure(figsize=(11, 5.2), layout="constrained")
   panels = canvas.subplots(1, len(task.pairs[-2:]), sharey=True, squeeze=False)
   mixers = dict.fromkeys(run["mixer"] for run in runs)
-  names = [*_MEMORIES, *sorted(mixers.keys() - _MEMORIES.keys())]
+  fewest = min(run["task"]["steps"] for run in runs)
+  names = [x for x in _MEMORIES if x in mixers]
+  names += sorted(mixers.keys() - _MEMORIES.keys())
   lines = itertools.product(["--", ":"], zip(_COLOURS, "sD^vPX", strict=True))
   baselines = itertools.cycle(lines)
   for name in names:
@@ -120,10 +125,12 @@ def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
       key=lambda run: run["state_floats"],
     )
     states = [run["state_floats"] for run in sizes]
+    updates = max(run["task"]["steps"] for run in sizes)
+    longer = f" ({updates:,} updates)" * (updates > fewest)
     for axes, n in zip(panels[0], task.pairs[-2:], strict=True):
       found = [run["accuracy"][str(n)] for run in sizes]
       best, worst = ([of(x) for x in found] for of in (max, min))
-      axes.plot(states, best, label=name, **style)
+      axes.plot(states, best, label=name + longer, **style)
       axes.vlines(states, worst, best, color=style["color"], linewidth=0.8)
   for axes, n in zip(panels[0], task.pairs[-2:], strict=True):
     axes.set_xscale("log", base=2)
@@ -158,12 +165,13 @@ def main(argv):
   sizes = [int(x) for x in _HEAD_DIMS.value]
   for mixer, size in [] if _REPORT.value else itertools.product(mixers, sizes):
     named = {"mixer": mixer, "head_dim": size, "seeds": _SEEDS.value}
-    if any(named.items() <= run.items() for run in runs):
+    if any((named | {"task": of_task}).items() <= run.items() for run in runs):
       continue
     runs.append(measure(named, task) | {"task": of_task})
     print(json.dumps(runs[-1]), flush=True)
     with path.open("a", encoding="utf-8") as file:
       file.write(json.dumps(runs[-1]) + "\n")
+  runs = _longest(runs)
   runs.sort(key=lambda run: (-_mean(run, task), run["mixer"], run["head_dim"]))
   print(table(task, runs))
   out.with_suffix(".md").write_text(table(task, runs))
@@ -176,9 +184,20 @@ def _mean(run: Run, task: Task) -> float:
 
 
 def _read(path: pathlib.Path, of_task: Run) -> list[Run]:
-  """Finished models of the same task."""
+  """Finished models of the same task, after however many updates."""
   lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  return [run for run in map(json.loads, lines) if run["task"] == of_task]
+  runs = [json.loads(line) for line in lines]
+  return [
+    run for run in runs if run["task"] | {"steps": 0} == of_task | {"steps": 0}
+  ]
+
+
+def _longest(runs: list[Run]) -> list[Run]:
+  """Of each mixer and size the run of the most updates."""
+  found: dict[tuple[str, int], Run] = {}
+  for run in sorted(runs, key=lambda run: run["task"]["steps"]):
+    found[run["mixer"], run["head_dim"]] = run
+  return list(found.values())
 
 
 if __name__ == "__main__":
