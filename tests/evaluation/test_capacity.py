@@ -112,6 +112,20 @@ def test_the_program(call, tmp_path):
   assert (tmp_path / "capacity.png").exists()
 
 
+@pytest.mark.parametrize(
+  ("flag", "said"),
+  [
+    ("--checkpoint=RUN", "leave out --checkpoint"),
+    ("--gaps=3", "--gaps means nothing to --task=capacity"),
+    ("--dims=8,x", "--dims=8,x: give whole numbers"),
+  ],
+)
+def test_flags_that_it_does_not_take(call, flag, said):
+  code, _, err = call("--task=capacity", flag)
+  assert code == errors.EXIT_BAD_INPUT
+  assert said in err and len(err.splitlines()) == 1
+
+
 def test_bad_flags(tmp_path):
   with pytest.raises(errors.UserError, match="--dims=4"):
     run.run(tmp_path, dims=[4])

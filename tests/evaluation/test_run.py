@@ -299,9 +299,6 @@ def test_another_tokenizer(call, run_folder):
 BAD = [
   (["--task=perplexity"], "--checkpoint is missing"),
   (["--checkpoint=RUN"], "--task is missing"),
-  (["--task=capacity", "--checkpoint=RUN"], "leave out --checkpoint"),
-  (["--task=capacity", "--gaps=3"], "--gaps means nothing to --task=capacity"),
-  (["--task=capacity", "--dims=8,x"], "--dims=8,x: give whole numbers"),
   (["--checkpoint=RUN", "--task=perplexty"], "--task=perplexty is unknown"),
   (["--checkpoint=TMP/none", "--task=sample"], "no checkpoint in"),
   (["--checkpoint=TMP/empty", "--task=sample"], "no checkpoint in"),
