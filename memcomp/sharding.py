@@ -1,6 +1,6 @@
 """Logical axis names, the one table that maps them to the mesh, and the mesh.
 
-Parameters carry logical names (`nnx.Param(..., out_sharding=("embed", "mlp"))`)
+Parameters carry logical names (`nnx.Param(..., axes=("embed", "mlp"))`)
 and activations are constrained by them; only this file knows the mesh.
 """
 
@@ -36,7 +36,6 @@ RULES: dict[str, tuple[str, ...]] = {
   "key_dim": (),
   "value_dim": (),
   "slots": (),
-  "layers": (),
   "window": (),
 }
 """Logical name -> mesh axes. "embed" is of parameters, "act_embed" of
@@ -157,20 +156,30 @@ def _check_slices(
 def shardings(tree: Any, mesh: Mesh) -> Any:
   """Replaces every Variable of `tree` by its NamedSharding on `mesh`.
 
-  A Variable's axes are named by its `out_sharding` metadata; other leaves, and
+  A Variable's last axes are named by its `axes` metadata; other leaves, and
   Variables without it, are replicated.
   """
 
   def one(leaf):
     names = ()
     if isinstance(leaf, nnx.Variable):
-      names = leaf.get_metadata().get("out_sharding") or ()
+      names = axes_of(leaf)
     sharding = NamedSharding(mesh, spec(*names))
     return (
       leaf.replace(sharding) if isinstance(leaf, nnx.Variable) else sharding
     )
 
   return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
+  """The logical names of a Variable's axes, by its `axes` metadata.
+
+  The names stand for the last axes: those that a vmap or a scan over layers
+  puts in front have none.
+  """
+  names = variable.get_metadata().get("axes") or ()
+  return (None,) * (variable.ndim - len(names)) + tuple(names)
 
 
 def check_divides(variables: nnx.State, mesh: Mesh) -> None:
@@ -187,8 +196,8 @@ def check_divides(variables: nnx.State, mesh: Mesh) -> None:
     UserError: naming the axis, its size and the mesh axes.
   """
   for path, variable in nnx.to_flat_state(variables):
-    names = variable.get_metadata().get("out_sharding") or ()
-    for name, size in zip(names, variable.shape, strict=False):
+    names = axes_of(variable)
+    for name, size in zip(names, variable.shape, strict=True):
       axes = RULES[name] if name is not None else ()
       shards = math.prod(mesh.shape[axis] for axis in axes)
       if size % shards:

@@ -76,8 +76,7 @@ def test_preset_has_the_size_it_says(name):
   from memcomp.models import decoder
 
   model = presets.language_model(name)
-  with nnx.use_eager_sharding(False):
-    shapes = nnx.eval_shape(lambda: decoder.Decoder(model, rngs=nnx.Rngs(0)))
+  shapes = nnx.eval_shape(lambda: decoder.Decoder(model, rngs=nnx.Rngs(0)))
   count = sum(x.size for x in jax.tree.leaves(nnx.state(shapes)))
   said = {"125m": 125, "170m": 125, "350m": 350, "780m": 780, "1b": 1300}
   # "170m" of the paper is 125m's width with other heads: its count is not

@@ -39,13 +39,12 @@ FULL = "softmax_attention"
 def build(name: str) -> decoder.Decoder:
   """The small model called `name`, with the weights of the start."""
   config = comparison.language_model(name)
-  with nnx.use_eager_sharding(False):
 
-    def new():
-      return decoder.Decoder(config, rngs=nnx.Rngs(0))
+  def new():
+    return decoder.Decoder(config, rngs=nnx.Rngs(0))
 
-    graph = nnx.split(nnx.eval_shape(new))[0]
-    return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
+  graph = nnx.split(nnx.eval_shape(new))[0]
+  return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
 
 
 def finished() -> dict[str, list[dict[str, Any]]]:

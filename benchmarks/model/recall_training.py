@@ -111,8 +111,7 @@ def train(
   """
 
   def fresh_params(seed):
-    with nnx.use_eager_sharding(False):
-      return nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))
+    return nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))
 
   made = [fresh_params(seed) for seed in seeds]
   graph, params = made[0][0], stack([params for _, params in made])

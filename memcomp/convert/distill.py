@@ -71,8 +71,7 @@ def make(
   def errors(trained, params, given, wanted, segment_ids):
     """Relative squared errors, stack by stack."""
     params = replaced(params, trained)
-    with nnx.use_eager_sharding(False):
-      blocks = nnx.merge(model.graphdef, params).layers
+    blocks = nnx.merge(model.graphdef, params).layers
     found = []
     for name, stack in stacks.items():
       depths = jnp.array(stack.depths)
@@ -96,8 +95,7 @@ def make(
 
   def step(trained, opt_state, params, teacher_params, batch: batch_lib.Batch):
     ids = batch.segment_ids
-    with nnx.use_eager_sharding(False):
-      old = nnx.merge(taught.graphdef, teacher_params)
+    old = nnx.merge(taught.graphdef, teacher_params)
     given, wanted = lax.stop_gradient(old.mixed(batch.tokens, ids))
 
     def loss(trained):

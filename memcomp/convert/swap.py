@@ -189,10 +189,9 @@ def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
 
   @jax.jit
   def init():
-    with nnx.use_eager_sharding(False):
-      return state_lib.plain(
-        nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))[1]
-      )
+    return state_lib.plain(
+      nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))[1]
+    )
 
   return init()
 

@@ -42,14 +42,14 @@ def normal_param(
     value = jax.nn.initializers.orthogonal(scale)(key, shape)
   else:
     value = std * jax.random.normal(key, shape)
-  return nnx.Param(value, out_sharding=names, weight_decay=weight_decay)
+  return nnx.Param(value, axes=names, weight_decay=weight_decay)
 
 
 def constant_param(
   value: jax.Array, names: tuple[str | None, ...]
 ) -> nnx.Param:
   """A parameter that starts at `value` and is not decayed."""
-  return nnx.Param(value, out_sharding=names, weight_decay=False)
+  return nnx.Param(value, axes=names, weight_decay=False)
 
 
 class Linear(nnx.Module):

@@ -155,10 +155,9 @@ def matched(
 
 def num_parameters(config: decoder.DecoderConfig) -> int:
   """Parameters of the model that `config` describes; allocates nothing."""
-  with nnx.use_eager_sharding(False):
-    shapes = jax.eval_shape(
-      lambda: nnx.state(decoder.Decoder(config, rngs=nnx.Rngs(0)))
-    )
+  shapes = jax.eval_shape(
+    lambda: nnx.state(decoder.Decoder(config, rngs=nnx.Rngs(0)))
+  )
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 

@@ -82,7 +82,7 @@ class Decoder(nnx.Module):
     stacks = stacks_lib.stacks_of(config)
 
     def build(stack):
-      @nnx.vmap(in_axes=(0, 0), transform_metadata=STACKED)
+      @nnx.vmap(in_axes=(0, 0))
       def blocks(rngs, depth):
         mixer = config.mixer_of(stack.letter)
         return block.Block(config, mixer, depth, rngs=rngs)
@@ -370,6 +370,3 @@ class Decoder(nnx.Module):
     if self.embedding_norm is not None:
       x = self.embedding_norm(x)
     return sharding.constrain(x, "batch", "time", "act_embed"), taps
-
-
-STACKED = {nnx.PARTITION_NAME: "layers"}

@@ -96,10 +96,9 @@ def whole_state_floats(config: mixer_lib.MixerConfig, length: int) -> int:
   """Floats of a layer's whole state with room for `length` tokens."""
 
   def state():
-    with nnx.use_eager_sharding(False):
-      module = registry.module_of(config)(
-        config, D_MODEL, std=1.0, out_std=1.0, rngs=nnx.Rngs(0)
-      )
+    module = registry.module_of(config)(
+      config, D_MODEL, std=1.0, out_std=1.0, rngs=nnx.Rngs(0)
+    )
     return module.init_state(1, length)
 
   leaves = jax.tree.leaves(jax.eval_shape(state))

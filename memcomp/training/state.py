@@ -59,11 +59,10 @@ class Model(NamedTuple):
 
 def abstract_model(config: decoder.DecoderConfig) -> Model:
   """Builds a model's structure; allocates nothing."""
-  with nnx.use_eager_sharding(False):
-    # Not nnx.eval_shape: with a mesh set it takes the axes for the mesh's.
-    graphdef, variables = jax.eval_shape(
-      lambda: nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))
-    )
+  # Not nnx.eval_shape: with a mesh set it takes the axes for the mesh's.
+  graphdef, variables = jax.eval_shape(
+    lambda: nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))
+  )
   decayed = jax.tree.map(
     lambda v: v.get_metadata("weight_decay", False),
     variables,
@@ -78,8 +77,7 @@ def abstract_model(config: decoder.DecoderConfig) -> Model:
 
 def merge(graphdef: Any, params: Any) -> decoder.Decoder:
   """Returns the module whose parameters are `params`."""
-  with nnx.use_eager_sharding(False):
-    return nnx.merge(graphdef, params)
+  return nnx.merge(graphdef, params)
 
 
 def abstract_params(model: Model, mesh: jax.sharding.Mesh) -> Any:
@@ -123,8 +121,7 @@ def abstract_state(
     model.hidden,
     config.model.d_model,
   )
-  with nnx.use_eager_sharding(False):
-    opt_state = jax.eval_shape(tx.init, model.variables)
+  opt_state = jax.eval_shape(tx.init, model.variables)
   scalar: Any = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec())
   )
@@ -160,9 +157,8 @@ def initial_state(
     compiler_options=quick if on_cpu else None,
   )
   def init():
-    with nnx.use_eager_sharding(False):
-      module = decoder.Decoder(config.model, rngs=nnx.Rngs(config.seed))
-      params = plain(nnx.split(module)[1])
+    module = decoder.Decoder(config.model, rngs=nnx.Rngs(config.seed))
+    params = plain(nnx.split(module)[1])
     carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)
     start = TrainState(params, tx.init(params), zero, zero, zero, carry)
@@ -180,8 +176,7 @@ def initial_carry(
   """Returns the carry that rows start from: None without `carry_state`."""
   if not config.training.carry_state:
     return None
-  with nnx.use_eager_sharding(False):
-    return nnx.merge(model.graphdef, params).init_state(rows)
+  return nnx.merge(model.graphdef, params).init_state(rows)
 
 
 def row_axes(config: config_lib.Config, model: Model) -> Any:

@@ -203,7 +203,7 @@ def _forward(model, config, params, batch, carry, noise=None):
   """Returns (loss sums, state to carry on, what is watched)."""
   extra = {} if noise is None else {"noise": noise}
   prefer = dispatch.preferring(config.training.implementation)
-  with nnx.use_eager_sharding(False), prefer:
+  with prefer:
     module = nnx.merge(model.graphdef, params)
     embedding, head = module.tables()
     hidden, state = module(

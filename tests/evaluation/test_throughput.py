@@ -23,8 +23,7 @@ def model(name):
   config = decoder.DecoderConfig(
     vocab_size=11, d_model=4, num_layers=1, mlp_dim=4, mixer=MIXERS[name]
   )
-  with nnx.use_eager_sharding(False):
-    return decoder.Decoder(config, rngs=nnx.Rngs(0))
+  return decoder.Decoder(config, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -42,8 +42,7 @@ def run(config, seed=0):
 
   @jax.jit
   def outputs():
-    with nnx.use_eager_sharding(False):
-      layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(seed))
+    layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(seed))
     graph, params = nnx.split(layer)
     layer = nnx.merge(graph, jax.tree.map(lambda x: x + 0.1, params))
     x = jax.random.normal(jax.random.key(1), (2, 30, 16))
@@ -148,10 +147,9 @@ def test_grouped_heads_decode_as_they_train():
 
   @jax.jit
   def run(x, first):
-    with nnx.use_eager_sharding(False):
-      layer = softmax_attention.SoftmaxAttention(
-        config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-      )
+    layer = softmax_attention.SoftmaxAttention(
+      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    )
 
     def body(state, given):
       x, first = given
@@ -171,10 +169,9 @@ def test_a_new_segment_forgets_what_the_state_saw():
 
   @jax.jit
   def run(x):
-    with nnx.use_eager_sharding(False):
-      layer = softmax_attention.SoftmaxAttention(
-        SOFTMAX, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-      )
+    layer = softmax_attention.SoftmaxAttention(
+      SOFTMAX, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    )
     start = layer.init_state(1)
     _, state = layer(x[:, :4], start, mixer.Context())
     context = mixer.Context(segment_ids=jnp.full((1, 6), 2))
@@ -199,10 +196,9 @@ def test_streaming_llm_as_its_paper_says():
 
   @jax.jit
   def run(x):
-    with nnx.use_eager_sharding(False):
-      layer = softmax_attention.SoftmaxAttention(
-        config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-      )
+    layer = softmax_attention.SoftmaxAttention(
+      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    )
 
     def body(state, x):
       y, state = layer.step(x, state, mixer.Context())
@@ -262,8 +258,7 @@ def test_state_agrees_with_the_figure():
       softmax_attention.SoftmaxAttention,
     ),
   ):
-    with nnx.use_eager_sharding(False):
-      layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+    layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
     memory = layer.init_state(1, 30).memory
     names = {"temperatures", "norm_scale", "norm_bias"}
     sizes = {

@@ -18,8 +18,7 @@ PLAIN = delta_net.DeltaNetConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(config=SMALL, **changes):
   config = dataclasses.replace(config, **changes)
-  with nnx.use_eager_sharding(False):
-    return delta_net.DeltaNet(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return delta_net.DeltaNet(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
 
 
 def drawn(time=9):

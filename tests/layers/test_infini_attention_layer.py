@@ -20,10 +20,9 @@ SMALL = layers.InfiniAttentionConfig(
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    return layers.InfiniAttention(
-      config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-    )
+  return layers.InfiniAttention(
+    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  )
 
 
 def drawn(time=9):

@@ -13,8 +13,7 @@ CONFIG = lattice.LatticeConfig(heads=2, value_dim=8, num_slots=4, chunk_size=4)
 
 
 def build(config):
-  with nnx.use_eager_sharding(False):
-    return lattice.Lattice(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return lattice.Lattice(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
 
 
 def run(config):

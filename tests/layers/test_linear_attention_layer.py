@@ -18,10 +18,9 @@ SMALL = layers.LinearAttentionConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    return layers.LinearAttention(
-      config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-    )
+  return layers.LinearAttention(
+    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  )
 
 
 def drawn(time=9):

@@ -19,8 +19,7 @@ SMALL = mamba2.Mamba2Config(heads=4, key_dim=3, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    return mamba2.Mamba2(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return mamba2.Mamba2(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
 
 
 def drawn(time=9, batch=2):

@@ -19,16 +19,15 @@ SMALL = layers.RWKV7Config(heads=2, key_dim=4, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    layer = layers.RWKV7(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
-    layer.at_depth(jnp.array(0.25))
-    # Away from zero, where low-rank maps start.
-    for name in ("decay", "rate", "gate", "value_share"):
-      module = getattr(layer, name)
-      if module is not None:
-        module.down.kernel[...] = 0.3 * jnp.sin(
-          jnp.arange(module.down.kernel[...].size, dtype=jnp.float32)
-        ).reshape(module.down.kernel[...].shape)
+  layer = layers.RWKV7(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  layer.at_depth(jnp.array(0.25))
+  # Away from zero, where low-rank maps start.
+  for name in ("decay", "rate", "gate", "value_share"):
+    module = getattr(layer, name)
+    if module is not None:
+      module.down.kernel[...] = 0.3 * jnp.sin(
+        jnp.arange(module.down.kernel[...].size, dtype=jnp.float32)
+      ).reshape(module.down.kernel[...].shape)
   return layer
 
 

@@ -25,10 +25,7 @@ BOUNDED = {
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    return layers.SlotAttention(
-      config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-    )
+  return layers.SlotAttention(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
 
 
 def test_the_layer_repeats_the_kernels_defaults():

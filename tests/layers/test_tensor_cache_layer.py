@@ -28,10 +28,9 @@ SINGLE = dataclasses.replace(BASE, num_slots=1, top_k_slots=1)
 
 
 def build(config, seed=0):
-  with nnx.use_eager_sharding(False):
-    return tensor_cache.TensorCache(
-      config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(seed)
-    )
+  return tensor_cache.TensorCache(
+    config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(seed)
+  )
 
 
 def run(config, noise=None):
@@ -97,10 +96,9 @@ def test_a_closed_gate_leaves_local_attention():
     heads=2, key_dim=8, value_dim=8, rotary_dim=4, window_size=6
   )
   layer = build(SINGLE)
-  with nnx.use_eager_sharding(False):
-    local = softmax_attention.SoftmaxAttention(
-      config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(0)
-    )
+  local = softmax_attention.SoftmaxAttention(
+    config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(0)
+  )
   shared = {"projection": layer.projection, "out": layer.out}
   for name, module in shared.items():
     moved = jax.tree.map(lambda x: x + 0.1, nnx.state(module))

@@ -20,10 +20,9 @@ SMALL = layers.TestTimeTrainingConfig(
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  with nnx.use_eager_sharding(False):
-    return layers.TestTimeTraining(
-      config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
-    )
+  return layers.TestTimeTraining(
+    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  )
 
 
 def test_the_layer_repeats_the_kernels_defaults():

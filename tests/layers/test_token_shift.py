@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from memcomp.layers import token_shift
 from memcomp_kernels.testing import errors
@@ -72,8 +71,7 @@ def test_padding_leaves_the_state_alone():
 
 
 def test_amounts_by_depth():
-  with nnx.use_eager_sharding(False):
-    module = token_shift.TokenShift(4, exponent=0.7, first="zero")
-    module.at_depth(0.5)
+  module = token_shift.TokenShift(4, exponent=0.7, first="zero")
+  module.at_depth(0.5)
   expected = 1 - (np.arange(4) / 4) ** 0.35
   np.testing.assert_allclose(module.amount[...], expected, rtol=1e-5)

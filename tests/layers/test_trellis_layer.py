@@ -21,8 +21,7 @@ CONFIG = trellis.TrellisConfig(
 
 
 def build(config):
-  with nnx.use_eager_sharding(False):
-    return trellis.Trellis(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return trellis.Trellis(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
 
 
 def tokens():

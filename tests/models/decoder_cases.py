@@ -137,14 +137,13 @@ TIME = 21
 
 def build(config, seed=0):
   config.validate()
-  with nnx.use_eager_sharding(False):
 
-    def new():
-      return decoder.Decoder(config, rngs=nnx.Rngs(seed))
+  def new():
+    return decoder.Decoder(config, rngs=nnx.Rngs(seed))
 
-    graph = nnx.split(nnx.eval_shape(new))[0]
-    # One compilation rather than one for every small array.
-    return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
+  graph = nnx.split(nnx.eval_shape(new))[0]
+  # One compilation rather than one for every small array.
+  return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
 
 
 def tokens(batch, time, seed=0):

@@ -177,9 +177,8 @@ def test_every_parameter_is_trained_and_named(model):
   for path, leaf in leaves:
     name = jax.tree_util.keystr(path)
     assert jnp.any(leaf[...] != 0), name
-    names = leaf.get_metadata()["out_sharding"]
-    assert len(names) == leaf[...].ndim, name
-    sharding.spec(*names)
+    assert "axes" in leaf.get_metadata(), name
+    sharding.spec(*sharding.axes_of(leaf))
 
 
 def loss_and_gradient(config):

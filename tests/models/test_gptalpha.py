@@ -38,13 +38,11 @@ def test_steps_equal_the_sequence_and_gradients_flow(name):
 
   @jax.jit
   def init():
-    with nnx.use_eager_sharding(False):
-      return nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))[1]
+    return nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))[1]
 
-  with nnx.use_eager_sharding(False):
-    graph = nnx.split(
-      nnx.eval_shape(lambda: decoder.Decoder(config, rngs=nnx.Rngs(0)))
-    )[0]
+  graph = nnx.split(
+    nnx.eval_shape(lambda: decoder.Decoder(config, rngs=nnx.Rngs(0)))
+  )[0]
   # Away from the start, where every block is the identity.
   params = jax.tree.map(lambda x: x + 0.02, init())
 
@@ -76,8 +74,7 @@ def test_steps_equal_the_sequence_and_gradients_flow(name):
 def test_blocks_start_as_the_identity():
   config = small("kvm_120m")
   config.num_layers = 2
-  with nnx.use_eager_sharding(False):
-    model = decoder.Decoder(config, rngs=nnx.Rngs(0))
+  model = decoder.Decoder(config, rngs=nnx.Rngs(0))
   tokens = np.arange(12, dtype=np.int32)[None]
   hidden, _ = model(tokens)
   x = model.embedding_norm(model.embedding[...][tokens])

@@ -23,7 +23,7 @@ class Decoder(nnx.Module):
 
     def param(shape, names, decay=True):
       return nnx.Param(
-        draw(rngs.params(), shape), out_sharding=names, weight_decay=decay
+        draw(rngs.params(), shape), axes=names, weight_decay=decay
       )
 
     stack = self.layers_
