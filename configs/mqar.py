@@ -21,7 +21,8 @@ trellis), an accelerator for a curriculum (not measured). Expected of the toy at
 
 from memcomp import config
 from memcomp.data.synthetic import mqar_task
-from memcomp.models import registry, small
+from memcomp.layers import registry
+from memcomp.models import small
 
 NAMES = tuple(registry.MIXERS)
 

@@ -17,7 +17,8 @@ length and at two, four and eight times it. Hardware: 2 CPU cores. Time: 10 to
 
 from memcomp import config
 from memcomp.data.synthetic import niah_task
-from memcomp.models import registry, small
+from memcomp.layers import registry
+from memcomp.models import small
 
 NAMES = tuple(registry.MIXERS)
 

@@ -23,7 +23,7 @@ from memcomp import config
 from memcomp.data.synthetic import recall
 from memcomp.layers import (
   infini_attention,
-  mixer,
+  options,
   softmax_attention,
   tensor_cache,
 )
@@ -37,7 +37,7 @@ def _tensor_cache(**fields: Any) -> tensor_cache.TensorCacheConfig:
   return tensor_cache.TensorCacheConfig(**_HEADS, window_size=_WINDOW, **fields)
 
 
-TABLE_1: dict[str, mixer.MixerConfig] = {
+TABLE_1: dict[str, options.MixerConfig] = {
   "full": softmax_attention.SoftmaxAttentionConfig(**_HEADS),
   "window": softmax_attention.SoftmaxAttentionConfig(
     **_HEADS, window_size=_WINDOW
@@ -57,7 +57,7 @@ TABLE_1: dict[str, mixer.MixerConfig] = {
   # Written as it generates: what leaves the window.
   "tensor_cache": _tensor_cache(write_population="evicted"),
 }
-MIXERS: dict[str, mixer.MixerConfig] = TABLE_1 | {
+MIXERS: dict[str, options.MixerConfig] = TABLE_1 | {
   **{f"chunk{n}": _tensor_cache(chunk_size=n) for n in (1, 8, 32, 64)},
   "mean64": _tensor_cache(chunk_size=64, chunk_mean=True),
   "delta": _tensor_cache(write_population="evicted", rule="delta"),

@@ -16,7 +16,7 @@ CPU cores. Expected: docs/results/shakespeare.md.
 from memcomp import config
 from memcomp.layers import (
   infini_attention,
-  mixer,
+  options,
   softmax_attention,
   tensor_cache,
 )
@@ -25,7 +25,7 @@ from memcomp.models import decoder
 _WINDOW = 128
 _HEADS = {"heads": 4, "key_dim": 32, "value_dim": 32, "rotary_dim": 32}
 
-MIXERS: dict[str, mixer.MixerConfig] = {
+MIXERS: dict[str, options.MixerConfig] = {
   "full": softmax_attention.SoftmaxAttentionConfig(**_HEADS),
   "window": softmax_attention.SoftmaxAttentionConfig(
     **_HEADS, window_size=_WINDOW

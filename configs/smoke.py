@@ -9,7 +9,8 @@ mean nothing.
 """
 
 from memcomp import config
-from memcomp.models import decoder, registry
+from memcomp.layers import registry
+from memcomp.models import decoder
 
 SMALL = {
   "trellis": {"num_slots": 8, "chunk_size": 8},

@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 from memcomp.data.synthetic import task as task_lib
-from memcomp.layers import mixer
-from memcomp.models import decoder, registry
+from memcomp.layers import options, registry
+from memcomp.models import decoder
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -218,7 +218,7 @@ def to_dict(config: Any) -> dict[str, Any]:
   A mixer's configuration says which under "name", and so does a task's.
   """
   values: dict[str, Any] = {}
-  if isinstance(config, mixer.MixerConfig):
+  if isinstance(config, options.MixerConfig):
     values["name"] = registry.name_of(config)
   if isinstance(config, task_lib.TaskConfig):
     values["name"] = config.name

@@ -144,7 +144,7 @@ def check_machine() -> Iterator[Line]:
 
 def check_implementations() -> Iterator[Line]:
   """Says which implementation each memory uses here, and why."""
-  from memcomp.models import registry
+  from memcomp.layers import registry
   from memcomp_kernels import dispatch
 
   where = dispatch.current_platform()

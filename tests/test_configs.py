@@ -9,7 +9,8 @@ import pathlib
 import pytest
 
 from memcomp import config
-from memcomp.models import gptalpha, presets, registry
+from memcomp.layers import registry
+from memcomp.models import gptalpha, presets
 from memcomp.training import validate
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp import doctor
-from memcomp.models import registry
+from memcomp.layers import registry
 from memcomp_kernels import dispatch
 from memcomp_kernels.testing import memories, memory
 

@@ -14,19 +14,21 @@ from memcomp.layers import trellis
 from memcomp.models import decoder
 from memcomp.training import state
 
+RULES = sharding.RULES
+
 
 def test_spec_maps_logical_names():
-  assert sharding.spec("batch", "time", "heads", None) == PartitionSpec(
+  assert RULES.spec("batch", "time", "heads", None) == PartitionSpec(
     ("replica", "fsdp"), "context", "tensor", None
   )
-  assert sharding.spec("embed", "mlp") == PartitionSpec("fsdp", "tensor")
+  assert RULES.spec("embed", "mlp") == PartitionSpec("fsdp", "tensor")
 
 
 def test_collisions_and_unknown_names_raise():
   with pytest.raises(ValueError, match="collide"):
-    sharding.spec("batch", "embed")
+    RULES.spec("batch", "embed")
   with pytest.raises(ValueError, match="unknown logical axis 'width'"):
-    sharding.spec("width")
+    RULES.spec("width")
 
 
 def test_mesh_takes_the_rest():
@@ -150,8 +152,8 @@ def table_hidden_and_tokens():
 
 def use_twice(table, hidden, tokens):
   """A lookup and a head, as in a model whose embeddings are tied."""
-  x = sharding.per_shard(lambda t, i: t[i], table, tokens)
-  y = sharding.per_shard(lambda t, h: h @ t.T, table, hidden)
+  x = sharding.per_shard(lambda t, i: t[i], table, tokens, RULES)
+  y = sharding.per_shard(lambda t, h: h @ t.T, table, hidden, RULES)
   return (x**2).sum() + jax.numpy.tanh(y).sum()
 
 
@@ -164,12 +166,14 @@ def test_gradients_of_a_gathered_table_cross_the_mesh_once(tensor, context):
     config.MeshConfig(replica=2, fsdp=fsdp, tensor=tensor, context=context)
   )
   rows = sharding.batch_sharding(mesh)
-  laid = NamedSharding(mesh, sharding.spec("vocab", "embed"))
+  laid = NamedSharding(mesh, RULES.spec("vocab", "embed"))
 
   @functools.partial(jax.jit, out_shardings=laid)
   def gradient(table, hidden, tokens):
     def loss(table):
-      return use_twice(sharding.gathered(table, "float32"), hidden, tokens)
+      return use_twice(
+        sharding.gathered(table, "float32", RULES), hidden, tokens
+      )
 
     return jax.grad(loss)(table)
 
@@ -200,7 +204,7 @@ def test_rows_that_do_not_divide_over_time_have_a_table_too():
 
   @jax.jit
   def loss(table):
-    tables = sharding.gathered(table, "float32")
+    tables = sharding.gathered(table, "float32", RULES)
     return use_twice(tables, hidden[:, :5], tokens[:, :5])
 
   with jax.set_mesh(mesh):
@@ -212,9 +216,9 @@ def test_a_gathered_table_has_values_of_the_dtype():
   rounded = table.astype("bfloat16").astype("float32")
   mesh = sharding.make_mesh(config.MeshConfig(replica=2, fsdp=4))
   with jax.set_mesh(mesh):
-    found = sharding.gathered(table, "bfloat16")
+    found = sharding.gathered(table, "bfloat16", RULES)
   assert found.shape == (8, 16, 8)
-  for one in (*found, sharding.gathered(table, "bfloat16")[0]):
+  for one in (*found, sharding.gathered(table, "bfloat16", RULES)[0]):
     np.testing.assert_array_equal(one, rounded)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import recall_training
 from absl import app, flags
 
-from memcomp.models import registry
+from memcomp.layers import registry
 
 _MIXERS = flags.DEFINE_list("mixers", None, "Mixers; default all there are.")
 _HEAD_DIMS = flags.DEFINE_list(

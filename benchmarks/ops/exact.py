@@ -31,7 +31,7 @@ from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.data import sources, tokenizer
 from memcomp.evaluation import activations
-from memcomp.models import registry
+from memcomp.layers import registry
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib

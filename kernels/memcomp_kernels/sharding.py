@@ -31,16 +31,18 @@ def shard_chunk(
   batch_axes: Axes,
   head_axes: Axes,
   time_axis: str | None = None,
+  mesh: Any = None,
   over_time: hand_off.HandOff = wavefront.hand_over,
   with_stats: bool = False,
 ) -> Callable[..., Any]:
-  """Wraps a memory's `chunk` for the mesh in use (`jax.set_mesh`).
+  """Wraps a memory's `chunk` for a mesh.
 
   Args:
     chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs).
     batch_axes: mesh axes that batch is sharded over.
     head_axes: mesh axes that heads are sharded over.
     time_axis: mesh axis that time is sharded over, if any.
+    mesh: None is the mesh in use (`jax.set_mesh`).
     over_time: how shards of time hand over the state, see `hand_off`.
     with_stats: whether `chunk` also returns `triangular.Stats` `[batch,
       heads]`, or None for them.
@@ -56,8 +58,8 @@ def shard_chunk(
 
   @functools.wraps(chunk)
   def sharded(state, inputs, *, segment_ids=None, reset_state=None, **keywords):
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    in_use = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if in_use.empty or in_use.size == 1:
       return chunk(
         state,
         inputs,
@@ -66,7 +68,7 @@ def shard_chunk(
         **keywords,
       )
 
-    shards = mesh.shape.get(time_axis, 1)
+    shards = in_use.shape.get(time_axis, 1)
     if shards > 1 and keywords.get("seen") is not None:
       # A bound that holds on every shard, the last one's.
       time = jax.tree.leaves(inputs)[0].shape[1]
@@ -95,6 +97,7 @@ def shard_chunk(
       out_specs += (PartitionSpec(*by_shard, batch_axes, head_axes),)
     results: Any = jax.shard_map(
       local,
+      mesh=in_use,
       in_specs=(
         state_specs(state),
         state_specs(reset_state),

@@ -17,7 +17,6 @@ from jax import lax
 
 from memcomp import config as config_lib
 from memcomp.data import batch as batch_lib
-from memcomp.layers import mixer as mixer_lib
 from memcomp.models import decoder
 from memcomp.models import stacks as stacks_lib
 from memcomp.training import optimizer
@@ -81,8 +80,7 @@ def make(
         arrays, given, wanted = layer
         mixer = nnx.merge(graphdef, arrays).mixer
         state = mixer.init_state(*given.shape[:2])
-        context = mixer_lib.Context(segment_ids=segment_ids, seen=0)
-        y, _ = mixer(given, state, context)
+        y, _ = mixer(given, state, segment_ids=segment_ids, max_position=0)
         return None, relative_error(y, wanted, segment_ids)
 
       layer = arrays, given[depths], wanted[depths]

@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from memcomp import errors
 from memcomp.export import names
-from memcomp.layers import mixer as mixer_lib
-from memcomp.models import decoder, pattern, registry
+from memcomp.layers import options, registry
+from memcomp.models import decoder, pattern
 from memcomp.training import state as state_lib
 from memcomp.training import validate
 
@@ -49,7 +49,7 @@ class Swapped(NamedTuple):
 def swap(
   config: decoder.DecoderConfig,
   params: Any,
-  mixer: mixer_lib.MixerConfig,
+  mixer: options.MixerConfig,
   *,
   layers: Sequence[int] | None = None,
   fresh: Any = None,
@@ -99,7 +99,7 @@ def swap(
 
 def config_with(
   config: decoder.DecoderConfig,
-  mixer: mixer_lib.MixerConfig,
+  mixer: options.MixerConfig,
   layers: Sequence[int],
 ) -> decoder.DecoderConfig:
   """Returns the config of a model with `mixer` in `layers`.
@@ -144,7 +144,7 @@ def config_with(
   return changed
 
 
-def parse(text: str, like: mixer_lib.MixerConfig) -> mixer_lib.MixerConfig:
+def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   """Returns the mixer that a flag describes, `NAME` or `NAME:FIELD=VALUE,...`.
 
   Heads, widths and rotary positions are those of `like` unless they are given.
@@ -216,7 +216,7 @@ def _source(ours, depth, path) -> np.ndarray | None:
   return None
 
 
-def _ungrouped(array, path, old: mixer_lib.MixerConfig) -> np.ndarray:
+def _ungrouped(array, path, old: options.MixerConfig) -> np.ndarray:
   """Repeats shared heads: query head h reads head h // (heads / kv_heads)."""
   shared = getattr(old, "kv_heads", 0)
   role = path.removeprefix("projection.").split(".")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from memcomp.layers import mixer
+from memcomp.layers import base
 from memcomp.models import decoder
 
 
@@ -17,7 +17,7 @@ def memory_inputs(
   """Runs a model layer by layer on fresh states.
 
   Args:
-    model: whose mixers have `memory_inputs`: Trellis, Lattice.
+    model: whose mixers' memory is called through `inputs`.
     tokens: int `[batch, time]`.
 
   Returns:
@@ -29,9 +29,9 @@ def memory_inputs(
   found = []
   for depth in range(model.num_layers):
     block, block_state = model.layer(depth, state)
-    inputs, _ = block.mixer.memory_inputs(
-      block.mixer_norm(x), block_state.mixer, None
+    inputs, _ = block.mixer.inputs(
+      block.mixer_norm(x), block_state.mixer, base.Call()
     )
     found.append((block_state.mixer.memory, inputs))
-    x, _ = block(x, block_state, mixer.Context(), state.segment_id)
+    x, _ = block(x, block_state, base.Call(), state.segment_id)
   return found

@@ -111,8 +111,13 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   # A single pair of channels has one frequency, which NTK leaves alone.
   rotated = [
     mixer
-    for mixer in config.model.layer_mixers()
-    if isinstance(mixer, projection.ProjectionConfig) and mixer.rotary_dim > 2
+    for mixer in (
+      config.model.mixer,
+      config.model.mixer_b,
+      config.model.mixer_c,
+    )
+    if isinstance(mixer, projection.ProjectionConfig)
+    and (mixer.at_width(config.model.d_model).rotary_dim or 0) > 2
   ]
   if not rotated:
     names = overview.mixer_names(config.model)

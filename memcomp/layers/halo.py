@@ -34,8 +34,9 @@ def over_time(
   parameters: Any,
   segment_ids: jax.Array | None,
   segment_id: jax.Array | None,
+  rules: sharding.Rules,
 ) -> tuple[jax.Array, jax.Array]:
-  """Runs `local` where time is sharded over the mesh in use, or as it is.
+  """Runs `local` on shards of time where the rules name any, else as it is.
 
   Every shard gets the taps that the tokens before it leave: a few tokens from
   its neighbour, or from further back where rows have padding.
@@ -47,11 +48,11 @@ def over_time(
     parameters: pytree of `[..., channels]` arrays.
     segment_ids: `[batch, time]`, or None.
     segment_id: `[batch]`, of the token before; may be None without ids.
+    rules: where batch, time and heads lie.
   """
-  shards = sharding.time_shards()
-  if shards == 1:
+  if rules.shards("time") == 1:
     return local(x, taps, parameters, segment_ids, segment_id)
-  axis = sharding.TIME_AXIS
+  (axis,) = rules.axes("time")
   if segment_id is None:
     segment_id = jnp.zeros(x.shape[0], jnp.int32)
 
@@ -69,13 +70,14 @@ def over_time(
     return y, hand_off.of_last(taps, axis)
 
   # Channels of heads stay where they are.
-  divides = x.shape[-1] % sharding.head_shards() == 0
-  channels = sharding.HEAD_AXES if divides else ()
-  batch = sharding.BATCH_AXES
+  divides = x.shape[-1] % rules.shards("heads") == 0
+  channels = rules.axes("heads") if divides else ()
+  batch = rules.axes("batch")
   own = PartitionSpec(batch, axis, channels)
   state = PartitionSpec(batch, None, channels)
   return jax.shard_map(
     on_shard,
+    mesh=rules.live(),
     in_specs=(
       own,
       state,

@@ -6,21 +6,22 @@ gate 1 + ELU(x W_g) -> one softmax over a compressed memory and a window -> W_o.
 
 import dataclasses
 import importlib
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import linear, mixer, projection
+from memcomp.layers import base, linear, options, projection, rotary
 from memcomp_kernels.key_value_means import api as key_value_means
 from memcomp_kernels.key_value_means import budgets
+
+_SPEC = key_value_means.Spec()
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class KeyValueMeansConfig(projection.ProjectionConfig):
-  """A Key-Value Means mixer; further fields are those of `ProjectionConfig`.
+  """Options of Key-Value Means; further ones are of `ProjectionConfig`.
 
   The defaults are the paper's: half of the key is rotated, query and key have
   a layer norm. `rotary_dim` channels of a key are zeroed on its way into the
@@ -48,21 +49,25 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
       two a head; if False, 1.
   """
 
-  chunk_size: int = 256
-  window_chunks: int = 2
-  sink_rows: int = 1
-  gate_appends: bool = False
-  value_radius: bool = True
-  max_length: int = 65536
+  chunk_size: int = _SPEC.chunk_size
+  window_chunks: int = _SPEC.window_chunks
+  sink_rows: int = _SPEC.sink_rows
+  gate_appends: bool = _SPEC.gate_appends
+  value_radius: bool = _SPEC.value_radius
+  max_length: int = _SPEC.max_length
   budget: str = "fixed"
-  budget_rows: int = 256
+  budget_rows: int = options.option(256, options.at_least(1))
   budget_scale: float = 16.0
   budget_exponent: float = 0.5
   merge_gate: bool = True
   temperatures: bool = True
-  rotary_dim: int = 32
-  rotary_frequencies: str = "inclusive"
-  normalize_key: str = "layer"
+  rotary_frequencies: str = projection.rotary_frequencies("inclusive")
+  normalize_key: str = projection.normalize_key("layer")
+
+  def fill(self, d_model: int) -> dict[str, Any]:
+    """The sizes that are left to the rule; half of the key is rotated."""
+    found = options.MixerConfig.fill(self, d_model)
+    return found | rotary.fill(self, found, share=0.5)
 
   def spec(self) -> key_value_means.Spec:
     """The memory's meaning.
@@ -74,7 +79,7 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
       chunk_size=self.chunk_size,
       window_chunks=self.window_chunks,
       sink_rows=self.sink_rows,
-      rotary_dim=self.rotary_dim,
+      rotary_dim=self.rotary_dim or 0,
       budget=self._budget(),
       max_length=self.max_length,
       gate_appends=self.gate_appends,
@@ -103,12 +108,6 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
         f"budget={self.budget!r} cannot be imported: {error}"
       ) from error
 
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.validate_projection()
-    mixer.require_positive(self, "budget_rows")
-    self.spec()
-
   def state_floats(self, length: int) -> int:
     """Floats of memory and window after `length` tokens, for one layer."""
     spec = self.spec()
@@ -129,84 +128,44 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
     return round(2 * self.heads * dims * (2 * rows + window))
 
 
-class KeyValueMeansState(NamedTuple):
-  """State of the projections and the memory."""
+class KeyValueMeans(projection.ProjectedMixer):
+  """Key-Value Means: projections and a gate around the memory."""
 
-  projection: projection.ProjectionState
-  memory: key_value_means.State
+  Config = KeyValueMeansConfig
+  op = base.Op(
+    key_value_means.init_state,
+    key_value_means.chunk,
+    key_value_means.step,
+    with_seen=True,
+  )
+  memory_fields = ("keys", "values")
 
-
-class KeyValueMeans(nnx.Module):
-  """The Key-Value Means mixer.
-
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
-
-  def __init__(
-    self,
-    config: KeyValueMeansConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    heads, key_dim = config.heads, config.key_dim
-    self.projection = projection.Projection(config, d_model, std=std, rngs=rngs)
+  def build(self, config: KeyValueMeansConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    self.projection = projection.Projection(
+      config, self.d_model, std=make.std, rngs=make.rngs
+    )
     self.merge_gate = nnx.data(None)
     if config.merge_gate:
-      self.merge_gate = linear.Linear(
-        d_model, heads, ("embed", "heads"), std=std, rngs=rngs
-      )
+      self.merge_gate = make.project(self.heads)
     self.temperatures = nnx.data(None)
     if config.temperatures:
       self.temperatures = linear.constant_param(
-        jnp.ones((heads, 2)), ("heads", None)
+        jnp.ones((self.heads, 2)), ("heads", None)
       )
-    self.norm_scale = linear.constant_param(jnp.ones(key_dim), ("key_dim",))
-    self.norm_bias = linear.constant_param(jnp.zeros(key_dim), ("key_dim",))
-    self.out = linear.Linear(
-      heads * config.value_dim,
-      d_model,
-      ("heads", "embed"),
-      std=out_std,
-      rngs=rngs,
-    )
-    self.spec = config.spec()
-    self.heads = heads
-    self.key_dim, self.value_dim = key_dim, config.value_dim
+    of_key = ("key_dim",)
+    self.norm_scale = linear.constant_param(jnp.ones(self.key_dim), of_key)
+    self.norm_bias = linear.constant_param(jnp.zeros(self.key_dim), of_key)
+    self.out = make.out(self.heads * self.value_dim)
 
-  def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
-    self.projection.at_depth(depth)
-
-  def value_of(self, x: jax.Array) -> jax.Array:
-    """The value projection of `x`, for the value residuals of later layers."""
-    return self.projection.value(x)
-
-  def init_state(
+  def fresh_state(
     self, batch: int, length: int | None = None
-  ) -> KeyValueMeansState:
+  ) -> projection.ProjectedState:
     """The state before the first token, with rows for `length` tokens."""
-    memory = key_value_means.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-      length=length,
-    )
-    return KeyValueMeansState(
-      self.projection.init_state(batch), self._with_parameters(memory)
-    )
+    memory = self.load(self.init_memory(batch, length=length))
+    return projection.ProjectedState(self.projection.init_state(batch), memory)
 
-  def _with_parameters(self, memory: key_value_means.State):
+  def load(self, memory):
     """Puts the learned numbers in, which ride along in the memory's state."""
     batch = memory.segment_id.shape[0]
     shape = (batch, self.heads, self.key_dim)
@@ -221,65 +180,19 @@ class KeyValueMeans(nnx.Module):
       )
     return memory
 
-  def memories(self, state: KeyValueMeansState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return state.memory.keys, state.memory.values
+  def fresh_memory(self, batch, memory, call):
+    """No rows, as many as the state has room for; the learned numbers."""
+    return self.load(jax.tree.map(jnp.zeros_like, memory))
 
-  def _inputs(self, x, state, context):
-    query, key, value, projected = self.projection(
-      x,
-      state.projection,
-      context,
-      segment_id=state.memory.segment_id,
-      position=state.memory.position,
-    )
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the memory's inputs."""
+    query, key, value, state = self.project(x, state, call)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     gate = jnp.ones((*x.shape[:2], self.heads, 1), wide)
     if self.merge_gate is not None:
-      logit = self.merge_gate(x).astype(wide)
-      gate = linear.split_heads(1 + jax.nn.elu(logit), self.heads)
+      logit = base.wide(self.merge_gate(x))
+      gate = self.split(1 + jax.nn.elu(logit))
     inputs = key_value_means.Inputs(
       query=query, key=key, value=value, merge_gate=gate
     )
-    return inputs, projected
-
-  def __call__(
-    self, x: jax.Array, state: KeyValueMeansState, context: mixer.Context
-  ) -> tuple[jax.Array, KeyValueMeansState]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    inputs, projected = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(key_value_means.chunk)
-    memory, fresh = self._with_parameters(state.memory), None
-    if context.segment_ids is not None:
-      empty = jax.tree.map(jnp.zeros_like, memory)
-      fresh = empty._replace(
-        temperatures=memory.temperatures,
-        norm_scale=memory.norm_scale,
-        norm_bias=memory.norm_bias,
-      )
-    memory, y = chunk(
-      memory,
-      inputs,
-      spec=self.spec,
-      segment_ids=context.segment_ids,
-      reset_state=fresh,
-      seen=context.seen,
-    )
-    y = self.out(y.reshape(*x.shape[:2], -1))
-    return y, KeyValueMeansState(projected, memory)
-
-  def step(
-    self, x: jax.Array, state: KeyValueMeansState, context: mixer.Context
-  ) -> tuple[jax.Array, KeyValueMeansState]:
-    """Mixes one token `[batch, d_model]`."""
-    if context.first_value is not None:
-      first = context.first_value[:, None]
-      context = context._replace(first_value=first)
-    inputs, projected = self._inputs(x[:, None], state, context)
-    memory, y = key_value_means.step(
-      self._with_parameters(state.memory),
-      jax.tree.map(lambda a: a[:, 0], inputs),
-      spec=self.spec,
-    )
-    y = self.out(y.reshape(x.shape[0], -1))
-    return y, KeyValueMeansState(projected, memory)
+    return inputs, state

@@ -91,10 +91,10 @@ class Linear(nnx.Module):
     return y
 
 
-def split_heads(x: jax.Array, heads: int) -> jax.Array:
+def split_heads(x: jax.Array, heads: int, rules: sharding.Rules) -> jax.Array:
   """`[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
   x = x.reshape(*x.shape[:-1], heads, -1)
-  return sharding.constrain(x, "batch", "time", "heads", None)
+  return rules.constrain(x, "batch", "time", "heads", None)
 
 
 def logit(p: float) -> float:

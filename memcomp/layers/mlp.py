@@ -1,4 +1,6 @@
-"""Channel mixers: y, state = mixer(x, state, segment_ids=, segment_id=).
+"""Channel mixers.
+
+  y, state = mixer(x, state, segment_ids=, segment_id=, rules=)
 
 Only one with a token shift has a state; that of the others is None.
 """
@@ -6,7 +8,6 @@ Only one with a token shift has a state; that of the others is None.
 import jax
 from flax import nnx
 
-from memcomp import sharding
 from memcomp.layers import linear, token_shift
 
 
@@ -32,10 +33,10 @@ class SwiGLU(nnx.Module):
   def init_state(self, batch: int) -> None:
     """No state."""
 
-  def __call__(self, x: jax.Array, state: None, **context):
+  def __call__(self, x: jax.Array, state: None, *, rules, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
     hidden = jax.nn.silu(self.gate(x)) * self.up(x)
-    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+    return self.down(rules.constrain(hidden, "batch", "time", "mlp")), state
 
 
 class GELU(nnx.Module):
@@ -51,10 +52,10 @@ class GELU(nnx.Module):
   def init_state(self, batch: int) -> None:
     """No state."""
 
-  def __call__(self, x: jax.Array, state: None, **context):
+  def __call__(self, x: jax.Array, state: None, *, rules, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
     hidden = jax.nn.gelu(self.up(x))
-    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+    return self.down(rules.constrain(hidden, "batch", "time", "mlp")), state
 
 
 class SquaredReLU(nnx.Module):
@@ -89,11 +90,11 @@ class SquaredReLU(nnx.Module):
     """The state before the first token."""
     return self.shift.init_state(batch)
 
-  def __call__(self, x: jax.Array, state: jax.Array, **context):
+  def __call__(self, x: jax.Array, state: jax.Array, *, rules, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
-    x, state = self.shift(x, state, **context)
+    x, state = self.shift(x, state, rules=rules, **context)
     hidden = jax.nn.relu(self.up(x)) ** 2
-    return self.down(sharding.constrain(hidden, "batch", "time", "mlp")), state
+    return self.down(rules.constrain(hidden, "batch", "time", "mlp")), state
 
 
 CHANNEL_MIXERS = {"swiglu": SwiGLU, "gelu": GELU, "relu2_shift": SquaredReLU}

@@ -12,30 +12,39 @@ a in {q, k, v}:
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import linear, mixer, norm, rotary, token_shift
+from memcomp import sharding
+from memcomp.layers import base, linear, norm, options, rotary, token_shift
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import activations
 
+option = options.option
 VALUE_RESIDUALS = ("none", "static", "dynamic", "scalar")
 KEY_NORMS = ("none", "layer", "l2")
 
 
+def normalize_key(default: str) -> Any:
+  """The field `normalize_key` with another default."""
+  return option(default, options.one_of(KEY_NORMS))
+
+
+def rotary_frequencies(default: str) -> Any:
+  """The field `rotary_frequencies` with another default."""
+  return option(default, options.one_of(rotary.FREQUENCIES))
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
-class ProjectionConfig(mixer.MixerConfig):
-  """The fields that attention-like mixers share.
+class ProjectionConfig(options.MixerConfig):
+  """The options that attention-like mixers share.
 
   Attributes:
-    heads: side by side.
-    key_dim: features of a head's query and key.
-    value_dim: features of a head's value.
     rotary_dim: channels of query and key that are rotated by position, even,
-      at most key_dim; 0 for none.
+      at most key_dim; 0 for none; None for all.
     rotary_base: of the rotary frequencies.
     rotary_frequencies: "standard" base^(-2j/r), or "inclusive"
       base^(-j/(r/2-1)), whose slowest is 1/base exactly (GPTAlpha-2).
@@ -50,38 +59,23 @@ class ProjectionConfig(mixer.MixerConfig):
       "scalar".
   """
 
-  heads: int = 12
-  key_dim: int = 64
-  value_dim: int = 64
-  rotary_dim: int = 64
-  rotary_base: float = 10_000.0
-  rotary_frequencies: str = "standard"
-  rotary_scale: float = 1.0
+  rotary_dim: int | None = None
+  rotary_base: float = option(10_000.0, options.at_least(1))
+  rotary_frequencies: str = rotary_frequencies("standard")
+  rotary_scale: float = option(1.0, options.at_least(1))
   projection_bias: bool = False
-  normalize_key: str = "none"
+  normalize_key: str = normalize_key("none")
   token_shift: bool = False
-  value_residual: str = "none"
+  value_residual: str = option("none", options.one_of(VALUE_RESIDUALS))
 
-  def validate_projection(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    mixer.require_positive(self, "heads", "key_dim", "value_dim")
-    if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.key_dim:
-      raise ValueError(
-        f"rotary_dim={self.rotary_dim} must be even and in [0, key_dim="
-        f"{self.key_dim}]"
-      )
-    for name in ("rotary_base", "rotary_scale"):
-      if not getattr(self, name) >= 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    for name, choices in (
-      ("rotary_frequencies", rotary.FREQUENCIES),
-      ("normalize_key", KEY_NORMS),
-      ("value_residual", VALUE_RESIDUALS),
-    ):
-      if getattr(self, name) not in choices:
-        raise ValueError(
-          f"{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}"
-        )
+  def fill(self, d_model: int) -> dict[str, Any]:
+    """The sizes that are left to the rule; all of the key is rotated."""
+    found = options.MixerConfig.fill(self, d_model)
+    return found | rotary.fill(self, found)
+
+  def check(self) -> None:
+    """Raises ValueError where the rotated channels do not fit the key."""
+    rotary.check(self)
 
 
 class ProjectionState(NamedTuple):
@@ -171,7 +165,7 @@ class Projection(nnx.Module):
     self.heads, self.kv_heads = config.heads, kv_heads
     self.normalize_key = config.normalize_key
     self.rotary = rotary.Rotary(
-      dim=config.rotary_dim,
+      dim=config.rotary_dim or 0,
       base=config.rotary_base,
       frequencies=config.rotary_frequencies,
       scale=config.rotary_scale,
@@ -197,10 +191,11 @@ class Projection(nnx.Module):
     self,
     x: jax.Array,
     state: ProjectionState,
-    context: mixer.Context,
+    call: base.Call,
     *,
     segment_id: jax.Array,
     position: jax.Array,
+    rules: sharding.Rules,
   ) -> tuple[jax.Array, jax.Array, jax.Array, ProjectionState]:
     """Returns query, key, value `[batch, time, heads, dim]`, and the state.
 
@@ -209,29 +204,33 @@ class Projection(nnx.Module):
     Args:
       x: `[batch, time, d_model]`.
       state: before the first token.
-      context: `segment_ids`, and `first_value` with a value residual.
+      call: `segment_ids`, and `first_value` for a value residual: without, the
+        values are the first ones themselves.
       segment_id: `[batch]`, of the memory's state before the first token.
       position: `[batch]`, tokens of that segment so far.
+      rules: where batch, time and heads lie.
     """
-    segment_ids = context.segment_ids
+    segment_ids = call.segment_ids
     query, key, value = self.query(x), self.key(x), self.value(x)
-    if self.residual_logit is not None:
-      if context.first_value is None:
-        raise ValueError("a value residual needs context.first_value")
+    if self.residual_logit is not None and call.first_value is not None:
       share = self._share(x, self.residual_logit[...]).astype(value.dtype)
-      first = context.first_value.astype(value.dtype)
+      first = call.first_value.astype(value.dtype)
       value = value + share * (first - value)
 
     def shifted(shift, y, last):
       if shift is None:
         return y, None
-      return shift(y, last, segment_ids=segment_ids, segment_id=segment_id)
+      return shift(
+        y, last, segment_ids=segment_ids, segment_id=segment_id, rules=rules
+      )
 
     query, query_last = shifted(self.query_shift, query, state.query)
     key, key_last = shifted(self.key_shift, key, state.key)
     value, value_last = shifted(self.value_shift, value, state.value)
-    query = linear.split_heads(query, self.heads)
-    key, value = (linear.split_heads(y, self.kv_heads) for y in (key, value))
+    query = linear.split_heads(query, self.heads, rules)
+    key, value = (
+      linear.split_heads(y, self.kv_heads, rules) for y in (key, value)
+    )
     if self.query_norm is not None and self.key_norm is not None:
       query, key = self.query_norm(query), self.key_norm(key)
     elif self.normalize_key == "l2":
@@ -253,3 +252,52 @@ class Projection(nnx.Module):
     if self.residual_down is not None and self.residual_up is not None:
       logit = logit + self.residual_up(self.residual_down(x))
     return jax.nn.sigmoid(logit)
+
+
+class ProjectedState(NamedTuple):
+  """State of the projections and of the memory."""
+
+  projection: ProjectionState
+  memory: Any
+
+
+class ProjectedMixer(base.Mixer):
+  """A mixer whose queries, keys and values come from `Projection`."""
+
+  projection: Projection
+  out: linear.Linear
+
+  def at_depth(self, depth: jax.Array) -> None:
+    """Starts as a layer at `depth` in [0, 1)."""
+    self.projection.at_depth(depth)
+
+  def value_of(self, x: jax.Array) -> jax.Array:
+    """The value projection of `x`, for the value residuals of later layers."""
+    return self.projection.value(x)
+
+  def fresh_state(
+    self, batch: int, length: int | None = None
+  ) -> ProjectedState:
+    """The state before the first token: an empty memory."""
+    del length
+    return ProjectedState(
+      self.projection.init_state(batch), self.init_memory(batch)
+    )
+
+  def project(
+    self, x: jax.Array, state: ProjectedState, call: base.Call
+  ) -> tuple[jax.Array, jax.Array, jax.Array, ProjectedState]:
+    """Returns query, key, value `[batch, time, heads, dim]`, and the state."""
+    query, key, value, projected = self.projection(
+      x,
+      state.projection,
+      call,
+      segment_id=state.memory.segment_id,
+      position=state.memory.position,
+      rules=self.rules,
+    )
+    return query, key, value, state._replace(projection=projected)
+
+  def outputs(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Projects what all heads read to d_model features."""
+    return self.out(y.reshape(*x.shape[:2], -1))

@@ -1,12 +1,44 @@
 """Rotary position embedding (arXiv 2104.09864), in interleaved pairs."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 FREQUENCIES = ("standard", "inclusive")
+
+
+def fill(
+  config: Any, found: dict[str, Any], share: float = 1.0
+) -> dict[str, int]:
+  """The `rotary_dim` of a config where it is None: a share of the key.
+
+  Args:
+    config: with `rotary_dim` and `key_dim`.
+    found: sizes that have been filled in already.
+    share: of the key's channels.
+  """
+  if config.rotary_dim is not None:
+    return {}
+  key_dim = found.get("key_dim", config.key_dim)
+  return {"rotary_dim": int(key_dim * share) // 2 * 2}
+
+
+def check(config: Any) -> None:
+  """Checks the `rotary_dim` of a config against its `key_dim`.
+
+  Raises:
+    ValueError: it is odd, negative or more than a key has.
+  """
+  dim, key_dim = config.rotary_dim, config.key_dim
+  if dim is None:
+    return
+  if dim % 2 or dim < 0 or (key_dim and dim > key_dim):
+    raise ValueError(
+      f"rotary_dim={dim} must be even and in [0, key_dim={key_dim}]"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from memcomp import sharding
-from memcomp.layers import linear, low_rank, mixer, token_shift
+from memcomp.layers import base, linear, low_rank, options, token_shift
 from memcomp_kernels import hand_off
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.rwkv7 import api as rwkv7
 
+option = options.option
 VALUE_RESIDUALS = ("none", "dynamic")
 
 # Token shifts, and the exponents of their amounts at the start.
@@ -41,14 +41,11 @@ _NORM_EPS = 1e-5  # times key_dim, as released
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class RWKV7Config(mixer.MixerConfig):
-  """An RWKV-7 mixer.
+class RWKV7Config(options.MixerConfig):
+  """Options of RWKV-7.
 
   Attributes:
     scale: of what is read, see the kernel's `Spec`.
-    heads: memories side by side.
-    key_dim: features of a head's query and keys.
-    value_dim: features of a head's value.
     value_residual: values are mixed with the first layer's by a share of
       channel and token ("dynamic"); or "none".
     decay_rank: of the decay's low-rank map; 0 is as released, as for the rest.
@@ -57,36 +54,14 @@ class RWKV7Config(mixer.MixerConfig):
     gate_rank: of the output gate's.
   """
 
-  scale: float | None = 1.0
-  heads: int = 12
-  key_dim: int = 64
-  value_dim: int = 64
-  value_residual: str = "dynamic"
-  decay_rank: int = 0
-  rate_rank: int = 0
-  value_rank: int = 0
-  gate_rank: int = 0
+  Spec = rwkv7.Spec
 
-  def spec(self) -> rwkv7.Spec:
-    """The memory's meaning.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    return rwkv7.Spec(scale=self.scale)
-
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.spec()
-    mixer.require_positive(self, "heads", "key_dim", "value_dim")
-    if self.value_residual not in VALUE_RESIDUALS:
-      raise ValueError(
-        f"value_residual={self.value_residual!r} is not one of:"
-        f" {', '.join(VALUE_RESIDUALS)}"
-      )
-    for name in ("decay_rank", "rate_rank", "value_rank", "gate_rank"):
-      if getattr(self, name) < 0:
-        raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+  scale: float | None = rwkv7.Spec().scale
+  value_residual: str = option("dynamic", options.one_of(VALUE_RESIDUALS))
+  decay_rank: int = option(0, options.not_negative)
+  rate_rank: int = option(0, options.not_negative)
+  value_rank: int = option(0, options.not_negative)
+  gate_rank: int = option(0, options.not_negative)
 
   def ranks(self, d_model: int) -> dict[str, int]:
     """The rank of every low-rank map."""
@@ -132,30 +107,21 @@ class RWKV7State(NamedTuple):
   memory: rwkv7.State
 
 
-class RWKV7(nnx.Module):
-  """The RWKV-7 mixer.
+class RWKV7(base.Mixer):
+  """The RWKV-7 time mixing; its projections start orthogonal, not by `std`."""
 
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start; not used: they start orthogonal.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
+  Config = RWKV7Config
+  op = base.Op(
+    rwkv7.init_state,
+    rwkv7.chunk,
+    rwkv7.step,
+    over_time=lambda spec: hand_off.linear,
+  )
 
-  def __init__(
-    self,
-    config: RWKV7Config,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    del std
-    config.validate()
-    heads, key_dim = config.heads, config.key_dim
-    key_width, value_width = heads * key_dim, heads * config.value_dim
+  def build(self, config: RWKV7Config, make: base.Make) -> None:
+    """Makes the parameters."""
+    heads, key_dim, d_model = self.heads, self.key_dim, self.d_model
+    key_width, value_width = heads * key_dim, heads * self.value_dim
     ranks = config.ranks(d_model)
 
     def project(width, gain=1.0):
@@ -165,7 +131,7 @@ class RWKV7(nnx.Module):
         ("embed", "heads"),
         std=gain / math.sqrt(max(d_model, width)),
         init="orthogonal",
-        rngs=rngs,
+        rngs=make.rngs,
       )
 
     self.shifts = nnx.Dict(
@@ -182,7 +148,7 @@ class RWKV7(nnx.Module):
       key_width,
       activation=jnp.tanh,
       bias=_decay_bias(heads, key_dim, jnp.zeros(())),
-      rngs=rngs,
+      rngs=make.rngs,
     )
     place = _place(key_width) - 0.5
     self.rate = low_rank.LowRank(
@@ -190,7 +156,7 @@ class RWKV7(nnx.Module):
       ranks["rate"],
       key_width,
       bias=-0.19 + 0.3 * _zigzag(heads, key_dim) + 0.4 * place,
-      rngs=rngs,
+      rngs=make.rngs,
     )
     self.value_share = nnx.data(None)
     if config.value_residual != "none":
@@ -199,7 +165,7 @@ class RWKV7(nnx.Module):
         ranks["value"],
         value_width,
         bias=0.73 - 0.4 * (_place(value_width) - 0.5),
-        rngs=rngs,
+        rngs=make.rngs,
       )
     self.gate = low_rank.LowRank(
       d_model,
@@ -207,7 +173,7 @@ class RWKV7(nnx.Module):
       value_width,
       activation=jax.nn.sigmoid,
       bias=None,
-      rngs=rngs,
+      rngs=make.rngs,
     )
     of_heads = ("heads",)
     self.removal = linear.constant_param(0.71 - 0.1 * place, of_heads)
@@ -219,12 +185,7 @@ class RWKV7(nnx.Module):
     )
     self.norm_scale = linear.constant_param(jnp.ones(value_width), of_heads)
     self.norm_bias = linear.constant_param(jnp.zeros(value_width), of_heads)
-    self.out = linear.Linear(
-      value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
-    )
-    self.spec = config.spec()
-    self.d_model, self.heads = d_model, heads
-    self.key_dim, self.value_dim = key_dim, config.value_dim
+    self.out = make.out(value_width)
 
   def at_depth(self, depth: jax.Array) -> None:
     """Starts as a layer at `depth` in [0, 1)."""
@@ -244,75 +205,80 @@ class RWKV7(nnx.Module):
     before = self.value(shared * x)
     return jnp.concatenate([self.value(x) - before, before], axis=-1)
 
-  def init_state(self, batch: int, length: int | None = None) -> RWKV7State:
+  def fresh_state(self, batch: int, length: int | None = None) -> RWKV7State:
     """The state before the first token: an empty memory."""
     del length
-    memory = rwkv7.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-    )
     last_value = None
     if self.value_share is not None:
       last_value = jnp.zeros((batch, self.heads * self.value_dim))
-    return RWKV7State(jnp.zeros((batch, self.d_model)), last_value, memory)
+    return RWKV7State(
+      jnp.zeros((batch, self.d_model)), last_value, self.init_memory(batch)
+    )
 
-  def memories(self, state: RWKV7State) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return (state.memory.memory,)
+  def mix(self, x, state, call, run):
+    """The gate depends on the token before, as the memory's inputs do."""
+    x_of, state = self._shifted(x, state, call)
+    inputs, state = self._projected(x_of, state, call)
+    memory, y, _ = run(state.memory, inputs)
+    y = self._output(y, inputs, self.gate(x_of["gate"]))
+    return y, state._replace(memory=memory)
 
-  def _before(self, x, last, context, segment_id):
+  def inputs(self, x, state, call):
+    """Shifts and projects `[batch, time, d_model]` to the memory's inputs."""
+    x_of, state = self._shifted(x, state, call)
+    return self._projected(x_of, state, call)
+
+  def _before(self, x, last, state, call):
     """The tokens before those of `x`, zero before a segment; the last one."""
     return token_shift.token_shift(
       x,
       jnp.ones(x.shape[-1], x.dtype),
       last,
-      segment_ids=context.segment_ids,
-      segment_id=segment_id,
+      segment_ids=call.segment_ids,
+      segment_id=state.memory.segment_id,
       first="zero",
+      rules=self.rules,
     )
 
-  def _inputs(self, x, state: RWKV7State, context: mixer.Context):
-    """Projects `[batch, time, d_model]`; returns the state but its memory."""
-    segment_id = state.memory.segment_id
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    before, last = self._before(x, state.last, context, segment_id)
+  def _shifted(self, x, state, call):
+    """x_j for each j, and the new state of the shifts."""
+    before, last = self._before(x, state.last, state, call)
     step = before - x
     x_of = {
       name: x + shift.amount[...].astype(x.dtype) * step
       for name, shift in self.shifts.items()
     }
+    return x_of, state._replace(last=last)
+
+  def _projected(self, x_of, state, call):
+    """The memory's inputs, and the new state of the value residual."""
     query, key = self.query(x_of["query"]), self.key(x_of["key"])
-    value, last_value = self.value(x_of["value"]), state.last_value
-    if self.value_share is not None and last_value is not None:
-      if context.first_value is None:
-        raise ValueError("a value residual needs context.first_value")
-      here, there = jnp.split(context.first_value.astype(x.dtype), 2, axis=-1)
-      there, last_value = self._before(there, last_value, context, segment_id)
-      share = jax.nn.sigmoid(self.value_share(x_of["value"]).astype(wide))
-      value = value + share.astype(x.dtype) * (here + there - value)
+    value, dtype = self.value(x_of["value"]), query.dtype
+    first = call.first_value
+    if self.value_share is not None and first is not None:
+      here, there = jnp.split(first.astype(dtype), 2, axis=-1)
+      there, last_value = self._before(there, state.last_value, state, call)
+      state = state._replace(last_value=last_value)
+      share = jax.nn.sigmoid(base.wide(self.value_share(x_of["value"])))
+      value = value + share.astype(dtype) * (here + there - value)
     log_decay = _STRONGEST * jax.nn.sigmoid(
-      self.decay(x_of["decay"]).astype(wide)
+      base.wide(self.decay(x_of["decay"]))
     )
-    rate = jax.nn.sigmoid(self.rate(x_of["rate"]).astype(wide))
-    removal_key = key.astype(wide) * self.removal[...]
-    key = key.astype(wide) * (1 + (rate - 1) * self.replacement[...])
-    query, key, value, removal_key, log_decay, rate = (
-      linear.split_heads(y, self.heads)
-      for y in (query, key, value, removal_key, log_decay, rate)
+    rate = jax.nn.sigmoid(base.wide(self.rate(x_of["rate"])))
+    removal_key = base.wide(key) * self.removal[...]
+    key = base.wide(key) * (1 + (rate - 1) * self.replacement[...])
+    query, key, value, removal_key, log_decay, rate = map(
+      self.split, (query, key, value, removal_key, log_decay, rate)
     )
     inputs = rwkv7.Inputs(
       query=query,
-      key=key.astype(x.dtype),
+      key=key.astype(dtype),
       value=value,
-      removal_key=activations.l2_norm(removal_key, 1e-12).astype(x.dtype),
+      removal_key=activations.l2_norm(removal_key, 1e-12).astype(dtype),
       log_decay=log_decay,
       write_rate=rate,
     )
-    gate = self.gate(x_of["gate"])
-    return inputs, gate, RWKV7State(last, last_value, state.memory)
+    return inputs, state
 
   def _output(self, y: jax.Array, inputs: rwkv7.Inputs, gate: jax.Array):
     wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
@@ -325,36 +291,6 @@ class RWKV7(nnx.Module):
     bonus = jnp.sum(match, axis=-1, keepdims=True) * inputs.value
     y = (normed + bonus.reshape(shape)).astype(y.dtype)
     return self.out(y * gate)
-
-  def __call__(
-    self, x: jax.Array, state: RWKV7State, context: mixer.Context
-  ) -> tuple[jax.Array, RWKV7State]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    segment_ids = context.segment_ids
-    inputs, gate, state = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(rwkv7.chunk, over_time=hand_off.linear)
-    fresh = jax.tree.map(jnp.zeros_like, state.memory)
-    memory, y = chunk(
-      state.memory,
-      inputs,
-      spec=self.spec,
-      segment_ids=segment_ids,
-      reset_state=fresh if segment_ids is not None else None,
-    )
-    return self._output(y, inputs, gate), state._replace(memory=memory)
-
-  def step(
-    self, x: jax.Array, state: RWKV7State, context: mixer.Context
-  ) -> tuple[jax.Array, RWKV7State]:
-    """Mixes one token: `[batch, d_model]` in constant time."""
-    if context.first_value is not None:
-      context = context._replace(first_value=context.first_value[:, None])
-    inputs, gate, state = self._inputs(x[:, None], state, context)
-    memory, y = rwkv7.step(
-      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
-    )
-    y = self._output(y[:, None], inputs, gate)[:, 0]
-    return y, state._replace(memory=memory)
 
 
 def _place(width: int) -> jax.Array:

@@ -4,13 +4,12 @@ Its state, the taps, is `[batch, width - 1, channels]`: the inputs of the last
 real tokens, the newest last, zeros before the first one.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from memcomp import sharding
 from memcomp.layers import halo, linear
 from memcomp_kernels import contract
 
@@ -134,8 +133,16 @@ class ShortConvolution(nnx.Module):
     """Taps before the first token: zeros."""
     return jnp.zeros((batch, self.width - 1, self.channels))
 
-  def __call__(self, x, taps, *, segment_ids=None, segment_id=None):
-    """See `short_convolution`."""
+  def __call__(
+    self,
+    x: jax.Array,
+    taps: jax.Array,
+    *,
+    segment_ids: jax.Array | None = None,
+    segment_id: jax.Array | None = None,
+    rules: sharding.Rules = sharding.NONE,
+  ) -> tuple[jax.Array, jax.Array]:
+    """See `short_convolution`; `rules` say where batch and time lie."""
     bias = None if self.bias is None else self.bias[...]
 
     def local(x, taps, parameters, segment_ids, segment_id):
@@ -149,18 +156,10 @@ class ShortConvolution(nnx.Module):
         segment_id=segment_id,
       )
 
+    parameters = self.weight[...], bias
     return halo.over_time(
-      local, x, taps, (self.weight[...], bias), segment_ids, segment_id
+      local, x, taps, parameters, segment_ids, segment_id, rules
     )
-
-
-def make(
-  channels: int, width: int, *, rngs: nnx.Rngs, **keywords: Any
-) -> ShortConvolution | None:
-  """A convolution of `width` taps, or None where that is 0."""
-  if not width:
-    return nnx.data(None)
-  return ShortConvolution(channels, width, rngs=rngs, **keywords)
 
 
 def init_taps(
@@ -168,17 +167,3 @@ def init_taps(
 ) -> jax.Array | None:
   """Taps before the first token; None without a convolution."""
   return None if convolution is None else convolution.init_state(batch)
-
-
-def apply(
-  convolution: ShortConvolution | None,
-  x: jax.Array,
-  taps: jax.Array | None,
-  *,
-  segment_ids: jax.Array | None,
-  segment_id: jax.Array,
-) -> tuple[jax.Array, jax.Array | None]:
-  """`short_convolution`, or `x` as it is without one."""
-  if convolution is None:
-    return x, None
-  return convolution(x, taps, segment_ids=segment_ids, segment_id=segment_id)

@@ -8,23 +8,20 @@ with the options of `layers.projection` GPTAlpha-2.
 """
 
 import dataclasses
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import linear, mixer, projection
+from memcomp.layers import base, options, projection
 from memcomp_kernels import contract
 from memcomp_kernels.softmax_attention import api as attention
 
+option = options.option
 SINK_POSITIONS = ("window", "text")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SoftmaxAttentionConfig(projection.ProjectionConfig):
-  """Softmax attention; further fields are those of `ProjectionConfig`.
+  """Options of softmax attention; further ones are of `ProjectionConfig`.
 
   Attributes:
     kv_heads: heads of keys and values, a divisor of `heads`: query head h reads
@@ -39,12 +36,12 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       oldest give way to more.
   """
 
-  kv_heads: int = 0
+  kv_heads: int = option(0, options.not_negative)
   window_size: int = 0
   sink_tokens: int = 0
-  sink_positions: str = "window"
+  sink_positions: str = option("window", options.one_of(SINK_POSITIONS))
   chunk_size: int = 0
-  max_length: int = 8192
+  max_length: int = option(8192, options.at_least(1))
 
   def spec(self) -> attention.Spec:
     """The meaning of the attention.
@@ -58,21 +55,14 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       chunk_size=self.chunk_size or None,
     )
 
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.validate_projection()
-    mixer.require_positive(self, "max_length")
-    if self.sink_positions not in SINK_POSITIONS:
-      raise ValueError(
-        f"sink_positions={self.sink_positions!r} is not one of:"
-        f" {', '.join(SINK_POSITIONS)}"
-      )
-    if self.kv_heads < 0 or self.heads % (self.kv_heads or self.heads):
+  def check(self) -> None:
+    """Raises ValueError where fields do not agree."""
+    projection.ProjectionConfig.check(self)
+    if self.heads and self.heads % (self.kv_heads or self.heads):
       raise ValueError(
         f"kv_heads={self.kv_heads} must divide heads={self.heads}, or be 0 for"
         " as many"
       )
-    self.spec()
 
   def state_floats(self, length: int) -> int:
     """Floats of keys and values after `length` tokens, for one layer."""
@@ -88,95 +78,72 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     return 2 * self.heads * dims * pairs // length
 
 
-class SoftmaxAttentionState(NamedTuple):
-  """State of the projections and of the attention."""
+class SoftmaxAttention(projection.ProjectedMixer):
+  """Softmax attention: projections around attention."""
 
-  projection: projection.ProjectionState
-  memory: attention.State
+  Config = SoftmaxAttentionConfig
+  op = base.Op(
+    attention.init_state,
+    attention.chunk,
+    attention.step,
+    over_time=attention.over_time,
+    with_seen=True,
+  )
+  memory_fields = ("keys", "values")
 
-
-class SoftmaxAttention(nnx.Module):
-  """The softmax attention mixer.
-
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
-
-  def __init__(
-    self,
-    config: SoftmaxAttentionConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    self.kv_heads = config.kv_heads or config.heads
+  def build(self, config: SoftmaxAttentionConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    self.kv_heads = config.kv_heads or self.heads
     self.projection = projection.Projection(
-      config, d_model, kv_heads=self.kv_heads, std=std, rngs=rngs
+      config,
+      self.d_model,
+      kv_heads=self.kv_heads,
+      std=make.std,
+      rngs=make.rngs,
     )
-    self.out = linear.Linear(
-      config.heads * config.value_dim,
-      d_model,
-      ("heads", "embed"),
-      std=out_std,
-      rngs=rngs,
-    )
-    self.spec = config.spec()
-    self.key_dim, self.value_dim = config.key_dim, config.value_dim
+    self.out = make.out(self.heads * self.value_dim)
     self.max_length = config.max_length
     self.turns_for_sinks = (
       config.sink_positions == "window"
-      and min(config.sink_tokens, config.window_size, config.rotary_dim) > 0
+      and min(config.sink_tokens, config.window_size, config.rotary_dim or 0)
+      > 0
     )
 
-  def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
-    self.projection.at_depth(depth)
-
-  def value_of(self, x: jax.Array) -> jax.Array:
-    """The value projection of `x`, for the value residuals of later layers."""
-    return self.projection.value(x)
-
-  def init_state(
+  def fresh_state(
     self, batch: int, length: int | None = None
-  ) -> SoftmaxAttentionState:
+  ) -> projection.ProjectedState:
     """The state before the first token, with room for `length` tokens."""
-    return SoftmaxAttentionState(
-      self.projection.init_state(batch), self._memory(batch, length)
+    length = self.max_length if length is None else length
+    return projection.ProjectedState(
+      self.projection.init_state(batch), self._empty(batch, length)
     )
 
-  def _memory(self, batch, length):
-    return attention.init_state(
+  def _empty(self, batch, length):
+    return self.op.init_state(
       self.spec,
       batch=batch,
       heads=self.kv_heads,
       key_dim=self.key_dim,
       value_dim=self.value_dim,
-      length=self.max_length if length is None else length,
+      length=length,
     )
 
-  def memories(self, state: SoftmaxAttentionState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return state.memory.keys, state.memory.values
+  def fresh_memory(self, batch, memory, call):
+    """As many rows as this state has, whatever length it was made for.
 
-  def _inputs(self, x, state, context):
-    query, key, value, projected = self.projection(
-      x,
-      state.projection,
-      context,
-      segment_id=state.memory.segment_id,
-      position=state.memory.position,
-    )
-    sink_query = self._sink_query(query, state, context)
-    return attention.Inputs(query, key, value, sink_query), projected
+    Where the state is fresh it is what new segments start from, too.
+    """
+    if call.max_position == 0:
+      return None
+    return self._empty(batch, memory.keys.shape[2])
 
-  def _sink_query(self, query, state, context):
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the attention's inputs."""
+    query, key, value, new_state = self.project(x, state, call)
+    sink_query = self._sink_query(query, state, call)
+    return attention.Inputs(query, key, value, sink_query), new_state
+
+  def _sink_query(self, query, state, call):
     """The query at its position in the window; None where that is in the text.
 
     Beyond the window's length all but sinks are as far away as in the text.
@@ -184,57 +151,11 @@ class SoftmaxAttention(nnx.Module):
     window, time = self.spec.window_size, query.shape[1]
     if not self.turns_for_sinks or window is None:
       return None
-    if context.seen is not None and context.seen + time <= window:
+    if call.max_position is not None and call.max_position + time <= window:
       return None
     positions = contract.token_positions(
-      context.segment_ids, state.memory.segment_id, state.memory.position, time
+      call.segment_ids, state.memory.segment_id, state.memory.position, time
     )
     # A rotation of what is rotated already.
     back = jnp.minimum(window - 1 - positions, 0)
     return self.projection.rotary(query, back)
-
-  def __call__(
-    self,
-    x: jax.Array,
-    state: SoftmaxAttentionState,
-    context: mixer.Context,
-  ) -> tuple[jax.Array, SoftmaxAttentionState]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    inputs, projected = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(
-      attention.chunk, over_time=attention.over_time(self.spec)
-    )
-    # Where `state` is fresh it is what new segments start from, too.
-    fresh = None
-    if context.segment_ids is not None and context.seen != 0:
-      # As many rows as this state has, whatever length it was made for.
-      fresh = self._memory(x.shape[0], state.memory.keys.shape[2])
-    memory, y = chunk(
-      state.memory,
-      inputs,
-      spec=self.spec,
-      segment_ids=context.segment_ids,
-      reset_state=fresh,
-      seen=context.seen,
-    )
-    y = self.out(y.reshape(*x.shape[:2], -1))
-    return y, SoftmaxAttentionState(projected, memory)
-
-  def step(
-    self,
-    x: jax.Array,
-    state: SoftmaxAttentionState,
-    context: mixer.Context,
-  ) -> tuple[jax.Array, SoftmaxAttentionState]:
-    """Mixes one token `[batch, d_model]`."""
-    if context.first_value is not None:
-      first = context.first_value[:, None]
-      context = context._replace(first_value=first)
-    inputs, projected = self._inputs(x[:, None], state, context)
-    memory, y = attention.step(
-      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
-    )
-    return (
-      self.out(y.reshape(x.shape[0], -1)),
-      SoftmaxAttentionState(projected, memory),
-    )

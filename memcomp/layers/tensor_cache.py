@@ -13,23 +13,31 @@ docs/tensor_cache.md.
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import linear, mixer, projection
+from memcomp.layers import base, linear, options, projection
 from memcomp_kernels.tensor_cache import api as tensor_cache
 
+option = options.option
+_SPEC = tensor_cache.Spec()
 # Logits of decays and rates are clamped to +-10: decays stay below 0.99996.
 _LARGEST_LOGIT = 10.0
+_LARGEST = 1 / (1 + math.exp(-_LARGEST_LOGIT))
+
+
+def _share(x: float) -> str | None:
+  """What a sigmoid of a clamped logit can be."""
+  if 1 - _LARGEST < x < _LARGEST:
+    return None
+  return f"must be in ({1 - _LARGEST:.6f}, {_LARGEST:.6f})"
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TensorCacheConfig(projection.ProjectionConfig):
-  """A Tensor Cache mixer; further fields are those of `ProjectionConfig`.
+  """Options of Tensor Cache; further ones are those of `ProjectionConfig`.
 
   `normalize_key` is of query and key everywhere, `unit_keys` and `unit_queries`
   of the memory only.
@@ -61,71 +69,49 @@ class TensorCacheConfig(projection.ProjectionConfig):
       choose by.
   """
 
-  window_size: int = 512
-  sink_tokens: int = 0
-  rule: str = "outer"
-  write_population: str = "all"
-  chunk_size: int = 64
-  chunk_mean: bool = False
-  num_slots: int = 1
-  timescales: int = 1
-  route_by: str = "key"
-  read_after_write: bool = False
-  unit_keys: bool = False
-  unit_queries: bool = False
-  value_scale: float = 1.0
-  read_norm: bool = False
-  decay_init: float = 0.995
-  write_rate_init: float = 0.05
-  slow_decay_init: float = 0.9995
-  slow_write_rate_init: float = 0.01
+  Spec = tensor_cache.Spec
+
+  window_size: int = _SPEC.window_size
+  sink_tokens: int = _SPEC.sink_tokens
+  rule: str = _SPEC.rule
+  write_population: str = _SPEC.write_population
+  chunk_size: int = _SPEC.chunk_size
+  chunk_mean: bool = _SPEC.chunk_mean
+  num_slots: int = _SPEC.num_slots
+  timescales: int = _SPEC.timescales
+  route_by: str = _SPEC.route_by
+  read_after_write: bool = _SPEC.read_after_write
+  unit_keys: bool = _SPEC.unit_keys
+  unit_queries: bool = _SPEC.unit_queries
+  value_scale: float = _SPEC.value_scale
+  read_norm: bool = _SPEC.read_norm
+  decay_init: float = option(0.995, _share)
+  write_rate_init: float = option(0.05, _share)
+  slow_decay_init: float = option(0.9995, _share)
+  slow_write_rate_init: float = option(0.01, _share)
   read_gate_init: float = -2.0
   token_gate: bool = False
   top_k_slots: int = 1
-  temperature: float = 1.0
+  temperature: float = option(1.0, options.positive)
 
   @property
   def random(self) -> bool:
-    """Whether training it uses `Context.noise`: routes of writes are drawn."""
+    """Whether training it draws random numbers: routes of writes are drawn."""
     return self.num_slots > 1
 
-  def spec(self) -> tensor_cache.Spec:
-    """The memory's meaning.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    names = [field.name for field in dataclasses.fields(tensor_cache.Spec)]
-    return tensor_cache.Spec(**{name: getattr(self, name) for name in names})
-
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.validate_projection()
-    self.spec()
+  def check(self) -> None:
+    """Raises ValueError where fields do not agree."""
+    projection.ProjectionConfig.check(self)
     if self.rule == "wedge" and self.key_dim != self.value_dim:
       raise ValueError(
         f'rule="wedge" needs key_dim={self.key_dim} and'
         f" value_dim={self.value_dim} equal"
       )
-    largest = 1 / (1 + math.exp(-_LARGEST_LOGIT))
-    for name in (
-      "decay_init",
-      "write_rate_init",
-      "slow_decay_init",
-      "slow_write_rate_init",
-    ):
-      if not 1 - largest < getattr(self, name) < largest:
-        raise ValueError(
-          f"{name}={getattr(self, name)} must be in"
-          f" ({1 - largest:.6f}, {largest:.6f})"
-        )
     if not 1 <= self.top_k_slots <= self.num_slots:
       raise ValueError(
         f"top_k_slots={self.top_k_slots} must be in"
         f" [1, num_slots={self.num_slots}]"
       )
-    if not self.temperature > 0:
-      raise ValueError(f"temperature={self.temperature} must be positive")
 
   def state_floats(self, length: int) -> int:
     """Floats of window and memory after `length` tokens, for one layer."""
@@ -148,43 +134,26 @@ class TensorCacheConfig(projection.ProjectionConfig):
     return self.heads * (local + memory)
 
 
-class TensorCacheState(NamedTuple):
-  """State of the projections, and of window and memory."""
+class TensorCache(projection.ProjectedMixer):
+  """Tensor Cache; `out_std` is of the local attention's output projection."""
 
-  projection: projection.ProjectionState
-  memory: tensor_cache.State
+  Config = TensorCacheConfig
+  op = base.Op(
+    tensor_cache.init_state,
+    tensor_cache.chunk,
+    tensor_cache.step,
+    over_time=tensor_cache.over_time,
+    with_seen=True,
+  )
+  memory_fields = ("memories.memory",)
 
-
-class TensorCache(nnx.Module):
-  """The Tensor Cache mixer.
-
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the local attention's output projection at the start.
-    rngs: random streams.
-  """
-
-  def __init__(
-    self,
-    config: TensorCacheConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    heads, value_width = config.heads, config.heads * config.value_dim
-    self.projection = projection.Projection(config, d_model, std=std, rngs=rngs)
-
-    def out(std):
-      return linear.Linear(
-        value_width, d_model, ("heads", "embed"), std=std, rngs=rngs
-      )
-
-    self.out, self.memory_out = out(out_std), out(std)
+  def build(self, config: TensorCacheConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    heads, values = self.heads, self.heads * self.value_dim
+    self.projection = projection.Projection(
+      config, self.d_model, std=make.std, rngs=make.rngs
+    )
+    self.out, self.memory_out = make.out(values), make.out(values, make.std)
 
     def logits(*probabilities):
       row = jnp.array(
@@ -207,55 +176,30 @@ class TensorCache(nnx.Module):
       jnp.full(1, config.read_gate_init), (None,)
     )
     self.token_gate = nnx.data(
-      linear.Linear(d_model, 1, ("embed", None), std=0.0, rngs=rngs)
+      linear.Linear(self.d_model, 1, ("embed", None), std=0.0, rngs=make.rngs)
       if config.token_gate
       else None
     )
     self.slot_keys = nnx.data(
       linear.normal_param(
-        rngs,
-        (heads, config.num_slots, config.key_dim),
+        make.rngs,
+        (heads, config.num_slots, self.key_dim),
         ("heads", "slots", "key_dim"),
-        std=std,
+        std=make.std,
       )
       if config.num_slots > 1
       else None
     )
-    self.spec = config.spec()
-    self.heads = heads
-    self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.top_k_slots = config.top_k_slots
     self.temperature = config.temperature
 
-  def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
-    self.projection.at_depth(depth)
+  def fresh_memory(self, batch, memory, call):
+    """An empty window, a zero memory.
 
-  def value_of(self, x: jax.Array) -> jax.Array:
-    """The value projection of `x`, for the value residuals of later layers."""
-    return self.projection.value(x)
-
-  def init_state(
-    self, batch: int, length: int | None = None
-  ) -> TensorCacheState:
-    """The state before the first token: an empty window, a zero memory."""
-    del length
-    return TensorCacheState(
-      self.projection.init_state(batch), self._memory(batch)
-    )
-
-  def _memory(self, batch):
-    return tensor_cache.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-    )
-
-  def memories(self, state: TensorCacheState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return (state.memory.memories.memory,)
+    None where the state is fresh: it is what segments start from, and kernels
+    want to know.
+    """
+    return None if call.max_position == 0 else self.init_memory(batch)
 
   def _route_logits(self, slot_keys, x: jax.Array) -> jax.Array:
     """(11) of queries or keys `[batch, time, heads, key]`."""
@@ -268,14 +212,9 @@ class TensorCache(nnx.Module):
     )
     return logits / (math.sqrt(self.key_dim) * self.temperature)
 
-  def _inputs(self, x, state, context):
-    query, key, value, projected = self.projection(
-      x,
-      state.projection,
-      context,
-      segment_id=state.memory.segment_id,
-      position=state.memory.position,
-    )
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the memory's inputs."""
+    query, key, value, state = self.project(x, state, call)
 
     def gate(parameter):
       logit = jnp.clip(parameter[...], -_LARGEST_LOGIT, _LARGEST_LOGIT)
@@ -299,11 +238,11 @@ class TensorCache(nnx.Module):
         writes = self._route_logits(self.slot_keys, key)
       inputs = inputs._replace(
         read_route=_top_k(reads, self.top_k_slots),
-        write_route=_straight_through(writes, self.temperature, context.noise),
+        write_route=_straight_through(writes, self.temperature, call.noise),
       )
-    return inputs, projected
+    return inputs, state
 
-  def _output(self, x: jax.Array, y: jax.Array) -> jax.Array:
+  def outputs(self, x, y):
     """(5) of `[batch, time, heads, 2 * value]`."""
     local, read = (
       part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, 2, axis=-1)
@@ -313,46 +252,6 @@ class TensorCache(nnx.Module):
       gate = gate + self.token_gate(x).astype(jnp.float32)
     gate = jax.nn.sigmoid(gate).astype(x.dtype)
     return self.out(local) + gate * self.memory_out(read)
-
-  def __call__(
-    self,
-    x: jax.Array,
-    state: TensorCacheState,
-    context: mixer.Context,
-  ) -> tuple[jax.Array, TensorCacheState]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    inputs, projected = self._inputs(x, state, context)
-    chunk = sharding.on_mesh(
-      tensor_cache.chunk, over_time=tensor_cache.over_time(self.spec)
-    )
-    # A fresh state is what segments start from, and kernels want to know.
-    restarts = context.segment_ids is not None and context.seen != 0
-    memory, y = chunk(
-      state.memory,
-      inputs,
-      spec=self.spec,
-      segment_ids=context.segment_ids,
-      reset_state=self._memory(x.shape[0]) if restarts else None,
-      seen=context.seen,
-    )
-    return self._output(x, y), TensorCacheState(projected, memory)
-
-  def step(
-    self,
-    x: jax.Array,
-    state: TensorCacheState,
-    context: mixer.Context,
-  ) -> tuple[jax.Array, TensorCacheState]:
-    """Mixes one token `[batch, d_model]` in constant time."""
-    if context.first_value is not None:
-      first = context.first_value[:, None]
-      context = context._replace(first_value=first)
-    inputs, projected = self._inputs(x[:, None], state, context)
-    memory, y = tensor_cache.step(
-      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
-    )
-    y = self._output(x[:, None], y[:, None])[:, 0]
-    return y, TensorCacheState(projected, memory)
 
 
 def _top_k(logits: jax.Array, k: int) -> jax.Array:

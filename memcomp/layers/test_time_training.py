@@ -6,22 +6,24 @@ rate gate -> test-time training -> layer norm -> * GELU(x W_g) -> W_o
 """
 
 import dataclasses
-import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import linear, mixer, norm, rotary, short_convolution
+from memcomp.layers import base, linear, norm, options, rotary
 from memcomp_kernels import contract
 from memcomp_kernels.test_time_training import api as test_time_training
 
+option = options.option
+_SPEC = test_time_training.Spec()
+_CONVOLVED = ("query", "key")
+
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class TestTimeTrainingConfig(mixer.MixerConfig):
-  """A test-time training mixer; first the fields of the kernel's `Spec`.
+class TestTimeTrainingConfig(options.MixerConfig):
+  """Options of test-time training; first those of the kernel's `Spec`.
 
   Attributes:
     model: "linear" or "mlp", see `memcomp_kernels.test_time_training.types`,
@@ -31,7 +33,6 @@ class TestTimeTrainingConfig(mixer.MixerConfig):
     chunk_size: tokens that share a chunk-start gradient.
     forget_gate: whether the inner weights decay.
     norm_eps: inside the inner layer norm.
-    heads: memories side by side.
     key_dim: features of a head's query, key and value.
     value_dim: the same number.
     decay_init: decay factor at the start, in (0, 1).
@@ -43,7 +44,7 @@ class TestTimeTrainingConfig(mixer.MixerConfig):
       the gradients so far, plus a learned number for each j (as released); if
       False all of it (as printed). Only with gradients at chunk starts.
     rotary_dim: channels of q and k turned by the position in the chunk; even,
-      0 for none.
+      0 for none, None for all.
     weight_std: of the inner model's initial weights, which are learned, at
       the start.
     convolution_width: taps of short convolutions on q and k, which then share
@@ -53,61 +54,38 @@ class TestTimeTrainingConfig(mixer.MixerConfig):
   # Test runners collect classes by this name's beginning.
   __test__ = False
 
-  model: str = "linear"
-  expansion: int = 4
-  gradient_at: str = "chunk_start"
-  chunk_size: int = 16
-  forget_gate: bool = False
-  norm_eps: float = 1e-6
-  heads: int = 12
-  key_dim: int = 64
-  value_dim: int = 64
-  decay_init: float = 0.982
+  Spec = test_time_training.Spec
+
+  model: str = _SPEC.model
+  expansion: int = _SPEC.expansion
+  gradient_at: str = _SPEC.gradient_at
+  chunk_size: int = _SPEC.chunk_size
+  forget_gate: bool = _SPEC.forget_gate
+  norm_eps: float = _SPEC.norm_eps
+  decay_init: float = option(0.982, options.inside(0, 1))
   write_rate_init: float = 0.5
   write_rate_scale: float = 1.0
   average_step: bool = True
-  rotary_dim: int = 64
-  weight_std: float = 0.02
-  convolution_width: int = 0
+  rotary_dim: int | None = None
+  weight_std: float = option(0.02, options.positive)
+  convolution_width: int = option(0, options.taps)
 
-  def spec(self) -> test_time_training.Spec:
-    """The memory's meaning.
+  def fill(self, d_model: int) -> dict[str, Any]:
+    """The sizes that are left to the rule; all of the key is rotated."""
+    found = options.MixerConfig.fill(self, d_model)
+    if self.key_dim and not self.value_dim:
+      found["value_dim"] = self.key_dim
+    return found | rotary.fill(self, found)
 
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    fields = dataclasses.fields(test_time_training.Spec)
-    return test_time_training.Spec(
-      **{field.name: getattr(self, field.name) for field in fields}
-    )
-
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.spec()
-    mixer.require_positive(self, "heads", "key_dim")
-    if self.value_dim != self.key_dim:
+  def check(self) -> None:
+    """Raises ValueError where fields do not agree."""
+    if self.key_dim and self.value_dim not in (0, self.key_dim):
       raise ValueError(
         f"value_dim={self.value_dim} must be key_dim={self.key_dim}: the inner"
         " model answers x + LN(model(x))"
       )
-    if not 0 < self.decay_init < 1:
-      raise ValueError(f"decay_init={self.decay_init} must be in (0, 1)")
-    if not 0 < self.write_rate_init < self.write_rate_scale:
-      raise ValueError(
-        f"write_rate_init={self.write_rate_init} must be in"
-        f" (0, write_rate_scale={self.write_rate_scale})"
-      )
-    if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.key_dim:
-      raise ValueError(
-        f"rotary_dim={self.rotary_dim} must be even and in"
-        f" [0, key_dim={self.key_dim}]"
-      )
-    if not self.weight_std > 0:
-      raise ValueError(f"weight_std={self.weight_std} must be positive")
-    if self.convolution_width < 0 or self.convolution_width == 1:
-      raise ValueError(
-        f"convolution_width={self.convolution_width} must be 0 or at least 2"
-      )
+    options.check_write_rate(self)
+    rotary.check(self)
 
   def state_floats(self, length: int) -> int:
     """Floats of the inner weights for any length, for one layer."""
@@ -140,63 +118,45 @@ class TestTimeTrainingState(NamedTuple):
   memory: test_time_training.State
 
 
-class TestTimeTraining(nnx.Module):
-  """The test-time training mixer.
-
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
+class TestTimeTraining(base.Mixer):
+  """Test-time training: projections and gates around the memory."""
 
   __test__ = False
 
-  def __init__(
-    self,
-    config: TestTimeTrainingConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    self.spec = config.spec()
-    heads, dim, taps = config.heads, config.key_dim, config.convolution_width
+  Config = TestTimeTrainingConfig
+  op = base.Op(
+    test_time_training.init_state,
+    test_time_training.chunk,
+    test_time_training.step,
+  )
+
+  def build(self, config: TestTimeTrainingConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    heads, dim, taps = self.heads, self.key_dim, config.convolution_width
     width = heads * dim
-
-    def project(width, bias=None):
-      return linear.Linear(
-        d_model, width, ("embed", "heads"), std=std, bias=bias, rngs=rngs
-      )
-
     # With convolutions both come from one projection.
-    self.query = nnx.data(None) if taps else project(width)
-    self.key = project(width)
-    self.value = project(width)
-    self.gate = project(width)
+    self.query = nnx.data(None) if taps else make.project(width)
+    self.key = make.project(width)
+    self.value = make.project(width)
+    self.gate = make.project(width)
     rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = project(heads, linear.logit(rate))
+    self.write_rate = make.project(heads, linear.logit(rate))
     self.log_decay = nnx.data(None)
     if config.forget_gate:
-      self.log_decay = project(heads, linear.logit(config.decay_init))
+      self.log_decay = make.project(heads, linear.logit(config.decay_init))
     self.step_offset = nnx.data(None)
     if config.average_step and self.spec.stale:
       self.step_offset = linear.constant_param(
         jnp.zeros(config.chunk_size), (None,)
       )
-    self.out = linear.Linear(
-      width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
-    )
+    self.out = make.out(width)
     self.post_norm = norm.LayerNorm(width, name="heads")
-    self.query_convolution = short_convolution.make(width, taps, rngs=rngs)
-    self.key_convolution = short_convolution.make(width, taps, rngs=rngs)
+    self.query_convolution = make.convolution(width, taps)
+    self.key_convolution = make.convolution(width, taps)
 
     def weight(before, after):
       return linear.normal_param(
-        rngs,
+        make.rngs,
         (heads, before, after),
         ("heads", None, None),
         std=config.weight_std,
@@ -212,11 +172,10 @@ class TestTimeTraining(nnx.Module):
     of_head = ("heads", "value_dim")
     self.norm_scale = linear.constant_param(jnp.ones((heads, dim)), of_head)
     self.norm_bias = linear.constant_param(jnp.zeros((heads, dim)), of_head)
-    self.rotary = rotary.Rotary(dim=config.rotary_dim)
-    self.heads, self.dim = heads, dim
+    self.rotary = rotary.Rotary(dim=config.rotary_dim or 0)
     self.write_rate_scale = config.write_rate_scale / dim
 
-  def init_state(
+  def fresh_state(
     self, batch: int, length: int | None = None
   ) -> TestTimeTrainingState:
     """The state before the first token; holds the learned inner weights."""
@@ -225,27 +184,21 @@ class TestTimeTraining(nnx.Module):
       test_time_training.Layer(weight[...], bias[...])
       for weight, bias in zip(self.weights, self.biases, strict=True)
     )
-    memory = test_time_training.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.dim,
-      value_dim=self.dim,
+    memory = self.init_memory(
+      batch,
       layers=layers,
       norm_scale=self.norm_scale[...],
       norm_bias=self.norm_bias[...],
     )
     return TestTimeTrainingState(
-      short_convolution.init_taps(self.query_convolution, batch),
-      short_convolution.init_taps(self.key_convolution, batch),
-      memory,
+      **self.fresh_taps(batch, _CONVOLVED), memory=memory
     )
 
   def memories(self, state: TestTimeTrainingState) -> tuple[jax.Array, ...]:
     """The arrays whose size tells how full the memory is."""
     return tuple(layer.weight for layer in state.memory.layers)
 
-  def _with_norm(self, memory: test_time_training.State):
+  def load(self, memory):
     """Puts the learned inner norm in, which rides along in the state."""
     shape = memory.norm_scale.shape
     return memory._replace(
@@ -253,40 +206,32 @@ class TestTimeTraining(nnx.Module):
       norm_bias=jnp.broadcast_to(self.norm_bias[...], shape),
     )
 
-  def _inputs(self, x, state: TestTimeTrainingState, segment_ids):
-    """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the memory's inputs."""
     memory = state.memory
-    convolve = functools.partial(
-      short_convolution.apply,
-      segment_ids=segment_ids,
-      segment_id=memory.segment_id,
-    )
     key = self.key(x)
     query = key if self.query is None else self.query(x)
-    query, query_taps = convolve(
-      self.query_convolution, query, state.query_taps
+    (query, key), state = self.convolved(
+      state, call, query, key, names=_CONVOLVED
     )
-    key, key_taps = convolve(self.key_convolution, key, state.key_taps)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    rate = jax.nn.sigmoid(self.write_rate(x).astype(wide))
+    rate = jax.nn.sigmoid(base.wide(self.write_rate(x)))
     if self.log_decay is None:
       log_decay = jnp.zeros_like(rate)
     else:
-      log_decay = jax.nn.log_sigmoid(self.log_decay(x).astype(wide))
-    query, key, value, log_decay, rate = (
-      linear.split_heads(y, self.heads)
-      for y in (query, key, self.value(x), log_decay, rate)
+      log_decay = jax.nn.log_sigmoid(base.wide(self.log_decay(x)))
+    query, key, value, log_decay, rate = map(
+      self.split, (query, key, self.value(x), log_decay, rate)
     )
     scale = None
     if memory.position is not None:  # gradients at chunk starts
       place = contract.token_positions(
-        segment_ids, memory.segment_id, memory.position, x.shape[1]
+        call.segment_ids, memory.segment_id, memory.position, x.shape[1]
       )
       place = place % self.spec.chunk_size
       query, key = self.rotary(query, place), self.rotary(key, place)
       if self.step_offset is not None:
         # Weighed for all places of a chunk, then looked up.
-        share = 1 / jnp.arange(1, self.spec.chunk_size + 1, dtype=wide)
+        share = 1 / jnp.arange(1, self.spec.chunk_size + 1, dtype=rate.dtype)
         share = jax.nn.relu(share + self.step_offset[...])
         scale = share[place][..., None, None]
         scale = jnp.broadcast_to(scale, rate.shape)
@@ -298,40 +243,9 @@ class TestTimeTraining(nnx.Module):
       write_rate=self.write_rate_scale * rate,
       step_scale=scale,
     )
-    return inputs, (query_taps, key_taps)
+    return inputs, state
 
-  def _output(self, x: jax.Array, y: jax.Array) -> jax.Array:
+  def outputs(self, x, y):
+    """Layer norm, gate, output projection."""
     y = y.reshape(*y.shape[:-2], -1)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))
-
-  def __call__(
-    self, x: jax.Array, state: TestTimeTrainingState, context: mixer.Context
-  ) -> tuple[jax.Array, TestTimeTrainingState]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    segment_ids = context.segment_ids
-    inputs, taps = self._inputs(x, state, segment_ids)
-    chunk = sharding.on_mesh(test_time_training.chunk)
-    fresh = self.init_state(x.shape[0]).memory
-    memory, y = chunk(
-      self._with_norm(state.memory),
-      inputs,
-      spec=self.spec,
-      segment_ids=segment_ids,
-      reset_state=fresh if segment_ids is not None else None,
-    )
-    return self._output(x, y), TestTimeTrainingState(*taps, memory)
-
-  def step(
-    self, x: jax.Array, state: TestTimeTrainingState, context: mixer.Context
-  ) -> tuple[jax.Array, TestTimeTrainingState]:
-    """Mixes one token: `[batch, d_model]` in constant time."""
-    del context
-    x = x[:, None]
-    inputs, taps = self._inputs(x, state, None)
-    memory, y = test_time_training.step(
-      self._with_norm(state.memory),
-      jax.tree.map(lambda a: a[:, 0], inputs),
-      spec=self.spec,
-    )
-    y = self._output(x, y[:, None])[:, 0]
-    return y, TestTimeTrainingState(*taps, memory)

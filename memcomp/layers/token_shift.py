@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from memcomp import sharding
 from memcomp.layers import halo, linear
 from memcomp_kernels import contract
 
@@ -20,6 +21,7 @@ def token_shift(
   segment_ids: jax.Array | None,
   segment_id: jax.Array,
   first: str,
+  rules: sharding.Rules = sharding.NONE,
 ) -> tuple[jax.Array, jax.Array]:
   """y_t = x_t + amount * (x_{t-1} - x_t), within a segment.
 
@@ -30,6 +32,7 @@ def token_shift(
     segment_ids: `[batch, time]`, 0 is padding: it is skipped.
     segment_id: `[batch]`, the segment that `last` belongs to, 0 for none.
     first: what stands before a segment's first token, "zero" or "itself".
+    rules: where batch and time lie.
 
   Returns:
     y `[batch, time, channels]`, and the last real token's x.
@@ -40,7 +43,7 @@ def token_shift(
     return y, last[:, None]
 
   y, taps = halo.over_time(
-    local, x, last[:, None], amount, segment_ids, segment_id
+    local, x, last[:, None], amount, segment_ids, segment_id, rules
   )
   return y, taps[:, 0]
 
@@ -115,7 +118,7 @@ class TokenShift(nnx.Module):
     """The state before the first token."""
     return jnp.zeros((batch, self.channels))
 
-  def __call__(self, x, last, *, segment_ids, segment_id):
+  def __call__(self, x, last, *, segment_ids, segment_id, rules=sharding.NONE):
     """See `token_shift`."""
     return token_shift(
       x,
@@ -124,4 +127,5 @@ class TokenShift(nnx.Module):
       segment_ids=segment_ids,
       segment_id=segment_id,
       first=self.first,
+      rules=rules,
     )

@@ -6,7 +6,6 @@ decay and rate gates -> Trellis -> layer norm -> * GELU(x W_g) -> W_o
 """
 
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
@@ -14,24 +13,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import (
-  bounded_rate,
-  linear,
-  mixer,
-  norm,
-  short_convolution,
-)
+from memcomp.layers import base, bounded_rate, linear, norm, options
 from memcomp_kernels.primitives import activations, triangular
 from memcomp_kernels.trellis import api as trellis
 
+option = options.option
 NORMALIZE = ("none", "qk", "qkv")
 _NO_EPS = ("silu", "softmax", "identity")
+_SPEC = trellis.Spec()
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class TrellisConfig(mixer.MixerConfig):
-  """A Trellis mixer; the first fields are those of the kernel's `Spec`.
+class TrellisConfig(options.MixerConfig):
+  """Options of Trellis; the first are those of the kernel's `Spec`.
 
   Attributes:
     num_slots: see `memcomp_kernels.trellis.types.Spec`, as all down to
@@ -45,9 +39,6 @@ class TrellisConfig(mixer.MixerConfig):
     forget_gate: whether memories decay.
     value_readout_phi: phi on the second read.
     first_order: no gradient through the inner step.
-    heads: memories side by side.
-    key_dim: features of a head's query and key.
-    value_dim: features of a head's value.
     normalize: L2-norm of "none", "qk" or "qkv" before the memory.
     separate_gates: decay and rate of each pass on their own.
     decay_init: decay factor at the start, in (0, 1).
@@ -64,43 +55,33 @@ class TrellisConfig(mixer.MixerConfig):
     solver: how gradients per token are evaluated.
   """
 
-  num_slots: int = 64
-  phi: str = "ln_silu"
-  phi_eps: float = 1.0
-  read_activation: str = "ln_silu"
-  read_eps: float = 1e-6
-  gradient_at: str = "chunk_start"
-  chunk_size: int = 16
-  forget_gate: bool = True
-  value_readout_phi: bool = False
-  first_order: bool = False
-  heads: int = 12
-  key_dim: int = 64
-  value_dim: int = 64
-  normalize: str = "qkv"
+  Spec = trellis.Spec
+
+  num_slots: int = _SPEC.num_slots
+  phi: str = _SPEC.phi
+  phi_eps: float = _SPEC.phi_eps
+  read_activation: str = _SPEC.read_activation
+  read_eps: float = _SPEC.read_eps
+  gradient_at: str = _SPEC.gradient_at
+  chunk_size: int = _SPEC.chunk_size
+  forget_gate: bool = _SPEC.forget_gate
+  value_readout_phi: bool = _SPEC.value_readout_phi
+  first_order: bool = _SPEC.first_order
+  normalize: str = option("qkv", options.one_of(NORMALIZE))
   separate_gates: bool = False
-  decay_init: float = 0.982
+  decay_init: float = option(0.982, options.inside(0, 1))
   write_rate_init: float = 0.03
   write_rate_scale: float = 1.0
-  rate_bound: float = 0.0
+  rate_bound: float = option(0.0, options.not_negative)
   learn_phi_eps: bool = False
   learned_memory: bool = True
   memory_std: float = 0.5
-  convolution_width: int = 4
+  convolution_width: int = option(4, options.taps)
   convolve_value: bool = False
 
-  solver: mixer.SolverConfig = dataclasses.field(
-    default_factory=mixer.SolverConfig
+  solver: options.SolverConfig = dataclasses.field(
+    default_factory=options.SolverConfig
   )
-
-  def spec(self) -> trellis.Spec:
-    """The memory's meaning.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    names = [field.name for field in dataclasses.fields(trellis.Spec)]
-    return trellis.Spec(**{name: getattr(self, name) for name in names})
 
   def tiling(self) -> trellis.Tiling:
     """How gradients per token are evaluated."""
@@ -115,34 +96,14 @@ class TrellisConfig(mixer.MixerConfig):
       tiling = dataclasses.replace(tiling, tile_time=solver.tile_time)
     return tiling
 
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.spec()
+  def check(self) -> None:
+    """Raises ValueError where fields do not agree."""
     self.solver.validate()
-    if self.normalize not in NORMALIZE:
-      raise ValueError(
-        f"normalize={self.normalize!r} is not one of: {', '.join(NORMALIZE)}"
-      )
-    mixer.require_positive(self, "heads", "key_dim", "value_dim")
-    if not 0 < self.decay_init < 1:
-      raise ValueError(f"decay_init={self.decay_init} must be in (0, 1)")
-    if not 0 < self.write_rate_init < self.write_rate_scale:
-      raise ValueError(
-        f"write_rate_init={self.write_rate_init} must be in"
-        f" (0, write_rate_scale={self.write_rate_scale})"
-      )
-    if not self.rate_bound >= 0:
-      raise ValueError(
-        f"rate_bound={self.rate_bound} must be positive, or 0 for none"
-      )
+    options.check_write_rate(self)
     if self.learn_phi_eps and self.phi in _NO_EPS:
       raise ValueError(
         f"learn_phi_eps=True: phi={self.phi!r} has no eps; choose a phi with a"
         " norm, or learn_phi_eps=False"
-      )
-    if self.convolution_width < 0 or self.convolution_width == 1:
-      raise ValueError(
-        f"convolution_width={self.convolution_width} must be 0 or at least 2"
       )
     steep = self.phi not in _NO_EPS and self.phi_eps < 1e-3
     if steep and not self.learned_memory:
@@ -185,205 +146,120 @@ class TrellisState(NamedTuple):
   stats: triangular.Stats | None = None
 
 
-class Trellis(nnx.Module):
-  """The Trellis mixer.
+class Trellis(base.Mixer):
+  """Trellis: projections, convolutions and gates around the memory."""
 
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
+  Config = TrellisConfig
+  op = base.Op(trellis.init_state, trellis.run, trellis.step, with_stats=True)
+  memory_fields = ("key_memory", "value_memory")
 
-  def __init__(
-    self,
-    config: TrellisConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    heads, slots = config.heads, config.num_slots
-    key_width, value_width = heads * config.key_dim, heads * config.value_dim
+  def build(self, config: TrellisConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    heads, slots = self.heads, config.num_slots
+    keys, values = heads * self.key_dim, heads * self.value_dim
     passes = 2 if config.separate_gates else 1
-    into = ("embed", "heads")
-
-    def project(width, bias=None):
-      return linear.Linear(d_model, width, into, std=std, bias=bias, rngs=rngs)
-
-    self.query_key = project(key_width)
-    self.value = project(value_width)
-    self.target = project(heads * slots)
-    self.gate = project(value_width)
-    self.log_decay = project(heads * passes, linear.logit(config.decay_init))
-    rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = project(heads * passes, linear.logit(rate))
-    self.out = linear.Linear(
-      value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
+    self.query_key = make.project(keys)
+    self.value = make.project(values)
+    self.target = make.project(heads * slots)
+    self.gate = make.project(values)
+    self.log_decay = make.project(
+      heads * passes, linear.logit(config.decay_init)
     )
-    self.post_norm = norm.LayerNorm(value_width, name="heads")
+    rate = config.write_rate_init / config.write_rate_scale
+    self.write_rate = make.project(heads * passes, linear.logit(rate))
+    self.out = make.out(values)
+    self.post_norm = norm.LayerNorm(values, name="heads")
     self.log_phi_eps = nnx.data(None)
     if config.learn_phi_eps:
       start = jnp.full(heads, math.log(config.phi_eps))
       self.log_phi_eps = linear.constant_param(start, ("heads",))
 
     width = config.convolution_width
-    value_taps = width if config.convolve_value else 0
-    make = short_convolution.make
-    self.query_convolution = make(key_width, width, rngs=rngs)
-    self.key_convolution = make(key_width, width, rngs=rngs)
-    self.value_convolution = make(value_width, value_taps, rngs=rngs)
+    self.query_convolution = make.convolution(keys, width)
+    self.key_convolution = make.convolution(keys, width)
+    self.value_convolution = make.convolution(
+      values, width if config.convolve_value else 0
+    )
 
-    def memory(dim, names):
+    def memory(dim, name):
       if not config.learned_memory:
         return nnx.data(None)
       return linear.normal_param(
-        rngs,
+        make.rngs,
         (heads, slots, dim),
-        names,
+        ("heads", "slots", name),
         std=config.memory_std,
         weight_decay=False,
       )
 
-    self.key_memory = memory(config.key_dim, ("heads", "slots", "key_dim"))
-    self.value_memory = memory(
-      config.value_dim, ("heads", "slots", "value_dim")
-    )
-    self.spec, self.tiling = config.spec(), config.tiling()
+    self.key_memory = memory(self.key_dim, "key_dim")
+    self.value_memory = memory(self.value_dim, "value_dim")
+    self.tiling = config.tiling()
     self.keep_stats = config.solver.stats(config.gradient_at)
-    self.heads = heads
-    self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.normalize = config.normalize
     self.write_rate_scale = config.write_rate_scale
     self.rate_bound = config.rate_bound
 
-  def init_state(self, batch: int, length: int | None = None) -> TrellisState:
+  def fresh_state(self, batch: int, length: int | None = None) -> TrellisState:
     """The state before the first token; holds the learned memory."""
     del length
-
-    taps = short_convolution.init_taps
 
     def value(parameter):
       return None if parameter is None else parameter[...]
 
-    memory = trellis.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
+    memory = self.init_memory(
+      batch,
       key_memory=value(self.key_memory),
       value_memory=value(self.value_memory),
     )
-    return TrellisState(
-      taps(self.query_convolution, batch),
-      taps(self.key_convolution, batch),
-      taps(self.value_convolution, batch),
-      memory,
-      triangular.no_stats((batch, self.heads)) if self.keep_stats else None,
+    stats = (
+      triangular.no_stats((batch, self.heads)) if self.keep_stats else None
     )
+    return TrellisState(**self.fresh_taps(batch), memory=memory, stats=stats)
 
-  def memories(self, state: TrellisState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return state.memory.key_memory, state.memory.value_memory
+  def options_of_chunk(self, inputs):
+    """Tells the kernel how to solve for gradients per token."""
+    return inputs, self.spec, {"tiling": self.tiling}
 
-  def memory_inputs(self, x, state: TrellisState, segment_ids):
-    """Projects `[batch, time, d_model]` to the memory's inputs and taps."""
-    convolve = functools.partial(
-      short_convolution.apply,
-      segment_ids=segment_ids,
-      segment_id=state.memory.segment_id,
-    )
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the memory's inputs."""
     shared = self.query_key(x)
-    query, query_taps = convolve(
-      self.query_convolution, shared, state.query_taps
+    (query, key, value), state = self.convolved(
+      state, call, shared, shared, self.value(x)
     )
-    key, key_taps = convolve(self.key_convolution, shared, state.key_taps)
-    value, value_taps = convolve(
-      self.value_convolution, self.value(x), state.value_taps
-    )
-    query, key, value, target, log_decay, write_rate = (
-      linear.split_heads(y, self.heads)
-      for y in (
+    query, key, value, target, log_decay, rate = map(
+      self.split,
+      (
         query,
         key,
         value,
         self.target(x),
         self.log_decay(x),
         self.write_rate(x),
-      )
+      ),
     )
     if self.normalize != "none":
       query, key = activations.unit(query), activations.unit(key)
     if self.normalize == "qkv":
       value = activations.unit(value)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
     log_eps = None
     if self.log_phi_eps is not None:
-      log_eps = jnp.broadcast_to(
-        self.log_phi_eps[...].astype(wide)[:, None], (*key.shape[:-1], 1)
-      )
+      log_eps = base.wide(self.log_phi_eps[...])[:, None]
+      log_eps = jnp.broadcast_to(log_eps, (*key.shape[:-1], 1))
     inputs = trellis.Inputs(
       query=query,
       key=key,
       value=value,
       target=target,
-      log_decay=jax.nn.log_sigmoid(log_decay.astype(wide)),
-      write_rate=self.write_rate_scale
-      * jax.nn.sigmoid(write_rate.astype(wide)),
+      log_decay=jax.nn.log_sigmoid(base.wide(log_decay)),
+      write_rate=self.write_rate_scale * jax.nn.sigmoid(base.wide(rate)),
       log_phi_eps=log_eps,
     )
     if self.rate_bound:
       inputs = bounded_rate.bound(inputs, self.spec, self.rate_bound)
-    return inputs, (query_taps, key_taps, value_taps)
+    return inputs, state
 
-  def _output(self, x: jax.Array, y: jax.Array) -> jax.Array:
+  def outputs(self, x, y):
+    """Layer norm, gate, output projection."""
     y = y.reshape(*y.shape[:-2], -1)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))
-
-  def __call__(
-    self,
-    x: jax.Array,
-    state: TrellisState,
-    context: mixer.Context,
-  ) -> tuple[jax.Array, TrellisState]:
-    """Mixes a sequence.
-
-    Args:
-      x: `[batch, time, d_model]`.
-      state: before the first token.
-      context: `segment_ids` is used.
-
-    Returns:
-      y `[batch, time, d_model]`, and the state after the last token.
-    """
-    segment_ids = context.segment_ids
-    inputs, taps = self.memory_inputs(x, state, segment_ids)
-    run = sharding.on_mesh(trellis.run, with_stats=True)
-    fresh = self.init_state(x.shape[0]).memory
-    memory, y, stats = run(
-      state.memory,
-      inputs,
-      spec=self.spec,
-      tiling=self.tiling,
-      segment_ids=segment_ids,
-      reset_state=fresh if segment_ids is not None else None,
-    )
-    stats = stats if self.keep_stats else None
-    return self._output(x, y), TrellisState(*taps, memory, stats)
-
-  def step(
-    self, x: jax.Array, state: TrellisState, context: mixer.Context
-  ) -> tuple[jax.Array, TrellisState]:
-    """Mixes one token: `[batch, d_model]` in constant time."""
-    del context
-    x = x[:, None]
-    inputs, taps = self.memory_inputs(x, state, None)
-    memory, y = trellis.step(
-      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
-    )
-    state = TrellisState(*taps, memory, state.stats)
-    return self._output(x, y[:, None])[:, 0], state

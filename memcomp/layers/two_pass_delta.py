@@ -13,26 +13,24 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp import sharding
-from memcomp.layers import linear, mixer, norm, positions
+from memcomp.layers import base, linear, norm, options, positions
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.two_pass_delta import api as two_pass_delta
 
+option = options.option
 READ_PATHS = ("query", "key")
+_SPEC = two_pass_delta.Spec()
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class TwoPassDeltaConfig(mixer.MixerConfig):
-  """A two-pass delta mixer; first the fields of the kernel's `Spec`.
+class TwoPassDeltaConfig(options.MixerConfig):
+  """Options of the two-pass delta rule; first those of the kernel's `Spec`.
 
   Attributes:
     key_weight_decay: of the first pass's memory.
     value_weight_decay: of the second pass's memory.
     read_first: a token is read before it is written.
     code_eps: inside the norm of a code.
-    heads: memories side by side.
-    key_dim: features of a head's source, query and key.
-    value_dim: features of a head's value.
     read_path: what is read: a "query" of its own, or the "key".
     normalize: sources and what is read have length 1.
     decay_init: 1 - alpha at the start, in (0, 1).
@@ -45,48 +43,19 @@ class TwoPassDeltaConfig(mixer.MixerConfig):
     write_every: only every such token of a segment is written, >= 1.
   """
 
-  key_weight_decay: float = 0.0
-  value_weight_decay: float = 0.0
-  read_first: bool = False
-  code_eps: float = 1e-6
-  heads: int = 12
-  key_dim: int = 64
-  value_dim: int = 64
-  read_path: str = "query"
+  Spec = two_pass_delta.Spec
+
+  key_weight_decay: float = _SPEC.key_weight_decay
+  value_weight_decay: float = _SPEC.value_weight_decay
+  read_first: bool = _SPEC.read_first
+  code_eps: float = _SPEC.code_eps
+  read_path: str = option("query", options.one_of(READ_PATHS))
   normalize: bool = True
-  decay_init: float = 0.982
-  write_rate_init: float = 0.5
-  rate_bound: float = 1.0
+  decay_init: float = option(0.982, options.inside(0, 1))
+  write_rate_init: float = option(0.5, options.positive)
+  rate_bound: float = option(1.0, options.not_negative)
   code_rate: bool = True
-  write_every: int = 1
-
-  def spec(self) -> two_pass_delta.Spec:
-    """The memory's meaning.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    fields = dataclasses.fields(two_pass_delta.Spec)
-    return two_pass_delta.Spec(
-      **{field.name: getattr(self, field.name) for field in fields}
-    )
-
-  def validate(self) -> None:
-    """Raises ValueError naming the field that is out of range."""
-    self.spec()
-    mixer.require_positive(self, "heads", "key_dim", "value_dim", "write_every")
-    if self.read_path not in READ_PATHS:
-      raise ValueError(
-        f"read_path={self.read_path!r} is not one of: {', '.join(READ_PATHS)}"
-      )
-    if not 0 < self.decay_init < 1:
-      raise ValueError(f"decay_init={self.decay_init} must be in (0, 1)")
-    if not self.write_rate_init > 0:
-      raise ValueError(f"write_rate_init={self.write_rate_init} must be > 0")
-    if not self.rate_bound >= 0:
-      raise ValueError(
-        f"rate_bound={self.rate_bound} must be positive, or 0 for none"
-      )
+  write_every: int = option(1, options.at_least(1))
 
   def state_floats(self, length: int) -> int:
     """Floats of both memories for any length, for one layer."""
@@ -117,46 +86,30 @@ class TwoPassDeltaState(NamedTuple):
   memory: two_pass_delta.State
 
 
-class TwoPassDelta(nnx.Module):
-  """The two-pass delta mixer.
+class TwoPassDelta(base.Mixer):
+  """The two-pass delta rule: projections and gates around the memory."""
 
-  Args:
-    config: its configuration.
-    d_model: features in and out.
-    std: of the weights at the start.
-    out_std: of the output projection at the start.
-    rngs: random streams.
-  """
+  Config = TwoPassDeltaConfig
+  op = base.Op(
+    two_pass_delta.init_state, two_pass_delta.chunk, two_pass_delta.step
+  )
+  memory_fields = ("key_memory", "value_memory")
 
-  def __init__(
-    self,
-    config: TwoPassDeltaConfig,
-    d_model: int,
-    *,
-    std: float,
-    out_std: float,
-    rngs: nnx.Rngs,
-  ):
-    config.validate()
-    heads = config.heads
-    key_width, value_width = heads * config.key_dim, heads * config.value_dim
-
-    def project(width):
-      return linear.Linear(
-        d_model, width, ("embed", "heads"), std=std, rngs=rngs
-      )
-
-    self.source = project(key_width)
+  def build(self, config: TwoPassDeltaConfig, make: base.Make) -> None:
+    """Makes the parameters."""
+    heads = self.heads
+    keys, values = heads * self.key_dim, heads * self.value_dim
+    self.source = make.project(keys)
     self.query = nnx.data(None)
     if config.read_path == "query":
-      self.query = project(key_width)
-    self.key = project(key_width)
-    self.value = project(value_width)
+      self.query = make.project(keys)
+    self.key = make.project(keys)
+    self.value = make.project(values)
     self.gates = linear.normal_param(
-      rngs,
-      (heads, config.key_dim + config.value_dim, 2),
+      make.rngs,
+      (heads, self.key_dim + self.value_dim, 2),
       ("heads", None, None),
-      std=std,
+      std=make.std,
     )
     # Of the logit of 1 - alpha, and of softplus^-1(theta).
     bias = (
@@ -166,52 +119,32 @@ class TwoPassDelta(nnx.Module):
     self.gate_bias = linear.constant_param(
       jnp.tile(jnp.array(bias), (heads, 1)), ("heads", None)
     )
-    self.post_norm = norm.RMSNorm(value_width, name="heads")
-    self.out = linear.Linear(
-      value_width, d_model, ("heads", "embed"), std=out_std, rngs=rngs
-    )
-    self.spec = config.spec()
-    self.heads = heads
-    self.key_dim, self.value_dim = config.key_dim, config.value_dim
+    self.post_norm = norm.RMSNorm(values, name="heads")
+    self.out = make.out(values)
     self.normalize = config.normalize
     self.rate_bound = config.rate_bound
     self.code_rate = config.code_rate
     self.write_every = config.write_every
 
-  def init_state(
+  def fresh_state(
     self, batch: int, length: int | None = None
   ) -> TwoPassDeltaState:
     """The state before the first token: empty memories."""
     del length
-    memory = two_pass_delta.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-    )
     position = None
     if self.write_every > 1:
       position = jnp.zeros(batch, jnp.int32)
-    return TwoPassDeltaState(position, memory)
+    return TwoPassDeltaState(position, self.init_memory(batch))
 
-  def memories(self, state: TwoPassDeltaState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
-    return state.memory.key_memory, state.memory.value_memory
-
-  def _inputs(self, x, state: TwoPassDeltaState, segment_ids):
-    """Projects `[batch, time, d_model]` to inputs, and the next position."""
+  def inputs(self, x, state, call):
+    """Projects `[batch, time, d_model]` to the memory's inputs."""
     source, key, value = (
-      linear.split_heads(project(x), self.heads)
-      for project in (self.source, self.key, self.value)
+      self.split(project(x)) for project in (self.source, self.key, self.value)
     )
-    query = key
-    if self.query is not None:
-      query = linear.split_heads(self.query(x), self.heads)
+    query = key if self.query is None else self.split(self.query(x))
     if self.normalize:
       source, query = activations.unit(source), activations.unit(query)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    both = jnp.concatenate([key, value], axis=-1).astype(wide)
+    both = base.wide(jnp.concatenate([key, value], axis=-1))
     logits = jnp.einsum("bthi,hig->bthg", both, self.gates[...])
     logits = logits + self.gate_bias[...]
     rate = jax.nn.softplus(logits[..., 1:])
@@ -219,13 +152,14 @@ class TwoPassDelta(nnx.Module):
       rate = rate * self.rate_bound / (self.rate_bound + rate)
     if self.code_rate:
       rate = jnp.concatenate([rate, rate / self.key_dim], axis=-1)
-    position, active = state.position, None
-    if position is not None:
+    active = None
+    if state.position is not None:
       places, position = positions.advance(
-        segment_ids, state.memory.segment_id, position, x.shape[1]
+        call.segment_ids, state.memory.segment_id, state.position, x.shape[1]
       )
-      active = (places % self.write_every == 0).astype(wide)
+      active = (places % self.write_every == 0).astype(rate.dtype)
       active = jnp.broadcast_to(active[..., None, None], (*rate.shape[:3], 1))
+      state = state._replace(position=position)
     inputs = two_pass_delta.Inputs(
       query=query,
       source=source,
@@ -235,35 +169,8 @@ class TwoPassDelta(nnx.Module):
       write_rate=rate,
       active=active,
     )
-    return inputs, position
+    return inputs, state
 
-  def _output(self, y: jax.Array) -> jax.Array:
-    return self.out(self.post_norm(y.reshape(*y.shape[:-2], -1)))
-
-  def __call__(
-    self, x: jax.Array, state: TwoPassDeltaState, context: mixer.Context
-  ) -> tuple[jax.Array, TwoPassDeltaState]:
-    """Mixes a sequence `[batch, time, d_model]`; see `layers.mixer`."""
-    segment_ids = context.segment_ids
-    inputs, position = self._inputs(x, state, segment_ids)
-    chunk = sharding.on_mesh(two_pass_delta.chunk)
-    fresh = self.init_state(x.shape[0]).memory
-    memory, y = chunk(
-      state.memory,
-      inputs,
-      spec=self.spec,
-      segment_ids=segment_ids,
-      reset_state=fresh if segment_ids is not None else None,
-    )
-    return self._output(y), TwoPassDeltaState(position, memory)
-
-  def step(
-    self, x: jax.Array, state: TwoPassDeltaState, context: mixer.Context
-  ) -> tuple[jax.Array, TwoPassDeltaState]:
-    """Mixes one token: `[batch, d_model]` in constant time."""
-    del context
-    inputs, position = self._inputs(x[:, None], state, None)
-    memory, y = two_pass_delta.step(
-      state.memory, jax.tree.map(lambda a: a[:, 0], inputs), spec=self.spec
-    )
-    return self._output(y[:, None])[:, 0], TwoPassDeltaState(position, memory)
+  def outputs(self, x, y):
+    """Norm, output projection."""
+    return self.out(self.post_norm(y.reshape(*x.shape[:-1], -1)))

@@ -8,9 +8,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from memcomp import sharding
-from memcomp.layers import mixer as mixer_lib
-from memcomp.layers import mlp, norm
-from memcomp.models import registry
+from memcomp.layers import base, mlp, norm, options, registry
 
 
 class BlockState(NamedTuple):
@@ -28,29 +26,34 @@ class Block(nnx.Module):
     mixer: the configuration of this block's sequence mixer.
     depth: of this block, layers before it over all layers.
     rngs: random streams.
+    rules: where logical axes lie on a mesh.
   """
 
   def __init__(
     self,
     config: Any,
-    mixer: mixer_lib.MixerConfig,
+    mixer: options.MixerConfig,
     depth: jax.Array,
     *,
     rngs: nnx.Rngs,
+    rules: sharding.Rules,
   ):
+    self.rules = rules
     # Residual branches add up over depth: their last weights start smaller.
     out_std = config.init_std / (2 * config.num_layers) ** 0.5
     if config.zero_init_out:
       out_std = 0.0
     new_norm = functools.partial(norm.NORMS[config.norm], eps=config.norm_eps)
     self.mixer_norm = new_norm(config.d_model)
-    self.mixer = registry.module_of(mixer)(
+    self.mixer = registry.module_of(mixer).from_config(
       mixer,
       config.d_model,
       std=config.init_std,
       out_std=out_std,
       rngs=rngs,
+      rules=rules,
     )
+    self.uses_first_value = mixer.uses_first_value
     self.mlp_norm = new_norm(config.d_model)
     self.mlp = mlp.CHANNEL_MIXERS[config.channel_mixer](
       config.d_model,
@@ -74,42 +77,54 @@ class Block(nnx.Module):
     """What value residuals of later layers add, at the embeddings `x`."""
     return self.mixer.value_of(self.mixer_norm(x))
 
-  def __call__(self, x, state, context: mixer_lib.Context, segment_id):
+  def __call__(self, x, state, call: base.Call, segment_id):
     """`[batch, time, d_model]` -> the same, and the new state.
 
     `segment_id` is that of the decoder's state, before the first token.
     """
-    x, state, _ = self.watched(x, state, context, segment_id)
+    x, state, _ = self.watched(x, state, call, segment_id)
     return x, state
 
-  def watched(self, x, state, context: mixer_lib.Context, segment_id):
+  def watched(self, x, state, call: base.Call, segment_id):
     """As a call; also returns what the mixer was given and what it gave."""
     given = self.mixer_norm(x)
-    mixed, mixer_state = self.mixer(given, state.mixer, context)
+    self._check_first_value(call)
+    mixed, mixer_state = self.mixer(given, state.mixer, **call._asdict())
     x = self._residual(x, checkpoint_name(mixed, "mixer_out"))
     y, channel = self.mlp(
       self.mlp_norm(x),
       state.channel,
-      segment_ids=context.segment_ids,
+      segment_ids=call.segment_ids,
       segment_id=segment_id,
+      rules=self.rules,
     )
     x = self._residual(x, y)
     return x, BlockState(mixer_state, channel), (given, mixed)
 
-  def step(self, x, state, context: mixer_lib.Context, segment_id):
+  def step(self, x, state, call: base.Call, segment_id):
     """One token: `[batch, d_model]`."""
-    y, mixer_state = self.mixer.step(self.mixer_norm(x), state.mixer, context)
+    self._check_first_value(call)
+    y, mixer_state = self.mixer.step(
+      self.mixer_norm(x), state.mixer, first_value=call.first_value
+    )
     x = x + self.residual_scale * y
     y, channel = self.mlp(
       self.mlp_norm(x)[:, None],
       state.channel,
       segment_ids=None,
       segment_id=segment_id,
+      rules=self.rules,
     )
     return x + self.residual_scale * y[:, 0], BlockState(mixer_state, channel)
+
+  def _check_first_value(self, call: base.Call) -> None:
+    # A mixer alone takes its own values for the first; in a model that would
+    # be another model, without a word.
+    if self.uses_first_value and call.first_value is None:
+      raise ValueError("a block with a value residual needs first_value")
 
   def _residual(self, x: jax.Array, y: jax.Array) -> jax.Array:
     if self.residual_scale != 1:
       y = self.residual_scale * y
     # Without this the partitioner spreads activations over features.
-    return sharding.constrain(x + y, "batch", "time", "act_embed")
+    return self.rules.constrain(x + y, "batch", "time", "act_embed")

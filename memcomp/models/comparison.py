@@ -13,9 +13,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from memcomp.layers import mixer as mixer_lib
-from memcomp.layers import softmax_attention
-from memcomp.models import decoder, overview, registry
+from memcomp.layers import options, registry, softmax_attention
+from memcomp.models import decoder, overview
 
 PARAMETERS = 480_000
 """What every model has, within `TOLERANCE`."""
@@ -161,6 +160,6 @@ def num_parameters(config: decoder.DecoderConfig) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-def _mixer(name: str) -> mixer_lib.MixerConfig:
+def _mixer(name: str) -> options.MixerConfig:
   kind, own = _MIXERS[name]
   return registry.config_of(kind)(**(_SAME | own))

@@ -8,15 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import linear, norm, short_convolution
-from memcomp.layers import mixer as mixer_lib
+from memcomp.layers import base, linear, norm, short_convolution
 from memcomp.models import apart, block, decoder_config
 from memcomp.models import stacks as stacks_lib
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import triangular
 
 DecoderConfig = decoder_config.DecoderConfig
-Context = mixer_lib.Context
+Call = base.Call
 
 
 class DecoderState(NamedTuple):
@@ -48,13 +47,21 @@ class Decoder(nnx.Module):
   Args:
     config: its configuration.
     rngs: random streams.
+    rules: where logical axes lie on a mesh; see `memcomp.sharding.rules`.
 
   Raises:
     ValueError: a field of `config` is out of range.
   """
 
-  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: DecoderConfig,
+    *,
+    rngs: nnx.Rngs,
+    rules: sharding.Rules = sharding.NONE,
+  ):
     config.validate()
+    self.rules = rules
     table = (config.vocab_size, config.d_model)
     self.embedding = linear.normal_param(
       rngs, table, ("vocab", "embed"), std=config.embedding_std
@@ -85,7 +92,7 @@ class Decoder(nnx.Module):
       @nnx.vmap(in_axes=(0, 0))
       def blocks(rngs, depth):
         mixer = config.mixer_of(stack.letter)
-        return block.Block(config, mixer, depth, rngs=rngs)
+        return block.Block(config, mixer, depth, rngs=rngs, rules=rules)
 
       layer = jnp.array(stack.depths)
       return blocks(rngs.split(stack.repeats), layer / config.num_layers)
@@ -181,13 +188,13 @@ class Decoder(nnx.Module):
     if state is None:
       state, seen = self.init_state(*tokens.shape), 0
     x, taps = self.embed(tokens, state, segment_ids, table)
-    context = Context(segment_ids=segment_ids, seen=seen)
+    call = Call(segment_ids=segment_ids, max_position=seen)
 
-    def run(blocks, x, state, context):
-      return blocks(x, state, context, before)
+    def run(blocks, x, state, call):
+      return blocks(x, state, call, before)
 
     before = state.segment_id
-    x, layers = self._run(run, x, state.layers, context, noise, self.remat)
+    x, layers = self._run(run, x, state.layers, call, noise, self.remat)
     if segment_ids is None:
       last = jnp.maximum(state.segment_id, 1)
     else:
@@ -207,12 +214,12 @@ class Decoder(nnx.Module):
     x, _ = self.embed(tokens, state, segment_ids)
     before = state.segment_id
 
-    def run(blocks, x, state, context):
-      x, _, seen = blocks.watched(x, state, context, before)
+    def run(blocks, x, state, call):
+      x, _, seen = blocks.watched(x, state, call, before)
       return x, seen
 
-    context = Context(segment_ids=segment_ids, seen=0)
-    _, seen = self._run(run, x, state.layers, context, None, "none")
+    call = Call(segment_ids=segment_ids, max_position=0)
+    _, seen = self._run(run, x, state.layers, call, None, "none")
     given, mixed = zip(*seen, strict=True)
     return self._by_layer(given), self._by_layer(mixed)
 
@@ -225,16 +232,16 @@ class Decoder(nnx.Module):
     """
     x, taps = self.embed(tokens[:, None], state)
 
-    def run(blocks, x, state, context):
-      return blocks.step(x, state, context, before)
+    def run(blocks, x, state, call):
+      return blocks.step(x, state, call, before)
 
     before = state.segment_id
-    x, layers = self._run(run, x[:, 0], state.layers, Context(), None, "none")
+    x, layers = self._run(run, x[:, 0], state.layers, Call(), None, "none")
     state = DecoderState(taps, jnp.maximum(state.segment_id, 1), layers)
     return self.logits(self.norm(x)), state
 
-  def _run(self, run, x, states, context, noise, remat):
-    """Runs all blocks; `run(block, x, state, context)` runs one."""
+  def _run(self, run, x, states, call, noise, remat):
+    """Runs all blocks; `run(block, x, state, call)` runs one."""
     splits = self._split()
     first_values = [
       None if source is None else self._first_value(splits[source], x)
@@ -248,7 +255,7 @@ class Decoder(nnx.Module):
         index, params, states = layer
         after = []
         for place, params_, state in zip(places, params, states, strict=True):
-          here = context._replace(first_value=first_values[place])
+          here = call._replace(first_value=first_values[place])
           if noise is not None:
             depth = self.stacks[place].first + index * self.stacks[place].period
             here = here._replace(noise=jax.random.fold_in(noise, depth))
@@ -279,10 +286,14 @@ class Decoder(nnx.Module):
     One array if they are tied. Gathered once, and the gradients of all uses
     summed once: see `sharding.gathered`.
     """
-    embedding = sharding.gathered(self.embedding[...], self.dtype)
+
+    def gathered(table):
+      return sharding.gathered(table[...], self.dtype, self.rules)
+
+    embedding = gathered(self.embedding)
     if self.head is None:
       return embedding, embedding
-    return embedding, sharding.gathered(self.head[...], self.dtype)
+    return embedding, gathered(self.head)
 
   def logits(
     self, hidden: jax.Array, table: jax.Array | None = None
@@ -295,7 +306,7 @@ class Decoder(nnx.Module):
     """
     if table is None:
       head = self.embedding if self.head is None else self.head
-      table = sharding.constrain(head[...], "vocab", None)[None]
+      table = self.rules.constrain(head[...], "vocab", None)[None]
 
     def project(table, hidden):
       return jnp.einsum(
@@ -305,7 +316,7 @@ class Decoder(nnx.Module):
         preferred_element_type=jnp.promote_types(hidden.dtype, jnp.float32),
       )
 
-    return sharding.per_shard(project, table, hidden)
+    return sharding.per_shard(project, table, hidden, self.rules)
 
   def memory_norms(self, state: DecoderState) -> jax.Array:
     """Root mean square of each layer's memories, float32 `[layers]`."""
@@ -361,12 +372,16 @@ class Decoder(nnx.Module):
     def look_up(table, tokens):
       return jnp.take(table, tokens, axis=0).astype(self.dtype)
 
-    x = sharding.per_shard(look_up, table, tokens)
+    x = sharding.per_shard(look_up, table, tokens, self.rules)
     taps = state.taps
-    if self.convolution is not None:
+    if self.convolution is not None and taps is not None:
       x, taps = self.convolution(
-        x, taps, segment_ids=segment_ids, segment_id=state.segment_id
+        x,
+        taps,
+        segment_ids=segment_ids,
+        segment_id=state.segment_id,
+        rules=self.rules,
       )
     if self.embedding_norm is not None:
       x = self.embedding_norm(x)
-    return sharding.constrain(x, "batch", "time", "act_embed"), taps
+    return self.rules.constrain(x, "batch", "time", "act_embed"), taps

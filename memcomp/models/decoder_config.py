@@ -4,8 +4,7 @@ import dataclasses
 
 import jax
 
-from memcomp.layers import mixer as mixer_lib
-from memcomp.layers import mlp, norm, trellis
+from memcomp.layers import mlp, norm, options, trellis
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels.primitives import chunked
 
@@ -63,11 +62,11 @@ class DecoderConfig:
   d_model: int = 768
   num_layers: int = 12
   mlp_dim: int = 2048
-  mixer: mixer_lib.MixerConfig = dataclasses.field(
+  mixer: options.MixerConfig = dataclasses.field(
     default_factory=trellis.TrellisConfig
   )
-  mixer_b: mixer_lib.MixerConfig | None = None
-  mixer_c: mixer_lib.MixerConfig | None = None
+  mixer_b: options.MixerConfig | None = None
+  mixer_c: options.MixerConfig | None = None
   pattern: str = "a"
   channel_mixer: str = "swiglu"
   norm: str = "rms"
@@ -85,9 +84,9 @@ class DecoderConfig:
 
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
-    mixer_lib.require_positive(
-      self, "vocab_size", "d_model", "num_layers", "mlp_dim"
-    )
+    for name in ("vocab_size", "d_model", "num_layers", "mlp_dim"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     for name, choices in (
       ("dtype", DTYPES),
       ("remat", REMAT),
@@ -114,18 +113,19 @@ class DecoderConfig:
         )
       if mixer is not None:
         mixer.validate()
+        mixer.at_width(self.d_model)
 
-  def _mixers(self) -> dict[str, mixer_lib.MixerConfig | None]:
+  def _mixers(self) -> dict[str, options.MixerConfig | None]:
     return {"a": self.mixer, "b": self.mixer_b, "c": self.mixer_c}
 
-  def mixer_of(self, letter: str) -> mixer_lib.MixerConfig:
+  def mixer_of(self, letter: str) -> options.MixerConfig:
     """The mixer that `pattern` calls `letter`."""
     mixer = self._mixers()[letter]
     if mixer is None:
       raise ValueError(f"mixer_{letter} is None")
     return mixer
 
-  def layer_mixers(self) -> list[mixer_lib.MixerConfig]:
-    """The mixer of every layer, in order."""
+  def layer_mixers(self) -> list[options.MixerConfig]:
+    """The mixer of every layer, in order, with its sizes filled in."""
     letters = pattern_lib.letters(self.pattern, self.num_layers)
-    return [self.mixer_of(letter) for letter in letters]
+    return [self.mixer_of(x).at_width(self.d_model) for x in letters]

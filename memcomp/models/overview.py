@@ -1,6 +1,7 @@
 """What a configuration comes to, without building its model."""
 
-from memcomp.models import decoder_config, registry
+from memcomp.layers import registry
+from memcomp.models import decoder_config
 from memcomp.models import pattern as pattern_lib
 
 DecoderConfig = decoder_config.DecoderConfig

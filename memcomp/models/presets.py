@@ -5,8 +5,8 @@ And those of the Key-Value Means paper, see `gptalpha`.
 
 import dataclasses
 
-from memcomp.layers import mixer
-from memcomp.models import decoder, gptalpha, recipe, registry
+from memcomp.layers import options, registry
+from memcomp.models import decoder, gptalpha, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def parse(name: str) -> tuple[str, str]:
   return memory, size
 
 
-def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
+def _mixer(memory: str, size: Size) -> options.MixerConfig:
   width = size.d_model // size.heads
   own = {
     # Heads of 128, and 3/4 of d_model for keys, twice that for values: as
@@ -139,7 +139,7 @@ def _mixer(memory: str, size: Size) -> mixer.MixerConfig:
     "tensor_cache": {"rotary_dim": width},
     "test_time_training": {"rotary_dim": width},
   }
-  config, _ = registry.MIXERS[memory]
+  config = registry.config_of(memory)
   common = {"heads": size.heads, "key_dim": width, "value_dim": width}
   return config(**(common | own.get(memory, {})))
 

@@ -6,7 +6,8 @@ recall, and for `configs/mqar.py`.
 
 from typing import Any
 
-from memcomp.models import decoder, registry
+from memcomp.layers import registry
+from memcomp.models import decoder
 
 
 def recall_model(

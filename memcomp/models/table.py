@@ -11,14 +11,14 @@ import dataclasses
 import importlib
 import re
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import mixer as mixer_lib
-from memcomp.models import presets, registry
+from memcomp.layers import options, registry
+from memcomp.models import presets
 from memcomp_kernels import summaries
 
 SIZE = "125m"
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
   name: str
   label: str
-  config: mixer_lib.MixerConfig
+  config: options.MixerConfig
   summary: summaries.Summary
 
 
@@ -59,12 +59,13 @@ def rows() -> list[Row]:
   for name in registry.MIXERS:
     config = presets.language_model(f"{name}-{SIZE}").mixer
     found.append(_row(name, config, {}))
-    if changes := VARIANTS.get(name):
+    changes: Any = VARIANTS.get(name)
+    if changes:
       found.append(_row(name, dataclasses.replace(config, **changes), changes))
   return found
 
 
-def _row(name, config, changes) -> Row:
+def _row(name: str, config: options.MixerConfig, changes: Any) -> Row:
   memory = importlib.import_module(
     f"memcomp_kernels.{registry.memory_of(name)}.summary"
   )
@@ -72,10 +73,10 @@ def _row(name, config, changes) -> Row:
   return Row(name, f"`{label}`", config, memory.summary(config.spec()))
 
 
-def sizes(config: mixer_lib.MixerConfig) -> dict[str, int]:
+def sizes(config: options.MixerConfig) -> dict[str, int]:
   """Those of `summaries.LETTERS` that `config` chooses."""
   fields = dataclasses.asdict(config)
-  chunk = fields.get("segment_size") or fields.get("chunk_size")
+  chunk: Any = fields.get("segment_size") or fields.get("chunk_size")
   window = fields.get("window_size")
   if chunks := fields.get("window_chunks"):
     window = chunks * chunk
@@ -92,12 +93,12 @@ def sizes(config: mixer_lib.MixerConfig) -> dict[str, int]:
   return {letter: size for letter, size in found.items() if size}
 
 
-def whole_state_floats(config: mixer_lib.MixerConfig, length: int) -> int:
+def whole_state_floats(config: options.MixerConfig, length: int) -> int:
   """Floats of a layer's whole state with room for `length` tokens."""
 
   def state():
-    module = registry.module_of(config)(
-      config, D_MODEL, std=1.0, out_std=1.0, rngs=nnx.Rngs(0)
+    module = registry.module_of(config).from_config(
+      config, D_MODEL, rngs=nnx.Rngs(0)
     )
     return module.init_state(1, length)
 

@@ -59,9 +59,10 @@ class Model(NamedTuple):
 
 def abstract_model(config: decoder.DecoderConfig) -> Model:
   """Builds a model's structure; allocates nothing."""
-  # Not nnx.eval_shape: with a mesh set it takes the axes for the mesh's.
   graphdef, variables = jax.eval_shape(
-    lambda: nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(0)))
+    lambda: nnx.split(
+      decoder.Decoder(config, rngs=nnx.Rngs(0), rules=sharding.RULES)
+    )
   )
   decayed = jax.tree.map(
     lambda v: v.get_metadata("weight_decay", False),
@@ -230,7 +231,7 @@ def _abstract(tree: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     plain(tree),
-    plain(sharding.shardings(tree, mesh)),
+    plain(sharding.RULES.shardings(tree, mesh)),
   )
 
 

@@ -21,8 +21,7 @@ from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
-from memcomp.layers import mixer
-from memcomp.models import registry
+from memcomp.layers import options, registry
 from memcomp.training import disk, integrity
 
 _FREE = (
@@ -45,7 +44,7 @@ _FREE = (
 
 
 _BY_NAME = {
-  mixer.MixerConfig: registry.config_of,
+  options.MixerConfig: registry.config_of,
   task_lib.TaskConfig: tasks.config_of,
 }
 """Which of several classes a saved config is of, by its "name"."""

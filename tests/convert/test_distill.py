@@ -8,7 +8,7 @@ import runs
 from memcomp import config as config_lib
 from memcomp.convert import distill, swap
 from memcomp.data import batch as batch_lib
-from memcomp.layers import linear_attention, mixer, softmax_attention
+from memcomp.layers import base, linear_attention, softmax_attention
 from memcomp.models import decoder
 from memcomp.models import stacks as stacks_lib
 from memcomp.training import state as state_lib
@@ -83,14 +83,14 @@ def test_what_mixers_see_is_what_blocks_see(student, batch):
   def one_by_one(tokens, ids):
     state = model.init_state(2, 16)
     x, _ = model.embed(tokens, state)
-    context = mixer.Context(segment_ids=ids, seen=0)
+    call = base.Call(segment_ids=ids, max_position=0)
     found = []
     for depth in range(6):
       block, own = model.layer(depth, state)
       seen = block.mixer_norm(x)
-      y, _ = block.mixer(seen, own.mixer, context)
+      y, _ = block.mixer(seen, own.mixer, segment_ids=ids, max_position=0)
       found.append((seen, y))
-      x, _ = block(x, own, context, state.segment_id)
+      x, _ = block(x, own, call, state.segment_id)
     return found
 
   expected = one_by_one(batch.tokens, batch.segment_ids)
@@ -108,12 +108,14 @@ def test_errors_are_of_their_layers(teacher, student, taught, batch):
 
   @jax.jit
   def outputs(given, ids):
-    context = mixer.Context(segment_ids=ids, seen=0)
     state = new.init_state(2, 16)
     found = []
     for depth in LAYERS:
       block, own = new.layer(depth, state)
-      found.append(block.mixer(given[depth], own.mixer, context)[0])
+      y, _ = block.mixer(
+        given[depth], own.mixer, segment_ids=ids, max_position=0
+      )
+      found.append(y)
     return found
 
   found = outputs(given, batch.segment_ids)

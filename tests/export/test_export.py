@@ -20,7 +20,8 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import recall
 from memcomp.evaluation import run as evaluation
 from memcomp.export import names, read, tensors, write
-from memcomp.models import decoder, registry
+from memcomp.layers import registry
+from memcomp.models import decoder
 from memcomp.training import state as state_lib
 from memcomp.training import workdir
 

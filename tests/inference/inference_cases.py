@@ -8,8 +8,8 @@ import numpy as np
 from memcomp import sharding
 from memcomp.inference import generate, prefill, sample
 from memcomp.inference import session as session_lib
-from memcomp.layers import trellis
-from memcomp.models import decoder, registry
+from memcomp.layers import registry, trellis
+from memcomp.models import decoder
 from memcomp.training import state as state_lib
 
 GREEDY = sample.Settings(temperature=0.0)
@@ -36,7 +36,7 @@ _OWN = {
 
 
 def mixer(name, **fields):
-  config, _ = registry.MIXERS[name]
+  config = registry.config_of(name)
   names = {field.name for field in dataclasses.fields(config)}
   fields = _SMALL | _OWN.get(name, {}) | fields
   return config(**{k: v for k, v in fields.items() if k in names})

@@ -8,7 +8,7 @@ import pytest
 from memcomp import sharding
 from memcomp.config import MeshConfig
 from memcomp.inference import session as session_lib
-from memcomp.models import registry
+from memcomp.layers import registry
 from memcomp_kernels.testing import errors
 
 HYBRID = "linear_attention+softmax_attention"

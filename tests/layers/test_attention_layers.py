@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import key_value_means, mixer, softmax_attention
+from memcomp.layers import key_value_means, softmax_attention
 
 KVM = key_value_means.KeyValueMeansConfig(
   heads=2,
@@ -42,13 +42,13 @@ def run(config, seed=0):
 
   @jax.jit
   def outputs():
-    layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(seed))
+    layer = module.from_config(config, 16, std=0.3, rngs=nnx.Rngs(seed))
     graph, params = nnx.split(layer)
     layer = nnx.merge(graph, jax.tree.map(lambda x: x + 0.1, params))
     x = jax.random.normal(jax.random.key(1), (2, 30, 16))
     first = jax.random.normal(jax.random.key(2), (2, 30, 16))
-    context = mixer.Context(first_value=first, seen=0)
-    return layer(x, layer.init_state(2, 30), context)[0]
+    state = layer.init_state(2, 30)
+    return layer(x, state, first_value=first, max_position=0)[0]
 
   return np.asarray(outputs())
 
@@ -104,7 +104,7 @@ def test_every_knob_is_one_override(name, change, base):
     (SOFTMAX, {"rotary_dim": 3}),
     (SOFTMAX, {"value_residual": "all"}),
     (SOFTMAX, {"normalize_key": "rms"}),
-    (SOFTMAX, {"heads": 0}),
+    (SOFTMAX, {"heads": -1}),
     (SOFTMAX, {"kv_heads": 3}),
     (SOFTMAX, {"kv_heads": -1}),
     (SOFTMAX, {"max_length": 0}),
@@ -147,18 +147,18 @@ def test_grouped_heads_decode_as_they_train():
 
   @jax.jit
   def run(x, first):
-    layer = softmax_attention.SoftmaxAttention(
-      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    layer = softmax_attention.SoftmaxAttention.from_config(
+      config, 16, std=0.3, rngs=nnx.Rngs(0)
     )
 
     def body(state, given):
       x, first = given
-      y, state = layer.step(x, state, mixer.Context(first_value=first))
+      y, state = layer.step(x, state, first_value=first)
       return state, y
 
     given = jnp.moveaxis(x, 1, 0), jnp.moveaxis(first, 1, 0)
     by_step = jax.lax.scan(body, layer.init_state(2), given)[1]
-    whole, _ = layer(x, layer.init_state(2), mixer.Context(first_value=first))
+    whole, _ = layer(x, layer.init_state(2), first_value=first)
     return jnp.moveaxis(by_step, 0, 1), whole
 
   np.testing.assert_allclose(*run(x, first), rtol=1e-5, atol=1e-6)
@@ -169,15 +169,15 @@ def test_a_new_segment_forgets_what_the_state_saw():
 
   @jax.jit
   def run(x):
-    layer = softmax_attention.SoftmaxAttention(
-      SOFTMAX, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    layer = softmax_attention.SoftmaxAttention.from_config(
+      SOFTMAX, 16, std=0.3, rngs=nnx.Rngs(0)
     )
     start = layer.init_state(1)
-    _, state = layer(x[:, :4], start, mixer.Context())
-    context = mixer.Context(segment_ids=jnp.full((1, 6), 2))
-    found = layer(x[:, 4:], state, context)
-    fresh = layer(x[:, 4:], start, context._replace(seen=0))
-    return found, fresh, layer(x[:, 4:], start, mixer.Context())[0]
+    _, state = layer(x[:, :4], start)
+    ids = jnp.full((1, 6), 2)
+    found = layer(x[:, 4:], state, segment_ids=ids)
+    fresh = layer(x[:, 4:], start, segment_ids=ids, max_position=0)
+    return found, fresh, layer(x[:, 4:], start)[0]
 
   x = jax.random.normal(jax.random.key(1), (1, 10, 16))
   (y, after), (z, expected), alone = run(x)
@@ -196,17 +196,17 @@ def test_streaming_llm_as_its_paper_says():
 
   @jax.jit
   def run(x):
-    layer = softmax_attention.SoftmaxAttention(
-      config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+    layer = softmax_attention.SoftmaxAttention.from_config(
+      config, 16, std=0.3, rngs=nnx.Rngs(0)
     )
 
     def body(state, x):
-      y, state = layer.step(x, state, mixer.Context())
+      y, state = layer.step(x, state)
       return state, y
 
-    y, _ = layer(x, layer.init_state(1), mixer.Context(seen=0))
+    y, _ = layer(x, layer.init_state(1), max_position=0)
     # One token more than fits the window.
-    short, _ = layer(x[:, :9], layer.init_state(1), mixer.Context(seen=0))
+    short, _ = layer(x[:, :9], layer.init_state(1), max_position=0)
     by_step = jax.lax.scan(body, layer.init_state(1), jnp.moveaxis(x, 1, 0))[1]
     parts = layer.projection.query, layer.projection.key, layer.projection.value
     out = layer.out(jnp.eye(16))
@@ -258,7 +258,7 @@ def test_state_agrees_with_the_figure():
       softmax_attention.SoftmaxAttention,
     ),
   ):
-    layer = module(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+    layer = module.from_config(config, 16, std=0.3, rngs=nnx.Rngs(0))
     memory = layer.init_state(1, 30).memory
     names = {"temperatures", "norm_scale", "norm_bias"}
     sizes = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import delta_net, mixer
+from memcomp.layers import base, delta_net
 from memcomp_kernels.delta_rule import api
 from memcomp_kernels.testing import errors
 
@@ -18,7 +18,7 @@ PLAIN = delta_net.DeltaNetConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(config=SMALL, **changes):
   config = dataclasses.replace(config, **changes)
-  return delta_net.DeltaNet(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return delta_net.DeltaNet.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def drawn(time=9):
@@ -32,7 +32,7 @@ def test_the_layer_repeats_the_kernels_defaults():
 
 def test_inputs_are_the_published_ones():
   layer, x = build(negative_eigenvalues=True), drawn()
-  inputs, _ = layer._inputs(x, layer.init_state(2), None)
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
 
   def convolved(projection, convolution):
     padded = jnp.pad(x @ projection.kernel[...], ((0, 0), (3, 0), (0, 0)))
@@ -65,7 +65,7 @@ def test_output_is_normalised_per_head_and_gated():
   heads = (heads * jnp.arange(1.0, 7.0)).reshape(2, 9, 12)
   expected = heads * jax.nn.silu(x @ layer.gate.kernel[...])
   np.testing.assert_allclose(
-    layer._output(x, y), expected @ layer.out.kernel[...], rtol=1e-4, atol=1e-5
+    layer.outputs(x, y), expected @ layer.out.kernel[...], rtol=1e-4, atol=1e-5
   )
 
 
@@ -83,7 +83,7 @@ def test_initial_decays_and_convolutions():
 def test_delta_net_has_no_gates():
   layer = build(PLAIN)
   assert layer.gate is None and layer.decay is None
-  inputs, _ = layer._inputs(drawn(), layer.init_state(2), None)
+  inputs, _ = layer.inputs(drawn(), layer.init_state(2), base.Call())
   np.testing.assert_array_equal(inputs.log_decay, 0 * inputs.write_rate)
 
 
@@ -91,10 +91,10 @@ def test_delta_net_has_no_gates():
 @pytest.mark.parametrize("width", [0, 3])
 def test_steps_equal_the_sequence(config, width):
   layer, x = build(config, convolution_width=width), drawn(7)
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -106,7 +106,7 @@ def test_state_and_flops_by_hand():
 
 @pytest.mark.parametrize(
   "change",
-  [{"heads": 0}, {"key_dim": 0}, {"value_dim": 0}, {"convolution_width": 1}],
+  [{"heads": -1}, {"key_dim": -1}, {"value_dim": -1}, {"convolution_width": 1}],
   ids=str,
 )
 def test_bad_fields_are_named(change):

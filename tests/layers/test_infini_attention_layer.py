@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from memcomp.layers import base
 from memcomp.layers import infini_attention as layers
-from memcomp.layers import mixer
 from memcomp_kernels.infini_attention import api
 from memcomp_kernels.testing import errors
 
@@ -20,8 +20,8 @@ SMALL = layers.InfiniAttentionConfig(
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.InfiniAttention(
-    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  return layers.InfiniAttention.from_config(
+    config, 8, std=0.3, rngs=nnx.Rngs(0)
   )
 
 
@@ -35,13 +35,13 @@ def test_the_layer_repeats_the_kernels_defaults():
 
 def test_positions_are_of_local_attention_only():
   layer, x = build(), drawn()
-  inputs, _ = layer._inputs(x, layer.init_state(2), mixer.Context())
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
   plain = (x @ layer.projection.query.kernel[...]).reshape(2, 9, 2, 4)
   np.testing.assert_allclose(inputs.memory_query, plain, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(inputs.query[:, 0], plain[:, 0], rtol=1e-5)
   assert jnp.any(jnp.abs(inputs.query[:, 1:] - plain[:, 1:]) > 0.01)
-  turned, _ = build(rotate_memory=True)._inputs(
-    x, layer.init_state(2), mixer.Context()
+  turned, _ = build(rotate_memory=True).inputs(
+    x, layer.init_state(2), base.Call()
   )
   np.testing.assert_array_equal(turned.query, inputs.query)
   assert turned.memory_query is None and turned.memory_key is None
@@ -50,7 +50,7 @@ def test_positions_are_of_local_attention_only():
 def test_gate_is_one_number_a_head():
   layer = build(gate_init=0.25)
   layer.read_gate[...] = layer.read_gate[...].at[1].set(0.0)
-  inputs, _ = layer._inputs(drawn(), layer.init_state(2), mixer.Context())
+  inputs, _ = layer.inputs(drawn(), layer.init_state(2), base.Call())
   np.testing.assert_allclose(inputs.read_gate[:, :, 0], 0.25, rtol=1e-6)
   np.testing.assert_allclose(inputs.read_gate[:, :, 1], 0.5, rtol=1e-6)
 
@@ -66,10 +66,10 @@ def test_gate_is_one_number_a_head():
 )
 def test_steps_equal_the_sequence(changes):
   layer, x = build(**changes), drawn(7)
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -88,7 +88,7 @@ def test_state_and_flops_by_hand():
 @pytest.mark.parametrize(
   "change",
   [
-    {"heads": 0},
+    {"heads": -1},
     {"segment_size": 0},
     {"window_size": -1},
     {"rule": "outer"},

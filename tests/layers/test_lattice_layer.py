@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import lattice, mixer
+from memcomp.layers import lattice
 
 CONFIG = lattice.LatticeConfig(heads=2, value_dim=8, num_slots=4, chunk_size=4)
 
 
 def build(config):
-  return lattice.Lattice(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return lattice.Lattice.from_config(config, 16, std=0.3, rngs=nnx.Rngs(0))
 
 
 def run(config):
@@ -23,7 +23,7 @@ def run(config):
   def outputs():
     layer = build(config)
     x = jax.random.normal(jax.random.key(1), (2, 30, 16))
-    return layer(x, layer.init_state(2), mixer.Context())[0]
+    return layer(x, layer.init_state(2))[0]
 
   return np.asarray(outputs())
 
@@ -81,7 +81,7 @@ def test_initial_slots_are_learned_or_fixed():
     {"write_rate_init": 2.0},
     {"decay_init": 0.0},
     {"convolution_width": 1},
-    {"heads": 0},
+    {"heads": -1},
   ],
   ids=str,
 )

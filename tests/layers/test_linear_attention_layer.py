@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from memcomp.layers import base
 from memcomp.layers import linear_attention as layers
-from memcomp.layers import mixer
 from memcomp_kernels.linear_attention import api
 from memcomp_kernels.testing import errors
 
@@ -18,9 +18,14 @@ SMALL = layers.LinearAttentionConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.LinearAttention(
-    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  return layers.LinearAttention.from_config(
+    config, 8, std=0.3, rngs=nnx.Rngs(0)
   )
+
+
+def log_decay(layer, x):
+  inputs, _ = layer.inputs(x, layer.init_state(len(x)), base.Call())
+  return inputs.log_decay
 
 
 def drawn(time=9):
@@ -33,8 +38,8 @@ def test_the_layer_repeats_the_kernels_defaults():
 
 def test_decays():
   x = drawn()
-  assert build()._inputs(x).log_decay is None
-  head = build(decay="head")._inputs(x).log_decay
+  assert log_decay(build(), x) is None
+  head = log_decay(build(decay="head"), x)
   np.testing.assert_allclose(
     head[1, 3, :, 0], np.log([1 - 1 / 32, 1 - 1 / 64]), rtol=1e-5
   )
@@ -42,7 +47,7 @@ def test_decays():
   layer.token_decay.bias[...] = jnp.array([1.0, -1.0])
   logit = x @ layer.token_decay.kernel[...] + jnp.array([1.0, -1.0])
   np.testing.assert_allclose(
-    jnp.exp(layer._inputs(x).log_decay[..., 0]),
+    jnp.exp(log_decay(layer, x)[..., 0]),
     jax.nn.sigmoid(logit) ** (1 / 16),
     rtol=1e-5,
   )
@@ -54,7 +59,7 @@ def test_output_norm_is_per_head():
   normed = y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-5)
   expected = normed.reshape(2, 9, 12) @ layer.out.kernel[...]
   np.testing.assert_allclose(
-    layer._output(x, y), expected, rtol=1e-4, atol=1e-5
+    layer.outputs(x, y), expected, rtol=1e-4, atol=1e-5
   )
 
 
@@ -69,10 +74,10 @@ def test_output_norm_is_per_head():
 )
 def test_steps_equal_the_sequence(changes):
   layer, x = build(**changes), drawn(7)
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -85,9 +90,9 @@ def test_state_and_flops_by_hand():
 @pytest.mark.parametrize(
   "change",
   [
-    {"heads": 0},
-    {"key_dim": 0},
-    {"value_dim": 0},
+    {"heads": -1},
+    {"key_dim": -1},
+    {"value_dim": -1},
     {"feature_map": "tanh"},
     {"decay": "some"},
   ],

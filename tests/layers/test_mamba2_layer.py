@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from memcomp import sharding
-from memcomp.layers import mamba2, mixer
+from memcomp.layers import base, mamba2
 from memcomp_kernels.state_space_duality import api
 from memcomp_kernels.testing import errors
 
@@ -19,7 +19,7 @@ SMALL = mamba2.Mamba2Config(heads=4, key_dim=3, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return mamba2.Mamba2(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return mamba2.Mamba2.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def drawn(time=9, batch=2):
@@ -33,7 +33,7 @@ def test_heads_of_a_group_share():
 
 def test_inputs_are_the_published_ones():
   layer, x = build(groups=2), drawn()
-  inputs, _ = layer._inputs(x, layer.init_state(2), None)
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
 
   def convolved(projection, convolution, heads):
     padded = jnp.pad(x @ projection.kernel[...], ((0, 0), (3, 0), (0, 0)))
@@ -68,7 +68,7 @@ def test_output_is_gated_then_normalised_by_group(groups):
   parts = parts / jnp.sqrt(jnp.mean(parts**2, -1, keepdims=True) + 1e-5)
   expected = parts.reshape(2, 9, 24) * jnp.arange(1.0, 25.0)
   np.testing.assert_allclose(
-    layer._output(x, y), expected @ layer.out.kernel[...], rtol=1e-4, atol=1e-4
+    layer.outputs(x, y), expected @ layer.out.kernel[...], rtol=1e-4, atol=1e-4
   )
 
 
@@ -88,10 +88,10 @@ def test_initial_gates():
 )
 def test_steps_equal_the_sequence(changes):
   layer, x = build(**changes), drawn(7)
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -104,13 +104,15 @@ def test_groups_on_a_mesh_that_shards_heads(groups):
 
   def run(params, x):
     layer = nnx.merge(graph, params)
-    return layer(x, layer.init_state(4), mixer.Context())[0]
+    return layer(x, layer.init_state(4))[0]
 
+  sharding.use(layer, sharding.RULES)
+  graph, _ = nnx.split(layer)
   expected = jax.jit(run)(params, x)
-  assert sharding.head_shards() == 1
+  assert sharding.RULES.shards("heads") == 1
   devices = np.array(jax.devices()[:8]).reshape(2, 2, 2, 1)
   with jax.set_mesh(Mesh(devices, sharding.AXES)):
-    assert sharding.head_shards() == 2
+    assert sharding.RULES.shards("heads") == 2
     found = jax.jit(run)(params, x)
   errors.assert_close(found, expected, 1e-5)
 
@@ -123,8 +125,8 @@ def test_state_and_flops_by_hand():
 @pytest.mark.parametrize(
   "change",
   [
-    {"heads": 0},
-    {"key_dim": 0},
+    {"heads": -1},
+    {"key_dim": -1},
     {"groups": 3},
     {"groups": 0},
     {"convolution_width": 1},

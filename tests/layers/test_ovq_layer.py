@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer
+from memcomp.layers import base
 from memcomp.layers import ovq as layers
 from memcomp_kernels.ovq import api
 from memcomp_kernels.testing import errors
@@ -20,7 +20,7 @@ SMALL = layers.OVQConfig(
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.OVQ(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return layers.OVQ.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def test_the_layer_repeats_the_kernels_defaults():
@@ -31,7 +31,7 @@ def test_queries_have_length_beta_root_of_the_width():
   layer = build()
   layer.beta[...] = jnp.array([1.0, 3.0])
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-  inputs, _ = layer._inputs(x, layer.init_state(2), mixer.Context())
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
   length = jnp.linalg.norm(inputs.query, axis=-1)
   np.testing.assert_allclose(length[..., 0], 2, rtol=1e-4)
   np.testing.assert_allclose(length[..., 1], 6, rtol=1e-4)
@@ -42,10 +42,10 @@ def test_queries_have_length_beta_root_of_the_width():
 def test_steps_equal_the_sequence(shift):
   layer = build(token_shift=shift)
   x = jax.random.normal(jax.random.key(0), (2, 8, 8))
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(8):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -64,7 +64,7 @@ def test_state_and_flops_by_hand():
     {"chunk_size": 0},
     {"max_rows": 0},
     {"growth": "log"},
-    {"heads": 0},
+    {"heads": -1},
     {"rotary_dim": 4},
   ],
   ids=str,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer
+from memcomp.layers import base
 from memcomp.layers import rwkv7 as layers
 from memcomp_kernels.rwkv7 import api
 from memcomp_kernels.testing import errors
@@ -19,7 +19,7 @@ SMALL = layers.RWKV7Config(heads=2, key_dim=4, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  layer = layers.RWKV7(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  layer = layers.RWKV7.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
   layer.at_depth(jnp.array(0.25))
   # Away from zero, where low-rank maps start.
   for name in ("decay", "rate", "gate", "value_share"):
@@ -32,7 +32,7 @@ def build(**changes):
 
 
 def context_of(layer, x, ids=None):
-  return mixer.Context(segment_ids=ids, first_value=layer.value_of(x))
+  return base.Call(segment_ids=ids, first_value=layer.value_of(x))
 
 
 def some_x(time=7):
@@ -44,7 +44,7 @@ def test_the_layer_repeats_the_kernels_defaults():
 
 
 def test_ranks_of_the_released_sizes():
-  config = layers.RWKV7Config()
+  config = layers.RWKV7Config().at_width(768)
   # 768: 2.5 sqrt(768) = 69.3, 1.7 sqrt(768) = 47.1, 5 sqrt(768) = 138.6.
   assert config.ranks(768) == {
     "decay": 64,
@@ -58,7 +58,7 @@ def test_ranks_of_the_released_sizes():
 def test_inputs_by_the_formulas():
   """Written out with shifted tokens, one after the other."""
   layer, x = build(value_residual="none"), some_x()
-  inputs, gate, _ = layer._inputs(x, layer.init_state(2), mixer.Context())
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
   before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
   def mixed(name):
@@ -90,7 +90,8 @@ def test_inputs_by_the_formulas():
   )
   errors.assert_close(inputs, expected, 1e-5)
   expected = low_rank(layer.gate, mixed("gate"), jax.nn.sigmoid)
-  errors.assert_close(gate, expected, 1e-5)
+  found = layer.gate(mixed("gate"))
+  errors.assert_close(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -98,43 +99,39 @@ def test_the_first_layer_adds_its_value_to_itself(packed):
   """With its token shift: the share, whatever it is, changes nothing."""
   ids = jnp.array([[1, 1, 2, 2, 0, 2, 3]] * 2) if packed else None
   layer, x = build(), some_x()
-  inputs, _, _ = layer._inputs(
-    x, layer.init_state(2), context_of(layer, x, ids)
-  )
+  inputs, _ = layer.inputs(x, layer.init_state(2), context_of(layer, x, ids))
   plain = build(value_residual="none")
-  expected, _, _ = plain._inputs(
-    x, plain.init_state(2), mixer.Context(segment_ids=ids)
-  )
+  expected, _ = plain.inputs(x, plain.init_state(2), base.Call(segment_ids=ids))
   real = np.ones(7, bool) if ids is None else np.asarray(ids[0] != 0)
   errors.assert_close(inputs.value[:, real], expected.value[:, real], 1e-5)
   other = context_of(layer, x + 1, ids)
-  moved, _, _ = layer._inputs(x, layer.init_state(2), other)
+  moved, _ = layer.inputs(x, layer.init_state(2), other)
   assert jnp.any(jnp.abs(moved.value - inputs.value) > 0.01)
 
 
 def test_output_by_the_formula():
   layer, x = build(value_residual="none"), some_x()
   state = layer.init_state(2)
-  inputs, gate, _ = layer._inputs(x, state, mixer.Context())
+  inputs, _ = layer.inputs(x, state, base.Call())
+  before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+  amount = layer.shifts["gate"].amount[...]
+  gate = layer.gate(x + amount * (before - x))
   _, p = api.reference(state.memory, inputs, spec=layer.spec)
   centred = p - p.mean(-1, keepdims=True)
   normed = centred / jnp.sqrt(p.var(-1, keepdims=True) + 4e-5)
   bonus = (inputs.query * inputs.key * -0.04).sum(-1, keepdims=True)
   y = (normed + bonus * inputs.value).reshape(2, 7, -1) * gate
-  got, _ = layer(x, state, mixer.Context())
+  got, _ = layer(x, state)
   errors.assert_close(got, y @ layer.out.kernel[...], 1e-4)
 
 
 def test_steps_equal_the_sequence():
   layer, x = build(), some_x()
   first = layer.value_of(x)
-  y, final = jax.jit(layer)(
-    x, layer.init_state(2), mixer.Context(first_value=first)
-  )
+  y, final = jax.jit(layer)(x, layer.init_state(2), first_value=first)
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    context = mixer.Context(first_value=first[:, t])
-    out, state = step(x[:, t], state, context)
+    out, state = step(x[:, t], state, first_value=first[:, t])
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -149,7 +146,7 @@ def test_state_and_flops_by_hand():
   "change",
   [
     {"scale": 0.0},
-    {"heads": 0},
+    {"heads": -1},
     {"value_residual": "scalar"},
     {"gate_rank": -1},
   ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer, positions
+from memcomp.layers import base, positions
 from memcomp.layers import slot_attention as layers
 from memcomp_kernels.slot_attention import api
 from memcomp_kernels.testing import errors
@@ -25,7 +25,7 @@ BOUNDED = {
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.SlotAttention(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return layers.SlotAttention.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def test_the_layer_repeats_the_kernels_defaults():
@@ -35,7 +35,7 @@ def test_the_layer_repeats_the_kernels_defaults():
 def test_decay_is_a_root_of_a_sigmoid():
   layer = build()
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-  inputs, _ = layer._inputs(x, layer.init_state(2), None)
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
   expected = jax.nn.sigmoid(layer.control(x)).reshape(2, 5, 2, 3) ** 0.125
   np.testing.assert_allclose(jnp.exp(inputs.log_decay), expected, rtol=1e-5)
   expected = jax.nn.silu(layer.key(x)).reshape(2, 5, 2, 4)
@@ -45,7 +45,7 @@ def test_decay_is_a_root_of_a_sigmoid():
 def test_logits_are_clipped():
   layer = build(**BOUNDED, logit_limit=0.1)
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-  inputs, _ = layer._inputs(x, layer.init_state(2), None)
+  inputs, _ = layer.inputs(x, layer.init_state(2), base.Call())
   assert inputs.log_decay is None
   largest = jnp.abs(inputs.write_logit).max()
   np.testing.assert_allclose(largest, 0.1, rtol=1e-6)
@@ -68,10 +68,10 @@ def test_positions_count_in_the_segment():
 def test_steps_equal_the_sequence(changes):
   layer = build(**changes)
   x = jax.random.normal(jax.random.key(0), (2, 7, 8))
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -81,9 +81,9 @@ def test_packed_rows_of_bounded_memory_equal_their_segments():
   a, b = jax.random.normal(jax.random.key(0), (2, 1, 5, 8))
   x = jnp.concatenate([a, 0 * a[:, :2], b], axis=1)
   ids = jnp.array([[4] * 5 + [0] * 2 + [2] * 5])
-  y, final = layer(x, layer.init_state(1), mixer.Context(segment_ids=ids))
-  first, _ = layer(a, layer.init_state(1), mixer.Context())
-  second, last = layer(b, layer.init_state(1), mixer.Context())
+  y, final = layer(x, layer.init_state(1), segment_ids=ids)
+  first, _ = layer(a, layer.init_state(1))
+  second, last = layer(b, layer.init_state(1))
   errors.assert_close((y[:, :5], y[:, 7:]), (first, second), 1e-5)
   np.testing.assert_array_equal(final.position, last.position)
 
@@ -101,7 +101,7 @@ def test_state_and_flops_by_hand():
   [
     {"rule": "mean"},
     {"num_slots": 0},
-    {"heads": 0},
+    {"heads": -1},
     {"gate_divisor": 0.0},
     {"logit_limit": 0.0},
     {"rotary_dim": 3},

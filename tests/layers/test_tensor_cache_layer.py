@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer, tensor_cache
+from memcomp.layers import tensor_cache
 
 BASE = tensor_cache.TensorCacheConfig(
   heads=2,
@@ -28,8 +28,8 @@ SINGLE = dataclasses.replace(BASE, num_slots=1, top_k_slots=1)
 
 
 def build(config, seed=0):
-  return tensor_cache.TensorCache(
-    config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(seed)
+  return tensor_cache.TensorCache.from_config(
+    config, 16, std=0.5, rngs=nnx.Rngs(seed)
   )
 
 
@@ -41,8 +41,7 @@ def run(config, noise=None):
     graph, params = nnx.split(build(config))
     layer = nnx.merge(graph, jax.tree.map(lambda x: x + 0.1, params))
     x = jax.random.normal(jax.random.key(1), (2, 24, 16))
-    context = mixer.Context(noise=noise, seen=0)
-    return layer(x, layer.init_state(2), context)[0]
+    return layer(x, layer.init_state(2), noise=noise, max_position=0)[0]
 
   return np.asarray(outputs())
 
@@ -96,15 +95,15 @@ def test_a_closed_gate_leaves_local_attention():
     heads=2, key_dim=8, value_dim=8, rotary_dim=4, window_size=6
   )
   layer = build(SINGLE)
-  local = softmax_attention.SoftmaxAttention(
-    config, 16, std=0.5, out_std=0.5, rngs=nnx.Rngs(0)
+  local = softmax_attention.SoftmaxAttention.from_config(
+    config, 16, std=0.5, rngs=nnx.Rngs(0)
   )
   shared = {"projection": layer.projection, "out": layer.out}
   for name, module in shared.items():
     moved = jax.tree.map(lambda x: x + 0.1, nnx.state(module))
     nnx.update(getattr(local, name), moved)
   x = jax.random.normal(jax.random.key(1), (2, 24, 16))
-  expected, _ = local(x, local.init_state(2), mixer.Context(seen=0))
+  expected, _ = local(x, local.init_state(2), max_position=0)
   np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
@@ -158,7 +157,7 @@ def test_noise_moves_writes_and_only_in_training():
     {"window_size": 0},
     {"sink_tokens": 6},
     {"rotary_dim": 3},
-    {"heads": 0},
+    {"heads": -1},
     {"decay_init": 1.0},
     {"slow_write_rate_init": 0.0},
     {"top_k_slots": 4},

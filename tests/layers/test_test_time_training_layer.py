@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer
+from memcomp.layers import base
 from memcomp.layers import test_time_training as layers
 from memcomp_kernels.test_time_training import api
 from memcomp_kernels.testing import errors
@@ -20,8 +20,8 @@ SMALL = layers.TestTimeTrainingConfig(
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.TestTimeTraining(
-    config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0)
+  return layers.TestTimeTraining.from_config(
+    config, 8, std=0.3, rngs=nnx.Rngs(0)
   )
 
 
@@ -34,7 +34,7 @@ def test_steps_average_inside_chunks_of_each_segment():
   layer.step_offset[...] = jnp.array([0.0, 0.5, -0.5, 0.0])
   x = jax.random.normal(jax.random.key(0), (1, 8, 8))
   ids = jnp.array([[1, 1, 1, 0, 1, 1, 2, 2]])
-  inputs, _ = layer._inputs(x, layer.init_state(1), ids)
+  inputs, _ = layer.inputs(x, layer.init_state(1), base.Call(ids))
   places = np.array([0, 1, 2, 4, 5, 6, 7])  # not the padding
   np.testing.assert_allclose(
     inputs.step_scale[0, places, 1, 0], [1, 1, 0, 0.25, 1, 1, 1], atol=1e-7
@@ -43,7 +43,9 @@ def test_steps_average_inside_chunks_of_each_segment():
 
 def test_rate_at_the_start_is_divided_by_the_width():
   layer = build(write_rate_init=0.05, write_rate_scale=0.1)
-  inputs, _ = layer._inputs(jnp.zeros((1, 3, 8)), layer.init_state(1), None)
+  inputs, _ = layer.inputs(
+    jnp.zeros((1, 3, 8)), layer.init_state(1), base.Call()
+  )
   np.testing.assert_allclose(inputs.write_rate, 0.05 / 4, rtol=1e-6)
 
 
@@ -58,10 +60,10 @@ def test_rate_at_the_start_is_divided_by_the_width():
 def test_steps_equal_the_sequence(changes):
   layer = build(**changes)
   x = jax.random.normal(jax.random.key(0), (2, 7, 8))
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -79,7 +81,7 @@ def test_state_and_flops_by_hand():
   "change",
   [
     {"model": "cnn"},
-    {"heads": 0},
+    {"heads": -1},
     {"value_dim": 8},
     {"decay_init": 0.0},
     {"write_rate_init": 1.0},

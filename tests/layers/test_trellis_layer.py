@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp.layers import bounded_rate, mixer, trellis
+from memcomp.layers import bounded_rate, trellis
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
 from memcomp_kernels.primitives import activations
@@ -21,7 +21,7 @@ CONFIG = trellis.TrellisConfig(
 
 
 def build(config):
-  return trellis.Trellis(config, 16, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return trellis.Trellis.from_config(config, 16, std=0.3, rngs=nnx.Rngs(0))
 
 
 def tokens():
@@ -30,7 +30,7 @@ def tokens():
 
 def run(layer):
   """Outputs of a layer on random tokens."""
-  return layer(tokens(), layer.init_state(2), mixer.Context())[0]
+  return layer(tokens(), layer.init_state(2))[0]
 
 
 def loss_and_gradient(config):
@@ -80,7 +80,7 @@ def test_learned_eps_is_not_decayed():
 def test_one_token_at_a_time_has_the_switches_too():
   layer = build(change(learn_phi_eps=True, phi_eps=0.3, rate_bound=0.5))
   expected = jax.jit(run)(layer)
-  step = jax.jit(lambda layer, x, state: layer.step(x, state, mixer.Context()))
+  step = jax.jit(lambda layer, x, state: layer.step(x, state))
   state = layer.init_state(2)
   for t in range(5):
     y, state = step(layer, tokens()[:, t], state)

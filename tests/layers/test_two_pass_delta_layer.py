@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp.layers import mixer
+from memcomp.layers import base
 from memcomp.layers import two_pass_delta as layers
 from memcomp_kernels.testing import errors
 from memcomp_kernels.two_pass_delta import api
@@ -18,12 +18,12 @@ SMALL = layers.TwoPassDeltaConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
-  return layers.TwoPassDelta(config, 8, std=0.3, out_std=0.3, rngs=nnx.Rngs(0))
+  return layers.TwoPassDelta.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def inputs_of(layer, time=7, ids=None):
   x = jax.random.normal(jax.random.key(0), (2, time, 8))
-  return layer._inputs(x, layer.init_state(2), ids)[0]
+  return layer.inputs(x, layer.init_state(2), base.Call(ids))[0]
 
 
 def test_the_layer_repeats_the_kernels_defaults():
@@ -69,10 +69,10 @@ def test_slow_levels_count_in_the_segment():
 def test_steps_equal_the_sequence(changes):
   layer = build(**changes)
   x = jax.random.normal(jax.random.key(0), (2, 7, 8))
-  y, final = jax.jit(layer)(x, layer.init_state(2), mixer.Context())
+  y, final = jax.jit(layer)(x, layer.init_state(2))
   state, outputs, step = layer.init_state(2), [], jax.jit(layer.step)
   for t in range(7):
-    out, state = step(x[:, t], state, mixer.Context())
+    out, state = step(x[:, t], state)
     outputs.append(out)
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
@@ -87,7 +87,7 @@ def test_state_and_flops_by_hand():
   "change",
   [
     {"code_eps": 0.0},
-    {"heads": 0},
+    {"heads": -1},
     {"write_every": 0},
     {"read_path": "value"},
     {"decay_init": 1.0},

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from memcomp.models import comparison, registry
+from memcomp.layers import registry
+from memcomp.models import comparison
 
 
 @pytest.mark.parametrize("name", comparison.NAMES)

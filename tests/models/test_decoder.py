@@ -11,9 +11,10 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import (
+  registry,
   trellis,
 )
-from memcomp.models import overview, registry
+from memcomp.models import overview
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
 
@@ -289,7 +290,7 @@ def test_every_ablation_is_one_override(change, base):
     ("model", {"remat": "all"}),
     ("model", {"embedding_convolution": 1}),
     ("model", {"init_std": 0.0}),
-    ("mixer", {"heads": 0}),
+    ("mixer", {"heads": -1}),
     ("mixer", {"phi": "relu"}),
     ("mixer", {"normalize": "all"}),
     ("mixer", {"decay_init": 1.0}),

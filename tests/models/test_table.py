@@ -10,7 +10,8 @@ import re
 
 import pytest
 
-from memcomp.models import registry, table
+from memcomp.layers import registry
+from memcomp.models import table
 from memcomp_kernels import summaries
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "memories.md"

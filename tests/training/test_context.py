@@ -9,7 +9,8 @@ import pytest
 from memcomp import config as config_lib
 from memcomp import errors, sharding
 from memcomp.data import batch as batch_lib
-from memcomp.models import decoder, registry
+from memcomp.layers import registry
+from memcomp.models import decoder
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
 from memcomp.training import validate

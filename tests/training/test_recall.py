@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from memcomp.models import registry, small
+from memcomp.layers import registry
+from memcomp.models import small
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import json
 import pytest
 import training_cases
 
-from memcomp.models import registry
+from memcomp.layers import registry
 from memcomp.training import run
 
 _SPEC = importlib.util.spec_from_file_location(

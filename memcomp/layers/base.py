@@ -1,0 +1,518 @@
+"""The base of all sequence mixers: calls, state, packing and sharding.
+
+A mixer supplies its parameters (`build`), its state before the first token
+(`fresh_state`), what goes into the memory (`inputs`) and what comes out of it
+(`outputs`):
+
+  layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
+  y = layer(x)                                # [batch, time, d_model]
+  y, state = layer(x, state=layer.init_state(batch))
+  y_t, state = layer.step(x_t, state)         # [batch, d_model]
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Self, overload
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from memcomp import sharding
+from memcomp.layers import linear, options, short_convolution
+from memcomp.sharding import explicit
+from memcomp_kernels import dispatch, hand_off, wavefront
+
+
+def _hand_over(spec: Any) -> hand_off.HandOff:
+  del spec
+  return wavefront.hand_over
+
+
+class Op(NamedTuple):
+  """A memory of `memcomp_kernels`, as a mixer calls it.
+
+  Attributes:
+    init_state: (spec, *, batch, heads, key_dim, value_dim) -> state.
+    chunk: (state, inputs, *, spec, segment_ids, reset_state) -> (state, y).
+    step: (state, inputs, *, spec) -> (state, y).
+    over_time: of a spec, how shards of time pass the state on.
+    with_stats: whether `chunk` also returns how it solved its tiles.
+    with_seen: whether `chunk` takes `seen`, the most tokens in the state.
+  """
+
+  init_state: Callable[..., Any]
+  chunk: Callable[..., Any]
+  step: Callable[..., Any]
+  over_time: Callable[[Any], hand_off.HandOff] = _hand_over
+  with_stats: bool = False
+  with_seen: bool = False
+
+
+class Call(NamedTuple):
+  """What a call is told beside x and the state; see `Mixer.__call__`."""
+
+  segment_ids: jax.Array | None = None
+  first_value: jax.Array | None = None
+  noise: jax.Array | None = None
+  max_position: int | None = None
+
+
+class Make:
+  """Makes the parameters of a mixer: its random streams, width and scales."""
+
+  def __init__(self, rngs: nnx.Rngs, d_model: int, std: float, out_std: float):
+    self.rngs, self.d_model = rngs, d_model
+    self.std, self.out_std = std, out_std
+
+  def project(
+    self, width: int, bias: float | None = None, name: str | None = "heads"
+  ) -> linear.Linear:
+    """A map from d_model to `width` features that are named `name`."""
+    return linear.Linear(
+      self.d_model,
+      width,
+      ("embed", name),
+      std=self.std,
+      bias=bias,
+      rngs=self.rngs,
+    )
+
+  def out(self, width: int, std: float | None = None) -> linear.Linear:
+    """A map from the features of all heads to d_model."""
+    return linear.Linear(
+      width,
+      self.d_model,
+      ("heads", "embed"),
+      std=self.out_std if std is None else std,
+      rngs=self.rngs,
+    )
+
+  def convolution(
+    self, channels: int, width: int, **keywords: Any
+  ) -> short_convolution.ShortConvolution | None:
+    """A short convolution of `width` taps, None where that is 0."""
+    if not width:
+      return nnx.data(None)
+    return short_convolution.ShortConvolution(
+      channels, width, rngs=self.rngs, **keywords
+    )
+
+
+class Mixer(nnx.Module):
+  """A sequence mixer: `[batch, time, d_model]` to the same.
+
+  Args:
+    d_model: features in and out.
+    rngs: random streams that the parameters are drawn from.
+    std: standard deviation of the weights at the start.
+    out_std: of the output projection at the start; None is `std`.
+    rules: where logical axes lie on a mesh (`memcomp.sharding.rules`). Without
+      rules the layer shards nothing by itself.
+    given: the options of `Config` by keyword.
+
+  Raises:
+    TypeError: the mixer has no such option.
+    ValueError: an option is out of range, or heads do not divide the width.
+  """
+
+  Config: ClassVar[type[options.MixerConfig]] = options.MixerConfig
+  op: ClassVar[Op]
+  memory_fields: ClassVar[tuple[str, ...]] = ("memory",)
+  """Arrays of the memory's state whose size tells how full the memory is."""
+
+  heads: int
+  key_dim: int
+  value_dim: int
+  spec: Any
+
+  def __init_subclass__(cls, **keywords: Any):
+    super().__init_subclass__(**keywords)
+    cls.__signature__ = options.signature(Mixer.__init__, cls.Config)
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    rngs: nnx.Rngs,
+    std: float = 0.02,
+    out_std: float | None = None,
+    rules: sharding.Rules = sharding.NONE,
+    **given: Any,
+  ):
+    config = options.configure(type(self).__name__, self.Config, d_model, given)
+    self.d_model, self.rules = d_model, rules
+    self.heads = config.heads
+    self.key_dim, self.value_dim = config.key_dim, config.value_dim
+    self.spec = config.spec()
+    self.keep_stats = False
+    self.build(
+      config, Make(rngs, d_model, std, std if out_std is None else out_std)
+    )
+
+  @classmethod
+  def from_config(
+    cls, config: options.MixerConfig, d_model: int, **keywords: Any
+  ) -> Self:
+    """The mixer of a config, as config files make them.
+
+    Args:
+      config: of the class `Config`.
+      d_model: features in and out.
+      keywords: `rngs`, and `std`, `out_std`, `rules`; see the class.
+    """
+    return cls(d_model, **keywords, **options.values(config))
+
+  # What a mixer supplies.
+
+  def build(self, config: Any, make: Make) -> None:
+    """Makes the parameters; `config` has its sizes filled in."""
+    raise NotImplementedError
+
+  def fresh_state(self, batch: int, length: int | None = None) -> Any:
+    """The state before the first token: a NamedTuple with `memory`."""
+    raise NotImplementedError
+
+  def inputs(self, x: jax.Array, state: Any, call: Call) -> tuple[Any, Any]:
+    """Maps `[batch, time, d_model]` to the memory's inputs, and the new state.
+
+    The memory in the new state is still the old one.
+    """
+    raise NotImplementedError
+
+  def outputs(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Maps what was read, `[batch, time, heads, dim]`, to d_model features."""
+    raise NotImplementedError
+
+  # What a mixer may say otherwise.
+
+  def fresh_memory(self, batch: int, memory: Any, call: Call) -> Any:
+    """The memory that a new segment starts from; `memory` is the state's.
+
+    None says that it is `memory`, which the caller knows to be fresh.
+    """
+    del memory, call
+    return self.fresh_state(batch).memory
+
+  def load(self, memory: Any) -> Any:
+    """Puts learned numbers in that ride along in the memory's state."""
+    return memory
+
+  def value_of(self, x: jax.Array) -> jax.Array:
+    """The values of `x`, for the value residuals of later layers."""
+    del x
+    raise NotImplementedError(f"{type(self).__name__} has no value residual")
+
+  def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The inputs, spec and further keywords of a call of `op.chunk`."""
+    return inputs, self.spec, {}
+
+  def mix(
+    self, x: jax.Array, state: Any, call: Call, run: Callable[..., Any]
+  ) -> tuple[jax.Array, Any]:
+    """One call; `run(memory, inputs)` gives (memory, y, stats or None)."""
+    inputs, new_state = self.inputs(x, state, call)
+    memory, y, stats = run(state.memory, inputs)
+    new_state = new_state._replace(memory=memory)
+    if self.keep_stats and stats is not None:
+      new_state = new_state._replace(stats=stats)
+    return self.outputs(x, y), new_state
+
+  # What all mixers do.
+
+  def init_state(self, batch: int, length: int | None = None) -> Any:
+    """The state before the first token.
+
+    Args:
+      batch: rows.
+      length: tokens that the state must hold, for memories that grow; None is
+        the most that the options allow. A memory of constant size ignores it.
+    """
+    # No array twice, so that a caller may donate the state.
+    held = {id(p) for p in jax.tree.leaves(nnx.state(self))}
+
+    def own(leaf):
+      if isinstance(leaf, jax.core.Tracer):
+        return leaf
+      if id(leaf) in held:
+        leaf = jnp.copy(leaf)
+      held.add(id(leaf))
+      return leaf
+
+    return jax.tree.map(own, self.fresh_state(batch, length))
+
+  def memories(self, state: Any) -> tuple[jax.Array, ...]:
+    """The arrays whose size tells how full the memory is."""
+    memory = getattr(state, "memory", state)
+    return tuple(operator.attrgetter(f)(memory) for f in self.memory_fields)
+
+  @overload
+  def __call__(
+    self,
+    x: Float[Array, "batch time d_model"],
+    *,
+    segment_ids: Int[Array, "batch time"] | None = None,
+  ) -> Float[Array, "batch time d_model"]: ...
+
+  @overload
+  def __call__(
+    self,
+    x: Float[Array, "batch time d_model"],
+    state: Any,
+    *,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    first_value: Float[Array, "batch time width"] | None = None,
+    noise: jax.Array | None = None,
+    max_position: int | None = None,
+  ) -> tuple[Float[Array, "batch time d_model"], Any]: ...
+
+  def __call__(
+    self,
+    x,
+    state=None,
+    *,
+    segment_ids=None,
+    first_value=None,
+    noise=None,
+    max_position=None,
+  ):
+    """Mixes a sequence.
+
+    A new segment starts from the layer's initial state, whatever `state` is.
+
+    Args:
+      x: `[batch, time, d_model]`, of any float dtype; the layer computes in it.
+      state: before the first token; None is a fresh one.
+      segment_ids: int32 `[batch, time]`, 0 is padding; None for one segment.
+      first_value: `[batch, time, width]`, the values of the first layer of this
+        kind (`value_of`), for value residuals; None if this is the first.
+      noise: PRNG key for what is random in training; None for nothing random.
+      max_position: upper bound, known when the program is made, of the tokens
+        that any row has seen before this call; None if not known. It never
+        changes a result: a growing memory computes with fewer rows.
+
+    Returns:
+      y as x; with a state y and the state after the last token.
+
+    Raises:
+      ValueError: x has another shape.
+    """
+    self._check(x, "batch, time")
+    fresh = state is None
+
+    def whole(self, x, state, segment_ids, first_value, noise):
+      position = 0 if fresh else max_position
+      call = Call(segment_ids, first_value, noise, position)
+      if fresh:
+        state = _varying_as(x, self.init_state(*x.shape[:2]))
+        return self._sequence(x, state, call)[0]
+      return self._sequence(x, state, call)
+
+    return explicit.call(
+      self,
+      whole,
+      x,
+      state,
+      segment_ids,
+      first_value,
+      noise,
+      like=lambda: x if fresh else (x, state),
+      heads=self.heads,
+    )
+
+  def step(
+    self,
+    x: Float[Array, "batch d_model"],
+    state: Any,
+    *,
+    first_value: Float[Array, "batch width"] | None = None,
+  ) -> tuple[Float[Array, "batch d_model"], Any]:
+    """Mixes one token in a time that the tokens before do not change.
+
+    Args:
+      x: `[batch, d_model]`.
+      state: before the token.
+      first_value: `[batch, width]`, as in a call.
+
+    Returns:
+      y as x, and the new state.
+    """
+    self._check(x, "batch")
+
+    def token(self, x, state, first_value):
+      x = x[:, None]
+      if first_value is not None:
+        first_value = first_value[:, None]
+      y, state = self.mix(x, state, Call(first_value=first_value), self._step)
+      return y[:, 0], state
+
+    return explicit.call(
+      self,
+      token,
+      x,
+      state,
+      first_value,
+      like=lambda: (x, state),
+      heads=self.heads,
+    )
+
+  def _check(self, x, names):
+    axes = len(names.split(", ")) + 1
+    if x.ndim != axes or x.shape[-1] != self.d_model:
+      raise ValueError(
+        f"{type(self).__name__}: x has shape {x.shape}, expected [{names},"
+        f" d_model={self.d_model}]"
+      )
+
+  def _sequence(self, x, state, call):
+    """Mixes a sequence where axes are Auto."""
+
+    def run(memory, inputs):
+      memory = self.load(memory)
+      inputs, spec, keywords = self.options_of_chunk(inputs)
+      if self.op.with_seen:
+        keywords["seen"] = call.max_position
+      reset = None
+      if call.segment_ids is not None:
+        reset = self.fresh_memory(x.shape[0], memory, call)
+      chunk = self.rules.over(
+        self.op.chunk,
+        over_time=self.op.over_time(spec),
+        with_stats=self.op.with_stats,
+      )
+      with self._no_kernels_where_the_partitioner_cuts():
+        memory, y, *stats = chunk(
+          memory,
+          inputs,
+          spec=spec,
+          segment_ids=call.segment_ids,
+          reset_state=reset,
+          **keywords,
+        )
+      return memory, y, stats[0] if stats else None
+
+    return self.mix(x, state, call, run)
+
+  def _step(self, memory, inputs):
+    inputs = jax.tree.map(lambda a: a[:, 0], inputs)
+    memory, y = self.op.step(self.load(memory), inputs, spec=self.spec)
+    return memory, y[:, None], None
+
+  def _no_kernels_where_the_partitioner_cuts(self):
+    if self.rules.needs_xla_form():
+      return dispatch.preferring("xla_chunked")
+    return contextlib.nullcontext()
+
+  # Tools for mixers.
+
+  def init_memory(self, batch: int, **keywords: Any) -> Any:
+    """The memory before the first token, of this layer's sizes."""
+    return self.op.init_state(
+      self.spec,
+      batch=batch,
+      heads=self.heads,
+      key_dim=self.key_dim,
+      value_dim=self.value_dim,
+      **keywords,
+    )
+
+  def split(self, x: jax.Array) -> jax.Array:
+    """`[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
+    return linear.split_heads(x, self.heads, self.rules)
+
+  def convolve(
+    self,
+    convolution: short_convolution.ShortConvolution | None,
+    x: jax.Array,
+    taps: jax.Array | None,
+    state: Any,
+    call: Call,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """A short convolution and its new taps; x as it is without one."""
+    if convolution is None or taps is None:
+      return x, None
+    return convolution(
+      x,
+      taps,
+      segment_ids=call.segment_ids,
+      segment_id=state.memory.segment_id,
+      rules=self.rules,
+    )
+
+  def convolved(
+    self,
+    state: Any,
+    call: Call,
+    *projected: jax.Array,
+    names: tuple[str, ...] = ("query", "key", "value"),
+  ) -> tuple[list[jax.Array], Any]:
+    """`projected` after the convolutions called `names`, and the new state."""
+    found = [
+      self.convolve(
+        getattr(self, f"{name}_convolution"),
+        x,
+        getattr(state, f"{name}_taps"),
+        state,
+        call,
+      )
+      for name, x in zip(names, projected, strict=True)
+    ]
+    taps = {
+      f"{name}_taps": t for name, (_, t) in zip(names, found, strict=True)
+    }
+    return [y for y, _ in found], state._replace(**taps)
+
+  def fresh_taps(
+    self, batch: int, names: tuple[str, ...] = ("query", "key", "value")
+  ) -> dict[str, Any]:
+    """Taps of the convolutions called `names`, by the fields of a state."""
+    return {
+      f"{name}_taps": short_convolution.init_taps(
+        getattr(self, f"{name}_convolution"), batch
+      )
+      for name in names
+    }
+
+
+class TapsState(NamedTuple):
+  """State of a mixer with short convolutions.
+
+  Attributes:
+    query_taps: last inputs of the convolution on queries, None without; also
+      of keys and values.
+    key_taps: of keys.
+    value_taps: of values.
+    memory: of the kernel.
+  """
+
+  query_taps: jax.Array | None
+  key_taps: jax.Array | None
+  value_taps: jax.Array | None
+  memory: Any
+
+
+def wide(x: jax.Array) -> jax.Array:
+  """X in float32, or wider where it is: what gates are computed in."""
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _varying_as(x: jax.Array, tree: Any) -> Any:
+  """Marks arrays as different on each shard where x is, in a `shard_map`.
+
+  The scan over chunks checks that its carry stays so.
+  """
+
+  def varying(leaf):
+    kind = jax.typeof(leaf)
+    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
+    return kind.vma if manual is None else manual.varying
+
+  over = varying(x)
+
+  def one(leaf):
+    missing = tuple(over - varying(leaf))
+    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(one, tree)

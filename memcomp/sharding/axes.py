@@ -1,0 +1,313 @@
+"""Where the logical axes of a model lie on a mesh: rules that are passed in.
+
+A parameter names its last axes by metadata, `nnx.Param(x, axes=("embed",
+"heads"))`, and a layer names the axes of its activations. Only `Rules` say what
+these names mean on a mesh. A layer without rules shards nothing and looks
+nothing up, so it works under any mesh:
+
+  rules = sharding.rules(mesh, batch="data", heads="model")
+  layer = Trellis(512, heads=8, rngs=nnx.Rngs(0), rules=rules)
+  rules.place(layer)
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from memcomp_kernels import hand_off, wavefront
+from memcomp_kernels import sharding as kernel_sharding
+
+NAMES = (
+  *("batch", "time", "act_embed"),
+  *("embed", "heads", "mlp", "vocab"),
+  *("key_dim", "value_dim", "slots", "window"),
+)
+"""Logical axes: of activations; of parameters, "heads" and "mlp" of both; of
+memories. "embed" is of parameters and "act_embed" of activations, because a
+batch that is sharded over an axis cannot have its features there too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Logical axes and the mesh axes that they lie on; made by `rules`.
+
+  A frozen, hashable value: layers hold it as a static attribute, so it is part
+  of every jit key.
+
+  Attributes:
+    pairs: a logical name and its mesh axes; names that are left out are whole.
+    mesh: None stands for the mesh in use (`jax.set_mesh`). Without either
+      nothing is sharded. The mesh in use wins over this one.
+  """
+
+  pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+  mesh: Mesh | None = None
+
+  def axes(self, name: str | None) -> tuple[str, ...]:
+    """The mesh axes of a logical name, () where it is whole."""
+    return dict(self.pairs).get(name, ()) if name is not None else ()
+
+  def spec(self, *names: str | None) -> PartitionSpec:
+    """The partition spec of an array whose axes have these logical names.
+
+    Raises:
+      ValueError: a name is unknown, or two axes lie on one mesh axis.
+    """
+    parts, used = [], set()
+    for name in names:
+      if name is not None and name not in NAMES:
+        raise ValueError(
+          f"unknown logical axis {name!r}; known: {', '.join(NAMES)}"
+        )
+      axes = self.axes(name)
+      if used & set(axes):
+        raise ValueError(
+          f"axes {names} collide: two of them map to mesh axis"
+          f" {(used & set(axes)).pop()!r}"
+        )
+      used |= set(axes)
+      parts.append(axes if len(axes) > 1 else axes[0] if axes else None)
+    return PartitionSpec(*parts)
+
+  def live(self) -> Any:
+    """The mesh to shard over here, or None where nothing is to be sharded.
+
+    None without rules, without a mesh, on one device, and inside the caller's
+    own `shard_map` over these axes, where arrays are local.
+
+    Raises:
+      ValueError: the rules name an axis that the mesh in use does not have.
+    """
+    used = {axis for _, axes in self.pairs for axis in axes}
+    if not used:
+      return None
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty and self.mesh is not None:
+      # Layers compute with Auto axes: they enter them at their door.
+      auto = (AxisType.Auto,) * len(self.mesh.axis_names)
+      mesh = Mesh(self.mesh.devices, self.mesh.axis_names, axis_types=auto)
+    if mesh.empty or mesh.size == 1:
+      return None
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if missing := sorted(used - types.keys()):
+      raise ValueError(
+        f"the sharding rules name the mesh axis {missing[0]!r}, but the mesh in"
+        f" use has {mesh.axis_names}: set the mesh of the rules, or change them"
+      )
+    manual = any(types[axis] == AxisType.Manual for axis in used)
+    return None if manual else mesh
+
+  def needs_xla_form(self) -> bool:
+    """Whether the partitioner will cut the memory, so that no kernel can run.
+
+    A Pallas kernel cannot be partitioned automatically: it needs rules.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    auto = AxisType.Auto in mesh.axis_types
+    return auto and mesh.size > 1 and self.live() is None
+
+  def shards(self, name: str) -> int:
+    """Parts that a logical axis is cut into here, 1 where it is whole."""
+    mesh = self.live()
+    if mesh is None:
+      return 1
+    return math.prod(mesh.shape[axis] for axis in self.axes(name))
+
+  def constrain(self, x: jax.Array, *names: str | None) -> jax.Array:
+    """Constrains an activation whose axes have these logical names.
+
+    Raises:
+      ValueError: an axis does not divide; the partitioner would pad it.
+    """
+    mesh = self.live()
+    if mesh is None:
+      return x
+    for name, size in zip(names, x.shape, strict=True):
+      if name is not None and size % self.shards(name):
+        raise ValueError(
+          f"{name}={size} does not divide over the mesh axes"
+          f" {self.axes(name)} = {self.shards(name)}; change {name}, or the"
+          " sharding rules"
+        )
+    place = NamedSharding(mesh, self.spec(*names))
+    return jax.lax.with_sharding_constraint(x, place)
+
+  def misfits(
+    self, variables: nnx.State, mesh: Mesh
+  ) -> Iterator[tuple[str, str, int, tuple[str, ...], int]]:
+    """Yields the axes of parameters that do not divide over a mesh.
+
+    Yields:
+      The parameter's path, the axis' logical name and size, the mesh axes that
+      it lies on, and into how many parts they would cut it.
+    """
+    for path, variable in nnx.to_flat_state(variables):
+      for name, size in zip(axes_of(variable), variable.shape, strict=True):
+        axes = self.axes(name)
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if size % parts:
+          yield ".".join(map(str, path)), str(name), size, axes, parts
+
+  def shardings(self, tree: Any, mesh: Mesh | None = None) -> Any:
+    """Replaces every Variable of `tree` by the NamedSharding of its axes.
+
+    Args:
+      tree: of Variables and arrays, as `nnx.split` and optimizers make them;
+        arrays that are no Variables are replicated.
+      mesh: None is that of the rules, else the mesh set by `jax.set_mesh`.
+
+    Raises:
+      ValueError: there is no mesh, or a parameter does not divide over it.
+    """
+    mesh = mesh or self.mesh or _mesh_in_use()
+    if mesh is None:
+      raise ValueError(
+        "shardings need a mesh: rules(mesh, ...), or jax.set_mesh(mesh)"
+      )
+    variables = isinstance(tree, nnx.State)
+    for path, name, size, axes, parts in (
+      self.misfits(tree, mesh) if variables else ()
+    ):
+      raise ValueError(
+        f"{path}: its axis {name!r} of {size} does not divide over the mesh"
+        f" axes {axes} = {parts}; change the layer's sizes, or the rules"
+      )
+
+    def one(leaf):
+      if not isinstance(leaf, nnx.Variable):
+        return NamedSharding(mesh, PartitionSpec())
+      return leaf.replace(NamedSharding(mesh, self.spec(*axes_of(leaf))))
+
+    is_variable = functools.partial(_is_a, nnx.Variable)
+    return jax.tree.map(one, tree, is_leaf=is_variable)
+
+  def place(self, module: nnx.Module, mesh: Mesh | None = None) -> None:
+    """Lays the parameters of a module out by these rules, in place.
+
+    Args:
+      module: any module whose parameters name their axes.
+      mesh: see `shardings`.
+    """
+    state = nnx.state(module)
+    nnx.update(module, jax.device_put(state, self.shardings(state, mesh)))
+
+  def over(
+    self,
+    chunk: Callable[..., Any],
+    *,
+    over_time: hand_off.HandOff = wavefront.hand_over,
+    with_stats: bool = False,
+  ) -> Callable[..., Any]:
+    """A memory's `chunk` with batch, heads and time sharded by `shard_map`.
+
+    Args:
+      chunk: see `memcomp_kernels.sharding.shard_chunk`, as what follows.
+      over_time: how shards of time pass the state on.
+      with_stats: whether `chunk` returns `triangular.Stats`, too.
+    """
+    mesh = self.live()
+    if mesh is None:
+      return chunk
+    (time,) = self.axes("time") or (None,)
+    return kernel_sharding.shard_chunk(
+      chunk,
+      mesh=mesh,
+      batch_axes=self.axes("batch"),
+      head_axes=self.axes("heads"),
+      time_axis=time,
+      over_time=over_time,
+      with_stats=with_stats,
+    )
+
+
+NONE = Rules()
+"""No rules: nothing is sharded and nothing is looked up."""
+
+
+def rules(mesh: Mesh | None = None, /, **axes: str | tuple[str, ...]) -> Rules:
+  """Makes rules: `rules(mesh, batch="data", heads="model")`.
+
+  Args:
+    mesh: None stands for the mesh in use (`jax.set_mesh`).
+    axes: for each logical name (`NAMES`) one mesh axis or several.
+
+  Raises:
+    ValueError: there is no such logical name, `mesh` has no such axis, or time
+      lies on several axes.
+  """
+  pairs = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in axes.items()}
+  for name, places in pairs.items():
+    if name not in NAMES:
+      raise ValueError(
+        f"there is no logical axis {name!r}; there are: {', '.join(NAMES)}"
+      )
+    missing = [a for a in places if mesh and a not in mesh.axis_names]
+    if mesh is not None and missing:
+      raise ValueError(
+        f"{name}={missing[0]!r}: the mesh has the axes {mesh.axis_names}"
+      )
+  if len(pairs.get("time", ())) > 1:
+    raise ValueError(f"time={axes['time']!r} must be one mesh axis")
+  return Rules(tuple(sorted(pairs.items())), mesh)
+
+
+def use(module: nnx.Module, rules: Rules) -> None:
+  """Gives rules to a module and to everything in it that takes them."""
+  for _, node in nnx.iter_graph(module):
+    if hasattr(node, "rules"):
+      node.rules = rules
+
+
+def of_types(
+  mesh: Any, x: jax.Array, params: Any, heads: int | None = None
+) -> Rules:
+  """The rules that the types of Explicit arrays already state.
+
+  Args:
+    mesh: with Explicit axes.
+    x: `[batch, ...]` or `[batch, time, ...]`.
+    params: Variables; axes that they name and that are sharded become rules.
+    heads: of the layer; if the axes of "heads" do not divide them, heads are
+      whole while the layer computes.
+  """
+  laid = (*jax.typeof(x).sharding.spec, None, None)
+  found = {"batch": laid[0], "time": laid[1] if x.ndim == 3 else None}
+  for _, variable in nnx.to_flat_state(params):
+    spec = jax.typeof(variable[...]).sharding.spec
+    for name, place in zip(axes_of(variable), spec, strict=False):
+      if name in ("heads", "mlp", "vocab") and place is not None:
+        found[name] = place
+  pairs = {}
+  for name, place in found.items():
+    axes = (place,) if isinstance(place, str) else tuple(place or ())
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    taken = {axis for name in ("batch", "time") for axis in pairs.get(name, ())}
+    divides = name != "heads" or heads is None or heads % parts == 0
+    if axes and divides and not taken & set(axes):
+      pairs[name] = axes
+  return rules(**pairs)
+
+
+def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
+  """The logical names of a Variable's axes, by its `axes` metadata.
+
+  The names stand for the last axes: those that a vmap or a scan over layers
+  puts in front have none.
+  """
+  names = variable.get_metadata().get("axes") or ()
+  return (None,) * (variable.ndim - len(names)) + tuple(names)
+
+
+def _mesh_in_use() -> Mesh | None:
+  mesh = jax.sharding.get_mesh()
+  return None if mesh.empty else mesh
+
+
+def _is_a(kind: type, x: Any) -> bool:
+  return isinstance(x, kind)

@@ -1,0 +1,83 @@
+"""Tables of embeddings that cross the mesh once a step."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from memcomp.sharding import axes
+
+
+def gathered(table: jax.Array, dtype: str, rules: axes.Rules) -> jax.Array:
+  """A table `[vocab, features]`, whole on every shard of rows and time.
+
+  It crosses the mesh once, and so does the sum of the gradients of all its
+  uses, in `dtype` as those of all other weights: the partitioner would reduce
+  the whole table for each use. On a shard they are summed in float32.
+
+  Args:
+    table: of embeddings, float32.
+    dtype: that it is computed with.
+    rules: where batch, time, vocab and embed lie.
+
+  Returns:
+    `[shards, vocab, features]`, for `per_shard`: values of `dtype`, held as the
+    table came.
+  """
+  mesh = rules.live()
+  if mesh is None:
+    return table.astype(dtype).astype(table.dtype)[None]
+
+  def whole(table):
+    # Shards on an axis of their own, or TPUs reduce the whole gradient.
+    parts = table.astype(dtype).T[None]
+    if embed := rules.axes("embed"):
+      parts = jax.lax.all_gather(parts[0], embed)
+    parts = parts.reshape(-1, parts.shape[-1]).T[None]
+    return parts.astype(table.dtype)
+
+  shards = (*rules.axes("batch"), *rules.axes("time"))
+  return jax.shard_map(
+    whole,
+    mesh=mesh,
+    in_specs=rules.spec("vocab", "embed"),
+    out_specs=PartitionSpec(shards, *rules.spec("vocab", None)),
+    # The check would want it proven that axes without a name hold the same.
+    check_vma=False,
+  )(table)
+
+
+def per_shard(
+  function: Callable[[jax.Array, jax.Array], jax.Array],
+  table: jax.Array,
+  rows: jax.Array,
+  rules: axes.Rules,
+) -> jax.Array:
+  """Returns `function(table, rows)`, the rows of a shard with its table.
+
+  Args:
+    function: of one table and some rows; gives back rows.
+    table: `[shards, ...]`, of `gathered`, or of one shard.
+    rows: `[batch, time, ...]`.
+    rules: where batch and time lie.
+  """
+  mesh = rules.live()
+  if len(table) == 1 or mesh is None:
+    return function(table[0], rows)
+  batch, time = rows.shape[:2]
+  shards = rules.shards("time")
+  if time % shards:  # as at the end of a loss in parts: few tokens
+    table, shards = table[::shards], 1
+
+  def as_batch(x):
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
+    laid = rules.spec("batch", "time" if shards > 1 else None)
+    place = NamedSharding(mesh, PartitionSpec(*laid, *free))
+    return jax.lax.with_sharding_constraint(x, place)
+
+  cut = len(table) // shards, -1, shards, time // shards
+  parts = jnp.moveaxis(as_batch(rows).reshape(*cut, *rows.shape[2:]), 2, 1)
+  y = jax.vmap(function)(table, parts.reshape(len(table), *parts.shape[2:]))
+  y = jnp.moveaxis(y.reshape(*parts.shape[:2], *y.shape[1:]), 1, 2)
+  return as_batch(y.reshape(batch, time, *y.shape[4:]))

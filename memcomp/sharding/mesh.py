@@ -1,0 +1,227 @@
+"""The mesh of our trainer, and what of a batch its processes hold."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from memcomp import errors
+from memcomp.sharding import axes
+
+AXES = ("replica", "fsdp", "tensor", "context")
+"""The axes of the mesh."""
+
+RULES = axes.rules(
+  batch=("replica", "fsdp"),
+  time="context",
+  embed="fsdp",
+  heads="tensor",
+  mlp="tensor",
+  vocab="tensor",
+)
+"""Where logical axes lie on this mesh, once it is in use."""
+
+_TIME_AXIS = "context"
+
+
+def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Builds the mesh of a `MeshConfig` over `devices` (default: all).
+
+  Of several TPU slices the replica axis goes over slices first, over the
+  network between them (DCN); all other axes stay within a slice.
+
+  Raises:
+    UserError: the axes do not multiply to a number of devices that exists, or
+      do not fit the slices.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  sizes = {name: getattr(config, name) for name in AXES}
+  free = [name for name, size in sizes.items() if size == -1]
+  for name, size in sizes.items():
+    if size < 1 and size != -1:
+      raise errors.UserError(
+        f"mesh.{name}={size} is not a size; use 1 or more, or -1 for the rest"
+      )
+  fixed = math.prod(size for size in sizes.values() if size != -1)
+  if len(free) > 1:
+    raise errors.UserError(
+      f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take"
+      " the devices that are left"
+    )
+  if free:
+    if len(devices) % fixed:
+      raise errors.UserError(
+        f"the mesh axes multiply to {fixed}, which does not divide the"
+        f" {len(devices)} devices; change mesh.{free[0]}=-1 or the others"
+      )
+    sizes[free[0]] = len(devices) // fixed
+  count = math.prod(sizes.values())
+  if count > len(devices):
+    shape = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    raise errors.UserError(
+      f"the mesh asks for {count} devices ({shape}) but there are"
+      f" {len(devices)}; make config.mesh smaller"
+    )
+  shape = tuple(sizes.values())
+  # On GPUs a slice is a host or an NVLink domain, which fsdp may well cross.
+  tpus = devices[0].platform == "tpu"
+  slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpus else 1
+  if slices > 1:
+    _check_slices(sizes, count, len(devices), slices)
+  if count == len(devices) and tpus:
+    from jax.experimental import mesh_utils
+
+    # Devices of one slice to compile for have no slice_index.
+    grid = (
+      mesh_utils.create_device_mesh(
+        shape, devices, allow_split_physical_axes=True
+      )
+      if slices == 1
+      else mesh_utils.create_hybrid_device_mesh(
+        (shape[0] // slices, *shape[1:]),
+        (slices, *[1] * len(shape[1:])),
+        devices,
+        allow_split_physical_axes=True,
+      )
+    )
+  else:
+    grid = np.array(devices[:count]).reshape(shape)
+  return Mesh(grid, AXES)
+
+
+def one_device() -> Mesh:
+  """The mesh of the first device alone."""
+  return Mesh(np.array(jax.devices()[:1]).reshape([1] * len(AXES)), AXES)
+
+
+def _check_slices(
+  sizes: dict[str, int], count: int, devices: int, slices: int
+) -> None:
+  """Checks that only the replica axis crosses slices, and all are used."""
+  if count != devices:
+    raise errors.UserError(
+      f"the mesh takes {count} of the {devices} devices of {slices} slices; let"
+      " it take all of them (mesh.replica=-1), or start fewer slices"
+    )
+  if sizes["replica"] % slices:
+    raise errors.UserError(
+      f"mesh.replica={sizes['replica']} is not a multiple of the {slices}"
+      " slices, over which only replica can go; set mesh.replica to a multiple"
+      f" of {slices} and mesh.fsdp, tensor, context to fit into the"
+      f" {devices // slices} devices of a slice"
+    )
+
+
+def check_divides(variables: nnx.State, mesh: Mesh) -> None:
+  """Checks that every parameter's axes divide over the mesh.
+
+  A constraint on an activation that does not is padded without a word; a
+  `shard_map` over heads fails with an error that names no setting.
+
+  Args:
+    variables: `nnx.State` of abstract Variables with their metadata.
+    mesh: that they are to lie on.
+
+  Raises:
+    UserError: naming the axis, its size and the mesh axes.
+  """
+  for path, name, size, places, parts in RULES.misfits(variables, mesh):
+    where = " * ".join(f"mesh.{axis}" for axis in places)
+    raise errors.UserError(
+      f"{path}: its axis {name!r} of {size} does not divide over {where} ="
+      f" {parts}; set {where} to a divisor of {size}"
+    )
+
+
+# Narrower shards of features XLA:TPU gathers by an all-reduce of the whole, and
+# pads: 3 to 12 did (125m, v5e), 32 did (1b: all on v5p, some on v5e); 48 and
+# more did not.
+_LEAST_FEATURES, _FEATURES_TILE = 48, 16
+
+
+def widest_fsdp(d_model: int, shards: int) -> int:
+  """The most of `shards` over which parameters gather well; divides them."""
+
+  def gathers(n):
+    whole = d_model % (n * _FEATURES_TILE) == 0
+    return n == 1 or (whole and d_model // n >= _LEAST_FEATURES)
+
+  return max(n for n in range(1, shards + 1) if shards % n == 0 and gathers(n))
+
+
+def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
+  """One line on a better mesh, if shards of parameters are too narrow here."""
+  fsdp = mesh.shape["fsdp"]
+  if fsdp == 1 or d_model // fsdp >= _LEAST_FEATURES:
+    return None
+  better = widest_fsdp(d_model, fsdp)
+  replica = mesh.shape["replica"] * fsdp // better
+  return (
+    f"mesh.fsdp={fsdp} leaves {d_model // fsdp} of {d_model} features a shard,"
+    " which TPUs pad and gather by all-reduces; better"
+    f" mesh.replica={replica}, mesh.fsdp={better}"
+  )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """The sharding of `[batch, time]` arrays."""
+  return NamedSharding(mesh, RULES.spec("batch", "time"))
+
+
+def rows_of_process(mesh: Mesh, rows: int) -> np.ndarray:
+  """Which rows of a batch this process's devices hold, ascending.
+
+  Processes that share a shard (of heads, say) hold the same rows.
+
+  Args:
+    mesh: of the run.
+    rows: of the batch, a multiple of its shards.
+
+  Raises:
+    UserError: processes hold rows in common, but not the same.
+  """
+  held: dict[int, set[int]] = {}
+  where = NamedSharding(mesh, RULES.spec("batch")).devices_indices_map((rows,))
+  for device, (part,) in where.items():
+    held.setdefault(device.process_index, set()).update(range(rows)[part])
+  parts = {tuple(sorted(part)) for part in held.values()}
+  if sum(map(len, parts)) != rows or len({len(p) for p in parts}) > 1:
+    raise errors.UserError(
+      f"the {rows} rows of a batch do not lie in equal parts on {len(held)}"
+      " processes; let mesh.tensor * mesh.context divide the devices of a"
+      " process, or be a multiple of them"
+    )
+  return np.array(sorted(held[jax.process_index()]))
+
+
+def time_of_process(mesh: Mesh, time: int) -> slice:
+  """The tokens of each row that this process's devices hold.
+
+  Args:
+    mesh: of the run.
+    time: tokens of a row.
+
+  Raises:
+    UserError: they are not neighbours, as with shards of other processes
+      between them.
+  """
+  axis = mesh.axis_names.index(_TIME_AXIS)
+  held = sorted(
+    {
+      place[axis]
+      for place, device in np.ndenumerate(mesh.devices)
+      if device.process_index == jax.process_index()
+    }
+  )
+  if held != list(range(held[0], held[-1] + 1)):
+    raise errors.UserError(
+      f"process {jax.process_index()} holds shards {held} of"
+      f" mesh.{_TIME_AXIS}={mesh.shape[_TIME_AXIS]}, with others' between them;"
+      " let the devices of a process divide it, or be a multiple of it"
+    )
+  each = time // mesh.shape[_TIME_AXIS]
+  return slice(held[0] * each, (held[-1] + 1) * each)

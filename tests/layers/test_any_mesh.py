@@ -1,0 +1,204 @@
+"""Every mixer under meshes that are not ours, against one device.
+
+Losses, gradients, outputs and states agree to 1e-5 of the largest value.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from memcomp import sharding
+from memcomp.layers import registry
+
+WIDTH, ROWS, TIME = 32, 4, 16
+SIZES = {"heads": 4, "key_dim": 8, "value_dim": 8}
+SMALL = {
+  "bounded_memory": {"num_slots": 4},
+  "infini_attention": {"segment_size": 8},
+  "key_value_means": {"chunk_size": 4, "budget_rows": 4},
+  "lattice": {"num_slots": 4},
+  "ovq": {"chunk_size": 4, "max_rows": 8},
+  "slot_attention": {"num_slots": 4},
+  "softmax_attention": {"max_length": 32},
+  "tensor_cache": {"window_size": 4, "chunk_size": 4},
+  "test_time_training": {"chunk_size": 4},
+  "trellis": {"num_slots": 4, "chunk_size": 4},
+}
+THE_FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
+OTHERS = tuple(n for n in registry.MIXERS if n not in THE_FOUR)
+X = jax.random.normal(jax.random.key(1), (ROWS, TIME, WIDTH))
+IDS = jnp.sort(jax.random.randint(jax.random.key(2), (ROWS, TIME), 0, 4))[
+  :, ::-1
+]
+
+
+def make(name, rules=sharding.NONE):
+  return registry.MIXERS[name](
+    WIDTH,
+    **SIZES,
+    **SMALL.get(name, {}),
+    std=0.2,
+    rngs=nnx.Rngs(0),
+    rules=rules,
+  )
+
+
+def run(layer, x, state, ids):
+  """A packed call: loss, y and state, and gradients of all parameters."""
+
+  def loss(layer):
+    y, after = layer(x, state=state, segment_ids=ids)
+    return jnp.mean(jnp.sin(y)), (y, after)
+
+  return nnx.value_and_grad(loss, has_aux=True)(layer)
+
+
+def close(found, expected):
+  found, expected = jax.device_get((found, expected))
+  for a, b in zip(
+    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+  ):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    assert a.shape == b.shape
+    scale = max(np.abs(b).max(initial=0), 1e-6)
+    assert np.abs(a - b).max(initial=0) <= 1e-5 * scale
+
+
+def mesh_of(kind):
+  return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+
+def check(name, kind, has_rules, in_use, **axes):
+  """Trains one step on a mesh, arrays laid by `axes`, and compares."""
+  layer = make(name)
+  expected = nnx.jit(run)(layer, X, layer.init_state(ROWS), IDS)
+  mesh = mesh_of(kind)
+  told = sharding.rules(mesh, **axes)
+  layer = make(name, told if has_rules else sharding.NONE)
+  told.place(layer)
+  tokens = NamedSharding(mesh, told.spec("batch", "time"))
+  x, ids = jax.device_put((X, IDS), tokens)
+  state = layer.init_state(ROWS)
+  with jax.set_mesh(mesh) if in_use else contextlib.nullcontext():
+    found = nnx.jit(run)(layer, x, state, ids)
+  close(found, expected)
+
+
+BOTH = {"batch": "data", "heads": "model", "embed": "data"}
+
+
+@pytest.mark.parametrize(
+  "name",
+  [*THE_FOUR, *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)],
+)
+def test_rules_without_a_mesh_in_use(name):
+  check(name, AxisType.Auto, True, False, **BOTH)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "trellis",
+    *(
+      pytest.param(n, marks=pytest.mark.slow)
+      for n in registry.MIXERS
+      if n != "trellis"
+    ),
+  ],
+)
+def test_explicit_types_are_the_rules(name):
+  check(name, AxisType.Explicit, False, True, **BOTH)
+
+
+ALL_WAYS = [
+  (kind, has_rules, in_use, axes)
+  for kind in (AxisType.Auto, AxisType.Explicit)
+  for has_rules in (False, True)
+  for in_use in (False, True)
+  for axes in (
+    {},
+    {"batch": "data"},
+    BOTH,
+    {"batch": "data", "time": "model"},
+  )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trellis", "gated_delta_net"])
+@pytest.mark.parametrize(("kind", "has_rules", "in_use", "axes"), ALL_WAYS)
+def test_every_way(name, kind, has_rules, in_use, axes):
+  check(name, kind, has_rules, in_use, **axes)
+
+
+def test_time_on_shards():
+  check(
+    "gated_delta_net", AxisType.Auto, True, True, batch="data", time="model"
+  )
+
+
+def test_a_mesh_in_use_that_nobody_told_the_layer_of():
+  """Axes called otherwise than ours; arrays on one device."""
+  layer = make("gated_delta_net")
+  expected = layer(X)
+  with jax.set_mesh(mesh_of(AxisType.Auto)):
+    built = make("gated_delta_net")
+    close(nnx.jit(lambda layer, x: layer(x))(built, X), expected)
+
+
+def test_inside_the_callers_shard_map():
+  """Arrays are local there; rules must not shard them again."""
+  mesh = mesh_of(AxisType.Auto)
+  rules = sharding.rules(mesh, batch="data", heads="model")
+  layer = make("gated_delta_net", rules)
+  graphdef, params = nnx.split(layer)
+  rows = PartitionSpec(("data", "model"))
+
+  @jax.jit
+  def sharded(params, x):
+    return jax.shard_map(
+      lambda params, x: nnx.merge(graphdef, params)(x),
+      mesh=mesh,
+      in_specs=(PartitionSpec(), rows),
+      out_specs=rows,
+    )(params, x)
+
+  close(sharded(params, X), make("gated_delta_net")(X))
+
+
+@pytest.mark.parametrize(
+  ("axes", "said"),
+  [
+    ({"heads": "tensor"}, "heads='tensor': the mesh has the axes"),
+    ({"head": "model"}, "there is no logical axis 'head'"),
+    ({"time": ("data", "model")}, "must be one mesh axis"),
+  ],
+)
+def test_rules_that_cannot_be(axes, said):
+  with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+    sharding.rules(mesh_of(AxisType.Auto), **axes)
+
+
+def test_what_does_not_divide_is_named():
+  mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+  rules = sharding.rules(mesh, heads="model")
+  layer = make("trellis", rules)
+  with pytest.raises(ValueError, match="heads=4 does not divide over the mesh"):
+    layer(X)
+  with pytest.raises(ValueError, match=r"axis 'heads' of 4 does not divide"):
+    rules.place(layer)
+
+
+def test_rules_of_another_mesh_than_that_in_use():
+  rules = sharding.rules(heads="model")
+  other = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+  with (
+    jax.set_mesh(other),
+    pytest.raises(ValueError, match="name the mesh axis 'model'"),
+  ):
+    make("trellis", rules)(X)
