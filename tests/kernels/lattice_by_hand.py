@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import programs
 
 from memcomp_kernels.lattice import api
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["lattice"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
@@ -37,4 +39,4 @@ def inputs_for(spec, time=12, **sizes):
 
 def run(spec, inputs, **sizes):
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES | sizes)
-  return api.reference(state, inputs, spec=spec)
+  return COMPILED.reference(state, inputs, spec=spec)

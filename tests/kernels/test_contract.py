@@ -223,7 +223,12 @@ def test_packed_rows_of_other_specs(subject):
 
 @subjects(typical_forms)
 def test_padding(subject):
-  checks.check_padding(subject, PACKED.shape[1], len(PACKED))
+  checks.check_padding(
+    subject,
+    PACKED.shape[1],
+    len(PACKED),
+    packed_program=subject.memory.name in FOUR,
+  )
 
 
 @subjects(typical_reference, often=ONE)
@@ -244,6 +249,14 @@ def test_deterministic(subject):
 @subjects(typical_forms)
 def test_edges(subject):
   checks.check_edges(subject, TIME)
+
+
+@SLOW
+@subjects(typical_forms)
+def test_causality_edges_and_determinism_in_float32(subject):
+  checks.check_causal(subject, TIME, x64=False)
+  checks.check_edges(subject, TIME, x64=False)
+  checks.check_deterministic(subject, TIME, x64=False)
 
 
 @subjects(typical_reference, often=ONE)

@@ -5,11 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.delta_rule import api, tilings, xla_chunked
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["delta_rule"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 GATED, PLAIN = api.Spec(), api.Spec(forget_gate=False)
@@ -30,12 +32,12 @@ def inputs_for(spec=GATED, time=12, seed=0):
   return MEMORY.make_inputs(jax.random.key(seed), spec, time=time, **SIZES)
 
 
-def run(inputs, spec=GATED, function=api.reference):
+def run(inputs, spec=GATED, function=COMPILED.reference):
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
   return function(state, inputs, spec=spec)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_by_hand(function):
   """Two tokens of two features, read at scale 1.
 
@@ -98,7 +100,7 @@ def test_rate_one_answers_the_last_value():
     write_rate=jnp.ones_like(inputs.write_rate), query=inputs.key
   )
   spec = dataclasses.replace(GATED, scale=1.0)
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     _, o = run(inputs, spec, function)
     np.testing.assert_allclose(o, inputs.value, rtol=1e-10, atol=1e-12)
 
@@ -126,7 +128,7 @@ def test_orthogonal_keys_are_linear_attention():
   inputs = inputs_for(time=6)._replace(key=keys)
   state = MEMORY.make_state(jax.random.key(1), PLAIN, **SIZES)
   state = state._replace(memory=0 * state.memory)
-  final, _ = api.reference(state, inputs, spec=PLAIN)
+  final, _ = COMPILED.reference(state, inputs, spec=PLAIN)
   written = inputs.write_rate * inputs.value
   np.testing.assert_allclose(
     final.memory, jnp.einsum("bthk,bthv->bhkv", keys, written), rtol=1e-12
@@ -153,8 +155,10 @@ def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), GATED, **SIZES)
   tiling = tilings.Tiling(tile_time=tile_time)
-  found = xla_chunked.chunk(state, inputs, spec=GATED, tiling=tiling)
-  expected = api.reference(state, inputs, spec=GATED)
+  found = programs.compiled(xla_chunked.chunk)(
+    state, inputs, spec=GATED, tiling=tiling
+  )
+  expected = COMPILED.reference(state, inputs, spec=GATED)
   for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.infini_attention import (
@@ -15,6 +16,7 @@ from memcomp_kernels.infini_attention import (
 )
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["infini_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 SEGMENTS = api.Spec(segment_size=4)
@@ -31,7 +33,7 @@ def inputs_for(spec, time=12):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
 
-def run(spec, inputs, function=api.reference):
+def run(spec, inputs, function=COMPILED.reference):
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
   return function(state, inputs, spec=spec)
 
@@ -41,7 +43,7 @@ def one_head(*rows):
   return jnp.array(rows, jnp.float64)[None, :, None]
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_segments_by_hand(function):
   """Features are k + 1 here (k >= 0); eps = 1; local weights are equal.
 
@@ -75,7 +77,7 @@ def test_segments_by_hand(function):
     assert int(state.position[0]) == 3
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_tokens_by_hand(function):
   """Features are 1 and 2, eps = 1, the memory alone is read.
 
@@ -151,7 +153,7 @@ def test_a_repeated_pair():
   def answers(rule):
     spec = dataclasses.replace(TOKEN, rule=rule, eps=1e-12)
     state = api.init_state(spec, **SIZES, dtype=jnp.float64)
-    return api.reference(state, inputs, spec=spec)[1]
+    return COMPILED.reference(state, inputs, spec=spec)[1]
 
   value = inputs.value
   y = answers("linear")
@@ -164,7 +166,7 @@ def test_a_repeated_pair():
 def test_memory_keys_default_to_local_ones():
   inputs = inputs_for(SEGMENTS)._replace(memory_query=None, memory_key=None)
   same = inputs._replace(memory_query=inputs.query, memory_key=inputs.key)
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     np.testing.assert_array_equal(
       run(SEGMENTS, inputs, function)[1], run(SEGMENTS, same, function)[1]
     )
@@ -182,8 +184,10 @@ def test_any_tile_per_token(tile_time):
   inputs = inputs_for(TOKEN, 21)
   state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)
   tiling = tilings.Tiling(tile_time=tile_time)
-  found = xla_chunked.chunk(state, inputs, spec=TOKEN, tiling=tiling)
-  expected = api.reference(state, inputs, spec=TOKEN)
+  found = programs.compiled(xla_chunked.chunk)(
+    state, inputs, spec=TOKEN, tiling=tiling
+  )
+  expected = COMPILED.reference(state, inputs, spec=TOKEN)
   for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 

@@ -6,11 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.key_value_means import api, tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["key_value_means"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 BUDGETS = ("power", "fixed", "saturating", "user")
@@ -113,7 +115,7 @@ def by_hand(spec, keys, values, gates, query=None):
     keys,
     *(x[..., None] for x in column),
   )
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   rows = int(state.length[0])
   return (
     state.keys[0, 0, :rows],
@@ -189,7 +191,7 @@ def test_readout_by_hand():
   query = jnp.array([U + W] * 3)[None, :, None]
   values = jnp.array([5.0, 7.0, 11.0])[None, :, None, None]
   inputs = api.Inputs(query, keys, values, jnp.ones_like(values))
-  _, y = api.reference(state, inputs, spec=SMALL)
+  _, y = COMPILED.reference(state, inputs, spec=SMALL)
   # Token 2 begins a chunk: rows u and w (logits 3 each), itself (logit 6).
   weights = np.exp(np.array([2 * 3, 2 * 3, 0.5 * 6]) / np.sqrt(3))
   expected = weights @ [5, 7, 11] / weights.sum()
@@ -200,7 +202,7 @@ def test_prepared_keys():
   """r channels zeroed, then a layer norm of all: they are not zero (1.2)."""
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, 9)
-  final, _ = api.reference(state, inputs, spec=spec)
+  final, _ = COMPILED.reference(state, inputs, spec=spec)
   key = np.array(inputs.key[:, 3])
   key[..., :2] = 0
   centred = key - key.mean(-1, keepdims=True)
@@ -215,7 +217,7 @@ def test_prepared_keys():
 def test_up_to_the_window_it_is_causal_attention():
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, spec.window)
-  final, y = api.reference(state, inputs, spec=spec)
+  final, y = COMPILED.reference(state, inputs, spec=spec)
   tau = np.array(state.temperatures[..., 1])[..., None, None]
   logits = np.einsum("bqhd,bkhd->bhqk", inputs.query, inputs.key)
   logits = tau * logits / np.sqrt(5)
@@ -245,18 +247,20 @@ def test_the_scale_of_a_row_is_not_read():
   """(sK, sV) of a row times any positive number, but for LN's eps."""
   spec = dataclasses.replace(MEMORY.specs["power"], norm_eps=1e-14)
   state, inputs = make(spec, 30)
-  state, _ = api.reference(state, inputs, spec=spec)
+  state, _ = COMPILED.reference(state, inputs, spec=spec)
   scale = jnp.exp(jax.random.normal(jax.random.key(7), state.radii.shape))
   scaled = state._replace(
     keys=scale[..., None] * state.keys, values=scale[..., None] * state.values
   )
   # Two tokens from position 30 on: inside a chunk.
   token = jax.tree.map(lambda x: x[:, :2], inputs)
-  want, got = (api.reference(s, token, spec=spec)[1] for s in (state, scaled))
+  want, got = (
+    COMPILED.reference(s, token, spec=spec)[1] for s in (state, scaled)
+  )
   np.testing.assert_allclose(got, want, rtol=1e-10)
   without = dataclasses.replace(spec, value_radius=False)
   want, got = (
-    api.reference(s, token, spec=without)[1] for s in (state, scaled)
+    COMPILED.reference(s, token, spec=without)[1] for s in (state, scaled)
   )
   assert jnp.max(jnp.abs(got - want)) > 0.01
 
@@ -271,7 +275,7 @@ def test_gates_weigh_merges_only():
     state, inputs = make(spec, 30)
     other = inputs._replace(merge_gate=inputs.merge_gate**2)
     first, second = (
-      api.reference(state, x, spec=spec)[1] for x in (inputs, other)
+      COMPILED.reference(state, x, spec=spec)[1] for x in (inputs, other)
     )
     assert bool(jnp.all(first == second)) == same
 
@@ -363,18 +367,18 @@ def test_capacity_caps_the_budget_and_grows():
   assert rows == api.capacity(spec, 16) == 5
   head = jax.tree.map(lambda x: x[:, :30], inputs)
   tail = jax.tree.map(lambda x: x[:, 30:], inputs)
-  capped, _ = api.reference(small, head, spec=spec)
+  capped, _ = COMPILED.reference(small, head, spec=spec)
   np.testing.assert_array_equal(capped.length, rows)
   errors.assert_close(
-    api.chunk(small, head, spec=spec, seen=0)[0], capped, 1e-5, "capped"
+    COMPILED.chunk(small, head, spec=spec, seen=0)[0], capped, 1e-5, "capped"
   )
   # With room again it catches up, four rows a chunk.
   grown = api.resize(capped, 20)
   assert grown.values.shape[2] == 20
-  want = api.reference(grown, tail, spec=spec)
+  want = COMPILED.reference(grown, tail, spec=spec)
   assert want[0].length.tolist() == [13, 13]  # B(36) = 13
   errors.assert_close(
-    api.chunk(grown, tail, spec=spec, seen=30), want, 1e-5, "grown"
+    COMPILED.chunk(grown, tail, spec=spec, seen=30), want, 1e-5, "grown"
   )
   with pytest.raises(ValueError, match="capacity=4 must be at least 5"):
     api.resize(capped, 4)

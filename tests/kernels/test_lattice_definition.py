@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lattice_by_hand import (
+  COMPILED,
   MEMORY,
   SIZES,
   inputs_for,
@@ -47,7 +48,9 @@ def test_two_tokens_by_hand():
     log_decay=jnp.log(one_head([1.0], [0.3])),
     write_rate=one_head([0.75], [0.4]),
   )
-  state, y = api.reference(state_of(spec, [1, 0], [0, 1]), inputs, spec=spec)
+  state, y = COMPILED.reference(
+    state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
+  )
   # Token 1: h = S k - v = [1, 0] lies along s_1, which stays; s_2 is written
   #          [-.75, 1], of norm 1.25: s_2 = [-.6, .8]; y = s_1 + 5 s_2.
   # Token 2: h = s_2 - v = [-.8, -.6] is tangent at s_2; s_1 has c = 0 and is
@@ -76,7 +79,9 @@ def test_one_token_of_each_objective_by_hand(objective, first, second):
   inputs = api.Inputs(
     one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.75 * ones
   )
-  state, _ = api.reference(state_of(spec, [1, 0], [0, 1]), inputs, spec=spec)
+  state, _ = COMPILED.reference(
+    state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
+  )
   np.testing.assert_allclose(
     state.memory[0, 0], np.stack([first, second], axis=1), atol=1e-15
   )
@@ -97,7 +102,9 @@ def test_columns_that_are_no_units_by_hand(update, expected):
   inputs = api.Inputs(
     one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.5 * ones
   )
-  state, _ = api.reference(state_of(spec, [2, 0], [0, 1]), inputs, spec=spec)
+  state, _ = COMPILED.reference(
+    state_of(spec, [2, 0], [0, 1]), inputs, spec=spec
+  )
   np.testing.assert_allclose(state.memory[0, 0], expected, atol=1e-15)
 
 
@@ -111,7 +118,9 @@ def test_chunk_start_gradient_by_hand():
     log_decay=one_head([0.0], [0.0]),
     write_rate=one_head([0.75], [0.75]),
   )
-  state, y = api.reference(state_of(spec, [1, 0], [0, 1]), inputs, spec=spec)
+  state, y = COMPILED.reference(
+    state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
+  )
   # h = [0, 1] - v = [1, 0] twice: ds = [-.75, 0], beta = .8. The second write
   # is added to [-.6, .8] and contracted, and is read before the chunk's end
   # makes it a unit.
@@ -145,7 +154,9 @@ def test_soft_threshold_by_hand(fields, mu, second):
     jnp.log(mu * ones),
     0.75 * ones,
   )
-  state, _ = api.reference(state_of(spec, [1, 0], [0, 1]), inputs, spec=spec)
+  state, _ = COMPILED.reference(
+    state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
+  )
   np.testing.assert_allclose(state.memory[0, 0, :, 1], second, rtol=1e-12)
 
 
@@ -165,7 +176,9 @@ def test_threshold_of_a_chunk_is_that_of_its_rates():
     log_decay=zero[..., :1],
     write_rate=one_head([0.75], [0.25]),
   )
-  state, y = api.reference(state_of(spec, [1, 0], [0, 1]), inputs, spec=spec)
+  state, y = COMPILED.reference(
+    state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
+  )
   np.testing.assert_allclose(y[0, :, 0], [[0, 1], [0, 1]])
   np.testing.assert_allclose(state.memory[0, 0], np.eye(2) * 2 / 3)
 
@@ -270,7 +283,7 @@ def test_delta_is_deltanet():
   """S <- S - gamma (S k - v) k^T, as a plain numpy loop."""
   inputs = inputs_for(DELTA)
   state = MEMORY.make_state(jax.random.key(1), DELTA, **SIZES)
-  final, y = api.reference(state, inputs, spec=DELTA)
+  final, y = COMPILED.reference(state, inputs, spec=DELTA)
   q, k, v, _, gamma = (np.array(x) for x in inputs)
   for b in range(2):
     for head in range(2):
@@ -293,7 +306,7 @@ def test_every_rung_is_one_field():
   for spec in (DELTA, orthogonal, normalized, gated):
     state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
     state = state._replace(memory=memory)
-    results.append(api.reference(state, inputs, spec=spec)[1])
+    results.append(COMPILED.reference(state, inputs, spec=spec)[1])
   for lower, upper in itertools.pairwise(results):
     assert difference(lower, upper) > 0.01
 
@@ -303,7 +316,7 @@ def test_forget_gate_off_ignores_the_decay():
     spec = api.Spec(num_slots=6, forget_gate=False, gradient_at=gradient_at)
     inputs = inputs_for(spec)
     other = inputs._replace(log_decay=5 * inputs.log_decay)
-    for function in (api.reference, api.chunk):
+    for function in (COMPILED.reference, COMPILED.chunk):
       state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
       np.testing.assert_array_equal(
         function(state, inputs, spec=spec)[1],

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.linear_attention import api, tilings, xla_chunked
 from memcomp_kernels.primitives import feature_maps
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["linear_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 
@@ -32,7 +34,7 @@ def fresh(spec, **sizes):
   return api.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_by_hand(function):
   """Features relu, scale 1, eps 1, decay 1/2 at the second token.
 
@@ -73,7 +75,7 @@ def test_read_is_a_mean_of_values(name):
   weights = jnp.tril(weights)
   weights = weights / weights.sum(-1, keepdims=True)
   expected = jnp.einsum("bhti,bihv->bthv", weights, inputs.value)
-  _, y = api.reference(fresh(spec), inputs, spec=spec)
+  _, y = COMPILED.reference(fresh(spec), inputs, spec=spec)
   keep = np.isfinite(expected)  # relu may leave a first token no weight
   np.testing.assert_allclose(y[keep], expected[keep], rtol=1e-9, atol=1e-11)
 
@@ -100,7 +102,7 @@ def test_decay_of_retention():
   t = jnp.arange(12)
   scores = scores * jnp.tril(0.9 ** (t[:, None] - t))
   expected = jnp.einsum("bhti,bihv->bthv", scores, inputs.value)
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     _, y = function(fresh(spec), inputs, spec=spec)
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
@@ -111,8 +113,10 @@ def test_any_tile(tile_time):
   inputs = inputs_for(spec, 21)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
   tiling = tilings.Tiling(tile_time=tile_time)
-  found = xla_chunked.chunk(state, inputs, spec=spec, tiling=tiling)
-  expected = api.reference(state, inputs, spec=spec)
+  found = programs.compiled(xla_chunked.chunk)(
+    state, inputs, spec=spec, tiling=tiling
+  )
+  expected = COMPILED.reference(state, inputs, spec=spec)
   for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 

@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.ovq import api, dictionary
 from memcomp_kernels.testing import memories, memory
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["ovq"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -43,7 +45,7 @@ def test_by_hand():
     key=keys,
     value=one_head([0.0], [4.0], [8.0], [12.0], [16.0]),
   )
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(y[0, :, 0, 0], [0, 2, 4, 6, 8], atol=1e-15)
   expected = [[1, 0], [0.3, 0.9], [0.6, -0.8]]
   np.testing.assert_allclose(state.keys[0, 0], expected)
@@ -82,12 +84,12 @@ def inputs_for(spec, time=23):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
 
-def run(spec, inputs, function=api.chunk):
+def run(spec, inputs, function=COMPILED.chunk):
   state = api.init_state(spec, **SIZES, dtype=jnp.float64)
   return function(state, inputs, spec=spec)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_within_the_first_chunk_it_is_attention(function):
   spec = api.Spec(chunk_size=32, max_rows=8)
   inputs = inputs_for(spec)

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.delta_rule import api as delta_rule
 from memcomp_kernels.rwkv7 import api
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["rwkv7"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -44,7 +46,7 @@ def test_by_hand():
     log_decay=jnp.log(one_head([1, 1], [0.5, 0.25])),
     write_rate=one_head([1, 1], [1, 0.5]),
   )
-  state, p = api.reference(state, inputs, spec=spec)
+  state, p = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(state.memory[0, 0, :, 0], [-34 / 25, 219 / 25])
   np.testing.assert_allclose(p[0, :, 0, 0], [4, 37 / 5])
 
@@ -59,7 +61,7 @@ def test_equation_17_as_it_is_printed():
   """With the transition as a matrix, wkv `value x key`."""
   state, inputs = arguments(6)
   wkv = jnp.swapaxes(state.memory, -1, -2)
-  final, p = api.reference(state, inputs, spec=api.Spec())
+  final, p = COMPILED.reference(state, inputs, spec=api.Spec())
   for t in range(6):
     r, k, v, kappa, log_w, a = (x[:, t] for x in inputs)
     transition = jnp.exp(log_w)[..., None] * jnp.eye(5)
@@ -72,7 +74,7 @@ def test_equation_17_as_it_is_printed():
   )
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_without_decay_it_can_be_the_delta_rule(function):
   """A removal key that is written by, at one rate for all channels."""
   state, inputs = arguments()
@@ -101,7 +103,7 @@ def test_channels_decay_apart():
   """Without removal each channel is a linear attention of its own."""
   state, inputs = arguments()
   inputs = inputs._replace(write_rate=0 * inputs.write_rate)
-  final, _ = api.chunk(state, inputs, spec=api.Spec())
+  final, _ = COMPILED.chunk(state, inputs, spec=api.Spec())
   S = state.memory
   for t in range(12):
     S = jnp.exp(inputs.log_decay[:, t])[..., None] * S
@@ -111,8 +113,8 @@ def test_channels_decay_apart():
 
 def test_scale_is_of_the_read():
   state, inputs = arguments()
-  _, p = api.chunk(state, inputs, spec=api.Spec())
-  _, scaled = api.chunk(state, inputs, spec=api.Spec(scale=None))
+  _, p = COMPILED.chunk(state, inputs, spec=api.Spec())
+  _, scaled = COMPILED.chunk(state, inputs, spec=api.Spec(scale=None))
   np.testing.assert_allclose(scaled, 5**-0.5 * p, rtol=1e-12)
 
 

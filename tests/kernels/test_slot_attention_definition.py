@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.slot_attention import api
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["slot_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -49,7 +51,7 @@ def test_gated_by_hand():
     value=one_head([4.0], [8.0]),
     log_decay=jnp.log(one_head([0.5, 0.25], [0.5, 0.5])),
   )
-  state, y = api.reference(fresh(spec, 1, 1), inputs, spec=spec)
+  state, y = COMPILED.reference(fresh(spec, 1, 1), inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [0.5, 0.75])
   np.testing.assert_allclose(state.value_memory[0, 0, :, 0], [5, 5.5])
   np.testing.assert_allclose(y[0, :, 0, 0], [8 / 3, 21 / 4])
@@ -68,7 +70,7 @@ def test_softmax_by_hand():
     value=one_head([0.0], [8.0]),
     write_logit=jnp.log(one_head([2.0, 5.0], [6.0, 5.0])),
   )
-  state, y = api.reference(fresh(spec, 1, 1), inputs, spec=spec)
+  state, y = COMPILED.reference(fresh(spec, 1, 1), inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [3, 2])
   np.testing.assert_allclose(state.value_memory[0, 0, :, 0], [6, 4])
   np.testing.assert_allclose(jnp.exp(state.log_total[0, 0]), [8, 10])
@@ -79,12 +81,12 @@ def inputs_for(spec, time=12):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
 
-def run(spec, inputs, function=api.chunk):
+def run(spec, inputs, function=COMPILED.chunk):
   state = api.init_state(spec, **SIZES, dtype=jnp.float64)
   return function(state, inputs, spec=spec)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_slots_of_softmax_are_averages_over_tokens(function):
   """ABC as it is printed: sums over tokens, divided by the sum of weights."""
   spec = api.Spec(num_slots=3, rule="softmax", scale=None)

@@ -6,11 +6,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.softmax_attention import api, tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
@@ -48,7 +50,7 @@ def test_two_tokens_by_hand():
   inputs = api.Inputs(
     query=one_head(5, 1), key=one_head(0, math.log(3)), value=one_head(8, 4)
   )
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(y[0, :, 0, 0], [8, 5])
   np.testing.assert_allclose(state.values[0, 0, :, 0], [8, 4])
   assert int(state.position[0]) == 2
@@ -73,7 +75,7 @@ def test_what_each_spec_sees(name):
   """A plain numpy loop over pairs of positions."""
   spec, seen = SEEN[name]
   inputs = inputs_for(15)
-  _, y = api.reference(fresh(spec), inputs, spec=spec)
+  _, y = COMPILED.reference(fresh(spec), inputs, spec=spec)
   q, k, v = (np.array(x) for x in inputs[:3])
   for p in range(15):
     js = [j for j in range(p + 1) if seen(p, j)]
@@ -87,7 +89,7 @@ def test_what_each_spec_sees(name):
 def test_full_attention_is_the_library_s():
   inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs_for(20))
   state = gradients.cast(fresh(api.Spec()), jnp.float32)
-  _, y = api.chunk(state, inputs, spec=api.Spec(), seen=0)
+  _, y = COMPILED.chunk(state, inputs, spec=api.Spec(), seen=0)
   # Widths of keys and values are one there.
   expected = jax.nn.dot_product_attention(
     inputs.query, inputs.key, inputs.value[..., :5], is_causal=True
@@ -97,18 +99,18 @@ def test_full_attention_is_the_library_s():
 
 def test_a_window_as_long_as_the_text_is_full_attention():
   inputs = inputs_for(15)
-  full = api.reference(fresh(api.Spec()), inputs, spec=api.Spec())[1]
+  full = COMPILED.reference(fresh(api.Spec()), inputs, spec=api.Spec())[1]
   for changes in ({}, {"sink_tokens": 3}):
     spec = api.Spec(window_size=15, **changes)
-    y = api.reference(fresh(spec), inputs, spec=spec)[1]
+    y = COMPILED.reference(fresh(spec), inputs, spec=spec)[1]
     np.testing.assert_allclose(y, full, rtol=1e-12)
 
 
 def test_more_tokens_than_the_state_holds_push_the_oldest_out():
   inputs = inputs_for(15)
-  full = api.chunk(fresh(api.Spec(), length=6), inputs, spec=api.Spec())[1]
+  full = COMPILED.chunk(fresh(api.Spec(), length=6), inputs, spec=api.Spec())[1]
   spec = api.Spec(window_size=6)
-  window = api.chunk(fresh(spec), inputs, spec=spec)[1]
+  window = COMPILED.chunk(fresh(spec), inputs, spec=spec)[1]
   np.testing.assert_allclose(full, window, rtol=1e-12)
 
 
@@ -148,9 +150,9 @@ def test_a_bound_of_what_was_seen_changes_nothing(name):
   inputs = inputs_for(40)
   first = jax.tree.map(lambda x: x[:, :3], inputs)
   rest = jax.tree.map(lambda x: x[:, 3:], inputs)
-  state, y = api.chunk(fresh(spec, 48), first, spec=spec, seen=0)
-  state, z = api.chunk(state, rest, spec=spec, seen=3)
-  expected = api.reference(fresh(spec, 48), inputs, spec=spec)
+  state, y = COMPILED.chunk(fresh(spec, 48), first, spec=spec, seen=0)
+  state, z = COMPILED.chunk(state, rest, spec=spec, seen=3)
+  expected = COMPILED.reference(fresh(spec, 48), inputs, spec=spec)
   errors.assert_close(
     (state, jnp.concatenate([y, z], axis=1)), expected, 1e-12, "seen"
   )

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.linear_attention import api as linear_attention
 from memcomp_kernels.state_space_duality import api, tilings, xla_chunked
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["state_space_duality"]
 SIZES = {"batch": 2, "heads": 4, "key_dim": 6, "value_dim": 5}
 OWN, SHARED = api.Spec(), api.Spec(heads_per_group=2)
@@ -33,7 +35,7 @@ def fresh(spec=SHARED, **sizes):
   return api.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_by_hand(function):
   """Two tokens, a state of two, D = 10.
 
@@ -68,7 +70,7 @@ def test_the_quadratic_form():
   expected = jnp.einsum(
     "bhti,bihp->bthp", scores, inputs.write_rate * inputs.value
   )
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     _, y = function(fresh(OWN), inputs, spec=OWN)
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
@@ -76,7 +78,7 @@ def test_the_quadratic_form():
 def test_duality_with_linear_attention():
   spec = api.Spec(skip=False)
   inputs = inputs_for(spec)
-  _, y = api.reference(fresh(spec), inputs, spec=spec)
+  _, y = COMPILED.reference(fresh(spec), inputs, spec=spec)
   other = linear_attention.Spec(
     feature_map="identity", normalize=False, forget_gate=True, scale=1.0
   )
@@ -93,7 +95,7 @@ def test_duality_with_linear_attention():
   np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_groups_are_heads_that_follow_each_other(function):
   inputs = inputs_for()
   assert inputs.query.shape[2] == 2
@@ -114,8 +116,10 @@ def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
   tiling = tilings.Tiling(tile_time=tile_time)
-  found = xla_chunked.chunk(state, inputs, spec=SHARED, tiling=tiling)
-  expected = api.reference(state, inputs, spec=SHARED)
+  found = programs.compiled(xla_chunked.chunk)(
+    state, inputs, spec=SHARED, tiling=tiling
+  )
+  expected = COMPILED.reference(state, inputs, spec=SHARED)
   for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 

@@ -5,11 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.tensor_cache import api, tilings
 from memcomp_kernels.testing import checks, memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["tensor_cache"]
 TIME = 13
 
@@ -60,7 +62,7 @@ def reads(spec, inputs, state=None):
   """What the memory adds, `[time, value]`, and the final memory."""
   k, v = inputs.key.shape[-1], inputs.value.shape[-1]
   state = fresh(spec, k, v) if state is None else state
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   return np.array(y[0, :, 0, v:]), np.array(state.memories.memory[0, 0, 0, 0])
 
 
@@ -117,7 +119,7 @@ def test_local_attention_is_a_softmax_over_the_window(sinks):
   spec = evicted(sink_tokens=sinks)
   inputs = drawn(spec)
   q, k, v, _, _ = numbers(inputs)
-  _, y = api.reference(fresh(spec, 4, 4), inputs, spec=spec)
+  _, y = COMPILED.reference(fresh(spec, 4, 4), inputs, spec=spec)
   for t in range(TIME):
     seen = [j for j in range(t + 1) if j < sinks or t - j < 4 - sinks]
     p = np.exp(k[seen] @ q[t] / np.sqrt(4))
@@ -246,7 +248,7 @@ def test_a_token_is_invisible_for_one_step(after):
   inputs = drawn(spec, time=9)
 
   def last(value):
-    y = api.reference(
+    y = COMPILED.reference(
       fresh(spec, 4, 4), inputs._replace(value=value), spec=spec
     )[1]
     return y[0, -1, 0]
@@ -280,7 +282,7 @@ def test_one_slot_of_three_is_the_single_slot_memory(make):
   full = state.memories._replace(memory=state.memories.memory + 1.0)
   state = state._replace(memories=full, starts=state.starts and full)
   inputs = inputs._replace(read_route=inputs.read_route / 2)
-  final, _ = api.reference(state, inputs, spec=slots)
+  final, _ = COMPILED.reference(state, inputs, spec=slots)
   kept = np.array(final.memories.memory[0, 0, 0])
   np.testing.assert_array_equal(kept[[0, 2]], np.ones((2, 4, 4)))
   assert np.abs(kept[1] - 1).max() > 0.01
@@ -295,7 +297,7 @@ def test_whose_route_an_evicted_token_takes(route_by, slot):
   # Token 0 asks for slot 0, token 1, which evicts it, for slot 1.
   routes = jnp.eye(2, dtype=jnp.float64)[None, :, None]
   inputs = inputs._replace(write_route=routes, read_route=routes)
-  final, _ = api.reference(fresh(spec), inputs, spec=spec)
+  final, _ = COMPILED.reference(fresh(spec), inputs, spec=spec)
   written = np.array(final.memories.memory[0, 0, 0, :, 0, 0])
   np.testing.assert_allclose(written, [7, 0] if slot == 0 else [0, 7])
 
@@ -342,8 +344,8 @@ def test_what_is_normalised_on_the_way_into_the_memory(make):
     reads(spec, inputs)[0], reads(plain, changed)[0], rtol=1e-12, atol=1e-13
   )
   state = fresh(spec, 4, 4)
-  local = api.reference(state, inputs, spec=spec)[1][..., :4]
-  expected = api.reference(state, inputs, spec=plain)[1][..., :4]
+  local = COMPILED.reference(state, inputs, spec=spec)[1][..., :4]
+  expected = COMPILED.reference(state, inputs, spec=plain)[1][..., :4]
   np.testing.assert_array_equal(local, expected)
 
 
@@ -401,7 +403,7 @@ def test_a_chunk_may_be_longer_than_the_window():
   """Scalars: nothing is seen of tokens 0 and 1 before token 3."""
   inputs = by_hand([1, 2, 3, 4, 5], [1, 10, 100, 1000, 1e4])
   spec = every(window_size=1, chunk_size=3)
-  _, y = api.reference(fresh(spec, 1, 1), inputs, spec=spec)
+  _, y = COMPILED.reference(fresh(spec, 1, 1), inputs, spec=spec)
   # Of keys 1, 2, 3 with a decay of .5: 0.25 * 1 + 0.5 * 20 + 300.
   memory, local = 310.25, [1, 10, 100, 1000, 1e4]
   np.testing.assert_allclose(y[0, :, 0, 0], local)

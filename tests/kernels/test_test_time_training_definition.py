@@ -5,11 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.test_time_training import api, inner, reference
 from memcomp_kernels.testing import memories
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["test_time_training"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 6}
 
@@ -60,7 +62,7 @@ def test_chunk_start_by_hand():
     Read q = (0, 1): z = b = (-1, 3), centred (-2, 2), s = sqrt(7).
   """
   spec, state, inputs = two_tokens(chunk_size=2)
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   (layer,) = state.layers
   np.testing.assert_allclose(layer.weight[0, 0], [[-3, 3], [0, 0]], atol=1e-15)
   np.testing.assert_allclose(layer.bias[0, 0], [-1, 3])
@@ -78,7 +80,7 @@ def test_step_scale_by_hand():
   """
   spec, state, inputs = two_tokens(chunk_size=2)
   inputs = inputs._replace(step_scale=one_head([0.5], [0.25]))
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   (layer,) = state.layers
   expected = [[-0.75, 0.75], [0, 0]]
   np.testing.assert_allclose(layer.weight[0, 0], expected, atol=1e-15)
@@ -94,7 +96,7 @@ def test_per_token_with_decay_by_hand():
   variance 25/4, s = sqrt(37)/2, h = (-1, 1) 5 / sqrt(37).
   """
   spec, state, inputs = two_tokens(gradient_at="token", forget_gate=True)
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   s = 37**0.5 / 2
   h = np.array([-1, 1]) * 2.5 / s
   g = h - [0.5, -0.5]
@@ -142,7 +144,7 @@ def inputs_for(spec, time=12):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
 
-def run(spec, inputs, seed=1, function=api.reference):
+def run(spec, inputs, seed=1, function=COMPILED.reference):
   state = MEMORY.make_state(jax.random.key(seed), spec, **SIZES)
   return function(state, inputs, spec=spec)
 
@@ -211,7 +213,7 @@ def test_step_scale_zero_keeps_the_model():
   inputs = inputs_for(spec)
   none = inputs._replace(step_scale=0 * inputs.step_scale)
   still = none._replace(write_rate=0 * inputs.write_rate)
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     np.testing.assert_array_equal(
       run(spec, none, function=function)[1],
       run(spec, still, function=function)[1],
@@ -254,7 +256,7 @@ def test_the_sequence_is_learned_online(model):
     norm_scale=jnp.ones_like(state.norm_scale),
     norm_bias=jnp.zeros_like(state.norm_bias),
   )
-  _, y = api.reference(state, inputs, spec=spec)
+  _, y = COMPILED.reference(state, inputs, spec=spec)
   error = jnp.linalg.norm(y - inputs.value, axis=-1)
   assert jnp.all(error[:, -1] < 0.05 * error[:, 0])
 

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.testing import memories
 from memcomp_kernels.trellis import api
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["trellis"]
 
 
@@ -39,7 +41,7 @@ def test_two_tokens_by_hand():
     log_decay=jnp.log(one_head([1.0], [0.5])),
     write_rate=one_head([0.5], [0.25]),
   )
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   # Token 1: z = 0, u = 0 - 4; M_K = 0.5 * 4 * [1, 0] = [2, 0];
   #          M_V = 0.5 * 4 * 2 = 4; read M_K q = 2; y = 4 * 2 = 8.
   # Token 2: z_K = 2, u_K = 1; M_K = 0.5 [2, 0] - 0.25 [1, 1] = [.75, -.25];
@@ -60,7 +62,7 @@ def test_chunk_start_gradient_by_hand():
   )
   ones = one_head([1.0], [1.0])
   inputs = api.Inputs(ones, ones, ones, one_head([4], [6]), 0 * ones, ones / 2)
-  state, _ = api.reference(state, inputs, spec=spec)
+  state, _ = COMPILED.reference(state, inputs, spec=spec)
   # u = -4 then -6, neither sees the other's write: M = 2 + 3.
   np.testing.assert_allclose(state.key_memory[0, 0], [[5.0]])
   assert int(state.position[0]) == 0
@@ -107,7 +109,7 @@ def test_activations_by_hand():
 def run(spec, inputs, seed=1):
   sizes = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
   state = MEMORY.make_state(jax.random.key(seed), spec, **sizes)
-  return api.reference(state, inputs, spec=spec)
+  return COMPILED.reference(state, inputs, spec=spec)
 
 
 def inputs_for(spec, time=12, passes=1):
@@ -130,7 +132,7 @@ def test_identity_phi_is_the_gated_delta_rule():
   state = MEMORY.make_state(
     jax.random.key(1), spec, batch=2, heads=2, key_dim=5, value_dim=7
   )
-  final, _ = api.reference(state, inputs, spec=spec)
+  final, _ = COMPILED.reference(state, inputs, spec=spec)
   for memory, written in (("key_memory", "key"), ("value_memory", "value")):
     M = np.array(getattr(state, memory))
     for t in range(12):
@@ -170,7 +172,7 @@ def test_rate_zero_and_no_decay_keep_the_memory():
   state = MEMORY.make_state(
     jax.random.key(1), spec, batch=2, heads=2, key_dim=5, value_dim=7
   )
-  final, _ = api.reference(state, inputs, spec=spec)
+  final, _ = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_array_equal(final.key_memory, state.key_memory)
   np.testing.assert_array_equal(final.value_memory, state.value_memory)
 
@@ -203,7 +205,7 @@ def test_equal_separate_gates_are_the_shared_gate():
   state = MEMORY.make_state(
     jax.random.key(1), spec, batch=2, heads=2, key_dim=5, value_dim=7
   )
-  for function in (api.reference, api.chunk):
+  for function in (COMPILED.reference, COMPILED.chunk):
     shared = function(state, inputs, spec=spec)
     separate = function(state, twice, spec=spec)
     np.testing.assert_allclose(shared[1], separate[1], rtol=1e-12)

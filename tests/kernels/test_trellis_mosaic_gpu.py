@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels import dispatch
@@ -20,13 +21,16 @@ STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 SPEC = api.Spec(num_slots=64, chunk_size=32)
 TOKEN = dataclasses.replace(SPEC, gradient_at="token")
 MEMORY = memories.MEMORIES["trellis"]
+COMPILED = programs.of(api)
 
 
-def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
+def arguments(
+  spec, time, batch=1, heads=2, before=5, key_dim=64, value_dim=64
+):
   """A state inside a chunk, one that segments start from, and inputs."""
   sizes = {
     "batch": batch,
-    "heads": 2,
+    "heads": heads,
     "key_dim": key_dim,
     "value_dim": value_dim,
   }
@@ -41,7 +45,7 @@ def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
     for i in (1, 2)
   ]
   begun = jax.tree.map(lambda x: x[:, :before], inputs)
-  state, _ = xla_chunked.chunk(states[0], begun, spec=spec)
+  state, _ = COMPILED.reference(states[0], begun, spec=spec)
   inputs = jax.tree.map(lambda x: x[:, before:], inputs)
   low = {
     name: getattr(inputs, name).astype("bfloat16")
@@ -59,9 +63,10 @@ def check(spec, given, ids=None, **mode):
 
     return function
 
-  xla = run(xla_chunked.chunk)
-  truth = gradients.value_and_gradients(xla, gradients.cast(given, jnp.float32))
-  expected = gradients.value_and_gradients(xla, given)
+  truth = gradients.value_and_gradients(
+    run(api.reference), gradients.cast(given, jnp.float32)
+  )
+  expected = gradients.value_and_gradients(run(xla_chunked.chunk), given)
   with modes.tried(**mode):
     actual = gradients.value_and_gradients(run(mosaic_gpu.chunk), given)
   errors.assert_no_worse(actual, expected, truth)
@@ -72,7 +77,7 @@ def test_packing():
   ids = np.zeros((2, 70), np.int32)
   ids[0] = 1  # goes on, inside a chunk
   ids[1, 3:40], ids[1, 45:] = 5, 2
-  check(SPEC, arguments(SPEC, 70, batch=2), jnp.array(ids), **STRICT)
+  check(SPEC, arguments(SPEC, 70, batch=2, heads=1), jnp.array(ids), **STRICT)
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from memcomp_kernels.testing import memories
 from memcomp_kernels.two_pass_delta import api, gates
 from memcomp_kernels.two_pass_delta import reference as definition
 
+COMPILED = programs.of(api)
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -57,7 +59,7 @@ def test_by_hand():
     -1. Read (1, 0): code -1, y = 1.
   """
   spec, state, inputs = two_tokens()
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [-0.5, -1])
   np.testing.assert_allclose(state.value_memory[0, 0], [[-1]])
   np.testing.assert_allclose(y[0, :, 0, 0], [2, 1])
@@ -66,7 +68,7 @@ def test_by_hand():
 def test_read_first_by_hand():
   """The same states; token 1 reads nothing, token 2 what token 1 left."""
   spec, state, inputs = two_tokens(read_first=True)
-  state, y = api.reference(state, inputs, spec=spec)
+  state, y = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(state.value_memory[0, 0], [[-1]])
   np.testing.assert_allclose(y[0, :, 0, 0], [0, 2])
 
@@ -77,7 +79,7 @@ def test_weight_decay_by_hand():
   S_K = (1/4, 0) - (1, 1) = (-3/4, -1), S_V = 0 + 1/4 * 8 * -1 = -2.
   """
   spec, state, inputs = two_tokens(key_weight_decay=1.0, value_weight_decay=9.0)
-  state, _ = api.reference(state, inputs, spec=spec)
+  state, _ = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [-0.75, -1])
   np.testing.assert_allclose(state.value_memory[0, 0], [[-2]])
 
@@ -108,7 +110,7 @@ def test_each_pass_is_a_gradient_step():
   S_K = descend(state.key_memory, first.source, first.key, 0.3)
   c = definition.nsilu(definition.answer(S_K, first.source), spec.code_eps)
   S_V = descend(state.value_memory, c, first.value, 0.2)
-  after, _ = api.step(state, first, spec=spec)
+  after, _ = COMPILED.step(state, first, spec=spec)
   np.testing.assert_allclose(after.key_memory, S_K, rtol=1e-12)
   np.testing.assert_allclose(after.value_memory, S_V, rtol=1e-12)
 
@@ -118,7 +120,7 @@ def arguments(spec, time=12):
   return MEMORY.make_state(jax.random.key(1), spec, **SIZES), inputs
 
 
-@pytest.mark.parametrize("function", [api.reference, api.chunk])
+@pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_tokens_that_are_not_active_only_read(function):
   spec = api.Spec(code_eps=0.1)
   state, inputs = arguments(spec)
@@ -128,11 +130,13 @@ def test_tokens_that_are_not_active_only_read(function):
   )
   final, y = function(state, inputs._replace(active=active), spec=spec)
   some = jax.tree.map(lambda x: x[:, written], inputs)
-  expected, y_some = api.reference(state, some, spec=spec)
+  expected, y_some = COMPILED.reference(state, some, spec=spec)
   np.testing.assert_allclose(final.key_memory, expected.key_memory, rtol=1e-10)
   np.testing.assert_allclose(y[:, written], y_some, rtol=1e-9)
   # Token 1 reads, with its own query, what token 0 left.
-  one, _ = api.step(state, jax.tree.map(lambda x: x[:, 0], inputs), spec=spec)
+  one, _ = COMPILED.step(
+    state, jax.tree.map(lambda x: x[:, 0], inputs), spec=spec
+  )
   code = definition.nsilu(
     definition.answer(one.key_memory, inputs.query[:, 1]), spec.code_eps
   )

@@ -20,11 +20,14 @@ from memcomp_kernels.trellis import api
 
 
 class Compiled:
-  """A model whose calls are compiled, once per shape.
+  """A model whose calls are compiled.
 
-  Most of what is tested takes rows of `TIME` tokens, two of them: nearly all
-  of the time goes to compiling.
+  Nearly all of the time goes to compiling, so one program serves every call:
+  rows are padded to `LONGEST` tokens and `ROWS` rows. Calls without segment
+  ids are compiled by `gradient`.
   """
+
+  ROWS, LONGEST = 2, 33
 
   def __init__(self, config):
     model = cases.build(config)
@@ -36,9 +39,20 @@ class Compiled:
     self.init_state = jax.jit(model.init_state, static_argnums=0)
     self.gradient = jax.jit(jax.grad(self._loss, has_aux=True))
 
-  def __call__(self, ids, **keywords):
-    keywords.setdefault("state", self.init_state(ids.shape[0]))
-    return self.run(ids, **keywords)
+  def __call__(self, ids, segment_ids=None, state=None):
+    """Hidden values of `ids`, and the state after them in `ROWS` rows."""
+    rows, time = ids.shape
+    if segment_ids is None:
+      segment_ids = np.ones_like(ids)
+    if state is None:
+      state = self.init_state(self.ROWS)
+    padding = ((0, self.ROWS - rows), (0, self.LONGEST - time))
+    hidden, state = self.run(
+      np.pad(ids, padding),
+      state=state,
+      segment_ids=np.pad(segment_ids, padding),
+    )
+    return hidden[:rows, :time], state
 
   def steps(self, ids):
     """As `logits` of a call, by steps."""

@@ -292,60 +292,85 @@ def check_packed_against_reference(
       assert_agree(value_and_gradients(function, arguments), expected, name)
 
 
-def check_padding(subject: Subject, time: int, batch: int) -> None:
-  """Level 7: padding leaves the state bit-equal and outputs exact zeros."""
-  # With the program of packed rows; any other takes longer to compile.
+def check_padding(
+  subject: Subject, time: int, batch: int, *, packed_program: bool = False
+) -> None:
+  """Level 7: padding leaves the state bit-equal and outputs exact zeros.
+
+  Args:
+    subject: what is checked.
+    time: tokens per row.
+    batch: rows.
+    packed_program: whether to run the gradient program that
+      `check_packed_against_reference` compiles for rows of this shape. It costs
+      less than the program of values alone where that check runs too.
+  """
   with jax.enable_x64(True):
     fresh, state = subject.state(batch=batch), _continued(subject, batch)
     inputs = subject.inputs(time, batch=batch)
     inputs = jax.tree.map(lambda x: x + jnp.nan, inputs)
     none = jnp.zeros((batch, time), jnp.int32)
-    (new_state, outputs), _ = value_and_gradients(
-      subject.chunk, (state, inputs, none, fresh)
-    )
+    arguments = state, inputs, none, fresh
+    if packed_program:
+      (new_state, outputs), _ = value_and_gradients(subject.chunk, arguments)
+    else:
+      new_state, outputs = gradients.compiled(subject.chunk)(*arguments)
     errors.assert_equal(new_state, state, "state after padding")
     errors.assert_equal(outputs, jnp.zeros_like(outputs), "outputs at padding")
 
 
-def check_causal(subject: Subject, time: int) -> None:
+# The next three take the program of `check_truth`, which is in float64.
+
+
+def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
   """Level 7: outputs do not depend on later inputs, exactly."""
-  arguments = subject.state(), subject.inputs(time)
-  middle = time // 2
-  cotangents = gradients.random_cotangents(subject.chunk, arguments)
-  cotangents = [0 * c for c in cotangents]
-  cotangents[-1][:, :middle] = 1.0  # of the outputs, which come last
-  derivative = gradients.derivative(subject.chunk)
-  _, (_, gradient) = derivative(arguments, cotangents)
-  late = jax.tree.map(lambda x: x[:, middle:], gradient)
-  errors.assert_equal(late, jax.tree.map(jnp.zeros_like, late), "causality")
-  before = jax.tree.map(lambda x: x[:, :middle], gradient)
-  if not all(jnp.any(x != 0) for x in (before.query, before.value)):
-    raise AssertionError("the gradient is zero everywhere: nothing was checked")
+  with jax.enable_x64(x64):
+    arguments = subject.state(), subject.inputs(time)
+    middle = time // 2
+    cotangents = gradients.random_cotangents(subject.chunk, arguments)
+    cotangents = [0 * c for c in cotangents]
+    cotangents[-1][:, :middle] = 1.0  # of the outputs, which come last
+    derivative = gradients.derivative(subject.chunk)
+    _, (_, gradient) = derivative(arguments, cotangents)
+    late = jax.tree.map(lambda x: x[:, middle:], gradient)
+    errors.assert_equal(late, jax.tree.map(jnp.zeros_like, late), "causality")
+    before = jax.tree.map(lambda x: x[:, :middle], gradient)
+    if not all(jnp.any(x != 0) for x in (before.query, before.value)):
+      raise AssertionError(
+        "the gradient is zero everywhere: nothing was checked"
+      )
 
 
-def check_deterministic(subject: Subject, time: int) -> None:
+def check_deterministic(
+  subject: Subject, time: int, *, x64: bool = True
+) -> None:
   """Level 7: two runs agree to the last bit, values and gradients."""
-  arguments = subject.state(), subject.inputs(time)
-  errors.assert_equal(
-    value_and_gradients(subject.chunk, arguments),
-    value_and_gradients(subject.chunk, arguments),
-    "values and gradients",
-  )
+  with jax.enable_x64(x64):
+    arguments = subject.state(), subject.inputs(time)
+    errors.assert_equal(
+      value_and_gradients(subject.chunk, arguments),
+      value_and_gradients(subject.chunk, arguments),
+      "values and gradients",
+    )
 
 
 def check_edges(
-  subject: Subject, time: int, segment_ids: np.ndarray | None = None
+  subject: Subject,
+  time: int,
+  segment_ids: np.ndarray | None = None,
+  *,
+  x64: bool = True,
 ) -> None:
   """Level 8: finite values and gradients at the edges of the inputs.
 
   Args:
     subject: what is checked.
     time: tokens.
-    segment_ids: of packed rows; None for one segment. With them in float64, so
-      that one program serves this and `check_packed_against_reference`.
+    segment_ids: of packed rows; None for one segment.
+    x64: whether in float64 or in float32, which overflows earlier.
   """
   packed = segment_ids is not None
-  with jax.enable_x64(packed):
+  with jax.enable_x64(x64):
     batch = len(segment_ids) if packed else dict(subject.sizes)["batch"]
     ids = jnp.asarray(segment_ids, jnp.int32) if packed else None
     state = subject.state(batch=batch)

@@ -1,0 +1,31 @@
+"""Functions of a memory, compiled.
+
+Called outside jit, each operation of a function is a program of its own: a
+file of tests then compiles hundreds of them.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+STATIC = {"spec", "tiling", "implementation", "seen"}
+
+
+@functools.cache
+def compiled(function: Callable) -> Callable:
+  """Returns `function`, compiled once per Spec and shapes."""
+  names = STATIC & set(inspect.signature(function).parameters)
+  return jax.jit(function, static_argnames=sorted(names))
+
+
+def of(api: Any) -> types.SimpleNamespace:
+  """Returns a memory's `step`, `chunk` and `reference`, compiled."""
+  return types.SimpleNamespace(
+    step=compiled(api.step),
+    chunk=compiled(api.chunk),
+    reference=compiled(api.reference),
+  )
