@@ -257,7 +257,7 @@ def read_text(
   keep: store_lib.Keep | None = None,
 ) -> store_lib.ArrayStore:
   """Tokenises text files into one array in memory; skips empty documents."""
-  parts, lengths = [], []
+  parts, lengths, sizes = [], [], []
   for file in files:
     if not file.is_jsonl and keep and not keep(file.name):
       continue
@@ -268,8 +268,11 @@ def read_text(
       if len(ids):
         parts.append(ids)
         lengths.append(len(ids))
+        sizes.append(tokenizer_lib.measure(tokenizer, ids))
   tokens = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
-  return store_lib.ArrayStore(name, tokens, np.array(lengths, np.int64))
+  return store_lib.ArrayStore(
+    name, tokens, np.array(lengths, np.int64), store_lib.sizes_of(sizes)
+  )
 
 
 def _keep(
