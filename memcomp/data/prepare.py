@@ -181,15 +181,14 @@ def _flags(
 
 
 def _find(source: str) -> list[text.TextFile]:
-  files = []
-  for path in sources.split_list(source):
+  paths = sources.split_list(source)
+  for path in paths:
     if ";" in path or path.endswith(".bin"):
       raise errors.UserError(
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
-    files += text.find(path)
-  return files
+  return text.find_all(paths)
 
 
 class _locked:  # noqa: N801 - used like a function

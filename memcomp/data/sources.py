@@ -211,7 +211,7 @@ def _open_list(
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
   stores: list[store_lib.TokenStore] = []
-  files: list[text.TextFile] = []
+  texts: list[str] = []
   for path in split_list(source):
     if _holds(path, shards.MANIFEST):
       stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
@@ -228,8 +228,9 @@ def _open_list(
     elif path.endswith(".bin") and os.path.exists(path):
       stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
     else:
-      files += text.find(path)
-  if files:
+      texts.append(path)
+  if texts:
+    files = text.find_all(texts)
     stores.append(read_text(source, files, tokenizer, keep))
   stores = [store for store in stores if store.num_tokens]
   if not stores:

@@ -95,7 +95,7 @@ def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
 
   for number, file in enumerate(files):
     size = os.path.getsize(file.path)
-    if size > unit_size and file.path.endswith(".jsonl"):
+    if size > unit_size and file.extension == ".jsonl":
       close()
       for part, length in _cut_lines(file, number, unit_size):
         parts.append(part)

@@ -165,7 +165,7 @@ def token_bytes(
   of_text = getattr(store, "sizes", None)
   if of_text is not None:
     mean = of_text.text.sum() / of_text.weight.sum()
-    return np.float32(tokenizer_lib.weights(sizes) * mean)
+    return (tokenizer_lib.weights(sizes) * mean).astype(np.float32)
   return None if (sizes == 1).all() else sizes
 
 
