@@ -22,9 +22,9 @@ class DataConfig:
   Attributes:
     source: "stdlib" (the running interpreter's library sources; needs no
       download), or comma-separated paths: text files, folders, globs (.txt .md
-      .py .jsonl, each also .gz or .zst), a folder written by
-      `memcomp.data.prepare`, or a flat token file (.bin). A weighted mixture is
-      written `0.7:pathA;0.3:pathB`.
+      .py .jsonl, each also .gz or .zst; a file counts once), a folder written
+      by `memcomp.data.prepare`, or a flat token file (.bin). A weighted mixture
+      is written `0.7:pathA;0.3:pathB`.
     validation: source of the validation tokens; "" takes a share of `source`,
       chosen by a hash of each file's name.
     validation_share: that share, in [0, 1).

@@ -183,7 +183,7 @@ def _scorer(config, opened: load.Checkpoint, mesh):
       return None
     of = copy.deepcopy(config)
     of.model = model
-    sizes = loop.token_bytes(tokenizer)
+    sizes = loop.token_bytes(tokenizer, store)
     found = validation.make(of, store, mesh, sizes)(params)
     print(
       f"{name:>10}: validation loss {found['validation_loss']:.4f},"

@@ -23,6 +23,7 @@ import numpy as np
 from memcomp import errors
 from memcomp.data import progress as progress_lib
 from memcomp.data import shards, sources, text, units
+from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data import workers as workers_lib
 
@@ -180,15 +181,14 @@ def _flags(
 
 
 def _find(source: str) -> list[text.TextFile]:
-  files = []
-  for path in sources.split_list(source):
+  paths = sources.split_list(source)
+  for path in paths:
     if ";" in path or path.endswith(".bin"):
       raise errors.UserError(
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
-    files += text.find(path)
-  return files
+  return text.find_all(paths)
 
 
 class _locked:  # noqa: N801 - used like a function
@@ -274,17 +274,22 @@ def _finish(
 ) -> int:
   """Writes the manifest from the indices of the units; returns the tokens."""
   indices = [_index(corpus.out, unit) for unit in work]
-  keys = ("lengths", "file_number", "line")
+  keys = ("lengths", "file_number", "line", "sizes")
   documents: dict[str, list[np.ndarray]] = {key: [] for key in keys}
   for unit in work:
     with np.load(units.index_path(corpus.out, unit, ".npz")) as archive:
-      for key, arrays in documents.items():
-        arrays.append(archive[key])
+      for key in keys:
+        if key in archive:  # units of older versions have no sizes
+          documents[key].append(archive[key])
   total = sum(index["tokens"] for index in indices)
   if not total:
     raise errors.UserError("--source: no text in it; give files with text")
   path = os.path.join(corpus.out, shards.DOCUMENTS)
+  if len(documents["sizes"]) < len(work):
+    del documents["sizes"]
   merged = {key: np.concatenate(arrays) for key, arrays in documents.items()}
+  if store_lib.sizes_of(merged.get("sizes", [])) is None:
+    merged.pop("sizes", None)  # the tokens spell the text
   units.save_arrays(path, **merged)
   manifest = {
     "format": shards.FORMAT,

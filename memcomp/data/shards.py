@@ -6,7 +6,8 @@ touches one or two records. Beside the shards:
 
 - manifest.json: counts, and size and SHA-256 of every other file;
 - documents.npz: for each document `lengths`, `file_number` (index into the
-  manifest's files) and `line`.
+  manifest's files) and `line`; where tokens do not spell the text, also `sizes`
+  (`tokenizer.measure` of each).
 """
 
 import functools
@@ -61,6 +62,7 @@ class ShardStore:
     documents = _read_documents(folder, manifest)
     self.lengths = documents["lengths"]
     self.num_tokens = int(self.lengths.sum())
+    self.sizes = store_lib.sizes_of(documents.get("sizes", []))
     self.names = store_lib.DocumentNames(
       manifest["files"], documents["file_number"], documents["line"]
     )

@@ -211,7 +211,7 @@ def _open_list(
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
   stores: list[store_lib.TokenStore] = []
-  files: list[text.TextFile] = []
+  texts: list[str] = []
   for path in split_list(source):
     if _holds(path, shards.MANIFEST):
       stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
@@ -228,8 +228,9 @@ def _open_list(
     elif path.endswith(".bin") and os.path.exists(path):
       stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
     else:
-      files += text.find(path)
-  if files:
+      texts.append(path)
+  if texts:
+    files = text.find_all(texts)
     stores.append(read_text(source, files, tokenizer, keep))
   stores = [store for store in stores if store.num_tokens]
   if not stores:
@@ -257,7 +258,7 @@ def read_text(
   keep: store_lib.Keep | None = None,
 ) -> store_lib.ArrayStore:
   """Tokenises text files into one array in memory; skips empty documents."""
-  parts, lengths = [], []
+  parts, lengths, sizes = [], [], []
   for file in files:
     if not file.is_jsonl and keep and not keep(file.name):
       continue
@@ -268,8 +269,11 @@ def read_text(
       if len(ids):
         parts.append(ids)
         lengths.append(len(ids))
+        sizes.append(tokenizer_lib.measure(tokenizer, ids))
   tokens = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
-  return store_lib.ArrayStore(name, tokens, np.array(lengths, np.int64))
+  return store_lib.ArrayStore(
+    name, tokens, np.array(lengths, np.int64), store_lib.sizes_of(sizes)
+  )
 
 
 def _keep(

@@ -2,12 +2,25 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 Keep = Callable[[str], bool]
 """Says by its name whether a document belongs to a split."""
+
+
+class Sizes(NamedTuple):
+  """Bytes of documents whose tokens do not spell their text.
+
+  Attributes:
+    text: int64 `[documents]`, bytes of the text.
+    weight: int64 `[documents]`, of all its tokens, which share the text's
+      bytes by it (`tokenizer.weights`); 0 where the text's are not known.
+  """
+
+  text: np.ndarray
+  weight: np.ndarray
 
 
 class TokenStore(Protocol):
@@ -18,12 +31,14 @@ class TokenStore(Protocol):
     lengths: int64 `[documents]`, tokens of each document, >= 1.
     num_tokens: their sum.
     fingerprint: 16 hex digits; equal for stores of equal documents.
+    sizes: of the text; None where the tokens spell it, as far as is known.
   """
 
   name: str
   lengths: np.ndarray
   num_tokens: int
   fingerprint: str
+  sizes: Sizes | None
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """Returns tokens [start, stop) of a document, int32 `[stop - start]`."""
@@ -61,15 +76,23 @@ def document_name(file: str, line: int) -> str:
 class ArrayStore:
   """All tokens in one array."""
 
-  def __init__(self, name: str, tokens: np.ndarray, lengths: np.ndarray):
+  def __init__(
+    self,
+    name: str,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    sizes: Sizes | None = None,
+  ):
     """Wraps an array.
 
     Args:
       name: for messages.
       tokens: `[num_tokens]` of any integer type.
       lengths: `[documents]`, summing to `num_tokens`.
+      sizes: see `TokenStore`.
     """
     self.name = name
+    self.sizes = sizes
     self.lengths = np.asarray(lengths, np.int64)
     self.num_tokens = int(self.lengths.sum())
     self.fingerprint = digest(self.lengths, tokens.dtype.str, tokens)
@@ -96,6 +119,7 @@ class Subset:
     self.lengths = store.lengths[documents]
     self.num_tokens = int(self.lengths.sum())
     self.fingerprint = digest(store.fingerprint, documents)
+    self.sizes = store.sizes and Sizes(*(x[documents] for x in store.sizes))
     self._store = store
     self._documents = documents
 
@@ -114,6 +138,10 @@ class Concatenation:
     self.num_tokens = int(self.lengths.sum())
     self.fingerprint = digest(*(s.fingerprint for s in self.stores))
     self._first = offsets_of(np.array([len(s.lengths) for s in self.stores]))
+    self.sizes = None
+    if any(s.sizes for s in self.stores):
+      parts = [s.sizes or _no_sizes(len(s.lengths)) for s in self.stores]
+      self.sizes = Sizes(*map(np.concatenate, zip(*parts, strict=True)))
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """See `TokenStore.read`."""
@@ -139,6 +167,16 @@ def subset(store: TokenStore, names: Sequence[str], keep: Keep) -> TokenStore:
   """Returns the documents of `store` whose name `keep` accepts."""
   kept = np.array([keep(name) for name in names], bool)
   return store if kept.all() else Subset(store, np.flatnonzero(kept))
+
+
+def sizes_of(documents: Sequence[Sequence[int]] | np.ndarray) -> Sizes | None:
+  """Returns sizes from what `tokenizer.measure` says of each document."""
+  text, weight, spelled = np.array(documents, np.int64).reshape(-1, 3).T
+  return None if (text == spelled).all() else Sizes(text, weight)
+
+
+def _no_sizes(count: int) -> Sizes:
+  return Sizes(*np.zeros((2, count), np.int64))
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:

@@ -1,88 +1,22 @@
-"""Finds text files and reads the documents in them."""
+"""Reads the documents of text files."""
 
-import dataclasses
-import glob
 import gzip
 import io
 import json
-import os
-import pathlib
-import sysconfig
 import zlib
 from collections.abc import Iterator
 
 from memcomp import errors
+from memcomp.data.files import TextFile, find, find_all
 
-EXTENSIONS = (".txt", ".md", ".py", ".jsonl")
-COMPRESSIONS = ("", ".gz", ".zst")
-
-# Beside tests: `encodings` is one table many times over, `pydoc_data` one
-# generated text, `_sysconfigdata*` names paths of the machine it was built on.
-_NOT_LIBRARY = {
-  "test",
-  "tests",
-  "idle_test",
-  "encodings",
-  "pydoc_data",
-  "site-packages",
-  "dist-packages",
-  "__pycache__",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class TextFile:
-  """A file of text.
-
-  Attributes:
-    name: path relative to the folder or pattern it was found by; decides on
-      which side of the validation split its documents fall.
-    path: where it is.
-  """
-
-  name: str
-  path: str
-
-  @property
-  def is_jsonl(self) -> bool:
-    """Whether each line is a document of its own."""
-    return any(self.path.endswith(".jsonl" + c) for c in COMPRESSIONS)
-
-
-def find(source: str) -> list[TextFile]:
-  """Lists the text files of a source, sorted by name.
-
-  Args:
-    source: "stdlib", a file, a folder (searched with its sub-folders, hidden
-      ones left out) or a glob.
-
-  Raises:
-    UserError: nothing there, or an extension that is no text.
-  """
-  if source == "stdlib":
-    return _find_stdlib()
-  if os.path.isdir(source):
-    found = _walk(source)
-    if not found:
-      raise errors.UserError(
-        f"{source}: no text files in this folder; it needs "
-        f"{', '.join(EXTENSIONS)} (also .gz or .zst)"
-      )
-    return found
-  if os.path.exists(source):
-    if not _is_text(source):
-      raise errors.UserError(
-        f"{source}: unknown extension; rename it to one of "
-        f"{', '.join(EXTENSIONS)} (also .gz or .zst) or .bin"
-      )
-    if not os.path.getsize(source):
-      raise errors.UserError(f"{source}: the file is empty; give one with text")
-    return [TextFile(os.path.basename(source), source)]
-  if glob.has_magic(source):
-    return _find_glob(source)
-  raise errors.UserError(
-    f"{source}: no such file or folder; check data.source and data.validation"
-  )
+__all__ = [
+  "TextFile",
+  "documents",
+  "find",
+  "find_all",
+  "json_lines",
+  "open_binary",
+]
 
 
 def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
@@ -143,9 +77,9 @@ class open_binary:  # noqa: N801 - used like the function open
       raw = open(self._path, "rb")
     except OSError as error:
       raise self._user_error(error) from error
-    if self._path.endswith(".gz"):
+    if self._path.lower().endswith(".gz"):
       self._stream = gzip.GzipFile(fileobj=raw)
-    elif self._path.endswith(".zst"):
+    elif self._path.lower().endswith(".zst"):
       self._stream = io.BufferedReader(_ZstdStream(raw, self._path))
     else:
       self._stream = raw
@@ -221,66 +155,3 @@ def _check_utf8(path: str, content: bytes, first_line: int = 1):
       f"{path}:{line}: not UTF-8 (byte 0x{content[error.start]:02x}); convert "
       "the file, for example with iconv -t UTF-8"
     ) from error
-
-
-def _find_glob(pattern: str) -> list[TextFile]:
-  parts = pathlib.PurePath(pattern).parts
-  fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-  base = os.path.join("", *parts[:fixed])
-  matches = glob.glob(pattern, recursive=True)
-  found = [
-    TextFile(os.path.relpath(path, base or "."), path)
-    for path in matches
-    if os.path.isfile(path) and _is_text(path)
-  ]
-  if not found:
-    raise errors.UserError(
-      f"{pattern}: matches no text file; check the pattern (extensions "
-      f"{', '.join(EXTENSIONS)}, also .gz or .zst)"
-    )
-  return sorted(found, key=lambda file: file.name)
-
-
-def _find_stdlib() -> list[TextFile]:
-  root = sysconfig.get_paths()["stdlib"]
-  found = [
-    file
-    for file in _walk(root, _NOT_LIBRARY)
-    if file.name.endswith(".py")
-    and not file.name.startswith("_sysconfigdata")
-    and _is_utf8(file.path)
-  ]
-  if not found:
-    raise errors.UserError(
-      f"source stdlib: no library sources in {root}; install the interpreter "
-      "with its sources, or set data.source to text files"
-    )
-  return found
-
-
-def _is_utf8(path: str) -> bool:
-  try:
-    pathlib.Path(path).read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError):
-    return False
-  return True
-
-
-def _walk(root: str, skip: set[str] | None = None) -> list[TextFile]:
-  found = []
-  for folder, folders, files in os.walk(root):
-    folders[:] = [
-      name
-      for name in folders
-      if not name.startswith(".") and name not in (skip or ())
-    ]
-    for name in files:
-      path = os.path.join(folder, name)
-      if not name.startswith(".") and _is_text(path):
-        relative = os.path.relpath(path, root).replace(os.sep, "/")
-        found.append(TextFile(relative, path))
-  return sorted(found, key=lambda file: file.name)
-
-
-def _is_text(path: str) -> bool:
-  return any(path.endswith(e + c) for e in EXTENSIONS for c in COMPRESSIONS)

@@ -1,10 +1,11 @@
 """Tokenizers: raw bytes, or a tokenizer.json through the tokenizers library."""
 
 import codecs
+import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,20 @@ from memcomp import errors
 
 NONE = "none"
 """The name of `NoTokenizer`."""
+
+MAX_VOCAB = 1 << 24
+"""Ids that a tokenizer may have: there is a table entry for each."""
+
+_ENDS = (
+  "<|endoftext|>",
+  "<|end_of_text|>",
+  "</s>",
+  "<eos>",
+  "<|eos|>",
+  "<|im_end|>",
+  "<|eot_id|>",
+)
+"""Special tokens that end a text, the most certain ones first."""
 
 
 class Tokenizer(Protocol):
@@ -23,12 +38,14 @@ class Tokenizer(Protocol):
     vocab_size: ids are in [0, vocab_size).
     dtype: smallest unsigned type that holds every id.
     fingerprint: 16 hex digits; equal for tokenizers that give equal ids.
+    ends: special tokens that end a text, the first before all others.
   """
 
   name: str
   vocab_size: int
   dtype: np.dtype
   fingerprint: str
+  ends: tuple[int, ...]
 
   def encode(self, text: str) -> np.ndarray:
     """Returns the ids of `text`, `[tokens]` of `dtype`, no special tokens."""
@@ -47,8 +64,21 @@ class Tokenizer(Protocol):
     ...
 
   def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns the number of bytes of each id, int32 in the shape of `ids`."""
+    """Returns the number of bytes of each id, int32 in the shape of `ids`.
+
+    Those that the token spells; of `Ids` the shares that sum to the text's.
+    """
     ...
+
+
+class Ids(np.ndarray):
+  """The ids of a whole text that do not spell it, with its length in bytes.
+
+  Unknown words, special tokens, a normaliser or a prefix space make the
+  difference. A slice or a copy is of no whole text, and has no length.
+  """
+
+  text_bytes: int | None = None
 
 
 class ByteTokenizer:
@@ -59,6 +89,7 @@ class ByteTokenizer:
     self.vocab_size = 256
     self.dtype = np.dtype(np.uint8)
     self.fingerprint = _digest(b"bytes")
+    self.ends = ()
 
   def encode(self, text: str) -> np.ndarray:
     """See `Tokenizer.encode`."""
@@ -94,14 +125,18 @@ class JsonTokenizer:
         "pip install 'memcomp[text]'"
       ) from error
     content = _read(path)
-    try:
-      # The library raises bare Exception on anything it cannot parse.
+    with _library_errors(
+      f"{path}: not a tokenizer.json",
+      "write one with tokenizers.Tokenizer.save",
+    ):
       self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:
-      raise errors.UserError(
-        f"{path}: not a tokenizer.json ({_one_line(error)}); write one with "
-        "tokenizers.Tokenizer.save"
-      ) from error
+      spec = json.loads(content)
+    # A text is read whole, as it stands, and alike each time, whatever the
+    # file asks for.
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    if getattr(self._tokenizer.model, "dropout", None) is not None:
+      self._tokenizer.model.dropout = None
     vocab = self._tokenizer.get_vocab(with_added_tokens=True)
     self.name = path
     # Not the number of entries: ids may have gaps.
@@ -110,23 +145,47 @@ class JsonTokenizer:
       raise errors.UserError(
         f"{path}: the vocabulary is empty; train the tokenizer first"
       )
+    if self.vocab_size > MAX_VOCAB:
+      raise errors.UserError(
+        f"{path}: ids go up to {self.vocab_size - 1}, beyond the {MAX_VOCAB}"
+        " that are possible; number them without gaps"
+      )
     self.dtype = np.min_scalar_type(self.vocab_size - 1)
     self.fingerprint = _digest(content)
-    self._bytes = _byte_table(json.loads(content), vocab, self.vocab_size)
+    self._bytes = _byte_table(spec, vocab, self.vocab_size)
     self._num_bytes = np.array([len(b) for b in self._bytes], np.int32)
+    special = {
+      added["content"]: added["id"]
+      for added in spec.get("added_tokens") or ()
+      if added["special"]
+    }
+    self.ends = tuple(special[name] for name in _ENDS if name in special)
 
   def encode(self, text: str) -> np.ndarray:
-    """See `Tokenizer.encode`."""
-    ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-    return np.array(ids, self.dtype)
+    """See `Tokenizer.encode`; `Ids` where they do not spell the text."""
+    size = len(_utf8(text))
+    with _library_errors(
+      f"{self.name}: the tokenizer cannot encode a text",
+      "give its vocabulary a token for what is unknown",
+    ):
+      found = self._tokenizer.encode(text, add_special_tokens=False).ids
+    ids = np.array(found, self.dtype)
+    if len(ids) and self._num_bytes[ids].sum(dtype=np.int64) != size:
+      ids = ids.view(Ids)
+      ids.text_bytes = size
+    return ids
 
   def encode_bytes(self, text: bytes) -> np.ndarray:
     """See `Tokenizer.encode_bytes`."""
     return self.encode(text.decode())
 
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """See `Tokenizer.decode`."""
-    return self._tokenizer.decode(np.asarray(ids).reshape(-1).tolist())
+  def decode(
+    self, ids: Sequence[int] | np.ndarray, *, special: bool = False
+  ) -> str:
+    """See `Tokenizer.decode`; with `special` their names stand in it."""
+    return self._tokenizer.decode(
+      np.asarray(ids).reshape(-1).tolist(), skip_special_tokens=not special
+    )
 
   def token_bytes(self, token: int) -> bytes:
     """See `Tokenizer.token_bytes`."""
@@ -134,7 +193,41 @@ class JsonTokenizer:
 
   def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """See `Tokenizer.bytes_of`."""
-    return self._num_bytes[np.asarray(ids)]
+    sizes = self._num_bytes[np.asarray(ids)]
+    total = getattr(ids, "text_bytes", None)
+    if total is None:
+      return sizes
+    ends = np.cumsum(weights(sizes), dtype=np.float64)
+    return np.diff(np.rint(ends * (total / ends[-1])), prepend=0).astype(
+      np.int32
+    )
+
+
+def weights(sizes: np.ndarray) -> np.ndarray:
+  """Returns what tokens share a text's bytes by, given those they spell.
+
+  A token that spells nothing, as an unknown word, weighs as much as one byte.
+  """
+  return np.maximum(sizes, 1)
+
+
+def measure(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[int, int, int]:
+  """Returns sums of bytes over a whole text, for `store.sizes_of`.
+
+  Args:
+    tokenizer: that made `ids`.
+    ids: as `encode` returned them.
+
+  Returns:
+    Bytes of the text, of the tokens' `weights`, and those that they spell.
+  """
+  if isinstance(tokenizer, ByteTokenizer):
+    return len(ids), len(ids), len(ids)
+  sizes = tokenizer.bytes_of(np.asarray(ids))
+  spelled = int(sizes.sum(dtype=np.int64))
+  size = getattr(ids, "text_bytes", None)
+  weight = int(weights(sizes).sum(dtype=np.int64))
+  return spelled if size is None else size, weight, spelled
 
 
 class Decoder:
@@ -169,6 +262,7 @@ class NoTokenizer:
     self.vocab_size = 0
     self.dtype = np.dtype(np.int32)
     self.fingerprint = _digest(NONE.encode())
+    self.ends = ()
 
   def encode(self, text: str) -> np.ndarray:
     """Raises UserError, as all below but `bytes_of`."""
@@ -229,6 +323,20 @@ def _read(path: str) -> bytes:
       f"cannot read tokenizer {path}: {error.strerror}; give bytes or the path "
       "of a tokenizer.json"
     ) from error
+
+
+@contextlib.contextmanager
+def _library_errors(what: str, fix: str) -> Iterator[None]:
+  """Turns whatever the library raises into a `UserError`.
+
+  It raises bare Exception, and where its Rust panics, a BaseException.
+  """
+  try:
+    yield
+  except (KeyboardInterrupt, SystemExit, MemoryError):
+    raise
+  except BaseException as error:
+    raise errors.UserError(f"{what} ({_one_line(error)}); {fix}") from error
 
 
 def _utf8(text: str) -> bytes:
@@ -300,5 +408,5 @@ def _digest(content: bytes) -> str:
   return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
   return " ".join(str(error).split())

@@ -95,7 +95,7 @@ def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
 
   for number, file in enumerate(files):
     size = os.path.getsize(file.path)
-    if size > unit_size and file.path.endswith(".jsonl"):
+    if size > unit_size and file.extension == ".jsonl":
       close()
       for part, length in _cut_lines(file, number, unit_size):
         parts.append(part)
@@ -157,7 +157,7 @@ def disk_errors(out: str) -> Iterator[None]:
 
 
 def _write(corpus, unit, tokenizer, progress):
-  lengths, files, lines = [], [], []
+  lengths, files, lines, sizes = [], [], [], []
   writer = _Writer(corpus, unit, tokenizer.dtype)
   for part in unit.parts:
     for line, content in _documents(corpus, part):
@@ -167,6 +167,7 @@ def _write(corpus, unit, tokenizer, progress):
         lengths.append(len(ids))
         files.append(part.file)
         lines.append(line)
+        sizes.append(tokenizer_lib.measure(tokenizer, ids))
         progress(len(ids))
   index = {"tokens": sum(lengths), "shards": writer.close()}
   save_arrays(
@@ -174,6 +175,7 @@ def _write(corpus, unit, tokenizer, progress):
     lengths=np.array(lengths, np.int64),
     file_number=np.array(files, np.int32),
     line=np.array(lines, np.int64),
+    sizes=np.array(sizes, np.int64).reshape(-1, 3),
   )
   save_json(index_path(corpus.out, unit, ".json"), index)
 

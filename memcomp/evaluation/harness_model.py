@@ -7,6 +7,7 @@ model = harness_model.Model(load.open_checkpoint("runs/quickstart"))
 lm_eval.simple_evaluate(model=model, tasks=["lambada_openai"])
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable
@@ -17,13 +18,13 @@ from lm_eval import utils
 from lm_eval.api import model as model_lib
 from lm_eval.models import utils as models_utils
 
+from memcomp import errors
 from memcomp import progress as progress_lib
+from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import likelihood, load
 from memcomp.inference import complete, sample
 
 ROLLING = ("stream", "window")
-
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 
 
 class Model(model_lib.TemplateLM):
@@ -59,17 +60,13 @@ class Model(model_lib.TemplateLM):
     self._rolling = rolling
     self._seed = seed
     self._window = opened.config.data.sequence_length
+    self._prefix = _prefix(opened.tokenizer)
     self.longest = self.beyond = 0
 
   @property
   def eot_token_id(self) -> int:
-    """The id that ends documents, or that of a line's end; stands for ""."""
-    tokenizer = self._opened.tokenizer
-    for name in _ENDS:
-      ids = tokenizer.encode(name)
-      if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):
-        return int(ids[0])
-    return int(tokenizer.encode("\n")[-1])
+    """The id that ends documents, or what is nearest; stands for ""."""
+    return self._prefix
 
   @property
   def tokenizer_name(self) -> str:
@@ -85,8 +82,20 @@ class Model(model_lib.TemplateLM):
   def loglikelihood(
     self, requests: list[Any], disable_tqdm: bool = True
   ) -> list[tuple[float, bool]]:
-    """See `LM`; progress is that of the scoring."""
-    return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+    """See `LM`; progress is that of the scoring.
+
+    All of a continuation is scored, also where nothing stands before it: the
+    harness takes a first token that is `prefix_token_id`, which may be a line's
+    end here, for the context.
+    """
+    encoded = []
+    for request in requests:
+      context, continuation = request.args
+      pair = [], self.tok_encode(continuation)
+      if context:
+        pair = self._encode_pair(context, continuation)
+      encoded.append(((context, continuation), *pair))
+    return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm)
 
   def _loglikelihood_tokens(
     self,
@@ -208,3 +217,13 @@ class Model(model_lib.TemplateLM):
       # Repeats of a request shall differ.
       seed=(self._seed + index) % 2**32,
     )
+
+
+def _prefix(tokenizer: tokenizer_lib.Tokenizer) -> int:
+  """Returns the token before a text: its end, a line's, a space, any."""
+  tokenizer.encode("")  # raises where ids stand for no text
+  found = list(tokenizer.ends[:1])
+  for text in ("\n", " "):
+    with contextlib.suppress(errors.UserError):  # it may not know them
+      found += tokenizer.encode(text)[-1:].tolist()
+  return found[0] if found else 0

@@ -76,6 +76,7 @@ def open_checkpoint(
       f"{path} was trained with another tokenizer: {config.data.tokenizer} "
       "has changed since; restore the file"
     )
+  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   workdir = root.parent if root.name == "checkpoints" else root
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 

@@ -65,14 +65,17 @@ def whole_text(
     # Short of text the last rows end in zeros, which causality keeps out of
     # everything before them.
     tokens = np.zeros((rows, window + 1), np.int32)
+    sizes = np.zeros(tokens.shape)
     scored = np.zeros((rows, window), bool)
     for row in range(min(rows, count - first)):
       start = (first + row) * window
-      span = text.read(start, min(start + window + 1, text.num_tokens))
+      stop = min(start + window + 1, text.num_tokens)
+      span, of_span = text.read_sized(tokenizer, start, stop)
       tokens[row, : len(span)] = span
+      sizes[row, : len(span)] = of_span
       scored[row, : len(span) - 1] = True
     nats, _ = score(None, tokens, window)
-    total.add(nats[scored], tokenizer.bytes_of(tokens[:, 1:][scored]))
+    total.add(nats[scored], sizes[:, 1:][scored])
     progress.advance(min(rows, count - first))
   return {"window": window, **total.summary()}
 
@@ -128,8 +131,9 @@ def streamed(
   """
   positions = min(lengths * window, text.num_tokens - 1)
   starts = span_starts(text.num_tokens, positions + 1, rows)
-  tokens = np.stack([text.read(s, s + positions + 1) for s in starts])
-  num_bytes = tokenizer.bytes_of(tokens[:, 1:])
+  spans = [text.read_sized(tokenizer, s, s + positions + 1) for s in starts]
+  tokens = np.stack([span for span, _ in spans])
+  num_bytes = np.stack([sizes[1:] for _, sizes in spans])
   nats = stream(score, tokens, window)
   fresh = stream(score, tokens, window, carry=False)
   overall = Sums()
@@ -183,13 +187,13 @@ class Sums:
   """Sums over scored tokens, in float64."""
 
   def __init__(self):
-    self.nats, self.tokens, self.bytes = 0.0, 0, 0
+    self.nats, self.tokens, self.bytes = 0.0, 0, 0.0
 
   def add(self, nats: np.ndarray, num_bytes: np.ndarray) -> None:
     """Adds tokens that cost `nats` and stand for `num_bytes`."""
     self.nats += float(nats.sum(dtype=np.float64))
     self.tokens += nats.size
-    self.bytes += int(num_bytes.sum(dtype=np.int64))
+    self.bytes += float(num_bytes.sum(dtype=np.float64))
 
   def summary(self) -> dict[str, Any]:
     """Returns `tokens`, `bytes`, `nats`, `bits_per_byte`, `perplexity`.
@@ -201,7 +205,7 @@ class Sums:
     per_token = self.nats / max(self.tokens, 1)
     return {
       "tokens": self.tokens,
-      "bytes": self.bytes,
+      "bytes": round(self.bytes),
       "nats": finite(self.nats),
       "bits_per_byte": finite(bits),
       "perplexity": math.exp(per_token) if per_token < 700 else None,

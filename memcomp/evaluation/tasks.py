@@ -102,13 +102,17 @@ def compare(
       f"are more than the {MAX_COUNTED_BYTES:,} they are meant for"
     )
     return rows
-  target = text.as_bytes(validation, tokenizer)
+  target, known = (text.as_bytes(s, tokenizer) for s in (validation, store))
+  if target is None or known is None:
+    print(
+      "byte models left out: the tokenizer does not keep the whole text, so"
+      " they would be scored on another"
+    )
+    return rows
   progress = progress_lib.Progress(
     "fitting byte models", byte_models.MAX_ORDER + 1
   )
-  bits = byte_models.bits_per_byte(
-    text.as_bytes(store, tokenizer), target, progress=progress.advance
-  )
+  bits = byte_models.bits_per_byte(known, target, progress=progress.advance)
   best = min(bits, key=bits.__getitem__)
   of = f"best of 0 to {byte_models.MAX_ORDER}"
   rows.append({"name": "order-2 byte model", "bits_per_byte": bits[2]})

@@ -25,25 +25,66 @@ class Stream:
     parts = [self.store.read(*piece) for piece in span]
     return np.concatenate([np.zeros(0, np.int32), *parts])
 
+  def read_sized(
+    self, tokenizer: tokenizer_lib.Tokenizer, start: int, stop: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens [start, stop), and the bytes of the text that each has.
+
+    Those are float64: where a document's tokens do not spell its text, they
+    share its bytes by what they do spell. Of all of it they sum to its length.
+    """
+    parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0)]
+    for document, begin, end in store_lib.pieces(self._offsets, start, stop):
+      tokens = self.store.read(document, begin, end)
+      parts.append(tokens)
+      sizes.append(_sizes(self.store, tokenizer, document, tokens))
+    return np.concatenate(parts), np.concatenate(sizes)
+
+
+def _sizes(
+  store: store_lib.TokenStore,
+  tokenizer: tokenizer_lib.Tokenizer,
+  document: int,
+  tokens: np.ndarray,
+) -> np.ndarray:
+  sizes = tokenizer.bytes_of(tokens).astype(np.float64)
+  if store.sizes is None or not store.sizes.weight[document]:
+    return sizes
+  of_text, weight = store.sizes.text[document], store.sizes.weight[document]
+  return tokenizer_lib.weights(sizes) * (of_text / weight)
+
 
 def as_bytes(
   store: store_lib.TokenStore, tokenizer: tokenizer_lib.Tokenizer
-) -> np.ndarray:
-  """Returns the text of a store, uint8 `[bytes]`."""
-  tokens = Stream(store).read(0, store.num_tokens)
+) -> np.ndarray | None:
+  """Returns the text of a store, uint8 `[bytes]`.
+
+  None where the tokens do not tell it, as those of unknown words.
+  """
   if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
-    return tokens.astype(np.uint8)
+    return Stream(store).read(0, store.num_tokens).astype(np.uint8)
   table = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-  return np.frombuffer(b"".join(table[i] for i in tokens.tolist()), np.uint8)
+  texts = []
+  for document, length in enumerate(store.lengths):
+    tokens = store.read(document, 0, int(length))
+    text = b"".join(table[i] for i in tokens.tolist())
+    if store.sizes is not None and store.sizes.weight[document]:
+      assert isinstance(tokenizer, tokenizer_lib.JsonTokenizer)
+      text = tokenizer.decode(tokens, special=True).encode()
+      if len(text) != store.sizes.text[document]:
+        return None
+    texts.append(text)
+  return np.frombuffer(b"".join(texts), np.uint8)
 
 
 def num_bytes(
   store: store_lib.TokenStore, tokenizer: tokenizer_lib.Tokenizer
 ) -> int:
-  """Returns the length of `as_bytes` without making it."""
+  """Returns the bytes of the text of a store."""
   if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
     return store.num_tokens
-  return sum(
-    int(tokenizer.bytes_of(store.read(i, 0, int(length))).sum(dtype=np.int64))
-    for i, length in enumerate(store.lengths)
-  )
+  total = 0.0
+  for document, length in enumerate(store.lengths):
+    tokens = store.read(document, 0, int(length))
+    total += _sizes(store, tokenizer, document, tokens).sum()
+  return round(total)

@@ -67,6 +67,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     )
   tokenizer = tokenizer_lib.load(str(folder / read.TOKENIZER))
   model, params = load_params(folder, mesh)
+  tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
   config = config_lib.Config(name=folder.name, model=model)
   config.data.tokenizer = tokenizer.name
   graphdef = state_lib.abstract_model(model).graphdef
@@ -74,6 +75,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     "config": config_lib.to_dict(config),
     "param_count": sum(int(np.prod(e.shape)) for e in names.entries(model)),
     "tokenizer": tokenizer.fingerprint,
+    "ends": tokenizer.ends,
     "step": 0,
   }
   return read.Exported(
@@ -113,6 +115,17 @@ def load_params(
       return change(arrays(theirs))
 
     return config, names.unflatten(config, get, mesh or sharding.one_device())
+
+
+def _ends(folder: pathlib.Path, vocab_size: int) -> tuple[int, ...]:
+  """Returns the ids that end a text, those of generation before the model's."""
+  for name in ("generation_config.json", read.CONFIG):
+    given = read.settings(folder, name).get("eos_token_id")
+    ids = given if isinstance(given, list) else [given]
+    known = [i for i in ids if type(i) is int and 0 <= i < vocab_size]
+    if known:
+      return tuple(dict.fromkeys(known))
+  return ()
 
 
 def _mapping(

@@ -38,12 +38,12 @@ class Exported(NamedTuple):
   meta: dict[str, Any]
 
 
-def settings(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the `config.json` of a folder; empty where there is none."""
+def settings(path: str | os.PathLike, name: str = CONFIG) -> dict[str, Any]:
+  """Returns a folder's `config.json`, or `name`; empty where there is none."""
   if paths.is_remote(path):
     return {}
   try:
-    text = (pathlib.Path(path) / CONFIG).read_text(encoding="utf-8")
+    text = (pathlib.Path(path) / name).read_text(encoding="utf-8")
     found = json.loads(text)
   except (OSError, ValueError):
     return {}
@@ -80,6 +80,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
   if config.data.tokenizer == TOKENIZER:
     config.data.tokenizer = str(folder / TOKENIZER)
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
+  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   if mesh is None:
     mesh = sharding.one_device()
   model = state_lib.abstract_model(config.model)

@@ -267,7 +267,7 @@ class Chat:
     return self._owner.tokenizer.encode(text)
 
   def _make_stops(self, strings: Sequence[str]) -> stop.Stops | None:
-    return stop.Stops(strings, self._owner.tokenizer) if strings else None
+    return stop.make(strings, self._owner.tokenizer)
 
 
 _COMMANDS = {

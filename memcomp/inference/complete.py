@@ -34,7 +34,8 @@ def complete(
     tokens: to make for each, at most.
     rows: of the batch: the last text fills it, so that it compiles once.
     settings: how tokens are drawn, one for all or one for each text.
-    stop_strings: what ends an answer, and is no part of it.
+    stop_strings: what ends an answer, beside the tokenizer's ends of a text,
+      and is no part of it.
 
   Returns:
     The answers, and bytes of the state of one row behind its text.
@@ -43,7 +44,7 @@ def complete(
   ids = [*texts, *texts[-1:] * spare]
   if not isinstance(settings, sample.Settings):
     settings = [*settings, *settings[-1:] * spare]
-  stops = stop.Stops(stop_strings, tokenizer) if stop_strings else None
+  stops = stop.make(stop_strings, tokenizer)
   longest = max(len(text) for text in ids)
   session = session_lib.start(model, rows, longest + tokens)
   session = prefill.read(model, session, ids, widths=WIDTHS)

@@ -119,12 +119,13 @@ def text(
   """Yields the continuation of a prompt as it is made.
 
   Characters whose bytes come in several tokens appear whole, bytes that are no
-  UTF-8 as U+FFFD; a stop string and what follows it do not appear.
+  UTF-8 as U+FFFD; a stop string, or the tokenizer's end of a text, and what
+  follows it do not appear.
 
   Raises:
     UserError: the prompt or a stop string is empty, or `tokens` negative.
   """
-  stops = stop.Stops(stop_strings, tokenizer) if stop_strings else None
+  stops = stop.make(stop_strings, tokenizer)
   shown = stop.Text(tokenizer, stops)
   session = session_lib.start(model)
   session = prefill.read(model, session, [tokenizer.encode(prompt)])

@@ -1,4 +1,6 @@
-"""Stop strings: found on the device, token by token, and never shown.
+"""What ends a text: stop strings, and tokens that stand for the end of a text.
+
+Found on the device, token by token, and never shown.
 
 An automaton over bytes (Aho and Corasick, 1975) knows at every byte how much of
 which stop string the text ends in, so strings may span tokens, and characters
@@ -15,13 +17,25 @@ from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
 
 
+def make(
+  strings: Sequence[str], tokenizer: tokenizer_lib.Tokenizer
+) -> "Stops | None":
+  """Returns what ends a text: `strings` and the tokenizer's own ends, if any.
+
+  Raises:
+    UserError: a string is empty.
+  """
+  return Stops(strings, tokenizer) if strings or tokenizer.ends else None
+
+
 class Stops:
-  """Some stop strings, for one tokenizer.
+  """Some stop strings and the ends of a text, for one tokenizer.
 
   Attributes:
     table: int32 `[nodes, vocab]`, the node after a token.
     final: bool `[nodes]`: a stop string has been completed, there or before.
-    ids: of special tokens that are stop strings: they stand for no bytes.
+    ids: of the tokenizer's ends, and of special tokens that are stop strings:
+      they stand for no bytes.
   """
 
   def __init__(
@@ -34,13 +48,13 @@ class Stops:
       tokenizer: of the model.
 
     Raises:
-      UserError: there is none, or one is empty.
+      UserError: one is empty, or nothing ends a text.
     """
-    if not strings or not all(strings):
+    if not all(strings) or not (strings or tokenizer.ends):
       raise errors.UserError(
         "a stop string is empty: give at least one character, or none at all"
       )
-    self.ids, patterns = set(), []
+    self.ids, patterns = set(tokenizer.ends), []
     for string in strings:
       ids = tokenizer.encode(string)
       if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):

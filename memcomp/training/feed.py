@@ -38,6 +38,9 @@ class Feed:
 
   Use it in `with`: the loader reads ahead in a thread. The place belongs to
   the batch: a checkpoint of the step that used it continues with the next.
+
+  Attributes:
+    store: what it reads.
   """
 
   def __init__(
@@ -65,6 +68,7 @@ class Feed:
       shuffle=shuffle,
       local_rows=sharding.rows_of_process(mesh, rows),
     )
+    self.store = store
     self._config = config
     self._sharding = sharding.batch_sharding(mesh)
     self._mesh = mesh

@@ -72,9 +72,14 @@ def train(
   validate = None
   if run.validation is not None:
     validate = validation.make(
-      config, run.validation, run.mesh, token_bytes(run.tokenizer)
+      config,
+      run.validation,
+      run.mesh,
+      token_bytes(run.tokenizer, run.validation),
     )
-  train_step = step.jitted(config, run.mesh, token_bytes(run.tokenizer))
+  train_step = step.jitted(
+    config, run.mesh, token_bytes(run.tokenizer, feed.store)
+  )
   request = None if processes.is_alone() else processes.Request(run.mesh)
   done = restored.step if restored else 0
   progress = metrics.Progress(training.steps)
@@ -148,9 +153,19 @@ def train(
   return 0
 
 
-def token_bytes(tokenizer: tokenizer_lib.Tokenizer) -> np.ndarray | None:
-  """Returns the bytes of each token, None where each is one byte."""
+def token_bytes(
+  tokenizer: tokenizer_lib.Tokenizer, store: sources.Split
+) -> np.ndarray | None:
+  """Returns the bytes of each token, None where each is one byte.
+
+  Where tokens do not spell the text of `store`, a token has its share of the
+  text's bytes in the mean over all documents, float32.
+  """
   sizes = tokenizer.bytes_of(np.arange(tokenizer.vocab_size))
+  of_text = getattr(store, "sizes", None)
+  if of_text is not None:
+    mean = of_text.text.sum() / of_text.weight.sum()
+    return (tokenizer_lib.weights(sizes) * mean).astype(np.float32)
   return None if (sizes == 1).all() else sizes
 
 

@@ -97,6 +97,8 @@ def _train(
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
+    # Of a converted model they may be others than the tokenizer's.
+    meta["ends"] = saved.get("ends", meta["ends"])
 
   with (
     jax.set_mesh(mesh),
@@ -184,6 +186,7 @@ def make_meta(
     "config": config_lib.to_dict(config),
     "param_count": sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
     "tokenizer": tokenizer.fingerprint,
+    "ends": list(tokenizer.ends),
     "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
   }
 

@@ -51,7 +51,7 @@ def make_train_step(
   Args:
     config: validated (`validate.check`).
     mesh: that `state` and `batch` lie on.
-    token_bytes: int32 `[vocab]`, bytes of each token; None is one.
+    token_bytes: int32 or float32 `[vocab]`, bytes of each token; None is one.
 
   Returns:
     The step. Its metrics: float32 `loss` (nats per scored token, without the
@@ -251,8 +251,8 @@ def _bytes(targets, token_bytes):
   scored = targets >= 0
   if token_bytes is None:
     return scored.sum(dtype=jnp.int32)
-  lengths = jnp.asarray(token_bytes, jnp.int32)[jnp.maximum(targets, 0)]
-  return jnp.where(scored, lengths, 0).sum(dtype=jnp.int32)
+  lengths = jnp.asarray(token_bytes)[jnp.maximum(targets, 0)]
+  return jnp.where(scored, lengths, 0).sum(dtype=lengths.dtype)
 
 
 def _norm(tree: Any) -> jax.Array:

@@ -4,6 +4,7 @@ import builtins
 import json
 
 import numpy as np
+import odd_tokenizers
 import pytest
 import tokenizers
 
@@ -115,6 +116,49 @@ def test_special_tokens_stand_for_no_bytes(tmp_path):
   assert tokenizer_lib.Decoder(tokenizer).push(special) == ""
 
 
+@pytest.mark.parametrize("name", odd_tokenizers.CASES)
+def test_ids_of_a_text_share_its_bytes(name, tmp_path):
+  make, text = odd_tokenizers.CASES[name]
+  tokenizer = tokenizer_lib.load(odd_tokenizers.save(make(), tmp_path))
+  ids = tokenizer.encode(text)
+  sizes = tokenizer.bytes_of(ids)
+  assert sizes.sum() == len(text.encode())
+  assert sizes.shape == ids.shape and sizes.dtype == np.int32
+  # What the tokens spell is something else, and all that a part has.
+  spelled = [len(tokenizer.token_bytes(int(i))) for i in ids]
+  assert sum(spelled) != len(text.encode())
+  assert tokenizer.bytes_of(ids[:2]).tolist() == spelled[:2]
+  assert tokenizer.encode_bytes(text.encode()).tolist() == ids.tolist()
+
+
+def test_ids_that_spell_their_text_are_a_plain_array(tmp_path):
+  tokenizer = tokenizer_lib.load(byte_level(tmp_path))
+  assert type(tokenizer.encode(TEXT)) is np.ndarray
+
+
+def truncation(built):
+  built.enable_truncation(16)
+
+
+def padding(built):
+  built.enable_padding(length=4096, pad_id=0, pad_token="!")
+
+
+def dropout(built):
+  built.model.dropout = 0.5
+
+
+@pytest.mark.parametrize("switch_on", [truncation, padding, dropout])
+def test_what_a_file_asks_for_beside_ids(switch_on, tmp_path):
+  path = byte_level(tmp_path)
+  plain = tokenizer_lib.load(path).encode(TEXT * 20).tolist()
+  built = tokenizers.Tokenizer.from_file(path)
+  switch_on(built)
+  built.save(path)
+  assert tokenizers.Tokenizer.from_file(path).encode(TEXT * 20).ids != plain
+  assert tokenizer_lib.load(path).encode(TEXT * 20).tolist() == plain
+
+
 def test_fingerprints_tell_tokenizers_apart(tmp_path):
   prints = {make(kind, tmp_path).fingerprint for kind in KINDS}
   assert len(prints) == 3
@@ -134,6 +178,11 @@ def bad(tmp_path, case):
     path.write_text('{"a": 1}')
   elif case == "empty vocabulary":
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(path))
+  elif case == "nested":
+    path.write_text("[" * 100_000)
+  elif case == "far":
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1 << 31}, "a")
+    tokenizers.Tokenizer(model).save(str(path))
   elif case == "unknown":
     return "bites"
   return str(path)
@@ -145,7 +194,9 @@ def bad(tmp_path, case):
     ("missing", "cannot read tokenizer"),
     ("json", "not a tokenizer.json"),
     ("other json", "not a tokenizer.json"),
+    ("nested", "not a tokenizer.json"),
     ("empty vocabulary", "vocabulary is empty"),
+    ("far", "ids go up to 2147483648"),
     ("unknown", "unknown tokenizer 'bites'"),
   ],
 )
@@ -172,3 +223,14 @@ def test_missing_library(tmp_path, monkeypatch):
 def test_lone_surrogate():
   with pytest.raises(errors.UserError, match=r"character 1 .* surrogate"):
     tokenizer_lib.load("bytes").encode("a\ud800")
+
+
+def test_a_text_that_cannot_be_encoded(tmp_path):
+  model = tokenizers.models.WordLevel({"a": 0}, "[UNK]")
+  path = odd_tokenizers.save(tokenizers.Tokenizer(model), tmp_path)
+  tokenizer = tokenizer_lib.load(path)
+  with pytest.raises(errors.UserError, match="cannot encode") as caught:
+    tokenizer.encode("b")
+  assert "\n" not in str(caught.value)
+  with pytest.raises(errors.UserError, match=r"character 1 .* surrogate"):
+    tokenizer.encode("a\ud800")

@@ -17,8 +17,10 @@ import sys
 import evaluation_cases as cases
 import jax
 import numpy as np
+import odd_tokenizers
 import pytest
 
+from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import harness, likelihood, load
 from memcomp.inference import complete, generate, sample
 
@@ -335,6 +337,8 @@ def test_log_likelihoods_of_requests(adapter, trained):
     ("B" * 70, "C"),
     ("A line", ""),
     ("  ", "spaces"),
+    ("", "\nline"),  # begins with what stands for no context
+    ("", ""),
   ]
   found = adapter.loglikelihood(instances("loglikelihood", *asked))
   wanted = [
@@ -352,6 +356,9 @@ def test_log_likelihoods_of_requests(adapter, trained):
   assert found[5] == (0.0, True)
   total, greedy = log_likelihood(trained, "\n", "  spaces")
   assert found[6] == (pytest.approx(total, rel=1e-4), greedy)
+  total, greedy = log_likelihood(trained, "\n", "\nline")
+  assert found[7] == (pytest.approx(total, rel=1e-4), greedy)
+  assert found[8] == (0.0, True)
   kept = {arguments: answer for _, arguments, answer in adapter.cache_hook.kept}
   assert [kept[one] for one in asked] == found
   assert adapter.longest == 71 and adapter.beyond == 1
@@ -458,3 +465,26 @@ def test_requests_with_a_common_context_share_its_reading(adapter, monkeypatch):
     instances("loglikelihood", *[("Which?", f" {i}") for i in range(4)])
   )
   assert len({one.context.tobytes() for one in asked}) == 1
+
+
+@pytest.mark.harness
+@needs_harness
+@pytest.mark.parametrize("name", odd_tokenizers.CASES)
+def test_any_tokenizer_has_a_token_before_a_text(name, trained, tmp_path):
+  from memcomp.evaluation import harness_model
+
+  make, text = odd_tokenizers.CASES[name]
+  tokenizer = tokenizer_lib.load(odd_tokenizers.save(make(), tmp_path))
+  opened = load.open_checkpoint(trained)._replace(tokenizer=tokenizer)
+  model = harness_model.Model(opened, rows=2)
+  expected = {
+    "special": tokenizer.vocab_size - 1,
+    # A line's end; a space; nothing of the kind.
+    **dict.fromkeys(["normalised", "prefixed"], tokenizer.encode("\n")[-1:]),
+    "metaspace": 0,
+    **dict.fromkeys(["stripped", "words", "word_piece"], 0),
+  }[name]
+  assert model.prefix_token_id == expected
+  if tokenizer.vocab_size <= 256:
+    asked = instances("loglikelihood", ("", text), (text, text))
+    assert all(np.isfinite(x) for x, _ in model.loglikelihood(asked))

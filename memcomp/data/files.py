@@ -1,0 +1,284 @@
+"""Finds the text files of a source: files, folders, globs, the library."""
+
+import collections
+import dataclasses
+import fnmatch
+import functools
+import glob
+import os
+import pathlib
+import stat
+import sysconfig
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+
+from memcomp import errors
+
+EXTENSIONS = (".txt", ".md", ".py", ".jsonl")
+COMPRESSIONS = ("", ".gz", ".zst")
+
+# Beside tests: `encodings` is one table many times over, `pydoc_data` one
+# generated text, `_sysconfigdata*` names paths of the machine it was built on.
+_NOT_LIBRARY = {
+  "test",
+  "tests",
+  "idle_test",
+  "encodings",
+  "pydoc_data",
+  "site-packages",
+  "dist-packages",
+  "__pycache__",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+  """A file of text.
+
+  Attributes:
+    name: path relative to the folder or pattern it was found by; decides on
+      which side of the validation split its documents fall.
+    path: where it is.
+  """
+
+  name: str
+  path: str
+
+  @property
+  def extension(self) -> str:
+    """Such as ".jsonl.gz", in lower case."""
+    return _extension(self.path)
+
+  @property
+  def is_jsonl(self) -> bool:
+    """Whether each line is a document of its own."""
+    return self.extension.startswith(".jsonl")
+
+
+def find_all(sources: Iterable[str]) -> list[TextFile]:
+  """Lists the text files of several sources, those of the first first.
+
+  A file that several name, by links too, counts once, for the first of them.
+
+  Raises:
+    UserError: as `find`.
+  """
+  files = {}
+  for source in sources:
+    for file in find(source):
+      files.setdefault(_identity(file.path), file)
+  return list(files.values())
+
+
+def find(source: str) -> list[TextFile]:
+  """Lists the text files of a source, sorted by name, each once.
+
+  Args:
+    source: "stdlib", a file, a folder (searched with its sub-folders, also
+      where links lead; hidden ones left out) or a glob.
+
+  Raises:
+    UserError: nothing there, an extension that is no text, a folder that cannot
+      be read, a link that leads nowhere, or something that is no file.
+  """
+  if source == "stdlib":
+    return _find_stdlib()
+  if os.path.isdir(source):
+    found = _text_files(source, _match(source, ["**"]))
+    if not found:
+      raise errors.UserError(
+        f"{source}: no text files in this folder; it needs "
+        f"{', '.join(EXTENSIONS)} (also .gz or .zst)"
+      )
+    return found
+  if os.path.exists(source):
+    if not _extension(source):
+      raise errors.UserError(
+        f"{source}: unknown extension; rename it to one of "
+        f"{', '.join(EXTENSIONS)} (also .gz or .zst) or .bin"
+      )
+    if not os.path.getsize(source):
+      raise errors.UserError(f"{source}: the file is empty; give one with text")
+    return [TextFile(os.path.basename(source), source)]
+  if glob.has_magic(source):
+    return _find_glob(source)
+  reason = _why_missing(source)
+  raise errors.UserError(
+    f"{source}: {reason}; check data.source and data.validation"
+  )
+
+
+def _why_missing(path: str) -> str:
+  try:
+    os.stat(path)
+  except FileNotFoundError:
+    pass
+  except (OSError, ValueError) as error:  # the latter of a null byte
+    return f"cannot read ({getattr(error, 'strerror', None) or error})"
+  return "no such file or folder"
+
+
+def _find_glob(pattern: str) -> list[TextFile]:
+  parts = pathlib.PurePath(pattern).parts
+  fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+  base = os.path.join("", *parts[:fixed])
+  found = _text_files(base, _match(base, parts[fixed:]))
+  if not found:
+    raise errors.UserError(
+      f"{pattern}: matches no text file; check the pattern (extensions "
+      f"{', '.join(EXTENSIONS)}, also .gz or .zst)"
+    )
+  return found
+
+
+def _find_stdlib() -> list[TextFile]:
+  root = sysconfig.get_paths()["stdlib"]
+  paths = (
+    os.path.join(folder, name)
+    for folder in _folders(root, _NOT_LIBRARY, follow=False)
+    for name in _names(folder)
+    if name.endswith(".py") and not name.startswith((".", "_sysconfigdata"))
+  )
+  found = _text_files(root, filter(_is_utf8, paths))
+  if not found:
+    raise errors.UserError(
+      f"source stdlib: no library sources in {root}; install the interpreter "
+      "with its sources, or set data.source to text files"
+    )
+  return found
+
+
+def _is_utf8(path: str) -> bool:
+  try:
+    pathlib.Path(path).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError):
+    return False
+  return True
+
+
+def _match(folder: str, parts: Sequence[str]) -> Iterator[str]:
+  """Yields what matches the parts of a glob below a folder; raises UserError.
+
+  As `glob.glob` does it, but a folder that cannot be read is an error, and **
+  comes into each folder once.
+  """
+  part, *rest = parts
+  if part == "**":
+    for below in _folders(folder):
+      yield from _match(below, rest or ["*"])
+    return
+  names = [part]
+  if glob.has_magic(part):
+    names = fnmatch.filter(_names(folder), part)
+    if not part.startswith("."):
+      names = [name for name in names if not name.startswith(".")]
+  for name in names:
+    path = os.path.join(folder, name)
+    if not os.path.lexists(path):
+      continue  # a part without wildcards
+    if not rest:
+      yield path
+    elif _is_folder(path):
+      yield from _match(path, rest)
+
+
+def _folders(
+  root: str, skip: Collection[str] = (), *, follow: bool = True
+) -> Iterator[str]:
+  """Yields a folder and those below it, each once, whatever links lead to it.
+
+  Args:
+    root: where to start.
+    skip: names of folders to leave out; hidden ones always are.
+    follow: go where links lead.
+  """
+  seen, folders, links = set(), collections.deque([root]), collections.deque()
+  # Links last: what lies in the tree itself is called by its place there.
+  while waiting := folders or links:
+    folder = waiting.popleft()
+    real = os.path.realpath(folder)
+    if real in seen:
+      continue
+    seen.add(real)
+    yield folder
+    for name in _names(folder):
+      path = os.path.join(folder, name)
+      if name.startswith(".") or name in skip:
+        continue
+      if not os.path.islink(path):
+        folders += [path] if _is_folder(path) else []
+      elif follow:
+        links += [path] if _is_folder(path) else []
+
+
+def _names(folder: str) -> list[str]:
+  """Returns the names in a folder, in order; none where it is no folder."""
+  try:
+    return sorted(os.listdir(folder or "."))
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+  except OSError as error:
+    raise errors.UserError(
+      f"{folder}: cannot read this folder ({error.strerror}); change its"
+      " permissions, or name only what can be read"
+    ) from error
+
+
+def _text_files(base: str, found: Iterable[str]) -> list[TextFile]:
+  """Returns the text files among `found` below `base`, sorted, each once."""
+  real = functools.cache(os.path.realpath)
+  places: dict[Hashable, tuple[bool, int, str, str]] = {}
+  for path in found:
+    if not _extension(path) or _is_folder(path):
+      continue
+    name = os.path.relpath(path, base or ".").replace(os.sep, "/")
+    # What no link leads to comes first, then what lies near.
+    there = os.path.normpath(
+      os.path.join(real(base or "."), os.path.dirname(name))
+    )
+    linked = os.path.islink(path) or real(os.path.dirname(path) or ".") != there
+    place = linked, name.count("/"), name, path
+    key = _identity(path)
+    places[key] = min(place, places.get(key, place))
+  files = [TextFile(name, path) for *_, name, path in places.values()]
+  return sorted(files, key=lambda file: file.name)
+
+
+def _identity(path: str) -> Hashable:
+  """Returns what is equal for names of one file.
+
+  Raises:
+    UserError: there is none, or it is none.
+  """
+  found = _stat(path)
+  if not stat.S_ISREG(found.st_mode):
+    raise errors.UserError(
+      f"{path}: no regular file; leave it out of the source"
+    )
+  # Some file systems do not number files.
+  return (
+    (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
+  )
+
+
+def _is_folder(path: str) -> bool:
+  return stat.S_ISDIR(_stat(path).st_mode)
+
+
+def _stat(path: str) -> os.stat_result:
+  try:
+    return os.stat(path)
+  except OSError as error:
+    what = (
+      "a link that leads nowhere" if os.path.islink(path) else "cannot read"
+    )
+    raise errors.UserError(
+      f"{path}: {what} ({error.strerror}); mend it, or leave it out of the"
+      " source"
+    ) from error
+
+
+def _extension(path: str) -> str:
+  """Returns the extension of a text file, in lower case; "" of others."""
+  path = path.lower()
+  known = (e + c for e in EXTENSIONS for c in COMPRESSIONS)
+  return next((e for e in known if path.endswith(e)), "")
