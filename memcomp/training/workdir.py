@@ -10,7 +10,6 @@ tensorboard/   profile/   loss.png
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import pathlib
 import typing
@@ -68,25 +67,51 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
   return [f"{prefix} was {saved!r}, is {current!r}"]
 
 
+def of_this_version(saved: Any, kind: type = config_lib.Config) -> Any:
+  """Returns a saved config as this version writes it.
+
+  Fields that `saved` has not, since it is of an older version, were at their
+  defaults. A config that this version cannot read stays as it is.
+
+  Args:
+    saved: of `config.to_dict`, as it was read back.
+    kind: class of the config.
+  """
+  with contextlib.suppress(errors.UserError, TypeError):
+    return config_lib.to_dict(_build(kind, saved, "saved"))
+  return saved
+
+
+def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
+  """Returns what a saved config has otherwise than `current`.
+
+  Fields that do not alter what is computed may differ.
+
+  Args:
+    saved: see `of_this_version`.
+    current: a config, or a part of one, of the same class.
+    prefix: where in a config that part stands, such as "model".
+
+  Returns:
+    A line for each field.
+  """
+  saved = of_this_version(saved, type(current))
+  return [
+    line
+    for line in differences(saved, config_lib.to_dict(current), prefix)
+    if not _is_free(line.split(" ", 1)[0])
+  ]
+
+
 def check_same(
   saved: dict[str, Any], config: config_lib.Config, where: str
 ) -> None:
   """Checks that a run with config `saved` may be continued with `config`.
 
-  Fields that `saved` has not, since it is of an older version, were at their
-  defaults.
-
   Raises:
-    UserError: naming each field that must not change and did.
+    UserError: naming each field that must not change and did, see `changes`.
   """
-  # Of another version altogether: compared as it stands, field by field.
-  with contextlib.suppress(errors.UserError):
-    saved = config_lib.to_dict(config_of(saved, where))
-  changed = [
-    line
-    for line in differences(saved, config_lib.to_dict(config))
-    if not _is_free(line.split(" ", 1)[0])
-  ]
+  changed = changes(saved, config)
   if not changed:
     return
   what = "config"
@@ -150,15 +175,7 @@ def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
   """
   with disk.clear_errors(f"cannot write {workdir}"):
     workdir.mkdir(parents=True, exist_ok=True)
-    file = open(workdir / ".lock", "a")  # noqa: SIM115
-  with file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise errors.UserError(
-        f"{workdir} is in use by a running process; wait for it, or choose "
-        "another --workdir"
-      ) from error
+  with disk.locked(workdir / ".lock", f"{workdir} is in use"):
     with disk.clear_errors(f"cannot write {workdir}"):
       integrity.replace_text(
         workdir / "config.json", config_lib.to_json(config)
