@@ -53,6 +53,26 @@ def hold(path: str | os.PathLike, *, wait_seconds: float = 0) -> Iterator[None]:
     yield
 
 
+def holder(path: str | os.PathLike, *, wait_seconds: float = 0) -> str | None:
+  """Returns what the holder of a lock wrote into it.
+
+  Args:
+    path: of the file that is locked.
+    wait_seconds: for the file, which a shared disk may show late.
+
+  Returns:
+    The same text for all who see the same file; None if there is no such file.
+  """
+  give_up = time.monotonic() + wait_seconds
+  while True:
+    try:
+      return pathlib.Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+      if time.monotonic() >= give_up:
+        return None
+      time.sleep(_POLL_SECONDS)
+
+
 def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
   """Returns what releases the lock when it is closed."""
   stack = contextlib.ExitStack()
@@ -68,11 +88,10 @@ def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
       # The holder before has removed it since it was opened here.
       stack.close()
       return _acquire(path)
-    else:
-      with contextlib.suppress(OSError):  # A full disk: the lock holds.
-        file.truncate(0)
-        file.write(_me())
-        file.flush()
+    with contextlib.suppress(OSError):  # A full disk: the lock holds.
+      file.truncate(0)
+      file.write(_me())
+      file.flush()
     # Removed before it is unlocked: who locks a removed file looks again.
     stack.callback(_remove, path)
   except BaseException:

@@ -11,13 +11,16 @@ tensorboard/   profile/   loss.png
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Iterator
 from typing import Any
 
+from etils import epath
+
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, lock, paths
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import mixer
@@ -42,6 +45,10 @@ _FREE = (
 )
 """Fields that may change on resuming: none alters what is computed."""
 
+
+_LOCK = ".lock"
+_WAIT_SECONDS = 60
+"""For a shared disk to show what another machine has written."""
 
 _BY_NAME = {
   mixer.MixerConfig: registry.config_of,
@@ -165,22 +172,53 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
+def claim(
+  workdir: pathlib.Path,
+  config: config_lib.Config,
+  checkpoints: epath.Path | None = None,
+) -> Iterator[None]:
   """Makes the directory this run's, and keeps other processes out.
 
-  The lock goes with the process, however that ends.
+  The locks go with the process, however that ends.
+
+  Args:
+    workdir: of the run.
+    config: of the run.
+    checkpoints: where they are, if not in `workdir`.
 
   Raises:
     UserError: another process holds it; no space or permission.
   """
-  with disk.clear_errors(f"cannot write {workdir}"):
-    workdir.mkdir(parents=True, exist_ok=True)
-  with disk.locked(workdir / ".lock", f"{workdir} is in use"):
+  folders = {workdir}
+  if checkpoints is not None and not paths.is_remote(checkpoints):
+    folders.add(pathlib.Path(checkpoints))
+  with contextlib.ExitStack() as stack:
+    for folder in sorted(folders):
+      with disk.clear_errors(f"cannot write {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
     with disk.clear_errors(f"cannot write {workdir}"):
       integrity.replace_text(
         workdir / "config.json", config_lib.to_json(config)
       )
     yield
+
+
+def claimed_by(checkpoints: epath.Path) -> str:
+  """Returns who has claimed a folder of checkpoints; the same in all processes.
+
+  Raises:
+    UserError: nobody has, as this process sees it.
+  """
+  if paths.is_remote(checkpoints):
+    return os.fspath(checkpoints)
+  found = lock.holder(checkpoints / _LOCK, wait_seconds=_WAIT_SECONDS)
+  if found is None:
+    raise errors.UserError(
+      f"{checkpoints}: this process does not see what process 0 writes there;"
+      " put --workdir, or --checkpoints, on a disk that all processes share"
+    )
+  return found
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
