@@ -15,7 +15,7 @@ import jax
 from memcomp import config as config_lib
 from memcomp import errors, sharding
 from memcomp.compiling import chips, flops, program, report
-from memcomp.training import feed, step, validate
+from memcomp.training import disk, feed, integrity, step, validate
 from memcomp.training import flops as model_flops
 from memcomp.training import state as state_lib
 
@@ -80,8 +80,9 @@ def run(
     **_found(config, mesh, traced.jaxpr, compiled),
   }
   path = pathlib.Path(workdir) / "compile_only" / f"{_file(name)}.json"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(found, indent=2) + "\n")
+  with disk.clear_errors(f"cannot write {path}"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    integrity.replace_text(path, json.dumps(found, indent=2) + "\n")
   print(report.text(found))
   print(f"saved {path}")
   memory = found["memory_per_device"]

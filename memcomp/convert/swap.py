@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from memcomp import errors
+from memcomp import errors, prng
 from memcomp.export import names
 from memcomp.layers import options, registry
 from memcomp.models import decoder, pattern
@@ -190,7 +190,7 @@ def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
   @jax.jit
   def init():
     return state_lib.plain(
-      nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(seed)))[1]
+      nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(prng.key(seed))))[1]
     )
 
   return init()

@@ -8,19 +8,19 @@ goes on where it stopped. Exit code 2: the input needs a fix; 42: interrupted.
 """
 
 import argparse
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, lock
 from memcomp.data import progress as progress_lib
 from memcomp.data import shards, sources, text, units
 from memcomp.data import store as store_lib
@@ -191,32 +191,24 @@ def _find(source: str) -> list[text.TextFile]:
   return text.find_all(paths)
 
 
-class _locked:  # noqa: N801 - used like a function
-  """Holds a folder; the lock goes with the process, however it ends."""
-
-  def __init__(self, out: str):
-    self._out = out
-
-  def __enter__(self):
+@contextlib.contextmanager
+def _locked(out: str) -> Iterator[None]:
+  """Holds a folder, which is made if it is missing."""
+  with contextlib.ExitStack() as stack:
     try:
-      os.makedirs(os.path.join(self._out, units.UNITS), exist_ok=True)
-      self._stream = open(os.path.join(self._out, _LOCK), "w")
+      os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
+      stack.enter_context(lock.hold(os.path.join(out, _LOCK)))
     except OSError as error:
       raise errors.UserError(
-        f"--out: cannot write to {self._out} ({error.strerror}); name a "
-        "folder that can be written"
+        f"--out: cannot write to {out} ({error.strerror}); name a folder that"
+        " can be written"
       ) from error
-    try:
-      fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      self._stream.close()
+    except lock.HeldError as error:
       raise errors.UserError(
-        f"--out: another prepare is writing to {self._out}; wait for it, or "
-        "name another folder"
+        f"--out: another prepare is writing to {out}: {error}; wait for it, or"
+        " name another folder"
       ) from error
-
-  def __exit__(self, *unused):
-    self._stream.close()
+    yield
 
 
 def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
@@ -231,8 +223,13 @@ def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
   }
   path = os.path.join(corpus.out, shards.PLAN)
   if not os.path.exists(path):
-    others = set(os.listdir(corpus.out)) - {units.UNITS, _LOCK}
-    others = {name for name in others if not name.endswith(units.TEMPORARY)}
+    others = {
+      name
+      for name in os.listdir(corpus.out)
+      if name != units.UNITS
+      and not name.startswith(_LOCK)
+      and not name.endswith(units.TEMPORARY)
+    }
     if others:
       raise errors.UserError(
         f"--out: {corpus.out} holds other files ({min(others)}); name a new "

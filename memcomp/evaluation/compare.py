@@ -77,6 +77,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   for path in sorted(folder.glob("*/eval/results.json")):
     result = json.loads(path.read_text())
     if "perplexity" in result:
+      result["config"] = workdir_lib.of_this_version(result["config"])
       found.append(result)
   if not found:
     raise errors.UserError(

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from memcomp import errors
+from memcomp.data.synthetic import task as task_lib
 from memcomp.evaluation import plot
+from memcomp.training import workdir
 
 _SLICE = {
   "recall": ("gap",),
@@ -124,7 +126,9 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
 
 def _check_same(runs: list[dict[str, Any]]) -> None:
   def task(run):
-    of = {"task": run["task"], **run["config"]["data"]["task"]}
+    saved = run["config"]["data"]["task"]
+    own = workdir.of_this_version(saved, task_lib.TaskConfig)
+    of = {"task": run["task"], **own}
     return {name: of[name] for name in of if name != "gap"}
 
   for run in runs:

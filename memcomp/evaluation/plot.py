@@ -267,8 +267,11 @@ def new_canvas(width: float, height: float) -> Any:
 
 def save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
   """Writes a figure as PNG; returns where."""
-  with disk.clear_errors(f"cannot write {path}"):
-    canvas.savefig(path, dpi=120)
+  with (
+    disk.clear_errors(f"cannot write {path}"),
+    disk.replacing(path) as temporary,
+  ):
+    canvas.savefig(temporary, dpi=120, format="png")
   return path
 
 

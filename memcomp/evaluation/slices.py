@@ -14,14 +14,25 @@ import jax
 import numpy as np
 from flax import nnx
 
+from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.evaluation import load, report
 from memcomp.models import decoder
+from memcomp.training import disk, workdir
 
 _HEADER = (
   "| task | setting | result | state bytes | model | file |\n"
   "|---|---|---|---|---|---|\n"
 )
+
+
+_WAIT_SECONDS = 60
+"""For other processes to write their slices: each takes milliseconds."""
+
+
+def _key(one: dict[str, Any]) -> tuple[Any, Any]:
+  """Returns what tells the slices of a file apart."""
+  return one.get("task_hash"), one.get("seed")
 
 
 class File:
@@ -39,6 +50,7 @@ class File:
     about: dict[str, Any],
     model: str,
     same: tuple[str, ...] = (),
+    config: config_lib.Config | None = None,
   ):
     """Reads what is there.
 
@@ -48,29 +60,41 @@ class File:
       about: what stands in the file beside the slices.
       model: what is evaluated, for the table.
       same: entries of `about` that a file to go on with has, too.
+      config: of the model; a file to go on with has one that computes the same.
 
     Raises:
       UserError: the file is of another model, or cannot be read.
     """
     self.path = path
     self._task, self._about, self._model = task, about, model
-    self._slices: list[dict[str, Any]] = []
+    self._same, self._config = same, config
+    self._slices = self._read()
+
+  def _read(self) -> list[dict[str, Any]]:
+    """Returns the slices in the file, none if there is no file."""
     if not self.path.exists():
-      return
+      return []
     try:
       before = json.loads(self.path.read_text())
-      self._slices = before["slices"]
+      slices = list(before["slices"])
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise errors.UserError(
-        f"{report.shown(self.path)} is there and is no result of {task}; move"
-        " it away, or choose another --out"
+        f"{report.shown(self.path)} is there and is no result of"
+        f" {self._task}; move it away, or choose another --out"
       ) from error
-    for what in same:
-      if before.get(what) != json.loads(json.dumps(self._about[what])):
-        raise errors.UserError(
-          f"{report.shown(self.path)} holds results of another model (its"
-          f" {what} differs); choose another --out"
-        )
+    other = [
+      what
+      for what in self._same
+      if before.get(what) != json.loads(json.dumps(self._about[what]))
+    ]
+    if self._config is not None and not other:
+      other = workdir.changes(before.get("config", {}), self._config)
+    if other:
+      raise errors.UserError(
+        f"{report.shown(self.path)} holds results of another model (its"
+        f" {other[0]} differs); choose another --out"
+      )
+    return slices
 
   def find(self, **key: Any) -> dict[str, Any] | None:
     """Returns the slice with these entries, `task_hash` and `seed` usually."""
@@ -89,6 +113,8 @@ class File:
   ) -> None:
     """Writes a slice to the file, and its line to the table beside it.
 
+    Slices that other processes have written meanwhile stay.
+
     Args:
       one: what was found, as JSON takes it.
       setting: of the slice, in words, for the table.
@@ -98,10 +124,16 @@ class File:
     Raises:
       UserError: no space or no permission.
     """
-    self._slices.append(one)
-    report.write_json(self.path, {**self._about, "slices": self._slices})
     cells = self._task, setting, result, f"{state_bytes:,}", self._model
-    add_line(self.path.with_name("results.md"), (*cells, self.path.name))
+    with disk.locked(
+      self.path.with_name(".lock"),
+      f"{report.shown(self.path.parent)} is being written",
+      wait_seconds=_WAIT_SECONDS,
+    ):
+      self._slices = [x for x in self._read() if _key(x) != _key(one)]
+      self._slices.append(one)
+      report.write_json(self.path, {**self._about, "slices": self._slices})
+      add_line(self.path.with_name("results.md"), (*cells, self.path.name))
 
 
 class Slices(File):
@@ -128,7 +160,8 @@ class Slices(File):
         "weights": weights(checkpoint.model),
       },
       model=report.model_label(checkpoint, step=True),
-      same=("name", "weights", "tokenizer", "config"),
+      same=("name", "weights", "tokenizer"),
+      config=checkpoint.config,
     )
 
   def add(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, prng
 from memcomp.inference import generate, sample
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
@@ -180,7 +180,7 @@ def _change(model, index, state, depth):
     # The state's leaves that are memories, and no others.
     if not any(x is memory for memory in memories):
       return x
-    noise = jax.random.normal(jax.random.key(0), x.shape, x.dtype)
+    noise = jax.random.normal(prng.key(0), x.shape, x.dtype)
     share = _CHANGE * here.reshape(-1, *[1] * (x.ndim - 1))
     return x * (1 + share * noise)
 

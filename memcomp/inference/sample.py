@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, prng
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def draw(
     kept = jnp.where(keep(scaled, knobs), scaled, -jnp.inf)
 
     def one(seed, position, kept):
-      key = jax.random.fold_in(jax.random.key(seed), position)
+      key = jax.random.fold_in(prng.key(seed), position)
       return jax.random.categorical(key, kept)
 
     return jax.vmap(one)(knobs.seed, position, kept).astype(jnp.int32)

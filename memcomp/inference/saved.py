@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 import jax
@@ -61,8 +60,7 @@ def save(
     UserError: the folder exists, or cannot be written.
   """
   folder = pathlib.Path(folder).expanduser().absolute()
-  if folder.exists():
-    raise errors.UserError(f"{folder} exists already; choose another name")
+  disk.require_free(folder)
   meta = {
     "version": _VERSION,
     **_identity(owner),
@@ -71,17 +69,11 @@ def save(
       name: [list(x.shape), str(x.dtype)] for name, x in _named(session)
     },
   }
-  temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-  with disk.clear_errors(f"cannot write {folder}"):
-    temporary.mkdir(parents=True)
-    try:
-      with ocp.StandardCheckpointer() as writer:
-        writer.save(temporary / _ARRAYS, dict(_named(session)))
-      integrity.replace_text(temporary / _META, json.dumps(meta, indent=1))
-      integrity.write(temporary)
-      os.replace(temporary, folder)
-    finally:
-      shutil.rmtree(temporary, ignore_errors=True)
+  with disk.new_folder(folder) as partial:
+    with ocp.StandardCheckpointer() as writer:
+      writer.save(partial / _ARRAYS, dict(_named(session)))
+    integrity.replace_text(partial / _META, json.dumps(meta, indent=1))
+    integrity.write(partial)
   return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
@@ -110,10 +102,15 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
       f"{folder} was written by another version (format {meta['version']}, this"
       f" reads {_VERSION}); use that version"
     )
-  _check_owner(folder, meta, _identity(owner))
+  _check_owner(folder, meta, owner)
   # The structure is the model's, sizes are the session's: it may have grown.
   new = session_lib.start(owner.model)
   names = [name for name, _ in _named(new)]
+  if set(names) != set(meta["arrays"]):
+    raise errors.UserError(
+      f"{folder} was written by another version, whose memories have other"
+      " arrays; use that version"
+    )
   place = _placement(owner.model)
   target = {
     name: jax.ShapeDtypeStruct(
@@ -141,17 +138,16 @@ def parameter_hash(model: decoder.Decoder) -> str:
 
 
 def _identity(owner: Owner) -> dict[str, Any]:
-  model = config_lib.to_dict(owner.config)
-  del model["remat"]  # of training alone
   return {
-    "model": model,
+    "model": config_lib.to_dict(owner.config),
     "parameters": parameter_hash(owner.model),
     "tokenizer": owner.tokenizer.fingerprint,
   }
 
 
-def _check_owner(folder, saved, own) -> None:
-  changed = workdir.differences(saved["model"], own["model"])
+def _check_owner(folder, saved: dict[str, Any], owner: Owner) -> None:
+  changed = workdir.changes(saved["model"], owner.config, prefix="model")
+  own = _identity(owner)
   if changed:
     reason = "; ".join(changed[:3]) + "; ..." * (len(changed) > 3)
   elif saved["parameters"] != own["parameters"]:

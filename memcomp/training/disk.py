@@ -4,10 +4,11 @@ import contextlib
 import errno
 import os
 import pathlib
+import secrets
 import shutil
 from collections.abc import Iterator
 
-from memcomp import errors
+from memcomp import errors, lock
 
 _FIXES = {
   errno.ENOSPC: "free some space and run the same command again",
@@ -57,19 +58,68 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
     removed if anything is raised. What a killed process left of one goes too.
 
   Raises:
-    UserError: `out` is there; no space or permission.
+    UserError: `out` is there, or another process is writing it; no space or
+      permission.
   """
   require_free(out)
   partial = out.with_name(f".{out.name}.partial")
   with clear_errors(f"cannot write {out}"):
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-      yield partial
-      os.rename(partial, out)
-    except BaseException:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out.with_name(f".{out.name}.lock"), f"{out} is being written"):
+      require_free(out)  # Another process may just have made it.
       shutil.rmtree(partial, ignore_errors=True)
-      raise
+      partial.mkdir()
+      try:
+        yield partial
+        os.rename(partial, out)
+      except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Replaces a file by one that is whole, whoever else replaces it.
+
+  Args:
+    path: of the file.
+
+  Yields:
+    A path beside it to write to, which becomes `path` at the end and is removed
+    if anything is raised.
+  """
+  temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+  try:
+    yield temporary
+    os.replace(temporary, path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
+
+
+@contextlib.contextmanager
+def locked(
+  path: pathlib.Path, what: str, *, wait_seconds: float = 0
+) -> Iterator[None]:
+  """Holds a lock, see `lock.hold`.
+
+  Args:
+    path: of the file to lock.
+    what: is so while another process holds it, to begin the message with.
+    wait_seconds: for another process to release it.
+
+  Raises:
+    UserError: another process holds it; no space or permission.
+  """
+  with contextlib.ExitStack() as stack:
+    try:
+      with clear_errors(f"cannot write {path.parent}"):
+        stack.enter_context(lock.hold(path, wait_seconds=wait_seconds))
+    except lock.HeldError as error:
+      raise errors.UserError(
+        f"{what} by {error}; wait for it, or name another folder"
+      ) from error
+    yield
 
 
 def explain(error: BaseException | None) -> str | None:

@@ -14,6 +14,7 @@ import tensorstore as ts
 from etils import epath
 
 from memcomp import paths
+from memcomp.training import disk
 
 MANIFEST = "sha256.json"
 
@@ -54,12 +55,13 @@ def problem(directory: epath.Path) -> str | None:
 
 def replace_text(path: pathlib.Path, text: str) -> None:
   """Writes a file so that it is whole or absent, also after a power cut."""
-  temporary = path.with_name(f".{path.name}.tmp")
-  with open(temporary, "w", encoding="utf-8") as file:
+  with (
+    disk.replacing(path) as temporary,
+    open(temporary, "w", encoding="utf-8") as file,
+  ):
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
-  os.replace(temporary, path)
 
 
 def unreadable(directory: epath.Path) -> str | None:

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from memcomp.training import metrics
+from memcomp.training import disk, metrics
 
 
 def loss_curve(workdir: pathlib.Path) -> str:
@@ -33,5 +33,9 @@ def loss_curve(workdir: pathlib.Path) -> str:
   if axes.lines:
     axes.legend()
   path = workdir / "loss.png"
-  canvas.savefig(path, dpi=120)
+  with (
+    disk.clear_errors(f"cannot write {path}"),
+    disk.replacing(path) as temporary,
+  ):
+    canvas.savefig(temporary, dpi=120, format="png")
   return f"loss curve: {path}"

@@ -1,7 +1,6 @@
 """Training from a config to a checkpoint that has been evaluated."""
 
 import contextlib
-import importlib.metadata
 import math
 import pathlib
 import sys
@@ -18,6 +17,7 @@ from memcomp.models import overview
 from memcomp.training import (
   checkpoint,
   faults,
+  load,
   loop,
   plot,
   processes,
@@ -27,8 +27,6 @@ from memcomp.training import (
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import workdir as workdir_lib
-
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def run(
@@ -62,20 +60,33 @@ def run(
     )
   workdir = pathlib.Path(workdir).absolute()
   with contextlib.ExitStack() as stack:
-    with processes.together("opening the run"):
+    with processes.together("opening the run") as seen:
+      seen |= processes.program()
+      seen["config"] = config_lib.to_json(config)
       place = paths.of(checkpoints or workdir)
       validate.check(config)
-      processes.check_same(config_lib.to_json(config))
       tokenizer = tokenizer_lib.load(config.data.tokenizer)
+      seen["tokenizer"] = tokenizer.fingerprint
       validate.check_vocabulary(config, tokenizer.vocab_size)
       mesh = sharding.make_mesh(config.mesh)
       validate.check_mesh(config, mesh)
       workdir_lib.check(workdir, config)
       # Data before the folder is made: a mistake there should leave nothing.
-      feed = stack.enter_context(_feed(config, tokenizer, mesh))
+      train = sources.open_split(config.data, "train", tokenizer=tokenizer)
+      seen["training data"] = train.fingerprint
+      feed = stack.enter_context(
+        feed_lib.Feed(
+          config, train, mesh, rows=config.training.batch_size, shuffle=True
+        )
+      )
       store = _validation_store(config, tokenizer, mesh)
+      seen["validation data"] = store.fingerprint if store else "none"
+      seen["checkpoints"] = str(load.list_steps(place / checkpoint.FOLDER))
+    with processes.together("claiming the run's folder"):
       if processes.is_first():
-        stack.enter_context(workdir_lib.claim(workdir, config))
+        stack.enter_context(workdir_lib.claim(workdir, config, place))
+    with processes.together("looking for the run's checkpoints") as seen:
+      seen["folder of checkpoints"] = workdir_lib.claimed_by(place)
     code = _train(config, workdir, place, mesh, tokenizer, feed, store)
     processes.leave()
     if code == 0 and config.evaluation.run_after_training:
@@ -130,17 +141,6 @@ def _train(
   return code
 
 
-def _feed(
-  config: config_lib.Config,
-  tokenizer: tokenizer_lib.Tokenizer,
-  mesh: jax.sharding.Mesh,
-) -> feed_lib.Feed:
-  store = sources.open_split(config.data, "train", tokenizer=tokenizer)
-  return feed_lib.Feed(
-    config, store, mesh, rows=config.training.batch_size, shuffle=True
-  )
-
-
 def _validation_store(
   config: config_lib.Config,
   tokenizer: tokenizer_lib.Tokenizer,
@@ -187,7 +187,7 @@ def make_meta(
     "param_count": sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
     "tokenizer": tokenizer.fingerprint,
     "ends": list(tokenizer.ends),
-    "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    "versions": processes.versions(),
   }
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from memcomp import config as config_lib
-from memcomp import sharding
+from memcomp import prng, sharding
 from memcomp.models import decoder
 from memcomp.training import optimizer
 
@@ -158,7 +158,7 @@ def initial_state(
     compiler_options=quick if on_cpu else None,
   )
   def init():
-    module = decoder.Decoder(config.model, rngs=nnx.Rngs(config.seed))
+    module = decoder.Decoder(config.model, rngs=nnx.Rngs(prng.key(config.seed)))
     params = plain(nnx.split(module)[1])
     carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)

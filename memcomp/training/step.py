@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from memcomp import config as config_lib
+from memcomp import prng
 from memcomp.data import batch as batch_lib
 from memcomp.training import loss as loss_lib
 from memcomp.training import optimizer
@@ -107,7 +108,7 @@ def make_train_step(
     # Of the seed and the step alone, so that a resumed run draws the same.
     noise = None
     if random:
-      noise = jax.random.fold_in(jax.random.key(config.seed), state.step)
+      noise = jax.random.fold_in(prng.key(config.seed), state.step)
     grads, (sums, carry, watch) = accumulate(
       state.params, batch, state.carry, tokens, noise
     )

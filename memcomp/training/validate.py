@@ -111,11 +111,20 @@ def check_types(config: Any, prefix: str = "") -> None:
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
   """Checks that rows, time and parameters divide over the mesh.
 
-  Warns on stderr where a better mesh is known.
+  Every process has to have a part of it. Warns on stderr where a better mesh is
+  known.
 
   Raises:
     UserError: naming the sizes, and the mesh that would fit.
   """
+  idle = set(range(jax.process_count()))
+  idle -= {device.process_index for device in mesh.devices.flat}
+  if idle:
+    raise errors.UserError(
+      f"the mesh takes {mesh.size} of the {jax.device_count()} devices, and"
+      f" none of process {', '.join(map(str, sorted(idle)))}; set"
+      " mesh.replica=-1 to take all, or start fewer processes"
+    )
   shards = mesh.shape["replica"] * mesh.shape["fsdp"]
   rows = config.training.batch_size // config.training.accumulation
   if rows % shards:

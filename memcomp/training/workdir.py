@@ -10,15 +10,17 @@ tensorboard/   profile/   loss.png
 
 import contextlib
 import dataclasses
-import fcntl
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Iterator
 from typing import Any
 
+from etils import epath
+
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, lock, paths
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
@@ -42,6 +44,10 @@ _FREE = (
 )
 """Fields that may change on resuming: none alters what is computed."""
 
+
+_LOCK = ".lock"
+_WAIT_SECONDS = 60
+"""For a shared disk to show what another machine has written."""
 
 _BY_NAME = {
   options.MixerConfig: registry.config_of,
@@ -67,25 +73,51 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
   return [f"{prefix} was {saved!r}, is {current!r}"]
 
 
+def of_this_version(saved: Any, kind: type = config_lib.Config) -> Any:
+  """Returns a saved config as this version writes it.
+
+  Fields that `saved` has not, since it is of an older version, were at their
+  defaults. A config that this version cannot read stays as it is.
+
+  Args:
+    saved: of `config.to_dict`, as it was read back.
+    kind: class of the config.
+  """
+  with contextlib.suppress(errors.UserError, TypeError):
+    return config_lib.to_dict(_build(kind, saved, "saved"))
+  return saved
+
+
+def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
+  """Returns what a saved config has otherwise than `current`.
+
+  Fields that do not alter what is computed may differ.
+
+  Args:
+    saved: see `of_this_version`.
+    current: a config, or a part of one, of the same class.
+    prefix: where in a config that part stands, such as "model".
+
+  Returns:
+    A line for each field.
+  """
+  saved = of_this_version(saved, type(current))
+  return [
+    line
+    for line in differences(saved, config_lib.to_dict(current), prefix)
+    if not _is_free(line.split(" ", 1)[0])
+  ]
+
+
 def check_same(
   saved: dict[str, Any], config: config_lib.Config, where: str
 ) -> None:
   """Checks that a run with config `saved` may be continued with `config`.
 
-  Fields that `saved` has not, since it is of an older version, were at their
-  defaults.
-
   Raises:
-    UserError: naming each field that must not change and did.
+    UserError: naming each field that must not change and did, see `changes`.
   """
-  # Of another version altogether: compared as it stands, field by field.
-  with contextlib.suppress(errors.UserError):
-    saved = config_lib.to_dict(config_of(saved, where))
-  changed = [
-    line
-    for line in differences(saved, config_lib.to_dict(config))
-    if not _is_free(line.split(" ", 1)[0])
-  ]
+  changed = changes(saved, config)
   if not changed:
     return
   what = "config"
@@ -139,30 +171,53 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path, config: config_lib.Config) -> Iterator[None]:
+def claim(
+  workdir: pathlib.Path,
+  config: config_lib.Config,
+  checkpoints: epath.Path | None = None,
+) -> Iterator[None]:
   """Makes the directory this run's, and keeps other processes out.
 
-  The lock goes with the process, however that ends.
+  The locks go with the process, however that ends.
+
+  Args:
+    workdir: of the run.
+    config: of the run.
+    checkpoints: where they are, if not in `workdir`.
 
   Raises:
     UserError: another process holds it; no space or permission.
   """
-  with disk.clear_errors(f"cannot write {workdir}"):
-    workdir.mkdir(parents=True, exist_ok=True)
-    file = open(workdir / ".lock", "a")  # noqa: SIM115
-  with file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise errors.UserError(
-        f"{workdir} is in use by a running process; wait for it, or choose "
-        "another --workdir"
-      ) from error
+  folders = {workdir}
+  if checkpoints is not None and not paths.is_remote(checkpoints):
+    folders.add(pathlib.Path(checkpoints))
+  with contextlib.ExitStack() as stack:
+    for folder in sorted(folders):
+      with disk.clear_errors(f"cannot write {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
     with disk.clear_errors(f"cannot write {workdir}"):
       integrity.replace_text(
         workdir / "config.json", config_lib.to_json(config)
       )
     yield
+
+
+def claimed_by(checkpoints: epath.Path) -> str:
+  """Returns who has claimed a folder of checkpoints; the same in all processes.
+
+  Raises:
+    UserError: nobody has, as this process sees it.
+  """
+  if paths.is_remote(checkpoints):
+    return os.fspath(checkpoints)
+  found = lock.holder(checkpoints / _LOCK, wait_seconds=_WAIT_SECONDS)
+  if found is None:
+    raise errors.UserError(
+      f"{checkpoints}: this process does not see what process 0 writes there;"
+      " put --workdir, or --checkpoints, on a disk that all processes share"
+    )
+  return found
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -106,6 +106,14 @@ def test_other_tasks_are_refused(field, runs):
     compare.compare(runs)
 
 
+def test_runs_of_two_versions_are_compared(runs):
+  """The older one has not a field that the newer one has at its default."""
+  older = result("older", 0, 2.5, 2.5)
+  del older["config"]["training"]["implementation"]
+  write(runs, older)
+  assert len(compare.compare(runs)["rows"]) == 3
+
+
 def test_an_empty_folder_is_named(tmp_path):
   with pytest.raises(errors.UserError, match="holds no finished runs"):
     run.run(tmp_path / "nothing", "compare")

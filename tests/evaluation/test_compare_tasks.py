@@ -70,3 +70,10 @@ def test_other_tasks_are_refused(tmp_path):
   with pytest.raises(errors.UserError, match=r"window and full.*other tasks"):
     run.run(tmp_path, "compare")
   assert not (tmp_path / "compare.json").exists()
+
+
+def test_runs_of_two_versions_are_compared(tmp_path):
+  """One from before `pairs` was a field, which is 1 by default."""
+  leave(tmp_path, "old", 0, {24: 1.0})
+  leave(tmp_path, "new", 0, {24: 1.0}, pairs=1)
+  run.run(tmp_path, "compare")

@@ -49,3 +49,42 @@ def test_other_weights_and_other_files_are_refused(run_folder, tmp_path):
   (tmp_path / "half-step3.json").write_text('{"slices": [')
   with pytest.raises(errors.UserError, match=r"no result of half.*--out"):
     slices.Slices(tmp_path, "half", opened)
+
+
+def test_two_evaluations_at_once_keep_each_others_slices(run_folder, tmp_path):
+  opened = load.open_checkpoint(run_folder)
+  ours, theirs = (slices.Slices(tmp_path, "task", opened) for _ in range(2))
+  theirs.add({"seed": 1, "x": 1.5}, setting="1", result="1.5")
+  ours.add({"seed": 2, "x": 2.5}, setting="2", result="2.5")
+  # Both found it, as when the same command is started twice.
+  theirs.add({"seed": 2, "x": 2.5}, setting="2", result="2.5")
+  content = json.loads((tmp_path / "task-step3.json").read_text())
+  assert [one["seed"] for one in content["slices"]] == [1, 2]
+  lines = (tmp_path / "results.md").read_text().splitlines()
+  assert [line.split(" | ")[1] for line in lines[2:]] == ["1", "2"]
+  assert not list(tmp_path.glob(".*"))
+
+
+def test_results_of_an_older_version_go_on(run_folder, tmp_path):
+  """Before a field was there it was at its default; it is the same model."""
+  opened = load.open_checkpoint(run_folder)
+  slices.Slices(tmp_path, "task", opened).add(
+    {"seed": 1}, setting="", result=""
+  )
+  path = tmp_path / "task-step3.json"
+  content = json.loads(path.read_text())
+  del content["config"]["model"]["mixer"]["solver"]
+  del content["config"]["training"]["z_loss"]
+  content["config"]["mesh"]["fsdp"] = 2  # of the machine, not of the model
+  path.write_text(json.dumps(content))
+  assert slices.Slices(tmp_path, "task", opened).find(seed=1)
+  content["config"]["training"]["z_loss"] = 0.5
+  path.write_text(json.dumps(content))
+  with pytest.raises(
+    errors.UserError, match=r"another model.*training\.z_loss"
+  ):
+    slices.Slices(tmp_path, "task", opened)
+  del content["config"]
+  path.write_text(json.dumps(content))
+  with pytest.raises(errors.UserError, match="another model"):
+    slices.Slices(tmp_path, "task", opened)

@@ -22,8 +22,8 @@ from memcomp.evaluation import run as evaluation
 from memcomp.export import names, read, tensors, write
 from memcomp.layers import registry
 from memcomp.models import decoder
+from memcomp.training import disk, workdir
 from memcomp.training import state as state_lib
-from memcomp.training import workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -189,6 +189,15 @@ def test_a_killed_export_does_not_stand_in_the_way(run, params, tmp_path):
   with pytest.raises(errors.UserError, match="is there already"):
     write.export(run, tmp_path / "out", dtype="bfloat16")
   assert_same(params_of(read.load(out).model), params)
+
+
+def test_two_exports_into_one_folder(run, params, tmp_path):
+  out = tmp_path / "out"
+  with disk.new_folder(out) as first:
+    (first / "file").write_text("first")
+    with pytest.raises(errors.UserError, match="is being written by"):
+      write.export(run, out)
+  assert [path.name for path in out.iterdir()] == ["file"]
 
 
 def test_the_tokenizer_goes_along(tmp_path):

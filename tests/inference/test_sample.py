@@ -169,3 +169,23 @@ def test_rows_have_settings_of_their_own():
 def test_bad_settings(name, value):
   with pytest.raises(errors.UserError, match=f"{name}={value}: give "):
     sample.Settings(**{name: value})
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_rows_draw_as_alone_whatever_the_default_generator(generator):
+  logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
+
+  @jax.jit
+  def run(knobs):
+    rows = jnp.broadcast_to(logits, (len(knobs.seed), 50))
+    position = jnp.full(len(rows), 7)
+    return sample.draw(rows, position, jnp.zeros(rows.shape, bool), knobs)
+
+  def draw(*seeds):
+    each = [sample.Settings(seed=seed) for seed in seeds]
+    return np.asarray(run(sample.knobs(each, len(seeds)))).tolist()
+
+  expected = draw(*range(8))
+  with jax.default_prng_impl(generator):
+    assert draw(*range(8)) == expected
+    assert [draw(seed)[0] for seed in range(8)] == expected

@@ -13,6 +13,7 @@ from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import prefill, sample, saved
 from memcomp.inference import session as session_lib
+from memcomp.training import integrity
 
 BYTES = tokenizer_lib.ByteTokenizer()
 # Of the lengths that leave no new program to compile.
@@ -82,7 +83,7 @@ def test_a_saved_session_comes_back_bit_by_bit(tmp_path, session, owner):
   meta = json.loads((folder / "session.json").read_text())
   assert meta["tokens"] == [15, 44, 15]
   assert meta["tokenizer"] == BYTES.fingerprint
-  with pytest.raises(errors.UserError, match="exists already"):
+  with pytest.raises(errors.UserError, match="is there already"):
     saved.save(folder, session, owner)
 
 
@@ -147,6 +148,45 @@ def test_a_session_of_another_model_is_refused(tmp_path, session, owner):
   # How it was trained is not what it is.
   remat = dataclasses.replace(owner.config, remat="block")
   assert_equal(saved.load(folder, owner._replace(config=remat)), session)
+
+
+@pytest.mark.parametrize(
+  "fields", [("mixer.solver",), ("dtype", "norm_eps", "mixer.heads")]
+)
+def test_a_session_from_before_a_field_existed(
+  fields, tmp_path, session, owner
+):
+  """As a run's config: what it has not was at its default."""
+  folder = tmp_path / "talk"
+  saved.save(folder, session, owner)
+  path = folder / "session.json"
+  meta = json.loads(path.read_text())
+  for field in fields:
+    group, _, name = field.rpartition(".")
+    (meta["model"][group] if group else meta["model"]).pop(name)
+  meta["model"].pop("remat")  # which none of them had
+  path.write_text(json.dumps(meta))
+  integrity.write(folder)
+  if "mixer.heads" not in fields:
+    assert_equal(saved.load(folder, owner), session)
+    return
+  # Not at its default, and so of another model.
+  with pytest.raises(
+    errors.UserError, match=r"model\.mixer\.heads was 12, is 2"
+  ):
+    saved.load(folder, owner)
+
+
+def test_a_session_whose_memories_had_other_arrays(tmp_path, session, owner):
+  folder = tmp_path / "talk"
+  saved.save(folder, session, owner)
+  path = folder / "session.json"
+  meta = json.loads(path.read_text())
+  meta["arrays"].popitem()
+  path.write_text(json.dumps(meta))
+  integrity.write(folder)
+  with pytest.raises(errors.UserError, match="written by another version"):
+    saved.load(folder, owner)
 
 
 class Other(tokenizer_lib.ByteTokenizer):

@@ -28,9 +28,9 @@ class Decoder(nnx.Module):
 
     stack = self.layers_
     self.embedding = param((config.vocab_size, width), ("vocab", "embed"))
-    self.write = param((stack, width, width), ("layers", "embed", "mlp"))
-    self.read = param((stack, width, width), ("layers", "mlp", "embed"))
-    self.start = param((stack, width), ("layers", None), decay=False)
+    self.write = param((stack, width, width), ("embed", "mlp"))
+    self.read = param((stack, width, width), ("mlp", "embed"))
+    self.start = param((stack, width), (None,), decay=False)
 
   def init_state(self, batch, length=None):
     start = self.start[...][:, None]

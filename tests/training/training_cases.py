@@ -90,12 +90,14 @@ def start(
   workdir: pathlib.Path,
   *flags: str,
   root: pathlib.Path = ROOT,
+  cwd: pathlib.Path | None = None,
   **env: str,
 ):
-  """Starts train.py of `root`; its output is read as text from the process."""
+  """Starts train.py of `root` in `cwd`; its output is read as text from the process."""
   command = [sys.executable, root / "train.py", f"--config={config}"]
   return subprocess.Popen(
     [*command, f"--workdir={workdir}", *flags],
+    cwd=cwd,
     env=environment(**env),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

@@ -21,10 +21,19 @@ def free_port():
     return s.getsockname()[1]
 
 
-def start(config, workdir, *flags, others=(), other_root=training_cases.ROOT):
-  """Starts the two processes; the second alone has `others` as flags.
+def start(
+  config,
+  workdir,
+  *flags,
+  others=(),
+  other_root=training_cases.ROOT,
+  folders=(None, None),
+  each=4,
+):
+  """Starts the processes; all but the first have `others` as flags.
 
-  It runs the program of `other_root`.
+  They run the program of `other_root`. Each works in its own of `folders`, of
+  which there are as many as processes, and has `each` devices.
   """
   port = free_port()
   return [
@@ -35,12 +44,13 @@ def start(config, workdir, *flags, others=(), other_root=training_cases.ROOT):
       *flags,
       *(others if index else ()),
       f"--coordinator=127.0.0.1:{port}",
-      "--processes=2",
+      f"--processes={len(folders)}",
       f"--process={index}",
       root=other_root if index else training_cases.ROOT,
-      XLA_FLAGS="--xla_force_host_platform_device_count=4",
+      cwd=folder,
+      XLA_FLAGS=f"--xla_force_host_platform_device_count={each}",
     )
-    for index in range(2)
+    for index, folder in enumerate(folders)
   ]
 
 
