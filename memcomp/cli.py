@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from memcomp import errors, paths
+from memcomp import errors, named_configs, paths
 
 EXIT_INTERRUPTED = 130
 """Exit code: Ctrl-C where nothing was to be saved (128 + SIGINT)."""
@@ -64,10 +64,11 @@ def require(name: str) -> Any:
 
 def _guarded(program, usage, argv) -> int:
   try:
+    argv = _with_path(argv)
     if any(
       arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv
     ):
-      print(_help(usage, argv))
+      print(_help(usage, argv, program.__module__))
       return 0
     _quiet()
     _parse(argv)
@@ -273,16 +274,32 @@ def _value_of(name: str, argv: list[str]) -> str | None:
   return argv[index + 1] if index + 1 < len(argv) else None
 
 
-def _help(usage: str, argv: list[str]) -> str:
-  """Returns usage, the program's flags and, with --config, every field."""
+def _with_path(argv: list[str]) -> list[str]:
+  """Returns `argv` with the path of a config that is given by its name."""
+  value = _value_of("config", argv)
+  if value is None:
+    return argv
+  index = _index_of("config", argv)
+  flag, equals, _ = argv[index].partition("=")
+  path = named_configs.path_of(value)
+  given = [f"{flag}={path}"] if equals else [flag, path]
+  return [*argv[:index], *given, *argv[index + len(given) :]]
+
+
+def _help(usage: str, argv: list[str], module: str) -> str:
+  """Returns usage, a module's flags and, with --config, every field."""
   shown = [usage.strip(), "", "Flags:"]
-  own = [pathlib.Path(argv[0]).stem, "__main__", argv[0], __name__]
-  for module, defined in flags.FLAGS.flags_by_module_dict().items():
-    if module in own:
-      shown += [f"  --{f.name}: {f.help}" for f in defined]
+  # Where absl files the flags of a module that is run as a program.
+  own = sys.argv[0] if module == "__main__" else module
+  for name in (own, __name__):
+    found = flags.FLAGS.get_key_flags_for_module(name)
+    shown += [f"  --{f.name}: {f.help}" for f in found]
   path = _value_of("config", argv)
   if path is None:
-    shown += ["", "With --config=FILE, --help lists the fields of the config."]
+    if "config" in flags.FLAGS:
+      names = ", ".join(named_configs.names())
+      shown += ["", f"Configs by name: {names}. With --config, --help lists"]
+      shown[-1] += " the fields of the config."
   else:
     shown += ["", f"Fields of {path}:"]
     fields = field_paths(load_config(path))

@@ -11,6 +11,7 @@ import pytest
 
 from memcomp import doctor
 from memcomp.layers import registry
+from memcomp.models import decoder
 from memcomp_kernels import dispatch
 from memcomp_kernels.testing import memories, memory
 
@@ -19,12 +20,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.fixture
 def only(monkeypatch):
-  """Runs the doctor with one of its checks: name -> exit code."""
+  """Runs the doctor with one of its checks: name, flags -> exit code."""
 
-  def run(name: str) -> int:
-    (title,) = (title for title in doctor.CHECKS if title.startswith(name))
-    monkeypatch.setattr(doctor, "CHECKS", {title: doctor.CHECKS[title]})
-    return doctor.main([])
+  def run(name: str, *flags: str) -> int:
+    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name]})
+    return doctor.main(list(flags))
 
   return run
 
@@ -41,7 +41,7 @@ def install(monkeypatch, **versions):
   monkeypatch.setattr(importlib.metadata, "version", version)
 
 
-@pytest.mark.slow  # CI runs the doctor itself.
+@pytest.mark.slow  # CI runs the doctor itself, with --all.
 def test_this_machine_is_in_order():
   paths = [
     *filter(None, [os.environ.get("PYTHONPATH")]),
@@ -55,7 +55,7 @@ def test_this_machine_is_in_order():
   }
   environment.pop("XLA_FLAGS", None)  # eight devices, set for the tests
   done = subprocess.run(
-    [sys.executable, "-m", "memcomp.doctor"],
+    [sys.executable, "-m", "memcomp", "doctor"],
     env=environment,
     capture_output=True,
     text=True,
@@ -66,7 +66,8 @@ def test_this_machine_is_in_order():
   assert lines[-1] == "OK: everything is in order"
   assert f"    jax {jax.__version__}" in lines
   assert "    trellis: xla_chunked (fastest form on cpu)" in lines
-  assert any("xla_chunked against reference" in line for line in lines)
+  tested = [x for x in lines if "xla_chunked against reference" in x]
+  assert len(tested) == len(doctor.QUICK)
   assert any("1 x cpu" in line for line in lines)
 
 
@@ -133,7 +134,7 @@ def test_fits(version, wanted, expected):
   assert doctor.fits(version, wanted) is expected
 
 
-def toy_memory(spoil=lambda x: x):
+def toy_memory(spoil=lambda x: x, name="toy"):
   """A running sum in two forms: compiles in no time, unlike a real memory."""
 
   class Api:
@@ -155,7 +156,7 @@ def toy_memory(spoil=lambda x: x):
     return jax.random.normal(key, (batch, heads, value_dim))
 
   return memory.Memory(
-    "toy",
+    name,
     Api,
     specs={"only": None},
     typical=("only",),
@@ -177,7 +178,7 @@ SPOILT = {
 def test_failing_self_test(kind, only, monkeypatch, capsys):
   toy = toy_memory(SPOILT[kind])
   monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
-  assert only("self-test") == 1
+  assert only("self-test", "--all") == 1
   out = capsys.readouterr().out
   assert "! toy: xla_chunked against reference" in out
   assert "results on this machine are wrong" in out
@@ -185,8 +186,26 @@ def test_failing_self_test(kind, only, monkeypatch, capsys):
 
 def test_sound_self_test(only, monkeypatch, capsys):
   monkeypatch.setattr(memories, "MEMORIES", {"toy": toy_memory()})
-  assert only("self-test") == 0
+  assert only("self-test", "--all") == 0
   assert "    toy: xla_chunked against reference" in capsys.readouterr().out
+
+
+def test_few_memories_are_tested_unless_all_are_asked_for(
+  only, monkeypatch, capsys
+):
+  assert set(doctor.QUICK) < set(memories.MEMORIES)
+  known = {name: toy_memory(name=name) for name in (*doctor.QUICK, "slow")}
+  monkeypatch.setattr(memories, "MEMORIES", known)
+  assert only("self-test") == 0
+  out = capsys.readouterr().out
+  for name in doctor.QUICK:
+    assert f"    {name}: xla_chunked against reference" in out
+  assert "slow: xla_chunked" not in out
+  assert "    not tested without --all: slow\n" in out
+  assert only("self-test", "--all") == 0
+  out = capsys.readouterr().out
+  assert "    slow: xla_chunked against reference" in out
+  assert "not tested" not in out
 
 
 def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
@@ -202,7 +221,7 @@ def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
   toy.api.IMPLEMENTATIONS.functions["library_tpu"] = None
   monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
   monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
-  assert only("self-test") == 0
+  assert only("self-test", "--all") == 0
   out = capsys.readouterr().out
   assert "    toy: library_tpu not tested: too small a call" in out
   assert "    toy: xla_chunked against reference" in out
@@ -229,6 +248,35 @@ def test_libraries_kernels_have_a_line(
     assert (
       f"rwkv7: xla_chunked (no mosaic_{platform} kernel for rwkv7 yet)" in out
     )
+
+
+def test_a_layer_of_this_machine(only, capsys):
+  assert only("layer") == 0
+  assert "built and called" in capsys.readouterr().out
+
+
+def test_a_layer_of_nan(only, monkeypatch, capsys):
+  class Decoder:
+    def __init__(self, config, *, rngs):
+      pass
+
+    def __call__(self, tokens):
+      return jnp.full(tokens.shape, jnp.nan)
+
+  monkeypatch.setattr(decoder, "Decoder", Decoder)
+  assert only("layer") == 1
+  assert "values are not finite; results on this" in capsys.readouterr().out
+
+
+def test_options_of_the_compiler_are_put_back():
+  before = jax.config.read("jax_disable_most_optimizations")
+  jax.config.update("jax_disable_most_optimizations", False)
+  try:
+    with doctor._quick_compilation():
+      assert jax.config.read("jax_disable_most_optimizations")
+    assert not jax.config.read("jax_disable_most_optimizations")
+  finally:
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def test_devices_that_fail(only, monkeypatch, capsys):

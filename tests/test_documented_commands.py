@@ -11,21 +11,19 @@ import runpy
 
 import pytest
 
+from memcomp.__main__ import COMMANDS
 from memcomp.training import sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = sorted(
-  path.relative_to(ROOT).as_posix()
-  for pattern in (
-    *("*.md", "docs/**/*.md", "kernels/**/*.md", "configs/*.py"),
-    *("*.py", "benchmarks/**/*.py", "memcomp/**/*.py"),
-  )
-  for path in ROOT.glob(pattern)
-  if "python " in path.read_text(encoding="utf-8")
-)
 _COMMAND = re.compile(
-  r"\bpython (-m memcomp[\w.]*|[\w/]+/\w+\.py|\w+\.py) (.*)"
+  r"(?:(?:^ +|`|&& |=\S+ |\bpython -m )(?=memcomp )|\bpython )"
+  r"(memcomp \w+|-m memcomp\.[\w.]*|[\w/]+/\w+\.py|\w+\.py)\b(.*)",
+  re.MULTILINE,
 )
+_CONFIG = re.compile(
+  r"--config=(?:configs/(\w+)\.py|([a-z]\w*))(?:(?=\s)|$|:([\w-]+))"
+)
+_IN_A_CLONE = {"train.py": "memcomp train", "eval.py": "memcomp eval"}
 _OF_BEAM = {"runner", "flink_master"}
 """Handed on to a library."""
 _EXPORTED = {"numpy_forward.py"}
@@ -36,13 +34,28 @@ def commands(document):
   text = (ROOT / document).read_text(encoding="utf-8")
   text = re.sub(r"\\\n\s*", " ", text)
   for program, rest in _COMMAND.findall(text):
-    yield program, re.split(r"`|  #", rest)[0]
+    yield _IN_A_CLONE.get(program, program), re.split(r"`|  #", rest)[0]
+
+
+DOCUMENTS = sorted(
+  document
+  for pattern in (
+    *("*.md", "docs/**/*.md", "kernels/**/*.md", "configs/*.py"),
+    *("benchmarks/**/*.py", "memcomp/**/*.py"),
+  )
+  for document in (p.relative_to(ROOT).as_posix() for p in ROOT.glob(pattern))
+  if any(commands(document))
+)
 
 
 def source(program):
-  if not program.startswith("-m "):
+  if program.startswith("memcomp "):
+    module = COMMANDS[program.removeprefix("memcomp ")].module
+  elif program.startswith("-m "):
+    module = program.removeprefix("-m ")
+  else:
     return ROOT / program
-  path = ROOT / program.removeprefix("-m ").replace(".", "/")
+  path = ROOT / module.rstrip(".").replace(".", "/")
   return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -53,21 +66,23 @@ def flags_of(path):
   if path.is_relative_to(ROOT / "benchmarks"):
     of += path.parent.glob("*.py")
   text = "".join(x.read_text(encoding="utf-8") for x in of)
-  return set(re.findall(r'\b(?:DEFINE_\w+|add)\(\s*"-*(\w+)"', text))
+  return set(
+    re.findall(r'\b(?:DEFINE_\w+|declare_key_flag|add)\(\s*"-*(\w+)"', text)
+  )
 
 
 @functools.cache
-def config_file(path):
-  return runpy.run_path(str(ROOT / path))
+def config_file(name):
+  return runpy.run_path(str(ROOT / f"configs/{name}.py"))
 
 
-def check_config(path, name, rest):
-  file = config_file(path)
+def check_config(config, name, rest):
+  file = config_file(config)
   if each := re.search(r"--each[= ]([\w,-]+)", rest):
-    assert sweep.choose(each[1], file, path)
+    assert sweep.choose(each[1], file, config)
     name = None
   fields = re.findall(r"--config\.([\w.]+)=", rest)
-  if path == "configs/run.py" or "$" in rest.split("--config=")[1].split()[0]:
+  if config == "run" or "$" in rest.split("--config=")[1].split()[0]:
     return  # of a run that is not here, or of several
   resolved = file["get_config"](*([name] if name else []))
   for field in fields:
@@ -85,9 +100,8 @@ def test_documented_commands(document):
     known = flags_of(path)
     known |= {f"no{flag}" for flag in known} | {"help"}
     assert given <= known, (program, given - known)
-    found = re.search(r"--config=(configs/\w+\.py)(?::([\w-]+))?", rest)
-    if found and program.startswith("train"):
-      check_config(*found.groups(), rest)
+    if program == "memcomp train" and (found := _CONFIG.search(rest)):
+      check_config(found[1] or found[2], found[3], rest)
 
 
 def test_there_are_commands():

@@ -1,8 +1,8 @@
 r"""Puts a memory in the place of a trained model's attention.
 
-  python -m memcomp.convert --checkpoint=runs/attention --mixer=trellis \
+  memcomp convert --checkpoint=runs/attention --mixer=trellis \
     --workdir=runs/trellis --distill_steps=300 --steps=500
-  python train.py --config=configs/run.py:runs/trellis --workdir=runs/trellis
+  memcomp train --config=run:runs/trellis --workdir=runs/trellis
 
 Everything but the mixers is kept, and of them the projections that fit. Each
 new mixer is then trained to give what the old one gave (layer-wise
@@ -14,6 +14,7 @@ codes: 0 done, 2 the input needs a fix, 130 interrupted (nothing is kept).
 """
 
 import signal
+from typing import NoReturn
 
 from absl import flags
 
@@ -41,11 +42,11 @@ _DISTILL_RATE = flags.DEFINE_float(
 _FSDP = flags.DEFINE_integer("fsdp", 1, "Devices to shard over.", 1)
 _OF_RUN = {
   "training.steps": flags.DEFINE_integer(
-    "steps", None, "Steps that train.py goes on for."
+    "steps", None, "Steps that memcomp train goes on for."
   ),
   "training.batch_size": flags.DEFINE_integer("batch_size", None, "Rows."),
   "optimizer.learning_rate": flags.DEFINE_float(
-    "learning_rate", None, "Peak of train.py's learning rate."
+    "learning_rate", None, "Peak learning rate of memcomp train."
   ),
   "data.source": flags.DEFINE_string("source", None, "Text to train on."),
   "data.sequence_length": flags.DEFINE_integer(
@@ -53,6 +54,11 @@ _OF_RUN = {
   ),
 }
 """Fields of the run's config; what is not given is as in the checkpoint's."""
+
+
+def main() -> NoReturn:
+  """Runs the command line; exits."""
+  cli.main(program, usage=__doc__)
 
 
 def program() -> None:
@@ -91,4 +97,4 @@ def _depths(layers: list[str] | None) -> list[int] | None:
 
 
 if __name__ == "__main__":
-  cli.main(program, usage=__doc__)
+  main()

@@ -1,6 +1,6 @@
 r"""Tokenises text once, into shards that training reads at random.
 
-  python -m memcomp.data.prepare --source='corpus/*.jsonl.zst' --out=shards \
+  memcomp prepare --source='corpus/*.jsonl.zst' --out=shards \
     --tokenizer=tokenizer.json
 
 Then train with `data.source=shards`. Interrupted or killed, the same command
@@ -130,7 +130,7 @@ def _flags(
 ) -> tuple[argparse.Namespace, list[str]]:
   """Returns the flags, and with --beam those that are Beam's."""
   parser = argparse.ArgumentParser(
-    prog="python -m memcomp.data.prepare",
+    prog="memcomp prepare",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

@@ -1,16 +1,17 @@
 """Writes a trained model as files for other programs, or for another mesh.
 
-  python -m memcomp.export --checkpoint=runs/quickstart --out=quickstart
-  python -m memcomp.export --checkpoint=runs/lm --out=lm --dtype=bfloat16
-  python -m memcomp.export --checkpoint=runs/lm --out=lm --format=orbax
+  memcomp export --checkpoint=runs/quickstart --out=quickstart
+  memcomp export --checkpoint=runs/lm --out=lm --dtype=bfloat16
+  memcomp export --checkpoint=runs/lm --out=lm --format=orbax
 
 The folder is whole or absent: an interrupted export leaves nothing, and nothing
-is overwritten. eval.py takes the folder as --checkpoint. A folder in the layout
-of Hugging Face (Llama, Qwen2) is taken as --checkpoint too. Exit codes: 0 done,
-2 the input needs a fix, 130 interrupted.
+is overwritten. memcomp eval takes the folder as --checkpoint. A folder in the
+layout of Hugging Face (Llama, Qwen2) is taken as --checkpoint too. Exit codes:
+0 done, 2 the input needs a fix, 130 interrupted.
 """
 
 import signal
+from typing import NoReturn
 
 from absl import flags
 
@@ -28,6 +29,11 @@ _SHARD_BYTES = flags.DEFINE_integer(
   "shard_bytes", 5_000_000_000, "Bytes of one safetensors file at most."
 )
 _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
+
+
+def main() -> NoReturn:
+  """Runs the command line; exits."""
+  cli.main(program, usage=__doc__)
 
 
 def program() -> None:
@@ -51,4 +57,4 @@ def program() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(program, usage=__doc__)
+  main()

@@ -19,7 +19,8 @@ _OWN = ("config", "each", "seeds", "workdir")
 
 
 def run(
-  argv: Sequence[str],
+  program: Sequence[str],
+  flags: Sequence[str],
   *,
   config: str,
   names: Sequence[str],
@@ -27,10 +28,11 @@ def run(
   workdir: pathlib.Path,
   steps: int,
 ) -> int:
-  """Runs the program `argv[0]` for each name and seed.
+  """Runs a program for each name and seed.
 
   Args:
-    argv: of this process: whatever else it was given goes to every run.
+    program: the command that starts it, without flags.
+    flags: of this process: what is not the sweep's own goes to every run.
     config: path of the config file.
     names: arguments of its `get_config`.
     seeds: each name is run with seeds 0 .. seeds-1.
@@ -45,7 +47,7 @@ def run(
   Raises:
     UserError: a seed is given beside `seeds`.
   """
-  shared = _without(argv[1:], _OWN)
+  shared = _without(flags, _OWN)
   if any(a.lstrip("-").startswith("config.seed") for a in shared):
     raise errors.UserError("--config.seed: with --each seeds come by --seeds")
   runs = [(name, seed) for seed in range(seeds) for name in names]
@@ -58,8 +60,7 @@ def run(
       continue
     print(flush=True)
     command = [
-      sys.executable,
-      argv[0],
+      *program,
       f"--config={config}:{name}",
       f"--config.seed={seed}",
       f"--workdir={folder}",
@@ -76,6 +77,16 @@ def run(
   for folder, code in failed.items():
     print(f"{folder} ended with exit code {code}", file=sys.stderr)
   return next(iter(failed.values()), 0)
+
+
+def started_by() -> list[str]:
+  """Returns the command that started this process, without its flags.
+
+  It is `python train.py`, `python -m memcomp train` or the script `memcomp`
+  with `train`, each with the options of the interpreter.
+  """
+  end = len(sys.orig_argv) - len(sys.argv[1:])
+  return [sys.executable, *sys.orig_argv[1:end]]
 
 
 def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:

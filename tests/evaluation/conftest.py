@@ -1,5 +1,3 @@
-import importlib.util
-import pathlib
 import shutil
 
 import evaluation_cases as cases
@@ -9,11 +7,10 @@ from absl import flags
 from absl.testing import flagsaver
 
 from memcomp import cli
+from memcomp.commands import evaluate
 from memcomp.data import store as store_lib
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -51,27 +48,16 @@ def store() -> store_lib.ArrayStore:
   return store_lib.ArrayStore("letters", tokens, lengths)
 
 
-@pytest.fixture(scope="session")
-def program():
-  """The module eval.py; its flags can be defined once a process."""
-  spec = importlib.util.spec_from_file_location(
-    "eval_program", ROOT / "eval.py"
-  )
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 @pytest.fixture
-def call(program, capsys):
-  """Calls eval.py in this process: flags -> (exit code, stdout, stderr)."""
+def call(capsys):
+  """Calls memcomp eval in this process: flags -> (exit code, stdout, stderr)."""
 
   def call(*arguments):
-    argv = ["eval.py", "--compilation_cache=off", *map(str, arguments)]
+    argv = ["memcomp eval", "--compilation_cache=off", *map(str, arguments)]
     with flagsaver.flagsaver():
       flags.FLAGS.unparse_flags()
       with pytest.raises(SystemExit) as stop:
-        cli.main(program.program, usage=program.__doc__, argv=argv)
+        cli.main(evaluate.program, usage=evaluate.__doc__, argv=argv)
     return stop.value.code, *capsys.readouterr()
 
   return call

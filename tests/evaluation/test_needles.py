@@ -15,7 +15,7 @@ KEYS = questions_lib.Keys(stand_in.ADJECTIVES, stand_in.NOUNS)
 
 
 @pytest.fixture(scope="module")
-def asked(trained, tmp_path_factory, program):
+def asked(trained, tmp_path_factory):
   """A folder with the results of two slices, by the command line."""
   folder = tmp_path_factory.mktemp("niah")
   found = niah.run(

@@ -34,7 +34,8 @@ def program(tmp_path):
 
 def run(program, tmp_path, *flags, names=("a", "b"), seeds=2):
   return sweep.run(
-    [program, *flags],
+    [sys.executable, program],
+    flags,
     config="some/config.py",
     names=names,
     seeds=seeds,
@@ -118,7 +119,7 @@ def test_a_signal_reaches_the_run(tmp_path):
   parent = (
     "import pathlib, sys\n"
     "from memcomp.training import sweep\n"
-    f"sys.exit(sweep.run([{str(child)!r}], config='c', names=['a', 'b'],"
+    f"sys.exit(sweep.run([sys.executable, {str(child)!r}], [], config='c', names=['a', 'b'],"
     f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), steps=1))\n"
   )
   process = subprocess.Popen(
@@ -134,6 +135,17 @@ def test_a_signal_reaches_the_run(tmp_path):
   _, said = process.communicate(timeout=60)
   assert process.returncode == errors.EXIT_RESUMABLE
   assert "the same command goes on" in said
+
+
+@pytest.mark.parametrize(
+  "started",
+  [["-X", "dev", "train.py"], ["-m", "memcomp", "train"], ["memcomp", "train"]],
+)
+def test_a_run_is_started_as_the_sweep_was(started, monkeypatch):
+  flags = ["--each=all", "--x", "1"]
+  monkeypatch.setattr(sys, "orig_argv", ["python", *started, *flags])
+  monkeypatch.setattr(sys, "argv", ["memcomp train", *flags])
+  assert sweep.started_by() == [sys.executable, *started]
 
 
 @pytest.mark.slow

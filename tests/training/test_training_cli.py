@@ -36,9 +36,7 @@ import json, os, sys, tempfile
 sys.argv[:] = ["train.py"]
 sys.path.insert(0, {tests!r})
 import training_cases
-sys.path.insert(0, str(training_cases.ROOT))
-import train
-from memcomp import cli
+from memcomp.commands import train
 from memcomp.training import run
 results = []
 for argv in json.load(sys.stdin):
@@ -49,7 +47,7 @@ for argv in json.load(sys.stdin):
       os.dup2(err.fileno(), 2)
       sys.argv[:] = ["train.py", *argv]
       try:
-        cli.main(train.program, usage=train.__doc__)
+        train.main()
       except SystemExit as error:
         code = error.code
       except BaseException:
@@ -90,6 +88,16 @@ BAD = {
   "no config": ([], "--config is missing"),
   "no config but fields": (["--config.seed=3"], "add --config=FILE"),
   "missing file": (["--config=tinny.py"], "did you mean tiny.py"),
+  "unknown name": (["--config=smok"], "did you mean smoke?"),
+  "unknown name without likeness": (["--config=zzz:a"], "long_context, mqar"),
+  "argument of a named config": (
+    ["--config", "smoke:zzz"],
+    "'zzz' is no mixer",
+  ),
+  "field of a named config": (
+    ["--config", "smoke", "--config.training.stepz=3"],
+    "training.steps",
+  ),
   "a folder": (["--config=/tmp"], "no such file"),
   "raises": (["--config=raises.py"], "raises.py:2: KeyError"),
   "syntax": (["--config=syntax.py"], "syntax.py:1: SyntaxError"),

@@ -1,0 +1,142 @@
+"""Trains the experiment of a config file, or goes on training it.
+
+  memcomp train --config=quickstart
+  memcomp train --config=quickstart --config.training.steps=1000
+  memcomp train --config=compare --each=trellis,lattice --seeds=3
+  memcomp train --config=lm:trellis-125m --compile_only --config.mesh.fsdp=16
+  memcomp train --config=my/experiment.py
+
+In a clone `python train.py` is the same program. The same command again goes on
+from the newest checkpoint, and repeats the evaluation of a run that has
+finished. --each trains many, one after another, in folders WORKDIR/NAME-SEED,
+and leaves out what is done. --compile_only compiles the training step for TPUs
+that need not be there and says what memory, flops, collectives and kernels it
+has. Exit codes: 0 finished, 2 the input needs a fix, 3 compiled but too large
+for the device, 42 stopped by Ctrl-C or SIGTERM and saved (the same command goes
+on), 43 diverged, 44 another process died, 45 hung (see
+training.watchdog_seconds), 130 aborted.
+"""
+
+import pathlib
+import runpy
+import sys
+from typing import NoReturn
+
+from absl import flags
+from ml_collections import config_flags
+
+from memcomp import cli, errors
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  help_string="Config by name, or its file; any field is overridden with "
+  "--config.FIELD=VALUE.",
+  lock_config=True,
+)
+_WORKDIR = flags.DEFINE_string(
+  "workdir",
+  None,
+  "Folder of the run, or of the runs of --each. Default: runs/<name of the "
+  "config>, or of its file.",
+)
+_CHECKPOINTS = flags.DEFINE_string(
+  "checkpoints",
+  "",
+  "Folder of the checkpoints, also gs://BUCKET/FOLDER. Default: the workdir.",
+)
+_EACH = flags.DEFINE_string(
+  "each",
+  None,
+  "Names that the config takes (CONFIG:NAME), comma-separated, or 'all'.",
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 1, "With --each: runs of each name, with seeds 0, 1, ...", 1
+)
+_COMPILE_ONLY = flags.DEFINE_bool(
+  "compile_only",
+  False,
+  "Compile the step for --topology and report, in place of training; needs the "
+  "extra aot. Writes WORKDIR/compile_only/TOPOLOGY.json.",
+)
+_TOPOLOGY = flags.DEFINE_string(
+  "topology", "v5e:16x16", "With --compile_only: of TPUs, such as v5p:4x4x4."
+)
+_SLICES = flags.DEFINE_integer(
+  "slices", 1, "With --compile_only: slices of --topology, joined by DCN.", 1
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "Join the processes of a pod slice, which JAX finds (Cloud TPU, Slurm, GKE): "
+  "start the same command on every host.",
+)
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of process 0, where JAX cannot find it."
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are.", 1)
+_PROCESS = flags.DEFINE_integer("process", None, "Which this is, from 0.", 0)
+_HEARTBEAT = flags.DEFINE_integer(
+  "heartbeat_seconds",
+  60,
+  "A process without a sign of life for so long is dead, and ends the others.",
+  1,
+)
+
+
+def main() -> NoReturn:
+  """Runs the command line; exits."""
+  cli.main(program, usage=__doc__)
+
+
+def program() -> int:
+  """Runs the experiments that the flags describe; returns an exit code."""
+  config = cli.require("config")
+  if _EACH.value is not None:
+    if _CHECKPOINTS.value:
+      raise errors.UserError("--checkpoints is of one run; leave out --each")
+    return _train_each(_EACH.value, config.training.steps)
+  workdir = _WORKDIR.value or f"runs/{config.name}"
+  if _COMPILE_ONLY.value:
+    return _compile_only(config, workdir)
+  if _DISTRIBUTED.value or _COORDINATOR.value:
+    from memcomp.training import processes
+
+    processes.join(
+      coordinator=_COORDINATOR.value,
+      count=_PROCESSES.value,
+      index=_PROCESS.value,
+      heartbeat_seconds=_HEARTBEAT.value,
+    )
+  from memcomp.training import run
+
+  return run.run(config, workdir, _CHECKPOINTS.value)
+
+
+def _compile_only(config, workdir: str) -> int:
+  import jax
+
+  # The devices are described, not used: no accelerator is to be started.
+  jax.config.update("jax_platforms", "cpu")
+  from memcomp.compiling import compile_only
+
+  return compile_only.run(config, _TOPOLOGY.value, workdir, _SLICES.value)
+
+
+def _train_each(each: str, steps: int) -> int:
+  from memcomp.training import sweep
+
+  path = config_flags.get_config_filename(flags.FLAGS["config"])
+  path = path.partition(":")[0]
+  return sweep.run(
+    sweep.started_by(),
+    sys.argv[1:],
+    config=path,
+    names=sweep.choose(each, runpy.run_path(path), path),
+    seeds=_SEEDS.value,
+    workdir=pathlib.Path(_WORKDIR.value or f"runs/{pathlib.Path(path).stem}"),
+    steps=steps,
+  )
+
+
+if __name__ == "__main__":
+  main()

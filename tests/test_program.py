@@ -1,0 +1,118 @@
+"""The program memcomp: its commands, their names and their configs' names."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import memcomp
+from memcomp import __main__ as program
+from memcomp import errors, named_configs
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def call(monkeypatch, capsys, *arguments):
+  """Calls memcomp in this process: (exit code, stdout, stderr)."""
+  monkeypatch.setattr(sys, "argv", ["memcomp", *arguments])
+  return program.main(), *capsys.readouterr()
+
+
+def test_help_lists_the_commands(monkeypatch, capsys):
+  code, out, err = call(monkeypatch, capsys, "--help")
+  assert (code, err) == (0, "")
+  for name in program.COMMANDS:
+    assert f"\n  {name} " in out
+  assert len(out.splitlines()) < 20
+
+
+def test_version(monkeypatch, capsys):
+  expected = (0, f"memcomp {memcomp.__version__}\n", "")
+  assert call(monkeypatch, capsys, "--version") == expected
+
+
+@pytest.mark.parametrize(
+  ("arguments", "said"),
+  [
+    ([], "no command is given; memcomp --help"),
+    (["trian"], "trian: there is no such command; did you mean train?"),
+    (["zzz"], "zzz: there is no such command; memcomp --help"),
+    (["--config=smoke"], "--config=smoke: there is no such command"),
+  ],
+)
+def test_a_mistake_is_one_line(arguments, said, monkeypatch, capsys):
+  code, out, err = call(monkeypatch, capsys, *arguments)
+  assert (code, out) == (errors.EXIT_BAD_INPUT, "")
+  (line,) = err.splitlines()
+  assert line.startswith("error: ") and said in line
+
+
+def run_program(*arguments, **options):
+  paths = [str(ROOT), str(ROOT / "kernels")]
+  return subprocess.run(
+    [sys.executable, "-m", "memcomp", *arguments],
+    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    capture_output=True,
+    text=True,
+    **options,
+  )
+
+
+@pytest.mark.parametrize("name", program.COMMANDS)
+def test_a_command_says_how_it_is_used(name):
+  done = run_program(name, "--help")
+  assert (done.returncode, done.stderr) == (0, "")
+  assert f"  memcomp {name}" in done.stdout
+  assert "Exit code" in " ".join(done.stdout.split())
+
+
+def test_chat_has_the_flags_of_chat():
+  said = run_program("chat", "--help").stdout
+  assert "--checkpoint" in said and "--prompt_file" in said
+  assert "--lengths" not in said
+  done = run_program("chat", "--task=sample")
+  assert done.returncode == errors.EXIT_BAD_INPUT
+  assert done.stderr.startswith("error: --task") and done.stdout == ""
+
+
+def test_train_names_the_configs(tmp_path):
+  said = run_program("train", "--help", cwd=tmp_path).stdout
+  assert ", ".join(named_configs.names()) in said
+
+
+@pytest.mark.parametrize(
+  ("given", "argument"),
+  [
+    ("smoke", ""),
+    ("lm:lattice-125m", ":lattice-125m"),
+    ("run:a/b.c", ":a/b.c"),
+  ],
+)
+def test_a_config_by_name(given, argument):
+  name = given.partition(":")[0]
+  assert (
+    named_configs.path_of(given) == f"{ROOT / 'configs' / name}.py{argument}"
+  )
+
+
+@pytest.mark.parametrize(
+  "path", ["configs/smoke.py", "./smoke", "smoke.py:x", "/a/smoke", "folder/x"]
+)
+def test_a_path_of_a_config_stays(path):
+  assert named_configs.path_of(path) == path
+
+
+def test_a_file_without_an_ending_is_no_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine").touch()
+  assert named_configs.path_of("mine:a") == "mine:a"
+
+
+@pytest.mark.parametrize("name", ["smok", "zzz:a", ""])
+def test_an_unknown_name_is_told_the_names(name):
+  with pytest.raises(errors.UserError) as found:
+    named_configs.path_of(name)
+  assert ", ".join(named_configs.names()) in str(found.value)
+  assert ("did you mean smoke?" in str(found.value)) == (name == "smok")
