@@ -28,16 +28,16 @@ class Decoder(nnx.Module):
 
     stack = self.layers_
     self.embedding = param((config.vocab_size, width), ("vocab", "embed"))
-    self.write = param((stack, width, width), ("layers", "embed", "mlp"))
-    self.read = param((stack, width, width), ("layers", "mlp", "embed"))
-    self.start = param((stack, width), ("layers", None), decay=False)
+    self.write = param((stack, width, width), ("embed", "mlp"))
+    self.read = param((stack, width, width), ("mlp", "embed"))
+    self.start = param((stack, width), (None,), decay=False)
 
   def init_state(self, batch, length=None):
     start = self.start[...][:, None]
     shape = (self.layers_, batch, start.shape[-1])
     return State(jnp.zeros(batch, jnp.int32), jnp.broadcast_to(start, shape))
 
-  def __call__(self, tokens, *, state=None, segment_ids=None, table=None):
+  def hidden(self, tokens, *, state=None, segment_ids=None, table=None):
     del table  # The gradient comes to the parameter either way.
     if state is None:
       state = self.init_state(tokens.shape[0])
