@@ -124,9 +124,7 @@ def train(
   )
 
   def logits_of(params, inputs):
-    model = nnx.merge(graph, params)
-    hidden, _ = model(inputs)
-    return model.logits(hidden)
+    return nnx.merge(graph, params)(inputs)
 
   def loss_of(params, inputs, labels):
     asked = labels != mqar.IGNORED

@@ -81,6 +81,12 @@ _HEARTBEAT = flags.DEFINE_integer(
   "A process without a sign of life for so long is dead, and ends the others.",
   1,
 )
+_ONLY_WITH = {
+  "seeds": "each",
+  "topology": "compile_only",
+  "slices": "compile_only",
+}
+"""Flags that would be passed over without another."""
 
 
 def main() -> NoReturn:
@@ -91,6 +97,11 @@ def main() -> NoReturn:
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = cli.require("config")
+  for name, other in _ONLY_WITH.items():
+    if flags.FLAGS[name].present and not flags.FLAGS[other].value:
+      raise errors.UserError(
+        f"--{name} means nothing without --{other}; add that, or leave it out"
+      )
   if _EACH.value is not None:
     if _CHECKPOINTS.value:
       raise errors.UserError("--checkpoints is of one run; leave out --each")
@@ -98,15 +109,15 @@ def program() -> int:
   workdir = _WORKDIR.value or f"runs/{config.name}"
   if _COMPILE_ONLY.value:
     return _compile_only(config, workdir)
-  if _DISTRIBUTED.value or _COORDINATOR.value:
-    from memcomp.training import processes
+  from memcomp.training import processes
 
-    processes.join(
-      coordinator=_COORDINATOR.value,
-      count=_PROCESSES.value,
-      index=_PROCESS.value,
-      heartbeat_seconds=_HEARTBEAT.value,
-    )
+  processes.join(
+    distributed=_DISTRIBUTED.value,
+    coordinator=_COORDINATOR.value,
+    count=_PROCESSES.value,
+    index=_PROCESS.value,
+    heartbeat_seconds=_HEARTBEAT.value,
+  )
   from memcomp.training import run
 
   return run.run(config, workdir, _CHECKPOINTS.value)

@@ -95,7 +95,7 @@ def measure(
 @functools.partial(jax.jit, static_argnums=0)
 def _answer(graphdef, params, tokens, where, wanted):
   model: Any = nnx.merge(graphdef, params)
-  hidden, _ = model(tokens)
+  hidden, _ = model.hidden(tokens)
   # Only what is asked: logits of all tokens would take far more room.
   hidden = jnp.take_along_axis(hidden, where[..., None], axis=1)
   logs = jax.nn.log_softmax(model.logits(hidden).astype(jnp.float32))

@@ -138,7 +138,7 @@ def _first(logits, targets):
 def _score_piece(graphdef, params, state, ids, targets, segment_ids):
   """Returns nats and greedy of `targets` `[rows, width]`, and the state."""
   model = state_lib.merge(graphdef, params)
-  hidden, state = model(ids, state=state, segment_ids=segment_ids)
+  hidden, state = model.hidden(ids, state=state, segment_ids=segment_ids)
   cost, likeliest = perplexity.by_position(model, _cost, hidden, targets)
   return cost, likeliest, state
 

@@ -232,7 +232,7 @@ def _fresh(graphdef, params, rows, length):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _score(graphdef, max_logits, params, state, tokens):
   model = state_lib.merge(graphdef, params)
-  hidden, state = model(tokens[:, :-1], state=state)
+  hidden, state = model.hidden(tokens[:, :-1], state=state)
   return by_position(model, nats, hidden, tokens[:, 1:], max_logits), state
 
 

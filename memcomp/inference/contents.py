@@ -167,7 +167,7 @@ def follow(graphdef, params, state, ids, depth):
         total += jnp.sum(jnp.where(here, each, 0))
     return jnp.sqrt(total)
 
-  (_, one), (_, other) = (model(ids, state=s) for s in (state, changed))
+  (_, one), (_, other) = (model.hidden(ids, state=s) for s in (state, changed))
   return distance(changed, state), distance(other, one)
 
 

@@ -128,7 +128,9 @@ def columns(
 @functools.partial(jax.jit, static_argnums=0)
 def _read(graphdef, params, session, ids, segment_ids) -> session_lib.Session:
   model = state_lib.merge(graphdef, params)
-  hidden, state = model(ids, state=session.state, segment_ids=segment_ids)
+  hidden, state = model.hidden(
+    ids, state=session.state, segment_ids=segment_ids
+  )
   logits = model.logits(hidden[:, -1])
   real = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids != 0
   # Where the last column is padding, so are all.

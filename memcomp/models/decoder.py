@@ -1,7 +1,7 @@
 """The language model: embed, scan over blocks, norm, head."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,50 @@ class Decoder(nnx.Module):
     layers = tuple(stack(*split) for split in self._split())
     return DecoderState(taps, jnp.zeros(batch, jnp.int32), layers)
 
+  @overload
   def __call__(
+    self,
+    tokens: jax.Array,
+    *,
+    state: None = None,
+    segment_ids: jax.Array | None = None,
+  ) -> jax.Array: ...
+
+  @overload
+  def __call__(
+    self,
+    tokens: jax.Array,
+    *,
+    state: DecoderState,
+    segment_ids: jax.Array | None = None,
+  ) -> tuple[jax.Array, DecoderState]: ...
+
+  def __call__(
+    self,
+    tokens: jax.Array,
+    *,
+    state: DecoderState | None = None,
+    segment_ids: jax.Array | None = None,
+  ) -> jax.Array | tuple[jax.Array, DecoderState]:
+    """Predicts the token after each token.
+
+    Args:
+      tokens: int `[batch, time]`.
+      state: what the rows have read before, from `init_state` or a call;
+        default nothing.
+      segment_ids: `[batch, time]`, 0 is padding; None for one segment.
+
+    Returns:
+      Float32 logits `[batch, time, vocab]`; with a `state`, a tuple of them and
+      the new state.
+    """
+    hidden, new_state = self.hidden(
+      tokens, state=state, segment_ids=segment_ids
+    )
+    logits = self.logits(hidden)
+    return logits if state is None else (logits, new_state)
+
+  def hidden(
     self,
     tokens: jax.Array,
     *,
@@ -171,7 +214,7 @@ class Decoder(nnx.Module):
     seen: int | None = None,
     table: jax.Array | None = None,
   ) -> tuple[jax.Array, DecoderState]:
-    """Runs many tokens.
+    """Runs many tokens through all but the head.
 
     Args:
       tokens: int `[batch, time]`.

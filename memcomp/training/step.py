@@ -207,7 +207,7 @@ def _forward(model, config, params, batch, carry, noise=None):
   with prefer:
     module = nnx.merge(model.graphdef, params)
     embedding, head = module.tables()
-    hidden, state = module(
+    hidden, state = module.hidden(
       batch.tokens,
       state=jax.lax.stop_gradient(carry),
       segment_ids=batch.segment_ids,

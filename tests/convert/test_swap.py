@@ -39,7 +39,7 @@ def params():
 
 def logits_of(config, params):
   model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
-  return jax.jit(lambda t: model.logits(model(t)[0]))(TOKENS)
+  return jax.jit(model.__call__)(TOKENS)
 
 
 def test_heads_that_were_shared_are_repeated(params):

@@ -38,7 +38,7 @@ class Parrot(nnx.Module):
     self.scale = nnx.Param(jnp.float32(2))
     self.ids = ids
 
-  def __call__(self, tokens):
+  def hidden(self, tokens):
     return jax.nn.one_hot(tokens, self.ids), None
 
   def logits(self, hidden):

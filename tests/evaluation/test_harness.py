@@ -152,7 +152,7 @@ def whole_logits(folder):
 
   @jax.jit
   def run(ids):
-    return opened.model.logits(opened.model(ids)[0][0])
+    return opened.model(ids)[0]
 
   return opened, run
 

@@ -43,7 +43,7 @@ def logits():
   def compute(params):
     graphdef = state_lib.abstract_model(tiny_config().model).graphdef
     model = state_lib.merge(graphdef, params)
-    return model.logits(model(tokens)[0])
+    return model(tokens)
 
   compute.tokens = tokens
   return compute

@@ -22,7 +22,7 @@ NAMES = ("llama", "llama_tied_sharded", "qwen2")
 
 def logits_of(config, params, tokens):
   model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
-  return jax.jit(lambda t: model.logits(model(t)[0]))(tokens)
+  return jax.jit(model.__call__)(tokens)
 
 
 @pytest.fixture
@@ -140,5 +140,5 @@ def test_a_checkpoint_with_its_tokenizer_is_opened_as_a_run(copy, tmp_path):
   expected = np.load(copy / "logits.npy")
   tokens = np.load(copy / "tokens.npy")
   model = found.model
-  logits = jax.jit(lambda t: model.logits(model(t)[0]))(tokens)
+  logits = jax.jit(model.__call__)(tokens)
   np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)

@@ -63,7 +63,7 @@ def test_options_of_trellis():
     state_lib.abstract_model(config.model).graphdef, params
   )
   tokens = np.random.default_rng(1).integers(0, 256, (1, 12))
-  expected = jax.jit(lambda t: model.logits(model(t)[0]))(tokens)[0]
+  expected = jax.jit(model.__call__)(tokens)[0]
   found = numpy_forward.forward(
     config_lib.to_dict(config.model),
     names.flatten(config.model, params),

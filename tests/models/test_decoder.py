@@ -10,10 +10,7 @@ import pytest
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import (
-  registry,
-  trellis,
-)
+from memcomp.layers import registry, trellis
 from memcomp.models import overview
 from memcomp_kernels.testing import errors
 from memcomp_kernels.trellis import api
@@ -33,7 +30,7 @@ class Compiled:
     model = cases.build(config)
     self.config = config
     self.model = model
-    self.run = jax.jit(model.__call__)
+    self.run = jax.jit(model.hidden)
     self.step = jax.jit(model.step)
     self.logits = jax.jit(model.logits)
     self.init_state = jax.jit(model.init_state, static_argnums=0)
@@ -65,7 +62,7 @@ class Compiled:
   def _loss(self, params, ids, segment_ids=None):
     """Of fresh states; hidden and logits of padding do not count."""
     model = nnx.merge(nnx.split(self.model)[0], params)
-    hidden, _ = model(ids, segment_ids=segment_ids)
+    hidden, _ = model.hidden(ids, segment_ids=segment_ids)
     counts = ids >= 0 if segment_ids is None else segment_ids != 0
     read = jnp.sin(model.logits(hidden)).mean(-1) + jnp.sin(hidden).sum(-1)
     return jnp.sum(jnp.where(counts, read, 0.0)), hidden
@@ -88,6 +85,20 @@ def those_in(names):
     ],
     indirect=True,
   )
+
+
+def test_a_call_gives_logits_and_given_a_state_the_new_one():
+  model = cases.build(cases.config("linear_attention"))
+  call, hidden = jax.jit(model.__call__), jax.jit(model.hidden)
+  documents, row, segments = packed_documents()
+  logits = call(documents)
+  assert logits.shape == (2, 14, 50) and logits.dtype == jnp.float32
+  first, state = call(documents[:, :7], state=model.init_state(2))
+  rest, state = call(documents[:, 7:], state=state)
+  errors.assert_close(jnp.concatenate([first, rest], 1), logits, 1e-5)
+  errors.assert_close(state, hidden(documents)[1], 1e-5)
+  packed = call(row, segment_ids=segments)
+  errors.assert_close((packed[0, :14], packed[0, 17:31]), tuple(logits), 1e-5)
 
 
 # Every other layer's own tests say it of the layer.
@@ -200,9 +211,7 @@ def loss_and_gradient(config):
   graph, params = nnx.split(cases.build(config))
 
   def loss(params):
-    model = nnx.merge(graph, params)
-    hidden, _ = model(cases.tokens(2, 20))
-    return jnp.mean(jnp.sin(model.logits(hidden)))
+    return jnp.mean(jnp.sin(nnx.merge(graph, params)(cases.tokens(2, 20))))
 
   return jax.jit(jax.value_and_grad(loss))(params)
 
@@ -230,7 +239,7 @@ def test_memories_that_are_kept_are_not_run_again():
     graph, params = nnx.split(cases.build(cases.config(remat=remat)))
 
     def loss(params):
-      return jnp.sum(nnx.merge(graph, params)(cases.tokens(2, 20))[0])
+      return jnp.sum(nnx.merge(graph, params).hidden(cases.tokens(2, 20))[0])
 
     return str(jax.make_jaxpr(jax.grad(loss))(params)).count("scan[")
 

@@ -49,7 +49,7 @@ def test_steps_equal_the_sequence_and_gradients_flow(name):
   @jax.jit
   def sequence(params):
     model = nnx.merge(graph, params)
-    return model.logits(model(tokens)[0])
+    return model(tokens)
 
   @jax.jit
   def steps(params):
@@ -76,7 +76,7 @@ def test_blocks_start_as_the_identity():
   config.num_layers = 2
   model = decoder.Decoder(config, rngs=nnx.Rngs(0))
   tokens = np.arange(12, dtype=np.int32)[None]
-  hidden, _ = model(tokens)
+  hidden, _ = model.hidden(tokens)
   x = model.embedding_norm(model.embedding[...][tokens])
   np.testing.assert_allclose(hidden, model.norm(x), atol=1e-6)
 

@@ -37,7 +37,7 @@ class Decoder(nnx.Module):
     shape = (self.layers_, batch, start.shape[-1])
     return State(jnp.zeros(batch, jnp.int32), jnp.broadcast_to(start, shape))
 
-  def __call__(self, tokens, *, state=None, segment_ids=None, table=None):
+  def hidden(self, tokens, *, state=None, segment_ids=None, table=None):
     del table  # The gradient comes to the parameter either way.
     if state is None:
       state = self.init_state(tokens.shape[0])

@@ -80,7 +80,7 @@ def test_gradient_is_that_of_the_mean_over_all_scored_tokens():
 
   def mean(params):
     module = state.merge(model.graphdef, params)
-    hidden, _ = module(batch.tokens, segment_ids=batch.segment_ids)
+    hidden, _ = module.hidden(batch.tokens, segment_ids=batch.segment_ids)
     sums = loss.next_token_loss(module.logits, hidden, batch.targets)
     return sums.nll / sums.count
 
@@ -154,7 +154,7 @@ def test_the_carried_state_continues_each_row():
 
   def losses(carry):
     module = state.merge(model.graphdef, after.params)
-    hidden, _ = module(
+    hidden, _ = module.hidden(
       second.tokens,
       state=carry,
       segment_ids=second.segment_ids,
