@@ -4,14 +4,14 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp import doctor
+from memcomp import doctor, layers
 from memcomp.layers import registry
-from memcomp.models import decoder
 from memcomp_kernels import dispatch
 from memcomp_kernels.testing import memories, memory
 
@@ -256,14 +256,14 @@ def test_a_layer_of_this_machine(only, capsys):
 
 
 def test_a_layer_of_nan(only, monkeypatch, capsys):
-  class Decoder:
-    def __init__(self, config, *, rngs):
+  class Trellis:
+    def __init__(self, d_model, *, heads, rngs):
       pass
 
-    def __call__(self, tokens):
-      return jnp.full(tokens.shape, jnp.nan)
+    def __call__(self, x):
+      return jnp.full(x.shape, jnp.nan)
 
-  monkeypatch.setattr(decoder, "Decoder", Decoder)
+  monkeypatch.setattr(layers, "Trellis", Trellis)
   assert only("layer") == 1
   assert "values are not finite; results on this" in capsys.readouterr().out
 
@@ -310,7 +310,8 @@ def test_a_memory_that_cannot_be_imported(only, monkeypatch, capsys):
     def spec(self):
       return Spec()
 
-  monkeypatch.setitem(registry.MIXERS, "nonsense", (Config, object))
+  nonsense = types.SimpleNamespace(Config=Config)
+  monkeypatch.setitem(registry.MIXERS, "nonsense", nonsense)
   assert only("implementations") == 1
   assert "No module named" in capsys.readouterr().out
 

@@ -270,14 +270,14 @@ class Mixer(nnx.Module):
 
   def __call__(
     self,
-    x,
-    state=None,
+    x: Float[Array, "batch time d_model"],
+    state: Any = None,
     *,
-    segment_ids=None,
-    first_value=None,
-    noise=None,
-    max_position=None,
-  ):
+    segment_ids: Int[Array, "batch time"] | None = None,
+    first_value: Float[Array, "batch time width"] | None = None,
+    noise: jax.Array | None = None,
+    max_position: int | None = None,
+  ) -> Any:
     """Mixes a sequence.
 
     A new segment starts from the layer's initial state, whatever `state` is.
@@ -318,6 +318,7 @@ class Mixer(nnx.Module):
       segment_ids,
       first_value,
       noise,
+      names=("batch", "time"),
       like=lambda: x if fresh else (x, state),
       heads=self.heads,
     )
@@ -354,6 +355,7 @@ class Mixer(nnx.Module):
       x,
       state,
       first_value,
+      names=("batch",),
       like=lambda: (x, state),
       heads=self.heads,
     )

@@ -82,13 +82,20 @@ class SlotAttentionConfig(options.MixerConfig):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class BoundedMemoryConfig(SlotAttentionConfig):
-  """Options of attention with bounded-memory control: other defaults."""
+  """Options of attention with bounded-memory control: other defaults.
+
+  Published: keys of half the width.
+  """
 
   rule: str = "softmax"
   scale: float | None = None
   silu_inputs: bool = False
   rotary_dim: int | None = None
   output_gate: bool = True
+
+  def widths(self, d_model: int) -> tuple[int, int, int]:
+    """Heads whose values have 64 features and whose keys have half of them."""
+    return max(1, d_model // 64), max(1, d_model // 2), d_model
 
 
 class SlotAttentionState(NamedTuple):

@@ -11,6 +11,7 @@ from memcomp import sharding
 from memcomp.layers import base, linear, norm, short_convolution
 from memcomp.models import apart, block, decoder_config
 from memcomp.models import stacks as stacks_lib
+from memcomp.sharding import explicit
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import triangular
 
@@ -198,11 +199,24 @@ class Decoder(nnx.Module):
       Float32 logits `[batch, time, vocab]`; with a `state`, a tuple of them and
       the new state.
     """
-    hidden, new_state = self.hidden(
-      tokens, state=state, segment_ids=segment_ids
+    fresh = state is None
+
+    def predict(self, tokens, state, segment_ids):
+      hidden, new_state = self.hidden(
+        tokens, state=state, segment_ids=segment_ids
+      )
+      logits = self.logits(hidden)
+      return logits if fresh else (logits, new_state)
+
+    return explicit.call(
+      self,
+      predict,
+      tokens,
+      state,
+      segment_ids,
+      names=("batch", "time"),
+      like=lambda: tokens if fresh else (tokens, state),
     )
-    logits = self.logits(hidden)
-    return logits if state is None else (logits, new_state)
 
   def hidden(
     self,
@@ -273,6 +287,16 @@ class Decoder(nnx.Module):
 
     The new state is as the old one, stacked or by layer.
     """
+    return explicit.call(
+      self,
+      Decoder._step,
+      tokens,
+      state,
+      names=("batch",),
+      like=lambda: (tokens, state),
+    )
+
+  def _step(self, tokens, state):
     x, taps = self.embed(tokens[:, None], state)
 
     def run(blocks, x, state, call):

@@ -265,19 +265,24 @@ def use(module: nnx.Module, rules: Rules) -> None:
 
 
 def of_types(
-  mesh: Any, x: jax.Array, params: Any, heads: int | None = None
+  mesh: Any,
+  x: jax.Array,
+  names: tuple[str, ...],
+  params: Any,
+  heads: int | None = None,
 ) -> Rules:
   """The rules that the types of Explicit arrays already state.
 
   Args:
     mesh: with Explicit axes.
-    x: `[batch, ...]` or `[batch, time, ...]`.
+    x: whose first axes are called `names`.
+    names: logical names.
     params: Variables; axes that they name and that are sharded become rules.
     heads: of the layer; if the axes of "heads" do not divide them, heads are
       whole while the layer computes.
   """
-  laid = (*jax.typeof(x).sharding.spec, None, None)
-  found = {"batch": laid[0], "time": laid[1] if x.ndim == 3 else None}
+  laid = jax.typeof(x).sharding.spec
+  found = dict(zip(names, laid, strict=False))
   for _, variable in nnx.to_flat_state(params):
     spec = jax.typeof(variable[...]).sharding.spec
     for name, place in zip(axes_of(variable), spec, strict=False):

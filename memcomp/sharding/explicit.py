@@ -18,6 +18,7 @@ def call(
   module: Any,
   method: Callable[..., Any],
   *arrays: Any,
+  names: tuple[str, ...],
   like: Callable[[], Any],
   heads: int | None = None,
 ) -> Any:
@@ -27,7 +28,8 @@ def call(
     module: has `rules`. Where they are `axes.NONE` and the mesh is Explicit,
       the types of the arrays are its rules, see `axes.of_types`.
     method: of the module's class.
-    arrays: pytrees of arrays; the first leaf is `[batch, ...]`.
+    arrays: pytrees of arrays.
+    names: logical names of the first axes of the first array.
     like: returns arrays laid as the results are to be, in their structure.
       Axes that a result has beyond them are whole.
     heads: see `axes.of_types`.
@@ -38,7 +40,7 @@ def call(
     return method(module, *arrays)
   rules = module.rules
   if rules == axes.NONE:
-    rules = axes.of_types(mesh, jax.tree.leaves(arrays)[0], params, heads)
+    rules = axes.of_types(mesh, arrays[0], names, params, heads)
   # Parameters are arguments: what a function closes over keeps Explicit types.
   graphdef, params = nnx.split(module)
 

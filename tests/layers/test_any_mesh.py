@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from memcomp import sharding
 from memcomp.layers import registry
+from memcomp.models import decoder
 
 WIDTH, ROWS, TIME = 32, 4, 16
 SIZES = {"heads": 4, "key_dim": 8, "value_dim": 8}
@@ -140,6 +141,35 @@ def test_time_on_shards():
   check(
     "gated_delta_net", AxisType.Auto, True, True, batch="data", time="model"
   )
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_model(kind):
+  """Logits, a state that is handed on, and steps; on Explicit axes by types."""
+  config = decoder.DecoderConfig(
+    vocab_size=16,
+    d_model=WIDTH,
+    num_layers=2,
+    mlp_dim=32,
+    mixer=registry.config_of("gated_delta_net")(**SIZES),
+  )
+  tokens = jax.random.randint(jax.random.key(3), (ROWS, TIME), 0, 16)
+
+  @nnx.jit
+  def run(model, tokens, state):
+    logits, state = model(tokens, state=state, segment_ids=tokens % 2 + 1)
+    last, state = model.step(tokens[:, 0], state)
+    return model(tokens), logits, last, state
+
+  model = decoder.Decoder(config, rngs=nnx.Rngs(0))
+  expected = run(model, tokens, model.init_state(ROWS))
+  mesh = mesh_of(kind)
+  told = sharding.rules(mesh, batch="data", heads="model", mlp="model")
+  if kind == AxisType.Auto:
+    sharding.use(model, told)
+  told.place(model)
+  laid = jax.device_put(tokens, NamedSharding(mesh, told.spec("batch")))
+  close(run(model, laid, model.init_state(ROWS)), expected)
 
 
 def test_a_mesh_in_use_that_nobody_told_the_layer_of():

@@ -1,0 +1,153 @@
+"""A layer in anybody's code: a width, options by keyword, one-line mistakes."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from memcomp import layers
+from memcomp.layers import registry
+
+X = jax.ShapeDtypeStruct((2, 8, 64), jnp.float32)
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_width_is_enough(name, dtype):
+  mixer = registry.MIXERS[name]
+  assert getattr(layers, mixer.__name__) is mixer
+  assert getattr(layers, mixer.Config.__name__) is mixer.Config
+  x = jax.ShapeDtypeStruct(X.shape, dtype)
+
+  def whole(x):
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    y, state = layer(x, state=layer.init_state(2))
+    return layer(x), y, layer.step(x[:, 0], state)
+
+  alone, y, (y_t, _) = jax.eval_shape(whole, x)
+  assert alone.shape == y.shape == x.shape and y_t.shape == (2, 64)
+  assert alone.dtype == y.dtype == y_t.dtype == x.dtype
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_a_config_makes_the_same_layer(name):
+  mixer = registry.MIXERS[name]
+
+  def both():
+    a = mixer(64, heads=1, rngs=nnx.Rngs(3))
+    b = mixer.from_config(mixer.Config(heads=1), 64, rngs=nnx.Rngs(3))
+    return nnx.state(a), nnx.state(b)
+
+  a, b = jax.eval_shape(both)
+  assert jax.tree.map(jnp.shape, a) == jax.tree.map(jnp.shape, b)
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_sizes_that_are_given_stay(name):
+  config = registry.config_of(name)(heads=3, key_dim=8, value_dim=8)
+  if name == "lattice":
+    config.num_slots = 8
+  filled = config.at_width(100)
+  assert (filled.heads, filled.key_dim, filled.value_dim) == (3, 8, 8)
+  assert filled.at_width(100) == filled
+
+
+@pytest.mark.parametrize(
+  ("name", "d_model", "sizes"),
+  [
+    ("trellis", 512, (8, 64, 64)),
+    ("trellis", 32, (1, 32, 32)),
+    ("trellis", 768, (12, 64, 64)),
+    ("delta_net", 1024, (8, 128, 128)),
+    ("gated_delta_net", 2048, (6, 256, 512)),
+    ("gated_delta_net", 512, (6, 64, 128)),
+    ("mamba2", 768, (24, 128, 64)),
+    ("rwkv7", 768, (12, 64, 64)),
+  ],
+)
+def test_sizes_follow_the_published_rule(name, d_model, sizes):
+  config = registry.config_of(name)().at_width(d_model)
+  assert (config.heads, config.key_dim, config.value_dim) == sizes
+
+
+@pytest.mark.parametrize(
+  ("name", "share"),
+  [
+    ("softmax_attention", 64),
+    ("key_value_means", 32),
+    ("test_time_training", 64),
+    ("bounded_memory", 32),
+    ("ovq", 0),
+  ],
+)
+def test_rotated_channels_follow_the_key(name, share):
+  assert registry.config_of(name)().at_width(128).rotary_dim == share
+
+
+MISTAKES = [
+  (
+    TypeError,
+    {"head": 4},
+    "Trellis has no option 'head'; did you mean heads?",
+  ),
+  (
+    ValueError,
+    {"heads": 5},
+    "Trellis: heads=5 does not divide 32 features (d_model=32); give key_dim,"
+    " or other heads",
+  ),
+  (
+    ValueError,
+    {"convolution_width": 1},
+    "Trellis: convolution_width=1 must be 0 or at least 2",
+  ),
+  (
+    ValueError,
+    {"heads": "4"},
+    "Trellis: heads='4' is str, not a number",
+  ),
+]
+
+
+@pytest.mark.parametrize(("error", "options", "said"), MISTAKES)
+def test_mistakes_are_one_line(error, options, said):
+  with pytest.raises(error) as caught:
+    layers.Trellis(32, **options, rngs=nnx.Rngs(0))
+  assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("width", [0, -3, 2.5, "512", True])
+def test_a_width_that_is_none(width):
+  with pytest.raises(ValueError, match=r"Lattice: d_model=.* must be a width"):
+    layers.Lattice(width, rngs=nnx.Rngs(0))
+
+
+def test_an_input_of_another_width():
+  layer = layers.Trellis(32, heads=4, rngs=nnx.Rngs(0))
+  said = (
+    r"Trellis: x has shape \(8, 32, 16\), expected \[batch, time, d_model=32"
+  )
+  with pytest.raises(ValueError, match=said):
+    layer(np.zeros((8, 32, 16), np.float32))
+  with pytest.raises(ValueError, match=r"expected \[batch, d_model=32\]"):
+    layer.step(np.zeros((8, 1, 32), np.float32), None)
+
+
+def test_help_shows_every_option():
+  shown = inspect.signature(layers.GatedDeltaNet).parameters
+  assert shown["convolution_width"].default == 4
+  assert list(shown)[:5] == ["d_model", "rngs", "std", "out_std", "rules"]
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_a_fresh_state_may_be_donated(name):
+  """No buffer stands in it twice, and none is a parameter's."""
+  layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+  state = layer.init_state(1, 16)
+  kept = [p.unsafe_buffer_pointer() for p in jax.tree.leaves(nnx.state(layer))]
+  own = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.size]
+  assert len(set(own)) == len(own)
+  assert not set(own) & set(kept)
