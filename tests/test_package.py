@@ -187,13 +187,21 @@ def test_a_run_with_no_clone(programs, tmp_path):
     )
 
   assert call("--version") == f"memcomp {VERSION}\n"
-  settings = ("training.steps=2", "optimizer.warmup_steps=1")
-  quick = ("evaluation.lengths=2", "evaluation.sample_tokens=4")
-  flags = [f"--config.{setting}" for setting in (*settings, *quick)]
+  text = tmp_path / "text"
+  text.mkdir()
+  for number in range(20):
+    (text / f"{number}.txt").write_text(f"{number} and so on. " * 20)
+  settings = {
+    "data.source": text,
+    "data.validation_share": 0.5,
+    "training.steps": 2,
+    "optimizer.warmup_steps": 1,
+    "evaluation.run_after_training": False,
+  }
+  flags = [f"--config.{name}={value}" for name, value in settings.items()]
   call("train", "--config=smoke", *flags)
   folder = tmp_path / "runs" / "smoke"
   assert (folder / "checkpoints" / "2").is_dir()
-  assert (folder / "eval" / "results.json").stat().st_size
   call("eval", f"--checkpoint={folder}", "--task=perplexity", "--lengths=1")
   found = json.loads((folder / "eval" / "perplexity.json").read_text())
   assert found["perplexity"]
