@@ -30,13 +30,13 @@ BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(*sys.arg
 IMPORTS = """
 import importlib.metadata, json, sys
 import memcomp, memcomp_kernels
-from memcomp import doctor, layers, named_configs
-from memcomp.configs import smoke
-from memcomp.layers import trellis
-from memcomp_kernels.trellis import api
+from memcomp import cli, doctor, named_configs
+from memcomp.layers import trellis as layer
+from memcomp_kernels import trellis as op
 
 print(json.dumps({
-  "files": [m.__file__ for m in (memcomp, memcomp_kernels, trellis, api, smoke)],
+  "files": [m.__file__ for m in (memcomp, memcomp_kernels, layer, op)],
+  "smoke": cli.load_config("smoke:lattice").name,
   "version": [memcomp.__version__, importlib.metadata.version("memcomp")],
   "configs": named_configs.names(),
   "requirements": repr(doctor.requirements()),
@@ -172,6 +172,7 @@ def test_imports_with_no_clone(programs, tmp_path):
   found = json.loads(run(programs / "python", "-c", IMPORTS, cwd=tmp_path))
   assert all(f"{programs.parent}/" in file for file in found["files"])
   assert not any(str(ROOT) in path for path in found["path"])
+  assert found["smoke"] == "smoke-lattice"
   assert found["version"] == [VERSION, VERSION]
   assert set(found["configs"]) == {
     p.stem for p in (ROOT / "configs").glob("*.py")
