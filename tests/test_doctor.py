@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp import doctor
+from memcomp import doctor, layers
 from memcomp.layers import registry
-from memcomp.models import decoder
 from memcomp_kernels import dispatch
 from memcomp_kernels.testing import memories, memory
 
@@ -256,14 +255,14 @@ def test_a_layer_of_this_machine(only, capsys):
 
 
 def test_a_layer_of_nan(only, monkeypatch, capsys):
-  class Decoder:
-    def __init__(self, config, *, rngs):
+  class Trellis:
+    def __init__(self, d_model, *, heads, rngs):
       pass
 
-    def __call__(self, tokens):
-      return jnp.full(tokens.shape, jnp.nan)
+    def __call__(self, x):
+      return x * jnp.nan
 
-  monkeypatch.setattr(decoder, "Decoder", Decoder)
+  monkeypatch.setattr(layers, "Trellis", Trellis)
   assert only("layer") == 1
   assert "values are not finite; results on this" in capsys.readouterr().out
 
@@ -306,11 +305,12 @@ def test_a_memory_that_cannot_be_imported(only, monkeypatch, capsys):
   class Spec:
     __module__ = "memcomp_kernels.nonsense.types"
 
-  class Config:
-    def spec(self):
-      return Spec()
+  class Layer:
+    class Config:
+      def spec(self):
+        return Spec()
 
-  monkeypatch.setitem(registry.MIXERS, "nonsense", (Config, object))
+  monkeypatch.setitem(registry.MIXERS, "nonsense", Layer)
   assert only("implementations") == 1
   assert "No module named" in capsys.readouterr().out
 

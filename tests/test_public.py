@@ -10,22 +10,27 @@ import pytest
 import memcomp
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Those that are made of modules; memcomp.layers and memcomp.models export
-# classes.
 PACKAGES = sorted(
   ".".join(path.parent.relative_to(ROOT).parts)
   for path in (ROOT / "memcomp").rglob("__init__.py")
-  if path.parent.name not in ("layers", "models")
 )
+# What they export are functions and classes, which need JAX.
+EAGER = ("memcomp.layers", "memcomp.models", "memcomp.sharding")
+QUICK = [package for package in PACKAGES if package not in EAGER]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_public_modules_exist(package):
+@pytest.mark.parametrize(
+  "package", [p for p in PACKAGES if p != "memcomp.models"]
+)
+def test_what_is_public_exists(package):
   module = importlib.import_module(package)
-  assert module.__doc__
-  assert module.__all__ == sorted(set(module.__all__)) == dir(module)
+  assert module.__doc__ and module.__all__
+  assert len(set(module.__all__)) == len(module.__all__)
   for name in module.__all__:
-    assert importlib.util.find_spec(f"{package}.{name}"), name
+    if package in EAGER:
+      assert hasattr(module, name), name
+    else:
+      assert importlib.util.find_spec(f"{package}.{name}"), name
 
 
 def test_modules_need_no_import_of_their_own():
@@ -35,7 +40,7 @@ def test_modules_need_no_import_of_their_own():
 
 
 def test_importing_packages_is_quick():
-  program = f"import sys, {', '.join(PACKAGES)}; print(*sys.modules)"
+  program = f"import sys, {', '.join(QUICK)}; print(*sys.modules)"
   paths = [str(ROOT), str(ROOT / "kernels")]
   done = subprocess.run(
     # Without site-packages, whose .pth files import on their own.
