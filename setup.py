@@ -1,6 +1,6 @@
 """The packages of the distribution; all else stands in pyproject.toml.
 
-configs/ is installed as memcomp.configs. pyproject.toml can name such a package
+A wheel has configs/ as memcomp/configs. pyproject.toml can place such a package
 or find packages, but not both.
 """
 

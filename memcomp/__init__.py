@@ -1,16 +1,10 @@
-"""memcomp: compressive-memory sequence layers for JAX and TPU.
+"""memcomp: compressive-memory sequence layers for JAX and TPU."""
 
-Packages are imported when they are first used: `import memcomp` itself is
-quick, and `memcomp.layers` needs no import of its own.
-"""
-
-import importlib
-import types
+from memcomp import lazy
 
 __version__ = "0.1.0"
 
 __all__ = [
-  "__version__",
   "compiling",
   "config",
   "convert",
@@ -25,12 +19,4 @@ __all__ = [
   "training",
 ]
 
-
-def __getattr__(name: str) -> types.ModuleType:
-  if name in __all__:
-    return importlib.import_module(f"{__name__}.{name}")
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-  return sorted(__all__)
+__getattr__, __dir__ = lazy.modules(__name__, __all__)

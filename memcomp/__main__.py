@@ -1,8 +1,10 @@
 """The program memcomp: one command for each thing that it does.
 
-memcomp train --config=quickstart
-memcomp eval --checkpoint=runs/quickstart --task=perplexity
-python -m memcomp train --config=quickstart
+  memcomp train --config=quickstart
+  memcomp eval --checkpoint=runs/quickstart --task=perplexity
+  python -m memcomp train --config=quickstart
+
+Exit codes are those of the commands; 2 also if there is no such command.
 """
 
 import difflib

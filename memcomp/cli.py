@@ -141,12 +141,16 @@ def _explain(error: Exception, argv: list[str]) -> str:
 
 
 def load_config(path: str) -> Any:
-  """Runs `get_config` of a config file; `path` may end in `:argument`.
+  """Runs `get_config` of a config.
+
+  Args:
+    path: of its file, or the name of one that comes with memcomp; both may end
+      in `:argument`.
 
   Raises:
-    UserError: no such file, or it raises, with the line where it does.
+    UserError: no such config, or it raises, with the line where it does.
   """
-  name, _, argument = path.partition(":")
+  name, _, argument = named_configs.path_of(path).partition(":")
   file = pathlib.Path(name)
   if not file.is_file():
     near = difflib.get_close_matches(

@@ -1,7 +1,7 @@
 """The configs that come with memcomp, by name.
 
-They are the folder configs/ of a clone, and the package memcomp.configs where
-memcomp is installed. Each is a file that runs by itself.
+They are the folder configs/ of a clone, and memcomp/configs where a wheel is
+installed. Each is a file that runs by itself.
 """
 
 import difflib

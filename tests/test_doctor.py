@@ -4,7 +4,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import types
 
 import jax
 import jax.numpy as jnp
@@ -261,7 +260,7 @@ def test_a_layer_of_nan(only, monkeypatch, capsys):
       pass
 
     def __call__(self, x):
-      return jnp.full(x.shape, jnp.nan)
+      return x * jnp.nan
 
   monkeypatch.setattr(layers, "Trellis", Trellis)
   assert only("layer") == 1
@@ -306,12 +305,12 @@ def test_a_memory_that_cannot_be_imported(only, monkeypatch, capsys):
   class Spec:
     __module__ = "memcomp_kernels.nonsense.types"
 
-  class Config:
-    def spec(self):
-      return Spec()
+  class Layer:
+    class Config:
+      def spec(self):
+        return Spec()
 
-  nonsense = types.SimpleNamespace(Config=Config)
-  monkeypatch.setitem(registry.MIXERS, "nonsense", nonsense)
+  monkeypatch.setitem(registry.MIXERS, "nonsense", Layer)
   assert only("implementations") == 1
   assert "No module named" in capsys.readouterr().out
 

@@ -67,7 +67,9 @@ def flags_of(path):
     of += path.parent.glob("*.py")
   text = "".join(x.read_text(encoding="utf-8") for x in of)
   return set(
-    re.findall(r'\b(?:DEFINE_\w+|declare_key_flag|add)\(\s*"-*(\w+)"', text)
+    re.findall(
+      r'\b(?:DEFINE_\w+|declare_key_flag|add|add_argument)\(\s*"-*(\w+)"', text
+    )
   )
 
 

@@ -30,13 +30,13 @@ BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(*sys.arg
 IMPORTS = """
 import importlib.metadata, json, sys
 import memcomp, memcomp_kernels
-from memcomp import doctor, layers, named_configs
-from memcomp.configs import smoke
-from memcomp.layers import trellis
-from memcomp_kernels.trellis import api
+from memcomp import cli, doctor, named_configs
+from memcomp.layers import trellis as layer
+from memcomp_kernels import trellis as op
 
 print(json.dumps({
-  "files": [m.__file__ for m in (memcomp, memcomp_kernels, trellis, api, smoke)],
+  "files": [m.__file__ for m in (memcomp, memcomp_kernels, layer, op)],
+  "smoke": cli.load_config("smoke:lattice").name,
   "version": [memcomp.__version__, importlib.metadata.version("memcomp")],
   "configs": named_configs.names(),
   "requirements": repr(doctor.requirements()),
@@ -172,6 +172,7 @@ def test_imports_with_no_clone(programs, tmp_path):
   found = json.loads(run(programs / "python", "-c", IMPORTS, cwd=tmp_path))
   assert all(f"{programs.parent}/" in file for file in found["files"])
   assert not any(str(ROOT) in path for path in found["path"])
+  assert found["smoke"] == "smoke-lattice"
   assert found["version"] == [VERSION, VERSION]
   assert set(found["configs"]) == {
     p.stem for p in (ROOT / "configs").glob("*.py")
@@ -187,13 +188,21 @@ def test_a_run_with_no_clone(programs, tmp_path):
     )
 
   assert call("--version") == f"memcomp {VERSION}\n"
-  settings = ("training.steps=2", "optimizer.warmup_steps=1")
-  quick = ("evaluation.lengths=2", "evaluation.sample_tokens=4")
-  flags = [f"--config.{setting}" for setting in (*settings, *quick)]
+  text = tmp_path / "text"
+  text.mkdir()
+  for number in range(20):
+    (text / f"{number}.txt").write_text(f"{number} and so on. " * 20)
+  settings = {
+    "data.source": text,
+    "data.validation_share": 0.5,
+    "training.steps": 2,
+    "optimizer.warmup_steps": 1,
+    "evaluation.run_after_training": False,
+  }
+  flags = [f"--config.{name}={value}" for name, value in settings.items()]
   call("train", "--config=smoke", *flags)
   folder = tmp_path / "runs" / "smoke"
   assert (folder / "checkpoints" / "2").is_dir()
-  assert (folder / "eval" / "results.json").stat().st_size
   call("eval", f"--checkpoint={folder}", "--task=perplexity", "--lengths=1")
   found = json.loads((folder / "eval" / "perplexity.json").read_text())
   assert found["perplexity"]

@@ -4,4 +4,8 @@
 `sys.argv` and exits.
 """
 
+from memcomp import lazy
+
 __all__ = ["chat", "evaluate", "train"]
+
+__getattr__, __dir__ = lazy.modules(__name__, __all__)

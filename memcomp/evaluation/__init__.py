@@ -1,1 +1,20 @@
 """Evaluations of a checkpoint, and simple models to compare it with."""
+
+from memcomp import lazy
+
+__all__ = [
+  "activations",
+  "byte_models",
+  "capacity",
+  "compare",
+  "harness_model",
+  "load",
+  "mqar",
+  "niah",
+  "perplexity",
+  "recall",
+  "run",
+  "throughput",
+]
+
+__getattr__, __dir__ = lazy.modules(__name__, __all__)

@@ -1,1 +1,16 @@
 """Using a trained model: prefill, sample."""
+
+from memcomp import lazy
+
+__all__ = [
+  "chat",
+  "complete",
+  "generate",
+  "prefill",
+  "sample",
+  "saved",
+  "session",
+  "stop",
+]
+
+__getattr__, __dir__ = lazy.modules(__name__, __all__)

@@ -4,3 +4,22 @@
 the pure part (also what a compile-only run lowers); `loop` is the part with
 signals, files and clocks; `checkpoint` and `workdir` are what stays on disk.
 """
+
+from memcomp import lazy
+
+__all__ = [
+  "checkpoint",
+  "feed",
+  "load",
+  "loss",
+  "metrics",
+  "optimizer",
+  "run",
+  "state",
+  "step",
+  "sweep",
+  "validate",
+  "workdir",
+]
+
+__getattr__, __dir__ = lazy.modules(__name__, __all__)
