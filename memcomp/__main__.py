@@ -13,7 +13,7 @@ import sys
 from typing import NamedTuple
 
 import memcomp
-from memcomp import errors
+from memcomp import errors, streams
 
 
 class Command(NamedTuple):
@@ -56,6 +56,7 @@ COMMANDS = {
 
 def main() -> int:
   """Runs the command that `sys.argv` names; returns an exit code."""
+  streams.prepare()
   name, *flags = sys.argv[1:] or [""]
   if name in ("-h", "--help"):
     print(_help())

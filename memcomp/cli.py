@@ -4,10 +4,12 @@
       cli.main(program, usage=__doc__)
 
 `program` reads absl flags and returns an exit code. Mistakes (bad flags, bad
-configs, `errors.UserError`, a full disk) exit with `errors.EXIT_BAD_INPUT` and
-a line on stderr; a bug keeps its traceback.
+configs, `errors.UserError`) and what the machine refuses (`errors.explain`)
+exit with `errors.EXIT_BAD_INPUT` and a line on stderr; a bug keeps its
+traceback. Programs with other flags call `guard`.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -20,17 +22,32 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from memcomp import errors, named_configs, paths
+from memcomp import errors, named_configs, paths, streams
 
 EXIT_INTERRUPTED = 130
 """Exit code: Ctrl-C where nothing was to be saved (128 + SIGINT)."""
 
-_CACHE = flags.DEFINE_string(
+
+class _PathParser(flags.ArgumentParser):
+  """Parses a flag that holds a path."""
+
+  def parse(self, argument: str) -> str:
+    return paths.expand(argument)
+
+
+def DEFINE_path(name: str, default: str | None, help: str) -> Any:  # noqa: N802
+  """Defines a flag that holds a path, which may begin with ~."""
+  return flags.DEFINE(_PathParser(), name, default, help)
+
+
+_CACHE = DEFINE_path(
   "compilation_cache",
   "",
   "Folder, also gs://, for compiled programs; 'off' for none. Default: "
   "$XDG_CACHE_HOME/memcomp, else ~/.cache/memcomp.",
 )
+# From here on it defines flags for those who call it.
+flags.disclaim_key_flags()
 
 
 def main(
@@ -47,7 +64,38 @@ def main(
     argv: default `sys.argv`.
   """
   argv = list(sys.argv if argv is None else argv)
-  sys.exit(_guarded(program, usage, argv))
+  sys.exit(guard(lambda: _run(program, usage, argv)))
+
+
+def guard(program: Callable[[], int | None], begin: str = "error: ") -> int:
+  """Runs a program; returns its exit code, or that of its mistake.
+
+  Args:
+    program: takes nothing, returns an exit code or None (0).
+    begin: of the line that tells a mistake.
+  """
+  streams.prepare()
+  try:
+    code = program() or 0
+    sys.stdout.flush()
+    return code
+  except KeyboardInterrupt:
+    print("\ninterrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
+  except BrokenPipeError:
+    streams.drop_output()
+    return 141
+  except Exception as error:
+    line = errors.explain(error)
+    if line is None:
+      raise
+    with contextlib.suppress(OSError):
+      print(begin + line, file=sys.stderr, flush=True)
+    try:
+      sys.stdout.flush()
+    except OSError:
+      streams.drop_output()
+    return errors.EXIT_BAD_INPUT
 
 
 def require(name: str) -> Any:
@@ -62,41 +110,15 @@ def require(name: str) -> Any:
   return value
 
 
-def _guarded(program, usage, argv) -> int:
-  try:
-    argv = _with_path(argv)
-    if any(
-      arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv
-    ):
-      print(_help(usage, argv, program.__module__))
-      return 0
-    _quiet()
-    _parse(argv)
-    _set_compilation_cache(_CACHE.value)
-    return program() or 0
-  except errors.UserError as error:
-    return _fail(str(error))
-  except KeyboardInterrupt:
-    print("\ninterrupted", file=sys.stderr)
-    return EXIT_INTERRUPTED
-  except BrokenPipeError:
-    # The reader of our output has gone (| head); nothing is left to say, and
-    # the interpreter must not try to flush on its way out.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
-  except OSError as error:
-    from memcomp.training import disk
-
-    message = disk.explain(error)
-    if message is None:
-      raise
-    return _fail(f"{error.filename or 'writing'}: {message}")
-
-
-def _fail(message: str) -> int:
-  line = " ".join(message.split())
-  print(f"error: {line}", file=sys.stderr, flush=True)
-  return errors.EXIT_BAD_INPUT
+def _run(program, usage, argv) -> int | None:
+  argv = _with_path(argv)
+  if any(arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv):
+    print(_help(usage, argv, program.__module__))
+    return 0
+  _quiet()
+  _parse(argv)
+  _set_compilation_cache(_CACHE.value)
+  return program()
 
 
 def _parse(argv: list[str]) -> None:
@@ -324,14 +346,14 @@ def _quiet() -> None:
 def _set_compilation_cache(folder: str) -> None:
   if folder == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
-  if not folder:
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = str(pathlib.Path(base) / "memcomp")
   import jax
 
   try:
+    if not folder:
+      base = os.environ.get("XDG_CACHE_HOME") or paths.expand("~/.cache")
+      folder = str(pathlib.Path(base) / "memcomp")
     if not paths.is_remote(folder):
       pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-  except OSError:
+  except (OSError, errors.UserError):
     return  # Slower, not wrong.
   jax.config.update("jax_compilation_cache_dir", folder)

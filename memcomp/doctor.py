@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import memcomp
+from memcomp import streams
 
 Line = tuple[bool, str]
 """(in order?, what was found and, if it is not, what to do)."""
@@ -53,6 +54,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 def main(argv: list[str] | None = None) -> int:
   """Prints all checks; returns the exit code."""
+  streams.prepare()
   parser = argparse.ArgumentParser(
     prog="memcomp doctor",
     description=__doc__,

@@ -1,8 +1,12 @@
 """Errors that are the user's to fix, as opposed to bugs.
 
-Command-line programs print a `UserError` as one line and exit with
-`EXIT_BAD_INPUT`; every other exception keeps its traceback.
+Command-line programs print a `UserError`, and what `explain` has words for, as
+one line and exit with `EXIT_BAD_INPUT`; every other exception keeps its
+traceback.
 """
+
+import errno
+import os
 
 EXIT_BAD_INPUT = 2
 """Exit code: the input (config, data, checkpoint, disk) needs a fix."""
@@ -25,3 +29,72 @@ EXIT_HUNG = 45
 
 class UserError(Exception):
   """Something the user can fix; the message names the cause and the fix."""
+
+
+BAD_JSON = (ValueError, RecursionError)
+"""What `json.loads` raises: no JSON, no UTF-8, numbers too long, nested."""
+
+_CHECK = "check the path"
+_SPACE = "free some space and run the same command again"
+_PERMISSION = "change the permission, or choose another place"
+_FILES = "raise the limit of open files (ulimit -n)"
+_FIXES = {
+  errno.ENOSPC: _SPACE,
+  errno.EDQUOT: _SPACE,
+  errno.EACCES: _PERMISSION,
+  errno.EPERM: _PERMISSION,
+  errno.EROFS: "choose a place that can be written",
+  errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+  errno.EMFILE: _FILES,
+  errno.ENFILE: _FILES,
+  errno.EIO: "check the disk",
+  errno.ENOTDIR: _CHECK,
+  errno.ENAMETOOLONG: "choose a shorter name",
+  errno.ELOOP: _CHECK,
+}
+"""Of what libraries in C++ raise too, as errors with the system's text."""
+
+_MEMORY = "use smaller batches, rows, lengths or models, or a larger machine"
+
+
+def explain(error: BaseException) -> str | None:
+  """Returns place, cause and fix in one line; None of a bug.
+
+  Of a `UserError`, and of what the machine refused (`reason`).
+  """
+  cause = str(error) if isinstance(error, UserError) else reason(error)
+  if cause is None:
+    return None
+  place = getattr(error, "filename", None)
+  line = cause if place is None else f"{os.fsdecode(place)}: {cause}"
+  return " ".join(line.split())
+
+
+def reason(error: BaseException | None) -> str | None:
+  """Returns cause and fix of what the machine refused; None of all else.
+
+  A path that cannot be, a full disk, a missing permission, no memory, no
+  connection: any `OSError`, also where it caused the error, and texts of the
+  system in errors of other libraries.
+  """
+  caused = True
+  for _ in range(10):
+    if error is None:
+      return None
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+      return f"not enough memory ({_first_line(error)}); {_MEMORY}"
+    if caused and isinstance(error, OSError):
+      cause = error.strerror or _first_line(error)
+      return f"{cause}; {_FIXES.get(error.errno or 0, _CHECK)}"
+    for number, fix in _FIXES.items():
+      text = os.strerror(number)
+      if getattr(error, "errno", None) == number or text in str(error):
+        return f"{text}; {fix}"
+    # What was only being handled when the error came up explains less.
+    caused = error.__cause__ is not None
+    error = error.__cause__ or error.__context__
+  return None
+
+
+def _first_line(error: BaseException) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]

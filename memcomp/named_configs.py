@@ -7,7 +7,7 @@ installed. Each is a file that runs by itself.
 import difflib
 import pathlib
 
-from memcomp import errors
+from memcomp import errors, paths
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -32,6 +32,7 @@ def path_of(value: str) -> str:
   Raises:
     UserError: a name that no config has.
   """
+  value = paths.expand(value)
   name, colon, argument = value.partition(":")
   if "/" in name or "." in name or pathlib.Path(name).is_file():
     return value

@@ -17,6 +17,25 @@ _SCHEME = "gs://"
 _LIBRARIES = ("gcsfs", "tensorflow")  # epath takes either
 
 
+def expand(path: str | os.PathLike[str]) -> str:
+  """Returns a path with the home folder in place of a ~ at its beginning.
+
+  A shell does so for a word that begins with it, but not in --flag=~/path.
+
+  Raises:
+    UserError: no home is known of whose it is, or it is no path at all.
+  """
+  given = os.fspath(path)
+  if "\0" in given:
+    raise errors.UserError(f"{given!r} has a null byte in it; correct the path")
+  found = os.path.expanduser(given)
+  if given.startswith("~") and found == given:
+    raise errors.UserError(
+      f"{given}: no home folder is known for it; write the path in full"
+    )
+  return found
+
+
 def is_remote(path: str | os.PathLike) -> bool:
   """Whether a path lies in a bucket."""
   return os.fspath(path).startswith(_SCHEME)

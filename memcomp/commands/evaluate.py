@@ -30,7 +30,7 @@ from absl import flags
 
 from memcomp import cli
 
-_CHECKPOINT = flags.DEFINE_string(
+_CHECKPOINT = cli.DEFINE_path(
   "checkpoint",
   None,
   "Folder of a run, of its checkpoints, of one step, or of an exported model.",
@@ -45,11 +45,11 @@ _STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
   "source", "", "Text to score. Default: the run's validation split."
 )
-_OUT = flags.DEFINE_string("out", "", "Folder for results. Default: RUN/eval.")
+_OUT = cli.DEFINE_path("out", "", "Folder for results. Default: RUN/eval.")
 _SEED = flags.DEFINE_integer(
   "seed", None, "Of what is drawn. Default: 0, or the benchmark's."
 )
-_PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "File with the prompt.")
+_PROMPT_FILE = cli.DEFINE_path("prompt_file", "", "File with the prompt.")
 _STOP = flags.DEFINE_multi_string(
   "stop",
   [],
@@ -101,10 +101,10 @@ _OPTIONS: dict[str, flags.FlagHolder] = {
     None,
     "Of niah: single_1, single_2, single_3. Default: all, or the trained one.",
   ),
-  "essay_file": flags.DEFINE_string(
+  "essay_file": cli.DEFINE_path(
     "essay_file", None, 'Of niah: text to hide in, or JSON with a "text".'
   ),
-  "word_list": flags.DEFINE_string(
+  "word_list": cli.DEFINE_path(
     "word_list",
     None,
     "Of niah: folder of adjectivelist.txt and nounlist.txt, or wonderwords.",
@@ -115,7 +115,7 @@ _OPTIONS: dict[str, flags.FlagHolder] = {
   "tasks": flags.DEFINE_list(
     "tasks", None, "Of harness: names of tasks and groups, or YAML files."
   ),
-  "include_path": flags.DEFINE_string(
+  "include_path": cli.DEFINE_path(
     "include_path", None, "Of harness: folder of local tasks."
   ),
   "fewshot": flags.DEFINE_integer(

@@ -25,7 +25,7 @@ from typing import NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from memcomp import cli, errors
+from memcomp import cli, errors, limits
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -33,13 +33,13 @@ _CONFIG = config_flags.DEFINE_config_file(
   "--config.FIELD=VALUE.",
   lock_config=True,
 )
-_WORKDIR = flags.DEFINE_string(
+_WORKDIR = cli.DEFINE_path(
   "workdir",
   None,
   "Folder of the run, or of the runs of --each. Default: runs/<name of the "
   "config>, or of its file.",
 )
-_CHECKPOINTS = flags.DEFINE_string(
+_CHECKPOINTS = cli.DEFINE_path(
   "checkpoints",
   "",
   "Folder of the checkpoints, also gs://BUCKET/FOLDER. Default: the workdir.",
@@ -50,7 +50,11 @@ _EACH = flags.DEFINE_string(
   "Names that the config takes (CONFIG:NAME), comma-separated, or 'all'.",
 )
 _SEEDS = flags.DEFINE_integer(
-  "seeds", 1, "With --each: runs of each name, with seeds 0, 1, ...", 1
+  "seeds",
+  1,
+  "With --each: runs of each name, with seeds 0, 1, ...",
+  1,
+  limits.SIDE_BY_SIDE,
 )
 _COMPILE_ONLY = flags.DEFINE_bool(
   "compile_only",
@@ -80,6 +84,7 @@ _HEARTBEAT = flags.DEFINE_integer(
   60,
   "A process without a sign of life for so long is dead, and ends the others.",
   1,
+  limits.SECONDS,
 )
 _ONLY_WITH = {
   "seeds": "each",

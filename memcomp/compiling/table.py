@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from memcomp import cli, sharding
+from memcomp import cli, limits, sharding
 from memcomp.compiling import report
 
 TOKENS = 2**19
@@ -52,7 +52,7 @@ _TOPOLOGIES = flags.DEFINE_list(
 _LENGTHS = flags.DEFINE_list(
   "row_lengths", ["2048", "8192", "32768"], "Tokens a row."
 )
-_RESULTS = flags.DEFINE_string(
+_RESULTS = cli.DEFINE_path(
   "results", "docs/results/pods.json", "Rows; text is written to the same .md."
 )
 _SECONDS = flags.DEFINE_integer("seconds", 600, "A compile may take.", 1)
@@ -222,7 +222,7 @@ def main() -> int:
   rows = json.loads(path.read_text()) if path.exists() else []
   done = {(r["name"], r["topology"], r["length"]) for r in rows}
   # Sizes within lengths, so that small and short ones come first.
-  lengths = [int(n) for n in _LENGTHS.value]
+  lengths = limits.whole_numbers("--lengths", _LENGTHS.value)
   wanted: list[tuple[str, str, int]] = [
     (name, topology, length)
     for length, name, topology in itertools.product(

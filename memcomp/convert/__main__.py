@@ -18,15 +18,15 @@ from typing import NoReturn
 
 from absl import flags
 
-from memcomp import cli, errors
+from memcomp import cli, limits
 
-_CHECKPOINT = flags.DEFINE_string(
+_CHECKPOINT = cli.DEFINE_path(
   "checkpoint", None, "Folder of a run, of an export, or of a checkpoint."
 )
 _STEP = flags.DEFINE_integer(
   "step", None, "Which of its steps. Default: the newest."
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder to make for the run.")
+_WORKDIR = cli.DEFINE_path("workdir", None, "Folder to make for the run.")
 _MIXER = flags.DEFINE_string(
   "mixer", None, "The new mixer: NAME, or NAME:FIELD=VALUE,FIELD=VALUE."
 )
@@ -89,11 +89,7 @@ def program() -> None:
 def _depths(layers: list[str] | None) -> list[int] | None:
   if layers is None:
     return None
-  if not all(layer.isdecimal() for layer in layers):
-    raise errors.UserError(
-      f"--layers={','.join(layers)}: give whole numbers from 0, as 0,2,3"
-    )
-  return [int(layer) for layer in layers]
+  return limits.whole_numbers("--layers", layers, 0)
 
 
 if __name__ == "__main__":

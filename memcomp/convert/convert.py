@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import json
+import math
 import os
 import pathlib
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import jax
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, progress, sharding
+from memcomp import errors, limits, paths, progress, sharding
 from memcomp.convert import distill, swap
 from memcomp.data import sources
 from memcomp.evaluation import load
@@ -77,9 +78,11 @@ def convert(
     raise errors.UserError(f"--workdir={workdir}: keep it on this machine")
   out = pathlib.Path(workdir).absolute()
   disk.require_free(out)
-  if distill_steps < 0 or not distill_learning_rate > 0:
+  limits.check("--distill_steps", distill_steps, 0)
+  if not 0 < distill_learning_rate < math.inf:
     raise errors.UserError(
-      "--distill_steps must not be negative, --distill_learning_rate above 0"
+      f"--distill_learning_rate={distill_learning_rate}: give a finite number"
+      " above 0"
     )
   mesh = sharding.make_mesh(config_lib.MeshConfig(fsdp=fsdp))
   opened = load.open_checkpoint(source, step, mesh)

@@ -137,8 +137,8 @@ def config_with(
     pattern=_pattern(letters),
   )
   try:
-    changed.validate()
     validate.check_types(changed)
+    changed.validate()
   except ValueError as error:
     raise errors.UserError(f"--mixer: {error}") from error
   return changed
@@ -175,7 +175,7 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
     if not isinstance(getattr(default, field), str):
       try:
         value = json.loads(value.lower())
-      except ValueError as error:
+      except errors.BAD_JSON as error:
         raise errors.UserError(
           f"--mixer={text}: {field} takes"
           f" {validate.type_name(type(getattr(default, field)))}, not {value!r}"

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from memcomp import errors, lock
+from memcomp import cli, errors, limits, lock, paths
 from memcomp.data import progress as progress_lib
 from memcomp.data import shards, sources, text, units
 from memcomp.data import store as store_lib
@@ -32,11 +32,15 @@ _LOCK = ".lock"
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
+  # Below the line of progress, not behind it.
+  start = "\n" if sys.stderr and sys.stderr.isatty() else ""
+  return cli.guard(lambda: _program(argv, start), f"{start}prepare: ")
+
+
+def _program(argv: Sequence[str] | None, start: str) -> int:
   flags, more = _flags(argv)
   # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  # Below the line of progress, not behind it.
-  start = "\n" if sys.stderr.isatty() else ""
   try:
     prepare(
       flags.source,
@@ -47,9 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
       verify=flags.verify,
       beam=more if flags.beam else None,
     )
-  except errors.UserError as error:
-    print(f"{start}prepare: {error}", file=sys.stderr)
-    return errors.EXIT_BAD_INPUT
   except KeyboardInterrupt:
     print(
       f"{start}prepare: interrupted; the same command goes on from here",
@@ -84,9 +85,8 @@ def prepare(
   Raises:
     UserError: bad input or settings; `out` holds other work; disk full.
   """
-  for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
-    if value < 1:
-      raise errors.UserError(f"--{name}: must be at least 1, got {value}")
+  limits.check("--shard_tokens", shard_tokens, 1, 2**40)
+  limits.check("--workers", workers)
   beam_lib = None if beam is None else _beam()
   loaded = tokenizer_lib.load(tokenizer)
   files = tuple(_find(source))
@@ -142,9 +142,15 @@ def _flags(
     'with a field "text"; also .gz .zst), or stdlib. A file other than .jsonl '
     "is one document and is held in memory",
   )
-  add("--out", required=True, help="folder for the shards, made if missing")
+  add(
+    "--out",
+    type=paths.expand,
+    required=True,
+    help="folder for the shards, made if missing",
+  )
   add(
     "--tokenizer",
+    type=paths.expand,
     default="bytes",
     help="bytes, or the path of a tokenizer.json (default: bytes)",
   )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcomp import errors, paths
+from memcomp import errors, limits, paths
 from memcomp.data import packing, shards, text, token_file
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
@@ -141,10 +141,7 @@ def _check_task(
         f"data.{name} = {getattr(c, name)!r}: the rows of task {task.name} are"
         f" laid as they are, of its own ids; set data.{name} to {needed}"
       )
-  if c.seed < 0:
-    raise errors.UserError(
-      f"data.seed = {c.seed}: rows of a task are drawn from 0 or more"
-    )
+  limits.check_seed("data.seed", c.seed)
   longest = max(task.lengths("train"))
   if c.sequence_length < longest:
     raise errors.UserError(
@@ -195,13 +192,17 @@ def parse_weight(part: str) -> tuple[float, str]:
 
 
 def split_list(source: str) -> list[str]:
-  """Splits comma-separated paths; raises UserError if there are none."""
-  paths = [path.strip() for path in source.split(",") if path.strip()]
-  if not paths:
+  """Splits comma-separated paths, each with ~ expanded.
+
+  Raises:
+    UserError: there are none.
+  """
+  found = [path.strip() for path in source.split(",") if path.strip()]
+  if not found:
     raise errors.UserError(
       "data.source is empty; set it to stdlib or to paths of text files"
     )
-  return paths
+  return [paths.expand(path) for path in found]
 
 
 def _open_list(

@@ -4,13 +4,14 @@ import codecs
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, paths
 
 NONE = "none"
 """The name of `NoTokenizer`."""
@@ -308,20 +309,22 @@ def load(name: str) -> Tokenizer:
     return ByteTokenizer()
   if name == NONE:
     return NoTokenizer()
-  if not name.endswith(".json") and not pathlib.Path(name).exists():
+  path = paths.expand(name)
+  if not name.endswith(".json") and not os.path.exists(path):
     raise errors.UserError(
       f"unknown tokenizer {name!r}: give bytes or the path of a tokenizer.json"
     )
-  return JsonTokenizer(name)
+  return JsonTokenizer(path)
 
 
 def _read(path: str) -> bytes:
   try:
     return pathlib.Path(path).read_bytes()
-  except OSError as error:
+  except (OSError, ValueError) as error:  # the latter of a null byte
+    cause = getattr(error, "strerror", None) or error
     raise errors.UserError(
-      f"cannot read tokenizer {path}: {error.strerror}; give bytes or the path "
-      "of a tokenizer.json"
+      f"cannot read tokenizer {path}: {cause}; give bytes or the path of a"
+      " tokenizer.json"
     ) from error
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memcomp import errors
+from memcomp import errors, limits, paths
 from memcomp.evaluation import load, perplexity, plot, report, slices
 
 _OFFLINE = (
@@ -26,6 +26,8 @@ _OFFLINE = (
 )
 
 _ROLLING = ("stream", "window")
+
+_YAML = (".yaml", ".yml")
 
 _BOOTSTRAP = 1000
 """Resamples behind the standard errors of figures that are no means."""
@@ -65,6 +67,9 @@ def run(
     UserError: the extra is missing, no such task, or its data are not there.
   """
   _check(tasks, rolling, include_path, fewshot, limit)
+  tasks = [
+    paths.expand(name) if name.endswith(_YAML) else name for name in tasks
+  ]
   _set_environment(allow_downloads)
   try:
     import lm_eval
@@ -136,8 +141,8 @@ def _check(tasks, rolling, include_path, fewshot, limit) -> None:
       f"--include_path={include_path} is no folder; name that of your tasks"
     )
   for name, value, least in (("fewshot", fewshot, 0), ("limit", limit, 1)):
-    if value is not None and value < least:
-      raise errors.UserError(f"--{name}={value}: give {least} or more")
+    if value is not None:
+      limits.check(f"--{name}", value, least)
 
 
 def _set_environment(allow_downloads: bool) -> None:
@@ -157,8 +162,8 @@ def _whole(built: dict[str, Any], name: str) -> list[Any]:
 
 
 def _load(manager: Any, name: str) -> dict[str, Any]:
-  """Returns the tasks and groups of a name."""
-  if name not in manager.all_tasks and not name.endswith((".yaml", ".yml")):
+  """Returns the tasks and groups of a name, or of a YAML file."""
+  if name not in manager.all_tasks and not name.endswith(_YAML):
     near = difflib.get_close_matches(name, manager.all_tasks, n=3)
     hint = (
       f"did you mean {' or '.join(near)}?"

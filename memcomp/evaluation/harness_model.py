@@ -91,10 +91,10 @@ class Model(model_lib.TemplateLM):
     encoded = []
     for request in requests:
       context, continuation = request.args
-      pair = [], self.tok_encode(continuation)
+      before, after = [], self.tok_encode(continuation)
       if context:
-        pair = self._encode_pair(context, continuation)
-      encoded.append(((context, continuation), *pair))
+        before, after = self._encode_pair(context, continuation)
+      encoded.append(((context, continuation), before, after))
     return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm)
 
   def _loglikelihood_tokens(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp import progress as progress_lib
 from memcomp.data.synthetic import niah, niah_task
 from memcomp.evaluation import haystacks, load, plot, report, slices, tasks
@@ -262,8 +262,7 @@ def _check(needles: Sequence[str], samples: int, sentences: str) -> None:
       raise errors.UserError(
         f"--{flag}={','.join(values)}: give {' or '.join(known)}"
       )
-  if samples < 1:
-    raise errors.UserError(f"--samples={samples}: give 1 or more")
+  limits.check("--samples", samples, 1, limits.SIDE_BY_SIDE)
   haystacks.SPLITTERS[sentences]()
 
 

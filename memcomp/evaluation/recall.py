@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from memcomp import errors
+from memcomp import limits
 from memcomp import progress as progress_lib
 from memcomp.data import store as store_lib
 from memcomp.data.synthetic import recall
@@ -52,8 +52,7 @@ def run(
   """
   task = answers.task_of(opened, recall.RecallConfig.name)
   assert isinstance(task, recall.RecallConfig)
-  if samples < 1:
-    raise errors.UserError(f"--samples={samples}: give 1 or more")
+  limits.check("--samples", samples, 1, limits.SIDE_BY_SIDE)
   tasks = [dataclasses.replace(task, gap=gap) for gap in _gaps(gaps, task)]
   results = slices.Slices(folder, "recall", opened)
   progress = progress_lib.Progress("answering, rows", samples * len(tasks))
@@ -129,12 +128,9 @@ def measure(
 
 
 def _gaps(given: Sequence[int | str], task: recall.RecallConfig) -> list[int]:
-  if not all(str(x).isdecimal() for x in given):
-    raise errors.UserError(
-      f"--gaps={','.join(map(str, given))}: give whole numbers, 0 or more"
-    )
+  chosen = limits.whole_numbers("--gaps", given, 0)
   default = GAPS if task.episodes > 1 else LONG_GAPS
-  return sorted({int(x) for x in given} or {*default, task.gap})
+  return sorted(set(chosen) or {*default, task.gap})
 
 
 def _about(task: recall.RecallConfig) -> str:

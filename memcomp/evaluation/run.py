@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, sharding
+from memcomp import errors, limits, paths, sharding
 from memcomp.evaluation import (
   compare,
   compare_tasks,
@@ -92,6 +92,8 @@ def run(
     raise errors.UserError(
       f"--task={task} is unknown; give one of: {', '.join(TASKS)}"
     )
+  if seed is not None:
+    limits.check_seed("--seed", seed)
   if task == "capacity":
     if checkpoint:
       raise errors.UserError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp import progress as progress_lib
 from memcomp.data import sources
 from memcomp.data import store as store_lib
@@ -27,11 +27,9 @@ takes about 40 times as much memory."""
 
 def check(settings: config_lib.EvaluationConfig) -> None:
   """Raises UserError naming the setting that is out of range."""
-  for name, least in (("lengths", 1), ("rows", 1), ("sample_tokens", 0)):
-    if getattr(settings, name) < least:
-      raise errors.UserError(
-        f"{name}={getattr(settings, name)}: give {least} or more"
-      )
+  limits.check("lengths", settings.lengths)
+  limits.check("rows", settings.rows, 1, limits.SIDE_BY_SIDE)
+  limits.check("sample_tokens", settings.sample_tokens, 0)
   _draws(settings, 0)
 
 
@@ -183,11 +181,8 @@ def contexts(given: Sequence[int | str]) -> list[int]:
   Raises:
     UserError: one is no whole number of 1 or more.
   """
-  if not all(str(x).isdecimal() and int(x) for x in given):
-    raise errors.UserError(
-      f"--contexts={','.join(map(str, given))}: give whole numbers, 1 or more"
-    )
-  return [int(x) for x in given] or list(throughput.CONTEXTS)
+  chosen = limits.whole_numbers("--contexts", given, 1, limits.CONTEXT)
+  return chosen or list(throughput.CONTEXTS)
 
 
 def time_inference(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from memcomp import errors
+from memcomp import limits
 from memcomp.inference import generate, prefill, sample
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
@@ -63,8 +63,7 @@ def measure(
     ("tokens", tokens),
     ("rounds", rounds),
   ):
-    if value < 1:
-      raise errors.UserError(f"{name}={value}: give 1 or more")
+    limits.check(name, value)
   contexts = sorted(set(contexts))
   vocab = model.embedding[...].shape[0]
   rng = np.random.default_rng(seed)

@@ -17,10 +17,10 @@ from absl import flags
 
 from memcomp import cli
 
-_CHECKPOINT = flags.DEFINE_string(
+_CHECKPOINT = cli.DEFINE_path(
   "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
 )
-_OUT = flags.DEFINE_string("out", None, "Folder to make.")
+_OUT = cli.DEFINE_path("out", None, "Folder to make.")
 _FORMAT = flags.DEFINE_string("format", "safetensors", "safetensors or orbax.")
 _DTYPE = flags.DEFINE_string(
   "dtype", "float32", "Of the arrays in safetensors: float32 or bfloat16."

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, progress
+from memcomp import errors, limits, paths, progress
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load
 from memcomp.export import names, read, tensors
@@ -96,8 +96,7 @@ def _check(format: str, dtype: str, shard_bytes: int) -> None:
     raise errors.UserError(
       f"--dtype={dtype} is of safetensors; Orbax's arrays stay float32"
     )
-  if shard_bytes < 1:
-    raise errors.UserError(f"--shard_bytes={shard_bytes}: give 1 or more")
+  limits.check("--shard_bytes", shard_bytes, 1, 2**63 - 1)
 
 
 def _write_tensors(folder, config, params, dtype, shard_bytes) -> None:

@@ -11,12 +11,13 @@ import dataclasses
 import importlib
 import pathlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, limits, paths
 from memcomp.inference import (
   contents,
   generate,
@@ -75,7 +76,8 @@ class Chat:
       UserError: a stop string is empty, or `tokens` below 1.
     """
     self._owner = owner
-    self._tokens = self._check_tokens(tokens)
+    limits.check("tokens", tokens)
+    self._tokens = tokens
     self._settings = settings
     self._stops = self._make_stops(stop_strings)
     self._ask = ask or input
@@ -106,10 +108,10 @@ class Chat:
         return
       try:
         self.take(line)
-      except errors.UserError as error:
-        print(f"error: {error}")
       except KeyboardInterrupt:
         print("\n(stopped)")
+      except Exception as error:  # whatever it is, the conversation goes on
+        _tell_error(error)
 
   def take(self, line: str) -> None:
     """Does what a line says.
@@ -174,7 +176,7 @@ class Chat:
     )
 
   def _read_file(self, name: str) -> None:
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(paths.expand(name))
     try:
       text = path.read_bytes()
       text.decode()
@@ -249,12 +251,8 @@ class Chat:
       values[name] = number
       self._settings = sample.Settings(**values)
     else:
-      self._tokens = self._check_tokens(number)
-
-  def _check_tokens(self, tokens: int) -> int:
-    if tokens < 1:
-      raise errors.UserError(f"tokens={tokens}: give 1 or more")
-    return tokens
+      limits.check("tokens", number)
+      self._tokens = number
 
   def _help(self, unused: str) -> None:
     print(HELP)
@@ -268,6 +266,14 @@ class Chat:
 
   def _make_stops(self, strings: Sequence[str]) -> stop.Stops | None:
     return stop.make(strings, self._owner.tokenizer)
+
+
+def _tell_error(error: Exception) -> None:
+  line = errors.explain(error)
+  if line is None:
+    traceback.print_exception(error)
+    line = "a fault of the program; the conversation goes on as it was before"
+  print(f"error: {line}")
 
 
 _COMMANDS = {

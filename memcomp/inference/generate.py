@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import prefill, sample, stop
 from memcomp.inference import session as session_lib
@@ -67,8 +67,7 @@ def generate(
   Raises:
     UserError: a text is empty, or `tokens` negative.
   """
-  if tokens < 0:
-    raise errors.UserError(f"tokens={tokens}: give 0 or more")
+  limits.check("tokens", tokens, 0)
   position = np.asarray(session.position)
   if not position.all():
     raise errors.UserError(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp import errors, prng
+from memcomp import errors, limits, prng
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Settings:
         raise errors.UserError(f"{name}={value}: give {rule}")
     for name, rule, accepts in (
       ("top_k", "a whole number, 0 (all tokens) or more", lambda x: x >= 0),
-      ("seed", "a whole number in [0, 2**32)", lambda x: 0 <= x < 2**32),
+      ("seed", limits.A_SEED, limits.is_seed),
     ):
       value = getattr(self, name)
       if not (isinstance(value, numbers.Integral) and accepts(value)):

@@ -20,7 +20,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
@@ -59,7 +59,7 @@ def save(
   Raises:
     UserError: the folder exists, or cannot be written.
   """
-  folder = pathlib.Path(folder).expanduser().absolute()
+  folder = pathlib.Path(paths.expand(folder)).absolute()
   disk.require_free(folder)
   meta = {
     "version": _VERSION,
@@ -87,7 +87,7 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
   Raises:
     UserError: there is none, it is damaged, or it is of another model.
   """
-  folder = pathlib.Path(folder).expanduser().absolute()
+  folder = pathlib.Path(paths.expand(folder)).absolute()
   if not (folder / _META).is_file():
     raise errors.UserError(
       f"{folder} is no saved session: it has no {_META}; check the path"

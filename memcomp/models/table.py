@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from memcomp import streams
 from memcomp.layers import options, registry
 from memcomp.models import presets
 from memcomp_kernels import summaries
@@ -248,6 +249,7 @@ sequences of {lengths} tokens. A multiply-add is two.
 
 def main(argv: list[str] | None = None) -> int:
   """Prints the page; returns the exit code."""
+  streams.prepare()
   argparse.ArgumentParser(
     prog="python -m memcomp.models.table",
     description=__doc__,

@@ -17,7 +17,6 @@ from typing import NoReturn
 import jax
 
 from memcomp import errors
-from memcomp.training import disk
 
 _GO_ON = "start all again: they go on from the newest checkpoint"
 _ABORTED = (
@@ -81,9 +80,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     return errors.EXIT_BAD_INPUT, str(error)
   if isinstance(error, KeyboardInterrupt):
     return 128 + signal.SIGINT, "interrupted"
-  if full := disk.explain(error):
-    where = getattr(error, "filename", None) or "writing"
-    return errors.EXIT_BAD_INPUT, f"{where}: {full}"
+  if line := errors.explain(error):
+    return errors.EXIT_BAD_INPUT, line
   if isinstance(error, jax.errors.JaxRuntimeError):
     first = str(error).partition("\n")[0]
     if any(word in str(error) for word in _OTHERS):

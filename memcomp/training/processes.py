@@ -72,7 +72,9 @@ def join(
     ) from error
   faults.explain_aborts()
   if not is_first():
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = open(  # noqa: SIM115
+      os.devnull, "w", errors="backslashreplace"
+    )
 
 
 def _check(

@@ -16,6 +16,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import overview
 from memcomp.training import (
   checkpoint,
+  disk,
   faults,
   load,
   loop,
@@ -64,6 +65,9 @@ def run(
       seen |= processes.program()
       seen["config"] = config_lib.to_json(config)
       place = paths.of(checkpoints or workdir)
+      for folder in {str(workdir), str(checkpoints or workdir)}:
+        if not paths.is_remote(folder):
+          disk.check_place(folder)
       validate.check(config)
       tokenizer = tokenizer_lib.load(config.data.tokenizer)
       seen["tokenizer"] = tokenizer.fingerprint

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import errors, limits, sharding
 from memcomp.data import sources
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
@@ -30,6 +30,7 @@ _AT_LEAST_ONE = (
   "mesh.tensor",
   "mesh.context",
 )
+_SEEDS = ("seed", "data.seed")
 _NOT_NEGATIVE = (
   "optimizer.final_learning_rate",
   "optimizer.warmup_steps",
@@ -68,7 +69,20 @@ def check(config: config_lib.Config) -> None:
   _require(
     config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
   )
-  _require(config, "seed", lambda v: 0 <= v < 2**32, "must lie in [0, 2**32)")
+  for path in _SEEDS:
+    _require(config, path, limits.is_seed, f"must be {limits.A_SEED}")
+  _require(
+    config,
+    "training.watchdog_seconds",
+    lambda v: v <= limits.SECONDS,
+    f"must be {limits.SECONDS} or less; 0 is never",
+  )
+  _require(
+    config,
+    "data.prefetch",
+    lambda v: v <= limits.SIDE_BY_SIDE,
+    f"must be {limits.SIDE_BY_SIDE} or less",
+  )
   _require(
     config,
     "training.implementation",
@@ -106,6 +120,8 @@ def check_types(config: Any, prefix: str = "") -> None:
       )
     elif isinstance(value, float) and not math.isfinite(value):
       raise errors.UserError(f"{path} = {value!r}; give a finite number")
+    elif path not in _SEEDS and isinstance(value, int):
+      limits.check(path, value, -limits.COUNT)
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
@@ -214,6 +230,13 @@ def _check_batch(config: config_lib.Config) -> None:
       f"training.batch_size = {training.batch_size} does not split into "
       f"training.accumulation = {training.accumulation} equal parts; make it "
       "a multiple"
+    )
+  tokens = training.batch_size * config.data.sequence_length
+  if tokens > limits.COUNT:
+    raise errors.UserError(
+      f"training.batch_size = {training.batch_size} rows of"
+      f" data.sequence_length = {config.data.sequence_length} are {tokens}"
+      f" tokens a step; give {limits.COUNT} or less"
     )
   if training.carry_state and config.data.packing != "stream":
     raise errors.UserError(

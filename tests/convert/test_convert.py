@@ -147,7 +147,7 @@ def test_no_run_is_no_config():
     ({"mixer": "telis"}, "is no mixer"),
     ({"layers": [2]}, "give some of 0 to 1"),
     ({"layers": []}, "give some of 0 to 1"),
-    ({"distill_steps": -1}, "must not be negative"),
+    ({"distill_steps": -1}, "--distill_steps=-1: give 0 or more"),
     ({"overrides": {"training.steps": 0}}, "training.steps = 0"),
     ({"source": "nowhere"}, "no checkpoint"),
   ],

@@ -314,8 +314,8 @@ def test_two_runs_at_once_are_refused(corpus, tmp_path):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"shard_tokens": 0}, "--shard_tokens: must be at least 1"),
-    ({"workers": 0}, "--workers: must be at least 1"),
+    ({"shard_tokens": 0}, "--shard_tokens=0: give 1 or more"),
+    ({"workers": 0}, "--workers=0: give 1 or more"),
     ({"source": "1:a;2:b"}, "is no text"),
     ({"source": "missing"}, "no such file"),
     ({"out": "/proc/none"}, "--out: cannot write to /proc/none"),

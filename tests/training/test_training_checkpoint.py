@@ -13,7 +13,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
-from memcomp.training import checkpoint, disk, integrity, state
+from memcomp.training import checkpoint, integrity, state
 
 pytestmark = [
   pytest.mark.usefixtures("leaky_model"),
@@ -311,5 +311,5 @@ def test_disk_errors_are_found_in_the_text_of_libraries():
   try:
     raise RuntimeError("save failed") from inner
   except RuntimeError as error:
-    assert "free some space" in disk.explain(error)
-  assert disk.explain(ValueError("shape mismatch")) is None
+    assert "free some space" in errors.explain(error)
+  assert errors.explain(ValueError("shape mismatch")) is None

@@ -65,6 +65,7 @@ json.dump(results, sys.stdout)
 """
 
 C = "--config=tiny.py"
+LONG = "a" * 300
 BAD = {
   "unknown field": ([C, "--config.training.stepz=3"], "training.steps"),
   "unknown group": ([C, "--config.trainin.steps=3"], "training.steps"),
@@ -119,6 +120,56 @@ BAD = {
   "tokenizer": ([C, "--config.data.tokenizer=words"], "tokenizer"),
   "carry without stream": ([C, "--config.training.carry_state"], "stream"),
   "workdir is a file": ([C, "--workdir=tiny.py"], "is a file"),
+  "workdir below a file": ([C, "--workdir=tiny.py/x"], "Not a directory"),
+  "workdir too long": ([C, f"--workdir={LONG}"], "File name too long"),
+  "workdir in /proc": ([C, "--workdir=/proc/x"], "/proc/x"),
+  "workdir of nobody": ([C, "--workdir=~nobody-of-it/x"], "no home folder"),
+  "checkpoints below a file": ([C, "--checkpoints=tiny.py/x"], "tiny.py/x"),
+  "cache of nobody": ([C, "--compilation_cache=~nobody-of-it"], "no home"),
+  "tokenizer too long": (
+    [C, f"--config.data.tokenizer={LONG}"],
+    f"unknown tokenizer '{LONG}'",
+  ),
+  "tokenizer.json too long": (
+    [C, f"--config.data.tokenizer={LONG}.json"],
+    "File name too long",
+  ),
+  "source too long": (
+    [C, f"--config.data.source={LONG}"],
+    "File name too long",
+  ),
+  "source below a file": ([C, "--config.data.source=tiny.py/x"], "tiny.py/x"),
+  "source of nobody": ([C, "--config.data.source=~nobody-of-it"], "no home"),
+  "config too long": ([f"--config={LONG}.py"], "File name too long"),
+  "config below a file": (["--config=tiny.py/x.py"], "no such file"),
+  "config of nobody": (["--config=~nobody-of-it/x.py"], "no home folder"),
+  "seed below 0": ([C, "--config.seed=-1"], "[0, 2**32)"),
+  "seed too large": ([C, "--config.seed=5000000000"], "[0, 2**32)"),
+  "seed of the data below 0": ([C, "--config.data.seed=-1"], "[0, 2**32)"),
+  "seed of the data": ([C, "--config.data.seed=5000000000"], "[0, 2**32)"),
+  "steps beyond int32": ([C, "--config.training.steps=9999999999"], "or less"),
+  "a number of 5,000 digits": (
+    [C, f"--config.training.steps={'9' * 5000}"],
+    "training.steps",
+  ),
+  "batch too large": (
+    [C, "--config.training.batch_size=2000000000"],
+    "tokens a step",
+  ),
+  "batch beyond int32": (
+    [C, "--config.training.batch_size=99999999999"],
+    "or less",
+  ),
+  "watchdog for ever": (
+    [C, "--config.training.watchdog_seconds=1e30"],
+    "0 is never",
+  ),
+  "prefetch": ([C, "--config.data.prefetch=2000000000"], "data.prefetch"),
+  "too many seeds": ([C, "--each=a", "--seeds=99999999999"], "--seeds"),
+  "heartbeat": (
+    [C, "--heartbeat_seconds=99999999999"],
+    "--heartbeat_seconds",
+  ),
 }
 
 

@@ -215,11 +215,12 @@ def parse(text: str, name: str = "segments") -> list[Segment]:
   found = []
   for part in text.split(";"):
     numbers = part.strip().split(":")
+    # Nine digits: what fits the memory has no more.
     if len(numbers) != 3 or not all(
-      x.isdecimal() and int(x) > 0 for x in numbers
+      x.isdecimal() and len(x) < 10 and int(x) > 0 for x in numbers
     ):
       raise ValueError(
-        f"{name}={part!r} is not LENGTH:PAIRS:EXAMPLES; write"
+        f"{name}={part[:80]!r} is not LENGTH:PAIRS:EXAMPLES; write"
         " 64:4:100000;128:8:20000"
       )
     found.append(Segment(*map(int, numbers)))

@@ -283,7 +283,9 @@ def samples(
     return Sample(prompt, value, depth, tokens)
 
   per_unit = (one(step).tokens - ANSWER_TOKENS) / step
-  low, high = step, max(int(max_tokens / per_unit * 3), 2 * step)
+  # A tokenizer that knows none of the words makes no tokens of them.
+  most = max_tokens / max(per_unit, 1 / 64) * 3
+  low, high = step, max(int(most), 2 * step)
   size = step
   while low <= high:
     middle = (low + high) // 2

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memcomp import errors
+from memcomp import limits
 from memcomp import progress as progress_lib
 from memcomp.evaluation import panels, report, slices
 from memcomp.evaluation.capacity import measure
@@ -54,14 +54,9 @@ def run(
   Raises:
     UserError: a bad value, or a folder that cannot be written.
   """
-  if not dims or not all(str(x).isdecimal() and int(x) >= 8 for x in dims):
-    raise errors.UserError(
-      f"--dims={','.join(map(str, dims))}: give whole numbers, 8 or more"
-    )
-  if samples < 1 or seed < 0:
-    raise errors.UserError(
-      f"--samples={samples} --seed={seed}: give 1, 0 or more"
-    )
+  sizes = limits.whole_numbers("--dims", dims or [""], 8)
+  limits.check("--samples", samples, 1, limits.SIDE_BY_SIDE)
+  limits.check_seed("--seed", seed)
   folder = report.make_folder(out)
   file = slices.File(
     folder / "capacity.json",
@@ -69,7 +64,7 @@ def run(
     about={"versions": report.versions()},
     model="the memory alone",
   )
-  tasks = list(_tasks([int(x) for x in dims], samples))
+  tasks = list(_tasks(sizes, samples))
   progress = progress_lib.Progress("writing and reading, slices", len(tasks))
   found = []
   for task in tasks:
