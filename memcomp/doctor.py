@@ -185,7 +185,7 @@ def check_layer() -> Iterator[Line]:
   x = np.random.default_rng(0).standard_normal((2, 24, 512), np.float32)
   with _quick_compilation():
     layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
-    y = layer(x)
+    y = layer(jnp.asarray(x))
     finite = bool(jnp.isfinite(y).all())
   text = "Trellis(512, heads=8, rngs=nnx.Rngs(0))"
   if finite:

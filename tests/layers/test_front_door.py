@@ -2,15 +2,20 @@
 
 import inspect
 
+import beartype
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from flax import nnx
 
 from memcomp import layers
-from memcomp.layers import registry
+from memcomp.layers import base, registry
 
+# The shapes in the signatures, checked as the calls run.
+checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)
+CALL, STEP = checked(base.Mixer.__call__), checked(base.Mixer.step)
 X = jax.ShapeDtypeStruct((2, 8, 64), jnp.float32)
 
 
@@ -24,8 +29,8 @@ def test_a_width_is_enough(name, dtype):
 
   def whole(x):
     layer = mixer(64, rngs=nnx.Rngs(0))
-    y, state = layer(x, state=layer.init_state(2))
-    return layer(x), y, layer.step(x[:, 0], state)
+    y, state = CALL(layer, x, state=layer.init_state(2))
+    return CALL(layer, x), y, STEP(layer, x[:, 0], state)
 
   alone, y, (y_t, _) = jax.eval_shape(whole, x)
   assert alone.shape == y.shape == x.shape and y_t.shape == (2, 64)
@@ -134,6 +139,14 @@ def test_an_input_of_another_width():
     layer(np.zeros((8, 32, 16), np.float32))
   with pytest.raises(ValueError, match=r"expected \[batch, d_model=32\]"):
     layer.step(np.zeros((8, 1, 32), np.float32), None)
+
+
+def test_shapes_in_the_signatures_are_checked():
+  layer = layers.Trellis(32, heads=4, rngs=nnx.Rngs(0))
+  with pytest.raises(jaxtyping.TypeCheckError, match="batch time d_model"):
+    CALL(layer, jnp.zeros((8, 32)))
+  with pytest.raises(jaxtyping.TypeCheckError, match="batch time"):
+    CALL(layer, jnp.zeros((2, 8, 32)), segment_ids=jnp.zeros((2, 9), int))
 
 
 def test_help_shows_every_option():
