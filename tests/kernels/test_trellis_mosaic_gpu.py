@@ -24,9 +24,7 @@ MEMORY = memories.MEMORIES["trellis"]
 COMPILED = programs.of(api)
 
 
-def arguments(
-  spec, time, batch=1, heads=2, before=5, key_dim=64, value_dim=64
-):
+def arguments(spec, time, batch=1, heads=2, before=5, key_dim=64, value_dim=64):
   """A state inside a chunk, one that segments start from, and inputs."""
   sizes = {
     "batch": batch,
