@@ -6,6 +6,7 @@ tests inherit all of it.
 """
 
 import atexit
+import gc
 import itertools
 import os
 import pathlib
@@ -13,7 +14,7 @@ import shutil
 import signal
 import tempfile
 
-import pytest
+pytest_plugins = ["rotation", "cpu_seconds", "pytester"]
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   # In the process that starts the workers; they inherit the variable.
@@ -34,46 +35,44 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+  """Spares the collector what imports have made: 4 % of the time."""
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(100_000, 20, 100)
+
+
 # A compiled program holds some of the 65,530 memory maps that Linux allows a
 # process; beyond them it crashes.
 _MAPS = pathlib.Path("/proc/self/maps")
-_MANY = 20_000
+_MANY, _TOO_MANY = 20_000, 45_000
 _finished = itertools.count(1)
 
 
-def pytest_runtest_teardown():
-  """Lets go of compiled programs when they are many."""
-  if next(_finished) % 25 or not _MAPS.exists():
+def pytest_runtest_teardown(item, nextitem):
+  """Lets go of compiled programs when they are many.
+
+  After a file, since tests of a file share programs; within one only where it
+  has to be.
+  """
+  last_of_file = nextitem is None or nextitem.path != item.path
+  if not (last_of_file or next(_finished) % 25 == 0) or not _MAPS.exists():
     return
-  if _MAPS.read_bytes().count(b"\n") > _MANY:
+  maps = _MAPS.read_bytes().count(b"\n")
+  if maps > (_MANY if last_of_file else _TOO_MANY):
     import jax
 
     jax.clear_caches()
 
 
-_TESTS = pathlib.Path(__file__).parent
-_LEFT_OUT = {
-  f"{_TESTS.name}/{line}"
-  for line in (_TESTS / "slow.txt").read_text().splitlines()
-  if line and not line.startswith("#")
-}
+# A worker of these tests holds up to this much memory.
+_GIB_PER_WORKER = 4
+_MOST_WORKERS = 16
 
 
-_UNKNOWN = pytest.StashKey[set[str]]()
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config, items):
-  """Marks the tests that slow.txt names."""
-  named = [item for item in items if item.nodeid in _LEFT_OUT]
-  for item in named:
-    item.add_marker(pytest.mark.slow)
-  is_whole = config.args == config.getini("testpaths")
-  found = {item.nodeid for item in named}
-  config.stash[_UNKNOWN] = _LEFT_OUT - found if is_whole else set()
-
-
-@pytest.fixture
-def unknown_slow_tests(pytestconfig):
-  """Names in slow.txt of no test; none where only some tests are collected."""
-  return pytestconfig.stash[_UNKNOWN]
+def pytest_xdist_auto_num_workers():
+  """A worker per core, as far as memory goes: what `-n auto` means."""
+  memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  cores = len(os.sched_getaffinity(0))
+  fit = memory // (_GIB_PER_WORKER * 2**30)
+  return max(1, min(cores, fit, _MOST_WORKERS))

@@ -120,6 +120,7 @@ def test_an_empty_folder_is_named(tmp_path):
   assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_speed_counts_tokens():
   config = cases.tiny_config()
   config.training.batch_size = 2

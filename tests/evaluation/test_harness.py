@@ -82,6 +82,7 @@ def test_bad_flags(call, trained, tmp_path, given, said):
   assert code == 2 and said in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_completions_of_a_batch_are_those_of_each_alone(trained):
   opened = load.open_checkpoint(trained)
   prompts = ["a", "On and on and on, as long as there are lines. ", "The end"]

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp import errors
@@ -26,7 +27,7 @@ def model(name):
   return decoder.Decoder(config, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", rotation.cases(MIXERS, ["growing"]))
 def test_rows_by_context(name, monkeypatch):
   """Positions are the contexts', and bytes those of a state made for them."""
   positions, turns = [], []

@@ -47,6 +47,7 @@ def run(model, *prompts):
   return session.logits, np.stack(piece.ids), piece.session
 
 
+@pytest.mark.slow
 def test_rows_of_any_length_equal_each_alone(model):
   logits, ids, after = run(model, SHORT, LONG)
   for row, prompt in enumerate((SHORT, LONG)):

@@ -106,13 +106,8 @@ def test_packing(name):
   assert_close(*both(name, given, jnp.array(ids), **STRICT))
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "delta_rule"))
-    for name in SPECS
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECS)
 def test_bfloat16_is_no_worse_than_the_xla_form(name):
   given = arguments(name, 64, dtype="bfloat16")
   truth, _ = both(name, (*given[:2], gradients.cast(given[2], jnp.float32)))

@@ -43,12 +43,24 @@ def packed_rows():
 PACKED = packed_rows()
 FEW = PACKED[[0, 1, 2, 0, 1]]  # segments: no row has many
 
-# Those that the library is for. Of the baselines, checks that others imply in
-# all but name are left to the slow tests.
+# Those that the library is for.
 FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
 
-# With gradients of their own, and those whose finite differences cost least.
-SOLVED = ("trellis", "lattice")
+FIRST = tuple(
+  f"{name}-{memory.typical[0]}" for name, memory in memories.MEMORIES.items()
+)
+FIRST_OF_FOUR = tuple(name for name in FIRST if name.startswith(FOUR))
+# And those that solve a system for each tile.
+MAIN = (*FIRST_OF_FOUR, "trellis-token", "lattice-token")
+
+# What no other test of every run takes through the chunk form.
+OPTIONS = (
+  "trellis-chunk-readout-phi",
+  "trellis-chunk-softmax",
+  "lattice-chunk-delta",
+  "lattice-token-similarity",
+  "infini_attention-token",
+)
 
 # References share the scan that keeps the rules of packing and states.
 ONE = ("trellis",)
@@ -59,20 +71,23 @@ def subjects(keep, *, often=None):
 
   Args:
     keep: (memory, name of a Spec, implementation) -> bool.
-    often: the memories that are checked every time, the others by slow tests;
-      None for all.
+    often: the memories, or their Specs by `memory-spec`, that are checked every
+      time, the others by slow tests; None for all.
   """
+
+  def marks(memory, name):
+    always = often is None or {memory.name, f"{memory.name}-{name}"} & set(
+      often
+    )
+    return () if always and name not in memory.composed else SLOW
+
   return pytest.mark.parametrize(
     "subject",
     [
       pytest.param(
         checks.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
-        marks=[SLOW]
-        * (
-          name in memory.composed
-          or memory.name not in (often or (memory.name,))
-        ),
+        marks=marks(memory, name),
       )
       for memory, name, implementation in ALL
       if keep(memory, name, implementation)
@@ -97,9 +112,8 @@ def other_forms(memory, name, implementation):
   return implementation != "reference" and name not in memory.typical
 
 
-def solved_forms(memory, name, implementation):
-  """Those with a gradient of their own: that of solved systems."""
-  return other_forms(memory, name, implementation) and name.startswith("token")
+def options(memory, name, implementation):
+  return implementation != "reference" and f"{memory.name}-{name}" in OPTIONS
 
 
 def typical_reference(memory, name, implementation):
@@ -107,10 +121,11 @@ def typical_reference(memory, name, implementation):
   return implementation == "reference" and name == memory.typical[0]
 
 
-def smooth_references(memory, name, implementation):
+def smooth_forms(memory, name, implementation):
+  """Those with a reference that is differentiable; `test_truth` compiles it."""
   smooth = memory.specs if memory.smooth is None else memory.smooth
   names = (*memory.typical, *tuple(memory.specs)[-1:])
-  return implementation == "reference" and name in smooth and name in names
+  return implementation != "reference" and name in smooth and name in names
 
 
 def handed_off(memory, name, implementation):
@@ -126,23 +141,18 @@ def test_truth(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(solved_forms)
-def test_truth_of_solved_specs(subject):
-  checks.check_truth(subject, TIME)
-
-
 @SLOW
 @subjects(other_forms)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(other_forms, often=SOLVED)
-def test_values_of_other_specs(subject):
+@subjects(options)
+def test_values_of_options(subject):
   checks.check_values(subject, TIME)
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=FIRST_OF_FOUR)
 @pytest.mark.parametrize(
   "time", [1, *(pytest.param(n, marks=SLOW) for n in (63, 64, 100))]
 )
@@ -150,12 +160,12 @@ def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(smooth_references, often=SOLVED)
+@subjects(smooth_forms, often=FIRST)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, TIME)
 
 
-@subjects(typical_forms, often=FOUR)
+@subjects(typical_forms, often=FIRST_OF_FOUR)
 def test_precision(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
@@ -172,32 +182,35 @@ def test_precision_of_the_reference(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
-@subjects(handed_off)
+@subjects(handed_off, often=(*FIRST, "trellis-token-eps", "lattice-token"))
 def test_hand_off_at_every_offset(subject):
-  checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
+  checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
+
+
+@subjects(handed_off, often=FIRST_OF_FOUR)
+def test_gradients_through_hand_offs(subject):
+  checks.check_hand_off(subject, PIECE, PIECES)
 
 
 @subjects(typical_reference, often=ONE)
 def test_hand_off_of_the_reference(subject):
-  checks.check_hand_off(subject, piece=PIECE, pieces=PIECES)
+  checks.check_hand_off(subject, PIECE, PIECES)
 
 
 # Of the reference; the forms are held to it on packed rows below.
-@subjects(typical_reference, often=ONE)
+@SLOW
+@subjects(typical_reference)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
-  [
-    pytest.param([3, 21, 16, 9], 0, id="split", marks=SLOW),
-    pytest.param([5, 1, 20], 3, id="padded"),
-    pytest.param([1] * 12, 1, id="single tokens", marks=SLOW),
-  ],
+  [([3, 21, 16, 9], 0), ([5, 1, 20], 3), ([1] * 12, 1)],
+  ids=["split", "padded", "single tokens"],
 )
 def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)
 
 
 # In the decoder's tests every mixer is held to it.
-@subjects(typical_forms, often=FOUR)
+@subjects(typical_forms, often=MAIN)
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, rows, in_two=False)
@@ -223,11 +236,17 @@ def test_packed_rows_of_other_specs(subject):
 
 @subjects(typical_forms)
 def test_padding(subject):
+  memory = subject.memory
+  has_packed_program = any(
+    f"{memory.name}-{name}" in MAIN
+    for name, spec in memory.specs.items()
+    if spec == subject.spec
+  )
   checks.check_padding(
     subject,
     PACKED.shape[1],
     len(PACKED),
-    packed_program=subject.memory.name in FOUR,
+    packed_program=has_packed_program,
   )
 
 

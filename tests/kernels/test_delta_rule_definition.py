@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels.delta_rule import api, tilings, xla_chunked
 from memcomp_kernels.testing import memories
@@ -150,7 +151,7 @@ def test_scale_scales_the_read_only():
   np.testing.assert_allclose(o2, 2 * o, rtol=1e-12)
 
 
-@pytest.mark.parametrize("tile_time", [1, 3, 16, 64])
+@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16, 64], [3, 16]))
 def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), GATED, **SIZES)

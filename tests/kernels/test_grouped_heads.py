@@ -73,6 +73,7 @@ def test_equals_repeated_keys_and_values(name, implementation):
     )
 
 
+@pytest.mark.slow
 def test_keeps_the_contract():
   checks.check_hand_off(subject("full"), piece=5, pieces=3)
   checks.check_packing(subject("window-sinks"), [3, 12], 2)

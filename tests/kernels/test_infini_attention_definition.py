@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels.infini_attention import (
   api,
@@ -179,7 +180,7 @@ def test_segment_size_is_meaning():
   assert jnp.linalg.norm(token - stale) > 0.01 * jnp.linalg.norm(token)
 
 
-@pytest.mark.parametrize("tile_time", [1, 3, 16])
+@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [3, 16]))
 def test_any_tile_per_token(tile_time):
   inputs = inputs_for(TOKEN, 21)
   state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)

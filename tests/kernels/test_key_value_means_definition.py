@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels.key_value_means import api, tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
@@ -80,7 +81,7 @@ def test_growth_is_at_most_a_chunk_a_chunk():
   assert spec.live_rows(7) == (0, 4, 4, 4, 4, 8, 12, 16)
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", rotation.cases(BUDGETS, ["power", "fixed"]))
 def test_live_rows_follow_the_schedule(name):
   spec = MEMORY.specs[name]
   states, _ = all_states(spec, *make(spec, 30))
@@ -90,7 +91,7 @@ def test_live_rows_follow_the_schedule(name):
   assert len(set(expected)) > 2
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", rotation.cases(BUDGETS, ["power", "fixed"]))
 def test_prefill_is_decode(name):
   """At lengths below a chunk, below the window, and inside a chunk."""
   spec = MEMORY.specs[name]
@@ -297,6 +298,7 @@ def test_seen_changes_nothing():
   )
 
 
+@pytest.mark.slow
 def test_seen_changes_nothing_in_packed_rows():
   """Nor in rows that are not live, beyond a stage's slice or within."""
   spec = MEMORY.specs["power"]
@@ -317,6 +319,7 @@ def test_seen_changes_nothing_in_packed_rows():
   errors.assert_close(got, want, 1e-12, "packed")
 
 
+@pytest.mark.slow
 def test_seen_of_a_state_under_way():
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, 48)
@@ -353,6 +356,7 @@ def test_stages_follow_the_live_rows():
   assert fixed == [(256, 0, 128)]
 
 
+@pytest.mark.slow
 def test_rows_are_added_by_product_elsewhere(monkeypatch):
   monkeypatch.setattr(tilings, "adds_by_index", lambda: False)
   spec = MEMORY.specs["power"]

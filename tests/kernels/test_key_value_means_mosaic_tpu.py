@@ -107,6 +107,7 @@ def test_packed_and_handed_off_inside_a_chunk():
   )
 
 
+@pytest.mark.slow
 def test_other_meanings():
   given = arguments(VARIANT, 520)
   actual, expected = (
@@ -218,7 +219,9 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
 
 @pytest.mark.aot
 @needs_compiler
-@pytest.mark.parametrize(("topology", "dim"), generations.spread([64, 128]))
+@pytest.mark.parametrize(
+  ("topology", "dim"), generations.spread([64, 128], slow=lambda dim: dim == 64)
+)
 def test_compiles(topology, dim):
   function, given = gradient(dim)
   with modes.compiled():

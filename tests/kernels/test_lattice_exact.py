@@ -94,7 +94,8 @@ def test_every_objective_and_update(objective, update):
   assert_exact(subjects, *drawn(subjects[0], 19))
 
 
-@pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.slow), 37])
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [1, 37])
 def test_every_tile_size(time):
   subjects = [
     subject(tilings.Tiling(tile_time=tile, solver=solver))
@@ -131,12 +132,10 @@ def joined(tree, rows):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("objective", "update"),
-  [
-    ("decoding", "normalized"),
-    pytest.param("encoding", "orthogonal", marks=pytest.mark.slow),
-  ],
+  [("decoding", "normalized"), ("encoding", "orthogonal")],
 )
 def test_edges(objective, update):
   subjects = [

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels.lattice import api, tilings
 from memcomp_kernels.primitives.mosaic import modes, pairs
@@ -79,13 +80,14 @@ def assert_close(expected, actual):
 
 MEANINGS = [
   (CHUNK, "encoding", "orthogonal"),
-  pytest.param(TOKEN, "decoding", "normalized", marks=pytest.mark.slow),
-  pytest.param(TOKEN, "similarity", "delta", marks=pytest.mark.slow),
-  pytest.param(TOKEN, "encoding", "orthogonal", marks=pytest.mark.slow),
-  pytest.param(CHUNK, "similarity", "delta", marks=pytest.mark.slow),
+  (TOKEN, "decoding", "normalized"),
+  (TOKEN, "similarity", "delta"),
+  (TOKEN, "encoding", "orthogonal"),
+  (CHUNK, "similarity", "delta"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("base", "objective", "update"),
   MEANINGS,
@@ -97,7 +99,11 @@ def test_meanings(base, objective, update):
   assert_close(*both(spec, arguments(spec, 7, value_dim=32)))
 
 
-@pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
+@pytest.mark.parametrize(
+  "base",
+  rotation.cases([TOKEN, CHUNK], [TOKEN]),
+  ids=lambda x: x.gradient_at,
+)
 def test_packing(base):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((3, 11), np.int32)
@@ -110,7 +116,11 @@ def test_packing(base):
   assert_close(*both(spec, given, jnp.asarray(ids), **STRICT))
 
 
-@pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
+@pytest.mark.parametrize(
+  "base",
+  rotation.cases([TOKEN, CHUNK], [TOKEN]),
+  ids=lambda x: x.gradient_at,
+)
 def test_edges(base):
   """Tokens that forget all, at a chunk's end one that writes nothing as well.
 
@@ -126,11 +136,8 @@ def test_edges(base):
   assert_close(*both(base, (state, fresh, inputs), expected="reference"))
 
 
-@pytest.mark.parametrize(
-  "base",
-  [TOKEN, pytest.param(CHUNK, marks=pytest.mark.slow)],
-  ids=lambda x: x.gradient_at,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
 def test_bfloat16_is_no_worse_than_the_xla_form(base):
   given = arguments(base, 8, dtype="bfloat16")
   truth, _ = both(base, gradients.cast(given, jnp.float32))

@@ -86,7 +86,10 @@ def test_lowers(meaning, count):
 @needs_compiler
 @pytest.mark.parametrize(
   ("topology", "case"),
-  generations.spread(list(itertools.product(SPECS, [64, 128]))),
+  generations.spread(
+    list(itertools.product(SPECS, [64, 128])),
+    slow=lambda case: case == ("chunk_start", 128),
+  ),
   ids=str,
 )
 def test_compiles(topology, case):

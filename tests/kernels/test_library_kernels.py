@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import chunked
@@ -69,7 +70,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    CASES, ["full, packed", "window", "sinks of a short row, packed"]
+  ),
+)
 def test_splash_equals_the_xla_form(name):
   spec, time, changes, with_ids = CASES[name]
   ids = packed(time) if with_ids else None

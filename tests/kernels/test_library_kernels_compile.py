@@ -85,7 +85,9 @@ def test_lowers():
     ("v6e:2x2", 64, 2048, WINDOW, "bfloat16", True),
     ("v6e:2x2", 128, 2048, BLOCKS, "float32", False),
     ("v6e:2x2", 64, 8192, SINKS, "bfloat16", False),
-    ("v6e:2x2", 128, 8192, FULL, "bfloat16", True),
+    pytest.param(
+      *("v6e:2x2", 128, 8192, FULL, "bfloat16", True), marks=pytest.mark.slow
+    ),
     ("v5e:2x2", 256, 640, FULL, "float32", True),
   ],
 )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels.linear_attention import api, tilings, xla_chunked
 from memcomp_kernels.primitives import feature_maps
@@ -107,7 +108,7 @@ def test_decay_of_retention():
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("tile_time", [1, 3, 16])
+@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [3, 16]))
 def test_any_tile(tile_time):
   spec = api.Spec(forget_gate=True)
   inputs = inputs_for(spec, 21)

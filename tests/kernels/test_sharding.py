@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import rotation
 from jax.sharding import Mesh
 
 from memcomp_kernels import sharding
@@ -15,23 +16,12 @@ from memcomp_kernels.testing import (
 )
 
 # Whose states differ most in kind; what shards them is the same for all.
-OFTEN = (
-  "trellis",
-  "tensor_cache",
-)
+OFTEN = ("trellis",)
 
 
 # Rows and heads are packed the same however they are sharded.
-@pytest.mark.parametrize(
-  "packed", [pytest.param(False, marks=pytest.mark.slow), True]
-)
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN))
-    for name in memories.MEMORIES
-  ],
-)
+@pytest.mark.parametrize("packed", rotation.cases([False, True], [True]))
+@pytest.mark.parametrize("name", rotation.cases(memories.MEMORIES, OFTEN))
 def test_eight_devices_equal_one(name, packed):
   memory = memories.MEMORIES[name]
   spec = next(iter(memory.specs.values()))

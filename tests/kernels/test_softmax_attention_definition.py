@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels.softmax_attention import api, tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
@@ -115,9 +116,21 @@ def test_more_tokens_than_the_state_holds_push_the_oldest_out():
 
 
 @pytest.mark.parametrize(
-  ("name", "length"), [("full", 32), ("full", 45), ("window-sinks", 32)]
+  ("name", "length", "packed"),
+  rotation.cases(
+    [
+      (name, length, packed)
+      for name, length in (("full", 32), ("full", 45), ("window-sinks", 32))
+      for packed in (False, True)
+    ],
+    [
+      ("full", 45, False),
+      ("full", 32, True),
+      ("full", 45, True),
+      ("window-sinks", 32, True),
+    ],
+  ),
 )
-@pytest.mark.parametrize("packed", [False, True])
 def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
   """Small tiles, the last not full.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import library_tpu
@@ -94,16 +95,7 @@ def assert_close(actual, expected):
 
 # Outer is in the tests below; lanes are of the delta rule, those that leave
 # a window go in as all do.
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(
-      name,
-      marks=[pytest.mark.slow] * (name in ("outer", "delta", "evicted-delta")),
-    )
-    for name in SPECS
-  ],
-)
+@pytest.mark.parametrize("name", rotation.cases(SPECS, ["lanes"]))
 def test_packing(name):
   """Strictly: memory starts as nan, races are looked for."""
   spec, ids = SPECS[name], jnp.array(IDS)
@@ -114,10 +106,8 @@ def test_packing(name):
   )
 
 
-@pytest.mark.parametrize(
-  "name",
-  ["outer", pytest.param("evicted-delta", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["outer", "evicted-delta"])
 def test_one_segment(name):
   """Ragged, from inside a chunk into another."""
   given = arguments(SPECS[name], 22)
@@ -169,6 +159,7 @@ def test_under_shard_map():
   errors.assert_close(over, alone, tolerances.SHARDED, "sharded")
 
 
+@pytest.mark.slow
 def test_the_window_goes_by_splash_attention(monkeypatch):
   """Where it can: from a fresh state, in packed rows too."""
   calls, right = [], library_tpu.chunk

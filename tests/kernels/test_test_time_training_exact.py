@@ -49,6 +49,7 @@ def test_precision(name):
   checks.check_precision(subject(name), "bfloat16", 64)
 
 
+@pytest.mark.slow
 def test_packed_mlp():
   checks.check_packing(subject("mlp-token"), [5, 9], 1)
 

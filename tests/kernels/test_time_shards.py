@@ -21,31 +21,9 @@ ATTENTION = memories.MEMORIES["softmax_attention"]
 CACHE = memories.MEMORIES["tensor_cache"]
 
 
-# They take the way of another case too: the wavefront of Trellis, what the
-# delta rule combines, or the halo of Tensor Cache with its long chunk.
-LIKE_ANOTHER = (
-  "rwkv7-released",
-  "slot_attention-gated",
-  "ovq-plateau",
-  "softmax_attention-full",
-  "softmax_attention-window",
-  "softmax_attention-block-window",
-  "softmax_attention-whole",
-  "test_time_training-linear",
-  "two_pass_delta-write-first",
-  "delta_rule-whole",
-  "infini_attention-segments",
-  "tensor_cache-evicted-delta",
-  "tensor_cache-evicted-outer",
-  "key_value_means-power",
-  "lattice-chunk-decoding",
-  "trellis-whole",
-  "cache-whole",
-  "tensor_cache-evicted-slots",
-  "softmax_attention-window-sinks",
-  "linear_attention-decayed",
-  "state_space_duality-own",
-)
+# The others take a way that is not Trellis's wavefront, or the same with more
+# tokens: the delta rule combines, Tensor Cache hands on a halo.
+ALWAYS = ("trellis-chunk-ln_silu",)
 
 # A chunk that is longer than a shard: several start in its midst.
 LONG_CHUNK = CACHE.api.Spec(window_size=18, chunk_size=16, read_norm=True)
@@ -80,7 +58,7 @@ def cases():
   ("memory", "spec", "packed"),
   [
     pytest.param(
-      *case, id=name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)
+      *case, id=name, marks=() if name in ALWAYS else pytest.mark.slow
     )
     for name, *case in cases()
   ],

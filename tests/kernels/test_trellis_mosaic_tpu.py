@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.testing import (
@@ -89,7 +90,9 @@ def both(*given, gradient=True, **mode):
 def both_parts(test):
   """Parametrizes a test: values always, gradients as well if slow."""
   return pytest.mark.parametrize(
-    "gradient", slow_but([False], [False, True]), ids=["values", "gradients"]
+    "gradient",
+    rotation.cases([False, True], [False]),
+    ids=["values", "gradients"],
   )(test)
 
 
@@ -99,14 +102,6 @@ def assert_close(expected, actual):
     actual, expected, bounds, ("values", "gradients"), strict=False
   ):
     errors.assert_close(a, b, bound, part)
-
-
-def slow_but(kept, choices):
-  """Marks what is not `kept`: paths of the kernels that those go, too."""
-  return [
-    pytest.param(x, marks=() if x in kept else pytest.mark.slow)
-    for x in choices
-  ]
 
 
 CASES = {
@@ -119,7 +114,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("phi", slow_but([], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("phi", CASES)
 def test_activations(phi):
   spec = dataclasses.replace(SPEC, phi=phi, **CASES[phi])
   assert_close(*both(spec, arguments(spec, 32), None, tiling()))
@@ -128,8 +124,9 @@ def test_activations(phi):
 DECAYS = ["separable", "safe"]
 
 
-@pytest.mark.parametrize("decay", slow_but(DECAYS, DECAYS))
-@pytest.mark.parametrize("dims", slow_but([], [(32, 64), (128, 64)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("dims", [(32, 64), (128, 64)])
 def test_sizes(decay, dims):
   sizes = {"heads": 4, "key_dim": dims[0], "value_dim": dims[1]}
   spec = api.Spec(num_slots=32, chunk_size=32)
@@ -146,7 +143,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("option", slow_but([], OPTIONS))
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
 def test_options(option):
   changes, how = OPTIONS[option]
   how = dict(how)
@@ -164,19 +162,21 @@ def test_memory_is_not_read_before_it_is_written(decay):
   assert_close(*both_forms)
 
 
-@pytest.mark.parametrize("time", slow_but([], [1, 16, 70]))
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [1, 16, 70])
 def test_lengths(time):
   given = arguments(SPEC, time)
   assert_close(*both(SPEC, given, None, tiling(chunks=4)))
 
 
-@pytest.mark.parametrize("position", slow_but([], [1, 15]))
+@pytest.mark.slow
+@pytest.mark.parametrize("position", [1, 15])
 def test_a_chunk_that_began_before(position):
   given = arguments(SPEC, 40, position=position)
   assert_close(*both(SPEC, given, None, tiling()))
 
 
-@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("decay", rotation.cases(DECAYS, ["safe"]))
 def test_packing(decay):
   position = 5 if decay == "safe" else 0
   ids = np.zeros((3, 70), np.int32)
@@ -232,6 +232,7 @@ def assert_no_worse(truth, xla, kernel):
       assert ours <= max(2.0 * own, 1e-6), (own, ours)
 
 
+@pytest.mark.slow
 @both_parts
 def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
   given = arguments(SPEC, 64, dtype="bfloat16")

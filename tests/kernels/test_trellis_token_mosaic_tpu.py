@@ -32,7 +32,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", stale.slow_but([], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_activations_and_options(case):
   read, changes, how = CASES[case]
   phi = case.split(",")[0]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels import contract
 from memcomp_kernels.primitives import window
@@ -124,13 +125,18 @@ def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
   )
 
 
+EMPTY, PREFIX = [0] * 6, [4, 9, 2, 1, 30, 0]
 RESETS = pytest.mark.parametrize(
-  "reset_positions", [[0] * 6, [4, 9, 2, 1, 30, 0]], ids=["empty", "prefix"]
+  "reset_positions", [EMPTY, PREFIX], ids=["empty", "prefix"]
 )
 SIZES = pytest.mark.parametrize(("size", "sinks"), [(4, 0), (5, 2), (40, 3)])
 
 
-@RESETS
+@pytest.mark.parametrize(
+  "reset_positions",
+  rotation.cases([EMPTY, PREFIX], [PREFIX]),
+  ids=["empty", "prefix"],
+)
 @SIZES
 def test_a_call_is_its_pushes(size, sinks, reset_positions):
   ids, state, reset, tokens = setting(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import key_value_means, softmax_attention
@@ -82,7 +83,20 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), KNOBS, ids=str)
+# The others take the same way into the layer as one of these.
+ALWAYS = [
+  ("kvm", {"merge_gate": False}),
+  ("kvm", {"budget": "fixed"}),
+  ("kvm", {"budget": f"{__name__}:own_budget"}),
+  ("softmax", {"kv_heads": 1}),
+  ("softmax", {"sink_tokens": 2, "sink_positions": "text"}),
+  ("softmax", {"value_residual": "dynamic"}),
+]
+
+
+@pytest.mark.parametrize(
+  ("name", "change"), rotation.cases(KNOBS, ALWAYS), ids=str
+)
 def test_every_knob_is_one_override(name, change, base):
   config = dataclasses.replace({"kvm": KVM, "softmax": SOFTMAX}[name], **change)
   y = run(config)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import lattice
@@ -52,7 +53,16 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize("change", KNOBS, ids=str)
+# The others take the same way into the layer as one of these.
+ALWAYS = [
+  {"update": "delta"},
+  {"objective": "encoding"},
+  {"gradient_at": "token"},
+  {"normalize": "none"},
+]
+
+
+@pytest.mark.parametrize("change", rotation.cases(KNOBS, ALWAYS), ids=str)
 def test_every_knob_is_one_override(change, base):
   y = run(dataclasses.replace(CONFIG, **change))
   assert np.isfinite(y).all()

@@ -76,6 +76,7 @@ def test_steps_equal_the_sequence(changes):
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
 
+@pytest.mark.slow
 def test_packed_rows_of_bounded_memory_equal_their_segments():
   layer = build(**BOUNDED)
   a, b = jax.random.normal(jax.random.key(0), (2, 1, 5, 8))

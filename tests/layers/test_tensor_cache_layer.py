@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import tensor_cache
@@ -80,7 +81,20 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), KNOBS, ids=str)
+# The others take the same way into the layer as one of these.
+ALWAYS = [
+  ("all", {"rule": "delta"}),
+  ("all", {"write_population": "evicted"}),
+  ("all", {"num_slots": 2}),
+  ("all", {"top_k_slots": 1}),
+  ("single", {"chunk_mean": True}),
+  ("single", {"read_norm": True}),
+]
+
+
+@pytest.mark.parametrize(
+  ("name", "change"), rotation.cases(KNOBS, ALWAYS), ids=str
+)
 def test_every_knob_is_one_override(name, change, bases):
   y = run(dataclasses.replace(CONFIGS[name], **change))
   assert np.isfinite(y).all()

@@ -51,6 +51,7 @@ def base():
   return loss_and_gradient(CONFIG)
 
 
+@pytest.mark.slow
 def test_learned_eps_starts_at_the_fixed_one_and_is_learned(base):
   value, gradient = loss_and_gradient(change(learn_phi_eps=True))
   np.testing.assert_allclose(value, base[0], rtol=1e-5)
@@ -77,6 +78,7 @@ def test_learned_eps_is_not_decayed():
   assert list(flags.values()) == [False]
 
 
+@pytest.mark.slow
 def test_one_token_at_a_time_has_the_switches_too():
   layer = build(change(learn_phi_eps=True, phi_eps=0.3, rate_bound=0.5))
   expected = jax.jit(run)(layer)
@@ -120,6 +122,7 @@ def test_rate_bound_holds_in_each_pass(phi, passes):
     assert getattr(inputs, name) is getattr(free, name)
 
 
+@pytest.mark.slow
 def test_rate_bound_of_the_layer(base):
   def loss(bound):
     return jax.jit(lambda: jnp.sum(run(build(change(rate_bound=bound))) ** 2))()

@@ -91,7 +91,8 @@ MIXERS = {
   ),
 }
 
-OFTEN = ("trellis", "lattice", "key_value_means", "tensor_cache", "hybrid")
+FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
+OFTEN = (*FOUR, "hybrid")
 
 # Every option of the block, two kinds of layer, values handed up.
 HYBRID = {

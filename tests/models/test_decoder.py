@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp import sharding
@@ -78,12 +79,7 @@ def model(request):
 def those_in(names):
   """Parametrizes `model`: mixers that are not in `names` are slow tests."""
   return pytest.mark.parametrize(
-    "model",
-    [
-      pytest.param(name, marks=[pytest.mark.slow] * (name not in names))
-      for name in (*registry.MIXERS, "hybrid")
-    ],
-    indirect=True,
+    "model", rotation.cases((*registry.MIXERS, "hybrid"), names), indirect=True
   )
 
 
@@ -150,7 +146,7 @@ def test_gradients_of_packed_rows(model):
   errors.assert_close(actual, expected, 1e-4)
 
 
-@those_in(cases.OFTEN)  # Rows of every mixer are asked for text elsewhere.
+@those_in(cases.FOUR)  # Rows of every mixer are asked for text elsewhere.
 def test_rows_padded_on_the_left_equal_rows_alone(model):
   short, long = cases.tokens(2, 9)[:1], cases.tokens(1, cases.TIME, seed=1)
   row = np.pad(short, ((0, 0), (cases.TIME - 9, 0)))
@@ -223,12 +219,7 @@ def base():
 
 @pytest.mark.parametrize(
   "remat",
-  [
-    pytest.param("block", marks=pytest.mark.slow),
-    pytest.param("mixer_out", marks=pytest.mark.slow),
-    "memories",
-    pytest.param("dots", marks=pytest.mark.slow),
-  ],
+  rotation.cases(["block", "mixer_out", "memories", "dots"], ["memories"]),
 )
 def test_remat_changes_nothing(remat, base):
   errors.assert_close(loss_and_gradient(cases.config(remat=remat)), base, 1e-5)
@@ -248,7 +239,7 @@ def test_memories_that_are_kept_are_not_run_again():
 
 
 # What each does in bfloat16 its own tests say; here, what differs in kind.
-@those_in(cases.OFTEN)
+@those_in(cases.FOUR)
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
   ids = cases.tokens(2, cases.TIME)
   exact = model

@@ -25,13 +25,8 @@ def small(name):
   return config
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param("kvm_120m_sqrt", marks=pytest.mark.slow),
-    "kvm_350m_hybrid",
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kvm_120m_sqrt", "kvm_350m_hybrid"])
 def test_steps_equal_the_sequence_and_gradients_flow(name):
   config = small(name)
   tokens = np.random.default_rng(0).integers(0, 40, (2, 30), np.int32)

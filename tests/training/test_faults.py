@@ -83,6 +83,7 @@ def damage_the_newest(folder):
   return step
 
 
+@pytest.mark.slow
 def test_a_run_that_meets_every_fault_is_the_run_that_met_none(
   config, tmp_path
 ):

@@ -63,6 +63,7 @@ def test_the_losses_of_one_process_and_one_set_of_files(
   assert (workdir / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_fewer_devices_go_on(
   config, one_process, tmp_path
 ):

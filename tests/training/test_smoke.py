@@ -20,16 +20,9 @@ _SPEC.loader.exec_module(smoke)
 
 
 # CI trains the quickstart, and other tests train others; half a minute each.
-QUICK = ("key_value_means",)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in registry.MIXERS
-    if name != "trellis"
-  ],
+  "name", [name for name in registry.MIXERS if name != "trellis"]
 )
 def test_smoke(name, tmp_path, capsys):
   config = smoke.get_config(name)

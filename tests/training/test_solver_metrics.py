@@ -34,13 +34,8 @@ def records(tmp_path, name, **solver):
   return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "trellis"))
-    for name in MIXERS
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXERS)
 def test_sweeps_are_counted(name, tmp_path):
   default = records(tmp_path, name)
   assert "sweeps" not in default[0]

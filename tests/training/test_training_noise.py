@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 from memcomp import sharding
@@ -12,7 +13,7 @@ from memcomp.layers import tensor_cache
 from memcomp.training import state, step
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", rotation.cases([1, 2], [1]))
 def test_noise_of_a_step(parts):
   config = training_cases.tiny(accumulation=parts)
   config.model.mixer = tensor_cache.TensorCacheConfig(

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 import training_cases
 
 from memcomp import sharding
@@ -37,6 +38,7 @@ def _run(config, **mesh_sizes):
   return current, found
 
 
+@pytest.mark.slow
 def test_accumulation_and_mesh_change_nothing_but_rounding():
   config = training_cases.tiny(carry_state=True)
   config.data.packing = "stream"

@@ -179,12 +179,20 @@ def check_precision(subject: Subject, dtype: str, time: int) -> None:
   assert_agree(results, expected, dtype, dtype)
 
 
-def check_hand_off(subject: Subject, piece: int, pieces: int) -> None:
+def check_hand_off(
+  subject: Subject, piece: int, pieces: int, *, with_gradients: bool = True
+) -> None:
   """Level 6: pieces with the state passed on equal one call, as do steps.
 
-  With `piece` and the chunk size coprime, every offset into a chunk is met.
-  Values and gradients (through every hand-off); of steps values: the reference
-  is a scan of them, and its gradients are compared elsewhere.
+  Of steps only values are compared: the reference is a scan of them, and its
+  gradients are compared elsewhere.
+
+  Args:
+    subject: what is checked.
+    piece: tokens per piece. If it and the chunk size are coprime, every offset
+      into a chunk is met.
+    pieces: number of pieces.
+    with_gradients: whether gradients through every hand-off are compared too.
   """
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(piece * pieces)
@@ -198,14 +206,20 @@ def check_hand_off(subject: Subject, piece: int, pieces: int) -> None:
       state, outputs = jax.lax.scan(subject.step, state, by_time)
       return state, jnp.moveaxis(outputs, 0, 1)
 
+    # With the program of `check_truth`.
     whole = value_and_gradients(subject.chunk, arguments)
-    assert_agree(value_and_gradients(in_pieces, arguments), whole, "pieces")
-    errors.assert_close(
-      gradients.compiled(by_step)(*arguments),
-      whole[0],
-      tolerances.VALUE["float64"],
-      "steps",
-    )
+    functions = {"steps": by_step}
+    if with_gradients:
+      assert_agree(value_and_gradients(in_pieces, arguments), whole, "pieces")
+    else:
+      functions["pieces"] = in_pieces
+    for name, function in functions.items():
+      errors.assert_close(
+        gradients.compiled(function)(*arguments),
+        whole[0],
+        tolerances.VALUE["float64"],
+        name,
+      )
 
 
 def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
