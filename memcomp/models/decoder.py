@@ -106,8 +106,7 @@ class Decoder(nnx.Module):
     kinds = [stack.name for stack in stacks]
     self.value_sources = tuple(
       kinds.index(stack.name)
-      if getattr(config.mixers[stack.name], "value_residual", "none")
-      != "none"
+      if getattr(config.mixers[stack.name], "value_residual", "none") != "none"
       else None
       for stack in stacks
     )

@@ -125,7 +125,7 @@ class DecoderConfig:
     """Raises ValueError where `mixers` is no dict of named configurations."""
     if not isinstance(self.mixers, dict) or not self.mixers:
       raise ValueError(
-        f"mixers={self.mixers!r}; give one or more by name, as {{'memory': ...}}"
+        f"mixers={self.mixers!r}; give one or more by name, {{'memory': ...}}"
       )
     for name, mixer in self.mixers.items():
       if not isinstance(name, str) or not _is_name(name):

@@ -11,7 +11,7 @@ key, token shift on the projections, a value residual, squared ReLU channels.
 
 import math
 
-from memcomp.layers import key_value_means, mixer, softmax_attention
+from memcomp.layers import key_value_means, options, softmax_attention
 from memcomp.models import decoder, recipe
 
 _WIDTHS = {"120m": (12, 768, 6), "350m": (24, 1024, 8)}
@@ -46,7 +46,7 @@ def language_model(name: str) -> decoder.DecoderConfig:
     "value_residual": "static",
   }
   hybrid = budget == "saturating"
-  mixers: dict[str, mixer.MixerConfig] = {
+  mixers: dict[str, options.MixerConfig] = {
     "memory": key_value_means.KeyValueMeansConfig(
       **prepared,
       rotary_dim=width // 2,
