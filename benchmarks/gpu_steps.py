@@ -57,7 +57,7 @@ def experiment(
     model = config.model
     model.remat = "none"  # around which the interpreter has no gradients
     model.num_layers, model.vocab_size = 1, 256
-    model.d_model, model.mixer.heads, model.mlp_dim = 128, 2, 128
+    model.d_model, model.mixers["memory"].heads, model.mlp_dim = 128, 2, 128
   return config
 
 

@@ -3,7 +3,7 @@
   python train.py --config=configs/mqar.py:trellis
   python train.py --config=configs/mqar.py --each=trellis,lattice --seeds=2
   python train.py --config=configs/mqar.py:trellis-based \
-    --config.model.mixer.heads=4
+    --config.model.mixers.memory.heads=4
   python eval.py --checkpoint=runs/mqar-trellis --task=mqar
 
 <mixer> alone is a toy: 66 ids, rows of 64 tokens with 4, 8 and 16 pairs after

@@ -20,9 +20,11 @@ def get_config() -> config.Config:
       d_model=128,
       num_layers=2,
       mlp_dim=384,
-      mixer=trellis.TrellisConfig(
-        heads=2, num_slots=32, chunk_size=32, convolve_value=True
-      ),
+      mixers={
+        "memory": trellis.TrellisConfig(
+          heads=2, num_slots=32, chunk_size=32, convolve_value=True
+        )
+      },
       embedding_convolution=4,
       init_std=0.06,
       embedding_std=0.2,

@@ -80,7 +80,7 @@ def get_config(name: str = "tensor_cache") -> config.Config:
       d_model=128,
       num_layers=4,
       mlp_dim=512,
-      mixer=MIXERS[method],
+      mixers={"memory": MIXERS[method]},
       channel_mixer="gelu",
       norm="layer",
     ),

@@ -46,9 +46,11 @@ def get_config(mixer: str = "trellis") -> config.Config:
       d_model=32,
       num_layers=2,
       mlp_dim=64,
-      mixer=registry.config_of(mixer)(
-        heads=2, key_dim=16, value_dim=16, **SMALL.get(mixer, {})
-      ),
+      mixers={
+        "memory": registry.config_of(mixer)(
+          heads=2, key_dim=16, value_dim=16, **SMALL.get(mixer, {})
+        )
+      },
       init_std=0.06,
       embedding_std=0.5,
     ),

@@ -203,14 +203,23 @@ def load_config(path: str) -> Any:
 
 
 def field_paths(config: Any, prefix: str = "") -> dict[str, Any]:
-  """Returns `training.steps` -> value for every field of a config."""
+  """Returns `training.steps` -> value for every field of a config.
+
+  Args:
+    config: a dataclass, or a dict of them by name.
+    prefix: of the paths.
+  """
+  if isinstance(config, dict):
+    members = config
+  else:
+    fields = dataclasses.fields(config)
+    members = {field.name: getattr(config, field.name) for field in fields}
   found = {}
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      found |= field_paths(value, f"{prefix}{field.name}.")
+  for name, value in members.items():
+    if dataclasses.is_dataclass(value) or isinstance(value, dict):
+      found |= field_paths(value, f"{prefix}{name}.")
     else:
-      found[prefix + field.name] = value
+      found[prefix + name] = value
   return found
 
 
@@ -220,11 +229,14 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
   path = name.split(".", 1)[1]
   fields = field_paths(config)
   if path not in fields:
-    if any(field.startswith(path + ".") for field in fields):
+    found = _reached(config, path)
+    if dataclasses.is_dataclass(found) or isinstance(found, dict):
       return (
         f"{name} is a group of fields; set one of them, as {name}.NAME=VALUE"
       )
-    return f"{name}: there is no such field; {_suggest(path, fields)}"
+    if found is None:
+      return f"{name}: there is no such field; {_suggest(path, fields)}"
+    fields[path] = found
   if not equals:
     following = argv[argv.index(arg) + 1 :][:1]
     if isinstance(fields[path], bool):
@@ -243,6 +255,21 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
   return None
 
 
+def _reached(config: Any, path: str) -> Any:
+  """Returns what a path of attributes and names leads to; None if nowhere.
+
+  Not only by fields: `model.mixer` is an attribute, see `models.letters`.
+  """
+  for name in path.split("."):
+    if isinstance(config, dict):
+      config = config.get(name)
+    elif dataclasses.is_dataclass(config):
+      config = getattr(config, name, None)
+    else:
+      return None
+  return None if callable(config) else config
+
+
 def _parses(kind: type, value: str) -> bool:
   if kind is bool:
     return value.lower() in ("true", "false", "t", "f", "1", "0")
@@ -255,9 +282,10 @@ def _parses(kind: type, value: str) -> bool:
 
 
 def _suggest(path: str, fields: dict[str, Any]) -> str:
-  near = difflib.get_close_matches(path, fields, n=3, cutoff=0.6)
   last = path.rsplit(".", 1)[-1]
-  near += [f for f in fields if f.rsplit(".", 1)[-1] == last and f not in near]
+  near = [field for field in fields if field.rsplit(".", 1)[-1] == last]
+  close = difflib.get_close_matches(path, fields, n=3, cutoff=0.6)
+  near += [field for field in close if field not in near]
   if near:
     return f"did you mean {' or '.join(near[:3])}?"
   return "--help with the --config lists every field"

@@ -6,6 +6,7 @@ overridden on the command line (`--config.training.steps=10`); an unknown field
 or a value of the wrong type is an error.
 """
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -215,15 +216,22 @@ class Config:
 def to_dict(config: Any) -> dict[str, Any]:
   """Returns `config` as nested plain values, as saved with a checkpoint.
 
-  A mixer's configuration says which under "name", and so does a task's.
+  A mixer's configuration says which under "name", and so does a task's. A
+  model's mixers have the sizes that follow from its width.
   """
   values: dict[str, Any] = {}
+  if isinstance(config, decoder.DecoderConfig):
+    # Sizes that do not fit are refused elsewhere.
+    with contextlib.suppress(ValueError):
+      config = config.at_width()
   if isinstance(config, options.MixerConfig):
     values["name"] = registry.name_of(config)
   if isinstance(config, task_lib.TaskConfig):
     values["name"] = config.name
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
+    if isinstance(value, dict):  # of configs
+      value = {name: to_dict(entry) for name, entry in value.items()}
     is_config = dataclasses.is_dataclass(value)
     values[field.name] = to_dict(value) if is_config else value
   return values

@@ -4,31 +4,33 @@ After a change on purpose: python tests/test_configs.py
 """
 
 import importlib.util
+import json
 import pathlib
 
 import pytest
 
 from memcomp import config
+from memcomp.data.synthetic import tasks
 from memcomp.layers import registry
 from memcomp.models import gptalpha, presets
 from memcomp.training import validate
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+GOLDEN = CONFIGS / "golden"
 NAMES = {
-  **{name: (name, None) for name in ("quickstart", "long_context", "smoke")},
-  **{f"smoke-{n}": ("smoke", n) for n in registry.MIXERS if n != "trellis"},
-  **{f"lm-{name}": ("lm", name) for name in presets.names()},
-  **{
-    f"recall-{name}": ("recall", name)
-    for name in (
-      *("full", "window", "streaming", "infini", "tensor_cache"),
-      *("tensor_cache-48", "tensor_cache-long128", "tensor_cache-multistore"),
-      *("chunk8", "mean64", "delta", "wedge"),
-    )
-  },
-  **{f"shakespeare-{n}": ("shakespeare", n) for n in ("full", "tensor_cache")},
-  **{f"mqar-{name}": ("mqar", name) for name in ("trellis", "trellis-based")},
+  "quickstart": [""],
+  "long_context": [""],
+  "smoke": list(registry.MIXERS),
+  "lm": presets.names(),
+  "recall": [
+    *("full", "window", "streaming", "infini", "tensor_cache"),
+    *("tensor_cache-48", "tensor_cache-long128", "tensor_cache-multistore"),
+    *("chunk8", "mean64", "delta", "wedge"),
+  ],
+  "shakespeare": ["full", "tensor_cache"],
+  "mqar": ["trellis", "trellis-based"],
 }
+"""Config files, and the names they are given; "" for none."""
 
 
 def resolve(file, argument):
@@ -38,21 +40,111 @@ def resolve(file, argument):
   return module.get_config(*([argument] if argument else []))
 
 
-def golden(name):
-  return CONFIGS / "golden" / f"{name}.json"
+def values_of(resolved):
+  return json.loads(config.to_json(resolved))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_golden(name):
-  resolved = resolve(*NAMES[name])
+def flat(values, prefix=""):
+  """`{"model": {"d_model": 8}}` as `{"model.d_model": 8}`."""
+  found = {}
+  for name, value in values.items():
+    if isinstance(value, dict):
+      found |= flat(value, f"{prefix}{name}.")
+    else:
+      found[prefix + name] = value
+  return found
+
+
+def defaults():
+  """The defaults of everything that a config is made of."""
+  whole = values_of(config.Config(name=""))
+  del whole["model"]["mixers"]
+  parts = {"config": flat(whole)}
+  for kind, known in (("mixers", registry.MIXERS), ("tasks", tasks.TASKS)):
+    config_of = registry.config_of if kind == "mixers" else tasks.config_of
+    parts[kind] = {name: flat(values_of(config_of(name)())) for name in known}
+  return parts
+
+
+def defaults_of(values):
+  """The defaults of a config with these mixers and this task, flat."""
+  parts = defaults()
+  found = dict(parts["config"])
+  for name, mixer in values["model"]["mixers"].items():
+    of_mixer = parts["mixers"][mixer["name"]]
+    found |= flat({"model": {"mixers": {name: of_mixer}}})
+  if task := values["data"]["task"]:
+    del found["data.task"]
+    found |= flat({"data": {"task": parts["tasks"][task["name"]]}})
+  return found
+
+
+def golden(file):
+  """What stands in a file's golden: how its configs differ from the defaults.
+
+  What all of them share stands there once.
+  """
+  changes = {}
+  for name in NAMES[file]:
+    values = values_of(resolve(file, name))
+    usual = defaults_of(values)
+    changes[name] = {
+      path: value
+      for path, value in flat(values).items()
+      # A mixer's name and a task's say which defaults those are.
+      if path not in usual
+      or repr(usual[path]) != repr(value)
+      or path.endswith(".name")
+    }
+  first, *others = changes.values()
+  shared = {
+    path: value
+    for path, value in first.items()
+    if all(path in other and other[path] == value for other in others)
+  }
+  for own in changes.values():
+    for path in shared:
+      del own[path]
+  return {"shared": shared, "names": changes}
+
+
+def goldens():
+  """The text of every golden file, by its name."""
+  found = {"defaults": defaults()} | {file: golden(file) for file in NAMES}
+  return {
+    f"{name}.json": json.dumps(values, indent=1) + "\n"
+    for name, values in found.items()
+  }
+
+
+@pytest.mark.parametrize(
+  ("file", "name"), [(file, name) for file in NAMES for name in NAMES[file]]
+)
+def test_config_is_valid(file, name):
+  resolved = resolve(file, name)
   validate.check_types(resolved)
   resolved.model.validate()
-  assert config.to_json(resolved) == golden(name).read_text()
 
 
-def test_no_golden_is_left_over():
-  files = {path.stem for path in (CONFIGS / "golden").glob("*.json")}
-  assert files == set(NAMES)
+def test_golden():
+  found = {path.name: path.read_text() for path in GOLDEN.glob("*.json")}
+  expected = goldens()
+  assert found.keys() == expected.keys()
+  for name, text in expected.items():
+    assert found[name] == text, f"{name}: see CONTRIBUTING.md, if on purpose"
+
+
+@pytest.mark.parametrize("file", NAMES)
+def test_a_golden_tells_every_field(file):
+  found = json.loads((GOLDEN / f"{file}.json").read_text())
+  for name, own in found["names"].items():
+    values = values_of(resolve(file, name))
+    assert defaults_of(values) | found["shared"] | own == flat(values)
+
+
+@pytest.mark.parametrize("file", NAMES)
+def test_a_file_without_a_name_is_one_of_its_names(file):
+  assert resolve(file, "") in [resolve(file, name) for name in NAMES[file]]
 
 
 def test_header_says_the_command():
@@ -93,5 +185,7 @@ def test_preset_has_the_size_it_says(name):
 
 
 if __name__ == "__main__":
-  for name, (file, argument) in NAMES.items():
-    golden(name).write_text(config.to_json(resolve(file, argument)))
+  for path in GOLDEN.glob("*.json"):
+    path.unlink()
+  for name, text in goldens().items():
+    (GOLDEN / name).write_text(text)

@@ -111,7 +111,7 @@ def mesh_of(devices, **sizes):
 def test_parameters_that_do_not_divide_are_named():
   mixer = trellis.TrellisConfig(heads=3, key_dim=8, value_dim=8, num_slots=4)
   model = decoder.DecoderConfig(
-    d_model=24, num_layers=1, mlp_dim=32, mixer=mixer
+    d_model=24, num_layers=1, mlp_dim=32, mixers={"memory": mixer}
   )
   variables = state.abstract_model(model).variables
   sharding.check_divides(variables, mesh_of(4, fsdp=4))

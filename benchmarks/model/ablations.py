@@ -106,14 +106,14 @@ def train(memory: str, variant: str, seeds: list[int], steps: int) -> list[Run]:
 
   def config_of(seed):
     config = text_training.quickstart(seed, steps)
-    config.model.mixer.chunk_size = 16
+    config.model.mixers["memory"].chunk_size = 16
     if memory == "lattice":
-      config.model.mixer = lattice.LatticeConfig(
+      config.model.mixers["memory"] = lattice.LatticeConfig(
         heads=2, convolve_value=True, gradient_at="token"
       )
     for name, value in fields.items():
-      setattr(config.model.mixer, name, value)
-    config.model.mixer.validate()
+      setattr(config.model.mixers["memory"], name, value)
+    config.model.mixers["memory"].validate()
     return config
 
   begun = time.monotonic()

@@ -65,12 +65,12 @@ def measure(named: Run) -> Run:
   longest = dataclasses.replace(task, length=LENGTHS[-1])
   config = recall_training.model_config(mixer, longest)
   for name, value in fields.items():
-    setattr(config.mixer, name, value)
-  config.mixer.validate()
+    setattr(config.mixers["memory"], name, value)
+  config.mixers["memory"].validate()
   begun, seeds = time.monotonic(), list(range(named["seeds"]))
   runs = recall_training.train(config, task, seeds, LENGTHS, filler=True)
   return named | {
-    "state_floats": [config.mixer.state_floats(n) for n in LENGTHS],
+    "state_floats": [config.mixers["memory"].state_floats(n) for n in LENGTHS],
     "accuracy": [list(run.by_length.values()) for run in runs],
     "seconds": round((time.monotonic() - begun) / len(seeds), 1),
   }

@@ -55,12 +55,12 @@ def train_on_text(
     config = text_training.quickstart(seed, steps)
     if memory == "lattice":
       # As many slots as give the state of Trellis: 8,192 floats a layer.
-      config.model.mixer = lattice.LatticeConfig(
+      config.model.mixers["memory"] = lattice.LatticeConfig(
         heads=2, num_slots=64, convolve_value=True
       )
     for name, value in GRADIENTS[gradients].items():
-      setattr(config.model.mixer, name, value)
-    config.model.mixer.validate()
+      setattr(config.model.mixers["memory"], name, value)
+    config.model.mixers["memory"].validate()
     return config
 
   return [
@@ -87,8 +87,8 @@ def train_on_recall(
   )
   config = recall_training.model_config(memory, task)
   for name, value in GRADIENTS[gradients].items():
-    setattr(config.mixer, name, value)
-  config.mixer.validate()
+    setattr(config.mixers["memory"], name, value)
+  config.mixers["memory"].validate()
   return [
     {
       "accuracy": {str(n): x for n, x in trained.accuracy.items()},

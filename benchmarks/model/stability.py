@@ -66,8 +66,8 @@ def train(variant: str, seeds: list[int], steps: int) -> list[dict[str, Any]]:
   def config_of(seed):
     config = text_training.quickstart(seed, steps)
     for name, value in ({"chunk_size": 16} | VARIANTS[variant]).items():
-      setattr(config.model.mixer, name, value)
-    config.model.mixer.validate()
+      setattr(config.model.mixers["memory"], name, value)
+    config.model.mixers["memory"].validate()
     return config
 
   begun = time.monotonic()

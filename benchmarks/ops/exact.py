@@ -153,7 +153,7 @@ def random_case(name: str) -> tuple[Any, Any]:
 def real_case(name: str) -> tuple[Any, Any]:
   """State and inputs of a byte model's last layer, on validation bytes."""
   config: config_lib.Config = runpy.run_path(str(_QUICKSTART))["get_config"]()
-  config.model.mixer = registry.config_of(name)(
+  config.model.mixers["memory"] = registry.config_of(name)(
     heads=_HEADS.value, num_slots=_DIM, value_dim=_DIM, gradient_at="token"
   )
   config.training.steps = _UPDATES.value

@@ -38,7 +38,7 @@ MEMORIES = (
 )
 SETTINGS = {"model.remat": "memories", "data.packing": "joined"}
 """Of every row: kernels run forward once, rows are of one segment."""
-OWN = {"trellis": {"model.mixer.chunk_size": 64}}
+OWN = {"trellis": {"model.mixers.memory.chunk_size": 64}}
 """Of a memory's rows: chunks of 16, the layer's default, cost more."""
 
 _NAMES = flags.DEFINE_list(

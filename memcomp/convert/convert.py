@@ -91,7 +91,7 @@ def convert(
   layers = sorted(set(range(old.num_layers) if layers is None else layers))
   # Any will do for layers that are not there, which `config_with` refuses.
   like = dict(enumerate(old.layer_mixers())).get(min(layers, default=0))
-  new = swap.parse(mixer, like or old.mixer)
+  new = swap.parse(mixer, like or old.layer_mixers()[0])
   config.model = swap.config_with(old, new, layers)
   validate.check(config)
   validate.check_vocabulary(config, opened.tokenizer.vocab_size)

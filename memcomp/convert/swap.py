@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from memcomp import errors, prng
 from memcomp.export import names
 from memcomp.layers import options, registry
-from memcomp.models import decoder, pattern
+from memcomp.models import decoder
 from memcomp.training import state as state_lib
 from memcomp.training import validate
 
@@ -105,7 +105,7 @@ def config_with(
   """Returns the config of a model with `mixer` in `layers`.
 
   Raises:
-    UserError: there is no such layer, a mixer too many, or a bad field.
+    UserError: there is no such layer, or a bad field.
   """
   depths = range(config.num_layers)
   if not layers or set(layers) - set(depths):
@@ -118,23 +118,16 @@ def config_with(
       f"value_residual={value_residual!r}: a new mixer is given its own"
       " layer's input only; leave value_residual at 'none'"
     )
-  old = pattern.letters(config.pattern, config.num_layers)
+  old = config.layer_names()
   kept = {old[depth] for depth in depths if depth not in layers}
-  free = [letter for letter in "abc" if letter not in kept]
-  if not free:
-    raise errors.UserError(
-      "three mixers stay in other layers, and a model has three at most; swap"
-      " in more layers"
-    )
-  mixers = {letter: config.mixer_of(letter) for letter in kept}
-  mixers[free[0]] = mixer
-  letters = "".join(free[0] if d in layers else old[d] for d in depths)
+  kind = registry.name_of(mixer)
+  numbered = (f"{kind}_{number}" for number in itertools.count(2))
+  name = next(n for n in itertools.chain([kind], numbered) if n not in kept)
+  mixers = {n: config.mixers[n] for n in config.mixers if n in kept}
   changed = dataclasses.replace(
     config,
-    mixer=mixers["a"],  # kept, or the first that is free
-    mixer_b=mixers.get("b"),
-    mixer_c=mixers.get("c"),
-    pattern=_pattern(letters),
+    mixers=mixers | {name: mixer},
+    pattern=_pattern([name if d in layers else old[d] for d in depths]),
   )
   try:
     validate.check_types(changed)
@@ -227,11 +220,16 @@ def _ungrouped(array, path, old: options.MixerConfig) -> np.ndarray:
   return repeated.reshape(-1, *array.shape[1:])
 
 
-def _pattern(letters: str) -> str:
-  """The pattern of these letters, with a period where there is one."""
-  count = len(letters)
+def _pattern(names: list[str]) -> str:
+  """The pattern of these layers, with a period where there is one."""
+  count = len(names)
   for period in range(1, count):
-    if letters[:period] * (count // period) == letters:
-      return letters[:period]
-  runs = itertools.groupby(letters)
-  return ",".join(f"{len(list(run))}*{letter}" for letter, run in runs)
+    if names[:period] * (count // period) == names:
+      runs = _runs(names[:period])
+      return "+".join(n if many == 1 else f"{many}*{n}" for n, many in runs)
+  return ",".join(f"{many}*{name}" for name, many in _runs(names))
+
+
+def _runs(names: list[str]) -> list[tuple[str, int]]:
+  """Each name that stands there some times in a row, and how often."""
+  return [(name, len(list(run))) for name, run in itertools.groupby(names)]

@@ -110,13 +110,10 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
     )
   config = copy.deepcopy(checkpoint.config)
   # A single pair of channels has one frequency, which NTK leaves alone.
+  used = [config.model.mixers[name] for name in set(config.model.layer_names())]
   rotated = [
     mixer
-    for mixer in (
-      config.model.mixer,
-      config.model.mixer_b,
-      config.model.mixer_c,
-    )
+    for mixer in used
     if isinstance(mixer, projection.ProjectionConfig)
     and (mixer.at_width(config.model.d_model).rotary_dim or 0) > 2
   ]

@@ -217,7 +217,7 @@ def _config(
       d_model=d_model,
       num_layers=found["num_hidden_layers"],
       mlp_dim=found["intermediate_size"],
-      mixer=mixer,
+      mixers={"attention": mixer},
       norm_eps=found["rms_norm_eps"],
       tied_embeddings=found.get("tie_word_embeddings", False),
     )

@@ -239,20 +239,25 @@ def forward(config, arrays, tokens):
   """Logits `[time, vocab]` of the ids `tokens` `[time]`."""
   require(
     config,
-    pattern="a",
     channel_mixer="swiglu",
     norm="rms",
     embedding_norm=False,
     residual_scale=1.0,
   )
-  mixer, eps = MIXERS[config["mixer"]["name"]], config["norm_eps"]
+  # Before mixers had names, there were three fields for them.
+  old = (config.get(name) for name in ("mixer", "mixer_b", "mixer_c"))
+  found = list(config.get("mixers", {}).values()) or list(filter(None, old))
+  if len(found) != 1:
+    raise ValueError("this reader has models of one mixer in all layers")
+  (options,) = found
+  mixer, eps = MIXERS[options["name"]], config["norm_eps"]
   x = arrays["embedding.weight"][np.asarray(tokens)]
   x = convolve(x, arrays, "convolution")
   for depth in range(config["num_layers"]):
     layer = Part(arrays, f"layers.{depth}")
     part = Part(arrays, f"layers.{depth}.mixer")
     y = rms_norm(x, layer.get("mixer_norm.weight"), eps)
-    x = x + mixer(part, config["mixer"], y)
+    x = x + mixer(part, options, y)
     y = rms_norm(x, layer.get("mlp_norm.weight"), eps)
     x = x + layer("mlp.down", silu(layer("mlp.gate", y)) * layer("mlp.up", y))
   x = rms_norm(x, arrays["norm.weight"], eps)

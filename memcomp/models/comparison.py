@@ -103,10 +103,9 @@ def language_model(name: str) -> decoder.DecoderConfig:
   """
   if name not in NAMES:
     raise ValueError(f"{name!r} is none of: {', '.join(NAMES)}")
-  memory = _mixer(name.removesuffix(_HYBRID))
-  window = None
+  mixers = {"memory": _mixer(name.removesuffix(_HYBRID))}
   if name.endswith(_HYBRID):
-    window = softmax_attention.SoftmaxAttentionConfig(
+    mixers["window"] = softmax_attention.SoftmaxAttentionConfig(
       **_SAME, **_ATTENTION, window_size=WINDOW
     )
   return matched(
@@ -115,9 +114,8 @@ def language_model(name: str) -> decoder.DecoderConfig:
       d_model=_D_MODEL,
       num_layers=2,
       mlp_dim=384,
-      mixer=memory,
-      mixer_b=window,
-      pattern="a" if window is None else "ba",
+      mixers=mixers,
+      pattern="window+memory" if "window" in mixers else "",
       embedding_convolution=4,
       init_std=0.06,
       embedding_std=0.2,

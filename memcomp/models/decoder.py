@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
     def build(stack):
       @nnx.vmap(in_axes=(0, 0))
       def blocks(rngs, depth):
-        mixer = config.mixer_of(stack.letter)
+        mixer = config.mixers[stack.name]
         return block.Block(config, mixer, depth, rngs=rngs, rules=rules)
 
       layer = jnp.array(stack.depths)
@@ -103,11 +103,10 @@ class Decoder(nnx.Module):
     )
     self.stacks = stacks
     # The stack whose first layer gives the first value to its kind.
-    kinds = [stack.letter for stack in stacks]
+    kinds = [stack.name for stack in stacks]
     self.value_sources = tuple(
-      kinds.index(stack.letter)
-      if getattr(config.mixer_of(stack.letter), "value_residual", "none")
-      != "none"
+      kinds.index(stack.name)
+      if getattr(config.mixers[stack.name], "value_residual", "none") != "none"
       else None
       for stack in stacks
     )

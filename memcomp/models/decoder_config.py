@@ -1,10 +1,12 @@
 """What a language model is made of: the fields of its configuration."""
 
 import dataclasses
+import keyword
 
 import jax
 
 from memcomp.layers import mlp, norm, options, trellis
+from memcomp.models import letters
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels.primitives import chunked
 
@@ -25,6 +27,7 @@ maps."""
 DTYPES = ("float32", "bfloat16")
 
 
+@letters.accepted
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DecoderConfig:
   """A decoder of blocks: a sequence mixer and a channel mixer each.
@@ -34,12 +37,13 @@ class DecoderConfig:
     d_model: width of the residual stream.
     num_layers: blocks.
     mlp_dim: hidden features of the channel mixer.
-    mixer: the sequence mixer of the layers that `pattern` calls a.
-    mixer_b: that of the layers called b; None without.
-    mixer_c: that of the layers called c; None without.
+    mixers: the sequence mixers, each under a name. The name stands in
+      `pattern` and in flags (--config.model.mixers.NAME.FIELD), so it is an
+      identifier, and no attribute of a dict.
     pattern: which mixer stands in which layer, see `memcomp.models.pattern`:
-      "a" is every layer, "aab" two of a, one of b and so on, "8*b,4*a" eight
-      of b and then four of a.
+      "memory" is every layer, "memory*3+window" three of memory, one of window
+      and so on, "8*window,4*memory" eight of window and then four of memory.
+      May be left empty with one mixer: it stands in every layer.
     channel_mixer: "swiglu", "gelu" or "relu2_shift" (squared ReLU after a token
       shift).
     norm: "rms" or "layer" (with bias).
@@ -62,12 +66,10 @@ class DecoderConfig:
   d_model: int = 768
   num_layers: int = 12
   mlp_dim: int = 2048
-  mixer: options.MixerConfig = dataclasses.field(
-    default_factory=trellis.TrellisConfig
+  mixers: dict[str, options.MixerConfig] = dataclasses.field(
+    default_factory=lambda: {"memory": trellis.TrellisConfig()}
   )
-  mixer_b: options.MixerConfig | None = None
-  mixer_c: options.MixerConfig | None = None
-  pattern: str = "a"
+  pattern: str = ""
   channel_mixer: str = "swiglu"
   norm: str = "rms"
   norm_eps: float = 1e-6
@@ -81,6 +83,11 @@ class DecoderConfig:
   zero_init_out: bool = False
   dtype: str = "float32"
   remat: str = "none"
+
+  def __post_init__(self):
+    self._check_mixers()
+    # Configs that `dataclasses.replace` makes of each other share no dict.
+    self.mixers = dict(self.mixers)
 
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
@@ -105,27 +112,64 @@ class DecoderConfig:
         raise ValueError(f"{name}={getattr(self, name)} must be positive")
     if self.head_std < 0:
       raise ValueError(f"head_std={self.head_std} must not be negative")
-    used = set(pattern_lib.letters(self.pattern, self.num_layers))
-    for letter, mixer in self._mixers().items():
-      if mixer is None and letter in used:
-        raise ValueError(
-          f"pattern={self.pattern!r} names {letter}, but mixer_{letter} is None"
-        )
-      if mixer is not None:
+    self._check_mixers()
+    for name, mixer in self.mixers.items():
+      try:
         mixer.validate()
         mixer.at_width(self.d_model)
+      except ValueError as error:
+        raise ValueError(f"mixers.{name}: {error}") from error
+    self.parts()
 
-  def _mixers(self) -> dict[str, options.MixerConfig | None]:
-    return {"a": self.mixer, "b": self.mixer_b, "c": self.mixer_c}
+  def _check_mixers(self) -> None:
+    """Raises ValueError where `mixers` is no dict of named configurations."""
+    if not isinstance(self.mixers, dict) or not self.mixers:
+      raise ValueError(
+        f"mixers={self.mixers!r}; give one or more by name, {{'memory': ...}}"
+      )
+    for name, mixer in self.mixers.items():
+      if not isinstance(name, str) or not _is_name(name):
+        raise ValueError(
+          f"mixers: {name!r} cannot be set by a flag; name the mixer by an"
+          " identifier that is no method of dict, as 'memory'"
+        )
+      if not isinstance(mixer, options.MixerConfig):
+        raise ValueError(
+          f"mixers.{name}={mixer!r} is no mixer's configuration; give one, as"
+          " TrellisConfig()"
+        )
 
-  def mixer_of(self, letter: str) -> options.MixerConfig:
-    """The mixer that `pattern` calls `letter`."""
-    mixer = self._mixers()[letter]
-    if mixer is None:
-      raise ValueError(f"mixer_{letter} is None")
-    return mixer
+  def parts(self) -> tuple[pattern_lib.Part, ...]:
+    """The parts of `pattern`, see `memcomp.models.pattern`.
+
+    Raises:
+      ValueError: `pattern` is none, or does not make `num_layers` layers.
+    """
+    text = self.pattern
+    if not text and len(self.mixers) == 1:
+      (text,) = self.mixers
+    return pattern_lib.parse(text, self.num_layers, self.mixers)
+
+  def layer_names(self) -> list[str]:
+    """The name of every layer's mixer, in order."""
+    return [name for part in self.parts() for name in part.names * part.repeats]
+
+  def at_width(self) -> "DecoderConfig":
+    """The same with mixers whose sizes follow from `d_model` filled in.
+
+    Raises:
+      ValueError: a mixer's heads do not divide its features.
+    """
+    filled = {n: m.at_width(self.d_model) for n, m in self.mixers.items()}
+    return dataclasses.replace(self, mixers=filled)
 
   def layer_mixers(self) -> list[options.MixerConfig]:
     """The mixer of every layer, in order, with its sizes filled in."""
-    letters = pattern_lib.letters(self.pattern, self.num_layers)
-    return [self.mixer_of(x).at_width(self.d_model) for x in letters]
+    filled = self.at_width().mixers
+    return [filled[name] for name in self.layer_names()]
+
+
+def _is_name(name: str) -> bool:
+  """Whether a flag's path can hold `name` and means the mixer by it."""
+  is_word = name.isascii() and name.isidentifier()
+  return is_word and not keyword.iskeyword(name) and not hasattr(dict, name)

@@ -11,7 +11,7 @@ key, token shift on the projections, a value residual, squared ReLU channels.
 
 import math
 
-from memcomp.layers import key_value_means, softmax_attention
+from memcomp.layers import key_value_means, options, softmax_attention
 from memcomp.models import decoder, recipe
 
 _WIDTHS = {"120m": (12, 768, 6), "350m": (24, 1024, 8)}
@@ -46,23 +46,25 @@ def language_model(name: str) -> decoder.DecoderConfig:
     "value_residual": "static",
   }
   hybrid = budget == "saturating"
+  mixers: dict[str, options.MixerConfig] = {
+    "memory": key_value_means.KeyValueMeansConfig(
+      **prepared,
+      rotary_dim=width // 2,
+      budget=budget,
+      budget_rows=1024 if hybrid else 256,
+    )
+  }
+  if hybrid:
+    mixers["window"] = softmax_attention.SoftmaxAttentionConfig(
+      **prepared, rotary_dim=width, window_size=256
+    )
   return decoder.DecoderConfig(
     vocab_size=VOCAB_SIZE,
     d_model=d_model,
     num_layers=num_layers,
     mlp_dim=4 * d_model,
-    mixer=key_value_means.KeyValueMeansConfig(
-      **prepared,
-      rotary_dim=width // 2,
-      budget=budget,
-      budget_rows=1024 if hybrid else 256,
-    ),
-    mixer_b=softmax_attention.SoftmaxAttentionConfig(
-      **prepared, rotary_dim=width, window_size=256
-    )
-    if hybrid
-    else None,
-    pattern="ba" if hybrid else "a",
+    mixers=mixers,
+    pattern="window+memory" if hybrid else "",
     channel_mixer="relu2_shift",
     norm="layer",
     residual_scale=12 / num_layers,

@@ -2,7 +2,6 @@
 
 from memcomp.layers import registry
 from memcomp.models import decoder_config
-from memcomp.models import pattern as pattern_lib
 
 DecoderConfig = decoder_config.DecoderConfig
 
@@ -21,11 +20,17 @@ def state_bytes(config: DecoderConfig, length: int) -> int:
 
 
 def mixer_names(config: DecoderConfig) -> str:
-  """The mixers' names, "a" first, with the pattern where there are several."""
-  letters = pattern_lib.letters(config.pattern, config.num_layers)
-  names = [registry.name_of(config.mixer_of(x)) for x in sorted(set(letters))]
-  several = f" ({config.pattern})" if len(names) > 1 else ""
-  return " + ".join(names) + several
+  """What mixers there are, with the pattern where there are several."""
+  used = set(config.layer_names())
+  kinds = {
+    name: registry.name_of(config.mixers[name])
+    for name in config.mixers
+    if name in used
+  }
+  if len(kinds) == 1:
+    return next(iter(kinds.values()))
+  several = (f"{name} {kind}" for name, kind in kinds.items())
+  return f"{' + '.join(several)} ({config.pattern})"
 
 
 def describe(config: DecoderConfig) -> str:

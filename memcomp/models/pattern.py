@@ -1,56 +1,76 @@
-"""Which mixer stands in which layer.
+"""Which mixer stands in which layer, as a text of the mixers' names.
 
-  "a"          every layer has mixer a
-  "aab"        two of a, one of b, again and again
-  "8*b,4*a"    eight layers of b, then four of a
-  "aa,5*ba"    parts follow each other; one part without a count fills up
+  memory                   memory in every layer
+  memory+window            the two in turns, again and again
+  memory*3+window          three of memory, one of window, again and again
+  memory*3,window          three of memory, and window in all other layers
+  8*window,4*memory        eight of window, then four of memory
+  2*(memory+window),local  memory and window twice, then local
 
-A part is one period of letters and how often it comes. Layers of a part are
-scanned by period, so a program's size does not grow with the repetitions.
+Parts stand between commas and follow each other. A count stands before or
+behind what it repeats: a name, or a part in parentheses. A part without a count
+fills the layers that the other parts leave, the first such part if there are
+several; the others come once. Names of one letter may be written as a word:
+aab is a+a+b.
+
+Layers of a part are scanned by period, so a program's size does not grow with
+the repetitions.
 """
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-_PART = re.compile(r"(?:(\d+)\*)?([a-c]+)")
+from memcomp.models import letters
+
+_NAME = r"[^\W\d]\w*"
+_TERM, _PART = (
+  re.compile(rf"(?:(\d+)\*)?({repeated})(?:\*(\d+))?")
+  for repeated in (_NAME, rf"{_NAME}|\([^()]*\)")
+)
 
 
 class Part(NamedTuple):
-  """`letters` once, `repeats` times."""
+  """Layers with the mixers `names`, in turns, each `repeats` times."""
 
-  letters: str
+  names: tuple[str, ...]
   repeats: int
 
 
-def parse(pattern: str, num_layers: int) -> tuple[Part, ...]:
+def parse(
+  pattern: str, num_layers: int, names: Iterable[str]
+) -> tuple[Part, ...]:
   """Splits a pattern into its parts.
 
   Args:
-    pattern: as above, letters a to c.
-    num_layers: that it must fill.
+    pattern: as above.
+    num_layers: layers that it must fill.
+    names: of the mixers that there are.
 
   Raises:
-    ValueError: it is not a pattern, or does not fill `num_layers`.
+    ValueError: it is not a pattern, names a mixer that is not there, or does
+      not fill `num_layers`.
   """
+  names = list(names)
   found, open_part = [], None
-  for text in pattern.split(","):
-    match = _PART.fullmatch(text.strip())
-    if not match or match[1] == "0":
-      raise ValueError(
-        f"pattern={pattern!r}: {text!r} is no part; write letters a, b, c, as"
-        " 'aab', or '8*b,4*a'"
-      )
-    if match[1] is None and open_part is None:
-      open_part = len(found)
-    found.append(Part(match[2], int(match[1] or 1)))
+  try:
+    for text in re.sub(r"\s*([*+,()])\s*", r"\1", pattern.strip()).split(","):
+      turn, count = _part(text, names)
+      if count is None and open_part is None:
+        open_part = len(found)
+      found.append(Part(turn, count or 1))
+  except ValueError as error:
+    raise ValueError(
+      f"pattern={pattern!r}: {error}; there are {', '.join(names)}"
+    ) from error
   if open_part is not None:
     part = found[open_part]
     rest = num_layers - sum(
-      len(p.letters) * p.repeats for i, p in enumerate(found) if i != open_part
+      len(p.names) * p.repeats for i, p in enumerate(found) if i != open_part
     )
-    if rest > 0 and rest % len(part.letters) == 0:
-      found[open_part] = part._replace(repeats=rest // len(part.letters))
-  total = sum(len(part.letters) * part.repeats for part in found)
+    if rest > 0 and rest % len(part.names) == 0:
+      found[open_part] = part._replace(repeats=rest // len(part.names))
+  total = sum(len(part.names) * part.repeats for part in found)
   if total != num_layers:
     raise ValueError(
       f"pattern={pattern!r} makes {total} layers, num_layers is {num_layers}"
@@ -58,6 +78,37 @@ def parse(pattern: str, num_layers: int) -> tuple[Part, ...]:
   return tuple(found)
 
 
-def letters(pattern: str, num_layers: int) -> str:
-  """Returns the letter of every layer, in order."""
-  return "".join(p.letters * p.repeats for p in parse(pattern, num_layers))
+def _part(text: str, names: list[str]) -> tuple[tuple[str, ...], int | None]:
+  """Returns a part's mixers in turns, and its count; None without a count."""
+  match = _PART.fullmatch(text)
+  if not match:
+    return _turn(text, names), None
+  return _turn(match[2].strip("()"), names), _count(match)
+
+
+def _turn(text: str, names: list[str]) -> tuple[str, ...]:
+  """Returns the mixers that a sum of names, words and their counts lists."""
+  known = letters.meant(names) | {name: name for name in names}
+  found = []
+  for term in text.split("+"):
+    match = _TERM.fullmatch(term)
+    if not match:
+      raise ValueError(
+        f"{term!r} is no part; write names, as '{names[0]}', '{names[0]}*3+"
+        f"{names[-1]}' or '8*{names[-1]},4*{names[0]}'"
+      )
+    word = match[2]
+    turn = [word] if word in known else list(word)
+    if not all(known.get(name) in names for name in turn):
+      raise ValueError(f"there is no mixer {word!r}")
+    found += [known[name] for name in turn] * (_count(match) or 1)
+  return tuple(found)
+
+
+def _count(match: re.Match[str]) -> int | None:
+  """Returns the count before or behind, None if there is none."""
+  before, repeated, after = match.groups()
+  counts = [int(count) for count in (before, after) if count]
+  if len(counts) > 1 or 0 in counts:
+    raise ValueError(f"{repeated!r} takes one count, of 1 or more")
+  return counts[0] if counts else None

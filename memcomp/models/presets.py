@@ -169,7 +169,7 @@ def language_model(name: str) -> decoder.DecoderConfig:
     d_model=size.d_model,
     num_layers=_num_layers(memory, size),
     mlp_dim=size.mlp_dim,
-    mixer=_mixer(memory, size),
+    mixers={"memory": _mixer(memory, size)},
     dtype="bfloat16",
     remat="mixer_out",
   )

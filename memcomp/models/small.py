@@ -76,7 +76,7 @@ def recall_model(
     d_model=d_model,
     num_layers=2,
     mlp_dim=2 * d_model,
-    mixer=registry.config_of(mixer)(**fields),
+    mixers={"memory": registry.config_of(mixer)(**fields)},
     # Attention needs each value to know its key: all get what some have.
     embedding_convolution=4,
     init_std=0.1,

@@ -3,21 +3,20 @@
 from typing import NamedTuple
 
 from memcomp.models import decoder_config
-from memcomp.models import pattern as pattern_lib
 
 
 class Stack(NamedTuple):
   """Blocks of one place in a part's period: every `period`-th layer.
 
   Attributes:
-    letter: of the pattern.
+    name: the name of their mixer.
     part: number of the part.
     first: depth of the first of these layers.
     period: from each of them to the next.
     repeats: how many there are, along axis 0 of their parameters.
   """
 
-  letter: str
+  name: str
   part: int
   first: int
   period: int
@@ -34,10 +33,9 @@ class Stack(NamedTuple):
 def stacks_of(config: decoder_config.DecoderConfig) -> tuple[Stack, ...]:
   """Returns how the layers of a model lie in `Decoder.layers`."""
   stacks, depth = [], 0
-  parts = pattern_lib.parse(config.pattern, config.num_layers)
-  for index, part in enumerate(parts):
-    period = len(part.letters)
-    for place, letter in enumerate(part.letters):
-      stacks.append(Stack(letter, index, depth + place, period, part.repeats))
+  for index, part in enumerate(config.parts()):
+    period = len(part.names)
+    for place, name in enumerate(part.names):
+      stacks.append(Stack(name, index, depth + place, period, part.repeats))
     depth += period * part.repeats
   return tuple(stacks)

@@ -58,7 +58,7 @@ def rows() -> list[Row]:
   """All mixers, each followed by its variant."""
   found = []
   for name in registry.MIXERS:
-    config = presets.language_model(f"{name}-{SIZE}").mixer
+    config = presets.language_model(f"{name}-{SIZE}").mixers["memory"]
     found.append(_row(name, config, {}))
     changes: Any = VARIANTS.get(name)
     if changes:
@@ -199,7 +199,7 @@ _PAGE = """\
 
 # The memories side by side
 
-Every mixer of `memcomp/models/registry.py`: what a token writes and reads, what
+Every mixer of `memcomp/layers/registry.py`: what a token writes and reads, what
 a chunk computes, where it is from, and what it costs. Measured times and recall
 are in [results/memories.md](results/memories.md); how to put mixers into a
 model is in [models.md](models.md).

@@ -113,6 +113,9 @@ def check_types(config: Any, prefix: str = "") -> None:
     value, path = getattr(config, field.name), prefix + field.name
     if dataclasses.is_dataclass(value):
       check_types(value, path + ".")
+    elif isinstance(value, dict):  # of configs
+      for name, entry in value.items():
+        check_types(entry, f"{path}.{name}.")
     elif not _is_a(value, hints[field.name]):
       raise errors.UserError(
         f"{path} = {value!r} is {type(value).__name__}; it takes "

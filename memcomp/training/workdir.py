@@ -24,6 +24,7 @@ from memcomp import errors, lock, paths
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
+from memcomp.models import decoder, letters
 from memcomp.training import disk, integrity
 
 _FREE = (
@@ -73,7 +74,9 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
   return [f"{prefix} was {saved!r}, is {current!r}"]
 
 
-def of_this_version(saved: Any, kind: type = config_lib.Config) -> Any:
+def of_this_version(
+  saved: Any, kind: type = config_lib.Config, *, like: Any = None
+) -> Any:
   """Returns a saved config as this version writes it.
 
   Fields that `saved` has not, since it is of an older version, were at their
@@ -82,16 +85,25 @@ def of_this_version(saved: Any, kind: type = config_lib.Config) -> Any:
   Args:
     saved: of `config.to_dict`, as it was read back.
     kind: class of the config.
+    like: a config of this class, whose names for mixers are taken over where
+      the models differ in nothing else; None for none.
   """
   with contextlib.suppress(errors.UserError, TypeError):
-    return config_lib.to_dict(_build(kind, saved, "saved"))
+    found = _build(kind, saved, "saved")
+    # A pattern that is none is refused elsewhere.
+    with contextlib.suppress(ValueError):
+      if isinstance(like, decoder.DecoderConfig):
+        found = letters.named_like(found, like)
+      elif isinstance(like, config_lib.Config):
+        found.model = letters.named_like(found.model, like.model)
+    return config_lib.to_dict(found)
   return saved
 
 
 def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
   """Returns what a saved config has otherwise than `current`.
 
-  Fields that do not alter what is computed may differ.
+  Fields that do not alter what is computed may differ, and mixers' names.
 
   Args:
     saved: see `of_this_version`.
@@ -101,7 +113,7 @@ def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
   Returns:
     A line for each field.
   """
-  saved = of_this_version(saved, type(current))
+  saved = of_this_version(saved, type(current), like=current)
   return [
     line
     for line in differences(saved, config_lib.to_dict(current), prefix)
@@ -243,6 +255,8 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
         f"{where} was written by another version: {error}; use that version"
       ) from error
     saved = {name: value for name, value in saved.items() if name != "name"}
+  if cls is decoder.DecoderConfig:
+    saved = letters.modernise(saved)
   hints = typing.get_type_hints(cls)
   names = {field.name for field in dataclasses.fields(cls)}
   if unknown := sorted(saved.keys() - names):
@@ -257,6 +271,9 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
       hint = known if hint == known | None else hint
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
       value = _build(hint, value, where)
+    elif typing.get_origin(hint) is dict:
+      kind = typing.get_args(hint)[1]
+      value = {key: _build(kind, entry, where) for key, entry in value.items()}
     elif isinstance(value, list) and typing.get_origin(hint) is tuple:
       value = tuple(value)
     values[name] = value

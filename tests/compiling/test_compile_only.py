@@ -25,7 +25,7 @@ def two_layers(rows=16, time=512):
   """Two layers of Trellis 125m on rows without packing."""
   model = presets.language_model("trellis-125m")
   model.num_layers = 2
-  model.mixer.chunk_size = 64
+  model.mixers["memory"].chunk_size = 64
   config = config_lib.Config(name="two-layers", model=model)
   config.data.packing, config.data.sequence_length = "joined", time
   config.training.batch_size, config.training.loss_chunk = rows, 256
@@ -105,7 +105,7 @@ def test_only_gradients_and_counts_cross_slices(tmp_path, capsys):
   config = two_layers(rows=8, time=256)
   model = config.model = presets.language_model("softmax_attention-125m")
   model.num_layers, model.d_model, model.mlp_dim = 1, 512, 256
-  model.mixer.heads = model.mixer.kv_heads = 2
+  model.mixers["memory"].heads = model.mixers["memory"].kv_heads = 2
   model.vocab_size = 512
   config.mesh.replica, config.mesh.fsdp, config.mesh.tensor = 2, 4, 1
   assert compile_only.run(config, "v5e:2x2", tmp_path, slices=2) == 0
@@ -130,7 +130,7 @@ def test_shards_of_time_move_states_alone(tmp_path):
   config = two_layers(rows=2, time=1024)
   model = config.model
   model.d_model, model.mlp_dim, model.vocab_size = 256, 256, 512
-  model.mixer.heads = 4
+  model.mixers["memory"].heads = 4
   config.mesh.fsdp, config.mesh.tensor, config.mesh.context = 1, 1, 4
   assert compile_only.run(config, "v5e:2x2", tmp_path) == 0
   report = json.loads((tmp_path / "compile_only" / "v5e_2x2.json").read_text())

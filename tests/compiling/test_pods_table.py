@@ -38,7 +38,7 @@ def test_a_command_names_fields_that_exist():
   for path in settings:
     place = config_lib.Config(name="x")
     for field in path.split("."):
-      place = getattr(place, field)
+      place = place[field] if isinstance(place, dict) else getattr(place, field)
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,10 @@ def test_it_is_a_run(converted):
   opened = load.open_checkpoint(workdir)
   assert opened.step == 0
   model = opened.config.model
-  assert (model.pattern, model.num_layers) == ("1*a,1*b", 2)
-  assert isinstance(model.mixer_b, linear_attention.LinearAttentionConfig)
-  assert model.mixer_b.heads == 4
+  assert model.layer_names() == ["attention", "linear_attention"]
+  new = model.mixers["linear_attention"]
+  assert isinstance(new, linear_attention.LinearAttentionConfig)
+  assert new.heads == 4
   # The layer that was left alone, and what is no mixer.
   ours = names.flatten(model, state_lib.plain(nnx.split(opened.model)[1]))
   old, params = huggingface.load_params(LLAMA)

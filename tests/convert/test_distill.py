@@ -20,7 +20,9 @@ TEACHER = decoder.DecoderConfig(
   d_model=16,
   num_layers=6,
   mlp_dim=8,
-  mixer=softmax_attention.SoftmaxAttentionConfig(**SIZES, rotary_dim=4),
+  mixers={
+    "memory": softmax_attention.SoftmaxAttentionConfig(**SIZES, rotary_dim=4)
+  },
 )
 SETTINGS = config_lib.OptimizerConfig(
   learning_rate=1e-2, warmup_steps=0, weight_decay=0.0
@@ -54,7 +56,7 @@ def teacher():
 @pytest.fixture(scope="module")
 def student(teacher):
   changed = swap.config_with(TEACHER, LINEAR, LAYERS)
-  assert changed.pattern == "bba"
+  assert changed.pattern == "2*linear_attention+memory"
   fresh = runs.random_params(config_lib.Config(name="new", model=changed))
   return swap.swap(TEACHER, teacher, LINEAR, layers=LAYERS, fresh=fresh)
 

@@ -26,7 +26,7 @@ MODEL = decoder.DecoderConfig(
   d_model=16,
   num_layers=4,
   mlp_dim=8,
-  mixer=GROUPED,
+  mixers={"memory": GROUPED},
   tied_embeddings=False,
 )
 TOKENS = np.random.default_rng(0).integers(0, 24, (2, 9))
@@ -58,8 +58,8 @@ def test_what_is_no_mixer_stays(params):
   changed = swap.config_with(MODEL, TRELLIS, range(4))
   fresh = runs.random_params(config_lib.Config(name="new", model=changed))
   found = swap.swap(MODEL, params, TRELLIS, fresh=fresh)
-  assert found.config.pattern == "a"
-  assert found.config.mixer is TRELLIS
+  assert found.config.pattern == "trellis"
+  assert found.config.mixers == {"trellis": TRELLIS}
   ours = names.flatten(MODEL, params)
   theirs = names.flatten(found.config, found.params)
   for name, array in theirs.items():
@@ -85,8 +85,8 @@ def test_some_layers(params):
   changed = swap.config_with(MODEL, LINEAR, [1, 2])
   fresh = runs.random_params(config_lib.Config(name="new", model=changed))
   found = swap.swap(MODEL, params, LINEAR, layers=[1, 2], fresh=fresh)
-  assert found.config.pattern == "1*a,2*b,1*a"
-  assert found.config.mixer_b is LINEAR
+  assert found.config.pattern == "1*memory,2*linear_attention,1*memory"
+  assert found.config.mixers["linear_attention"] is LINEAR
   ours = names.flatten(MODEL, params)
   theirs = names.flatten(found.config, found.params)
   kept = [
@@ -96,20 +96,30 @@ def test_some_layers(params):
   ]
   for name in kept:
     np.testing.assert_array_equal(theirs[name], ours[name], name)
-  # Also to a third kind, and then back to one.
+  # Also to a third kind, to another of a kind that stays, and back to one.
   third = swap.config_with(found.config, TRELLIS, [0])
-  assert third.pattern == "1*c,2*b,1*a"
-  with pytest.raises(errors.UserError, match="three at most"):
-    swap.config_with(third, LINEAR, [1])
-  assert swap.config_with(third, LINEAR, range(4)).pattern == "a"
+  assert third.pattern == "1*trellis,2*linear_attention,1*memory"
+  wide = dataclasses.replace(LINEAR, heads=4)
+  fourth = swap.config_with(third, wide, [1])
+  assert fourth.layer_mixers() == [TRELLIS, wide, LINEAR, GROUPED]
+  assert fourth.layer_names()[1:3] == ["linear_attention_2", "linear_attention"]
+  one = swap.config_with(fourth, LINEAR, range(4))
+  assert (one.pattern, one.mixers) == (
+    "linear_attention",
+    {"linear_attention": LINEAR},
+  )
 
 
 @pytest.mark.parametrize(
   ("layers", "pattern"),
-  [([1, 3], "ab"), ([0, 2], "ba"), ([3], "3*a,1*b"), ([0, 1, 2, 3], "a")],
+  [
+    ([1, 3], "memory+linear_attention"),
+    ([0, 2], "linear_attention+memory"),
+    ([3], "3*memory,1*linear_attention"),
+    ([0, 1, 2, 3], "linear_attention"),
+  ],
 )
 def test_the_pattern_is_short(layers, pattern):
-  # The free letter comes first: where a goes from no layer, b is new.
   found = swap.config_with(MODEL, LINEAR, layers)
   assert found.pattern == pattern
   mixers = found.layer_mixers()

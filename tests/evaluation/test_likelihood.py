@@ -16,7 +16,9 @@ def attention_model():
   """Whose memory grows, with positions."""
   config = cases.tiny_config()
   sizes = {"heads": 2, "key_dim": 8, "value_dim": 8, "rotary_dim": 8}
-  config.model.mixer = softmax_attention.SoftmaxAttentionConfig(**sizes)
+  config.model.mixers["memory"] = softmax_attention.SoftmaxAttentionConfig(
+    **sizes
+  )
   graphdef = state_lib.abstract_model(config.model).graphdef
   return state_lib.merge(graphdef, cases.tiny_params(config))
 

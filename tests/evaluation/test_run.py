@@ -77,7 +77,9 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
 def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
   config = load.open_checkpoint(trained).config
   mixer = {"heads": 2, "key_dim": 8, "value_dim": 8, "rotary_dim": 8}
-  config.model.mixer = softmax_attention.SoftmaxAttentionConfig(**mixer)
+  config.model.mixers["memory"] = softmax_attention.SoftmaxAttentionConfig(
+    **mixer
+  )
   config.model.embedding_convolution = 0
   folder = tmp_path / "attention"
   cases.save(folder, config, 3)
@@ -89,13 +91,17 @@ def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
   assert path.name == "perplexity-rotary4.json"
   result = json.loads(path.read_text())
   assert result["rotary_scale"] == 4
-  assert result["config"]["model"]["mixer"]["rotary_scale"] == 4
+  assert result["config"]["model"]["mixers"]["memory"]["rotary_scale"] == 4
 
   # As a model that was made so, and not as the run's own.
   opened = load.open_checkpoint(folder)
   stretched = dataclasses.replace(
     opened.config.model,
-    mixer=dataclasses.replace(opened.config.model.mixer, rotary_scale=4.0),
+    mixers={
+      "memory": dataclasses.replace(
+        opened.config.model.mixers["memory"], rotary_scale=4.0
+      )
+    },
   )
   graphdef = state_lib.abstract_model(stretched).graphdef
   model = state_lib.merge(graphdef, cases.tiny_params(config))

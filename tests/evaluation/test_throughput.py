@@ -22,7 +22,11 @@ MIXERS = {
 
 def model(name):
   config = decoder.DecoderConfig(
-    vocab_size=11, d_model=4, num_layers=1, mlp_dim=4, mixer=MIXERS[name]
+    vocab_size=11,
+    d_model=4,
+    num_layers=1,
+    mlp_dim=4,
+    mixers={"memory": MIXERS[name]},
   )
   return decoder.Decoder(config, rngs=nnx.Rngs(0))
 

@@ -13,9 +13,11 @@ def tiny_config(**data) -> config_lib.Config:
       num_layers=2,
       mlp_dim=48,
       embedding_convolution=4,
-      mixer=trellis.TrellisConfig(
-        heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
-      ),
+      mixers={
+        "memory": trellis.TrellisConfig(
+          heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
+        )
+      },
     ),
     data=config_lib.DataConfig(sequence_length=32, **data),
   )

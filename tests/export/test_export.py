@@ -82,9 +82,11 @@ def test_every_mixer_has_flat_names(name):
     d_model=16,
     num_layers=5,
     mlp_dim=8,
-    mixer=mixer,
-    mixer_b=registry.config_of("linear_attention")(heads=2, key_dim=8),
-    pattern="2*ab,a",
+    mixers={
+      "memory": mixer,
+      "other": registry.config_of("linear_attention")(heads=2, key_dim=8),
+    },
+    pattern="2*(memory+other),memory",
     tied_embeddings=False,
   )
   params = runs.random_params(config)

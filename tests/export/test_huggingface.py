@@ -49,14 +49,14 @@ def test_what_the_config_says(copy):
   config, _ = huggingface.load_params(copy)
   assert config.norm_eps == 1e-2
   assert not config.tied_embeddings
-  mixer = config.mixer
+  mixer = config.mixers["attention"]
   assert isinstance(mixer, softmax_attention.SoftmaxAttentionConfig)
   assert (mixer.heads, mixer.kv_heads, mixer.key_dim) == (4, 2, 8)
   assert mixer.rotary_base == 500.0
   # As versions before 5 wrote it.
   change(copy, rope_parameters=None, rope_theta=700.0, rope_scaling=None)
   config, _ = huggingface.load_params(copy)
-  assert config.mixer.rotary_base == 700.0
+  assert config.mixers["attention"].rotary_base == 700.0
 
 
 @pytest.mark.parametrize(

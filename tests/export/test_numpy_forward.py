@@ -45,18 +45,20 @@ def test_options_of_trellis():
     mlp_dim=16,
     tied_embeddings=False,
     norm_eps=0.1,
-    mixer=trellis.TrellisConfig(
-      heads=2,
-      key_dim=4,
-      value_dim=6,
-      num_slots=5,
-      gradient_at="token",
-      separate_gates=True,
-      convolution_width=0,
-      normalize="qk",
-      phi_eps=0.5,
-      write_rate_scale=2.0,
-    ),
+    mixers={
+      "memory": trellis.TrellisConfig(
+        heads=2,
+        key_dim=4,
+        value_dim=6,
+        num_slots=5,
+        gradient_at="token",
+        separate_gates=True,
+        convolution_width=0,
+        normalize="qk",
+        phi_eps=0.5,
+        write_rate_scale=2.0,
+      )
+    },
   )
   params = runs.random_params(config)
   model = state_lib.merge(

@@ -45,16 +45,14 @@ def mixer(name, **fields):
 def config(names, **fields) -> decoder.DecoderConfig:
   """Of one mixer, or of several joined by "+", a layer each."""
   names = names.split("+")
-  places = "mixer", "mixer_b", "mixer_c"
-  layers = zip(places, names, strict=False)
   return decoder.DecoderConfig(
     vocab_size=64,
     d_model=16,
     num_layers=len(names),
     mlp_dim=24,
     embedding_convolution=4,
-    pattern="abc"[: len(names)],
-    **{place: mixer(name, **fields) for place, name in layers},
+    mixers={f"{n}_{i}": mixer(n, **fields) for i, n in enumerate(names)},
+    pattern="+".join(f"{name}_{i}" for i, name in enumerate(names)),
   )
 
 
@@ -65,9 +63,11 @@ def small_config() -> decoder.DecoderConfig:
     num_layers=2,
     mlp_dim=48,
     embedding_convolution=4,
-    mixer=trellis.TrellisConfig(
-      heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
-    ),
+    mixers={
+      "memory": trellis.TrellisConfig(
+        heads=2, key_dim=8, value_dim=8, num_slots=8, chunk_size=8
+      )
+    },
   )
 
 

@@ -31,8 +31,9 @@ def test_directions():
 def test_horizons_are_those_of_the_decays():
   """The first layer forgets a 32nd a token, the second nothing."""
   config = cases.config("linear_attention+linear_attention", heads=1)
-  first = dataclasses.replace(config.mixer, decay="head")
-  model = cases.build(dataclasses.replace(config, mixer=first))
+  first = next(iter(config.mixers))
+  config.mixers[first] = dataclasses.replace(config.mixers[first], decay="head")
+  model = cases.build(config)
   rng = np.random.default_rng(0)
   state = jax.tree.map(
     lambda x: rng.normal(size=x.shape).astype(x.dtype),

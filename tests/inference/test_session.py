@@ -134,11 +134,11 @@ def test_a_session_of_another_model_is_refused(tmp_path, session, owner):
   folder = tmp_path / "talk"
   saved.save(folder, session, owner)
   trained = with_other_parameters(owner.model)
-  slots = dataclasses.replace(owner.config.mixer, num_slots=16)
+  slots = dataclasses.replace(owner.config.mixers["memory"], num_slots=16)
   changed = {
     "its parameters are others": owner._replace(model=trained),
-    "mixer.num_slots was 8, is 16": owner._replace(
-      config=dataclasses.replace(owner.config, mixer=slots)
+    "mixers.memory.num_slots was 8, is 16": owner._replace(
+      config=dataclasses.replace(owner.config, mixers={"memory": slots})
     ),
     "its tokenizer is another": owner._replace(tokenizer=Other()),
   }

@@ -87,7 +87,7 @@ def test_none_unless_asked():
 def test_solvers_are_the_xla_forms(name):
   """A layer that asks for one does not get a kernel that has none."""
   config = one_layer(name, "joined")
-  config.model.mixer.solver.method = "sweeps"
+  config.model.mixers["memory"].solver.method = "sweeps"
   assert not lowered(config)
 
 

@@ -151,7 +151,7 @@ def test_a_model(kind):
     d_model=WIDTH,
     num_layers=2,
     mlp_dim=32,
-    mixer=registry.config_of("gated_delta_net")(**SIZES),
+    mixers={"memory": registry.config_of("gated_delta_net")(**SIZES)},
   )
   tokens = jax.random.randint(jax.random.key(3), (ROWS, TIME), 0, 16)
 

@@ -67,7 +67,7 @@ def test_learned_eps_is_not_decayed():
     d_model=16,
     num_layers=1,
     mlp_dim=16,
-    mixer=change(learn_phi_eps=True),
+    mixers={"memory": change(learn_phi_eps=True)},
   )
   found = state_lib.abstract_model(model)
   flags = {

@@ -96,19 +96,22 @@ OFTEN = (*FOUR, "hybrid")
 
 # Every option of the block, two kinds of layer, values handed up.
 HYBRID = {
-  "mixer_b": softmax_attention.SoftmaxAttentionConfig(
-    heads=2,
-    key_dim=8,
-    value_dim=8,
-    rotary_dim=4,
-    window_size=6,
-    sink_tokens=1,
-    normalize_key="layer",
-    token_shift=True,
-    value_residual="dynamic",
-  ),
+  "mixers": {
+    "memory": MIXERS["trellis"],
+    "window": softmax_attention.SoftmaxAttentionConfig(
+      heads=2,
+      key_dim=8,
+      value_dim=8,
+      rotary_dim=4,
+      window_size=6,
+      sink_tokens=1,
+      normalize_key="layer",
+      token_shift=True,
+      value_residual="dynamic",
+    ),
+  },
   "num_layers": 5,
-  "pattern": "ba,1*b",
+  "pattern": "window+memory,1*window",
   "channel_mixer": "relu2_shift",
   "norm": "layer",
   "residual_scale": 0.5,
@@ -124,7 +127,7 @@ def config(name="trellis", mixer=None, **changes):
       "d_model": 16,
       "num_layers": 3,
       "mlp_dim": 24,
-      "mixer": dataclasses.replace(MIXERS[name], **(mixer or {})),
+      "mixers": {"memory": dataclasses.replace(MIXERS[name], **(mixer or {}))},
       "embedding_convolution": 4,
       "init_std": 0.2,
       "embedding_std": 0.5,

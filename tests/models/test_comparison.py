@@ -20,7 +20,9 @@ def test_parameters_agree(name):
 
 def test_every_mixer_is_compared():
   models = [comparison.language_model(name) for name in comparison.NAMES]
-  assert {registry.name_of(m.mixer) for m in models} == set(registry.MIXERS)
+  assert {registry.name_of(m.mixers["memory"]) for m in models} == set(
+    registry.MIXERS
+  )
 
 
 # A feature has 768 parameters: the nearest is below, and above.

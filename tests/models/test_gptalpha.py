@@ -15,13 +15,13 @@ def small(name):
   config = gptalpha.language_model(name)
   config.vocab_size, config.d_model, config.mlp_dim = 40, 16, 32
   config.num_layers, config.dtype = 4, "float32"
-  for mixer in filter(None, (config.mixer, config.mixer_b)):
+  for mixer in config.mixers.values():
     mixer.heads, mixer.key_dim, mixer.value_dim = 2, 8, 8
-  config.mixer.rotary_dim = 4
-  config.mixer.chunk_size, config.mixer.budget_rows = 4, 6
-  config.mixer.budget_scale, config.mixer.max_length = 2.0, 64
-  if config.mixer_b is not None:
-    config.mixer_b.rotary_dim, config.mixer_b.window_size = 8, 6
+  memory = config.mixers["memory"]
+  memory.rotary_dim, memory.chunk_size, memory.budget_rows = 4, 4, 6
+  memory.budget_scale, memory.max_length = 2.0, 64
+  if window := config.mixers.get("window"):
+    window.rotary_dim, window.window_size = 8, 6
   return config
 
 

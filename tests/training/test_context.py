@@ -44,7 +44,7 @@ def make_config(name):
     d_model=16,
     num_layers=2,
     mlp_dim=16,
-    mixer=registry.config_of(name)(**SMALL, **MIXERS[name]),
+    mixers={"memory": registry.config_of(name)(**SMALL, **MIXERS[name])},
     embedding_convolution=3,
     channel_mixer="relu2_shift" if name == "rwkv7" else "swiglu",
     embedding_std=0.5,

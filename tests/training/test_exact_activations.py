@@ -26,7 +26,7 @@ UPDATES = 60
 def byte_model_inputs(memory: str):
   """[(state, inputs)] of all layers, at initialisation and trained."""
   config = smoke.get_config(memory)
-  config.model.mixer.gradient_at = "token"
+  config.model.mixers["memory"].gradient_at = "token"
   mesh = sharding.make_mesh(config.mesh)
   bytes_ = tokenizer.load(config.data.tokenizer)
   store = sources.open_split(config.data, "train", tokenizer=bytes_)
@@ -42,7 +42,7 @@ def byte_model_inputs(memory: str):
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 1  # trained
     models.append(state_lib.merge(graphdef, state.params))
-    spec = config.model.mixer.spec()
+    spec = config.model.mixers["memory"].spec()
     found = [activations.memory_inputs(m, batch.tokens) for m in models]
   return spec, jax.device_get(list(itertools.chain(*found)))
 

@@ -24,7 +24,7 @@ def records(tmp_path, name, **solver):
   config = training_cases.tiny(
     training_cases.write_text(tmp_path / "text"), steps=3, accumulation=2
   )
-  config.model.mixer = mixer = MIXERS[name]
+  config.model.mixers["memory"] = mixer = MIXERS[name]
   mixer.gradient_at = "token"
   for field, value in solver.items():
     setattr(mixer.solver, field, value)

@@ -206,7 +206,7 @@ def test_params_alone(case, where):
   assert saved["model"]["d_model"] == 32
   jax.tree.map(np.testing.assert_array_equal, params, start.params)
   config, module = checkpoint.load_model(folder / where)
-  assert config.model.mixer.num_slots == 4
+  assert config.model.mixers["memory"].num_slots == 4
   hidden, _ = module.hidden(jnp.ones((1, 3), jnp.int32))
   assert module.logits(hidden).shape == (1, 3, 256)
 

@@ -70,7 +70,35 @@ BAD = {
   "unknown field": ([C, "--config.training.stepz=3"], "training.steps"),
   "unknown group": ([C, "--config.trainin.steps=3"], "training.steps"),
   "field elsewhere": ([C, "--config.steps=3"], "training.steps"),
-  "field of the mixer": ([C, "--config.model.num_slots=3"], "mixer.num_slots"),
+  "field of the mixer": (
+    [C, "--config.model.num_slots=3"],
+    "mixers.memory.num_slots",
+  ),
+  "mixer's name": (
+    [C, "--config.model.mixers.memry.num_slots=3"],
+    "did you mean model.mixers.memory.num_slots",
+  ),
+  "mixer's field": (
+    [C, "--config.model.mixers.memory.num_slotz=3"],
+    "did you mean model.mixers.memory.num_slots",
+  ),
+  "type in a mixer": (
+    [C, "--config.model.mixers.memory.num_slots=many"],
+    "a whole number",
+  ),
+  "a mixer": ([C, "--config.model.mixers.memory=3"], "group of fields"),
+  "old name of the mixer": (
+    [C, "--config.model.mixer.num_slots=many"],
+    "a whole number",
+  ),
+  "no second mixer": (
+    [C, "--config.model.mixer_b.heads=2"],
+    "did you mean model.mixers.memory.heads",
+  ),
+  "pattern": (
+    [C, "--config.model.pattern=memory+window"],
+    "no mixer 'window'; there are memory",
+  ),
   "not a whole number": ([C, "--config.training.steps=1.5"], "a whole number"),
   "not a number": ([C, "--config.training.z_loss=abc"], "a number"),
   "text for a number": ([C, "--config.training.steps=abc"], "a whole number"),
@@ -225,7 +253,7 @@ def test_help_is_readable(results):
   code, out, _ = results["help with config"]
   assert code == 0
   assert "--config.training.steps=8" in out
-  assert "--config.model.mixer.phi=ln_silu" in out
+  assert "--config.model.mixers.memory.phi=ln_silu" in out
 
 
 def test_overrides_reach_the_run(tmp_path):
@@ -234,7 +262,7 @@ def test_overrides_reach_the_run(tmp_path):
     config,
     tmp_path / "run",
     "--config.training.steps=3",
-    "--config.model.mixer.phi",
+    "--config.model.mixers.memory.phi",
     "silu",
     "--noconfig.training.tensorboard",
     "--config.optimizer.learning_rate=1",
@@ -242,7 +270,7 @@ def test_overrides_reach_the_run(tmp_path):
   assert (code, err) == (0, "")
   saved = json.loads((tmp_path / "run/config.json").read_text())
   assert saved["training"]["steps"] == 3
-  assert saved["model"]["mixer"]["phi"] == "silu"
+  assert saved["model"]["mixers"]["memory"]["phi"] == "silu"
   assert saved["optimizer"]["learning_rate"] == 1.0
 
 

@@ -16,7 +16,7 @@ from memcomp.training import state, step
 @pytest.mark.parametrize("parts", rotation.cases([1, 2], [1]))
 def test_noise_of_a_step(parts):
   config = training_cases.tiny(accumulation=parts)
-  config.model.mixer = tensor_cache.TensorCacheConfig(
+  config.model.mixers["memory"] = tensor_cache.TensorCacheConfig(
     heads=2,
     key_dim=8,
     value_dim=8,

@@ -123,8 +123,8 @@ def _contents(folder):
   ("path", "value", "what"),
   [
     ("model.d_model", 64, "another model"),
-    ("model.mixer.num_slots", 8, "another model"),
-    ("model.mixer.phi", "silu", "another model"),
+    ("model.mixers.memory.num_slots", 8, "another model"),
+    ("model.mixers.memory.phi", "silu", "another model"),
     ("training.steps", 9, "another config"),
     ("training.batch_size", 8, "another config"),
     ("optimizer.learning_rate", 1e-4, "another config"),
@@ -155,17 +155,19 @@ def workdir_of(folder, config):
 def _set(config, path, value):
   *groups, name = path.split(".")
   for group in groups:
-    config = getattr(config, group)
+    config = (
+      config[group] if isinstance(config, dict) else getattr(config, group)
+    )
   setattr(config, name, value)
 
 
 def test_a_checkpoint_of_another_model_under_the_right_config(tmp_path, config):
   run.run(config, tmp_path / "a")
-  config.model.mixer.num_slots = 8
+  config.model.mixers["memory"].num_slots = 8
   (tmp_path / "a/config.json").write_text(config_lib.to_json(config))
   before = _contents(tmp_path / "a/checkpoints")
   with pytest.raises(
-    errors.UserError, match=r"another model \(model.mixer.num_s"
+    errors.UserError, match=r"another model \(model.mixers.memory.num_s"
   ):
     run.run(config, tmp_path / "a")
   assert _contents(tmp_path / "a/checkpoints") == before

@@ -12,7 +12,9 @@ from memcomp.training import validate
 def _set(config, path, value):
   *groups, name = path.split(".")
   for group in groups:
-    config = getattr(config, group)
+    config = (
+      config[group] if isinstance(config, dict) else getattr(config, group)
+    )
   setattr(config, name, value)
 
 
@@ -100,7 +102,7 @@ def test_a_whole_number_will_do_for_a_number():
 
 def test_fields_of_the_model_are_checked_too():
   assert "num_layers" in _message("model.num_layers", 0)
-  assert "phi" in _message("model.mixer.phi", "cosine")
+  assert "phi" in _message("model.mixers.memory.phi", "cosine")
 
 
 def test_fields_that_must_agree():

@@ -33,7 +33,7 @@ def tiny(source: str = "stdlib", **training) -> config_lib.Config:
   config = config_lib.Config(name="tiny")
   model = config.model
   model.d_model, model.num_layers, model.mlp_dim = 32, 1, 32
-  mixer = model.mixer
+  mixer = model.mixers["memory"]
   mixer.heads, mixer.key_dim, mixer.value_dim = 2, 8, 8
   mixer.num_slots, mixer.chunk_size, mixer.convolution_width = 4, 8, 0
   config.data.source = source

@@ -1,0 +1,108 @@
+"""Configs from before mixers had names: `mixer`, `mixer_b`, `mixer_c`.
+
+A model had three kinds of mixer at most, and its pattern called them a, b and
+c. Config files, flags, checkpoints, sessions and exports of that time are
+still read: the letters stand for mixers of `DecoderConfig.mixers`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+FIELDS = {"mixer": "a", "mixer_b": "b", "mixer_c": "c"}
+"""The old fields, and what patterns called their mixers."""
+
+
+def meant(names: Iterable[str]) -> dict[str, str]:
+  """Returns what a, b and c stand for in a model with mixers of these names.
+
+  A letter that is a name stands for itself, the others in turn for the first
+  names that are no letters.
+  """
+  names = list(names)
+  others = iter(name for name in names if name not in FIELDS.values())
+  return {
+    letter: letter if letter in names else next(others, letter)
+    for letter in FIELDS.values()
+  }
+
+
+def modernise(saved: dict[str, Any]) -> dict[str, Any]:
+  """Returns a model's saved config with `mixers` in place of the old fields.
+
+  Args:
+    saved: fields of a `DecoderConfig` of any version, as nested dicts.
+  """
+  if "mixers" in saved or "mixer" not in saved:
+    return saved
+  mixers = {letter: saved.get(field) for field, letter in FIELDS.items()}
+  mixers = {letter: mixer for letter, mixer in mixers.items() if mixer}
+  rest = {name: x for name, x in saved.items() if name not in FIELDS}
+  return {"pattern": "a"} | rest | {"mixers": mixers}
+
+
+def accepted[T](config_type: type[T]) -> type[T]:
+  """Gives a dataclass with a field `mixers` the old three as well.
+
+  They are arguments of its constructor (so of `dataclasses.replace` too), and
+  attributes that can be read and set; they are no fields.
+  """
+  changed: Any = config_type
+  init = changed.__init__
+
+  @functools.wraps(init)
+  def init_with_old(self, **fields):
+    old = {name: fields.pop(name) for name in FIELDS if name in fields}
+    init(self, **fields)
+    if old and "mixers" not in fields:
+      (default,) = self.mixers.values()
+      self.mixers, self.pattern = {"a": default}, self.pattern or "a"
+    for name, mixer in old.items():
+      setattr(self, name, mixer)
+
+  changed.__init__ = init_with_old
+  for field, letter in FIELDS.items():
+    setattr(changed, field, _property(letter))
+  return config_type
+
+
+def _property(letter: str) -> property:
+  def get(config):
+    return config.mixers.get(meant(config.mixers)[letter])
+
+  def put(config, mixer):
+    name = meant(config.mixers)[letter]
+    if mixer is None:
+      config.mixers.pop(name, None)
+    else:
+      config.mixers[name] = mixer
+
+  return property(get, put, doc=f"The mixer that was called {letter}, or None.")
+
+
+def named_like(config: Any, other: Any) -> Any:
+  """Returns `config` with the names that another model has for its mixers.
+
+  Names do not change what is computed. Where the layers of the two models lie
+  otherwise, or are of other kinds, `config` is returned as it is.
+
+  Args:
+    config: a `DecoderConfig`.
+    other: another one.
+  """
+  parts, wanted = config.parts(), other.parts()
+  shapes = [[(len(p.names), p.repeats) for p in x] for x in (parts, wanted)]
+  if shapes[0] != shapes[1]:
+    return config
+  pairs = set(zip(config.layer_names(), other.layer_names(), strict=True))
+  renamed = dict(pairs)
+  one_to_one = len(pairs) == len(renamed) == len(set(renamed.values()))
+  alike = (type(config.mixers[a]) is type(other.mixers[b]) for a, b in pairs)
+  if not one_to_one or not all(alike):
+    return config
+  unused = {n: m for n, m in config.mixers.items() if n not in renamed}
+  used = {new: config.mixers[name] for name, new in renamed.items()}
+  return dataclasses.replace(
+    config, mixers=unused | used, pattern=other.pattern
+  )

@@ -1,0 +1,95 @@
+"""Models in a program of your own: what a reader of the docs would type."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from memcomp.layers.linear_attention import LinearAttentionConfig
+from memcomp.layers.softmax_attention import SoftmaxAttentionConfig
+from memcomp.layers.trellis import TrellisConfig
+from memcomp.models.decoder import Decoder, DecoderConfig
+
+HEADS = {"heads": 2, "key_dim": 8, "value_dim": 8}
+TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24))
+
+
+@pytest.fixture(scope="module")
+def model():
+  memory = TrellisConfig(**HEADS, num_slots=8, chunk_size=8)
+  window = SoftmaxAttentionConfig(**HEADS, rotary_dim=8, window_size=8)
+  config = DecoderConfig(
+    d_model=16,
+    num_layers=4,
+    mlp_dim=32,
+    mixers={"memory": memory, "window": window},
+    pattern="memory*3,window",
+  )
+  return Decoder(config, rngs=nnx.Rngs(0))
+
+
+def test_a_hybrid_gives_logits(model):
+  logits = model(TOKENS)
+  assert logits.shape == (2, 24, 256) and logits.dtype == jnp.float32
+
+
+def test_reading_on_from_a_state(model):
+  state = model.init_state(batch=2)
+  first, state = model(TOKENS[:, :12], state=state)
+  rest, state = model(TOKENS[:, 12:], state=state)
+  together = jnp.concatenate([first, rest], axis=1)
+  np.testing.assert_allclose(together, model(TOKENS), atol=1e-5)
+  next_logits, state = model.step(jnp.array([1, 2]), state)
+  assert next_logits.shape == (2, 256)
+
+
+def test_documents_that_share_a_row(model):
+  segment_ids = np.array([[1] * 12 + [2] * 12] * 2)
+  packed = model(TOKENS, segment_ids=segment_ids)
+  alone = model(TOKENS[:, 12:])
+  np.testing.assert_allclose(packed[:, 12:], alone, atol=1e-5)
+
+
+def test_training():
+  mixer = LinearAttentionConfig(**HEADS)
+  config = DecoderConfig(
+    d_model=16, num_layers=2, mlp_dim=32, mixers={"memory": mixer}
+  )
+  model = Decoder(config, rngs=nnx.Rngs(0))
+  optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+  @nnx.jit
+  def train_step(model, optimizer, tokens):
+    def loss_of(model):
+      logits = model(tokens[:, :-1])
+      return optax.softmax_cross_entropy_with_integer_labels(
+        logits, tokens[:, 1:]
+      ).mean()
+
+    loss, grads = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, grads)
+    return loss
+
+  losses = [train_step(model, optimizer, TOKENS) for _ in range(20)]
+  assert losses[-1] < 0.9 * losses[0]
+
+
+def test_as_many_kinds_of_mixers_as_wanted():
+  config = DecoderConfig(
+    d_model=16,
+    num_layers=6,
+    mlp_dim=32,
+    mixers={
+      "local": SoftmaxAttentionConfig(**HEADS, rotary_dim=8, window_size=4),
+      "whole": SoftmaxAttentionConfig(**HEADS, rotary_dim=8),
+      "sum": LinearAttentionConfig(**HEADS),
+      "decay": LinearAttentionConfig(**HEADS),
+    },
+    pattern="local,2*(sum+decay),whole",
+  )
+  config.mixers["decay"].decay = "token"
+  names = ["local", "sum", "decay", "sum", "decay", "whole"]
+  assert config.layer_names() == names
+  model = Decoder(config, rngs=nnx.Rngs(0))
+  assert model(TOKENS).shape == (2, 24, 256)
