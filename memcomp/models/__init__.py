@@ -1,1 +1,9 @@
-"""Blocks, decoders and their sizes."""
+"""Models: a decoder of any mixers, its configuration and its sizes.
+
+model = Decoder(DecoderConfig(d_model=256, num_layers=4), rngs=nnx.Rngs(0))
+logits = model(tokens)                     # [batch, time, vocab_size]
+"""
+
+from memcomp.models.decoder import Decoder, DecoderConfig, DecoderState
+
+__all__ = ["Decoder", "DecoderConfig", "DecoderState"]

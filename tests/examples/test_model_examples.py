@@ -15,6 +15,29 @@ HEADS = {"heads": 2, "key_dim": 8, "value_dim": 8}
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24))
 
 
+def test_a_hybrid_in_a_few_lines():
+  tokens = TOKENS
+  # quoted: hybrid model
+  from memcomp.layers import SoftmaxAttentionConfig, TrellisConfig
+  from memcomp.models import Decoder, DecoderConfig
+
+  config = DecoderConfig(
+    d_model=128,
+    num_layers=4,
+    mlp_dim=256,
+    mixers={
+      "memory": TrellisConfig(),
+      "window": SoftmaxAttentionConfig(window_size=64),
+    },
+    pattern="memory*3,window",
+  )
+  model = Decoder(config, rngs=nnx.Rngs(0))
+  logits = model(tokens)  # [batch, time, vocab_size], float32
+  # end
+  assert logits.shape == (2, 24, 256) and logits.dtype == jnp.float32
+  assert np.isfinite(logits).all()
+
+
 @pytest.fixture(scope="module")
 def model():
   memory = TrellisConfig(**HEADS, num_slots=8, chunk_size=8)
