@@ -185,7 +185,7 @@ def check_layer() -> Iterator[Line]:
   x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 24, 512)))
   with _quick_compilation():
     layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
-    y = layer(jnp.asarray(x))
+    y = layer(x)
     finite = bool(jnp.isfinite(y).all())
   text = "Trellis(512, heads=8, rngs=nnx.Rngs(0))"
   if finite:
