@@ -182,10 +182,10 @@ def check_layer() -> Iterator[Line]:
 
   from memcomp.layers import Trellis
 
-  x = np.random.default_rng(0).standard_normal((2, 24, 512), np.float32)
+  x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 24, 512)))
   with _quick_compilation():
     layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
-    y = layer(jnp.asarray(x))
+    y = layer(x)
     finite = bool(jnp.isfinite(y).all())
   text = "Trellis(512, heads=8, rngs=nnx.Rngs(0))"
   if finite:
