@@ -42,7 +42,8 @@ def check_place(path: str | os.PathLike) -> None:
 
 
 def require_free(out: pathlib.Path) -> None:
-  """Raises UserError if there is something at `out`."""
+  """Raises UserError if there is something at `out`, or cannot be."""
+  check_place(out)
   if out.exists():
     raise errors.UserError(f"{out} is there already; name a new folder")
 

@@ -329,6 +329,24 @@ def test_bad_arguments(changes, message, corpus, tmp_path):
   assert "\n" not in str(caught.value)
 
 
+def test_the_command_tells_mistakes(corpus, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("HOME", str(tmp_path))
+  (tmp_path / "file").touch()
+  for out, message in (
+    ("file/x", "Not a directory"),
+    ("a" * 300, "File name too long"),
+    ("/proc/x", "/proc/x"),
+    ("~nobody-of-it/x", "no home folder"),
+  ):
+    code = prepare.main(["--source", corpus, f"--out={out}"])
+    err = capsys.readouterr().err
+    assert code == 2 and message in err, err
+    assert err.startswith("prepare: ") and err.count("\n") == 1
+  code = prepare.main(["--source=~/corpus/0.txt", "--out=~/out", "--workers=1"])
+  assert code == 0 and (tmp_path / "out" / shards.MANIFEST).exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_bad_text_stops_it(workers, corpus, tmp_path):
   path = pathlib.Path(corpus) / "long.jsonl"

@@ -1,5 +1,7 @@
 """What is exported is what was trained, bit for bit, or is not there."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -15,7 +17,7 @@ from flax import nnx
 from safetensors import numpy as safetensors
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import cli, errors, sharding
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import recall
 from memcomp.evaluation import run as evaluation
@@ -270,6 +272,48 @@ def test_mistakes_are_told(run, tmp_path, change, message):
   arguments = {"checkpoint": run, "out": tmp_path / "out"} | change
   with pytest.raises(errors.UserError, match=message):
     write.export(**arguments)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("out", "message"),
+  [
+    ("file/x", "Not a directory"),
+    ("a" * 300, "File name too long"),
+    ("/proc/x", "cannot write /proc"),
+  ],
+)
+def test_places_that_cannot_be(run, tmp_path, monkeypatch, out, message):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "file").touch()
+
+  def program():
+    write.export(run, out)
+
+  error = io.StringIO()
+  with contextlib.redirect_stderr(error):
+    assert cli.guard(program) == errors.EXIT_BAD_INPUT
+  assert message in error.getvalue() and error.getvalue().count("\n") == 1
+  assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_limit_of_file_sizes(run, tmp_path):
+  # Raised in Rust, with the system's text in it.
+  command = f"ulimit -f 20; exec {sys.executable} -m memcomp.export"
+  done = subprocess.run(
+    ["bash", "-c", f"{command} --checkpoint={run} --out=~/model"],
+    env=os.environ
+    | {
+      "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+      "HOME": str(tmp_path),
+    },
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2, done.stderr
+  assert f"cannot write {tmp_path}/model: File too large" in done.stderr
+  assert done.stderr.count("\n") == 1
   assert not list(tmp_path.iterdir())
 
 

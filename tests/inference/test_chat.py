@@ -1,3 +1,4 @@
+import itertools
 import os
 import signal
 
@@ -11,6 +12,7 @@ from memcomp.inference import chat, generate, prefill, sample, saved
 
 BYTES = tokenizer_lib.ByteTokenizer()
 SETTINGS = sample.Settings(temperature=0.8, seed=3)
+LONG = "a" * 300
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,19 @@ def test_an_opening_is_read_first(owner, talk):
     ("/set top_k=a", "'a' is no whole number"),
     ("/set top_k=-1", "top_k=-1: give a whole number"),
     ("/set tokens=0", "tokens=0: give 1 or more"),
+    ("/set tokens=9999999999", "tokens=9999999999: give 2147483647 or less"),
+    (f"/set tokens={'9' * 5000}", "is no whole number"),
+    ("/set seed=-1", "seed=-1: give a whole number in [0, 2**32)"),
+    ("/set seed=4294967296", "seed=4294967296: give a whole number"),
+    ("/set temperature=1e999", "temperature=inf: give a finite number"),
+    ("/read ~nobody-of-it/x", "no home folder is known"),
+    (f"/read {LONG}", "File name too long"),
+    ("/read a\0b", "null byte"),
+    ("/read .", "Is a directory"),
+    ("/load /proc/x", "is no saved session"),
+    (f"/load {LONG}", "File name too long"),
+    ("/load a\0b", "null byte"),
+    ("a\udcff", "surrogate"),
     ("", "the prompt is empty"),
   ],
 )
@@ -115,6 +130,53 @@ def test_mistakes_are_one_line_and_change_nothing(talk, line, message):
   assert len(said) == 3  # a greeting, this, and the end of the input
   assert said[1].startswith("error: ") and message in said[1]
   assert found.session.position.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+  ("folder", "message"),
+  [
+    ("file/x", "Not a directory"),
+    (LONG, "File name too long"),
+    ("/proc/x", "cannot write"),
+    ("~nobody-of-it/x", "no home folder is known"),
+    ("a\0b", "null byte"),
+    ("file", "is there already"),
+  ],
+)
+def test_a_folder_that_cannot_be_is_no_end(
+  talk, tmp_path, monkeypatch, folder, message
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "file").touch()
+  found, out = talk("one", f"/save {folder}", "two", "/save ok")
+  (line,) = (x for x in out.splitlines() if x.startswith("error: "))
+  assert message in line
+  assert found.session.position.tolist() == [48]
+  assert "saved ok: " in out
+  assert {path.name for path in tmp_path.iterdir()} == {"file", "ok"}
+
+
+@pytest.mark.parametrize(
+  ("error", "line"),
+  [
+    (OSError(28, "No space left on device", "x"), "x: No space left on device"),
+    (MemoryError(), "not enough memory"),
+    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "not enough memory"),
+    (KeyError("a bug"), "a fault of the program; the conversation goes on"),
+  ],
+)
+def test_no_error_ends_a_conversation(talk, monkeypatch, capsys, error, line):
+  read, count = prefill.read, itertools.count()
+
+  def broken(*arguments, **keywords):
+    if next(count) == 1:
+      raise error
+    return read(*arguments, **keywords)
+
+  monkeypatch.setattr(prefill, "read", broken)
+  found, out = talk("one", "lost", "two")
+  assert f"error: {line}" in out
+  assert found.session.position.tolist() == [48]
 
 
 def test_a_stop_string_ends_an_answer(owner, talk):

@@ -277,6 +277,8 @@ def test_overrides_reach_the_run(tmp_path):
 def test_the_cache_of_programs(tmp_path):
   script = (
     "from memcomp import cli; import jax, sys, os;"
+    # As in a container, whose user may be any number.
+    "os.environ.get('HOME') or setattr(os, 'getuid', lambda: 4_000_000_000);"
     "cli._set_compilation_cache(sys.argv[1]);"
     "print(jax.config.jax_compilation_cache_dir)"
   )
@@ -284,9 +286,10 @@ def test_the_cache_of_programs(tmp_path):
   def folder(flag, **env):
     environment = training_cases.environment(**env)
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    environment = environment | {"XDG_CACHE_HOME": ""} | env
     return subprocess.run(
       [sys.executable, "-c", script, flag],
-      env=environment | env,
+      env={k: v for k, v in environment.items() if v or k != "HOME"},
       capture_output=True,
       text=True,
       check=True,
@@ -294,6 +297,8 @@ def test_the_cache_of_programs(tmp_path):
 
   home = str(tmp_path)
   assert folder("", XDG_CACHE_HOME=home) == f"{home}/memcomp"
+  assert folder("", HOME=home) == f"{home}/.cache/memcomp"
+  assert folder("", HOME="") == "None"
   assert folder("off", XDG_CACHE_HOME=home) == "None"
   assert folder(f"{home}/own") == f"{home}/own"
   kept = folder("", JAX_COMPILATION_CACHE_DIR=f"{home}/env")
