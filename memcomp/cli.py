@@ -6,26 +6,31 @@
 `program` reads absl flags and returns an exit code. Mistakes (bad flags, bad
 configs, `errors.UserError`) and what the machine refuses (`errors.explain`)
 exit with `errors.EXIT_BAD_INPUT` and a line on stderr; a bug keeps its
-traceback. Programs with other flags call `guard`.
+traceback. Ctrl-C and SIGTERM let everything clean up behind itself. Programs
+with other flags call `guard`.
 """
 
 import contextlib
 import dataclasses
 import difflib
+import functools
 import logging
 import os
 import pathlib
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
+from absl import logging as absl_logging
 
 from memcomp import errors, named_configs, paths, streams
 
 EXIT_INTERRUPTED = 130
-"""Exit code: Ctrl-C where nothing was to be saved (128 + SIGINT)."""
+"""Exit code: Ctrl-C or SIGTERM where nothing was to be saved (128 + SIGINT)."""
 
 
 class _PathParser(flags.ArgumentParser):
@@ -55,6 +60,7 @@ def main(
   *,
   usage: str,
   argv: Sequence[str] | None = None,
+  interrupted: int = EXIT_INTERRUPTED,
 ) -> NoReturn:
   """Parses the flags, runs `program` and exits with what it returns.
 
@@ -62,26 +68,38 @@ def main(
     program: takes nothing, returns an exit code or None (0).
     usage: the head of --help.
     argv: default `sys.argv`.
+    interrupted: see `guard`.
   """
   argv = list(sys.argv if argv is None else argv)
-  sys.exit(guard(lambda: _run(program, usage, argv)))
+  run = functools.partial(_run, program, usage, argv)
+  sys.exit(guard(run, interrupted=interrupted))
 
 
-def guard(program: Callable[[], int | None], begin: str = "error: ") -> int:
+def guard(
+  program: Callable[[], int | None],
+  begin: str = "error: ",
+  *,
+  interrupted: int = EXIT_INTERRUPTED,
+) -> int:
   """Runs a program; returns its exit code, or that of its mistake.
 
   Args:
     program: takes nothing, returns an exit code or None (0).
     begin: of the line that tells a mistake.
+    interrupted: exit code after Ctrl-C or SIGTERM; `errors.EXIT_RESUMABLE`
+      where the same command goes on.
   """
   streams.prepare()
   try:
+    _catch_sigterm()
     code = program() or 0
     sys.stdout.flush()
     return code
-  except KeyboardInterrupt:
-    print("\ninterrupted", file=sys.stderr)
-    return EXIT_INTERRUPTED
+  except (KeyboardInterrupt, errors.Terminated):
+    goes_on = interrupted == errors.EXIT_RESUMABLE
+    more = "; the same command goes on" if goes_on else ""
+    print(f"\ninterrupted{more}", file=sys.stderr, flush=True)
+    return interrupted
   except BrokenPipeError:
     streams.drop_output()
     return 141
@@ -96,6 +114,12 @@ def guard(program: Callable[[], int | None], begin: str = "error: ") -> int:
     except OSError:
       streams.drop_output()
     return errors.EXIT_BAD_INPUT
+
+
+def _catch_sigterm() -> None:
+  """Lets a scheduler's SIGTERM leave as little behind as Ctrl-C does."""
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, errors.terminate)
 
 
 def require(name: str) -> Any:
@@ -361,14 +385,30 @@ def _help(usage: str, argv: list[str], module: str) -> str:
   return "\n".join(shown)
 
 
+@functools.cache  # Once is enough.
 def _quiet() -> None:
-  """Leaves logs out of libraries whose failures come up as exceptions too."""
+  """Leaves out what libraries print of failures that come up as exceptions too.
+
+  A save that fails, as on a full disk, fails in several threads of orbax and
+  tensorstore, and each prints it.
+  """
 
   def wanted(record: logging.LogRecord) -> bool:
     parts = pathlib.PurePath(record.pathname).parts
     return "orbax" not in parts and "ml_collections" not in parts
 
-  logging.getLogger("absl").addFilter(wanted)
+  # absl's own class of logger, or records would not say who wrote them.
+  absl_logging.get_absl_logger().addFilter(wanted)
+  # Results of the other writes, which nobody asks for after the first error.
+  logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  show = sys.unraisablehook
+
+  def unraisable(about: "sys.UnraisableHookArgs") -> None:
+    # Those writes want to hand their results to a loop that has ended.
+    if str(about.exc_value) != "Event loop is closed":
+      show(about)
+
+  sys.unraisablehook = unraisable
 
 
 def _set_compilation_cache(folder: str) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import memcomp
-from memcomp import streams
+from memcomp import platforms, streams
 
 Line = tuple[bool, str]
 """(in order?, what was found and, if it is not, what to do)."""
@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> int:
           problems.append(text)
     except Exception as error:
       # A broken installation may fail anywhere; the other checks still tell.
-      text = f"{title}: {type(error).__name__}: {_first_line(error)}"
+      name = f"{type(error).__name__}: {_first_line(error)}"
+      text = f"{title}: {platforms.reason(error) or name}"
       print(f"  ! {text}", flush=True)
       problems.append(text)
   if not problems:

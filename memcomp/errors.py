@@ -8,6 +8,8 @@ traceback.
 import errno
 import os
 
+from memcomp import platforms
+
 EXIT_BAD_INPUT = 2
 """Exit code: the input (config, data, checkpoint, disk) needs a fix."""
 
@@ -29,6 +31,15 @@ EXIT_HUNG = 45
 
 class UserError(Exception):
   """Something the user can fix; the message names the cause and the fix."""
+
+
+class Terminated(BaseException):
+  """SIGTERM: a scheduler's Ctrl-C, which no prompt may catch and go on."""
+
+
+def terminate(*unused: object) -> None:
+  """Raises `Terminated`: a handler of SIGTERM."""
+  raise Terminated
 
 
 BAD_JSON = (ValueError, RecursionError)
@@ -60,9 +71,13 @@ _MEMORY = "use smaller batches, rows, lengths or models, or a larger machine"
 def explain(error: BaseException) -> str | None:
   """Returns place, cause and fix in one line; None of a bug.
 
-  Of a `UserError`, and of what the machine refused (`reason`).
+  Of a `UserError`, of what the machine refused (`reason`), and of a platform
+  that it has not (`platforms`).
   """
-  cause = str(error) if isinstance(error, UserError) else reason(error)
+  if isinstance(error, UserError):
+    cause = str(error)
+  else:
+    cause = platforms.reason(error) or reason(error)
   if cause is None:
     return None
   place = getattr(error, "filename", None)

@@ -96,7 +96,7 @@ _ONLY_WITH = {
 
 def main() -> NoReturn:
   """Runs the command line; exits."""
-  cli.main(program, usage=__doc__)
+  cli.main(program, usage=__doc__, interrupted=errors.EXIT_RESUMABLE)
 
 
 def program() -> int:

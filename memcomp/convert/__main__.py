@@ -13,7 +13,6 @@ checkpoint is taken as --checkpoint too. The workdir is whole or absent. Exit
 codes: 0 done, 2 the input needs a fix, 130 interrupted (nothing is kept).
 """
 
-import signal
 from typing import NoReturn
 
 from absl import flags
@@ -65,8 +64,6 @@ def program() -> None:
   """Converts what the flags describe."""
   checkpoint = cli.require("checkpoint")
   workdir, mixer = cli.require("workdir"), cli.require("mixer")
-  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
   from memcomp.convert import convert
 
   convert.convert(

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -34,30 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
   # Below the line of progress, not behind it.
   start = "\n" if sys.stderr and sys.stderr.isatty() else ""
-  return cli.guard(lambda: _program(argv, start), f"{start}prepare: ")
+  return cli.guard(
+    lambda: _program(argv),
+    f"{start}prepare: ",
+    interrupted=errors.EXIT_RESUMABLE,
+  )
 
 
-def _program(argv: Sequence[str] | None, start: str) -> int:
+def _program(argv: Sequence[str] | None) -> None:
   flags, more = _flags(argv)
-  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    prepare(
-      flags.source,
-      flags.out,
-      tokenizer=flags.tokenizer,
-      shard_tokens=flags.shard_tokens,
-      workers=flags.workers,
-      verify=flags.verify,
-      beam=more if flags.beam else None,
-    )
-  except KeyboardInterrupt:
-    print(
-      f"{start}prepare: interrupted; the same command goes on from here",
-      file=sys.stderr,
-    )
-    return errors.EXIT_RESUMABLE
-  return 0
+  prepare(
+    flags.source,
+    flags.out,
+    tokenizer=flags.tokenizer,
+    shard_tokens=flags.shard_tokens,
+    workers=flags.workers,
+    verify=flags.verify,
+    beam=more if flags.beam else None,
+  )
 
 
 def prepare(

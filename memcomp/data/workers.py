@@ -86,7 +86,7 @@ def run(
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[threading.Event]:
-  """Gives an event in place of KeyboardInterrupt.
+  """Gives an event in place of what Ctrl-C and SIGTERM raise.
 
   Raised between two bytecodes, it can leave a lock of the pool held, and the
   process then waits for that lock when it ends.
@@ -96,7 +96,7 @@ def _interrupts_held_back() -> Iterator[threading.Event]:
   if threading.current_thread() is threading.main_thread():
     for number in (signal.SIGINT, signal.SIGTERM):
       handler = signal.getsignal(number)
-      if handler is signal.default_int_handler:
+      if handler in (signal.default_int_handler, errors.terminate):
         before[number] = handler
         signal.signal(number, lambda *_: interrupted.set())
   try:

@@ -10,7 +10,6 @@ layout of Hugging Face (Llama, Qwen2) is taken as --checkpoint too. Exit codes:
 0 done, 2 the input needs a fix, 130 interrupted.
 """
 
-import signal
 from typing import NoReturn
 
 from absl import flags
@@ -39,8 +38,6 @@ def main() -> NoReturn:
 def program() -> None:
   """Writes the export that the flags describe."""
   checkpoint, out = cli.require("checkpoint"), cli.require("out")
-  # A scheduler's SIGTERM should leave as little behind as Ctrl-C does.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
   from memcomp.export import write
 
   folder = write.export(

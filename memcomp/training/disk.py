@@ -5,6 +5,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 
 from memcomp import errors, lock
@@ -69,14 +70,23 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out.with_name(f".{out.name}.lock"), f"{out} is being written"):
       require_free(out)  # Another process may just have made it.
-      shutil.rmtree(partial, ignore_errors=True)
+      _remove(partial)
       partial.mkdir()
       try:
         yield partial
         os.rename(partial, out)
       except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         raise
+
+
+def _remove(folder: pathlib.Path) -> None:
+  """Removes a folder, in which threads of a failed save may still write."""
+  for _ in range(40):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+      return
+    time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -78,8 +78,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
   """Returns an exit code and a line; None if the traceback is wanted."""
   if isinstance(error, errors.UserError):
     return errors.EXIT_BAD_INPUT, str(error)
-  if isinstance(error, KeyboardInterrupt):
-    return 128 + signal.SIGINT, "interrupted"
+  if isinstance(error, (KeyboardInterrupt, errors.Terminated)):
+    return errors.EXIT_RESUMABLE, f"interrupted; {_GO_ON}"
   if line := errors.explain(error):
     return errors.EXIT_BAD_INPUT, line
   if isinstance(error, jax.errors.JaxRuntimeError):

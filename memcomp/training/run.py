@@ -60,6 +60,7 @@ def run(
       f" --checkpoints={workdir} instead"
     )
   workdir = pathlib.Path(workdir).absolute()
+  stop = signals.StopRequest()
   with contextlib.ExitStack() as stack:
     with processes.together("opening the run") as seen:
       seen |= processes.program()
@@ -91,10 +92,14 @@ def run(
         stack.enter_context(workdir_lib.claim(workdir, config, place))
     with processes.together("looking for the run's checkpoints") as seen:
       seen["folder of checkpoints"] = workdir_lib.claimed_by(place)
-    code = _train(config, workdir, place, mesh, tokenizer, feed, store)
+    code = _train(config, workdir, place, mesh, tokenizer, feed, store, stop)
     processes.leave()
-    if code == 0 and config.evaluation.run_after_training:
-      code = _evaluate(config, workdir, place)
+    if (
+      code == 0
+      and config.evaluation.run_after_training
+      and processes.is_first()
+    ):
+      code = _evaluate(config, workdir, place, stop)
   return code
 
 
@@ -106,6 +111,7 @@ def _train(
   tokenizer: tokenizer_lib.Tokenizer,
   feed: feed_lib.Feed,
   store: sources.Split | None,
+  stop: signals.StopRequest,
 ) -> int:
   abstract = state_lib.abstract_state(config, mesh)
   meta = make_meta(config, tokenizer, abstract.params)
@@ -117,7 +123,7 @@ def _train(
 
   with (
     jax.set_mesh(mesh),
-    signals.StopRequest() as stop,
+    stop,
     contextlib.closing(
       checkpoint.Checkpoints(place, keep=config.training.keep_checkpoints)
     ) as checkpoints,
@@ -160,17 +166,23 @@ def _validation_store(
 
 
 def _evaluate(
-  config: config_lib.Config, workdir: pathlib.Path, place: epath.Path
+  config: config_lib.Config,
+  workdir: pathlib.Path,
+  place: epath.Path,
+  stop: signals.StopRequest,
 ) -> int:
-  # Imported late: training does not depend on evaluation.
-  from memcomp.evaluation import run as evaluation_run
-
   try:
+    # Imported late: training does not depend on evaluation.
+    from memcomp.evaluation import run as evaluation_run
+
+    if stop.requested:
+      raise KeyboardInterrupt  # In the last step, after which nothing was left.
     evaluation_run.after_training(config, workdir, place)
-  except KeyboardInterrupt:
+  except (KeyboardInterrupt, errors.Terminated):
     print(
-      "\nCtrl-C: training is done and saved; the same command evaluates it",
+      "\nstopped: training is done and saved; the same command evaluates it",
       file=sys.stderr,
+      flush=True,
     )
     return errors.EXIT_RESUMABLE
   return 0

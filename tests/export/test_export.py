@@ -160,7 +160,9 @@ def test_a_changed_byte_is_seen(exported, tmp_path):
     read.load(out)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space")])
+@pytest.mark.parametrize(
+  "error", [KeyboardInterrupt, errors.Terminated, OSError(28, "No space")]
+)
 def test_an_interrupted_export_leaves_nothing(
   run, tmp_path, monkeypatch, error
 ):
@@ -174,9 +176,7 @@ def test_an_interrupted_export_leaves_nothing(
     save(*args, **kwargs)
 
   monkeypatch.setattr(safetensors, "save_file", save_once)
-  expected = (
-    KeyboardInterrupt if error is KeyboardInterrupt else errors.UserError
-  )
+  expected = errors.UserError if isinstance(error, OSError) else error
   with pytest.raises(expected):
     write.export(run, tmp_path / "out", shard_bytes=9000)
   assert len(calls) == 2

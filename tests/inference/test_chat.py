@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import chat, generate, prefill, sample, saved
 
@@ -222,3 +223,9 @@ def test_ctrl_c_while_reading_leaves_the_session(talk, monkeypatch, tmp_path):
   found, out = talk(f"/read {text}", "/undo")
   assert "(stopped)" in out and "no turn to undo" in out
   assert found.session.position.tolist() == [0]
+
+
+def test_sigterm_ends_a_chat(talk):
+  """At the prompt, where Ctrl-C only says how to leave."""
+  with pytest.raises(errors.Terminated):
+    talk(errors.Terminated, "one")

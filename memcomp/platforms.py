@@ -1,0 +1,32 @@
+"""Why JAX has no device to run on."""
+
+import os
+import sys
+
+
+def reason(error: BaseException) -> str | None:
+  """Returns cause and fix if JAX could not start, None of all else."""
+  text = str(error).partition("\n")[0].partition(" (set JAX_PLATFORMS")[0]
+  if "Unable to initialize backend" not in text:
+    if not isinstance(error, AssertionError) or _has_devices():
+      return None
+    # A platform without its plugin is left out, until nothing is left.
+    text = "its plugin is not installed"
+  asked = os.environ.get("JAX_PLATFORMS")
+  what = f"JAX_PLATFORMS={asked}: " if asked else ""
+  return (
+    f"{what}JAX has no such device ({text.rstrip('.')}); unset JAX_PLATFORMS to"
+    " take what is there, or install what it names: the extra cuda13 or tpu"
+  )
+
+
+def _has_devices() -> bool:
+  """Whether JAX has devices; so it is where it has not been imported."""
+  if "jax" not in sys.modules:
+    return True
+  import jax
+
+  try:
+    return bool(jax.devices())
+  except (RuntimeError, AssertionError):
+    return False

@@ -1,0 +1,109 @@
+"""Ctrl-C and SIGTERM outside of the steps: setting up, and evaluating."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+import training_cases
+
+import memcomp.evaluation.run
+from memcomp import cli, errors
+from memcomp.training import loop, run
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+  """As in a program of `cli`."""
+  before = signal.getsignal(signal.SIGTERM)
+  cli._catch_sigterm()
+  yield
+  signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def config(text, leaky_model):
+  config = training_cases.tiny(text)
+  config.evaluation.run_after_training = True
+  return config
+
+
+def interrupted_by(number):
+  def interrupted(*unused, **more):
+    os.kill(os.getpid(), number)
+    return ""
+
+  return interrupted
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_evaluating(config, tmp_path, monkeypatch, capsys, number):
+  with monkeypatch.context() as patch:
+    patch.setattr(
+      memcomp.evaluation.run, "after_training", interrupted_by(number)
+    )
+    assert run.run(config, tmp_path / "run") == errors.EXIT_RESUMABLE
+  assert "the same command evaluates it" in capsys.readouterr().err
+  evaluated = []
+  monkeypatch.setattr(
+    memcomp.evaluation.run, "after_training", lambda *_: evaluated.append(1)
+  )
+  assert run.run(config, tmp_path / "run") == 0
+  assert evaluated and "all 8 steps are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_when_the_last_step_is_done(config, tmp_path, monkeypatch, number):
+  """It is caught, for the step's sake: the evaluation must not begin."""
+  train = loop.train
+
+  def interrupted(*arguments):
+    code = train(*arguments)
+    interrupted_by(number)()
+    return code
+
+  monkeypatch.setattr(loop, "train", interrupted)
+  monkeypatch.setattr(
+    memcomp.evaluation.run, "after_training", lambda *_: pytest.fail("begun")
+  )
+  assert run.run(config, tmp_path / "run") == errors.EXIT_RESUMABLE
+  # Without an evaluation nothing is left to do.
+  config.evaluation.run_after_training = False
+  assert run.run(config, tmp_path / "other") == 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+  ("code", "message"),
+  [(130, "interrupted\n"), (42, "interrupted; the same command goes on\n")],
+)
+def test_a_program_cleans_up(number, code, message, capsys):
+  cleaned = []
+
+  def program():
+    with contextlib.ExitStack() as stack:
+      stack.callback(cleaned.append, 1)
+      interrupted_by(number)()
+
+  with pytest.raises(SystemExit) as stop:
+    cli.main(program, usage="", argv=["x.py"], interrupted=code)
+  assert stop.value.code == code and cleaned
+  assert capsys.readouterr().err == "\n" + message
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_evaluation_of_a_run(tmp_path):
+  config = training_cases.write_config(tmp_path)
+  flags = ("--config.evaluation.run_after_training=True",)
+  with training_cases.start(config, tmp_path / "run", *flags) as process:
+    while "evaluating" not in (line := process.stdout.readline()):
+      assert line, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=240)
+  assert process.returncode == errors.EXIT_RESUMABLE, err
+  assert "Traceback" not in err and "the same command evaluates it" in err
+  code, _, err = training_cases.train(config, tmp_path / "run", *flags)
+  assert code == 0, err
+  assert (tmp_path / "run/eval/results.json").exists()
