@@ -16,8 +16,8 @@ import runs
 from flax import nnx
 from safetensors import numpy as safetensors
 
-from memcomp import config as config_lib
 from memcomp import cli, errors, sharding
+from memcomp import config as config_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import recall
 from memcomp.evaluation import run as evaluation
