@@ -14,6 +14,8 @@ import shutil
 import signal
 import tempfile
 
+import pytest
+
 pytest_plugins = ["rotation", "cpu_seconds", "pytester"]
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -70,6 +72,7 @@ _GIB_PER_WORKER = 4
 _MOST_WORKERS = 16
 
 
+@pytest.hookimpl(optionalhook=True)  # where xdist is missing
 def pytest_xdist_auto_num_workers():
   """A worker per core, as far as memory goes: what `-n auto` means."""
   memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

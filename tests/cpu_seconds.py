@@ -1,9 +1,9 @@
 """CPU seconds of every test: a table of the slowest, and a limit.
 
 What counts is the time of setup and call, of all threads and of subprocesses
-that ended. Other work on the machine lengthens it too: a processor's second
-thread takes up to half of its speed. So it is divided by how much longer than
-on an idle machine a fixed piece of work takes.
+that ended. Other work on the machine lengthens it: the second thread of a core
+takes up to half of its speed, and many processes empty its caches. So the time
+is divided by `slowdown`.
 """
 
 import os
@@ -33,8 +33,14 @@ def _work() -> float:
 
 
 def slowdown() -> float:
-  """How many times longer than on an idle machine things take now."""
-  return max(1.0, statistics.median(_work() for _ in range(3)) / _IDLE)
+  """How many times longer than on an idle machine things take now.
+
+  By a fixed piece of work, which feels the other thread of its core, and by the
+  processes that wait for a core, of which this run has up to two for each.
+  """
+  slower = statistics.median(_work() for _ in range(3)) / _IDLE
+  waiting = os.getloadavg()[0] / (2 * (os.cpu_count() or 1))
+  return max(1.0, slower) * max(1.0, waiting)
 
 
 def spent() -> float:
@@ -48,8 +54,8 @@ class Clock:
   """Notes the CPU seconds of each phase of a test in its report."""
 
   def __init__(self):
-    self.slowdown = 1.0
-    self.last = 0.0
+    self.slowdown = slowdown()
+    self.sampled = self.last = spent()
 
   def pytest_runtest_logstart(self):
     self.last = spent()
@@ -59,11 +65,13 @@ class Clock:
     report = yield
     now = spent()
     seconds, self.last = now - self.last, now
-    if seconds > _WORTH_LISTING:
-      # Whichever is longer of before and after: both are samples.
-      before, self.slowdown = self.slowdown, slowdown()
-      seconds /= max(before, self.slowdown)
+    before = self.slowdown
+    if now - self.sampled > _WORTH_LISTING:
+      self.slowdown = slowdown()
+      self.last = self.sampled = spent()
     if report.when != "teardown":
+      # Both are samples: the larger counts, so that no test fails by chance.
+      seconds /= max(before, self.slowdown)
       report.user_properties.append((_NAME, seconds))
     return report
 
@@ -110,6 +118,7 @@ class Table:
 
 
 def pytest_configure(config):
-  config.pluginmanager.register(Clock(), "cpu-seconds-clock")
+  if hasattr(config, "workerinput") or not config.getoption("numprocesses", 0):
+    config.pluginmanager.register(Clock(), "cpu-seconds-clock")
   if not hasattr(config, "workerinput"):
     config.pluginmanager.register(Table(), "cpu-seconds-table")

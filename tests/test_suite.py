@@ -42,12 +42,16 @@ def run(pytester, monkeypatch):
   """Runs a file of tests under the suite's plugins."""
   monkeypatch.setattr(cpu_seconds, "LIMIT", 0.2)
   monkeypatch.setattr(cpu_seconds, "_WORTH_LISTING", 0.1)
-  monkeypatch.setattr(cpu_seconds, "slowdown", lambda: 1.0)
   folder = pathlib.Path(cpu_seconds.__file__).parent
   pytester.makeini(f"[pytest]\nmarkers = slow\npythonpath = {folder}")
-  pytester.makeconftest("pytest_plugins = ['rotation', 'cpu_seconds']")
 
-  def of(source, *options):
+  def of(source, *options, slowdown=1.0):
+    monkeypatch.setattr(cpu_seconds, "slowdown", lambda: slowdown)
+    pytester.makeconftest(
+      "import cpu_seconds\n"  # in workers, too
+      f"cpu_seconds.slowdown = lambda: {slowdown}\n"
+      "pytest_plugins = ['rotation', 'cpu_seconds']"
+    )
     pytester.makepyfile(source)
     return pytester.runpytest_inprocess(*options)
 
@@ -76,9 +80,8 @@ def test_within_the_limit_a_run_passes(run):
   assert result.ret == pytest.ExitCode.OK
 
 
-def test_other_work_on_the_machine_counts_for_nothing(run, monkeypatch):
-  monkeypatch.setattr(cpu_seconds, "slowdown", lambda: 2.0)
-  assert run(BUSY, "-n", "0").ret == pytest.ExitCode.OK
+def test_other_work_on_the_machine_counts_for_nothing(run):
+  assert run(BUSY, "-n", "0", slowdown=2.0).ret == pytest.ExitCode.OK
 
 
 def test_finished_subprocesses_count():

@@ -28,11 +28,13 @@ def with_spec(monkeypatch, **changes):
   monkeypatch.setitem(api.IMPLEMENTATIONS.functions, "xla_chunked", chunk)
 
 
+@pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
   with_spec(monkeypatch)
   checks.check_values(POWER, 37)
 
 
+@pytest.mark.slow
 def test_routing_against_the_rows_before_the_append(monkeypatch):
   def without(block, *_):
     none = jnp.zeros(block.gates.shape[:-1])
@@ -55,6 +57,7 @@ def test_gated_appends(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_gated_first_rows(monkeypatch):
   right = tile.leaving
 
@@ -83,6 +86,7 @@ def test_a_window_that_slides(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_a_row_too_many_at_an_update(monkeypatch):
   right = tile.room
 

@@ -8,9 +8,6 @@ from memcomp_kernels.primitives import decay
 from memcomp_kernels.testing import checks, memories
 from memcomp_kernels.two_pass_delta import gates, tile
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SUBJECT, READ_FIRST, ALL_INPUTS = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -51,6 +48,7 @@ def test_codes_of_the_memory_before_the_write(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_reads_after_the_write(monkeypatch):
   def after(self, query, *, first=False):
     del first
@@ -62,6 +60,7 @@ def test_reads_after_the_write(monkeypatch):
   assert_red(READ_FIRST)
 
 
+@pytest.mark.slow
 def test_one_rate_for_both_passes(monkeypatch):
   def first_only(inputs, spec, dtype):
     rate = inputs.write_rate[..., :1]

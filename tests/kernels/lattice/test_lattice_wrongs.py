@@ -39,6 +39,7 @@ def with_shares(monkeypatch, change):
   in_tile(monkeypatch, channel_decay, channel_decay=wrong)
 
 
+@pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
   for module in (columns, channel_decay, matmul):
     in_tile(monkeypatch, module)
@@ -46,6 +47,7 @@ def test_what_is_patched_is_right(monkeypatch):
   checks.check_values(subject(), 37)
 
 
+@pytest.mark.slow
 def test_no_tangent_projection(monkeypatch):
   right = matmul.product
 
@@ -69,6 +71,7 @@ def test_no_contraction(monkeypatch):
   checks.check_values(subject("chunk-orthogonal"), 37)
 
 
+@pytest.mark.slow
 def test_a_contraction_without_the_decay(monkeypatch):
   in_tile(
     monkeypatch,
@@ -91,12 +94,14 @@ def test_renormalising_an_incomplete_chunk(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_renormalising_by_beta_alone(monkeypatch):
   in_tile(monkeypatch, columns, finish=lambda S, *_: S)
   checks.check_values(subject(), 7)  # no chunk has ended
   assert_red()
 
 
+@pytest.mark.slow
 def test_decay_forgotten_between_blocks(monkeypatch):
   def forgotten(shares):
     if shares.to_block is None:
@@ -109,11 +114,13 @@ def test_decay_forgotten_between_blocks(monkeypatch):
   assert_red("chunk-long-sparse")
 
 
+@pytest.mark.slow
 def test_blocks_that_do_not_see_each_other(monkeypatch):
   with_shares(monkeypatch, lambda shares: shares._replace(to_block=None))
   assert_red("chunk-long-sparse")
 
 
+@pytest.mark.slow
 def test_exp_of_positive_sums(monkeypatch):
   """exp(G_r) exp(-G_i), the usual split of a share."""
 

@@ -9,9 +9,6 @@ from memcomp_kernels.primitives import affine, decay, outer
 from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["state_space_duality"]
 OWN, SHARED = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -54,6 +51,7 @@ def test_a_state_that_does_not_decay_for_reads(monkeypatch):
   assert_red(OWN)
 
 
+@pytest.mark.slow
 def test_heads_of_a_group_in_turn(monkeypatch):
   """Head h in group h % groups, not h // heads_per_group."""
 

@@ -10,9 +10,6 @@ from memcomp_kernels.primitives import delta
 from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["infini_attention"]
 SEGMENTS, LINEAR, TOKEN = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -42,6 +39,7 @@ def test_errors_that_do_not_see_each_other(monkeypatch):
   assert_red(TOKEN)
 
 
+@pytest.mark.slow
 def test_a_coupling_without_the_sums(monkeypatch):
   """The divisor belongs to the row, all of it."""
 
@@ -53,6 +51,7 @@ def test_a_coupling_without_the_sums(monkeypatch):
   assert_red(TOKEN)
 
 
+@pytest.mark.slow
 def test_segments_that_read_what_they_wrote_before_a_cut(monkeypatch):
   """M in place of M' where a sequence was cut inside a segment."""
   right = tile.run

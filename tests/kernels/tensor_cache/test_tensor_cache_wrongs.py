@@ -64,6 +64,7 @@ def test_a_prediction_from_the_decayed_memory(monkeypatch):
   red("evicted-delta")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evicted-delta", "evicted-outer"])
 def test_read_and_write_in_the_other_order(monkeypatch, name):
   right = tile.run
@@ -114,6 +115,7 @@ def test_segments_that_leak(monkeypatch):
     checks.check_packing(subject("evicted-delta"), [14, 9], 1)
 
 
+@pytest.mark.slow
 def test_an_inverse_by_doubling_is_not_a_solution(monkeypatch):
   """Powers of the matrix grow where keys repeat, and cancel."""
 

@@ -9,9 +9,6 @@ from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.primitives import decay, delta, matmul
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["delta_rule"]
 GATED, PLAIN = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -44,6 +41,7 @@ def test_the_coupling_transposed(monkeypatch):
   assert_red(GATED)
 
 
+@pytest.mark.slow
 def test_a_memory_before_the_tile_that_does_not_decay(monkeypatch):
   def factors(log_decay):
     right = decay.decay_factors(log_decay)
@@ -54,6 +52,7 @@ def test_a_memory_before_the_tile_that_does_not_decay(monkeypatch):
   assert_red(GATED)
 
 
+@pytest.mark.slow
 def test_reads_of_errors_as_if_the_memory_were_empty(monkeypatch):
   """U alone in place of U - W S where the tile's own errors are read."""
 

@@ -77,6 +77,7 @@ def test_mask_that_sees_the_future(monkeypatch):
     checks.check_causal(STALE, 37)
 
 
+@pytest.mark.slow
 def test_exp_before_mask(monkeypatch):
   wrong = masked_decay(jnp.tril, exp_first=True)
   monkeypatch.setattr(decay, "decay_factors", wrong)
@@ -85,6 +86,7 @@ def test_exp_before_mask(monkeypatch):
     checks.check_edges(STALE, 29)
 
 
+@pytest.mark.slow
 def test_chunk_mean_of_the_writes(monkeypatch):
   def mean(name, z, target, eps):
     u = activations.write_direction(name, z, target, eps)
@@ -95,6 +97,7 @@ def test_chunk_mean_of_the_writes(monkeypatch):
     checks.check_values(STALE, 37)
 
 
+@pytest.mark.slow
 def test_error_without_the_jacobian(monkeypatch):
   def error(name, z, target, eps):
     return activations.activate(name, z, eps) - target
@@ -104,6 +107,7 @@ def test_error_without_the_jacobian(monkeypatch):
     checks.check_values(STALE, 37)
 
 
+@pytest.mark.slow
 def test_first_order_gradient_only(monkeypatch):
   import jax
 
@@ -129,6 +133,7 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
     checks.check_hand_off(STALE, piece=5, pieces=9)
 
 
+@pytest.mark.slow
 def test_a_reset_without_its_gradient(monkeypatch):
   right = tile_scan.ENGINE
 
@@ -142,6 +147,7 @@ def test_a_reset_without_its_gradient(monkeypatch):
     checks.check_packing(STALE, [5, 9], 1)
 
 
+@pytest.mark.slow
 def test_a_decay_too_many_in_the_exact_recurrence(monkeypatch):
   right = decay.decay_before
 

@@ -12,9 +12,6 @@ import pytest
 from memcomp_kernels.ovq import dictionary, tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["ovq"]
 SUBJECT = checks.Subject(MEMORY, MEMORY.specs["plateau"], "xla_chunked")
 
@@ -30,6 +27,7 @@ def assert_red():
     checks.check_values(SUBJECT, 37)
 
 
+@pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
   patched(monkeypatch)
   checks.check_values(SUBJECT, 37)
@@ -63,6 +61,7 @@ def test_keys_and_values_apart(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_a_chunk_that_is_taken_up_before_it_is_whole(monkeypatch):
   def always(memories, starts, laid, complete, spec, tiling):
     return right(memories, starts, laid, complete | True, spec, tiling)

@@ -10,9 +10,6 @@ from memcomp_kernels.primitives import window
 from memcomp_kernels.softmax_attention import tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["softmax_attention"]
 WINDOW = checks.Subject(MEMORY, MEMORY.specs["window"], "xla_chunked")
 SINKS = checks.Subject(MEMORY, MEMORY.specs["window-sinks"], "xla_chunked")
@@ -48,6 +45,7 @@ def test_a_token_that_sees_the_next(monkeypatch):
     checks.check_causal(FULL, 37)
 
 
+@pytest.mark.slow
 def test_segments_that_leak(monkeypatch):
   def wrong(plan):
     return dataclasses.replace(plan, run=jnp.minimum(plan.run, 0))
@@ -57,6 +55,7 @@ def test_segments_that_leak(monkeypatch):
     checks.check_packing(FULL, [5, 9], 1)
 
 
+@pytest.mark.slow
 def test_a_prefix_that_is_lost(monkeypatch):
   def wrong(plan):
     return dataclasses.replace(plan, inherits=jnp.zeros((), bool))
@@ -78,6 +77,7 @@ def test_sinks_that_are_forgotten(monkeypatch):
     checks.check_values(SINKS, 100)
 
 
+@pytest.mark.slow
 def test_a_softmax_without_its_maximum(monkeypatch):
   wrong = vars(jnp) | {"max": lambda x, **keywords: jnp.zeros_like(x[..., :1])}
   monkeypatch.setattr(tile, "jnp", python_types.SimpleNamespace(**wrong))

@@ -11,9 +11,6 @@ from memcomp_kernels.primitives import triangular
 from memcomp_kernels.test_time_training import inner, rows, tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["test_time_training"]
 STALE, TOKEN, TOKEN_MLP = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -52,6 +49,7 @@ def test_value_as_the_target(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_first_order_gradient_only(monkeypatch):
   def stopped(eps, z, labels):
     return inner.gradient(eps, lax.stop_gradient(z), labels)
@@ -71,6 +69,7 @@ def test_chunks_that_end_with_all_of_the_step(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_unfinished_sweeps_are_not_exact(monkeypatch):
   def sweeps(direction, base, coupling, parameters, solver):
     strict = jnp.tril(coupling, -1)
@@ -84,6 +83,7 @@ def test_unfinished_sweeps_are_not_exact(monkeypatch):
   assert_red(TOKEN)
 
 
+@pytest.mark.slow
 def test_a_second_layer_of_the_tiles_start(monkeypatch):
   """Its writes forgotten until the tile ends."""
   dim = dict(TOKEN_MLP.sizes)["value_dim"]

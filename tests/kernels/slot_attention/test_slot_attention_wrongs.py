@@ -4,13 +4,11 @@ import types as python_types
 
 import jax.numpy as jnp
 import pytest
+import rotation
 
 from memcomp_kernels.primitives import channel_decay
 from memcomp_kernels.slot_attention import tile, xla_chunked
 from memcomp_kernels.testing import checks, memories
-
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
 
 MEMORY = memories.MEMORIES["slot_attention"]
 GATED, SOFTMAX = (
@@ -40,13 +38,16 @@ def of_shares(change):
   return {"of_sums": changed, "channel_decay": channel}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", [GATED, SOFTMAX], ids=["gated", "softmax"])
 def test_what_is_patched_is_right(monkeypatch, subject):
   in_tile(monkeypatch, **of_shares(lambda shares: shares))
   checks.check_values(subject, 37)
 
 
-@pytest.mark.parametrize("subject", [GATED, SOFTMAX], ids=["gated", "softmax"])
+@pytest.mark.parametrize(
+  "subject", rotation.cases([GATED, SOFTMAX], [GATED]), ids=["gated", "softmax"]
+)
 def test_a_token_that_does_not_see_itself(monkeypatch, subject):
   def strict(shares):
     size = shares.within.shape[-2]
@@ -72,6 +73,7 @@ def test_blocks_that_do_not_see_each_other(monkeypatch):
   assert_red(GATED)
 
 
+@pytest.mark.slow
 def test_exp_of_positive_sums(monkeypatch):
   """exp(G_r) exp(-G_i), the usual split of a share."""
 
@@ -87,6 +89,7 @@ def test_exp_of_positive_sums(monkeypatch):
     checks.check_edges(GATED, 29)
 
 
+@pytest.mark.slow
 def test_empty_places_that_are_written(monkeypatch):
   """A write logit of zero is a write."""
 

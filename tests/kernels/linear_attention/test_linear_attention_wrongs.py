@@ -9,9 +9,6 @@ from memcomp_kernels.linear_attention import tile, xla_chunked
 from memcomp_kernels.primitives import affine, decay, feature_maps, outer
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["linear_attention"]
 DECAYED, PLAIN, NO_SUM = (
   checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
@@ -39,6 +36,7 @@ def test_reads_before_the_write(monkeypatch):
   assert_red(NO_SUM)
 
 
+@pytest.mark.slow
 def test_a_memory_that_does_not_decay_from_tile_to_tile(monkeypatch):
   with_factors(monkeypatch, lambda x: x._replace(total=jnp.ones_like(x.total)))
   checks.check_values(PLAIN, 100)  # no decay hides it
@@ -61,6 +59,7 @@ def test_a_sum_that_does_not_decay(monkeypatch):
   assert_red(DECAYED)
 
 
+@pytest.mark.slow
 def test_features_of_empty_places(monkeypatch):
   """elu(0) + 1 is 1: a padded place must not be counted."""
   right = tile.prepare

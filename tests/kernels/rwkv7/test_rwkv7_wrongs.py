@@ -9,9 +9,6 @@ from memcomp_kernels.primitives import channel_decay, delta
 from memcomp_kernels.rwkv7 import tile
 from memcomp_kernels.testing import checks, memories
 
-# What goes wrong does not change with every commit; the four are watched.
-pytestmark = pytest.mark.slow
-
 MEMORY = memories.MEMORIES["rwkv7"]
 SUBJECT = checks.Subject(MEMORY, MEMORY.specs["released"], "xla_chunked")
 
@@ -28,6 +25,7 @@ def assert_red():
     checks.check_values(SUBJECT, 37)
 
 
+@pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
   patched(monkeypatch, channel_decay)
   patched(monkeypatch, delta)
@@ -64,11 +62,13 @@ def test_transposed_couplings(monkeypatch):
   assert_red()
 
 
+@pytest.mark.slow
 def test_removals_that_do_not_see_each_other(monkeypatch):
   patched(monkeypatch, delta, solve=lambda coupling, target: target)
   assert_red()
 
 
+@pytest.mark.slow
 def test_a_token_that_does_not_see_itself(monkeypatch):
   def strict(log_decay, block):
     shares = channel_decay.channel_decay(log_decay, block)
