@@ -245,7 +245,7 @@ class Mixer(nnx.Module):
 
   def memories(self, state: Any) -> tuple[jax.Array, ...]:
     """The arrays whose size tells how full the memory is."""
-    memory = getattr(state, "memory", state)
+    memory = state.memory
     return tuple(operator.attrgetter(f)(memory) for f in self.memory_fields)
 
   @overload

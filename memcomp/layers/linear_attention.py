@@ -93,6 +93,10 @@ class LinearAttention(base.Mixer):
     del length
     return self.init_memory(batch)
 
+  def memories(self, state: linear_attention.State) -> tuple[jax.Array, ...]:
+    """The array whose size tells how full the memory is."""
+    return (state.memory,)
+
   def fresh_memory(self, batch, memory, call):
     """The layer's state is the memory."""
     return self.fresh_state(batch)

@@ -164,3 +164,18 @@ def test_a_fresh_state_may_be_donated(name):
   own = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.size]
   assert len(set(own)) == len(own)
   assert not set(own) & set(kept)
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_memories_are_arrays_of_the_state(name):
+  mixer = registry.MIXERS[name]
+
+  def whole():
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    state = layer.init_state(2, 16)
+    return layer.memories(state), state
+
+  found, state = jax.eval_shape(whole)
+  shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(state)]
+  assert found and all((a.shape, a.dtype) in shapes for a in found)
+  assert all(a.shape[0] == 2 and a.ndim >= 3 for a in found)
