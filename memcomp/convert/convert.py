@@ -188,6 +188,9 @@ def _scorer(config, opened: load.Checkpoint, mesh):
     of.model = model
     sizes = loop.token_bytes(tokenizer, store)
     found = validation.make(of, store, mesh, sizes)(params)
+    if found["validation_loss"] is None:
+      print(f"{name:>10}: nothing was scored of {store.name}", flush=True)
+      return None
     print(
       f"{name:>10}: validation loss {found['validation_loss']:.4f},"
       f" {found['validation_bits_per_byte']:.4f} bits per byte",

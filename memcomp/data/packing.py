@@ -68,6 +68,7 @@ class Concat:
 
   def __init__(self, store: store_lib.TokenStore, sequence_length: int):
     check_one_row(store, sequence_length)
+    check_targets(store)
     self._store = store
     self._length = sequence_length
     self._offsets = store_lib.offsets_of(store.lengths)
@@ -97,6 +98,7 @@ class FirstFit:
     self, store: store_lib.TokenStore, sequence_length: int, *, seed: int
   ):
     check_some_text(store)
+    check_targets(store)
     self._store = store
     self._length = sequence_length
     order = permutation(len(store.lengths), "first_fit", seed)
@@ -167,6 +169,7 @@ class Stream:
         f"{store.name}: {store.num_tokens} tokens cannot feed {num_streams} "
         "streams; give more text or a smaller batch_size"
       )
+    check_targets(store)
     self.next_id = first_id + 2 * len(store.lengths)
     if self.next_id > np.iinfo(np.int32).max:
       raise errors.UserError(
@@ -268,6 +271,19 @@ def check_one_row(store: store_lib.TokenStore, sequence_length: int):
       f"{store.name}: {store.num_tokens} tokens are fewer than one row needs "
       f"(sequence_length + 1 = {sequence_length + 1}); give more text or a "
       "smaller data.sequence_length"
+    )
+
+
+def check_targets(store: store_lib.TokenStore):
+  """Raises UserError if there is nothing to predict in `store`.
+
+  Where documents are kept apart, the first token of each is not predicted.
+  """
+  if store.num_tokens and store.lengths.max() < 2:
+    raise errors.UserError(
+      f"{store.name}: nothing to score, for all {len(store.lengths)} documents"
+      " are of one token, and the first of a document is not predicted; give"
+      " longer documents, or set data.packing to joined"
     )
 
 

@@ -21,6 +21,7 @@ from memcomp import progress as progress_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import text as text_lib
 from memcomp.models import decoder
+from memcomp.training import metrics
 from memcomp.training import state as state_lib
 
 # Tokens of a call on `whole_text`, and floats of logits that exist at once.
@@ -198,16 +199,16 @@ class Sums:
   def summary(self) -> dict[str, Any]:
     """Returns `tokens`, `bytes`, `nats`, `bits_per_byte`, `perplexity`.
 
-    The last is that of a token; what is not finite is None, for JSON.
+    The last is that of a token; what is not finite, or of nothing, is None.
     """
-    bits = self.nats / math.log(2) / max(self.bytes, 1)
+    bits = metrics.bits_per_byte(self.nats, self.bytes)
     # exp(700) is about the largest float64.
-    per_token = self.nats / max(self.tokens, 1)
+    per_token = self.nats / self.tokens if self.tokens else math.inf
     return {
       "tokens": self.tokens,
       "bytes": round(self.bytes),
       "nats": finite(self.nats),
-      "bits_per_byte": finite(bits),
+      "bits_per_byte": None if bits is None else finite(bits),
       "perplexity": math.exp(per_token) if per_token < 700 else None,
     }
 
@@ -218,9 +219,10 @@ def finite(x: float) -> float | None:
 
 
 def _row_std(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
-  if len(nats) < 2:
+  size = num_bytes.sum(1)
+  if len(nats) < 2 or not size.all():
     return None
-  bits = nats.sum(1, dtype=np.float64) / np.maximum(num_bytes.sum(1), 1)
+  bits = nats.sum(1, dtype=np.float64) / size
   return finite(float(bits.std(ddof=1)) / math.log(2))
 
 

@@ -78,6 +78,8 @@ def model_label(checkpoint: load.Checkpoint, *, step: bool = False) -> str:
 def whole_text(found: dict[str, Any]) -> str:
   """Returns the figures of all the text, as one line."""
   whole, text = found["trained_length"], found["text"]
+  if whole["bits_per_byte"] is None and not whole["bytes"]:
+    return f"nothing was scored of {text['name']}: its tokens have no bytes"
   perplexity = whole["perplexity"]
   return (
     f"{number(whole['bits_per_byte'])} bits per byte, perplexity "
@@ -112,6 +114,8 @@ def positions(streamed: dict[str, Any]) -> str:
   ]
   rows = [("position", "state handed on", f"fresh every {window:,}")]
   for bucket in streamed["buckets"]:
+    if bucket["bits_per_byte"] is None and not bucket["bytes"]:
+      continue
     value = number(bucket["bits_per_byte"])
     if bucket["std_over_rows"] is not None:
       value += f" +- {bucket['std_over_rows']:.3f}"

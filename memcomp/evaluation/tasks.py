@@ -46,7 +46,16 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
     store = sources.open_text(data, "validation", tokenizer=tokenizer)
   if store.num_tokens < 2:
     raise errors.UserError(
-      f"{store.name}: one token, and the first is not predicted; give more text"
+      f"{store.name}: nothing to score, for it is one token, and the first is"
+      " not predicted; give more text"
+    )
+  if not any(
+    tokenizer.bytes_of(store.read(i, 0, int(length))).any()
+    for i, length in enumerate(store.lengths)
+  ):
+    raise errors.UserError(
+      f"{store.name}: nothing to score, for its tokens stand for no bytes; give"
+      " some text"
     )
   return store
 

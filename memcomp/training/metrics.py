@@ -30,12 +30,13 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     far; `tokens` scored in the step. Where a layer sweeps (`SolverConfig`), of
     each: `sweeps` a tile, the largest `residual`, and `unreached`, tiles that
     fell back to substitution. Of a task, where a byte is an answer, `accuracy`:
-    the share of answers that are right. The same on every run of a config.
+    the share of answers that are right. None where no token was scored. The
+    same on every run of a config.
   """
   loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
   record = {
     "step": int(fetched["step"]),
-    "loss": loss,
+    "loss": loss if tokens else None,
     "bits_per_byte": bits_per_byte(loss * tokens, int(fetched["bytes"])),
     "learning_rate": float(fetched["learning_rate"]),
     "grad_norm": float(fetched["grad_norm"]),
@@ -45,16 +46,19 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     "tokens": tokens,
   }
   if "accuracy" in fetched:
-    record["accuracy"] = float(fetched["accuracy"])
+    record["accuracy"] = float(fetched["accuracy"]) if tokens else None
   for name in SOLVER:
     if name in fetched:
       record[name] = [float(x) for x in fetched[name]]
   return record
 
 
-def bits_per_byte(nats: float, num_bytes: int) -> float:
-  """Returns the bits that a byte of text costs, given a total in nats."""
-  return nats / max(num_bytes, 1) / math.log(2)
+def bits_per_byte(nats: float, num_bytes: int) -> float | None:
+  """Returns the bits that a byte of text costs, given a total in nats.
+
+  None of no bytes: nothing costs nothing, which is no result.
+  """
+  return nats / num_bytes / math.log(2) if num_bytes else None
 
 
 class Log:
@@ -152,6 +156,11 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
   return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def number(value: float | None, digits: int) -> str:
+  """Returns a figure for the terminal; None is of nothing scored."""
+  return "of nothing" if value is None else f"{value:.{digits}f}"
+
+
 class Progress:
   """One line that overwrites itself on a terminal, one a record elsewhere."""
 
@@ -165,18 +174,18 @@ class Progress:
 
   def show(self, record: dict[str, Any]) -> None:
     """Shows step, loss, bits per byte or accuracy, tokens/s and time left."""
-    quality = f"{record['bits_per_byte']:.3f} bits/byte"
+    quality = f"{number(record['bits_per_byte'], 3)} bits/byte"
     validation = "validation_bits_per_byte"
     if "accuracy" in record:
-      quality = f"accuracy {record['accuracy']:.3f}"
+      quality = f"accuracy {number(record['accuracy'], 3)}"
       validation = "validation_accuracy"
-    parts = [
-      f"step {record['step']}/{self._steps}",
-      f"loss {record['loss']:.4f}",
-      quality,
-    ]
+    parts = [f"step {record['step']}/{self._steps}"]
+    if record["loss"] is None:
+      parts.append("nothing was scored")
+    else:
+      parts += [f"loss {record['loss']:.4f}", quality]
     if validation in record:
-      parts.append(f"validation {record[validation]:.3f}")
+      parts.append(f"validation {number(record[validation], 3)}")
     if record["skipped"]:
       parts.append(f"skipped {record['skipped']}")
     if unreached := round(sum(record.get("unreached", ()))):

@@ -19,18 +19,20 @@ def make(
   store: sources.Split,
   mesh: jax.sharding.Mesh,
   token_bytes: np.ndarray | None = None,
-) -> Callable[[Any], dict[str, float]]:
+) -> Callable[[Any], dict[str, float | None]]:
   """Returns params -> validation_loss (nats a token) and bits per byte.
 
   Of a task, where a byte is an answer, also validation_accuracy: the share of
-  answers that are right.
+  answers that are right. All are None if no token was scored.
 
-  The mean over the scored tokens of the first `evaluate_batches` batches, the
-  same ones each time, in micro-batches of training's size; with `carry_state`
-  the state goes from each to the next here too.
+  The mean over the scored tokens of the first `evaluate_batches` batches of
+  `batch_size` rows, the same ones each time, in micro-batches of training's
+  size; with `carry_state` the state goes from each to the next here too.
   """
   model = state_lib.abstract_model(config.model)
-  rows = config.training.batch_size // config.training.accumulation
+  training = config.training
+  rows = training.batch_size // training.accumulation
+  count = training.evaluate_batches * training.accumulation
   run = jax.jit(
     step.make_validation_step(config, token_bytes), donate_argnums=2
   )
@@ -42,8 +44,7 @@ def make(
   def validation_loss(params):
     sums, carry = [], fresh(params)
     with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=False) as feed:
-      batches = itertools.islice(feed, config.training.evaluate_batches)
-      for batch, _ in batches:
+      for batch, _ in itertools.islice(feed, count):
         part, carry = run(params, batch, carry)
         sums.append(part)
     parts = jax.device_get(sums)
@@ -52,11 +53,11 @@ def make(
       for name in ("nll", "tokens", "bytes", "right")
     )
     found = {
-      "validation_loss": nats / max(tokens, 1),
+      "validation_loss": nats / tokens if tokens else None,
       "validation_bits_per_byte": metrics.bits_per_byte(nats, int(size)),
     }
     if config.data.task is not None:
-      found["validation_accuracy"] = right / max(tokens, 1)
+      found["validation_accuracy"] = right / tokens if tokens else None
     return found
 
   return validation_loss

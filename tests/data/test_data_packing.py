@@ -328,3 +328,24 @@ def test_rows_outside_the_plan():
     plan[len(plan)]
   with pytest.raises(IndexError):
     plan[-1]
+
+
+@pytest.mark.parametrize(
+  "plan",
+  [
+    lambda store: packing.Concat(store, 4),
+    lambda store: packing.FirstFit(store, 4, seed=0),
+    lambda store: packing.Stream(
+      store, 4, num_streams=2, seed=0, shuffle=False
+    ),
+  ],
+)
+def test_nothing_to_predict(plan):
+  """The first token of a document is not predicted, and it has no second."""
+  with pytest.raises(errors.UserError, match=r"nothing to score.*10 documents"):
+    plan(make_store([1] * 10))
+  # One is enough, and where documents are joined there is something, too.
+  assert any(
+    (row.targets >= 0).any() for row in rows_of(plan(make_store([2] + [1] * 8)))
+  )
+  assert (packing.Joined(make_store([1] * 10), 4)[0].targets >= 0).all()

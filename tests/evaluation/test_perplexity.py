@@ -8,7 +8,7 @@ from flax import nnx
 
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.evaluation import perplexity, text
+from memcomp.evaluation import perplexity, report, text
 from memcomp.training import state as state_lib
 
 BYTES = tokenizer_lib.ByteTokenizer()
@@ -184,3 +184,22 @@ def test_text_of_documents_end_to_end(store):
   np.testing.assert_array_equal(stream.read(299, 310), whole[299:310])
   np.testing.assert_array_equal(text.as_bytes(store, BYTES), whole)
   assert text.num_bytes(store, BYTES) == 900
+
+
+def test_nothing_is_no_figure():
+  found = perplexity.Sums().summary()
+  assert found["bits_per_byte"] is None and found["perplexity"] is None
+  sums = perplexity.Sums()
+  sums.add(np.array([2.0, 4.0]), np.zeros(2))  # special tokens
+  found = sums.summary()
+  assert found["bits_per_byte"] is None
+  assert found["perplexity"] == pytest.approx(math.exp(3))
+  streamed = {"window": 8, "rows": 1, "positions": 2, "buckets": []}
+  text = {"name": "the text", "bytes": 0}
+  whole = found | {"window": 8}
+  assert report.whole_text({"trained_length": whole, "text": text}) == (
+    "nothing was scored of the text: its tokens have no bytes"
+  )
+  bucket = {"first": 0, "last": 1, "std_over_rows": None} | found
+  bucket["fresh_bits_per_byte"] = None
+  assert "0-1" not in report.positions(streamed | {"buckets": [bucket]})

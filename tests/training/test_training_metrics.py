@@ -67,6 +67,36 @@ def test_bits_per_byte_counts_bytes_not_tokens():
   assert record["bits_per_byte"] == pytest.approx(2 * 10 / 40 / math.log(2))
 
 
+def test_a_step_that_scores_nothing_has_no_figures():
+  fetched = dict.fromkeys(
+    ("loss", "accuracy", "learning_rate", "grad_norm", "z_loss"), np.float32(0)
+  )
+  fetched |= {"step": 3, "skipped": 0, "memory_norms": np.zeros(2)}
+  record = metrics.record_of(fetched | {"tokens": 0, "bytes": 0})
+  for name in ("loss", "bits_per_byte", "accuracy"):
+    assert record[name] is None
+  out = io.StringIO()
+  record |= {"validation_accuracy": None}
+  metrics.Progress(9, out).show(record)
+  assert out.getvalue() == (
+    "step 3/9  nothing was scored  validation of nothing\n"
+  )
+  # Tokens that stand for no bytes have a loss.
+  record = metrics.record_of(
+    fetched | {"loss": np.float32(2), "tokens": 5, "bytes": 0}
+  )
+  assert record["loss"] == 2 and record["bits_per_byte"] is None
+  assert "loss 2.0000  accuracy 0.000" in _shown(record)
+  del record["accuracy"]
+  assert "loss 2.0000  of nothing bits/byte" in _shown(record)
+
+
+def _shown(record):
+  out = io.StringIO()
+  metrics.Progress(9, out).show(record)
+  return out.getvalue()
+
+
 class _Terminal(io.StringIO):
   def isatty(self):
     return True
