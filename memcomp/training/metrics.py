@@ -53,7 +53,7 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
   return record
 
 
-def bits_per_byte(nats: float, num_bytes: int) -> float | None:
+def bits_per_byte(nats: float, num_bytes: float) -> float | None:
   """Returns the bits that a byte of text costs, given a total in nats.
 
   None of no bytes: nothing costs nothing, which is no result.

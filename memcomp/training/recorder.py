@@ -62,7 +62,7 @@ class Recorder:
     *,
     slots: int,
     logged: bool,
-    extra: dict[str, float] | None = None,
+    extra: dict[str, float | None] | None = None,
   ) -> None:
     """Takes the metrics of a step of `slots` tokens; `extra` joins its record.
 

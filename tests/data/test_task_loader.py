@@ -130,7 +130,7 @@ def test_another_task_is_not_gone_on_with(key, changes):
   [
     ({"tokenizer": "bytes"}, r"data.tokenizer = 'bytes'.*set .*to none"),
     ({"packing": "stream"}, r"data.packing = 'stream'.*set .*to joined"),
-    ({"seed": -1}, r"data.seed = -1"),
+    ({"seed": -1}, r"data\.seed=-1: give a whole number"),
     ({"sequence_length": 24}, r"data.sequence_length = 24.*take 25 tokens"),
     ({"task": recall.RecallConfig(gap=-1)}, r"data.task: gap=-1"),
   ],
