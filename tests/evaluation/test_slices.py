@@ -73,7 +73,7 @@ def test_results_of_an_older_version_go_on(run_folder, tmp_path):
   )
   path = tmp_path / "task-step3.json"
   content = json.loads(path.read_text())
-  del content["config"]["model"]["mixer"]["solver"]
+  del content["config"]["model"]["mixers"]["memory"]["solver"]
   del content["config"]["training"]["z_loss"]
   content["config"]["mesh"]["fsdp"] = 2  # of the machine, not of the model
   path.write_text(json.dumps(content))

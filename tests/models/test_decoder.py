@@ -200,7 +200,7 @@ def test_every_parameter_is_trained_and_named(model):
     name = jax.tree_util.keystr(path)
     assert jnp.any(leaf[...] != 0), name
     assert "axes" in leaf.get_metadata(), name
-    sharding.spec(*sharding.axes_of(leaf))
+    sharding.RULES.spec(*sharding.axes_of(leaf))
 
 
 def loss_and_gradient(config):
