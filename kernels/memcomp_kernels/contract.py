@@ -19,19 +19,47 @@ as it has seen no token.
 Packing. `segment_ids` `[batch, time]` int32 is the single truth. Where it is 0
 (padding) the state stays as it is and the output is zero. Where it differs
 from the state's `segment_id` (and that is not 0), the token starts from
-`reset_state`: by select, exactly, with no trace of what was before.
-`reset_state` defaults to the state passed in, which is right whenever that is
-a fresh one; pass it when a packed sequence is continued. Without
-`segment_ids` all tokens belong to the state's current segment.
+`reset_state`: by select, exactly, with no trace of what was before. It must be
+given with `segment_ids`: a state, or `FRESH` for what `init_state` gives. Only
+where `seen=0` says that the state passed in is fresh may it be left out: new
+segments then start from that. Without `segment_ids` all tokens belong to the
+state's current segment.
 """
 
+import contextlib
+import enum
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+
+class Fresh(enum.Enum):
+  """The type of `FRESH`."""
+
+  FRESH = "fresh"
+
+
+FRESH: Final = Fresh.FRESH
+"""As `reset_state`: new segments start from what `init_state` gives."""
+
+
+@contextlib.contextmanager
+def default_promotion() -> Iterator[None]:
+  """Inside, arrays of different dtypes and ranks meet by JAX's default rules.
+
+  A program may forbid that for its own arrays
+  (`jax_numpy_dtype_promotion=strict`, `jax_numpy_rank_promotion=raise`). What a
+  memory does with the arrays it was given is its own affair.
+  """
+  with (
+    jax.numpy_dtype_promotion("standard"),
+    jax.numpy_rank_promotion("allow"),
+  ):
+    yield
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
@@ -45,37 +73,26 @@ def check_state_dtype(dtype: Any) -> None:
     raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
 
 
-def check_inputs(
-  inputs: Any,
-  batch: int,
-  heads: int,
-  widths: Mapping[str, int | tuple[int | None, ...] | None],
+def check_reset(
+  name: str,
+  segment_ids: jax.Array | None,
+  reset_state: Any,
+  seen: int | None,
 ) -> None:
-  """Raises ValueError where `inputs` do not fit `[batch, time, heads, width]`.
+  """Raises ValueError where it is not said what new segments start from.
 
   Args:
-    inputs: of a memory, with a `query`.
-    batch: of the state.
-    heads: of the state.
-    widths: the last axis of each field that is checked, or those to choose
-      from; None is a field that is None, as where the Spec has no use for it.
+    name: of the op, for the error.
+    segment_ids: of the call, or None.
+    reset_state: of the call, or None.
+    seen: of the call; 0 says that the state is fresh, so that new segments
+      start from it as well.
   """
-  query = inputs.query.shape
-  if len(query) != 4:
+  if segment_ids is not None and reset_state is None and seen != 0:
     raise ValueError(
-      f"query must be [batch, time, heads, {widths['query']}], got {query}"
+      f"{name}: segment_ids with a state need reset_state, what new segments"
+      " start from: memcomp_kernels.FRESH, or a state"
     )
-  time = query[1]
-  if time < 1:
-    raise ValueError("the sequence is empty: time must be at least 1")
-  for name, width in widths.items():
-    x = getattr(inputs, name)
-    shape = None if x is None else x.shape
-    choices = width if isinstance(width, tuple) else (width,)
-    expected = [None if w is None else (batch, time, heads, w) for w in choices]
-    if shape not in expected:
-      listed = " or ".join(map(str, expected))
-      raise ValueError(f"{name} has shape {shape}, expected {listed}")
 
 
 def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:

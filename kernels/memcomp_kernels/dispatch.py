@@ -10,10 +10,12 @@ keeps.
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
+import importlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -84,22 +86,54 @@ def _log_once(message: str, level: int = logging.INFO) -> None:
   _logger.log(level, message)
 
 
-def tiled(
-  unsupported: Callable[..., str | None], only: Any = None
-) -> Callable[..., str | None]:
-  """Returns a limit (inputs, spec, tiling) of one that asks the first two.
+class Call(NamedTuple):
+  """One call of a memory's `chunk`, as its implementations are asked about it.
 
-  Args:
-    unsupported: (inputs, spec) -> why not, or None.
-    only: the one tiling that there is; None for any.
+  Attributes:
+    state: before the first token.
+    inputs: `[batch, time, heads, ...]` arrays.
+    spec: the memory's meaning.
+    segment_ids: `[batch, time]`, or None for one segment.
+    reset_state: what new segments start from; None for `state`, which is fresh.
+    seen: an upper bound of the tokens in `state`, or None.
+    tiling: how the call is evaluated, or None.
   """
 
-  def limit(inputs: Any, spec: Any, tiling: Any) -> str | None:
-    if only is not None and tiling not in (None, only):
-      return f"it has no {tiling}, the default alone"
-    return unsupported(inputs, spec)
+  state: Any
+  inputs: Any
+  spec: Any
+  segment_ids: jax.Array | None = None
+  reset_state: Any = None
+  seen: int | None = None
+  tiling: Any = None
 
-  return limit
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """An implementation that is imported when a call first asks for it.
+
+  Kernels import Pallas, which takes longer than all the rest.
+
+  Attributes:
+    module: its name. It has `unsupported`, which says why a call cannot be
+      done here, or None.
+    asks: fields of `Call` that `unsupported` takes.
+    function: name of the implementation in the module.
+  """
+
+  module: str
+  asks: tuple[str, ...] = ("inputs", "spec")
+  function: str = "chunk"
+
+  def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    """Runs the implementation."""
+    module = importlib.import_module(self.module)
+    return getattr(module, self.function)(*arguments, **keywords)
+
+  def unsupported(self, call: Call) -> str | None:
+    """Says why the implementation cannot do `call`, or None."""
+    module = importlib.import_module(self.module)
+    return module.unsupported(*(getattr(call, name) for name in self.asks))
 
 
 class Implementations:
@@ -107,25 +141,25 @@ class Implementations:
 
   Attributes:
     memory: its name.
-    functions: by name.
-    limits: by the names of functions that cannot do every call: a function of
-      the call (whatever `select` is given) that says why not, or None.
+    functions: by name: (state, inputs, *, spec, segment_ids, reset_state, and
+      its options) -> (state, outputs), or with statistics behind them.
+    options: `seen` or `tiling` -> names of the functions that take it.
   """
 
   def __init__(
     self,
     memory: str,
-    limits: dict[str, Callable[..., str | None]] | None = None,
+    options: dict[str, tuple[str, ...]] | None = None,
     **functions: Callable,
   ):
     self.memory = memory
     self.functions = functions
-    self.limits = limits or {}
+    self.options = options or {}
 
   def default(self, platform: str) -> str:
     """The name of the implementation that `platform` uses unless told.
 
-    Where it can do the call: `select` goes on to the next if not.
+    Where it can do the call: `choose` goes on to the next if not.
     """
     return next(self._preferred(platform))
 
@@ -143,89 +177,88 @@ class Implementations:
       return f"{own} by name only: no {platform} has run it yet"
     if chosen not in KERNELS and preferred:
       return f"no {own} kernel for {self.memory} yet"
-    if chosen in self.limits:
+    if isinstance(self.functions[chosen], Kernel):
       return f"fastest form on {platform}, for the calls that it can do"
     return f"fastest form on {platform}"
 
-  def select(self, name: str | None = None, call: tuple = ()) -> Callable:
-    """Returns the function called `name`, or the platform's default.
-
-    Args:
-      name: of an implementation; None for the first that can do the call.
-      call: what `limits` are asked about.
+  def unsupported(self, name: str, call: Call) -> str | None:
+    """Says why the implementation called `name` cannot do `call`, or None.
 
     Raises:
-      NotImplementedError: there is no such implementation, or not for this
-        memory.
+      NotImplementedError: no memory has an implementation of that name.
     """
-    if name is None:
-      platform = current_platform()
-      for name in self._preferred(platform):
-        limit = self.limits.get(name)
-        reason = limit(*call) if limit else None
-        if reason is None:
-          _log_once(f"{self.memory} on {platform}: {name}")
-          return self.functions[name]
-        asked_for = name in _FIRST.get()
-        _log_once(
-          f"{self.memory} on {platform}: not {name}, as {reason}",
-          logging.WARNING if asked_for else logging.INFO,
-        )
-      raise NotImplementedError(f"{self.memory} has no implementation")
     _check_name(name)
     if name not in self.functions:
-      have = ", ".join(self.functions)
-      raise NotImplementedError(
-        f"{self.memory} has no {name} implementation; it has: {have}"
-      )
-    return self.functions[name]
+      return "there is none"
+    takers = self.options.get("tiling", ())
+    if call.tiling not in (None, type(call.tiling)()) and name not in takers:
+      return f"it has no {call.tiling}: leave tiling out"
+    function = self.functions[name]
+    if isinstance(function, Kernel):
+      return function.unsupported(call)
+    return None
 
-  def chunk(
-    self, check_inputs: Callable[[Any, Any, Any], None]
-  ) -> Callable[..., tuple[Any, jax.Array]]:
-    """Returns the `chunk` of a memory that takes no options of its own.
+  def choose(self, names: str | Sequence[str] | None, call: Call) -> str:
+    """The name of the implementation that does `call`.
 
     Args:
-      check_inputs: (state, inputs, spec), raises ValueError where shapes do
-        not fit.
+      names: of an implementation; several in order of preference, of which the
+        first that can do the call is taken; None for the platform's order.
+      call: what is to be done.
+
+    Raises:
+      NotImplementedError: none can do it; says why.
     """
+    if isinstance(names, str):
+      _check_name(names)
+      if names not in self.functions:
+        have = ", ".join(self.functions)
+        raise NotImplementedError(
+          f"{self.memory} has no {names} implementation; it has: {have}"
+        )
+      if reason := self.unsupported(names, call):
+        raise NotImplementedError(f"{self.memory} {names}: {reason}")
+      return names
+    if names is None:
+      return self._best(call)
+    reasons = []
+    for name in names:
+      reason = self.unsupported(name, call)
+      if reason is None:
+        return name
+      reasons.append(f"{name} ({reason})")
+    raise NotImplementedError(
+      f"{self.memory}: no implementation that was named can do this call:"
+      f" {'; '.join(reasons) or 'none was named'}"
+    )
 
-    def chunk(
-      state: Any,
-      inputs: Any,
-      *,
-      spec: Any,
-      segment_ids: jax.Array | None = None,
-      reset_state: Any = None,
-      implementation: str | None = None,
-    ) -> tuple[Any, jax.Array]:
-      """Runs the memory over many tokens; differentiable in state and inputs.
-
-      Args:
-        state: the state before the first token.
-        inputs: `[batch, time, heads, ...]` arrays, see the memory's `Inputs`.
-        spec: the memory's meaning.
-        segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-        reset_state: what a new segment starts from; default `state`.
-        implementation: "reference" or "xla_chunked"; default the fastest that
-          runs on the platform.
-
-      Returns:
-        The state after the last token, and `[batch, time, heads, value]` in
-        the query's dtype.
-
-      Raises:
-        NotImplementedError: the named implementation cannot run here.
-        ValueError: shapes do not fit the state or each other.
-      """
-      check_inputs(state, inputs, spec)
-      function = self.select(implementation, (inputs, spec))
-      return function(
-        state,
-        inputs,
-        spec=spec,
-        segment_ids=segment_ids,
-        reset_state=reset_state,
+  def _best(self, call: Call) -> str:
+    platform = current_platform()
+    for name in self._preferred(platform):
+      reason = self.unsupported(name, call)
+      if reason is None:
+        _log_once(f"{self.memory} on {platform}: {name}")
+        return name
+      asked_for = name in _FIRST.get()
+      _log_once(
+        f"{self.memory} on {platform}: not {name}, as {reason}",
+        logging.WARNING if asked_for else logging.INFO,
       )
+    raise NotImplementedError(f"{self.memory} has no implementation")
 
-    return chunk
+  def run(self, names: str | Sequence[str] | None, call: Call) -> tuple:
+    """Runs `call` by the implementation that `choose` finds."""
+    name = self.choose(names, call)
+    given = {
+      option: getattr(call, option)
+      for option, takers in self.options.items()
+      if name in takers
+    }
+    return self.functions[name](
+      call.state,
+      call.inputs,
+      spec=call.spec,
+      segment_ids=call.segment_ids,
+      reset_state=call.reset_state,
+      **given,
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from memcomp_kernels import hand_off, wavefront
+from memcomp_kernels import contract, hand_off, wavefront
 from memcomp_kernels.primitives import triangular
 
 Axes = tuple[str, ...]
@@ -38,7 +38,8 @@ def shard_chunk(
   """Wraps a memory's `chunk` for a mesh.
 
   Args:
-    chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs).
+    chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs): the
+      method of an op, where `reset_state` may be `FRESH`.
     batch_axes: mesh axes that batch is sharded over.
     head_axes: mesh axes that heads are sharded over.
     time_axis: mesh axis that time is sharded over, if any.
@@ -57,7 +58,14 @@ def shard_chunk(
   """
 
   @functools.wraps(chunk)
-  def sharded(state, inputs, *, segment_ids=None, reset_state=None, **keywords):
+  def sharded(
+    state: Any,
+    inputs: Any,
+    *,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    **keywords: Any,
+  ) -> tuple[Any, ...]:
     in_use = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if in_use.empty or in_use.size == 1:
       return chunk(
@@ -68,11 +76,21 @@ def shard_chunk(
         **keywords,
       )
 
+    op = getattr(chunk, "__self__", None)
+    seen = keywords.get("seen")
+    contract.check_reset(
+      getattr(op, "name", "chunk"), segment_ids, reset_state, seen
+    )
+    if reset_state is contract.FRESH:
+      if op is None:
+        raise TypeError("FRESH asks for the chunk of an op, not a function")
+      # Made here, of all heads: what `shard_map` cuts are arrays.
+      reset_state = op.fresh_state(state, keywords["spec"])
     shards = in_use.shape.get(time_axis, 1)
-    if shards > 1 and keywords.get("seen") is not None:
+    if shards > 1 and seen is not None:
       # A bound that holds on every shard, the last one's.
       time = jax.tree.leaves(inputs)[0].shape[1]
-      keywords["seen"] += time - time // shards
+      keywords["seen"] = seen + time - time // shards
     function = functools.partial(chunk, **keywords)
 
     def state_specs(tree):

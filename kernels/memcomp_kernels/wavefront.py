@@ -13,7 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import hand_off
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.primitives import chunked, derivative
 
 _PARTS_A_SHARD = 4
 
@@ -186,8 +186,7 @@ def hand_over(
     (_, collected, firsts), _ = lax.scan(body, start, jnp.arange(turns))
     return collected, firsts
 
-  @jax.custom_vjp
-  def waved(floats, others):
+  def plain(floats, others):
     return forward(_join(floats, others))[0]
 
   def waved_fwd(floats, others):
@@ -232,7 +231,7 @@ def hand_over(
     state = jax.tree.map(lambda x: jnp.where(shard == 0, x, 0), state)
     return (state, *rest), None
 
-  waved.defvjp(waved_fwd, waved_bwd)
+  waved = derivative.custom_vjp(plain, waved_fwd, waved_bwd)
   after, *rest = waved(*_split((state, inputs, segment_ids, reset_state)))
   return hand_off.of_last(after, axis), *rest
 

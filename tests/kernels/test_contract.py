@@ -293,3 +293,13 @@ def test_edges_of_other_specs(subject):
 @subjects(first_forms)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)
+
+
+@subjects(first_forms)
+def test_nothing_to_do(subject):
+  checks.check_empty(subject)
+
+
+@subjects(first_forms)
+def test_strict_programs(subject):
+  checks.check_strict(subject, PIECE)

@@ -106,7 +106,7 @@ def test_new_segments_start_from_the_state_before_the_first_shard():
     chunk = sharding.shard_chunk(
       memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
-    return chunk(state, inputs, spec=spec, segment_ids=ids)
+    return chunk(state, inputs, spec=spec, segment_ids=ids, seen=0)
 
   expected = run(state, inputs)
   with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("context",))):

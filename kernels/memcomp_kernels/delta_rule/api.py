@@ -1,79 +1,63 @@
-"""The delta rule: `init_state`, `step`, `chunk`, `reference`."""
+"""The delta rule, with a decay and without."""
 
-from typing import Any
+import dataclasses
 
-import jax.numpy as jnp
-
-from memcomp_kernels import contract, dispatch
-from memcomp_kernels.delta_rule import (
-  mosaic_gpu,
-  mosaic_tpu,
-  types,
-  xla_chunked,
-)
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.delta_rule import reference as _reference
+from memcomp_kernels.delta_rule import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "delta_rule",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=mosaic_tpu.chunk,
-  mosaic_gpu=mosaic_gpu.chunk,
-  limits={
-    "mosaic_tpu": mosaic_tpu.unsupported,
-    "mosaic_gpu": mosaic_gpu.unsupported,
-  },
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_tpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_gpu"),
 )
 
+_either = op_lib.Op(
+  name="delta_rule",
+  about="""
+  The delta rule, with a decay (Gated DeltaNet) or without (DeltaNet).
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  names={"write_rate": "beta"},
+)
 
-def init_state(
-  spec: types.Spec,
-  *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any = jnp.float32,
-) -> types.State:
-  """Returns the state before the first token: a memory of zeros.
+gated_delta_rule = dataclasses.replace(
+  _either,
+  name="gated_delta_rule",
+  about="""
+  The gated delta rule of Gated DeltaNet (arXiv 2412.06464).
 
-  Args:
-    spec: the memory's meaning.
-    batch: rows.
-    heads: heads.
-    key_dim: width of a key.
-    value_dim: width of a value.
-    dtype: of the memory, float32 or float64.
+  `S <- exp(g) S + beta k (v - (exp(g) S)^T k)^T`, then `y = scale S^T q`: the
+  memory decays, and a token corrects what it predicts wrongly. Arguments are
+  those of flash-linear-attention's `chunk_gated_delta_rule`; keys are not
+  normalised here, as there by default.
+  """,
+  order=("q", "k", "v", "g", "beta"),
+  fixed={"forget_gate": True},
+)
 
-  Raises:
-    ValueError: `dtype` is narrower than float32.
-  """
-  del spec
-  contract.check_state_dtype(dtype)
-  return types.State(
-    memory=jnp.zeros((batch, heads, key_dim, value_dim), dtype),
-    segment_id=jnp.zeros(batch, jnp.int32),
-  )
+delta_rule = dataclasses.replace(
+  _either,
+  name="delta_rule",
+  about="""
+  The delta rule of DeltaNet (arXiv 2406.06484).
 
+  `S <- S + beta k (v - S^T k)^T`, then `y = scale S^T q`: a token corrects what
+  the memory predicts wrongly. Arguments are those of flash-linear-attention's
+  `chunk_delta_rule`; keys are not normalised here, as there by default.
+  """,
+  order=("q", "k", "v", "beta"),
+  fixed={"forget_gate": False},
+)
 
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  del spec
-  batch, heads, key_dim, value_dim = state.memory.shape
-  widths = {
-    "query": key_dim,
-    "key": key_dim,
-    "value": value_dim,
-    "log_decay": 1,
-    "write_rate": 1,
-  }
-  contract.check_inputs(inputs, batch, heads, widths)
-
-
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+init_state, step = _either.init_state, _either.step
+chunk, reference = _either.chunk, _either.reference

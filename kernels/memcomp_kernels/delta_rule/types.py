@@ -1,9 +1,11 @@
 """Spec, Inputs and State of the delta rule."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,32 +31,31 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`.
-    key: `[batch, heads, key]`, of length 1, or the memory may grow without
-      end.
-    value: `[batch, heads, value]`.
-    log_decay: log alpha <= 0, `[batch, heads, 1]`; see `Spec.forget_gate`.
-    write_rate: beta, `[batch, heads, 1]`, in [0, 1], or [0, 2] for transitions
-      with negative eigenvalues (arXiv 2411.12537).
+    query: what reads the memory.
+    key: of length 1, or the memory may grow without end.
+    value: what is written.
+    log_decay: log alpha <= 0; ignored without `Spec.forget_gate`.
+    write_rate: beta in [0, 1], or in [0, 2] for transitions with negative
+      eigenvalues (arXiv 2411.12537).
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: S, `[batch, heads, key, value]`, float32 or wider.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    memory: S.
+    segment_id: the current segment, 0 before any token.
   """
 
-  memory: jax.Array
-  segment_id: jax.Array
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -1,10 +1,11 @@
 """Spec, Inputs and State of Infini-attention."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
+from memcomp_kernels.shapes import If
 from memcomp_kernels.softmax_attention import types as attention
 
 RULES = ("linear", "delta")
@@ -44,6 +45,11 @@ class Spec:
     """Whether several tokens read the memory of one segment's start."""
     return self.segment_size > 1
 
+  @property
+  def window(self) -> int:
+    """Tokens that local attention keeps."""
+    return self.window_size or self.segment_size
+
   def local(self) -> attention.Spec:
     """The local attention's meaning."""
     if self.window_size is not None:
@@ -55,56 +61,56 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`, of local attention.
-    key: `[batch, heads, key]`, likewise.
-    value: `[batch, heads, value]`.
-    read_gate: g in [0, 1], `[batch, heads, 1]`, the share of the memory.
-    memory_query: `[batch, heads, key]`, before the feature map: what reads the
-      memory; None for `query`. The paper's has no rotary position.
-    memory_key: `[batch, heads, key]`, likewise what writes; None for `key`.
+    query: of local attention.
+    key: of local attention.
+    value: of both.
+    read_gate: g in [0, 1], the share of the memory.
+    memory_query: what reads the memory, before the feature map; None for
+      `query`. The paper's has no rotary position.
+    memory_key: what writes the memory, before the feature map; None for `key`.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  read_gate: jax.Array
-  memory_query: jax.Array | None = None
-  memory_key: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  read_gate: Annotated[jax.Array, "batch time heads 1"]
+  memory_query: Annotated[jax.Array | None, "batch time heads key_dim"] = None
+  memory_key: Annotated[jax.Array | None, "batch time heads key_dim"] = None
 
 
 class Association(NamedTuple):
   """What is written; float32 or wider.
 
   Attributes:
-    memory: M, `[batch, heads, key, value]`.
-    normalizer: z, `[batch, heads, key]`, the sum of keys' features.
+    memory: M.
+    normalizer: z, the sum of keys' features.
   """
 
-  memory: jax.Array
-  normalizer: jax.Array
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  normalizer: Annotated[jax.Array, "batch heads key_dim"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    keys: `[batch, heads, window, key]`, of local attention's newest tokens, in
-      rows as `primitives.window` lays them; float32 or wider.
-    values: `[batch, heads, window, value]`.
+    keys: of local attention's newest tokens, in rows as `primitives.window`
+      lays them.
+    values: of these tokens.
     association: with all that has been written so far.
     start: the same before the current segment of `Spec.segment_size` tokens;
       equal to `association` (and never read) between two of them, None in the
       form per token.
-    position: int32 `[batch]`, tokens of the current sequence so far.
-    segment_id: int32 `[batch]`, the current sequence, 0 before any token.
+    position: tokens of the current sequence so far.
+    segment_id: the current sequence, 0 before any token.
   """
 
-  keys: jax.Array
-  values: jax.Array
+  keys: Annotated[jax.Array, "batch heads window key_dim"]
+  values: Annotated[jax.Array, "batch heads window value_dim"]
   association: Association
-  start: Association | None
-  position: jax.Array
-  segment_id: jax.Array
+  start: Annotated[Association | None, If("stale")]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

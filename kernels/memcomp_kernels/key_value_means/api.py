@@ -1,33 +1,29 @@
-"""Key-Value Means: `init_state`, `step`, `chunk`, `reference`, `resize`."""
+"""Key-Value Means; `resize` changes a state's capacity."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from memcomp_kernels import contract, dispatch
-from memcomp_kernels.key_value_means import (
-  budgets,
-  mosaic_tpu,
-  types,
-  xla_chunked,
-)
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.key_value_means import budgets, types, xla_chunked
 from memcomp_kernels.key_value_means import reference as _reference
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
 FixedBudget = budgets.FixedBudget
 PowerLawBudget = budgets.PowerLawBudget
 SaturatingBudget = budgets.SaturatingBudget
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "key_value_means",
+  options={"seen": ("reference", "xla_chunked", "mosaic_tpu")},
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.key_value_means.mosaic_tpu",
+    asks=("state", "inputs", "spec"),
+  ),
 )
 
 
@@ -42,20 +38,20 @@ def capacity(spec: types.Spec, length: int) -> int:
   return max(live[-1], spec.chunk_size)
 
 
-def init_state(
+def _make_state(
   spec: types.Spec,
   *,
   batch: int,
   heads: int,
   key_dim: int,
   value_dim: int,
-  dtype: Any = jnp.float32,
+  dtype: Any,
   length: int | None = None,
   temperatures: jax.Array | None = None,
   norm_scale: jax.Array | None = None,
   norm_bias: jax.Array | None = None,
 ) -> types.State:
-  """Returns the state before the first token.
+  """Makes `init_state`.
 
   Args:
     spec: the memory's meaning.
@@ -63,20 +59,19 @@ def init_state(
     heads: heads.
     key_dim: width of keys, more than `spec.rotary_dim`.
     value_dim: width of values.
-    dtype: of the memory, float32 or float64.
+    dtype: of the memory.
     length: tokens that the state shall hold as the budget says; its capacity
       caps the budget of longer sequences. Default `spec.max_length`.
     temperatures: (tau_state, tau_window), `[heads, 2]`; default ones.
-    norm_scale: of LN_s, `[key]` or `[heads, key]`; default ones.
-    norm_bias: of LN_s, `[key]` or `[heads, key]`; default zeros.
+    norm_scale: of LN_s, `[key_dim]` or `[heads, key_dim]`; default ones.
+    norm_bias: of LN_s, `[key_dim]` or `[heads, key_dim]`; default zeros.
 
   Raises:
-    ValueError: `dtype` is narrower than float32, `rotary_dim` leaves nothing
-      of a key, or `length` is less than 1.
+    ValueError: `rotary_dim` leaves nothing of a key, or `length` is less than
+      1.
   """
-  contract.check_state_dtype(dtype)
-  _check_rotary_dim(spec, key_dim)
   rows = capacity(spec, spec.max_length if length is None else length)
+  _check(spec, {"rows": rows, "key_dim": key_dim}, None)
 
   def zeros(*shape):
     return jnp.zeros((batch, heads, *shape), dtype)
@@ -113,7 +108,7 @@ def resize(state: types.State, capacity: int) -> types.State:
   Raises:
     ValueError: live rows do not fit.
   """
-  live = _known(state.length)
+  live = op_lib.greatest(state.length)
   if live is not None and live > capacity:
     raise ValueError(
       f"capacity={capacity} must be at least {live}, the rows that are live"
@@ -129,96 +124,47 @@ def resize(state: types.State, capacity: int) -> types.State:
   )
 
 
-def chunk(
-  state: types.State,
-  inputs: types.Inputs,
-  *,
-  spec: types.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-  implementation: str | None = None,
-  seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Runs the memory over many tokens; differentiable in state and inputs.
-
-  Args:
-    state: the state before the first token.
-    inputs: `[batch, time, heads, dim]` arrays, see `types.Inputs`.
-    spec: the memory's meaning.
-    segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-    reset_state: what a new segment starts from, a state before any token;
-      default `state`.
-    implementation: "reference", "xla_chunked" or "mosaic_tpu"; default the
-      fastest that runs on the platform.
-    seen: a bound on `state.position`, 0 for a state before any token. Time
-      then follows the rows that are live and not the state's capacity; the
-      result is the same. A bound that does not hold gives wrong results
-      where `state` is traced, and an error where it is not.
-
-  Returns:
-    The state after the last token, and y `[batch, time, heads, value]` in the
-    query's dtype.
-
-  Raises:
-    NotImplementedError: the named implementation cannot run here.
-    ValueError: shapes do not fit the state or each other, or `seen` does not
-      hold.
-  """
-  check_inputs(state, inputs, spec)
-  if seen is not None:
-    position = _known(state.position)
-    if seen < 0 or (position is not None and position > seen):
-      raise ValueError(
-        f"seen={seen} must be at least state.position, {position}"
-      )
-  function = IMPLEMENTATIONS.select(implementation, (state, inputs, spec))
-  return function(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-    seen=seen,
-  )
+def _fresh(spec: types.Spec, state: types.State) -> types.State:
+  """As `init_state`, with the capacity of `state`."""
+  del spec
+  return jax.tree.map(jnp.zeros_like, state)
 
 
-def _known(counts: jax.Array) -> int | None:
-  """The greatest of some counts, None where this process cannot see them."""
-  if isinstance(counts, jax.core.Tracer) or not counts.is_fully_addressable:
-    return None
-  return int(np.asarray(counts).max())
-
-
-def _check_rotary_dim(spec: types.Spec, key_dim: int) -> None:
-  if spec.rotary_dim >= key_dim:
-    raise ValueError(
-      f"rotary_dim={spec.rotary_dim} must be less than the {key_dim} channels"
-      " of a key: nothing would be left of it in the memory"
-    )
-
-
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  batch, heads, rows, key_dim = state.keys.shape
-  value_dim = state.values.shape[-1]
-  window = state.window_keys.shape[2]
-  if window != spec.window:
-    raise ValueError(
-      f"the state has a window of {window} tokens, the spec one of"
-      f" {spec.window}: chunk_size={spec.chunk_size},"
-      f" window_chunks={spec.window_chunks}"
-    )
+def _check(spec, sizes, state):
+  del state
+  rows, key_dim = sizes.get("rows", spec.chunk_size), sizes["key_dim"]
   if rows < spec.chunk_size:
     raise ValueError(
-      f"the state has {rows} rows, the first chunk alone needs"
+      f"key_value_means: the state has {rows} rows, the first chunk alone needs"
       f" chunk_size={spec.chunk_size}"
     )
-  _check_rotary_dim(spec, key_dim)
-  contract.check_inputs(
-    inputs,
-    batch,
-    heads,
-    {"query": key_dim, "key": key_dim, "value": value_dim, "merge_gate": 1},
-  )
+  if spec.rotary_dim >= key_dim:
+    raise ValueError(
+      f"key_value_means: rotary_dim={spec.rotary_dim} must be less than the"
+      f" {key_dim} channels of a key: nothing would be left of it in the memory"
+    )
+
+
+key_value_means = op_lib.Op(
+  name="key_value_means",
+  about="""
+  Key-Value Means (arXiv 2605.09877): an expandable block-recurrent memory.
+
+  A token attends to a window of the newest chunks, and to rows that are means
+  of older keys and values. The budget says how many rows there are after how
+  many tokens. A fresh state has room for `length` tokens, by default
+  `max_length`.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  make_state=_make_state,
+  fresh=_fresh,
+  constants=("temperatures", "norm_scale", "norm_bias"),
+  check=_check,
+)
+
+init_state, step = key_value_means.init_state, key_value_means.step
+chunk, reference = key_value_means.chunk, key_value_means.reference

@@ -4,8 +4,6 @@
 before. Its gradient is that of the XLA form along the routes it took.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -17,6 +15,7 @@ from memcomp_kernels.key_value_means import (
   types,
   xla_chunked,
 )
+from memcomp_kernels.primitives import derivative
 from memcomp_kernels.primitives.mosaic import modes
 
 
@@ -65,8 +64,7 @@ def unsupported(
   return _tile_kernel.too_large(given, spec)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def run(
+def _run(
   state: types.State,
   inputs: types.Inputs,
   present: jax.Array,
@@ -137,4 +135,4 @@ def _backward(spec, capacity, residuals, cotangents):
   return d_state, d_inputs, None
 
 
-run.defvjp(_forward, _backward)
+run = derivative.custom_vjp(_run, _forward, _backward, (3, 4))

@@ -1,7 +1,7 @@
 """Spec, Inputs and State of Key-Value Means."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
@@ -91,50 +91,52 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`, normalised and rotated.
-    key: `[batch, heads, key]`, normalised and rotated.
-    value: `[batch, heads, value]`.
-    merge_gate: g > 0, `[batch, heads, 1]`, the token's weight in a merge.
+    query: normalised and rotated.
+    key: normalised and rotated.
+    value: what is kept.
+    merge_gate: g > 0, the token's weight in a merge.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  merge_gate: jax.Array
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  merge_gate: Annotated[jax.Array, "batch time heads 1"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  It has room for `rows` rows, its capacity.
 
   Attributes:
-    keys: sK, `[batch, heads, capacity, key]`, sums, float32 or wider.
-    values: sV, `[batch, heads, capacity, value]`, sums.
-    radii: rho, `[batch, heads, capacity]`, the length of the value that began
-      each row; without `value_radius` the number of tokens in the row.
-    length: int32 `[batch]`, rows that are live, the first ones.
-    window_keys: `[batch, heads, window, key]`, keys of the newest tokens; that
-      at position p stands at p mod window.
-    window_values: `[batch, heads, window, value]`.
-    window_gates: `[batch, heads, window]`.
-    position: int32 `[batch]`, tokens of the current segment so far.
-    temperatures: (tau_state, tau_window), `[batch, heads, 2]`.
-    norm_scale: weight of LN_s, `[batch, heads, key]`.
-    norm_bias: bias of LN_s, `[batch, heads, key]`.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    keys: sK, sums of keys.
+    values: sV, sums of values.
+    radii: rho, the length of the value that began each row; without
+      `value_radius` the number of tokens in the row.
+    length: rows that are live, the first ones.
+    window_keys: keys of the newest tokens; that at position p stands at p mod
+      window.
+    window_values: their values.
+    window_gates: their merge gates.
+    position: tokens of the current segment so far.
+    temperatures: (tau_state, tau_window), which no token changes.
+    norm_scale: weight of LN_s, which no token changes.
+    norm_bias: bias of LN_s, which no token changes.
+    segment_id: the current segment, 0 before any token.
   """
 
-  keys: jax.Array
-  values: jax.Array
-  radii: jax.Array
-  length: jax.Array
-  window_keys: jax.Array
-  window_values: jax.Array
-  window_gates: jax.Array
-  position: jax.Array
-  temperatures: jax.Array
-  norm_scale: jax.Array
-  norm_bias: jax.Array
-  segment_id: jax.Array
+  keys: Annotated[jax.Array, "batch heads rows key_dim"]
+  values: Annotated[jax.Array, "batch heads rows value_dim"]
+  radii: Annotated[jax.Array, "batch heads rows"]
+  length: Annotated[jax.Array, "batch", "int32"]
+  window_keys: Annotated[jax.Array, "batch heads window key_dim"]
+  window_values: Annotated[jax.Array, "batch heads window value_dim"]
+  window_gates: Annotated[jax.Array, "batch heads window"]
+  position: Annotated[jax.Array, "batch", "int32"]
+  temperatures: Annotated[jax.Array, "batch heads 2"]
+  norm_scale: Annotated[jax.Array, "batch heads key_dim"]
+  norm_bias: Annotated[jax.Array, "batch heads key_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -24,7 +24,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import tile, tilings, types
-from memcomp_kernels.primitives import tiles
+from memcomp_kernels.primitives import derivative, tiles
 
 _ROWS = ("keys", "values", "radii")
 
@@ -50,18 +50,13 @@ def _recomputed(function: Callable) -> Callable:
     function: of all the arrays that it reads.
   """
 
-  @jax.custom_vjp
-  def run(*arguments):
-    return function(*arguments)
-
   def forward(*arguments):
     return function(*arguments), arguments
 
   def backward(arguments, cotangents):
     return jax.vjp(function, *arguments)[1](cotangents)
 
-  run.defvjp(forward, backward)
-  return run
+  return derivative.custom_vjp(function, forward, backward)
 
 
 def _scan_tiles(call, capacity, state, reset, laid):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels.lattice import types, writes
+from memcomp_kernels.primitives import derivative
 
 # Everything that decides what is written stays as wide as the memory.
 einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -51,8 +52,7 @@ def directions(tokens: writes.Tokens, spec: types.Spec) -> jax.Array:
   return tokens.value if spec.objective == "encoding" else -tokens.value
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def solve(spec: types.Spec, S: jax.Array, tokens: writes.Tokens) -> Solution:
+def _solve(spec: types.Spec, S: jax.Array, tokens: writes.Tokens) -> Solution:
   """Returns the solution of one tile.
 
   Args:
@@ -84,7 +84,7 @@ def _solve_bwd(spec, residuals, cotangents):
   return dS, dtokens
 
 
-solve.defvjp(_solve_fwd, _solve_bwd)
+solve = derivative.custom_vjp(_solve, _solve_fwd, _solve_bwd, (0,))
 
 
 def _loop(spec, S, tokens, extra):

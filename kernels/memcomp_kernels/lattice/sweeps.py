@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels.lattice import substitution, tilings, types, writes
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.primitives import derivative, triangular
 
 einsum = substitution.einsum
 
@@ -140,8 +140,7 @@ def _fixed_point(function, start, tolerance, count, reverse=False):
   return lax.while_loop(unfinished, sweep, (start, residual, jnp.array(0)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def solve(
+def _solve(
   spec: types.Spec,
   tiling: tilings.Tiling,
   S: jax.Array,
@@ -196,4 +195,4 @@ def _solve_bwd(spec, tiling, residuals, cotangents):
   )
 
 
-solve.defvjp(_solve_fwd, _solve_bwd)
+solve = derivative.custom_vjp(_solve, _solve_fwd, _solve_bwd, (0, 1))

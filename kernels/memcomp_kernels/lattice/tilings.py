@@ -1,9 +1,12 @@
 """Sizes that change the speed of Lattice, never its result."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from memcomp_kernels.lattice import types
-from memcomp_kernels.primitives.mosaic import pairs
+
+if TYPE_CHECKING:
+  from memcomp_kernels.primitives.mosaic import pairs
 
 # Tokens between which decays are taken pair by pair, slot by slot; those
 # further apart go through matrix products. Work on pairs grows with this, work
@@ -59,7 +62,7 @@ def tiling(spec: types.Spec) -> Tiling:
 _ROWS = 64
 
 
-def lanes(num_pairs: int, value_dim: int) -> list[pairs.Lanes]:
+def lanes(num_pairs: int, value_dim: int) -> "list[pairs.Lanes]":
   """How pairs may lie on lanes, what is thought fastest first.
 
   As few parts a pair as fill the lanes: what is by slot is done in each part.
@@ -68,6 +71,8 @@ def lanes(num_pairs: int, value_dim: int) -> list[pairs.Lanes]:
     num_pairs: rows of the batch times heads.
     value_dim: a multiple of 8.
   """
+  # Pallas, which only kernels need, takes long to import.
+  from memcomp_kernels.primitives.mosaic import pairs
 
   def cost(lanes):
     rows = value_dim / lanes.parts

@@ -1,9 +1,11 @@
 """Spec, Inputs and State of Lattice."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 OBJECTIVES = ("decoding", "encoding", "similarity")
 UPDATES = ("delta", "orthogonal", "normalized")
@@ -75,42 +77,44 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, slots]`: it reads y = S q.
-    key: `[batch, heads, slots]`, the latent code of the value.
-    value: `[batch, heads, value]`.
-    log_decay: log mu <= 0, `[batch, heads, 1]`.
-    write_rate: gamma >= 0, `[batch, heads, 1]`.
+    query: q, which reads y = S q.
+    key: k, the latent code of the value.
+    value: v.
+    log_decay: log mu <= 0; ignored without `Spec.forget_gate`.
+    write_rate: gamma >= 0.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
+  query: Annotated[jax.Array, "batch time heads num_slots"]
+  key: Annotated[jax.Array, "batch time heads num_slots"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: S, `[batch, heads, value, slots]`, float32 or wider; its columns
-      are the slots, of norm 1 where the update is "normalized" (with stale
-      gradients at chunk starts, and at most sqrt(tokens) inside a chunk).
+    memory: S. Its columns are the slots, of norm 1 where the update is
+      "normalized" (at most sqrt(tokens) inside a chunk, with gradients at chunk
+      starts).
     memory_start: S at the start of the current chunk, equal to `memory` (and
-      never read) while `position` is 0; only with stale gradients, None
-      otherwise.
-    write_rate_sum: `[batch, heads]`, write rates since the chunk started; only
-      with stale gradients and sparsity, None otherwise.
-    position: int32 `[batch]`, tokens since the chunk started, in
-      [0, chunk_size); only with stale gradients, None otherwise.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+      never read) while `position` is 0; only with gradients at chunk starts,
+      None otherwise.
+    write_rate_sum: write rates since the chunk started; only with gradients at
+      chunk starts and sparsity, None otherwise.
+    position: tokens since the chunk started, in [0, chunk_size); only with
+      gradients at chunk starts, None otherwise.
+    segment_id: the current segment, 0 before any token.
   """
 
-  memory: jax.Array
-  memory_start: jax.Array | None
-  write_rate_sum: jax.Array | None
-  position: jax.Array | None
-  segment_id: jax.Array
+  memory: Annotated[jax.Array, "batch heads value_dim num_slots"]
+  memory_start: Annotated[
+    jax.Array | None, "batch heads value_dim num_slots", If("stale")
+  ]
+  write_rate_sum: Annotated[jax.Array | None, "batch heads", If("sums_rates")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -1,76 +1,37 @@
-"""Linear attention: `init_state`, `step`, `chunk`, `reference`."""
+"""Linear attention, normalised or not, with a decay if asked for."""
 
-from typing import Any
-
-import jax.numpy as jnp
-
-from memcomp_kernels import contract, dispatch
-from memcomp_kernels.linear_attention import mosaic_tpu, types, xla_chunked
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.linear_attention import reference as _reference
+from memcomp_kernels.linear_attention import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "linear_attention",
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=mosaic_tpu.chunk,
-  limits={"mosaic_tpu": mosaic_tpu.unsupported},
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.linear_attention.mosaic_tpu"),
 )
 
+linear_attention = op_lib.Op(
+  name="linear_attention",
+  about="""
+  Linear attention (arXiv 2006.16236), with a decay where `g` is given.
 
-def init_state(
-  spec: types.Spec,
-  *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any = jnp.float32,
-) -> types.State:
-  """Returns the state before the first token: a memory of zeros.
+  `S <- exp(g) S + f(k) v^T` and `z <- exp(g) z + f(k)`, then
+  `y = S^T f(q) / (z . f(q) + eps)`, with f the feature map.
+  flash-linear-attention leaves the feature map to the caller: its
+  `chunk_linear_attn(normalize=False)` and `chunk_simple_gla` are
+  `feature_map="identity", normalize=False`.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  order=("q", "k", "v", "g"),
+)
 
-  Args:
-    spec: the memory's meaning.
-    batch: rows.
-    heads: heads.
-    key_dim: width of a key.
-    value_dim: width of a value.
-    dtype: of the memory, float32 or float64.
-
-  Raises:
-    ValueError: `dtype` is narrower than float32.
-  """
-  contract.check_state_dtype(dtype)
-  normalizer = None
-  if spec.normalize:
-    normalizer = jnp.zeros((batch, heads, key_dim), dtype)
-  return types.State(
-    memory=jnp.zeros((batch, heads, key_dim, value_dim), dtype),
-    normalizer=normalizer,
-    segment_id=jnp.zeros(batch, jnp.int32),
-  )
-
-
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  if (state.normalizer is not None) != spec.normalize:
-    raise ValueError(
-      f"the state was made with normalize={not spec.normalize}; make it with"
-      f" the same spec: normalize={spec.normalize}"
-    )
-  batch, heads, key_dim, value_dim = state.memory.shape
-  widths = {
-    "query": key_dim,
-    "key": key_dim,
-    "value": value_dim,
-    "log_decay": 1 if spec.forget_gate else None,
-  }
-  contract.check_inputs(inputs, batch, heads, widths)
-
-
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+init_state, step = linear_attention.init_state, linear_attention.step
+chunk, reference = linear_attention.chunk, linear_attention.reference

@@ -1,11 +1,12 @@
 """Spec, Inputs and State of linear attention."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
 from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.shapes import If
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,32 +52,34 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`, before the feature map.
-    key: `[batch, heads, key]`, likewise.
-    value: `[batch, heads, value]`.
-    log_decay: log alpha <= 0, `[batch, heads, 1]`; None without
-      `Spec.forget_gate`.
+    query: before the feature map.
+    key: before the feature map.
+    value: what is written.
+    log_decay: log alpha <= 0; None without `Spec.forget_gate`.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[
+    jax.Array | None, "batch time heads 1", If("forget_gate")
+  ] = None
 
 
 class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: S, `[batch, heads, key, value]`.
-    normalizer: z, `[batch, heads, key]`, the sum of keys' features; None
-      without `Spec.normalize`.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    memory: S.
+    normalizer: z, the sum of keys' features; None without `Spec.normalize`.
+    segment_id: the current segment, 0 before any token.
   """
 
-  memory: jax.Array
-  normalizer: jax.Array | None
-  segment_id: jax.Array
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  normalizer: Annotated[
+    jax.Array | None, "batch heads key_dim", If("normalize")
+  ]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

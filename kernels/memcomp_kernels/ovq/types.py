@@ -1,7 +1,7 @@
 """Spec, Inputs and State of online vector quantisation."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
@@ -48,39 +48,38 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`, scaled: scores are products as they are.
-    key: `[batch, heads, key]`, of length 1: tokens join the row that their key
-      has the largest product with.
-    value: `[batch, heads, value]`.
+    query: scaled: scores are products as they are.
+    key: of length 1: tokens join the row that their key has the largest product
+      with.
+    value: what is kept.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    keys: of the dictionary, `[batch, heads, rows, key]`, float32 or wider.
-    values: `[batch, heads, rows, value]`.
-    counts: tokens that each row stands for, `[batch, heads, rows]`, of the
-      same dtype; their sum is the number of tokens in the dictionary.
-    pending_keys: of the current chunk's tokens, zero behind the last,
-      `[batch, heads, chunk_size, key]`.
-    pending_values: `[batch, heads, chunk_size, value]`.
-    position: int32 `[batch]`, tokens of the current chunk, in [0, chunk_size).
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    keys: of the dictionary.
+    values: of the dictionary.
+    counts: tokens that each row stands for, of the same dtype; their sum is the
+      number of tokens in the dictionary.
+    pending_keys: of the current chunk's tokens, zero behind the last.
+    pending_values: of the current chunk's tokens, zero behind the last.
+    position: tokens of the current chunk, in [0, chunk_size).
+    segment_id: the current segment, 0 before any token.
   """
 
-  keys: jax.Array
-  values: jax.Array
-  counts: jax.Array
-  pending_keys: jax.Array
-  pending_values: jax.Array
-  position: jax.Array
-  segment_id: jax.Array
+  keys: Annotated[jax.Array, "batch heads max_rows key_dim"]
+  values: Annotated[jax.Array, "batch heads max_rows value_dim"]
+  counts: Annotated[jax.Array, "batch heads max_rows"]
+  pending_keys: Annotated[jax.Array, "batch heads chunk_size key_dim"]
+  pending_values: Annotated[jax.Array, "batch heads chunk_size value_dim"]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -14,7 +14,6 @@ The gradient is a reverse scan over tiles that recomputes each tile from its
 start memory: only inputs and tile-start memories are kept.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,8 +23,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import contract
+from memcomp_kernels.primitives import (
+  derivative,
+  paged,
+  tile_scan,
+  tiles,
+  triangular,
+)
 from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import paged, tile_scan, tiles, triangular
 
 Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
 Operands, Result = form_lib.Operands, form_lib.Result
@@ -86,8 +91,7 @@ def _pages(form: Form, fixed: _Fixed, time: int) -> paged.Pages:
   return paged.cut(where, _position(fixed), chunk=form.tile_time, time=time)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunk(form: Form, fixed: _Fixed, operands: Operands) -> Result:
+def _run(form: Form, fixed: _Fixed, operands: Operands) -> Result:
   return _forward(form, fixed, operands, save=False)[0]
 
 
@@ -144,7 +148,7 @@ def _chunk_bwd(form: Form, residuals, cotangents):
   return None, _by_start(form, fixed, time, run, given)
 
 
-_chunk.defvjp(_chunk_fwd, _chunk_bwd)
+_chunk = derivative.custom_vjp(_run, _chunk_fwd, _chunk_bwd, (0,))
 
 
 def chunk(

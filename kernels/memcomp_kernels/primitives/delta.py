@@ -22,13 +22,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import matmul
+from memcomp_kernels.primitives import derivative, matmul
 
 _BLOCK = 16  # rows of a diagonal block
 
 
-@jax.custom_vjp
-def solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
+def _solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
   """Returns u with u_t + sum_{i < t} coupling_{t,i} u_i = target_t.
 
   Args:
@@ -36,10 +35,6 @@ def solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
       triangle is read.
     target: `[..., time, value]`, of the same dtype; leading axes broadcast.
   """
-  return _solve(coupling, target)
-
-
-def _solve(coupling, target):
   product = functools.partial(
     matmul.product, "...ti,...iv->...tv", dtype=target.dtype
   )
@@ -107,4 +102,4 @@ def _sum_to(x: jax.Array, like: jax.Array) -> jax.Array:
   return jnp.sum(x, axis=axes, keepdims=True).reshape(like.shape)
 
 
-solve.defvjp(_forward, _backward)
+solve = derivative.custom_vjp(_solve, _forward, _backward)

@@ -20,7 +20,6 @@ come within the tolerance, a warning is logged.
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +27,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from memcomp_kernels.primitives import derivative
 
 _logger = logging.getLogger("memcomp")
 
@@ -120,8 +121,7 @@ def solve(
   return _solve(direction, solver or Solver(), base, coupling, parameters)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _solve(direction, solver, base, coupling, parameters):
+def _solved(direction, solver, base, coupling, parameters):
   return _solve_fwd(direction, solver, base, coupling, parameters)[0]
 
 
@@ -171,7 +171,7 @@ def _log_unreached(blocks) -> None:
   )
 
 
-_solve.defvjp(_solve_fwd, _solve_bwd)
+_solve = derivative.custom_vjp(_solved, _solve_fwd, _solve_bwd, (0, 1))
 
 
 def _in_blocks(direction, solver, base, coupling, parameters):

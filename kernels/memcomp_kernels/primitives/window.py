@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
+from memcomp_kernels.primitives import derivative
 
 PADDING = -1
 """The run of places behind a row's last token."""
@@ -361,8 +362,7 @@ def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
   return _take(jnp.moveaxis(x, 2, 1), row)
 
 
-@jax.custom_vjp
-def _move(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
+def _moved(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
   """`_take` by an index whose inverse is known."""
   del back
   return _take(x, source)
@@ -377,4 +377,4 @@ def _move_bwd(back, cotangent):
   return _take(cotangent, back), None, None
 
 
-_move.defvjp(_move_fwd, _move_bwd)
+_move = derivative.custom_vjp(_moved, _move_fwd, _move_bwd)

@@ -1,17 +1,16 @@
-"""RWKV-7's memory: `init_state`, `step`, `chunk`, `reference`."""
+"""RWKV-7's memory."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, dispatch
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.rwkv7 import reference as _reference
 from memcomp_kernels.rwkv7 import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "rwkv7",
@@ -20,17 +19,17 @@ IMPLEMENTATIONS = dispatch.Implementations(
 )
 
 
-def init_state(
+def _make_state(
   spec: types.Spec,
   *,
   batch: int,
   heads: int,
   key_dim: int,
   value_dim: int,
-  dtype: Any = jnp.float32,
+  dtype: Any,
   memory: jax.Array | None = None,
 ) -> types.State:
-  """Returns the state before the first token.
+  """Makes `init_state`.
 
   Args:
     spec: the memory's meaning.
@@ -38,14 +37,10 @@ def init_state(
     heads: heads.
     key_dim: width of keys.
     value_dim: width of values.
-    dtype: of the memory, float32 or float64.
-    memory: `[heads, key, value]`; default zeros.
-
-  Raises:
-    ValueError: `dtype` is narrower than float32.
+    dtype: of the memory.
+    memory: `[heads, key_dim, value_dim]`; default zeros.
   """
   del spec
-  contract.check_state_dtype(dtype)
   shape = batch, heads, key_dim, value_dim
   if memory is None:
     filled = jnp.zeros(shape, dtype)
@@ -54,14 +49,24 @@ def init_state(
   return types.State(filled, jnp.zeros(batch, jnp.int32))
 
 
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  del spec
-  batch, heads, key_dim, value_dim = state.memory.shape
-  widths = dict.fromkeys(types.Inputs._fields, key_dim) | {"value": value_dim}
-  contract.check_inputs(inputs, batch, heads, widths)
+rwkv7 = op_lib.Op(
+  name="rwkv7",
+  about="""
+  The memory of RWKV-7 (arXiv 2503.14456): a delta rule with decays by channel.
 
+  `S <- diag(exp(w)) S - (rate * removal) (S^T removal)^T + k v^T`, then
+  `y = scale S^T r`. flash-linear-attention's `chunk_rwkv7` takes
+  `a = -removal_key` and `b = removal_key * write_rate` in place of these two.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  order=("r", "w", "k", "v"),
+  names={"query": "r", "log_decay": "w"},
+  make_state=_make_state,
+)
 
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+init_state, step = rwkv7.init_state, rwkv7.step
+chunk, reference = rwkv7.chunk, rwkv7.reference

@@ -1,7 +1,7 @@
 """Spec, Inputs and State of RWKV-7."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
@@ -26,33 +26,33 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: the receptance r, `[batch, heads, key]`.
-    key: the replacement key k~, `[batch, heads, key]`, what is written by.
-    value: v, `[batch, heads, value]`.
-    removal_key: kappa^, `[batch, heads, key]`, of length 1: what is removed.
-    log_decay: log w <= 0, `[batch, heads, key]`.
-    write_rate: the in-context learning rate a, `[batch, heads, key]`, in
-      [0, 1]: how much of it is removed, channel by channel.
+    query: the receptance r.
+    key: the replacement key k~, what is written by.
+    value: what is written.
+    removal_key: kappa^, of length 1: what is removed.
+    log_decay: log w <= 0, of every channel.
+    write_rate: the in-context learning rate a in [0, 1] of every channel: how
+      much of `removal_key` is removed.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  removal_key: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  removal_key: Annotated[jax.Array, "batch time heads key_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads key_dim"]
+  write_rate: Annotated[jax.Array, "batch time heads key_dim"]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: S, `[batch, heads, key, value]`, float32 or wider.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    memory: S.
+    segment_id: the current segment, 0 before any token.
   """
 
-  memory: jax.Array
-  segment_id: jax.Array
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -1,17 +1,17 @@
-"""Slot attention: `init_state`, `step`, `chunk`, `reference`."""
+"""Slot attention: Gated Slot Attention, and bounded-memory control."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, dispatch
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.slot_attention import reference as _reference
 from memcomp_kernels.slot_attention import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "slot_attention",
@@ -20,19 +20,19 @@ IMPLEMENTATIONS = dispatch.Implementations(
 )
 
 
-def init_state(
+def _make_state(
   spec: types.Spec,
   *,
   batch: int,
   heads: int,
   key_dim: int,
   value_dim: int,
-  dtype: Any = jnp.float32,
+  dtype: Any,
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
   log_total: jax.Array | None = None,
 ) -> types.State:
-  """Returns the state before the first token.
+  """Makes `init_state`.
 
   Args:
     spec: the memory's meaning.
@@ -40,16 +40,12 @@ def init_state(
     heads: heads.
     key_dim: width of keys.
     value_dim: width of values.
-    dtype: of the memory, float32 or float64.
-    key_memory: `[heads, slots, key]`; default zeros, as published.
-    value_memory: `[heads, slots, value]`; likewise.
-    log_total: with "softmax", `[heads, slots]`: the log of the weight that the
-      two memories have beside a token of logit 0; default none.
-
-  Raises:
-    ValueError: `dtype` is narrower than float32.
+    dtype: of the memory.
+    key_memory: `[heads, num_slots, key_dim]`; default zeros, as published.
+    value_memory: `[heads, num_slots, value_dim]`; default zeros.
+    log_total: with rule "softmax", `[heads, num_slots]`: the log of the weight
+      that the two memories have beside a token of logit 0; default none.
   """
-  contract.check_state_dtype(dtype)
 
   def fill(initial, *shape, default=0.0):
     if initial is None:
@@ -68,30 +64,41 @@ def init_state(
   )
 
 
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  batch, heads, slots, key_dim = state.key_memory.shape
-  if slots != spec.num_slots:
-    raise ValueError(
-      f"the state has {slots} slots, spec.num_slots is {spec.num_slots}"
-    )
-  gated = spec.rule == "gated"
-  if (state.log_total is None) != gated:
-    raise ValueError(f"the state was not made for rule={spec.rule!r}")
-  contract.check_inputs(
-    inputs,
-    batch,
-    heads,
-    {
-      "query": key_dim,
-      "key": key_dim,
-      "value": state.value_memory.shape[-1],
-      "log_decay": slots if gated else None,
-      "write_logit": None if gated else slots,
-    },
-  )
+slot_attention = op_lib.Op(
+  name="slot_attention",
+  about="""
+  Slot attention: a bounded memory, read by two softmax passes.
 
+  With `g` it is Gated Slot Attention (arXiv 2409.07146): slot i takes up
+  `1 - exp(g_i)` of a token. With `s` it is attention with bounded-memory
+  control (arXiv 2110.02488): slot i is a softmax average over tokens by
+  `exp(s_i)`. Then `y = sum_i p_i V_i`, `p = softmax(scale K q)`.
+  flash-linear-attention's `chunk_gsa` and `chunk_abc` scale by key_dim ** -0.5:
+  that is `scale=None` here.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  names={"write_logit": "s"},
+  make_state=_make_state,
+)
 
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+gated_slot_attention = dataclasses.replace(
+  slot_attention,
+  name="gated_slot_attention",
+  about="""
+  Gated Slot Attention (arXiv 2409.07146).
+
+  Slot i takes up `1 - exp(g_i)` of a token: `K_i <- exp(g_i) K_i + (1 -
+  exp(g_i)) k`, and V_i the same of v; then `y = sum_i p_i V_i`,
+  `p = softmax(scale K q)`. flash-linear-attention's `chunk_gsa` takes the share
+  `s = 1 - exp(g)` beside `g`, and scales by key_dim ** -0.5: that is
+  `scale=None` here.
+  """,
+  fixed={"rule": "gated"},
+)
+
+init_state, step = slot_attention.init_state, slot_attention.step
+chunk, reference = slot_attention.chunk, slot_attention.reference

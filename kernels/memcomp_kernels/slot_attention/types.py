@@ -1,9 +1,11 @@
 """Spec, Inputs and State of slot attention."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 RULES = ("gated", "softmax")
 
@@ -41,35 +43,41 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`.
-    key: `[batch, heads, key]`.
-    value: `[batch, heads, value]`.
-    log_decay: log alpha <= 0, `[batch, heads, slots]`, with "gated"; else None.
-    write_logit: s, `[batch, heads, slots]`, with "softmax"; else None.
+    query: what reads the slots.
+    key: what is written to the slots' keys.
+    value: what is written to the slots' values.
+    log_decay: log alpha <= 0 of every slot; for rule "gated" alone.
+    write_logit: s of every slot; for rule "softmax" alone.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array | None = None
-  write_logit: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[
+    jax.Array | None, "batch time heads num_slots", If("rule", "gated")
+  ] = None
+  write_logit: Annotated[
+    jax.Array | None, "batch time heads num_slots", If("rule", "softmax")
+  ] = None
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    key_memory: K~, `[batch, heads, slots, key]`, float32 or wider.
-    value_memory: V~, `[batch, heads, slots, value]`.
-    log_total: z, the log of the sum of exp(s) so far, `[batch, heads, slots]`,
-      `EMPTY` before any token, with "softmax"; else None.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    key_memory: K~.
+    value_memory: V~.
+    log_total: z, the log of the sum of exp(s) so far, `EMPTY` before any token;
+      for rule "softmax" alone.
+    segment_id: the current segment, 0 before any token.
   """
 
-  key_memory: jax.Array
-  value_memory: jax.Array
-  log_total: jax.Array | None
-  segment_id: jax.Array
+  key_memory: Annotated[jax.Array, "batch heads num_slots key_dim"]
+  value_memory: Annotated[jax.Array, "batch heads num_slots value_dim"]
+  log_total: Annotated[
+    jax.Array | None, "batch heads num_slots", If("rule", "softmax")
+  ]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -20,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, window
+from memcomp_kernels.primitives import chunked, derivative, window
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
 
@@ -88,7 +88,6 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
 def _with_precision(function: Callable, precision: str) -> Callable:
   """A function whose products, and its gradient's, have this precision."""
 
-  @jax.custom_vjp
   def run(*arguments):
     with jax.default_matmul_precision(precision):
       return function(*arguments)
@@ -101,8 +100,7 @@ def _with_precision(function: Callable, precision: str) -> Callable:
     with jax.default_matmul_precision(precision):
       return pullback(cotangent)
 
-  run.defvjp(forward, backward)
-  return run
+  return derivative.custom_vjp(run, forward, backward)
 
 
 def attend(

@@ -1,9 +1,11 @@
 """Spec, Inputs and State of softmax attention."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,35 +57,41 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`.
-    key: `[batch, kv_heads, key]`; kv_heads divides heads, and query head h
-      reads head h // (heads / kv_heads) of keys and values.
-    value: `[batch, kv_heads, value]`.
-    sink_query: `[batch, heads, key]`, the query as the first `sink_tokens` of a
-      segment meet it: StreamingLLM counts its position in the window, not in
-      the text; None where it is `query`.
+    query: of `query_heads`, a multiple of `heads`: head h of the queries reads
+      head h // (query_heads / heads) of keys and values.
+    key: what is attended to.
+    value: what is read.
+    sink_query: the query as the first `sink_tokens` of a segment meet it:
+      StreamingLLM counts its position in the window, not in the text; None
+      where it is `query`.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  sink_query: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time query_heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  sink_query: Annotated[
+    jax.Array | None,
+    "batch time query_heads key_dim",
+    If("sink_tokens", required=False),
+  ] = None
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence; `primitives.window` has the rows.
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  It has room for `length` tokens, as `primitives.window` lays them.
 
   Attributes:
-    keys: `[batch, kv_heads, size, key]`, float32 or wider.
-    values: `[batch, kv_heads, size, value]`.
-    position: int32 `[batch]`, tokens of the current segment so far.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    keys: of the tokens that are kept.
+    values: of the tokens that are kept.
+    position: tokens of the current segment so far.
+    segment_id: the current segment, 0 before any token.
   """
 
-  keys: jax.Array
-  values: jax.Array
-  position: jax.Array
-  segment_id: jax.Array
+  keys: Annotated[jax.Array, "batch heads length key_dim"]
+  values: Annotated[jax.Array, "batch heads length value_dim"]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

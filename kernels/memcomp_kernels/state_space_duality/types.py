@@ -1,9 +1,11 @@
 """Spec, Inputs and State of state space duality."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,32 +29,34 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Heads of a group share query and key.
 
   Attributes:
-    query: C, `[batch, groups, key]`, groups = heads / heads_per_group.
-    key: B, `[batch, groups, key]`.
-    value: x, `[batch, heads, value]`.
-    log_decay: dt A <= 0, `[batch, heads, 1]`.
-    write_rate: dt >= 0, `[batch, heads, 1]`.
-    skip: D, `[batch, heads, 1]`; see `Spec.skip`.
+    query: C.
+    key: B.
+    value: x.
+    log_decay: dt A <= 0.
+    write_rate: dt >= 0.
+    skip: D; None without `Spec.skip`.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  skip: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads/heads_per_group key_dim"]
+  key: Annotated[jax.Array, "batch time heads/heads_per_group key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1"]
+  write_rate: Annotated[jax.Array, "batch time heads 1"]
+  skip: Annotated[jax.Array | None, "batch time heads 1", If("skip")] = None
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: h, `[batch, heads, key, value]`, float32 or wider.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    memory: h.
+    segment_id: the current segment, 0 before any token.
   """
 
-  memory: jax.Array
-  segment_id: jax.Array
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

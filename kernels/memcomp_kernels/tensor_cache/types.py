@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 RULES = ("outer", "delta", "wedge")
 WRITE_POPULATIONS = ("all", "evicted")
@@ -103,74 +105,94 @@ class Spec:
     return self.write_population == "all"
 
   @property
+  def routed(self) -> bool:
+    """Whether tokens are routed to slots."""
+    return self.num_slots > 1
+
+  @property
   def routes_evicted(self) -> bool:
     """Whether the window keeps the routes of its tokens."""
-    return self.num_slots > 1 and not self.chunked and self.route_by == "key"
+    return self.routed and not self.chunked and self.route_by == "key"
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`.
-    key: `[batch, heads, key]`.
-    value: `[batch, heads, value]`.
-    log_decay: log lambda <= 0, `[batch, heads, timescales]`, fast and slow.
-    write_rate: eta >= 0, `[batch, heads, timescales]`.
-    write_route: rho in [0, 1], `[batch, heads, slots]`, one-hot where a token
-      is written to one slot; None with one slot.
-    read_route: pi in [0, 1], `[batch, heads, slots]`; None with one slot.
-    read_mix: alpha of (13), `[batch, heads, 1]`; None with one timescale.
+    query: of local attention and of the memory.
+    key: of local attention and of the memory.
+    value: of local attention and of the memory.
+    log_decay: log lambda <= 0 of every timescale, the fast one first.
+    write_rate: eta >= 0 of every timescale.
+    write_route: rho in [0, 1], one-hot where a token is written to one slot;
+      None with one slot.
+    read_route: pi in [0, 1]; None with one slot.
+    read_mix: alpha of (13); None with one timescale.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  write_route: jax.Array | None = None
-  read_route: jax.Array | None = None
-  read_mix: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads timescales"]
+  write_rate: Annotated[jax.Array, "batch time heads timescales"]
+  write_route: Annotated[
+    jax.Array | None, "batch time heads num_slots", If("routed")
+  ] = None
+  read_route: Annotated[
+    jax.Array | None, "batch time heads num_slots", If("routed")
+  ] = None
+  read_mix: Annotated[
+    jax.Array | None, "batch time heads 1", If("timescales", 2)
+  ] = None
 
 
 class Memories(NamedTuple):
   """The arrays that writes go to.
 
   Attributes:
-    memory: A, `[batch, heads, timescales, slots, key, value]`.
-    normalizer: z, `[batch, heads, timescales, slots, key]`; None without
-      `read_norm`.
+    memory: A.
+    normalizer: z; None without `read_norm`.
   """
 
-  memory: jax.Array
-  normalizer: jax.Array | None
+  memory: Annotated[
+    jax.Array, "batch heads timescales num_slots key_dim value_dim"
+  ]
+  normalizer: Annotated[
+    jax.Array | None,
+    "batch heads timescales num_slots key_dim",
+    If("read_norm"),
+  ]
 
 
 class Sums(NamedTuple):
   """Sums over the tokens of the current chunk; never read between two chunks.
 
   Attributes:
-    key: `[batch, heads, key]`.
-    value: `[batch, heads, value]`.
+    key: of keys.
+    value: of values.
   """
 
-  key: jax.Array
-  value: jax.Array
+  key: Annotated[jax.Array, "batch heads key_dim"]
+  value: Annotated[jax.Array, "batch heads value_dim"]
 
 
 class Window(NamedTuple):
   """The last tokens, in rows as `primitives.window` lays them.
 
   Attributes:
-    key: `[batch, heads, window_size, key]`, as they came.
-    value: `[batch, heads, window_size, value]`.
-    write_route: `[batch, heads, window_size, slots]`; only where an evicted
-      token takes its own route to a slot, None otherwise.
+    key: as they came.
+    value: as they came.
+    write_route: where an evicted token takes its own route to a slot; None
+      otherwise.
   """
 
-  key: jax.Array
-  value: jax.Array
-  write_route: jax.Array | None
+  key: Annotated[jax.Array, "batch heads window_size key_dim"]
+  value: Annotated[jax.Array, "batch heads window_size value_dim"]
+  write_route: Annotated[
+    jax.Array | None,
+    "batch heads window_size num_slots",
+    If("routes_evicted"),
+  ]
 
 
 class State(NamedTuple):
@@ -183,13 +205,13 @@ class State(NamedTuple):
       to `memories` (and never read) between two chunks; only with
       write_population "all", None otherwise.
     sums: of the current chunk; only with `chunk_mean`, None otherwise.
-    position: int32 `[batch]`, tokens of the segment so far.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    position: tokens of the segment so far.
+    segment_id: the current segment, 0 before any token.
   """
 
   window: Window
   memories: Memories
-  starts: Memories | None
-  sums: Sums | None
-  position: jax.Array
-  segment_id: jax.Array
+  starts: Annotated[Memories | None, If("chunked")]
+  sums: Annotated[Sums | None, If("chunk_mean")]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

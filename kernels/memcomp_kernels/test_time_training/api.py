@@ -1,17 +1,16 @@
-"""Test-time training: `init_state`, `step`, `chunk`, `reference`."""
+"""Test-time training."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, dispatch
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.test_time_training import reference as _reference
 from memcomp_kernels.test_time_training import types, xla_chunked
 
 Inputs, Layer, Spec, State = types.Inputs, types.Layer, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "test_time_training",
@@ -20,19 +19,19 @@ IMPLEMENTATIONS = dispatch.Implementations(
 )
 
 
-def init_state(
+def _make_state(
   spec: types.Spec,
   *,
   batch: int,
   heads: int,
   key_dim: int,
-  value_dim: int,
-  dtype: Any = jnp.float32,
+  value_dim: int | None = None,
+  dtype: Any,
   layers: types.Layers | None = None,
   norm_scale: jax.Array | None = None,
   norm_bias: jax.Array | None = None,
 ) -> types.State:
-  """Returns the state before the first token.
+  """Makes `init_state`.
 
   Args:
     spec: the memory's meaning.
@@ -40,18 +39,17 @@ def init_state(
     heads: heads.
     key_dim: width of keys.
     value_dim: width of values, the same.
-    dtype: of the weights, float32 or float64.
+    dtype: of the weights.
     layers: the inner model at first, `[heads, in, out]` and `[heads, out]` a
       layer, see `Spec.widths`; default zeros, from which "mlp" learns only the
       bias of its second layer.
-    norm_scale: of the inner layer norm, `[heads, dim]`; default ones.
-    norm_bias: likewise; default zeros.
+    norm_scale: of the inner layer norm, `[heads, key_dim]`; default ones.
+    norm_bias: of the inner layer norm, `[heads, key_dim]`; default zeros.
 
   Raises:
-    ValueError: `dtype` is narrower than float32, or widths differ.
+    ValueError: widths differ.
   """
-  contract.check_state_dtype(dtype)
-  if key_dim != value_dim:
+  if value_dim not in (None, key_dim):
     raise ValueError(
       f"key_dim={key_dim} and value_dim={value_dim} must be equal: the inner"
       " model answers x + LN(model(x))"
@@ -80,33 +78,40 @@ def init_state(
   )
 
 
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  batch, heads, dim = state.norm_scale.shape
+def _check(spec, sizes, state):
+  if state is None:
+    return
   widths = tuple(layer.weight.shape[2:] for layer in state.layers)
-  if widths != spec.widths(dim):
+  if widths != spec.widths(sizes["key_dim"]):
     raise ValueError(
-      f"the state has layers of {widths}, but model={spec.model!r} with"
-      f" expansion={spec.expansion} has {spec.widths(dim)}"
+      f"test_time_training: the state has layers of {widths}, but"
+      f" model={spec.model!r} with expansion={spec.expansion} has"
+      f" {spec.widths(sizes['key_dim'])}"
     )
-  if (state.position is not None) != spec.stale:
-    made_for = "chunk starts" if state.position is not None else "tokens"
-    raise ValueError(
-      f"the state was made for gradients at {made_for}; make it with the same"
-      f" spec: gradient_at={spec.gradient_at!r}, chunk_size={spec.chunk_size}"
-    )
-  if inputs.step_scale is not None and not spec.stale:
-    raise ValueError(
-      "step_scale is for gradients at chunk starts; scale write_rate instead"
-    )
-  widths = {
-    name: dim if name in ("query", "key", "value") else 1
-    for name, x in inputs._asdict().items()
-    if x is not None
-  }
-  contract.check_inputs(inputs, batch, heads, widths)
 
 
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+test_time_training = op_lib.Op(
+  name="test_time_training",
+  about="""
+  Test-time training (arXiv 2407.04620): a memory that is a small model.
+
+  It is also named `ttt`.
+
+  The inner model takes a gradient step of rate `eta` on `|f(k) - v|^2 / 2` for
+  every token, then `y = f(q)`, with `f(x) = x + LN(model(x))`. A fresh model
+  and its norm can be given as `layers`, `norm_scale` and `norm_bias`;
+  flash-linear-attention's `chunk_ttt_linear` calls the last two `w` and `b`.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  names={"write_rate": "eta"},
+  make_state=_make_state,
+  constants=("norm_scale", "norm_bias"),
+  check=_check,
+)
+
+init_state, step = test_time_training.init_state, test_time_training.step
+chunk, reference = test_time_training.chunk, test_time_training.reference

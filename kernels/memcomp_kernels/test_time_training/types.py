@@ -1,9 +1,11 @@
 """Spec, Inputs and State of test-time training."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
+
+from memcomp_kernels.shapes import If
 
 MODELS = ("linear", "mlp")
 GRADIENT_AT = ("chunk_start", "token")
@@ -63,34 +65,36 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, dim]`, what the inner model is asked.
-    key: `[batch, heads, dim]`, what it is trained on.
-    value: `[batch, heads, dim]`, what it should answer; as wide as the key,
-      because the inner model answers x + LN(model(x)).
-    log_decay: log beta <= 0, `[batch, heads, 1]`; see `Spec.forget_gate`.
-    write_rate: eta >= 0, `[batch, heads, 1]`, the inner learning rate.
-    step_scale: c, `[batch, heads, 1]`: at this token the weights stand at
-      this share of the way that the chunk's gradients have gone so far, about
-      1 / j at the chunk's j-th token in the released models; None is 1. Only
-      with stale gradients: else scale `write_rate`.
+    query: what the inner model is asked.
+    key: what it is trained on.
+    value: what it should answer; as wide as the key, because the inner model
+      answers x + LN(model(x)).
+    log_decay: log beta <= 0; ignored without `Spec.forget_gate`.
+    write_rate: eta >= 0, the inner learning rate.
+    step_scale: c: at this token the weights stand at this share of the way that
+      the chunk's gradients have gone so far, about 1 / j at the chunk's j-th
+      token in the released models; None is 1. Only with gradients at chunk
+      starts: else scale `write_rate`.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  step_scale: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads key_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1"]
+  step_scale: Annotated[
+    jax.Array | None, "batch time heads 1", If("stale", required=False)
+  ] = None
 
 
 class Layer(NamedTuple):
-  """One layer of the inner model, x W + b.
+  """One layer of the inner model, x W + b; float32 or wider.
 
   Attributes:
-    weight: W, `[batch, heads, in, out]`, float32 or wider.
+    weight: W, `[batch, heads, in, out]`.
     bias: b, `[batch, heads, out]`.
   """
 
@@ -102,24 +106,23 @@ Layers = tuple[Layer, ...]
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
     layers: the inner model's weights after all gradients so far, each at its
       full rate: one layer, or two for "mlp".
     starts: the weights at the start of the current chunk, equal to `layers`
       (and never read) while `position` is 0; None with gradients per token.
-    position: int32 `[batch]`, tokens since the chunk started, in
-      [0, chunk_size); None with gradients per token.
-    norm_scale: weight of the inner layer norm, `[batch, heads, dim]`; never
-      changed by tokens.
-    norm_bias: its bias, likewise.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    position: tokens since the chunk started, in [0, chunk_size); None with
+      gradients per token.
+    norm_scale: weight of the inner layer norm, which no token changes.
+    norm_bias: its bias, which no token changes.
+    segment_id: the current segment, 0 before any token.
   """
 
   layers: Layers
-  starts: Layers | None
-  position: jax.Array | None
-  norm_scale: jax.Array
-  norm_bias: jax.Array
-  segment_id: jax.Array
+  starts: Annotated[Layers | None, If("stale")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  norm_scale: Annotated[jax.Array, "batch heads key_dim"]
+  norm_bias: Annotated[jax.Array, "batch heads key_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -3,3 +3,16 @@
 `memories` lists what is checked, `checks` holds the contract, `tolerances` its
 bounds.
 """
+
+__all__ = [
+  "aot",
+  "checks",
+  "errors",
+  "fences",
+  "gradients",
+  "hopper",
+  "memories",
+  "memory",
+  "meshes",
+  "tolerances",
+]

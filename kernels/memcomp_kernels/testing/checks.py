@@ -254,7 +254,7 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
         return jnp.concatenate(joined, axis=1)
 
       final, outputs = subject.chunk(
-        state, jax.tree.map(pack, *parts), segment_ids
+        state, jax.tree.map(pack, *parts), segment_ids, state
       )
       final = final._replace(segment_id=jnp.ones_like(final.segment_id))
       return final, [outputs[:, a:b] for a, b in spans]
@@ -393,6 +393,56 @@ def check_edges(
     for name, edge in subject.memory.edges(inputs).items():
       arguments = (state, edge, ids, state) if packed else (state, edge)
       errors.assert_finite(derivative(arguments), name)
+
+
+def check_empty(subject: Subject) -> None:
+  """Level 8: no rows, or no tokens, give empty outputs and the same state."""
+  for batch, time in ((0, 3), (2, 0)):
+    state, inputs = subject.state(batch=batch), subject.inputs(3, batch=batch)
+    inputs = jax.tree.map(lambda x, n=time: x[:, :n], inputs)
+    ids = jnp.ones((batch, time), jnp.int32)
+    whole = jax.eval_shape(subject.chunk, subject.state(), subject.inputs(3))[1]
+    for packing in ((), (ids, state)):
+      for form in (subject.chunk, subject.reference):
+        what = f"{batch} rows of {time} tokens"
+        new_state, y = form(state, inputs, *packing)
+        errors.assert_equal(new_state, state, what)
+        if (y.shape, y.dtype) != ((batch, time, *whole.shape[2:]), whole.dtype):
+          raise AssertionError(f"{what}: outputs are {y.dtype}{y.shape}")
+
+      def total(state, inputs, packing=packing):
+        found = subject.chunk(state, inputs, *packing)
+        return sum(jnp.sum(x) for x in jax.tree.leaves(found) if is_float(x))
+
+      gradient = jax.grad(total, (0, 1), allow_int=True)(state, inputs)
+      errors.assert_finite(
+        [x for x in jax.tree.leaves(gradient) if is_float(x)], "empty"
+      )
+
+
+def check_strict(subject: Subject, time: int) -> None:
+  """Traces in a program that forbids promotion of dtypes and of ranks.
+
+  Values and gradients, of one segment and of packed rows, and a step.
+  """
+  state = gradients.cast(subject.state(), jnp.float32)
+  wide = subject.inputs(time)
+  narrow = gradients.cast(wide, jnp.bfloat16)
+  narrow = _with_wide_gates(narrow, wide, jnp.float32)
+  ids = jnp.ones(wide.query.shape[:2], jnp.int32)
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    for inputs, *packing in (
+      (narrow,),
+      (narrow, ids, state),
+      (wide, ids, state),
+    ):
+      arguments = state, inputs, *packing
+      cotangents = gradients.random_cotangents(subject.reference, arguments)
+      # Compiled: JAX then traces a gradient's rules outside of the call.
+      differentiated = gradients.differentiated(jax.jit(subject.chunk))
+      jax.eval_shape(differentiated, arguments, cotangents)
+    first = jax.tree.map(lambda x: x[:, 0], narrow)
+    jax.eval_shape(subject.step, state, first)
 
 
 def _continued(subject: Subject, batch: int) -> Any:

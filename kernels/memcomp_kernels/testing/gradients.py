@@ -33,7 +33,7 @@ def derivative(function: Callable) -> Callable[..., tuple[Any, Any]]:
   the arguments (zero for the others). Cotangents are one array for every
   floating leaf of the result; default random ones.
   """
-  compiled_ = compiled(function, _differentiated)
+  compiled_ = compiled(function, differentiated)
 
   def call(arguments, cotangents=None):
     if cotangents is None:
@@ -83,13 +83,15 @@ def _kept(transform: Callable, owner: Any, name: str) -> Callable:
   return jax.jit(transform(getattr(owner, name)))
 
 
-def _differentiated(function: Callable) -> Callable:
+def differentiated(function: Callable) -> Callable:
+  """Returns (arguments, cotangents) -> (gradients, result); not compiled."""
+
   def objective(arguments, cotangents):
     result = function(*arguments)
     outputs = [x for x in jax.tree.leaves(result) if is_float(x)]
     total = 0.0
     for c, x in zip(cotangents, outputs, strict=True):
-      wide = jnp.promote_types(x.dtype, jnp.float32)
+      wide = x.dtype if jnp.finfo(x.dtype).bits > 32 else jnp.float32
       total = total + jnp.sum(c.astype(wide) * x.astype(wide))
     return total, result
 

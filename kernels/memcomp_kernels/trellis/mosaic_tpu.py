@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, tiles
+from memcomp_kernels.primitives import chunked, tiles, triangular
 from memcomp_kernels.primitives import form as form_lib
 from memcomp_kernels.primitives.mosaic import columns, modes
 from memcomp_kernels.trellis import _kernel_calls, tilings, types, xla_chunked
@@ -350,6 +350,15 @@ def chunk(
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )
+
+
+def run(
+  state: types.State, inputs: types.Inputs, *, spec: types.Spec, **call: Any
+) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+  """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
+  rows = state.key_memory.shape[:2]
+  none = None if spec.stale else triangular.no_stats(rows)
+  return *chunk(state, inputs, spec=spec, **call), none
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:

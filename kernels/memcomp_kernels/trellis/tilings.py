@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcomp_kernels.primitives import triangular
-from memcomp_kernels.trellis import _kernel_layout as layout
 from memcomp_kernels.trellis import types
+
+if TYPE_CHECKING:
+  from memcomp_kernels.trellis import _kernel_layout as layout
 
 DECAYS = ("auto", "separable", "safe")
 
@@ -73,7 +75,7 @@ class KernelTiling:
     }
 
   def token_sizes(
-    self, num_units: int, batch: int, unit: layout.Unit
+    self, num_units: int, batch: int, unit: "layout.Unit"
   ) -> dict[str, Any]:
     """As `sizes`, with gradients per token.
 
@@ -182,7 +184,7 @@ def unit(
   key_dim: int,
   value_dim: int,
   tile: int | None = None,
-) -> layout.Unit:
+) -> "layout.Unit":
   """As many heads side by side as fill 128 lanes, of those that divide heads.
 
   Args:
@@ -203,6 +205,9 @@ def unit(
   else:
     together = _token_heads(heads, key_dim, value_dim, tile)
     tokens = _LANES // together
+  # Pallas, which only kernels need, takes long to import.
+  from memcomp_kernels.trellis import _kernel_layout as layout
+
   return layout.Unit(
     heads=together,
     tokens=tokens,

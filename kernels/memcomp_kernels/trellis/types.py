@@ -1,12 +1,13 @@
 """Spec, Inputs and State of Trellis."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.primitives import activations
+from memcomp_kernels.shapes import If
 
 GRADIENT_AT = ("chunk_start", "token")
 
@@ -74,48 +75,52 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: `[batch, heads, key]`, reads pass 1.
-    key: `[batch, heads, key]`, written in pass 1.
-    value: `[batch, heads, value]`, written in pass 2.
-    target: alpha, `[batch, heads, slots]`, the code both passes write.
-    log_decay: log beta <= 0, `[batch, heads, passes]`; one pass is shared by
-      both, two are key pass and value pass.
-    write_rate: gamma >= 0, `[batch, heads, passes]`, as `log_decay`.
-    log_phi_eps: log of phi's eps, `[batch, heads, 1]`; None takes
-      `Spec.phi_eps`. A logarithm, so that a learned eps stays positive and
-      the zeros of an empty place are an eps of 1.
+    query: reads pass 1.
+    key: written in pass 1.
+    value: written in pass 2.
+    target: alpha, the code that both passes write.
+    log_decay: log beta <= 0, one for both passes or one for each, key pass
+      first; ignored without `Spec.forget_gate`.
+    write_rate: gamma >= 0, as `log_decay`.
+    log_phi_eps: log of phi's eps; None takes `Spec.phi_eps`. A logarithm, so
+      that a learned eps stays positive and the zeros of an empty place are an
+      eps of 1.
   """
 
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  target: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  log_phi_eps: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  target: Annotated[jax.Array, "batch time heads num_slots"]
+  log_decay: Annotated[jax.Array, "batch time heads 1|2", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1|2"]
+  log_phi_eps: Annotated[jax.Array | None, "batch time heads 1"] = None
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    key_memory: M_K, `[batch, heads, slots, key]`, float32 or wider.
-    value_memory: M_V, `[batch, heads, slots, value]`.
+    key_memory: M_K.
+    value_memory: M_V.
     key_memory_start: M_K at the start of the current chunk, equal to
-      `key_memory` (and never read) while `position` is 0; only with stale
-      gradients, None otherwise.
+      `key_memory` (and never read) while `position` is 0; only with gradients
+      at chunk starts, None otherwise.
     value_memory_start: M_V there.
-    position: int32 `[batch]`, tokens since the chunk started, in
-      [0, chunk_size); only with stale gradients, None otherwise.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    position: tokens since the chunk started, in [0, chunk_size); only with
+      gradients at chunk starts, None otherwise.
+    segment_id: the current segment, 0 before any token.
   """
 
-  key_memory: jax.Array
-  value_memory: jax.Array
-  key_memory_start: jax.Array | None
-  value_memory_start: jax.Array | None
-  position: jax.Array | None
-  segment_id: jax.Array
+  key_memory: Annotated[jax.Array, "batch heads num_slots key_dim"]
+  value_memory: Annotated[jax.Array, "batch heads num_slots value_dim"]
+  key_memory_start: Annotated[
+    jax.Array | None, "batch heads num_slots key_dim", If("stale")
+  ]
+  value_memory_start: Annotated[
+    jax.Array | None, "batch heads num_slots value_dim", If("stale")
+  ]
+  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

@@ -1,17 +1,16 @@
-"""The two-pass delta rule: `init_state`, `step`, `chunk`, `reference`."""
+"""The two-pass delta rule."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, dispatch
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.two_pass_delta import reference as _reference
 from memcomp_kernels.two_pass_delta import types, xla_chunked
 
 Inputs, Spec, State = types.Inputs, types.Spec, types.State
-reference = _reference.reference
-step = _reference.step
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "two_pass_delta",
@@ -20,19 +19,19 @@ IMPLEMENTATIONS = dispatch.Implementations(
 )
 
 
-def init_state(
+def _make_state(
   spec: types.Spec,
   *,
   batch: int,
   heads: int,
   key_dim: int,
   value_dim: int,
-  dtype: Any = jnp.float32,
+  dtype: Any,
   source_dim: int | None = None,
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
 ) -> types.State:
-  """Returns the state before the first token.
+  """Makes `init_state`.
 
   Args:
     spec: the memory's meaning.
@@ -40,16 +39,12 @@ def init_state(
     heads: heads.
     key_dim: width of keys and codes.
     value_dim: width of values.
-    dtype: of the memories, float32 or float64.
+    dtype: of the memories.
     source_dim: width of sources and queries; default key_dim.
-    key_memory: `[heads, source, key]`; default zeros.
-    value_memory: `[heads, key, value]`; default zeros.
-
-  Raises:
-    ValueError: `dtype` is narrower than float32.
+    key_memory: `[heads, source_dim, key_dim]`; default zeros.
+    value_memory: `[heads, key_dim, value_dim]`; default zeros.
   """
   del spec
-  contract.check_state_dtype(dtype)
 
   def fill(initial, *shape):
     if initial is None:
@@ -64,23 +59,22 @@ def init_state(
   )
 
 
-def check_inputs(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
-) -> None:
-  """Raises ValueError where shapes of `inputs` and `state` do not fit."""
-  del spec
-  batch, heads, source_dim, key_dim = state.key_memory.shape
-  widths = {
-    "query": source_dim,
-    "source": source_dim,
-    "key": key_dim,
-    "value": state.value_memory.shape[-1],
-    "log_decay": 1,
-    "write_rate": (1, 2),
-  }
-  if inputs.active is not None:
-    widths["active"] = 1
-  contract.check_inputs(inputs, batch, heads, widths)
+two_pass_delta = op_lib.Op(
+  name="two_pass_delta",
+  about="""
+  The two-pass delta rule: keys, then values, compressed by regression.
 
+  The first pass answers `k` where it is asked `source`; the second answers `v`
+  where it is asked the first one's code. Both are gated delta rules with weight
+  decay. `y` is what the second answers to the code of `q`.
+  """,
+  Spec=Spec,
+  Inputs=Inputs,
+  State=State,
+  token_step=_reference.step,
+  implementations=IMPLEMENTATIONS,
+  make_state=_make_state,
+)
 
-chunk = IMPLEMENTATIONS.chunk(check_inputs)
+init_state, step = two_pass_delta.init_state, two_pass_delta.step
+chunk, reference = two_pass_delta.chunk, two_pass_delta.reference

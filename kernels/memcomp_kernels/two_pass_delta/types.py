@@ -1,7 +1,7 @@
 """Spec, Inputs and State of the two-pass delta rule."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
@@ -32,40 +32,39 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `reference` and `chunk` add a time axis at 1.
+  """What one token brings; `step` takes it without the axis `time`.
 
   Attributes:
-    query: r, `[batch, heads, source]`, what is read: a query, or again the
-      token's key.
-    source: x, `[batch, heads, source]`, what the first pass writes by.
-    key: k, `[batch, heads, key]`, what it should answer.
-    value: v, `[batch, heads, value]`, what the second pass should answer.
-    log_decay: log(1 - alpha) <= 0, `[batch, heads, 1]`.
-    write_rate: theta >= 0, `[batch, heads, 1]`, or `[batch, heads, 2]` with a
-      rate for each pass. Steps overshoot from theta |x|^2 = 2 on in the first
-      pass, from theta key_dim = 2 on in the second.
-    active: `[batch, heads, 1]`, 1 where the token writes, 0 where it only
-      reads and both memories stay as they are; None is 1.
+    query: r, what is read: a query, or again the token's key.
+    source: x, what the first pass writes by.
+    key: k, what the first pass should answer.
+    value: v, what the second pass should answer.
+    log_decay: log(1 - alpha) <= 0.
+    write_rate: theta >= 0, one for both passes or one for each. Steps overshoot
+      from theta |x|^2 = 2 on in the first pass, from theta key_dim = 2 on in
+      the second.
+    active: 1 where the token writes, 0 where it only reads and both memories
+      stay as they are; None is 1.
   """
 
-  query: jax.Array
-  source: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  active: jax.Array | None = None
+  query: Annotated[jax.Array, "batch time heads source_dim"]
+  source: Annotated[jax.Array, "batch time heads source_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1"]
+  write_rate: Annotated[jax.Array, "batch time heads 1|2"]
+  active: Annotated[jax.Array | None, "batch time heads 1"] = None
 
 
 class State(NamedTuple):
-  """Everything needed to continue a sequence.
+  """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    key_memory: S_K, `[batch, heads, source, key]`, float32 or wider.
-    value_memory: S_V, `[batch, heads, key, value]`.
-    segment_id: int32 `[batch]`, the current segment, 0 before any token.
+    key_memory: S_K.
+    value_memory: S_V.
+    segment_id: the current segment, 0 before any token.
   """
 
-  key_memory: jax.Array
-  value_memory: jax.Array
-  segment_id: jax.Array
+  key_memory: Annotated[jax.Array, "batch heads source_dim key_dim"]
+  value_memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]

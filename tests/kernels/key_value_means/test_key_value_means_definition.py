@@ -330,7 +330,7 @@ def test_seen_of_a_state_under_way():
     jax.jit(chunk_seen(spec, seen))(middle, tail) for seen in (22, None)
   )
   errors.assert_close(got, want, 1e-12, "tail")
-  with pytest.raises(ValueError, match="seen=21 must be at least"):
+  with pytest.raises(ValueError, match="more than the bound .*, 21"):
     api.chunk(middle, tail, spec=spec, seen=21)
 
 
@@ -426,13 +426,10 @@ def test_chunk_names_what_does_not_fit():
   state, inputs = make(spec, 3)
   with pytest.raises(ValueError, match=r"merge_gate has shape .* expected"):
     api.chunk(state, inputs._replace(merge_gate=inputs.key), spec=spec)
-  with pytest.raises(ValueError, match="window of 8 tokens"):
+  with pytest.raises(ValueError, match=r"state\.window_keys has shape"):
     api.chunk(state, inputs, spec=MEMORY.specs["fixed"])
   with pytest.raises(ValueError, match="has 3 rows"):
     api.chunk(api.resize(state, 3), inputs, spec=spec)
-  with pytest.raises(ValueError, match="empty"):
-    empty = jax.tree.map(lambda x: x[:, :0], inputs)
-    api.chunk(state, empty, spec=spec)
   with pytest.raises(ValueError, match="rotary_dim=64"):
     api.init_state(api.Spec(), batch=1, heads=1, key_dim=64, value_dim=1)
   with pytest.raises(ValueError, match="length=0"):

@@ -86,7 +86,7 @@ def test_heads_that_do_not_divide():
       state, inputs._replace(query=inputs.query[:, :, :5]), spec=api.Spec()
     )
   with pytest.raises(
-    ValueError, match=r"sink_query has shape .* expected None"
+    ValueError, match="sink_query is given, but sink_tokens=0"
   ):
     api.chunk(state, inputs._replace(sink_query=inputs.query), spec=api.Spec())
   with pytest.raises(ValueError, match=r"key has shape .* expected"):

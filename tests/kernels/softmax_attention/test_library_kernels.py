@@ -155,17 +155,15 @@ def call(spec=None, *, seen=0, ids=None, reset=False, **changes):
   spec = spec or api.Spec()
   state, inputs = arguments(spec, 290, **({"dtype": "bfloat16"} | changes))
   reset = state if reset else None
-  return state, inputs, spec, ids, reset, seen
+  return dispatch.Call(state, inputs, spec, ids, reset, seen)
 
 
 IDS = jnp.ones((2, 290), jnp.int32)
 SINKS = api.Spec(window_size=70, sink_tokens=5)
 BLOCKS = api.Spec(window_size=96, chunk_size=48)
 SINK_QUERY = call(SINKS)
-SINK_QUERY = (
-  SINK_QUERY[0],
-  SINK_QUERY[1]._replace(sink_query=SINK_QUERY[1].query),
-  *SINK_QUERY[2:],
+SINK_QUERY = SINK_QUERY._replace(
+  inputs=SINK_QUERY.inputs._replace(sink_query=SINK_QUERY.inputs.query)
 )
 # (call, why not on a TPU, why not on a GPU), None where it can.
 LIMITS = {
@@ -201,21 +199,21 @@ def test_what_a_kernel_cannot_do(name, monkeypatch):
   for platform, reason in zip(("tpu", "gpu"), reasons, strict=True):
     kernel = f"library_{platform}"
     monkeypatch.setattr(dispatch, "current_platform", lambda: platform)  # noqa: B023
-    said = api.IMPLEMENTATIONS.limits[kernel](*given)
-    chosen = api.IMPLEMENTATIONS.select(None, given)
+    said = api.IMPLEMENTATIONS.unsupported(kernel, given)
+    chosen = api.IMPLEMENTATIONS.choose(None, given)
     if reason is None:
       assert said is None
-      assert chosen is api.IMPLEMENTATIONS.functions[kernel]
+      assert chosen == kernel
     else:
       assert reason in said
-      assert chosen is api.IMPLEMENTATIONS.functions["xla_chunked"]
+      assert chosen == "xla_chunked"
 
 
 def test_the_reason_is_logged(monkeypatch, caplog):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
   dispatch._log_once.cache_clear()
   with caplog.at_level(logging.INFO, "memcomp"):
-    api.IMPLEMENTATIONS.select(None, call(seen=None))
+    api.IMPLEMENTATIONS.choose(None, call(seen=None))
   assert "not library_tpu, as the state may hold tokens" in caplog.text
   assert "softmax_attention on tpu: xla_chunked" in caplog.text
 
@@ -234,7 +232,7 @@ def test_gpus_without_the_kernel(capability, monkeypatch):
   device = python_types.SimpleNamespace(compute_capability=capability)
   monkeypatch.setattr(library_gpu.jax, "devices", lambda: [device])
   monkeypatch.setattr(dispatch, "current_platform", lambda: "gpu")
-  said = library_gpu.unsupported(*call())
+  said = library_gpu.unsupported(*call()[:6])
   assert f"capability {capability} is not" in said
 
 

@@ -140,7 +140,9 @@ def test_chunk_names_what_does_not_fit():
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 4, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
       api.chunk(state, wrong, spec=SHARED)
-  with pytest.raises(ValueError, match=r"skip has shape None, expected"):
+  with pytest.raises(
+    ValueError, match="skip is missing, but skip=True needs it"
+  ):
     api.chunk(state, inputs._replace(skip=None), spec=SHARED)
   with pytest.raises(ValueError, match=r"query has shape .* expected"):
     api.chunk(state, inputs, spec=OWN)

@@ -1,0 +1,290 @@
+"""The arguments of a one-line call: names, signature, documentation.
+
+All of it follows from an `op.Op`: the fields of its `Inputs` and `Spec`, the
+words of their shapes, and their docstrings.
+"""
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract, shapes
+
+NAMES = {"query": "q", "key": "k", "value": "v", "log_decay": "g"}
+"""Field of `Inputs` -> its name in all one-line calls."""
+
+CALL = """\
+state: before the first token; default a fresh one. Also `initial_state`.
+segment_ids: integers `[batch, time]` of packed rows; 0 is padding.
+reset_state: what new segments start from, a state or `memcomp_kernels.FRESH`.
+  Needed where `segment_ids` and `state` meet.
+max_position: an upper bound of the tokens that `state` has seen, where one is
+  known: memories that grow save work by it.
+implementation: a name, or several in order of preference; default the fastest
+  on the platform that can do the call.
+output_final_state: if False the state is returned as None."""
+"""What every one-line call takes beside arrays and fields of the Spec."""
+
+
+class Bound(NamedTuple):
+  """A one-line call, sorted.
+
+  Attributes:
+    inputs: of the op.
+    spec: of the op.
+    options: of `init_state`, by name.
+  """
+
+  inputs: Any
+  spec: Any
+  options: dict[str, Any]
+
+
+def names(op: Any) -> dict[str, str]:
+  """Name in a one-line call -> field of `Inputs`, in the call's order."""
+  short = NAMES | dict(op.names)
+  found = {
+    short.get(name, name): name
+    for name, field in shapes.fields(op.Inputs).items()
+    if not _unused(op, field)
+  }
+  return {name: found[name] for name in op.order} | found
+
+
+def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
+  """Sorts the arguments of a one-line call.
+
+  Fields of the Spec that are not given follow the arrays: sizes (`num_slots`),
+  and whether an array is there (`forget_gate`).
+
+  Raises:
+    TypeError: naming an argument that is unknown, missing or given twice.
+    ValueError: by the Spec.
+  """
+  if len(arrays) > len(op.order):
+    raise TypeError(
+      f"{op.name}: {len(arrays)} arrays by position; it takes"
+      f" {', '.join(op.order)} so, and all others by keyword"
+    )
+  of_spec = _spec_fields(op)
+  fields = names(op)
+  fields |= {x: x for x in fields.values()}
+  given: dict[str, Any] = {}
+  spec: dict[str, Any] = {}
+  options: dict[str, Any] = {}
+  pairs = [*zip(op.order, arrays, strict=False), *keywords.items()]
+  for name, x in pairs:
+    if name in fields:
+      field = fields[name]
+      if field in given and x is not None:
+        raise TypeError(f"{op.name}: {name} is given twice")
+      if x is not None:
+        given[field] = _array(op, field, x)
+    elif name in of_spec:
+      spec[name] = x
+    elif name in op.options:
+      options[name] = x
+    else:
+      takes = [*names(op), *of_spec, *op.options]
+      raise TypeError(
+        f"{op.name}: no argument {name!r}; beside those of every call it takes"
+        f" {', '.join(takes)}"
+      )
+  meaning = op.Spec(**dict(op.fixed) | _follow(op, given) | spec)
+  return Bound(_inputs(op, given, meaning), meaning, options)
+
+
+def _spec_fields(op: Any) -> dict[str, dataclasses.Field]:
+  """Fields of the Spec that a one-line call takes."""
+  fields = dataclasses.fields(op.Spec)
+  return {f.name: f for f in fields if f.name not in op.fixed}
+
+
+def _unused(op: Any, field: shapes.Field) -> bool:
+  """Whether what the op's name decides leaves no use for an array."""
+  condition = field.condition
+  return (
+    condition is not None
+    and condition.attribute in op.fixed
+    and not condition.allows(op.fixed[condition.attribute])
+  )
+
+
+def _gate(op: Any, field: shapes.Field) -> bool:
+  """Whether the last axis is 1 unless asked for: it may be left out."""
+  last = field.axes[-1]
+  default = getattr(_spec_fields(op).get(last), "default", None)
+  return last in ("1", "1|2") or default == 1
+
+
+def _array(op: Any, name: str, x: Any) -> jax.Array:
+  x, field = jnp.asarray(x), shapes.fields(op.Inputs)[name]
+  if _gate(op, field) and x.ndim == len(field.axes) - 1:
+    return x[..., None]
+  return x
+
+
+def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
+  """Fields of the Spec, as the arrays say."""
+  known, found = _spec_fields(op), {}
+  for name, field in shapes.fields(op.Inputs).items():
+    x, condition = given.get(name), field.condition
+    if condition is not None and condition.attribute in known:
+      flag = isinstance(known[condition.attribute].default, bool)
+      if condition.value is None and flag:
+        found[condition.attribute] = x is not None
+      elif condition.value is not None and x is not None:
+        found[condition.attribute] = condition.value
+    if x is not None and x.ndim == len(field.axes):
+      for axis, size in zip(field.axes, x.shape, strict=True):
+        if axis in known:
+          found.setdefault(axis, size)
+  return found
+
+
+def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
+  """`Inputs`, with None or zeros for what the Spec has no use for."""
+  public = {field: name for name, field in names(op).items()}
+  arrays: dict[str, Any] = dict(given)
+  missing: list[str] = []
+  for name, field in shapes.fields(op.Inputs).items():
+    if name in given:
+      continue
+    condition = field.condition
+    unread = condition is not None and not condition.holds(spec)
+    if field.optional and (unread or not (condition and condition.required)):
+      arrays[name] = None
+    elif unread and (like := given.get("write_rate")) is not None:
+      shape = (*like.shape[:3], 1)
+      arrays[name] = jnp.zeros(shape, contract.accumulation_dtype(like))
+    else:
+      missing.append(public.get(name, name))
+  if missing:
+    raise TypeError(f"{op.name}: missing {', '.join(missing)}")
+  return op.Inputs(**arrays)
+
+
+def signature(op: Any) -> inspect.Signature:
+  """What `inspect.signature` and editors show of a one-line call."""
+  parameters = []
+  for name, field in _arrays(op).items():
+    kind = inspect.Parameter.KEYWORD_ONLY
+    if name in op.order:
+      kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    annotation: Any = Annotated[jax.Array, " ".join(_axes(op, field))]
+    default = inspect.Parameter.empty
+    if field.optional or (field.condition and not _unused(op, field)):
+      default = None if _may_miss(op, field) else default
+    parameters.append(
+      inspect.Parameter(name, kind, default=default, annotation=annotation)
+    )
+  keyword_only = [
+    p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    for p in (
+      *(inspect.signature(op.Spec).parameters[x] for x in _spec_fields(op)),
+      *inspect.signature(type(op).__call__).parameters.values(),
+      *op.options.values(),
+    )
+    if p.name not in ("self", "arrays", "keywords")
+  ]
+  returned = tuple[jax.Array, op.State]
+  return inspect.Signature(
+    parameters + keyword_only, return_annotation=returned
+  )
+
+
+def _arrays(op: Any) -> dict[str, shapes.Field]:
+  fields = shapes.fields(op.Inputs)
+  return {name: fields[field] for name, field in names(op).items()}
+
+
+def _axes(op: Any, field: shapes.Field) -> tuple[str, ...]:
+  """The words of an array in a one-line call."""
+  only_one = _gate(op, field) and field.axes[-1] == "1"
+  return field.axes[:-1] if only_one else field.axes
+
+
+def _may_miss(op: Any, field: shapes.Field) -> bool:
+  """Whether a call may leave an array out."""
+  condition = field.condition
+  if condition is None:
+    return field.optional
+  return condition.attribute not in op.fixed
+
+
+def documentation(op: Any) -> str:
+  """What `help` shows of an op: the call, its meaning, its arguments."""
+  call = f"{op.name}{_short(signature(op))} -> (y, state)"
+  fields = _described(op.Inputs)
+  arrays = {
+    name: f"`[{', '.join(_axes(op, field))}]`; {fields[field.name]}"
+    + (f" Also `{field.name}`." if name != field.name else "")
+    for name, field in _arrays(op).items()
+  }
+  of_spec = _described(op.Spec)
+  meaning = {name: of_spec[name] for name in _spec_fields(op)}
+  parts = [
+    textwrap.fill(call, 80, subsequent_indent="    "),
+    inspect.cleandoc(op.about),
+    _section("Arrays", arrays),
+    _section("Meaning, fields of `Spec`", meaning) + _following(op),
+    "Call:\n" + textwrap.indent(CALL, "  "),
+  ]
+  if op.options:
+    options = "Fresh state, options of `init_state`: " + ", ".join(op.options)
+    parts.append(textwrap.fill(options, 80, subsequent_indent="  "))
+  parts.append(
+    "Returns y `[batch, time, heads, value_dim]` in the dtype of q, and the"
+    " state\nafter the last token."
+  )
+  return "\n\n".join(parts)
+
+
+def _following(op: Any) -> str:
+  """A line on the fields of the Spec that follow the arrays."""
+  known, found = _spec_fields(op), []
+  for field in _arrays(op).values():
+    found += [axis for axis in field.axes if axis in known]
+    if field.condition is not None and field.condition.attribute in known:
+      found.append(field.condition.attribute)
+  names = ", ".join(dict.fromkeys(found))
+  return f"\n  Unless given, these follow the arrays: {names}." if names else ""
+
+
+def _short(full: inspect.Signature) -> inspect.Signature:
+  empty = inspect.Parameter.empty
+  return full.replace(
+    parameters=[p.replace(annotation=empty) for p in full.parameters.values()],
+    return_annotation=inspect.Signature.empty,
+  )
+
+
+def _section(title: str, lines: Mapping[str, str]) -> str:
+  wrapped = [
+    textwrap.fill(
+      f"{name}: {text}", 80, initial_indent="  ", subsequent_indent="    "
+    )
+    for name, text in lines.items()
+  ]
+  return "\n".join([f"{title}:", *wrapped])
+
+
+def _described(kind: type) -> dict[str, str]:
+  """Fields' descriptions: the section `Attributes` of a docstring."""
+  text = inspect.getdoc(kind) or ""
+  _, _, section = text.partition("Attributes:\n")
+  found: dict[str, str] = {}
+  last = ""
+  for line in textwrap.dedent(section).splitlines():
+    name, colon, rest = line.partition(":")
+    if colon and name.isidentifier():
+      found[name] = rest.strip()
+      last = name
+    elif line.strip() and last:
+      found[last] += " " + line.strip()
+  return found

@@ -1,0 +1,393 @@
+"""An op: a memory's definition, and the functions that are made from it.
+
+  from memcomp_kernels import gated_delta_rule
+
+  y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
+
+A memory brings its `Spec` (meaning), `Inputs` (what tokens bring), `State`
+(what must be kept), one step as its paper writes it, and its implementations.
+`Inputs` and `State` state their shapes in words (`shapes`).
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memcomp_kernels import arguments, contract, dispatch, shapes
+
+_SIZES = ("batch", "heads", "key_dim", "value_dim")
+
+Implementation = str | Sequence[str] | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+  """A memory; called with arrays it runs over a sequence.
+
+  Attributes:
+    name: public name.
+    about: what it computes, in Markdown; its first line is a sentence.
+    Spec: frozen dataclass of the meaning.
+    Inputs: NamedTuple of annotated arrays.
+    State: NamedTuple of annotated arrays, with `segment_id`.
+    token_step: (state, inputs without time, *, spec) -> (state, y).
+    implementations: by name.
+    order: names of the arrays that a one-line call also takes by position.
+    names: field of `Inputs` -> its name in a one-line call, beside those of
+      `arguments.NAMES`.
+    make_state: (spec, *, dtype, sizes and options) -> State, as `init_state`;
+      None for zeros.
+    fresh: (spec, state) -> the state before the first token, as `FRESH` asks
+      for; None for `init_state` at the state's sizes.
+    constants: fields of `State` that no token changes: `FRESH` keeps them.
+    room: option of `init_state` -> the word whose size a one-line call gives
+      it.
+    check: (spec, sizes, state or None) raises ValueError: what words cannot
+      say.
+    fixed: fields of `Spec` that the name decides.
+  """
+
+  name: str
+  about: str
+  Spec: Any
+  Inputs: Any
+  State: Any
+  token_step: Callable[..., tuple[Any, jax.Array]]
+  implementations: dispatch.Implementations
+  order: tuple[str, ...] = ("q", "k", "v")
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  make_state: Callable[..., Any] | None = None
+  fresh: Callable[[Any, Any], Any] | None = None
+  constants: tuple[str, ...] = ()
+  room: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  check: Callable[[Any, shapes.Sizes, Any], None] | None = None
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    for name, value in {
+      "__name__": self.name,
+      "__signature__": arguments.signature(self),
+      "__doc__": arguments.documentation(self),
+    }.items():
+      object.__setattr__(self, name, value)
+
+  def __repr__(self) -> str:
+    return f"<op {self.name}>"
+
+  @functools.cached_property
+  def options(self) -> dict[str, inspect.Parameter]:
+    """What `init_state` takes beside sizes and dtype."""
+    if self.make_state is None:
+      return {}
+    parameters = inspect.signature(self.make_state).parameters
+    known = (*_SIZES, "spec", "dtype")
+    return {k: v for k, v in parameters.items() if k not in known}
+
+  def init_state(
+    self, spec: Any = None, *, dtype: Any = jnp.float32, **sizes: Any
+  ) -> Any:
+    """Returns the state before the first token.
+
+    Args:
+      spec: the memory's meaning; default `Spec()`.
+      dtype: of the memory, float32 or float64.
+      **sizes: batch, heads, key_dim, value_dim, and the op's own options.
+
+    Raises:
+      ValueError: `dtype` is narrower than float32, or sizes do not fit.
+    """
+    contract.check_state_dtype(dtype)
+    spec = self.Spec(**self.fixed) if spec is None else spec
+    with contract.default_promotion():
+      if self.make_state is not None:
+        return _own_buffers(self.make_state(spec, dtype=dtype, **sizes))
+      if self.check is not None:
+        self.check(spec, sizes, None)
+      return shapes.zeros(self.State, spec, sizes, dtype)
+
+  def step(
+    self, state: Any, inputs: Any, *, spec: Any
+  ) -> tuple[Any, jax.Array]:
+    """Runs one token: the body of a `lax.scan`.
+
+    Args:
+      state: before the token.
+      inputs: `[batch, heads, ...]` arrays.
+      spec: the memory's meaning.
+
+    Returns:
+      The state after the token, and y `[batch, heads, value_dim]`.
+    """
+    check = self._checker(spec)
+    check.arrays(state, label="state.", floats=32)
+    check.arrays(inputs, without=("time",))
+    with contract.default_promotion():
+      return self.token_step(state, inputs, spec=spec)
+
+  def reference(
+    self,
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    seen: int | None = None,
+  ) -> tuple[Any, jax.Array]:
+    """Scans `step` over time: the definition.
+
+    Arguments and results are those of `chunk`.
+    """
+    return self.chunk(
+      state,
+      inputs,
+      spec=spec,
+      segment_ids=segment_ids,
+      reset_state=reset_state,
+      seen=seen,
+      implementation="reference",
+    )
+
+  def chunk(
+    self,
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    implementation: Implementation = None,
+    seen: int | None = None,
+    tiling: Any = None,
+  ) -> tuple[Any, jax.Array]:
+    """Runs the memory over many tokens; differentiable in state and inputs.
+
+    Args:
+      state: before the first token.
+      inputs: `[batch, time, heads, ...]` arrays, see `Inputs`.
+      spec: the memory's meaning.
+      segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
+      reset_state: what new segments start from: a state, or `FRESH` for what
+        `init_state` gives. Needed with `segment_ids`, unless `seen=0`.
+      implementation: a name, or several in order of preference; default the
+        fastest on the platform that can do the call.
+      seen: an upper bound of the tokens that the state has seen. 0 says that
+        the state is fresh. Memories that grow save work by it, and lose tokens
+        by a wrong one.
+      tiling: how the call is evaluated, where the memory has a `Tiling`. It
+        changes speed, never results.
+
+    Returns:
+      The state after the last token, and y `[batch, time, heads, value_dim]`
+      in the query's dtype.
+
+    Raises:
+      NotImplementedError: no implementation that was named can do the call.
+      ValueError: shapes do not fit the state or each other, or `reset_state` is
+        missing.
+    """
+    return self.run(
+      state,
+      inputs,
+      spec=spec,
+      segment_ids=segment_ids,
+      reset_state=reset_state,
+      implementation=implementation,
+      seen=seen,
+      tiling=tiling,
+    )[:2]
+
+  def run(
+    self,
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    implementation: Implementation = None,
+    seen: int | None = None,
+    tiling: Any = None,
+  ) -> tuple[Any, jax.Array, Any]:
+    """Runs `chunk`, and also tells how systems were solved.
+
+    Returns:
+      What `chunk` returns, and `triangular.Stats` of `[batch, heads]`, or None
+      where nothing was solved.
+    """
+    contract.check_reset(self.name, segment_ids, reset_state, seen)
+    check = self._checker(spec)
+    check.arrays(state, label="state.", floats=32)
+    check.arrays(inputs)
+    if segment_ids is not None:
+      axes = ("batch", "time")
+      check.array("segment_ids", axes, segment_ids, dtype="int32")
+    self._check_more(check, state)
+    self._check_seen(state, seen)
+    with contract.default_promotion():
+      if segment_ids is None:
+        reset_state = None
+      elif reset_state is contract.FRESH:
+        reset_state = self.fresh_state(state, spec)
+      elif reset_state is not None:
+        check.arrays(reset_state, label="reset_state.", floats=32)
+      if 0 in inputs.query.shape[:3]:
+        return state, self._nothing(state, inputs, spec), None
+      call = dispatch.Call(
+        state, inputs, spec, segment_ids, reset_state, seen, tiling
+      )
+      state, y, *stats = self.implementations.run(implementation, call)
+    return state, y, stats[0] if stats else None
+
+  def fresh_state(self, state: Any, spec: Any) -> Any:
+    """Returns what `FRESH` stands for beside `state`.
+
+    That is what `init_state` gives at the same sizes, with the fields of
+    `state` that no token changes.
+    """
+    if self.fresh is not None:
+      found = self.fresh(spec, state)
+    else:
+      check = self._checker(spec)
+      check.arrays(state, label="state.", floats=32)
+      dtype = next(x.dtype for x in jax.tree.leaves(state) if _is_float(x))
+      found = self.init_state(spec, dtype=dtype, **self._given(check.sizes))
+    return found._replace(**{k: getattr(state, k) for k in self.constants})
+
+  def __call__(
+    self,
+    *arrays: jax.Array,
+    state: Any = None,
+    initial_state: Any = None,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    max_position: int | None = None,
+    implementation: Implementation = None,
+    output_final_state: bool = True,
+    **keywords: Any,
+  ) -> tuple[jax.Array, Any]:
+    """Runs the memory over a sequence; `help` of an op tells its arguments.
+
+    Raises:
+      NotImplementedError: no implementation that was named can do the call.
+      TypeError: an argument is unknown, missing or given twice.
+      ValueError: shapes do not fit each other or the state, or `reset_state` is
+        missing.
+    """
+    if state is not None and initial_state is not None:
+      raise TypeError(
+        f"{self.name}: state and initial_state are the same; give one"
+      )
+    state = initial_state if state is None else state
+    with contract.default_promotion():
+      inputs, spec, options = arguments.bind(self, arrays, keywords)
+      check = self._checker(spec)
+      public = {field: name for name, field in arguments.names(self).items()}
+      check.arrays(inputs, names=public)
+      if segment_ids is not None:
+        segment_ids = _as_ids(segment_ids)
+      if state is None:
+        given = self._given(check.sizes)
+        given |= {k: check.sizes[word] for k, word in self.room.items()}
+        dtype = contract.accumulation_dtype(*jax.tree.leaves(inputs))
+        state = self.init_state(spec, dtype=dtype, **given | options)
+        max_position = 0
+        if reset_state is contract.FRESH:
+          reset_state = None  # which `state` is
+      elif options:
+        raise TypeError(
+          f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"
+          " state is given"
+        )
+      state, y = self.chunk(
+        state,
+        inputs,
+        spec=spec,
+        segment_ids=segment_ids,
+        reset_state=reset_state,
+        implementation=implementation,
+        seen=max_position,
+      )
+    return y, state if output_final_state else None
+
+  def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
+    """Those of some sizes that `init_state` takes."""
+    return {k: v for k, v in sizes.items() if k in (*_SIZES, *self.options)}
+
+  def _checker(self, spec: Any) -> shapes.Check:
+    for field, value in self.fixed.items():
+      if getattr(spec, field) != value:
+        raise ValueError(
+          f"{self.name}: the spec has {field}={getattr(spec, field)!r}, but"
+          f" this op is for {field}={value!r}"
+        )
+    return shapes.Check(self.name, spec)
+
+  def _check_more(self, check: shapes.Check, state: Any) -> None:
+    if self.check is not None:
+      self.check(check.spec, check.sizes, state)
+
+  def _check_seen(self, state: Any, seen: int | None) -> None:
+    """Raises ValueError where `seen` can be known not to hold."""
+    if seen is None or "seen" not in self.implementations.options:
+      return
+    position = greatest(state.position)
+    if seen < 0 or (position is not None and position > seen):
+      raise ValueError(
+        f"{self.name}: the state has seen {position} tokens, more than the"
+        f" bound that was given for them, {seen}"
+      )
+
+  def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
+    """The outputs of a call without rows, tokens or heads."""
+
+    def one(x, time_axis):
+      shape = [max(n, 1) for i, n in enumerate(x.shape) if i != time_axis]
+      return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    _, y = jax.eval_shape(
+      functools.partial(self.token_step, spec=spec),
+      jax.tree.map(functools.partial(one, time_axis=None), state),
+      jax.tree.map(functools.partial(one, time_axis=1), inputs),
+    )
+    batch, time, heads = inputs.query.shape[:3]
+    heads = y.shape[1] if heads else 0
+    return jnp.zeros((batch, time, heads, *y.shape[2:]), y.dtype)
+
+
+def _is_float(x: jax.Array) -> bool:
+  return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _as_ids(segment_ids: Any) -> jax.Array:
+  """Segment ids of whatever integers as int32."""
+  ids = jnp.asarray(segment_ids)
+  integers = jnp.issubdtype(ids.dtype, jnp.integer)
+  return ids.astype(jnp.int32) if integers else ids
+
+
+def greatest(counts: jax.Array) -> int | None:
+  """The greatest of some counts, None where this process cannot see them."""
+  if isinstance(counts, jax.core.Tracer) or not counts.size:
+    return None
+  if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
+    return None
+  return int(np.asarray(counts).max())
+
+
+def _own_buffers(state: Any) -> Any:
+  """The same state, each array in a buffer of its own, as donation asks."""
+  seen: set[int] = set()
+
+  def own(x):
+    again = id(x) in seen and not isinstance(x, jax.core.Tracer)
+    seen.add(id(x))
+    return jnp.copy(x) if again else x
+
+  return jax.tree.map(own, state)

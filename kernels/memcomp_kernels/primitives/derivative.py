@@ -1,0 +1,90 @@
+"""Gradients of our own: `jax.custom_vjp`, made fit for anybody's program.
+
+What `custom_vjp` returns differs from JAX's in two things. Its parts are traced
+under JAX's default promotion, whatever the program that calls us asks for: JAX
+traces a backward pass outside of the call that it belongs to. And forward-mode
+differentiation, which such functions do not have, is refused in words that say
+what to do.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from memcomp_kernels import contract
+
+REFUSAL = (
+  "memcomp_kernels: forward-mode differentiation (jax.jvp, jax.jacfwd) is not"
+  " supported here; use reverse mode (jax.grad, jax.vjp, jax.jacrev), or"
+  ' implementation="reference"'
+)
+
+
+def custom_vjp(
+  function: Callable[..., Any],
+  forward: Callable[..., Any],
+  backward: Callable[..., Any],
+  nondiff_argnums: tuple[int, ...] = (),
+) -> Callable[..., Any]:
+  """Returns `function` with a gradient of its own.
+
+  Args:
+    function: as for `jax.custom_vjp`.
+    forward: likewise, its first rule.
+    backward: likewise, its second rule.
+    nondiff_argnums: likewise.
+  """
+  promoted = contract.default_promotion
+  own = jax.custom_vjp(promoted()(function), nondiff_argnums=nondiff_argnums)
+  own.defvjp(promoted()(forward), promoted()(backward))
+
+  @functools.wraps(function)
+  def call(*arguments):
+    guarded = (
+      x if i in nondiff_argnums else jax.tree.map(_guarded, x)
+      for i, x in enumerate(arguments)
+    )
+    try:
+      return own(*guarded)
+    except TypeError as error:
+      # Under `jax.vmap`, as in `jax.jacfwd`, JAX itself refuses first.
+      if "forward-mode" in str(error):
+        raise TypeError(REFUSAL) from None
+      raise
+
+  return call
+
+
+def _guarded(x: jax.Array) -> jax.Array:
+  return _guard(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+@jax.custom_jvp
+def _guard(x: jax.Array) -> jax.Array:
+  """The identity, whose derivative exists in reverse mode alone."""
+  return x
+
+
+@_guard.defjvp
+def _guard_jvp(primals, tangents):
+  (x,), (tangent,) = primals, tangents
+  return x, _reverse_only.bind(tangent)
+
+
+def _refuse(*_, **__):
+  raise TypeError(REFUSAL)
+
+
+# Linear, with a transpose and nothing else: what reverse mode transposes is
+# never run, and what forward mode would run raises.
+_reverse_only = core.Primitive("reverse_mode_only")
+_reverse_only.def_impl(_refuse)
+_reverse_only.def_abstract_eval(lambda x: x)
+ad.deflinear2(_reverse_only, lambda cotangent, _: [cotangent])
+batching.defvectorized(_reverse_only)
+mlir.register_lowering(_reverse_only, _refuse)

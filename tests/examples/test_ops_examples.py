@@ -1,0 +1,174 @@
+"""Ops in a stranger's code: what docs and READMEs quote.
+
+Each body is what one would type. Asserts show what holds.
+"""
+
+
+def test_an_op_in_one_line():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import gated_delta_rule
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+  k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+  log_decay, beta = jnp.full((2, 64, 4), -0.1), jnp.full((2, 64, 4), 0.5)
+
+  y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
+
+  assert y.shape == (2, 64, 4, 16)  # [batch, time, heads, value_dim]
+  assert state.memory.shape == (2, 4, 16, 16)
+
+
+def test_trellis():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import trellis
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+  target = jax.nn.softmax(jax.random.normal(jax.random.key(1), (2, 64, 4, 8)))
+  g, rate = jnp.full((2, 64, 4), -0.1), jnp.full((2, 64, 4), 0.5)
+
+  y, state = trellis(q, k, v, target=target, g=g, write_rate=rate, chunk_size=8)
+
+  assert y.shape == (2, 64, 4, 16)
+  assert state.key_memory.shape == (2, 4, 8, 16)  # 8 slots, as target has
+
+
+def test_a_state_is_handed_on():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import linear_attention
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+
+  y, state = linear_attention(q[:, :40], k[:, :40], v[:, :40])
+  rest, state = linear_attention(q[:, 40:], k[:, 40:], v[:, 40:], state=state)
+
+  whole, _ = linear_attention(q, k, v)
+  assert jnp.allclose(jnp.concatenate([y, rest], axis=1), whole, atol=1e-5)
+
+
+def test_packed_rows():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import FRESH, delta_rule
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 10, 4, 16))
+  k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+  beta = jnp.full((1, 10, 4), 0.5)
+  # Two documents and padding in a row.
+  segment_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]])
+
+  y, state = delta_rule(q, k, v, beta=beta, segment_ids=segment_ids)
+
+  # The next row of tokens goes on with document 2, then begins a third.
+  more = jnp.array([[2, 2, 2, 3, 3, 3, 3, 3, 3, 3]])
+  y_more, state = delta_rule(
+    q, k, v, beta=beta, segment_ids=more, state=state, reset_state=FRESH
+  )
+
+  second, _ = delta_rule(q[:, 4:9], k[:, 4:9], v[:, 4:9], beta=beta[:, 4:9])
+  assert jnp.allclose(y[:, 4:9], second, atol=1e-5)
+  third, _ = delta_rule(q[:, 3:], k[:, 3:], v[:, 3:], beta=beta[:, 3:])
+  assert jnp.allclose(y_more[:, 3:], third, atol=1e-5)
+
+
+def test_an_implementation_is_chosen():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import linear_attention
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 16, 4, 16))
+
+  # The TPU kernel where it can run, else plain JAX.
+  y, _ = linear_attention(q, k, v, implementation=("mosaic_tpu", "xla_chunked"))
+
+  # The definition, token by token.
+  expected, _ = linear_attention(q, k, v, implementation="reference")
+  assert jnp.allclose(y, expected, atol=1e-5)
+
+
+def test_a_gradient():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import gated_delta_rule
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 16, 4, 16))
+  k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+  g, beta = jnp.full((2, 16, 4), -0.1), jnp.full((2, 16, 4), 0.5)
+  _, state = gated_delta_rule(q, k, v, g, beta)
+
+  def loss(arrays, memory):
+    y, _ = gated_delta_rule(**arrays, state=state._replace(memory=memory))
+    return jnp.mean(y**2)
+
+  arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+  gradients, of_memory = jax.grad(loss, (0, 1))(arrays, state.memory)
+
+  assert gradients["beta"].shape == beta.shape
+  assert of_memory.shape == state.memory.shape
+
+
+def test_step_by_step():
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import delta_rule
+
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 6, 4, 16))
+  k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+  beta = jnp.full((2, 6, 4), 0.5)
+  _, state = delta_rule(q[:, :5], k[:, :5], v[:, :5], beta=beta[:, :5])
+
+  # Decoding: a token at a time, as one-line calls of one token.
+  y_t, state = delta_rule(
+    q[:, 5:], k[:, 5:], v[:, 5:], beta=beta[:, 5:], state=state
+  )
+
+  whole, _ = delta_rule(q, k, v, beta=beta)
+  assert jnp.allclose(y_t, whole[:, 5:], atol=1e-5)
+
+
+def test_an_op_in_equinox():
+  import equinox as eqx
+  import jax
+  import jax.numpy as jnp
+
+  from memcomp_kernels import gated_delta_rule
+
+  class Memory(eqx.Module):
+    project: eqx.nn.Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width, heads, *, key):
+      self.project = eqx.nn.Linear(width, 3 * width + 2 * heads, key=key)
+      self.heads = heads
+
+    def __call__(self, x):  # [time, width]
+      z = jax.vmap(self.project)(x)
+      time, width = x.shape
+      qkv, gates = z[:, : 3 * width], z[:, 3 * width :]
+      q, k, v = jnp.moveaxis(qkv.reshape(1, time, 3, self.heads, -1), 2, 0)
+      k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+      g, beta = jnp.moveaxis(gates.reshape(1, time, 2, self.heads), 2, 0)
+      y, _ = gated_delta_rule(
+        q, k, v, g=jax.nn.log_sigmoid(g), beta=jax.nn.sigmoid(beta)
+      )
+      return y.reshape(time, width)
+
+  memory = Memory(32, heads=4, key=jax.random.key(0))
+  rows = jax.random.normal(jax.random.key(1), (8, 16, 32))
+
+  @eqx.filter_jit
+  @eqx.filter_grad
+  def gradient(memory, rows):
+    return jnp.mean(jax.vmap(memory)(rows) ** 2)
+
+  found = gradient(memory, rows)
+  assert jnp.any(found.project.weight != 0)

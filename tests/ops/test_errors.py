@@ -1,0 +1,263 @@
+"""What a call in one line refuses, in one line."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import memcomp_kernels
+from memcomp_kernels import (
+  FRESH,
+  delta_rule,
+  gated_delta_rule,
+  key_value_means,
+  linear_attention,
+  slot_attention,
+  softmax_attention,
+  ssd,
+  trellis,
+  ttt,
+)
+
+q = k = jnp.zeros((2, 3, 4, 5))
+v = jnp.zeros((2, 3, 4, 7))
+g = beta = jnp.zeros((2, 3, 4))
+ids = jnp.ones((2, 3), jnp.int32)
+STATE = gated_delta_rule.init_state(batch=2, heads=4, key_dim=5, value_dim=7)
+
+# name -> (call, exception, its text)
+ERRORS = {
+  "shape": (
+    lambda: gated_delta_rule(q, k[..., :4], v, g, beta),
+    ValueError,
+    "gated_delta_rule: k has shape (2, 3, 4, 4), expected [batch=2, time=3,"
+    " heads=4, key_dim=5]",
+  ),
+  "axes": (
+    lambda: gated_delta_rule(q[0], k, v, g, beta),
+    ValueError,
+    "gated_delta_rule: q has shape (3, 4, 5), expected [batch=2, time=3,"
+    " heads=4, key_dim=5]",
+  ),
+  "gate": (
+    lambda: gated_delta_rule(q, k, v, g[:, :2], beta),
+    ValueError,
+    "gated_delta_rule: g has shape (2, 2, 4, 1), expected [batch=2, time=3,"
+    " heads=4, 1]",
+  ),
+  "passes": (
+    lambda: trellis(q, k, v, target=q, write_rate=q),
+    ValueError,
+    "trellis: write_rate has shape (2, 3, 4, 5), expected [batch=2, time=3,"
+    " heads=4, 1 or 2]",
+  ),
+  "integers": (
+    lambda: gated_delta_rule(q.astype(int), k, v, g, beta),
+    ValueError,
+    "gated_delta_rule: q has dtype int32, expected a floating dtype",
+  ),
+  "state of another size": (
+    lambda: gated_delta_rule(q[:1], k[:1], v[:1], g[:1], beta[:1], state=STATE),
+    ValueError,
+    "gated_delta_rule: query has shape (1, 3, 4, 5), expected [batch=2, time=3,"
+    " heads=4, key_dim=5]",
+  ),
+  "narrow state": (
+    lambda: gated_delta_rule(
+      q,
+      k,
+      v,
+      g,
+      beta,
+      state=STATE._replace(memory=STATE.memory.astype("bfloat16")),
+    ),
+    ValueError,
+    "gated_delta_rule: state.memory has dtype bfloat16, expected float32 or"
+    " float64",
+  ),
+  "state of another spec": (
+    lambda: linear_attention(
+      q,
+      k,
+      v,
+      normalize=False,
+      state=linear_attention.init_state(
+        batch=2, heads=4, key_dim=5, value_dim=7
+      ),
+    ),
+    ValueError,
+    "linear_attention: state.normalizer is given, but normalize=False has no"
+    " use for it; make the state with the same spec",
+  ),
+  "segment ids": (
+    lambda: gated_delta_rule(q, k, v, g, beta, segment_ids=ids[:, :2]),
+    ValueError,
+    "gated_delta_rule: segment_ids has shape (2, 2), expected [batch=2,"
+    " time=3]",
+  ),
+  "segment ids of another kind": (
+    lambda: gated_delta_rule(q, k, v, g, beta, segment_ids=ids > 0),
+    ValueError,
+    "gated_delta_rule: segment_ids has dtype bool, expected int32",
+  ),
+  "no reset_state": (
+    lambda: gated_delta_rule(q, k, v, g, beta, state=STATE, segment_ids=ids),
+    ValueError,
+    "gated_delta_rule: segment_ids with a state need reset_state, what new"
+    " segments start from: memcomp_kernels.FRESH, or a state",
+  ),
+  "reset_state of another size": (
+    lambda: gated_delta_rule(
+      q,
+      k,
+      v,
+      g,
+      beta,
+      state=STATE,
+      segment_ids=ids,
+      reset_state=STATE._replace(memory=STATE.memory[:, :1]),
+    ),
+    ValueError,
+    "gated_delta_rule: reset_state.memory has shape (2, 1, 5, 7), expected"
+    " [batch=2, heads=4, key_dim=5, value_dim=7]",
+  ),
+  "two states": (
+    lambda: gated_delta_rule(
+      q, k, v, g, beta, state=STATE, initial_state=STATE
+    ),
+    TypeError,
+    "gated_delta_rule: state and initial_state are the same; give one",
+  ),
+  "two names": (
+    lambda: gated_delta_rule(q, k, v, g, beta, log_decay=g),
+    TypeError,
+    "gated_delta_rule: log_decay is given twice",
+  ),
+  "missing": (
+    lambda: gated_delta_rule(q, k, v),
+    TypeError,
+    "gated_delta_rule: missing g, beta",
+  ),
+  "unknown": (
+    lambda: delta_rule(q, k, v, beta, cu_seqlens=ids),
+    TypeError,
+    "delta_rule: no argument 'cu_seqlens'; beside those of every call it takes"
+    " q, k, v, beta, scale",
+  ),
+  "a fixed field": (
+    lambda: delta_rule(q, k, v, beta, forget_gate=True),
+    TypeError,
+    "delta_rule: no argument 'forget_gate'; beside those of every call it takes"
+    " q, k, v, beta, scale",
+  ),
+  "a spec of another op": (
+    lambda: delta_rule.step(STATE, None, spec=gated_delta_rule.Spec()),
+    ValueError,
+    "delta_rule: the spec has forget_gate=True, but this op is for"
+    " forget_gate=False",
+  ),
+  "too many": (
+    lambda: delta_rule(q, k, v, beta, g),
+    TypeError,
+    "delta_rule: 5 arrays by position; it takes q, k, v, beta so, and all"
+    " others by keyword",
+  ),
+  "spec": (
+    lambda: gated_delta_rule(q, k, v, g, beta, scale=0.0),
+    ValueError,
+    "scale=0.0 must be positive, or None",
+  ),
+  "an option beside a state": (
+    lambda: trellis(
+      q,
+      k,
+      v,
+      target=q,
+      write_rate=beta,
+      key_memory=q,
+      state=trellis.init_state(
+        trellis.Spec(num_slots=5), batch=2, heads=4, key_dim=5, value_dim=7
+      ),
+    ),
+    TypeError,
+    "trellis: key_memory: for a fresh state alone, and a state is given",
+  ),
+  "an array of no use": (
+    lambda: linear_attention(q, k, v, g, forget_gate=False),
+    ValueError,
+    "linear_attention: g is given, but forget_gate=False has no use for it",
+  ),
+  "neither": (
+    lambda: slot_attention(q, k, v),
+    TypeError,
+    "slot_attention: missing g",
+  ),
+  "heads of a group": (
+    lambda: ssd(q, k, v, g, dt=beta, heads_per_group=3),
+    ValueError,
+    "state_space_duality: heads_per_group=3 must divide heads=4",
+  ),
+  "heads of queries": (
+    lambda: softmax_attention(q[:, :, :3], k[:, :, :2], v[:, :, :2]),
+    ValueError,
+    "softmax_attention: query has 3 heads, not a multiple of the 2 heads of"
+    " keys and values",
+  ),
+  "a bound that does not hold": (
+    lambda: softmax_attention(
+      q, k, v, state=softmax_attention(q, k, v)[1], max_position=2
+    ),
+    ValueError,
+    "softmax_attention: the state has seen 3 tokens, more than the bound that"
+    " was given for them, 2",
+  ),
+  "an implementation": (
+    lambda: gated_delta_rule(q, k, v, g, beta, implementation="fast"),
+    NotImplementedError,
+    "implementation 'fast' is unknown; choose from reference, xla_chunked,"
+    " mosaic_tpu, library_tpu, mosaic_gpu, library_gpu",
+  ),
+  "an implementation that there is not": (
+    lambda: ttt(q, k, q, eta=beta, implementation="mosaic_tpu"),
+    NotImplementedError,
+    "test_time_training has no mosaic_tpu implementation; it has: reference,"
+    " xla_chunked",
+  ),
+  "implementations": (
+    lambda: key_value_means(
+      q,
+      k,
+      v,
+      merge_gate=g,
+      rotary_dim=0,
+      length=8,
+      chunk_size=4,
+      implementation=("mosaic_tpu", "mosaic_gpu"),
+    ),
+    NotImplementedError,
+    "key_value_means: no implementation that was named can do this call:"
+    " mosaic_tpu (it is a TPU kernel, and the devices in use are of cpu);"
+    " mosaic_gpu (there is none)",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_one_line(name):
+  call, kind, text = ERRORS[name]
+  with pytest.raises(kind) as raised:
+    jax.eval_shape(call) if name != "a bound that does not hold" else call()
+  assert str(raised.value) == text
+
+
+def test_what_the_ops_ask_for_is_asked_by_chunk_as_well():
+  inputs = gated_delta_rule.Inputs(q, k, v, g[..., None], beta[..., None])
+  call = {"spec": gated_delta_rule.Spec(), "segment_ids": ids}
+  for form in (gated_delta_rule.chunk, gated_delta_rule.reference):
+    with pytest.raises(ValueError, match="need reset_state"):
+      jax.eval_shape(lambda form=form: form(STATE, inputs, **call))
+    # A state that is said to be fresh is what new segments start from.
+    jax.eval_shape(lambda form=form: form(STATE, inputs, **call, seen=0))
+    jax.eval_shape(
+      lambda form=form: form(STATE, inputs, **call, reset_state=FRESH)
+    )
+  assert memcomp_kernels.FRESH is FRESH

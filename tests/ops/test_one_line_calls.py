@@ -1,0 +1,209 @@
+"""Every op, called in one line, is its definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import op_cases
+import pytest
+
+import memcomp_kernels
+from memcomp_kernels.primitives import derivative
+from memcomp_kernels.testing import errors, gradients, tolerances
+
+CASES = pytest.mark.parametrize("name", op_cases.CASES)
+
+# Of two names for the implementations of one folder, one.
+ONE_EACH = [
+  name
+  for name in op_cases.CASES
+  if name not in ("delta_rule", "gated_slot_attention")
+]
+
+HALF = op_cases.TIME // 2
+
+# Padding, a segment that goes on and one that does not, ids that come again.
+IDS = jnp.array(
+  [[1, 1, 0, 1, 3, 3, 3, 3, 0, 2, 2, 2], [7, 7, 7, 1, 1, 1, 1, 1, 1, 7, 0, 0]],
+  jnp.int32,
+)
+
+FORWARD_MODE = ("key_value_means", "softmax_attention")
+"""Ops whose usual form has derivatives in forward mode, too."""
+
+
+def halves(case):
+  return (
+    jax.tree.map(lambda x: x[:, :HALF], case.inputs()),
+    jax.tree.map(lambda x: x[:, HALF:], case.inputs()),
+  )
+
+
+def direction_of(tree):
+  """A random tangent of every floating leaf."""
+  rng = np.random.default_rng(3)
+
+  def one(x):
+    if gradients.is_float(x):
+      return rng.standard_normal(x.shape).astype(x.dtype)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+  return jax.tree.map(one, tree)
+
+
+def floats(tree, tangents=None):
+  """The leaves that have tangents."""
+  tangents = tree if tangents is None else tangents
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(tangents), strict=True)
+  return [x for x, t in pairs if t.dtype != jax.dtypes.float0]
+
+
+def inner(a, b):
+  wide = (
+    np.asarray(x, np.float64) for pair in zip(a, b, strict=True) for x in pair
+  )
+  return sum(np.vdot(x, y) for x, y in zip(wide, wide, strict=True))
+
+
+@CASES
+def test_states_and_packed_rows(name):
+  """A fresh state by default, handed on; then packed rows that begin anew.
+
+  By the definition itself, for the forms are equal to it: what is checked is
+  what the call makes of its arguments.
+  """
+  case = op_cases.CASES[name]
+  first, second = halves(case)
+  fresh = case.fresh()
+
+  def one_line(first, second):
+    arrays = case.arrays(first), case.arrays(second)
+    call = {"implementation": "reference"}
+    y, state = case(arrays[0], **call)
+    call |= {"segment_ids": IDS, "reset_state": memcomp_kernels.FRESH}
+    return (state, y), case(arrays[1], initial_state=state, **call)[::-1]
+
+  def definition(first, second):
+    state, y = case.op.reference(fresh, first, spec=case.spec)
+    call = {"spec": case.spec, "segment_ids": IDS, "reset_state": fresh}
+    return (state, y), case.op.reference(state, second, **call)
+
+  found = jax.jit(one_line)(first, second)
+  expected = jax.jit(definition)(first, second)
+  errors.assert_close(found, expected, tolerances.VALUE["float32"], name)
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_derivatives(name):
+  """Values, and gradients in every array and in the state that is given.
+
+  Gradients are compared with forward-mode derivatives of the definition, along
+  a random direction of all arguments.
+  """
+  case = op_cases.CASES[name]
+  first, second = halves(case)
+  step = functools.partial(case.op.reference, spec=case.spec)
+  state, _ = jax.jit(step)(case.fresh(), first)
+
+  def one_line(state, inputs):
+    return case(case.arrays(inputs), state=state)[::-1]
+
+  arguments = jax.device_get((state, second))
+  found, gradient = gradients.value_and_gradients(one_line, arguments)
+  tangents = direction_of(arguments)
+  expected, moved = jax.jit(lambda x, dx: jax.jvp(step, x, dx))(
+    arguments, tangents
+  )
+  errors.assert_close(found, expected, tolerances.VALUE["float32"], name)
+  cotangents = gradients.random_cotangents(step, arguments)
+  forward = inner(cotangents, floats(moved))
+  reverse = inner(floats(gradient, tangents), floats(tangents))
+  error = abs(reverse - forward) / np.sqrt(inner(floats(moved), floats(moved)))
+  assert error <= tolerances.GRADIENT["float32"]
+  for array, x in case.arrays(gradient[1]).items():
+    assert np.any(x != 0), (
+      f"the gradient of {array} is zero: nothing is checked"
+    )
+
+
+@CASES
+def test_mapped_in_bfloat16(name):
+  """Outputs are as wide as queries, states are float32."""
+  case = op_cases.CASES[name]
+  first, _ = halves(case)
+  arrays = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((2, 1, *x.shape[1:]), jnp.bfloat16),
+    case.arrays(first),
+  )
+  y, state = jax.eval_shape(jax.vmap(case), arrays)
+  assert (y.shape[:3], y.dtype) == ((2, 1, HALF), jnp.bfloat16)
+  dtypes = {x.dtype for x in jax.tree.leaves(state)}
+  assert dtypes == {jnp.dtype("float32"), jnp.dtype("int32")}
+
+
+def test_mapped_over_rows():
+  """Values and gradients of `jax.vmap`, from states that differ."""
+  case = op_cases.CASES["gated_delta_rule"]
+  first, second = halves(case)
+  _, state = case(case.arrays(first))
+
+  def call(state, inputs):
+    return case(case.arrays(inputs), state=state)[::-1]
+
+  def mapped(state, inputs):
+    alone = jax.tree.map(lambda x: x[:, None], (state, inputs))
+    return jax.tree.map(lambda x: x[:, 0], jax.vmap(call)(*alone))
+
+  found = gradients.value_and_gradients(mapped, (state, second))
+  expected = gradients.value_and_gradients(call, (state, second))
+  errors.assert_close(found, expected, tolerances.GRADIENT["float32"], "vmap")
+
+
+@CASES
+def test_forward_mode(name):
+  """Values, or one line that says what to do."""
+  case = op_cases.CASES[name]
+  first, _ = halves(case)
+  arrays = case.arrays(first)
+
+  def derivative_of(implementation):
+    def outputs(v):
+      return case(arrays | {"v": v}, implementation=implementation)[0]
+
+    return jax.jit(lambda v: jax.jvp(outputs, (v,), (v,)))
+
+  if name in FORWARD_MODE:
+    errors.assert_close(
+      derivative_of(None)(arrays["v"]),
+      derivative_of("reference")(arrays["v"]),
+      tolerances.GRADIENT["float32"],
+      name,
+    )
+    return
+  with pytest.raises(TypeError, match="forward-mode") as raised:
+    derivative_of(None).lower(arrays["v"])
+  assert str(raised.value) == derivative.REFUSAL
+
+
+def test_forward_mode_is_refused_however_it_is_asked_for():
+  assert "\n" not in derivative.REFUSAL
+  case = op_cases.CASES["delta_rule"]
+  first, _ = halves(case)
+  arrays = case.arrays(first)
+
+  def outputs(v):
+    return case(arrays | {"v": v})[0]
+
+  v = arrays["v"]
+  for ask in (
+    lambda: jax.jvp(outputs, (v,), (v,)),
+    lambda: jax.jvp(jax.jit(outputs), (v,), (v,)),
+    lambda: jax.jacfwd(outputs)(v),
+    lambda: jax.jit(jax.jacfwd(outputs))(v),
+    lambda: jax.linearize(outputs, v)[1](v),
+    lambda: jax.hessian(lambda v: jnp.sum(outputs(v)))(v),
+  ):
+    with pytest.raises(TypeError) as raised:
+      ask()
+    assert str(raised.value) == derivative.REFUSAL
