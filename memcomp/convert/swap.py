@@ -155,8 +155,9 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   values = {
     field: getattr(like, field)
     for field in _SAME_SIZES
+    if field in fields and hasattr(like, field)
     # A mixer without rotary positions by itself stays without.
-    if field in fields and getattr(default, field) and hasattr(like, field)
+    and (field != "rotary_dim" or getattr(default, field) != 0)
   }
   for setting in filter(None, settings.split(",")):
     field, _, value = setting.partition("=")

@@ -103,7 +103,7 @@ def test_a_session_goes_on(old, opened, config, expected):
   saved.load(old / "session", named)
   named.config.mixers["window"].window_size = 7
   with pytest.raises(
-    errors.UserError, match=r"\(mixers\.window\.window_size was 6, is 7\)"
+    errors.UserError, match=r"model\.mixers\.window\.window_size was 6, is 7\)"
   ):
     saved.load(old / "session", named)
 
@@ -142,7 +142,7 @@ def test_flags_of_before_reach_the_mixers():
     f"--config={DATA / 'hybrid.py'}",
     "--config.model.mixer.num_slots=3",
     "--config.model.mixer_b.window_size=7",
-    "--config.model.mixer_c.feature_map=identity",
+    "--config.model.mixer_c.decay=head",
     "--config.model.mixers.b.rotary_dim=0",
     "--noconfig.model.mixer.forget_gate",
     "--config.model.pattern=aab,1*a,1*c",
@@ -156,8 +156,8 @@ def test_flags_of_before_reach_the_mixers():
   a, b, c = model.mixers.values()
   assert (a.num_slots, a.forget_gate) == (3, False)
   assert (b.window_size, b.rotary_dim) == (7, 0)
-  assert c.feature_map == "identity"
-  assert model.layer_mixers() == [a, a, b, a, c]
+  assert c.decay == "head"
+  assert model.layer_names() == ["a", "a", "b", "a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,8 @@ def test_the_old_attributes_are_those_in_order():
   # As config files changed the default.
   model = decoder.DecoderConfig()
   model.mixer_b, model.pattern = WINDOW, "ab"
-  assert model.layer_mixers()[:2] == [trellis.TrellisConfig(), WINDOW]
+  assert list(model.mixers.values()) == [trellis.TrellisConfig(), WINDOW]
+  assert model.layer_names()[:3] == ["memory", "b", "memory"]
 
 
 def test_a_replaced_config_is_its_own():

@@ -122,7 +122,7 @@ def test_some_layers(params):
 def test_the_pattern_is_short(layers, pattern):
   found = swap.config_with(MODEL, LINEAR, layers)
   assert found.pattern == pattern
-  mixers = found.layer_mixers()
+  mixers = [found.mixers[name] for name in found.layer_names()]
   assert [m is LINEAR for m in mixers] == [d in layers for d in range(4)]
 
 
@@ -141,7 +141,7 @@ def test_a_mixer_is_written_as_a_flag():
   ("text", "message"),
   [
     ("telis", "'telis' is no mixer; there are: trellis"),
-    ("trellis:slots=4", "no field 'slots'; it has num_slots"),
+    ("trellis:slots=4", "no field 'slots'; it has heads"),
     ("trellis:num_slots=many", "num_slots takes a whole number, not 'many'"),
     ("trellis:num_slots=0", "num_slots=0 must be at least 1"),
     ("trellis:num_slots=1.5", "1.5"),
