@@ -117,10 +117,11 @@ def _create(own: pathlib.Path, reason: str | None) -> None:
   try:
     with open(own, "x", encoding="utf-8") as file:
       file.write(_me())
-  except FileExistsError as error:
+  except FileExistsError:
+    # From nothing: that the file exists is not what a reader must mend.
     raise HeldError(
       f"{_name(_read(own))}; if that process is gone, delete {own}"
-    ) from error
+    ) from None
   _tell(own, reason)
 
 
@@ -143,10 +144,10 @@ def _remove_left_behind(own: pathlib.Path) -> None:
   turn = own.with_name(f"{own.name}.turn")
   try:
     open(turn, "x").close()
-  except FileExistsError as error:
+  except FileExistsError:
     raise HeldError(
       f"a process that starts now; if there is none, delete {turn}"
-    ) from error
+    ) from None
   try:
     holder = _read(own)
     if holder is not None and not _is_alive(holder):

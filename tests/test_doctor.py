@@ -283,8 +283,12 @@ def test_devices_that_fail(only, monkeypatch, capsys):
     raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
 
   monkeypatch.setattr(jax, "devices", devices)
+  monkeypatch.setenv("JAX_PLATFORMS", "tpu")
   assert only("devices") == 1
-  expected = "! devices: RuntimeError: Unable to initialize backend 'tpu'\n"
+  expected = (
+    "! devices: JAX_PLATFORMS=tpu: JAX has no such device (Unable to initialize"
+    " backend 'tpu'); unset JAX_PLATFORMS"
+  )
   assert expected in capsys.readouterr().out
 
 

@@ -155,7 +155,8 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   values = {
     field: getattr(like, field)
     for field in _SAME_SIZES
-    if field in fields and hasattr(like, field)
+    if field in fields
+    and hasattr(like, field)
     # A mixer without rotary positions by itself stays without.
     and (field != "rotary_dim" or getattr(default, field) != 0)
   }
