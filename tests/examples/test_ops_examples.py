@@ -8,13 +8,15 @@ def test_an_op_in_one_line():
   import jax
   import jax.numpy as jnp
 
-  from memcomp_kernels import gated_delta_rule
-
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
   k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
   log_decay, beta = jnp.full((2, 64, 4), -0.1), jnp.full((2, 64, 4), 0.5)
 
+  # quoted: an op
+  from memcomp_kernels import gated_delta_rule
+
   y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
+  # end
 
   assert y.shape == (2, 64, 4, 16)  # [batch, time, heads, value_dim]
   assert state.memory.shape == (2, 4, 16, 16)
