@@ -226,7 +226,7 @@ class Op:
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)
     if segment_ids is not None:
-      axes = ("batch", "time")
+      segment_ids, axes = _as_ids(segment_ids), ("batch", "time")
       check.array("segment_ids", axes, segment_ids, dtype="int32")
     self._check_more(check, state)
     self._check_seen(state, seen)
