@@ -96,8 +96,6 @@ def reason(error: BaseException | None) -> str | None:
   for _ in range(10):
     if error is None:
       return None
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-      return f"not enough memory ({_first_line(error)}); {_MEMORY}"
     if caused and isinstance(error, OSError):
       cause = error.strerror or _first_line(error)
       return f"{cause}; {_FIXES.get(error.errno or 0, _CHECK)}"
@@ -105,6 +103,9 @@ def reason(error: BaseException | None) -> str | None:
       text = os.strerror(number)
       if getattr(error, "errno", None) == number or text in str(error):
         return f"{text}; {fix}"
+    # After the texts of the system: a full disk is "exhausted", too.
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+      return f"not enough memory ({_first_line(error)}); {_MEMORY}"
     # What was only being handled when the error came up explains less.
     caused = error.__cause__ is not None
     error = error.__cause__ or error.__context__

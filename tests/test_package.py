@@ -32,10 +32,10 @@ import importlib.metadata, json, sys
 import memcomp, memcomp_kernels
 from memcomp import cli, doctor, named_configs
 from memcomp.layers import trellis as layer
-from memcomp_kernels import trellis as op
+from memcomp_kernels.trellis import api
 
 print(json.dumps({
-  "files": [m.__file__ for m in (memcomp, memcomp_kernels, layer, op)],
+  "files": [m.__file__ for m in (memcomp, memcomp_kernels, layer, api)],
   "smoke": cli.load_config("smoke:lattice").name,
   "version": [memcomp.__version__, importlib.metadata.version("memcomp")],
   "configs": named_configs.names(),

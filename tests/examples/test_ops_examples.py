@@ -13,9 +13,11 @@ def test_an_op_in_one_line():
   log_decay, beta = jnp.full((2, 64, 4), -0.1), jnp.full((2, 64, 4), 0.5)
 
   # quoted: an op
+  # quoted: an op
   from memcomp_kernels import gated_delta_rule
 
   y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
+  # end
   # end
 
   assert y.shape == (2, 64, 4, 16)  # [batch, time, heads, value_dim]
