@@ -146,11 +146,16 @@ def test_chunk_names_what_does_not_fit():
     wrong = inputs._replace(**{name: getattr(inputs, name)[..., :0]})
     refused(f"{name} has shape .* expected", wrong)
   refused("query has shape", inputs._replace(query=inputs.query[..., :5]))
-  refused("query must be", jax.tree.map(lambda x: x[:, 0], inputs))
-  refused("empty", jax.tree.map(lambda x: x[:, :0], inputs))
-  refused("6 slots, spec.num_slots is 5", spec=api.Spec(num_slots=5))
+  refused(
+    r"query has shape .* expected \[batch=2, time, heads=2, num_slots=6\]",
+    jax.tree.map(lambda x: x[:, 0], inputs),
+  )
+  refused(r"state\.memory has shape .*num_slots=5", spec=api.Spec(num_slots=5))
   token = api.Spec(num_slots=6, gradient_at="token")
-  refused("made for gradients at chunk starts", spec=token)
-  refused("sparsity=0.1", spec=api.Spec(num_slots=6, sparsity=0.1))
+  refused(r"state\.memory_start is given.*the same spec", spec=token)
+  refused(
+    r"state\.write_rate_sum is missing.*the same spec",
+    spec=api.Spec(num_slots=6, sparsity=0.1),
+  )
   for name, message in (("library_gpu", "no library_gpu"), ("fast", "unknown")):
     refused(message, implementation=name, error=NotImplementedError)
