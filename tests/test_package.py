@@ -181,28 +181,47 @@ def test_imports_with_no_clone(programs, tmp_path):
   assert bounds(installed) == bounds(doctor.requirements())
 
 
-def test_a_run_with_no_clone(programs, tmp_path):
-  def call(*arguments):
-    return run(
-      programs / "memcomp", *arguments, cwd=tmp_path, JAX_PLATFORMS="cpu"
-    )
-
-  assert call("--version") == f"memcomp {VERSION}\n"
-  text = tmp_path / "text"
-  text.mkdir()
+@pytest.fixture(scope="module")
+def call(programs, tmp_path_factory):
+  """Calls memcomp in a folder of text: arguments -> what it printed."""
+  folder = tmp_path_factory.mktemp("elsewhere")
+  (folder / "text").mkdir()
   for number in range(20):
-    (text / f"{number}.txt").write_text(f"{number} and so on. " * 20)
+    path = folder / "text" / f"{number}.txt"
+    path.write_text(f"{number} and so on. " * 20)
+
+  def call(*arguments):
+    program = programs / "memcomp"
+    return run(program, *arguments, cwd=folder, JAX_PLATFORMS="cpu")
+
+  call.folder = folder
+  return call
+
+
+@pytest.fixture(scope="module")
+def trained(call):
+  """Folder of a run of the config that compiles fastest."""
   settings = {
-    "data.source": text,
+    "data.source": "text",
     "data.validation_share": 0.5,
     "training.steps": 2,
     "optimizer.warmup_steps": 1,
     "evaluation.run_after_training": False,
   }
   flags = [f"--config.{name}={value}" for name, value in settings.items()]
-  call("train", "--config=smoke", *flags)
-  folder = tmp_path / "runs" / "smoke"
-  assert (folder / "checkpoints" / "2").is_dir()
-  call("eval", f"--checkpoint={folder}", "--task=perplexity", "--lengths=1")
-  found = json.loads((folder / "eval" / "perplexity.json").read_text())
-  assert found["perplexity"]
+  out = call("train", "--config=smoke:linear_attention", *flags)
+  assert "trained 2 steps" in out
+  return call.folder / "runs" / "smoke-linear_attention"
+
+
+def test_training_with_no_clone(trained, call):
+  assert call("--version") == f"memcomp {VERSION}\n"
+  assert (trained / "checkpoints" / "2").is_dir()
+  assert len((trained / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_evaluation_with_no_clone(trained, call):
+  out = call("eval", f"--checkpoint={trained}", "--task=perplexity")
+  assert "bits per byte" in out
+  found = json.loads((trained / "eval" / "perplexity.json").read_text())
+  assert found["perplexity"]["streamed"]
