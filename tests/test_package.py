@@ -31,11 +31,11 @@ IMPORTS = """
 import importlib.metadata, json, sys
 import memcomp, memcomp_kernels
 from memcomp import cli, doctor, named_configs
-from memcomp.layers import trellis as layer
-from memcomp_kernels.trellis import api
+from memcomp.layers import Trellis
+from memcomp_kernels import gated_delta_rule
 
 print(json.dumps({
-  "files": [m.__file__ for m in (memcomp, memcomp_kernels, layer, api)],
+  "files": [m.__file__ for m in (memcomp, memcomp_kernels)],
   "smoke": cli.load_config("smoke:lattice").name,
   "version": [memcomp.__version__, importlib.metadata.version("memcomp")],
   "configs": named_configs.names(),
