@@ -23,6 +23,8 @@ def test_an_op_in_one_line():
 
 
 def test_trellis():
+  import functools
+
   import jax
   import jax.numpy as jnp
 
@@ -32,7 +34,8 @@ def test_trellis():
   target = jax.nn.softmax(jax.random.normal(jax.random.key(1), (2, 64, 4, 8)))
   g, rate = jnp.full((2, 64, 4), -0.1), jnp.full((2, 64, 4), 0.5)
 
-  y, state = trellis(q, k, v, target=target, g=g, write_rate=rate, chunk_size=8)
+  call = jax.jit(functools.partial(trellis, chunk_size=8))
+  y, state = call(q, k, v, target=target, g=g, write_rate=rate)
 
   assert y.shape == (2, 64, 4, 16)
   assert state.key_memory.shape == (2, 4, 8, 16)  # 8 slots, as target has
@@ -45,15 +48,18 @@ def test_a_state_is_handed_on():
   from memcomp_kernels import linear_attention
 
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 16))
+  call = jax.jit(linear_attention)
 
-  y, state = linear_attention(q[:, :40], k[:, :40], v[:, :40])
-  rest, state = linear_attention(q[:, 40:], k[:, 40:], v[:, 40:], state=state)
+  y, state = call(q[:, :40], k[:, :40], v[:, :40])
+  rest, state = call(q[:, 40:], k[:, 40:], v[:, 40:], state=state)
 
-  whole, _ = linear_attention(q, k, v)
+  whole, _ = call(q, k, v)
   assert jnp.allclose(jnp.concatenate([y, rest], axis=1), whole, atol=1e-5)
 
 
 def test_packed_rows():
+  import functools
+
   import jax
   import jax.numpy as jnp
 
@@ -65,17 +71,15 @@ def test_packed_rows():
   # Two documents and padding in a row.
   segment_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]])
 
-  y, state = delta_rule(q, k, v, beta=beta, segment_ids=segment_ids)
+  call = jax.jit(functools.partial(delta_rule, reset_state=FRESH))
+  y, state = call(q, k, v, beta=beta, segment_ids=segment_ids)
+  assert jnp.all(y[:, 9] == 0)  # padding
 
-  # The next row of tokens goes on with document 2, then begins a third.
+  # The next tokens go on with document 2, then begin a third.
   more = jnp.array([[2, 2, 2, 3, 3, 3, 3, 3, 3, 3]])
-  y_more, state = delta_rule(
-    q, k, v, beta=beta, segment_ids=more, state=state, reset_state=FRESH
-  )
+  y_more, state = call(q, k, v, beta=beta, segment_ids=more, state=state)
 
-  second, _ = delta_rule(q[:, 4:9], k[:, 4:9], v[:, 4:9], beta=beta[:, 4:9])
-  assert jnp.allclose(y[:, 4:9], second, atol=1e-5)
-  third, _ = delta_rule(q[:, 3:], k[:, 3:], v[:, 3:], beta=beta[:, 3:])
+  third, _ = call(q[:, 3:], k[:, 3:], v[:, 3:], beta=beta[:, 3:])
   assert jnp.allclose(y_more[:, 3:], third, atol=1e-5)
 
 
@@ -87,11 +91,13 @@ def test_an_implementation_is_chosen():
 
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 16, 4, 16))
 
+  call = jax.jit(linear_attention, static_argnames="implementation")
+
   # The TPU kernel where it can run, else plain JAX.
-  y, _ = linear_attention(q, k, v, implementation=("mosaic_tpu", "xla_chunked"))
+  y, _ = call(q, k, v, implementation=("mosaic_tpu", "xla_chunked"))
 
   # The definition, token by token.
-  expected, _ = linear_attention(q, k, v, implementation="reference")
+  expected, _ = call(q, k, v, implementation="reference")
   assert jnp.allclose(y, expected, atol=1e-5)
 
 
@@ -104,20 +110,20 @@ def test_a_gradient():
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 16, 4, 16))
   k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
   g, beta = jnp.full((2, 16, 4), -0.1), jnp.full((2, 16, 4), 0.5)
-  _, state = gated_delta_rule(q, k, v, g, beta)
+  _, state = jax.jit(gated_delta_rule)(q, k, v, g, beta)
 
   def loss(arrays, memory):
     y, _ = gated_delta_rule(**arrays, state=state._replace(memory=memory))
     return jnp.mean(y**2)
 
   arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-  gradients, of_memory = jax.grad(loss, (0, 1))(arrays, state.memory)
+  gradients, of_memory = jax.jit(jax.grad(loss, (0, 1)))(arrays, state.memory)
 
   assert gradients["beta"].shape == beta.shape
   assert of_memory.shape == state.memory.shape
 
 
-def test_step_by_step():
+def test_token_by_token():
   import jax
   import jax.numpy as jnp
 
@@ -126,15 +132,14 @@ def test_step_by_step():
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 6, 4, 16))
   k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
   beta = jnp.full((2, 6, 4), 0.5)
-  _, state = delta_rule(q[:, :5], k[:, :5], v[:, :5], beta=beta[:, :5])
+  call = jax.jit(delta_rule)
+  _, state = call(q[:, :5], k[:, :5], v[:, :5], beta=beta[:, :5])
 
-  # Decoding: a token at a time, as one-line calls of one token.
-  y_t, state = delta_rule(
-    q[:, 5:], k[:, 5:], v[:, 5:], beta=beta[:, 5:], state=state
-  )
+  # Decoding: a call of one token.
+  y_t, state = call(q[:, 5:], k[:, 5:], v[:, 5:], beta=beta[:, 5:], state=state)
 
-  whole, _ = delta_rule(q, k, v, beta=beta)
-  assert jnp.allclose(y_t, whole[:, 5:], atol=1e-5)
+  y, _ = call(q, k, v, beta=beta)
+  assert jnp.allclose(y_t, y[:, 5:], atol=1e-5)
 
 
 def test_an_op_in_equinox():

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import memcomp_kernels
-from memcomp_kernels import arguments
+from memcomp_kernels import arguments, shapes
 from memcomp_kernels.testing import memories
 
 TIME = 24
@@ -21,7 +21,7 @@ FOLLOW = {
   "slot_attention": ("num_slots", "rule"),
   "state_space_duality": ("skip",),
   "tensor_cache": ("num_slots", "timescales"),
-  "test_time_training": (),
+  "test_time_training": ("forget_gate",),
   "trellis": ("forget_gate", "num_slots"),
 }
 
@@ -62,11 +62,13 @@ class Case:
     return self.op.init_state(self.spec, batch=2, heads=2, **sizes)
 
   def arrays(self, inputs: Any) -> dict[str, jax.Array]:
-    """The arrays of a one-line call: gates without their last axis."""
+    """The arrays that a call reads: gates without their last axis."""
     found = {}
     for name, field in arguments.names(self.op).items():
       x = getattr(inputs, field)
-      if x is not None:
+      condition = shapes.fields(self.op.Inputs)[field].condition
+      read = condition is None or condition.holds(self.spec)
+      if x is not None and read:
         found[name] = x[..., 0] if x.shape[-1] == 1 else x
     return found
 

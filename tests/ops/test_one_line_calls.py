@@ -14,12 +14,18 @@ from memcomp_kernels.testing import errors, gradients, tolerances
 
 CASES = pytest.mark.parametrize("name", op_cases.CASES)
 
-# Of two names for the implementations of one folder, one.
-ONE_EACH = [
-  name
-  for name in op_cases.CASES
-  if name not in ("delta_rule", "gated_slot_attention")
-]
+# The contract suite holds every form's gradient to the definition. Here those
+# are asked for that compile fast; of two names for the same code, one.
+QUICK = (
+  "gated_delta_rule",
+  "linear_attention",
+  "rwkv7",
+  "slot_attention",
+  "softmax_attention",
+  "state_space_duality",
+  "trellis",
+)
+ALL_BUT = ("delta_rule", "gated_slot_attention")
 
 HALF = op_cases.TIME // 2
 
@@ -94,7 +100,14 @@ def test_states_and_packed_rows(name):
   errors.assert_close(found, expected, tolerances.VALUE["float32"], name)
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+    for name in op_cases.CASES
+    if name not in ALL_BUT
+  ],
+)
 def test_derivatives(name):
   """Values, and gradients in every array and in the state that is given.
 
@@ -144,9 +157,9 @@ def test_mapped_in_bfloat16(name):
 
 def test_mapped_over_rows():
   """Values and gradients of `jax.vmap`, from states that differ."""
-  case = op_cases.CASES["gated_delta_rule"]
+  case = op_cases.CASES["linear_attention"]
   first, second = halves(case)
-  _, state = case(case.arrays(first))
+  _, state = jax.jit(case)(case.arrays(first))
 
   def call(state, inputs):
     return case(case.arrays(inputs), state=state)[::-1]
@@ -160,7 +173,13 @@ def test_mapped_over_rows():
   errors.assert_close(found, expected, tolerances.GRADIENT["float32"], "vmap")
 
 
-@CASES
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "key_value_means"))
+    for name in op_cases.CASES
+  ],
+)
 def test_forward_mode(name):
   """Values, or one line that says what to do."""
   case = op_cases.CASES[name]
