@@ -1,5 +1,6 @@
 """Public names: what there is to import, and what it says of itself."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -23,6 +24,7 @@ from memcomp_kernels import (
   sharding,
   trellis,
 )
+from memcomp_kernels.testing import errors, tolerances
 
 PACKAGES = [
   f"memcomp_kernels.{module.name}"
@@ -117,49 +119,37 @@ def test_names_of_arrays():
 
 
 def test_what_comes_back():
+  """Outputs and the new state, unless it is said that none is wanted."""
   q, v = jnp.ones((1, 2, 1, 3)), jnp.ones((1, 2, 1, 4))
-  y, state = memcomp_kernels.ovq(q, q, v, max_rows=4, chunk_size=2)
-  assert isinstance(state, memcomp_kernels.ovq.State)
-  again = memcomp_kernels.ovq(
-    q, q, v, max_rows=4, chunk_size=2, initial_state=state
-  )
-  assert again[1].counts.sum() > state.counts.sum()
-  y, none = memcomp_kernels.ovq(
-    q, q, v, max_rows=4, chunk_size=2, output_final_state=False
-  )
+  ovq = functools.partial(memcomp_kernels.ovq, max_rows=4, chunk_size=2)
+  y, state = jax.eval_shape(ovq, q, q, v)
+  assert (y.shape, type(state)) == (v.shape, memcomp_kernels.ovq.State)
+  y, none = ovq(q, q, v, output_final_state=False, implementation="reference")
   assert y.shape == v.shape
   assert none is None
 
 
 def test_a_fresh_state_may_have_options():
   """A learned first memory, which new segments start from as well."""
-  case = op_cases.CASES["trellis"]
-  inputs = case.inputs()
-  arrays = case.arrays(inputs)
-  slots, heads = inputs.target.shape[-1], inputs.key.shape[2]
-  memory = jax.random.normal(
-    jax.random.key(0), (heads, slots, inputs.key.shape[-1])
-  )
+  case = op_cases.CASES["gated_slot_attention"]
+  inputs, arrays = case.inputs(), case.arrays(case.inputs())
   ids = jnp.ones((2, op_cases.TIME), jnp.int32).at[:, 9:].set(2)
-
-  @jax.jit
-  def call(memory):
-    return case(arrays, key_memory=memory, segment_ids=ids)[0]
-
-  fresh = case.op.init_state(
-    case.spec,
-    batch=2,
-    heads=heads,
-    key_dim=inputs.key.shape[-1],
-    value_dim=inputs.value.shape[-1],
-    key_memory=memory,
+  memory = np.random.default_rng(0).standard_normal(
+    (2, case.spec.num_slots, inputs.key.shape[-1]), np.float32
   )
-  _, expected = case.op.reference(
-    fresh, inputs, spec=case.spec, segment_ids=ids, reset_state=fresh
-  )
-  assert jnp.allclose(call(memory), expected, rtol=1e-4, atol=1e-5)
-  gradient = jax.grad(lambda memory: call(memory)[:, 9:].sum())(memory)
-  assert jnp.any(gradient != 0)
+  call = {"segment_ids": ids, "implementation": "reference"}
+
+  def total(memory):
+    y = case(arrays, key_memory=memory, **call)[0]
+    return jnp.sum(y[:, 9:]), y
+
+  gradient, y = jax.jit(jax.grad(total, has_aux=True))(memory)
+  fresh = case.fresh()
+  fresh = fresh._replace(key_memory=fresh.key_memory + memory)
+  call = {"spec": case.spec, "segment_ids": ids, "reset_state": fresh}
+  _, expected = jax.jit(lambda: case.op.reference(fresh, inputs, **call))()
+  errors.assert_close(y, expected, tolerances.VALUE["float32"], "y")
+  assert np.any(gradient != 0)
 
 
 def test_an_ordered_list_of_implementations(monkeypatch):
@@ -215,23 +205,27 @@ def test_a_donated_state():
 
 
 def test_fresh_over_a_mesh():
-  """`FRESH` is made of all heads before rows and heads are cut."""
+  """`FRESH` is made of all heads before rows and heads are cut.
+
+  Lattice's first memory differs from head to head.
+  """
   case = op_cases.CASES["lattice"]
-  inputs, ids = case.inputs(), jnp.ones((2, op_cases.TIME), jnp.int32)
-  ids = ids.at[:, 7:].set(2)
-  call = {"spec": case.spec, "segment_ids": ids, "reset_state": contract.FRESH}
+  inputs, state = case.inputs(), case.fresh()
+  ids = jnp.ones((2, op_cases.TIME), jnp.int32).at[:, 7:].set(2)
+  call = {"spec": case.spec, "segment_ids": ids}
   chunk = sharding.shard_chunk(
-    case.op.chunk, batch_axes=("data",), head_axes=("model",), time_axis="time"
+    case.op.reference, batch_axes=("data",), head_axes=("model",)
   )
-  state = case.fresh()
-  _, expected = jax.jit(lambda: chunk(state, inputs, **call))()
-  devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
-  mesh = Mesh(devices, ("data", "model", "time"))
+
+  def run():
+    return chunk(state, inputs, **call, reset_state=contract.FRESH)[1]
+
+  expected = jax.jit(run)()
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
   with jax.set_mesh(mesh):
-    _, y = jax.jit(lambda: chunk(state, inputs, **call))()
+    errors.assert_close(jax.jit(run)(), expected, tolerances.SHARDED, "y")
     with pytest.raises(ValueError, match="lattice: segment_ids with a state"):
-      chunk(state, inputs, spec=case.spec, segment_ids=ids)
-  assert jnp.allclose(y, expected, rtol=1e-4, atol=1e-5)
+      chunk(state, inputs, **call)
 
 
 def test_words_of_shapes():
