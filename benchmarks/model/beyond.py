@@ -70,7 +70,7 @@ def measure(named: Run) -> Run:
   begun, seeds = time.monotonic(), list(range(named["seeds"]))
   runs = recall_training.train(config, task, seeds, LENGTHS, filler=True)
   return named | {
-    "state_floats": [config.mixers["memory"].state_floats(n) for n in LENGTHS],
+    "state_floats": [config.layer_mixers()[0].state_floats(n) for n in LENGTHS],
     "accuracy": [list(run.by_length.values()) for run in runs],
     "seconds": round((time.monotonic() - begun) / len(seeds), 1),
   }

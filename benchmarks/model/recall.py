@@ -64,7 +64,7 @@ def measure(named: Run, task: Task) -> Run:
   begun, seeds = time.monotonic(), named["seeds"]
   runs = recall_training.train(config, task, list(range(seeds)))
   return named | {
-    "state_floats": config.mixers["memory"].state_floats(task.length),
+    "state_floats": config.layer_mixers()[0].state_floats(task.length),
     "seconds": round((time.monotonic() - begun) / seeds, 1),
     "accuracy": {str(n): [run.accuracy[n] for run in runs] for n in task.pairs},
     "machine": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax"

@@ -75,7 +75,7 @@ def test_wider_heads_have_a_larger_state(mixer):
       mixer, vocab_size=66, length=64, head_dim=head_dim
     )
     config.validate()
-    sizes[head_dim] = config.mixers["memory"].state_floats(64)
+    sizes[head_dim] = config.layer_mixers()[0].state_floats(64)
   assert 0.2 < sizes[16] / sizes[32] < 0.6
 
 
