@@ -1,8 +1,7 @@
-import contextlib
-
 """Shards equal the text they were made of, whatever happens on the way."""
 
 import concurrent.futures
+import contextlib
 import gzip
 import json
 import os
