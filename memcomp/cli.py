@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -390,7 +391,8 @@ def _quiet() -> None:
   """Leaves out what libraries print of failures that come up as exceptions too.
 
   A save that fails, as on a full disk, fails in several threads of orbax and
-  tensorstore, and each prints it.
+  tensorstore, and each prints it. And what a home that cannot be written costs
+  is time alone.
   """
 
   def wanted(record: logging.LogRecord) -> bool:
@@ -401,6 +403,7 @@ def _quiet() -> None:
   absl_logging.get_absl_logger().addFilter(wanted)
   # Results of the other writes, which nobody asks for after the first error.
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  logging.getLogger("matplotlib").setLevel(logging.ERROR)
   show = sys.unraisablehook
 
   def unraisable(about: "sys.UnraisableHookArgs") -> None:
@@ -420,6 +423,8 @@ def _set_compilation_cache(folder: str) -> None:
     if not folder:
       base = os.environ.get("XDG_CACHE_HOME") or paths.expand("~/.cache")
       folder = str(pathlib.Path(base) / "memcomp")
+      # Nobody has asked for it to be written.
+      warnings.filterwarnings("ignore", "Error .* persistent compilation cache")
     if not paths.is_remote(folder):
       pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
   except (OSError, errors.UserError):

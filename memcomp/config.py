@@ -113,7 +113,9 @@ class TrainingConfig:
       gradient was not finite (each is skipped and counted).
     log_every: steps between two lines of metrics.
     evaluate_every: steps between two validation losses; 0 is never.
-    evaluate_batches: batches of a validation loss.
+    evaluate_batches: batches of `batch_size` rows of a validation loss, the
+      same ones each time. Runs with other batch sizes read more or less of the
+      text, unless these are all of it.
     checkpoint_every: steps between two checkpoints.
     keep_checkpoints: newest checkpoints that stay on disk, >= 1.
     watchdog_seconds: end the process, with the stacks of its threads, if it

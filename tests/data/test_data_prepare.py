@@ -1,6 +1,7 @@
 """Shards equal the text they were made of, whatever happens on the way."""
 
 import concurrent.futures
+import contextlib
 import gzip
 import json
 import os
@@ -245,6 +246,44 @@ def is_running(pid):
   except OSError:
     return False
   return state.split()[0] != "Z"
+
+
+def workers_of(pid):
+  """Its children, without the one that cleans up behind them."""
+  found = []
+  for child in children_of(pid):
+    with contextlib.suppress(OSError):
+      command = pathlib.Path(f"/proc/{child}/cmdline").read_bytes()
+      if b"spawn_main" in command:
+        found.append(child)
+  return found
+
+
+@pytest.mark.parametrize("units_done", [0, 1])
+def test_a_worker_that_is_killed(units_done, corpus, tmp_path):
+  """As for want of memory: while it starts, or in the midst of its work."""
+  for attempt in range(20):
+    out = tmp_path / f"out{attempt}"
+    process = start(corpus, out, "--workers=2")
+    while not (workers := workers_of(process.pid)):
+      assert process.poll() is None, process.communicate()
+    if units_done:
+      wait_for(out, units_done)
+    with contextlib.suppress(ProcessLookupError):  # On a busy machine.
+      os.kill(workers[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    if process.returncode:
+      break
+    for i in range(12):
+      more = pathlib.Path(corpus) / f"more{attempt}-{i}.txt"
+      more.write_bytes(b"as before, only more of it\n" * 1000)
+  assert process.returncode == errors.EXIT_BAD_INPUT, said
+  assert "a worker was killed" in said and "fewer --workers" in said
+  assert "Traceback" not in said
+  assert not any(map(is_running, workers))
+  run(corpus, out, shard_tokens=2000)
+  run(corpus, tmp_path / "clean", shard_tokens=2000)
+  assert contents(out) == contents(tmp_path / "clean")
 
 
 def test_workers_leave_with_a_killed_parent(corpus, tmp_path):

@@ -71,7 +71,7 @@ def test_documents_of_one_token_are_refused(text, tmp_path):
 
 def test_batches_of_which_nothing_is_scored(text, tmp_path, capsys):
   """Longer documents come behind those that the validation reads."""
-  config = training_cases.tiny(text, evaluate_every=2, steps=2)
+  config = training_cases.tiny(text, evaluate_every=2, steps=4)
   config.training.evaluate_batches = 1
   config.data.packing = "concat"
   config.data.validation = write_lines(
