@@ -146,9 +146,10 @@ def lower(name, spec, given):
   "dims",
   [
     (64, 64),
-    (128, 128),
-    pytest.param((128, 64), marks=pytest.mark.slow),
-    pytest.param((64, 128), marks=pytest.mark.slow),
+    *(
+      pytest.param(dims, marks=pytest.mark.slow)
+      for dims in ((128, 128), (128, 64), (64, 128))
+    ),
   ],
   ids=str,
 )

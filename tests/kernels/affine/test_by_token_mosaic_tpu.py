@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels.delta_rule import api as delta_api
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
@@ -72,7 +73,6 @@ MODULES = {
   delta_api.Spec: ("delta_rule", delta_xla, delta.ENGINE),
   tensor_cache_api.Spec: ("tensor_cache", affine_tile, tensor_cache.ENGINES),
 }
-FAST = ("skip", "shared", "before", "delta", "delta-chunk")
 IDS = np.zeros((2, 75), np.int32)
 IDS[0, :70] = 1  # goes on
 IDS[1, 3:40], IDS[1, 45:] = 5, 2
@@ -211,14 +211,8 @@ def calls(monkeypatch):
   return names
 
 
-def cases(fast):
-  return [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in fast))
-    for name in CASES
-  ]
-
-
-@pytest.mark.parametrize("name", cases(FAST))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_equals_the_xla_form(name, calls):
   """Ragged, from a state inside a chunk."""
   spec, given = arguments(name, 75)
@@ -227,9 +221,8 @@ def test_equals_the_xla_form(name, calls):
   assert_close(ours, run(None, spec, given))
 
 
-@pytest.mark.parametrize(
-  "name", [pytest.param("own", marks=pytest.mark.slow), "delta"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "delta"])
 def test_tiles_of_several_blocks(name, calls):
   spec, given = arguments(name, 75)
   ours = run(engine_of(spec), spec, given, tile_time=64)
@@ -237,7 +230,7 @@ def test_tiles_of_several_blocks(name, calls):
   assert_close(ours, run(None, spec, given, tile_time=64))
 
 
-@pytest.mark.parametrize("name", cases(("skip", "delta", "delta-chunk")))
+@pytest.mark.parametrize("name", rotation.cases(CASES, ["skip", "delta"]))
 def test_packing(name, calls):
   """Strictly: memory starts as nan, races are looked for."""
   spec, given = arguments(name, 75)
@@ -246,14 +239,8 @@ def test_packing(name, calls):
   assert_close(ours, run(None, spec, given, IDS))
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    "skip",
-    "delta",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ("chunk", "after")),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skip", "delta", "chunk", "after"])
 def test_bfloat16_is_no_worse_than_the_xla_form(name):
   spec, given = arguments(name, 64, "bfloat16")
   truth = run(None, spec, gradients.cast(given, jnp.float32))
@@ -261,6 +248,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
   errors.assert_no_worse(ours, xla, truth)
 
 
+@pytest.mark.slow
 def test_decay_of_any_range():
   """No factor of a decay overflows, nor does its gradient."""
   spec, (state, fresh, inputs) = arguments("skip", 32)
@@ -269,6 +257,7 @@ def test_decay_of_any_range():
   assert_close(run(engine_of(spec), spec, given), run(None, spec, given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile_time", [8, 24])
 def test_other_tiles_go_by_other_kernels(tile_time, calls):
   spec, given = arguments("skip", 48)
