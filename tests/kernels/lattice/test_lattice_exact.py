@@ -243,7 +243,7 @@ def test_a_row_that_overflows_on_the_way():
     last = jnp.exp(500 * (2 - x[0, 0, 1]))
     return new.at[2].set(last)[None, None]
 
-  x, residual, _ = sweeps._fixed_point(
+  x, residual, _ = sweeps.fixed_point(
     function, jnp.zeros((1, 1, 3, 1)), 1e-6, 4
   )
   assert residual <= 1e-6
@@ -264,10 +264,10 @@ def test_sweeps_fall_back(monkeypatch):
     patch.setattr(substitution, "solve", nan_like(substitution.solve))
     assert_exact([one], state, inputs)
     # ... and where they may not, substitution it is.
-    patch.setattr(sweeps, "_tolerance", lambda *_: -1.0)
+    patch.setattr(sweeps, "tolerance_of", lambda *_: -1.0)
     with pytest.raises(AssertionError, match="nan"), jax.enable_x64(True):
       errors.assert_finite(one.chunk(state, inputs)[1], "nan")
-  monkeypatch.setattr(sweeps, "_tolerance", lambda *_: -1.0)
+  monkeypatch.setattr(sweeps, "tolerance_of", lambda *_: -1.0)
   assert_exact([one], state, inputs)
 
 
