@@ -218,7 +218,8 @@ def test_the_reason_is_logged(monkeypatch, caplog):
       implementations.choose(None, call(seen=None))
   said = [record.message for record in caplog.records]
   assert said == [
-    "a memory on tpu: not library_tpu, as the state may hold tokens",
+    "a memory on tpu: not library_tpu, as the state may hold tokens: give"
+    " seen=0 where it is fresh",
     "a memory on tpu: xla_chunked",
   ]
 
