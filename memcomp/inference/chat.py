@@ -51,6 +51,7 @@ class Chat:
 
   Attributes:
     session: what the model has read, one text.
+    stops: what ends an answer, or None.
   """
 
   def __init__(
@@ -79,7 +80,7 @@ class Chat:
     limits.check("tokens", tokens)
     self._tokens = tokens
     self._settings = settings
-    self._stops = self._make_stops(stop_strings)
+    self.stops = self._make_stops(stop_strings)
     self._ask = ask or input
     self._before = collections.deque[session_lib.Session](maxlen=_UNDO)
     self.session = session_lib.start(owner.model)
@@ -142,7 +143,7 @@ class Chat:
     if line:
       ids = self._encode(line + "\n")
       read = prefill.read(self._owner.model, read, [ids])
-    shown = stop.Text(self._owner.tokenizer, self._stops)
+    shown = stop.Text(self._owner.tokenizer, self.stops)
     made, seconds, then = 0, 0.0, None
     with terminal.Interrupt() as interrupt:
       for piece in generate.generate(
@@ -150,7 +151,7 @@ class Chat:
         read,
         tokens=self._tokens,
         settings=self._settings,
-        stops=self._stops,
+        stops=self.stops,
         vocab_size=self._owner.tokenizer.vocab_size,
       ):
         self.session = piece.session
@@ -236,7 +237,7 @@ class Chat:
     if name == "stop":
       # As it is typed in a program: a line's end is \n.
       text = value.replace("\\n", "\n").replace("\\t", "\t")
-      self._stops = self._make_stops([text] if text else [])
+      self.stops = self._make_stops([text] if text else [])
       return
     kind = float if kinds.get(name) is float else int
     try:

@@ -31,6 +31,8 @@ def make(
 class Stops:
   """Some stop strings and the ends of a text, for one tokenizer.
 
+  A stop string may be bytes, which need not be UTF-8.
+
   Attributes:
     table: int32 `[nodes, vocab]`, the node after a token.
     final: bool `[nodes]`: a stop string has been completed, there or before.
@@ -39,7 +41,7 @@ class Stops:
   """
 
   def __init__(
-    self, strings: Sequence[str], tokenizer: tokenizer_lib.Tokenizer
+    self, strings: Sequence[str | bytes], tokenizer: tokenizer_lib.Tokenizer
   ):
     """Builds the automaton.
 
@@ -56,6 +58,9 @@ class Stops:
       )
     self.ids, patterns = set(tokenizer.ends), []
     for string in strings:
+      if isinstance(string, bytes):
+        patterns.append(string)
+        continue
       ids = tokenizer.encode(string)
       if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):
         self.ids.add(int(ids[0]))

@@ -84,9 +84,9 @@ def test_commands(owner, talk, tmp_path):
   assert expected in out
   assert found.session.position.tolist() == [7]
   found, _ = talk("/set stop=a\\n")
-  assert found._stops.final[found._stops.table[1, ord("\n")]]
+  assert found.stops.final[found.stops.table[1, ord("\n")]]
   found, _ = talk("/set stop=", stop_strings=["a"])
-  assert found._stops is None
+  assert found.stops is None
 
 
 def test_an_opening_is_read_first(owner, talk):

@@ -207,7 +207,7 @@ def test_rows_stop_on_their_own(model):
   for row, place in zip(free, places, strict=True):
     if place is not None:
       ends.append(bytes(row[place - 1 : place + 1]))
-  stops = make_stops(ends)
+  stops = stop.Stops(ends, BYTES)  # bytes: a random model makes no text
   found = pieces(model, session, settings=GREEDY, stops=stops)
   first = [
     next(
@@ -233,15 +233,6 @@ def test_rows_stop_on_their_own(model):
       jax.tree.leaves(after), jax.tree.leaves(alone.session), strict=True
     ):
       np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-def make_stops(ends):
-  """As `Stops`, of any bytes: a random model makes no text."""
-  stops = stop.Stops(["?"], BYTES)
-  stops._goto, stops._depth, stops._matched = stop._automaton(ends)
-  stops.final = stops._matched > 0
-  stops.table = stops._by_token(BYTES)
-  return stops
 
 
 def test_text_is_the_decoded_ids(model):

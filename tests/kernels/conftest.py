@@ -1,4 +1,20 @@
-"""The order of the contract's checks."""
+"""The order of the contract's checks, and which Pallas kernels run."""
+
+import pytest
+from jax.experimental import pallas as pl
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """The names of the Pallas kernels that a test has called for."""
+  names, right = set(), pl.pallas_call
+
+  def call(*arguments, name=None, **options):
+    names.add(name)
+    return right(*arguments, name=name, **options)
+
+  monkeypatch.setattr(pl, "pallas_call", call)
+  return names
 
 
 def pytest_collection_modifyitems(items):

@@ -239,7 +239,7 @@ def test_memories_that_are_kept_are_not_run_again():
 
 
 # What each does in bfloat16 its own tests say; here, what differs in kind.
-@those_in(cases.FOUR)
+@those_in(["trellis"])
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
   ids = cases.tokens(2, cases.TIME)
   exact = model

@@ -98,7 +98,8 @@ def _stale(spec, S, tokens) -> _Unknowns:
   return _Unknowns(einsum("bhdm,bhtd->bhtm", S, h), unknown, before)
 
 
-def _tolerance(tiling, dtype) -> float:
+def tolerance_of(tiling: tilings.Tiling, dtype: jnp.dtype) -> float:
+  """Returns how little the last sweep may move anything."""
   if tiling.tolerance is not None:
     return tiling.tolerance
   return 1e-14 if dtype == jnp.float64 else 1e-6
@@ -120,8 +121,12 @@ def _moved(new, old, reverse) -> jax.Array:
   return functools.reduce(jnp.maximum, leaves)
 
 
-def _fixed_point(function, start, tolerance, count, reverse=False):
-  """Returns x = function(x), how far it moved last, and the sweeps it took."""
+def fixed_point(function, start, tolerance, count, reverse=False):
+  """Returns x = function(x), how far it moved last, and the sweeps it took.
+
+  Values that are not finite are cleared, so that one sweep's overflow does not
+  spoil the next.
+  """
 
   def cleared(x):
     return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), x)
@@ -151,8 +156,8 @@ def _solve(
 
 
 def _solve_fwd(spec, tiling, S, tokens):
-  tolerance = _tolerance(tiling, S.dtype)
-  x, residual, swept = _fixed_point(
+  tolerance = tolerance_of(tiling, S.dtype)
+  x, residual, swept = fixed_point(
     lambda x: _sweep(spec, S, tokens, x)[0],
     _stale(spec, S, tokens),
     tolerance,
@@ -177,9 +182,9 @@ def _solve_fwd(spec, tiling, S, tokens):
 def _solve_bwd(spec, tiling, residuals, cotangents):
   S, tokens, x, done = residuals
   cotangents, _ = cotangents
-  tolerance = _tolerance(tiling, S.dtype)
+  tolerance = tolerance_of(tiling, S.dtype)
   _, vjp = jax.vjp(functools.partial(_sweep, spec), S, tokens, x)
-  dx, residual, _ = _fixed_point(
+  dx, residual, _ = fixed_point(
     lambda dx: vjp((dx, cotangents))[2],
     jax.tree.map(jnp.zeros_like, x),
     tolerance,

@@ -146,9 +146,10 @@ def lower(name, spec, given):
   "dims",
   [
     (64, 64),
-    (128, 128),
-    pytest.param((128, 64), marks=pytest.mark.slow),
-    pytest.param((64, 128), marks=pytest.mark.slow),
+    *(
+      pytest.param(dims, marks=pytest.mark.slow)
+      for dims in ((128, 128), (128, 64), (64, 128))
+    ),
   ],
   ids=str,
 )
@@ -216,7 +217,7 @@ def test_packing_of_many_blocks(busy):
 def test_few_blocks_have_half_the_columns():
   def columns(batch, width):
     saved = jnp.zeros((0, batch, 16, 64, width))
-    return affine_kernels._columns(saved)
+    return affine_kernels.block_columns(saved)
 
   assert columns(4, 64) == columns(2, 128) == 32  # 128 blocks on 132
   assert columns(5, 64) == columns(4, 128) == 64
@@ -241,4 +242,4 @@ def test_many_blocks_share_multiprocessors():
 def test_a_tile_that_cannot_fit_says_how_much_it_needs():
   one = jnp.zeros((1, 1, 1, 65, 64), jnp.bfloat16)
   with pytest.raises(NotImplementedError, match="65 tokens is longer than 64"):
-    affine_kernels._full(one)
+    affine_kernels.filled(one)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels.primitives.mosaic import modes
 from memcomp_kernels.testing import (
@@ -51,7 +52,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
   return memory.api, spec, (*states, inputs)
 
 
-def both(name, given, segment_ids=None, **mode):
+def both(name, given, segment_ids=None, gradient=True, **mode):
   """Values and gradients of the XLA form and of the kernels."""
   _, spec, given = given
   forms = importlib.import_module(f"memcomp_kernels.{name}.xla_chunked")
@@ -69,6 +70,8 @@ def both(name, given, segment_ids=None, **mode):
         tiling=tiling.Tiling(tile_time=TILES.get(name, 16)),
       )
 
+    if not gradient:
+      return (jax.jit(function)(*given),)
     return gradients.value_and_gradients(function, given)
 
   with modes.interpreted(**mode):
@@ -78,24 +81,25 @@ def both(name, given, segment_ids=None, **mode):
 def assert_close(expected, actual, dtype="float32"):
   bounds = tolerances.VALUE[dtype], tolerances.GRADIENT[dtype]
   for a, b, bound, part in zip(
-    actual, expected, bounds, ("values", "gradients"), strict=True
+    actual, expected, bounds, ("values", "gradients"), strict=False
   ):
     errors.assert_close(a, b, bound, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("time", [pytest.param(64, marks=pytest.mark.slow), 75])
+@pytest.mark.parametrize("time", [64, 75])
 def test_equals_the_xla_form(name, time):
   assert_close(*both(name, arguments(name, time)))
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "delta_rule"))
-    for name in SPECS
-  ],
-)
+# Of a memory that erases nothing; the delta rule's are in packed rows below.
+def test_values_equal_the_xla_form_s():
+  name = "linear_attention"
+  assert_close(*both(name, arguments(name, 75), gradient=False))
+
+
+@pytest.mark.parametrize("name", rotation.cases(SPECS, ["delta_rule"]))
 def test_packing(name):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((3, 70), np.int32)

@@ -63,7 +63,11 @@ def gradient(name, key_dim, value_dim, tile_time):
   return function, (state, inputs._replace(**low))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+  "case",
+  [CASES[0], *(pytest.param(x, marks=pytest.mark.slow) for x in CASES[1:])],
+  ids=str,
+)
 def test_lowers(case):
   function, arguments = gradient(*case)
   with modes.compiled():

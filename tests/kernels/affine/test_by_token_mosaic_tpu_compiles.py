@@ -63,7 +63,14 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
   return function, (memory, inputs)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+  "case",
+  [
+    pytest.param(case, marks=[pytest.mark.slow] * (case[1:] != (1, 64, 64, 64)))
+    for case in CASES
+  ],
+  ids=str,
+)
 def test_lowers(case):
   function, arguments = gradient(*case)
   with modes.compiled():

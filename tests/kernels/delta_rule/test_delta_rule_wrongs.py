@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.delta_rule import tile
-from memcomp_kernels.primitives import decay, delta, matmul
+from memcomp_kernels.primitives import decay, delta
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["delta_rule"]
@@ -55,12 +55,13 @@ def test_a_memory_before_the_tile_that_does_not_decay(monkeypatch):
 @pytest.mark.slow
 def test_reads_of_errors_as_if_the_memory_were_empty(monkeypatch):
   """U alone in place of U - W S where the tile's own errors are read."""
+  right = tile.prepare
 
-  def product(equation, a, b, dtype):
-    found = matmul.product(equation, a, b, dtype)
-    return 0 * found if equation == "bhti,bhik->bhtk" else found
+  def prepare(inputs, spec, tiling):
+    query = spec.read_scale(inputs.query.shape[-1]) * inputs.query
+    return right(inputs, spec, tiling)._replace(query=query)
 
-  replaced(monkeypatch, "matmul", matmul, product=product)
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(PLAIN)
 
 

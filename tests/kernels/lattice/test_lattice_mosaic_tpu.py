@@ -116,11 +116,8 @@ def test_packing(base):
   assert_close(*both(spec, given, jnp.asarray(ids), **STRICT))
 
 
-@pytest.mark.parametrize(
-  "base",
-  rotation.cases([TOKEN, CHUNK], [TOKEN]),
-  ids=lambda x: x.gradient_at,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [TOKEN, CHUNK], ids=lambda x: x.gradient_at)
 def test_edges(base):
   """Tokens that forget all, at a chunk's end one that writes nothing as well.
 
@@ -145,6 +142,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(base):
   errors.assert_no_worse(kernel, xla, truth)
 
 
+@pytest.mark.slow
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(TOKEN, 4, batch=2)

@@ -1,5 +1,6 @@
 """The contract suite bites: mistakes in Lattice turn it red."""
 
+import dataclasses
 import types as python_types
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.lattice import columns, tile
-from memcomp_kernels.primitives import channel_decay, matmul
+from memcomp_kernels.primitives import channel_decay
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
 MEMORY = memories.MEMORIES["lattice"]
@@ -41,7 +42,7 @@ def with_shares(monkeypatch, change):
 
 @pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
-  for module in (columns, channel_decay, matmul):
+  for module in (columns, channel_decay):
     in_tile(monkeypatch, module)
   with_shares(monkeypatch, lambda shares: shares)
   checks.check_values(subject(), 37)
@@ -49,16 +50,16 @@ def test_what_is_patched_is_right(monkeypatch):
 
 @pytest.mark.slow
 def test_no_tangent_projection(monkeypatch):
-  right = matmul.product
+  """What lies along a column is written, too."""
+  right = tile.run
 
-  def product(equation, a, b, dtype):
-    result = right(equation, a, b, dtype)
-    # P = H Phi, the share of h along the columns.
-    return 0 * result if equation == "bhdm,bhtd->bhtm" else result
+  def run(memories, starts, inputs, complete, spec, tiling):
+    spec = dataclasses.replace(spec, update="delta")
+    return right(memories, starts, inputs, complete, spec, tiling)
 
-  in_tile(monkeypatch, matmul, product=product)
-  assert_red()
+  monkeypatch.setattr(tile, "run", run)
   checks.check_values(subject("chunk-delta"), 37)  # which projects nothing
+  assert_red("chunk-orthogonal")
 
 
 def test_no_contraction(monkeypatch):

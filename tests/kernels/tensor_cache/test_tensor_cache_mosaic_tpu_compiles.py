@@ -56,7 +56,11 @@ def gradient(name, dim):
   return function, (inputs._replace(**low),)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+  "case",
+  [pytest.param(CASES[0], marks=pytest.mark.slow), *CASES[1:]],
+  ids=str,
+)
 def test_lowers(case):
   function, arguments = gradient(*case)
   with modes.compiled():

@@ -44,6 +44,7 @@ def test_any_tile_is_the_recurrence(name, tiling):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear-token", "mlp-token"])
 def test_precision(name):
   checks.check_precision(subject(name), "bfloat16", 64)

@@ -7,7 +7,7 @@ import programs
 import pytest
 
 from memcomp_kernels.primitives import activations
-from memcomp_kernels.testing import memories
+from memcomp_kernels.testing import errors, memories
 from memcomp_kernels.trellis import api
 
 COMPILED = programs.of(api)
@@ -192,7 +192,13 @@ def test_separate_gates_drive_their_own_pass():
   )
   base, other = run(spec, inputs)[0], run(spec, changed)[0]
   np.testing.assert_array_equal(base.key_memory, other.key_memory)
-  assert jnp.any(base.value_memory != other.value_memory)
+  # The value pass goes by the second gates alone.
+  second = changed._replace(
+    log_decay=changed.log_decay[..., 1:], write_rate=changed.write_rate[..., 1:]
+  )
+  errors.assert_close(
+    other.value_memory, run(spec, second)[0].value_memory, 1e-13
+  )
 
 
 def test_equal_separate_gates_are_the_shared_gate():
@@ -241,11 +247,12 @@ def test_first_order_changes_gradients_not_values():
   np.testing.assert_array_equal(run(full, inputs)[1], run(first, inputs)[1])
 
   def gradient(spec):
-    return jax.grad(
-      lambda key: jnp.sum(run(spec, inputs._replace(key=key))[1])
-    )(inputs.key)
+    return jax.grad(lambda inputs: jnp.sum(run(spec, inputs)[1]))(inputs)
 
-  assert jnp.any(gradient(full) != gradient(first))
+  # Queries only read: what is left out are derivatives of the writes.
+  second_order, first_order = gradient(full), gradient(first)
+  errors.assert_close(first_order.query, second_order.query, 1e-13)
+  assert errors.relative_rms(first_order.key, second_order.key) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels import dispatch
 from memcomp_kernels.primitives import activations
@@ -24,11 +25,11 @@ MEMORY = memories.MEMORIES["trellis"]
 COMPILED = programs.of(api)
 
 
-def arguments(spec, time, batch=1, heads=2, before=5, key_dim=64, value_dim=64):
+def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
   """A state inside a chunk, one that segments start from, and inputs."""
   sizes = {
     "batch": batch,
-    "heads": heads,
+    "heads": 2,
     "key_dim": key_dim,
     "value_dim": value_dim,
   }
@@ -75,7 +76,7 @@ def test_packing():
   ids = np.zeros((2, 70), np.int32)
   ids[0] = 1  # goes on, inside a chunk
   ids[1, 3:40], ids[1, 45:] = 5, 2
-  check(SPEC, arguments(SPEC, 70, batch=2, heads=1), jnp.array(ids), **STRICT)
+  check(SPEC, arguments(SPEC, 70, batch=2), jnp.array(ids), **STRICT)
 
 
 @pytest.mark.slow
@@ -96,19 +97,17 @@ def test_equals_the_xla_form(time, gates):
   check(SPEC, (state, fresh, inputs._replace(**shared)))
 
 
-@pytest.mark.parametrize("time", [40, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [40, 64])
 def test_chunks_from_the_first_token_on(time):
   """No chunk under way; at 64 none left open: the kernels without flags."""
   check(SPEC, arguments(SPEC, time, before=32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("size", "time", "rate"),
-  [(16, 80, 1.0)]
-  + [
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in ((1, 64, 1.0), (8, 128, 0.3), (16, 16, 0.3), (32, 64, 3.0))
-  ],
+  [(16, 80, 1.0), (1, 64, 1.0), (8, 128, 0.3), (16, 16, 0.3), (32, 64, 3.0)],
 )
 def test_several_chunks_a_tile(size, time, rate):
   """From the first token on; strong writes, of which later chunks' hang."""
@@ -220,7 +219,10 @@ def check_formulas(ours, known, name):
     errors.assert_close(a, b, 1e-12, f"{name} {i}")
 
 
-@pytest.mark.parametrize(("dim", "slots"), [(64, 64), (128, 64), (64, 128)])
+@pytest.mark.parametrize(
+  ("dim", "slots"),
+  rotation.cases([(64, 64), (128, 64), (64, 128)], [(64, 64)]),
+)
 @pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 8), (TOKEN, 4)])
 def test_lowers(spec, kernels, dim, slots):
   """Both ways, for calls that start a chunk and, where it matters, do not."""

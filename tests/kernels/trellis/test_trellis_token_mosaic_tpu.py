@@ -53,6 +53,7 @@ def test_learned_eps_and_two_groups_of_heads_and_registers():
   stale.assert_close(*stale.both(spec, given, None, tiling))
 
 
+@pytest.mark.slow
 @stale.both_parts
 def test_repeated_keys(gradient):
   """Where a fixed number of sweeps is far off."""
@@ -93,6 +94,7 @@ def test_a_state_handed_on_inside_a_tile():
     )
 
 
+@pytest.mark.slow
 @stale.both_parts
 def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
   given = stale.arguments(SPEC, 32, dtype="bfloat16")

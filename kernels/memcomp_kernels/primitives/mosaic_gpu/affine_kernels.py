@@ -182,8 +182,12 @@ def _call(
   )
 
 
-def _full(x: jax.Array) -> jax.Array:
-  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places."""
+def filled(x: jax.Array) -> jax.Array:
+  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places.
+
+  Raises:
+    NotImplementedError: a tile is longer than a block of threads takes.
+  """
   missing = TOKENS - x.shape[3]
   if missing < 0:
     raise NotImplementedError(
@@ -200,14 +204,14 @@ def _given(
 ) -> dict[str, jax.Array]:
   """Arrays of tiles `[tiles, batch, heads, ...]` as kernels read them."""
   found = {name: getattr(tile, name) for name in names}
-  found = {name: _full(x) for name, x in found.items() if x is not None}
+  found = {name: filled(x) for name, x in found.items() if x is not None}
   if resets is not None:
     found["resets"] = resets.T
   return found
 
 
-def _columns(saved: Any) -> int:
-  """Of values, a block of threads that writes; half where many would idle."""
+def block_columns(saved: Any) -> int:
+  """Columns of values per block of threads; half where many would idle."""
   _, batch, heads, _, width = saved.shape
   blocks = batch * heads * width // COLUMNS
   return COLUMNS // 2 if 2 * blocks <= smem.MULTIPROCESSORS else COLUMNS
@@ -240,7 +244,7 @@ def forward(
     {"saved": saved, "final": _struct(memory)},
     of="saved",
     local=("error",),
-    columns=_columns(saved),
+    columns=block_columns(saved),
     carried=(("memory", "final"),),
   )
   found["read"] = _read(tile.query, found["saved"], tile.write.dtype)
@@ -270,7 +274,7 @@ def backward(
   heads, width = saved.shape[2], saved.shape[-1]
   tokens, wide = tile.write.shape[3], tile.write.dtype
   erases = tile.erase is not None
-  d_read = _full(d_read.astype(saved.dtype))
+  d_read = filled(d_read.astype(saved.dtype))
   given = _given(
     tile, "query", *(("key", "erase") if erases else ()), resets=resets
   )
@@ -284,7 +288,7 @@ def backward(
     results,
     of="d_after",
     local=("d_erased",) if erases else (),
-    columns=_columns(saved),
+    columns=block_columns(saved),
     carried=(("d_final", "d_memory"),),
     reverse=True,
   )
