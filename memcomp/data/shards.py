@@ -144,7 +144,7 @@ def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
       f"{path}: cannot read ({error.strerror or error}); run "
       "memcomp.data.prepare"
     ) from error
-  except ValueError as error:
+  except errors.BAD_JSON as error:
     raise _corrupt(folder, str(error)) from error
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise _corrupt(folder, f'"format" is not {FORMAT}')

@@ -120,7 +120,7 @@ def opened(folder: pathlib.Path) -> Iterator[Arrays]:
 def _index(path: pathlib.Path) -> dict[str, str]:
   try:
     return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
     raise errors.UserError(
       f"{path} cannot be read ({error}); restore it from a copy"
     ) from error

@@ -25,7 +25,7 @@ from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
 from memcomp.models import decoder, letters
-from memcomp.training import disk, integrity
+from memcomp.training import disk, integrity, validate
 
 _FREE = (
   "evaluation",
@@ -147,7 +147,10 @@ def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
   Raises:
     UserError: it was written by a version with other fields.
   """
-  return _build(config_lib.Config, saved, where)
+  with errors.malformed(f"the config of {where}", "restore it from a copy"):
+    config = _build(config_lib.Config, saved, where)
+  validate.check_types(config)
+  return config
 
 
 def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
@@ -233,12 +236,7 @@ def claimed_by(checkpoints: epath.Path) -> str:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
-    raise errors.UserError(
-      f"{path} is not JSON ({error}); restore it, or choose another --workdir"
-    ) from error
+  return paths.read_json(path, "restore it, or choose another --workdir")
 
 
 def _is_free(field: str) -> bool:
