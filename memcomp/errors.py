@@ -47,8 +47,16 @@ def terminate(*unused: object) -> None:
 BAD_JSON = (ValueError, RecursionError)
 """What `json.loads` raises: no JSON, no UTF-8, numbers too long, nested."""
 
-_MALFORMED = (*BAD_JSON, LookupError, TypeError, AttributeError)
-_MALFORMED += (ArithmeticError, AssertionError, NotImplementedError)
+MALFORMED = (
+  *BAD_JSON,
+  ArithmeticError,
+  AssertionError,
+  AttributeError,
+  LookupError,
+  NotImplementedError,
+  TypeError,
+)
+"""What content raises that has other types, names and values than it should."""
 
 
 @contextlib.contextmanager
@@ -60,11 +68,11 @@ def malformed(what: str, fix: str) -> Iterator[None]:
     fix: what to do about it, to end the message with.
 
   Raises:
-    UserError: the block raised what wrong types, names and values raise.
+    UserError: the block raised one of `MALFORMED`.
   """
   try:
     yield
-  except _MALFORMED as error:
+  except MALFORMED as error:
     raise UserError(
       f"{what} is damaged, or of another version ({type(error).__name__}:"
       f" {_first_line(error)}); {fix}"

@@ -67,14 +67,11 @@ def open_checkpoint(
   step, meta, params = load_lib.read(path, step, mesh)
   config = workdir_lib.config_of(meta["config"], str(path))
   model = load_lib.module_of(config, params)
-  tokenizer = tokenizer_lib.load(config.data.tokenizer)
-  if tokenizer.fingerprint != meta["tokenizer"]:
-    raise errors.UserError(
-      f"{path} was trained with another tokenizer: {config.data.tokenizer} "
-      "has changed since; restore the file"
-    )
-  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   workdir = root.parent if root.name == "checkpoints" else root
+  tokenizer = workdir_lib.load_tokenizer(
+    config.data.tokenizer, workdir, meta["tokenizer"]
+  )
+  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 

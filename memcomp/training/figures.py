@@ -1,6 +1,7 @@
 """Figures of curves and results: empty ones, and saving them."""
 
 import pathlib
+import warnings
 from typing import Any
 
 from memcomp.training import disk
@@ -35,6 +36,9 @@ def save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
   with (
     disk.clear_errors(f"cannot write {path}"),
     disk.replacing(path) as temporary,
+    warnings.catch_warnings(),
   ):
+    # A sign that the font has not becomes a box.
+    warnings.filterwarnings("ignore", "Glyph", UserWarning)
     canvas.savefig(temporary, dpi=120, format="png")
   return path
