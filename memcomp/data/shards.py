@@ -57,10 +57,10 @@ class ShardStore:
       os.path.join(folder, MANIFEST),
       "run memcomp.data.prepare again with the same --source and --out",
     ):
-      self._read(manifest, tokenizer)
+      self._open(manifest, tokenizer)
     self._record = functools.lru_cache(_CACHED_RECORDS)(self._read_record)
 
-  def _read(
+  def _open(
     self, manifest: dict[str, Any], tokenizer: tokenizer_lib.Tokenizer
   ) -> None:
     folder = self.name
