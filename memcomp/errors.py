@@ -5,8 +5,10 @@ one line and exit with `EXIT_BAD_INPUT`; every other exception keeps its
 traceback.
 """
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 
 from memcomp import platforms
 
@@ -44,6 +46,38 @@ def terminate(*unused: object) -> None:
 
 BAD_JSON = (ValueError, RecursionError)
 """What `json.loads` raises: no JSON, no UTF-8, numbers too long, nested."""
+
+MALFORMED = (
+  *BAD_JSON,
+  ArithmeticError,
+  AssertionError,
+  AttributeError,
+  LookupError,
+  NotImplementedError,
+  TypeError,
+)
+"""What content raises that has other types, names and values than it should."""
+
+
+@contextlib.contextmanager
+def malformed(what: str, fix: str) -> Iterator[None]:
+  """Says of content from a disk that it is not what it should be.
+
+  Args:
+    what: is read in the block, which does nothing else.
+    fix: what to do about it, to end the message with.
+
+  Raises:
+    UserError: the block raised one of `MALFORMED`.
+  """
+  try:
+    yield
+  except MALFORMED as error:
+    raise UserError(
+      f"{what} is damaged, or of another version ({type(error).__name__}:"
+      f" {_first_line(error)}); {fix}"
+    ) from error
+
 
 _CHECK = "check the path"
 _SPACE = "free some space and run the same command again"

@@ -6,6 +6,7 @@ renames there, so only checkpoints and prepared shards may lie in one.
 
 import importlib.util
 import io
+import json
 import os
 from typing import Any
 
@@ -55,6 +56,29 @@ def of(path: str | os.PathLike) -> epath.Path:
       " install 'memcomp[gcs]'"
     )
   return epath.Path(path)
+
+
+def read_json(path: str | os.PathLike, fix: str) -> dict[str, Any]:
+  """Reads an object from a JSON file.
+
+  Args:
+    path: of the file.
+    fix: what to do about one that cannot be read, to end the message with.
+
+  Raises:
+    UserError: it holds something else.
+    OSError: it cannot be read.
+  """
+  text = of(path).read_bytes()
+  try:
+    found = json.loads(text)
+  except errors.BAD_JSON as error:
+    raise errors.UserError(
+      f"{os.fspath(path)} is not JSON ({error}); {fix}"
+    ) from error
+  if not isinstance(found, dict):
+    raise errors.UserError(f"{os.fspath(path)} is no JSON object; {fix}")
+  return found
 
 
 def open_binary(path: str | os.PathLike) -> io.BufferedIOBase:

@@ -60,6 +60,10 @@ def full_while_handled():
     (ValueError("[OS error 13: EACCES Permission denied] x"), "Permission"),
     (RuntimeError("open: Too many open files; a.bin"), "ulimit -n"),
     (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), "not enough"),
+    (
+      ValueError("RESOURCE_EXHAUSTED: writing; No space left on device"),
+      "No space left on device; free some space",
+    ),
     (MemoryError(), "not enough memory (MemoryError); use smaller"),
     (errors.UserError("one\n  line"), "one line"),
     (KeyError("x"), None),

@@ -30,6 +30,7 @@ from memcomp.training import (
 from memcomp.training import feed as feed_lib
 from memcomp.training import run as run_lib
 from memcomp.training import state as state_lib
+from memcomp.training import workdir as workdir_lib
 
 REPORT = "convert.json"
 LOG_EVERY = 50
@@ -238,5 +239,6 @@ def _write(out, config, opened, state, place, report) -> None:
       checkpoint.Checkpoints(folder, keep=config.training.keep_checkpoints)
     ) as checkpoints:
       checkpoints.save(0, state, place, meta)
+    workdir_lib.keep_tokenizer(folder, opened.tokenizer)
     integrity.replace_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
     integrity.replace_text(folder / "config.json", config_lib.to_json(config))

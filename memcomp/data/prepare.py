@@ -239,7 +239,7 @@ def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
   try:
     with open(path, encoding="utf-8") as stream:
       found = dict(json.load(stream))
-  except (OSError, ValueError, TypeError) as error:
+  except (OSError, *errors.BAD_JSON, TypeError) as error:
     raise errors.UserError(
       f"{path}: unreadable ({error}); name a new folder in --out"
     ) from error

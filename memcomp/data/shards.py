@@ -12,8 +12,10 @@ touches one or two records. Beside the shards:
 
 import functools
 import hashlib
+import itertools
 import json
 import os
+import resource
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ DOCUMENTS = "documents.npz"
 FORMAT = 1
 
 _OPEN_SHARDS = 256
+_SHARE_OF_FILES = 4
+"""Of the files that a process may open, one in so many is for shards."""
 _CACHED_RECORDS = 256  # of 16,384 tokens: at most 16 MiB
 
 
@@ -46,6 +50,20 @@ class ShardStore:
       UserError: files missing or broken, or another tokenizer.
     """
     content, manifest = read_manifest(folder)
+    self.name = folder
+    self.fingerprint = store_lib.digest(content)
+    self._serial = next(_serials)
+    with errors.malformed(
+      os.path.join(folder, MANIFEST),
+      "run memcomp.data.prepare again with the same --source and --out",
+    ):
+      self._open(manifest, tokenizer)
+    self._record = functools.lru_cache(_CACHED_RECORDS)(self._read_record)
+
+  def _open(
+    self, manifest: dict[str, Any], tokenizer: tokenizer_lib.Tokenizer
+  ) -> None:
+    folder = self.name
     mine = manifest["tokenizer"]
     if mine["fingerprint"] != tokenizer.fingerprint:
       raise errors.UserError(
@@ -57,18 +75,18 @@ class ShardStore:
     if not paths.is_remote(folder):
       for entry in manifest["shards"]:
         check_file(folder, entry)
-    self.name = folder
-    self.fingerprint = store_lib.digest(content)
     documents = _read_documents(folder, manifest)
     self.lengths = documents["lengths"]
     self.num_tokens = int(self.lengths.sum())
     self.sizes = store_lib.sizes_of(documents.get("sizes", []))
     self.names = store_lib.DocumentNames(
-      manifest["files"], documents["file_number"], documents["line"]
+      list(manifest["files"]), documents["file_number"], documents["line"]
     )
     self._shards = manifest["shards"]
     self._dtype = np.dtype(manifest["dtype"])
-    self._record_tokens = manifest["record_tokens"]
+    self._record_tokens = int(manifest["record_tokens"])
+    if self._record_tokens < 1:
+      raise ValueError(f"record_tokens={self._record_tokens}")
     self._offsets = store_lib.offsets_of(self.lengths)
     units = np.array(manifest["unit_tokens"], np.int64)
     self._unit_start = store_lib.offsets_of(units)
@@ -80,8 +98,6 @@ class ShardStore:
       or self._shard_records[-1] != self._unit_records[-1]
     ):
       raise _corrupt(folder, "its counts contradict each other")
-    self._record = functools.lru_cache(_CACHED_RECORDS)(self._read_record)
-    self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open_reader)
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """See `TokenStore.read`; raises UserError on a corrupt record."""
@@ -106,31 +122,45 @@ class ShardStore:
 
   def _read_record(self, record: int) -> np.ndarray:
     shard = int(np.searchsorted(self._shard_records, record, side="right")) - 1
-    reader = self._reader(shard)
+    entry = self._shards[shard]
+    path = os.path.join(self.name, entry["file"])
+    reader = _reader(self._serial, path, entry["records"])
     number = record - int(self._shard_records[shard])
     try:
       content = reader.read([number])[0]
       return np.frombuffer(content, self._dtype)
     except (RuntimeError, ValueError, IndexError) as error:
-      path = os.path.join(self.name, self._shards[shard]["file"])
       raise _corrupt_shard(path, f"record {number}: {error}") from error
 
-  def _open_reader(self, shard: int) -> Any:
-    entry = self._shards[shard]
-    path = os.path.join(self.name, entry["file"])
-    try:
-      reader = array_record_module.ArrayRecordReader(
-        path, options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
-      )
-      records = reader.num_records()
-    except RuntimeError as error:
-      raise _corrupt_shard(path, str(error)) from error
-    # A file cut short opens without complaint, with no records in it.
-    if records != entry["records"]:
-      raise _corrupt_shard(
-        path, f"{records} records where {entry['records']} are due"
-      )
-    return reader
+
+_serials = itertools.count()
+
+
+def _open_files() -> int:
+  """Returns how many shards of all stores may be open at once."""
+  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  if soft == resource.RLIM_INFINITY:
+    return _OPEN_SHARDS
+  return max(1, min(_OPEN_SHARDS, soft // _SHARE_OF_FILES))
+
+
+@functools.lru_cache(_open_files())
+def _reader(store: int, path: str, due: int) -> Any:
+  """Opens a shard of the store with a serial number."""
+  del store  # Another one may find another file of this name.
+  try:
+    reader = array_record_module.ArrayRecordReader(
+      path, options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+    )
+    records = reader.num_records()
+  except RuntimeError as error:
+    if reason := errors.reason(error):
+      raise errors.UserError(f"{path}: {reason}") from error
+    raise _corrupt_shard(path, str(error)) from error
+  # A file cut short opens without complaint, with no records in it.
+  if records != due:
+    raise _corrupt_shard(path, f"{records} records where {due} are due")
+  return reader
 
 
 def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
@@ -144,7 +174,7 @@ def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
       f"{path}: cannot read ({error.strerror or error}); run "
       "memcomp.data.prepare"
     ) from error
-  except ValueError as error:
+  except errors.BAD_JSON as error:
     raise _corrupt(folder, str(error)) from error
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise _corrupt(folder, f'"format" is not {FORMAT}')

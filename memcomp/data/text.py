@@ -18,6 +18,10 @@ __all__ = [
   "open_binary",
 ]
 
+_ZSTD_WINDOW = 1 << 31
+"""Bytes that a match may go back, at most: those of zstd --long=31, the
+largest. The library takes 2^27 by itself."""
+
 
 def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
   """Reads the documents of a file.
@@ -47,7 +51,7 @@ def json_lines(
       continue
     try:
       record = json.loads(line.decode())
-    except (json.JSONDecodeError, RecursionError) as error:
+    except errors.BAD_JSON as error:
       raise errors.UserError(
         f"{path}:{number}: invalid JSON ({error}); each line must be an object "
         'such as {"text": "..."}'
@@ -131,7 +135,9 @@ class _ZstdStream(io.RawIOBase):
           raise EOFError("the last frame has no end")
         return 0
       if self._frame is None:
-        self._frame = self._library.ZstdDecompressor().decompressobj()
+        self._frame = self._library.ZstdDecompressor(
+          max_window_size=_ZSTD_WINDOW
+        ).decompressobj()
       try:
         self._output = self._frame.decompress(self._input)
       except self._library.ZstdError as error:

@@ -124,7 +124,7 @@ def _read_sidecar(path: str) -> tuple[dict[str, Any], str]:
     spec = json.loads(content)
   except OSError as error:
     raise _unreadable(sidecar, error) from error
-  except ValueError as error:
+  except errors.BAD_JSON as error:
     raise errors.UserError(
       f"{sidecar}: invalid JSON ({error}); correct or delete it"
     ) from error

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +14,9 @@ from memcomp import errors, paths
 
 NONE = "none"
 """The name of `NoTokenizer`."""
+
+WITHOUT_FILE = ("bytes", NONE)
+"""Names that are no path."""
 
 MAX_VOCAB = 1 << 24
 """Ids that a tokenizer may have: there is a table entry for each."""
@@ -115,7 +117,11 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-  """A tokenizer.json as written by the tokenizers library."""
+  """A tokenizer.json as written by the tokenizers library.
+
+  Attributes:
+    content: of the file.
+  """
 
   def __init__(self, path: str):
     try:
@@ -140,6 +146,7 @@ class JsonTokenizer:
       self._tokenizer.model.dropout = None
     vocab = self._tokenizer.get_vocab(with_added_tokens=True)
     self.name = path
+    self.content = content
     # Not the number of entries: ids may have gaps.
     self.vocab_size = max(vocab.values(), default=-1) + 1
     if not self.vocab_size:
@@ -319,7 +326,7 @@ def load(name: str) -> Tokenizer:
 
 def _read(path: str) -> bytes:
   try:
-    return pathlib.Path(path).read_bytes()
+    return paths.of(path).read_bytes()
   except (OSError, ValueError) as error:  # the latter of a null byte
     cause = getattr(error, "strerror", None) or error
     raise errors.UserError(

@@ -253,7 +253,7 @@ def read_index(out: str, unit: Unit) -> dict[str, Any] | None:
   try:
     with open(index_path(out, unit, ".json"), encoding="utf-8") as stream:
       return json.load(stream)
-  except (OSError, ValueError):
+  except (OSError, *errors.BAD_JSON):
     return None
 
 

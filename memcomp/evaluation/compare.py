@@ -5,13 +5,12 @@ measured here, of all models in turns, since runs trained at other times or
 beside other work say nothing about it.
 """
 
-import json
 import math
 import pathlib
 import statistics
 from typing import Any
 
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp import progress as progress_lib
 from memcomp.evaluation import report, speed
 from memcomp.training import workdir as workdir_lib
@@ -75,9 +74,11 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   """
   found = []
   for path in sorted(folder.glob("*/eval/results.json")):
-    result = json.loads(path.read_text())
+    result = paths.read_json(path, "evaluate the run again")
     if "perplexity" in result:
-      result["config"] = workdir_lib.of_this_version(result["config"])
+      with errors.malformed(f"{path}", "evaluate the run again"):
+        _ = result["perplexity"]["streamed"]["positions"], result["seed"]
+        result["config"] = workdir_lib.of_this_version(result["config"])
       found.append(result)
   if not found:
     raise errors.UserError(

@@ -1,15 +1,13 @@
 """Runs that were trained on a task, side by side: accuracy, and state."""
 
-import json
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.data.synthetic import task as task_lib
-from memcomp.evaluation import plot
-from memcomp.training import workdir
+from memcomp.training import figures, workdir
 
 _SLICE = {
   "recall": ("gap",),
@@ -33,10 +31,11 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
   """
   runs: dict[str, list[dict[str, Any]]] = {}
   for path in sorted(folder.glob("*/eval/results.json")):
-    result = json.loads(path.read_text())
+    result = paths.read_json(path, "evaluate the run again")
     if "task" in result:
-      slices = _slices(path.parent, result)
-      runs.setdefault(result["name"], []).append(result | {"slices": slices})
+      with errors.malformed(f"{path.parent}", "evaluate the run again"):
+        slices = _slices(path.parent, result)
+        runs.setdefault(result["name"], []).append(result | {"slices": slices})
   if not runs:
     return None
   every = [one for of in runs.values() for one in of]
@@ -86,9 +85,9 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
   Returns:
     `path`, or a line that says why there is no figure.
   """
-  canvas = plot.new_canvas(11, 4.5 + 0.06 * len(found["rows"]))
+  canvas = figures.new_canvas(11, 4.5 + 0.06 * len(found["rows"]))
   if canvas is None:
-    return plot.MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   by_slice, by_state = canvas.subplots(1, 2, sharey=True)
   places = range(len(found["slices"]))
   for number, row in enumerate(found["rows"]):
@@ -121,7 +120,7 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
   for axes in (by_slice, by_state):
     axes.grid(alpha=0.3)
   canvas.legend(loc="outside lower center", fontsize="small", ncols=5)
-  return plot.save(canvas, path)
+  return figures.save(canvas, path)
 
 
 def _check_same(runs: list[dict[str, Any]]) -> None:
@@ -147,7 +146,8 @@ def _slices(
   fields = _SLICE[result["task"]]
   files = f"{result['task']}*-step{result['step']}.json"
   for path in sorted(folder.glob(files)):
-    for one in json.loads(path.read_text())["slices"]:
+    found = paths.read_json(path, "evaluate the run again")
+    for one in found["slices"]:
       # Needles are scored in percent, as RULER does.
       right = one["accuracy"] if "accuracy" in one else one["loose"] / 100
       accuracy.setdefault(tuple(one[x] for x in fields), right)

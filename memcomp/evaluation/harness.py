@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from memcomp import errors, limits, paths
-from memcomp.evaluation import load, perplexity, plot, report, slices
+from memcomp.evaluation import load, perplexity, report, slices
+from memcomp.training import figures
 
 _OFFLINE = (
   "HF_HUB_OFFLINE",
@@ -289,9 +290,9 @@ def _draw(
   ]
   if not bars:
     return None
-  canvas = plot.new_canvas(7, 1.5 + 0.5 * len(bars))
+  canvas = figures.new_canvas(7, 1.5 + 0.5 * len(bars))
   if canvas is None:
-    return plot.MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   axes = canvas.subplots()
   names, values, deviations = zip(*bars[::-1], strict=True)
   axes.barh(range(len(bars)), values, xerr=deviations, capsize=3)
@@ -299,4 +300,4 @@ def _draw(
   axes.set(xlim=(0, 1.05), xlabel="share (bars: standard error)")
   axes.set_title(report.model_label(opened, step=True), fontsize="small")
   axes.grid(alpha=0.3, axis="x")
-  return plot.save(canvas, path)
+  return figures.save(canvas, path)

@@ -88,7 +88,7 @@ def read_essay(source: str) -> str:
   if source.endswith(".json"):
     try:
       text = json.loads(text)["text"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (*errors.BAD_JSON, KeyError, TypeError) as error:
       raise errors.UserError(
         f"--essay_file={source}: no JSON object with a text; give one, or a"
         " text file"

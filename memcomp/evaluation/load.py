@@ -5,7 +5,6 @@ import math
 import os
 from typing import Any, NamedTuple
 
-import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 from jax.sharding import Mesh
@@ -16,9 +15,9 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
 from memcomp.layers import projection
 from memcomp.models import decoder, overview
-from memcomp.training import integrity
 from memcomp.training import load as load_lib
 from memcomp.training import state as state_lib
+from memcomp.training import workdir as workdir_lib
 
 
 class Checkpoint(NamedTuple):
@@ -64,20 +63,15 @@ def open_checkpoint(
   ):
     if known(path):
       return _of_export(path, step, loader(path, mesh))
-  root, named = load_lib.locate(path)
-  if step is None:
-    step = named if named is not None else _newest_whole(root)
-  config, model = load_lib.load_model(root, step, mesh)
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-    meta = reader.restore(root / str(step) / "meta")
-  tokenizer = tokenizer_lib.load(config.data.tokenizer)
-  if tokenizer.fingerprint != meta["tokenizer"]:
-    raise errors.UserError(
-      f"{path} was trained with another tokenizer: {config.data.tokenizer} "
-      "has changed since; restore the file"
-    )
-  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
+  root, _ = load_lib.locate(path)
+  step, meta, params = load_lib.read(path, step, mesh)
+  config = workdir_lib.config_of(meta["config"], str(path))
+  model = load_lib.module_of(config, params)
   workdir = root.parent if root.name == "checkpoints" else root
+  tokenizer = workdir_lib.load_tokenizer(
+    config.data.tokenizer, workdir, meta["tokenizer"]
+  )
+  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 
@@ -128,15 +122,3 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   graphdef = state_lib.abstract_model(config.model).graphdef
   model = nnx.merge(graphdef, nnx.split(checkpoint.model)[1])
   return checkpoint._replace(config=config, model=model)
-
-
-def _newest_whole(root: epath.Path) -> int:
-  """Returns the step that `load_model` would choose, to have its number."""
-  for step in reversed(load_lib.list_steps(root)):
-    reason = integrity.problem(root / str(step))
-    if reason is None:
-      return step
-    print(f"checkpoint {root / str(step)} is damaged ({reason})")
-  raise errors.UserError(
-    f"{root} has no whole checkpoint to read; restore one from a copy"
-  )

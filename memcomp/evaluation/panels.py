@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcomp.evaluation import plot
+from memcomp.training import figures
 
 _COLOURS = 10
 """Of matplotlib's cycle: lines beyond are dashed."""
@@ -54,9 +54,9 @@ def draw(
   Returns:
     `path`, or a line that says why there is no figure.
   """
-  canvas = plot.new_canvas(5.5 * len(panels), 4)
+  canvas = figures.new_canvas(5.5 * len(panels), 4)
   if canvas is None:
-    return plot.MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   (row,) = canvas.subplots(1, len(panels), squeeze=False)
   for axes, panel in zip(row, panels, strict=True):
     for number, (name, values) in enumerate(panel.lines.items()):
@@ -91,4 +91,4 @@ def draw(
       fontsize="small",
       ncols=4 if len(panels) > 1 else 3,
     )
-  return plot.save(canvas, path)
+  return figures.save(canvas, path)

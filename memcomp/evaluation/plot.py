@@ -4,7 +4,7 @@ import math
 import pathlib
 from typing import Any
 
-from memcomp.training import disk
+from memcomp.training import figures
 
 
 def by_position(
@@ -24,9 +24,9 @@ def by_position(
   Returns:
     `path`, or a line that says why there is no figure.
   """
-  canvas = new_canvas(7.5, 5)
+  canvas = figures.new_canvas(7.5, 5)
   if canvas is None:
-    return MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   buckets = streamed["buckets"]
   axes = canvas.subplots()
   axes.set_xscale("log", base=2)
@@ -84,7 +84,7 @@ def by_position(
   axes.grid(alpha=0.3)
   # Below the axes, where no curve can run into it.
   canvas.legend(loc="outside lower center", fontsize="small")
-  return save(canvas, path)
+  return figures.save(canvas, path)
 
 
 def side_by_side(
@@ -100,9 +100,9 @@ def side_by_side(
     `path`, or a line that says why there is no figure.
   """
   rows = found["rows"][::-1]  # the best on top
-  canvas = new_canvas(10, 1.9 + 0.26 * len(rows))
+  canvas = figures.new_canvas(10, 1.9 + 0.26 * len(rows))
   if canvas is None:
-    return MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   places = range(len(rows))
   bits, state, speed = canvas.subplots(
     1, 3, sharey=True, width_ratios=[2.2, 1, 1]
@@ -133,7 +133,7 @@ def side_by_side(
     axes.grid(alpha=0.3)
   # Below the axes, where it hides no point.
   canvas.legend(loc="outside lower center", fontsize="small", ncols=2)
-  return save(canvas, path)
+  return figures.save(canvas, path)
 
 
 def by_context(
@@ -149,9 +149,9 @@ def by_context(
   Returns:
     `path`, or a line that says why there is no figure.
   """
-  canvas = new_canvas(11, 4)
+  canvas = figures.new_canvas(11, 4)
   if canvas is None:
-    return MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   contexts = _values(rows, "context")
   for axes, key, scale, label in zip(
     canvas.subplots(1, 3),
@@ -166,7 +166,7 @@ def by_context(
     axes.set(xlabel="context (tokens)", title=label)
     axes.grid(alpha=0.3)
   canvas.suptitle(title)
-  return save(canvas, path)
+  return figures.save(canvas, path)
 
 
 _SCORES = {
@@ -189,9 +189,9 @@ def needles(
     `path`, or a line that says why there is no figure.
   """
   names = list(dict.fromkeys(one["task"] for one in slices))
-  canvas = new_canvas(6 + 3 * len(names), 4.5)
+  canvas = figures.new_canvas(6 + 3 * len(names), 4.5)
   if canvas is None:
-    return MISSING.format(path.name)
+    return figures.MISSING.format(path.name)
   axes, *maps = canvas.subplots(
     1, 1 + len(names), width_ratios=[2, *[1] * len(names)]
   )
@@ -238,7 +238,7 @@ def needles(
   axes.grid(alpha=0.3)
   canvas.suptitle(title)
   canvas.legend(loc="outside lower left", fontsize="small", ncols=3)
-  return save(canvas, path)
+  return figures.save(canvas, path)
 
 
 def _share(one: dict[str, Any], low: float, high: float) -> float:
@@ -249,30 +249,6 @@ def _share(one: dict[str, Any], low: float, high: float) -> float:
     if low <= min(depth, 1 - 1e-9) < high
   ]
   return 100 * sum(found) / len(found) if found else math.nan
-
-
-MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
-"""What is said of a figure that cannot be drawn."""
-
-
-def new_canvas(width: float, height: float) -> Any:
-  """Returns an empty figure of so many inches; None without matplotlib."""
-  try:
-    from matplotlib import figure
-  except ImportError:
-    return None
-  # Without pyplot: no backend to choose, no window, no global state.
-  return figure.Figure(figsize=(width, height), layout="constrained")
-
-
-def save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
-  """Writes a figure as PNG; returns where."""
-  with (
-    disk.clear_errors(f"cannot write {path}"),
-    disk.replacing(path) as temporary,
-  ):
-    canvas.savefig(temporary, dpi=120, format="png")
-  return path
 
 
 def _values(buckets: list[dict[str, Any]], name: str) -> list[float]:

@@ -31,7 +31,7 @@ def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
       config.model, config.data.sequence_length
     ),
     "tokenizer": {
-      "name": checkpoint.tokenizer.name,
+      "name": config.data.tokenizer,
       "fingerprint": checkpoint.tokenizer.fingerprint,
     },
     "versions": versions(),

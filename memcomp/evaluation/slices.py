@@ -77,7 +77,7 @@ class File:
     try:
       before = json.loads(self.path.read_text())
       slices = list(before["slices"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
       raise errors.UserError(
         f"{report.shown(self.path)} is there and is no result of"
         f" {self._task}; move it away, or choose another --out"

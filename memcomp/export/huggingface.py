@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import errors, limits, sharding
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import names, read, tensors
 from memcomp.layers import softmax_attention
 from memcomp.models import decoder
 from memcomp.training import state as state_lib
+from memcomp.training import validate
 
 MODEL_TYPES = ("llama", "qwen2")
 
@@ -112,7 +113,8 @@ def load_params(
 
     def get(name: str) -> np.ndarray:
       theirs, change = mapping[name]
-      return change(arrays(theirs))
+      with errors.malformed(f"{folder}: {theirs}", "restore it from a copy"):
+        return change(arrays(theirs))
 
     return config, names.unflatten(config, get, mesh or sharding.one_device())
 
@@ -173,9 +175,22 @@ def _config(
   """Translates a config.json.
 
   Raises:
-    UserError: it lacks a field, or has a feature that is not here.
+    UserError: it lacks a field, has a wrong one, or a feature that is not here.
   """
-  rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+  path = folder / read.CONFIG
+  with errors.malformed(f"{path}", "give one as save_pretrained writes it"):
+    _check_supported(path, found)
+    config, mixer = _translated(path, found)
+    try:
+      validate.check_types(config)
+    except errors.UserError as error:
+      raise errors.UserError(f"{path}: {error}") from error
+    config.validate()
+  return config, mixer
+
+
+def _check_supported(path: pathlib.Path, found: dict[str, Any]) -> None:
+  rope = _rope(found)
   kind = found.get("model_type")
   refused = {
     "model_type": kind not in MODEL_TYPES,
@@ -194,37 +209,45 @@ def _config(
     if is_refused:
       value = rope if name == "rope_scaling" else found.get(name)
       raise errors.UserError(
-        f"{folder / read.CONFIG}: {name}={value!r} is not supported; models of"
-        f" type {' and '.join(MODEL_TYPES)} with plain attention can be read"
+        f"{path}: {name}={value!r} is not supported; models of type"
+        f" {' and '.join(MODEL_TYPES)} with plain attention can be read"
       )
-  try:
-    heads, d_model = found["num_attention_heads"], found["hidden_size"]
-    width = found.get("head_dim") or d_model // heads
-    mixer = softmax_attention.SoftmaxAttentionConfig(
-      heads=heads,
-      kv_heads=found.get("num_key_value_heads") or heads,
-      key_dim=width,
-      value_dim=width,
-      rotary_dim=width,
-      rotary_base=float(
-        rope.get("rope_theta", found.get("rope_theta", 10_000.0))
-      ),
-      projection_bias=kind == "qwen2",
-      max_length=found.get("max_position_embeddings", 2048),
-    )
-    config = decoder.DecoderConfig(
-      vocab_size=found["vocab_size"],
-      d_model=d_model,
-      num_layers=found["num_hidden_layers"],
-      mlp_dim=found["intermediate_size"],
-      mixers={"attention": mixer},
-      norm_eps=found["rms_norm_eps"],
-      tied_embeddings=found.get("tie_word_embeddings", False),
-    )
-    config.validate()
-  except (KeyError, TypeError, ValueError) as error:
-    raise errors.UserError(
-      f"{folder / read.CONFIG}: {type(error).__name__}: {error}; give a"
-      " checkpoint as save_pretrained writes it"
-    ) from error
+
+
+def _translated(
+  path: pathlib.Path, found: dict[str, Any]
+) -> tuple[decoder.DecoderConfig, softmax_attention.SoftmaxAttentionConfig]:
+  for name, most in (
+    ("num_attention_heads", limits.COUNT),
+    ("num_hidden_layers", 1 << 16),  # each is looked at
+  ):
+    limits.check(f"{path}: {name}", found[name], 1, most)
+  rope = _rope(found)
+  heads, d_model = found["num_attention_heads"], found["hidden_size"]
+  width = found.get("head_dim") or d_model // heads
+  mixer = softmax_attention.SoftmaxAttentionConfig(
+    heads=heads,
+    kv_heads=found.get("num_key_value_heads") or heads,
+    key_dim=width,
+    value_dim=width,
+    rotary_dim=width,
+    rotary_base=float(
+      rope.get("rope_theta", found.get("rope_theta", 10_000.0))
+    ),
+    projection_bias=found["model_type"] == "qwen2",
+    max_length=found.get("max_position_embeddings", 2048),
+  )
+  config = decoder.DecoderConfig(
+    vocab_size=found["vocab_size"],
+    d_model=d_model,
+    num_layers=found["num_hidden_layers"],
+    mlp_dim=found["intermediate_size"],
+    mixers={"attention": mixer},
+    norm_eps=found["rms_norm_eps"],
+    tied_embeddings=found.get("tie_word_embeddings", False),
+  )
   return config, mixer
+
+
+def _rope(found: dict[str, Any]) -> dict[str, Any]:
+  return found.get("rope_parameters") or found.get("rope_scaling") or {}

@@ -45,7 +45,7 @@ def settings(path: str | os.PathLike, name: str = CONFIG) -> dict[str, Any]:
   try:
     text = (pathlib.Path(path) / name).read_text(encoding="utf-8")
     found = json.loads(text)
-  except (OSError, ValueError):
+  except (OSError, *errors.BAD_JSON):
     return {}
   return found if isinstance(found, dict) else {}
 
@@ -76,15 +76,17 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     raise errors.UserError(
       f"{folder} is damaged ({problem}); restore it from a copy"
     )
-  config = workdir.config_of(meta["config"], str(folder))
+  with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
+    config = workdir.config_of(meta["config"], str(folder))
+    model = state_lib.abstract_model(config.model)
+    kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
   if config.data.tokenizer == TOKENIZER:
     config.data.tokenizer = str(folder / TOKENIZER)
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
   tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
   if mesh is None:
     mesh = sharding.one_device()
-  model = state_lib.abstract_model(config.model)
-  if meta["arrays"] == "orbax":
+  if kind == "orbax":
     with ocp.StandardCheckpointer() as reader:
       params = reader.restore(
         folder / ORBAX, state_lib.abstract_params(model, mesh)

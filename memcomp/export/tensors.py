@@ -100,9 +100,8 @@ def opened(folder: pathlib.Path) -> Iterator[Arrays]:
       try:
         return stack.enter_context(library.safe_open(path, framework="np"))
       except (OSError, library.SafetensorError) as error:
-        raise errors.UserError(
-          f"{path} cannot be read ({error}); restore it from a copy"
-        ) from error
+        reason = errors.reason(error) or f"{error}; restore it from a copy"
+        raise errors.UserError(f"{path} cannot be read: {reason}") from error
 
     if (folder / INDEX).exists():
       where = _index(folder / INDEX)
@@ -120,7 +119,7 @@ def opened(folder: pathlib.Path) -> Iterator[Arrays]:
 def _index(path: pathlib.Path) -> dict[str, str]:
   try:
     return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
     raise errors.UserError(
       f"{path} cannot be read ({error}); restore it from a copy"
     ) from error

@@ -8,7 +8,6 @@ names (`names`, `tensors`), or as Orbax's under `params`.
 import json
 import os
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -122,7 +121,7 @@ def _write_config(
   """Writes what `read.load` rebuilds the model from."""
   config = config_lib.to_dict(opened.config)
   if isinstance(opened.tokenizer, tokenizer_lib.JsonTokenizer):
-    shutil.copyfile(opened.tokenizer.name, folder / read.TOKENIZER)
+    (folder / read.TOKENIZER).write_bytes(opened.tokenizer.content)
     config["data"]["tokenizer"] = read.TOKENIZER
   meta: dict[str, Any] = {
     **opened.meta,

@@ -96,29 +96,29 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
     raise errors.UserError(
       f"the session {folder} is damaged ({reason}); restore it from a copy"
     )
-  meta = json.loads((folder / _META).read_text())
-  if meta["version"] != _VERSION:
+  meta = paths.read_json(folder / _META, "restore it from a copy")
+  if meta.get("version") != _VERSION:
     raise errors.UserError(
-      f"{folder} was written by another version (format {meta['version']}, this"
-      f" reads {_VERSION}); use that version"
+      f"{folder} was written by another version (format {meta.get('version')},"
+      f" this reads {_VERSION}); use that version"
     )
-  _check_owner(folder, meta, owner)
+  with errors.malformed(f"{folder / _META}", "restore it from a copy"):
+    _check_owner(folder, meta, owner)
+    sizes = {
+      name: (tuple(map(int, shape)), jnp.dtype(dtype))
+      for name, (shape, dtype) in meta["arrays"].items()
+    }
   # The structure is the model's, sizes are the session's: it may have grown.
   new = session_lib.start(owner.model)
   names = [name for name, _ in _named(new)]
-  if set(names) != set(meta["arrays"]):
+  if set(names) != set(sizes):
     raise errors.UserError(
       f"{folder} was written by another version, whose memories have other"
       " arrays; use that version"
     )
   place = _placement(owner.model)
   target = {
-    name: jax.ShapeDtypeStruct(
-      meta["arrays"][name][0],
-      jnp.dtype(meta["arrays"][name][1]),
-      sharding=place,
-    )
-    for name in names
+    name: jax.ShapeDtypeStruct(*sizes[name], sharding=place) for name in names
   }
   with ocp.StandardCheckpointer() as reader:
     found = reader.restore(folder / _ARRAYS, target)

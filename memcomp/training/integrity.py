@@ -13,7 +13,7 @@ import pathlib
 import tensorstore as ts
 from etils import epath
 
-from memcomp import paths
+from memcomp import errors, paths
 from memcomp.training import disk
 
 MANIFEST = "sha256.json"
@@ -42,7 +42,7 @@ def problem(directory: epath.Path) -> str | None:
     return None
   try:
     expected = json.loads(path.read_text())["files"]
-  except (ValueError, KeyError, TypeError):
+  except (*errors.BAD_JSON, KeyError, TypeError):
     return f"{MANIFEST} cannot be read"
   for name, digest in expected.items():
     file = directory / name
@@ -90,7 +90,7 @@ def unreadable(directory: epath.Path) -> str | None:
   for name in texts:
     try:
       json.loads((directory / name).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, *errors.BAD_JSON) as error:
       return f"{name}: {error}"
   return None
 

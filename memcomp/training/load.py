@@ -1,7 +1,7 @@
 """Reading a checkpoint without training: its config and its parameters."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -14,6 +14,8 @@ from memcomp.training import integrity, workdir
 from memcomp.training import state as state_lib
 
 _COMMITTED = "commit_success.txt"  # orbax's
+_TRIES = 100
+"""Checkpoints in a row that a trainer may replace while they are read."""
 
 
 def latest_step(path: str | os.PathLike) -> int | None:
@@ -25,20 +27,31 @@ def latest_step(path: str | os.PathLike) -> int | None:
   return max(list_steps(root)) if step is None else step
 
 
-def load_params(
+class Read(NamedTuple):
+  """What stands in a checkpoint.
+
+  Attributes:
+    step: batches it was trained on.
+    meta: what was saved beside the arrays; "config" as a nested dict.
+    params: nested dicts of arrays.
+  """
+
+  step: int
+  meta: dict[str, Any]
+  params: Any
+
+
+def read(
   path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
-) -> tuple[dict[str, Any], Any]:
-  """Reads the parameters of a checkpoint; the optimizer stays on disk.
+) -> Read:
+  """Reads a checkpoint; the optimizer stays on disk.
 
   Args:
     path: a run's workdir, its `checkpoints` folder or one step's folder.
     step: which; None is the newest that is whole: a damaged one is passed over
-      with a line saying so, unless it was asked for.
+      with a line saying so, unless it was asked for. A trainer may meanwhile
+      replace it by a newer one, which is then read.
     mesh: to put the parameters on; None is one device.
-
-  Returns:
-    The config as a nested dict (`workdir.config_of` makes it a `Config`), and
-    the parameters as nested dicts of arrays (`state.merge(graphdef, params)`).
 
   Raises:
     UserError: nothing there, damaged, or written by another version.
@@ -50,24 +63,56 @@ def load_params(
     raise errors.UserError(
       f"{root} has no checkpoint of step {step}; it has {steps}"
     )
-  for candidate in [step] if step is not None else steps[::-1]:
-    reason = integrity.problem(root / str(candidate))
-    if reason is None:
-      return _read(root, candidate, mesh)
-    print(f"checkpoint {root / str(candidate)} is damaged ({reason})")
+  for _ in range(_TRIES):
+    for candidate in [step] if step is not None else steps[::-1]:
+      error = None
+      try:
+        reason = integrity.problem(root / str(candidate))
+        if reason is None:
+          return _read(root, candidate, mesh)
+      except Exception as caught:
+        error = caught
+      before, steps = steps, list_steps(root)
+      if step is None and steps[-1:] != before[-1:]:
+        break  # It has been replaced, and nothing is wrong with it.
+      if error is not None:
+        reason = _why_unreadable(root, candidate, error)
+      print(f"checkpoint {root / str(candidate)} is damaged ({reason})")
+    else:
+      raise errors.UserError(
+        f"{root} has no whole checkpoint to read; restore one from a copy"
+      )
   raise errors.UserError(
-    f"{root} has no whole checkpoint to read; restore one from a copy"
+    f"{root}: each checkpoint was replaced by the next before it could be read;"
+    " raise training.keep_checkpoints or training.checkpoint_every of the run"
   )
+
+
+def load_params(
+  path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
+) -> tuple[dict[str, Any], Any]:
+  """Returns config and parameters of a checkpoint, see `read`.
+
+  The config is a nested dict (`workdir.config_of` makes it a `Config`), and the
+  parameters are nested dicts of arrays (`state.merge(graphdef, params)`).
+  """
+  found = read(path, step, mesh)
+  return found.meta["config"], found.params
 
 
 def load_model(
   path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
 ) -> tuple[config_lib.Config, decoder.Decoder]:
-  """Reads a checkpoint as its config and a module; see `load_params`."""
+  """Reads a checkpoint as its config and a module; see `read`."""
   saved, params = load_params(path, step, mesh)
   config = workdir.config_of(saved, str(path))
+  return config, module_of(config, params)
+
+
+def module_of(config: config_lib.Config, params: Any) -> decoder.Decoder:
+  """Returns the model of a config with the given parameters."""
   graphdef = state_lib.abstract_model(config.model).graphdef
-  return config, state_lib.merge(graphdef, params)
+  return state_lib.merge(graphdef, params)
 
 
 def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
@@ -87,20 +132,28 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   )
 
 
-def _read(
-  root: epath.Path, step: int, mesh: Mesh | None
-) -> tuple[dict[str, Any], Any]:
+def _read(root: epath.Path, step: int, mesh: Mesh | None) -> Read:
   path = root / str(step)
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-    saved = reader.restore(path / "meta")["config"]
-  config = workdir.config_of(saved, str(root))
+    meta = reader.restore(path / "meta")
   if mesh is None:
     mesh = sharding.one_device()
-  target = state_lib.abstract_params(
-    state_lib.abstract_model(config.model), mesh
-  )
+  with errors.malformed(f"the meta of {path}", "restore it from a copy"):
+    config = workdir.config_of(meta["config"], str(root))
+    target = state_lib.abstract_params(
+      state_lib.abstract_model(config.model), mesh
+    )
   with ocp.StandardCheckpointer() as reader:
-    return saved, reader.restore(path / "params", target)
+    return Read(step, meta, reader.restore(path / "params", target))
+
+
+def _why_unreadable(root: epath.Path, step: int, error: Exception) -> str:
+  """Returns why a checkpoint could not be read, if that is its fault."""
+  whole = (root / str(step) / integrity.MANIFEST).exists()
+  # Its files are as written, so the reader, or the machine, is at fault.
+  if whole or isinstance(error, (errors.UserError, MemoryError)):
+    raise error
+  return " ".join(str(error).split())[:200]
 
 
 def list_steps(root: epath.Path) -> list[int]:

@@ -143,7 +143,7 @@ def truncate(path: pathlib.Path, step: int) -> None:
       try:
         if not line.endswith(b"\n") or json.loads(line)["step"] > step:
           break
-      except (ValueError, KeyError, TypeError):
+      except (*errors.BAD_JSON, KeyError, TypeError):
         break
       kept += len(line)
   with disk.clear_errors(f"cannot write {path}"):

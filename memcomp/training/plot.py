@@ -2,7 +2,7 @@
 
 import pathlib
 
-from memcomp.training import disk, metrics
+from memcomp.training import figures, metrics
 
 
 def loss_curve(workdir: pathlib.Path) -> str:
@@ -11,15 +11,11 @@ def loss_curve(workdir: pathlib.Path) -> str:
   Returns:
     A line for the terminal: where it is, or why there is none.
   """
-  try:
-    from matplotlib import figure
-  except ImportError:
-    return (
-      "no loss.png: matplotlib is not installed (pip install 'memcomp[plot]')"
-    )
+  path = workdir / "loss.png"
+  canvas = figures.new_canvas(7, 4)
+  if canvas is None:
+    return figures.MISSING.format(path.name)
   records = metrics.read(workdir / metrics.FILE)
-  # A figure without pyplot: no backend to choose, no window, no global state.
-  canvas = figure.Figure(figsize=(7, 4), layout="constrained")
   axes = canvas.subplots()
   for name, label in (
     ("bits_per_byte", "training"),
@@ -32,10 +28,4 @@ def loss_curve(workdir: pathlib.Path) -> str:
   axes.grid(alpha=0.3)
   if axes.lines:
     axes.legend()
-  path = workdir / "loss.png"
-  with (
-    disk.clear_errors(f"cannot write {path}"),
-    disk.replacing(path) as temporary,
-  ):
-    canvas.savefig(temporary, dpi=120, format="png")
-  return f"loss curve: {path}"
+  return f"loss curve: {figures.save(canvas, path)}"

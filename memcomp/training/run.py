@@ -70,7 +70,7 @@ def run(
         if not paths.is_remote(folder):
           disk.check_place(folder)
       validate.check(config)
-      tokenizer = tokenizer_lib.load(config.data.tokenizer)
+      tokenizer = workdir_lib.load_tokenizer(config.data.tokenizer, place)
       seen["tokenizer"] = tokenizer.fingerprint
       validate.check_vocabulary(config, tokenizer.vocab_size)
       mesh = sharding.make_mesh(config.mesh)
@@ -130,6 +130,8 @@ def _train(
   ):
     with processes.together("reading the checkpoint"):
       restored = checkpoints.restore(abstract, check)
+      if processes.is_first():
+        workdir_lib.keep_tokenizer(place, tokenizer)
     if restored and restored.step >= config.training.steps:
       print(f"{place}: all {restored.step} steps are done", flush=True)
       return 0

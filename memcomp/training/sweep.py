@@ -126,9 +126,9 @@ def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
 def _is_finished(folder: pathlib.Path, steps: int) -> bool:
   try:
     result = json.loads((folder / "eval" / "results.json").read_text())
-  except (FileNotFoundError, json.JSONDecodeError):
+    return result["step"] >= steps
+  except (FileNotFoundError, *errors.BAD_JSON, KeyError, TypeError):
     return False
-  return result["step"] >= steps
 
 
 def _call(command: list[str]) -> int:

@@ -69,6 +69,7 @@ def check(config: config_lib.Config) -> None:
   _require(
     config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
   )
+  limits.check("model.num_layers", config.model.num_layers, 1, 1 << 16)
   for path in _SEEDS:
     _require(config, path, limits.is_seed, f"must be {limits.A_SEED}")
   _require(

@@ -2,6 +2,7 @@
 
 config.json    the resolved config
 metrics.jsonl  one object a logged step
+tokenizer.json the run's tokenizer, with the checkpoints; none of bytes
 checkpoints/   one folder a step
 damaged/       checkpoints that failed their checksums
 stacks-N.txt   of every thread of process N, if it hung
@@ -21,14 +22,18 @@ from etils import epath
 
 from memcomp import config as config_lib
 from memcomp import errors, lock, paths
+from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
 from memcomp.models import decoder, letters
-from memcomp.training import disk, integrity
+from memcomp.training import disk, integrity, validate
+
+TOKENIZER = "tokenizer.json"
 
 _FREE = (
   "evaluation",
+  "data.tokenizer",  # its fingerprint is what counts
   "mesh",
   "model.remat",
   "data.prefetch",
@@ -88,7 +93,7 @@ def of_this_version(
     like: a config of this class, whose names for mixers are taken over where
       the models differ in nothing else; None for none.
   """
-  with contextlib.suppress(errors.UserError, TypeError):
+  with contextlib.suppress(errors.UserError, *errors.MALFORMED):
     found = _build(kind, saved, "saved")
     # A pattern that is none is refused elsewhere.
     with contextlib.suppress(ValueError):
@@ -147,7 +152,10 @@ def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
   Raises:
     UserError: it was written by a version with other fields.
   """
-  return _build(config_lib.Config, saved, where)
+  with errors.malformed(f"the config of {where}", "restore it from a copy"):
+    config = _build(config_lib.Config, saved, where)
+    validate.check_types(config)
+  return config
 
 
 def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
@@ -160,6 +168,62 @@ def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
   if not path.exists():
     raise errors.UserError(f"{path} is missing; give the folder of a run")
   return config_of(_read(path), str(folder))
+
+
+def keep_tokenizer(
+  place: str | os.PathLike, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Keeps a tokenizer's file with the checkpoints that need it.
+
+  Raises:
+    UserError: no space or permission.
+  """
+  if not isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
+    return
+  path = paths.of(place) / TOKENIZER
+  with disk.clear_errors(f"cannot write {path}"):
+    if path.exists() and path.read_bytes() == tokenizer.content:
+      return
+    if paths.is_remote(path):
+      path.write_bytes(tokenizer.content)
+      return
+    with disk.replacing(pathlib.Path(path)) as temporary:
+      temporary.write_bytes(tokenizer.content)
+
+
+def load_tokenizer(
+  name: str, place: str | os.PathLike, fingerprint: str | None = None
+) -> tokenizer_lib.Tokenizer:
+  """Loads a run's tokenizer.
+
+  Args:
+    name: of the config.
+    place: of the checkpoints, where it is kept too.
+    fingerprint: that it had; None takes the file that is named, and the one
+      kept where that is gone.
+
+  Raises:
+    UserError: it is gone, or has changed.
+  """
+  kept = paths.of(place) / TOKENIZER
+  given = [name]
+  if name not in tokenizer_lib.WITHOUT_FILE and kept.exists():
+    given = [name, str(kept)] if fingerprint is None else [str(kept), name]
+  problem = None
+  for one in given:
+    try:
+      found = tokenizer_lib.load(one)
+    except errors.UserError as error:
+      problem = problem or error
+      continue
+    if fingerprint in (None, found.fingerprint):
+      return found
+    problem = errors.UserError(
+      f"{os.fspath(place)} was trained with another tokenizer: {name} has"
+      " changed since; restore the file"
+    )
+  assert problem is not None
+  raise problem
 
 
 def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
@@ -233,12 +297,7 @@ def claimed_by(checkpoints: epath.Path) -> str:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
-    raise errors.UserError(
-      f"{path} is not JSON ({error}); restore it, or choose another --workdir"
-    ) from error
+  return paths.read_json(path, "restore it, or choose another --workdir")
 
 
 def _is_free(field: str) -> bool:

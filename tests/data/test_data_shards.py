@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import buckets
 import numpy as np
 import pytest
 
 from memcomp import errors
-from memcomp.data import prepare, sources
+from memcomp.data import prepare, shards, sources
 from memcomp.data import tokenizer as tokenizer_lib
 
 
@@ -127,3 +129,76 @@ def test_shards_in_a_bucket_are_read(prepared, tmp_path, monkeypatch):
     np.testing.assert_array_equal(mine, theirs)
   with pytest.raises(errors.UserError, match="bucket/no: no manifest"):
     sources.open_source("gs://bucket/no", tokenizer_lib.load("bytes"))
+
+
+READ = """
+import sys
+from memcomp import cli
+from memcomp.data import sources
+from memcomp.data import tokenizer as tokenizer_lib
+def program():
+  tokenizer = tokenizer_lib.load("bytes")
+  stores = [sources.open_source(path, tokenizer) for path in sys.argv[1:]]
+  for _ in range(2):
+    for store in stores:
+      for document, size in enumerate(store.lengths):
+        store.read(document, 0, int(size))
+  print(sum(store.num_tokens for store in stores))
+sys.exit(cli.guard(program))
+"""
+
+
+def with_open_files(limit, *folders):
+  """Reads shards where a process may open so many files."""
+  limited = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', ""]
+  return subprocess.run(
+    [*limited, sys.executable, "-c", READ, *map(str, folders)],
+    env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_more_shards_than_files_may_be_open(corpus, tmp_path, monkeypatch):
+  monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+  folders = [tmp_path / name for name in ("a", "b", "c", "d")]
+  for folder in folders:
+    prepare.prepare(corpus, str(folder), shard_tokens=1_000)
+  assert len(list(folders[0].glob("*.arrayrecord"))) == 90
+  done = with_open_files(80, *folders)
+  assert (done.returncode, done.stdout) == (0, "360000\n"), done.stderr
+
+
+def test_no_file_left_to_open_is_no_damage(prepared, monkeypatch):
+  def refuse(path, **options):
+    raise RuntimeError(f"open() failed: Too many open files; opening {path}")
+
+  monkeypatch.setattr(shards.array_record_module, "ArrayRecordReader", refuse)
+  with pytest.raises(errors.UserError, match=r"Too many open files; .*ulimit"):
+    read_all(prepared)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"tokenizer": None},
+    {"tokenizer": {}},
+    {"shards": 3},
+    {"shards": [{}]},
+    {"record_tokens": 0},
+    {"record_tokens": "x"},
+    {"unit_tokens": "x"},
+    {"unit_tokens": None},
+    {"dtype": "x"},
+    {"documents": []},
+    {"files": 5},
+  ],
+  ids=str,
+)
+def test_a_manifest_of_other_types(prepared, change):
+  path = prepared / "manifest.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with pytest.raises(errors.UserError, match=r"manifest\.json") as caught:
+    read_all(prepared)
+  assert "\n" not in str(caught.value)

@@ -228,6 +228,7 @@ def write(path, content):
 TRUNCATED_GZ = gzip.compress(bytes(range(256)) * 40)[:-20]
 TRUNCATED_ZST = zstandard.compress(bytes(range(256)) * 40)[:-3]
 LINE = rb'{"text": "a"}' + b"\n"
+BIG = b'{"text": "a", "n": ' + b"1" * 5000 + b"}\n"
 
 BAD_FILES = [
   ("a.txt", b"", "empty"),
@@ -236,6 +237,8 @@ BAD_FILES = [
   ("a.jsonl", LINE + b"\n{oops}\n", r"a\.jsonl:3: invalid JSON"),
   ("a.jsonl", LINE + b'{"txt": "a"}', r'a\.jsonl:2: no field "text"'),
   ("a.jsonl", b'{"text": 3}', r'a\.jsonl:1: no field "text"'),
+  ("a.jsonl", LINE + BIG, r"a\.jsonl:2: invalid JSON"),
+  ("a.jsonl", b'{"text": ' + b"[" * 100_000, r"a\.jsonl:1: invalid JSON"),
   ("a.jsonl", b"[1]", r'a\.jsonl:1: no field "text"'),
   ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: not UTF-8"),
   ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: .*surrogate"),
@@ -277,6 +280,8 @@ def test_bad_files(name, content, message, tmp_path):
     ('{"offsets": "x"}', "offsets must rise from 0"),
     ('{"offsets": [[0], [4, 5]]}', "offsets must rise from 0"),
     ('{"dtype": "uint32"}', "outside the vocabulary"),
+    (BIG.decode(), "invalid JSON"),
+    ("[" * 100_000, "invalid JSON"),
   ],
 )
 def test_bad_sidecars(sidecar, message, tmp_path):
@@ -397,3 +402,16 @@ def test_zstd_in_small_reads(level, tmp_path):
     parts = iter(lambda: stream.read(777), b"")
     assert b"".join(parts) == content
   assert isinstance(stream, io.BufferedReader)
+
+
+@pytest.mark.parametrize("log", [27, 28, 31])
+def test_zstd_with_long_windows(log, tmp_path):
+  parameters = zstandard.ZstdCompressionParameters(window_log=log)
+  made = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+  content = made.compress(jsonl("sound")) + made.flush()
+  path = write(tmp_path / "a.jsonl.zst", content)
+  assert texts(open_all(path)) == ["sound"]
+  # What only skips is no text, and no damage.
+  skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+  path.write_bytes(skipped + content + skipped)
+  assert texts(open_all(path)) == ["sound"]

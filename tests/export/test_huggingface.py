@@ -122,6 +122,55 @@ def test_arrays_too_few_too_many_and_rounded(copy):
     huggingface.load_params(copy)
 
 
+WRONG = [
+  ("num_attention_heads", 0),
+  ("num_attention_heads", -4),
+  ("num_attention_heads", "4"),
+  ("num_attention_heads", None),
+  ("num_attention_heads", 1 << 80),
+  ("num_key_value_heads", -1),
+  ("num_key_value_heads", 3),
+  ("num_hidden_layers", 0),
+  ("num_hidden_layers", 1 << 30),
+  ("num_hidden_layers", 1.5),
+  ("hidden_size", 0),
+  ("hidden_size", "x"),
+  ("head_dim", -8),
+  ("head_dim", 7),
+  ("vocab_size", 0),
+  ("vocab_size", [48]),
+  ("intermediate_size", 1 << 40),
+  ("rms_norm_eps", "1e-6"),
+  ("rms_norm_eps", float("nan")),
+  ("rope_parameters", [1]),
+  ("rope_parameters", {"rope_theta": "x"}),
+  ("rope_parameters", {"rope_theta": float("inf")}),
+  ("layer_types", 5),
+  ("max_position_embeddings", -1),
+  ("tie_word_embeddings", "yes"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_config_of_wrong_values(copy, field, value):
+  change(copy, **{field: value})
+  with pytest.raises(errors.UserError) as caught:
+    huggingface.load_params(copy)
+  message = str(caught.value)
+  assert str(copy / "config.json") in message and "\n" not in message
+
+
+def test_arrays_of_wrong_shapes(copy):
+  file = copy / "model.safetensors"
+  arrays = safetensors.load_file(file)
+  for name in arrays:
+    for wrong in (np.zeros((), np.float32), np.zeros((3, 5), np.float32)):
+      safetensors.save_file(arrays | {name: wrong}, file)
+      with pytest.raises(errors.UserError) as caught:
+        huggingface.load_params(copy)
+      assert "\n" not in str(caught.value)
+
+
 def test_a_checkpoint_with_its_tokenizer_is_opened_as_a_run(copy, tmp_path):
   with pytest.raises(errors.UserError, match=r"no tokenizer\.json"):
     load.open_checkpoint(copy)

@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
-from memcomp.training import checkpoint, integrity, state
+from memcomp.training import checkpoint, integrity, load, state
 
 pytestmark = [
   pytest.mark.usefixtures("leaky_model"),
@@ -219,6 +220,93 @@ def test_params_of_the_last_whole_one(case, capfd):
   with pytest.raises(errors.UserError, match="no whole checkpoint"):
     checkpoint.load_params(folder, 3)
   assert (folder / "checkpoints/3").is_dir(), "reading moves nothing"
+
+
+def test_the_newest_is_replaced_while_it_is_read(case, monkeypatch, capsys):
+  *_, folder = case
+  root, real, asked = folder / "checkpoints", load._read, []
+
+  def replaced(where, step, mesh):
+    asked.append(step)
+    if len(asked) < 4:
+      # Its trainer has saved the next; of this one some files are left.
+      shutil.copytree(root / str(step), root / str(step + 1))
+      if len(asked) == 2:
+        shutil.rmtree(root / str(step))
+      (root / str(step) / "params/_METADATA").unlink(missing_ok=True)
+      raise FileNotFoundError(errno.ENOENT, "gone", "a/file")
+    return real(where, step, mesh)
+
+  monkeypatch.setattr(load, "_read", replaced)
+  assert load.read(folder).step == 6
+  assert asked == [3, 4, 5, 6]
+  assert capsys.readouterr().out == ""
+  # The same where checksums are looked at while files vanish.
+  monkeypatch.setattr(load, "_read", real)
+  problem = integrity.problem
+
+  def vanishing(path):
+    if path.name == "6":
+      shutil.copytree(root / "6", root / "7")
+      (root / "6/params/_METADATA").unlink()
+    return problem(path)
+
+  monkeypatch.setattr(integrity, "problem", vanishing)
+  assert load.read(folder).step == 7
+  assert capsys.readouterr().out == ""
+
+
+def test_each_is_replaced_before_it_can_be_read(case, monkeypatch):
+  *_, folder = case
+  root = folder / "checkpoints"
+
+  def replaced(where, step, mesh):
+    (root / str(step)).rename(root / str(step + 1))
+    raise FileNotFoundError(errno.ENOENT, "gone", "a/file")
+
+  monkeypatch.setattr(load, "_read", replaced)
+  with pytest.raises(errors.UserError, match="replaced by the next"):
+    load.read(folder)
+
+
+def test_a_reader_at_fault_keeps_its_traceback(case, monkeypatch):
+  *_, folder = case
+
+  def broken(*unused):
+    raise KeyError("a bug")
+
+  monkeypatch.setattr(load, "_read", broken)
+  with pytest.raises(KeyError):
+    load.read(folder)
+  # Without checksums it may be the checkpoint's fault.
+  for path in folder.glob("checkpoints/*/sha256.json"):
+    path.unlink()
+  with pytest.raises(errors.UserError, match="no whole checkpoint"):
+    load.read(folder)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"config": None},
+    {"config": {"name": 3}},
+    {"config": {"name": "a", "model": {"d_model": "x"}}},
+    {"config": {"name": "a", "model": {"d_model": 0}}},
+    {"config": {"name": "a", "model": {"mixer": {"name": "trellis"}}}},
+    {"config": {"name": "a", "model": {"mixers": {"m": 5}}}},
+    {"config": {"name": "a", "data": []}},
+  ],
+  ids=str,
+)
+def test_a_meta_of_wrong_values(case, change):
+  *_, folder = case
+  path = folder / "checkpoints/3"
+  (path / integrity.MANIFEST).unlink()
+  meta = path / "meta/metadata"
+  meta.write_text(json.dumps(json.loads(meta.read_text()) | change))
+  with pytest.raises(errors.UserError) as caught:
+    load.read(folder, 3)
+  assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there(tmp_path, case):

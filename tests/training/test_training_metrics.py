@@ -10,7 +10,7 @@ import training_cases
 
 from memcomp import errors
 from memcomp.models import overview
-from memcomp.training import flops, metrics, plot, state
+from memcomp.training import figures, flops, metrics, plot, state
 
 
 def _record(step, **fields):
@@ -165,6 +165,33 @@ def test_loss_curve(tmp_path):
       log.write(_record(step, bits_per_byte=math.nan if step == 2 else 3.0))
   assert "loss.png" in plot.loss_curve(tmp_path)
   assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+  "name", ["a$b", "a$b$c", "$x^$_{", "a\\$b$", "a_b^c%#&", "\udcff", "\x01日本"]
+)
+def test_any_name_of_a_folder(tmp_path, name):
+  pytest.importorskip("matplotlib")
+  folder = tmp_path / name
+  folder.mkdir()
+  (folder / metrics.FILE).write_text('{"step": 1, "bits_per_byte": 3.0}\n')
+  assert "loss.png" in plot.loss_curve(folder)
+  assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_text_stands_in_a_figure_as_it_is(tmp_path):
+  pytest.importorskip("matplotlib")
+  canvas = figures.new_canvas(3, 2)
+  axes = canvas.subplots()
+  axes.plot([1, 1000], [1, 1000], label="$a$")
+  axes.set(title="$b$", xscale="log")
+  axes.set_yticks([1, 1000], ["$c$", "d"])
+  figures.save(canvas, tmp_path / "a.png")
+  assert not axes.title.get_parse_math()
+  assert not axes.get_yticklabels()[0].get_parse_math()
+  # The markup of numbers at an axis is matplotlib's.
+  assert "mathdefault" in axes.get_xticklabels()[1].get_text()
+  assert axes.get_xticklabels()[1].get_parse_math()
 
 
 def test_no_matplotlib_is_said(tmp_path, monkeypatch):

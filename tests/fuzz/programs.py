@@ -1,0 +1,61 @@
+"""Runs many command lines of one program, each in a fork.
+
+Reads from stdin: the program's module, and the command lines. Writes exit code,
+output and errors of each. Forks are safe as long as nothing has been computed.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+
+CPU_SECONDS = 120
+
+
+def main() -> None:
+  asked = json.load(sys.stdin)
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+  sys.argv[:] = [asked["module"]]
+  module = importlib.import_module(asked["module"])
+  if "names" in asked:
+    from absl import flags
+
+    found = flags.FLAGS.get_key_flags_for_module(asked["module"])
+    json.dump([flag.name for flag in found], sys.stdout)
+    return
+  results = [_run(module, argv) for argv in asked["commands"]]
+  json.dump(results, sys.stdout)
+
+
+def _run(module, argv: list[str]) -> tuple[int, str, str]:
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    child = os.fork()
+    if not child:
+      os.dup2(out.fileno(), 1)
+      os.dup2(err.fileno(), 2)
+      resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+      signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+      sys.argv[:] = ["program", *argv]
+      code = 1
+      try:
+        code = module.main()
+      except SystemExit as error:
+        code = error.code
+      except BaseException:
+        traceback.print_exc()
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(code or 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    out.seek(0)
+    err.seek(0)
+    texts = (x.read().decode(errors="backslashreplace") for x in (out, err))
+    return code, *texts
+
+
+if __name__ == "__main__":
+  main()
