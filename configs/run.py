@@ -8,7 +8,7 @@ on from its newest checkpoint.
 """
 
 from memcomp import config, errors
-from memcomp.training import workdir
+from memcomp.runs import workdir
 
 
 def get_config(folder: str = "") -> config.Config:

@@ -269,12 +269,12 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
     if not following:
       return f"{name} has no value; write {name}=VALUE"
     value = following[0]
-  from memcomp.training import validate
+  from memcomp import config as config_lib
 
   kind = type(fields[path])
   if not _parses(kind, value):
     return (
-      f"{name}={value}: it takes {validate.type_name(kind)}, not {value!r}; "
+      f"{name}={value}: it takes {config_lib.type_name(kind)}, not {value!r}; "
       f"for example {name}={fields[path]}"
     )
   return None

@@ -9,11 +9,18 @@ or a value of the wrong type is an error.
 import contextlib
 import dataclasses
 import json
+import math
+import types
+import typing
 from typing import Any
 
+from memcomp import errors, limits
 from memcomp.data.synthetic import task as task_lib
 from memcomp.layers import options, registry
 from memcomp.models import decoder
+
+SEEDS = ("seed", "data.seed")
+"""Fields of a `Config` that may be any seed."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -242,3 +249,56 @@ def to_dict(config: Any) -> dict[str, Any]:
 def to_json(config: Any) -> str:
   """Returns the resolved form of `config`: sorted, indented JSON."""
   return json.dumps(to_dict(config), indent=2, sort_keys=True) + "\n"
+
+
+def check_types(config: Any, prefix: str = "") -> None:
+  """Checks that every field holds a value of its declared type.
+
+  A dataclass does not check what a config file assigns to it.
+
+  Raises:
+    UserError: naming the field, its value and its type.
+  """
+  hints = typing.get_type_hints(type(config))
+  for field in dataclasses.fields(config):
+    value, path = getattr(config, field.name), prefix + field.name
+    if dataclasses.is_dataclass(value):
+      check_types(value, path + ".")
+    elif isinstance(value, dict):  # of configs
+      for name, entry in value.items():
+        check_types(entry, f"{path}.{name}.")
+    elif not _is_a(value, hints[field.name]):
+      raise errors.UserError(
+        f"{path} = {value!r} is {type(value).__name__}; it takes "
+        f"{type_name(hints[field.name])}"
+      )
+    elif isinstance(value, float) and not math.isfinite(value):
+      raise errors.UserError(f"{path} = {value!r}; give a finite number")
+    elif path not in SEEDS and isinstance(value, int):
+      limits.check(path, value, -limits.COUNT)
+
+
+def type_name(hint: Any) -> str:
+  """Returns a field's type in words a user knows."""
+  words = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+  }
+  return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+  origin = typing.get_origin(hint)
+  if origin in (typing.Union, types.UnionType):
+    return any(_is_a(value, h) for h in typing.get_args(hint))
+  if origin is not None:
+    return isinstance(value, origin)
+  if hint is Any or not isinstance(hint, type):
+    return True
+  if hint is float:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+  if hint is int:
+    return isinstance(value, int) and not isinstance(value, bool)
+  return isinstance(value, hint)

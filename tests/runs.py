@@ -8,6 +8,7 @@ import numpy as np
 from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.models import abstract
 from memcomp.training import checkpoint
 from memcomp.training import state as state_lib
 
@@ -15,8 +16,8 @@ from memcomp.training import state as state_lib
 def random_params(config: config_lib.Config, mesh=None):
   """Parameters from numpy: XLA takes long to compile JAX's generator."""
   rng = np.random.default_rng(config.seed)
-  shapes = state_lib.abstract_params(
-    state_lib.abstract_model(config.model), mesh or sharding.one_device()
+  shapes = abstract.params_of(
+    abstract.model_of(config.model), mesh or sharding.one_device()
   )
   return jax.tree.map(
     lambda x: jax.device_put(

@@ -13,7 +13,6 @@ from memcomp import config
 from memcomp.data.synthetic import tasks
 from memcomp.layers import registry
 from memcomp.models import gptalpha, presets
-from memcomp.training import validate
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 GOLDEN = CONFIGS / "golden"
@@ -122,7 +121,7 @@ def goldens():
 )
 def test_config_is_valid(file, name):
   resolved = resolve(file, name)
-  validate.check_types(resolved)
+  config.check_types(resolved)
   resolved.model.validate()
 
 

@@ -13,8 +13,7 @@ import threading
 
 import pytest
 
-from memcomp import errors, lock
-from memcomp.training import disk
+from memcomp import disk, errors, lock
 
 ROOT = pathlib.Path(__file__).parents[1]
 HOLDER = """

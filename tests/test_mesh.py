@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from memcomp import config, errors, sharding
 from memcomp.compiling import program
 from memcomp.layers import trellis
-from memcomp.models import decoder
-from memcomp.training import state
+from memcomp.models import abstract, decoder
 
 RULES = sharding.RULES
 
@@ -113,7 +112,7 @@ def test_parameters_that_do_not_divide_are_named():
   model = decoder.DecoderConfig(
     d_model=24, num_layers=1, mlp_dim=32, mixers={"memory": mixer}
   )
-  variables = state.abstract_model(model).variables
+  variables = abstract.model_of(model).variables
   sharding.check_divides(variables, mesh_of(4, fsdp=4))
   with pytest.raises(
     errors.UserError, match=r"'heads' of 3 .* mesh.tensor = 2; .*divisor of 3"

@@ -34,6 +34,7 @@ def measure(length):
   from memcomp.evaluation import load
   from memcomp.inference import generate, prefill, sample
   from memcomp.inference import session as session_lib
+  from memcomp.models import abstract
   from memcomp.training import state as state_lib
 
   if _CHECKPOINT.value:
@@ -41,8 +42,8 @@ def measure(length):
   else:
     config = cli.load_config(str(ROOT / "configs/quickstart.py"))
     params = state_lib.initial_state(config, sharding.one_device()).params
-    graphdef = state_lib.abstract_model(config.model).graphdef
-    model = state_lib.merge(graphdef, params)
+    graphdef = abstract.model_of(config.model).graphdef
+    model = abstract.merge(graphdef, params)
   with tempfile.NamedTemporaryFile() as file:
     rng = np.random.default_rng(0)
     rng.integers(32, 127, length, np.uint8).tofile(file.name)

@@ -32,6 +32,7 @@ from memcomp import sharding
 from memcomp.data import sources, tokenizer
 from memcomp.evaluation import activations
 from memcomp.layers import registry
+from memcomp.models import abstract
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
@@ -169,8 +170,8 @@ def real_case(name: str) -> tuple[Any, Any]:
       for batch, _ in itertools.islice(feed, _UPDATES.value):
         state, metrics = update(state, batch)
     logging.info("byte model: loss %.3f nats a byte", metrics["loss"])
-    graphdef = state_lib.abstract_model(config.model).graphdef
-    model = state_lib.merge(graphdef, state.params)
+    graphdef = abstract.model_of(config.model).graphdef
+    model = abstract.merge(graphdef, state.params)
     unseen = sources.open_split(config.data, "validation", tokenizer=bytes_)
     tokens = [unseen.read(i, 0, int(n)) for i, n in enumerate(unseen.lengths)]
     tokens = np.concatenate(tokens)[None, : _TIME.value].astype(np.int32)

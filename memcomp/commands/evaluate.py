@@ -147,6 +147,11 @@ def program() -> None:
 
 def run_task(task: str) -> None:
   """Runs `task` as the other flags describe it."""
+  if task == "compare":
+    from memcomp.training import compare
+
+    compare.run(_CHECKPOINT.value, _OUT.value)
+    return
   from memcomp.evaluation import run
 
   given = {k: f.value for k, f in _SETTINGS.items() if f.value is not None}

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
+from memcomp import disk, errors, integrity, sharding
 from memcomp.compiling import chips, flops, program, report
-from memcomp.training import disk, feed, integrity, step, validate
+from memcomp.models import abstract
+from memcomp.training import feed, step, validate
 from memcomp.training import flops as model_flops
 from memcomp.training import state as state_lib
 
@@ -100,7 +101,7 @@ def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
   read = program.read(compiled.as_text())
   length = config.data.sequence_length
   tokens = config.training.batch_size * length
-  model = state_lib.abstract_model(config.model)
+  model = abstract.model_of(config.model)
   per_token = model_flops.per_token(config.model, model, length)
   counted = flops.count(jaxpr)
   # The step's results are its arguments' buffers (donated).

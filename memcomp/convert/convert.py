@@ -14,23 +14,16 @@ import jax
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors, limits, paths, progress, sharding
+from memcomp import disk, errors, integrity, limits, paths, progress, sharding
 from memcomp.convert import distill, swap
 from memcomp.data import sources
 from memcomp.evaluation import load
-from memcomp.models import decoder, overview
-from memcomp.training import (
-  checkpoint,
-  disk,
-  integrity,
-  loop,
-  validate,
-  validation,
-)
+from memcomp.models import abstract, decoder, overview
+from memcomp.runs import workdir as workdir_lib
+from memcomp.training import checkpoint, loop, validate, validation
 from memcomp.training import feed as feed_lib
 from memcomp.training import run as run_lib
 from memcomp.training import state as state_lib
-from memcomp.training import workdir as workdir_lib
 
 REPORT = "convert.json"
 LOG_EVERY = 50
@@ -98,7 +91,7 @@ def convert(
   validate.check_vocabulary(config, opened.tokenizer.vocab_size)
   validate.check_mesh(config, mesh)
 
-  teacher = state_lib.plain(nnx.split(opened.model)[1])
+  teacher = abstract.plain(nnx.split(opened.model)[1])
   with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
     train = sources.open_split(config.data, "train", tokenizer=opened.tokenizer)
     feed = stack.enter_context(
@@ -148,7 +141,7 @@ def convert(
     # Initial memories are parameters too.
     carry = state_lib.initial_carry(
       config,
-      state_lib.abstract_model(config.model),
+      abstract.model_of(config.model),
       params,
       config.training.batch_size,
     )

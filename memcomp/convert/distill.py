@@ -17,10 +17,9 @@ from jax import lax
 
 from memcomp import config as config_lib
 from memcomp.data import batch as batch_lib
-from memcomp.models import decoder
+from memcomp.models import abstract, decoder
 from memcomp.models import stacks as stacks_lib
 from memcomp.training import optimizer
-from memcomp.training import state as state_lib
 
 
 class Distillation(NamedTuple):
@@ -52,8 +51,8 @@ def make(
     batch)`: both after one step, and the relative squared error of every layer
     before it, `[len(layers)]`; its first two arguments are donated.
   """
-  taught = state_lib.abstract_model(teacher)
-  model = state_lib.abstract_model(student)
+  taught = abstract.model_of(teacher)
+  model = abstract.model_of(student)
   stacks = {
     str(i): stack
     for i, stack in enumerate(stacks_lib.stacks_of(student))
@@ -62,8 +61,8 @@ def make(
   tx = optimizer.make(
     settings,
     steps,
-    _mixers(state_lib.plain(model.decayed), stacks),
-    _mixers(state_lib.plain(model.hidden), stacks),
+    _mixers(abstract.plain(model.decayed), stacks),
+    _mixers(abstract.plain(model.hidden), stacks),
     student.d_model,
   )
 

@@ -18,12 +18,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from memcomp import config as config_lib
 from memcomp import errors, prng
 from memcomp.export import names
 from memcomp.layers import options, registry
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
-from memcomp.training import validate
+from memcomp.models import abstract, decoder
 
 _SAME_SIZES = ("heads", "key_dim", "value_dim", "rotary_dim", "rotary_base")
 
@@ -130,7 +129,7 @@ def config_with(
     pattern=_pattern([name if d in layers else old[d] for d in depths]),
   )
   try:
-    validate.check_types(changed)
+    config_lib.check_types(changed)
     changed.validate()
   except ValueError as error:
     raise errors.UserError(f"--mixer: {error}") from error
@@ -171,9 +170,9 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
       try:
         value = json.loads(value.lower())
       except errors.BAD_JSON as error:
+        kind_of = config_lib.type_name(type(getattr(default, field)))
         raise errors.UserError(
-          f"--mixer={text}: {field} takes"
-          f" {validate.type_name(type(getattr(default, field)))}, not {value!r}"
+          f"--mixer={text}: {field} takes {kind_of}, not {value!r}"
         ) from error
     values[field] = value
   return kind(**values)
@@ -184,7 +183,7 @@ def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
 
   @jax.jit
   def init():
-    return state_lib.plain(
+    return abstract.plain(
       nnx.split(decoder.Decoder(config, rngs=nnx.Rngs(prng.key(seed))))[1]
     )
 

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -217,6 +218,14 @@ def weights(sizes: np.ndarray) -> np.ndarray:
   A token that spells nothing, as an unknown word, weighs as much as one byte.
   """
   return np.maximum(sizes, 1)
+
+
+def bits_per_byte(nats: float, num_bytes: float) -> float | None:
+  """Returns the bits that a byte of text costs, given a total in nats.
+
+  None of no bytes: nothing costs nothing, which is no result.
+  """
+  return nats / num_bytes / math.log(2) if num_bytes else None
 
 
 def measure(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[int, int, int]:

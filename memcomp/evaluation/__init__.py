@@ -6,7 +6,6 @@ __all__ = [
   "activations",
   "byte_models",
   "capacity",
-  "compare",
   "harness_model",
   "load",
   "mqar",

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memcomp import errors, limits, paths
+from memcomp import errors, figures, limits, paths
 from memcomp.evaluation import load, perplexity, report, slices
-from memcomp.training import figures
 
 _OFFLINE = (
   "HF_HUB_OFFLINE",

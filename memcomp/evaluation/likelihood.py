@@ -19,8 +19,7 @@ from flax import nnx
 from memcomp.evaluation import perplexity
 from memcomp.inference import complete, prefill
 from memcomp.inference import session as session_lib
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 
 class Request(NamedTuple):
@@ -137,7 +136,7 @@ def _first(logits, targets):
 @functools.partial(jax.jit, static_argnums=0)
 def _score_piece(graphdef, params, state, ids, targets, segment_ids):
   """Returns nats and greedy of `targets` `[rows, width]`, and the state."""
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   hidden, state = model.hidden(ids, state=state, segment_ids=segment_ids)
   cost, likeliest = perplexity.by_position(model, _cost, hidden, targets)
   return cost, likeliest, state

@@ -14,10 +14,9 @@ from memcomp import errors, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
 from memcomp.layers import projection
-from memcomp.models import decoder, overview
-from memcomp.training import load as load_lib
-from memcomp.training import state as state_lib
-from memcomp.training import workdir as workdir_lib
+from memcomp.models import abstract, decoder, overview
+from memcomp.runs import load as load_lib
+from memcomp.runs import workdir as workdir_lib
 
 
 class Checkpoint(NamedTuple):
@@ -119,6 +118,6 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
     )
   for mixer in rotated:
     mixer.rotary_scale = rotary_scale
-  graphdef = state_lib.abstract_model(config.model).graphdef
+  graphdef = abstract.model_of(config.model).graphdef
   model = nnx.merge(graphdef, nnx.split(checkpoint.model)[1])
   return checkpoint._replace(config=config, model=model)

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcomp.training import figures
+from memcomp import figures
 
 _COLOURS = 10
 """Of matplotlib's cycle: lines beyond are dashed."""

@@ -20,9 +20,7 @@ from flax import nnx
 from memcomp import progress as progress_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import text as text_lib
-from memcomp.models import decoder
-from memcomp.training import metrics
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 # Tokens of a call on `whole_text`, and floats of logits that exist at once.
 _CALL_TOKENS = 1 << 13
@@ -201,7 +199,7 @@ class Sums:
 
     The last is that of a token; what is not finite, or of nothing, is None.
     """
-    bits = metrics.bits_per_byte(self.nats, self.bytes)
+    bits = tokenizer_lib.bits_per_byte(self.nats, self.bytes)
     # exp(700) is about the largest float64.
     per_token = self.nats / self.tokens if self.tokens else math.inf
     return {
@@ -228,12 +226,12 @@ def _row_std(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _fresh(graphdef, params, rows, length):
-  return state_lib.merge(graphdef, params).init_state(rows, length)
+  return abstract.merge(graphdef, params).init_state(rows, length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _score(graphdef, max_logits, params, state, tokens):
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   hidden, state = model.hidden(tokens[:, :-1], state=state)
   return by_position(model, nats, hidden, tokens[:, 1:], max_logits), state
 

@@ -4,7 +4,7 @@ import math
 import pathlib
 from typing import Any
 
-from memcomp.training import figures
+from memcomp import figures
 
 
 def by_position(

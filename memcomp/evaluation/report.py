@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import disk, errors, integrity
 from memcomp.data import store as store_lib
 from memcomp.evaluation import load
 from memcomp.models import overview
-from memcomp.training import disk, integrity
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
@@ -191,6 +190,14 @@ def write_text(path: pathlib.Path, text: str) -> None:
   """
   with disk.clear_errors(f"cannot write {path}"):
     integrity.replace_text(path, text)
+
+
+def announce(written: Sequence[pathlib.Path | str]) -> None:
+  """Prints what was written: files, or lines about them."""
+  print("\nwritten:")
+  for path in written:
+    line = path if isinstance(path, str) else shown(path)
+    print(f"  {line}", flush=True)
 
 
 def shown(path: pathlib.Path) -> str:

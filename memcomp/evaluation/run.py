@@ -13,8 +13,6 @@ from jax.sharding import Mesh
 from memcomp import config as config_lib
 from memcomp import errors, limits, paths, sharding
 from memcomp.evaluation import (
-  compare,
-  compare_tasks,
   harness,
   load,
   mqar,
@@ -37,9 +35,11 @@ measures, prints and writes; it returns what it has written. Its keywords are
 the flags that the task understands, and have defaults."""
 
 TASKS = (
-  *("perplexity", "sample", "chat", "throughput", "compare", "capacity"),
+  *("perplexity", "sample", "chat", "throughput", "capacity"),
   *_MODULES,
 )
+OF_RUNS = ("compare",)
+"""What `eval.py` knows beside: tasks of `memcomp.training`, of several runs."""
 
 _MAKE_TEXT = ("sample", "chat")
 
@@ -64,8 +64,7 @@ def run(
 
   Args:
     checkpoint: a run's workdir, its `checkpoints` folder or a step's folder,
-      also in a bucket; for "compare" the folder of several runs, for
-      "capacity" none.
+      also in a bucket; for "capacity" none.
     task: one of `TASKS`.
     step: of the checkpoint; None is the newest.
     source: text to evaluate on, written as `DataConfig.source`; "" is the
@@ -90,7 +89,7 @@ def run(
   """
   if task not in TASKS:
     raise errors.UserError(
-      f"--task={task} is unknown; give one of: {', '.join(TASKS)}"
+      f"--task={task} is unknown; give one of: {', '.join((*TASKS, *OF_RUNS))}"
     )
   if seed is not None:
     limits.check_seed("--seed", seed)
@@ -102,13 +101,10 @@ def run(
     given = {**(overrides or {}), **(options or {})}
     _check_options(given, task, capacity.run)
     out = out or "runs/capacity"
-    _written(capacity.run(pathlib.Path(out), seed=seed or 0, **given))
+    report.announce(capacity.run(pathlib.Path(out), seed=seed or 0, **given))
     return
   if not checkpoint:
     raise errors.UserError("--checkpoint is missing; give it, or see --help")
-  if task == "compare":
-    _compare(pathlib.Path(checkpoint), out)
-    return
   overrides = dict(overrides or {})
   if prompt_file:
     overrides["prompt"] = tasks.read_prompt(prompt_file)
@@ -139,7 +135,7 @@ def run(
     folder = report.make_folder(place)
     if seed is not None:
       given["seed"] = seed
-    _written(_MODULES[task](opened, folder, **given))
+    report.announce(_MODULES[task](opened, folder, **given))
     return
   if task == "throughput":
     numbers = tasks.contexts(contexts)
@@ -162,7 +158,7 @@ def run(
   print(f"\n{report.positions(found['streamed'])}")
   path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
-  _written([path, _plot(opened, found, folder / f"{stem}.png")])
+  report.announce([path, _plot(opened, found, folder / f"{stem}.png")])
 
 
 def _check_options(
@@ -196,7 +192,9 @@ def _throughput(
   found = {"device": device, "batch": batch, "throughput": rows}
   report.write_json(path, {**report.describe(opened), **found})
   title = f"{opened.config.name}: {device}"
-  _written([path, plot.by_context(rows, title, folder / "throughput.png")])
+  report.announce(
+    [path, plot.by_context(rows, title, folder / "throughput.png")]
+  )
 
 
 def _mesh(tensor: int, task: str) -> Mesh | None:
@@ -208,26 +206,6 @@ def _mesh(tensor: int, task: str) -> Mesh | None:
       f"--tensor={tensor}: {task} runs on one device; leave the flag out"
     )
   return sharding.make_mesh(config_lib.MeshConfig(tensor=tensor))
-
-
-def _compare(runs: pathlib.Path, out: str) -> None:
-  """Writes and prints a table of the runs in a folder."""
-  folder = report.make_folder(pathlib.Path(out)) if out else runs
-  of_tasks = compare_tasks.compare(runs)
-  found = of_tasks or compare.compare(runs)
-  text = (compare_tasks if of_tasks else compare).table(found)
-  print(text, *found.get("notes", ()), sep="\n")
-  report.write_json(folder / "compare.json", found)
-  report.write_text(folder / "compare.md", text)
-  _written(
-    [
-      folder / "compare.json",
-      folder / "compare.md",
-      (compare_tasks.draw if of_tasks else plot.side_by_side)(
-        found, folder / "compare.png"
-      ),
-    ]
-  )
 
 
 def after_training(
@@ -262,7 +240,7 @@ def after_training(
     print("\nevaluating", flush=True)
     written = _MODULES[name](opened, folder)
     report.write_json(folder / "results.json", result | {"task": name})
-    _written([folder / "results.json", *written])
+    report.announce([folder / "results.json", *written])
     return
   try:
     validation = tasks.open_text(opened, "")
@@ -285,7 +263,7 @@ def after_training(
   result["sample"] = tasks.show_sample(opened, settings, config.seed)
   path = folder / "results.json"
   report.write_json(path, result)
-  _written([path, *written])
+  report.announce([path, *written])
 
 
 def _plot(
@@ -296,10 +274,3 @@ def _plot(
   return plot.by_position(
     found["streamed"], found["trained_length"], title, path
   )
-
-
-def _written(paths: list[pathlib.Path | str]) -> None:
-  print("\nwritten:")
-  for path in paths:
-    shown = path if isinstance(path, str) else report.shown(path)
-    print(f"  {shown}", flush=True)

@@ -15,10 +15,10 @@ import numpy as np
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import disk, errors
 from memcomp.evaluation import load, report
 from memcomp.models import decoder
-from memcomp.training import disk, workdir
+from memcomp.runs import workdir
 
 _HEADER = (
   "| task | setting | result | state bytes | model | file |\n"

@@ -19,9 +19,7 @@ from memcomp import errors, limits, sharding
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import names, read, tensors
 from memcomp.layers import softmax_attention
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
-from memcomp.training import validate
+from memcomp.models import abstract, decoder
 
 MODEL_TYPES = ("llama", "qwen2")
 
@@ -71,7 +69,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
   tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
   config = config_lib.Config(name=folder.name, model=model)
   config.data.tokenizer = tokenizer.name
-  graphdef = state_lib.abstract_model(model).graphdef
+  graphdef = abstract.model_of(model).graphdef
   meta = {
     "config": config_lib.to_dict(config),
     "param_count": sum(int(np.prod(e.shape)) for e in names.entries(model)),
@@ -80,7 +78,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     "step": 0,
   }
   return read.Exported(
-    state_lib.merge(graphdef, params), tokenizer, config, meta
+    abstract.merge(graphdef, params), tokenizer, config, meta
   )
 
 
@@ -182,7 +180,7 @@ def _config(
     _check_supported(path, found)
     config, mixer = _translated(path, found)
     try:
-      validate.check_types(config)
+      config_lib.check_types(config)
     except errors.UserError as error:
       raise errors.UserError(f"{path}: {error}") from error
     config.validate()

@@ -16,9 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memcomp import errors, sharding
-from memcomp.models import decoder
+from memcomp.models import abstract, decoder
 from memcomp.models import stacks as stacks_lib
-from memcomp.training import state as state_lib
 
 
 class Entry(NamedTuple):
@@ -48,7 +47,7 @@ def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
   """
   stacks = stacks_lib.stacks_of(config)
   if params is None:
-    params = state_lib.plain(state_lib.abstract_model(config).variables)
+    params = abstract.plain(abstract.model_of(config).variables)
   found: list[tuple[int, Entry]] = []
   leaves = jax.tree_util.tree_leaves_with_path(params)
   for leaf, (keys, array) in enumerate(leaves):
@@ -105,7 +104,7 @@ def unflatten(
     UserError: an array has another shape than the model's.
   """
   mesh = mesh or sharding.one_device()
-  target = state_lib.abstract_params(state_lib.abstract_model(config), mesh)
+  target = abstract.params_of(abstract.model_of(config), mesh)
   of_leaf = collections.defaultdict(list)
   for entry in entries(config, target):
     of_leaf[entry.leaf].append(entry)

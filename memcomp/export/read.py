@@ -9,12 +9,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, sharding
+from memcomp import errors, integrity, paths, sharding
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import names, tensors
-from memcomp.models import decoder
-from memcomp.training import integrity, workdir
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
+from memcomp.runs import workdir
 
 FORMAT = "memcomp"
 CONFIG = "config.json"
@@ -78,7 +77,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     )
   with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
     config = workdir.config_of(meta["config"], str(folder))
-    model = state_lib.abstract_model(config.model)
+    model = abstract.model_of(config.model)
     kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
   if config.data.tokenizer == TOKENIZER:
     config.data.tokenizer = str(folder / TOKENIZER)
@@ -88,12 +87,10 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     mesh = sharding.one_device()
   if kind == "orbax":
     with ocp.StandardCheckpointer() as reader:
-      params = reader.restore(
-        folder / ORBAX, state_lib.abstract_params(model, mesh)
-      )
+      params = reader.restore(folder / ORBAX, abstract.params_of(model, mesh))
   else:
     with tensors.opened(folder) as arrays:
       params = names.unflatten(config.model, arrays, mesh)
   return Exported(
-    state_lib.merge(model.graphdef, params), tokenizer, config, meta
+    abstract.merge(model.graphdef, params), tokenizer, config, meta
   )

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memcomp import errors
-from memcomp.training import integrity
+from memcomp import errors, integrity
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

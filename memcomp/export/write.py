@@ -17,12 +17,11 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp import errors, limits, paths, progress
+from memcomp import disk, errors, integrity, limits, paths, progress
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load
 from memcomp.export import names, read, tensors
-from memcomp.training import disk, integrity
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 FORMATS = ("safetensors", "orbax")
 DTYPES = {
@@ -68,7 +67,7 @@ def export(
   _check(format, dtype, shard_bytes)
   disk.require_free(out)
   opened = load.open_checkpoint(checkpoint, step, mesh)
-  params = state_lib.plain(nnx.split(opened.model)[1])
+  params = abstract.plain(nnx.split(opened.model)[1])
   with disk.new_folder(out) as folder:
     if format == "orbax":
       with ocp.StandardCheckpointer() as writer:

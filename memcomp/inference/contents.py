@@ -12,8 +12,7 @@ from flax import nnx
 from memcomp import errors, prng
 from memcomp.inference import generate, sample
 from memcomp.inference import session as session_lib
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 PROBE = 64
 """Tokens that a change of a memory is followed over."""
@@ -146,7 +145,7 @@ def horizon(before: float, after: float) -> float:
 @functools.partial(jax.jit, static_argnums=0)
 def follow(graphdef, params, state, ids, depth):
   """Sizes of a change in the memories of a layer, now and after `ids`."""
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   changed = state._replace(
     layers=tuple(
       _change(model, index, of_stack, depth)

@@ -13,8 +13,7 @@ from memcomp import errors, limits
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import prefill, sample, stop
 from memcomp.inference import session as session_lib
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 PIECE = 16
 """Tokens that one call of the compiled loop makes, before they can be shown."""
@@ -150,7 +149,7 @@ def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
   Returns:
     ids `[batch, size]`, -1 behind a row's last; session, node and left.
   """
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   batch, vocab = session.used.shape
   rows = jnp.arange(batch)
 

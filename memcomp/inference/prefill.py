@@ -11,8 +11,7 @@ from flax import nnx
 from memcomp import errors
 from memcomp import progress as progress_lib
 from memcomp.inference import session as session_lib
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 PIECE = 1024
 """Tokens of a text that are read in one call, which bounds its memory."""
@@ -127,7 +126,7 @@ def columns(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read(graphdef, params, session, ids, segment_ids) -> session_lib.Session:
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   hidden, state = model.hidden(
     ids, state=session.state, segment_ids=segment_ids
   )

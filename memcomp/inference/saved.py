@@ -20,11 +20,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from memcomp import config as config_lib
-from memcomp import errors, paths
+from memcomp import disk, errors, integrity, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
-from memcomp.training import disk, integrity, workdir
+from memcomp.runs import workdir
 
 _META, _ARRAYS, _VERSION = "session.json", "arrays", 1
 

@@ -18,8 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from memcomp import errors
-from memcomp.models import apart, decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, apart, decoder
 
 LEAST_ROOM = 256
 """Tokens that the memories of a new session have room for; it doubles."""
@@ -136,7 +135,7 @@ def on_mesh_of(params: Any) -> contextlib.AbstractContextManager:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _start(graphdef, batch, room, params) -> Session:
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   vocab = model.embedding[...].shape[0]
   session = Session(
     model.init_state(batch, room),

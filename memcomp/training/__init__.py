@@ -2,15 +2,16 @@
 
 `validate` reads the config before anything is built; `state` and `step` are
 the pure part (also what a compile-only run lowers); `loop` is the part with
-signals, files and clocks; `checkpoint` and `workdir` are what stays on disk.
+signals, files and clocks; `checkpoint` and `memcomp.runs` are what stays on
+disk.
 """
 
 from memcomp import lazy
 
 __all__ = [
   "checkpoint",
+  "compare",
   "feed",
-  "load",
   "loss",
   "metrics",
   "optimizer",
@@ -19,7 +20,6 @@ __all__ = [
   "step",
   "sweep",
   "validate",
-  "workdir",
 ]
 
 __getattr__, __dir__ = lazy.modules(__name__, __all__)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from memcomp import errors, paths
-from memcomp.training import disk, integrity, processes
+from memcomp import disk, errors, integrity, paths
+from memcomp.runs.load import latest_step, load_model, load_params
+from memcomp.training import processes
 from memcomp.training import state as state_lib
-from memcomp.training.load import latest_step, load_model, load_params
 
 __all__ = [
   "Checkpoints",

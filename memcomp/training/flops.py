@@ -5,8 +5,7 @@ import math
 import jax
 from flax import nnx
 
-from memcomp.models import decoder, overview
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder, overview
 
 PEAK_FLOPS = {
   "TPU v4": 275e12,
@@ -27,7 +26,7 @@ PEAK_FLOPS = {
 """Dense bf16 flop/s of one jax device by `device_kind`, as vendors state."""
 
 
-def matmul_params(model: state_lib.Model) -> int:
+def matmul_params(model: abstract.Model) -> int:
   """Returns N: the parameters that multiply activations as matrices.
 
   These are the parameters with weight decay (norms, biases, convolutions and
@@ -46,7 +45,7 @@ def matmul_params(model: state_lib.Model) -> int:
 
 
 def per_token(
-  config: decoder.DecoderConfig, model: state_lib.Model, length: int
+  config: decoder.DecoderConfig, model: abstract.Model, length: int
 ) -> int:
   """Returns the model flops of training on one token of `length`.
 

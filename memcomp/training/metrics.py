@@ -10,8 +10,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from memcomp import errors
-from memcomp.training import disk, processes
+from memcomp import disk, errors
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.training import processes
 
 FILE = "metrics.jsonl"
 SOLVER = ("sweeps", "residual", "unreached")
@@ -37,7 +38,9 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
   record = {
     "step": int(fetched["step"]),
     "loss": loss if tokens else None,
-    "bits_per_byte": bits_per_byte(loss * tokens, int(fetched["bytes"])),
+    "bits_per_byte": tokenizer_lib.bits_per_byte(
+      loss * tokens, int(fetched["bytes"])
+    ),
     "learning_rate": float(fetched["learning_rate"]),
     "grad_norm": float(fetched["grad_norm"]),
     "z_loss": float(fetched["z_loss"]),
@@ -51,14 +54,6 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
     if name in fetched:
       record[name] = [float(x) for x in fetched[name]]
   return record
-
-
-def bits_per_byte(nats: float, num_bytes: float) -> float | None:
-  """Returns the bits that a byte of text costs, given a total in nats.
-
-  None of no bytes: nothing costs nothing, which is no result.
-  """
-  return nats / num_bytes / math.log(2) if num_bytes else None
 
 
 class Log:

@@ -2,7 +2,8 @@
 
 import pathlib
 
-from memcomp.training import figures, metrics
+from memcomp import figures
+from memcomp.training import metrics
 
 
 def loss_curve(workdir: pathlib.Path) -> str:

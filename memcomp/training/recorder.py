@@ -6,9 +6,8 @@ from typing import Any
 import jax
 
 from memcomp import config as config_lib
-from memcomp.models import overview
+from memcomp.models import abstract, overview
 from memcomp.training import flops, metrics
-from memcomp.training import state as state_lib
 
 _IN_FLIGHT = 2
 """Steps that the device may be ahead of the host's reading: enough that it
@@ -43,7 +42,7 @@ class Recorder:
     self._devices = list(mesh.devices.flat)
     length = config.data.sequence_length
     self._flops = flops.per_token(
-      config.model, state_lib.abstract_model(config.model), length
+      config.model, abstract.model_of(config.model), length
     )
     self._slots: list[int] = []
     self._state_bytes = overview.state_bytes(config.model, length)

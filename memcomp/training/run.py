@@ -10,15 +10,15 @@ import jax
 from etils import epath
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, sharding
+from memcomp import disk, errors, paths, sharding
 from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import overview
+from memcomp.runs import load
+from memcomp.runs import workdir as workdir_lib
 from memcomp.training import (
   checkpoint,
-  disk,
   faults,
-  load,
   loop,
   plot,
   processes,
@@ -27,7 +27,6 @@ from memcomp.training import (
 )
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
-from memcomp.training import workdir as workdir_lib
 
 
 def run(

@@ -1,9 +1,4 @@
-"""The training state: a plain tree of arrays, and where it lies on a mesh.
-
-The module tree is split once. What is trained, saved and restored afterwards
-are nested dicts of arrays; the metadata of `nnx.Param` (logical axes, weight
-decay) is read off an abstract model whenever it is needed.
-"""
+"""The training state: a plain tree of arrays, and where it lies on a mesh."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from memcomp import config as config_lib
 from memcomp import prng, sharding
-from memcomp.models import decoder
+from memcomp.models import abstract, decoder
 from memcomp.training import optimizer
 
 
@@ -41,65 +36,15 @@ class TrainState(NamedTuple):
   carry: Any
 
 
-class Model(NamedTuple):
-  """A model without its arrays.
-
-  Attributes:
-    graphdef: structure; `nnx.merge(graphdef, params)` is the module.
-    variables: `nnx.State` of abstract `nnx.Param`s with their metadata.
-    decayed: `nnx.State` of bool like `variables`: takes weight decay.
-    hidden: the same: a matrix between features, not a table of embeddings.
-  """
-
-  graphdef: Any
-  variables: Any
-  decayed: Any
-  hidden: Any
-
-
-def abstract_model(config: decoder.DecoderConfig) -> Model:
-  """Builds a model's structure; allocates nothing."""
-  graphdef, variables = jax.eval_shape(
-    lambda: nnx.split(
-      decoder.Decoder(config, rngs=nnx.Rngs(0), rules=sharding.RULES)
-    )
-  )
-  decayed = jax.tree.map(
-    lambda v: v.get_metadata("weight_decay", False),
-    variables,
-    is_leaf=_is_variable,
-  )
-  hidden = nnx.from_flat_state(
-    (path, is_decayed and path != ("embedding",))
-    for path, is_decayed in nnx.to_flat_state(decayed)
-  )
-  return Model(graphdef, variables, decayed, hidden)
-
-
-def merge(graphdef: Any, params: Any) -> decoder.Decoder:
-  """Returns the module whose parameters are `params`."""
-  return nnx.merge(graphdef, params)
-
-
-def abstract_params(model: Model, mesh: jax.sharding.Mesh) -> Any:
-  """Returns the parameters as `ShapeDtypeStruct`s with their shardings.
-
-  Raises:
-    UserError: an axis does not divide over the mesh.
-  """
-  sharding.check_divides(model.variables, mesh)
-  return _abstract(model.variables, mesh)
-
-
 def make_optimizer(
-  config: config_lib.Config, model: Model
+  config: config_lib.Config, model: abstract.Model
 ) -> optax.GradientTransformation:
   """Returns the optimizer of a run, for plain parameters."""
   return optimizer.make(
     config.optimizer,
     config.training.steps,
-    plain(model.decayed),
-    plain(model.hidden),
+    abstract.plain(model.decayed),
+    abstract.plain(model.hidden),
     config.model.d_model,
   )
 
@@ -112,8 +57,8 @@ def abstract_state(
   The one description of the state: its initialisation, the target of a
   restore and the argument of a compile-only run.
   """
-  model = abstract_model(config.model)
-  params = _abstract(model.variables, mesh)
+  model = abstract.model_of(config.model)
+  params = abstract.on_mesh(model.variables, mesh)
   # Adam's moments keep the Variables they are made from, and so their axes.
   tx = optimizer.make(
     config.optimizer,
@@ -136,7 +81,7 @@ def abstract_state(
     carry_shardings(config, model, mesh),
   )
   return TrainState(
-    params, _abstract(opt_state, mesh), scalar, scalar, scalar, carry
+    params, abstract.on_mesh(opt_state, mesh), scalar, scalar, scalar, carry
   )
 
 
@@ -144,8 +89,8 @@ def initial_state(
   config: config_lib.Config, mesh: jax.sharding.Mesh
 ) -> TrainState:
   """Returns the state before the first step, made in place on the mesh."""
-  abstract = abstract_state(config, mesh)
-  model = abstract_model(config.model)
+  target = abstract_state(config, mesh)
+  model = abstract.model_of(config.model)
   tx = make_optimizer(config, model)
 
   # Drawing numbers once is not worth minutes of LLVM's optimiser on a CPU.
@@ -154,12 +99,12 @@ def initial_state(
 
   @functools.partial(
     jax.jit,
-    out_shardings=shardings_of(abstract),
+    out_shardings=abstract.shardings_of(target),
     compiler_options=quick if on_cpu else None,
   )
   def init():
     module = decoder.Decoder(config.model, rngs=nnx.Rngs(prng.key(config.seed)))
-    params = plain(nnx.split(module)[1])
+    params = abstract.plain(nnx.split(module)[1])
     carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)
     start = TrainState(params, tx.init(params), zero, zero, zero, carry)
@@ -172,7 +117,7 @@ def initial_state(
 
 
 def initial_carry(
-  config: config_lib.Config, model: Model, params: Any, rows: int
+  config: config_lib.Config, model: abstract.Model, params: Any, rows: int
 ) -> Any:
   """Returns the carry that rows start from: None without `carry_state`."""
   if not config.training.carry_state:
@@ -180,11 +125,12 @@ def initial_carry(
   return nnx.merge(model.graphdef, params).init_state(rows)
 
 
-def row_axes(config: config_lib.Config, model: Model) -> Any:
+def row_axes(config: config_lib.Config, model: abstract.Model) -> Any:
   """Returns the axis of each leaf of the carry that counts rows."""
   few, more = (
     jax.eval_shape(
-      lambda p, n=n: initial_carry(config, model, p, n), plain(model.variables)
+      lambda p, n=n: initial_carry(config, model, p, n),
+      abstract.plain(model.variables),
     )
     for n in (2, 3)
   )
@@ -198,7 +144,7 @@ def row_axes(config: config_lib.Config, model: Model) -> Any:
 
 
 def carry_shardings(
-  config: config_lib.Config, model: Model, mesh: jax.sharding.Mesh
+  config: config_lib.Config, model: abstract.Model, mesh: jax.sharding.Mesh
 ) -> Any:
   """Returns the shardings of the carry: its rows lie as the batch's."""
   rows = sharding.batch_sharding(mesh).spec[0]
@@ -206,34 +152,3 @@ def carry_shardings(
     lambda axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, rows)),
     row_axes(config, model),
   )
-
-
-def shardings_of(abstract: Any) -> Any:
-  """Returns the shardings of a tree of `ShapeDtypeStruct`s."""
-  return jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def plain(tree: Any) -> Any:
-  """Returns `tree` with each Variable replaced by its value, as dicts."""
-  tree = jax.tree.map(
-    lambda x: x.get_value() if _is_variable(x) else x,
-    tree,
-    is_leaf=_is_variable,
-  )
-  return jax.tree.map(
-    lambda x: nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x,
-    tree,
-    is_leaf=lambda x: isinstance(x, nnx.State),
-  )
-
-
-def _abstract(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    plain(tree),
-    plain(sharding.RULES.shardings(tree, mesh)),
-  )
-
-
-def _is_variable(x: Any) -> bool:
-  return isinstance(x, nnx.Variable)

@@ -17,6 +17,7 @@ from flax import nnx
 from memcomp import config as config_lib
 from memcomp import prng
 from memcomp.data import batch as batch_lib
+from memcomp.models import abstract
 from memcomp.training import loss as loss_lib
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
@@ -62,7 +63,7 @@ def make_train_step(
     also float32 `accuracy`, the share of answers that are right.
   """
   del mesh  # Shardings come with the arguments; the model constrains its own.
-  model = state_lib.abstract_model(config.model)
+  model = abstract.model_of(config.model)
   tx = state_lib.make_optimizer(config, model)
   schedule = optimizer.make_schedule(config.optimizer, config.training.steps)
   parts = config.training.accumulation
@@ -160,7 +161,7 @@ def jitted(
   It also takes `processes.Request`'s array (or None), whose largest entry joins
   the metrics as `stop`.
   """
-  abstract = state_lib.abstract_state(config, mesh)
+  target = state_lib.abstract_state(config, mesh)
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   train_step = make_train_step(config, mesh, token_bytes)
 
@@ -174,7 +175,7 @@ def jitted(
     step,
     donate_argnums=0,
     # Stated so that every buffer of the state is given back as it came.
-    out_shardings=(state_lib.shardings_of(abstract), replicated),
+    out_shardings=(abstract.shardings_of(target), replicated),
   )
 
 
@@ -186,7 +187,7 @@ def make_validation_step(
   The sums: float32 `nll` in nats, int32 `tokens` (scored), `bytes` and
   `right` (see `loss.LossSums`).
   """
-  model = state_lib.abstract_model(config.model)
+  model = abstract.model_of(config.model)
 
   def validation_step(params, batch, carry):
     sums, carry, _ = _forward(model, config, params, batch, carry)

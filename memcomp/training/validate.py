@@ -1,19 +1,14 @@
 """Checks of a config before anything is built from it."""
 
-import dataclasses
-import math
 import sys
-import types
-import typing
-from typing import Any
 
 import jax
 
 from memcomp import config as config_lib
 from memcomp import errors, limits, sharding
 from memcomp.data import sources
+from memcomp.models import abstract
 from memcomp.training import optimizer
-from memcomp.training import state as state_lib
 from memcomp_kernels import dispatch
 
 _AT_LEAST_ONE = (
@@ -30,7 +25,6 @@ _AT_LEAST_ONE = (
   "mesh.tensor",
   "mesh.context",
 )
-_SEEDS = ("seed", "data.seed")
 _NOT_NEGATIVE = (
   "optimizer.final_learning_rate",
   "optimizer.warmup_steps",
@@ -52,7 +46,7 @@ def check(config: config_lib.Config) -> None:
   Raises:
     UserError: naming the field, its value and what it may be.
   """
-  check_types(config)
+  config_lib.check_types(config)
   try:
     config.model.validate()
   except ValueError as error:
@@ -70,7 +64,7 @@ def check(config: config_lib.Config) -> None:
     config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
   )
   limits.check("model.num_layers", config.model.num_layers, 1, 1 << 16)
-  for path in _SEEDS:
+  for path in config_lib.SEEDS:
     _require(config, path, limits.is_seed, f"must be {limits.A_SEED}")
   _require(
     config,
@@ -99,33 +93,6 @@ def check(config: config_lib.Config) -> None:
       f" {config.model.vocab_size}; set model.vocab_size to {task.ids()} or"
       " more"
     )
-
-
-def check_types(config: Any, prefix: str = "") -> None:
-  """Checks that every field holds a value of its declared type.
-
-  A dataclass does not check what a config file assigns to it.
-
-  Raises:
-    UserError: naming the field, its value and its type.
-  """
-  hints = typing.get_type_hints(type(config))
-  for field in dataclasses.fields(config):
-    value, path = getattr(config, field.name), prefix + field.name
-    if dataclasses.is_dataclass(value):
-      check_types(value, path + ".")
-    elif isinstance(value, dict):  # of configs
-      for name, entry in value.items():
-        check_types(entry, f"{path}.{name}.")
-    elif not _is_a(value, hints[field.name]):
-      raise errors.UserError(
-        f"{path} = {value!r} is {type(value).__name__}; it takes "
-        f"{type_name(hints[field.name])}"
-      )
-    elif isinstance(value, float) and not math.isfinite(value):
-      raise errors.UserError(f"{path} = {value!r}; give a finite number")
-    elif path not in _SEEDS and isinstance(value, int):
-      limits.check(path, value, -limits.COUNT)
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
@@ -163,7 +130,7 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
         f" divide over mesh.context = {shards} shards; set mesh.context to a"
         f" divisor of {tokens}"
       )
-  variables = state_lib.abstract_model(config.model).variables
+  variables = abstract.model_of(config.model).variables
   sharding.check_divides(variables, mesh)
   warning = sharding.narrow_shards(config.model.d_model, mesh)
   if warning and mesh.devices.flat[0].platform == "tpu":
@@ -190,17 +157,6 @@ def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:
       f"model.vocab_size = {config.model.vocab_size}; set model.vocab_size to "
       f"{vocab_size} or more"
     )
-
-
-def type_name(hint: Any) -> str:
-  """Returns a field's type in words a user knows."""
-  words = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-  }
-  return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _check_schedule(config: config_lib.Config) -> None:
@@ -255,18 +211,3 @@ def _require(config, path, accepts, rule) -> None:
     value = getattr(value, name)
   if not accepts(value):
     raise errors.UserError(f"{path} = {value!r}; it {rule}")
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-  origin = typing.get_origin(hint)
-  if origin in (typing.Union, types.UnionType):
-    return any(_is_a(value, h) for h in typing.get_args(hint))
-  if origin is not None:
-    return isinstance(value, origin)
-  if hint is Any or not isinstance(hint, type):
-    return True
-  if hint is float:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-  if hint is int:
-    return isinstance(value, int) and not isinstance(value, bool)
-  return isinstance(value, hint)

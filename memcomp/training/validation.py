@@ -9,9 +9,11 @@ import numpy as np
 
 from memcomp import config as config_lib
 from memcomp.data import sources
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.models import abstract
 from memcomp.training import feed as feed_lib
-from memcomp.training import metrics, step
 from memcomp.training import state as state_lib
+from memcomp.training import step
 
 
 def make(
@@ -29,7 +31,7 @@ def make(
   `batch_size` rows, the same ones each time, in micro-batches of training's
   size; with `carry_state` the state goes from each to the next here too.
   """
-  model = state_lib.abstract_model(config.model)
+  model = abstract.model_of(config.model)
   training = config.training
   rows = training.batch_size // training.accumulation
   count = training.evaluate_batches * training.accumulation
@@ -54,7 +56,7 @@ def make(
     )
     found = {
       "validation_loss": nats / tokens if tokens else None,
-      "validation_bits_per_byte": metrics.bits_per_byte(nats, int(size)),
+      "validation_bits_per_byte": tokenizer_lib.bits_per_byte(nats, int(size)),
     }
     if config.data.task is not None:
       found["validation_accuracy"] = right / tokens if tokens else None

@@ -25,8 +25,8 @@ from memcomp.export import read
 from memcomp.inference import saved
 from memcomp.layers import linear_attention, softmax_attention, trellis
 from memcomp.models import decoder, letters
+from memcomp.runs import workdir
 from memcomp.training import run as run_lib
-from memcomp.training import workdir
 
 DATA = pathlib.Path(__file__).parent / "data"
 TRELLIS = trellis.TrellisConfig(num_slots=4)

@@ -12,8 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.compiling import chips, compile_only
-from memcomp.models import presets
-from memcomp.training import state
+from memcomp.models import abstract, presets
 from memcomp_kernels.testing import aot
 
 needs_compiler = pytest.mark.skipif(
@@ -116,7 +115,7 @@ def test_only_gradients_and_counts_cross_slices(tmp_path, capsys):
   ((kind, sent),) = report["between_slices"].items()
   assert kind == "all-reduce" and not sent["in_inner_loops"]
   # Each shard of every parameter's gradient, once, and little else.
-  parameters = state.abstract_model(model).variables
+  parameters = abstract.model_of(model).variables
   count = sum(x.size for x in jax.tree.leaves(parameters))
   assert 2 * count / 4 < sent["bytes"] < 4 * count / 4 * 1.05
   shown = capsys.readouterr().out

@@ -20,10 +20,11 @@ from memcomp.convert import convert
 from memcomp.evaluation import load
 from memcomp.export import huggingface, names
 from memcomp.layers import linear_attention
+from memcomp.models import abstract
+from memcomp.runs import workdir as workdir_lib
 from memcomp.training import checkpoint
 from memcomp.training import run as run_lib
 from memcomp.training import state as state_lib
-from memcomp.training import workdir as workdir_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 LLAMA = ROOT / "tests" / "export" / "data" / "llama"
@@ -110,7 +111,7 @@ def test_it_is_a_run(converted):
   assert isinstance(new, linear_attention.LinearAttentionConfig)
   assert new.heads == 4
   # The layer that was left alone, and what is no mixer.
-  ours = names.flatten(model, state_lib.plain(nnx.split(opened.model)[1]))
+  ours = names.flatten(model, abstract.plain(nnx.split(opened.model)[1]))
   old, params = huggingface.load_params(LLAMA)
   for name, array in names.flatten(old, params).items():
     if not name.startswith("layers.1.mixer."):

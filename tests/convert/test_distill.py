@@ -9,9 +9,8 @@ from memcomp import config as config_lib
 from memcomp.convert import distill, swap
 from memcomp.data import batch as batch_lib
 from memcomp.layers import base, linear_attention, softmax_attention
-from memcomp.models import decoder
+from memcomp.models import abstract, decoder
 from memcomp.models import stacks as stacks_lib
-from memcomp.training import state as state_lib
 
 SIZES = {"heads": 2, "key_dim": 8, "value_dim": 8}
 LINEAR = linear_attention.LinearAttentionConfig(**SIZES)
@@ -36,7 +35,7 @@ def batch_of(tokens, segment_ids=None):
 
 
 def module_of(config, params):
-  return state_lib.merge(state_lib.abstract_model(config).graphdef, params)
+  return abstract.merge(abstract.model_of(config).graphdef, params)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from memcomp import errors
 from memcomp.convert import swap
 from memcomp.export import names
 from memcomp.layers import linear_attention, softmax_attention, trellis
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 SIZES = {"heads": 2, "key_dim": 8, "value_dim": 8}
 GROUPED = softmax_attention.SoftmaxAttentionConfig(
@@ -38,7 +37,7 @@ def params():
 
 
 def logits_of(config, params):
-  model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
+  model = abstract.merge(abstract.model_of(config).graphdef, params)
   return jax.jit(model.__call__)(TOKENS)
 
 

@@ -9,15 +9,14 @@ from absl.testing import flagsaver
 from memcomp import cli
 from memcomp.commands import evaluate
 from memcomp.data import store as store_lib
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 
 @pytest.fixture(scope="session")
 def model() -> decoder.Decoder:
   config = cases.tiny_config()
-  graphdef = state_lib.abstract_model(config.model).graphdef
-  return state_lib.merge(graphdef, cases.tiny_params(config))
+  graphdef = abstract.model_of(config.model).graphdef
+  return abstract.merge(graphdef, cases.tiny_params(config))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ import pytest
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.evaluation import compare, run, speed
+from memcomp.evaluation import run
+from memcomp.training import compare, speed
 
 
 def result(name, seed, bits, late, **changes):
@@ -72,7 +73,7 @@ def test_rows_by_hand(runs):
 
 
 def test_the_program_writes_table_and_plot(runs, capsys):
-  run.run(runs, "compare")
+  compare.run(runs)
   assert "| better |" in (runs / "compare.md").read_text()
   assert (runs / "compare.png").stat().st_size > 5000
   rows = json.loads((runs / "compare.json").read_text())["rows"]
@@ -116,7 +117,7 @@ def test_runs_of_two_versions_are_compared(runs):
 
 def test_an_empty_folder_is_named(tmp_path):
   with pytest.raises(errors.UserError, match="holds no finished runs"):
-    run.run(tmp_path / "nothing", "compare")
+    compare.run(tmp_path / "nothing")
   assert not (tmp_path / "nothing").exists()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcomp import errors
-from memcomp.evaluation import run
+from memcomp.training import compare
 
 
 def leave(folder, name, seed, accuracy, **task):
@@ -32,7 +32,7 @@ def test_means_over_seeds_by_slice(tmp_path, capsys):
   leave(tmp_path, "full", 0, {24: 1.0, 48: 0.5})
   leave(tmp_path, "full", 1, {24: 0.5, 48: 0.5})
   leave(tmp_path, "window", 0, {24: 0.0625}, gap=48)
-  run.run(tmp_path, "compare")
+  compare.run(tmp_path)
   out = capsys.readouterr().out
   assert "| full | 2 | 1,024 | 0.750 ± 0.354 | 0.500 |" in out
   assert "| window | 1 | 1,024 | 0.062 |  |" in out
@@ -58,7 +58,7 @@ def test_needles_are_in_percent(tmp_path, capsys):
   (place / "results.json").write_text(json.dumps(result))
   one = {"needle": "single_1", "context": 1024, "loose": 28.0, "strict": 21.0}
   (place / "niah-step9.json").write_text(json.dumps({"slices": [one]}))
-  run.run(tmp_path, "compare")
+  compare.run(tmp_path)
   assert "| needles | 1 | 1,024 | 0.280 |" in capsys.readouterr().out
   found = json.loads((tmp_path / "compare.json").read_text())
   assert found["slices"] == ["single_1/1024"]
@@ -68,7 +68,7 @@ def test_other_tasks_are_refused(tmp_path):
   leave(tmp_path, "full", 0, {24: 1.0}, episodes=6)
   leave(tmp_path, "window", 0, {24: 1.0}, episodes=1)
   with pytest.raises(errors.UserError, match=r"window and full.*other tasks"):
-    run.run(tmp_path, "compare")
+    compare.run(tmp_path)
   assert not (tmp_path / "compare.json").exists()
 
 
@@ -76,4 +76,4 @@ def test_runs_of_two_versions_are_compared(tmp_path):
   """One from before `pairs` was a field, which is 1 by default."""
   leave(tmp_path, "old", 0, {24: 1.0})
   leave(tmp_path, "new", 0, {24: 1.0}, pairs=1)
-  run.run(tmp_path, "compare")
+  compare.run(tmp_path)

@@ -9,7 +9,7 @@ from memcomp.evaluation import likelihood
 from memcomp.inference import generate, prefill, sample
 from memcomp.inference import session as session_lib
 from memcomp.layers import softmax_attention
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 
 def attention_model():
@@ -19,8 +19,8 @@ def attention_model():
   config.model.mixers["memory"] = softmax_attention.SoftmaxAttentionConfig(
     **sizes
   )
-  graphdef = state_lib.abstract_model(config.model).graphdef
-  return state_lib.merge(graphdef, cases.tiny_params(config))
+  graphdef = abstract.model_of(config.model).graphdef
+  return abstract.merge(graphdef, cases.tiny_params(config))
 
 
 @pytest.fixture(

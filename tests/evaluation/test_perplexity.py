@@ -9,7 +9,7 @@ from flax import nnx
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import perplexity, report, text
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 BYTES = tokenizer_lib.ByteTokenizer()
 
@@ -35,7 +35,7 @@ def direct(model, tokens):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(graphdef, params, tokens):
-  model = state_lib.merge(graphdef, params)
+  model = abstract.merge(graphdef, params)
   return model(tokens)
 
 

@@ -16,7 +16,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import byte_models, load, perplexity, run, tasks, text
 from memcomp.inference import generate, sample
 from memcomp.layers import softmax_attention
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 ROOT = pathlib.Path(__file__).parents[2]
 BYTES = tokenizer_lib.ByteTokenizer()
@@ -103,8 +103,8 @@ def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
       )
     },
   )
-  graphdef = state_lib.abstract_model(stretched).graphdef
-  model = state_lib.merge(graphdef, cases.tiny_params(config))
+  graphdef = abstract.model_of(stretched).graphdef
+  model = abstract.merge(graphdef, cases.tiny_params(config))
   stream = text.Stream(sources.open_split(config.data, "validation"))
   found = result["perplexity"]["trained_length"]["nats"]
   whole, own = (

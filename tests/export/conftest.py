@@ -6,7 +6,7 @@ from export_cases import tiny_config
 
 from memcomp import config as config_lib
 from memcomp import sharding
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +41,8 @@ def logits():
 
   @jax.jit
   def compute(params):
-    graphdef = state_lib.abstract_model(tiny_config().model).graphdef
-    model = state_lib.merge(graphdef, params)
+    graphdef = abstract.model_of(tiny_config().model).graphdef
+    model = abstract.merge(graphdef, params)
     return model(tokens)
 
   compute.tokens = tokens

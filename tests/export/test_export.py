@@ -16,16 +16,15 @@ import runs
 from flax import nnx
 from safetensors import numpy as safetensors
 
-from memcomp import cli, errors, sharding
+from memcomp import cli, disk, errors, sharding
 from memcomp import config as config_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import recall
 from memcomp.evaluation import run as evaluation
 from memcomp.export import names, read, tensors, write
 from memcomp.layers import registry
-from memcomp.models import decoder
-from memcomp.training import disk, workdir
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
+from memcomp.runs import workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -38,7 +37,7 @@ def exported(run, tmp_path_factory):
 
 
 def params_of(model):
-  return state_lib.plain(nnx.split(model)[1])
+  return abstract.plain(nnx.split(model)[1])
 
 
 def assert_same(found, expected):

@@ -14,14 +14,14 @@ from memcomp import errors
 from memcomp.evaluation import load
 from memcomp.export import huggingface, read, write
 from memcomp.layers import softmax_attention
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 DATA = pathlib.Path(__file__).parent / "data"
 NAMES = ("llama", "llama_tied_sharded", "qwen2")
 
 
 def logits_of(config, params, tokens):
-  model = state_lib.merge(state_lib.abstract_model(config).graphdef, params)
+  model = abstract.merge(abstract.model_of(config).graphdef, params)
   return jax.jit(model.__call__)(tokens)
 
 

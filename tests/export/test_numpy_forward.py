@@ -15,8 +15,7 @@ from export_cases import tiny_config
 from memcomp import config as config_lib
 from memcomp.export import huggingface, names, numpy_forward, write
 from memcomp.layers import trellis
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 FILE = pathlib.Path(numpy_forward.__file__)
 DATA = pathlib.Path(__file__).parent / "data"
@@ -61,9 +60,7 @@ def test_options_of_trellis():
     },
   )
   params = runs.random_params(config)
-  model = state_lib.merge(
-    state_lib.abstract_model(config.model).graphdef, params
-  )
+  model = abstract.merge(abstract.model_of(config.model).graphdef, params)
   tokens = np.random.default_rng(1).integers(0, 256, (1, 12))
   expected = jax.jit(model.__call__)(tokens)[0]
   found = numpy_forward.forward(

@@ -9,8 +9,7 @@ from memcomp import sharding
 from memcomp.inference import generate, prefill, sample
 from memcomp.inference import session as session_lib
 from memcomp.layers import registry, trellis
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 
 GREEDY = sample.Settings(temperature=0.0)
 
@@ -75,14 +74,14 @@ def build(config, mesh=None, seed=0) -> decoder.Decoder:
   """Weights from numpy: XLA takes long to compile JAX's generator."""
   rng = np.random.default_rng(seed)
   mesh = mesh or sharding.one_device()
-  abstract = state_lib.abstract_model(config)
+  found = abstract.model_of(config)
   params = jax.tree.map(
     lambda x: jax.device_put(
       (0.3 * rng.standard_normal(x.shape)).astype(x.dtype), x.sharding
     ),
-    state_lib.abstract_params(abstract, mesh),
+    abstract.params_of(found, mesh),
   )
-  return state_lib.merge(abstract.graphdef, params)
+  return abstract.merge(found.graphdef, params)
 
 
 def read(model, prompts, size=16):

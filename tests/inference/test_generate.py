@@ -10,7 +10,7 @@ from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import generate, prefill, sample, stop
 from memcomp.inference import session as session_lib
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 GREEDY, read = cases.GREEDY, cases.read
 pieces, joined = cases.pieces, cases.joined
@@ -31,7 +31,7 @@ def ids(model, prompt=PROMPT, tokens=30, settings=WARM, **more):
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(graphdef, params, token, state):
-  return state_lib.merge(graphdef, params).step(token, state)
+  return abstract.merge(graphdef, params).step(token, state)
 
 
 def by_steps(model, tokens, state=None):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from memcomp.inference import generate, sample
 from memcomp.inference import session as session_lib
-from memcomp.training import state as state_lib
+from memcomp.models import abstract
 
 ROOM = 2048
 
@@ -25,7 +25,7 @@ def test_by_layer_is_the_same():
 
   @jax.jit
   def step(params, token, state):
-    return state_lib.merge(graphdef, params).step(token, state)
+    return abstract.merge(graphdef, params).step(token, state)
 
   stacked = model.init_state(2, 8)
   apart = stacked.by_layer()

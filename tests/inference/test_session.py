@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, integrity
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import prefill, sample, saved
 from memcomp.inference import session as session_lib
-from memcomp.training import integrity
 
 BYTES = tokenizer_lib.ByteTokenizer()
 # Of the lengths that leave no new program to compile.

@@ -10,8 +10,7 @@ from flax import nnx
 
 from memcomp import config as config_lib
 from memcomp.layers import bounded_rate, trellis
-from memcomp.models import decoder
-from memcomp.training import state as state_lib
+from memcomp.models import abstract, decoder
 from memcomp_kernels.primitives import activations
 from memcomp_kernels.trellis import api
 
@@ -69,7 +68,7 @@ def test_learned_eps_is_not_decayed():
     mlp_dim=16,
     mixers={"memory": change(learn_phi_eps=True)},
   )
-  found = state_lib.abstract_model(model)
+  found = abstract.model_of(model)
   flags = {
     path: flag
     for path, flag in nnx.to_flat_state(found.decayed)

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from memcomp import errors
-from memcomp.training import disk, integrity
+from memcomp import disk, errors, integrity
 
 
 def test_one_of_two_makes_a_folder(tmp_path):

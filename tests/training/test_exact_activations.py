@@ -15,6 +15,7 @@ from configs import smoke
 from memcomp import sharding
 from memcomp.data import sources, tokenizer
 from memcomp.evaluation import activations
+from memcomp.models import abstract
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
@@ -30,18 +31,18 @@ def byte_model_inputs(memory: str):
   mesh = sharding.make_mesh(config.mesh)
   bytes_ = tokenizer.load(config.data.tokenizer)
   store = sources.open_split(config.data, "train", tokenizer=bytes_)
-  graphdef = state_lib.abstract_model(config.model).graphdef
+  graphdef = abstract.model_of(config.model).graphdef
   rows = config.training.batch_size
   with jax.set_mesh(mesh):
     state = state_lib.initial_state(config, mesh)
     update = jax.jit(step_lib.make_train_step(config, mesh))
-    models, losses = [state_lib.merge(graphdef, state.params)], []
+    models, losses = [abstract.merge(graphdef, state.params)], []
     with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=True) as feed:
       for batch, _ in itertools.islice(feed, UPDATES):
         state, metrics = update(state, batch)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 1  # trained
-    models.append(state_lib.merge(graphdef, state.params))
+    models.append(abstract.merge(graphdef, state.params))
     spec = config.model.mixers["memory"].spec()
     found = [activations.memory_inputs(m, batch.tokens) for m in models]
   return spec, jax.device_get(list(itertools.chain(*found)))

@@ -8,8 +8,8 @@ import pytest
 import training_cases
 import two_processes
 
-from memcomp import errors
-from memcomp.training import checkpoint, integrity
+from memcomp import errors, integrity
+from memcomp.training import checkpoint
 
 LENGTH = (
   "--config.training.steps=48",

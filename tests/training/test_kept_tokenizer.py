@@ -8,11 +8,12 @@ import odd_tokenizers
 import pytest
 import training_cases
 
-from memcomp import errors
+from memcomp import errors, integrity
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load, report
 from memcomp.export import write
-from memcomp.training import integrity, run, workdir
+from memcomp.runs import workdir
+from memcomp.training import run
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
 

@@ -13,8 +13,9 @@ import pytest
 import training_cases
 
 from memcomp import config as config_lib
-from memcomp import errors, sharding
-from memcomp.training import checkpoint, integrity, load, state
+from memcomp import errors, integrity, sharding
+from memcomp.runs import load
+from memcomp.training import checkpoint, state
 
 pytestmark = [
   pytest.mark.usefixtures("leaky_model"),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import training_cases
 
-from memcomp import errors
-from memcomp.models import overview
-from memcomp.training import figures, flops, metrics, plot, state
+from memcomp import errors, figures
+from memcomp.models import abstract, overview
+from memcomp.training import flops, metrics, plot
 
 
 def _record(step, **fields):
@@ -204,7 +204,7 @@ def test_flops_count_matrices_and_the_head_but_not_the_lookup(tied):
   config = training_cases.tiny().model
   config.tied_embeddings = tied
   config.num_layers = 3
-  model = state.abstract_model(config)
+  model = abstract.model_of(config)
   d, inner, ff, slots, heads = 32, 16, 32, 4, 2
   # W_qk, W_v, W_g, W_o; alpha; two gates; SwiGLU.
   mixer = 4 * d * inner + d * heads * slots + 2 * d * heads

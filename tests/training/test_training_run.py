@@ -14,9 +14,10 @@ import training_cases
 
 import memcomp.evaluation
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, integrity
 from memcomp.data import store as store_lib
-from memcomp.training import checkpoint, integrity, metrics, run, step, workdir
+from memcomp.runs import workdir
+from memcomp.training import checkpoint, metrics, run, step
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
 

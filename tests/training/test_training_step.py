@@ -6,6 +6,7 @@ import training_cases
 
 from memcomp import sharding
 from memcomp.data import batch as batch_lib
+from memcomp.models import abstract
 from memcomp.training import loss, state, step
 
 
@@ -76,10 +77,10 @@ def test_gradient_is_that_of_the_mean_over_all_scored_tokens():
   batch = _batch(0, documents=True)
   config, mesh, start = _setup(accumulation=4)
   config.optimizer.clip_norm = 1e6
-  model = state.abstract_model(config.model)
+  model = abstract.model_of(config.model)
 
   def mean(params):
-    module = state.merge(model.graphdef, params)
+    module = abstract.merge(model.graphdef, params)
     hidden, _ = module.hidden(batch.tokens, segment_ids=batch.segment_ids)
     sums = loss.next_token_loss(module.logits, hidden, batch.targets)
     return sums.nll / sums.count
@@ -150,10 +151,10 @@ def test_the_carried_state_continues_each_row():
   first, second = _batch(0), _batch(1)
   second = second._replace(positions=second.positions + 16)
   after, _ = _run(config, mesh, start, [first])
-  model = state.abstract_model(config.model)
+  model = abstract.model_of(config.model)
 
   def losses(carry):
-    module = state.merge(model.graphdef, after.params)
+    module = abstract.merge(model.graphdef, after.params)
     hidden, _ = module.hidden(
       second.tokens,
       state=carry,

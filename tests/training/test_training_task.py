@@ -10,7 +10,8 @@ import training_cases
 from memcomp import config as config_lib
 from memcomp import errors, sharding
 from memcomp.data.synthetic import mqar_task, recall
-from memcomp.training import metrics, run, validate, workdir
+from memcomp.runs import workdir
+from memcomp.training import metrics, run, validate
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
 

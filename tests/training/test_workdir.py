@@ -7,7 +7,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.training import workdir
+from memcomp.runs import workdir
 
 
 @pytest.fixture

@@ -21,13 +21,12 @@ from typing import Any
 from etils import epath
 
 from memcomp import config as config_lib
-from memcomp import errors, lock, paths
+from memcomp import disk, errors, integrity, lock, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
 from memcomp.models import decoder, letters
-from memcomp.training import disk, integrity, validate
 
 TOKENIZER = "tokenizer.json"
 
@@ -154,7 +153,7 @@ def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
   """
   with errors.malformed(f"the config of {where}", "restore it from a copy"):
     config = _build(config_lib.Config, saved, where)
-    validate.check_types(config)
+    config_lib.check_types(config)
   return config
 
 

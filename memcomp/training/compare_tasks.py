@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from memcomp import errors, paths
+from memcomp import errors, figures, paths
 from memcomp.data.synthetic import task as task_lib
-from memcomp.training import figures, workdir
+from memcomp.runs import workdir
 
 _SLICE = {
   "recall": ("gap",),

@@ -4,7 +4,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from memcomp.training import disk
+from memcomp import disk
 
 MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
 """What is said of a figure that cannot be drawn."""

@@ -8,10 +8,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from memcomp import config as config_lib
-from memcomp import errors, paths, sharding
-from memcomp.models import decoder
-from memcomp.training import integrity, workdir
-from memcomp.training import state as state_lib
+from memcomp import errors, integrity, paths, sharding
+from memcomp.models import abstract, decoder
+from memcomp.runs import workdir
 
 _COMMITTED = "commit_success.txt"  # orbax's
 _TRIES = 100
@@ -65,7 +64,7 @@ def read(
     )
   for _ in range(_TRIES):
     for candidate in [step] if step is not None else steps[::-1]:
-      error = None
+      error, reason = None, None
       try:
         reason = integrity.problem(root / str(candidate))
         if reason is None:
@@ -111,8 +110,8 @@ def load_model(
 
 def module_of(config: config_lib.Config, params: Any) -> decoder.Decoder:
   """Returns the model of a config with the given parameters."""
-  graphdef = state_lib.abstract_model(config.model).graphdef
-  return state_lib.merge(graphdef, params)
+  graphdef = abstract.model_of(config.model).graphdef
+  return abstract.merge(graphdef, params)
 
 
 def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
@@ -140,9 +139,7 @@ def _read(root: epath.Path, step: int, mesh: Mesh | None) -> Read:
     mesh = sharding.one_device()
   with errors.malformed(f"the meta of {path}", "restore it from a copy"):
     config = workdir.config_of(meta["config"], str(root))
-    target = state_lib.abstract_params(
-      state_lib.abstract_model(config.model), mesh
-    )
+    target = abstract.params_of(abstract.model_of(config.model), mesh)
   with ocp.StandardCheckpointer() as reader:
     return Read(step, meta, reader.restore(path / "params", target))
 

@@ -13,8 +13,7 @@ import pathlib
 import tensorstore as ts
 from etils import epath
 
-from memcomp import errors, paths
-from memcomp.training import disk
+from memcomp import disk, errors, paths
 
 MANIFEST = "sha256.json"
 

@@ -12,14 +12,45 @@ from typing import Any
 
 from memcomp import errors, paths
 from memcomp import progress as progress_lib
-from memcomp.evaluation import report, speed
-from memcomp.training import workdir as workdir_lib
+from memcomp.evaluation import plot, report
+from memcomp.runs import workdir as workdir_lib
+from memcomp.training import compare_tasks, speed
 
 PARAMETERS_TOLERANCE = 0.02
 """Counts that differ by more are pointed out."""
 
 _SAME = ("data", "optimizer", "training", "evaluation")
 _FREE = ("training.log_every", "training.checkpoint_every")
+
+
+def run(checkpoint: str | pathlib.Path | None, out: str = "") -> None:
+  """Writes and prints a table and a figure of the runs in a folder.
+
+  Args:
+    checkpoint: the folder, as `train.py --each` leaves it.
+    out: folder for results; "" is the runs' own.
+
+  Raises:
+    UserError: no folder was given, or see `compare`.
+  """
+  if not checkpoint:
+    raise errors.UserError("--checkpoint is missing; give it, or see --help")
+  runs = pathlib.Path(checkpoint)
+  folder = report.make_folder(pathlib.Path(out)) if out else runs
+  of_tasks = compare_tasks.compare(runs)
+  found = of_tasks or compare(runs)
+  text = compare_tasks.table(found) if of_tasks else table(found)
+  print(text, *found.get("notes", ()), sep="\n")
+  report.write_json(folder / "compare.json", found)
+  report.write_text(folder / "compare.md", text)
+  draw = compare_tasks.draw if of_tasks else plot.side_by_side
+  report.announce(
+    [
+      folder / "compare.json",
+      folder / "compare.md",
+      draw(found, folder / "compare.png"),
+    ]
+  )
 
 
 def compare(folder: pathlib.Path, rounds: int = 5) -> dict[str, Any]:

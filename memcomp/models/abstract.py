@@ -1,0 +1,96 @@
+"""A model without its arrays, and parameters as a plain tree.
+
+What is trained, saved and restored are nested dicts of arrays. The metadata of
+`nnx.Param` (logical axes, weight decay) is read off an abstract model whenever
+it is needed.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from memcomp import sharding
+from memcomp.models import decoder
+
+
+class Model(NamedTuple):
+  """A model without its arrays.
+
+  Attributes:
+    graphdef: structure; `nnx.merge(graphdef, params)` is the module.
+    variables: `nnx.State` of abstract `nnx.Param`s with their metadata.
+    decayed: `nnx.State` of bool like `variables`: takes weight decay.
+    hidden: the same: a matrix between features, not a table of embeddings.
+  """
+
+  graphdef: Any
+  variables: Any
+  decayed: Any
+  hidden: Any
+
+
+def model_of(config: decoder.DecoderConfig) -> Model:
+  """Builds a model's structure; allocates nothing."""
+  graphdef, variables = jax.eval_shape(
+    lambda: nnx.split(
+      decoder.Decoder(config, rngs=nnx.Rngs(0), rules=sharding.RULES)
+    )
+  )
+  decayed = jax.tree.map(
+    lambda v: v.get_metadata("weight_decay", False),
+    variables,
+    is_leaf=_is_variable,
+  )
+  hidden = nnx.from_flat_state(
+    (path, is_decayed and path != ("embedding",))
+    for path, is_decayed in nnx.to_flat_state(decayed)
+  )
+  return Model(graphdef, variables, decayed, hidden)
+
+
+def merge(graphdef: Any, params: Any) -> decoder.Decoder:
+  """Returns the module whose parameters are `params`."""
+  return nnx.merge(graphdef, params)
+
+
+def params_of(model: Model, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the parameters as `ShapeDtypeStruct`s with their shardings.
+
+  Raises:
+    UserError: an axis does not divide over the mesh.
+  """
+  sharding.check_divides(model.variables, mesh)
+  return on_mesh(model.variables, mesh)
+
+
+def on_mesh(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the values of Variables as `ShapeDtypeStruct`s with shardings."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    plain(tree),
+    plain(sharding.RULES.shardings(tree, mesh)),
+  )
+
+
+def shardings_of(tree: Any) -> Any:
+  """Returns the shardings of a tree of `ShapeDtypeStruct`s."""
+  return jax.tree.map(lambda x: x.sharding, tree)
+
+
+def plain(tree: Any) -> Any:
+  """Returns `tree` with each Variable replaced by its value, as dicts."""
+  tree = jax.tree.map(
+    lambda x: x.get_value() if _is_variable(x) else x,
+    tree,
+    is_leaf=_is_variable,
+  )
+  return jax.tree.map(
+    lambda x: nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x,
+    tree,
+    is_leaf=lambda x: isinstance(x, nnx.State),
+  )
+
+
+def _is_variable(x: Any) -> bool:
+  return isinstance(x, nnx.Variable)
