@@ -42,7 +42,7 @@ from absl import app, flags
 
 from memcomp.compiling import flops
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.pallas_gpu import device as device_lib
 from memcomp_kernels.testing import errors, gradients, hopper, memories
 
 _HOLDS_ALL = {"softmax_attention"}
@@ -295,7 +295,7 @@ def main(argv: list[str]) -> None:
   if not on_gpu:
     print("no GPU: small, kernels interpreted; times are of no use")
   rows, failed = Rows(_JSON.value), False
-  with modes.tried():
+  with device_lib.tried():
     if names:
       failed = run_all(rows, device, names, shapes, every)
     if _ALL.value or _STEPS.value:
@@ -330,7 +330,7 @@ def static(names: list[str], shapes: list[str]) -> None:
     given = jax.eval_shape(
       functools.partial(arguments, case, SHAPES[shape], jnp.bfloat16)
     )
-    with modes.lowered():
+    with device_lib.lowered():
       found = hopper.compile_for(jax.grad(loss, argnums=1), *given)
     # Called with chunks under way and without: one row each.
     for kernel in dict.fromkeys(found):

@@ -8,23 +8,26 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import xla_chunked as delta_rule
-from memcomp_kernels.lattice import _kernel_calls as lattice_calls
-from memcomp_kernels.lattice import mosaic_tpu as lattice_tpu
 from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.lattice import xla_chunked as lattice
-from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import tile_scan, tiles
-from memcomp_kernels.primitives.mosaic import _token_calls, by_token
+from memcomp_kernels.lattice.pallas_tpu import call as lattice_calls
+from memcomp_kernels.lattice.pallas_tpu import engine as lattice_tpu
+from memcomp_kernels.pallas_tpu.affine import call
+from memcomp_kernels.pallas_tpu.affine import engine as engine_lib
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import xla_chunked as duality
 from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache_tpu
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories
-from memcomp_kernels.trellis import mosaic_tpu, tilings
+from memcomp_kernels.trellis import tilings
 from memcomp_kernels.trellis import xla_chunked as trellis
+from memcomp_kernels.trellis.pallas_tpu import engine as engine_pallas_tpu
 
 SLOTS = flags.DEFINE_integer("slots", 64, "Of a memory that has them.")
 HEADS = flags.DEFINE_integer("heads", 12, "Of a layer.")
@@ -155,7 +158,7 @@ class Case:
     if self.memory.startswith("lattice"):
       return lattice_tpu.ENGINE
     is_trellis = self.memory.startswith("trellis")
-    return mosaic_tpu.ENGINE if is_trellis else delta_tpu.ENGINE
+    return engine_pallas_tpu.ENGINE if is_trellis else delta_tpu.ENGINE
 
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
     """The memory under the chunk form."""
@@ -279,7 +282,7 @@ def key_value_means_tile(case: Case, run: Callable) -> tuple[Callable, tuple]:
 
 def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
   """As `kernel_alone`."""
-  form, layout = case.form(case.engine), tiles.aligned(case.chunk)
+  form, layout = case.form(case.engine), layout_lib.aligned(case.chunk)
   plans = []
 
   def packed():
@@ -309,28 +312,28 @@ def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
 
 def _lattice_chunk_alone(case: Case) -> tuple[Callable, tuple]:
   """As `kernel_alone`: the XLA form of decays out of range stands beside it."""
-  form, layout = case.form(case.engine), tiles.aligned(case.chunk)
+  form, layout = case.form(case.engine), layout_lib.aligned(case.chunk)
   plans = []
 
   def packed():
     (memory,), _, _, inputs = case.operands()
-    plan = by_token.plan_of(lattice_tpu.tokens, form, inputs, case.direction)
+    plan = engine_lib.plan_of(lattice_tpu.tokens, form, inputs, case.direction)
     assert plan is not None
     plans.append(plan)
-    tokens, _, _ = by_token.prepare(
+    tokens, _, _ = engine_lib.prepare(
       lattice_tpu.tokens, plan, form, layout, inputs
     )
-    return tokens, by_token.pack_memory(plan, memory)
+    return tokens, engine_lib.pack_memory(plan, memory)
 
   given = jax.eval_shape(packed)
   (plan,) = plans
 
   def forward(tokens, memory):
     save = case.direction != "forward"
-    return _token_calls.forward(plan, tokens, memory, save=save)
+    return call.forward(plan, tokens, memory, save=save)
 
   def backward(*operands):
-    return _token_calls.backward(plan, *operands)
+    return call.backward(plan, *operands)
 
   if case.direction != "backward":
     return forward, given

@@ -37,11 +37,14 @@ import tpu_schedule
 from absl import app, flags, logging
 from tpu_cases import Case
 
-from memcomp_kernels.key_value_means import mosaic_tpu as key_value_means_tpu
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.key_value_means import tile as key_value_means_tile
-from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives import tile_scan, tiles
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.key_value_means.pallas_tpu import (
+  engine as key_value_means_tpu,
+)
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot, errors
 
 _MEMORY = flags.DEFINE_list(
@@ -70,7 +73,7 @@ _GROWTH = 1.05  # of cycles, before a comparison fails
 
 def functions(case: Case, engine: form_lib.Engine):
   """The forward and the backward pass of whole chunks."""
-  form, layout = case.form(engine), tiles.aligned(case.chunk)
+  form, layout = case.form(engine), layout_lib.aligned(case.chunk)
 
   def forward(operands):
     save = case.direction != "forward"
@@ -107,7 +110,7 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
   """The row of a kernel."""
   whole, given = whole_pass(case)
   function, own = tpu_cases.kernel_alone(case) or (whole, given)
-  with modes.compiled():
+  with device.compiled():
     traced = jax.make_jaxpr(function)(*own)
     aot.compile_for(case.topology, function, *own)
     results = jax.eval_shape(whole, *given)
@@ -129,7 +132,7 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
 
 def count_around(case: Case) -> dict:
   """The row of what stands around a kernel: preparing, layouts."""
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(case.topology, *_flat(whole_pass(case)))
   cycles = tpu_schedule.estimated_cycles(compiled.as_text(), 1)
   return {"cycles_per_token_head": round(cycles / _tokens(case), 3)}
@@ -198,7 +201,7 @@ def error(case: Case) -> float:
     return backward(operands, saved, cotangents).inputs
 
   truth = jax.jit(lambda x: run(tile_scan.ENGINE, x))(wide)
-  with modes.interpreted():
+  with device.interpreted():
     ours = jax.jit(lambda x: run(case.engine, x))(given)
   pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True)
   return float(max(errors.relative_rms(a, b) for a, b in pairs))
@@ -222,7 +225,7 @@ def _error_of_tile(case: Case) -> float:
     lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, given
   )
   truth = jax.jit(whole_pass(case, xla=True)[0])(*wide)[1]
-  with modes.interpreted():
+  with device.interpreted():
     return float(errors.relative_rms(jax.jit(function)(*given)[1], truth))
 
 

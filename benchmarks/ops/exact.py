@@ -38,7 +38,7 @@ from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
 from memcomp_kernels import contract
 from memcomp_kernels.lattice import tilings as lattice_tilings
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver
 from memcomp_kernels.testing import errors, memories
 from memcomp_kernels.trellis import tilings as trellis_tilings
 
@@ -111,7 +111,7 @@ def _tilings(name):
       found[f"substitution, tile {size}"] = Tiling(tile_time=size), "1", "1"
     swept = Tiling(tile_time=16, solver="sweeps")
     return found | {"sweeps, tile 16": (swept, "sweeps/16", "sweeps")}
-  Tiling, Solver = trellis_tilings.Tiling, triangular.Solver
+  Tiling, Solver = trellis_tilings.Tiling, solver.Solver
   for size in (16, 32, 64):
     found[f"substitution, tile {size}"] = Tiling(tile_time=size), "1", "1"
   for size, block in ((32, 8), (64, 16)):

@@ -23,10 +23,11 @@ from jaxtyping import Array, Float, Int
 from memcomp import sharding
 from memcomp.layers import linear, options, short_convolution
 from memcomp.sharding import explicit
-from memcomp_kernels import dispatch, hand_off, wavefront
+from memcomp_kernels import dispatch
+from memcomp_kernels.parallel import state_passing, wavefront
 
 
-def _hand_over(spec: Any) -> hand_off.HandOff:
+def _hand_over(spec: Any) -> state_passing.HandOff:
   del spec
   return wavefront.hand_over
 
@@ -46,7 +47,7 @@ class Op(NamedTuple):
   init_state: Callable[..., Any]
   chunk: Callable[..., Any]
   step: Callable[..., Any]
-  over_time: Callable[[Any], hand_off.HandOff] = _hand_over
+  over_time: Callable[[Any], state_passing.HandOff] = _hand_over
   with_stats: bool = False
   with_seen: bool = False
 

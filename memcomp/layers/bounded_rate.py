@@ -20,7 +20,7 @@ Nor does it bound what curvature adds to gradients through the recurrence.
 
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.trellis import api as trellis
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, norm, options, step_size
-from memcomp_kernels import hand_off
 from memcomp_kernels.delta_rule import api as delta_rule
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
+from memcomp_kernels.parallel import state_passing
 
 option = options.option
 
@@ -89,7 +89,7 @@ class GatedDeltaNet(base.Mixer):
     delta_rule.init_state,
     delta_rule.chunk,
     delta_rule.step,
-    over_time=lambda spec: hand_off.linear,
+    over_time=lambda spec: state_passing.linear,
   )
 
   def build(self, config: GatedDeltaNetConfig, make: base.Make) -> None:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from memcomp import sharding
-from memcomp_kernels import contract, hand_off
+from memcomp_kernels import contract
+from memcomp_kernels.parallel import state_passing
 
 Local = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -57,17 +58,17 @@ def over_time(
     segment_id = jnp.zeros(x.shape[0], jnp.int32)
 
   def on_shard(x, taps, parameters, segment_ids, segment_id):
-    before = hand_off.ids_before(axis, segment_id, segment_ids)
+    before = state_passing.ids_before(axis, segment_id, segment_ids)
     nothing = _Tail(
       jnp.zeros_like(taps), jnp.zeros_like(before), before != before
     )
     # Its outputs are not used, and so not computed.
     _, own = local(x, nothing.taps, parameters, segment_ids, before)
     tail = _tail(own, x.shape[1], segment_ids, before)
-    earlier = hand_off.scan_before(_then, axis, tail, nothing)
+    earlier = state_passing.scan_before(_then, axis, tail, nothing)
     handed = _then(nothing._replace(taps=taps), earlier).taps
     y, taps = local(x, handed, parameters, segment_ids, before)
-    return y, hand_off.of_last(taps, axis)
+    return y, state_passing.of_last(taps, axis)
 
   # Channels of heads stay where they are.
   divides = x.shape[-1] % rules.shards("heads") == 0

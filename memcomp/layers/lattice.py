@@ -13,7 +13,8 @@ from flax import nnx
 
 from memcomp.layers import base, linear, norm, options
 from memcomp_kernels.lattice import api as lattice
-from memcomp_kernels.primitives import activations, triangular
+from memcomp_kernels.math import activations
+from memcomp_kernels.math import solver as solver_lib
 
 option = options.option
 NORMALIZE = ("none", "qk", "qkv")
@@ -118,7 +119,7 @@ class LatticeState(NamedTuple):
   key_taps: jax.Array | None
   value_taps: jax.Array | None
   memory: lattice.State
-  stats: triangular.Stats | None = None
+  stats: solver_lib.Stats | None = None
 
 
 class Lattice(base.Mixer):
@@ -177,7 +178,7 @@ class Lattice(base.Mixer):
       memory=None if initial is None else initial[...],
     )
     stats = (
-      triangular.no_stats((batch, self.heads)) if self.keep_stats else None
+      solver_lib.no_stats((batch, self.heads)) if self.keep_stats else None
     )
     return LatticeState(**self.fresh_taps(batch), memory=memory, stats=stats)
 

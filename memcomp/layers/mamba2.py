@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp.layers import base, linear, norm, options, step_size
-from memcomp_kernels import hand_off
+from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.state_space_duality import api as state_space_duality
 
 option = options.option
@@ -77,7 +77,7 @@ class Mamba2(base.Mixer):
     state_space_duality.init_state,
     state_space_duality.chunk,
     state_space_duality.step,
-    over_time=lambda spec: hand_off.linear,
+    over_time=lambda spec: state_passing.linear,
   )
 
   def build(self, config: Mamba2Config, make: base.Make) -> None:

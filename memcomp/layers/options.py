@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver
 
 Check = Callable[[Any], str | None]
 """Says in a few words what is wrong with a value, or None."""
@@ -188,7 +188,7 @@ class MixerConfig(abc.ABC):
     """
 
 
-SOLVERS = ("auto", *triangular.METHODS)
+SOLVERS = ("auto", *solver.METHODS)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from flax import nnx
 from memcomp import sharding
 from memcomp.layers import base, linear, norm, options, rotary, token_shift
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 
 option = options.option
 VALUE_RESIDUALS = ("none", "static", "dynamic", "scalar")

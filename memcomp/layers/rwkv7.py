@@ -20,8 +20,8 @@ from flax import nnx
 from jax import lax
 
 from memcomp.layers import base, linear, low_rank, options, token_shift
-from memcomp_kernels import hand_off
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
+from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.rwkv7 import api as rwkv7
 
 option = options.option
@@ -115,7 +115,7 @@ class RWKV7(base.Mixer):
     rwkv7.init_state,
     rwkv7.chunk,
     rwkv7.step,
-    over_time=lambda spec: hand_off.linear,
+    over_time=lambda spec: state_passing.linear,
   )
 
   def build(self, config: RWKV7Config, make: base.Make) -> None:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, bounded_rate, linear, norm, options
-from memcomp_kernels.primitives import activations, triangular
+from memcomp_kernels.math import activations
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.trellis import api as trellis
 
 option = options.option
@@ -88,7 +89,7 @@ class TrellisConfig(options.MixerConfig):
     solver = self.solver
     tiling = trellis.Tiling()
     if solver.method != "auto":
-      method = triangular.Solver(
+      method = solver_lib.Solver(
         method=solver.method, tolerance=solver.tolerance
       )
       tiling = dataclasses.replace(tiling, solver=method)
@@ -143,7 +144,7 @@ class TrellisState(NamedTuple):
   key_taps: jax.Array | None
   value_taps: jax.Array | None
   memory: trellis.State
-  stats: triangular.Stats | None = None
+  stats: solver_lib.Stats | None = None
 
 
 class Trellis(base.Mixer):
@@ -213,7 +214,7 @@ class Trellis(base.Mixer):
       value_memory=value(self.value_memory),
     )
     stats = (
-      triangular.no_stats((batch, self.heads)) if self.keep_stats else None
+      solver_lib.no_stats((batch, self.heads)) if self.keep_stats else None
     )
     return TrellisState(**self.fresh_taps(batch), memory=memory, stats=stats)
 

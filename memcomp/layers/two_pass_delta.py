@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, linear, norm, options, positions
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.two_pass_delta import api as two_pass_delta
 
 option = options.option

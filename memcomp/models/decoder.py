@@ -13,7 +13,7 @@ from memcomp.models import apart, block, decoder_config
 from memcomp.models import stacks as stacks_lib
 from memcomp.sharding import explicit
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver
 
 DecoderConfig = decoder_config.DecoderConfig
 Call = base.Call
@@ -401,7 +401,7 @@ class Decoder(nnx.Module):
       norms.append(jax.vmap(one)(params, states))
     return self._by_layer(norms)
 
-  def solver_stats(self, state: DecoderState) -> triangular.Stats | None:
+  def solver_stats(self, state: DecoderState) -> solver.Stats | None:
     """How each layer's tiles were solved in the last call, `[layers]`.
 
     Zeros in layers that solve nothing; None if no layer keeps it.
@@ -412,10 +412,10 @@ class Decoder(nnx.Module):
     stacks = []
     for stack, stats in zip(self.stacks, found, strict=True):
       if stats is None:
-        stats = triangular.no_stats((stack.repeats, 1, 1))
+        stats = solver.no_stats((stack.repeats, 1, 1))
       # Over rows and heads.
       rows = jax.tree.map(lambda x: x.reshape(len(x), -1).T, stats)
-      stacks.append(triangular.total(rows))
+      stacks.append(solver.total(rows))
     return jax.tree.map(lambda *x: self._by_layer(x), *stacks)
 
   def _by_layer(self, of_stacks) -> jax.Array:

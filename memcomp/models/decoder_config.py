@@ -8,7 +8,7 @@ import jax
 from memcomp.layers import mlp, norm, options, trellis
 from memcomp.models import letters
 from memcomp.models import pattern as pattern_lib
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.chunking import chunked
 
 REMAT = {
   "none": None,

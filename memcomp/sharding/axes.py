@@ -20,8 +20,8 @@ import jax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from memcomp_kernels import hand_off, wavefront
-from memcomp_kernels import sharding as kernel_sharding
+from memcomp_kernels.parallel import shard as kernel_sharding
+from memcomp_kernels.parallel import state_passing, wavefront
 
 NAMES = (
   *("batch", "time", "act_embed"),
@@ -201,13 +201,13 @@ class Rules:
     self,
     chunk: Callable[..., Any],
     *,
-    over_time: hand_off.HandOff = wavefront.hand_over,
+    over_time: state_passing.HandOff = wavefront.hand_over,
     with_stats: bool = False,
   ) -> Callable[..., Any]:
     """A memory's `chunk` with batch, heads and time sharded by `shard_map`.
 
     Args:
-      chunk: see `memcomp_kernels.sharding.shard_chunk`, as what follows.
+      chunk: see `memcomp_kernels.parallel.shard.shard_chunk`, as what follows.
       over_time: how shards of time pass the state on.
       with_stats: whether `chunk` returns `triangular.Stats`, too.
     """

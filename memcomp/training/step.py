@@ -22,7 +22,7 @@ from memcomp.training import loss as loss_lib
 from memcomp.training import optimizer
 from memcomp.training import state as state_lib
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver
 
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[
@@ -35,7 +35,7 @@ class _Watch(NamedTuple):
   """RMS of memories `[layers]`, and how tiles were solved, if that is kept."""
 
   norms: jax.Array
-  solved: triangular.Stats | None
+  solved: solver.Stats | None
 
 
 def make_train_step(
@@ -99,7 +99,7 @@ def make_train_step(
     norms, stats = watch
     watch = _Watch(
       jnp.sqrt((norms**2).mean(0)),
-      None if stats is None else triangular.total(stats),
+      None if stats is None else solver.total(stats),
     )
     return grads, (sums, carry, watch)
 
@@ -225,7 +225,7 @@ def _forward(model, config, params, batch, carry, noise=None):
   return sums, None if carry is None else state, jax.lax.stop_gradient(watch)
 
 
-def _solver_metrics(stats: triangular.Stats) -> Metrics:
+def _solver_metrics(stats: solver.Stats) -> Metrics:
   """What to log of how the tiles of all layers were solved."""
   return {
     "sweeps": stats.sweeps / jnp.maximum(stats.blocks, 1),

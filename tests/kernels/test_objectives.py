@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels.infini_attention import reference as infini_attention
-from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.math import feature_maps
 from memcomp_kernels.testing import memories
 
 SIZES = {"batch": 2, "heads": 3, "key_dim": 5, "value_dim": 4}

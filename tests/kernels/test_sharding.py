@@ -6,7 +6,7 @@ import pytest
 import rotation
 from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -35,7 +35,7 @@ def test_eight_devices_equal_one(name, packed):
     )
 
   def run(state, inputs):
-    chunk = sharding.shard_chunk(
+    chunk = shard.shard_chunk(
       memory.api.chunk, batch_axes=("replica", "fsdp"), head_axes=("tensor",)
     )
     return chunk(

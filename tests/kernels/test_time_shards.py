@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from memcomp_kernels import hand_off, sharding, wavefront
+from memcomp_kernels.parallel import shard, state_passing, wavefront
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -32,7 +32,7 @@ LONG_CHUNK = CACHE.api.Spec(window_size=18, chunk_size=16, read_norm=True)
 def way_of(memory, spec):
   """The way that the memory's layer takes."""
   if memory.name in LINEAR:
-    return hand_off.linear
+    return state_passing.linear
   if hasattr(memory.api, "over_time"):
     return memory.api.over_time(spec)
   return wavefront.hand_over
@@ -76,7 +76,7 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
     ids = jax.numpy.asarray(np.array(rows), "int32")
 
   def run(state, inputs):
-    chunk = sharding.shard_chunk(
+    chunk = shard.shard_chunk(
       memory.api.chunk,
       batch_axes=("fsdp",),
       head_axes=("tensor",),
@@ -103,7 +103,7 @@ def test_new_segments_start_from_the_state_before_the_first_shard():
   ids = jax.numpy.asarray([[1] * 8 + [2] * 4], "int32")
 
   def run(state, inputs):
-    chunk = sharding.shard_chunk(
+    chunk = shard.shard_chunk(
       memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
     return chunk(state, inputs, spec=spec, segment_ids=ids, seen=0)
@@ -121,7 +121,7 @@ def test_each_shard_gets_what_is_before_it_in_order():
 
   def digits(x):
     one, none = jax.numpy.ones_like(x), jax.numpy.zeros_like(x)
-    return hand_off.scan_before(then, "context", (x, one), (none, none))[0]
+    return state_passing.scan_before(then, "context", (x, one), (none, none))[0]
 
   spec = PartitionSpec("context")
   with jax.set_mesh(Mesh(np.array(jax.devices()[:8]), ("context",))):
@@ -178,7 +178,7 @@ def test_efficiency_is_that_of_the_program(monkeypatch):
   subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
 
   def loss(inputs):
-    chunk = sharding.shard_chunk(
+    chunk = shard.shard_chunk(
       memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
     return chunk(subject.state(), inputs, spec=spec)[1].sum()

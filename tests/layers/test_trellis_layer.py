@@ -11,7 +11,7 @@ from flax import nnx
 from memcomp import config as config_lib
 from memcomp.layers import bounded_rate, trellis
 from memcomp.models import abstract, decoder
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.trellis import api
 
 CONFIG = trellis.TrellisConfig(

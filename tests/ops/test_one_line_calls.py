@@ -9,7 +9,7 @@ import op_cases
 import pytest
 
 import memcomp_kernels
-from memcomp_kernels.primitives import derivative
+from memcomp_kernels import derivative
 from memcomp_kernels.testing import errors, gradients, tolerances
 
 CASES = pytest.mark.parametrize("name", op_cases.CASES)

@@ -21,15 +21,16 @@ from memcomp_kernels import (
   dispatch,
   gated_delta_rule,
   shapes,
-  sharding,
   trellis,
 )
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import errors, tolerances
 
+SHARED = {"math", "chunking", "parallel", "pallas_tpu", "pallas_gpu"}
 PACKAGES = [
   f"memcomp_kernels.{module.name}"
   for module in pkgutil.iter_modules(memcomp_kernels.__path__)
-  if module.ispkg and module.name != "primitives"
+  if module.ispkg and module.name not in SHARED
 ]
 
 
@@ -213,7 +214,7 @@ def test_fresh_over_a_mesh():
   inputs, state = case.inputs(), case.fresh()
   ids = jnp.ones((2, op_cases.TIME), jnp.int32).at[:, 7:].set(2)
   call = {"spec": case.spec, "segment_ids": ids}
-  chunk = sharding.shard_chunk(
+  chunk = shard.shard_chunk(
     case.op.reference, batch_axes=("data",), head_axes=("model",)
   )
 

@@ -2,15 +2,15 @@
 
 import jax.numpy as jnp
 
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import types, xla_chunked
-from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import affine, by_token
+from memcomp_kernels.pallas_tpu.affine import backend, engine
 
 
-def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens:
-  """Of `primitives.mosaic.by_token`."""
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens:
+  """Of `pallas_tpu.affine.engine`."""
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
-  return by_token.Tokens(
+  return engine.Tokens(
     query=inputs.query,
     key=inputs.key,
     value=inputs.value,
@@ -23,7 +23,7 @@ def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens:
   )
 
 
-ENGINE = by_token.engine(tokens, affine.ENGINE)
+ENGINE = engine.engine(tokens, backend.ENGINE)
 
-chunk = affine.implementation("delta_rule", xla_chunked.chunk, ENGINE)
-unsupported = affine.unsupported
+chunk = backend.implementation("delta_rule", xla_chunked.chunk, ENGINE)
+unsupported = backend.unsupported

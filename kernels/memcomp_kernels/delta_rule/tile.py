@@ -2,7 +2,7 @@
 
 Rows are tokens, S is the memory before the tile, E the rows of errors v - k S'
 with S' the decayed memory that each token meets. With mu and Omega of
-`primitives.decay`,
+`math.decay`,
 
   (I + strict(Omega * K K^T) diag(beta)) E = V - diag(mu) K S
   O = diag(mu) Q S + A E,      A = (Omega * Q K^T) diag(beta)
@@ -19,8 +19,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import affine
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.delta_rule import types
-from memcomp_kernels.primitives import affine, chunked, decay, delta, matmul
+from memcomp_kernels.math import decay, delta, matmul
 
 
 def prepare(

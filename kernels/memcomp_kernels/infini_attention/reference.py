@@ -23,7 +23,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.infini_attention import types
-from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.math import feature_maps
 from memcomp_kernels.softmax_attention import api as attention
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.

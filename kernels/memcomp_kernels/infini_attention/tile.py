@@ -19,8 +19,9 @@ zeros and write nothing.
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.infini_attention import types
-from memcomp_kernels.primitives import chunked, delta, matmul
+from memcomp_kernels.math import delta, matmul
 
 
 def run(

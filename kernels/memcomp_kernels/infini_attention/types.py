@@ -97,7 +97,7 @@ class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    keys: of local attention's newest tokens, in rows as `primitives.window`
+    keys: of local attention's newest tokens, in rows as `window`
       lays them.
     values: of these tokens.
     association: with all that has been written so far.

@@ -1,15 +1,15 @@
 """Infini-attention on matrix units, in plain JAX.
 
 Local attention and memory do not see each other: `softmax_attention`, and a
-scan over tiles of the memory by `primitives.chunked` (`tile.py` has their
+scan over tiles of the memory by `chunking.chunked` (`tile.py` has their
 algebra). Features are taken before tokens are laid into tiles.
 """
 
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.infini_attention import reference, tile, tilings, types
-from memcomp_kernels.primitives import chunked
 from memcomp_kernels.softmax_attention import api as attention
 
 

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.key_value_means.mosaic_tpu",
+    "memcomp_kernels.key_value_means.pallas_tpu.engine",
     asks=("state", "inputs", "spec"),
   ),
 )

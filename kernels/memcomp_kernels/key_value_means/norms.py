@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 
 
 def layer_norm(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from memcomp_kernels.key_value_means import norms, tilings, types
-from memcomp_kernels.primitives import matmul
+from memcomp_kernels.math import matmul
 
 ROUTE = "key_value_means_route"
 """What a backward pass should keep of a tile, so that it need not route."""

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, derivative
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.key_value_means import tile, tilings, types
-from memcomp_kernels.primitives import derivative, tiles
 
 _ROWS = ("keys", "values", "radii")
 
@@ -95,9 +95,15 @@ def _run(call, layout, state, reset, inputs):
   """One call with a layout: the state (but for its segment), the outputs."""
   batch, time = inputs.query.shape[:2]
   capacity = state.keys.shape[2]
-  present = tiles.lay(layout, jnp.ones((batch, time, 1), jnp.int8))[:, :, 0] > 0
+  present = (
+    layout_lib.lay(layout, jnp.ones((batch, time, 1), jnp.int8))[:, :, 0] > 0
+  )
   resets = None if layout.flags is None else layout.flags.resets
-  laid = jax.tree.map(lambda x: tiles.lay(layout, x), inputs), present, resets
+  laid = (
+    jax.tree.map(lambda x: layout_lib.lay(layout, x), inputs),
+    present,
+    resets,
+  )
   outputs = []
   for stage in tilings.stages(
     call.spec,
@@ -127,7 +133,7 @@ def _run(call, layout, state, reset, inputs):
     }
     state = some._replace(**whole)
     outputs.append(output)
-  return state, tiles.unlay(layout, jnp.concatenate(outputs), time)
+  return state, layout_lib.unlay(layout, jnp.concatenate(outputs), time)
 
 
 def _in_pieces(call, state, reset, inputs, segment_ids):
@@ -157,7 +163,7 @@ def _in_pieces(call, state, reset, inputs, segment_ids):
 
 
 def _places(spec, state, segment_ids, time):
-  return tiles.places(
+  return layout_lib.places(
     segment_ids,
     state.segment_id,
     state.position % spec.chunk_size,
@@ -170,7 +176,7 @@ def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
   """`_run` with tokens laid by index, and the segment after them."""
   spec = call.spec
   where = _places(spec, state, segment_ids, inputs.query.shape[1])
-  layout = tiles.indexed(
+  layout = layout_lib.indexed(
     where,
     state.position % spec.chunk_size,
     chunk=spec.chunk_size,
@@ -207,7 +213,9 @@ def chunk(
   whole = -(-time // size)
   if segment_ids is None:
     if seen == 0:  # all rows start with a chunk
-      state, outputs = _run(call, tiles.aligned(size), state, reset, inputs)
+      state, outputs = _run(
+        call, layout_lib.aligned(size), state, reset, inputs
+      )
       segment_id = contract.next_segment_id(state.segment_id)
       return state._replace(segment_id=segment_id), outputs
     num_tiles = -(-(time + size - 1) // size)

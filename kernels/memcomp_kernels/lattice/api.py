@@ -19,11 +19,11 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.run,
   mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.lattice.mosaic_tpu",
+    "memcomp_kernels.lattice.pallas_tpu.engine",
     asks=("inputs", "spec", "tiling"),
     function="run",
   ),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.mosaic_gpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
 )
 
 

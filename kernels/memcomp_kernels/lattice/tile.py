@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.lattice import columns, tilings, types
-from memcomp_kernels.primitives import channel_decay, chunked, matmul
+from memcomp_kernels.math import channel_decay, matmul
 
 
 def run(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memcomp_kernels.lattice import types
 
 if TYPE_CHECKING:
-  from memcomp_kernels.primitives.mosaic import pairs
+  from memcomp_kernels.pallas_tpu import pairs
 
 # Tokens between which decays are taken pair by pair, slot by slot; those
 # further apart go through matrix products. Work on pairs grows with this, work
@@ -72,7 +72,7 @@ def lanes(num_pairs: int, value_dim: int) -> "list[pairs.Lanes]":
     value_dim: a multiple of 8.
   """
   # Pallas, which only kernels need, takes long to import.
-  from memcomp_kernels.primitives.mosaic import pairs
+  from memcomp_kernels.pallas_tpu import pairs
 
   def cost(lanes):
     rows = value_dim / lanes.parts

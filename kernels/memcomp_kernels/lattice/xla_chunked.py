@@ -1,6 +1,6 @@
 """Lattice in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`. With stale gradients one tile is one
+A scan over tiles by `chunking.chunked`. With stale gradients one tile is one
 chunk of the meaning (`tile.py`); with gradients per token the tile is free, and
 the result does not depend on it (`token_tile.py`). Only with sparsity as well,
 where every token moves every entry by a threshold, is there no such form:
@@ -15,14 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.lattice import (
-  reference,
-  tile,
-  tilings,
-  token_tile,
-  types,
-)
-from memcomp_kernels.primitives import chunked, triangular
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.lattice import reference, tile, tilings, types
+from memcomp_kernels.lattice.per_token import tile as tile_lib
+from memcomp_kernels.math import solver
 
 _SCAN_BLOCK = 32  # tokens between two saved states where tokens are scanned
 
@@ -77,7 +73,7 @@ def run(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+) -> tuple[types.State, jax.Array, solver.Stats | None]:
   """As `chunk`; also returns how the writes were found, see `api.run`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if not spec.stale and spec.sparsity:
@@ -89,7 +85,7 @@ def run(
 
 
 def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
-  """Lattice for `primitives.chunked`, but for tokens that are scanned."""
+  """Lattice for `chunking.chunked`, but for tokens that are scanned."""
   if spec.stale:
     return chunked.Form(
       spec=spec,
@@ -103,7 +99,7 @@ def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
     spec=spec,
     tiling=tiling,
     tile_time=tiling.tile_time,
-    run_tile=token_tile.run,
+    run_tile=tile_lib.run,
     take_apart=_take_apart,
     put_together=_put_together,
   )
@@ -114,4 +110,4 @@ def lay(inputs: types.Inputs, spec: types.Spec) -> Any:
   if spec.stale:
     return inputs
   taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)
-  return token_tile.Laid(inputs, taken)
+  return tile_lib.Laid(inputs, taken)

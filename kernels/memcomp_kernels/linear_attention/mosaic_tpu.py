@@ -1,7 +1,7 @@
 """Linear attention by TPU kernels: the XLA form, its tiles run on chip."""
 
 from memcomp_kernels.linear_attention import xla_chunked
-from memcomp_kernels.primitives.mosaic import affine
+from memcomp_kernels.pallas_tpu.affine import backend
 
-chunk = affine.implementation("linear_attention", xla_chunked.chunk)
-unsupported = affine.unsupported
+chunk = backend.implementation("linear_attention", xla_chunked.chunk)
+unsupported = backend.unsupported

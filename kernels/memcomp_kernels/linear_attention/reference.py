@@ -19,7 +19,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.linear_attention import types
-from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.math import feature_maps
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)

@@ -8,8 +8,9 @@ else is there.
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import affine, outer
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.linear_attention import types
-from memcomp_kernels.primitives import affine, chunked, outer
 
 
 def prepare(

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 
-from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.math import feature_maps
 from memcomp_kernels.shapes import If
 
 

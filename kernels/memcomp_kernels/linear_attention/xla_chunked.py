@@ -1,16 +1,17 @@
 """Linear attention in chunk form on matrix units, in plain JAX.
 
 Features first, sums divided last; between them the recurrence of S alone, with
-z as one more of its columns, as a scan over tiles by `primitives.chunked`. The
+z as one more of its columns, as a scan over tiles by `chunking.chunked`. The
 tile is free: the result does not depend on it.
 """
 
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import tile, tilings, types
-from memcomp_kernels.primitives import chunked, feature_maps
-from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.math import feature_maps
 
 
 def _take_apart(state: types.State) -> chunked.Parts:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import matmul
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 from memcomp_kernels.ovq import types
-from memcomp_kernels.primitives import chunked, matmul
 
 
 class Laid(NamedTuple):

@@ -1,13 +1,13 @@
 """Online vector quantisation in chunk form on matrix units, in plain JAX.
 
-A scan over chunks by `primitives.chunked`; `tile.py` has their algebra.
+A scan over chunks by `chunking.chunked`; `tile.py` has their algebra.
 """
 
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.ovq import tile, types
-from memcomp_kernels.primitives import chunked
 
 
 def _take_apart(state: types.State) -> chunked.Parts:

@@ -2,7 +2,7 @@
 
 Rows are tokens; K, V, R, Kappa keys, values, queries and removal keys, B =
 a * Kappa, S the memory before the tile, G the running sums of log w, of token
-and channel. With the scores (`primitives.channel_decay`)
+and channel. With the scores (`math.channel_decay`)
 
   A(X, Y)_{t,i} = sum_c X_{t,c} Y_{i,c} exp(G_{t,c} - G_{i,c}),   i <= t
 
@@ -10,7 +10,7 @@ and A^-, the same with G_{t-1} for G_t and i < t, what tokens remove is U:
 
   (I + A^-(Kappa, B)) U = (Kappa * e^{G^-}) S + A^-(Kappa, K) V
 
-unit triangular (`primitives.delta`), and then
+unit triangular (`math.delta`), and then
 
   P = (R * e^G) S + A(R, K) V - A(R, B) U
   S <- e^{G_C} S + (K * e^{G_C - G})^T V - (B * e^{G_C - G})^T U
@@ -23,7 +23,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import channel_decay, chunked, delta, matmul
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import channel_decay, delta, matmul
 from memcomp_kernels.rwkv7 import tilings, types
 
 

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import channel_decay, chunked, matmul
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import channel_decay, matmul
 from memcomp_kernels.slot_attention import tilings, types
 
 

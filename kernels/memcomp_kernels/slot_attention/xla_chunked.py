@@ -1,6 +1,6 @@
 """Slot attention in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. The
+A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. The
 tile is free: the result does not depend on it.
 """
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.slot_attention import tile, tilings, types
 
 

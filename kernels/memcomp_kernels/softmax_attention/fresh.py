@@ -1,6 +1,6 @@
 """Attention of a call from a fresh state, by a kernel of a library.
 
-There the line of `primitives.window` is the call's own tokens. What a token
+There the line of `window` is the call's own tokens. What a token
 sees is then a fixed mask over places, and in packed rows the runs as well; what
 the state holds afterwards is as in `xla_chunked`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from memcomp_kernels.primitives import window
+from memcomp_kernels import window
 from memcomp_kernels.softmax_attention import types
 
 Attend = Callable[..., jax.Array]

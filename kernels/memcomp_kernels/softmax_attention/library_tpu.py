@@ -19,9 +19,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_mask as masks,
 )
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, derivative, window
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels import contract, derivative, window
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
 
 _WIDTH = 64  # Of head dims that were compiled: its multiples up to _WIDEST.
@@ -81,7 +81,7 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
     head_shards=1,
     q_seq_shards=1,
     residual_checkpoint_name=chunked.SAVED,
-    interpret=bool(modes.interpret()),
+    interpret=bool(device.interpret()),
   )
 
 
@@ -170,7 +170,7 @@ def unsupported(
   seen: int | None,
 ) -> str | None:
   """Why the kernel cannot do a call here, or None."""
-  if reason := modes.unavailable():
+  if reason := device.unavailable():
     return reason
   call = state, inputs, spec, segment_ids, reset_state, seen
   if reason := fresh.unsupported(*call):

@@ -4,11 +4,11 @@ from typing import Any
 
 import jax
 
-from memcomp_kernels import hand_off
+from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.softmax_attention import types
 
 
-def over_time(spec: types.Spec) -> hand_off.HandOff:
+def over_time(spec: types.Spec) -> state_passing.HandOff:
   """Returns the way in which shards hand over keys and values.
 
   See `hand_off.window_before`: messages of a window's size, of all keys and
@@ -16,7 +16,7 @@ def over_time(spec: types.Spec) -> hand_off.HandOff:
   """
 
   def hand_over(
-    chunk: hand_off.Chunk,
+    chunk: state_passing.Chunk,
     axis: str,
     state: types.State,
     inputs: types.Inputs,
@@ -24,8 +24,8 @@ def over_time(spec: types.Spec) -> hand_off.HandOff:
     reset_state: types.State | None,
   ) -> tuple[Any, ...]:
     reset = state if reset_state is None else reset_state
-    before = hand_off.ids_before(axis, state.segment_id, segment_ids)
-    (keys, values), position = hand_off.window_before(
+    before = state_passing.ids_before(axis, state.segment_id, segment_ids)
+    (keys, values), position = state_passing.window_before(
       axis,
       ((state.keys, state.values), state.position),
       (inputs.key, inputs.value),
@@ -40,6 +40,6 @@ def over_time(spec: types.Spec) -> hand_off.HandOff:
       segment_ids=segment_ids,
       reset_state=reset if segment_ids is not None else None,
     )
-    return hand_off.of_last(after, axis), outputs
+    return state_passing.of_last(after, axis), outputs
 
   return hand_over

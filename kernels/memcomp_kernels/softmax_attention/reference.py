@@ -4,7 +4,7 @@
 
 over the tokens j that t sees, t itself included: the first `sink_tokens` of
 its segment and the last window_size - sink_tokens, less what a window moved by
-chunks has let go. They are what `primitives.window` holds. Heads of queries
+chunks has let go. They are what `window` holds. Heads of queries
 share keys and values by groups (arXiv 2305.13245): head h reads those of head
 h // (heads / kv_heads).
 """
@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels import contract, window
 from memcomp_kernels.softmax_attention import types
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.

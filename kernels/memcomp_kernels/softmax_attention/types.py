@@ -82,7 +82,7 @@ class Inputs(NamedTuple):
 class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
-  It has room for `length` tokens, as `primitives.window` lays them.
+  It has room for `length` tokens, as `window` lays them.
 
   Attributes:
     keys: of the tokens that are kept.

@@ -1,6 +1,6 @@
 """Softmax attention in tiles of queries, in plain JAX.
 
-The window's tokens and the call's are put in one line (`primitives.window`),
+The window's tokens and the call's are put in one line (`window`),
 where padding is left out. A tile of queries sees the line from one ring before
 it on, and the sinks of the run that goes on there: cost and memory are linear
 in time. Where the ring is as long as the line, a tile sees all of the line up
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import window
+from memcomp_kernels import window
 from memcomp_kernels.softmax_attention import tile, tilings, types
 
 

@@ -2,16 +2,16 @@
 
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import affine, by_token
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.pallas_tpu.affine import backend, engine
 from memcomp_kernels.state_space_duality import types, xla_chunked
 
 
-def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens:
-  """Of `primitives.mosaic.outer`."""
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens:
+  """Of `pallas_tpu.affine.outer`."""
   del form
   skip = inputs.skip
-  return by_token.Tokens(
+  return engine.Tokens(
     query=inputs.query,
     key=inputs.key,
     value=inputs.value,
@@ -23,7 +23,7 @@ def tokens(form: form_lib.Form, inputs: types.Inputs) -> by_token.Tokens:
   )
 
 
-ENGINE = by_token.engine(tokens, affine.ENGINE)
+ENGINE = engine.engine(tokens, backend.ENGINE)
 
-chunk = affine.implementation("state_space_duality", xla_chunked.chunk, ENGINE)
-unsupported = affine.unsupported
+chunk = backend.implementation("state_space_duality", xla_chunked.chunk, ENGINE)
+unsupported = backend.unsupported

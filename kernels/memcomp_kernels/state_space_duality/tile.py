@@ -1,18 +1,19 @@
 """One tile of state space duality on matrix units: the algebra, no layout.
 
-With L = Omega of `primitives.decay`, the paper's 1-semiseparable mask, and h
+With L = Omega of `math.decay`, the paper's 1-semiseparable mask, and h
 before the tile,
 
   Y = (L * (C B^T)) diag(dt) X + diag(mu) C h + D X
   h <- mu_C h + B^T diag(L_C dt) X
 
-which is `primitives.outer` with dt X written. C B^T is computed once a group.
+which is `outer` with dt X written. C B^T is computed once a group.
 """
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import affine, chunked, outer
+from memcomp_kernels import affine, outer
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.state_space_duality import types
 
 

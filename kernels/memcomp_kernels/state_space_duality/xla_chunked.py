@@ -1,13 +1,13 @@
 """State space duality in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. The
+A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. The
 tile is free: the result does not depend on it.
 """
 
 import jax
 
-from memcomp_kernels.primitives import chunked
-from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.state_space_duality import tile, tilings, types
 
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import chunked, window
-from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels import window
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
 from memcomp_kernels.tensor_cache import (
   affine_tile,

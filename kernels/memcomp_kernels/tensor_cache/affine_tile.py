@@ -1,4 +1,4 @@
-"""Tensor Cache's memory as `primitives.affine` has it: outer and delta rules.
+"""Tensor Cache's memory as `affine` has it: outer and delta rules.
 
 Lanes (timescales and slots) are heads that share queries and keys. With E and g
 of `tile.py`, P_{r,i} = E_{b(r),i+1} g_i (q_r . k_i), w_i = E_{C,i+1} g_i, and
@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import affine, chunked, delta, matmul
-from memcomp_kernels.primitives import form as form_lib
+from memcomp_kernels import affine
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.math import delta, matmul
 from memcomp_kernels.tensor_cache import tile, types
 
 

@@ -2,19 +2,19 @@
 
 import functools
 
-from memcomp_kernels.primitives.mosaic_gpu import affine, affine_kernels
+from memcomp_kernels.pallas_gpu.affine import backend, prepared
 from memcomp_kernels.softmax_attention import library_gpu
 from memcomp_kernels.tensor_cache import affine_memory, types
 
-_ENGINES = affine.ENGINE, affine.CHUNK_ENGINE
+_ENGINES = backend.ENGINE, backend.CHUNK_ENGINE
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
-  if reason := affine.unsupported(inputs, spec):
+  if reason := backend.unsupported(inputs, spec):
     return reason
-  if spec.chunked and spec.chunk_size > affine_kernels.TOKENS:
-    return f"chunk_size={spec.chunk_size} is more than {affine_kernels.TOKENS}"
+  if spec.chunked and spec.chunk_size > prepared.TOKENS:
+    return f"chunk_size={spec.chunk_size} is more than {prepared.TOKENS}"
   return affine_memory.unsupported(spec)
 
 

@@ -5,14 +5,15 @@ import functools
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import form as form_lib
-from memcomp_kernels.primitives.mosaic import affine, by_token, modes
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu.affine import backend, engine
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import affine_memory, tile, types
 
 
-def tokens(form: form_lib.Form, inputs: tile.Tokens) -> by_token.Tokens | None:
-  """Of `primitives.mosaic.by_token`; None where slots route.
+def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
+  """Of `pallas_tpu.affine.engine`; None where slots route.
 
   And where delta reads at another time than it meets what it takes out.
   """
@@ -22,7 +23,7 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> by_token.Tokens | None:
     return None
   plain = spec.timescales == 1 and not spec.read_norm
   read = "after" if spec.read_after_write else "before"
-  return by_token.Tokens(
+  return engine.Tokens(
     query=inputs.query,
     key=inputs.key,
     # Timescales are heads that share all else.
@@ -36,14 +37,14 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> by_token.Tokens | None:
 
 
 ENGINES = (
-  by_token.engine(tokens, affine.ENGINE),
-  by_token.engine(tokens, affine.CHUNK_ENGINE),
+  engine.engine(tokens, backend.ENGINE),
+  engine.engine(tokens, backend.CHUNK_ENGINE),
 )
 
 
 def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
-  if reason := modes.unavailable():
+  if reason := device.unavailable():
     return reason
   if reason := affine_memory.unsupported(spec):
     return reason

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import hand_off, wavefront
+from memcomp_kernels.parallel import state_passing, wavefront
 from memcomp_kernels.tensor_cache import types
 
 Levels = tuple[jax.Array, ...]
 
 
-def over_time(spec: types.Spec) -> hand_off.HandOff:
+def over_time(spec: types.Spec) -> state_passing.HandOff:
   """Returns the way in which shards hand over a Tensor Cache.
 
   A wavefront for the delta rule and the wedge, which mix rows, and for chunks'
@@ -36,7 +36,7 @@ def over_time(spec: types.Spec) -> hand_off.HandOff:
 
 def _hand_over(
   spec: types.Spec,
-  chunk: hand_off.Chunk,
+  chunk: state_passing.Chunk,
   axis: str,
   state: types.State,
   inputs: types.Inputs,
@@ -44,9 +44,9 @@ def _hand_over(
   reset_state: types.State | None,
 ) -> tuple[Any, ...]:
   reset = state if reset_state is None else reset_state
-  before = hand_off.ids_before(axis, state.segment_id, segment_ids)
+  before = state_passing.ids_before(axis, state.segment_id, segment_ids)
   route = inputs.write_route if spec.routes_evicted else None
-  rows, position = hand_off.window_before(
+  rows, position = state_passing.window_before(
     axis,
     (state.window, state.position),
     types.Window(inputs.key, inputs.value, route),
@@ -70,14 +70,14 @@ def _hand_over(
     _with_columns(reset, empty=False),
   )
   then = functools.partial(_then, state.memories.memory.shape[-1])
-  earlier = hand_off.scan_before(then, axis, _levels(left), _levels(empty))
+  earlier = state_passing.scan_before(then, axis, _levels(left), _levels(empty))
   handed = then(_levels(_with_columns(state, empty=False)), earlier)
   first = first._replace(
     memories=_memories(state.memories, handed[0]),
     starts=_memories(state.starts, handed[-1]),
   )
   after, outputs = run(first, inputs, reset)
-  return hand_off.of_last(after, axis), outputs
+  return state_passing.of_last(after, axis), outputs
 
 
 def _with_columns(state: types.State, *, empty: bool) -> types.State:

@@ -27,8 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels import contract, window
 from memcomp_kernels.tensor_cache import types
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.

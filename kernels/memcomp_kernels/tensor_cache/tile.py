@@ -15,7 +15,7 @@ and row r, which sees boundary b(r), reads
   "all"       b(r) = the start of r's chunk; before the tile, what is read is
               the memory carried from there, with a share of 1
   delta       u_r = v_r - k_r A_{b(r)}: the triangular system of
-              `primitives.delta` (u of (3) and (14) is known)
+              `math.delta` (u of (3) and (14) is known)
   a segment   that starts in the tile at token o has E_{b,o} and the state it
               starts from in place of E_{b,0} and A, and only its own writes
 
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import delta, matmul
+from memcomp_kernels.math import delta, matmul
 from memcomp_kernels.tensor_cache import types
 
 

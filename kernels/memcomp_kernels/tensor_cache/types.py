@@ -177,7 +177,7 @@ class Sums(NamedTuple):
 
 
 class Window(NamedTuple):
-  """The last tokens, in rows as `primitives.window` lays them.
+  """The last tokens, in rows as `window` lays them.
 
   Attributes:
     key: as they came.

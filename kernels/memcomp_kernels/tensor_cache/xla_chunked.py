@@ -3,7 +3,7 @@
 Local attention and memory do not see each other: banded attention over the
 window's tokens and the call's (`softmax_attention`), and a scan over tiles of
 the memory (`tile.py` has their algebra). Padding is left out first
-(`primitives.window`), so a tile holds tokens of any segments in any phase of
+(`window`), so a tile holds tokens of any segments in any phase of
 their chunks. The gradient keeps the memories at tile starts and recomputes the
 rest.
 """
@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels import contract, window
 from memcomp_kernels.softmax_attention import types as attention
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
 from memcomp_kernels.tensor_cache import reference, tile, tilings, types

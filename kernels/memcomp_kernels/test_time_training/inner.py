@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 
 
 class Labels(NamedTuple):

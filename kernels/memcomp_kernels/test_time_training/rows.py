@@ -8,7 +8,7 @@ gradients per token the weights before token t answer, to an input x_t,
   mu_{t-1} (x_t W + b) - sum_{i<t} eta_i Omega_{t-1,i} (x_i . x_t + 1) u_i
 
 with W, b those before the tile. In "linear" the inputs are keys, so that this
-is the system of `primitives.triangular`; in "mlp" those of the second layer are
+is the system of `math.solver`; in "mlp" those of the second layer are
 unknown as well, and stand in the factor: tokens are taken one by one, by rows.
 """
 
@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import decay, triangular
+from memcomp_kernels.math import decay
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.test_time_training import inner, types
 
 Product = Callable[[str, jax.Array, jax.Array], jax.Array]
@@ -69,14 +70,14 @@ def per_token_linear(
   before: decay.DecayBefore,
   rate: jax.Array,
   eps: float,
-  solver: triangular.Solver,
-) -> tuple[tuple[Rows], triangular.Stats]:
+  solver: solver_lib.Solver,
+) -> tuple[tuple[Rows], solver_lib.Stats]:
   """Gradients at the weights before each token, of one layer."""
   base = before.from_start[..., None] * apply(product, layer, key)
   coupling = product("bhti,bhsi->bhts", key, key) + 1
   coupling = coupling * before.between * rate[..., None, :]
   direction = functools.partial(inner.gradient, eps)
-  u, stats = triangular.solve(direction, base, coupling, labels, solver)
+  u, stats = solver_lib.solve(direction, base, coupling, labels, solver)
   return (Rows(key, u),), stats
 
 

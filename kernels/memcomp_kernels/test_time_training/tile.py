@@ -2,7 +2,7 @@
 
 Rows are tokens; of each inner layer, X are the inputs and U the gradients that
 the tile writes (`rows`), W, b the weights before it; eta the rates, mu and
-Omega of `primitives.decay`. The weights after token t answer, to rows R,
+Omega of `math.decay`. The weights after token t answer, to rows R,
 
   diag(mu) (R W + b) - (Omega * (R X^T + 1) diag(eta)) U
 
@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import chunked, decay, matmul, triangular
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import decay, matmul, solver
 from memcomp_kernels.test_time_training import (
   inner,
   rows,
@@ -50,7 +51,7 @@ def run(
   complete: jax.Array,
   spec: types.Spec,
   tiling: tilings.Tiling,
-) -> tuple[chunked.Memories, jax.Array, triangular.Stats | None]:
+) -> tuple[chunked.Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
 
   Args:

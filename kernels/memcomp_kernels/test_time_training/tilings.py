@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.test_time_training import types
 
 
@@ -18,8 +18,8 @@ class Tiling:
   """
 
   tile_time: int = 16
-  solver: triangular.Solver = dataclasses.field(
-    default_factory=triangular.Solver
+  solver: solver_lib.Solver = dataclasses.field(
+    default_factory=solver_lib.Solver
   )
 
   def __post_init__(self):

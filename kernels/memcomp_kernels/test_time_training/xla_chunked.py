@@ -1,13 +1,13 @@
 """Test-time training in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. With
+A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. With
 stale gradients one tile is one chunk of the paper; with gradients per token
 the tile is free, and the result does not depend on it.
 """
 
 import jax
 
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.test_time_training import tile, tilings, types
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import gradients
 
 
@@ -34,7 +34,7 @@ def alone_and_over_a_mesh(
   """
 
   def run(state, fresh, inputs):
-    sharded = sharding.shard_chunk(
+    sharded = shard.shard_chunk(
       chunk, batch_axes=("fsdp",), head_axes=("tensor",)
     )
     return sharded(state, inputs, reset_state=fresh, **call)

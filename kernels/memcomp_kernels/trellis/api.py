@@ -19,9 +19,9 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=_reference.reference,
   xla_chunked=xla_chunked.run,
   mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.trellis.mosaic_tpu", function="run"
+    "memcomp_kernels.trellis.pallas_tpu.engine", function="run"
   ),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.trellis.mosaic_gpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_gpu.engine"),
 )
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.trellis import types
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.

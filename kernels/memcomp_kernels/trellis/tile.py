@@ -1,7 +1,7 @@
 """One tile of Trellis on matrix units: the algebra, nothing about layout.
 
 Rows are tokens, W the written keys or values, g the write rates; M is the
-memory at the tile's start, mu and Omega are of `primitives.decay`:
+memory at the tile's start, mu and Omega are of `math.decay`:
 
   U       the write directions: at once from Z = W M^T with stale gradients,
           from a system of their own with gradients per token
@@ -13,7 +13,7 @@ With gradients per token, z_t = M_{t-1} w_t unrolls to
 
   z_t = mu_{t-1} M w_t - sum_{i<t} g_i Omega_{t-1,i} (w_i . w_t) u_i
 
-in which only u is unknown: `primitives.triangular`.
+in which only u is unknown: `math.solver`.
 """
 
 import functools
@@ -22,13 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.primitives import (
-  activations,
-  chunked,
-  decay,
-  matmul,
-  triangular,
-)
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import activations, decay, matmul, solver
 from memcomp_kernels.trellis import tilings, types
 
 Memories = chunked.Memories
@@ -41,7 +36,7 @@ def run(
   complete: jax.Array,
   spec: types.Spec,
   tiling: tilings.Tiling,
-) -> tuple[Memories, jax.Array, triangular.Stats | None]:
+) -> tuple[Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
 
   Args:
@@ -99,10 +94,8 @@ def run(
   if spec.stale:
     u = direction(z, parameters)
   else:
-    u, stats = triangular.solve(
-      direction, z, coupling, parameters, tiling.solver
-    )
-    stats = triangular.total(stats)
+    u, stats = solver.solve(direction, z, coupling, parameters, tiling.solver)
+    stats = solver.total(stats)
   u_key, u_value = u
 
   scores = product("bhrd,bhid->bhri", inputs.query, inputs.key) * weights[0]

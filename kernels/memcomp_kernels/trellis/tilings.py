@@ -4,11 +4,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.trellis import types
 
 if TYPE_CHECKING:
-  from memcomp_kernels.trellis import _kernel_layout as layout
+  from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
 DECAYS = ("auto", "separable", "safe")
 
@@ -158,8 +158,8 @@ class Tiling:
   """
 
   tile_time: int | None = None
-  solver: triangular.Solver = dataclasses.field(
-    default_factory=triangular.Solver
+  solver: solver_lib.Solver = dataclasses.field(
+    default_factory=solver_lib.Solver
   )
   forward: KernelTiling | None = None
   backward: KernelTiling | None = None
@@ -206,7 +206,7 @@ def unit(
     together = _token_heads(heads, key_dim, value_dim, tile)
     tokens = _LANES // together
   # Pallas, which only kernels need, takes long to import.
-  from memcomp_kernels.trellis import _kernel_layout as layout
+  from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
   return layout.Unit(
     heads=together,

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.shapes import If
 
 GRADIENT_AT = ("chunk_start", "token")

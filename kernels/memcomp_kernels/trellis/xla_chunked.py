@@ -1,13 +1,14 @@
 """Trellis in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. With
+A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. With
 stale gradients one tile is one chunk of the paper; with gradients per token
 the tile is free, and the result does not depend on it.
 """
 
 import jax
 
-from memcomp_kernels.primitives import chunked, triangular
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import solver
 from memcomp_kernels.trellis import tile, tilings, types
 
 
@@ -61,7 +62,7 @@ def run(
   segment_ids: jax.Array | None = None,
   reset_state: types.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array, triangular.Stats | None]:
+) -> tuple[types.State, jax.Array, solver.Stats | None]:
   """As `chunk`; also returns how systems were solved, `[batch, heads]`.
 
   None with stale gradients, where there is nothing to solve.
@@ -76,7 +77,7 @@ def run(
 
 
 def form(spec: types.Spec, tiling: tilings.Tiling) -> chunked.Form:
-  """Trellis for `primitives.chunked`."""
+  """Trellis for `chunking.chunked`."""
   return chunked.Form(
     spec=spec,
     tiling=tiling,

@@ -2,11 +2,11 @@
 
 Rows are tokens, X what a pass writes by, T its targets, d its decays, theta its
 rates, S its memory before the tile, E = T - X S' the errors at the memory S'
-before each token. With mu and Omega of d (`primitives.decay`),
+before each token. With mu and Omega of d (`math.decay`),
 
   (I + strict(Omega_{t-1,i} * X X^T) diag(theta)) E = T - diag(mu_{t-1}) X S
 
-is unit triangular (`primitives.delta`). With U = diag(theta) E, rows R are
+is unit triangular (`math.delta`). With U = diag(theta) E, rows R are
 answered, and the tile ends, with
 
   diag(mu) R S + (Omega * (R X^T)) U,      mu_C S + X^T diag(Omega_C) U
@@ -20,7 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.primitives import chunked, decay, delta, matmul
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import decay, delta, matmul
 from memcomp_kernels.two_pass_delta import gates, reference, types
 
 # Of a decay, whose log is summed. What is kept of less is zero for any purpose.

@@ -1,12 +1,12 @@
 """The two-pass delta rule in chunk form on matrix units, in plain JAX.
 
-A scan over tiles by `primitives.chunked`; `tile.py` has their algebra. The
+A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. The
 tile is free: the result does not depend on it.
 """
 
 import jax
 
-from memcomp_kernels.primitives import chunked
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.two_pass_delta import tile, tilings, types
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives.mosaic_gpu import affine_kernels, modes, smem
+from memcomp_kernels.pallas_gpu import device, smem
+from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.testing import errors, gradients, memories
 
 SPECS = {
@@ -61,7 +62,7 @@ def check(name, spec, given, ids=None, **mode):
   )
   expected = gradients.value_and_gradients(function(xla, spec, ids), given)
   kernels = module(name, "mosaic_gpu").chunk
-  with modes.tried(**mode):
+  with device.tried(**mode):
     actual = gradients.value_and_gradients(function(kernels, spec, ids), given)
   errors.assert_no_worse(actual, expected, truth)
 
@@ -137,7 +138,7 @@ def lower(name, spec, given):
   def both(*given):
     return gradients.value_and_gradients(kernels, given)
 
-  with modes.lowered():
+  with device.lowered():
     traced = jax.jit(both).trace(*given)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -169,11 +170,11 @@ def test_tensor_cache_lowers(name):
 
 
 def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
-  with modes.tried(detect_races=True):
-    assert modes.interpret().detect_races
-  monkeypatch.setattr(modes, "unavailable", lambda: None)
-  with modes.tried(detect_races=True):
-    assert modes.interpret() is False
+  with device.tried(detect_races=True):
+    assert device.interpret().detect_races
+  monkeypatch.setattr(device, "unavailable", lambda: None)
+  with device.tried(detect_races=True):
+    assert device.interpret() is False
 
 
 def test_says_why_not(monkeypatch):
@@ -188,7 +189,7 @@ def test_says_why_not(monkeypatch):
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk(state, inputs)
-  with modes.lowered():
+  with device.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(state, wide)
@@ -217,7 +218,7 @@ def test_packing_of_many_blocks(busy):
 def test_few_blocks_have_half_the_columns():
   def columns(batch, width):
     saved = jnp.zeros((0, batch, 16, 64, width))
-    return affine_kernels.block_columns(saved)
+    return prepared.block_columns(saved)
 
   assert columns(4, 64) == columns(2, 128) == 32  # 128 blocks on 132
   assert columns(5, 64) == columns(4, 128) == 64
@@ -242,4 +243,4 @@ def test_many_blocks_share_multiprocessors():
 def test_a_tile_that_cannot_fit_says_how_much_it_needs():
   one = jnp.zeros((1, 1, 1, 65, 64), jnp.bfloat16)
   with pytest.raises(NotImplementedError, match="65 tokens is longer than 64"):
-    affine_kernels.filled(one)
+    prepared.filled(one)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -74,7 +74,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
       return (jax.jit(function)(*given),)
     return gradients.value_and_gradients(function, given)
 
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return run(forms.chunk), run(kernels.chunk)
 
 
@@ -129,7 +129,7 @@ def test_says_why_not():
     chunk(inputs)
   mixed = inputs._replace(key=inputs.key.astype("bfloat16"))
   with (
-    modes.interpreted(),
+    device.interpreted(),
     pytest.raises(NotImplementedError, match="must all be bfloat16"),
   ):
     chunk(mixed)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot, memories
 
 SPECS = {"delta_rule": "gated", "state_space_duality": "shared"}
@@ -70,7 +70,7 @@ def gradient(name, key_dim, value_dim, tile_time):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -86,7 +86,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   for name in ("affine_forward", "affine_backward"):
     assert name in compiled.as_text(), name

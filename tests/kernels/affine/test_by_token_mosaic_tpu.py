@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.delta_rule import api as delta_api
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import xla_chunked as delta_xla
-from memcomp_kernels.primitives import chunked
-from memcomp_kernels.primitives.mosaic import affine, modes
+from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu.affine import backend
 from memcomp_kernels.state_space_duality import api as duality_api
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import xla_chunked as duality_xla
@@ -169,7 +170,7 @@ def run(engine, spec, given, ids=None, tile_time=TILE, **mode):
     )
     return new.memories, new.starts, outputs
 
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return gradients.value_and_gradients(function, given)
 
 
@@ -249,7 +250,7 @@ def test_other_tiles_go_by_other_kernels(tile_time, calls):
   spec, given = arguments("skip", 48)
   ours = run(engine_of(spec), spec, given, tile_time=tile_time)
   assert calls == {"affine_forward", "affine_backward"}
-  assert_close(ours, run(affine.ENGINE, spec, given, tile_time=tile_time))
+  assert_close(ours, run(backend.ENGINE, spec, given, tile_time=tile_time))
 
 
 @pytest.mark.slow
@@ -262,7 +263,7 @@ def test_under_shard_map(calls):
   state, fresh = (
     memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)
   )
-  with modes.interpreted():
+  with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       delta_api.chunk,
       (state, fresh, inputs),

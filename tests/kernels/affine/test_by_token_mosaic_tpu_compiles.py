@@ -10,7 +10,7 @@ import pytest
 from memcomp_kernels.delta_rule import api as delta_api
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import tilings as delta_tilings
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.state_space_duality import api, mosaic_tpu, tilings
 from memcomp_kernels.testing import aot
 
@@ -73,7 +73,7 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -89,7 +89,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   for name in kernels(case[0]):
     assert name in compiled.as_text(), name
@@ -128,7 +128,7 @@ def test_no_copies_around_the_kernels():
     return jnp.sum(jnp.square(layer(x, weights).astype(jnp.float32)))
 
   gradients = jax.grad(objective, argnums=(0, 1))
-  with modes.compiled():
+  with device.compiled():
     text = aot.compile_for("v5e:2x2", gradients, x, weights).as_text()
   assert all(name in text for name in kernels("outer"))
   copies = [

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.delta_rule import tile
-from memcomp_kernels.primitives import decay, delta
+from memcomp_kernels.math import decay, delta
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["delta_rule"]

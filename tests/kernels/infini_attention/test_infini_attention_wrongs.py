@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.infini_attention import tile
-from memcomp_kernels.primitives import delta
+from memcomp_kernels.math import delta
 from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.testing import checks, memories
 

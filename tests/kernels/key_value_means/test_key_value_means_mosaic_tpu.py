@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from memcomp_kernels import dispatch, sharding
-from memcomp_kernels.key_value_means import api, mosaic_tpu, xla_chunked
-from memcomp_kernels.primitives.mosaic import modes, vmem
+from memcomp_kernels import dispatch
+from memcomp_kernels.key_value_means import api, xla_chunked
+from memcomp_kernels.key_value_means.pallas_tpu import engine
+from memcomp_kernels.pallas_tpu import device, vmem
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
   aot,
   errors,
@@ -61,7 +63,7 @@ def arguments(
 
 
 def values(chunk, spec, given, **call):
-  with modes.interpreted():
+  with device.interpreted():
     return jax.jit(lambda *x: chunk(*x, spec=spec, **call))(*given)
 
 
@@ -74,8 +76,8 @@ def assert_agree(spec, given, mode=None, **call):
 
     return gradients.value_and_gradients(function, given)
 
-  with modes.interpreted(**(mode or {})):
-    actual, expected = run(mosaic_tpu.chunk), run(xla_chunked.chunk)
+  with device.interpreted(**(mode or {})):
+    actual, expected = run(engine.chunk), run(xla_chunked.chunk)
   for a, b, bound, part in zip(
     actual,
     expected,
@@ -114,8 +116,7 @@ def test_packed_and_handed_off_inside_a_chunk():
 def test_other_meanings():
   given = arguments(VARIANT, 520)
   actual, expected = (
-    values(form.chunk, VARIANT, given, seen=0)
-    for form in (mosaic_tpu, xla_chunked)
+    values(form.chunk, VARIANT, given, seen=0) for form in (engine, xla_chunked)
   )
   errors.assert_close(actual, expected, tolerances.VALUE["float32"], "values")
 
@@ -126,7 +127,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form():
   wide = gradients.cast(given, jnp.float32)
   truth = values(xla_chunked.chunk, SPEC, wide, seen=0)
   xla = values(xla_chunked.chunk, SPEC, given, seen=0)
-  ours = values(mosaic_tpu.chunk, SPEC, given, seen=0)
+  ours = values(engine.chunk, SPEC, given, seen=0)
   errors.assert_no_worse(ours, xla, truth)
 
 
@@ -135,12 +136,12 @@ def test_under_shard_map():
   state, inputs = arguments(SPEC, 400, batch=2, sizes=SIZES | {"heads": 2})
 
   def chunk(state, inputs):
-    chunk = sharding.shard_chunk(
+    chunk = shard.shard_chunk(
       api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
     )
     return chunk(state, inputs, spec=SPEC, implementation="mosaic_tpu")
 
-  with modes.interpreted():
+  with device.interpreted():
     expected = jax.jit(chunk)(state, inputs)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
@@ -160,7 +161,7 @@ def test_says_why_not():
     chunk(state, SPEC)
   short = dataclasses.replace(SPEC, chunk_size=96)
   with (
-    modes.interpreted(),
+    device.interpreted(),
     pytest.raises(NotImplementedError, match="not a multiple of 128"),
   ):
     chunk(arguments(short, 3)[0], short)
@@ -178,7 +179,7 @@ def gradient(dim, capacity=None):
 
   def function(state, inputs):
     def objective(inputs):
-      _, y = mosaic_tpu.chunk(state, inputs, spec=spec)
+      _, y = engine.chunk(state, inputs, spec=spec)
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective)(inputs)
@@ -188,7 +189,7 @@ def gradient(dim, capacity=None):
 
 def test_lowers():
   function, given = gradient(64)
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(*given)
   assert 'kernel_name = "kvm_tile"' in exported.mlir_module()
 
@@ -196,7 +197,7 @@ def test_lowers():
 def test_a_block_that_cannot_fit_says_so():
   function, given = gradient(64, capacity=2**15)
   with (
-    modes.compiled(),
+    device.compiled(),
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(function, *given)
@@ -210,12 +211,12 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
   def kernels(limit):
     monkeypatch.setattr(vmem, "LIMIT", limit)
     chunk = functools.partial(api.chunk, spec=spec)
-    with modes.interpreted():
+    with device.interpreted():
       return str(jax.make_jaxpr(chunk)(*given)).count("name=kvm_tile")
 
-  with modes.interpreted():
+  with device.interpreted():
     monkeypatch.setattr(vmem, "LIMIT", 0)
-    reason = mosaic_tpu.unsupported(*given, spec) or ""
+    reason = engine.unsupported(*given, spec) or ""
   (needed,) = re.findall(r"needs ([\d,]+) bytes", reason)
   needed = int(needed.replace(",", ""))
   assert kernels(needed) and not kernels(needed - 1)
@@ -228,6 +229,6 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
 )
 def test_compiles(topology, dim):
   function, given = gradient(dim)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(topology, function, *given)
   assert "kvm_tile" in compiled.as_text()

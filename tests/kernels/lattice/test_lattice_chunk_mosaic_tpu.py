@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import api, mosaic_tpu
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.lattice import api
+from memcomp_kernels.lattice.pallas_tpu import engine
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -63,7 +64,7 @@ def run(implementation, spec, given, ids=None, **mode):
       implementation=implementation,
     )
 
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return gradients.value_and_gradients(function, given)
 
 
@@ -166,9 +167,9 @@ def test_others_go_by_other_kernels(change, calls):
 def test_chunks_that_are_too_long():
   for chunk_size, is_served in [(128, True), (256, False)]:
     spec = dataclasses.replace(SPEC, chunk_size=chunk_size)
-    form = mosaic_tpu.form(spec, api.Tiling())
+    form = engine.form(spec, api.Tiling())
     _, _, inputs = arguments(spec, 4)
-    assert (mosaic_tpu.tokens(form, inputs) is not None) == is_served
+    assert (engine.tokens(form, inputs) is not None) == is_served
 
 
 @pytest.mark.slow
@@ -181,7 +182,7 @@ def test_under_shard_map(is_wide, calls):
   state, fresh, inputs = arguments(SPEC, 32)
   low = inputs.log_decay.at[:, 20].set(-200.0)
   inputs = inputs._replace(log_decay=low if is_wide else inputs.log_decay)
-  with modes.interpreted():
+  with device.interpreted():
     _, actual = meshes.alone_and_over_a_mesh(
       api.chunk,
       (state, fresh, inputs),

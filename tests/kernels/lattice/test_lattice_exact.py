@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import (
-  api,
-  substitution,
-  sweeps,
-  tilings,
-  types,
-  writes,
-  xla_chunked,
-)
+from memcomp_kernels.lattice import api, tilings, types, xla_chunked
+from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.testing import (
   checks,
   errors,

@@ -13,8 +13,9 @@ import pytest
 import rotation
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.lattice import api, mosaic_gpu, xla_chunked
-from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.lattice import api, xla_chunked
+from memcomp_kernels.lattice.pallas_gpu import engine
+from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.testing import errors, gradients, memories
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
@@ -54,7 +55,7 @@ def run(chunk, spec, given, ids=None, **mode):
   def function(state, fresh, inputs):
     return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
 
-  with modes.tried(**mode):
+  with device.tried(**mode):
     return gradients.value_and_gradients(function, given)
 
 
@@ -62,7 +63,7 @@ def check(spec, given, ids=None, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
   truth = run(api.reference, spec, gradients.cast(given, jnp.float32), ids)
   expected = run(xla_chunked.chunk, spec, given, ids)
-  actual = run(mosaic_gpu.chunk, spec, given, ids, **mode)
+  actual = run(engine.chunk, spec, given, ids, **mode)
   errors.assert_no_worse(actual, expected, truth)
 
 
@@ -145,7 +146,7 @@ def test_decays_out_of_range():
   state, fresh, inputs = arguments(SPEC, 20)
   inputs = inputs._replace(log_decay=inputs.log_decay.at[0, 9].set(-200.0))
   given = state, fresh, inputs
-  actual = run(mosaic_gpu.chunk, SPEC, given)
+  actual = run(engine.chunk, SPEC, given)
   expected = run(xla_chunked.chunk, SPEC, given)
   errors.assert_close(actual, expected, 0.0, "equal")
 
@@ -156,10 +157,10 @@ def test_lowers(value_dim):
   state, fresh, inputs = arguments(SPEC, 20, before=16, value_dim=value_dim)
 
   def loss(inputs):
-    _, output = mosaic_gpu.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+    _, output = engine.chunk(state, inputs, spec=SPEC, reset_state=fresh)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with modes.lowered():
+  with device.lowered():
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert text.count("mosaic_gpu_v2") >= 4
@@ -170,10 +171,10 @@ def test_says_why_not(monkeypatch):
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     api.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")
-  with modes.lowered():
+  with device.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
-      mosaic_gpu.chunk(state, wide, spec=SPEC)
+      engine.chunk(state, wide, spec=SPEC)
     for change, said in (
       ({"gradient_at": "token"}, "gradients per token"),
       ({"update": "orthogonal"}, "update='orthogonal'"),
@@ -183,4 +184,4 @@ def test_says_why_not(monkeypatch):
     ):
       spec = dataclasses.replace(SPEC, **change)
       with pytest.raises(NotImplementedError, match=said):
-        mosaic_gpu.chunk(state, inputs, spec=spec)
+        engine.chunk(state, inputs, spec=spec)

@@ -9,7 +9,7 @@ import pytest
 import rotation
 
 from memcomp_kernels.lattice import api, tilings
-from memcomp_kernels.primitives.mosaic import modes, pairs
+from memcomp_kernels.pallas_tpu import device, pairs
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -66,7 +66,7 @@ def both(spec, arguments, segment_ids=None, expected="xla_chunked", **mode):
 
     return gradients.value_and_gradients(function, arguments)
 
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return run(expected), run("mosaic_tpu")
 
 
@@ -146,7 +146,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(base):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(TOKEN, 4, batch=2)
-  with modes.interpreted():
+  with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       api.chunk,
       (state, fresh, inputs),
@@ -193,7 +193,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk()
-  with modes.interpreted():
+  with device.interpreted():
     sparse = dataclasses.replace(TOKEN, sparsity=0.1)
     with pytest.raises(
       NotImplementedError, match=r"no kernel for sparsity=0\.1"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.lattice import columns, tile
-from memcomp_kernels.primitives import channel_decay
+from memcomp_kernels.math import channel_decay
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
 MEMORY = memories.MEMORIES["lattice"]

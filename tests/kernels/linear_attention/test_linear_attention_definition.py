@@ -8,7 +8,7 @@ import pytest
 import rotation
 
 from memcomp_kernels.linear_attention import api, tilings, xla_chunked
-from memcomp_kernels.primitives import feature_maps
+from memcomp_kernels.math import feature_maps
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(api)

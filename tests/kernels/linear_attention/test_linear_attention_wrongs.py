@@ -5,8 +5,9 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import affine, outer
 from memcomp_kernels.linear_attention import tile, xla_chunked
-from memcomp_kernels.primitives import affine, decay, feature_maps, outer
+from memcomp_kernels.math import decay, feature_maps
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["linear_attention"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 
 SLOTS = 5
 HAS_EPS = ("ln_silu", "l2_silu", "l2")

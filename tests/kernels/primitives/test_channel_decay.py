@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import channel_decay
+from memcomp_kernels.math import channel_decay
 
 TIME, CHANNELS = 8, 3
 

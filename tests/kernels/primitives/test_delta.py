@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives import delta
+from memcomp_kernels.math import delta
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import activations
-from memcomp_kernels.primitives.mosaic import columns
+from memcomp_kernels.math import activations
+from memcomp_kernels.pallas_tpu import activations as activations_lib
 
 SLOTS, TOKENS = 6, 5
 
@@ -38,26 +38,28 @@ def assert_same(expected, actual, arguments):
 
 
 def test_names():
-  assert set(columns.NAMES) == set(activations.ACTIVATIONS)
+  assert set(activations_lib.NAMES) == set(activations.ACTIVATIONS)
 
 
-@pytest.mark.parametrize("name", columns.NAMES)
+@pytest.mark.parametrize("name", activations_lib.NAMES)
 def test_activate(name):
   with jax.enable_x64(True):
     z, _, scale, eps = operands()
     assert_same(
       lambda z, eps, scale: scale * activations.activate(name, z, eps),
-      lambda z, eps, scale: columns.activate(name, z.T / 2, eps.T, scale.T).T,
+      lambda z, eps, scale: (
+        activations_lib.activate(name, z.T / 2, eps.T, scale.T).T
+      ),
       (z, eps, scale),
     )
 
 
-@pytest.mark.parametrize("name", columns.NAMES)
+@pytest.mark.parametrize("name", activations_lib.NAMES)
 def test_direction(name):
   def actual(z, target, rate, eps):
-    prepared = columns.prepare_target(name, target.T)
-    rate = columns.rate_scale(name, SLOTS) * rate.T
-    return columns.direction(name, z.T / 2, prepared, eps.T, rate).T
+    prepared = activations_lib.prepare_target(name, target.T)
+    rate = activations_lib.rate_scale(name, SLOTS) * rate.T
+    return activations_lib.direction(name, z.T / 2, prepared, eps.T, rate).T
 
   def expected(z, target, rate, eps):
     return 0.5 * rate * activations.write_direction(name, z, target, eps)
@@ -66,12 +68,12 @@ def test_direction(name):
     assert_same(expected, actual, operands())
 
 
-@pytest.mark.parametrize("name", columns.NAMES)
+@pytest.mark.parametrize("name", activations_lib.NAMES)
 def test_adjoint_of_targets(name):
   """Kernels prepare what comes back to a target as they prepare a target."""
   with jax.enable_x64(True):
     _, target, *_ = operands()
-    _, pull = jax.vjp(lambda x: columns.prepare_target(name, x), target)
+    _, pull = jax.vjp(lambda x: activations_lib.prepare_target(name, x), target)
     np.testing.assert_allclose(
-      pull(target)[0], columns.prepare_target(name, target), atol=1e-12
+      pull(target)[0], activations_lib.prepare_target(name, target), atol=1e-12
     )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.testing import hopper, memories
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_compiles(case):
     _, output = run(state, inputs, spec=spec)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with modes.lowered():
+  with device.lowered():
     kernels = hopper.compile_for(
       jax.grad(loss, argnums=1), *jax.eval_shape(arguments)
     )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.primitives.mosaic_gpu import modes
+from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.testing import fences, gradients, memories
 
 LOW = ("query", "key", "value", "target")
@@ -42,7 +42,7 @@ def missing(case, packed=False, time=130):
   def both(*given):
     return gradients.value_and_gradients(run, given)
 
-  with modes.lowered():
+  with device.lowered():
     return fences.missing(both, state, inputs._replace(**low))
 
 

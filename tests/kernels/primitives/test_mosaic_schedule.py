@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from memcomp_kernels.primitives.mosaic import schedule
+from memcomp_kernels.pallas_tpu import schedule
 
 
 def record(chunks, units, group, skew, before=2, after=1):

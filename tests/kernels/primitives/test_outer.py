@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import affine, outer
+from memcomp_kernels import affine, outer
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels.primitives import decay
+from memcomp_kernels.math import decay
 
 
 @pytest.fixture(autouse=True)

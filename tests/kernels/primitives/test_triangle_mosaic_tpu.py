@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.primitives.mosaic import _triangle
+from memcomp_kernels.pallas_tpu import triangle
 
 
 def inverse(matrix, *, exact):
@@ -15,7 +15,7 @@ def inverse(matrix, *, exact):
   heads, size, _ = matrix.shape
 
   def kernel(given, found):
-    stages = _triangle.inverse(given[...], heads, exact=exact)
+    stages = triangle.inverse(given[...], heads, exact=exact)
     while True:
       try:
         next(stages)

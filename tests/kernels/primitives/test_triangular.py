@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives import activations, triangular
+from memcomp_kernels.math import activations
+from memcomp_kernels.math import solver as solver_lib
 
-Solver = triangular.Solver
+Solver = solver_lib.Solver
 SOLVERS = {
   "substitution": Solver(),
   "substitution in blocks": Solver(block_time=4),
@@ -38,7 +39,7 @@ def loop(direction, base, coupling, target):
 
 
 def solve(direction, base, coupling, target, solver=None):
-  return triangular.solve(direction, base, coupling, target, solver)[0]
+  return solver_lib.solve(direction, base, coupling, target, solver)[0]
 
 
 def case(time, slots=4, strength=1.0, dtype=np.float64):
@@ -99,7 +100,7 @@ def test_stats_tell_what_was_done():
 
   def stats(**settings):
     solver = Solver(method="sweeps", **settings)
-    return triangular.solve(direction_of("ln_silu"), *arguments, solver)[1]
+    return solver_lib.solve(direction_of("ln_silu"), *arguments, solver)[1]
 
   found = stats(max_sweeps=16)
   assert np.all(found.blocks == 1) and np.all(found.unreached == 0)
@@ -112,7 +113,7 @@ def test_stats_tell_what_was_done():
   blocks = stats(block_time=4, tolerance=0)
   assert np.all(blocks.blocks == 4) and np.all(blocks.sweeps == 12)
   assert not np.any(
-    triangular.solve(direction_of("ln_silu"), *arguments)[1].sweeps
+    solver_lib.solve(direction_of("ln_silu"), *arguments)[1].sweeps
   )
 
 
@@ -167,7 +168,7 @@ def test_overflow_on_the_way_does_not_stay():
   expected = loop(direction, base, coupling, target)
   assert np.all(np.isfinite(expected))
   solver = Solver(method="sweeps", max_sweeps=12)
-  u, stats = triangular.solve(direction, base, coupling, target, solver)
+  u, stats = solver_lib.solve(direction, base, coupling, target, solver)
   np.testing.assert_allclose(u, expected, rtol=1e-12)
   assert not np.any(stats.unreached)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels import contract
-from memcomp_kernels.primitives import window
+from memcomp_kernels import contract, window
 from memcomp_kernels.testing import checks, gradients
 
 HEADS = 2

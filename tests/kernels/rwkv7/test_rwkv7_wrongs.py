@@ -5,7 +5,7 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import channel_decay, delta
+from memcomp_kernels.math import channel_decay, delta
 from memcomp_kernels.rwkv7 import tile
 from memcomp_kernels.testing import checks, memories
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels.primitives import channel_decay
+from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import tile, xla_chunked
 from memcomp_kernels.testing import checks, memories
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from memcomp_kernels import sharding
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.softmax_attention import api
 from memcomp_kernels.testing import (
   checks,
@@ -97,7 +97,7 @@ def test_heads_over_devices():
   """A device's queries read the keys and values that it has."""
   this = subject("full")
   arguments = this.state(), this.inputs(20)
-  chunk = sharding.shard_chunk(
+  chunk = shard.shard_chunk(
     this.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
   )
   expected = gradients.value_and_gradients(this.chunk, arguments)

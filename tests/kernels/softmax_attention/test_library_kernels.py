@@ -12,8 +12,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives import chunked
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.pallas_tpu import device as device_lib
 from memcomp_kernels.softmax_attention import api, library_gpu
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
@@ -79,7 +79,7 @@ def test_splash_equals_the_xla_form(name):
   spec, time, changes, with_ids = CASES[name]
   ids = packed(time) if with_ids else None
   given = arguments(spec, time, **changes)
-  with modes.interpreted():
+  with device_lib.interpreted():
     found = run("library_tpu", spec, given, ids)
   expected = run("xla_chunked", spec, given, ids)
   checks.assert_agree(found, expected, name, "float32")
@@ -93,7 +93,7 @@ def test_splash_in_bfloat16():
   spec = api.Spec()
   given = arguments(spec, 128, dtype="bfloat16")
   exact = run("xla_chunked", spec, gradients.cast(given, "float32"))
-  with modes.interpreted():
+  with device_lib.interpreted():
     found = run("library_tpu", spec, given)
   usual = run("xla_chunked", spec, given)
   assert found[0][1].dtype == jnp.bfloat16
@@ -119,7 +119,7 @@ def test_splash_that_is_kept_runs_forward_once():
     def loss(inputs):
       return jnp.sum(jnp.square(outputs(inputs)))
 
-    with modes.interpreted():
+    with device_lib.interpreted():
       jaxpr = jax.make_jaxpr(jax.grad(loss))(inputs)
     return str(jaxpr).count("name=splash_mha_fwd_residuals")
 
@@ -253,7 +253,7 @@ def test_precision_of_products(dtype):
     )
     return jnp.sum(y.astype(jnp.float32))
 
-  with modes.compiled():
+  with device_lib.compiled():
     text = str(jax.make_jaxpr(jax.grad(objective))(inputs))
   wanted = "HIGHEST" if dtype == "float32" else "DEFAULT"
   assert text.count("pallas_call[") == 3  # forward; keys and values; queries

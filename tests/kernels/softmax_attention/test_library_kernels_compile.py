@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memcomp_kernels import sharding
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.parallel import shard
 from memcomp_kernels.softmax_attention import api
 from memcomp_kernels.testing import aot
 
@@ -63,7 +63,7 @@ BLOCKS = api.Spec(window_size=768, chunk_size=384)
 
 
 def test_lowers():
-  with modes.compiled():
+  with device.compiled():
     function = gradient(FULL, 64, 300, api.chunk, implementation="library_tpu")
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments(64, 300, jnp.bfloat16, packed=True)
@@ -95,7 +95,7 @@ def test_compiles_over_rows_and_heads(topology, dim, time, spec, dtype, packed):
   """The platform's choice, without a name; no device asks another."""
   devices = np.array(aot.devices(topology)).reshape(2, 2)
   mesh = Mesh(devices, ("fsdp", "tensor"))
-  chunk = sharding.shard_chunk(
+  chunk = shard.shard_chunk(
     api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
   )
   given = arguments(dim, time, dtype, packed, mesh)

@@ -6,7 +6,7 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import window
+from memcomp_kernels import window
 from memcomp_kernels.softmax_attention import tile
 from memcomp_kernels.testing import checks, memories
 

@@ -5,7 +5,8 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import affine, decay, outer
+from memcomp_kernels import affine, outer
+from memcomp_kernels.math import decay
 from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import checks, memories
 

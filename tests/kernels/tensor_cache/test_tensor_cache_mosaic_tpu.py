@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import api, mosaic_tpu, xla_chunked
 from memcomp_kernels.testing import (
@@ -78,7 +78,7 @@ def run(memory, spec, given, ids=None, **mode):
       kernels=xla_chunked.Kernels(no_attention, memory),
     )
 
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return gradients.value_and_gradients(function, given)
 
 
@@ -148,7 +148,7 @@ def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   spec = SPECS["outer"]
   state, _, inputs = arguments(spec, 16)
-  with modes.interpreted():
+  with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       api.chunk,
       (state, None, inputs),
@@ -185,7 +185,7 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
       implementation=name,
     )
 
-  with modes.interpreted():
+  with device.interpreted():
     expected, actual = chunk("xla_chunked"), chunk("mosaic_tpu", seen=0)
     errors.assert_close(actual, expected, 1e-5, "splash")
     assert len(calls) == 1
@@ -208,5 +208,5 @@ def test_says_why_not(changes, reason):
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=3, **sizes)
   with pytest.raises(NotImplementedError, match="in use are of cpu"):
     api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
-  with modes.interpreted(), pytest.raises(NotImplementedError, match=reason):
+  with device.interpreted(), pytest.raises(NotImplementedError, match=reason):
     api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")

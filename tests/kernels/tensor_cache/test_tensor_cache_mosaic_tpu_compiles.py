@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.tensor_cache import api, mosaic_tpu
 from memcomp_kernels.testing import aot, memories
 
@@ -63,7 +63,7 @@ def gradient(name, dim):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -79,7 +79,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   text = compiled.as_text()
   for name in kernels(case[0]):
@@ -96,7 +96,7 @@ def test_a_block_that_cannot_fit_says_so():
     )
   )
   with (
-    modes.compiled(),
+    device.compiled(),
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(

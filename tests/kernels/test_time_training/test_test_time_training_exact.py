@@ -5,7 +5,7 @@ import functools
 import jax
 import pytest
 
-from memcomp_kernels.primitives import triangular
+from memcomp_kernels.math import solver
 from memcomp_kernels.test_time_training import tilings, xla_chunked
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
@@ -24,7 +24,7 @@ def subject(name):
       "linear-token",
       tilings.Tiling(
         tile_time=32,
-        solver=triangular.Solver(method="sweeps", block_time=8),
+        solver=solver.Solver(method="sweeps", block_time=8),
       ),
     ),
     ("mlp-token", tilings.Tiling(tile_time=7)),

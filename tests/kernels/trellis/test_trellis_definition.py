@@ -6,7 +6,7 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels.primitives import activations
+from memcomp_kernels.math import activations
 from memcomp_kernels.testing import errors, memories
 from memcomp_kernels.trellis import api
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives import delta, triangular
+from memcomp_kernels.math import delta
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import errors, memories
 from memcomp_kernels.trellis import api as trellis
 from memcomp_kernels.trellis import reference, tilings, xla_chunked
@@ -17,7 +18,7 @@ TIME = 37
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 SPEC = trellis.Spec(num_slots=6, gradient_at="token")
 
-Solver = triangular.Solver
+Solver = solver_lib.Solver
 TILINGS = {
   "default": tilings.Tiling(),
   "a tile longer than the sequence": tilings.Tiling(tile_time=64),

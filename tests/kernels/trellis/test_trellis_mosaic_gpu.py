@@ -13,10 +13,11 @@ import pytest
 import rotation
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.primitives import activations
-from memcomp_kernels.primitives.mosaic_gpu import modes, rows, smem
+from memcomp_kernels.math import activations
+from memcomp_kernels.pallas_gpu import device, rows, smem
 from memcomp_kernels.testing import errors, gradients, memories
-from memcomp_kernels.trellis import api, mosaic_gpu, xla_chunked
+from memcomp_kernels.trellis import api, xla_chunked
+from memcomp_kernels.trellis.pallas_gpu import engine
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 SPEC = api.Spec(num_slots=64, chunk_size=32)
@@ -66,8 +67,8 @@ def check(spec, given, ids=None, **mode):
     run(api.reference), gradients.cast(given, jnp.float32)
   )
   expected = gradients.value_and_gradients(run(xla_chunked.chunk), given)
-  with modes.tried(**mode):
-    actual = gradients.value_and_gradients(run(mosaic_gpu.chunk), given)
+  with device.tried(**mode):
+    actual = gradients.value_and_gradients(run(engine.chunk), given)
   errors.assert_no_worse(actual, expected, truth)
 
 
@@ -165,8 +166,8 @@ def test_sweeps_that_overflow(strength, finite):
     after, _ = chunk(state, inputs, spec=spec, reset_state=fresh)
     return after.key_memory
 
-  with modes.tried():
-    actual = memory(mosaic_gpu.chunk)
+  with device.tried():
+    actual = memory(engine.chunk)
   if finite:
     errors.assert_close(actual, memory(xla_chunked.chunk), 0.1, "key memory")
   else:
@@ -230,10 +231,10 @@ def test_lowers(spec, kernels, dim, slots):
   state, fresh, inputs = arguments(spec, 70, key_dim=dim, value_dim=dim)
 
   def loss(inputs):
-    _, output = mosaic_gpu.chunk(state, inputs, spec=spec, reset_state=fresh)
+    _, output = engine.chunk(state, inputs, spec=spec, reset_state=fresh)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with modes.lowered():
+  with device.lowered():
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert text.count("mosaic_gpu_v2") == kernels
@@ -261,7 +262,7 @@ def test_says_why_not(monkeypatch):
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk(SPEC, inputs, state)
-  with modes.lowered():
+  with device.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(SPEC, wide, state)
@@ -274,7 +275,7 @@ def test_says_why_not(monkeypatch):
     ):
       spec = dataclasses.replace(SPEC, **change)
       with pytest.raises(NotImplementedError, match=said):
-        mosaic_gpu.chunk(state, inputs, spec=spec)
+        engine.chunk(state, inputs, spec=spec)
     spec = dataclasses.replace(SPEC, num_slots=128)
     state, _, inputs = arguments(spec, 8, value_dim=128)
     said = "num_slots=128 times value_dim=128 is more than 8192"

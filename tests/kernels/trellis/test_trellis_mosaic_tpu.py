@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -16,7 +16,8 @@ from memcomp_kernels.testing import (
   meshes,
   tolerances,
 )
-from memcomp_kernels.trellis import api, mosaic_tpu, tilings
+from memcomp_kernels.trellis import api, tilings
+from memcomp_kernels.trellis.pallas_tpu import engine
 
 TRELLIS = memories.MEMORIES["trellis"]
 SPEC = api.Spec(num_slots=16, chunk_size=16)
@@ -80,7 +81,7 @@ def run(
 
 def both(*given, gradient=True, **mode):
   """Of the XLA form and of the kernels."""
-  with modes.interpreted(**mode):
+  with device.interpreted(**mode):
     return tuple(
       run(name, *given, gradient=gradient)
       for name in ("xla_chunked", "mosaic_tpu")
@@ -213,7 +214,7 @@ def test_the_range_of_decays_chooses_the_form():
         tiling=tiling,
       )
 
-    with modes.interpreted():
+    with device.interpreted():
       return jax.jit(function)(*given)
 
   expected, bound = values("xla_chunked"), tolerances.VALUE["float32"]
@@ -246,7 +247,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(SPEC, 32, batch=2, heads=16)
-  with modes.interpreted():
+  with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       api.chunk,
       (state, fresh, inputs),
@@ -266,7 +267,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk()
-  with modes.interpreted():
+  with device.interpreted():
     odd = dataclasses.replace(SPEC, chunk_size=24)
     with pytest.raises(NotImplementedError, match="chunk_size=24 must be"):
       chunk(odd)
@@ -284,10 +285,8 @@ def test_blocks_that_cannot_fit_say_how_much_they_need():
     spec, 512, heads=12, key_dim=128, value_dim=128, dtype="bfloat16"
   )
   with (
-    modes.interpreted(),
+    device.interpreted(),
     pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VMEM"),
   ):
     big = tiling(units=12, chunks=64)
-    jax.eval_shape(
-      lambda: mosaic_tpu.chunk(state, inputs, spec=spec, tiling=big)
-    )
+    jax.eval_shape(lambda: engine.chunk(state, inputs, spec=spec, tiling=big))

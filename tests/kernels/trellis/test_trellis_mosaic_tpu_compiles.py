@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives.mosaic import modes
+from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot
 from memcomp_kernels.trellis import api
 
@@ -74,7 +74,7 @@ def gradient(spec, *, fresh=False, **keywords):
 )
 def test_lowers(head_dim, chunk):
   spec = api.Spec(chunk_size=chunk)
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(gradient(spec)), platforms=["tpu"])(
       *arguments(spec, head_dim)
     )
@@ -99,7 +99,7 @@ def test_compiles(topology, case):
   head_dim, chunk, decay = case
   spec = api.Spec(chunk_size=chunk)
   tiling = api.Tiling(decay=decay)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(
       topology,
       gradient(spec, fresh=True, tiling=tiling),
@@ -113,7 +113,7 @@ def test_compiles(topology, case):
 @needs_compiler
 def test_compiles_from_any_position():
   spec = api.Spec(chunk_size=64)
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(
       "v5e:2x2",
       gradient(spec, tiling=api.Tiling(decay="safe")),
@@ -127,7 +127,7 @@ TOKEN = api.Spec(gradient_at="token")
 
 
 def test_per_token_lowers():
-  with modes.compiled():
+  with device.compiled():
     exported = jax.export.export(jax.jit(gradient(TOKEN)), platforms=["tpu"])(
       *arguments(TOKEN, 64)
     )
@@ -143,7 +143,7 @@ def test_per_token_lowers():
   generations.spread([64, 128], slow=lambda dim: dim == 64),
 )
 def test_per_token_compiles(topology, head_dim):
-  with modes.compiled():
+  with device.compiled():
     compiled = aot.compile_for(
       topology, gradient(TOKEN), *arguments(TOKEN, head_dim)
     )
@@ -189,7 +189,7 @@ def test_no_copies_around_the_kernel():
     )
     return jnp.reshape(y, (1, TIME, -1)) @ weights["output"]
 
-  with modes.compiled():
+  with device.compiled():
     text = aot.compile_for("v5e:2x2", layer, state, x, weights).as_text()
   large = TIME * HEADS * dim
   copies = [

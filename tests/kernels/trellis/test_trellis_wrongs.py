@@ -5,13 +5,10 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.primitives import (
-  activations,
-  decay,
-  tile_scan,
-  tiles,
-  triangular,
-)
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import tile_scan
+from memcomp_kernels.math import activations, decay
+from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import checks, memories
 from memcomp_kernels.trellis import tile
 
@@ -48,19 +45,19 @@ def with_directions(monkeypatch, function):
 
 def with_flags(monkeypatch, **changes):
   """Forgets flags of the tile layout."""
-  right = tiles.indexed
+  right = layout_lib.indexed
 
   def indexed(*args, **keywords):
     layout = right(*args, **keywords)
     wrong = {name: jnp.zeros_like(layout.flags.resets) for name in changes}
-    return tiles.Layout(
+    return layout_lib.Layout(
       layout.chunk,
       layout.source,
       layout.place,
       layout.flags._replace(**wrong),
     )
 
-  monkeypatch.setattr(tiles, "indexed", indexed)
+  monkeypatch.setattr(layout_lib, "indexed", indexed)
 
 
 def test_mask_off_by_one(monkeypatch):
@@ -168,7 +165,7 @@ def test_unfinished_sweeps_are_not_exact(monkeypatch):
     u = direction(base, parameters)
     for _ in range(4):
       u = direction(base - strict @ u, parameters)
-    return u, triangular.no_stats(base.shape[:-2])
+    return u, solver_lib.no_stats(base.shape[:-2])
 
   monkeypatch.setattr(tile.triangular, "solve", sweeps)
   with pytest.raises(AssertionError, match="over 1e-12"):

@@ -4,7 +4,7 @@ import types as python_types
 
 import pytest
 
-from memcomp_kernels.primitives import decay
+from memcomp_kernels.math import decay
 from memcomp_kernels.testing import checks, memories
 from memcomp_kernels.two_pass_delta import gates, tile
 

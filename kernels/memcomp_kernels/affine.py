@@ -1,0 +1,95 @@
+"""A tile of a memory that reads and writes change affinely.
+
+All but the memory A before the tile is known before the tiles are run, for all
+of them at once. Rows are tokens:
+
+  E = U - W A                        what the tile writes; U alone without W
+  Y = Y_0 + diag(mu) Q A
+  A <- a A + K^T E
+
+Where an update is defined per chunk, E and Y have the memory at the chunk's
+start in place of A. Queries and keys may have fewer heads than values: each is
+then shared by as many heads that follow each other.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.math import matmul
+
+
+class Tile(NamedTuple):
+  """What a tile needs beside A.
+
+  What is multiplied by A or by E has the dtype of products, the rest is float32
+  or wider.
+
+  Attributes:
+    write: U, `[batch, heads, tile, value]`.
+    erase: W, `[batch, heads, tile, key]`; None for zeros.
+    key: K, `[batch, groups, tile, key]`; heads are a multiple of groups.
+    query: Q, likewise; its groups may be others.
+    log_scale: log mu, `[batch, heads, tile]`; None for zeros.
+    output: Y_0, as `write`.
+    total: a, `[batch, heads]`.
+  """
+
+  write: jax.Array
+  erase: jax.Array | None
+  key: jax.Array
+  query: jax.Array
+  log_scale: jax.Array | None
+  output: jax.Array
+  total: jax.Array
+
+
+def run(
+  memory: jax.Array, tile: Tile, start: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns A after the tile, and Y `[batch, heads, tile, value]`.
+
+  Args:
+    memory: A before the tile, `[batch, heads, key, value]`.
+    tile: all else.
+    start: what E and Y have in place of A; None for A.
+  """
+  error, output = meet(memory if start is None else start, tile)
+  groups = tile.key.shape[1]
+  written = matmul.product(
+    "bgik,bgniv->bgnkv",
+    tile.key,
+    split_heads(error, groups),
+    tile.query.dtype,
+  )
+  memory = tile.total[..., None, None] * memory + join_heads(written)
+  return memory, output
+
+
+def meet(memory: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array]:
+  """Returns E and Y, each `[batch, heads, tile, value]`."""
+  dtype, groups = tile.query.dtype, tile.query.shape[1]
+  grouped = split_heads(memory, groups)
+  read = matmul.product("bgtk,bgnkv->bgntv", tile.query, grouped, dtype)
+  error = tile.write
+  if tile.erase is not None:
+    error = error - matmul.product("bhtk,bhkv->bhtv", tile.erase, memory, dtype)
+  return error, add_read(tile, join_heads(read))
+
+
+def add_read(tile: Tile, read: jax.Array) -> jax.Array:
+  """Returns Y, given Q A `[..., heads, tile, value]`."""
+  if tile.log_scale is not None:
+    read = jnp.exp(tile.log_scale)[..., None] * read
+  return tile.output + read
+
+
+def split_heads(x: jax.Array, groups: int) -> jax.Array:
+  """`[batch, heads, ...]` to `[batch, groups, heads / groups, ...]`."""
+  return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+
+
+def join_heads(x: jax.Array) -> jax.Array:
+  """`[batch, groups, heads / groups, ...]` to `[batch, heads, ...]`."""
+  return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -1,0 +1,1 @@
+"""Tokens into tiles and pages, and the scan over them."""

@@ -1,0 +1,209 @@
+"""A recurrence in chunk form: a scan over tiles with a gradient of its own.
+
+What a memory brings (`Form`) is the algebra of one tile, and how its State is
+taken apart; layout, packing, hand-off and gradient are here. With
+stale gradients one tile is one chunk of the paper; with gradients per token
+the tile is free, and the result does not depend on it.
+
+Chunks belong to sequences, not to the grid of the call: a state may arrive in
+the middle of a chunk, and a packed segment starts a chunk wherever it starts.
+Tokens are then laid into tiles by index, each chunk into a tile of its own;
+those of packed rows page by page (`paged`).
+
+The gradient is a reverse scan over tiles that recomputes each tile from its
+start memory: only inputs and tile-start memories are kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from memcomp_kernels import contract, derivative
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import pages as pages_lib
+from memcomp_kernels.chunking import tile_scan
+from memcomp_kernels.math import solver
+
+Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
+Operands, Result = form_lib.Operands, form_lib.Result
+
+SAVED = "memories"
+"""Name, for `jax.checkpoint` policies, of a memory's outputs and of what its
+gradient needs besides inputs: with both kept, no tile is run forward again."""
+
+
+class _Fixed(NamedTuple):
+  """Integers of a call; `position` is None without chunks in the meaning."""
+
+  position: jax.Array | None
+  segment_id: jax.Array
+  segment_ids: jax.Array | None
+
+
+def _position(fixed: _Fixed) -> jax.Array:
+  """Tokens since the chunk started; without chunks every token starts one."""
+  if fixed.position is None:
+    return jnp.zeros_like(fixed.segment_id)
+  return fixed.position
+
+
+def _places(form: Form, fixed: _Fixed, time: int) -> layout_lib.Places:
+  return layout_lib.places(
+    fixed.segment_ids,
+    fixed.segment_id,
+    _position(fixed),
+    time=time,
+    chunk=form.tile_time,
+  )
+
+
+def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
+  """Runs `run(layout, operands)` on rows that hold one segment."""
+  chunk = form.tile_time
+
+  def aligned(operands):
+    return run(layout_lib.aligned(chunk), operands)
+
+  def indexed(operands):
+    layout = layout_lib.indexed(
+      _places(form, fixed, time),
+      _position(fixed),
+      chunk=chunk,
+      num_tiles=-(-time // chunk) + 1,
+    )
+    return run(layout, operands)
+
+  if fixed.position is None:  # tiles may start anywhere
+    return aligned(operands)
+  return lax.cond(jnp.all(fixed.position == 0), aligned, indexed, operands)
+
+
+def _pages(form: Form, fixed: _Fixed, time: int) -> pages_lib.Pages:
+  where = _places(form, fixed, time)
+  return pages_lib.cut(where, _position(fixed), chunk=form.tile_time, time=time)
+
+
+def _run(form: Form, fixed: _Fixed, operands: Operands) -> Result:
+  return _forward(form, fixed, operands, save=False)[0]
+
+
+def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
+  result, saved = _forward(form, fixed, operands, save=True)
+  # Named, so that whoever recomputes a layer may keep them.
+  outputs, saved = jax.tree.map(
+    lambda x: checkpoint_name(x, SAVED), (result.outputs, saved)
+  )
+  return result._replace(outputs=outputs), (fixed, operands, saved)
+
+
+def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
+  """The result, and what is saved: of one shape whatever the layout."""
+  engine = form.engine or tile_scan.ENGINE
+  time = form_lib.sizes(operands.inputs)[1]
+  if fixed.segment_ids is not None:
+    pages = _pages(form, fixed, time)
+    return pages_lib.forward(form, engine, pages, operands, save)
+
+  def run(layout, operands):
+    result, saved = engine.forward(form, layout, operands, save)
+    if not save:
+      return result, None
+    # Of one tile more than the aligned layout has, the first is left out: its
+    # memories came in.
+    first = layout.flags is not None
+    return result, jax.tree.map(lambda x: x[first:], saved)
+
+  return _by_start(form, fixed, time, run, operands)
+
+
+def _chunk_bwd(form: Form, residuals, cotangents):
+  fixed, operands, saved = residuals
+  engine = form.engine or tile_scan.ENGINE
+  time = form_lib.sizes(operands.inputs)[1]
+  cotangents = cotangents._replace(stats=None)
+  if fixed.segment_ids is not None:
+    pages = _pages(form, fixed, time)
+    d = pages_lib.backward(form, engine, pages, operands, saved, cotangents)
+    return None, d
+
+  def run(layout, given):
+    operands, saved, cotangents = given
+    if layout.flags is not None:
+      saved = jax.tree.map(
+        lambda first, rest: jnp.concatenate([first[None], rest]),
+        engine.as_saved(form, operands),
+        saved,
+      )
+    return engine.backward(form, layout, operands, saved, cotangents)
+
+  given = operands, saved, cotangents
+  return None, _by_start(form, fixed, time, run, given)
+
+
+_chunk = derivative.custom_vjp(_run, _chunk_fwd, _chunk_bwd, (0,))
+
+
+def chunk(
+  form: Form,
+  state: Any,
+  inputs: Any,
+  *,
+  segment_ids: jax.Array | None = None,
+  reset_state: Any = None,
+) -> tuple[Any, jax.Array]:
+  """Equal to the memory's `reference`, in chunk form.
+
+  Args:
+    form: the memory.
+    state: before the first token.
+    inputs: pytree of `[batch, time, heads, ...]` arrays.
+    segment_ids: `[batch, time]`, 0 is padding; None for one segment.
+    reset_state: what a new segment starts from; default `state`. Only its
+      memories are read: a segment starts a chunk.
+
+  Returns:
+    The state after the last token, and outputs `[batch, time, heads, ...]`.
+  """
+  return run(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )[:2]
+
+
+def run(
+  form: Form,
+  state: Any,
+  inputs: Any,
+  *,
+  segment_ids: jax.Array | None = None,
+  reset_state: Any = None,
+) -> tuple[Any, jax.Array, solver.Stats | None]:
+  """As `chunk`; also returns how the systems of all tiles were solved."""
+  parts = form.take_apart(state)
+  # A memory of zeros must not be known as such to the compiler: on a CPU
+  # the fused products of jaxlib 0.12.0.1 read memory that was never written
+  # where one of several has a constant operand (tests/kernels/test_zero_state).
+  parts = parts._replace(memories=lax.optimization_barrier(parts.memories))
+  reset = parts if reset_state is None else form.take_apart(reset_state)
+  operands = Operands(
+    memories=parts.memories,
+    chunk_start=parts.memories if parts.starts is None else parts.starts,
+    reset=reset.memories,
+    inputs=inputs,
+  )
+  fixed = _Fixed(parts.position, parts.segment_id, segment_ids)
+  result = _chunk(form, fixed, operands)
+  where = _places(form, fixed, form_lib.sizes(inputs)[1])
+  starts, position = None, None
+  if parts.position is not None:
+    position = where.position
+    # Between two chunks the start is the memory itself.
+    starts = contract.batched_where(
+      position == 0, result.memories, result.chunk_start
+    )
+  final = Parts(result.memories, starts, position, where.segment_id)
+  return form.put_together(final), result.outputs, result.stats

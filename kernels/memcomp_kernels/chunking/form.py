@@ -1,0 +1,103 @@
+"""What the chunk form needs to know of a memory, and what it computes."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from memcomp_kernels.math import solver
+
+Memories = tuple[jax.Array, ...]
+
+
+class Engine(NamedTuple):
+  """Runs laid tokens tile by tile, forward and backward.
+
+  Attributes:
+    forward: (form, layout, operands, save) -> (Result, saved). `saved` is a
+      pytree of `[tiles, ...]` arrays, the memories before each tile as
+      `backward` wants them; what it is without `save` is not read.
+    backward: (form, layout, operands, saved, cotangents) -> Operands, with
+      `cotangents` a Result without stats.
+    as_saved: (form, operands) -> `saved` of the first tile, without the tile
+      axis.
+  """
+
+  forward: Callable[..., tuple["Result", Any]]
+  backward: Callable[..., "Operands"]
+  as_saved: Callable[..., Any]
+
+
+class Parts(NamedTuple):
+  """A State taken apart.
+
+  Attributes:
+    memories: arrays `[batch, heads, ...]`: all that the next token changes.
+    starts: the memories at the start of the current chunk; None without chunks
+      in the meaning.
+    position: int32 `[batch]`, tokens since then; None likewise.
+    segment_id: int32 `[batch]`.
+  """
+
+  memories: Memories
+  starts: Memories | None
+  position: jax.Array | None
+  segment_id: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+  """What the scheme needs to know of a memory; hashable.
+
+  Attributes:
+    spec: the memory's meaning.
+    tile_time: tokens a tile: the chunk where that is meaning, else free.
+    run_tile: (memories, starts, inputs, complete, spec, tiling) -> (memories,
+      outputs, stats) for one tile: `inputs` `[batch, heads, tile_time, ...]`
+      hold zeros in empty places, which must change nothing; stale gradients
+      are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
+      last place is taken, that is where a chunk ends with the tile; `stats`
+      are of `triangular`, `[batch, heads]`, or None.
+    take_apart: State -> Parts.
+    put_together: Parts -> State.
+    tiling: what else of the tile's algebra is speed, never meaning.
+    prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs:
+      all of a tile that needs no memory. Tiles are prepared all at once, so
+      that what follows tile after tile is little. None for the inputs as they
+      are.
+    engine: what runs all tiles, one after the other; None for `tile_scan`.
+  """
+
+  spec: Any
+  tile_time: int
+  run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
+  take_apart: Callable[[Any], Parts]
+  put_together: Callable[[Parts], Any]
+  tiling: Any = None
+  prepare: Callable[..., Any] | None = None
+  engine: Engine | None = None
+
+
+class Operands(NamedTuple):
+  """What `chunk` is differentiable in."""
+
+  memories: Memories
+  chunk_start: Memories
+  reset: Memories
+  inputs: Any
+
+
+class Result(NamedTuple):
+  """What `chunk` computes; `chunk_start` is that of the last token's chunk."""
+
+  memories: Memories
+  chunk_start: Memories
+  outputs: jax.Array
+  stats: solver.Stats | None
+
+
+def sizes(inputs: Any) -> tuple[int, int]:
+  """The inputs' batch and time."""
+  batch, time = jax.tree.leaves(inputs)[0].shape[:2]
+  return batch, time

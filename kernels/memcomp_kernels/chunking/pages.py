@@ -1,0 +1,146 @@
+"""Packed rows in chunk form: tiles in pages, as many as the rows need.
+
+A row of many short segments needs more tiles than one that is filled by whole
+chunks, up to one a token. Tiles are run by pages of a fixed size, in a loop
+whose length is found at run time; nearly always one page holds them all. Work
+grows with the number of tiles, memory does not: what the gradient needs of any
+page but the last is computed again.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.math import solver
+
+
+class Pages(NamedTuple):
+  """How tiles are cut into pages.
+
+  Attributes:
+    count: int32 scalar, pages that the call needs.
+    layout: of one page, by its number.
+  """
+
+  count: jax.Array
+  layout: Callable[[jax.Array], layout_lib.Layout]
+
+
+def cut(
+  where: layout_lib.Places, position: jax.Array, *, chunk: int, time: int
+) -> Pages:
+  """Cuts the tiles of packed rows into pages.
+
+  Args:
+    where: each token's tile.
+    position: as of `tiles.places`.
+    chunk: tokens a tile.
+    time: tokens a row.
+  """
+  whole = -(-time // chunk)
+  # Enough for documents of four chunks on average: each may leave a tile part
+  # empty.
+  size = min(whole + max(whole // 4, 2), time + 1)
+
+  def layout(page):
+    return layout_lib.indexed(
+      where, position, chunk=chunk, num_tiles=size, first=page * size
+    )
+
+  return Pages(-(-where.needed // size), layout)
+
+
+def _run(form, engine, operands, pages, page, carry, save):
+  """One page from `carry`, (memories, start of the current chunk)."""
+  memories, start = carry
+  operands = operands._replace(memories=memories, chunk_start=start)
+  return engine.forward(form, pages.layout(page), operands, save)
+
+
+def _zeros(tree: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+
+def forward(
+  form: form_lib.Form,
+  engine: form_lib.Engine,
+  pages: Pages,
+  operands: form_lib.Operands,
+  save: bool,
+) -> tuple[form_lib.Result, Any]:
+  """Returns the result of all pages, and with `save` what the last saved."""
+  carry = operands.memories, operands.chunk_start
+  run = functools.partial(_run, form, engine, operands, pages)
+  result, saved = _zeros(
+    jax.eval_shape(lambda carry: run(jnp.int32(0), carry, save), carry)
+  )
+  result = result._replace(memories=carry[0], chunk_start=carry[1])
+
+  def body(state):
+    page, before, _ = state
+    after, saved = run(page, (before.memories, before.chunk_start), save)
+    stats = before.stats
+    if stats is not None:
+      both = jax.tree.map(lambda *x: jnp.stack(x), stats, after.stats)
+      stats = solver.total(both)
+    # Tokens of other pages are zeros.
+    outputs = before.outputs + after.outputs
+    return page + 1, after._replace(outputs=outputs, stats=stats), saved
+
+  _, result, saved = lax.while_loop(
+    lambda state: state[0] < pages.count, body, (jnp.int32(0), result, saved)
+  )
+  return result, saved if save else None
+
+
+def backward(
+  form: form_lib.Form,
+  engine: form_lib.Engine,
+  pages: Pages,
+  operands: form_lib.Operands,
+  saved: Any,
+  cotangents: form_lib.Result,
+) -> form_lib.Operands:
+  """Returns the adjoints of `operands`, from the last page to the first."""
+
+  def again(page):
+    # A segment has no more tiles than a page: what a page starts from was
+    # written in the one before it, whatever that started from.
+    def body(page, state):
+      # Only the first page may continue a chunk, and reads its start.
+      carry = state[0], operands.chunk_start
+      result, saved = _run(form, engine, operands, pages, page, carry, True)
+      return result.memories, saved
+
+    state = operands.memories, _zeros(saved)
+    return lax.fori_loop(jnp.maximum(page - 1, 0), page + 1, body, state)[1]
+
+  def body(state):
+    page, after = state
+    of_page = lax.cond(page == pages.count - 1, lambda _: saved, again, page)
+    d = engine.backward(
+      form,
+      pages.layout(page),
+      operands,
+      of_page,
+      cotangents._replace(
+        memories=after.memories, chunk_start=after.chunk_start
+      ),
+    )
+    d_reset, d_inputs = jax.tree.map(
+      jnp.add, (after.reset, after.inputs), (d.reset, d.inputs)
+    )
+    return page - 1, d._replace(reset=d_reset, inputs=d_inputs)
+
+  d = _zeros(operands)._replace(
+    memories=cotangents.memories, chunk_start=cotangents.chunk_start
+  )
+  return lax.while_loop(
+    lambda state: state[0] >= 0, body, (pages.count - 1, d)
+  )[1]

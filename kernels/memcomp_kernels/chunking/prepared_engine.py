@@ -1,0 +1,245 @@
+"""Memories whose tiles are affine, by kernels: engines of chunk forms.
+
+An update that is defined by chunk also needs the start of a chunk that goes on
+over the ends of calls. A chunk that came in is one tile whose start is known:
+it is met before the kernel. The last chunk's start is what the kernel ends with
+if that chunk's write is left to the end.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import affine, contract
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import tile_scan
+
+
+class _Prepared(NamedTuple):
+  """What a call needs beside its memories.
+
+  Attributes:
+    tile: of all tiles, `[tiles, batch, heads, ...]`.
+    last: where the last chunk's start is asked for, that chunk's tile, `[batch,
+      heads, ...]`, of which `tile` has the reads only; else None.
+  """
+
+  tile: affine.Tile
+  last: affine.Tile | None
+
+
+def _prepare(form, layout, asks: bool, inputs, chunk_start) -> _Prepared:
+  """Prepares tiles; `asks` for the start of the last chunk, or does not."""
+  tile = tile_scan.prepare(form, inputs)
+  if not asks:
+    return _Prepared(tile, None)
+  tile = _from_start(layout, tile, chunk_start)
+  last = _last(layout, tile)
+
+  def elsewhere(x, value):
+    own = jnp.arange(x.shape[0])[:, None] == last
+    return jnp.where(own.reshape(*own.shape, *[1] * (x.ndim - 2)), value, x)
+
+  held = tile._replace(
+    key=elsewhere(tile.key, 0), total=elsewhere(tile.total, 1)
+  )
+  return _Prepared(held, jax.tree.map(lambda x: _at(x, last), tile))
+
+
+def _from_start(layout, tile, chunk_start) -> affine.Tile:
+  """Lets a first tile that continues a chunk meet that chunk's start.
+
+  Nothing remains to be erased or asked for.
+  """
+  if layout.flags is None:
+    return tile
+  first = jax.tree.map(lambda x: x[0], tile)
+  (start,) = chunk_start
+  error, output = affine.meet(start, first)
+  met = first._replace(
+    write=error, output=output, query=jnp.zeros_like(first.query)
+  )
+  if first.erase is not None:
+    met = met._replace(erase=jnp.zeros_like(first.erase))
+  first = contract.batched_where(layout.flags.continues[0], met, first)
+  return jax.tree.map(lambda x, new: x.at[0].set(new), tile, first)
+
+
+def _last(layout, tile) -> jax.Array:
+  """The tile of each row's last token, `[batch]`; 0 if it has none."""
+  num_tiles, batch = tile.total.shape[:2]
+  if layout.flags is None:
+    return jnp.full(batch, num_tiles - 1)
+  index = jnp.arange(num_tiles)[:, None]
+  return jnp.max(jnp.where(layout.flags.occupied, index, 0), axis=0)
+
+
+def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+  """`[tiles, batch, ...]` to `[batch, ...]`."""
+  index = index.reshape(1, -1, *[1] * (x.ndim - 2))
+  return jnp.take_along_axis(x, index, axis=0)[0]
+
+
+def _choose_start(layout, new: jax.Array, old: jax.Array) -> jax.Array:
+  """`new` in rows in which a chunk began."""
+  if layout.flags is None:
+    return new
+  began = layout.flags.occupied & ~layout.flags.continues
+  return contract.batched_where(jnp.any(began, axis=0), new, old)
+
+
+def _asks(by_chunk: bool, form, layout, operands) -> bool:
+  """Whether chunks may go on over the ends of the call."""
+  _, time = form_lib.sizes(operands.inputs)
+  return by_chunk and (layout.flags is not None or time % form.tile_time != 0)
+
+
+def _write_last(memory: jax.Array, last: affine.Tile) -> jax.Array:
+  return affine.run(memory, last)[0]
+
+
+def _resets(layout) -> jax.Array | None:
+  if layout.flags is None:
+    return None
+  return layout.flags.resets.T.astype(jnp.int32)
+
+
+def _forward(kernel, by_chunk, form, layout, operands, save):
+  """Of `form.Engine`."""
+  inputs, _, _ = tile_scan.lay(layout, operands)
+  asks = _asks(by_chunk, form, layout, operands)
+  tile, last = _prepare(form, layout, asks, inputs, operands.chunk_start)
+  (memory,), (reset,), (start,) = (
+    operands.memories,
+    operands.reset,
+    operands.chunk_start,
+  )
+  found = kernel(tile, memory, resets=_resets(layout), reset=reset, save=save)
+  outputs = affine.add_read(tile, found["read"])
+  outputs = outputs.astype(_output_dtype(form, operands.memories, tile))
+  _, time = form_lib.sizes(operands.inputs)
+  outputs = layout_lib.unlay(layout, outputs, time)
+  final = found["final"]
+  if last is not None:
+    start = _choose_start(layout, final, start)
+    final = _write_last(final, last)
+  result = form_lib.Result((final,), (start,), outputs, None)
+  return result, (found["saved"],) if save else None
+
+
+def _output_dtype(form, memories, tile) -> Any:
+  """As the form's own tile has it."""
+
+  def one(memories, tile):
+    tile = jax.tree.map(lambda x: x[0], tile)
+    return form.run_tile(memories, None, tile, None, form.spec, form.tiling)[1]
+
+  return jax.eval_shape(one, memories, tile).dtype
+
+
+def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  inputs, _, _ = tile_scan.lay(layout, operands)
+  asks = _asks(by_chunk, form, layout, operands)
+  (tile, last), unprepare = jax.vjp(
+    functools.partial(_prepare, form, layout, asks),
+    inputs,
+    operands.chunk_start,
+  )
+  wide = tile.write.dtype
+  d_output = layout_lib.lay(layout, cotangents.outputs).astype(wide)
+  d_read = d_output
+  if tile.log_scale is not None:
+    d_read = jnp.exp(tile.log_scale)[..., None] * d_output
+  (d_final,), (d_start,) = cotangents.memories, cotangents.chunk_start
+  (saved,), d_last = saved, None
+  if last is not None:
+    before = _at(saved, _last(layout, tile)).astype(d_final.dtype)
+    d_final, d_last = jax.vjp(_write_last, before, last)[1](d_final)
+    zeros = jnp.zeros_like(d_start)
+    d_final += _choose_start(layout, d_start, zeros)
+    d_start = _choose_start(layout, zeros, d_start)
+  found = kernel(tile, saved, d_read, d_final, resets=_resets(layout))
+  d_scale = None
+  if tile.log_scale is not None:
+    # d log mu = <mu dY, Q A> = <mu dY A^T, Q>.
+    shared_by = tile.write.shape[2] // tile.query.shape[2]
+    query = jnp.repeat(tile.query.astype(wide), shared_by, axis=2)
+    d_scale = jnp.sum(found["d_query"] * query, axis=-1)
+
+  def to_groups(x, like):
+    x = x.reshape(*x.shape[:2], like.shape[2], -1, *x.shape[3:])
+    return jnp.sum(x.astype(wide), axis=3).astype(like.dtype)
+
+  d_tile = affine.Tile(
+    write=found["d_write"],
+    erase=found.get("d_erase"),
+    key=to_groups(found["d_key"], tile.key),
+    query=to_groups(found["d_query"], tile.query),
+    log_scale=d_scale,
+    output=d_output,
+    total=found["d_total"],
+  )
+  d_inputs, (d_met,) = unprepare(_Prepared(d_tile, d_last))
+  _, time = form_lib.sizes(operands.inputs)
+  d_inputs = jax.tree.map(lambda x: layout_lib.unlay(layout, x, time), d_inputs)
+  d_reset = found.get("d_reset", jnp.zeros_like(d_final))
+  return form_lib.Operands(
+    (found["d_memory"],), (d_start + d_met,), (d_reset,), d_inputs
+  )
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  (memory,) = operands.memories
+  return (memory.astype(operands.inputs.query.dtype),)
+
+
+def engine(
+  forward: Callable[..., dict[str, jax.Array]],
+  backward: Callable[..., dict[str, jax.Array]],
+  *,
+  by_chunk: bool,
+) -> form_lib.Engine:
+  """Returns the engine of two kernels.
+
+  Args:
+    forward: as `pallas_tpu.affine.prepared.forward`.
+    backward: likewise.
+    by_chunk: whether the update is defined by chunk.
+  """
+  return form_lib.Engine(
+    functools.partial(_forward, forward, by_chunk),
+    functools.partial(_backward, backward, by_chunk),
+    _as_saved,
+  )
+
+
+def implementation(
+  name: str,
+  engine: form_lib.Engine,
+  unsupported: Callable[[Any, Any], str | None],
+  memory: str,
+  chunk: Callable[..., Any],
+) -> Callable[..., tuple[Any, jax.Array]]:
+  """Returns the `chunk` of a memory by kernels.
+
+  Args:
+    name: of the implementation.
+    engine: of its kernels.
+    unsupported: (inputs, spec) -> why they cannot do a call here, or None.
+    memory: its name.
+    chunk: its XLA form, whose tiles are affine; takes an `engine`.
+  """
+
+  @functools.wraps(chunk)
+  def by_kernels(state, inputs, *, spec, **rest):
+    if reason := unsupported(inputs, spec):
+      raise NotImplementedError(f"{memory} {name}: {reason}")
+    return chunk(state, inputs, spec=spec, engine=engine, **rest)
+
+  return by_kernels

@@ -1,0 +1,1 @@
+"""Key-Value Means by a Pallas TPU kernel."""

@@ -1,0 +1,132 @@
+"""Key-Value Means by TPU kernels: the XLA form, its tiles by a kernel.
+
+`_tile_kernel.py` runs a tile forward; the tokens enter the window in plain JAX
+before. Its gradient is that of the XLA form along the routes it took.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract, derivative
+from memcomp_kernels.key_value_means import tile, tilings, types, xla_chunked
+from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
+from memcomp_kernels.pallas_tpu import device
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  seen: int | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: these kernels do not do it; says why.
+  """
+  if reason := unsupported(state, inputs, spec):
+    raise NotImplementedError(f"key_value_means mosaic_tpu: {reason}")
+  return xla_chunked.chunk(
+    state,
+    inputs,
+    spec=spec,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+    seen=seen,
+    run=run,
+  )
+
+
+def unsupported(
+  state: types.State, inputs: types.Inputs, spec: types.Spec
+) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := device.unavailable():
+    return reason
+  if spec.chunk_size % tilings.LANES:
+    return f"chunk_size={spec.chunk_size} is not a multiple of {tilings.LANES}"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  batch, _, heads, dim = inputs.query.shape
+  query = jax.ShapeDtypeStruct(
+    (batch, heads, spec.chunk_size, dim), inputs.query.dtype
+  )
+  given = jax.eval_shape(_operands, state, state, query)
+  return tile_lib.too_large(given, spec)
+
+
+def _run(
+  state: types.State,
+  inputs: types.Inputs,
+  present: jax.Array,
+  spec: types.Spec,
+  capacity: int,
+) -> tuple[types.State, jax.Array]:
+  """As `tile.run`."""
+  return _forward(state, inputs, present, spec, capacity)[0]
+
+
+def _forward(state, inputs, present, spec, capacity):
+  index = state.position // spec.chunk_size
+  moves = tile.moves(state, present, spec)
+  count = jnp.where(moves, tile.room(state, spec, capacity), 0)
+  first, place = state.position == spec.window, index % spec.window_chunks
+  counts = jnp.stack([state.length, count, moves, first, index, place], axis=1)
+  rows = state.keys.shape[2]
+  new = tile.enter_window(state, inputs, present, spec)
+  given = _operands(state, new, inputs.query)
+  found = tile_lib.run(given, counts.astype(jnp.int32), spec)
+  where = tile.Route(found["row"][:, :, 0], found["appended"][:, :, 0] > 0)
+  new = new._replace(
+    keys=found["new_keys"][:, :, :rows],
+    values=found["new_values"][:, :, :rows],
+    radii=found["new_radii"][:, :, 0, :rows],
+    length=state.length + count,
+  )
+  return (new, found["output"]), (state, inputs, present, where)
+
+
+def _operands(state, new, query):
+  """Of the kernel, by name: `state` before a tile, its window after as `new`.
+
+  Rows fill lanes.
+  """
+  padding = -state.keys.shape[2] % tilings.LANES
+
+  def padded(x):
+    return jnp.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)])
+
+  return {
+    "keys": padded(state.keys),
+    "values": padded(state.values),
+    "radii": jnp.swapaxes(padded(state.radii[..., None]), 2, 3),
+    "leaving_keys": state.window_keys,
+    "leaving_values": state.window_values,
+    "leaving_gates": state.window_gates[:, :, None],
+    "window_keys": new.window_keys,
+    "window_values": new.window_values,
+    "query": query,
+    "scale": state.norm_scale[:, :, None],
+    "bias": state.norm_bias[:, :, None],
+    "temperatures": state.temperatures[:, :, None],
+  }
+
+
+def _backward(spec, capacity, residuals, cotangents):
+  state, inputs, present, where = residuals
+
+  def enter(state, block, count, moves, spec):
+    del moves  # known by the rows
+    return tile.add_block(state, block, count, where, spec)
+
+  def plain(state, inputs):
+    return tile.run(state, inputs, present, spec, capacity, enter)
+
+  d_state, d_inputs = jax.vjp(plain, state, inputs)[1](cotangents)
+  return d_state, d_inputs, None
+
+
+run = derivative.custom_vjp(_run, _forward, _backward, (3, 4))

@@ -1,0 +1,307 @@
+"""A tile of Key-Value Means but for its window: one Pallas TPU kernel.
+
+The leaving chunk enters the rows (scores, ranks, the nearest rows, sums by
+one-hot products) and the current one reads rows and window; no score leaves the
+chip. Rows are on sublanes and tokens on lanes, so that sums over rows add whole
+registers. To enter, all is float32: what is added is cut into three bfloat16
+parts, which a product with ones and zeros sums exactly.
+"""
+
+import functools
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.key_value_means import types
+from memcomp_kernels.math import activations
+from memcomp_kernels.pallas_tpu import blocks, device, vmem
+
+HEADS = 2
+"""Of a grid step, at most."""
+
+_SCORES = 8
+"""Arrays of a head's scores that a step may hold at once."""
+
+
+def _first(scores: jax.Array, best: jax.Array, index: jax.Array) -> jax.Array:
+  """The first index, along sublanes, whose score is the best of its lane."""
+  last = float(scores.shape[0] - 1)
+  return jnp.min(jnp.where(scores == best, index, last), axis=0, keepdims=True)
+
+
+def _index(size: int, axis: int) -> jax.Array:
+  shape = (size, 1) if axis == 0 else (1, size)
+  index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+  return index.astype(jnp.float32)
+
+
+def _parts(x: jax.Array) -> list[jax.Array]:
+  """Three bfloat16 arrays whose sum is x, to 24 bits."""
+  parts = []
+  for _ in range(3):
+    part = x.astype(jnp.bfloat16)
+    parts.append(part)
+    x = x - part.astype(jnp.float32)
+  return parts
+
+
+def _row(column: jax.Array) -> jax.Array:
+  """`[n, 1]` to `[1, n]`."""
+  return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], 8)))[:1]
+
+
+def _length(x: jax.Array) -> jax.Array:
+  return jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
+
+
+def _body(spec: types.Spec, heads: int, refs: dict[str, Any]) -> None:
+  """One grid step; see `run`."""
+
+  def of_head(h):
+    return {
+      name: ref if name == "counts" else ref.at[0, h]
+      for name, ref in refs.items()
+    }
+
+  # In lock step: the compiler keeps the program order of products.
+  live = [_head(spec, of_head(h)) for h in range(heads)]
+  while live:
+    live = [piece for piece in live if next(piece, True) is None]
+
+
+def _head(spec, refs) -> Iterator[None]:
+  """One head; yields where it waits for products."""
+  held = yield from _enter(spec, refs)
+  yield from _read(spec, refs, held)
+
+
+def _norm(spec, refs, x):
+  x = activations.layer_norm(x, spec.norm_eps)
+  return x * refs["scale"][...] + refs["bias"][...]
+
+
+def _enter(spec, refs) -> Generator[None, None, tuple[jax.Array, ...]]:
+  """Adds the leaving chunk; returns keys, values and radii (a column)."""
+  counts = refs["counts"], pl.program_id(0)
+  length, count, moves, first = (counts[0][counts[1], i] for i in range(4))
+  length, count = length.astype(jnp.float32), count.astype(jnp.float32)
+  rows, chunk = refs["keys"].shape[0], refs["leaving_keys"].shape[0]
+  row_index, token = _index(rows, 0), _index(chunk, 1)
+  other = _index(chunk, 0)
+  live = row_index < length
+  target = live & (row_index >= spec.sink_rows)
+
+  key = refs["leaving_keys"][...]
+  channel = jax.lax.broadcasted_iota(jnp.int32, key.shape, 1)
+  key = _norm(spec, refs, jnp.where(channel < spec.rotary_dim, 0.0, key))
+  gate = blocks.as_column(refs["leaving_gates"][...])
+  gate = jnp.where(first != 0, 1.0, gate)
+  own = _norm(spec, refs, gate * key if spec.gate_appends else key)
+  known = blocks.nt(_norm(spec, refs, refs["keys"][...]), key)
+  yield
+  own = blocks.nt(own, key)
+  yield
+
+  novelty = jnp.where(live, known, -jnp.inf)
+  novelty = jnp.max(novelty, axis=0, keepdims=True)
+  column = blocks.as_column(novelty)
+  before = (column < novelty) | ((column == novelty) & (other < token))
+  rank = jnp.sum(jnp.where(before, 1.0, 0.0), axis=0, keepdims=True)
+  appended, ranks = rank < count, blocks.as_column(rank)
+
+  scores = jnp.where(target, known, -jnp.inf)
+  score = jnp.max(scores, axis=0, keepdims=True)
+  row = _first(scores, score, row_index)
+  yield
+  among = jnp.where(ranks < count, own, -jnp.inf)
+  new_score = jnp.max(among, axis=0, keepdims=True)
+  nearest = other == _first(among, new_score, other)
+  new_row = jnp.sum(jnp.where(nearest, ranks, 0.0), axis=0, keepdims=True)
+  row = jnp.where(new_score > score, length + new_row, row)
+  row = jnp.where(appended, length + rank, row)
+  row = jnp.where(moves != 0, row, float(rows))  # none
+  yield
+  refs["row"][...] = row.astype(jnp.int32)
+  refs["appended"][...] = jnp.where(appended, 1, 0)
+
+  weight = gate
+  if not spec.gate_appends:
+    weight = jnp.where(ranks < count, 1.0, weight)
+  taken = jnp.where(row_index == row, 1.0, 0.0)
+  fresh = (row_index >= length) & (row_index < length + count)
+  value = weight * refs["leaving_values"][...]
+  new = jnp.concatenate([weight * key, value], axis=1)
+  old = jnp.concatenate([refs["keys"][...], refs["values"][...]], axis=1)
+  low = taken.astype(jnp.bfloat16)
+  added = sum(blocks.nn(low, part) for part in _parts(new))
+  yield
+  new = jnp.where(fresh, 0.0, old) + added
+  keys, values = new[:, : key.shape[1]], new[:, key.shape[1] :]
+  refs["new_keys"][...], refs["new_values"][...] = keys, values
+
+  sizes = jnp.ones_like(rank)
+  if spec.value_radius:
+    sizes = jnp.where(appended, _row(_length(value)), 0.0)
+  radii = blocks.as_column(refs["radii"][...])
+  radii = jnp.where(fresh, 0.0, radii)
+  radii += jnp.sum(taken * sizes, axis=1, keepdims=True)
+  refs["new_radii"][...] = _row(radii)
+  yield
+  return keys, values, radii
+
+
+def _read(spec, refs, held) -> Iterator[None]:
+  """Reads rows and window."""
+  keys, values, radii = held
+  batch = pl.program_id(0)
+  length = refs["counts"][batch, 0] + refs["counts"][batch, 1]
+  index, place = refs["counts"][batch, 4], refs["counts"][batch, 5]
+  query = refs["query"][...]
+  dtype, chunk = query.dtype, query.shape[0]
+  if spec.value_radius:
+    factor = radii / jnp.maximum(_length(values), spec.radius_eps)
+  else:
+    factor = 1 / jnp.maximum(radii, 1.0)
+  scale = query.shape[1] ** -0.5
+  lowest = float(jnp.finfo(jnp.float32).min)
+
+  def scores(which, keys, seen):
+    logits = blocks.nt(keys.astype(dtype), query)
+    logits *= scale * refs["temperatures"][:, which : which + 1]
+    return jnp.where(seen, logits, lowest)
+
+  live = _index(keys.shape[0], 0) < length.astype(jnp.float32)
+  causal = _index(chunk, 0) <= _index(chunk, 1)
+  parts = [(scores(0, _norm(spec, refs, keys), live), factor * values)]
+  for i in range(spec.window_chunks):
+    # Chunk i of the ring is this many chunks old.
+    age = place - i
+    age = jnp.where(age < 0, age + spec.window_chunks, age)
+    seen = (causal & (age == 0)) | ((age > 0) & (age <= index))
+    here = slice(i * chunk, (i + 1) * chunk)
+    logits = scores(1, refs["window_keys"][here], seen)
+    parts.append((logits, refs["window_values"][here]))
+  yield
+  most = [jnp.max(x, axis=0, keepdims=True) for x, _ in parts]
+  most = functools.reduce(jnp.maximum, most)
+  shares = [jnp.exp(x - most) for x, _ in parts]
+  yield
+  total = sum(jnp.sum(x, axis=0, keepdims=True) for x in shares)
+  output = sum(
+    blocks.tn(x.astype(dtype), share.astype(dtype))
+    for share, (_, x) in zip(shares, parts, strict=True)
+  )
+  yield
+  refs["output"][...] = jnp.transpose(output / total).astype(dtype)
+
+
+def too_large(given: dict[str, Any], spec: types.Spec) -> str | None:
+  """Why `run` cannot hold one head's rows on chip, or None; shapes will do."""
+  needed = _bytes(given | _results(given, spec), spec, heads=1)
+  return vmem.too_large(needed, "kvm_tile", "take fewer rows or smaller chunks")
+
+
+def _results(given: dict[str, Any], spec: types.Spec) -> dict[str, Any]:
+  """Shapes of what `run` returns."""
+  batch, heads = given["keys"].shape[:2]
+  chunk, value_dim = spec.chunk_size, given["values"].shape[-1]
+
+  def struct(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct((batch, heads, *shape), dtype)
+
+  rows = {
+    f"new_{name}": struct(*given[name].shape[2:])
+    for name in ("keys", "values", "radii")
+  }
+  return rows | {
+    "row": struct(1, chunk, dtype=jnp.int32),
+    "appended": struct(1, chunk, dtype=jnp.int32),
+    "output": struct(chunk, value_dim, dtype=given["query"].dtype),
+  }
+
+
+def _specs(
+  arrays: dict[str, Any], spec: types.Spec, heads: int
+) -> dict[str, pl.BlockSpec]:
+  """Blocks of a step: some heads of a row; of the window what leaves it."""
+
+  def one(name, x):
+    shape = list(x.shape[2:])
+    if not name.startswith("leaving"):
+      return pl.BlockSpec((1, heads, *shape), lambda b, h, counts: (b, h, 0, 0))
+    axis = shape.index(spec.window)
+    shape[axis] = spec.chunk_size
+
+    def place(b, h, counts):
+      at = counts[b, 5]
+      return (b, h, at, 0) if axis == 0 else (b, h, 0, at)
+
+    return pl.BlockSpec((1, heads, *shape), place)
+
+  return {name: one(name, x) for name, x in arrays.items()}
+
+
+def _bytes(arrays: dict[str, Any], spec: types.Spec, heads: int) -> int:
+  """Of on-chip memory for a step of some heads."""
+  blocks = _specs(arrays, spec, heads)
+  pairs = [(arrays[name], block) for name, block in blocks.items()]
+  rows = arrays["keys"].shape[2] + spec.window
+  return vmem.num_bytes(pairs, []) + _SCORES * rows * spec.chunk_size * 4
+
+
+def run(
+  given: dict[str, jax.Array], counts: jax.Array, spec: types.Spec
+) -> dict[str, jax.Array]:
+  """Runs the kernel.
+
+  Args:
+    given: by name, `[batch, heads, ...]`, float32 but for `query`: rows `keys`,
+      `values` `[rows, dim]` and `radii` `[1, rows]`; of the window before the
+      tile's tokens, `leaving_keys`, `leaving_values` `[window, dim]` and
+      `leaving_gates` `[1, window]`; after them, `window_keys` and
+      `window_values`; `query` `[chunk, key]`; `scale` and `bias` of LN_s `[1,
+      key]`; `temperatures` `[1, 2]`.
+    counts: int32 `[batch, 6]`: live rows; tokens that get rows of their own;
+      whether the leaving chunk enters at all; whether it is the first; the
+      current chunk's number; its place in the window.
+    spec: the memory's meaning.
+
+  Returns:
+    `new_keys`, `new_values`, `new_radii`; `row` and `appended`, int32 `[1,
+    chunk]`, of `tile.Route`, a row past the last is none; `output` `[chunk,
+    value]`.
+  """
+  batch, num_heads = given["keys"].shape[:2]
+  results = _results(given, spec)
+  arrays = given | results
+  choices = [n for n in range(HEADS, 0, -1) if num_heads % n == 0]
+  heads = next((n for n in choices if _bytes(arrays, spec, n) <= vmem.LIMIT), 1)
+  if reason := too_large(given, spec):
+    raise NotImplementedError(reason)
+  by_name = _specs(arrays, spec, heads)
+
+  def kernel(*refs):
+    names = ["counts", *given, *results]
+    _body(spec, heads, dict(zip(names, refs, strict=True)))
+
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=(batch, num_heads // heads),
+      in_specs=[by_name[name] for name in given],
+      out_specs=[by_name[name] for name in results],
+    ),
+    out_shape=list(results.values()),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel"),
+      vmem_limit_bytes=vmem.LIMIT,
+    ),
+    name="kvm_tile",
+    interpret=device.interpret(),
+  )(counts, *given.values())
+  return dict(zip(results, outputs, strict=True))

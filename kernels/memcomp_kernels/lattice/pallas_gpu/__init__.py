@@ -1,0 +1,1 @@
+"""Lattice by Pallas kernels for Hopper GPUs."""

@@ -1,0 +1,164 @@
+"""Lattice by Pallas GPU kernels, forward and backward: normalised, by chunks.
+
+Whether its decays may be taken apart is known only afterwards: where not, the
+XLA form does the call again.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked, fallback, tile_scan
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.lattice import types, xla_chunked
+from memcomp_kernels.lattice.pallas_gpu import backward, forward
+from memcomp_kernels.lattice.pallas_gpu import chunk as chunk_lib
+from memcomp_kernels.pallas_gpu import device, full_tiles
+
+
+def _turned(memories: form_lib.Memories) -> jax.Array:
+  """A memory with slots as rows, or back."""
+  return jnp.swapaxes(memories[0], -1, -2)
+
+
+def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
+  """What both kernels read, and flags or None."""
+  inputs, _, _ = tile_scan.lay(layout, operands)
+  inputs = jax.tree.map(full_tiles.fill, inputs)
+  log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
+  if not form.spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  given = {name: getattr(inputs, name) for name in ("query", "key", "value")}
+  rate = inputs.write_rate[..., 0].astype(jnp.float32)
+  given |= {"log_decay": log_decay, "rate": rate}
+  batch, time = form_lib.sizes(operands.inputs)
+  flags = full_tiles.flags(layout, batch, time)
+  if flags is not None:
+    given |= flags | {"start_memory": _turned(operands.chunk_start)}
+  return given, flags
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  given, flags = _prepare(form, layout, operands)
+  given["memory"] = _turned(operands.memories)
+  start = operands.chunk_start
+  if flags is not None:
+    given["reset_memory"] = _turned(operands.reset)
+  found = forward.forward(given, form.spec, save)
+  if flags is not None:
+    last = (_turned((found["last_memory"],)),)
+    start = full_tiles.where_last(flags, last, start)
+  outputs = full_tiles.unlay(form, layout, operands, found["output"])
+  result = form_lib.Result((_turned((found["final"],)),), start, outputs, None)
+  failed = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)  # nan, too
+  result = fallback.forward(failed, form, layout, operands, result)
+  if not save:
+    return result, None
+  num_tiles = found["saved"].shape[0]
+  return result, (found["saved"], jnp.broadcast_to(failed, num_tiles))
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  memories, failed = saved
+  return fallback.backward(
+    jnp.any(failed),
+    form,
+    layout,
+    operands,
+    cotangents,
+    lambda: _by_kernel(form, layout, operands, memories, cotangents),
+  )
+
+
+def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
+  """Adjoints of all operands."""
+  given, flags = _prepare(form, layout, operands)
+  d_output = full_tiles.fill(layout_lib.lay(layout, cotangents.outputs))
+  given |= {
+    "saved": saved,
+    "d_output": d_output.astype(given["value"].dtype),
+    "d_final": _turned(cotangents.memories),
+  }
+  if flags is not None:
+    given["d_last_memory"] = _turned(cotangents.chunk_start)
+  found = backward.backward(given, form.spec)
+  d_log = found["d_log_decay"]
+  if not form.spec.forget_gate:
+    d_log = jnp.zeros_like(d_log)
+  d_inputs = types.Inputs(
+    query=found["d_query"],
+    key=found["d_key"],
+    value=found["d_value"],
+    log_decay=d_log[..., None],
+    write_rate=found["d_rate"][..., None],
+  )
+  d_inputs = jax.tree.map(
+    lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
+    d_inputs,
+    operands.inputs,
+  )
+  d_memory = (_turned((found["d_memory"],)),)
+  zeros = jax.tree.map(jnp.zeros_like, d_memory)
+  if flags is None:
+    return form_lib.Operands(d_memory, cotangents.chunk_start, zeros, d_inputs)
+  # A row without a chunk hands on the start that it was given.
+  (kept,) = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
+  d_start = (_turned((found["d_start_memory"],)) + kept,)
+  d_reset = (_turned((found["d_reset_memory"],)),)
+  return form_lib.Operands(d_memory, d_start, d_reset, d_inputs)
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  memory = _turned(operands.memories)
+  return memory.astype(operands.inputs.query.dtype), jnp.zeros((), bool)
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by GPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: the kernels do not do it; says why.
+  """
+  if reason := unsupported(inputs, spec):
+    raise NotImplementedError(f"lattice mosaic_gpu: {reason}")
+  form = dataclasses.replace(xla_chunked.form(spec, None), engine=ENGINE)
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )
+
+
+def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := device.unavailable():
+    return reason
+  if not spec.stale:
+    return "no kernel for gradients per token"
+  if not spec.unit_columns:
+    return f"no kernel for update={spec.update!r}, 'normalized' alone"
+  if spec.sparsity:
+    return f"no kernel for sparsity={spec.sparsity}, 0 alone"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16"):
+    return reason
+  return full_tiles.too_large(
+    spec.chunk_size,
+    {
+      "value_dim": (inputs.value.shape[-1], chunk_lib.DIMS),
+      "num_slots": (spec.num_slots, chunk_lib.SLOTS),
+    },
+  )

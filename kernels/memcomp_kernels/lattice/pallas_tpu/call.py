@@ -1,0 +1,286 @@
+"""Calls of Lattice's TPU kernels: their blocks, operands and results."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.lattice.pallas_tpu import backward as backward_lib
+from memcomp_kernels.lattice.pallas_tpu import forward as forward_lib
+from memcomp_kernels.lattice.pallas_tpu import layout
+from memcomp_kernels.pallas_tpu import device, pairs, vmem
+
+
+class Packed(NamedTuple):
+  """Tokens as the kernels take them, `[blocks, time, ..., lanes]`."""
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  gates: jax.Array
+
+
+# How a block follows the grid (blocks, tiles).
+_BY_TOKEN, _BY_TILE, _MEMORY = "by token", "by tile", "memory"
+_KINDS = {
+  "flags": _BY_TILE,
+  **dict.fromkeys(
+    ("memory", "reset", "start", "final", "last", "chunk_start"), _MEMORY
+  ),
+}
+
+
+def _spec(name: str, x: Any, plan: layout.Plan, at: Callable) -> pl.BlockSpec:
+  kind = _KINDS.get(name.removeprefix("d_"), _BY_TOKEN)
+  if kind == _MEMORY:
+    return pl.BlockSpec((1, *x.shape[1:]), lambda b, i: (b, 0, 0, 0))
+  rest = (0,) * (x.ndim - 2)
+  if name == "saved":
+    return pl.BlockSpec((1, 1, *x.shape[2:]), lambda b, i: (at(i), b, *rest))
+  size = plan.tokens if kind == _BY_TOKEN else 1
+  return pl.BlockSpec((1, size, *x.shape[2:]), lambda b, i: (b, at(i), *rest))
+
+
+def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
+  """The scratch of a kernel, of those that are needed."""
+  tokens, memory, by_slot = plan.tokens, plan.memory, plan.by_slot
+  shapes = {
+    "rows": (forward_lib.KINDS, *by_slot),
+    "squares": by_slot,
+    "untouched": by_slot,
+    "d_squares": by_slot,
+    "states": (tokens + 1, *memory),
+    "written": (tokens, *memory[1:]),
+    "shares": (tokens, *by_slot),
+    "lengths": (tokens, 1, pairs.LANES),
+  }
+  if plan.spec.stale:
+    shapes |= {"base": memory, "d_base": memory}
+  else:
+    shapes["before"] = tokens, 2, *by_slot
+  return {
+    name: pltpu.VMEM(shape, jnp.float32)
+    for name, shape in shapes.items()
+    if name in refs._fields
+  }
+
+
+class _Call(NamedTuple):
+  """A kernel's call, but for its body and operands.
+
+  Attributes:
+    name: of the kernel.
+    steps: tiles.
+    specs: of operands and results.
+    scratch: by name.
+  """
+
+  name: str
+  steps: int
+  specs: dict[str, pl.BlockSpec]
+  scratch: dict[str, Any]
+
+
+def _fit(
+  module: Any,
+  plan: layout.Plan,
+  name: str,
+  arrays: dict[str, Any],
+  *,
+  reverse: bool,
+) -> _Call:
+  """Lays out a call.
+
+  Raises:
+    NotImplementedError: its blocks do not fit on chip.
+  """
+  steps = arrays["query"].shape[1] // plan.tokens
+  scratch = _scratch(module.Refs, plan)
+
+  def at(i):
+    return steps - 1 - i if reverse else i
+
+  specs = {name: _spec(name, x, plan, at) for name, x in arrays.items()}
+  needed = vmem.num_bytes(
+    [(x, specs[name]) for name, x in arrays.items()], list(scratch.values())
+  )
+  vmem.check(
+    needed, name, "take shorter tiles (Tiling.kernel_time, chunk_size)"
+  )
+  return _Call(name, steps, specs, scratch)
+
+
+def _call(
+  module: Any,
+  plan: layout.Plan,
+  name: str,
+  operands: dict[str, jax.Array],
+  results: dict[str, jax.ShapeDtypeStruct],
+  *,
+  reverse: bool,
+) -> dict[str, jax.Array]:
+  """Runs a kernel over the grid (blocks, tiles)."""
+  call = _fit(module, plan, name, operands | results, reverse=reverse)
+  _, steps, specs, scratch = call
+
+  def kernel(*refs):
+    given = dict.fromkeys(module.Refs._fields)
+    names = [*operands, *results, *scratch]
+    module.run(module.Refs(**given | dict(zip(names, refs, strict=True))), plan)
+
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=0,
+      grid=(plan.lanes.blocks, steps),
+      in_specs=[specs[name] for name in operands],
+      out_specs=[specs[name] for name in results],
+      scratch_shapes=list(scratch.values()),
+    ),
+    out_shape=list(results.values()),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=vmem.LIMIT,
+    ),
+    name=name,
+    interpret=device.interpret(),
+  )(*operands.values())
+  return dict(zip(results, outputs, strict=True))
+
+
+def _like(x: jax.Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def forward(
+  plan: layout.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  memory: jax.Array,
+  reset: jax.Array,
+  start: jax.Array,
+  save: bool,
+) -> dict[str, jax.Array]:
+  """Runs the forward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: tokens of whole tiles.
+    flags: `[blocks, tiles, layout.FLAGS, lanes]`, or None.
+    memory: before the first token, `[blocks, slots, rows, lanes]`.
+    reset: likewise, what segments start from; not read without flags.
+    start: likewise, of a chunk that began before; not read without flags or
+      chunks.
+    save: whether to return `saved`.
+
+  Returns:
+    `output` as `packed.value`; `final`, `last` (with chunks) as `memory`;
+    `saved` `[tiles, blocks, slots, rows, lanes]`, float32.
+  """
+  operands = packed._asdict()
+  results = {"output": _like(packed.value, packed.query.dtype)}
+  if flags is not None:
+    operands |= {"flags": flags, "reset": reset}
+    if plan.spec.stale:
+      operands["start"] = start
+      results["last"] = _like(memory)
+  operands["memory"] = memory
+  results["final"] = _like(memory)
+  if save:
+    blocks, *shape = memory.shape
+    tiles = packed.query.shape[1] // plan.tokens
+    shape = tiles, blocks, *shape
+    results["saved"] = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return _call(
+    forward_lib, plan, "lattice_forward", operands, results, reverse=False
+  )
+
+
+def _backward_results(plan, packed, memory) -> dict[str, Any]:
+  results = {f"d_{name}": _like(x) for name, x in packed._asdict().items()}
+  results["d_memory"] = _like(memory)
+  if plan.flagged:
+    results["d_reset"] = _like(memory)
+    if plan.spec.stale:
+      results["d_start"] = _like(memory)
+  return results
+
+
+def check(plan: layout.Plan, dtype: Any) -> None:
+  """Raises NotImplementedError where the backward kernel cannot fit on chip.
+
+  It takes more than the forward kernel.
+  """
+  tokens, lanes, by_slot = plan.tokens, pairs.LANES, plan.by_slot
+  struct: Any = jax.ShapeDtypeStruct
+  packed = Packed(
+    struct((1, tokens, *by_slot), dtype),
+    struct((1, tokens, *by_slot), dtype),
+    struct((1, tokens, plan.rows, lanes), dtype),
+    struct((1, tokens, layout.ROWS, lanes), jnp.float32),
+  )
+  memory = struct((1, *plan.memory), jnp.float32)
+  operands = packed._asdict() | {
+    "saved": struct((1, 1, *plan.memory), jnp.float32),
+    "d_output": packed.value,
+    "d_final": memory,
+  }
+  if plan.flagged:
+    operands["flags"] = struct((1, 1, layout.FLAGS, lanes), jnp.float32)
+    operands["reset"] = memory
+    if plan.spec.stale:
+      operands |= {"start": memory, "d_chunk_start": memory}
+  results = _backward_results(plan, packed, memory)
+  _fit(
+    backward_lib,
+    plan,
+    "lattice_backward",
+    operands | results,
+    reverse=True,
+  )
+
+
+def backward(
+  plan: layout.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  saved: jax.Array,
+  reset: jax.Array,
+  start: jax.Array,
+  d_output: jax.Array,
+  d_final: jax.Array,
+  d_chunk_start: jax.Array,
+) -> dict[str, jax.Array]:
+  """Runs the backward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: as forward.
+    flags: as forward.
+    saved: of the forward kernel.
+    reset: as forward.
+    start: as forward.
+    d_output: as `packed.value`.
+    d_final: adjoint of the final memory.
+    d_chunk_start: of the last chunk's start; not read without chunks.
+
+  Returns:
+    Adjoints of the fields of `packed`, each `d_` and its name, `d_memory`, and
+    with flags `d_reset`, with chunks `d_start`.
+  """
+  operands = packed._asdict() | {
+    "saved": saved,
+    "d_output": d_output,
+    "d_final": d_final,
+  }
+  if flags is not None:
+    operands |= {"flags": flags, "reset": reset}
+    if plan.spec.stale:
+      operands |= {"start": start, "d_chunk_start": d_chunk_start}
+  results = _backward_results(plan, packed, d_final)
+  return _call(
+    backward_lib, plan, "lattice_backward", operands, results, reverse=True
+  )

@@ -1,0 +1,305 @@
+"""Lattice as Pallas TPU kernels, forward and backward.
+
+Layout in time, packing and hand-off are those of `chunking.chunked`; one
+kernel each way takes all tokens, and keeps memories on chip. Gradients at the
+chunk's start make a chunk's writes products of matrices (`_chunk_kernel`).
+Gradients per token do not: the vector unit makes each write, for a pair of row
+and head on each lane (`pallas_tpu.pairs`); so it does for chunks and
+meanings that the other kernel is not for.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_chunking
+from memcomp_kernels.lattice import tilings, types, xla_chunked
+from memcomp_kernels.lattice.pallas_tpu import call as call_lib
+from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
+from memcomp_kernels.lattice.pallas_tpu import layout as layout_lib
+from memcomp_kernels.math import solver
+from memcomp_kernels.pallas_tpu import device, pairs
+from memcomp_kernels.pallas_tpu.affine import engine
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
+
+
+def _inputs(spec: types.Spec, laid: Any) -> tuple[types.Inputs, Any]:
+  """The inputs, and which of them are taken; None if it is not asked."""
+  return (laid, None) if spec.stale else laid
+
+
+def _plan(
+  spec: types.Spec, inputs: types.Inputs, tokens: int, *, flagged: bool
+) -> layout_lib.Plan:
+  """The fastest that fits on chip; what fits best if none does."""
+  batch, _, heads, value_dim = inputs.value.shape
+  plans = [
+    layout_lib.Plan(
+      spec=spec,
+      lanes=lanes,
+      rows=value_dim // lanes.parts,
+      tokens=tokens,
+      flagged=True,  # what takes more
+    )
+    for lanes in tilings.lanes(batch * heads, value_dim)
+  ]
+  fitting = [plan for plan in plans if not _too_large(plan, inputs)]
+  plan = next(iter(fitting), min(plans, key=lambda plan: plan.rows))
+  # With chunks a tile must know whether its chunk is complete.
+  return dataclasses.replace(plan, flagged=flagged or spec.stale)
+
+
+def _too_large(plan: layout_lib.Plan, inputs: types.Inputs) -> str | None:
+  """Why a plan's kernels do not fit on chip, or None."""
+  try:
+    call_lib.check(plan, inputs.query.dtype)
+  except NotImplementedError as error:
+    return str(error)
+  return None
+
+
+def _pack(plan: layout_lib.Plan, laid: Any) -> call_lib.Packed:
+  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  spec, lanes = plan.spec, plan.lanes
+  inputs, taken = _inputs(spec, laid)
+  query, key, value, log_decay, rate = (jnp.moveaxis(x, 2, 1) for x in inputs)
+  decay = jnp.exp(log_decay.astype(jnp.float32))
+  if not spec.forget_gate:
+    decay = jnp.ones_like(decay)
+  rate = rate.astype(jnp.float32)
+  ones = jnp.ones_like(rate)
+  if taken is not None:
+    ones = ones * jnp.moveaxis(taken, 2, 1).astype(jnp.float32)
+  rows = jnp.concatenate([decay, rate, ones], -1)
+  missing = layout_lib.ROWS - rows.shape[-1]
+  rows = jnp.pad(rows, [(0, 0)] * 3 + [(0, missing)])
+  return call_lib.Packed(
+    lanes.share(query), lanes.share(key), lanes.split(value), lanes.share(rows)
+  )
+
+
+def _pack_memory(lanes: pairs.Lanes, memory: jax.Array) -> jax.Array:
+  """`[batch, heads, value, slots]` to `[blocks, slots, rows, lanes]`."""
+  return lanes.split(jnp.swapaxes(memory, -1, -2))
+
+
+def _unpack_memory(
+  lanes: pairs.Lanes, packed: jax.Array, batch: int
+) -> jax.Array:
+  return jnp.swapaxes(lanes.join(packed, batch), -1, -2)
+
+
+def _flags(
+  plan: layout_lib.Plan, layout: layout_chunking.Layout, batch: int, time: int
+):
+  """`[blocks, tiles, FLAGS, LANES]`, or None where no tile is special."""
+  if not plan.flagged:
+    return None
+  last = layout_chunking.handed_on(layout, batch, time)
+  rows = [jnp.zeros_like(last)] * layout_lib.FLAGS
+  if layout.flags is not None:
+    rows[layout_lib.RESETS] = layout.flags.resets
+    rows[layout_lib.CONTINUES] = layout.flags.continues & layout.flags.occupied
+  rows[layout_lib.LAST] = last
+  rows[layout_lib.COMPLETE] = layout_chunking.complete(layout, batch, time)
+  x = jnp.stack(rows, -1).astype(jnp.float32)  # [tiles, batch, FLAGS]
+  x = jnp.swapaxes(x, 0, 1)[:, None]
+  x = jnp.broadcast_to(x, (batch, plan.lanes.pairs // batch, *x.shape[2:]))
+  return plan.lanes.share(x)
+
+
+def prepare(form, layout, operands):
+  """The plan, packed operands and their pullback, and flags."""
+  batch, time = form_lib.sizes(operands.inputs)
+  flat = jax.tree.map(
+    lambda x: layout_chunking.flat(layout, x), operands.inputs
+  )
+  inputs, _ = _inputs(form.spec, flat)
+  flagged = layout.flags is not None
+  plan = _plan(form.spec, inputs, form.tile_time, flagged=flagged)
+  packed, unpack = jax.vjp(functools.partial(_pack, plan), flat)
+  return plan, packed, unpack, _flags(plan, layout, batch, time)
+
+
+def pack_memories(plan, operands):
+  """The packed memory, what segments start from, and the chunk's start."""
+  return [
+    _pack_memory(plan.lanes, x[0])
+    for x in (operands.memories, operands.reset, operands.chunk_start)
+  ]
+
+
+def _where_last(form, layout, batch, time, new, old):
+  """`new` in rows that hand a chunk on."""
+  has = jnp.any(layout_chunking.handed_on(layout, batch, time), axis=0)
+  return jnp.where(has[:, None, None, None], new, old)
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  plan, packed, _, flags = prepare(form, layout, operands)
+  batch, time = form_lib.sizes(operands.inputs)
+  memory, reset, chunk_start = pack_memories(plan, operands)
+  found = call_lib.forward(
+    plan, packed, flags, memory, reset, chunk_start, save
+  )
+  outputs = jnp.moveaxis(plan.lanes.join(found["output"], batch), 1, 2)
+  outputs = layout_chunking.unflat(layout, outputs, time)
+  (start,) = operands.chunk_start
+  if form.spec.stale:
+    last = _unpack_memory(plan.lanes, found["last"], batch)
+    start = _where_last(form, layout, batch, time, last, start)
+  final = _unpack_memory(plan.lanes, found["final"], batch)
+  result = form_lib.Result((final,), (start,), outputs, None)
+  return result, found["saved"] if save else None
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  plan, packed, unpack, flags = prepare(form, layout, operands)
+  batch, time = form_lib.sizes(operands.inputs)
+  d_output = jnp.moveaxis(
+    layout_chunking.flat(layout, cotangents.outputs), 2, 1
+  )
+  (d_final,), (d_chunk_start,) = cotangents.memories, cotangents.chunk_start
+  _, reset, start = pack_memories(plan, operands)
+  found = call_lib.backward(
+    plan,
+    packed,
+    flags,
+    saved,
+    reset,
+    start,
+    plan.lanes.split(d_output),
+    _pack_memory(plan.lanes, d_final),
+    _pack_memory(plan.lanes, d_chunk_start),
+  )
+  d_packed = call_lib.Packed(
+    *(found[f"d_{name}"] for name in call_lib.Packed._fields)
+  )
+  (d_inputs,) = unpack(d_packed)
+  d_inputs = jax.tree.map(
+    lambda x: layout_chunking.unflat(layout, x, time), d_inputs
+  )
+
+  def memory(name):
+    if name not in found:
+      return jnp.zeros_like(d_final)
+    return _unpack_memory(plan.lanes, found[name], batch)
+
+  d_start = d_chunk_start
+  if form.spec.stale:
+    d_start = _where_last(form, layout, batch, time, 0.0, d_chunk_start)
+    d_start = memory("d_start") + d_start
+  return form_lib.Operands(
+    (memory("d_memory"),), (d_start,), (memory("d_reset"),), d_inputs
+  )
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  (memory,) = operands.memories
+  inputs, _ = _inputs(form.spec, operands.inputs)
+  plan = _plan(form.spec, inputs, form.tile_time, flagged=False)
+  return _pack_memory(plan.lanes, memory)
+
+
+def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
+  """Lattice for `chunking.chunked`, by these kernels."""
+  tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
+  form = xla_chunked.form(spec, tiling)
+  return dataclasses.replace(form, engine=ENGINE)
+
+
+def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens | None:
+  """Of `pallas_tpu.affine.engine`; None where columns are not normalised.
+
+  And with gradients per token, and for chunks that are too long for it.
+  """
+  spec = form.spec
+  if not (spec.stale and spec.unit_columns) or form.tile_time > LONGEST:
+    return None
+  log_decay = inputs.log_decay[..., 0]
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  return engine.Tokens(
+    query=inputs.query,
+    key=inputs.key,
+    value=inputs.value,
+    log_decay=log_decay,
+    rate=inputs.write_rate[..., 0],
+    read="start",
+    dtype=inputs.query.dtype,
+    own=plan_lib.Own(
+      "lattice_chunk", chunk_start_lib, spec, SCHEDULES, STEP_TILES
+    ),
+  )
+
+
+LONGEST = 128
+"""Chunk of `_chunk_kernel`, in tokens: numbers by two tokens fill registers."""
+SCHEDULES, STEP_TILES = ((6, 1), (6, 1)), (4, 2)
+"""Of `chunk_start`, as of `plan.Own`; by static cycles."""
+ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: these kernels do not do it; says why.
+  """
+  tiling = tiling or tilings.Tiling()
+  if reason := unsupported(inputs, spec, tiling):
+    raise NotImplementedError(f"lattice mosaic_tpu: {reason}")
+  return chunked.chunk(
+    form(spec, tiling),
+    state,
+    xla_chunked.lay(inputs, spec),
+    segment_ids=segment_ids,
+    reset_state=reset_state,
+  )
+
+
+def run(
+  state: types.State, inputs: types.Inputs, *, spec: types.Spec, **call: Any
+) -> tuple[types.State, jax.Array, solver.Stats | None]:
+  """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
+  none = None if spec.stale else solver.no_stats(state.memory.shape[:2])
+  return *chunk(state, inputs, spec=spec, **call), none
+
+
+def unsupported(
+  inputs: types.Inputs, spec: types.Spec, tiling: tilings.Tiling | None = None
+) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := device.unavailable():
+    return reason
+  if spec.sparsity:
+    return f"no kernel for sparsity={spec.sparsity}, 0 alone"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  kernel_form = form(spec, tiling or tilings.Tiling())
+  if engine.serves(tokens, kernel_form, inputs):
+    return None
+  if spec.num_slots % pairs.SUBLANES:
+    return f"num_slots={spec.num_slots} must be a multiple of 8"
+  value_dim = inputs.value.shape[-1]
+  if value_dim % pairs.SUBLANES:
+    return f"value_dim={value_dim} must be a multiple of 8"
+  plan = _plan(spec, inputs, kernel_form.tile_time, flagged=True)
+  return _too_large(plan, inputs)

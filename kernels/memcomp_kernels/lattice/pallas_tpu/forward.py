@@ -1,0 +1,204 @@
+"""Lattice forward on a TPU: token by token, the memory stays on chip.
+
+A token takes three passes over its memory: h from the base, what h has along
+each column, and then the write, the read and the next memory at once. Nothing
+is approximated: per token this is the definition, but that columns are brought
+to length 1 by what their length must be, and exactly at the end of a tile.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.lattice import columns
+from memcomp_kernels.lattice.pallas_tpu import layout
+from memcomp_kernels.lattice.per_token import writes
+from memcomp_kernels.pallas_tpu import pairs
+
+
+class Refs(NamedTuple):
+  """Blocks of one step, a tile; see `mosaic.pairs` for their shapes.
+
+  Attributes:
+    query: `[1, tokens, slots, lanes]`.
+    key: likewise.
+    value: `[1, tokens, rows, lanes]`.
+    gates: `[1, tokens, layout.ROWS, lanes]`.
+    flags: `[1, 1, layout.FLAGS, lanes]`; None where nothing but whole tiles of
+      one segment comes.
+    memory: before the first token, `[1, slots, rows, lanes]`.
+    reset: what a segment starts from; None without flags.
+    start: of a chunk that began in an earlier call; None without flags or
+      chunks.
+    output: as `value`.
+    final: the memory, carried from tile to tile.
+    last: the start of the last chunk; None likewise.
+    saved: the memory before the tile, `[1, 1, slots, rows, lanes]`; None if not
+      wanted.
+    base: the chunk's start, scratch; None without chunks. All scratch is
+      float32.
+    rows: `[KINDS, slots, lanes]`, scratch: a token's numbers by slot.
+    squares: `[slots, lanes]`, scratch: of the base's columns.
+    untouched: likewise, see `writes.Columns`.
+  """
+
+  query: jax.Ref
+  key: jax.Ref
+  value: jax.Ref
+  gates: jax.Ref
+  flags: Any
+  memory: jax.Ref
+  reset: Any
+  start: Any
+  output: jax.Ref
+  final: jax.Ref
+  last: Any
+  saved: Any
+  base: Any
+  rows: jax.Ref
+  squares: jax.Ref
+  untouched: jax.Ref
+
+
+# Places in `Refs.rows`.
+CODE, QUERY, KEEP, WRITE, ALONG, D_SHARE, KINDS = 0, 1, 2, 3, 4, 5, 6
+
+
+def begin(refs: Any, plan: layout.Plan, memory: jax.Ref) -> None:
+  """Resets `memory`, and finds the base of a tile and its columns."""
+  if plan.flagged:
+    resets = flag(refs, layout.RESETS)
+    continues = flag(refs, layout.CONTINUES)
+    for m in range(plan.slots):
+      column = jnp.where(resets, refs.reset[0, m], memory[m])
+      memory[m] = column
+      if refs.base is not None:
+        refs.base[m] = jnp.where(continues, refs.start[0, m], column)
+  base = memory if refs.base is None else refs.base
+  refs.squares[...] = squares(plan, base)
+  refs.untouched[...] = jnp.ones(plan.by_slot, jnp.float32)
+
+
+def flag(refs: Any, row: int) -> jax.Array:
+  """One of a tile's flags, bool `[1, lanes]`."""
+  return refs.flags[0, 0, pl.ds(row, 1), :] > 0
+
+
+def squares(plan: layout.Plan, memory: jax.Ref) -> jax.Array:
+  """Of a memory's columns, `[slots, lanes]`."""
+  return pairs.all_parts(layout.dots(plan, memory, memory), plan.lanes.parts)
+
+
+def token(
+  refs: Any, plan: layout.Plan, t: jax.Array, base: jax.Ref
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Finds a token's write, into `refs.rows`, and the columns after it.
+
+  Args:
+    refs: of the kernel.
+    plan: the kernel.
+    t: the token's place in the tile.
+    base: the memory that its gradient is taken at.
+
+  Returns:
+    h `[rows, lanes]`, what it has along the columns `[slots, lanes]`, and its
+    squared length `[1, lanes]`.
+  """
+  spec = plan.spec
+  key = refs.key[0, t].astype(jnp.float32)
+  h = refs.value[0, t].astype(jnp.float32)
+  before = writes.Columns(refs.squares[...], refs.untouched[...])
+  if spec.objective == "decoding":
+    refs.rows[CODE] = layout.code(spec, key, before.squares)
+    h = layout.combine(plan, base, refs.rows, CODE) - h
+  elif spec.objective == "similarity":
+    h = -h
+  share = layout.dots(plan, base, h)
+  share = pairs.all_parts(share, plan.lanes.parts)
+  length = pairs.all_parts(pairs.sum_row(h * h), plan.lanes.parts)
+  gates = layout.gates(refs.gates[0, t])
+  found, after = layout.find(spec, share, length, before, key, gates)
+  refs.rows[KEEP], refs.rows[WRITE] = found.keep, found.write
+  if found.along is not None:
+    refs.rows[ALONG] = found.along
+  refs.squares[...], refs.untouched[...] = after
+  return h, share, length
+
+
+def written(refs: Any, m: int, column: jax.Array, h: jax.Array) -> jax.Array:
+  """A column after a token."""
+  kept = layout.row(refs.rows, KEEP, m) * column
+  column = kept + layout.row(refs.rows, WRITE, m) * h
+  if refs.base is None:
+    return column
+  return column - layout.row(refs.rows, ALONG, m) * refs.base[m]
+
+
+def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
+  """How columns are brought to length 1 at a tile's end.
+
+  Returns:
+    The inverse of their lengths, where they have one; where that is done; and
+    where there is none and the base stands in, bool `[slots, lanes]`.
+  """
+  found = squares(plan, memory)
+  sized = found > columns.TINY
+  inverse = lax.rsqrt(jnp.where(sized, found, 1))
+  if not plan.spec.stale:
+    return inverse, sized & (refs.untouched[...] == 0), None
+  complete = flag(refs, layout.COMPLETE)
+  return inverse, sized & complete, ~sized & complete
+
+
+def finish(refs: Refs, plan: layout.Plan) -> None:
+  """Brings columns to length 1 at a tile's end."""
+  if not plan.spec.unit_columns:
+    return
+  carried = refs.final.at[0]
+  inverse, sized, empty = ending(refs, plan, carried)
+  refs.rows[KEEP] = jnp.where(sized, inverse, 1.0)
+  if empty is not None:
+    refs.rows[ALONG] = jnp.where(empty, 1.0, 0.0)
+  for m in range(plan.slots):
+    column = layout.row(refs.rows, KEEP, m) * carried[m]
+    if empty is not None:
+      use = layout.row(refs.rows, ALONG, m) > 0
+      column = jnp.where(use, refs.base[m], column)
+    carried[m] = column
+
+
+def run(refs: Refs, plan: layout.Plan) -> None:
+  """The kernel's body."""
+  carried = refs.final.at[0]
+
+  @pl.when(pl.program_id(1) == 0)
+  def _():
+    carried[...] = refs.memory[0]
+    if refs.last is not None:
+      refs.last[...] = jnp.zeros_like(refs.last)
+
+  if refs.saved is not None:  # before it is reset: so is it read again
+    refs.saved[0, 0] = carried[...]
+  begin(refs, plan, carried)
+  if refs.last is not None:
+    is_last = flag(refs, layout.LAST)
+    for m in range(plan.slots):
+      refs.last[0, m] = jnp.where(is_last, refs.base[m], refs.last[0, m])
+
+  def body(t, carry):
+    base = carried if refs.base is None else refs.base
+    h, _, _ = token(refs, plan, t, base)
+    refs.rows[QUERY] = refs.query[0, t].astype(jnp.float32)
+    output: Any = 0.0
+    for m in range(plan.slots):
+      column = written(refs, m, carried[m], h)
+      carried[m] = column
+      output = output + column * layout.row(refs.rows, QUERY, m)
+    refs.output[0, t] = output.astype(refs.output.dtype)
+    return carry
+
+  lax.fori_loop(0, plan.tokens, body, 0)
+  finish(refs, plan)

@@ -1,0 +1,1 @@
+"""Lattice with gradients at each token: exact solvers."""

@@ -1,0 +1,153 @@
+"""The writes of a tile by forward substitution, token after token.
+
+Inside a tile of `time` tokens every column is s_t = A_t s_0 + sum_j W_{t,j} h_j
+with A the running product of lambda (`writes`), W_t = lambda_t W_{t-1} and
+W_{t,t} = w_t, per slot. lambda may be negative or zero, so W is what it is: no
+exp of differences of logarithms. A token needs
+
+  h_t = S_0 (A k_t / n) + sum_j (W_j . k_t / n) h_j - v_t          ("decoding")
+  r_t = A (S_0^T h_t) + sum_j W_j (h_j . h_t)
+
+and with h known beforehand ("encoding", "similarity") S_0^T h and h . h of all
+tokens are two matrix products. The gradient runs the same loop backwards, but
+the memory's own is not summed token by token: it is two matrix products, too.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import derivative
+from memcomp_kernels.lattice import types
+from memcomp_kernels.lattice.per_token import writes
+
+# Everything that decides what is written stays as wide as the memory.
+einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+class Solution(NamedTuple):
+  """What a tile's tokens wrote, and how they read it.
+
+  Attributes:
+    h: the directions, `[..., time, value]`.
+    from_start: A_t q_t, `[..., time, slots]`: y_t = S_0 from_start_t + ...
+    scores: W_{t,j} . q_t, `[..., time, time]`: ... + sum_j scores_{t,j} h_j.
+    keep: A after the last token, `[..., slots]`.
+    write: W after the last token, `[..., time, slots]`.
+    after: the columns after the last token.
+  """
+
+  h: jax.Array
+  from_start: jax.Array
+  scores: jax.Array
+  keep: jax.Array
+  write: jax.Array
+  after: writes.Columns
+
+
+def directions(tokens: writes.Tokens, spec: types.Spec) -> jax.Array:
+  """The h `[..., time, value]` that are known beforehand: not "decoding"."""
+  return tokens.value if spec.objective == "encoding" else -tokens.value
+
+
+def _solve(spec: types.Spec, S: jax.Array, tokens: writes.Tokens) -> Solution:
+  """Returns the solution of one tile.
+
+  Args:
+    spec: the memory's meaning.
+    S: before the tile, `[batch, heads, value, slots]`.
+    tokens: `[batch, heads, time, ...]`.
+  """
+  return _loop(spec, S, tokens, jnp.zeros_like(tokens.key))[0]
+
+
+def _solve_fwd(spec, S, tokens):
+  solution, vjp, codes = jax.vjp(
+    functools.partial(_loop, spec),
+    S,
+    tokens,
+    jnp.zeros_like(tokens.key),
+    has_aux=True,
+  )
+  return solution, (vjp, codes, solution.h)
+
+
+def _solve_bwd(spec, residuals, cotangents):
+  vjp, codes, h = residuals
+  dS, dtokens, dprojected = vjp(cotangents)
+  if spec.objective == "decoding":
+    # h_t = S_0 code_t + ... - v_t, and projected_t = S_0^T h_t.
+    dS = dS - einsum("bhtd,bhtm->bhdm", dtokens.value, codes)
+    dS = dS + einsum("bhtd,bhtm->bhdm", h, dprojected)
+  return dS, dtokens
+
+
+solve = derivative.custom_vjp(_solve, _solve_fwd, _solve_bwd, (0,))
+
+
+def _loop(spec, S, tokens, extra):
+  """Returns the solution, and A k / n of all tokens.
+
+  `extra`, zeros, is added to S_0^T h: for its cotangent. With "decoding" that
+  of S is what `_solve_bwd` makes of it, and here S is constant.
+  """
+  lead, time = S.shape[:2], tokens.key.shape[-2]
+  place = jnp.arange(time)
+  h = known = None
+  if spec.objective == "decoding":
+    carried = jnp.zeros_like(tokens.value)
+  else:
+    h, carried = directions(tokens, spec), None
+    known = (
+      einsum("bhdm,bhtd->bhtm", S, h),
+      einsum("bhtd,bhjd->bhtj", h, h),
+      jnp.sum(h * h, axis=-1, keepdims=True),
+    )
+  start = lax.stop_gradient(S)
+
+  def body(carry, x):
+    A, W, columns, h = carry
+    t, token, extra, known = x
+    here = (place == t)[:, None]
+    code = None
+    if known is None:
+      key = writes.over_norm(token.key, columns.squares, spec)
+      code = A * key
+      row = einsum("bhdm,bhm->bhd", start, code) - token.value
+      row = row + einsum("bhj,bhjd->bhd", einsum("bhjm,bhm->bhj", W, key), h)
+      projected = einsum("bhdm,bhd->bhm", start, row) + extra
+      products = einsum("bhjd,bhd->bhj", h, row)
+      length = jnp.sum(row * row, axis=-1, keepdims=True)
+      h = jnp.where(here, row[..., None, :], h)
+    else:
+      projected, products, length = known
+    # Rows of W from t on are zero still.
+    share = A * projected + einsum("bhj,bhjm->bhm", products, W)
+    # Without the barrier XLA computes them anew for each of W's rows.
+    keep, write, columns = lax.optimization_barrier(
+      writes.factors(share, length, columns, token, spec)
+    )
+    A = A * keep
+    W = jnp.where(here, write[..., None, :], keep[..., None, :] * W)
+    reads = A * token.query, einsum("bhjm,bhm->bhj", W, token.query)
+    return (A, W, columns, h), (reads, code)
+
+  def by_time(x):
+    return jnp.moveaxis(x, -2, 0)
+
+  carry = (
+    jnp.ones_like(S[..., 0, :]),
+    jnp.zeros((*lead, time, S.shape[-1]), S.dtype),
+    writes.before_tile(S),
+    carried,
+  )
+  xs = place, *jax.tree.map(by_time, (tokens, extra, known))
+  (A, W, columns, carried), (reads, codes) = lax.scan(body, carry, xs)
+  (from_start, scores), codes = jax.tree.map(
+    lambda x: jnp.moveaxis(x, 0, -2), (reads, codes)
+  )
+  h = carried if h is None else h
+  return Solution(h, from_start, scores, A, W, columns), codes

@@ -1,0 +1,74 @@
+"""One tile of Lattice with gradients per token, exactly, on matrix units.
+
+Tokens write along a few numbers that a solver finds (`substitution`, `sweeps`);
+given those, reads and the next memory are matrix products with the memory S_0
+before the tile:
+
+  Y = (A * Q) S_0^T + scores H,     S = S_0 diag(A_C) + H^T W_C
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.lattice import columns, tilings, types
+from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
+from memcomp_kernels.math import matmul, solver
+
+
+class Laid(NamedTuple):
+  """A tile's inputs, and `taken` `[batch, 1, time, 1]`: 0 at empty places."""
+
+  inputs: types.Inputs
+  taken: jax.Array
+
+
+def run(
+  memories: chunked.Memories,
+  starts: chunked.Memories,
+  laid: Laid,
+  complete: jax.Array,
+  spec: types.Spec,
+  tiling: tilings.Tiling,
+) -> tuple[chunked.Memories, jax.Array, solver.Stats]:
+  """Writes and reads one tile.
+
+  Args:
+    memories: (S,) before the tile.
+    starts: unused: there are no chunks.
+    laid: inputs `[batch, heads, tile, ...]`.
+    complete: unused likewise.
+    spec: the memory's meaning.
+    tiling: how it is evaluated.
+
+  Returns:
+    (S,) after the tile, Y `[batch, heads, tile, value]`, and how the writes
+    were found.
+  """
+  del starts, complete
+  inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
+  product = functools.partial(matmul.product, dtype=dtype)
+  query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  taken = jnp.broadcast_to(laid.taken.astype(S.dtype), rate.shape)
+  tokens = writes.Tokens(query, key, value, jnp.exp(log_decay), rate, taken)
+  if tiling.solver == "sweeps":
+    solution, stats = sweeps.solve(spec, tiling, S, tokens)
+  else:
+    solution = substitution.solve(spec, S, tokens)
+    stats = solver.no_stats(S.shape[:2])
+    stats = stats._replace(blocks=stats.blocks + 1)
+
+  output = product("bhdm,bhtm->bhtd", S, solution.from_start)
+  output = output + product("bhtj,bhjd->bhtd", solution.scores, solution.h)
+  S = solution.keep[..., None, :] * S
+  S = S + product("bhjd,bhjm->bhdm", solution.h, solution.write)
+  if spec.unit_columns:
+    # Rounding moves columns off the sphere, and nothing brings them back.
+    untouched = solution.after.untouched[..., None, :] > 0
+    S = jnp.where(untouched, S, columns.normalize(S, S))
+  return (S,), output.astype(dtype), stats

@@ -1,0 +1,1 @@
+"""Mathematics that several memories share."""

@@ -1,0 +1,210 @@
+"""Decay of every channel at its own pace, along a tile, without any overflow.
+
+Channels are what decays at a pace of its own: slots, or features of a key.
+With G the running sum of log decays <= 0, per token and channel, the share of
+write i at token r is exp(G_r - G_i), one number per channel: scores
+
+  A_{r,i} = sum_m q_{r,m} a_{i,m} exp(G_{r,m} - G_{i,m}),   i <= r
+
+are no matrix product as they stand, and the usual split exp(G_r) exp(-G_i)
+overflows on long tiles. A tile is cut into blocks. Within one, shares are
+taken in pairs. Between two, with g the sum before the reading block,
+
+  exp(G_r - G_i) = exp(G_r - g) exp(g - G_i),   both exponents <= 0,
+
+each block scales the earlier tokens for itself. All masks precede the exp.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.math import matmul
+
+
+class ChannelDecay(NamedTuple):
+  """Shares along a tile of `time` tokens in blocks of `block`.
+
+  Attributes:
+    from_start: exp(G_r - G_0), `[..., time, channels]`.
+    to_end: exp(G_C - G_i), `[..., time, channels]`.
+    total: exp(G_C - G_0), `[..., channels]`.
+    within: exp(G_r - G_i), `[..., blocks, block, block, channels]`, zero for
+      i > r.
+    from_block: exp(G_r - g), `[..., blocks, block, channels]`.
+    to_block: exp(g - G_i), `[..., blocks, time, channels]`, zero for i not
+      before the block; None where there is one block.
+  """
+
+  from_start: jax.Array
+  to_end: jax.Array
+  total: jax.Array
+  within: jax.Array
+  from_block: jax.Array
+  to_block: jax.Array | None
+
+
+def channel_decay(log_decay: jax.Array, block: int) -> ChannelDecay:
+  """Returns the shares; `log_decay` is `[..., time, channels]`, <= 0.
+
+  `block` must divide the time.
+  """
+  return of_sums(
+    jnp.zeros_like(log_decay[..., 0, :]), jnp.cumsum(log_decay, axis=-2), block
+  )
+
+
+def of_sums(start: jax.Array, sums: jax.Array, block: int) -> ChannelDecay:
+  """Returns the shares where G itself is known; it must not rise.
+
+  Args:
+    start: G_0, `[..., channels]`.
+    sums: G, `[..., time, channels]`.
+    block: of tokens; must divide the time.
+  """
+  time = sums.shape[-2]
+  before = jnp.concatenate([start[..., None, :], sums[..., :-1, :]], axis=-2)
+  blocked = into_blocks(sums, block)
+  before = into_blocks(before, block)[..., :1, :]
+  causal = jnp.tril(jnp.ones((block, block), bool))[..., None]
+  difference = blocked[..., :, None, :] - blocked[..., None, :, :]
+  to_block = None
+  if time > block:
+    first = jnp.arange(0, time, block)[:, None, None]
+    earlier = jnp.arange(time)[:, None] < first
+    to_block = _masked_exp(earlier, before - sums[..., None, :, :])
+  last = sums[..., -1:, :]
+  return ChannelDecay(
+    from_start=jnp.exp(sums - start[..., None, :]),
+    to_end=jnp.exp(last - sums),
+    total=jnp.exp(last[..., 0, :] - start),
+    within=_masked_exp(causal, difference),
+    from_block=jnp.exp(blocked - before),
+    to_block=to_block,
+  )
+
+
+def into_blocks(x: jax.Array, block: int) -> jax.Array:
+  """`[..., time, dim]` to `[..., blocks, block, dim]`."""
+  return x.reshape(*x.shape[:-2], -1, block, x.shape[-1])
+
+
+def running_sum(factors: ChannelDecay, writes: jax.Array) -> jax.Array:
+  """sum_{i <= r} exp(G_r - G_i) writes_i, channel by channel.
+
+  Args:
+    factors: of the tile.
+    writes: `[..., time, channels]`.
+  """
+  block = factors.within.shape[-2]
+  blocked = into_blocks(writes, block)
+  total = jnp.sum(factors.within * blocked[..., None, :, :], axis=-2)
+  if factors.to_block is not None:
+    earlier = factors.to_block * writes[..., None, :, :]
+    earlier = jnp.sum(earlier, axis=-2, keepdims=True)
+    total = total + factors.from_block * earlier
+  return total.reshape(writes.shape)
+
+
+def scores(
+  factors: ChannelDecay, query: jax.Array, writes: jax.Array, dtype
+) -> jax.Array:
+  """The scores A above, zero above the diagonal.
+
+  Args:
+    factors: of the tile.
+    query: q, `[batch, heads, time, channels]`.
+    writes: a, `[batch, heads, time, channels]`.
+    dtype: of the operands of matrix products.
+
+  Returns:
+    `[batch, heads, time, time]`, float32 or wider.
+  """
+  near, far = _scores(factors, query, writes, dtype)
+  *rows, blocks, block, _ = near.shape
+  own = jnp.eye(blocks, dtype=near.dtype)[:, None, :, None]
+  found = (near[..., None, :] * own).reshape(*rows, blocks, block, -1)
+  if far is not None:
+    found = found + far
+  return found.reshape(*rows, blocks * block, -1)
+
+
+def read(
+  factors: ChannelDecay,
+  query: jax.Array,
+  writes: jax.Array,
+  values: jax.Array,
+  dtype,
+) -> jax.Array:
+  """sum_{i <= r} A_{r,i} values_i, with the scores A above.
+
+  Args:
+    factors: of the tile.
+    query: q, `[batch, heads, time, channels]`.
+    writes: a, `[batch, heads, time, channels]`.
+    values: `[batch, heads, time, value]`.
+    dtype: of the operands of matrix products.
+
+  Returns:
+    `[batch, heads, time, value]`, float32 or wider.
+  """
+  near, far = _scores(factors, query, writes, dtype)
+  blocked = into_blocks(values, near.shape[-1])
+  output = matmul.product("bhnri,bhnid->bhnrd", near, blocked, dtype)
+  if far is not None:
+    output = output + matmul.product("bhnri,bhid->bhnrd", far, values, dtype)
+  return output.reshape(values.shape)
+
+
+def read_into(
+  factors: ChannelDecay, matches: jax.Array, writes: jax.Array, dtype
+) -> jax.Array:
+  """sum_{i <= r} matches_{r,i} writes_i exp(G_r - G_i), channel by channel.
+
+  What a query finds in each channel, where the decaying channels are what is
+  read, not what is read by.
+
+  Args:
+    factors: of the tile.
+    matches: `[batch, heads, time, time]`; what is above the diagonal is not
+      read.
+    writes: `[batch, heads, time, channels]`.
+    dtype: of the operands of matrix products.
+
+  Returns:
+    `[batch, heads, time, channels]`, float32 or wider.
+  """
+  block = factors.within.shape[-2]
+  rows = into_blocks(matches, block)
+  *_, blocks, _, time = rows.shape
+  own = rows.reshape(*rows.shape[:-1], blocks, block)
+  own = jnp.einsum("bhnrni->bhnri", own)
+  pairs = factors.within * into_blocks(writes, block)[..., None, :, :]
+  found = jnp.sum(own[..., None] * pairs, axis=-2)
+  if factors.to_block is not None:
+    earlier = factors.to_block * writes[..., None, :, :]
+    earlier = matmul.product("bhnri,bhnim->bhnrm", rows, earlier, dtype)
+    found = found + factors.from_block * earlier
+  return found.reshape(*found.shape[:-3], time, -1)
+
+
+def _scores(factors, query, writes, dtype):
+  """A within blocks `[..., n, block, block]`, and between: to all tokens."""
+  block = factors.within.shape[-2]
+  queries = into_blocks(query, block)
+  pairs = factors.within * into_blocks(writes, block)[..., None, :, :]
+  near = jnp.sum(queries[..., :, None, :] * pairs, axis=-1)
+  if factors.to_block is None:
+    return near, None
+  far = matmul.product(
+    "bhnrm,bhnim->bhnri",
+    queries * factors.from_block,
+    factors.to_block * writes[..., None, :, :],
+    dtype,
+  )
+  return near, far
+
+
+def _masked_exp(mask: jax.Array, exponent: jax.Array) -> jax.Array:
+  return jnp.where(mask, jnp.exp(jnp.where(mask, exponent, 0.0)), 0.0)

@@ -1,0 +1,106 @@
+"""The delta rule's writes, exactly, by a unit-triangular system.
+
+A memory A [key, value] that writes what it does not yet predict,
+
+  A_t = a_t A_{t-1} + eta_t k_t (x) u_t,      u_t = v_t - k_t A',
+
+where A' is a memory that token t sees, has in a tile of tokens the only
+unknowns u, coupled by one lower triangular matrix: with S_{t,i} the share of
+write i in A' (zero for i >= t) and base_t that of the memory before the tile,
+
+  u_t + sum_{i < t} S_{t,i} eta_i (k_t . k_i) u_i = v_t - base_t k_t A.
+
+Blocks of the diagonal are inverted by substitution, all of them at once; what
+they do to each other are matrix products. Never by powers of the matrix: with
+repeated keys those grow like binomials and cancel. Not by XLA's own solve
+either: on a CPU it is LAPACK's, whose threads wait for each other on small
+systems (6 times slower here on a busy machine).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import derivative
+from memcomp_kernels.math import matmul
+
+_BLOCK = 16  # rows of a diagonal block
+
+
+def _solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
+  """Returns u with u_t + sum_{i < t} coupling_{t,i} u_i = target_t.
+
+  Args:
+    coupling: `[..., time, time]`, float32 or wider; only its strict lower
+      triangle is read.
+    target: `[..., time, value]`, of the same dtype; leading axes broadcast.
+  """
+  product = functools.partial(
+    matmul.product, "...ti,...iv->...tv", dtype=target.dtype
+  )
+  time = target.shape[-2]
+  starts = range(0, time, _BLOCK)
+  inverses = _inverse(_diagonal_blocks(coupling))
+  parts = []
+  for i, start in enumerate(starts):
+    end = min(start + _BLOCK, time)
+    rest = target[..., start:end, :]
+    if parts:
+      earlier = coupling[..., start:end, :start]
+      rest = rest - product(earlier, jnp.concatenate(parts, axis=-2))
+    size = end - start
+    parts.append(product(inverses[..., i, :size, :size], rest))
+  return jnp.concatenate(parts, axis=-2)
+
+
+def _diagonal_blocks(x: jax.Array) -> jax.Array:
+  """`[..., time, time]` to `[..., blocks, rows, rows]`, zeros past the end."""
+  time = x.shape[-1]
+  size = min(_BLOCK, time)
+  padding = -time % size
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, padding)] * 2)
+  starts = range(0, time, size)
+  return jnp.stack(
+    [x[..., s : s + size, s : s + size] for s in starts], axis=-3
+  )
+
+
+def _inverse(x: jax.Array) -> jax.Array:
+  """The inverse of I + strict(x), `[..., rows, rows]`, row after row."""
+  size = x.shape[-1]
+  unit = jnp.eye(size, dtype=x.dtype)
+  rows = [jnp.broadcast_to(unit[0], x[..., 0, :].shape)]
+  for t in range(1, size):
+    known = jnp.stack(rows, axis=-2)
+    rows.append(unit[t] - jnp.sum(x[..., t, :t, None] * known, axis=-2))
+  return jnp.stack(rows, axis=-2)
+
+
+def _forward(coupling, target):
+  u = _solve(coupling, target)
+  return u, (coupling, u, target)
+
+
+def _backward(residuals, d_u):
+  coupling, u, target = residuals
+  # The transposed system, which goes from the last token to the first.
+  transposed = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
+  d_target = jnp.flip(_solve(transposed, jnp.flip(d_u, -2)), -2)
+  pairs = matmul.product("...tv,...iv->...ti", d_target, u, u.dtype)
+  d_coupling = -jnp.tril(pairs, -1)
+  return _sum_to(d_coupling, coupling), _sum_to(d_target, target)
+
+
+def _sum_to(x: jax.Array, like: jax.Array) -> jax.Array:
+  """Sums over the axes that `like` was broadcast along."""
+  extra = x.ndim - like.ndim
+  axes = [
+    axis
+    for axis, size in enumerate((*[0] * extra, *like.shape))
+    if size != x.shape[axis]
+  ]
+  return jnp.sum(x, axis=axes, keepdims=True).reshape(like.shape)
+
+
+solve = derivative.custom_vjp(_solve, _forward, _backward)

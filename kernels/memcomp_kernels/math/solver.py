@@ -1,0 +1,280 @@
+"""Non-linear, strictly lower triangular systems, solved exactly.
+
+A memory whose gradient is taken at every token has, inside a tile, unknown
+write directions that depend on each other only through a few numbers:
+
+  u_t = g(z_t; parameters_t),   z_t = base_t - sum_{i < t} coupling_{t,i} u_i
+
+the non-linear twin of the delta rule's triangular inverse, with no memory
+matrix in sight. Two methods, alone or block by block (`Solver`):
+
+  substitution  token by token: one g and `time * slots` multiply-adds each.
+  sweeps        all tokens at once, again and again: z <- base - coupling u.
+                Row t no longer changes once the rows before it do not, so that
+                `time` sweeps are exact whatever g is; often few are enough.
+
+The gradient is that of the solution, not of the way to it: the transposed
+system dz_t = J_t^T (du_t - sum_{s > t} coupling_{s,t} dz_s), with J_t of g at
+z_t, solved by the same method from the last token on. Where its sweeps do not
+come within the tolerance, a warning is logged.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import derivative
+
+_logger = logging.getLogger("memcomp")
+
+METHODS = ("substitution", "sweeps")
+
+Direction = Callable[[jax.Array, Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solver:
+  """How a system is solved: speed, never meaning.
+
+  Attributes:
+    method: "substitution", or "sweeps".
+    block_time: tokens solved together, >= 1; blocks follow each other, and
+      what a block does to those after it is a matrix product. None for all.
+    tolerance: of sweeps, >= 0: they end when no z moves by more than this
+      share of the largest |z| of its token and those before it in the block.
+      It is for float32, and shrinks with the rounding unit of wider types. 0
+      sweeps block_time - 1 times without asking, which is exact.
+    max_sweeps: after these, >= 1, a block that has not come within the
+      tolerance is solved by substitution instead. None is block_time, where
+      only what is not finite can be missing.
+  """
+
+  method: str = "substitution"
+  block_time: int | None = None
+  tolerance: float = 1e-6
+  max_sweeps: int | None = None
+
+  def __post_init__(self):
+    if self.method not in METHODS:
+      choices = ", ".join(METHODS)
+      raise ValueError(f"method={self.method!r} is not one of: {choices}")
+    if self.block_time is not None and self.block_time < 1:
+      raise ValueError(f"block_time={self.block_time} must be at least 1")
+    if not self.tolerance >= 0:
+      raise ValueError(f"tolerance={self.tolerance} must not be negative")
+    if self.max_sweeps is not None and self.max_sweeps < 1:
+      raise ValueError(f"max_sweeps={self.max_sweeps} must be at least 1")
+
+
+class Stats(NamedTuple):
+  """How systems were solved: float32 `[...]`, one number a system.
+
+  Attributes:
+    blocks: that were solved.
+    sweeps: over all blocks; 0 by substitution.
+    residual: by how much z moved last, as the tolerance takes it, at most of
+      all blocks; 0 by substitution.
+    unreached: blocks that did not come within the tolerance, and were solved
+      by substitution instead.
+  """
+
+  blocks: jax.Array
+  sweeps: jax.Array
+  residual: jax.Array
+  unreached: jax.Array
+
+
+def no_stats(shape: tuple[int, ...]) -> Stats:
+  """Of nothing solved yet."""
+  return Stats(*(jnp.zeros(shape, jnp.float32) for _ in Stats._fields))
+
+
+def total(stats: Stats) -> Stats:
+  """Sums over the leading axis, and the largest residual."""
+  sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), stats)
+  return sums._replace(residual=jnp.max(stats.residual, axis=0))
+
+
+def solve(
+  direction: Direction,
+  base: jax.Array,
+  coupling: jax.Array,
+  parameters: Any,
+  solver: Solver | None = None,
+) -> tuple[jax.Array, Stats]:
+  """Returns u, `[..., time, slots]`, and how it was found, per `[...]`.
+
+  Args:
+    direction: g, (z, parameters) -> u over `[..., slots]`, for rows of any
+      leading shape; a hashable function. It must be the gradient in z of some
+      loss of the row, as a write direction is: its Jacobian is symmetric.
+    base: `[..., time, slots]`.
+    coupling: `[..., time, time]`; only its strict lower triangle is read.
+    parameters: pytree of `[..., time, *]` arrays that g takes.
+    solver: how; default `Solver()`.
+  """
+  return _solve(direction, solver or Solver(), base, coupling, parameters)
+
+
+def _solved(direction, solver, base, coupling, parameters):
+  return _solve_fwd(direction, solver, base, coupling, parameters)[0]
+
+
+def _solve_fwd(direction, solver, base, coupling, parameters):
+  z, u, stats = _in_blocks(direction, solver, base, coupling, parameters)
+  return (u, stats), (z, u, coupling, parameters)
+
+
+def _solve_bwd(direction, solver, residuals, cotangents):
+  z, u, coupling, parameters = residuals
+  du, _ = cotangents
+
+  def transposed(row, at):
+    """J_t row: g is a gradient in z, so that J_t is its own transpose."""
+    z, parameters = at
+    return jax.jvp(lambda z: direction(z, parameters), (z,), (row,))[1]
+
+  def flip(tree):  # from the last token on
+    return jax.tree.map(lambda x: jnp.flip(x, z.ndim - 2), tree)
+
+  transpose = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
+  row, dz, stats = _in_blocks(
+    transposed, solver, flip(du), transpose, flip((z, parameters))
+  )
+  if solver.method == "sweeps" and solver.tolerance:
+    # A gradient has no way to return statistics: it says so itself.
+    missed = jnp.sum(stats.unreached)
+    lax.cond(
+      missed > 0,
+      lambda: jax.debug.callback(_log_unreached, missed),
+      lambda: None,
+    )
+  row, dz = flip((row, dz))
+  _, vjp = jax.vjp(lambda parameters: direction(z, parameters), parameters)
+  (dparameters,) = vjp(row)
+  time = z.shape[-2]
+  strict = jnp.tril(jnp.ones((time, time), bool), -1)
+  dcoupling = jnp.where(strict, -_product("...tm,...im->...ti", dz, u), 0)
+  return dz, dcoupling, dparameters
+
+
+def _log_unreached(blocks) -> None:
+  _logger.warning(
+    "the gradient of %d blocks did not come within the solver's tolerance: they"
+    " were solved by substitution instead",
+    int(blocks),
+  )
+
+
+_solve = derivative.custom_vjp(_solved, _solve_fwd, _solve_bwd, (0, 1))
+
+
+def _in_blocks(direction, solver, base, coupling, parameters):
+  """Solves block after block; returns z, u and Stats."""
+  time = base.shape[-2]
+  block_time = min(solver.block_time or time, time)
+  solve_block = _sweep if solver.method == "sweeps" else _substitute
+  axis = base.ndim - 2
+  z, u, stats = [], [], []
+  for start in range(0, time, block_time):
+    end = min(start + block_time, time)
+    rows = base[..., start:end, :]
+    if u:
+      earlier = coupling[..., start:end, :start]
+      done = jnp.concatenate(u, axis=-2)
+      rows = rows - _product("...ti,...im->...tm", earlier, done)
+    own = jax.tree.map(
+      lambda x, start=start, end=end: lax.slice_in_dim(
+        x, start, end, axis=axis
+      ),
+      parameters,
+    )
+    within = coupling[..., start:end, start:end]
+    block = solve_block(direction, solver, rows, within, own)
+    for kept, new in zip((z, u, stats), block, strict=True):
+      kept.append(new)
+  stats = total(jax.tree.map(lambda *blocks: jnp.stack(blocks), *stats))
+  return jnp.concatenate(z, axis=-2), jnp.concatenate(u, axis=-2), stats
+
+
+def _substitute(direction, solver, base, coupling, parameters):
+  """Token by token: reads finished rows only, whatever the others hold."""
+  del solver
+  axis, time = base.ndim - 2, base.shape[-2]
+  strict = jnp.tril(jnp.ones((time, time), bool), -1)
+  coupling = jnp.where(strict, coupling, 0)
+
+  def body(done, token):
+    t, row, weights, own = token
+    row = row - _product("...i,...im->...m", weights, done)
+    new = direction(row, own)
+    return lax.dynamic_update_index_in_dim(done, new, t, axis), row
+
+  tokens = jax.tree.map(
+    lambda x: jnp.moveaxis(x, axis, 0), (base, coupling, parameters)
+  )
+  u, z = lax.scan(body, jnp.zeros_like(base), (jnp.arange(time), *tokens))
+  none = no_stats(base.shape[:-2])
+  return jnp.moveaxis(z, 0, axis), u, none._replace(blocks=none.blocks + 1)
+
+
+def _sweep(direction, solver, base, coupling, parameters):
+  """All tokens at once, until nothing moves."""
+  time = base.shape[-2]
+  strict = jnp.tril(jnp.ones((time, time), bool), -1)
+  coupling = jnp.where(strict, coupling, 0)
+
+  def sweep(u):
+    # A row that overflows on the way times a masked 0 would be nan: it would
+    # poison rows that are finished.
+    u = jnp.where(jnp.isfinite(u), u, 0)
+    z = base - _product("...ti,...im->...tm", coupling, u)
+    return z, direction(z, parameters)
+
+  none = jnp.zeros(base.shape[:-2], jnp.float32)
+  z, u = base, direction(base, parameters)
+  if not solver.tolerance:
+    for _ in range(time - 1):
+      z, u = sweep(u)
+    return z, u, Stats(none + 1, none + (time - 1), none, none)
+
+  unit = jnp.finfo(base.dtype).eps / jnp.finfo(jnp.float32).eps
+  tolerance = solver.tolerance * min(unit, 1)
+
+  def over(residual):
+    return ~(residual <= tolerance)  # nan is
+
+  def body(carry):
+    count, z, u, _ = carry
+    new, u = sweep(u)
+    moved = jnp.max(jnp.abs(new - z), axis=-1)
+    size = lax.cummax(jnp.max(jnp.abs(new), axis=-1), axis=moved.ndim - 1)
+    residual = moved / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
+    # What is not finite was left out of the sweep: z may stand still for that.
+    sound = jnp.all(jnp.isfinite(u), axis=(-2, -1))
+    residual = jnp.where(sound, jnp.max(residual, axis=-1), jnp.inf)
+    return count + 1, new, u, residual.astype(jnp.float32)
+
+  def again(carry):
+    limit = min(solver.max_sweeps or time, time)
+    return (carry[0] < limit) & jnp.any(over(carry[3]))
+
+  first = jnp.zeros((), jnp.float32), z, u, none + jnp.inf
+  count, z, u, residual = lax.while_loop(again, body, first)
+  unreached = over(residual)
+
+  def exactly():
+    return _substitute(direction, solver, base, coupling, parameters)[:2]
+
+  z, u = lax.cond(jnp.any(unreached), exactly, lambda: (z, u))
+  missed = unreached.astype(jnp.float32)
+  return z, u, Stats(none + 1, none + count, residual, missed)
+
+
+def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,49 @@
+"""A tile of a memory that sums decayed outer products.
+
+  A_t = a_t A_{t-1} + k_t (x) u_t,      y_t = q_t A_t
+
+Rows are tokens. With mu and Omega of `math.decay`, and A before the tile,
+
+  Y = diag(mu) Q A + (Omega * (Q K^T)) U
+  A <- mu_C A + K^T diag(Omega_C) U
+
+which `affine` runs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import affine
+from memcomp_kernels.math import decay, matmul
+
+
+def prepare(
+  query: jax.Array,
+  key: jax.Array,
+  written: jax.Array,
+  log_decay: jax.Array,
+) -> affine.Tile:
+  """Does what needs no memory.
+
+  Args:
+    query: `[batch, groups, tile, key]`, of the dtype of products.
+    key: `[batch, groups, tile, key]`.
+    written: U, `[batch, heads, tile, value]`, float32 or wider.
+    log_decay: `[batch, heads, tile]`, <= 0.
+  """
+  dtype, groups = query.dtype, query.shape[1]
+  factors = decay.decay_factors(log_decay)
+  scores = matmul.product("bgtk,bgik->bgti", query, key, dtype)
+  share = affine.split_heads(factors.between, groups) * scores[:, :, None]
+  output = matmul.product(
+    "bgnti,bgniv->bgntv", share, affine.split_heads(written, groups), dtype
+  )
+  return affine.Tile(
+    write=factors.to_end[..., None] * written,
+    erase=None,
+    key=key,
+    query=query,
+    log_scale=jnp.cumsum(log_decay, axis=-1),
+    output=affine.join_heads(output),
+    total=factors.total,
+  )

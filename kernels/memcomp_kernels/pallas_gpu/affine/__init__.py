@@ -1,0 +1,1 @@
+"""Affine memories by Pallas kernels for Hopper GPUs."""

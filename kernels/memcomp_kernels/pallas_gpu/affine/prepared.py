@@ -1,0 +1,336 @@
+"""`affine` as Pallas GPU kernels.
+
+Only writes wait for one another: a block of threads (one warpgroup) owns some
+value columns of one head, which need no others, and takes all tiles in turn,
+its memory in registers, while the next tile's arrays are on their way to shared
+memory. It leaves the memory before each tile; of these the reads of all tiles
+are one product, which is XLA's. Backward likewise: adjoints of memories go from
+tile to tile, and what reads and writes owe to all else is found from them by a
+block for each tile of each head. What needs no memory is prepared before, by
+XLA.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from memcomp_kernels import affine
+from memcomp_kernels.pallas_gpu import smem, tile_kernel
+from memcomp_kernels.pallas_gpu.products import products, transposed
+
+COLUMNS = 64
+"""Of values: value dims are multiples."""
+KEY_DIMS = 64, 128
+TOKENS = 64
+"""Of a tile: rows of a matrix unit's product. Shorter tiles are filled up."""
+_MEMORIES = "memory", "reset", "final", "d_memory", "d_reset", "d_final"
+_BY_COLUMNS = (
+  *("write", "saved", "d_write", "d_read", "d_after", "d_total"),
+  *_MEMORIES,
+)
+"""Arrays of which a block of threads has its columns only."""
+
+
+def _writes(
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  carry: tile_kernel.Carry,
+) -> tile_kernel.Carry:
+  """One tile's write; see `forward`."""
+  (memory,) = carry
+  if "resets" in scalars:
+    memory = lax.cond(
+      scalars["resets"] != 0,
+      lambda _: tile_kernel.load(refs["reset"]),
+      lambda memory: memory,
+      memory,
+    )
+  saved, error = refs["saved"], refs["write"][...]
+  saved[...] = memory.astype(saved.dtype)
+  if "erase" in refs:
+    plgpu.commit_smem()
+    (erased,) = products([(refs["erase"], saved)])
+    error = error - erased
+  refs["error"][...] = error.astype(saved.dtype)
+  plgpu.commit_smem()
+  (written,) = products([(transposed(refs["key"]), refs["error"])])
+  return (scalars["total"] * memory + written,)
+
+
+def _writes_backward(
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  carry: tile_kernel.Carry,
+) -> tile_kernel.Carry:
+  """What one tile owes to the memory before it, from the last tile on.
+
+  `d_reset` is zeros before the first, and is added up in place.
+  """
+  (d_memory,) = carry
+  d_after = refs["d_after"]
+  d_after[...] = d_memory.astype(d_after.dtype)
+  into_memory = [(transposed(refs["query"]), refs["d_read"])]
+  if "erase" in refs:
+    plgpu.commit_smem()
+    (d_error,) = products([(refs["key"], d_after)])
+    refs["d_erased"][...] = -d_error.astype(d_after.dtype)
+    plgpu.commit_smem()
+    into_memory.append((transposed(refs["erase"]), refs["d_erased"]))
+  (before,) = products(into_memory)
+  d_memory = scalars["total"] * d_memory + before
+  if "resets" not in scalars:
+    return (d_memory,)
+
+  def reset(d_memory):
+    refs["d_reset"][...] = tile_kernel.load(refs["d_reset"]) + d_memory
+    return jnp.zeros_like(d_memory)
+
+  d_memory = lax.cond(
+    scalars["resets"] != 0, reset, lambda d_memory: d_memory, d_memory
+  )
+  return (d_memory,)
+
+
+def _reads_backward(
+  refs: dict[str, Any],
+  scalars: dict[str, jax.Array],
+  carry: tile_kernel.Carry,
+) -> tile_kernel.Carry:
+  """What one tile owes to what it writes, to queries, keys and its decay.
+
+  One product after the other: other tiles' blocks of threads work meanwhile.
+  """
+  del scalars
+  saved, d_after = refs["saved"], refs["d_after"]
+  (d_error,) = products([(refs["key"], d_after)])
+  refs["d_write"][...] = d_error
+  if "erase" in refs:
+    refs["d_erased"][...] = -d_error.astype(saved.dtype)
+  (d_query,) = products([(refs["d_read"], transposed(saved))])
+  refs["d_query"][...] = d_query
+  error = refs["write"][...]
+  if "erase" in refs:
+    (erased,) = products([(refs["erase"], saved)])
+    error = error - erased
+  refs["error"][...] = error.astype(saved.dtype)
+  plgpu.commit_smem()
+  (d_key,) = products([(refs["error"], transposed(d_after))])
+  refs["d_key"][...] = d_key.astype(refs["d_key"].dtype)
+  if "erase" in refs:
+    (d_erase,) = products([(refs["d_erased"], transposed(saved))])
+    refs["d_erase"][...] = d_erase.astype(refs["d_erase"].dtype)
+  # By parts that registers hold beside each other.
+  rows, columns = (range(0, size, TOKENS) for size in saved.shape)
+  for column in columns:
+    d_total = 0.0
+    for row in rows:
+      part = pl.ds(row, TOKENS), pl.ds(column, TOKENS)
+      both = [tile_kernel.wide(x.at[part]) for x in (saved, d_after)]
+      d_total += jnp.sum(both[0] * both[1], axis=0)
+    refs["d_total"].at[pl.ds(column, TOKENS)][...] = d_total
+  return carry
+
+
+def _call(
+  body: tile_kernel.Body,
+  name: str,
+  operands: dict[str, jax.Array],
+  results: dict[str, jax.ShapeDtypeStruct],
+  *,
+  of: str,
+  local: tuple[str, ...],
+  columns: int,
+  carried: tuple[tuple[str, str], ...] = (),
+  reverse: bool = False,
+) -> dict[str, jax.Array]:
+  """As `tile_kernel.run`.
+
+  Args:
+    body: as there, likewise what is not named here.
+    name: of the kernel.
+    operands: by name.
+    results: likewise.
+    of: name of the array of memories by tile, `[tiles, batch, heads, ...]`.
+    local: names of arrays of a tile's tokens by the block's columns, of the
+      same type.
+    columns: of a block of threads.
+    carried: pairs of names.
+    reverse: whether the last tile is the first.
+  """
+  arrays = {**operands, **results}
+  part = jax.ShapeDtypeStruct((TOKENS, columns), arrays[of].dtype)
+  return tile_kernel.run(
+    body,
+    name,
+    operands,
+    results,
+    heads=arrays[of].shape[2],
+    memories=[key for key in _MEMORIES if key in arrays],
+    carried=carried,
+    local=dict.fromkeys(local, part),
+    columns=columns,
+    by_columns=[key for key in _BY_COLUMNS if key in arrays],
+    zeroed=[key for key in ("d_reset",) if key in arrays],
+    reverse=reverse,
+  )
+
+
+def filled(x: jax.Array) -> jax.Array:
+  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places.
+
+  Raises:
+    NotImplementedError: a tile is longer than a block of threads takes.
+  """
+  missing = TOKENS - x.shape[3]
+  if missing < 0:
+    raise NotImplementedError(
+      f"affine mosaic_gpu: a tile of {x.shape[3]} tokens is longer than "
+      f"{TOKENS}; take a shorter one (Tiling.tile_time)"
+    )
+  if not missing:
+    return x
+  return jnp.pad(x, [(0, 0)] * 3 + [(0, missing), (0, 0)])
+
+
+def _given(
+  tile: affine.Tile, *names: str, resets: jax.Array | None = None
+) -> dict[str, jax.Array]:
+  """Arrays of tiles `[tiles, batch, heads, ...]` as kernels read them."""
+  found = {name: getattr(tile, name) for name in names}
+  found = {name: filled(x) for name, x in found.items() if x is not None}
+  if resets is not None:
+    found["resets"] = resets.T
+  return found
+
+
+def block_columns(saved: Any) -> int:
+  """Columns of values per block of threads; half where many would idle."""
+  _, batch, heads, _, width = saved.shape
+  blocks = batch * heads * width // COLUMNS
+  return COLUMNS // 2 if 2 * blocks <= smem.MULTIPROCESSORS else COLUMNS
+
+
+def _struct(x: jax.Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def forward(
+  tile: affine.Tile,
+  memory: jax.Array,
+  *,
+  resets: jax.Array | None = None,
+  reset: jax.Array | None = None,
+  save: bool = False,
+) -> dict[str, jax.Array]:
+  """As `pallas_tpu.affine.prepared.forward`, on a GPU."""
+  given = _given(tile, "write", "key", "erase", resets=resets)
+  given |= {"total": tile.total, "memory": memory}
+  if resets is not None and reset is not None:
+    given["reset"] = reset
+  saved = jax.ShapeDtypeStruct(
+    (tile.write.shape[0], *memory.shape), tile.query.dtype
+  )
+  found = _call(
+    _writes,
+    "affine_writes",
+    given,
+    {"saved": saved, "final": _struct(memory)},
+    of="saved",
+    local=("error",),
+    columns=block_columns(saved),
+    carried=(("memory", "final"),),
+  )
+  found["read"] = _read(tile.query, found["saved"], tile.write.dtype)
+  if not save:
+    del found["saved"]
+  return found
+
+
+def _read(query: jax.Array, saved: jax.Array, dtype: Any) -> jax.Array:
+  """What all tiles' queries read, `[tiles, batch, heads, tile, value]`."""
+  by_group = saved.reshape(*query.shape[:3], -1, *saved.shape[3:])
+  read = jnp.einsum(
+    "...tk,...rkv->...rtv", query, by_group, preferred_element_type=dtype
+  )
+  return read.reshape(*saved.shape[:3], *read.shape[-2:])
+
+
+def backward(
+  tile: affine.Tile,
+  saved: jax.Array,
+  d_read: jax.Array,
+  d_final: jax.Array,
+  *,
+  resets: jax.Array | None = None,
+) -> dict[str, jax.Array]:
+  """As `pallas_tpu.affine.prepared.backward`, on a GPU."""
+  heads, width = saved.shape[2], saved.shape[-1]
+  tokens, wide = tile.write.shape[3], tile.write.dtype
+  erases = tile.erase is not None
+  d_read = filled(d_read.astype(saved.dtype))
+  given = _given(
+    tile, "query", *(("key", "erase") if erases else ()), resets=resets
+  )
+  results = {"d_after": _struct(saved), "d_memory": _struct(d_final)}
+  if resets is not None:
+    results["d_reset"] = _struct(d_final)
+  found = _call(
+    _writes_backward,
+    "affine_writes_backward",
+    given | {"total": tile.total, "d_read": d_read, "d_final": d_final},
+    results,
+    of="d_after",
+    local=("d_erased",) if erases else (),
+    columns=block_columns(saved),
+    carried=(("d_final", "d_memory"),),
+    reverse=True,
+  )
+  columns = 2 * COLUMNS if width % (2 * COLUMNS) == 0 else COLUMNS
+  blocks = width // columns
+
+  def by_block(x, dtype):
+    # Rows of fewer bytes than a sector of the device's memory, which its
+    # registers would write, are not.
+    dtype = dtype if blocks == 1 and x.shape[-1] == TOKENS else wide
+    shape = *x.shape[:2], heads * blocks, TOKENS, x.shape[-1]
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  shared = tile.key.shape[2] != heads
+  results = {
+    "d_write": _struct(d_read, wide),
+    "d_key": by_block(tile.key, wide if shared else tile.key.dtype),
+    # Read again, for the adjoint of the scale.
+    "d_query": by_block(tile.query, wide),
+    "d_total": jax.ShapeDtypeStruct((*tile.total.shape, width), wide),
+  }
+  given = _given(tile, "write", "key", "erase")
+  given |= {"saved": saved, "d_after": found.pop("d_after"), "d_read": d_read}
+  if tile.erase is not None:
+    results["d_erase"] = by_block(tile.erase, tile.erase.dtype)
+  found |= _call(
+    _reads_backward,
+    "affine_reads_backward",
+    given,
+    results,
+    of="saved",
+    local=("error", "d_erased") if erases else ("error",),
+    columns=columns,
+  )
+
+  def by_head(name, like):
+    x = found[name][:, :, :, :tokens]
+    if blocks > 1:
+      x = x.reshape(*x.shape[:2], heads, blocks, *x.shape[3:])
+      x = jnp.sum(x, axis=3)
+    return x if name == "d_query" or shared else x.astype(like.dtype)
+
+  found["d_total"] = jnp.sum(found["d_total"], axis=-1)
+  found["d_write"] = found["d_write"][:, :, :, :tokens]
+  for name in ("key", "query", "erase"):
+    if f"d_{name}" in found:
+      found[f"d_{name}"] = by_head(f"d_{name}", getattr(tile, name))
+  return found

@@ -1,0 +1,93 @@
+"""Chunks as tiles of as many tokens as matrix units' products have rows.
+
+By XLA, around kernels; chunks are meaning here, and fit a tile.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+
+TOKENS = 64
+
+
+def fill(x: jax.Array) -> jax.Array:
+  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places."""
+  missing = TOKENS - x.shape[3]
+  if not missing:
+    return x
+  return jnp.pad(x, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (x.ndim - 4))
+
+
+def unlay(
+  form: form_lib.Form,
+  layout: layout_lib.Layout,
+  operands: form_lib.Operands,
+  x: jax.Array,
+) -> jax.Array:
+  """Full tiles `[tiles, batch, heads, ...]` to `[batch, time, heads, ...]`."""
+  _, time = form_lib.sizes(operands.inputs)
+  return layout_lib.unlay(layout, x[:, :, :, : form.tile_time], time)
+
+
+def flags(
+  layout: layout_lib.Layout, batch: int, time: int
+) -> dict[str, jax.Array] | None:
+  """Int32 `[tiles, batch]` by name, or None where no chunk is special.
+
+  `resets` where a segment starts; `continues` where a chunk began before the
+  call; `last` where the row's last chunk is handed on; `complete` where a chunk
+  ends with the tile.
+  """
+  last = layout_lib.handed_on(layout, batch, time)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    continues &= occupied
+  elif time % layout.chunk:
+    resets = continues = jnp.zeros_like(last)
+  else:
+    return None
+  found = {
+    "resets": resets,
+    "continues": continues,
+    "last": last,
+    "complete": layout_lib.complete(layout, batch, time),
+  }
+  return {name: x.astype(jnp.int32) for name, x in found.items()}
+
+
+def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
+  """As `flags`, but where segments start alone: without chunks in the meaning.
+
+  Tiles are free there, and what fills the last one up changes nothing.
+  """
+  if layout.flags is None:
+    return None
+  return {"resets": layout.flags.resets.astype(jnp.int32)}
+
+
+def where_last(
+  flags: dict[str, jax.Array], new: form_lib.Memories, old: form_lib.Memories
+) -> form_lib.Memories:
+  """`new` in rows that have a last chunk."""
+  has = jnp.any(flags["last"] > 0, axis=0)
+  return contract.batched_where(has, new, old)
+
+
+def too_large(
+  chunk_size: int, widths: dict[str, tuple[int, tuple[int, ...]]]
+) -> str | None:
+  """Why chunks or arrays do not fit a kernel, or None.
+
+  Args:
+    chunk_size: in tokens.
+    widths: by name a width, and those that the kernel does.
+  """
+  if chunk_size > TOKENS:
+    return f"chunk_size={chunk_size} is more than {TOKENS}"
+  for name, (width, allowed) in widths.items():
+    if width not in allowed:
+      return f"{name}={width} is none of {allowed}"
+  return None

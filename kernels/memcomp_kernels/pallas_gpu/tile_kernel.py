@@ -1,0 +1,181 @@
+"""A kernel over the tiles of all heads.
+
+One block of threads (one warpgroup) has one head, or some value columns of one,
+and takes its tiles in turn, memories in registers; or has one tile of it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from memcomp_kernels.pallas_gpu import device, smem, stream
+
+Carry = tuple[jax.Array, ...]
+Body = Callable[[dict[str, Any], dict[str, jax.Array], Carry], Carry]
+
+
+def load(ref: Any) -> jax.Array:
+  """A memory from the device's memory, as matrix units hold results."""
+  return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+
+
+def wide(ref: Any) -> jax.Array:
+  """A matrix from shared memory likewise, float32."""
+  x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+  return x.astype(jnp.float32)
+
+
+def run(
+  body: Body,
+  name: str,
+  operands: Mapping[str, jax.Array],
+  results: Mapping[str, jax.ShapeDtypeStruct],
+  *,
+  heads: int,
+  local: Mapping[str, jax.ShapeDtypeStruct],
+  memories: Collection[str] = (),
+  carried: Sequence[tuple[str, str]] = (),
+  columns: int = 1,
+  by_columns: Sequence[str] = (),
+  in_place: Mapping[str, str] | None = None,
+  zeroed: Collection[str] = (),
+  reverse: bool = False,
+) -> dict[str, jax.Array]:
+  """Runs a body over the tiles of all heads.
+
+  Args:
+    body: (references by name, scalars by name, carried arrays) -> carried
+      arrays after the tile. References are of the tile's part of an array, of
+      a head's memory or of `local`.
+    name: of the kernel, for errors.
+    operands: arrays by tile, `[tiles, batch, heads or groups, ...]`, their last
+      axes one or two; scalars by tile, `[tiles, batch]` or `[tiles, batch,
+      heads]`; and memories.
+    results: likewise; in place of groups also blocks of columns within heads.
+    heads: of values.
+    local: arrays in shared memory for the body's own use.
+    memories: names of what is not by tile but `[batch, heads, ...]`.
+    carried: for each carried array the memory that it starts as, and the one
+      that it is at the end. Where nothing is carried, tiles are taken side by
+      side.
+    columns: of a block of threads.
+    by_columns: names of the arrays of which it has these columns only.
+    in_place: results that may be written over an operand, where shared memory
+      is short of room: the operand of each, which the body does not read then.
+    zeroed: names of memories among the results that are zeros first.
+    reverse: whether tiles are taken from the last one on.
+
+  Raises:
+    NotImplementedError: shared memory has no room for a tile.
+  """
+  arrays = {**operands, **results}
+  scalars = [key for key, x in arrays.items() if x.ndim < 4]
+  by_tile = [
+    key for key in arrays if key not in memories and key not in scalars
+  ]
+  num_tiles, batch = arrays[by_tile[0]].shape[:2]
+  steps = num_tiles if carried else 1
+  width = arrays[by_columns[0]].shape[-1] if by_columns else columns
+  blocks = width // columns
+  parts = {
+    key: jax.ShapeDtypeStruct(
+      (*arrays[key].shape[3:-1], columns)
+      if key in by_columns
+      else arrays[key].shape[3:],
+      arrays[key].dtype,
+    )
+    for key in by_tile
+  }
+  in_place = in_place or {}
+  slots, held = smem.slots(
+    [x for key, x in parts.items() if key in operands],
+    {key: x for key, x in parts.items() if key in results},
+    local.values(),
+    name,
+    in_place,
+    steps=steps,
+    blocks=batch * heads * blocks,
+  )
+  swizzle = smem.swizzle([*parts.values(), *local.values()])
+  replaced = {key: in_place[key] for key in in_place if not held[key]}
+  held = dict.fromkeys((key for key in parts if key in operands), slots) | held
+
+  def kernel(*given):
+    *whole, buffers, scratch, arrived = given
+    refs: dict[str, Any] = dict(zip(arrays, whole, strict=True))
+    row, lane = lax.axis_index("row"), lax.axis_index("lane")
+    head, block = lax.div(lane, jnp.int32(blocks)), lax.rem(lane, blocks)
+
+    def tile(step):
+      if not carried:
+        return lax.axis_index("tile")
+      return num_tiles - 1 - step if reverse else step
+
+    def part(key, *at):
+      if key in by_columns:
+        inner = [slice(None)] * (len(arrays[key].shape) - len(at) - 2)
+        own = pl.ds(block * columns, columns)
+        return refs[key].at[(*at, head, *inner, own)]
+      shared_by = heads * blocks // arrays[key].shape[len(at)]
+      return refs[key].at[(*at, lax.div(lane, jnp.int32(shared_by)))]
+
+    def streams(of):
+      return {
+        key: stream.Stream(
+          lambda step, key=key: part(key, tile(step), row),
+          buffers[replaced.get(key, key)],
+        )
+        for key in parts
+        if key in of and (held[key] or key in replaced)
+      }
+
+    own = {key: part(key, row) for key in memories if key in arrays} | scratch
+
+    def one(step, found, carry):
+      at = tile(step), row, head
+      values = {key: refs[key][at[: arrays[key].ndim]] for key in scalars}
+      direct = {
+        key: part(key, tile(step), row) for key in parts if key not in found
+      }
+      return body(own | direct | found, values, carry)
+
+    for key in zeroed:
+      own[key][...] = jnp.zeros(own[key].shape, arrays[key].dtype)
+    final = stream.run(
+      one,
+      tuple(load(own[first]) for first, _ in carried),
+      steps=steps,
+      inputs=streams(operands),
+      outputs=streams(results.keys() - replaced.keys()),
+      replaced=streams(replaced),
+      arrived=arrived,
+    )
+    for (_, last), value in zip(carried, final, strict=True):
+      own[last][...] = value
+
+  outputs = plgpu.kernel(
+    kernel,
+    out_type=list(results.values()),
+    scratch_types=[
+      {
+        key: smem.buffer((held[key], *x.shape), x.dtype, swizzle)
+        for key, x in parts.items()
+        if held[key]
+      },
+      {key: smem.buffer(x.shape, x.dtype, swizzle) for key, x in local.items()},
+      plgpu.Barrier(
+        num_arrivals=sum(key in operands for key in parts), num_barriers=slots
+      ),
+    ],
+    grid=(num_tiles // steps, batch, heads * blocks),
+    grid_names=("tile", "row", "lane"),
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=device.interpret(),
+    kernel_name=name,
+  )(*operands.values())
+  return dict(zip(results, outputs, strict=True))

@@ -1,0 +1,1 @@
+"""Affine memories by Pallas TPU kernels."""

@@ -1,0 +1,279 @@
+"""Calls of the kernels over tokens: their blocks, operands and results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.pallas_tpu import device, schedule, vmem
+from memcomp_kernels.pallas_tpu.affine import chunk_start as chunk_start_lib
+from memcomp_kernels.pallas_tpu.affine import delta, outer, tile
+from memcomp_kernels.pallas_tpu.affine.plan import Plan, split
+
+_D_KEYS = "d_query", "d_key"
+
+
+def kernel(plan: Plan) -> tuple[str, Any]:
+  """The name and the pieces of a kernel."""
+  if plan.own:
+    return plan.own.name, plan.own.pieces
+  if not plan.inner:
+    return "by_chunk", chunk_start_lib
+  return ("delta", delta) if plan.erase else ("outer", outer)
+
+
+def _run(plan: Plan, refs: dict[str, Any], piece, tiles: range, first) -> None:
+  """Emits all of a grid step; `first` is its first tile, for flags."""
+  kept: dict[Any, Any] = {}
+
+  def at(i, u):
+    flags = None
+    if "flags" in refs:
+      flags = refs["flags"][pl.program_id(0), first + i]
+    return piece(tile.Tile(plan, refs, kept, flags, i, u))
+
+  schedule.run(
+    at, chunks=tiles, units=plan.step_units, group=plan.group, skew=plan.skew
+  )
+
+
+def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
+  """One grid step of the forward kernel; see `forward`."""
+  step = pl.program_id(2)
+
+  @pl.when(step == 0)
+  def _():
+    refs["carried"][...] = refs["memory"][0]
+    for name in ("last", "lowest"):
+      if name in refs:
+        refs[name][...] = jnp.zeros_like(refs[name])
+
+  _, pieces = kernel(plan)
+  tiles, first = range(plan.step_tiles), step * plan.step_tiles
+  _run(plan, refs, pieces.forward, tiles, first)
+
+  @pl.when(step == pl.num_programs(2) - 1)
+  def _():
+    refs["final"][0] = refs["carried"][...]
+
+
+def _backward_body(refs: dict[str, Any], plan: Plan) -> None:
+  """One grid step of the backward kernel, from the last tile on."""
+  step, steps = pl.program_id(2), pl.num_programs(2)
+
+  @pl.when(step == 0)
+  def _():
+    refs["carried"][...] = refs["d_final"][0]
+    for name in ("d_reset", "d_chunk_start"):
+      if name in refs:
+        refs[name][...] = jnp.zeros_like(refs[name])
+
+  _, pieces = kernel(plan)
+  tiles = range(plan.step_tiles)[::-1]
+  first = (steps - 1 - step) * plan.step_tiles
+  _run(plan, refs, pieces.backward, tiles, first)
+
+  @pl.when(step == steps - 1)
+  def _():
+    refs["d_memory"][0] = refs["carried"][...]
+
+
+def _call(
+  body: Callable[..., None],
+  direction: str,
+  plan: Plan,
+  operands: dict[str, jax.Array],
+  results: dict[str, jax.ShapeDtypeStruct],
+  flags: jax.Array | None,
+) -> dict[str, jax.Array]:
+  """Runs a body over the grid (batch, units, tiles).
+
+  Args:
+    body: of references by name, and the plan.
+    direction: "forward" or "backward", which walks from the last tile on.
+    plan: the plan.
+    operands: by token `[batch, time, width]`, gates `[batch, Plan.steps, steps
+      of time, Plan.rows, lanes]`, memories `[batch, units, key, unit * value]`,
+      `saved`.
+    results: likewise.
+    flags: int32 `[batch, tiles]`, or None.
+  """
+  batch, time = operands["query"].shape[:2]
+  steps = time // plan.tokens
+  memory = plan.step_units, plan.key_dim, plan.value_width
+  carried = pltpu.VMEM(memory, jnp.float32)
+
+  def at(i):
+    return steps - 1 - i if direction == "backward" else i
+
+  def spec(name, x):
+    if name == "saved":
+      block = plan.step_tiles, 1, *memory
+      return pl.BlockSpec(block, lambda b, u, i, *_: (at(i), b, u, 0, 0))
+    if name == "columns" or name.removeprefix("d_") in plan.gates:
+      block = 1, 1, 1, *x.shape[3:]
+      rest = (0,) * (x.ndim - 3)
+      return pl.BlockSpec(block, lambda b, u, i, *_: (b, u, at(i), *rest))
+    if name == "lowest":
+      block = 1, 1, *x.shape[2:]
+      return pl.BlockSpec(block, lambda b, u, i, *_: (b, u, 0, 0))
+    if x.ndim == 4:
+      return pl.BlockSpec((1, *memory), lambda b, u, i, *_: (b, u, 0, 0))
+    is_key = name.endswith(("query", "key"))
+    width = plan.step_keys if is_key else plan.step_units * plan.value_width
+    block = 1, plan.tokens, width
+    if is_key and not name.startswith("d_") and plan.key_parts > 1:
+      # Not `//`, whose rounding down asks for the TPU's kind.
+      return pl.BlockSpec(
+        block, lambda b, u, i, *_: (b, at(i), lax.div(u, plan.key_parts))
+      )
+    return pl.BlockSpec(block, lambda b, u, i, *_: (b, at(i), u))
+
+  name = f"{kernel(plan)[0]}_{direction}"
+  arrays = operands | results
+  specs = {key: spec(key, x) for key, x in arrays.items()}
+  needed = vmem.num_bytes(
+    [(arrays[key], specs[key]) for key in arrays], [carried]
+  )
+  vmem.check(needed, name, "take a shorter tile (Tiling.tile_time)")
+
+  def run(*refs):
+    names = [*operands, *results, "carried"]
+    if flags is not None:
+      names = ["flags", *names]
+    body(dict(zip(names, refs, strict=True)), plan)
+
+  outputs = pl.pallas_call(
+    run,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=0 if flags is None else 1,
+      grid=(batch, plan.steps, steps),
+      in_specs=[specs[key] for key in operands],
+      out_specs=[specs[key] for key in results],
+      scratch_shapes=[carried],
+    ),
+    out_shape=list(results.values()),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=vmem.LIMIT,
+    ),
+    name=name,
+    interpret=device.interpret(),
+  )(*(() if flags is None else (flags,)), *operands.values())
+  return dict(zip(results, outputs, strict=True))
+
+
+_struct = jax.ShapeDtypeStruct
+
+
+def forward(
+  plan: Plan,
+  tokens: dict[str, jax.Array],
+  memory: jax.Array,
+  *,
+  flags: jax.Array | None = None,
+  reset: jax.Array | None = None,
+  chunk_start: jax.Array | None = None,
+  save: bool = False,
+) -> dict[str, jax.Array]:
+  """Runs the forward kernel.
+
+  Args:
+    plan: the plan.
+    tokens: `query` and `key` `[batch, time, groups * key]`, `value` `[batch,
+      time, heads * value]`, whole grid steps of them, and `Plan.gates` `[batch,
+      Plan.steps, steps of time, Plan.rows, Plan.lanes]`, float32 (`total` by
+      value, not by token); a place that is empty writes nothing.
+    memory: A before the first tile, `[batch, units, key, unit * value]`,
+      float32.
+    flags: int32 `[batch, tiles]`, or None where no tile is special.
+    reset: as `memory`, with flags: what a segment starts from.
+    chunk_start: likewise: what a chunk that came in started from.
+    save: whether to return `saved`.
+
+  Returns:
+    `output`, Y as `value`; `final`, A after the last tile; `saved`, A before
+    each tile, `[tiles, batch, units, key, unit * value]` in the dtype of
+    products; `last`, with flags and `read="start"`, the start of each row's
+    last chunk; `lowest`, of a memory's own kernel, `[batch, Plan.steps, rows,
+    lanes]`, the lowest sum of log decays of a tile.
+  """
+  given: dict[str, Any] = tokens | {"memory": memory}
+  if plan.inner or plan.own:
+    given["columns"] = split(plan, tokens)
+  results = {
+    "output": _struct(tokens["value"].shape, plan.dtype),
+    "final": _struct(memory.shape, memory.dtype),
+  }
+  if save:
+    shape = tokens["query"].shape[1] // plan.tile, *memory.shape
+    results["saved"] = _struct(shape, tokens["query"].dtype)
+  if plan.own:
+    rows = -(-plan.step_units // 8) * 8
+    shape = memory.shape[0], plan.steps, rows, plan.key_width
+    results["lowest"] = _struct(shape, jnp.float32)
+  if flags is not None:
+    given["reset"] = reset
+    if not plan.inner:
+      given["chunk_start"] = chunk_start
+      results["last"] = _struct(memory.shape, memory.dtype)
+  return _call(_forward_body, "forward", plan, given, results, flags)
+
+
+def backward(
+  plan: Plan,
+  tokens: dict[str, jax.Array],
+  saved: jax.Array,
+  d_output: jax.Array,
+  d_final: jax.Array,
+  *,
+  flags: jax.Array | None = None,
+  chunk_start: jax.Array | None = None,
+  d_last: jax.Array | None = None,
+) -> dict[str, jax.Array]:
+  """Runs the backward kernel.
+
+  Args:
+    plan: the plan.
+    tokens: as forward.
+    saved: of the forward kernel.
+    d_output: the adjoint of its `output`, in the dtype of products.
+    d_final: of its `final`.
+    flags: as forward.
+    chunk_start: as forward.
+    d_last: of its `last`.
+
+  Returns:
+    Adjoints, each `d_` and a name: of all tokens, of `memory` and, with flags,
+    of `reset` and `chunk_start` (where there is one).
+  """
+  given: dict[str, Any] = tokens | {
+    "saved": saved,
+    "d_output": d_output,
+    "d_final": d_final,
+  }
+  given["columns"] = split(plan, tokens)
+  memory = _struct(d_final.shape, d_final.dtype)
+  results = {
+    f"d_{name}": _struct(x.shape, x.dtype) for name, x in tokens.items()
+  }
+  if plan.key_parts > 1:  # sums of each grid step
+    shape = *tokens["key"].shape[:2], plan.steps * plan.key_dim
+    results |= {name: _struct(shape, jnp.float32) for name in _D_KEYS}
+  results["d_memory"] = memory
+  if flags is not None:
+    results["d_reset"] = memory
+    if not plan.inner:
+      given |= {"chunk_start": chunk_start, "d_last": d_last}
+      results["d_chunk_start"] = memory
+  found = _call(_backward_body, "backward", plan, given, results, flags)
+  if plan.key_parts > 1:
+    for name in _D_KEYS:
+      like = tokens["key"]
+      x = found[name].reshape(*like.shape[:2], -1, plan.key_parts, plan.key_dim)
+      found[name] = jnp.sum(x, axis=3).astype(like.dtype).reshape(like.shape)
+  return found

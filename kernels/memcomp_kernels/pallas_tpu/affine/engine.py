@@ -1,0 +1,363 @@
+"""Affine memories by TPU kernels that read tokens where they lie: engines.
+
+A memory brings `Tokens`, of its inputs as they lie in memory; where they, or
+their sizes, are not for these kernels, another engine runs the call.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.chunking import fallback
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.pallas_tpu import blocks
+from memcomp_kernels.pallas_tpu.affine import call
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
+
+STEP_HEADS, STEP_TOKENS = 12, 256
+"""Of a grid step, at most."""
+SCHEDULES = {
+  "by_chunk": ((2, 1), (3, 2)),
+  "outer": ((3, 1), (6, 1)),
+  "delta": ((3, 1), (3, 1)),
+}
+"""By kernel, forward and backward: units in lock step, and stages between two
+such groups. Chosen by static cycles, as the above (docs/tpu-kernels.md)."""
+
+
+class Tokens(NamedTuple):
+  """What a memory does, token by token.
+
+  Attributes:
+    query: `[batch, time, groups, key]`, of the dtype of products.
+    key: likewise; each of a group is shared by as many heads.
+    value: `[batch, time, heads, value]`.
+    log_decay: `[batch, time, heads]`, <= 0, 0 where a place is empty.
+    rate: likewise, >= 0, of writes; 0 where a place is empty.
+    read: as in `plan.Plan`.
+    dtype: of outputs.
+    skip: as `rate`, the value's share of the output; None for none.
+    erase: whether a token first takes out what its key reads.
+    scale: of outputs; 1 unless `erase`.
+    own: the memory's own kernel, whose decays are taken apart: where they go
+      below `fallback.LOWEST`, the XLA form does it all again. None for the
+      kernels here.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  log_decay: jax.Array
+  rate: jax.Array
+  read: str
+  dtype: Any
+  skip: jax.Array | None = None
+  erase: bool = False
+  scale: float = 1.0
+  own: plan_lib.Own | None = None
+
+
+OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
+"""(form, inputs `[batch, time, ...]`) -> Tokens; None if it is no such one."""
+
+
+def _is_power_of_2(x: int) -> bool:
+  return x & (x - 1) == 0
+
+
+def plan_of(
+  of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
+) -> plan_lib.Plan | None:
+  """The plan of a kernel; None where it is not for a call."""
+  tokens = of_memory(form, inputs)
+  if tokens is None:
+    return None
+  heads, value_dim = tokens.value.shape[2:]
+  groups, key_dim = tokens.key.shape[2:]
+  tile = form.tile_time
+  if not all(map(_is_power_of_2, (tile, key_dim, value_dim))) or tile < 16:
+    return None
+
+  def fills(count, of, width):  # blocks fill lanes, or are whole
+    return count == of or count * width % blocks.LANES == 0
+
+  shared = heads // groups
+  within = heads if shared == 1 else shared
+  # Heads that fill lanes by value and, each with its own, by key.
+  units = [
+    n
+    for n in (1, 2, 4, 8, 16)
+    if within % n == 0
+    and fills(n, heads, value_dim)
+    and (shared > 1 or fills(n, heads, key_dim))
+  ]
+  _, time = form_lib.sizes(inputs)
+  way = int(direction == "backward")
+  step_tiles = min(max(1, STEP_TOKENS // tile), -(-time // tile))
+  if tokens.own:
+    step_tiles = min(step_tiles, tokens.own.step_tiles[way])
+
+  def fits(step_heads):
+    if shared % step_heads and step_heads % shared:
+      return False
+    return fills(max(1, step_heads // shared), groups, key_dim)
+
+  steps = [
+    n
+    for unit in units[:1]
+    for n in range(unit, max(STEP_HEADS, unit) + 1, unit)
+    if heads % n == 0 and fits(n)
+  ]
+  if not steps:
+    return None
+  plan = plan_lib.Plan(
+    heads=heads,
+    shared=shared,
+    key_dim=key_dim,
+    value_dim=value_dim,
+    tile=tile,
+    read=tokens.read,
+    dtype=tokens.dtype,
+    erase=tokens.erase,
+    scale=tokens.scale,
+    skip=tokens.skip is not None,
+    unit=units[0],
+    step_units=max(steps) // units[0],
+    step_tiles=step_tiles,
+    group=1,
+    skew=1,
+    own=tokens.own,
+  )
+  name, _ = call.kernel(plan)
+  schedules = plan.own.schedules if plan.own else SCHEDULES[name]
+  group, skew = schedules[way]
+  return dataclasses.replace(plan, group=group, skew=skew)
+
+
+def serves(of_memory: OfMemory, form: form_lib.Form, inputs: Any) -> bool:
+  """Whether the kernels here are for a call, and not the other engine."""
+  return plan_of(of_memory, form, inputs, "forward") is not None
+
+
+def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
+  """Lays tokens, of whole grid steps, for the kernels."""
+  batch, time = tokens.query.shape[:2]
+  sizes = plan.steps, plan.step_units, plan.unit
+  tiled = batch, time // plan.tokens, plan.step_tiles, plan.tile, *sizes
+
+  def by_tile(x):
+    return x.astype(jnp.float32).reshape(tiled)
+
+  log_decay, rate = by_tile(tokens.log_decay), by_tile(tokens.rate)
+  gates = {"log_decay": log_decay, "rate": rate}
+  if not plan.own:
+    log = jnp.cumsum(log_decay, axis=3)
+    end = log[:, :, :, -1:]
+    a = log if plan.read == "after" else log - log_decay
+    gates |= {"write": jnp.exp(end - log) * rate, "total": jnp.exp(end)}
+    gates |= {"a": a, "b": log}
+  if plan.skip:
+    gates["skip"] = by_tile(tokens.skip)
+
+  def rows(name, x):
+    # [batch, steps of heads, of time, tiles, units, heads, tokens]
+    x = jnp.transpose(x, (0, 4, 1, 2, 5, 6, 3))
+    if name == "total":
+      x = jnp.broadcast_to(x, (*x.shape[:-1], plan.value_dim))
+    x = x.reshape(*x.shape[:3], plan.step_tiles * plan.step_units, -1)
+    free = plan.rows - x.shape[3]
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, free), (0, 0)])
+
+  arrays = {"query": tokens.query, "key": tokens.key, "value": tokens.value}
+  arrays = {name: x.reshape(batch, time, -1) for name, x in arrays.items()}
+  return arrays | {name: rows(name, gates[name]) for name in plan.gates}
+
+
+def pack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
+  """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`.
+
+  `[batch, heads, value, key]` of a memory with a kernel of its own.
+  """
+  if plan.own:
+    x = jnp.swapaxes(x, 2, 3)
+  batch, _, key_dim, _ = x.shape
+  x = x.reshape(batch, plan.units, plan.unit, key_dim, -1)
+  return jnp.swapaxes(x, 2, 3).reshape(batch, plan.units, key_dim, -1)
+
+
+def _unpack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
+  batch, units, key_dim, _ = x.shape
+  x = x.reshape(batch, units, key_dim, plan.unit, -1)
+  x = jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
+  return jnp.swapaxes(x, 2, 3) if plan.own else x
+
+
+def _pad(x: jax.Array, step: int) -> jax.Array:
+  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  padding = [(0, 0), (0, -x.shape[1] % step)] + [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, padding)
+
+
+def _flags(layout: layout_lib.Layout, plan, batch: int, time: int):
+  """Int32 `[batch, tiles]`, or None where no tile is special."""
+  start = plan.read == "start"
+  if layout.flags is None and (not start or time % layout.chunk == 0):
+    return None
+  flags = start * plan_lib.LAST * layout_lib.handed_on(layout, batch, time)
+  flags += plan_lib.COMPLETE * layout_lib.complete(layout, batch, time)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    flags += plan_lib.RESETS * resets
+    flags += plan_lib.CONTINUES * (continues & occupied)
+  flags = flags.T.astype(jnp.int32)
+  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.step_tiles)])
+
+
+def prepare(of_memory: OfMemory, plan, form, layout, inputs):
+  """Packed tokens and their pullback, and flags."""
+
+  def pack(inputs):
+    flat = jax.tree.map(
+      lambda x: _pad(layout_lib.flat(layout, x), plan.tokens), inputs
+    )
+    tokens = of_memory(form, flat)
+    assert tokens is not None  # there is a plan
+    return _pack(plan, tokens)
+
+  packed, unpack = jax.vjp(pack, inputs)
+  return packed, unpack, _flags(layout, plan, *form_lib.sizes(inputs))
+
+
+def _has_last(flags: jax.Array) -> jax.Array:
+  """Rows that have a last chunk, bool `[batch, 1, 1, 1]`."""
+  has = jnp.any(flags & plan_lib.LAST != 0, axis=1)
+  return has[:, None, None, None]
+
+
+def _num_tiles(layout: layout_lib.Layout, time: int) -> int:
+  if layout.flags is None:
+    return -(-time // layout.chunk)
+  return layout.flags.resets.shape[0]
+
+
+def _forward(of_memory, other, form, layout, operands, save):
+  """Of `form.Engine`."""
+  inputs = operands.inputs
+  plan = plan_of(of_memory, form, inputs, "forward")
+  if plan is None:
+    return other.forward(form, layout, operands, save)
+  packed, _, flags = prepare(of_memory, plan, form, layout, inputs)
+  memory, reset, start = (
+    pack_memory(plan, x)
+    for (x,) in (operands.memories, operands.reset, operands.chunk_start)
+  )
+  found = call.forward(
+    plan,
+    packed,
+    memory,
+    flags=flags,
+    reset=reset,
+    chunk_start=start,
+    save=save,
+  )
+  batch, time = form_lib.sizes(inputs)
+  if flags is not None and not plan.inner:
+    start = jnp.where(_has_last(flags), found["last"], start)
+  num_tiles = _num_tiles(layout, time)
+  outputs = found["output"][:, : num_tiles * plan.tile]
+  outputs = outputs.reshape(batch, -1, plan.heads, plan.value_dim)
+  result = form_lib.Result(
+    (_unpack_memory(plan, found["final"]),),
+    (_unpack_memory(plan, start),),
+    layout_lib.unflat(layout, outputs, time),
+    None,
+  )
+  saved = (found["saved"][:num_tiles],) if save else ()
+  if plan.own:
+    is_wide = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)  # nan, too
+    result = fallback.forward(is_wide, form, layout, operands, result)
+    saved += (jnp.broadcast_to(is_wide, num_tiles),)
+  return result, saved if save else None
+
+
+def _backward(of_memory, other, form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  inputs = operands.inputs
+  plan = plan_of(of_memory, form, inputs, "backward")
+  if plan is None:
+    return other.backward(form, layout, operands, saved, cotangents)
+
+  def by_kernel():
+    return _backward_kernel(
+      of_memory, plan, form, layout, operands, saved[0], cotangents
+    )
+
+  if not plan.own:
+    return by_kernel()
+  return fallback.backward(
+    jnp.any(saved[1]), form, layout, operands, cotangents, by_kernel
+  )
+
+
+def _backward_kernel(
+  of_memory, plan, form, layout, operands, saved, cotangents
+) -> form_lib.Operands:
+  """Adjoints of all operands."""
+  inputs = operands.inputs
+  packed, unpack, flags = prepare(of_memory, plan, form, layout, inputs)
+  (start,) = operands.chunk_start
+  (d_final,), (d_start,) = cotangents.memories, cotangents.chunk_start
+  start, d_final, d_start = (
+    pack_memory(plan, x) for x in (start, d_final, d_start)
+  )
+  missing = packed["query"].shape[1] // plan.tile - saved.shape[0]
+  saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
+  d_output = layout_lib.flat(layout, cotangents.outputs)
+  d_output = _pad(d_output, plan.tokens).astype(packed["query"].dtype)
+  found = call.backward(
+    plan,
+    packed,
+    saved,
+    d_output.reshape(*d_output.shape[:2], -1),
+    d_final,
+    flags=flags,
+    chunk_start=start,
+    d_last=d_start,
+  )
+  (d_inputs,) = unpack({name: found[f"d_{name}"] for name in packed})
+  if flags is not None and not plan.inner:
+    d_start = jnp.where(_has_last(flags), 0, d_start) + found["d_chunk_start"]
+  d_reset = found.get("d_reset", jnp.zeros_like(d_final))
+  d_memory, d_start, d_reset = (
+    (_unpack_memory(plan, x),) for x in (found["d_memory"], d_start, d_reset)
+  )
+  return form_lib.Operands(d_memory, d_start, d_reset, d_inputs)
+
+
+def _as_saved(of_memory, other, form, operands):
+  """Of `form.Engine`."""
+  plan = plan_of(of_memory, form, operands.inputs, "forward")
+  if plan is None:
+    return other.as_saved(form, operands)
+  (memory,) = operands.memories
+  saved = (pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
+  return (*saved, jnp.zeros((), bool)) if plan.own else saved
+
+
+def engine(of_memory: OfMemory, other: form_lib.Engine) -> form_lib.Engine:
+  """Returns the engine of a memory.
+
+  Args:
+    of_memory: its tokens.
+    other: runs calls that these kernels are not for.
+  """
+  return form_lib.Engine(
+    functools.partial(_forward, of_memory, other),
+    functools.partial(_backward, of_memory, other),
+    functools.partial(_as_saved, of_memory, other),
+  )

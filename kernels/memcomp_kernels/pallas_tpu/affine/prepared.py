@@ -1,0 +1,325 @@
+"""`affine` as Pallas TPU kernels: the memory stays on chip.
+
+All tiles of some heads go through one kernel each way, which keeps their
+memories from tile to tile; what needs no memory is prepared before, by XLA, for
+all tiles at once. One grid step takes several tiles of several heads, whose
+products are emitted in turn: the TPU compiler keeps their order.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels import affine
+from memcomp_kernels.pallas_tpu import blocks, device, vmem
+
+HEADS, TILES = 12, 4
+"""Of a grid step, at most: chosen by static cycles (docs/tpu-kernels.md)."""
+
+
+def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
+  """One grid step of the forward kernel; see `forward`."""
+  batch, step = pl.program_id(0), pl.program_id(2)
+  carried, every = refs["carried"], range(heads)
+
+  @pl.when(step == 0)
+  def _():
+    carried[...] = refs["memory"][0]
+
+  for i in range(size):
+    memory = [carried[h] for h in every]
+    if "resets" in refs:
+      resets = refs["resets"][batch, step * size + i] != 0
+      memory = [
+        jnp.where(resets, refs["reset"][0, h], memory[h]) for h in every
+      ]
+    query = _of_heads(refs["query"], i, heads)
+    dtype = query[0].dtype
+    low = [x.astype(dtype) for x in memory]
+    if "saved" in refs:
+      for h in every:
+        refs["saved"][i, 0, h] = low[h]
+    error = _of_heads(refs["write"], i, heads)
+    if "erase" in refs:
+      erase = _of_heads(refs["erase"], i, heads)
+      error = [error[h] - blocks.nn(erase[h], low[h]) for h in every]
+    # Before the products that wait for the errors.
+    for h in every:
+      refs["read"][i, 0, h] = blocks.nn(query[h], low[h])
+    key = _of_heads(refs["key"], i, heads)
+    written = [blocks.tn(key[h], error[h].astype(dtype)) for h in every]
+    for h in every:
+      carried[h] = refs["total"][i, 0, h] * memory[h] + written[h]
+
+  @pl.when(step == pl.num_programs(2) - 1)
+  def _():
+    refs["final"][0] = carried[...]
+
+
+def _backward_body(refs: dict[str, Any], size: int, heads: int) -> None:
+  """One grid step of the backward kernel, from the last tile on."""
+  batch, step = pl.program_id(0), pl.program_id(2)
+  steps = pl.num_programs(2)
+  carried, every = refs["carried"], range(heads)
+
+  @pl.when(step == 0)
+  def _():
+    carried[...] = refs["d_final"][0]
+    if "d_reset" in refs:
+      refs["d_reset"][...] = jnp.zeros_like(refs["d_reset"])
+
+  for i in reversed(range(size)):
+    d_after = [carried[h] for h in every]
+    low = [refs["saved"][i, 0, h] for h in every]
+    dtype = low[0].dtype
+    d_low = [x.astype(dtype) for x in d_after]
+    d_read = [x.astype(dtype) for x in _of_heads(refs["d_read"], i, heads)]
+    key, query = (_of_heads(refs[name], i, heads) for name in ("key", "query"))
+    d_error = [blocks.nn(key[h], d_low[h]) for h in every]
+    error = _of_heads(refs["write"], i, heads)
+    d_memory = [blocks.tn(query[h], d_read[h]) for h in every]
+    if "erase" in refs:
+      erase = _of_heads(refs["erase"], i, heads)
+      error = [error[h] - blocks.nn(erase[h], low[h]) for h in every]
+      d_errors = [d_error[h].astype(dtype) for h in every]
+      for h in every:
+        d_erase = -blocks.nt(d_errors[h], low[h])
+        refs["d_erase"][i, 0, h] = d_erase.astype(dtype)
+        d_memory[h] = d_memory[h] - blocks.tn(erase[h], d_errors[h])
+    for h in every:
+      refs["d_write"][i, 0, h] = d_error[h]
+      d_key = blocks.nt(error[h].astype(dtype), d_low[h])
+      refs["d_key"][i, 0, h] = d_key.astype(refs["d_key"].dtype)
+      d_query = blocks.nt(d_read[h], low[h])
+      refs["d_query"][i, 0, h] = d_query.astype(refs["d_query"].dtype)
+      d_total = low[h].astype(jnp.float32) * d_after[h]
+      refs["d_total"][i, 0, h] = jnp.sum(d_total, axis=0, keepdims=True)
+      d_memory[h] = d_memory[h] + refs["total"][i, 0, h] * d_after[h]
+    if "resets" in refs:
+      place = (steps - 1 - step) * size + i
+      resets = refs["resets"][batch, place] != 0
+      for h in every:
+        started = jnp.where(resets, d_memory[h], 0.0)
+        refs["d_reset"][0, h] = refs["d_reset"][0, h] + started
+        d_memory[h] = d_memory[h] - started
+    for h in every:
+      carried[h] = d_memory[h]
+
+  @pl.when(step == steps - 1)
+  def _():
+    refs["d_memory"][0] = carried[...]
+
+
+def _of_heads(ref: jax.Ref, tile: int, heads: int) -> list[jax.Array]:
+  """A tile's arrays, one a head: those of a group are of all its heads."""
+  shared = ref.shape[2] == 1
+  arrays = [ref[tile, 0, h] for h in range(ref.shape[2])]
+  return arrays * heads if shared else arrays
+
+
+def _call(
+  body: Callable[..., None],
+  name: str,
+  operands: dict[str, jax.Array],
+  results: dict[str, jax.ShapeDtypeStruct],
+  *,
+  resets: jax.Array | None,
+  reverse: bool,
+) -> dict[str, jax.Array]:
+  """Runs a body over the grid (batch, heads, tiles).
+
+  Args:
+    body: of references by name, and tiles and heads of a grid step.
+    name: of the kernel.
+    operands: `[tiles, batch, heads or groups, ...]` by tile, or memories
+      `[batch, heads, key, value]`.
+    results: likewise.
+    resets: int32 `[batch, tiles]`, or None.
+    reverse: whether tiles are taken from the last one on.
+  """
+  num_tiles, batch, num_heads = operands["write"].shape[:3]
+  groups = min(operands[name].shape[2] for name in ("key", "query"))
+  # All heads of a step share a group, or each has its own.
+  per_step = num_heads if groups == num_heads else num_heads // groups
+  heads = max(n for n in range(1, HEADS + 1) if per_step % n == 0)
+  key_dim, value_dim = operands["key"].shape[-1], operands["write"].shape[-1]
+  carried = pltpu.VMEM((heads, key_dim, value_dim), jnp.float32)
+  arrays = operands | results
+
+  def specs(size):
+    steps = num_tiles // size
+
+    def at(i):
+      return steps - 1 - i if reverse else i
+
+    def spec(x):
+      if x.ndim == 4:
+        return pl.BlockSpec(
+          (1, heads, *x.shape[2:]), lambda b, h, i, *_: (b, h, 0, 0)
+        )
+      own = x.shape[2] == num_heads
+      # Not `//`, whose rounding down asks for the TPU's kind.
+      group = (
+        (lambda h: h) if own else (lambda h: lax.div(h, per_step // heads))
+      )
+      block = size, 1, heads if own else 1, *x.shape[3:]
+      return pl.BlockSpec(block, lambda b, h, i, *_: (at(i), b, group(h), 0, 0))
+
+    return {name: spec(x) for name, x in arrays.items()}
+
+  def needed(size):
+    pairs = [(arrays[name], spec) for name, spec in specs(size).items()]
+    return vmem.num_bytes(pairs, [carried])
+
+  sizes = [math.gcd(num_tiles, TILES >> i) for i in range(TILES.bit_length())]
+  size = next((n for n in sizes if needed(n) <= vmem.LIMIT), 1)
+  vmem.check(needed(size), name, "take a shorter tile (Tiling.tile_time)")
+  by_name = specs(size)
+
+  def kernel(*refs):
+    names = [*operands, *results, "carried"]
+    if resets is not None:
+      names = ["resets", *names]
+    body(dict(zip(names, refs, strict=True)), size, heads)
+
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=0 if resets is None else 1,
+      grid=(batch, num_heads // heads, num_tiles // size),
+      in_specs=[by_name[name] for name in operands],
+      out_specs=[by_name[name] for name in results],
+      scratch_shapes=[carried],
+    ),
+    out_shape=list(results.values()),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=vmem.LIMIT,
+    ),
+    name=name,
+    interpret=device.interpret(),
+  )(*(() if resets is None else (resets,)), *operands.values())
+  return dict(zip(results, outputs, strict=True))
+
+
+def _operands(tile: affine.Tile) -> dict[str, jax.Array]:
+  """What both kernels read of tiles `[tiles, batch, heads, ...]`."""
+  width = tile.write.shape[-1]
+  total = jnp.broadcast_to(
+    tile.total[..., None, None], (*tile.total.shape, 1, width)
+  )
+  operands = {
+    "write": tile.write,
+    "erase": tile.erase,
+    "key": tile.key,
+    "query": tile.query,
+    "total": total,
+  }
+  return {name: x for name, x in operands.items() if x is not None}
+
+
+def _struct(x: jax.Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def forward(
+  tile: affine.Tile,
+  memory: jax.Array,
+  *,
+  resets: jax.Array | None = None,
+  reset: jax.Array | None = None,
+  save: bool = False,
+) -> dict[str, jax.Array]:
+  """Runs the forward kernel.
+
+  Args:
+    tile: of all tiles, `[tiles, batch, heads, ...]`.
+    memory: A before the first, `[batch, heads, key, value]`, float32.
+    resets: int32 `[batch, tiles]`, nonzero where A becomes `reset` first; or
+      None.
+    reset: as `memory`; not read without `resets`.
+    save: whether to return `saved`.
+
+  Returns:
+    `read`, Q A as `tile.write`; `final`, A after the last; `saved`, A before
+    each, `[tiles, batch, heads, key, value]` in the dtype of products.
+  """
+  given = _operands(tile) | {"memory": memory}
+  results = {"read": _struct(tile.write), "final": _struct(memory)}
+  if save:
+    shape = tile.write.shape[0], *memory.shape
+    results["saved"] = jax.ShapeDtypeStruct(shape, tile.query.dtype)
+  if resets is not None and reset is not None:
+    given["reset"] = reset
+  return _call(
+    _forward_body,
+    "affine_forward",
+    given,
+    results,
+    resets=resets,
+    reverse=False,
+  )
+
+
+def backward(
+  tile: affine.Tile,
+  saved: jax.Array,
+  d_read: jax.Array,
+  d_final: jax.Array,
+  *,
+  resets: jax.Array | None = None,
+) -> dict[str, jax.Array]:
+  """Runs the backward kernel.
+
+  Args:
+    tile: as forward.
+    saved: of the forward kernel.
+    d_read: the adjoint of its `read`.
+    d_final: of its `final`.
+    resets: as forward.
+
+  Returns:
+    Adjoints, each `d_` and a name: of `write`, `erase` (where there is one),
+    `key` and `query` (both by head, wide where heads share them), `total`,
+    `memory` and, with `resets`, `reset`.
+  """
+  given = _operands(tile) | {
+    "saved": saved,
+    "d_read": d_read,
+    "d_final": d_final,
+  }
+  heads = tile.write.shape[2]
+
+  def of_heads(x, dtype):  # [tiles, batch, groups, ...]
+    return jax.ShapeDtypeStruct((*x.shape[:2], heads, *x.shape[3:]), dtype)
+
+  shared = tile.key.shape[2] != heads
+  wide = tile.write.dtype
+  results = {
+    "d_write": _struct(tile.write),
+    "d_key": of_heads(tile.key, wide if shared else tile.key.dtype),
+    # Read again, for the adjoint of the scale.
+    "d_query": of_heads(tile.query, wide),
+    "d_total": _struct(given["total"]),
+    "d_memory": _struct(d_final),
+  }
+  if tile.erase is not None:
+    results["d_erase"] = _struct(tile.erase)
+  if resets is not None:
+    results["d_reset"] = _struct(d_final)
+  found = _call(
+    _backward_body,
+    "affine_backward",
+    given,
+    results,
+    resets=resets,
+    reverse=True,
+  )
+  found["d_total"] = jnp.sum(found["d_total"], axis=(-1, -2))
+  return found

@@ -1,0 +1,312 @@
+"""What the bodies of kernels over tokens share: a unit's tile, its state."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.pallas_tpu import blocks
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
+
+# exp of it is zero.
+_NEVER = -1e30
+
+
+class Tile:
+  """One tile of one unit: operands, gates, results.
+
+  Attributes:
+    plan: the kernel.
+    refs: references of the grid step by name.
+    dtype: of products.
+    flags: of the tile, a scalar; None where no tile is special.
+    seen: bool `[tile, unit * tile]`, which writes a row sees.
+    own: likewise, the row's own.
+    earlier: likewise, those before it.
+  """
+
+  def __init__(
+    self,
+    plan: plan_lib.Plan,
+    refs: dict[str, Any],
+    kept: dict[Any, Any],
+    flags: jax.Array | None,
+    i: int,
+    u: int,
+  ):
+    """Takes part in a grid step.
+
+    Args:
+      plan: the kernel.
+      refs: references by name.
+      kept: what the tiles of a grid step have in common.
+      flags: of the tile.
+      i: the tile's place in the grid step.
+      u: the unit's.
+    """
+    self.plan, self.refs, self.flags = plan, refs, flags
+    self.dtype = refs["query"].dtype
+    self._kept, self._i, self._u = kept, i, u
+    shape = plan.tile, plan.lanes
+    row = lax.broadcasted_iota(jnp.int32, shape, 0)
+    lane = blocks.lane_in_head(plan.lanes, plan.unit)
+    self.own, self.earlier = row == lane, row > lane
+    self.seen = self.earlier if plan.read == "before" else row >= lane
+
+  def _gate(self) -> tuple[Any, ...]:
+    j = self._i * self.plan.step_units + self._u
+    return 0, 0, 0, pl.ds(j, 1)
+
+  def row(self, name: str) -> jax.Array:
+    """A gate, `[1, lanes]`."""
+    return self.refs[name][self._gate()]
+
+  def store_row(self, name: str, row: jax.Array) -> None:
+    """Writes a gate's adjoint."""
+    self.refs[f"d_{name}"][self._gate()] = row
+
+  def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+    if key not in self._kept:
+      self._kept[key] = make()
+    return self._kept[key]
+
+  def of_group(self, name: str, make: Callable[[], Any]) -> Any:
+    """What units that share keys have in common; else its own."""
+    return self._once((name, self._i, self.plan.key_place(self._u)), make)
+
+  def spread(self, name: str, size: int) -> jax.Array:
+    """A gate by token, `[tile, unit * size]`, by the matrix unit.
+
+    Moving a number over all lanes is the dearest of the vector unit's moves.
+    """
+    plan, u = self.plan, self._u
+    columns = self._once(
+      ("columns", self._i), lambda: self.refs["columns"][0, 0, 0, self._i].T
+    )
+
+    def chooser():
+      shape = plan.column_rows, plan.unit * size
+      row = lax.broadcasted_iota(jnp.int32, shape, 0)
+      heads = plan.step_units * plan.unit
+      first = plan.columns.index(name) * plan_lib.TERMS * heads + u * plan.unit
+      head = first + blocks.head_blocks(shape[1], plan.unit)
+      own = [row == head + n * heads for n in range(plan_lib.TERMS)]
+      return functools.reduce(jnp.logical_or, own).astype(jnp.bfloat16)
+
+    return blocks.nn(columns, self._once(("chooser", name, u, size), chooser))
+
+  def sums(self, x: jax.Array) -> jax.Array:
+    """Sums over each head's lanes of `[rows, unit * n]`, `[1, unit * rows]`."""
+    unit = self.plan.unit
+    shape = max(8, unit), x.shape[1]
+
+    def ones():
+      row = lax.broadcasted_iota(jnp.int32, shape, 0)
+      own = row == blocks.head_blocks(shape[1], unit)
+      return own.astype(jnp.bfloat16)
+
+    ones = self._once(("ones", shape), ones)
+    found = self._in_terms(lambda term: blocks.nt(ones, term), x)
+    return jnp.concatenate([found[h : h + 1] for h in range(unit)], axis=1)
+
+  def spread_sums(self, x: jax.Array, size: int) -> jax.Array:
+    """`sums` of `[rows, unit * n]`, each on `size` lanes of its row."""
+    unit, width = self.plan.unit, x.shape[1]
+    shape = width, unit * size
+
+    def ones():
+      shift = (width // unit).bit_length() - 1
+      head = lax.broadcasted_iota(jnp.int32, shape, 0) >> shift
+      own = head == blocks.head_blocks(shape[1], unit)
+      return own.astype(jnp.bfloat16)
+
+    ones = self._once(("spread ones", shape), ones)
+    return self._in_terms(lambda term: blocks.nn(term, ones), x)
+
+  def running_sum(self, x: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """Sums over tokens up to each, or from each on, of `[tile, lanes]`.
+
+    By shifts over sublanes, in float32.
+    """
+    shift = 1
+    while shift < x.shape[0]:
+      free = jnp.zeros((shift, x.shape[1]), x.dtype)
+      parts = (x[shift:], free) if reverse else (free, x[:-shift])
+      x = x + jnp.concatenate(parts, axis=0)
+      shift *= 2
+    return x
+
+  def _in_terms(self, product: Callable[[Any], Any], x: jax.Array) -> jax.Array:
+    """The sum of products of the bfloat16 whose sum is `x`, about.
+
+    Twice the digits of products; all of them where products have them.
+    """
+    terms = []
+    for _ in range(2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS):
+      terms.append(x.astype(jnp.bfloat16))
+      x = x - terms[-1].astype(x.dtype)
+    return functools.reduce(operator.add, map(product, terms))
+
+  def sums_of(self, by_token: jax.Array, by_value: jax.Array) -> jax.Array:
+    """The sums of `[tile, lanes]` and of `[tile, unit * value]`."""
+    if by_token.shape == by_value.shape:
+      return self.sums(by_token + by_value)
+    return self.sums(by_token) + self.sums(by_value)
+
+  def _place(self, lane: int, width: int):
+    tile = self.plan.tile
+    return 0, pl.ds(self._i * tile, tile), pl.ds(lane, width)
+
+  def keys(self, name: str) -> jax.Array:
+    """Queries or keys."""
+    plan = self.plan
+    return self.refs[name][self._place(plan.key_place(self._u), plan.key_width)]
+
+  def values(self, name: str) -> jax.Array:
+    """Values, outputs or their adjoints."""
+    width = self.plan.value_width
+    return self.refs[name][self._place(self._u * width, width)]
+
+  def store_values(self, name: str, x: jax.Array) -> None:
+    """Writes what is by value."""
+    ref, width = self.refs[name], self.plan.value_width
+    ref[self._place(self._u * width, width)] = x.astype(ref.dtype)
+
+  def store_keys(self, name: str, x: jax.Array) -> None:
+    """Writes what is by key, once all heads that share it have added theirs."""
+    plan, ref = self.plan, self.refs[name]
+    place = plan.key_place(self._u)
+    count, before = self._kept.get((name, self._i, place), (0, None))
+    x = x if before is None else before + x
+    sharing = 1 if plan.shared == 1 else plan.shared // plan.unit
+    if count + 1 == min(sharing, plan.step_units):
+      ref[self._place(place, plan.key_width)] = x.astype(ref.dtype)
+    self._kept[name, self._i, place] = count + 1, x
+
+  def right(self, x: jax.Array) -> jax.Array:
+    """What is by value, or by token, as a right operand."""
+    return blocks.diagonal(x.astype(self.dtype), self.plan.unit)
+
+  def right_keys(self, x: jax.Array) -> jax.Array:
+    """Queries or keys as a right operand: a unit's heads below each other."""
+    if self.plan.shared > 1:
+      return jnp.concatenate([x] * self.plan.unit, axis=0)
+    return blocks.diagonal(x, self.plan.unit)
+
+  def right_memory(self, memory: jax.Array) -> jax.Array:
+    """A memory `[key, unit * value]` as a right operand of what is by key."""
+    memory = memory.astype(self.dtype)
+    if self.plan.shared > 1:
+      return memory
+    return blocks.diagonal(memory, self.plan.unit)
+
+  def turned(self, name: str) -> jax.Array:
+    """Queries or keys as `[key, unit * tile]`, float32."""
+
+    def make():
+      x, unit = self.keys(name), self.plan.unit
+      if self.plan.shared > 1:
+        x = jnp.concatenate([x.T] * unit, axis=1)
+      else:
+        x = blocks.transpose(x, unit)
+      return x.astype(jnp.float32)
+
+    return self.of_group(f"turned {name}", make)
+
+  def scores(self, name: str) -> jax.Array:
+    """Products of queries, or keys, with keys, `[tile, unit * tile]`."""
+
+    def make():
+      return blocks.nt(self.keys(name), self.right_keys(self.keys("key")))
+
+    return self.of_group(f"scores {name}", make)
+
+  def between(self) -> tuple[jax.Array, jax.Array]:
+    """e^{a_r - b_i} of what is seen, and e^{a_r} by value."""
+    plan = self.plan
+    a = self.spread("a", plan.tile)
+    between = jnp.exp(jnp.where(self.seen, a - self.row("b"), _NEVER))
+    if plan.tile != plan.value_dim:
+      a = self.spread("a", plan.value_dim)
+    return between, jnp.exp(a)
+
+  def begin(self) -> tuple[jax.Array, jax.Array]:
+    """The memory before the tile, and what it reads."""
+    plan, refs, u = self.plan, self.refs, self._u
+    start = memory = self.carried()
+    if self.flags is not None:
+      resets = self.has(plan_lib.RESETS)
+      start = memory = jnp.where(resets, refs["reset"][0, u], memory)
+      if not plan.inner:
+        continues = self.has(plan_lib.CONTINUES)
+        start = jnp.where(continues, refs["chunk_start"][0, u], memory)
+        last = self.has(plan_lib.LAST)
+        refs["last"][0, u] = jnp.where(last, start, refs["last"][0, u])
+    if "saved" in refs:
+      refs["saved"][self._i, 0, u] = memory.astype(self.dtype)
+    return memory, start
+
+  def end(self, memory: jax.Array, written: jax.Array) -> None:
+    """Hands on the memory after the tile."""
+    self.hand_on(self.row("total") * memory + written)
+
+  def hand_on(self, memory: jax.Array) -> None:
+    """Hands on the memory after the tile, or the adjoint of that before."""
+    self.refs["carried"][self._u] = memory
+
+  def carried(self) -> jax.Array:
+    """What was handed on."""
+    return self.refs["carried"][self._u]
+
+  def has(self, flag: int) -> jax.Array:
+    """Whether the tile has a flag; there are flags."""
+    assert self.flags is not None
+    return self.flags & flag != 0
+
+  def note_lowest(self, log: jax.Array) -> None:
+    """Keeps the lowest of `[1, key lanes]` over tiles."""
+    ref, place = self.refs["lowest"], (0, 0, pl.ds(self._u, 1))
+    ref[place] = jnp.minimum(ref[place], log)
+
+  def saved(self) -> tuple[jax.Array, jax.Array]:
+    """As `begin`, in the backward kernel."""
+    plan, refs, u = self.plan, self.refs, self._u
+    memory = refs["saved"][self._i, 0, u]
+    if self.flags is None or plan.inner:
+      return memory, memory
+    continues = self.has(plan_lib.CONTINUES)
+    came = refs["chunk_start"][0, u].astype(self.dtype)
+    return memory, jnp.where(continues, came, memory)
+
+  def d_after(self, memory: jax.Array) -> jax.Array:
+    """The adjoint of the memory after the tile; `memory` is that before."""
+    d_after = self.carried()
+    d_total = jnp.sum(memory.astype(jnp.float32) * d_after, 0, keepdims=True)
+    self.store_row("total", d_total)
+    return d_after
+
+  def d_before(self, d_after: jax.Array, d_start: jax.Array) -> None:
+    """Hands on the adjoint of the memory before; `d_start` of what is read."""
+    self.hand_back(self.row("total") * d_after, d_start)
+
+  def hand_back(self, d_memory: jax.Array, d_start: jax.Array) -> None:
+    """As `d_before`, with what the memory's own share comes to."""
+    refs, u = self.refs, self._u
+    if self.flags is None:
+      self.hand_on(d_memory + d_start)
+      return
+    if not self.plan.inner:
+      last = self.has(plan_lib.LAST)
+      d_start = d_start + jnp.where(last, refs["d_last"][0, u], 0.0)
+      came = jnp.where(self.has(plan_lib.CONTINUES), d_start, 0.0)
+      refs["d_chunk_start"][0, u] = refs["d_chunk_start"][0, u] + came
+      d_start = d_start - came
+    d_memory = d_memory + d_start
+    started = jnp.where(self.has(plan_lib.RESETS), d_memory, 0.0)
+    refs["d_reset"][0, u] = refs["d_reset"][0, u] + started
+    self.hand_on(d_memory - started)

@@ -1,0 +1,1 @@
+"""Ops over many devices: rows, heads and shards of time."""

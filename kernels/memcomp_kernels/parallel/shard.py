@@ -1,0 +1,136 @@
+"""Runs a memory under `jax.shard_map`: batch, heads and time sharded.
+
+Left to the partitioner, the scan over chunks of a sharded program grew
+all-gathers inside its loop; and a Pallas kernel cannot be partitioned at all.
+So every memory, the XLA form included, runs fully manual on its own rows and
+heads. The memory needs no collective, rows and heads are independent, but where
+time is sharded: there shards hand over the state (`hand_off`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from memcomp_kernels import contract
+from memcomp_kernels.math import solver
+from memcomp_kernels.parallel import state_passing, wavefront
+
+Axes = tuple[str, ...]
+
+
+def state_spec(leaf: jax.Array, batch: Axes, heads: Axes) -> PartitionSpec:
+  """The spec of a State's leaf: `[batch]` or `[batch, heads, ...]`."""
+  return PartitionSpec(batch, heads) if leaf.ndim > 1 else PartitionSpec(batch)
+
+
+def shard_chunk(
+  chunk: Callable[..., tuple[Any, jax.Array]],
+  *,
+  batch_axes: Axes,
+  head_axes: Axes,
+  time_axis: str | None = None,
+  mesh: Any = None,
+  over_time: state_passing.HandOff = wavefront.hand_over,
+  with_stats: bool = False,
+) -> Callable[..., Any]:
+  """Wraps a memory's `chunk` for a mesh.
+
+  Args:
+    chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs): the
+      method of an op, where `reset_state` may be `FRESH`.
+    batch_axes: mesh axes that batch is sharded over.
+    head_axes: mesh axes that heads are sharded over.
+    time_axis: mesh axis that time is sharded over, if any.
+    mesh: None is the mesh in use (`jax.set_mesh`).
+    over_time: how shards of time hand over the state, see `hand_off`.
+    with_stats: whether `chunk` also returns `triangular.Stats` `[batch,
+      heads]`, or None for them.
+
+  Returns:
+    A function of the same signature; `chunk` itself without a mesh or on one
+    device.
+
+  Raises:
+    ValueError: from the returned function, where batch, heads or time do not
+      divide.
+  """
+
+  @functools.wraps(chunk)
+  def sharded(
+    state: Any,
+    inputs: Any,
+    *,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    **keywords: Any,
+  ) -> tuple[Any, ...]:
+    in_use = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if in_use.empty or in_use.size == 1:
+      return chunk(
+        state,
+        inputs,
+        segment_ids=segment_ids,
+        reset_state=reset_state,
+        **keywords,
+      )
+
+    op = getattr(chunk, "__self__", None)
+    seen = keywords.get("seen")
+    contract.check_reset(
+      getattr(op, "name", "chunk"), segment_ids, reset_state, seen
+    )
+    if reset_state is contract.FRESH:
+      if op is None:
+        raise TypeError("FRESH asks for the chunk of an op, not a function")
+      # Made here, of all heads: what `shard_map` cuts are arrays.
+      reset_state = op.fresh_state(state, keywords["spec"])
+    shards = in_use.shape.get(time_axis, 1)
+    if shards > 1 and seen is not None:
+      # A bound that holds on every shard, the last one's.
+      time = jax.tree.leaves(inputs)[0].shape[1]
+      keywords["seen"] = seen + time - time // shards
+    function = functools.partial(chunk, **keywords)
+
+    def state_specs(tree):
+      return jax.tree.map(lambda x: state_spec(x, batch_axes, head_axes), tree)
+
+    time_axes = (time_axis,) if shards > 1 else ()
+    token_spec = PartitionSpec(batch_axes, time_axes, head_axes)
+
+    def local(state, reset_state, inputs, segment_ids):
+      if shards == 1:
+        return function(
+          state, inputs, segment_ids=segment_ids, reset_state=reset_state
+        )
+      state, outputs, *stats = over_time(
+        function, time_axis, state, inputs, segment_ids, reset_state
+      )
+      return state, outputs, *jax.tree.map(lambda x: x[None], stats)
+
+    out_specs = state_specs(state), token_spec
+    if with_stats:
+      by_shard = (time_axis,) if shards > 1 else ()
+      out_specs += (PartitionSpec(*by_shard, batch_axes, head_axes),)
+    results: Any = jax.shard_map(
+      local,
+      mesh=in_use,
+      in_specs=(
+        state_specs(state),
+        state_specs(reset_state),
+        jax.tree.map(lambda _: token_spec, inputs),
+        PartitionSpec(batch_axes, time_axes),
+      ),
+      out_specs=out_specs,
+      # What is replicated is so by `hand_off.of_last`, and the check does not
+      # know Pallas outputs.
+      check_vma=False,
+    )(state, reset_state, inputs, segment_ids)
+    if not with_stats or shards == 1:
+      return results
+    state, outputs, stats = results
+    return state, outputs, None if stats is None else solver.total(stats)
+
+  return sharded

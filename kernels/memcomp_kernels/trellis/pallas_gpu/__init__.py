@@ -1,0 +1,1 @@
+"""Trellis by Pallas kernels for Hopper GPUs."""

@@ -1,0 +1,320 @@
+"""Trellis by Pallas GPU kernels, forward and backward.
+
+Chunks are laid into tiles of 64 tokens by XLA: as many as a tile has room for,
+or one, filled up with places that change nothing (`TOGETHER`). Writes go from
+tile to tile, each pass of a head by itself (`writes`); reads are of all
+tiles at once (`reads`). Backward starts from the memories before each
+tile, the reads first.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.pallas_gpu import device, full_tiles, rows
+from memcomp_kernels.trellis import tilings, types, xla_chunked
+from memcomp_kernels.trellis.pallas_gpu import (
+  reads,
+  reads_backward,
+  writes,
+  writes_backward,
+)
+from memcomp_kernels.trellis.pallas_gpu.tiles import (
+  PASSES,
+  Tiles,
+  both,
+  lanes,
+  of_blocks,
+  parted,
+  passes,
+  stacked,
+  unstacked,
+  widened,
+)
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  del save  # what is saved is there anyway
+  laid = Tiles(form, layout, operands)
+  given = laid.of_writes(operands)
+  given["memory"] = lanes(both(*operands.memories), 1)
+  if laid.flags is not None:
+    given["reset_memory"] = lanes(both(*operands.reset), 1)
+  written = writes.forward(given, form.spec)
+  given = laid.of_reads(written["saved"])
+  given["u"] = stacked(passes(written["u"]))
+  read = reads.forward(given, form.spec)
+  output = read["output"][..., : laid.inputs.value.shape[-1]]
+  memories = parted(passes(written["final"], 1), operands.memories)
+  chunk_start = memories  # not read: a chunk ends with the call
+  if not form.spec.stale:
+    chunk_start = operands.chunk_start
+  elif laid.flags is not None:
+    last = parted(passes(written["last_memory"], 1), operands.memories)
+    chunk_start = full_tiles.where_last(laid.flags, last, operands.chunk_start)
+  result = form_lib.Result(
+    memories,
+    chunk_start,
+    full_tiles.unlay(form, layout, operands, output),
+    None,
+  )
+  names = ("saved",) if form.spec.stale else ("saved", "u")
+  return result, {name: written[name] for name in names}
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  laid = Tiles(form, layout, operands)
+  inputs, like = laid.inputs, operands.memories
+  by_reads = _backward_of_reads(laid, form, layout, operands, saved, cotangents)
+  given = laid.of_writes(operands) | saved
+  given |= {
+    name: lanes(unstacked(by_reads[name])) for name in ("d_u", "d_memory")
+  }
+  given["d_final"] = lanes(both(*cotangents.memories), 1)
+  if laid.continues:
+    given["d_last_memory"] = lanes(both(*cotangents.chunk_start), 1)
+  found = writes_backward.backward(given, form.spec)
+
+  def wide(x):
+    return x.astype(jnp.float32)
+
+  d_written = wide(unstacked(by_reads["d_written"]))
+  d_written += wide(passes(found["d_written"]))
+  d_key, d_value = parted(d_written, (inputs.key, inputs.value))
+  d_log, d_rate = _gate_adjoints(laid, by_reads["d_gates"], found)
+  d_inputs = types.Inputs(
+    query=by_reads["d_query"][..., : inputs.query.shape[-1]],
+    key=d_key,
+    value=d_value,
+    target=jnp.sum(wide(passes(found["d_target"])), axis=3),
+    log_decay=_of_gates(d_log, inputs.log_decay),
+    write_rate=_of_gates(d_rate, inputs.write_rate),
+  )
+  d_inputs = jax.tree.map(
+    lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
+    d_inputs,
+    inputs,
+  )
+
+  def memories(name):
+    return parted(passes(found[name], 1), like)
+
+  zeros = jax.tree.map(jnp.zeros_like, like)
+  d_reset = zeros if laid.flags is None else memories("d_reset_memory")
+  if not form.spec.stale:
+    d_start = cotangents.chunk_start
+  elif laid.flags is None:
+    d_start = zeros
+  else:
+    # A row without a chunk hands on the start that it was given.
+    kept = full_tiles.where_last(laid.flags, zeros, cotangents.chunk_start)
+    d_start = jax.tree.map(jnp.add, memories("d_start_memory"), kept)
+  return form_lib.Operands(memories("d_first"), d_start, d_reset, d_inputs)
+
+
+def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
+  """What reads alone owe to everything; see `reads_backward`."""
+  given = laid.of_reads(saved["saved"])
+  d_output = full_tiles.fill(layout_lib.lay(layout, cotangents.outputs))
+  d_output = d_output.astype(given["query"].dtype)
+  given["d_output"] = widened(d_output, laid.width)
+  if form.spec.stale:
+    given["rates"] = stacked(laid.rate)
+    given["target"] = laid.inputs.target
+  else:
+    given["u"] = stacked(passes(saved["u"]))
+  if laid.continues:
+    given["continues"] = laid.flags["continues"]
+    given["start_memory"] = stacked(both(*operands.chunk_start), 1)
+  return reads_backward.backward(given, form.spec)
+
+
+def _of_gates(d: jax.Array, like: jax.Array) -> jax.Array:
+  """Undoes `of_passes` for the adjoint of gates `like`."""
+  d = jnp.moveaxis(d, -2, -1)
+  return d if like.shape[-1] > 1 else jnp.sum(d, axis=-1, keepdims=True)
+
+
+def _gate_adjoints(
+  laid: Tiles, by_reads: jax.Array, found: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  """Of log decays and rates, `[tiles, batch, heads, 2, tile]`.
+
+  Each term of a read holds exp(log) of its token, each with a direction
+  exp(-log) of that token's, what reaches the tile's end exp(log) of the last;
+  with gradients per token each term of z that of the token before.
+
+  Args:
+    laid: what the kernels were given.
+    by_reads: reads times their adjoints, `[tiles, batch, heads, 2 * tile]`.
+    found: by the writes.
+  """
+  kinds = len(writes_backward.adjoint_kinds(laid.spec))
+  d_gates = passes(found["d_gates"])
+  d_rate, by_end, *before = jnp.split(d_gates, kinds, axis=-1)
+  kept = passes(jnp.sum(found["d_total"], axis=-1))
+  at_end = laid.decay.total * kept - jnp.sum(laid.rate * by_end, axis=-1)
+  d_log = unstacked(by_reads) - laid.rate * d_rate
+  d_log = d_log.at[..., -1].add(at_end)
+  if before:
+    d_log += of_blocks(before.pop(), laid.spec, _to_block_before)
+  d_log = lax.cumsum(d_log, axis=4, reverse=True)
+  if not laid.spec.forget_gate:
+    d_log = jnp.zeros_like(d_log)
+  return d_log, d_rate
+
+
+def _to_block_before(x: jax.Array) -> jax.Array:
+  """Sums of blocks `[..., blocks, tokens]`, each where the one before ends."""
+  found = jnp.sum(x, axis=-1)[..., 1:]  # nothing is before the first
+  return jnp.zeros_like(x).at[..., :-1, -1].set(found)
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  memories = lanes(both(*operands.memories), 1)
+  return {"saved": memories.astype(operands.inputs.query.dtype)}
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def _together(form: form_lib.Form) -> form_lib.Form:
+  """The form with as many chunks a tile as it has room for, see `sweeps`.
+
+  Gradients are taken there as if per token, each chunk a block.
+  """
+  spec = dataclasses.replace(form.spec, gradient_at="token")
+  return dataclasses.replace(form, spec=spec, tile_time=full_tiles.TOKENS)
+
+
+def _no_directions(form, operands, more: int) -> jax.Array:
+  """Where `u` is of `_forward_together`."""
+  batch, time = form_lib.sizes(operands.inputs)
+  count = -(-time // full_tiles.TOKENS) + more
+  width = PASSES * operands.inputs.query.shape[2]
+  shape = count, batch, width, full_tiles.TOKENS, form.spec.num_slots
+  return jnp.zeros(shape, operands.inputs.query.dtype)
+
+
+def _forward_together(form, layout, operands, save):
+  """Of `form.Engine`: where no chunk is under way several share a tile.
+
+  What is saved is of one shape either way: `saved` of a memory a chunk, of
+  which the first are used, and `u`, which is zeros where it is not.
+  """
+  if layout.flags is not None:
+    result, saved = _forward(form, layout, operands, save)
+    return result, saved | {"u": _no_directions(form, operands, 1)}
+  _, time = form_lib.sizes(operands.inputs)
+  laid = layout_lib.aligned(full_tiles.TOKENS)
+  result, saved = _forward(_together(form), laid, operands, save)
+  # Not read: a chunk ends with the call.
+  result = result._replace(chunk_start=result.memories)
+  memories = saved["saved"]
+  missing = time // form.tile_time - memories.shape[0]
+  widths = [(0, missing)] + [(0, 0)] * (memories.ndim - 1)
+  return result, saved | {"saved": jnp.pad(memories, widths)}
+
+
+def _backward_together(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  if layout.flags is not None:
+    saved = {"saved": saved["saved"]}
+    return _backward(form, layout, operands, saved, cotangents)
+  saved = saved | {"saved": saved["saved"][: saved["u"].shape[0]]}
+  laid = layout_lib.aligned(full_tiles.TOKENS)
+  found = _backward(_together(form), laid, operands, saved, cotangents)
+  zeros = jax.tree.map(jnp.zeros_like, found.chunk_start)
+  return found._replace(chunk_start=zeros)
+
+
+def _as_saved_together(form, operands):
+  """Of `form.Engine`."""
+  return _as_saved(form, operands) | {"u": _no_directions(form, operands, 0)[0]}
+
+
+TOGETHER = form_lib.Engine(
+  _forward_together, _backward_together, _as_saved_together
+)
+"""Where chunks start with the call, of one segment, several share a tile."""
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by GPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: the kernels do not do it; says why.
+  """
+  if reason := unsupported(inputs, spec):
+    raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
+  tiling, engine = tiling or tilings.Tiling(), ENGINE
+  if not spec.stale:
+    tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
+    spec = dataclasses.replace(spec, chunk_size=1)
+  elif segment_ids is None and _several(spec, inputs.query.shape[1]):
+    engine = TOGETHER
+  form = xla_chunked.form(spec, tiling)
+  form = dataclasses.replace(form, engine=engine)
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )
+
+
+def _several(spec: types.Spec, time: int) -> bool:
+  """Whether a tile has room for several chunks, and chunks end with the call.
+
+  A tile's chunks are one segment's.
+  """
+  size = spec.chunk_size
+  smaller = size < full_tiles.TOKENS and full_tiles.TOKENS % size == 0
+  return smaller and time % size == 0
+
+
+def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := device.unavailable():
+    return reason
+  if spec.value_readout_phi:
+    return "no kernel for value_readout_phi=True"
+  if inputs.log_phi_eps is not None:
+    return "no kernel for an eps of each token (log_phi_eps)"
+  for name in (spec.phi, spec.read_activation):
+    if name not in rows.NAMES:
+      return f"no kernel for {name}"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16"):
+    return reason
+  allowed = writes
+  widths: dict[str, tuple[int, tuple[int, ...]]] = {
+    "key_dim": (inputs.query.shape[-1], allowed.DIMS),
+    "value_dim": (inputs.value.shape[-1], allowed.DIMS),
+    "num_slots": (spec.num_slots, allowed.SLOTS),
+  }
+  if reason := full_tiles.too_large(
+    spec.chunk_size if spec.stale else 1, widths
+  ):
+    return reason
+  for name in ("key_dim", "value_dim"):
+    size = spec.num_slots * widths[name][0]
+    if size > allowed.LARGEST:
+      return (
+        f"num_slots={spec.num_slots} times {name}={widths[name][0]} is more"
+        f" than {allowed.LARGEST}"
+      )
+  return None

@@ -1,0 +1,148 @@
+"""Trellis's inputs as GPU kernels take them: full tiles, passes as heads."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.chunking import tile_scan
+from memcomp_kernels.math import decay
+from memcomp_kernels.pallas_gpu import full_tiles
+from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis.pallas_gpu import writes
+
+PASSES = 2
+"""Keys, then values: the axis behind that of heads, of all that both have."""
+
+
+def both(key: jax.Array, value: jax.Array) -> jax.Array:
+  """`[..., heads, m, width]` of each pass -> `[..., heads, 2, m, width]`.
+
+  The narrower is filled up with zeros, which its pass does not heed.
+  """
+  width = max(key.shape[-1], value.shape[-1])
+  return jnp.stack([widened(x, width) for x in (key, value)], axis=-3)
+
+
+def widened(x: jax.Array, width: int) -> jax.Array:
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+def parted(x: jax.Array, like: form_lib.Memories) -> form_lib.Memories:
+  """Undoes `both`, for arrays of the widths of `like`."""
+  key, value = (x[..., i, :, : known.shape[-1]] for i, known in enumerate(like))
+  return key, value
+
+
+def lanes(x: jax.Array, axis: int = 2) -> jax.Array:
+  """A pass of a head as a head: `[..., heads, 2, ...]`, heads at `axis`."""
+  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def passes(x: jax.Array, axis: int = 2) -> jax.Array:
+  """Undoes `lanes`."""
+  return x.reshape(*x.shape[:axis], -1, PASSES, *x.shape[axis + 1 :])
+
+
+def stacked(x: jax.Array, axis: int = 2) -> jax.Array:
+  """One pass's rows behind the other's, of a head; heads at `axis`."""
+  return lanes(x, axis + 1)
+
+
+def unstacked(x: jax.Array) -> jax.Array:
+  """Undoes `stacked`."""
+  return x.reshape(*x.shape[:3], PASSES, -1, *x.shape[4:])
+
+
+def of_passes(x: jax.Array) -> jax.Array:
+  """Gates `[tiles, batch, heads, tile, 1 or 2]` -> `[..., 2, tile]`."""
+  x = jnp.moveaxis(x.astype(jnp.float32), -1, -2)
+  return jnp.broadcast_to(x, (*x.shape[:-2], PASSES, x.shape[-1]))
+
+
+def of_blocks(
+  x: jax.Array, spec: types.Spec, function: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+  """A function of numbers `[..., blocks, tokens]`, for `x` `[..., tile]`."""
+  if spec.stale:
+    return x
+  blocks = x.reshape(*x.shape[:-1], -1, spec.chunk_size)
+  return function(blocks).reshape(x.shape)
+
+
+class Tiles:
+  """Inputs as kernels take them.
+
+  Attributes:
+    inputs: full tiles `[tiles, batch, heads, tile, ...]`.
+    written: keys and values, of the larger one's width.
+    rate: `[tiles, batch, heads, 2, tile]`.
+    log: sums of log decays from the tile's start, likewise.
+    before: the same, up to the token before, or of several chunks a tile up to
+      the chunk before.
+    decay: mu and Omega, likewise.
+    flags: of `full_tiles`, or None.
+  """
+
+  def __init__(self, form: form_lib.Form, layout: layout_lib.Layout, operands):
+    inputs, _, _ = tile_scan.lay(layout, operands)
+    self.inputs = inputs = jax.tree.map(full_tiles.fill, inputs)
+    self.spec = form.spec
+    self.written = both(inputs.key, inputs.value)
+    self.rate = of_passes(inputs.write_rate)
+    log_decay = of_passes(inputs.log_decay)
+    if not form.spec.forget_gate:
+      log_decay = jnp.zeros_like(log_decay)
+    self.log = jnp.cumsum(log_decay, axis=-1)
+    self.before = of_blocks(
+      self.log - log_decay,
+      form.spec,
+      lambda x: jnp.broadcast_to(x[..., :1], x.shape),
+    )
+    self.decay = decay.decay_factors(log_decay)
+    if form.spec.stale:
+      batch, time = form_lib.sizes(operands.inputs)
+      self.flags = full_tiles.flags(layout, batch, time)
+    else:
+      self.flags = full_tiles.resets(layout)
+
+  @property
+  def width(self) -> int:
+    return self.written.shape[-1]
+
+  @property
+  def continues(self) -> bool:
+    """Whether chunks under way are told apart."""
+    return self.flags is not None and self.spec.stale
+
+  def of_writes(self, operands: form_lib.Operands) -> dict[str, jax.Array]:
+    """What the writes' kernels take, both ways."""
+    kinds = {
+      "rate": self.rate,
+      "to_end": self.decay.to_end,
+      "before": self.before,
+      "since": self.log,
+    }
+    kinds = [kinds[kind] for kind in writes.gate_kinds(self.spec)]
+    given = {
+      "written": lanes(self.written),
+      "target": self.inputs.target,
+      "gates": lanes(jnp.concatenate(kinds, axis=-1)),
+      "total": lanes(self.decay.total),
+    }
+    if self.flags is not None:
+      given |= self.flags
+    if self.continues:
+      given["start_memory"] = lanes(both(*operands.chunk_start), 1)
+    return given
+
+  def of_reads(self, saved: jax.Array) -> dict[str, jax.Array]:
+    """What the reads' kernels take, both ways, but for directions."""
+    return {
+      "query": widened(self.inputs.query, self.width),
+      "written": stacked(self.written),
+      "saved": stacked(passes(saved)),
+      "gates": stacked(jnp.concatenate([self.log, self.log], axis=-1)),
+    }

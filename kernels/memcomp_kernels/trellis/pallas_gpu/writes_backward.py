@@ -1,0 +1,232 @@
+"""Trellis's writes on a GPU, backward: from the last tile to the first.
+
+As forward, one pass of a head a block. What reads owe to the memories and to
+directions comes with each tile (`reads_backward`): the chain is the
+adjoint of the writes alone. Pre-activations are found again; with gradients per
+token directions were kept, and what one token's owes to another's comes by
+`sweeps`. The adjoint of directions without rates is the rates'.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from memcomp_kernels.pallas_gpu import (
+  full_tiles,
+  gates,
+  rows,
+  starts,
+  tile_kernel,
+)
+from memcomp_kernels.pallas_gpu.products import products, transposed
+from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis.pallas_gpu import sweeps
+from memcomp_kernels.trellis.pallas_gpu.writes import NAME, gate_kinds
+
+
+def adjoint_kinds(spec: types.Spec) -> tuple[str, ...]:
+  """What `d_gates` hold, by token and summed over slots.
+
+  Directions without rates times their adjoints, and the same of what reaches
+  the tile's end; with gradients per token also z times its adjoint, as it has
+  the decay up to the token before.
+  """
+  return ("rate", "end") if spec.stale else ("rate", "end", "before")
+
+
+class _Tile:
+  """One tile; see `backward`."""
+
+  def __init__(self, refs, scalars, spec):
+    refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
+    kinds = [f"d_{kind}" for kind in adjoint_kinds(spec)]
+    refs |= gates.parts(refs["d_gates"], kinds)
+    self.refs, self.scalars, self.spec = refs, scalars, spec
+
+  def store(self, name: str, x: jax.Array) -> None:
+    self.refs[name][...] = x.astype(self.refs[name].dtype)
+
+  def wide(self, name: str) -> jax.Array:
+    return tile_kernel.wide(self.refs[name])
+
+  def row(self, name: str) -> jax.Array:
+    return gates.along(self.refs[name], 0, self.refs["target"].shape[-1])
+
+  def start(self) -> Any:
+    """The memory that gradients are taken at; to be committed."""
+    saved = self.refs["saved"]
+    if "continues" not in self.scalars:
+      return saved
+    start = lax.cond(
+      self.scalars["continues"] != 0,
+      lambda: tile_kernel.load(self.refs[f"start_{NAME}"]),
+      lambda: tile_kernel.wide(saved),
+    )
+    self.store("at", start)
+    return self.refs["at"]
+
+  def loss(self) -> tuple[str, jax.Array, jax.Array, float]:
+    """What a direction is of: read again each time, as registers are few."""
+    z, target = self.wide("z"), self.wide("target")
+    return self.spec.phi, z, target, self.spec.phi_eps
+
+  def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
+    """The adjoint of the memory after the tile to that before it."""
+    refs, scalars = self.refs, self.scalars
+    (d_after,) = carry
+    written, low = refs["written"], refs["low"]
+    self.store("low", d_after)
+    d_memory = scalars["total"] * d_after + self.wide("d_memory")
+    if "rest" in refs:  # not in registers, which are few
+      self.store("rest", d_memory)
+    start = self.start()
+    kept = self.wide("saved") * d_after
+    self.store("d_total", jnp.sum(kept, axis=0))
+    plgpu.commit_smem()
+    squared = [] if self.spec.stale else [[(written, transposed(written))]]
+    seen, z, *coupled = products(
+      [(written, transposed(low))], [(written, transposed(start))], *squared
+    )
+    if not self.spec.stale:
+      z = self.after_tokens(z, *coupled)
+    self.store("z", z)
+    plgpu.commit_smem()
+    seen = self.row("to_end") * seen
+    by_rate = self.wide("d_u") - seen
+    direction = self.direction()
+    self.store("d_end", jnp.sum(seen * direction, axis=1))
+    u = direction * self.row("rate") if self.spec.stale else self.wide("u")
+    self.store("u_end", -(u * self.row("to_end")))
+    if not self.spec.stale:
+      by_rate = sweeps.solve_transposed(
+        refs,
+        by_rate,
+        lambda by_rate: self.pull(by_rate)[0],
+        self.spec.chunk_size,
+      )
+      direction = self.direction()
+    self.store("d_rate", jnp.sum(by_rate * direction, axis=1))
+    dz, d_target = self.pull(by_rate)
+    self.store("d_target", d_target)
+    if not self.spec.stale:
+      dz = self.before_tokens(dz)
+    self.store("dz", dz)
+    plgpu.commit_smem()
+    into_written = [(refs["dz"], start), (refs["u_end"], low)]
+    if not self.spec.stale:
+      coupling = refs["coupling"]
+      into_written += [(coupling, written), (transposed(coupling), written)]
+    d_written, by_z = products(
+      into_written, [(transposed(refs["dz"]), written)]
+    )
+    self.store("d_written", d_written)
+    if "rest" in refs:
+      d_memory = self.wide("rest")
+    return (starts.leave(refs, scalars, NAME, d_memory, by_z),)
+
+  def after_tokens(self, z: jax.Array, scores: jax.Array) -> jax.Array:
+    """Pre-activations with gradients per token; leaves `coupling`.
+
+    Args:
+      z: M w.
+      scores: w_t . w_i.
+    """
+    refs = self.refs
+    sweeps.couple(refs, scores, self.spec.chunk_size)
+    plgpu.commit_smem()
+    (found,) = products([(refs["coupling"], refs["u"])])
+    return sweeps.from_start(refs, z.shape[1]) * z - found
+
+  def before_tokens(self, dz: jax.Array) -> jax.Array:
+    """The adjoint of M w; leaves that of w_t . w_i in `coupling`.
+
+    Args:
+      dz: of pre-activations, and in `dz`.
+    """
+    refs = self.refs
+    self.store("d_before", jnp.sum(dz * self.wide("z"), axis=1))
+    (d_coupling,) = products([(refs["dz"], transposed(refs["u"]))])
+    between = sweeps.between(refs, self.spec.chunk_size)
+    self.store("coupling", -(d_coupling * between))
+    return dz * sweeps.from_start(refs, dz.shape[1])
+
+  def direction(self) -> jax.Array:
+    """Without rates."""
+    return rows.write_direction(*self.loss())
+
+  def pull(self, by_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The adjoints of z and of targets, with that of directions."""
+    dz, d_target = rows.write_direction_adjoint(
+      *self.loss(), self.row("rate") * by_rate
+    )
+    if self.spec.first_order:
+      dz = jnp.zeros_like(dz)
+    return dz, d_target
+
+
+def backward(
+  operands: dict[str, jax.Array], spec: types.Spec
+) -> dict[str, jax.Array]:
+  """Runs the kernel.
+
+  Args:
+    operands: as `forward` takes them but for `memory` and `reset_memory`, and
+      by tile `saved`, with gradients per token `u`, and the adjoints of both by
+      reads, `d_u` and `d_memory`; `d_final`, and with `last` `d_last_memory`.
+    spec: the memory's meaning.
+
+  Returns:
+    By tile, in the dtype of what is written, its adjoint by writes,
+    `d_written`, and `d_target` of each pass, as `d_u`; float32 `d_gates`
+    `[tiles, batch, 2 * heads, adjoint_kinds * tile]` and `d_total` `[tiles,
+    batch, 2 * heads, width]` (memories times their adjoints after the tile,
+    summed over slots); `d_first`, that of the memory before the first tile,
+    with `resets` `d_reset_memory`, with `last` `d_start_memory`.
+  """
+  written, final = operands["written"], operands["d_final"]
+  shape, dtype = written.shape, written.dtype
+  d_u = operands["d_u"]
+  kinds = len(adjoint_kinds(spec))
+  of_u = jax.ShapeDtypeStruct(d_u.shape[3:], dtype)
+  memory = jax.ShapeDtypeStruct(final.shape, final.dtype)
+  low = jax.ShapeDtypeStruct(final.shape[2:], dtype)
+  z = jax.ShapeDtypeStruct(of_u.shape, final.dtype)
+  local = {"z": z, "low": low, "dz": of_u, "u_end": of_u}
+  if low.size <= full_tiles.TOKENS**2:  # else there is no room
+    local["rest"] = jax.ShapeDtypeStruct(low.shape, final.dtype)
+  results = {
+    "d_written": jax.ShapeDtypeStruct(shape, dtype),
+    "d_target": jax.ShapeDtypeStruct(d_u.shape, dtype),
+    "d_gates": jax.ShapeDtypeStruct(
+      (*shape[:3], kinds * shape[3]), final.dtype
+    ),
+    "d_total": jax.ShapeDtypeStruct((*shape[:3], shape[4]), final.dtype),
+    "d_first": memory,
+  }
+  if not spec.stale:
+    local["coupling"] = jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype)
+  zeroed = []
+  if "resets" in operands:
+    zeroed.append(f"d_reset_{NAME}")
+  if "last" in operands:
+    local["at"] = low
+    zeroed.append(f"d_start_{NAME}")
+  results |= dict.fromkeys(zeroed, memory)
+  given = ("d_final", "d_first", f"start_{NAME}", f"d_last_{NAME}")
+  return tile_kernel.run(
+    lambda refs, scalars, carry: _Tile(refs, scalars, spec).run(carry),
+    "trellis_writes_backward",
+    operands,
+    results,
+    heads=shape[2],
+    local=local,
+    memories=[*given, *zeroed],
+    carried=[("d_final", "d_first")],
+    # Not read once their own adjoints are known.
+    in_place={"d_written": "written", "d_target": "target"},
+    zeroed=zeroed,
+    reverse=True,
+  )

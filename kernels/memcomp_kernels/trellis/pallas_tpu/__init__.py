@@ -1,0 +1,1 @@
+"""Trellis by Pallas TPU kernels."""

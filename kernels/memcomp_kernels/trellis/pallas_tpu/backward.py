@@ -1,0 +1,347 @@
+"""Trellis backward on a TPU: from the last chunk to the first.
+
+Each chunk is recomputed from the memories at its start, which the forward
+kernel saved. All adjoints are those of the halved memories and directions.
+With D the weighed scores of dY and V, A the adjoint of pass 1's read as pass 1
+weighs it, E that times mu, and U what is added (the rates are negative):
+
+  dF  = N dY^T + U_V D^T      dU_V = F D + dN' V^T     dN = dN' + F dY + dZ V
+  E   = mu f'(dF)             dU_K = A P + dM' K^T     dM = dM' + E Q  + dZ K
+  dQ  = E^T M + dP K
+  dK  = dZ^T M + dP^T Q + U_K^T dM'
+  dV  = dZ^T N + P_V^T dY + U_V^T dN'
+
+(dM', dN' decayed). Every term of a read at r holds exp(log mu_r), every term
+with U_i holds exp(-log mu_i), the memory after the chunk holds exp(log mu_C):
+the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
+sum(dM' M') at the last token, with dM' M' = dM' M + dM' U^T K, decayed. No
+quotient by a decay is needed; but it is a difference, exact to the rounding of
+its terms: where tokens forget nearly all, a gradient below that is lost.
+
+With gradients per token, U and dZ come from `_substitution`; dZ, decayed as Z
+is, takes the place of dZ above, and the products of written tokens that Z holds
+add (A + A^T) K to dK, with A their adjoint dZ^T U decayed; dV likewise.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.pallas_tpu import activations, blocks, schedule
+from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import substitution
+
+nn, nt = blocks.nn, blocks.nt
+
+
+class Refs(NamedTuple):
+  """Blocks of one step, as those of the forward kernel.
+
+  Attributes:
+    flags: as there.
+    query: by token.
+    key: by token.
+    value: by token.
+    target: by slot.
+    rows: gates.
+    lanes: as there.
+    saved: memories at the chunks' starts, halved.
+    start: as there, halved.
+    d_output: by token.
+    d_final: adjoint of the halved final memories.
+    d_chunk_start: likewise, of the last chunk's start; None without flags.
+    d_query: by token.
+    d_key: by token.
+    d_value: by token.
+    d_target: by slot.
+    d_rows: of the gates.
+    d_lanes: of the gates by lane.
+    d_memories: of the halved memories before the first token.
+    d_reset: None without flags.
+    d_start: None without flags.
+    carried: adjoint of the memories after the chunk, float32 scratch.
+    solver: as there.
+  """
+
+  flags: Any
+  query: jax.Ref
+  key: jax.Ref
+  value: jax.Ref
+  target: jax.Ref
+  rows: jax.Ref
+  lanes: Any
+  saved: layout.Pair
+  start: Any
+  d_output: jax.Ref
+  d_final: layout.Pair
+  d_chunk_start: Any
+  d_query: jax.Ref
+  d_key: jax.Ref
+  d_value: jax.Ref
+  d_target: jax.Ref
+  d_rows: jax.Ref
+  d_lanes: Any
+  d_memories: layout.Pair
+  d_reset: Any
+  d_start: Any
+  carried: layout.Pair
+  solver: Any
+
+
+def run(refs: Refs, plan: layout.Plan) -> None:
+  """The kernel's body."""
+  unit = plan.unit
+  heads, tokens = unit.heads, unit.tokens
+  batch, step = pl.program_id(0), pl.program_id(2)
+  last_step = pl.num_programs(2) - 1
+  flagged = refs.flags is not None
+
+  @pl.when(step == 0)
+  def _():
+    for p in (0, 1):
+      for g in range(plan.step_units):
+        refs.carried[p][g] = refs.d_final[p][plan.place(g)]
+      if flagged:
+        refs.d_reset[p][...] = jnp.zeros_like(refs.d_reset[p])
+        if not plan.token:
+          refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
+
+  causal = blocks.causal(tokens, heads)
+  anticausal = blocks.causal(tokens, heads, transposed=True)
+  strict = causal & ~anticausal, anticausal & ~causal
+
+  def piece(s: int, g: int) -> schedule.Piece:
+    q, k, v, target = layout.load(refs, plan, s, g)
+    place = plan.place(g)
+    dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
+    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
+    dtype = q.dtype
+    memories = [saved[(s, *place)] for saved in refs.saved]
+    starts = memories
+    resets: Any = None  # without flags they are not read
+    continues: Any = None
+    last: Any = None
+    # Of gradients at the chunk's start: pullbacks of both passes' directions,
+    # then what they gave. Per token they are None.
+    pull1: Any = None
+    pull2: Any = None
+    first: Any = (None,) * 4
+    second: Any = (None,) * 4
+    by_coupling: Any = [], []
+    if flagged:
+      chunk = (last_step - step) * plan.chunks + s
+      flags = refs.flags[batch * plan.rows + place[0], chunk]
+      resets = (flags & layout.RESETS) != 0
+      continues = (flags & layout.CONTINUES) != 0
+      last = (flags & layout.LAST) != 0
+      if s == 0 and not plan.token:
+        starts = [
+          jnp.where(continues, start[place], memory.astype(jnp.float32)).astype(
+            dtype
+          )
+          for start, memory in zip(refs.start, memories, strict=True)
+        ]
+    kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
+    z1, z2 = nt(starts[0], kb), nt(starts[1], vb)
+    if plan.token:
+      written = nt(k, kb), nt(v, vb)
+      substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
+      yield schedule.MEETS
+    yield None
+    qb, dyb = blocks.diagonal(q, heads), blocks.diagonal(dy, heads)
+    scores = nt(q, kb)
+    d = nt(dy, vb)
+    join = plan.join and not plan.safe
+    mq: Any = None
+    ndy: Any = None
+    if not join:
+      mq, ndy = nt(memories[0], qb), nt(memories[1], dyb)
+    yield None
+
+    if plan.token:
+      u1, u2 = substitution.take_back(refs.solver, plan, g)
+    else:
+      u2: Any = None
+      u1, pull1 = layout.direction(plan, z1, target, gates.eps, gates.rate[0])
+    u1b = u1.astype(dtype)
+    pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
+    yield None
+    factors = [(memories[0], qb), (u1b, pb)] if join else [(u1b, pb)]
+    rest = blocks.sum_nt(join, *factors)
+    if not plan.token:
+      u2, pull2 = layout.direction(plan, z2, target, gates.eps, gates.rate[1])
+    u2b = u2.astype(dtype)
+    db = blocks.diagonal(gates.weigh(1, d, causal).astype(dtype), heads)
+    yield None
+    read = gates.read(mq, rest)
+    code, pull_read = jax.vjp(
+      lambda half: activations.activate(
+        plan.read, half, plan.read_eps, gates.code_scale
+      ),
+      read,
+    )
+    codeb = code.astype(dtype)
+    if join:
+      d_code = blocks.sum_nt(True, (memories[1], dyb), (u2b, db))
+    elif plan.safe:
+      d_code = gates.mu[1] * ndy + nt(u2b, db)
+    else:
+      d_code = ndy + nt(u2b, db)
+    yield schedule.READS
+    after = [carried[g] for carried in refs.carried]
+    kept = [gates.total[p] * after[p] for p in (0, 1)]
+    # What U_i sees of the adjoint after the chunk: decayed here if separable,
+    # by U's own row if safe.
+    seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
+    ends: layout.Pair = gates.to_end if plan.safe else (1.0, 1.0)
+    d_kept = tuple(d * x for d, x in zip(kept, memories, strict=True))
+    by_update = ends[1] * nt(seen[1], vb)
+    d_update = by_update * u2
+    du2 = nn(codeb, db) + by_update
+    (d_read,) = pull_read(d_code)
+    d_reads = gates.sum_reads(d_read * read, d_code * code)
+    e = gates.mu[0] * d_read
+    a = (d_read if plan.safe else e).astype(dtype)
+    e = e.astype(dtype)
+    yield None
+    dz2: Any = None
+    if not plan.token:
+      second = pull2(du2)
+      dz2 = second[0].astype(dtype)
+    by_update = ends[0] * nt(seen[0], kb)
+    d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
+    du1 = nn(a, pb) + by_update
+    u1t, u2t = (
+      blocks.transpose((u * end).astype(dtype), heads)
+      for u, end in ((u1, ends[0]), (u2, ends[1]))
+    )
+    et = blocks.transpose(e, heads)
+    yield None
+    if plan.token:
+      substitution.stage_adjoint(refs.solver, plan, g, (du1, du2))
+      yield schedule.MEETS
+      raw = substitution.take_back(refs.solver, plan, g)
+      dz1, dz2 = (
+        (dz * jnp.exp(prev)).astype(dtype)
+        for dz, prev in zip(raw, gates.prev, strict=True)
+      )
+      by_coupling = [
+        [(_coupled(gates, p, dz, u, strict).astype(dtype), written)]
+        for p, (dz, u, written) in enumerate(
+          zip(raw, (u1b, u2b), (kb, vb), strict=True)
+        )
+      ]
+    else:
+      first = pull1(du1)
+      dz1 = first[0].astype(dtype)
+    dz2t = blocks.transpose(dz2, heads)
+    code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
+    by_pass2 = [(code_y, dyb), (dz2, vb)]
+    yield None
+    if not plan.token:
+      layout.store_target(refs.d_target, plan, s, g, first[1] + second[1])
+    if plan.safe:  # U without its way to the end, and the read as it is weighed
+      at = blocks.transpose(a, heads)
+      u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
+    else:
+      at, u1s, u2s = et, u1t, u2t
+    dp = gates.weigh(0, nn(at, blocks.diagonal(u1b, heads)), causal)
+    dpt = gates.weigh_transposed(
+      0, nn(u1s, blocks.diagonal(a, heads)), anticausal
+    )
+    p2t = gates.weigh_transposed(
+      1, nn(u2s, blocks.diagonal(codeb, heads)), anticausal
+    )
+    dp, dpt, p2t = (x.astype(dtype) for x in (dp, dpt, p2t))
+    by_pass1 = [(e, qb), (dz1, kb)]
+    dz1t = blocks.transpose(dz1, heads)
+    yield None
+    refs.d_rows[(*place, s)] = gates.row_adjoints(
+      d_reads, (first[2], second[2]), (first[3], second[3]), d_ends
+    )
+    for p, factors in enumerate((by_pass1, by_pass2)):
+      if not flagged:
+        refs.carried[p][g] = kept[p] + blocks.sum_nn(plan.join, *factors)
+        continue
+      by_read, by_z = (nn(*pair) for pair in factors)
+      d_memory = kept[p] + by_read
+      d_begin = by_z
+      if not plan.token:
+        d_begin += jnp.where(last, refs.d_chunk_start[p][place], 0.0)
+      if s == 0 and not plan.token:
+        refs.d_start[p][place] += jnp.where(continues, d_begin, 0.0)
+        d_memory = d_memory + jnp.where(continues, 0.0, d_begin)
+      else:
+        d_memory = d_memory + d_begin
+      refs.d_reset[p][place] += jnp.where(resets, d_memory, 0.0)
+      refs.carried[p][g] = jnp.where(resets, 0.0, d_memory)
+    yield schedule.WROTE
+    mb, nb = (blocks.diagonal(memory, heads) for memory in memories)
+    dq = blocks.sum_nn(plan.join, (et, mb), (dp, kb))
+    layout.store(refs.d_query, plan, s, g, dq)
+    yield None
+    sb = [
+      b if start is memory else blocks.diagonal(start, heads)
+      for b, start, memory in zip((mb, nb), starts, memories, strict=True)
+    ]
+    after = [blocks.diagonal(x, heads) for x in seen]
+    dv = blocks.sum_nn(
+      plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]), *by_coupling[1]
+    )
+    layout.store(refs.d_value, plan, s, g, dv)
+    yield None
+    dk = blocks.sum_nn(
+      plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]), *by_coupling[0]
+    )
+    layout.store(refs.d_key, plan, s, g, dk)
+
+  order = {"group": plan.group, "skew": plan.skew}
+  if plan.token:
+    _by_substitution(refs, plan, piece, order)
+  else:
+    chunks = range(plan.chunks - 1, -1, -1)
+    schedule.run(piece, chunks=chunks, units=plan.units, **order)
+
+  @pl.when(step == last_step)
+  def _():
+    for d_memories, carried in zip(refs.d_memories, refs.carried, strict=True):
+      for g in range(plan.step_units):
+        d_memories[plan.place(g)] = carried[g]
+
+
+def _by_substitution(refs, plan, piece, order) -> None:
+  """Emits the pieces of a tile, which meet twice."""
+  pieces = [piece(0, g) for g in range(plan.step_units)]
+  schedule.meet(pieces, **order)
+  substitution.solve(refs.solver, refs.lanes, plan)
+  substitution.send_back(refs.solver, plan, refs.solver.u)
+  schedule.meet(pieces, **order)
+  substitution.solve_transposed(refs.solver, refs.lanes, refs.d_lanes, plan)
+  substitution.send_back(refs.solver, plan, refs.solver.z)
+  substitution.send_targets_back(refs.solver, plan)
+  for g in range(plan.step_units):
+    d_target = substitution.target_of(refs.solver, plan, g)
+    layout.store(refs.d_target, plan, 0, g, d_target)
+  schedule.meet(pieces, **order)
+
+
+def _coupled(gates, p, dz, u, strict) -> jax.Array:
+  """The adjoint of w_t . w_i, both ways, `[tokens, lanes]`.
+
+  Args:
+    gates: of the unit.
+    p: the pass.
+    dz: by slot, float32.
+    u: by slot, in the dtype of products.
+    strict: bool, where the lane's token is before the row's, and transposed.
+  """
+  heads = gates.plan.unit.heads
+  dz = dz.astype(u.dtype)
+  by_row, by_lane = strict
+  seen = nn(blocks.transpose(dz, heads), blocks.diagonal(u, heads))
+  seen = gates.weigh_before(p, seen, by_row, transposed=False)
+  sees = nn(blocks.transpose(u, heads), blocks.diagonal(dz, heads))
+  return seen + gates.weigh_before(p, sees, by_lane, transposed=True)

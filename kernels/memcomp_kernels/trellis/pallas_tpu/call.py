@@ -1,0 +1,305 @@
+"""Calls of Trellis's TPU kernels: their blocks, operands and results."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.pallas_tpu import blocks, device, vmem
+from memcomp_kernels.trellis.pallas_tpu import backward as backward_lib
+from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
+from memcomp_kernels.trellis.pallas_tpu import substitution
+
+
+class Packed(NamedTuple):
+  """Operands as the kernels take them; see `plan`."""
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  target: jax.Array
+  rows: jax.Array
+  lanes: jax.Array | None = None
+
+
+class _Blocks:
+  """Block specs of a kernel over the grid (batch, units, chunks)."""
+
+  def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
+    self.plan = plan
+    self.at = (lambda i: steps - 1 - i) if reverse else lambda i: i
+
+  def by_token(self, width: int) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    shape = plan.rows, unit.tokens * plan.chunks, plan.units * width
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
+
+  def target(self) -> pl.BlockSpec:
+    unit, plan = self.plan.unit, self.plan
+    if plan.token:
+      return self.by_token(unit.heads * unit.slots)
+    rows = plan.units * unit.heads * unit.slots
+    shape = 1, rows, unit.tokens * plan.chunks
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
+
+  def rows(self) -> pl.BlockSpec:
+    plan = self.plan
+    sizes = plan.chunks, len(plan.row_names), plan.unit.lanes
+    shape = plan.rows, plan.units, *sizes
+    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
+
+  def lanes(self) -> pl.BlockSpec | None:
+    plan = self.plan
+    if not plan.token:
+      return None
+    sizes = len(plan.lane_row_names), plan.unit.tokens, blocks.LANES
+    shape = 1, 1, 1, plan.lane_groups, *sizes
+    return pl.BlockSpec(
+      shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0, 0, 0)
+    )
+
+  def memories(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (plan.rows, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+  def saved(self) -> layout_lib.Pair:
+    plan = self.plan
+    return tuple(
+      pl.BlockSpec(
+        (plan.chunks, plan.rows, plan.units, plan.unit.slots, width),
+        lambda b, u, i, *_: (self.at(i), b, u, 0, 0),
+      )
+      for width in plan.unit.widths
+    )
+
+
+def _call(body, plan, name, operands, specs, results, result_specs, scratch):
+  """Runs `body(refs by name, plan)` on dicts of pytrees; None has no block."""
+  batch, time = operands["query"].shape[:2]
+  unit = plan.unit
+  units = operands["query"].shape[2] // unit.widths[0]
+  flags = operands.pop("flags")
+  structure = jax.tree.structure((operands, results, scratch))
+
+  def kernel(*refs):
+    given = {}
+    if flags is not None:
+      given["flags"], *refs = refs
+    for named in jax.tree.unflatten(structure, refs):
+      given |= named
+    body(given, plan)
+
+  grid = (
+    batch // plan.rows,
+    units // plan.units,
+    time // (unit.tokens * plan.chunks),
+  )
+  flat = jax.tree.leaves
+  arrays = flat([operands, results])
+  needed = vmem.num_bytes(
+    list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
+  )
+  fix = "take fewer units or chunks a step (tilings.KernelTiling)"
+  vmem.check(needed, name, fix)
+  grid_spec = pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=0 if flags is None else 1,
+    grid=grid,
+    in_specs=flat(specs),
+    out_specs=flat(result_specs),
+    scratch_shapes=flat(scratch),
+  )
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=grid_spec,
+    out_shape=flat(results),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=vmem.LIMIT,
+    ),
+    name=name,
+    interpret=device.interpret(),
+  )(*(() if flags is None else (flags,)), *flat(operands))
+  return jax.tree.unflatten(jax.tree.structure(results), outputs)
+
+
+def forward(
+  plan: layout_lib.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  memories: layout_lib.Pair,
+  reset: layout_lib.Pair,
+  start: layout_lib.Pair,
+  save: bool,
+) -> dict[str, Any]:
+  """Runs the forward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: tokens of whole grid steps.
+    flags: int32 `[batch, chunks]`, or None.
+    memories: halved, `[batch, units, slots, width]`, before the first token.
+    reset: likewise, what segments start from; not read without flags.
+    start: likewise, of a chunk that began before; not read without flags.
+    save: whether to return `saved`.
+
+  Returns:
+    `output` by token, `final` memories, `last` (with flags, but for gradients
+    per token) and `saved`
+    `[chunks, batch, units, slots, width]`: see `_forward_kernel.Refs`.
+  """
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=False)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
+  flagged = flags is not None
+  operands = {"flags": flags, **packed._asdict(), "memories": memories}
+  specs: dict[str, Any] = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+    "lanes": block.lanes(),
+    "memories": block.memories(),
+  }
+  if flagged:
+    operands["reset"], specs["reset"] = reset, block.memories()
+  if flagged and not plan.token:
+    operands["start"], specs["start"] = start, block.memories()
+  results: dict[str, Any] = {
+    "output": struct(packed.value.shape, packed.query.dtype)
+  }
+  result_specs: dict[str, Any] = {"output": block.by_token(values)}
+  results["final"], result_specs["final"] = like, block.memories()
+  if flagged and not plan.token:
+    results["last"], result_specs["last"] = like, block.memories()
+  if save:
+    results["saved"] = jax.tree.map(
+      lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
+    )
+    result_specs["saved"] = block.saved()
+  scratch = _scratch(plan, backward=False)
+
+  def body(refs, plan):
+    absent = dict.fromkeys(forward_lib.Refs._fields)
+    forward_lib.run(forward_lib.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_forward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def backward(
+  plan: layout_lib.Plan,
+  packed: Packed,
+  flags: jax.Array | None,
+  saved: layout_lib.Pair,
+  start: layout_lib.Pair,
+  cotangents: dict[str, Any],
+) -> dict[str, Any]:
+  """Runs the backward kernel.
+
+  Args:
+    plan: the kernel.
+    packed: as forward.
+    flags: as forward.
+    saved: of the forward kernel.
+    start: as forward.
+    cotangents: of `output`, and of the halved `final` and `chunk_start`.
+
+  Returns:
+    Adjoints of the fields of `packed`, each `d_` and its name, `d_memories`,
+    and with flags `d_reset` and (but for gradients per token) `d_start`.
+  """
+  unit = plan.unit
+  num_chunks = packed.query.shape[1] // unit.tokens
+  block = _Blocks(plan, num_chunks // plan.chunks, reverse=True)
+  keys, values = unit.widths
+  struct = jax.ShapeDtypeStruct
+  like = jax.tree.map(
+    lambda x: struct(x.shape, jnp.float32), cotangents["final"]
+  )
+  flagged = flags is not None
+  operands = {
+    "flags": flags,
+    **packed._asdict(),
+    "saved": saved,
+    "d_output": cotangents["output"],
+    "d_final": cotangents["final"],
+  }
+  inputs = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "target": block.target(),
+    "rows": block.rows(),
+    "lanes": block.lanes(),
+  }
+  specs: dict[str, Any] = inputs | {
+    "saved": block.saved(),
+    "d_output": block.by_token(values),
+    "d_final": block.memories(),
+  }
+  results: dict[str, Any] = {
+    f"d_{name}": struct(x.shape, x.dtype)
+    for name, x in packed._asdict().items()
+    if x is not None
+  }
+  result_specs: dict[str, Any] = {
+    name: inputs[name.removeprefix("d_")] for name in results
+  }
+  results["d_memories"], result_specs["d_memories"] = like, block.memories()
+  if flagged:
+    results["d_reset"], result_specs["d_reset"] = like, block.memories()
+  if flagged and not plan.token:
+    operands |= {
+      "start": start,
+      "d_chunk_start": cotangents["chunk_start"],
+    }
+    specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
+    results["d_start"], result_specs["d_start"] = like, block.memories()
+  scratch = _scratch(plan, backward=True)
+
+  def body(refs, plan):
+    absent = dict.fromkeys(backward_lib.Refs._fields)
+    backward_lib.run(backward_lib.Refs(**(absent | refs)), plan)
+
+  return _call(
+    body,
+    plan,
+    "trellis_backward",
+    operands,
+    specs,
+    results,
+    result_specs,
+    scratch,
+  )
+
+
+def _scratch(plan: layout_lib.Plan, *, backward: bool) -> dict[str, Any]:
+  carried = tuple(
+    pltpu.VMEM((plan.step_units, plan.unit.slots, width), jnp.float32)
+    for width in plan.unit.widths
+  )
+  solver = None
+  if plan.token:
+    solver = substitution.scratch(plan, backward=backward)
+  return {"carried": carried, "solver": solver}

@@ -1,0 +1,376 @@
+"""Trellis as Pallas TPU kernels, forward and backward.
+
+Layout, packing and hand-off are those of `chunking.chunked`; here tokens of
+all chunks go through one kernel each way, which keeps the memories of several
+heads on chip from chunk to chunk. Queries, keys, values and outputs stay as
+they lie in memory, `[batch, time, heads * dim]`; targets come as `[batch,
+heads * slots, time]`, which a projection can emit directly; memories are
+halved and laid head beside head. With gradients per token (`_substitution`),
+targets come by token, and a grid step takes several rows of the batch: its
+tokens go one by one, in many heads at once.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_chunking
+from memcomp_kernels.math import solver
+from memcomp_kernels.pallas_tpu import activations, device
+from memcomp_kernels.trellis import tilings, types, xla_chunked
+from memcomp_kernels.trellis.pallas_tpu import call as call_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
+
+# Above this sum of -log_decay in a chunk the separable form would overflow in
+# time: exp(40) times anything in use is far from float32's end, and so is its
+# inverse from what is flushed to zero.
+SEPARABLE_RANGE = 40.0
+
+
+def _plan(
+  form: form_lib.Form, inputs: types.Inputs, direction: str, num_chunks: int
+) -> layout_lib.Plan:
+  """A kernel's plan, but for `safe`; `direction` is forward or backward."""
+  spec = form.spec
+  heads, key_dim = inputs.query.shape[2:]
+  value_dim = inputs.value.shape[-1]
+  token = not spec.stale
+  tiling = getattr(form.tiling, direction)
+  tiling = tiling or tilings.kernel(direction, device.kind(), token=token)
+  tile = form.tile_time if token else None
+  unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
+  units = heads // unit.heads
+  if token:
+    sizes = tiling.token_sizes(units, inputs.query.shape[0], unit)
+  else:
+    sizes = tiling.sizes(units, num_chunks, unit.tokens)
+  return layout_lib.Plan(
+    unit=unit,
+    **sizes,
+    token=token,
+    phi=spec.phi,
+    phi_eps=spec.phi_eps if inputs.log_phi_eps is None else None,
+    read=spec.read_activation,
+    read_eps=spec.read_eps,
+    safe=token,
+    first_order=spec.first_order,
+    shared=inputs.log_decay.shape[-1] == inputs.write_rate.shape[-1] == 1,
+  )
+
+
+def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
+  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  step = plan.unit.tokens * plan.chunks
+  padding = -x.shape[1] % step
+  if not padding:
+    return x
+  return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
+  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  unit = plan.unit
+
+  def by_token(x):
+    return x.reshape(*x.shape[:2], -1)
+
+  def rows(x):  # [batch, time, heads] to [batch, units, chunks, lanes]
+    batch, time, heads = x.shape
+    x = x.astype(jnp.float32)
+    x = x.reshape(batch, time // unit.tokens, unit.tokens, -1, unit.heads)
+    x = jnp.transpose(x, (0, 3, 1, 4, 2))
+    return x.reshape(batch, heads // unit.heads, -1, unit.lanes)
+
+  target = by_token(inputs.target)
+  log_decay = inputs.log_decay
+  if not spec.forget_gate:
+    log_decay = jnp.zeros_like(log_decay)
+  gates = {}
+  scale = -activations.rate_scale(plan.phi, unit.slots)
+  for p in (0,) if plan.shared else (0, 1):
+    log = rows(log_decay[..., p % log_decay.shape[-1]])
+    by_head = log.reshape(*log.shape[:-1], unit.heads, unit.tokens)
+    own = by_head
+    by_head = jnp.cumsum(by_head, axis=-1)
+    gates[f"prev{p}"] = (by_head - own).reshape(log.shape)
+    end = jnp.broadcast_to(by_head[..., -1:], by_head.shape)
+    gates[f"log{p}"], gates[f"end{p}"] = (
+      x.reshape(log.shape) for x in (by_head, end)
+    )
+    rate = inputs.write_rate
+    gates[f"rate{p}"] = scale * rows(rate[..., p % rate.shape[-1]])
+  if inputs.log_phi_eps is not None:
+    gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
+  lanes = None
+  if plan.token:
+    lanes = _pack_lanes(plan, gates)
+  none = jnp.zeros_like(gates["log0"])
+  gates = [gates.get(name, none) for name in plan.row_names]
+  return call_lib.Packed(
+    by_token(inputs.query),
+    by_token(inputs.key),
+    by_token(inputs.value),
+    target if plan.token else jnp.swapaxes(target, 1, 2),
+    jnp.stack(gates, axis=3),
+    lanes,
+  )
+
+
+def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
+  """Rows by lane of rows by unit, `[batch, units, tiles, heads * tokens]`."""
+  unit = plan.unit
+
+  def by_lane(name):
+    one = gates["eps"] if name == "eps" else gates[f"{name}0"]
+    x = jnp.stack([one, gates.get(f"{name}1", one)])
+    _, batch, units, tiles_, _ = x.shape
+    x = x.reshape(
+      2,
+      batch // plan.rows,
+      plan.rows,
+      units // plan.units,
+      plan.units,
+      tiles_,
+      plan.lane_groups,
+      plan.lane_heads,
+      unit.tokens,
+    )
+    # [steps of rows, of units, tiles, groups, tokens, heads, passes, rows,
+    # units]
+    x = jnp.transpose(x, (1, 3, 5, 6, 8, 7, 0, 2, 4))
+    x = x.reshape(*x.shape[:6], 2 * plan.step_units)
+    free = plan.lane_rows - x.shape[-1]
+    x = jnp.pad(x, [(0, 0)] * 6 + [(0, free)])
+    return x.reshape(*x.shape[:5], -1)
+
+  return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=4)
+
+
+def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
+  """`[batch, heads, slots, dim]` to halves `[batch, units, slots, width]`."""
+
+  def pack(x):
+    batch, heads, slots, dim = x.shape
+    x = x.reshape(batch, heads // unit.heads, unit.heads, slots, dim)
+    x = jnp.swapaxes(x, 2, 3)
+    return 0.5 * x.reshape(batch, heads // unit.heads, slots, -1)
+
+  return jax.tree.map(pack, memories)
+
+
+def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
+  """Back to `[batch, heads, slots, dim]`, times `scale`."""
+
+  def unpack(x):
+    batch, units, slots, _ = x.shape
+    x = x.reshape(batch, units, slots, unit.heads, -1)
+    x = jnp.swapaxes(x, 2, 3)
+    return scale * x.reshape(batch, units * unit.heads, slots, -1)
+
+  return jax.tree.map(unpack, packed)
+
+
+def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
+  """Int32 `[batch, chunks]`, or None where no chunk is special."""
+  flags = layout_lib.LAST * layout_chunking.handed_on(layout, batch, time)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    flags += layout_lib.RESETS * resets
+    flags += layout_lib.CONTINUES * (continues & occupied)
+  elif plan.token or time % layout.chunk == 0:
+    return None
+  flags = flags.T.astype(jnp.int32)
+  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
+
+
+def _by_range(plan, form, packed, run):
+  """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
+  decay = form.tiling.decay
+  safe = dataclasses.replace(plan, safe=True)
+  if plan.token:
+    return run(plan)
+  if not form.spec.forget_gate or decay == "separable":
+    return run(plan)
+  if decay == "safe":
+    return run(safe)
+  ends = [i for i, name in enumerate(plan.row_names) if name.startswith("end")]
+  lowest = jnp.min(packed.rows[..., jnp.array(ends), :])
+  return lax.cond(
+    lowest >= -SEPARABLE_RANGE, lambda: run(plan), lambda: run(safe)
+  )
+
+
+def _prepare(form, layout, operands, direction):
+  """The plan, packed operands and their pullback, and flags."""
+  inputs = operands.inputs
+  batch, time = form_lib.sizes(inputs)
+  flat = jax.tree.map(lambda x: layout_chunking.flat(layout, x), inputs)
+  num_chunks = flat.query.shape[1] // form.tile_time
+  plan = _plan(form, flat, direction, num_chunks)
+  flat = jax.tree.map(lambda x: _pad_chunks(x, plan), flat)
+  packed, unpack = jax.vjp(functools.partial(_pack, plan, form.spec), flat)
+  return plan, packed, unpack, _flags(layout, plan, batch, time), num_chunks
+
+
+def _forward(form, layout, operands, save):
+  """Of `form.Engine`."""
+  plan, packed, _, flags, num_chunks = _prepare(
+    form, layout, operands, "forward"
+  )
+  batch, time = form_lib.sizes(operands.inputs)
+  memories, reset, start = (
+    _pack_memories(plan.unit, x)
+    for x in (operands.memories, operands.reset, operands.chunk_start)
+  )
+  results = _by_range(
+    plan,
+    form,
+    packed,
+    lambda plan: call_lib.forward(
+      plan, packed, flags, memories, reset, start, save
+    ),
+  )
+  outputs = results["output"][:, : num_chunks * plan.unit.tokens]
+  outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
+  final = _unpack_memories(plan.unit, results["final"], 2.0)
+  chunk_start = final  # not read: a chunk ends with the call
+  if plan.token:
+    chunk_start = operands.chunk_start
+  elif flags is not None:
+    chunk_start = jax.tree.map(
+      lambda new, old: _where_any(flags, new, old),
+      _unpack_memories(plan.unit, results["last"], 2.0),
+      operands.chunk_start,
+    )
+  saved = None
+  if save:
+    saved = jax.tree.map(lambda x: x[:num_chunks], results["saved"])
+  result = form_lib.Result(
+    final, chunk_start, layout_chunking.unflat(layout, outputs, time), None
+  )
+  return result, saved
+
+
+def _where_any(flags, new, old):
+  """`new` in rows that have a last chunk."""
+  has = jnp.any(flags & layout_lib.LAST, axis=1)
+  return jnp.where(has[:, None, None, None], new, old)
+
+
+def _backward(form, layout, operands, saved, cotangents):
+  """Of `form.Engine`."""
+  plan, packed, unpack, flags, _ = _prepare(form, layout, operands, "backward")
+  _, time = form_lib.sizes(operands.inputs)
+  unit = plan.unit
+  d_output = _pad_chunks(layout_chunking.flat(layout, cotangents.outputs), plan)
+  # Halves: what the caller gets is twice the kernel's memories.
+  doubled = jax.tree.map(
+    lambda x: 4.0 * x,
+    _pack_memories(unit, (cotangents.memories, cotangents.chunk_start)),
+  )
+  start = _pack_memories(unit, operands.chunk_start)
+  missing = packed.query.shape[1] // unit.tokens - saved[0].shape[0]
+  saved = jax.tree.map(
+    lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), saved
+  )
+  adjoints = {
+    "output": d_output.reshape(*d_output.shape[:2], -1),
+    "final": doubled[0],
+    "chunk_start": doubled[1],
+  }
+  results = _by_range(
+    plan,
+    form,
+    packed,
+    lambda plan: call_lib.backward(plan, packed, flags, saved, start, adjoints),
+  )
+  d_packed = call_lib.Packed(
+    *(results.get(f"d_{name}") for name in call_lib.Packed._fields)
+  )
+  (d_inputs,) = unpack(d_packed)
+  d_inputs = jax.tree.map(
+    lambda x: layout_chunking.unflat(layout, x, time), d_inputs
+  )
+  d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
+  if flags is None:
+    zeros = jax.tree.map(jnp.zeros_like, d_memories)
+    d_start = cotangents.chunk_start if plan.token else zeros
+    return form_lib.Operands(d_memories, d_start, zeros, d_inputs)
+  d_reset = _unpack_memories(unit, results["d_reset"], 0.5)
+  if plan.token:
+    d_start = cotangents.chunk_start
+    return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
+  d_start = jax.tree.map(
+    lambda new, kept: new + _where_any(flags, 0.0, kept),
+    _unpack_memories(unit, results["d_start"], 0.5),
+    cotangents.chunk_start,
+  )
+  return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
+
+
+def _as_saved(form, operands):
+  """Of `form.Engine`."""
+  plan = _plan(form, operands.inputs, "forward", 1)
+  packed = _pack_memories(plan.unit, operands.memories)
+  return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
+
+
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+
+
+def chunk(
+  state: types.State,
+  inputs: types.Inputs,
+  *,
+  spec: types.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: types.State | None = None,
+  tiling: tilings.Tiling | None = None,
+) -> tuple[types.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+
+  Raises:
+    NotImplementedError: these kernels do not do it; says why.
+  """
+  tiling = tiling or tilings.Tiling()
+  if reason := unsupported(inputs, spec):
+    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
+  if not spec.stale:
+    heads, key_dim = inputs.query.shape[2:]
+    unit = tilings.unit(
+      spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
+    )
+    tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
+  form = xla_chunked.form(spec, tiling)
+  form = dataclasses.replace(form, engine=ENGINE)
+  return chunked.chunk(
+    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+  )
+
+
+def run(
+  state: types.State, inputs: types.Inputs, *, spec: types.Spec, **call: Any
+) -> tuple[types.State, jax.Array, solver.Stats | None]:
+  """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
+  rows = state.key_memory.shape[:2]
+  none = None if spec.stale else solver.no_stats(rows)
+  return *chunk(state, inputs, spec=spec, **call), none
+
+
+def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+  """Why the kernels cannot do a call here, or None."""
+  if reason := device.unavailable():
+    return reason
+  if spec.value_readout_phi:
+    return "no kernel for value_readout_phi=True"
+  if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
+    return reason
+  heads, key_dim = inputs.query.shape[2:]
+  return tilings.unsupported(spec, heads, key_dim, inputs.value.shape[-1])

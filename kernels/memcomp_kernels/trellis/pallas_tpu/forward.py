@@ -1,0 +1,182 @@
+"""Trellis forward on a TPU: both passes of several chunks and heads a step.
+
+The algebra of `tile`, by slot (`mosaic.blocks`): slots on sublanes, the tokens
+of a unit's heads on lanes. Memories are kept halved, so that the activations
+get halved pre-activations. With separable decay Omega_{ri} = mu_r / mu_i for
+i <= r: write rates absorb 1 / mu_i, reads mu_r, and one scaled U serves both
+the reads and the update. The safe form multiplies scores with Omega instead.
+
+With gradients per token, U comes from `_substitution`: all units of a step meet
+there. The decay is then of the safe form, and a step has one tile.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from memcomp_kernels.pallas_tpu import activations, blocks, schedule
+from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import substitution
+
+nn, nt = blocks.nn, blocks.nt
+
+
+class Refs(NamedTuple):
+  """Blocks of one step; see `plan` for their shapes.
+
+  Attributes:
+    flags: int32 `[batch, chunks]` of `layout.RESETS` and so on; None where
+      nothing but whole chunks of one segment comes.
+    query: by token.
+    key: by token.
+    value: by token.
+    target: by slot.
+    rows: gates.
+    lanes: gates by lane; None without gradients per token.
+    memories: before the first token, halved.
+    reset: what a segment starts from, halved; None without flags.
+    start: of a chunk that began in an earlier call, halved; None likewise.
+    output: by token.
+    final: memories after the last token, halved.
+    last: what the last chunk's gradients are taken at, halved; None without
+      flags.
+    saved: at each chunk's start, halved; None if not wanted.
+    carried: memories between steps, float32 scratch.
+    solver: scratch of `_substitution`; None without gradients per token.
+  """
+
+  flags: Any
+  query: jax.Ref
+  key: jax.Ref
+  value: jax.Ref
+  target: jax.Ref
+  rows: jax.Ref
+  lanes: Any
+  memories: layout.Pair
+  reset: Any
+  start: Any
+  output: jax.Ref
+  final: layout.Pair
+  last: Any
+  saved: Any
+  carried: layout.Pair
+  solver: Any
+
+
+def run(refs: Refs, plan: layout.Plan) -> None:
+  """The kernel's body."""
+  unit = plan.unit
+  heads, tokens = unit.heads, unit.tokens
+  batch, step = pl.program_id(0), pl.program_id(2)
+
+  @pl.when(step == 0)
+  def _():
+    for carried, memory in zip(refs.carried, refs.memories, strict=True):
+      for g in range(plan.step_units):
+        carried[g] = memory[plan.place(g)]
+    if refs.last is not None:
+      for last in refs.last:
+        last[...] = jnp.zeros_like(last)
+
+  causal = blocks.causal(tokens, heads)
+
+  def piece(s: int, g: int) -> schedule.Piece:
+    q, k, v, target = layout.load(refs, plan, s, g)
+    place = plan.place(g)
+    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
+    omega = gates.omega(causal)
+    yield schedule.READS
+    memories = [carried[g] for carried in refs.carried]
+    starts = memories
+    if refs.flags is not None:
+      flags = refs.flags[batch * plan.rows + place[0], step * plan.chunks + s]
+      resets = (flags & layout.RESETS) != 0
+      memories = [
+        jnp.where(resets, reset[place], memory)
+        for reset, memory in zip(refs.reset, memories, strict=True)
+      ]
+      starts = memories
+      if s == 0 and refs.start is not None:
+        # Only the first chunk of all can have begun before.
+        continues = (flags & layout.CONTINUES) != 0
+        starts = [
+          jnp.where(continues, start[place], memory)
+          for start, memory in zip(refs.start, memories, strict=True)
+        ]
+      if refs.last is not None:
+        is_last = (flags & layout.LAST) != 0
+        for last, start in zip(refs.last, starts, strict=True):
+          last[place] = jnp.where(is_last, start, last[place])
+    if refs.saved is not None:
+      for saved, memory in zip(refs.saved, memories, strict=True):
+        saved[(s, *place)] = memory.astype(saved.dtype)
+    kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
+    dtype = q.dtype
+    mk, mv = (memory.astype(dtype) for memory in memories)
+    z1 = nt(starts[0].astype(dtype), kb)
+    z2 = nt(starts[1].astype(dtype), vb)
+    if plan.token:
+      written = nt(k, kb), nt(v, vb)
+      substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
+      yield schedule.MEETS
+    yield None
+    scores = nt(q, kb)
+    qb = blocks.diagonal(q, heads)
+    # The decay of safe reads stands between the products.
+    join = plan.join and not plan.safe
+    mq = None if join else nt(mk, qb)
+    yield None
+    if plan.token:
+      u1, u2 = substitution.take_back(refs.solver, plan, g)
+    else:
+      u2: Any = None
+      u1 = activations.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
+    u1b = u1.astype(dtype)
+    yield None
+    if not plan.token:
+      u2 = activations.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
+    u2b = u2.astype(dtype)
+    scores = gates.weigh(0, scores, causal, omega[0]).astype(dtype)
+    pb = blocks.diagonal(scores, heads)
+    factors = [(mk, qb), (u1b, pb)] if join else [(u1b, pb)]
+    rest = blocks.sum_nt(join, *factors)
+    yield None
+    for carried, memory, u, w, p in zip(
+      refs.carried, memories, (u1, u2), (kb, vb), (0, 1), strict=True
+    ):
+      carried[g] = gates.advance(p, memory, u, w)
+    yield schedule.WROTE
+    code = activations.activate(
+      plan.read, gates.read(mq, rest), plan.read_eps, gates.code_scale
+    )
+    yield None
+    code = blocks.transpose(code.astype(dtype), heads)
+    yield None
+    scores = nn(code, blocks.diagonal(u2b, heads))
+    nb = blocks.diagonal(mv, heads)
+    fm = None if join else nn(code, nb)
+    yield None
+    scores = gates.weigh(1, scores, causal, omega[1]).astype(dtype)
+    factors = [(code, nb), (scores, vb)] if join else [(scores, vb)]
+    rest = blocks.sum_nn(join, *factors)
+    yield None
+    layout.store(refs.output, plan, s, g, gates.output(fm, rest))
+
+  order = {"group": plan.group, "skew": plan.skew}
+  if plan.token:
+    pieces = [piece(0, g) for g in range(plan.step_units)]
+    schedule.meet(pieces, **order)
+    substitution.solve(refs.solver, refs.lanes, plan)
+    substitution.send_back(refs.solver, plan, refs.solver.u)
+    schedule.meet(pieces, **order)
+  else:
+    schedule.run(piece, chunks=range(plan.chunks), units=plan.units, **order)
+
+  @pl.when(step == pl.num_programs(2) - 1)
+  def _():
+    for final, carried in zip(refs.final, refs.carried, strict=True):
+      for g in range(plan.step_units):
+        final[plan.place(g)] = carried[g]

@@ -1,0 +1,330 @@
+"""Trellis's write directions per token on a TPU, exact: token by token.
+
+Inside a tile the halved pre-activations of a pass, of memories M and written
+keys or values w, are (`tile`; u has the write rate, and is added)
+
+  z_t = mu_{t-1} M w_t + sum_{i<t} Omega_{t-1,i} (w_i . w_t) u_i,   u_t = g(z_t)
+
+M w_t and the products w_i . w_t come from the matrix unit; the rest is a loop
+over tokens in the vector unit, both passes and many heads side by side on lanes
+(`mosaic.lanes`). The adjoint is the same loop from the last token on, linear:
+
+  dz_t = J_t (du_t + sum_{s>t} Omega_{s-1,t} (w_t . w_s) dz_s)
+
+z_t is homogeneous in mu_{t-1}, and so the adjoint of its log is dz_t . z_t, and
+that of the log in each use of u_t is -du_t . u_t: as in `_backward_kernel`.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.pallas_tpu import activations, lanes
+from memcomp_kernels.trellis.pallas_tpu import plan as layout
+
+
+class Scratch(NamedTuple):
+  """Of one tile, float32; see `mosaic.lanes` for the layouts.
+
+  Attributes:
+    by_slot: by unit, places are slots: M w, later du.
+    by_token: by unit, places are tokens, lanes `[heads, slots]`: targets.
+    scores: by unit, places are tokens, lanes `[heads, tokens]`: w_t . w_i.
+    base: by lane, a slot after the other: M w, later du.
+    target: by lane, a token after the other; later its adjoint.
+    coupling: by lane, row i of token t's `[tokens, 128]`: what u_i is to z_t.
+    u: by lane, a token after the other.
+    z: likewise; backward only, where dz takes its place.
+    back: `[slots * rows, 128]`, what goes back to units.
+  """
+
+  by_slot: Any
+  by_token: Any
+  scores: Any
+  base: Any
+  target: Any
+  coupling: Any
+  u: Any
+  z: Any
+  back: Any
+
+
+def scratch(plan: layout.Plan, *, backward: bool) -> Scratch:
+  """The shapes of `Scratch`."""
+  unit, rows = plan.unit, plan.lane_rows
+  slots, tokens = unit.slots, unit.tokens
+
+  def array(*shape):
+    return pltpu.VMEM((*shape, lanes.LANES), jnp.float32)
+
+  registers = -(-unit.heads * slots // lanes.LANES)
+  by_lane = array(plan.lane_groups, tokens * slots)
+  return Scratch(
+    by_slot=array(1, rows * slots),
+    by_token=array(registers, rows * tokens),
+    scores=array(1, rows * tokens),
+    base=by_lane,
+    target=by_lane,
+    coupling=array(plan.lane_groups, tokens * tokens),
+    u=by_lane,
+    z=by_lane if backward else None,
+    back=array(slots * rows),
+  )
+
+
+def stage(
+  refs: Scratch,
+  plan: layout.Plan,
+  g: int,
+  reads: layout.Pair,
+  scores: layout.Pair,
+  target: jax.Array,
+) -> None:
+  """Keeps what a unit brings.
+
+  Args:
+    refs: scratch.
+    plan: the kernel.
+    g: the unit.
+    reads: M w by slot, of both passes.
+    scores: w_t . w_i by token, `[tokens, lanes]`, of both passes.
+    target: by token, `[tokens, heads * slots]`.
+  """
+  unit = plan.unit
+  for p in (0, 1):
+    row = plan.lane_row(p, g)
+    refs.by_slot[0, pl.ds(row * unit.slots, unit.slots), :] = reads[p]
+    tokens = pl.ds(row * unit.tokens, unit.tokens)
+    refs.scores[0, tokens, :] = scores[p]
+    for register, part in enumerate(_registers(target.astype(jnp.float32))):
+      refs.by_token[register, tokens, pl.ds(0, part.shape[1])] = part
+
+
+def stage_adjoint(
+  refs: Scratch, plan: layout.Plan, g: int, du: layout.Pair
+) -> None:
+  """Keeps a unit's adjoint of u by slot, where M w was."""
+  slots = plan.unit.slots
+  for p in (0, 1):
+    refs.by_slot[0, pl.ds(plan.lane_row(p, g) * slots, slots), :] = du[p]
+
+
+def _registers(x: jax.Array) -> list[jax.Array]:
+  """`[rows, n]` in parts of 128 lanes, the last perhaps of less."""
+  width = lanes.LANES
+  return [x[:, i : i + width] for i in range(0, x.shape[1], width)]
+
+
+def _columns_to_lanes(refs: Scratch, plan: layout.Plan) -> None:
+  unit = plan.unit
+  for slot in range(0, unit.slots, plan.lane_heads):
+    _to_lanes(refs.by_slot, refs.base, plan, slot, unit.slots, unit.tokens)
+
+
+def _tokens_to_lanes(refs: Scratch, plan: layout.Plan, token: int) -> None:
+  """Targets and coupling of `lane_heads` tokens."""
+  slots, tokens = plan.unit.slots, plan.unit.tokens
+  _to_lanes(refs.by_token, refs.target, plan, token, tokens, slots)
+  _to_lanes(refs.scores, refs.coupling, plan, token, tokens, tokens)
+
+
+def _to_lanes(source, destination, plan, place, places, size) -> None:
+  group = plan.lane_heads
+  found = lanes.to_lanes(
+    source, places, place, heads=plan.unit.heads, group=group, size=size
+  )
+  for c, part in enumerate(found):
+    destination[c, pl.ds(place * size, group * size), :] = part
+
+
+class _Rows(NamedTuple):
+  """A group's rows by lane; read where they are used, as registers are few."""
+
+  ref: jax.Ref
+  plan: layout.Plan
+  group: int
+
+  def of(self, name: str, tokens: Any) -> Any:
+    """`[tokens, 128]`, or a number."""
+    if name == "eps" and self.plan.phi_eps is not None:
+      return self.plan.phi_eps
+    at = self.plan.lane_row_names.index(name)
+    return self.ref[0, 0, 0, self.group, at, tokens, :]
+
+
+def _blocks(plan: layout.Plan) -> list[range]:
+  """Tokens whose sums over others are made together: each u is read once."""
+  size = max(2 * 64 // max(plan.unit.slots, 64), 1)
+  tokens = plan.unit.tokens
+  return [range(first, first + size) for first in range(0, tokens, size)]
+
+
+def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
+  """Finds u (and z) of what was staged, by lane."""
+  unit, groups = plan.unit, range(plan.lane_groups)
+  slots, tokens = unit.slots, unit.tokens
+  _columns_to_lanes(refs, plan)
+  own = [_Rows(rows, plan, c) for c in groups]
+  # The rest is moved while the vector unit waits for the tokens before.
+  moves = collections.deque(range(0, tokens, plan.lane_heads))
+  for block in _blocks(plan):
+    while moves and moves[0] < block.stop:
+      _tokens_to_lanes(refs, plan, moves.popleft())
+    begun = [_begin(refs, plan, c, block, own[c]) for c in groups]
+    for i in range(block.stop):
+      if moves and i % 2 == 0 and moves[0] < block.stop + len(block):
+        _tokens_to_lanes(refs, plan, moves.popleft())
+      for c, (z, weights) in zip(groups, begun, strict=True):
+        if i < block.start:
+          u = refs.u[c, pl.ds(i * slots, slots), :]
+        else:
+          u = _write(refs, plan, c, i, z[i - block.start], own[c])
+        for k, t in enumerate(block):
+          if t > i:
+            z[k] = z[k] + weights[k][i : i + 1] * u
+
+
+def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
+  """Decayed M w of a block's tokens, and what u before them is to each."""
+  slots, tokens = plan.unit.slots, plan.unit.tokens
+  z, weights = [], []
+  for t in block:
+    prev = rows.of("prev", pl.ds(t, 1))
+    base = refs.base[c, pl.ds(t, slots, stride=tokens), :]
+    z.append(base * jnp.exp(prev))
+    size = -(-max(t, 1) // 8) * 8
+    earlier = pl.ds(t * tokens, size)
+    # Rows from t on are not read: they may overflow.
+    decay = jnp.exp(prev - rows.of("log", pl.ds(0, size)))
+    weights.append(refs.coupling[c, earlier, :] * decay)
+    if refs.z is not None:
+      refs.coupling[c, earlier, :] = weights[-1]
+  return z, weights
+
+
+def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
+  """A token's u, of its finished z."""
+  at = pl.ds(t * plan.unit.slots, plan.unit.slots)
+  target = activations.prepare_target(plan.phi, refs.target[c, at, :])
+  rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
+  u = activations.direction(plan.phi, z, target, eps, rate)
+  refs.u[c, at, :] = u
+  if refs.z is not None:
+    refs.z[c, at, :] = z
+  return u
+
+
+def send_back(refs: Scratch, plan: layout.Plan, source: jax.Ref) -> None:
+  """Brings columns by lane, a token after the other, to units by slot."""
+  unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
+  slots = unit.slots
+  for slot in range(0, slots, size):
+    found = [
+      [
+        source[c, pl.ds(slot + a, unit.tokens, stride=slots), :]
+        for a in range(size)
+      ]
+      for c in range(plan.lane_groups)
+    ]
+    refs.back[pl.ds(slot * rows, size * rows), :] = lanes.from_lanes(found)
+
+
+def take_back(refs: Scratch, plan: layout.Plan, g: int) -> layout.Pair:
+  """What `send_back` brought to a unit by slot, of both passes."""
+  return tuple(
+    refs.back[
+      pl.ds(plan.lane_row(p, g), plan.unit.slots, stride=plan.lane_rows), :
+    ]
+    for p in (0, 1)
+  )
+
+
+def solve_transposed(
+  refs: Scratch, rows: jax.Ref, d_rows: jax.Ref, plan: layout.Plan
+) -> None:
+  """Finds dz of staged du, after `solve`, and the adjoints of g's parameters.
+
+  Args:
+    refs: scratch; du is where M w was staged. dz takes z's place, the adjoint
+      of targets that of targets.
+    rows: by lane.
+    d_rows: their adjoints are written here.
+    plan: the kernel.
+  """
+  unit = plan.unit
+  slots, tokens = unit.slots, unit.tokens
+  _columns_to_lanes(refs, plan)
+  for c in range(plan.lane_groups):
+    own = _Rows(rows, plan, c)
+    for block in reversed(_blocks(plan)):
+      du = [refs.base[c, pl.ds(t, slots, stride=tokens), :] for t in block]
+      for s in reversed(range(block.start + 1, tokens)):
+        if s >= block.stop:
+          dz = refs.z[c, pl.ds(s * slots, slots), :]
+        else:
+          dz = _pull(refs, d_rows, plan, c, s, du[s - block.start], own)
+        weights = refs.coupling[
+          c, pl.ds(s * tokens + block.start, len(block)), :
+        ]
+        for k, t in enumerate(block):
+          if t < s:
+            du[k] = du[k] + weights[k : k + 1] * dz
+      _pull(refs, d_rows, plan, c, block.start, du[0], own)
+
+
+def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
+  """A token's dz, of its finished du."""
+  at = pl.ds(t * plan.unit.slots, plan.unit.slots)
+  z = refs.z[c, at, :]
+  target = activations.prepare_target(plan.phi, refs.target[c, at, :])
+  rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
+  _, pull = layout.direction(plan, z, target, eps, rate)
+  dz, d_target, d_rate, d_eps = pull(du)
+  found = [-d_rate * rate, layout.sum_slots(dz * z), d_rate]
+  if d_eps is not None:
+    found.append(d_eps)
+  for i, row in enumerate(found):
+    d_rows[0, 0, 0, c, i, t : t + 1, :] = row
+  refs.z[c, at, :] = dz
+  # Preparing is a projection, its own adjoint.
+  refs.target[c, at, :] = activations.prepare_target(plan.phi, d_target)
+  return dz
+
+
+def send_targets_back(refs: Scratch, plan: layout.Plan) -> None:
+  """Brings the adjoint of targets to where targets were staged."""
+  unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
+  slots, tokens = unit.slots, unit.tokens
+  for token in range(0, tokens, size):
+    found = [
+      [
+        refs.target[c, pl.ds((token + a) * slots, slots), :]
+        for a in range(size)
+      ]
+      for c in range(plan.lane_groups)
+    ]
+    found = _registers(lanes.from_lanes(found))
+    for register, part in enumerate(found):
+      at = register, pl.ds(token * rows, size * rows), pl.ds(0, part.shape[1])
+      refs.by_token[at] = part
+
+
+def target_of(refs: Scratch, plan: layout.Plan, g: int) -> jax.Array:
+  """The adjoint of a unit's targets, of both passes together."""
+  tokens = plan.unit.tokens
+  width = plan.unit.heads * plan.unit.slots
+  both = [
+    jnp.concatenate(
+      [
+        refs.by_token[register, pl.ds(row, tokens, stride=plan.lane_rows), :]
+        for register in range(refs.by_token.shape[0])
+      ],
+      axis=1,
+    )
+    for row in (plan.lane_row(p, g) for p in (0, 1))
+  ]
+  return (both[0] + both[1])[:, :width]

@@ -1,0 +1,379 @@
+"""A window over the last tokens of a segment: a ring of rows, as a value.
+
+`rows` is any pytree of `[batch, heads, size, ...]` leaves (keys, values, ...)
+and `position` `[batch]` counts the tokens of the segment so far. The first
+`sink_tokens` tokens stay in rows [0, sink_tokens); token p after them lives in
+row sink_tokens + (p - sink_tokens) mod ring, ring = size - sink_tokens. So
+which token a row holds follows from `position` alone, and token p, as it
+comes, evicts token p - ring.
+
+A decode step is `push`. A call of many tokens is `plan` (integers only), then
+`join`: the ring's tokens and the call's in one line, oldest first, padding
+left out. There, in one segment, a distance of indices is a distance of
+positions, whatever padding lay between:
+
+  token n attends to tokens (n - ring, n] of its run, and to the run's sinks
+  token n evicts token n - ring, if that is of its run and no sink
+
+A run is a segment within a row; run 0 is the state's.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import contract, derivative
+
+PADDING = -1
+"""The run of places behind a row's last token."""
+
+EMPTY = -2
+"""The run of places for which the state held no token."""
+
+
+def held(position: jax.Array, *, size: int, sink_tokens: int = 0) -> jax.Array:
+  """Returns the position of the token in each row, -1 where there is none.
+
+  Args:
+    position: `[batch]`, tokens of the segment so far.
+    size: rows.
+    sink_tokens: rows that the first tokens keep.
+
+  Returns:
+    int32 `[batch, size]`.
+  """
+  row = jnp.arange(size, dtype=jnp.int32)
+  newest = position[:, None] - 1
+  latest = newest - (newest - row) % (size - sink_tokens)
+  latest = jnp.where(row < sink_tokens, row, latest)
+  return jnp.where((row <= newest) & (latest >= row), latest, -1)
+
+
+def push(
+  rows: Any, token: Any, position: jax.Array, *, sink_tokens: int = 0
+) -> tuple[Any, Any, jax.Array]:
+  """Writes one token; the caller counts `position` up.
+
+  Args:
+    rows: `[batch, heads, size, ...]` leaves.
+    token: `[batch, heads, ...]` leaves.
+    position: `[batch]`, of the token.
+    sink_tokens: rows that the first tokens keep.
+
+  Returns:
+    The new rows; the evicted token, in leaves as `token`'s; and bool `[batch]`,
+    whether there was one (without, the leaves hold what the row held).
+  """
+  size = jax.tree.leaves(rows)[0].shape[2]
+  row = row_of(position, size, sink_tokens)
+  batch = jnp.arange(position.shape[0])
+  evicted = jax.tree.map(lambda x: x[batch, :, row], rows)
+  rows = jax.tree.map(
+    lambda x, new: x.at[batch, :, row].set(new.astype(x.dtype)), rows, token
+  )
+  # Written once, before all that reads them: XLA's fusions on a CPU would write
+  # a copy of all rows for each reader.
+  rows = jax.lax.optimization_barrier(rows)
+  return rows, evicted, position >= size
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Where the tokens of a call belong; places count along the joined line.
+
+  Attributes:
+    size: rows of the window.
+    sink_tokens: of them, rows that the first tokens keep.
+    prior: places for the ring's tokens; the call's begin there.
+    source: `[batch, time]`, the call's tokens without padding, `time` behind
+      the last; None if there is no padding and one segment.
+    place: `[batch, time]`, the inverse of `source`.
+    run: `[batch, prior + time]`, counted from the state's segment; `PADDING`,
+      `EMPTY`.
+    position: `[batch, prior + time]`, of each token in its segment.
+    state_position: `[batch]`, before the call.
+    reset_position: `[batch]`, where new segments start.
+    tokens: `[batch]`, real tokens of the call.
+    restarted: bool `[batch]`, whether a segment started in the call.
+    inherits: bool scalar, whether one that started found tokens in the window:
+      `reset_position` was not 0.
+    next_position: `[batch]`, after the call.
+    segment_id: `[batch]`, after the call.
+  """
+
+  size: int = dataclasses.field(metadata={"static": True})
+  sink_tokens: int = dataclasses.field(metadata={"static": True})
+  prior: int = dataclasses.field(metadata={"static": True})
+  source: jax.Array | None
+  place: jax.Array | None
+  run: jax.Array
+  position: jax.Array
+  state_position: jax.Array
+  reset_position: jax.Array
+  tokens: jax.Array
+  restarted: jax.Array
+  inherits: jax.Array
+  next_position: jax.Array
+  segment_id: jax.Array
+
+  @property
+  def ring(self) -> int:
+    """Rows that are overwritten in turn."""
+    return self.size - self.sink_tokens
+
+
+def plan(
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+  position: jax.Array,
+  reset_position: jax.Array,
+  *,
+  time: int,
+  size: int,
+  sink_tokens: int = 0,
+  seen: int | None = None,
+) -> Plan:
+  """Finds where the tokens of a call belong.
+
+  Args:
+    segment_ids: `[batch, time]`, 0 is padding; None if all tokens continue the
+      state's segment.
+    segment_id: `[batch]`, of the state.
+    position: `[batch]`, of the state.
+    reset_position: `[batch]`, of the state that new segments start from.
+    time: tokens a row.
+    size: rows of the window.
+    sink_tokens: rows that the first tokens keep.
+    seen: an upper bound of `position`, if one is known: no places are kept for
+      tokens that cannot be there.
+  """
+  ring = size - sink_tokens
+  prior = ring if seen is None else min(ring, seen)
+  batch = position.shape[0]
+  position, reset_position = position[:, None], reset_position[:, None]
+  line = jnp.arange(time, dtype=jnp.int32)[None]
+  if segment_ids is None:
+    source = place = None
+    tokens = jnp.full((batch, 1), time, jnp.int32)
+    run = jnp.zeros((batch, time), jnp.int32)
+    positions = position + line
+    next_position = position + time
+    next_id = contract.next_segment_id(segment_id)
+  else:
+    valid = segment_ids != 0
+    tokens = jnp.sum(valid, axis=1, keepdims=True, dtype=jnp.int32)
+    starts, next_id = contract.segment_starts(segment_ids, segment_id)
+    rank = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+    place = jnp.where(valid, rank, time)
+    rows = jnp.arange(batch)[:, None]
+    source = jnp.full((batch, time), time, jnp.int32)
+    source = source.at[rows, place].set(line, mode="drop")
+    starts = _take(starts, source)
+    run = jnp.cumsum(starts, axis=1, dtype=jnp.int32)
+    first = jax.lax.cummax(jnp.where(starts, line, 0), axis=1)
+    origin = jnp.where(run > 0, reset_position - first, position)
+    positions = origin + line
+    # Behind the last token the origin is still the last segment's.
+    next_position = jnp.where(tokens > 0, origin[:, -1:] + tokens, position)
+    run = jnp.where(line < tokens, run, PADDING)
+  before = position - prior + jnp.arange(prior, dtype=jnp.int32)
+  held_before = jnp.where(before >= sink_tokens, 0, EMPTY)
+  restarted = jnp.any(run > 0, axis=1)
+  return Plan(
+    size=size,
+    sink_tokens=sink_tokens,
+    prior=prior,
+    source=source,
+    place=place,
+    run=jnp.concatenate([held_before, run], axis=1),
+    position=jnp.concatenate([before, positions], axis=1),
+    state_position=position[:, 0],
+    reset_position=reset_position[:, 0],
+    tokens=tokens[:, 0],
+    restarted=restarted,
+    inherits=jnp.any(restarted & (reset_position[:, 0] > 0)),
+    next_position=next_position[:, 0],
+    segment_id=next_id,
+  )
+
+
+def compact(plan: Plan, tokens: Any) -> Any:
+  """Leaves padding out: `[batch, time, ...]`, zeros behind the last token."""
+  if plan.source is None:
+    return tokens
+  return jax.tree.map(lambda x: _move(x, plan.source, plan.place), tokens)
+
+
+def restore(plan: Plan, tokens: Any) -> Any:
+  """Undoes `compact`: `[batch, time, ...]`, zeros at padding."""
+  if plan.source is None:
+    return tokens
+  return jax.tree.map(lambda x: _move(x, plan.place, plan.source), tokens)
+
+
+def join(plan: Plan, rows: Any, tokens: Any) -> Any:
+  """Puts the ring's tokens before the call's.
+
+  Args:
+    plan: of the call.
+    rows: `[batch, heads, size, ...]`, of the state.
+    tokens: `[batch, time, heads, ...]`, of the call.
+
+  Returns:
+    `[batch, prior + time, heads, ...]` in the dtype of `tokens`, zeros where
+    `plan.run` is `PADDING` or `EMPTY`.
+  """
+  row = row_of(plan.position[:, : plan.prior], plan.size, plan.sink_tokens)
+  row = jnp.where(plan.run[:, : plan.prior] == EMPTY, plan.size, row)
+
+  def one(x, new):
+    return jnp.concatenate([rows_at(x, row).astype(new.dtype), new], axis=1)
+
+  return jax.tree.map(one, rows, compact(plan, tokens))
+
+
+def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
+  """Returns the token that each token of the call evicts.
+
+  Args:
+    plan: of the call.
+    joined: from `join`.
+    reset_rows: of the state that new segments start from.
+
+  Returns:
+    `[batch, time, heads, ...]` leaves and bool `[batch, time]`, whether there
+    is one; in the order of `compact`, zeros where there is none.
+  """
+  run = plan.run[:, plan.prior :]
+  position = plan.position[:, plan.prior :] - plan.ring
+  exists = (run >= 0) & (position >= plan.sink_tokens)
+  inherited = exists & (run > 0) & (position < plan.reset_position[:, None])
+  time = run.shape[1]
+  empty = min(plan.ring - plan.prior, time)
+
+  def shifted(x):
+    kept = exists & ~inherited
+    x = jnp.pad(x[:, : time - empty], _left(x, empty))
+    return jnp.where(expand(kept, x), x, 0)
+
+  tokens = jax.tree.map(shifted, joined)
+  if plan.source is None:
+    return tokens, exists
+  row = row_of(position, plan.size, plan.sink_tokens)
+  row = jnp.where(inherited, row, plan.size)
+
+  def with_reset(tokens):
+    return jax.tree.map(
+      lambda x, r: x + rows_at(r, row).astype(x.dtype), tokens, reset_rows
+    )
+
+  return jax.lax.cond(plan.inherits, with_reset, lambda x: x, tokens), exists
+
+
+def sinks(
+  plan: Plan, rows: Any, joined: Any, place: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
+  """Returns the sinks, before some places, of the runs that go on there.
+
+  At a place at most one run goes on that began before it: whoever sees the
+  line from there on misses the sinks of that run only. What a new segment's
+  state brought is not in it: those are `reset_rows`.
+
+  Args:
+    plan: of the call.
+    rows: `[batch, heads, size, ...]`, of the state.
+    joined: from `join`.
+    place: int32 `[places]`; may be negative.
+
+  Returns:
+    `[batch, places, sink_tokens, heads, ...]` leaves, bool `[batch, places,
+    sink_tokens]`, whether there is one, and `[batch, places]`, the runs.
+  """
+  at = jnp.clip(place, 0, plan.run.shape[1] - 1)
+  run = jnp.where(at < plan.prior, 0, plan.run[:, at])
+  sink = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
+  first = jnp.where(
+    run > 0, plan.reset_position[:, None], plan.state_position[:, None]
+  )
+  in_call = sink >= first[..., None]
+  kept = ~in_call & (run == 0)[..., None]
+  source = (at - plan.position[:, at])[..., None] + sink
+  in_call &= (source < place[:, None]) & (run >= 0)[..., None]
+  source = jnp.where(in_call, source, plan.run.shape[1])
+  row = jnp.where(kept, sink, plan.size)
+  flat, shape = (row.shape[0], -1), row.shape
+
+  def one(x, line):
+    found = _take(line, source.reshape(flat))
+    found += rows_at(x, row.reshape(flat)).astype(line.dtype)
+    return found.reshape(*shape, *line.shape[2:])
+
+  return jax.tree.map(one, rows, joined), kept | in_call, run
+
+
+def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
+  """Returns the rows after the call; `plan.next_position` goes with them."""
+  base = contract.batched_where(plan.restarted, reset_rows, rows)
+  base_position = jnp.where(
+    plan.restarted, plan.reset_position, plan.state_position
+  )
+  position = held(
+    plan.next_position, size=plan.size, sink_tokens=plan.sink_tokens
+  )
+  new = position >= base_position[:, None]
+  end = plan.prior + plan.tokens - plan.next_position
+  source = jnp.where(new, end[:, None] + position, plan.run.shape[1])
+
+  def one(x, line):
+    found = jnp.moveaxis(_take(line, source), 1, 2).astype(x.dtype)
+    return jnp.where(expand(new[:, None], found), found, x)
+
+  return jax.tree.map(one, base, joined)
+
+
+def row_of(position: jax.Array, size: int, sink_tokens: int) -> jax.Array:
+  """The row that keeps the token at a position."""
+  later = sink_tokens + (position - sink_tokens) % (size - sink_tokens)
+  return jnp.where(position < sink_tokens, position, later)
+
+
+def expand(condition: jax.Array, x: jax.Array) -> jax.Array:
+  """Appends axes of one to `condition`, as many as `x` has."""
+  return condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
+
+
+def _left(x: jax.Array, count: int) -> list[tuple[int, int]]:
+  return [(0, 0), (count, 0)] + [(0, 0)] * (x.ndim - 2)
+
+
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Places of `x` along axis 1 by `index`; zeros where it is out of range."""
+  return jnp.take_along_axis(
+    x, expand(index, x), axis=1, mode="fill", fill_value=0
+  )
+
+
+def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
+  """Rows of a state's leaf, laid like tokens: `[batch, rows, heads, ...]`."""
+  return _take(jnp.moveaxis(x, 2, 1), row)
+
+
+def _moved(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
+  """`_take` by an index whose inverse is known."""
+  del back
+  return _take(x, source)
+
+
+def _move_fwd(x, source, back):
+  return _take(x, source), back
+
+
+def _move_bwd(back, cotangent):
+  # The transpose of a permutation is a gather, too: no scatter.
+  return _take(cotangent, back), None, None
+
+
+_move = derivative.custom_vjp(_moved, _move_fwd, _move_bwd)
