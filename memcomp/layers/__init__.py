@@ -1,10 +1,10 @@
-"""Layers: sequence mixers around the memories, and what models need besides.
+"""Sequence mixers around the memories, and the other layers of a model.
 
   layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
   y = layer(x)                                       # [batch, time, 512]
 
-Every mixer takes a width, options by keyword with published defaults, and
-`rngs`; see `Mixer`. Its `Config` holds the same options for config files.
+Every mixer takes a width, `rngs`, and options with published defaults; see
+`Mixer`. Its `Config` has the same options for config files.
 """
 
 from memcomp.layers.base import Mixer

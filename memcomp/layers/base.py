@@ -1,8 +1,7 @@
 """The base of all sequence mixers: calls, state, packing and sharding.
 
-A mixer supplies its parameters (`build`), its state before the first token
-(`fresh_state`), what goes into the memory (`inputs`) and what comes out of it
-(`outputs`):
+A subclass supplies its parameters (`build`), its initial state (`fresh_state`),
+the memory's inputs (`inputs`) and the layer's output (`outputs`):
 
   layer = Trellis(512, heads=8, rngs=nnx.Rngs(0))
   y = layer(x)                                # [batch, time, d_model]
@@ -39,9 +38,11 @@ class Op(NamedTuple):
     init_state: (spec, *, batch, heads, key_dim, value_dim) -> state.
     chunk: (state, inputs, *, spec, segment_ids, reset_state) -> (state, y).
     step: (state, inputs, *, spec) -> (state, y).
-    over_time: of a spec, how shards of time pass the state on.
-    with_stats: whether `chunk` also returns how it solved its tiles.
-    with_seen: whether `chunk` takes `seen`, the most tokens in the state.
+    over_time: maps a spec to the strategy that passes the state between time
+      shards.
+    with_stats: whether `chunk` also returns its solver statistics.
+    with_seen: whether `chunk` takes `seen`, the maximum number of tokens in the
+      state.
   """
 
   init_state: Callable[..., Any]
@@ -53,7 +54,7 @@ class Op(NamedTuple):
 
 
 class Call(NamedTuple):
-  """What a call is told beside x and the state; see `Mixer.__call__`."""
+  """The optional arguments of one call; see `Mixer.__call__`."""
 
   segment_ids: jax.Array | None = None
   first_value: jax.Array | None = None
@@ -62,7 +63,7 @@ class Call(NamedTuple):
 
 
 class Make:
-  """Makes the parameters of a mixer: its random streams, width and scales."""
+  """Makes the parameters of a mixer with common random streams and scales."""
 
   def __init__(self, rngs: nnx.Rngs, d_model: int, std: float, out_std: float):
     self.rngs, self.d_model = rngs, d_model
@@ -71,7 +72,7 @@ class Make:
   def project(
     self, width: int, bias: float | None = None, name: str | None = "heads"
   ) -> linear.Linear:
-    """A map from d_model to `width` features that are named `name`."""
+    """A linear map from d_model to `width` features; `name` is their axis."""
     return linear.Linear(
       self.d_model,
       width,
@@ -82,7 +83,7 @@ class Make:
     )
 
   def out(self, width: int, std: float | None = None) -> linear.Linear:
-    """A map from the features of all heads to d_model."""
+    """A linear map from the features of all heads to d_model."""
     return linear.Linear(
       width,
       self.d_model,
@@ -94,7 +95,7 @@ class Make:
   def convolution(
     self, channels: int, width: int, **keywords: Any
   ) -> short_convolution.ShortConvolution | None:
-    """A short convolution of `width` taps, None where that is 0."""
+    """A short convolution of `width` taps; None if `width` is 0."""
     if not width:
       return nnx.data(None)
     return short_convolution.ShortConvolution(
@@ -103,26 +104,27 @@ class Make:
 
 
 class Mixer(nnx.Module):
-  """A sequence mixer: `[batch, time, d_model]` to the same.
+  """A sequence mixer from `[batch, time, d_model]` to the same shape.
 
   Args:
-    d_model: features in and out.
-    rngs: random streams that the parameters are drawn from.
-    std: standard deviation of the weights at the start.
-    out_std: of the output projection at the start; None is `std`.
-    rules: where logical axes lie on a mesh (`memcomp.sharding.rules`). Without
-      rules the layer shards nothing by itself.
+    d_model: number of input and output features.
+    rngs: random streams for the initial parameters.
+    std: initial standard deviation of the weights.
+    out_std: initial standard deviation of the output projection; None uses
+      `std`.
+    rules: map logical axes to mesh axes (`memcomp.sharding.rules`). Without
+      rules the layer shards nothing itself.
     given: the options of `Config` by keyword.
 
   Raises:
     TypeError: the mixer has no such option.
-    ValueError: an option is out of range, or heads do not divide the width.
+    ValueError: an option is out of range, or the heads do not divide the width.
   """
 
   Config: ClassVar[type[options.MixerConfig]] = options.MixerConfig
   op: ClassVar[Op]
   memory_fields: ClassVar[tuple[str, ...]] = ("memory",)
-  """Arrays of the memory's state whose size tells how full the memory is."""
+  """Fields of the memory state whose size shows how full the memory is."""
 
   heads: int
   key_dim: int
@@ -157,63 +159,63 @@ class Mixer(nnx.Module):
   def from_config(
     cls, config: options.MixerConfig, d_model: int, **keywords: Any
   ) -> Self:
-    """The mixer of a config, as config files make them.
+    """Makes the mixer that a config describes.
 
     Args:
-      config: of the class `Config`.
-      d_model: features in and out.
-      keywords: `rngs`, and `std`, `out_std`, `rules`; see the class.
+      config: an instance of the class `Config`.
+      d_model: number of input and output features.
+      keywords: `rngs`, and optionally `std`, `out_std` and `rules`.
     """
     return cls(d_model, **keywords, **options.values(config))
 
-  # What a mixer supplies.
+  # Subclasses must define these methods.
 
   def build(self, config: Any, make: Make) -> None:
-    """Makes the parameters; `config` has its sizes filled in."""
+    """Makes the parameters; all sizes in `config` are filled in."""
     raise NotImplementedError
 
   def fresh_state(self, batch: int, length: int | None = None) -> Any:
-    """The state before the first token: a NamedTuple with `memory`."""
+    """The initial state: a NamedTuple with a field `memory`."""
     raise NotImplementedError
 
   def inputs(self, x: jax.Array, state: Any, call: Call) -> tuple[Any, Any]:
     """Maps `[batch, time, d_model]` to the memory's inputs, and the new state.
 
-    The memory in the new state is still the old one.
+    The new state still contains the old memory.
     """
     raise NotImplementedError
 
   def outputs(self, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Maps what was read, `[batch, time, heads, dim]`, to d_model features."""
+    """Maps the memory's `[batch, time, heads, dim]` to d_model features."""
     raise NotImplementedError
 
-  # What a mixer may say otherwise.
+  # Subclasses may override these methods.
 
   def fresh_memory(self, batch: int, memory: Any, call: Call) -> Any:
-    """The memory that a new segment starts from; `memory` is the state's.
+    """The memory at the start of a new segment; `memory` is the current one.
 
-    None says that it is `memory`, which the caller knows to be fresh.
+    None means `memory` itself, if the caller knows that it is fresh.
     """
     del memory, call
     return self.fresh_state(batch).memory
 
   def load(self, memory: Any) -> Any:
-    """Puts learned numbers in that ride along in the memory's state."""
+    """Copies learned parameters into a memory state that contains them."""
     return memory
 
   def value_of(self, x: jax.Array) -> jax.Array:
-    """The values of `x`, for the value residuals of later layers."""
+    """The values of `x` for the value residuals of later layers."""
     del x
     raise NotImplementedError(f"{type(self).__name__} has no value residual")
 
   def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """The inputs, spec and further keywords of a call of `op.chunk`."""
+    """The inputs, spec and extra keywords for a call of `op.chunk`."""
     return inputs, self.spec, {}
 
   def mix(
     self, x: jax.Array, state: Any, call: Call, run: Callable[..., Any]
   ) -> tuple[jax.Array, Any]:
-    """One call; `run(memory, inputs)` gives (memory, y, stats or None)."""
+    """Runs one call; `run(memory, inputs)` gives (memory, y, stats or None)."""
     inputs, new_state = self.inputs(x, state, call)
     memory, y, stats = run(state.memory, inputs)
     new_state = new_state._replace(memory=memory)
@@ -221,17 +223,17 @@ class Mixer(nnx.Module):
       new_state = new_state._replace(stats=stats)
     return self.outputs(x, y), new_state
 
-  # What all mixers do.
+  # All mixers share these methods.
 
   def init_state(self, batch: int, length: int | None = None) -> Any:
     """The state before the first token.
 
     Args:
-      batch: rows.
-      length: tokens that the state must hold, for memories that grow; None is
-        the most that the options allow. A memory of constant size ignores it.
+      batch: number of rows.
+      length: number of tokens that a growing memory must hold; None is the
+        maximum of the options. A memory of constant size ignores it.
     """
-    # No array twice, so that a caller may donate the state.
+    # The state never shares an array, so that a caller may donate it.
     held = {id(p) for p in jax.tree.leaves(nnx.state(self))}
 
     def own(leaf):
@@ -245,7 +247,7 @@ class Mixer(nnx.Module):
     return jax.tree.map(own, self.fresh_state(batch, length))
 
   def memories(self, state: Any) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
+    """The arrays whose size shows how full the memory is."""
     memory = state.memory
     return tuple(operator.attrgetter(f)(memory) for f in self.memory_fields)
 
@@ -281,24 +283,24 @@ class Mixer(nnx.Module):
   ) -> Any:
     """Mixes a sequence.
 
-    A new segment starts from the layer's initial state, whatever `state` is.
+    A new segment always starts from the layer's initial state.
 
     Args:
-      x: `[batch, time, d_model]`, of any float dtype; the layer computes in it.
-      state: before the first token; None is a fresh one.
+      x: `[batch, time, d_model]` of any float dtype; the layer computes in it.
+      state: state before the first token; None is a fresh one.
       segment_ids: int32 `[batch, time]`, 0 is padding; None for one segment.
-      first_value: `[batch, time, width]`, the values of the first layer of this
-        kind (`value_of`), for value residuals; None if this is the first.
-      noise: PRNG key for what is random in training; None for nothing random.
-      max_position: upper bound, known when the program is made, of the tokens
-        that any row has seen before this call; None if not known. It never
-        changes a result: a growing memory computes with fewer rows.
+      first_value: `[batch, time, width]`, for value residuals: the values of
+        the first layer of this kind (`value_of`). None if this is that layer.
+      noise: PRNG key for random operations in training; None disables them.
+      max_position: static upper bound of the tokens that any row has seen
+        before this call; None if unknown. It never changes results, but a
+        growing memory then computes with fewer rows.
 
     Returns:
-      y as x; with a state y and the state after the last token.
+      y with the shape of x; with `state`, also the state after the last token.
 
     Raises:
-      ValueError: x has another shape.
+      ValueError: x has the wrong shape.
     """
     self._check(x, "batch, time")
     fresh = state is None
@@ -331,15 +333,15 @@ class Mixer(nnx.Module):
     *,
     first_value: Float[Array, "batch width"] | None = None,
   ) -> tuple[Float[Array, "batch d_model"], Any]:
-    """Mixes one token in a time that the tokens before do not change.
+    """Mixes one token; the cost does not grow with earlier tokens.
 
     Args:
       x: `[batch, d_model]`.
-      state: before the token.
-      first_value: `[batch, width]`, as in a call.
+      state: state before the token.
+      first_value: `[batch, width]`; see `__call__`.
 
     Returns:
-      y as x, and the new state.
+      y with the shape of x, and the new state.
     """
     self._check(x, "batch")
 
@@ -370,7 +372,7 @@ class Mixer(nnx.Module):
       )
 
   def _sequence(self, x, state, call):
-    """Mixes a sequence where axes are Auto."""
+    """Mixes a sequence under Auto mesh axes."""
 
     def run(memory, inputs):
       memory = self.load(memory)
@@ -408,10 +410,10 @@ class Mixer(nnx.Module):
       return dispatch.preferring("xla_chunked")
     return contextlib.nullcontext()
 
-  # Tools for mixers.
+  # Subclasses use these helpers.
 
   def init_memory(self, batch: int, **keywords: Any) -> Any:
-    """The memory before the first token, of this layer's sizes."""
+    """The memory before the first token, in this layer's sizes."""
     return self.op.init_state(
       self.spec,
       batch=batch,
@@ -422,7 +424,7 @@ class Mixer(nnx.Module):
     )
 
   def split(self, x: jax.Array) -> jax.Array:
-    """`[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
+    """Reshapes `[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
     return linear.split_heads(x, self.heads, self.rules)
 
   def convolve(
@@ -433,7 +435,7 @@ class Mixer(nnx.Module):
     state: Any,
     call: Call,
   ) -> tuple[jax.Array, jax.Array | None]:
-    """A short convolution and its new taps; x as it is without one."""
+    """Applies a convolution; returns y and its new taps, or x if None."""
     if convolution is None or taps is None:
       return x, None
     return convolution(
@@ -451,7 +453,7 @@ class Mixer(nnx.Module):
     *projected: jax.Array,
     names: tuple[str, ...] = ("query", "key", "value"),
   ) -> tuple[list[jax.Array], Any]:
-    """`projected` after the convolutions called `names`, and the new state."""
+    """Applies the convolutions called `names`; returns ys and the new state."""
     found = [
       self.convolve(
         getattr(self, f"{name}_convolution"),
@@ -470,7 +472,7 @@ class Mixer(nnx.Module):
   def fresh_taps(
     self, batch: int, names: tuple[str, ...] = ("query", "key", "value")
   ) -> dict[str, Any]:
-    """Taps of the convolutions called `names`, by the fields of a state."""
+    """Initial taps of the convolutions called `names`, by state field."""
     return {
       f"{name}_taps": short_convolution.init_taps(
         getattr(self, f"{name}_convolution"), batch
@@ -483,11 +485,10 @@ class TapsState(NamedTuple):
   """State of a mixer with short convolutions.
 
   Attributes:
-    query_taps: last inputs of the convolution on queries, None without; also
-      of keys and values.
-    key_taps: of keys.
-    value_taps: of values.
-    memory: of the kernel.
+    query_taps: last inputs of the query convolution; None without one.
+    key_taps: last inputs of the key convolution; None without one.
+    value_taps: last inputs of the value convolution; None without one.
+    memory: state of the kernel.
   """
 
   query_taps: jax.Array | None
@@ -497,14 +498,14 @@ class TapsState(NamedTuple):
 
 
 def wide(x: jax.Array) -> jax.Array:
-  """X in float32, or wider where it is: what gates are computed in."""
+  """Casts x to float32 unless it is wider; gates are computed in this dtype."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _varying_as(x: jax.Array, tree: Any) -> Any:
-  """Marks arrays as different on each shard where x is, in a `shard_map`.
+  """Marks arrays in a `shard_map` as varying over the same mesh axes as x.
 
-  The scan over chunks checks that its carry stays so.
+  The scan over chunks requires that its carry varies as its inputs do.
   """
 
   def varying(leaf):

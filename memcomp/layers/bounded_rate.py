@@ -1,21 +1,23 @@
-"""A bound on how far one write of Trellis can move its own answer.
+"""An upper bound on how far one write of Trellis changes its own read.
 
-What the memory answers to a written vector w, z = M w, is moved by the write:
+A write of the vector w changes what the memory returns for it, z = M w, to
 
   z' = beta z - gamma |w|^2 J^T (phi(z) - alpha),   J = J_phi(z)
 
-Near an answer that fits, phi(z*) = alpha, and without decay this is z' - z* =
-(I - gamma |w|^2 J^T J) (z - z*): a contraction if gamma |w|^2 |J|^2 < 2, free
-of overshoot below 1. |J| depends on z, but has a bound s that does not
-(`activations.steepness`, about 1 / sqrt(phi_eps)). With x = |w|^2 s^2,
+Let phi(z*) = alpha, so that z* is the target. Near it and without decay, z' -
+z* = (I - gamma |w|^2 J^T J) (z - z*). This is a contraction if gamma |w|^2
+|J|^2 < 2, and does not overshoot below 1. |J| depends on z, but has a bound s
+that does not (`activations.steepness`, about 1 / sqrt(phi_eps)). With x = |w|^2
+s^2,
 
   gamma' = gamma b / (b + gamma x)        so that gamma' x < b
 
-leaves small rates as they are, and is smooth in all it depends on.
+hardly changes small rates, and is smooth in all of its arguments.
 
-It bounds a single write. With gradients at the chunk start the writes of a
-chunk do not see each other: where C of them repeat w, their rates add up.
-Nor does it bound what curvature adds to gradients through the recurrence.
+The bound holds for a single write. With chunk-start gradients, the writes of a
+chunk do not see each other. If C of them repeat w, their rates add up. The
+bound also does not limit the gradient terms that curvature adds through the
+recurrence.
 """
 
 import jax.numpy as jnp
@@ -27,12 +29,12 @@ from memcomp_kernels.trellis import api as trellis
 def bound(
   inputs: trellis.Inputs, spec: trellis.Spec, largest: float
 ) -> trellis.Inputs:
-  """Returns the inputs with a bounded write rate for each pass.
+  """Returns the inputs with the write rate of each pass bounded.
 
   Args:
-    inputs: `[batch, time, heads, ...]`.
-    spec: the memory's meaning.
-    largest: b > 0, of rate * |written|^2 * s^2.
+    inputs: arrays `[batch, time, heads, ...]`.
+    spec: the memory's spec.
+    largest: b > 0, the upper bound of rate * |written|^2 * s^2.
   """
   rate = inputs.write_rate
   squares = [

@@ -1,4 +1,4 @@
-"""Layers that look at a few tokens before: what shards of time hand over."""
+"""Passes the last few tokens between time shards, for local layers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ class _Tail(NamedTuple):
   """The last tokens of a shard.
 
   Attributes:
-    taps: `[batch, width, channels]`, the newest last, zeros before the first.
-    tokens: int32 `[batch]`, real ones.
-    restarted: bool `[batch]`, whether a segment started among them.
+    taps: `[batch, width, channels]`, newest last, zeros before the first token.
+    tokens: int32 `[batch]`, number of valid tokens in the shard.
+    restarted: bool `[batch]`, whether a segment started in the shard.
   """
 
   taps: jax.Array
@@ -37,19 +37,20 @@ def over_time(
   segment_id: jax.Array | None,
   rules: sharding.Rules,
 ) -> tuple[jax.Array, jax.Array]:
-  """Runs `local` on shards of time where the rules name any, else as it is.
+  """Runs `local` on every time shard, or directly if time is not sharded.
 
-  Every shard gets the taps that the tokens before it leave: a few tokens from
-  its neighbour, or from further back where rows have padding.
+  Every shard gets the taps left by the tokens before it. They come from its
+  neighbour, or from earlier shards if rows have padding.
 
   Args:
     local: (x, taps, parameters, segment_ids, segment_id) -> (y, taps).
     x: `[batch, time, channels]`.
-    taps: `[batch, width, channels]`, the last tokens before, the newest last.
+    taps: `[batch, width, channels]`, the previous tokens, newest last.
     parameters: pytree of `[..., channels]` arrays.
     segment_ids: `[batch, time]`, or None.
-    segment_id: `[batch]`, of the token before; may be None without ids.
-    rules: where batch, time and heads lie.
+    segment_id: `[batch]`, segment of the previous token; may be None without
+      segment_ids.
+    rules: sharding of batch, time and heads.
   """
   if rules.shards("time") == 1:
     return local(x, taps, parameters, segment_ids, segment_id)
@@ -62,7 +63,7 @@ def over_time(
     nothing = _Tail(
       jnp.zeros_like(taps), jnp.zeros_like(before), before != before
     )
-    # Its outputs are not used, and so not computed.
+    # XLA removes the computation of the unused outputs.
     _, own = local(x, nothing.taps, parameters, segment_ids, before)
     tail = _tail(own, x.shape[1], segment_ids, before)
     earlier = state_passing.scan_before(_then, axis, tail, nothing)
@@ -70,7 +71,7 @@ def over_time(
     y, taps = local(x, handed, parameters, segment_ids, before)
     return y, state_passing.of_last(taps, axis)
 
-  # Channels of heads stay where they are.
+  # Channels stay sharded by heads if they divide evenly.
   divides = x.shape[-1] % rules.shards("heads") == 0
   channels = rules.axes("heads") if divides else ()
   batch = rules.axes("batch")
@@ -103,10 +104,10 @@ def _tail(taps, time, segment_ids, before) -> _Tail:
 
 
 def _then(first: _Tail, second: _Tail) -> _Tail:
-  """The last tokens of both; associative."""
+  """The last tokens of two adjacent shards; associative."""
   width = first.taps.shape[1]
   place = jnp.arange(width) + second.tokens[:, None]
-  # Of first's tokens as many are left as second's do not push out.
+  # Tokens of `first` remain unless the tokens of `second` push them out.
   left = (place < width) & ~second.restarted[:, None]
   shifted = jnp.take_along_axis(
     first.taps, jnp.minimum(place, width - 1)[..., None], axis=1

@@ -1,11 +1,12 @@
 """The Infini-attention mixer (arXiv 2404.07143).
 
 x -> q, k, v (`layers.projection`) -> local attention with rotary positions, and
-a linear memory of q and k without them; a learned gate a head mixes the two
+a linear memory of q and k without them. A learned gate per head mixes the two:
 
   y = (sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot) W_o           eq. (6)
 
-docs/infini_attention.md has the choices, and those of Tensor Cache's baseline.
+docs/infini_attention.md explains our choices and those of Tensor Cache's
+baseline.
 """
 
 import dataclasses
@@ -22,15 +23,16 @@ _SPEC = infini_attention.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class InfiniAttentionConfig(projection.ProjectionConfig):
-  """Options of Infini-attention; further ones are of `ProjectionConfig`.
+  """Options of Infini-attention, in addition to `ProjectionConfig`.
 
   Attributes:
-    segment_size: tokens that read the memory of those before all of them; 1 is
-      the form per token.
-    window_size: newest tokens that are attended to; 0 for the segment's.
+    segment_size: tokens that read the same memory, the one before all of them;
+      1 updates the memory after every token.
+    window_size: number of newest tokens in local attention; 0 attends to the
+      current segment.
     rule: "linear" or "delta".
-    rotate_memory: the memory, too, has queries and keys with positions.
-    gate_init: the memory's share at the start, in (0, 1).
+    rotate_memory: whether the memory's queries and keys are also rotated.
+    gate_init: initial weight of the memory, in (0, 1).
   """
 
   segment_size: int = _SPEC.segment_size
@@ -40,7 +42,7 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
   gate_init: float = options.option(0.5, options.inside(0, 1))
 
   def spec(self) -> infini_attention.Spec:
-    """The memory's meaning.
+    """The kernel's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.
@@ -52,14 +54,14 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
     )
 
   def state_floats(self, length: int) -> int:
-    """Floats of window and memory after `length` tokens, for one layer."""
+    """Floats of window and memory after `length` tokens, per layer."""
     kept = min(length, self.window_size or self.segment_size)
     window = kept * (self.key_dim + self.value_dim)
     memory = self.key_dim * (self.value_dim + 1)
     return self.heads * (window + memory)
 
   def memory_flops(self, length: int) -> int:
-    """Mean forward flops of window and memory per token, for one layer."""
+    """Mean forward flops of window and memory per token and layer."""
     size = min(self.window_size or self.segment_size, length)
     if self.window_size:
       pairs = size * (size + 1) // 2 + (length - size) * size
@@ -86,7 +88,7 @@ class InfiniAttention(projection.ProjectedMixer):
 
   def build(self, config: InfiniAttentionConfig, make: base.Make) -> None:
     """Makes the parameters."""
-    # Rotated here, after what the memory takes has left.
+    # The layer rotates later, because the memory takes unrotated keys.
     self.projection = projection.Projection(
       dataclasses.replace(config, rotary_dim=0),
       self.d_model,

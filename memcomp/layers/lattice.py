@@ -2,7 +2,8 @@
 
 x -> W_qk -> two short convolutions -> q, k (codes over the slots);  W_v -> v;
 decay and rate gates -> Lattice -> * GELU(x W_g) -> W_o
-(arXiv 2504.05646, figure 2 and appendix A; docs/lattice.md has the choices).
+(arXiv 2504.05646, figure 2 and appendix A; docs/lattice.md explains our
+choices).
 """
 
 import dataclasses
@@ -24,27 +25,30 @@ _SPEC = lattice.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class LatticeConfig(options.MixerConfig):
-  """Options of Lattice; the first are those of the kernel's `Spec`.
+  """Options of Lattice.
+
+  Fields from `num_slots` to `chunk_size` belong to
+  `memcomp_kernels.lattice.types.Spec`.
 
   Attributes:
-    num_slots: see `memcomp_kernels.lattice.types.Spec`, as all down to
-      `chunk_size`. At most value_dim: the initial slots are orthonormal.
+    num_slots: slots per head, at most value_dim: the initial slots are
+      orthonormal.
     objective: "decoding", "encoding" or "similarity".
     update: "delta", "orthogonal" or "normalized".
     forget_gate: whether the memory decays (L2).
-    sparsity: of the L1 variant; 0 is off.
+    sparsity: strength of the L1 variant; 0 is off.
     gradient_at: "chunk_start" or "token".
     chunk_size: tokens that share a chunk-start gradient.
-    key_dim: unused: a key is a code over the slots.
-    normalize: L2-norm of "none", "qk" or "qkv" before the memory.
-    decay_init: decay factor at the start, in (0, 1).
-    write_rate_init: write rate at the start, in (0, write_rate_scale).
-    write_rate_scale: the largest write rate.
-    memory_init: orthonormal slots that are "learned" from there or "fixed".
-    post_norm: a layer norm on what is read.
+    key_dim: unused; a key is a code over the slots.
+    normalize: vectors with L2 normalization: "none", "qk" or "qkv".
+    decay_init: initial decay factor, in (0, 1).
+    write_rate_init: initial write rate, in (0, write_rate_scale).
+    write_rate_scale: maximum write rate.
+    memory_init: whether the orthonormal initial slots are "learned" or "fixed".
+    post_norm: whether a layer norm follows the memory.
     convolution_width: taps of the short convolutions; 0 for none.
-    convolve_value: a convolution on v too.
-    solver: how gradients per token are evaluated.
+    convolve_value: whether v has a convolution too.
+    solver: solver of the per-token gradients.
   """
 
   Spec = lattice.Spec
@@ -70,7 +74,7 @@ class LatticeConfig(options.MixerConfig):
   )
 
   def tiling(self) -> lattice.Tiling:
-    """How gradients per token are evaluated."""
+    """The kernel's tiling, with the solver of the per-token gradients."""
     solver, tiling = self.solver, lattice.Tiling()
     if solver.method != "auto":
       tiling = dataclasses.replace(
@@ -81,7 +85,7 @@ class LatticeConfig(options.MixerConfig):
     return tiling
 
   def check(self) -> None:
-    """Raises ValueError where fields do not agree."""
+    """Raises ValueError if fields contradict each other."""
     self.solver.validate()
     options.check_write_rate(self)
     if self.value_dim and self.num_slots > self.value_dim:
@@ -91,19 +95,19 @@ class LatticeConfig(options.MixerConfig):
       )
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, for one layer."""
+    """Floats of the memory per sequence of any length, per layer."""
     del length
     return self.heads * self.num_slots * self.value_dim
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: the loss, the tangent, the write, the read.
+    A multiply-add counts as two. Includes loss, tangent, write and read.
     """
     del length
     per_head = 8 * self.num_slots * self.value_dim
     if self.spec().stale:
-      # Within a chunk reads go through a score matrix, weighed slot by slot.
+      # Within a chunk, reads use a score matrix that is weighted slot by slot.
       per_head += self.chunk_size * (3 * self.num_slots + 2 * self.value_dim)
     return self.heads * per_head
 
@@ -111,8 +115,8 @@ class LatticeConfig(options.MixerConfig):
 class LatticeState(NamedTuple):
   """State of the mixer: convolution taps (or None) and the memory.
 
-  `stats`, how the last call's tiles were solved, `[batch, heads]`, is None
-  where nobody asked (`SolverConfig`).
+  `stats` has the solver statistics of the last call, `[batch, heads]`, if
+  `SolverConfig` asks for them, else None.
   """
 
   query_taps: jax.Array | None
@@ -167,7 +171,7 @@ class Lattice(base.Mixer):
     self.write_rate_scale = config.write_rate_scale
 
   def fresh_state(self, batch: int, length: int | None = None) -> LatticeState:
-    """The state before the first token; holds the initial slots."""
+    """The state before the first token, with the initial slots."""
     del length
     initial = self.initial_memory
     memory = self.op.init_state(
@@ -183,7 +187,7 @@ class Lattice(base.Mixer):
     return LatticeState(**self.fresh_taps(batch), memory=memory, stats=stats)
 
   def options_of_chunk(self, inputs):
-    """Tells the kernel how to solve for gradients per token."""
+    """Passes the tiling to the kernel."""
     return inputs, self.spec, {"tiling": self.tiling}
 
   def inputs(self, x, state, call):
@@ -209,7 +213,7 @@ class Lattice(base.Mixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Layer norm if asked for, gate, output projection."""
+    """Applies the optional layer norm, the gate and the output projection."""
     y = y.reshape(*y.shape[:-2], -1)
     if self.post_norm is not None:
       y = self.post_norm(y)

@@ -20,15 +20,15 @@ def normal_param(
   weight_decay: bool = True,
   init: str = "normal",
 ) -> nnx.Param:
-  """A parameter of standard deviation `std` whose axes carry logical `names`.
+  """A random parameter of standard deviation `std` with named axes.
 
   Args:
     rngs: random streams.
-    shape: of the parameter.
-    names: one for each axis.
-    std: root mean square of its entries at the start.
+    shape: shape of the parameter.
+    names: logical name of each axis.
+    std: initial root mean square of the entries.
     weight_decay: whether the optimizer decays it.
-    init: "normal", "uniform", "orthogonal" (two axes, rows or columns
+    init: "normal", "uniform", "orthogonal" (two axes; rows or columns are
       orthogonal, whichever are fewer) or "zeros".
   """
   key = rngs.params()
@@ -48,7 +48,7 @@ def normal_param(
 def constant_param(
   value: jax.Array, names: tuple[str | None, ...]
 ) -> nnx.Param:
-  """A parameter that starts at `value` and is not decayed."""
+  """A parameter that starts at `value` and has no weight decay."""
   return nnx.Param(value, axes=names, weight_decay=False)
 
 
@@ -56,12 +56,12 @@ class Linear(nnx.Module):
   """y = x W (+ b), in the input's dtype.
 
   Args:
-    in_dim: features of x.
-    out_dim: features of y.
+    in_dim: number of input features.
+    out_dim: number of output features.
     names: logical names of W's two axes.
-    std: of W at the start.
-    bias: constant that b starts from; None for no bias.
-    init: distribution of W at the start, see `normal_param`.
+    std: initial standard deviation of W.
+    bias: initial value of every entry of b; None for no bias.
+    init: initial distribution of W, see `normal_param`.
     rngs: random streams.
   """
 
@@ -92,11 +92,11 @@ class Linear(nnx.Module):
 
 
 def split_heads(x: jax.Array, heads: int, rules: sharding.Rules) -> jax.Array:
-  """`[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
+  """Reshapes `[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
   x = x.reshape(*x.shape[:-1], heads, -1)
   return rules.constrain(x, "batch", "time", "heads", None)
 
 
 def logit(p: float) -> float:
-  """The bias that a sigmoid maps to `p` in (0, 1)."""
+  """The inverse of the sigmoid for `p` in (0, 1)."""
   return math.log(p / (1 - p))

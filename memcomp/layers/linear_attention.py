@@ -1,6 +1,6 @@
 """The linear attention mixer.
 
-x -> W_q, W_k, W_v -> q, k, v -> linear attention, with a decay if asked for
+x -> W_q, W_k, W_v -> q, k, v -> linear attention with optional decay
 (-> RMS norm of each head) -> W_o (arXiv 2006.16236; docs/linear_attention.md).
 """
 
@@ -17,8 +17,8 @@ option = options.option
 DECAYS = ("none", "head", "token")
 
 _NORM_EPS = 1e-5
-# A token's decay is sigmoid(x W) to this power (gated linear attention,
-# arXiv 2312.06635, section 4.4): memories start out long.
+# A token's decay is sigmoid(x W) to this power, so that initial decays are slow
+# (gated linear attention, arXiv 2312.06635, section 4.4).
 _TOKEN_DECAY_POWER = 1 / 16
 
 
@@ -27,11 +27,11 @@ class LinearAttentionConfig(options.MixerConfig):
   """Options of linear attention.
 
   Attributes:
-    feature_map: see `memcomp_kernels.linear_attention.types.Spec`, as the next.
-    normalize: reads divided by the weights' sum.
-    decay: "none" (the paper), "head" (1 - 2^(-5-h) at head h: RetNet) or
+    feature_map: see `memcomp_kernels.linear_attention.types.Spec`.
+    normalize: whether reads are divided by the sum of the weights.
+    decay: "none" (the paper), "head" (RetNet: 1 - 2^(-5-h) in head h) or
       "token" (depends on the token).
-    output_norm: an RMS norm of each head's read.
+    output_norm: whether an RMS norm follows in each head.
   """
 
   feature_map: str = linear_attention.Spec().feature_map
@@ -40,7 +40,7 @@ class LinearAttentionConfig(options.MixerConfig):
   output_norm: bool = False
 
   def spec(self) -> linear_attention.Spec:
-    """The memory's meaning.
+    """The kernel's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.
@@ -52,21 +52,21 @@ class LinearAttentionConfig(options.MixerConfig):
     )
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, for one layer."""
+    """Floats of the memory for any length, per layer."""
     del length
     return self.heads * self.key_dim * (self.value_dim + self.normalize)
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: the write and the read.
+    A multiply-add counts as two. Includes write and read.
     """
     del length
     return 4 * self.heads * self.key_dim * (self.value_dim + self.normalize)
 
 
 class LinearAttention(base.Mixer):
-  """Linear attention; its state is the memory's."""
+  """Linear attention; the layer's state is the memory."""
 
   Config = LinearAttentionConfig
   op = base.Op(
@@ -94,7 +94,7 @@ class LinearAttention(base.Mixer):
     return self.init_memory(batch)
 
   def memories(self, state: linear_attention.State) -> tuple[jax.Array, ...]:
-    """The array whose size tells how full the memory is."""
+    """The array whose size shows how full the memory is."""
     return (state.memory,)
 
   def fresh_memory(self, batch, memory, call):
@@ -116,13 +116,13 @@ class LinearAttention(base.Mixer):
     return linear_attention.Inputs(query, key, value, log_decay), state
 
   def outputs(self, x, y):
-    """Norm of each head if asked for, output projection."""
+    """Applies the optional norm of each head and the output projection."""
     if self.norm is not None:
       y = self.norm(y)
     return self.out(y.reshape(*x.shape[:-1], -1))
 
   def _log_decay(self, x: jax.Array) -> jax.Array | None:
-    """`[batch, time, heads, 1]`, or None without a decay."""
+    """Log decay `[batch, time, heads, 1]`; None without decay."""
     if not self.spec.forget_gate:
       return None
     if self.token_decay is not None:

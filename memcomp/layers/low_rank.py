@@ -1,4 +1,4 @@
-"""Two narrow linear maps in place of a wide one."""
+"""A low-rank linear map."""
 
 import math
 
@@ -9,14 +9,14 @@ from memcomp.layers import linear
 
 
 class LowRank(nnx.Module):
-  """f(x A) B (+ bias); starts from the bias alone.
+  """f(x A) B (+ bias); the initial output is the bias.
 
   Args:
-    in_dim: features in.
-    rank: between A and B.
-    out_dim: features out.
+    in_dim: number of input features.
+    rank: number of features between A and B.
+    out_dim: number of output features.
     activation: f.
-    bias: at the start, `[out_dim]`; None for none.
+    bias: initial bias `[out_dim]`; None for none.
     rngs: random streams.
   """
 

@@ -2,7 +2,7 @@
 
   y, state = mixer(x, state, segment_ids=, segment_id=, rules=)
 
-Only one with a token shift has a state; that of the others is None.
+A channel mixer has a state only if it has a token shift; otherwise it is None.
 """
 
 import jax
@@ -15,10 +15,10 @@ class SwiGLU(nnx.Module):
   """(SiLU(x W_gate) * x W_up) W_down.
 
   Args:
-    d_model: features in and out.
-    hidden: features between.
-    std: of the weights at the start.
-    out_std: of W_down at the start.
+    d_model: number of input and output features.
+    hidden: number of hidden features.
+    std: initial standard deviation of the weights.
+    out_std: initial standard deviation of W_down.
     rngs: random streams.
   """
 
@@ -31,7 +31,7 @@ class SwiGLU(nnx.Module):
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 
   def init_state(self, batch: int) -> None:
-    """No state."""
+    """Returns None: there is no state."""
 
   def __call__(self, x: jax.Array, state: None, *, rules, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
@@ -40,7 +40,7 @@ class SwiGLU(nnx.Module):
 
 
 class GELU(nnx.Module):
-  """GELU(x W_up) W_down; arguments as `SwiGLU`."""
+  """GELU(x W_up) W_down, with the arguments of `SwiGLU`."""
 
   def __init__(
     self, d_model: int, hidden: int, *, std: float, out_std: float, rngs
@@ -50,7 +50,7 @@ class GELU(nnx.Module):
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 
   def init_state(self, batch: int) -> None:
-    """No state."""
+    """Returns None: there is no state."""
 
   def __call__(self, x: jax.Array, state: None, *, rules, **context):
     """Maps `[batch, time, d_model]` to the same shape."""
@@ -61,8 +61,9 @@ class GELU(nnx.Module):
 class SquaredReLU(nnx.Module):
   """ReLU(shift(x) W_up)^2 W_down, the channel mixer of RWKV-7 and GPTAlpha-2.
 
-  W_up starts orthogonal whatever `std` is; arguments as `SwiGLU`. Its state is
-  the last token's input, for the token shift, whose first token sees zeros.
+  The arguments are those of `SwiGLU`, but W_up always starts orthogonal. The
+  state is the input of the last token for the token shift. The first token is
+  shifted towards zeros.
   """
 
   def __init__(
@@ -83,7 +84,7 @@ class SquaredReLU(nnx.Module):
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 
   def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
+    """Reinitializes for a layer at `depth` in [0, 1)."""
     self.shift.at_depth(depth)
 
   def init_state(self, batch: int) -> jax.Array:

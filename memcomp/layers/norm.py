@@ -14,10 +14,10 @@ class RMSNorm(nnx.Module):
   """x / rms(x) * scale.
 
   Args:
-    dim: features of x.
-    name: of the scale's axis.
+    dim: number of features.
+    name: logical name of the scale's axis.
     eps: added to the mean square.
-    groups: equal parts of x that have an rms each.
+    groups: number of equal parts of x with separate rms.
   """
 
   def __init__(

@@ -1,8 +1,8 @@
-"""The options of mixers: a config class is the one list of their fields.
+"""The options of mixers; a config class is the only list of them.
 
-A field says what its value may be, so that a check which many mixers need
-stands once. `Trellis(512, heads=8)` and `Trellis.from_config(config, 512)` both
-make the config, so both give the same errors.
+Every field carries the checks of its value, so that each check is written once.
+`Trellis(512, heads=8)` and `Trellis.from_config(config, 512)` both build the
+config, so both raise the same errors.
 """
 
 import abc
@@ -15,47 +15,47 @@ from typing import Any, ClassVar, Self
 from memcomp_kernels.math import solver
 
 Check = Callable[[Any], str | None]
-"""Says in a few words what is wrong with a value, or None."""
+"""Returns what is wrong with a value in a few words, or None."""
 
 
 def option(default: Any, *checks: Check) -> Any:
-  """A field of a config with its default and the checks of its value."""
+  """A config field with a default and checks of its value."""
   return dataclasses.field(default=default, metadata={"checks": checks})
 
 
 def one_of(choices: Iterable[str]) -> Check:
-  """One of some words."""
+  """Checks that a word is one of `choices`."""
   listed = ", ".join(choices)
   return lambda x: None if x in choices else f"is not one of: {listed}"
 
 
 def at_least(low: float) -> Check:
-  """A number from `low` on."""
+  """Checks that a number is at least `low`."""
   return lambda x: None if x >= low else f"must be at least {low}"
 
 
 def not_negative(x: float) -> str | None:
-  """Zero or more."""
+  """Checks that a number is zero or more."""
   return None if x >= 0 else "must not be negative"
 
 
 def positive(x: float) -> str | None:
-  """More than zero."""
+  """Checks that a number is more than zero."""
   return None if x > 0 else "must be positive"
 
 
 def inside(low: float, high: float) -> Check:
-  """A number between two others, without them."""
+  """Checks that a number lies strictly between `low` and `high`."""
   return lambda x: None if low < x < high else f"must be in ({low:g}, {high:g})"
 
 
 def taps(x: int) -> str | None:
-  """The width of a short convolution, or 0 for none."""
+  """Checks the width of a short convolution; 0 is none."""
   return None if x == 0 or x >= 2 else "must be 0 or at least 2"
 
 
 def check_write_rate(config: Any) -> None:
-  """Checks that a write rate starts between 0 and the largest one.
+  """Checks that the initial write rate is below the maximum.
 
   Raises:
     ValueError: naming `write_rate_init` and `write_rate_scale`.
@@ -71,7 +71,7 @@ def check_fields(config: Any) -> None:
   """Runs the checks of a config's fields.
 
   Raises:
-    ValueError: naming the field, its value and what it may be.
+    ValueError: naming the field, its value and the allowed values.
   """
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
@@ -86,19 +86,19 @@ def check_fields(config: Any) -> None:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class MixerConfig(abc.ABC):
-  """Options that all mixers have; each adds its own.
+  """Options of all mixers; subclasses add their own.
 
-  Sizes of 0 follow from the width of the layer by the mixer's published rule,
-  see `at_width`.
+  If a size is 0, it follows from the layer's width by the mixer's published
+  rule; see `at_width`.
 
   Attributes:
-    heads: memories side by side.
-    key_dim: features of a head's query and key.
-    value_dim: features of a head's value.
+    heads: number of independent memories.
+    key_dim: query and key features per head.
+    value_dim: value features per head.
   """
 
   Spec: ClassVar[Any]
-  """The memory's meaning, whose fields a config has too."""
+  """The kernel's `Spec`; the config has all of its fields."""
 
   heads: int = option(0, not_negative)
   key_dim: int = option(0, not_negative)
@@ -106,16 +106,16 @@ class MixerConfig(abc.ABC):
 
   @property
   def random(self) -> bool:
-    """Whether training it draws random numbers (`noise` of a call)."""
+    """Whether training draws random numbers (`noise` of a call)."""
     return False
 
   @property
   def uses_first_value(self) -> bool:
-    """Whether its values are mixed with those of the model's first layer."""
+    """Whether the layer mixes its values with those of the first layer."""
     return getattr(self, "value_residual", "none") != "none"
 
   def spec(self) -> Any:
-    """The meaning of the memory, see the kernel's `Spec`.
+    """The kernel's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.
@@ -124,7 +124,7 @@ class MixerConfig(abc.ABC):
     return self.Spec(**{name: getattr(self, name) for name in names})
 
   def check(self) -> None:  # noqa: B027 (most mixers have nothing to check)
-    """Raises ValueError where fields, each in its range, do not agree."""
+    """Raises ValueError if valid fields contradict each other."""
 
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
@@ -133,15 +133,15 @@ class MixerConfig(abc.ABC):
     self.spec()
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
-    """The published sizes at a width.
+    """The published sizes for a width.
 
     Returns:
-      The most heads, and the features of all keys and of all values together.
+      The maximum number of heads, and the total key and value features.
     """
     return max(1, d_model // 64), d_model, d_model
 
   def fill(self, d_model: int) -> dict[str, Any]:
-    """The sizes that are left to the rule, by name; see `at_width`."""
+    """The sizes that the rule determines, by name; see `at_width`."""
     heads, keys, values = self.widths(d_model)
     open_ = {
       name: whole
@@ -163,7 +163,7 @@ class MixerConfig(abc.ABC):
     return {"heads": heads} | {n: w // heads for n, w in open_.items()}
 
   def at_width(self, d_model: int) -> Self:
-    """The same config with the sizes that follow from `d_model` filled in.
+    """Returns a copy with all sizes that follow from `d_model` filled in.
 
     Raises:
       ValueError: `heads` does not divide the features.
@@ -174,17 +174,17 @@ class MixerConfig(abc.ABC):
 
   @abc.abstractmethod
   def state_floats(self, length: int) -> int:
-    """Floats of the memory after `length` tokens of a sequence, one layer.
+    """Floats of the memory after `length` tokens of a sequence, per layer.
 
-    What reads need between two chunks: inside of one, some states also hold a
-    copy of its start.
+    Counts what reads need between two chunks. Within a chunk, some states also
+    hold a copy from its start.
     """
 
   @abc.abstractmethod
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, one layer.
+    """Forward flops of the memory per token and layer.
 
-    The mean over a sequence of `length` tokens; multiply-adds count two.
+    The mean over a sequence of `length` tokens; a multiply-add counts as two.
     """
 
 
@@ -193,14 +193,14 @@ SOLVERS = ("auto", *solver.METHODS)
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SolverConfig:
-  """How gradients per token are evaluated: speed, never meaning.
+  """How per-token gradients are solved: affects speed, not results.
 
   Attributes:
-    method: "substitution", exact by construction; "sweeps", until nothing
-      moves, else substitution: then `sweeps`, `residual` and `unreached` join
-      the training metrics; "auto" is the fastest exact one of the platform.
+    method: "substitution" is exact. "sweeps" iterates to convergence, else
+      substitutes; it adds `sweeps`, `residual` and `unreached` to the training
+      metrics. "auto" is the platform's fastest exact method.
     tile_time: tokens that are solved together; 0 is the default.
-    tolerance: of sweeps, in float32.
+    tolerance: convergence tolerance of sweeps, in float32.
   """
 
   method: str = option("auto", one_of(SOLVERS))
@@ -215,7 +215,7 @@ class SolverConfig:
       raise ValueError(f"solver.{error}") from None
 
   def stats(self, gradient_at: str) -> bool:
-    """Whether there is something to tell of each call."""
+    """Whether calls produce solver statistics."""
     return self.method == "sweeps" and gradient_at == "token"
 
 
@@ -227,12 +227,12 @@ def values(config: MixerConfig) -> dict[str, Any]:
 def configure(
   layer: str, config: type[MixerConfig], d_model: int, given: dict[str, Any]
 ) -> MixerConfig:
-  """The config that the keywords of a layer's constructor ask for.
+  """The config for the keywords of a layer's constructor.
 
   Raises:
     TypeError: the layer has no such option.
-    ValueError: an option is out of range. Both are one line that names the
-      layer and the field.
+    ValueError: an option is out of range. Both errors are one line that names
+      the layer and the field.
   """
   known = [field.name for field in dataclasses.fields(config)]
   for name in given:
@@ -251,7 +251,7 @@ def configure(
 
 
 def signature(function: Callable, config: type) -> inspect.Signature:
-  """A constructor's signature with its options spelled out, for `help`."""
+  """A constructor's signature that lists all options, for `help`."""
   own = inspect.signature(function)
   shown = [
     p

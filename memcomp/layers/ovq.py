@@ -1,8 +1,9 @@
 """The OVQ mixer: online vector quantisation of keys and values.
 
 x -> q, k, v (`layers.projection`, with the options of GPTAlpha-2), q and k of
-length 1, q times a learned beta sqrt(key_dim) -> one softmax over a dictionary
-and the current chunk -> W_o (the baseline of arXiv 2605.09877; docs/ovq.md).
+length 1, q times a learned beta sqrt(key_dim) -> one softmax over the
+dictionary and the current chunk -> W_o (baseline of arXiv 2605.09877;
+docs/ovq.md).
 """
 
 import dataclasses
@@ -19,17 +20,17 @@ _SPEC = ovq.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class OVQConfig(projection.ProjectionConfig):
-  """Options of OVQ; further ones are those of `ProjectionConfig`.
+  """Options of OVQ, in addition to `ProjectionConfig`.
 
-  The dictionary knows no positions, so there are no rotary channels.
+  The dictionary has no positions, so there are no rotary channels. Fields from
+  `chunk_size` to `normalize_rows` belong to `memcomp_kernels.ovq.types.Spec`.
 
   Attributes:
-    chunk_size: see `memcomp_kernels.ovq.types.Spec`, as all down to
-      `normalize_rows`.
-    max_rows: rows of the dictionary at most.
+    chunk_size: tokens between two updates of the dictionary.
+    max_rows: maximum number of rows in the dictionary.
     growth: "plateau" or "linear".
-    count_bias: rows weigh as many tokens as they stand for.
-    normalize_rows: rows have length 1 after every update.
+    count_bias: whether a row's weight counts the tokens it represents.
+    normalize_rows: whether rows have length 1 after every update.
   """
 
   Spec = ovq.Spec
@@ -43,7 +44,7 @@ class OVQConfig(projection.ProjectionConfig):
   normalize_key: str = projection.normalize_key("l2")
 
   def check(self) -> None:
-    """Raises ValueError where channels are to be rotated."""
+    """Raises ValueError if there are rotary channels."""
     if self.rotary_dim != 0:
       raise ValueError(
         f"rotary_dim={self.rotary_dim} must be 0: the dictionary knows no"
@@ -51,19 +52,19 @@ class OVQConfig(projection.ProjectionConfig):
       )
 
   def state_floats(self, length: int) -> int:
-    """Floats of dictionary and chunk after `length` tokens, for one layer."""
+    """Floats of dictionary and chunk after `length` tokens, per layer."""
     whole = length // self.chunk_size * self.chunk_size
     row = self.key_dim + self.value_dim
     rows = self.spec().rows(whole) * (row + 1)
     return self.heads * (rows + min(length, self.chunk_size) * row)
 
   def memory_flops(self, length: int) -> int:
-    """Mean forward flops of scores, sums and choices per token, one layer."""
+    """Mean forward flops of the memory per token and layer."""
     spec, chunk = self.spec(), self.chunk_size
     chunks = -(-length // chunk)
     rows = sum(spec.rows(c * chunk) for c in range(chunks)) / chunks
     dims = self.key_dim + self.value_dim
-    # Reading, then products to choose by and the sums into the rows.
+    # Reads, then the products that choose rows and the sums into them.
     return round(2 * self.heads * dims * (2 * rows + (chunk + 1) / 2))
 
 

@@ -1,4 +1,4 @@
-"""Positions of tokens in their segments, for layers that keep count."""
+"""Positions of tokens in their segments, for layers that count tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ def advance(
   """Returns each token's position `[batch, time]`, and the next `[batch]`.
 
   Args:
-    segment_ids: `[batch, time]`, 0 is padding: it takes no position; None if
+    segment_ids: `[batch, time]`; 0 is padding, which takes no position. None if
       all tokens continue the state's segment.
-    segment_id: `[batch]`, of the state.
+    segment_id: `[batch]`, segment of the state.
     position: `[batch]`, tokens of that segment before this call.
-    time: tokens a row.
+    time: number of tokens per row.
   """
   places = contract.token_positions(segment_ids, segment_id, position, time)
   if segment_ids is None:

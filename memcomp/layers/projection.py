@@ -1,8 +1,7 @@
-"""Query, key and value of attention-like mixers.
+"""Queries, keys and values of attention-like mixers.
 
-Plain projections with rotary positions, or with any of the preparations of
-GPTAlpha-2 (Key-Value Means, arXiv 2605.09877, appendix B), for
-a in {q, k, v}:
+Plain projections with rotary positions, optionally with the preprocessing of
+GPTAlpha-2 (Key-Value Means, arXiv 2605.09877, appendix B). For a in {q, k, v}:
 
   a~ = x W_a
   v~ <- (1 - l) v~ + l v~first                   value residual, eq. (8)
@@ -40,23 +39,23 @@ def rotary_frequencies(default: str) -> Any:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class ProjectionConfig(options.MixerConfig):
-  """The options that attention-like mixers share.
+  """Options that attention-like mixers share.
 
   Attributes:
-    rotary_dim: channels of query and key that are rotated by position, even,
-      at most key_dim; 0 for none; None for all.
-    rotary_base: of the rotary frequencies.
+    rotary_dim: query and key channels that are rotated; even, at most key_dim;
+      0 for none; None for all.
+    rotary_base: base of the rotary frequencies.
     rotary_frequencies: "standard" base^(-2j/r), or "inclusive"
-      base^(-j/(r/2-1)), whose slowest is 1/base exactly (GPTAlpha-2).
-    rotary_scale: s = length / trained length: the base is stretched to
-      base * s^(r/(r-2)) (NTK) for sequences longer than trained on.
-    projection_bias: query, key and value are projected with a bias.
-    normalize_key: of query and key: "none", "layer" (a learned layer norm over
-      a head, shared by heads) or "l2".
-    token_shift: a learned share of the previous token's projection.
-    value_residual: share of the first layer's value: "none", "static" (a
-      learned number a channel), "dynamic" (depends on the token as well) or
-      "scalar".
+      base^(-j/(r/2-1)), whose slowest is exactly 1/base (GPTAlpha-2).
+    rotary_scale: s = length / trained length, for sequences longer than in
+      training. The base becomes base * s^(r/(r-2)) (NTK).
+    projection_bias: whether the query, key and value projections have a bias.
+    normalize_key: normalization of query and key: "none", "layer" (learned
+      layer norm over a head, shared by all heads) or "l2".
+    token_shift: whether projections mix with those of the previous token, by
+      learned amounts.
+    value_residual: weight of the first layer's value: "none", "static" (learned
+      per channel), "dynamic" (also depends on the token) or "scalar".
   """
 
   rotary_dim: int | None = None
@@ -69,12 +68,12 @@ class ProjectionConfig(options.MixerConfig):
   value_residual: str = option("none", options.one_of(VALUE_RESIDUALS))
 
   def fill(self, d_model: int) -> dict[str, Any]:
-    """The sizes that are left to the rule; all of the key is rotated."""
+    """The sizes that the rule determines; by default the whole key rotates."""
     found = options.MixerConfig.fill(self, d_model)
     return found | rotary.fill(self, found)
 
   def check(self) -> None:
-    """Raises ValueError where the rotated channels do not fit the key."""
+    """Raises ValueError if the rotated channels do not fit the key."""
     rotary.check(self)
 
 
@@ -90,11 +89,11 @@ class Projection(nnx.Module):
   """Maps x to queries, keys and values.
 
   Args:
-    config: its configuration.
-    d_model: features of x.
-    std: of the weights at the start.
+    config: the options.
+    d_model: number of features of x.
+    std: initial standard deviation of the weights.
     rngs: random streams.
-    kv_heads: heads of keys and values; None for as many as of queries.
+    kv_heads: number of key and value heads; None for as many as query heads.
   """
 
   def __init__(
@@ -172,7 +171,7 @@ class Projection(nnx.Module):
     )
 
   def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
+    """Reinitializes for a layer at `depth` in [0, 1)."""
     for shift in (self.query_shift, self.key_shift, self.value_shift):
       if shift is not None:
         shift.at_depth(depth)
@@ -203,12 +202,12 @@ class Projection(nnx.Module):
 
     Args:
       x: `[batch, time, d_model]`.
-      state: before the first token.
-      call: `segment_ids`, and `first_value` for a value residual: without, the
-        values are the first ones themselves.
-      segment_id: `[batch]`, of the memory's state before the first token.
+      state: state before the first token.
+      call: `segment_ids`, and `first_value` for a value residual. Without
+        `first_value`, this layer's values are the first ones.
+      segment_id: `[batch]`, segment of the memory's state.
       position: `[batch]`, tokens of that segment so far.
-      rules: where batch, time and heads lie.
+      rules: sharding of batch, time and heads.
     """
     segment_ids = call.segment_ids
     query, key, value = self.query(x), self.key(x), self.value(x)
@@ -262,23 +261,23 @@ class ProjectedState(NamedTuple):
 
 
 class ProjectedMixer(base.Mixer):
-  """A mixer whose queries, keys and values come from `Projection`."""
+  """A mixer with queries, keys and values from `Projection`."""
 
   projection: Projection
   out: linear.Linear
 
   def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
+    """Reinitializes for a layer at `depth` in [0, 1)."""
     self.projection.at_depth(depth)
 
   def value_of(self, x: jax.Array) -> jax.Array:
-    """The value projection of `x`, for the value residuals of later layers."""
+    """The value projection of `x` for the value residuals of later layers."""
     return self.projection.value(x)
 
   def fresh_state(
     self, batch: int, length: int | None = None
   ) -> ProjectedState:
-    """The state before the first token: an empty memory."""
+    """The state before the first token, with an empty memory."""
     del length
     return ProjectedState(
       self.projection.init_state(batch), self.init_memory(batch)
@@ -299,5 +298,5 @@ class ProjectedMixer(base.Mixer):
     return query, key, value, state._replace(projection=projected)
 
   def outputs(self, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Projects what all heads read to d_model features."""
+    """Projects the reads of all heads to d_model features."""
     return self.out(y.reshape(*x.shape[:2], -1))

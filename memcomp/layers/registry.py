@@ -1,4 +1,4 @@
-"""Mixers by name: the one list that configs, presets and docs go by."""
+"""Mixers by name, for configs, presets and docs."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ MIXERS: dict[str, type[base.Mixer]] = {
   "two_pass_delta": TwoPassDelta,
   "test_time_training": TestTimeTraining,
 }
-"""name -> class; its options are its `Config`."""
+"""Mixer classes by name; `Config` has the options of each."""
 
 
 def name_of(config: Any) -> str:
@@ -53,18 +53,18 @@ def module_of(config: Any) -> type[base.Mixer]:
 
 
 def memory_of(name: str) -> str:
-  """The package in `memcomp_kernels` of the mixer called `name`.
+  """The package in `memcomp_kernels` that the mixer called `name` uses.
 
-  Several mixers may have one memory: its `Spec` tells.
+  Several mixers may share one memory; the module of its `Spec` tells which.
   """
   return type(config_of(name)().spec()).__module__.split(".")[1]
 
 
 def config_of(name: str) -> type:
-  """The configuration of the mixer called `name`.
+  """The config class of the mixer called `name`.
 
   Raises:
-    ValueError: naming the mixers there are.
+    ValueError: naming the existing mixers.
   """
   if name not in MIXERS:
     raise ValueError(f"{name!r} is no mixer; there are: {', '.join(MIXERS)}")

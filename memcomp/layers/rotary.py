@@ -13,12 +13,12 @@ FREQUENCIES = ("standard", "inclusive")
 def fill(
   config: Any, found: dict[str, Any], share: float = 1.0
 ) -> dict[str, int]:
-  """The `rotary_dim` of a config where it is None: a share of the key.
+  """The `rotary_dim` of a config, if None: a share of the key's channels.
 
   Args:
-    config: with `rotary_dim` and `key_dim`.
-    found: sizes that have been filled in already.
-    share: of the key's channels.
+    config: has `rotary_dim` and `key_dim`.
+    found: sizes that are already filled in.
+    share: share of the key's channels.
   """
   if config.rotary_dim is not None:
     return {}
@@ -30,7 +30,7 @@ def check(config: Any) -> None:
   """Checks the `rotary_dim` of a config against its `key_dim`.
 
   Raises:
-    ValueError: it is odd, negative or more than a key has.
+    ValueError: it is odd, negative or larger than `key_dim`.
   """
   dim, key_dim = config.rotary_dim, config.key_dim
   if dim is None:
@@ -43,15 +43,15 @@ def check(config: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotary:
-  """Rotates the first channels by an angle that grows with the position.
+  """Rotates the first channels by angles proportional to the position.
 
   Attributes:
-    dim: r, channels that are rotated, even; 0 for none.
-    base: b of the frequencies.
+    dim: r, number of rotated channels, even; 0 for none.
+    base: b, base of the frequencies.
     frequencies: "standard" b^(-2j/r), or "inclusive" b^(-j/(r/2-1)), whose
-      slowest is 1/b exactly; j = 0 .. r/2-1.
-    scale: s = length / trained length, >= 1: the base becomes
-      b * s^(r/(r-2)) (NTK), which stretches the slowest frequency by s.
+      slowest is exactly 1/b; j = 0 .. r/2-1.
+    scale: s = length / trained length, >= 1. The base becomes b * s^(r/(r-2))
+      (NTK), which slows the slowest frequency by s.
   """
 
   dim: int
@@ -76,8 +76,8 @@ class Rotary:
     angle = positions.astype(wide)[..., None, None] * frequencies
     angle = jnp.repeat(angle, 2, axis=-1)
     turned, rest = x[..., : self.dim].astype(wide), x[..., self.dim :]
-    # Neighbours by rolls: arrays of pairs, `[..., 2]`, do not fit TPUs' tiles
-    # (and the v5p compiler fails on some).
+    # Rolls give the pairs' neighbours: `[..., 2]` arrays do not fit TPU tiles,
+    # and the v5p compiler fails on some.
     is_first = jnp.arange(self.dim) % 2 == 0
     other = jnp.where(
       is_first, -jnp.roll(turned, -1, axis=-1), jnp.roll(turned, 1, axis=-1)

@@ -1,7 +1,7 @@
 """A short causal depthwise convolution, with packing and a state.
 
-Its state, the taps, is `[batch, width - 1, channels]`: the inputs of the last
-real tokens, the newest last, zeros before the first one.
+The state, called taps, is `[batch, width - 1, channels]`: the inputs of the
+last valid tokens, newest last, with zeros before the first token.
 """
 
 import jax
@@ -29,13 +29,12 @@ def short_convolution(
 
   Args:
     x: `[batch, time, channels]`.
-    weight: `[width, channels]`; the last row weighs the current token.
+    weight: `[width, channels]`; the last row weights the current token.
     bias: `[channels]`, or None.
     taps: `[batch, width - 1, channels]`, the inputs before the first token.
-    segment_ids: `[batch, time]`, 0 is padding: it is skipped, and a new segment
-      sees nothing of the one before.
-    segment_id: `[batch]`, the segment that `taps` belong to; with
-      `segment_ids`.
+    segment_ids: `[batch, time]`. 0 is padding, which is skipped. A new segment
+      does not see earlier segments.
+    segment_id: `[batch]`, segment of the taps; required with `segment_ids`.
 
   Returns:
     y `[batch, time, channels]`, and the taps after the last token.
@@ -55,7 +54,7 @@ def short_convolution(
   valid = jnp.pad(
     segment_ids != 0, ((0, 0), (width - 1, 0)), constant_values=True
   )
-  # previous[i]: the last real token before i, in history's numbering.
+  # previous[i]: index in `history` of the last valid token before i.
   index = jnp.where(valid, jnp.arange(width - 1 + time), 0)
   latest = lax.cummax(index, axis=1)
   previous = jnp.pad(latest, ((0, 0), (1, 0)))[:, :-1]
@@ -73,7 +72,7 @@ def short_convolution(
     same = jnp.take_along_axis(run, reach, axis=1) == here
     y = y + jnp.where(same[..., None], take(reach), 0) * weight[j]
 
-  # The new taps: the last real tokens, if they are of the last run.
+  # The new taps are the last valid tokens of the last segment.
   last, new_taps = latest[:, -1:], []
   for _ in range(width - 1):
     same = jnp.take_along_axis(run, last, axis=1) == run[:, -1:]
@@ -87,11 +86,11 @@ class ShortConvolution(nnx.Module):
   """Parameters of `short_convolution`.
 
   Args:
-    channels: of the input.
-    width: taps, the current token included, >= 2.
-    init: "identity", near it, bias zero; or "uniform" in +-1 / sqrt(width), as
-      layers start that take a convolution as it comes (Mamba2's, DeltaNet's).
-    bias: whether there is one.
+    channels: number of input channels.
+    width: number of taps including the current token, >= 2.
+    init: "identity" is near the identity with bias zero. "uniform" is in +-1 /
+      sqrt(width), the usual default (Mamba2, DeltaNet).
+    bias: whether there is a bias.
     rngs: random streams.
   """
 
@@ -130,7 +129,7 @@ class ShortConvolution(nnx.Module):
     self.channels = channels
 
   def init_state(self, batch: int) -> jax.Array:
-    """Taps before the first token: zeros."""
+    """Zero taps, for before the first token."""
     return jnp.zeros((batch, self.width - 1, self.channels))
 
   def __call__(
@@ -142,7 +141,7 @@ class ShortConvolution(nnx.Module):
     segment_id: jax.Array | None = None,
     rules: sharding.Rules = sharding.NONE,
   ) -> tuple[jax.Array, jax.Array]:
-    """See `short_convolution`; `rules` say where batch and time lie."""
+    """See `short_convolution`; `rules` shard batch and time."""
     bias = None if self.bias is None else self.bias[...]
 
     def local(x, taps, parameters, segment_ids, segment_id):
@@ -165,5 +164,5 @@ class ShortConvolution(nnx.Module):
 def init_taps(
   convolution: ShortConvolution | None, batch: int
 ) -> jax.Array | None:
-  """Taps before the first token; None without a convolution."""
+  """Zero taps, for before the first token; None without a convolution."""
   return None if convolution is None else convolution.init_state(batch)

@@ -6,7 +6,7 @@
            -> memory -> W_o (RMSNorm(y) * silu(x W_g))
                                                     (ABC, arXiv 2110.02488)
 
-docs/slot_attention.md has the choices.
+docs/slot_attention.md explains our choices.
 """
 
 import dataclasses
@@ -26,22 +26,22 @@ _SPEC = slot_attention.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SlotAttentionConfig(options.MixerConfig):
-  """Options of slot attention; the first are those of the kernel's `Spec`.
+  """Options of slot attention, with the defaults of Gated Slot Attention.
 
-  The defaults are Gated Slot Attention's.
+  `num_slots`, `rule` and `scale` belong to the kernel's `Spec`.
 
   Attributes:
-    num_slots: rows of each memory, of every head.
+    num_slots: rows of each memory per head.
     rule: "gated" or "softmax".
-    scale: of the scores of slots; None is key_dim ** -0.5.
-    silu_inputs: SiLU on query, key and value.
-    gate_divisor: c of alpha = sigmoid(.)^(1/c), with "gated".
-    logit_limit: write logits are clipped to +- this, with "softmax".
-    rotary_dim: channels of query and key turned by position; even, 0 for none.
-    output_gate: what is read is normalised in each head, then gated by SiLU of
-      a projection; if False, SiLU of it is normalised over all heads.
-    convolution_width: taps of short convolutions on query, key and value; 0
-      for none.
+    scale: scale of the slot scores; None is key_dim ** -0.5.
+    silu_inputs: whether SiLU is applied to query, key and value.
+    gate_divisor: c of alpha = sigmoid(.)^(1/c), for "gated".
+    logit_limit: write logits are clipped to +- this, for "softmax".
+    rotary_dim: query and key channels that are rotated; even, 0 for none.
+    output_gate: if True, each head's read is normalized, then gated by SiLU of
+      a projection. If False, SiLU of the read is normalized over all heads.
+    convolution_width: taps of short convolutions on query, key and value; 0 for
+      none.
   """
 
   Spec = slot_attention.Spec
@@ -57,24 +57,25 @@ class SlotAttentionConfig(options.MixerConfig):
   convolution_width: int = option(0, options.taps)
 
   def fill(self, d_model: int) -> dict[str, object]:
-    """The sizes that are left to the rule; None rotates the whole key."""
+    """The sizes that the rule determines; None rotates the whole key."""
     found = options.MixerConfig.fill(self, d_model)
     return found | rotary.fill(self, found)
 
   def check(self) -> None:
-    """Raises ValueError where the rotated channels do not fit the key."""
+    """Raises ValueError if the rotated channels do not fit the key."""
     rotary.check(self)
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, for one layer."""
+    """Floats of the memory per sequence of any length, per layer."""
     del length
     dims = self.key_dim + self.value_dim + (self.rule == "softmax")
     return self.heads * self.num_slots * dims
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two. Token form: both passes' write and read.
+    A multiply-add counts as two. Includes both passes' write and read, token by
+    token.
     """
     del length
     return 4 * self.heads * self.num_slots * (self.key_dim + self.value_dim)
@@ -82,9 +83,9 @@ class SlotAttentionConfig(options.MixerConfig):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class BoundedMemoryConfig(SlotAttentionConfig):
-  """Options of attention with bounded-memory control: other defaults.
+  """Options of attention with bounded-memory control.
 
-  Published: keys of half the width.
+  Only the defaults differ; by default keys have half the width.
   """
 
   rule: str = "softmax"
@@ -94,7 +95,7 @@ class BoundedMemoryConfig(SlotAttentionConfig):
   output_gate: bool = True
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
-    """Heads whose values have 64 features and whose keys have half of them."""
+    """Sizes for heads with 64 value features and 32 key features."""
     return max(1, d_model // 64), max(1, d_model // 2), d_model
 
 
@@ -102,12 +103,12 @@ class SlotAttentionState(NamedTuple):
   """State of the mixer.
 
   Attributes:
-    query_taps: of the convolution, None without; also key and value.
-    key_taps: of keys.
-    value_taps: of values.
-    position: int32 `[batch]`, tokens of the segment so far; None without
-      rotary positions.
-    memory: of the kernel.
+    query_taps: last inputs of the query convolution; None without one.
+    key_taps: last inputs of the key convolution; None without one.
+    value_taps: last inputs of the value convolution; None without one.
+    position: int32 `[batch]`, tokens of the segment so far; None without rotary
+      positions.
+    memory: state of the kernel.
   """
 
   query_taps: jax.Array | None
@@ -118,7 +119,7 @@ class SlotAttentionState(NamedTuple):
 
 
 class SlotAttention(base.Mixer):
-  """Gated slot attention; `BoundedMemory` is the same with other defaults."""
+  """Gated slot attention; `BoundedMemory` has other defaults."""
 
   Config = SlotAttentionConfig
   op = base.Op(
@@ -153,7 +154,7 @@ class SlotAttention(base.Mixer):
   def fresh_state(
     self, batch: int, length: int | None = None
   ) -> SlotAttentionState:
-    """The state before the first token: empty memories."""
+    """The state before the first token, with empty memories."""
     del length
     position = jnp.zeros(batch, jnp.int32) if self.rotary.dim else None
     return SlotAttentionState(
@@ -185,7 +186,7 @@ class SlotAttention(base.Mixer):
     return inputs._replace(write_logit=jnp.clip(control, -limit, limit)), state
 
   def outputs(self, x, y):
-    """Norm, gate, output projection."""
+    """Applies norm, gate and output projection."""
     if self.gate is None:
       y = y.reshape(*x.shape[:-1], -1)
       return self.out(self.post_norm(jax.nn.silu(y)))

@@ -1,10 +1,13 @@
-"""Softmax attention: all tokens, a window, a window with sinks, or in blocks.
+"""Softmax attention over all tokens, a window, a window with sinks, or blocks.
 
-x -> q, k, v (`layers.projection`) -> attention -> W_o. With rotary positions
-and nothing else it is the attention of Transformer++; with `window_size` a
-sliding window, with `sink_tokens` too StreamingLLM, with `chunk_size` a window
-aligned to blocks; with `kv_heads` grouped-query attention (arXiv 2305.13245);
-with the options of `layers.projection` GPTAlpha-2.
+x -> q, k, v (`layers.projection`) -> attention -> W_o. The options give:
+
+  defaults (rotary positions)    attention of Transformer++
+  window_size                    sliding window
+  window_size, sink_tokens       StreamingLLM
+  window_size, chunk_size        window aligned to blocks
+  kv_heads                       grouped-query attention (arXiv 2305.13245)
+  those of `layers.projection`   GPTAlpha-2
 """
 
 import dataclasses
@@ -21,19 +24,19 @@ SINK_POSITIONS = ("window", "text")
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SoftmaxAttentionConfig(projection.ProjectionConfig):
-  """Options of softmax attention; further ones are of `ProjectionConfig`.
+  """Options of softmax attention, in addition to `ProjectionConfig`.
 
   Attributes:
-    kv_heads: heads of keys and values, a divisor of `heads`: query head h reads
-      head h // (heads / kv_heads); 0 for as many as `heads`.
-    window_size: newest tokens that are attended to; 0 for all.
-    sink_tokens: first tokens that are attended to for ever, beside a window.
-    sink_positions: how far away sinks are: "window" counts positions in the
-      window, so never more than window_size - 1 (StreamingLLM, section 3.2);
-      "text" those in the text.
+    kv_heads: number of key and value heads, a divisor of `heads`; 0 for as many
+      as `heads`. Query head h reads head h // (heads / kv_heads).
+    window_size: number of newest tokens to attend to; 0 for all.
+    sink_tokens: number of first tokens that stay visible beside a window.
+    sink_positions: how the distance to sinks is measured. "window" counts
+      positions in the window, at most window_size - 1 (StreamingLLM, section
+      3.2). "text" counts positions in the text.
     chunk_size: the window starts at a multiple of it; 0 for none.
-    max_length: tokens that full attention keeps where no length is given; the
-      oldest give way to more.
+    max_length: number of tokens that full attention keeps if no length is
+      given. Newer tokens then replace the oldest.
   """
 
   kv_heads: int = option(0, options.not_negative)
@@ -44,7 +47,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
   max_length: int = option(8192, options.at_least(1))
 
   def spec(self) -> attention.Spec:
-    """The meaning of the attention.
+    """The kernel's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.
@@ -56,7 +59,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     )
 
   def check(self) -> None:
-    """Raises ValueError where fields do not agree."""
+    """Raises ValueError if fields contradict each other."""
     projection.ProjectionConfig.check(self)
     if self.heads and self.heads % (self.kv_heads or self.heads):
       raise ValueError(
@@ -65,13 +68,13 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       )
 
   def state_floats(self, length: int) -> int:
-    """Floats of keys and values after `length` tokens, for one layer."""
+    """Floats of keys and values after `length` tokens, per layer."""
     kept = min(length, self.window_size) if self.window_size else length
     heads = self.kv_heads or self.heads
     return heads * kept * (self.key_dim + self.value_dim)
 
   def memory_flops(self, length: int) -> int:
-    """Mean forward flops of scores and sums per token, for one layer."""
+    """Mean forward flops of scores and sums per token and layer."""
     window = min(self.window_size or length, length)
     pairs = window * (window + 1) // 2 + (length - window) * window
     dims = self.key_dim + self.value_dim
@@ -129,9 +132,9 @@ class SoftmaxAttention(projection.ProjectedMixer):
     )
 
   def fresh_memory(self, batch, memory, call):
-    """As many rows as this state has, whatever length it was made for.
+    """An empty memory with as many rows as the given one.
 
-    Where the state is fresh it is what new segments start from, too.
+    None if the given memory is fresh: then new segments start from it.
     """
     if call.max_position == 0:
       return None
@@ -144,9 +147,10 @@ class SoftmaxAttention(projection.ProjectedMixer):
     return attention.Inputs(query, key, value, sink_query), new_state
 
   def _sink_query(self, query, state, call):
-    """The query at its position in the window; None where that is in the text.
+    """The query at its position in the window; None for text positions.
 
-    Beyond the window's length all but sinks are as far away as in the text.
+    Beyond the window's length, only the distance to sinks differs from the
+    text.
     """
     window, time = self.spec.window_size, query.shape[1]
     if not self.turns_for_sinks or window is None:
@@ -156,6 +160,6 @@ class SoftmaxAttention(projection.ProjectedMixer):
     positions = contract.token_positions(
       call.segment_ids, state.memory.segment_id, state.memory.position, time
     )
-    # A rotation of what is rotated already.
+    # The query is already rotated, so this rotates it back.
     back = jnp.minimum(window - 1 - positions, 0)
     return self.projection.rotary(query, back)

@@ -1,9 +1,9 @@
-"""Step sizes of state space models, and the decays that they make.
+"""Step sizes of state space models, and their decays.
 
   dt = softplus(x + bias),    log decay = -exp(rate_log) dt
 
-for every head (Mamba2, arXiv 2405.21060; Gated DeltaNet takes the decay only).
-`rate_log` and `bias` are the `A_log` and `dt_bias` of the released layers.
+for every head (Mamba2, arXiv 2405.21060). Gated DeltaNet uses the decay only.
+`rate_log` and `bias` are `A_log` and `dt_bias` of the released layers.
 """
 
 import math
@@ -14,7 +14,7 @@ from flax import nnx
 
 from memcomp.layers import linear
 
-# Steps at the start, from the smallest to the largest, uniform in their logs.
+# Range of the initial steps, which are uniform in log scale.
 STEPS = 1e-3, 1e-1
 
 
@@ -22,9 +22,9 @@ class StepSize(nnx.Module):
   """The parameters of the formula above.
 
   Args:
-    heads: of the layer.
-    smallest_rate: exp(rate_log) is drawn from here at the start, > 0,
-    largest_rate: to here.
+    heads: number of heads.
+    smallest_rate: lower bound of the uniform initial exp(rate_log), > 0.
+    largest_rate: upper bound of the uniform initial exp(rate_log).
     rngs: random streams.
   """
 
@@ -43,7 +43,7 @@ class StepSize(nnx.Module):
     step = jnp.exp(
       jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high)
     )
-    # softplus(bias) is the step.
+    # Inverse of softplus: softplus(bias) is the step.
     bias = step + jnp.log(-jnp.expm1(-step))
     self.rate_log = linear.constant_param(jnp.log(rate), ("heads",))
     self.bias = linear.constant_param(bias, ("heads",))

@@ -2,7 +2,8 @@
 
 x -> W_q, W_k, W_v -> q, k, v, with rotary positions inside a chunk; inner
 rate gate -> test-time training -> layer norm -> * GELU(x W_g) -> W_o
-(arXiv 2407.04620, section 2.7; docs/test_time_training.md has the choices).
+(arXiv 2407.04620, section 2.7; docs/test_time_training.md explains our
+choices).
 """
 
 import dataclasses
@@ -23,35 +24,35 @@ _CONVOLVED = ("query", "key")
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TestTimeTrainingConfig(options.MixerConfig):
-  """Options of test-time training; first those of the kernel's `Spec`.
+  """Options of test-time training.
+
+  Fields from `model` to `norm_eps` belong to
+  `memcomp_kernels.test_time_training.types.Spec`.
 
   Attributes:
-    model: "linear" or "mlp", see `memcomp_kernels.test_time_training.types`,
-      as all down to `norm_eps`.
-    expansion: hidden features of "mlp" per feature of a key.
+    model: "linear" or "mlp".
+    expansion: hidden features of "mlp" per key feature.
     gradient_at: "chunk_start" or "token".
     chunk_size: tokens that share a chunk-start gradient.
     forget_gate: whether the inner weights decay.
-    norm_eps: inside the inner layer norm.
+    norm_eps: epsilon of the inner layer norm.
     key_dim: features of a head's query, key and value.
-    value_dim: the same number.
-    decay_init: decay factor at the start, in (0, 1).
-    write_rate_init: inner learning rate at the start, in
-      (0, write_rate_scale).
-    write_rate_scale: the largest inner learning rate. Both are divided by
-      key_dim. The paper has 1 for "linear", 0.1 for "mlp".
-    average_step: at the j-th token of a chunk, weights go 1 / j of the way of
-      the gradients so far, plus a learned number for each j (as released); if
-      False all of it (as printed). Only with gradients at chunk starts.
-    rotary_dim: channels of q and k turned by the position in the chunk; even,
-      0 for none, None for all.
-    weight_std: of the inner model's initial weights, which are learned, at
-      the start.
-    convolution_width: taps of short convolutions on q and k, which then share
-      a projection (the paper's Mamba backbone); 0 for none.
+    value_dim: must equal key_dim.
+    decay_init: initial decay factor, in (0, 1).
+    write_rate_init: initial inner learning rate, in (0, write_rate_scale).
+    write_rate_scale: maximum inner learning rate; both are divided by key_dim.
+      The paper has 1 for "linear" and 0.1 for "mlp".
+    average_step: whether token j of a chunk scales the sum of gradients so far
+      by 1 / j plus a learned number (as released). If False, by 1 (as printed).
+      Only for chunk-start gradients.
+    rotary_dim: q and k channels rotated by the position in the chunk; even, 0
+      for none, None for all.
+    weight_std: initial standard deviation of the learned initial inner weights.
+    convolution_width: taps of short convolutions on q and k, which then share a
+      projection (the paper's Mamba backbone); 0 for none.
   """
 
-  # Test runners collect classes by this name's beginning.
+  # pytest would collect classes whose names begin with "Test".
   __test__ = False
 
   Spec = test_time_training.Spec
@@ -71,14 +72,14 @@ class TestTimeTrainingConfig(options.MixerConfig):
   convolution_width: int = option(0, options.taps)
 
   def fill(self, d_model: int) -> dict[str, Any]:
-    """The sizes that are left to the rule; all of the key is rotated."""
+    """The sizes that the rule determines; by default the whole key rotates."""
     found = options.MixerConfig.fill(self, d_model)
     if self.key_dim and not self.value_dim:
       found["value_dim"] = self.key_dim
     return found | rotary.fill(self, found)
 
   def check(self) -> None:
-    """Raises ValueError where fields do not agree."""
+    """Raises ValueError if fields contradict each other."""
     if self.key_dim and self.value_dim not in (0, self.key_dim):
       raise ValueError(
         f"value_dim={self.value_dim} must be key_dim={self.key_dim}: the inner"
@@ -88,24 +89,25 @@ class TestTimeTrainingConfig(options.MixerConfig):
     rotary.check(self)
 
   def state_floats(self, length: int) -> int:
-    """Floats of the inner weights for any length, for one layer."""
+    """Floats of the inner weights for any length, per layer."""
     del length
     widths = self.spec().widths(self.key_dim)
     return self.heads * sum((before + 1) * after for before, after in widths)
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: answering key and query, gradients, the write.
+    A multiply-add counts as two. Includes the inner model on key and query,
+    gradients and write.
     """
     del length
     spec = self.spec()
     widths = spec.widths(self.key_dim)
     sizes = [before * after for before, after in widths]
-    # A gradient passes through all layers but the first.
+    # A gradient passes through all inner layers except the first.
     per_head = 6 * sum(sizes) + 2 * sum(sizes[1:])
     if spec.stale:
-      # Within a chunk the reads go through a score matrix a layer.
+      # Within a chunk, reads use one score matrix per inner layer.
       per_head += 2 * self.chunk_size * sum(a + b for a, b in widths)
     return self.heads * per_head
 
@@ -134,7 +136,7 @@ class TestTimeTraining(base.Mixer):
     """Makes the parameters."""
     heads, dim, taps = self.heads, self.key_dim, config.convolution_width
     width = heads * dim
-    # With convolutions both come from one projection.
+    # With convolutions, query and key share one projection.
     self.query = nnx.data(None) if taps else make.project(width)
     self.key = make.project(width)
     self.value = make.project(width)
@@ -178,7 +180,7 @@ class TestTimeTraining(base.Mixer):
   def fresh_state(
     self, batch: int, length: int | None = None
   ) -> TestTimeTrainingState:
-    """The state before the first token; holds the learned inner weights."""
+    """The state before the first token, with the learned inner weights."""
     del length
     layers = tuple(
       test_time_training.Layer(weight[...], bias[...])
@@ -195,11 +197,11 @@ class TestTimeTraining(base.Mixer):
     )
 
   def memories(self, state: TestTimeTrainingState) -> tuple[jax.Array, ...]:
-    """The arrays whose size tells how full the memory is."""
+    """The arrays whose size shows how full the memory is."""
     return tuple(layer.weight for layer in state.memory.layers)
 
   def load(self, memory):
-    """Puts the learned inner norm in, which rides along in the state."""
+    """Copies the learned inner norm into the state, which contains it."""
     shape = memory.norm_scale.shape
     return memory._replace(
       norm_scale=jnp.broadcast_to(self.norm_scale[...], shape),
@@ -230,7 +232,7 @@ class TestTimeTraining(base.Mixer):
       place = place % self.spec.chunk_size
       query, key = self.rotary(query, place), self.rotary(key, place)
       if self.step_offset is not None:
-        # Weighed for all places of a chunk, then looked up.
+        # Weight all positions of a chunk, then look up each token's.
         share = 1 / jnp.arange(1, self.spec.chunk_size + 1, dtype=rate.dtype)
         share = jax.nn.relu(share + self.step_offset[...])
         scale = share[place][..., None, None]
@@ -246,6 +248,6 @@ class TestTimeTraining(base.Mixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Layer norm, gate, output projection."""
+    """Applies layer norm, gate and output projection."""
     y = y.reshape(*y.shape[:-2], -1)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))

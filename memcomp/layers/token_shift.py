@@ -1,6 +1,6 @@
-"""Token shift: a learned step from each token towards the one before it.
+"""Token shift: learned interpolation between each token and the previous one.
 
-Its state is `[batch, channels]`, the last real token's input.
+The state is `[batch, channels]`, the input of the last valid token.
 """
 
 import jax
@@ -29,13 +29,13 @@ def token_shift(
     x: `[batch, time, channels]`.
     amount: `[channels]`.
     last: `[batch, channels]`, the input before the first token.
-    segment_ids: `[batch, time]`, 0 is padding: it is skipped.
-    segment_id: `[batch]`, the segment that `last` belongs to, 0 for none.
-    first: what stands before a segment's first token, "zero" or "itself".
-    rules: where batch and time lie.
+    segment_ids: `[batch, time]`; 0 is padding, which is skipped.
+    segment_id: `[batch]`, segment of `last`; 0 for none.
+    first: what precedes a segment's first token, "zero" or "itself".
+    rules: sharding of batch and time.
 
   Returns:
-    y `[batch, time, channels]`, and the last real token's x.
+    y `[batch, time, channels]`, and the x of the last valid token.
   """
 
   def local(x, taps, amount, segment_ids, segment_id):
@@ -71,7 +71,7 @@ def _shift(x, amount, last, segment_ids, segment_id, first):
 
 
 def _take(x, index, last):
-  """Tokens of `x` at `index`; `last` where that is -1."""
+  """Tokens of `x` at `index`; `last` for index -1."""
   taken = jnp.take_along_axis(x, jnp.maximum(index, 0)[..., None], axis=1)
   return jnp.where(
     (index >= 0)[..., None], taken, last[:, None].astype(x.dtype)
@@ -81,15 +81,15 @@ def _take(x, index, last):
 class TokenShift(nnx.Module):
   """`token_shift` with a learned amount.
 
-  The amount starts at 1 - (i / channels)^exponent in channel i: the first
+  The amount in channel i starts at 1 - (i / channels)^exponent. The first
   channels look back, the last stay (RWKV-7; algorithms of GPTAlpha-2).
 
   Args:
-    channels: of the input.
-    exponent: how fast that falls at depth 0.
+    channels: number of input channels.
+    exponent: exponent at depth 0.
     power: the exponent at depth d in [0, 1) is exponent * (1 - d)^power.
-    first: what stands before the first token, "zero" or "itself".
-    name: logical name of the channels.
+    first: what precedes the first token, "zero" or "itself".
+    name: logical name of the channel axis.
   """
 
   def __init__(
@@ -111,7 +111,7 @@ class TokenShift(nnx.Module):
     return 1 - place ** (self.exponent * (1 - depth) ** self.power)
 
   def at_depth(self, depth: jax.Array) -> None:
-    """Starts from the amounts of a layer at `depth` in [0, 1)."""
+    """Reinitializes the amounts for a layer at `depth` in [0, 1)."""
     self.amount[...] = self._amount(depth)
 
   def init_state(self, batch: int) -> jax.Array:

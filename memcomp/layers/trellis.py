@@ -2,7 +2,8 @@
 
 x -> W_qk -> two short convolutions -> q, k;  W_v -> v;  W_alpha -> alpha;
 decay and rate gates -> Trellis -> layer norm -> * GELU(x W_g) -> W_o
-(arXiv 2512.23852, figure 1; what it leaves open is in docs/trellis.md).
+(arXiv 2512.23852, figure 1; docs/trellis.md explains what the paper leaves
+open).
 """
 
 import dataclasses
@@ -26,34 +27,36 @@ _SPEC = trellis.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TrellisConfig(options.MixerConfig):
-  """Options of Trellis; the first are those of the kernel's `Spec`.
+  """Options of Trellis.
+
+  Fields from `num_slots` to `first_order` belong to
+  `memcomp_kernels.trellis.types.Spec`.
 
   Attributes:
-    num_slots: see `memcomp_kernels.trellis.types.Spec`, as all down to
-      `first_order`.
-    phi: the activation in the memory's loss.
-    phi_eps: inside phi's norm; the start of a learned one.
+    num_slots: slots per head.
+    phi: activation in the memory's loss.
+    phi_eps: epsilon of phi's norm; the initial value if it is learned.
     read_activation: f, between the two reads.
-    read_eps: inside f's norm.
+    read_eps: epsilon of f's norm.
     gradient_at: "chunk_start" or "token".
     chunk_size: tokens that share a chunk-start gradient.
     forget_gate: whether memories decay.
-    value_readout_phi: phi on the second read.
-    first_order: no gradient through the inner step.
-    normalize: L2-norm of "none", "qk" or "qkv" before the memory.
-    separate_gates: decay and rate of each pass on their own.
-    decay_init: decay factor at the start, in (0, 1).
-    write_rate_init: write rate at the start, in (0, write_rate_scale).
-    write_rate_scale: the largest write rate. Stable updates need
-      rate * |written|^2 * |J_phi|^2 < 2.
-    rate_bound: of rate * |written|^2 * |J_phi|^2, in each pass on its own,
-      see `bounded_rate`; 0 is off.
-    learn_phi_eps: whether phi_eps is learned, one for each head.
+    value_readout_phi: whether phi is applied to the second read.
+    first_order: whether to stop gradients through the inner step.
+    normalize: vectors with L2 normalization: "none", "qk" or "qkv".
+    separate_gates: whether each pass has its own decay and rate.
+    decay_init: initial decay factor, in (0, 1).
+    write_rate_init: initial write rate, in (0, write_rate_scale).
+    write_rate_scale: maximum write rate. Stable updates need rate * |written|^2
+      * |J_phi|^2 < 2.
+    rate_bound: upper bound of rate * |written|^2 * |J_phi|^2 for each pass, see
+      `bounded_rate`; 0 is off.
+    learn_phi_eps: whether phi_eps is learned, one per head.
     learned_memory: whether the initial memory is learned; else it is zero.
-    memory_std: of the learned initial memory at the start.
+    memory_std: initial standard deviation of the learned initial memory.
     convolution_width: taps of the short convolutions; 0 for none.
-    convolve_value: a convolution on v too (the paper has q and k only).
-    solver: how gradients per token are evaluated.
+    convolve_value: whether v has a convolution too (the paper: q and k only).
+    solver: solver of the per-token gradients.
   """
 
   Spec = trellis.Spec
@@ -85,7 +88,7 @@ class TrellisConfig(options.MixerConfig):
   )
 
   def tiling(self) -> trellis.Tiling:
-    """How gradients per token are evaluated."""
+    """The kernel's tiling, with the solver of the per-token gradients."""
     solver = self.solver
     tiling = trellis.Tiling()
     if solver.method != "auto":
@@ -98,7 +101,7 @@ class TrellisConfig(options.MixerConfig):
     return tiling
 
   def check(self) -> None:
-    """Raises ValueError where fields do not agree."""
+    """Raises ValueError if fields contradict each other."""
     self.solver.validate()
     options.check_write_rate(self)
     if self.learn_phi_eps and self.phi in _NO_EPS:
@@ -115,19 +118,20 @@ class TrellisConfig(options.MixerConfig):
       )
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, for one layer."""
+    """Floats of the memory per sequence of any length, per layer."""
     del length
     return self.heads * self.num_slots * (self.key_dim + self.value_dim)
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two. Token form: both passes' z, write and read.
+    A multiply-add counts as two. Includes both passes' z, write and read, token
+    by token.
     """
     del length
     per_head = 6 * self.num_slots * (self.key_dim + self.value_dim)
     if self.spec().stale:
-      # Within a chunk the reads go through two score matrices a pass.
+      # Within a chunk, reads use two score matrices per pass.
       dims = self.key_dim + self.value_dim + 2 * self.num_slots
       per_head += 2 * self.chunk_size * dims
     return self.heads * per_head
@@ -136,8 +140,8 @@ class TrellisConfig(options.MixerConfig):
 class TrellisState(NamedTuple):
   """State of the mixer: convolution taps (or None) and the memory.
 
-  `stats`, how the last call's tiles were solved, `[batch, heads]`, is None
-  where nobody asked (`SolverConfig`).
+  `stats` has the solver statistics of the last call, `[batch, heads]`, if
+  `SolverConfig` asks for them, else None.
   """
 
   query_taps: jax.Array | None
@@ -202,7 +206,7 @@ class Trellis(base.Mixer):
     self.rate_bound = config.rate_bound
 
   def fresh_state(self, batch: int, length: int | None = None) -> TrellisState:
-    """The state before the first token; holds the learned memory."""
+    """The state before the first token, with the learned memory."""
     del length
 
     def value(parameter):
@@ -219,7 +223,7 @@ class Trellis(base.Mixer):
     return TrellisState(**self.fresh_taps(batch), memory=memory, stats=stats)
 
   def options_of_chunk(self, inputs):
-    """Tells the kernel how to solve for gradients per token."""
+    """Passes the tiling to the kernel."""
     return inputs, self.spec, {"tiling": self.tiling}
 
   def inputs(self, x, state, call):
@@ -261,6 +265,6 @@ class Trellis(base.Mixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Layer norm, gate, output projection."""
+    """Applies layer norm, gate and output projection."""
     y = y.reshape(*y.shape[:-2], -1)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))

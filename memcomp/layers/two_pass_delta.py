@@ -24,23 +24,27 @@ _SPEC = two_pass_delta.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TwoPassDeltaConfig(options.MixerConfig):
-  """Options of the two-pass delta rule; first those of the kernel's `Spec`.
+  """Options of the two-pass delta rule.
+
+  Fields from `key_weight_decay` to `code_eps` belong to
+  `memcomp_kernels.two_pass_delta.types.Spec`.
 
   Attributes:
-    key_weight_decay: of the first pass's memory.
-    value_weight_decay: of the second pass's memory.
-    read_first: a token is read before it is written.
-    code_eps: inside the norm of a code.
-    read_path: what is read: a "query" of its own, or the "key".
-    normalize: sources and what is read have length 1.
-    decay_init: 1 - alpha at the start, in (0, 1).
-    write_rate_init: theta at the start, > 0.
-    rate_bound: theta becomes theta b / (b + theta), below b; 0 for none. With
-      sources of length 1, steps of the first pass overshoot from 2 on.
-    code_rate: the second pass takes theta over key_dim, the square of a code's
-      length; if False theta itself, as described, which overshoots from
-      2 / key_dim on.
-    write_every: only every such token of a segment is written, >= 1.
+    key_weight_decay: weight decay of the first pass's memory.
+    value_weight_decay: weight decay of the second pass's memory.
+    read_first: whether a token is read before it is written.
+    code_eps: epsilon of the code's norm.
+    read_path: what is read: a separate "query", or the "key".
+    normalize: whether sources and queries have length 1.
+    decay_init: initial 1 - alpha, in (0, 1).
+    write_rate_init: initial theta, > 0.
+    rate_bound: b > 0 replaces theta by theta b / (b + theta), which is below b;
+      0 for no bound. With sources of length 1, steps of the first pass
+      overshoot from 2 on.
+    code_rate: if True, the second pass uses theta / key_dim, because key_dim is
+      the square of a code's length. If False, it uses theta as published, which
+      overshoots from 2 / key_dim on.
+    write_every: only every n-th token of a segment is written; n >= 1.
   """
 
   Spec = two_pass_delta.Spec
@@ -58,15 +62,15 @@ class TwoPassDeltaConfig(options.MixerConfig):
   write_every: int = option(1, options.at_least(1))
 
   def state_floats(self, length: int) -> int:
-    """Floats of both memories for any length, for one layer."""
+    """Floats of both memories for any length, per layer."""
     del length
     return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two. Both passes: the error, the write, a read; and the
-    code of the token, one more read of the first.
+    A multiply-add counts as two. Includes error, write and read of both passes,
+    and another read of the first for the token's code.
     """
     del length
     first, second = self.key_dim, self.value_dim
@@ -77,9 +81,9 @@ class TwoPassDeltaState(NamedTuple):
   """State of the mixer.
 
   Attributes:
-    position: int32 `[batch]`, tokens of the segment so far; None where every
-      token is written.
-    memory: of the kernel.
+    position: int32 `[batch]`, tokens of the segment so far; None if every token
+      is written.
+    memory: state of the kernel.
   """
 
   position: jax.Array | None
@@ -111,7 +115,7 @@ class TwoPassDelta(base.Mixer):
       ("heads", None, None),
       std=make.std,
     )
-    # Of the logit of 1 - alpha, and of softplus^-1(theta).
+    # Initial logit of 1 - alpha, and softplus^-1(theta).
     bias = (
       linear.logit(config.decay_init),
       math.log(math.expm1(config.write_rate_init)),
@@ -129,7 +133,7 @@ class TwoPassDelta(base.Mixer):
   def fresh_state(
     self, batch: int, length: int | None = None
   ) -> TwoPassDeltaState:
-    """The state before the first token: empty memories."""
+    """The state before the first token, with empty memories."""
     del length
     position = None
     if self.write_every > 1:
@@ -172,5 +176,5 @@ class TwoPassDelta(base.Mixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Norm, output projection."""
+    """Applies norm and output projection."""
     return self.out(self.post_norm(y.reshape(*x.shape[:-1], -1)))
