@@ -1,4 +1,4 @@
-"""Models: a decoder of any mixers, its configuration and its sizes.
+"""Models: a decoder with any mixers, its config and its sizes.
 
 model = Decoder(DecoderConfig(d_model=256, num_layers=4), rngs=nnx.Rngs(0))
 logits = model(tokens)                     # [batch, time, vocab_size]

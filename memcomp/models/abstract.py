@@ -1,8 +1,7 @@
 """A model without its arrays, and parameters as a plain tree.
 
-What is trained, saved and restored are nested dicts of arrays. The metadata of
-`nnx.Param` (logical axes, weight decay) is read off an abstract model whenever
-it is needed.
+Training, checkpoints and restoring use nested dicts of arrays. The metadata of
+`nnx.Param` (logical axes, weight decay) comes from an abstract model.
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ class Model(NamedTuple):
   Attributes:
     graphdef: structure; `nnx.merge(graphdef, params)` is the module.
     variables: `nnx.State` of abstract `nnx.Param`s with their metadata.
-    decayed: `nnx.State` of bool like `variables`: takes weight decay.
-    hidden: the same: a matrix between features, not a table of embeddings.
+    decayed: `nnx.State` of bool like `variables`: whether weight decay applies.
+    hidden: `nnx.State` of bool like `variables`: whether it is a matrix between
+      features, not an embedding table.
   """
 
   graphdef: Any
@@ -31,7 +31,7 @@ class Model(NamedTuple):
 
 
 def model_of(config: decoder.DecoderConfig) -> Model:
-  """Builds a model's structure; allocates nothing."""
+  """Builds a model's structure without allocating arrays."""
   graphdef, variables = jax.eval_shape(
     lambda: nnx.split(
       decoder.Decoder(config, rngs=nnx.Rngs(0), rules=sharding.RULES)
@@ -58,7 +58,7 @@ def params_of(model: Model, mesh: jax.sharding.Mesh) -> Any:
   """Returns the parameters as `ShapeDtypeStruct`s with their shardings.
 
   Raises:
-    UserError: an axis does not divide over the mesh.
+    UserError: the mesh does not divide an axis.
   """
   sharding.check_divides(model.variables, mesh)
   return on_mesh(model.variables, mesh)
@@ -79,7 +79,7 @@ def shardings_of(tree: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-  """Returns `tree` with each Variable replaced by its value, as dicts."""
+  """Returns `tree` as dicts, with each Variable replaced by its value."""
   tree = jax.tree.map(
     lambda x: x.get_value() if _is_variable(x) else x,
     tree,

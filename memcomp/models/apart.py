@@ -1,8 +1,8 @@
-"""Layers' states apart instead of stacked, for loops over tokens.
+"""Unstacked layer states, for loops over tokens.
 
-A scan over stacked layers cuts each layer's state out of the stack and puts the
-new one back: a copy of all memories for each token. Apart, a loop updates them
-where they lie; its program grows with the number of layers.
+A scan over stacked layers slices each layer's state and writes it back, which
+copies all memories for each token. With unstacked states, a loop updates them
+in place, but its program grows with the number of layers.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from jax import lax
 
 
 class Apart(NamedTuple):
-  """The states of the layers of a stack.
+  """The unstacked states of the layers of a stack.
 
   Attributes:
-    layers: of each, the first first.
+    layers: the state of each layer, in order.
   """
 
   layers: tuple[Any, ...]
 
 
 def split(stacked: Any) -> Apart:
-  """Takes states apart that are stacked by layer at axis 0."""
+  """Unstacks states that are stacked by layer along axis 0."""
   count = len(jax.tree.leaves(stacked)[0])
   return Apart(
     tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count))
@@ -32,7 +32,7 @@ def split(stacked: Any) -> Apart:
 
 
 def join(states: Apart) -> Any:
-  """Stacks the states of layers at axis 0."""
+  """Stacks the states of layers along axis 0."""
   return jax.tree.map(lambda *x: jnp.stack(x), *states.layers)
 
 
@@ -42,16 +42,16 @@ def scan(
   params: Any,
   states: tuple[Any, ...],
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-  """Runs layer after layer: `lax.scan`, or unrolled where states are apart.
+  """Runs all layers in order: `lax.scan`, or unrolled for unstacked states.
 
   Args:
     body: maps x and (index, params, states) of a layer to x and new states.
-    x: what the first layer is given.
-    params: stacked by layer at axis 0.
-    states: of the stacks that take turns, all stacked or all `Apart`.
+    x: input of the first layer.
+    params: parameters, stacked by layer along axis 0.
+    states: states of the interleaved stacks, all stacked or all `Apart`.
 
   Returns:
-    What the last layer gives, and states as they came.
+    The output of the last layer, and the new states in the given form.
   """
   if not isinstance(states[0], Apart):
     count = len(jax.tree.leaves(params)[0])

@@ -23,10 +23,10 @@ class Block(nnx.Module):
 
   Args:
     config: a `DecoderConfig`.
-    mixer: the configuration of this block's sequence mixer.
-    depth: of this block, layers before it over all layers.
+    mixer: config of this block's sequence mixer.
+    depth: fraction of the model's layers that precede this block.
     rngs: random streams.
-    rules: where logical axes lie on a mesh.
+    rules: map logical axes to mesh axes.
   """
 
   def __init__(
@@ -39,7 +39,7 @@ class Block(nnx.Module):
     rules: sharding.Rules,
   ):
     self.rules = rules
-    # Residual branches add up over depth: their last weights start smaller.
+    # Residual branches add up over depth, so their last weights start smaller.
     out_std = config.init_std / (2 * config.num_layers) ** 0.5
     if config.zero_init_out:
       out_std = 0.0
@@ -74,11 +74,11 @@ class Block(nnx.Module):
     )
 
   def first_value(self, x: jax.Array) -> jax.Array:
-    """What value residuals of later layers add, at the embeddings `x`."""
+    """The values for later layers' value residuals, at the embeddings `x`."""
     return self.mixer.value_of(self.mixer_norm(x))
 
   def __call__(self, x, state, call: base.Call, segment_id):
-    """`[batch, time, d_model]` -> the same, and the new state.
+    """Maps `[batch, time, d_model]` to the same shape; returns the new state.
 
     `segment_id` is that of the decoder's state, before the first token.
     """
@@ -86,7 +86,7 @@ class Block(nnx.Module):
     return x, state
 
   def watched(self, x, state, call: base.Call, segment_id):
-    """As a call; also returns what the mixer was given and what it gave."""
+    """Like a call; also returns the mixer's input and output."""
     given = self.mixer_norm(x)
     self._check_first_value(call)
     mixed, mixer_state = self.mixer(given, state.mixer, **call._asdict())
@@ -102,7 +102,7 @@ class Block(nnx.Module):
     return x, BlockState(mixer_state, channel), (given, mixed)
 
   def step(self, x, state, call: base.Call, segment_id):
-    """One token: `[batch, d_model]`."""
+    """Runs one token, `[batch, d_model]`."""
     self._check_first_value(call)
     y, mixer_state = self.mixer.step(
       self.mixer_norm(x), state.mixer, first_value=call.first_value
@@ -118,13 +118,13 @@ class Block(nnx.Module):
     return x + self.residual_scale * y[:, 0], BlockState(mixer_state, channel)
 
   def _check_first_value(self, call: base.Call) -> None:
-    # A mixer alone takes its own values for the first; in a model that would
-    # be another model, without a word.
+    # Without first_value, the mixer would use its own values: silently another
+    # model.
     if self.uses_first_value and call.first_value is None:
       raise ValueError("a block with a value residual needs first_value")
 
   def _residual(self, x: jax.Array, y: jax.Array) -> jax.Array:
     if self.residual_scale != 1:
       y = self.residual_scale * y
-    # Without this the partitioner spreads activations over features.
+    # Otherwise the partitioner would shard activations over features.
     return self.rules.constrain(x + y, "batch", "time", "act_embed")

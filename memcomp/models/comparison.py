@@ -1,9 +1,8 @@
-"""Every mixer in one small model: the same block, as many parameters.
+"""Every mixer in one small model with the same block and parameter count.
 
-Heads of 64 and memories of about as many numbers wherever a memory has a size
-to choose; windows of 64 tokens. What a mixer's projections, gates and
-convolutions take is given back by narrower channel mixers, so that counts of
-parameters agree within 2 %.
+Heads have 64 features. Memories of adjustable size hold about as many numbers;
+windows have 64 tokens. Models with larger mixers have narrower channel mixers,
+so that parameter counts agree within 2 %.
 """
 
 import dataclasses
@@ -17,12 +16,12 @@ from memcomp.layers import options, registry, softmax_attention
 from memcomp.models import decoder, overview
 
 PARAMETERS = 480_000
-"""What every model has, within `TOLERANCE`."""
+"""Parameter count of every model, within `TOLERANCE`."""
 
 TOLERANCE = 0.02
 
 WINDOW = 64
-"""Tokens of the windows."""
+"""Length of the windows in tokens."""
 
 _D_MODEL, _HEADS, _WIDTH = 128, 2, 64
 
@@ -30,7 +29,7 @@ _SAME = {"heads": _HEADS, "key_dim": _WIDTH, "value_dim": _WIDTH}
 
 _ATTENTION = {"rotary_dim": _WIDTH}
 
-# Name of the model: mixer, and what differs from `_SAME`.
+# Model name -> mixer, and its differences from `_SAME`.
 _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
   "trellis": ("trellis", {"num_slots": 32}),
   "trellis_token": ("trellis", {"num_slots": 32, "gradient_at": "token"}),
@@ -69,8 +68,8 @@ _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     _ATTENTION | {"segment_size": WINDOW},
   ),
   "linear_attention": ("linear_attention", {}),
-  # One head of 128; six of 16 and 32; four of 128 and 64: the proportions of
-  # their authors.
+  # The authors' proportions: one head of 128; six of 16 and 32; four of 128 and
+  # 64.
   "delta_net": ("delta_net", {"heads": 1, "key_dim": 128, "value_dim": 128}),
   "gated_delta_net": (
     "gated_delta_net",
@@ -92,14 +91,14 @@ _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
 _HYBRID = "_hybrid"
 
 NAMES = (*_MIXERS, f"trellis{_HYBRID}")
-"""The models: a name ending in "_hybrid" has a window in its first layer."""
+"""Model names; one that ends in "_hybrid" has a window in its first layer."""
 
 
 def language_model(name: str) -> decoder.DecoderConfig:
   """The small model called `name`, with `PARAMETERS` parameters.
 
   Raises:
-    ValueError: there is no such name.
+    ValueError: the name is unknown.
   """
   if name not in NAMES:
     raise ValueError(f"{name!r} is none of: {', '.join(NAMES)}")
@@ -128,12 +127,12 @@ def language_model(name: str) -> decoder.DecoderConfig:
 def matched(
   config: decoder.DecoderConfig, parameters: int
 ) -> decoder.DecoderConfig:
-  """Returns `config` with the `mlp_dim` that gives it `parameters`.
+  """Returns `config` with the `mlp_dim` that best matches `parameters`.
 
-  Within half a feature a layer.
+  The match is within half a hidden feature per layer.
 
   Raises:
-    ValueError: it has more than that without a channel mixer.
+    ValueError: the model exceeds `parameters` even without a channel mixer.
   """
 
   def count(mlp_dim):
@@ -151,7 +150,7 @@ def matched(
 
 
 def num_parameters(config: decoder.DecoderConfig) -> int:
-  """Parameters of the model that `config` describes; allocates nothing."""
+  """Counts the parameters of a model without allocating arrays."""
   shapes = jax.eval_shape(
     lambda: nnx.state(decoder.Decoder(config, rngs=nnx.Rngs(0)))
   )

@@ -1,4 +1,4 @@
-"""The language model: embed, scan over blocks, norm, head."""
+"""The language model: embedding, scan over blocks, norm, head."""
 
 import functools
 from typing import Any, NamedTuple, overload
@@ -20,13 +20,13 @@ Call = base.Call
 
 
 class DecoderState(NamedTuple):
-  """Embedding taps (or None) and the blocks' states.
+  """State of the decoder.
 
   Attributes:
-    taps: of the embedding convolution.
+    taps: taps of the embedding convolution, or None.
     segment_id: int32 `[batch]`, 0 before any token.
-    layers: a tuple over stacks of blocks (`Decoder.stacks`), each stacked by
-      layer at axis 0; or of `apart.Apart`, see `by_layer`.
+    layers: one entry per stack of blocks (`Decoder.stacks`), stacked by layer
+      along axis 0, or an `apart.Apart` (see `by_layer`).
   """
 
   taps: jax.Array | None
@@ -34,11 +34,11 @@ class DecoderState(NamedTuple):
   layers: tuple[Any, ...]
 
   def by_layer(self) -> "DecoderState":
-    """Returns the same with layers apart, for a loop of `Decoder.step`."""
+    """Returns the state with unstacked layers, for a loop of `step`."""
     return self._replace(layers=tuple(map(apart.split, self.layers)))
 
   def stacked(self) -> "DecoderState":
-    """Undoes `by_layer`."""
+    """Reverses `by_layer`."""
     return self._replace(layers=tuple(map(apart.join, self.layers)))
 
 
@@ -46,9 +46,9 @@ class Decoder(nnx.Module):
   """A decoder-only language model.
 
   Args:
-    config: its configuration.
+    config: the model's config.
     rngs: random streams.
-    rules: where logical axes lie on a mesh; see `memcomp.sharding.rules`.
+    rules: map logical axes to mesh axes; see `memcomp.sharding.rules`.
 
   Raises:
     ValueError: a field of `config` is out of range.
@@ -102,7 +102,8 @@ class Decoder(nnx.Module):
       {str(i): build(stack) for i, stack in enumerate(stacks)}
     )
     self.stacks = stacks
-    # The stack whose first layer gives the first value to its kind.
+    # Per stack: the index of the stack whose first layer provides its first
+    # value.
     kinds = [stack.name for stack in stacks]
     self.value_sources = tuple(
       kinds.index(stack.name)
@@ -121,11 +122,11 @@ class Decoder(nnx.Module):
   def layer(
     self, depth: int, state: DecoderState
   ) -> tuple[block.Block, block.BlockState]:
-    """Returns one block and its state, for looking into a model.
+    """Returns one block and its state, to inspect a model.
 
     Args:
-      depth: of the block, in [0, num_layers).
-      state: of the model.
+      depth: depth of the block, in [0, num_layers).
+      state: state of the model.
 
     Raises:
       IndexError: there is no such layer.
@@ -141,12 +142,12 @@ class Decoder(nnx.Module):
     raise IndexError(f"there is no layer {depth} of {self.num_layers}")
 
   def init_state(self, batch: int, length: int | None = None) -> DecoderState:
-    """The state before the first token, learned memories included.
+    """The state before the first token, including learned memories.
 
     Args:
-      batch: rows.
-      length: tokens that the state must hold, for memories that grow; None is
-        the most that their configuration allows.
+      batch: number of rows.
+      length: number of tokens that growing memories must hold; None is the
+        maximum of their configs.
     """
     taps = None
     if self.convolution is not None:
@@ -190,13 +191,12 @@ class Decoder(nnx.Module):
 
     Args:
       tokens: int `[batch, time]`.
-      state: what the rows have read before, from `init_state` or a call;
-        default nothing.
+      state: state from `init_state` or a call; by default a fresh one.
       segment_ids: `[batch, time]`, 0 is padding; None for one segment.
 
     Returns:
-      Float32 logits `[batch, time, vocab]`; with a `state`, a tuple of them and
-      the new state.
+      Float32 logits `[batch, time, vocab]`; with `state`, a tuple of the logits
+      and the new state.
     """
     fresh = state is None
 
@@ -227,16 +227,16 @@ class Decoder(nnx.Module):
     seen: int | None = None,
     table: jax.Array | None = None,
   ) -> tuple[jax.Array, DecoderState]:
-    """Runs many tokens through all but the head.
+    """Runs many tokens through everything except the head.
 
     Args:
       tokens: int `[batch, time]`.
-      state: before the first token; default a fresh one for these tokens.
+      state: state before the first token; by default a fresh one.
       segment_ids: `[batch, time]`, 0 is padding; None for one segment.
-      noise: PRNG key for what is random in training; None for nothing random.
-      seen: tokens that any row has seen before at most; 0 with a default
-        state. Growing memories compute with fewer rows if it is given.
-      table: of embeddings, from `tables`; default the parameter as it lies.
+      noise: PRNG key for random operations in training; None disables them.
+      seen: upper bound of the tokens that any row has seen before; 0 without a
+        state. If given, growing memories compute with fewer rows.
+      table: embedding table from `tables`; by default the parameter itself.
 
     Returns:
       hidden `[batch, time, d_model]` for `logits`, and the new state.
@@ -260,7 +260,7 @@ class Decoder(nnx.Module):
   def mixed(
     self, tokens: jax.Array, segment_ids: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    """What every mixer is given and gives, `[layers, batch, time, d_model]`.
+    """Inputs and outputs of all mixers, `[layers, batch, time, d_model]` each.
 
     Args:
       tokens: int `[batch, time]`.
@@ -282,9 +282,9 @@ class Decoder(nnx.Module):
   def step(
     self, tokens: jax.Array, state: DecoderState
   ) -> tuple[jax.Array, DecoderState]:
-    """Runs one token a row, `[batch]`; returns logits `[batch, vocab]`.
+    """Runs one token per row, `[batch]`; returns logits `[batch, vocab]`.
 
-    The new state is as the old one, stacked or by layer.
+    The new state is stacked or unstacked like the given one.
     """
     return explicit.call(
       self,
@@ -347,10 +347,10 @@ class Decoder(nnx.Module):
     return nnx.merge(graphdef, first).first_value(x)
 
   def tables(self) -> tuple[jax.Array, jax.Array]:
-    """Embeddings and head for a whole training step, `[shards, vocab, d]`.
+    """Embedding and head tables for a training step, `[shards, vocab, d]`.
 
-    One array if they are tied. Gathered once, and the gradients of all uses
-    summed once: see `sharding.gathered`.
+    Tied tables are one array. Each table is gathered once, and the gradients of
+    all its uses are summed once: see `sharding.gathered`.
     """
 
     def gathered(table):
@@ -367,8 +367,8 @@ class Decoder(nnx.Module):
     """Maps hidden `[..., d_model]` to float32 logits `[..., vocab]`.
 
     Args:
-      hidden: of the last block, normed.
-      table: of the head, from `tables`; default the parameter as it lies.
+      hidden: normalized output of the last block.
+      table: head table from `tables`; by default the parameter itself.
     """
     if table is None:
       head = self.embedding if self.head is None else self.head
@@ -394,7 +394,7 @@ class Decoder(nnx.Module):
       def one(params, state, graphdef=graphdef):
         arrays = nnx.merge(graphdef, params).mixer.memories(state.mixer)
         squares = sum(jnp.sum(jnp.square(a)) for a in arrays)
-        # A float: a large batch's caches have more entries than int32 counts.
+        # A float, because the caches of a large batch exceed int32 counts.
         size = float(max(sum(a.size for a in arrays), 1))
         return jnp.sqrt(squares / size)
 
@@ -402,9 +402,9 @@ class Decoder(nnx.Module):
     return self._by_layer(norms)
 
   def solver_stats(self, state: DecoderState) -> solver.Stats | None:
-    """How each layer's tiles were solved in the last call, `[layers]`.
+    """Solver statistics of each layer's last call, `[layers]`.
 
-    Zeros in layers that solve nothing; None if no layer keeps it.
+    Zeros for layers without a solver; None if no layer keeps statistics.
     """
     found = [getattr(s.mixer, "stats", None) for s in state.layers]
     if all(stats is None for stats in found):
@@ -413,13 +413,13 @@ class Decoder(nnx.Module):
     for stack, stats in zip(self.stacks, found, strict=True):
       if stats is None:
         stats = solver.no_stats((stack.repeats, 1, 1))
-      # Over rows and heads.
+      # Total over rows and heads.
       rows = jax.tree.map(lambda x: x.reshape(len(x), -1).T, stats)
       stacks.append(solver.total(rows))
     return jax.tree.map(lambda *x: self._by_layer(x), *stacks)
 
   def _by_layer(self, of_stacks) -> jax.Array:
-    """`[repeats, ...]` of every stack to `[layers, ...]`, the first first."""
+    """Reorders `[repeats, ...]` of every stack to `[layers, ...]` by depth."""
     order = [depth for stack in self.stacks for depth in stack.depths]
     by_layer = sorted(range(len(order)), key=order.__getitem__)
     return jnp.concatenate(of_stacks)[jnp.array(by_layer)]
@@ -431,7 +431,7 @@ class Decoder(nnx.Module):
     segment_ids: jax.Array | None = None,
     table: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
-    """`[batch, time]` to what the first block is given, and new taps."""
+    """Maps tokens `[batch, time]` to the first block's input, and new taps."""
     if table is None:
       table = self.embedding[...][None]
 

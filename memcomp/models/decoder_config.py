@@ -1,4 +1,4 @@
-"""What a language model is made of: the fields of its configuration."""
+"""The config of a language model."""
 
 import dataclasses
 import keyword
@@ -19,10 +19,9 @@ REMAT = {
   ),
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-"""What a block keeps for its backward pass: everything, nothing but its input,
-its input and the mixer's output, these and what the memory's own backward pass
-needs (so that its kernel runs forward once), or the results of its linear
-maps."""
+"""What a block keeps for its backward pass: everything, only its input, also
+the mixer's output, also what the memory's backward pass needs (so that its
+kernel runs forward only once), or the results of its linear maps."""
 
 DTYPES = ("float32", "bfloat16")
 
@@ -30,35 +29,35 @@ DTYPES = ("float32", "bfloat16")
 @letters.accepted
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DecoderConfig:
-  """A decoder of blocks: a sequence mixer and a channel mixer each.
+  """A decoder whose blocks have a sequence mixer and a channel mixer each.
 
   Attributes:
-    vocab_size: token ids.
+    vocab_size: number of token ids.
     d_model: width of the residual stream.
-    num_layers: blocks.
+    num_layers: number of blocks.
     mlp_dim: hidden features of the channel mixer.
-    mixers: the sequence mixers, each under a name. The name stands in
-      `pattern` and in flags (--config.model.mixers.NAME.FIELD), so it is an
-      identifier, and no attribute of a dict.
-    pattern: which mixer stands in which layer, see `memcomp.models.pattern`:
-      "memory" is every layer, "memory*3+window" three of memory, one of window
-      and so on, "8*window,4*memory" eight of window and then four of memory.
-      May be left empty with one mixer: it stands in every layer.
+    mixers: sequence mixers by name. `pattern` and flags use the names
+      (--config.model.mixers.NAME.FIELD), so a name must be an identifier, but
+      not an attribute of dict.
+    pattern: the mixer of each layer, see `memcomp.models.pattern`. "memory"
+      uses it in every layer; "memory*3+window" repeats three memory layers and
+      one window layer; "8*window,4*memory" has eight window layers, then four
+      memory layers. With a single mixer, it may be empty.
     channel_mixer: "swiglu", "gelu" or "relu2_shift" (squared ReLU after a token
       shift).
     norm: "rms" or "layer" (with bias).
     norm_eps: added to the mean square in the norms of the residual stream.
     residual_scale: c of x + c f(norm(x)).
-    embedding_norm: a norm on the embeddings.
+    embedding_norm: whether a norm follows the embeddings.
     embedding_convolution: taps of a convolution on the embeddings; 0 for none.
-    tied_embeddings: the head is the embedding table.
-    init_std: of the weights at the start.
-    embedding_std: of the embedding table at the start.
-    head_std: of an untied head (orthogonal) at the start; 0 takes `init_std`
-      (normal).
-    zero_init_out: every block starts as the identity.
-    dtype: of activations and matrix products, "float32" or "bfloat16";
-      parameters, states, norms, gates and logits are float32 always.
+    tied_embeddings: whether the head uses the embedding table.
+    init_std: initial standard deviation of the weights.
+    embedding_std: initial standard deviation of the embedding table.
+    head_std: initial standard deviation of an untied orthogonal head; 0 uses a
+      normal head with `init_std`.
+    zero_init_out: whether every block starts as the identity.
+    dtype: dtype of activations and matrix products, "float32" or "bfloat16".
+      Parameters, states, norms, gates and logits are always float32.
     remat: what a block keeps for its backward pass, see `REMAT`.
   """
 
@@ -86,7 +85,7 @@ class DecoderConfig:
 
   def __post_init__(self):
     self._check_mixers()
-    # Configs that `dataclasses.replace` makes of each other share no dict.
+    # `dataclasses.replace` must not share the dict between configs.
     self.mixers = dict(self.mixers)
 
   def validate(self) -> None:
@@ -122,7 +121,7 @@ class DecoderConfig:
     self.parts()
 
   def _check_mixers(self) -> None:
-    """Raises ValueError where `mixers` is no dict of named configurations."""
+    """Raises ValueError if `mixers` is not a dict of named configs."""
     if not isinstance(self.mixers, dict) or not self.mixers:
       raise ValueError(
         f"mixers={self.mixers!r}; give one or more by name, {{'memory': ...}}"
@@ -143,7 +142,7 @@ class DecoderConfig:
     """The parts of `pattern`, see `memcomp.models.pattern`.
 
     Raises:
-      ValueError: `pattern` is none, or does not make `num_layers` layers.
+      ValueError: `pattern` is invalid, or does not make `num_layers` layers.
     """
     text = self.pattern
     if not text and len(self.mixers) == 1:
@@ -151,11 +150,11 @@ class DecoderConfig:
     return pattern_lib.parse(text, self.num_layers, self.mixers)
 
   def layer_names(self) -> list[str]:
-    """The name of every layer's mixer, in order."""
+    """The name of each layer's mixer, in order."""
     return [name for part in self.parts() for name in part.names * part.repeats]
 
   def at_width(self) -> "DecoderConfig":
-    """The same with mixers whose sizes follow from `d_model` filled in.
+    """Returns a copy with the mixer sizes that follow from `d_model` filled in.
 
     Raises:
       ValueError: a mixer's heads do not divide its features.
@@ -164,12 +163,12 @@ class DecoderConfig:
     return dataclasses.replace(self, mixers=filled)
 
   def layer_mixers(self) -> list[options.MixerConfig]:
-    """The mixer of every layer, in order, with its sizes filled in."""
+    """The mixer of each layer, in order, with its sizes filled in."""
     filled = self.at_width().mixers
     return [filled[name] for name in self.layer_names()]
 
 
 def _is_name(name: str) -> bool:
-  """Whether a flag's path can hold `name` and means the mixer by it."""
+  """Whether a flag can contain `name` and refers to the mixer by it."""
   is_word = name.isascii() and name.isidentifier()
   return is_word and not keyword.iskeyword(name) and not hasattr(dict, name)

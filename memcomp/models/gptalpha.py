@@ -5,7 +5,7 @@ key, token shift on the projections, a value residual, squared ReLU channels.
 
   kvm_120m, kvm_350m               a memory of 256 rows in every layer
   kvm_120m_sqrt, kvm_350m_sqrt     16 sqrt(tokens) rows
-  kvm_120m_hybrid, kvm_350m_hybrid a window of 256 and, every other layer, a
+  kvm_120m_hybrid, kvm_350m_hybrid alternating layers: a window of 256, and a
                                    memory that saturates at 1,024 rows
 """
 
@@ -18,12 +18,12 @@ _WIDTHS = {"120m": (12, 768, 6), "350m": (24, 1024, 8)}
 _VARIANTS = {"": "fixed", "_sqrt": "power", "_hybrid": "saturating"}
 
 NAMES = tuple(f"kvm_{size}{v}" for size in _WIDTHS for v in _VARIANTS)
-"""The names of its models."""
+"""Names of the models."""
 
 VOCAB_SIZE = 50_304
-"""Of the GPT-2 tokenizer, rounded up."""
+"""Size of the GPT-2 vocabulary, rounded up."""
 
-_BASE_WIDTH = 768  # the width that rates were tuned at
+_BASE_WIDTH = 768  # width at which the learning rates were tuned
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -70,10 +70,10 @@ def language_model(name: str) -> decoder.DecoderConfig:
     residual_scale=12 / num_layers,
     embedding_norm=True,
     tied_embeddings=False,
-    # Entries of a uniform distribution on +-1 / sqrt(d), and on +-1e-4.
+    # Standard deviations of uniform distributions on +-1 / sqrt(d) and +-1e-4.
     init_std=1 / math.sqrt(3 * d_model),
     embedding_std=1e-4 / math.sqrt(3),
-    # An orthogonal head [V, d] of gain sqrt(V / d) / 2.
+    # An orthogonal head [V, d] with gain sqrt(V / d) / 2.
     head_std=0.5 / math.sqrt(d_model),
     zero_init_out=True,
     dtype="bfloat16",
@@ -82,15 +82,15 @@ def language_model(name: str) -> decoder.DecoderConfig:
 
 
 def train_recipe(name: str) -> recipe.Recipe:
-  """How the paper trains the model called `name`: 3 or 7.8 billion tokens."""
+  """The paper's training recipe for the model: 3 or 7.8 billion tokens."""
   size, _ = _split(name)
-  # The batch is the same; the longer run takes both over sqrt(15000 / 6000).
+  # The longer run divides both rates by sqrt(15000 / 6000) at equal batch size.
   scale = math.sqrt(2.5) if size == "350m" else 1.0
   return recipe.Recipe(
     sequence_length=8192,
     batch_size=64,
     steps=15_000 if size == "350m" else 6000,
-    packing="joined",  # the memory runs on over document borders
+    packing="joined",  # the memory crosses document boundaries
     optimizer={
       "learning_rate": 2e-3 / scale,
       "final_learning_rate": 0.0,

@@ -1,8 +1,8 @@
-"""Configs from before mixers had names: `mixer`, `mixer_b`, `mixer_c`.
+"""Old configs with the fields `mixer`, `mixer_b`, `mixer_c`.
 
-A model had three kinds of mixer at most, and its pattern called them a, b and
-c. Config files, flags, checkpoints, sessions and exports of that time are
-still read: the letters stand for mixers of `DecoderConfig.mixers`.
+These models had at most three mixers, which patterns called a, b and c. Old
+config files, flags, checkpoints, sessions and exports still load: the letters
+refer to entries of `DecoderConfig.mixers`.
 """
 
 import dataclasses
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 FIELDS = {"mixer": "a", "mixer_b": "b", "mixer_c": "c"}
-"""The old fields, and what patterns called their mixers."""
+"""The old fields, and the letters of their mixers in patterns."""
 
 
 def meant(names: Iterable[str]) -> dict[str, str]:
-  """Returns what a, b and c stand for in a model with mixers of these names.
+  """Returns the mixer name that each of a, b and c refers to.
 
-  A letter that is a name stands for itself, the others in turn for the first
-  names that are no letters.
+  A letter that is itself a name refers to that mixer. The other letters refer,
+  in order, to the first names that are not letters.
   """
   names = list(names)
   others = iter(name for name in names if name not in FIELDS.values())
@@ -29,7 +29,7 @@ def meant(names: Iterable[str]) -> dict[str, str]:
 
 
 def modernise(saved: dict[str, Any]) -> dict[str, Any]:
-  """Returns a model's saved config with `mixers` in place of the old fields.
+  """Replaces the old fields of a model's saved config by `mixers`.
 
   Args:
     saved: fields of a `DecoderConfig` of any version, as nested dicts.
@@ -43,10 +43,10 @@ def modernise(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def accepted[T](config_type: type[T]) -> type[T]:
-  """Gives a dataclass with a field `mixers` the old three as well.
+  """Lets a dataclass with a field `mixers` accept the three old fields too.
 
-  They are arguments of its constructor (so of `dataclasses.replace` too), and
-  attributes that can be read and set; they are no fields.
+  The old fields become constructor arguments (so `dataclasses.replace` takes
+  them) and read-write attributes, but not dataclass fields.
   """
   changed: Any = config_type
   init = changed.__init__
@@ -82,14 +82,14 @@ def _property(letter: str) -> property:
 
 
 def named_like(config: Any, other: Any) -> Any:
-  """Returns `config` with the names that another model has for its mixers.
+  """Returns `config` with another model's names for its mixers.
 
-  Names do not change what is computed. Where the layers of the two models lie
-  otherwise, or are of other kinds, `config` is returned as it is.
+  Names do not change results. If the layers of the two models differ in kind or
+  arrangement, returns `config` unchanged.
 
   Args:
     config: a `DecoderConfig`.
-    other: another one.
+    other: another `DecoderConfig`.
   """
   parts, wanted = config.parts(), other.parts()
   shapes = [[(len(p.names), p.repeats) for p in x] for x in (parts, wanted)]

@@ -1,4 +1,4 @@
-"""What a configuration comes to, without building its model."""
+"""Sizes and costs of a config, without building its model."""
 
 from memcomp.layers import registry
 from memcomp.models import decoder_config
@@ -7,7 +7,7 @@ DecoderConfig = decoder_config.DecoderConfig
 
 
 def memory_flops_per_token(config: DecoderConfig, length: int) -> int:
-  """Forward flops of the memories per token, over all layers.
+  """Forward flops of all memories per token.
 
   The mean over sequences of `length` tokens.
   """
@@ -15,12 +15,12 @@ def memory_flops_per_token(config: DecoderConfig, length: int) -> int:
 
 
 def state_bytes(config: DecoderConfig, length: int) -> int:
-  """Bytes of the float32 memories per sequence of `length`, all layers."""
+  """Bytes of all float32 memories per sequence of `length` tokens."""
   return 4 * sum(mixer.state_floats(length) for mixer in config.layer_mixers())
 
 
 def mixer_names(config: DecoderConfig) -> str:
-  """What mixers there are, with the pattern where there are several."""
+  """The mixers in use, with the pattern if there are several."""
   used = set(config.layer_names())
   kinds = {
     name: registry.name_of(config.mixers[name])
@@ -34,7 +34,7 @@ def mixer_names(config: DecoderConfig) -> str:
 
 
 def describe(config: DecoderConfig) -> str:
-  """One line: mixers and sizes."""
+  """Describes mixers and sizes in one line."""
   return (
     f"{mixer_names(config)}, {config.num_layers} layers, d_model"
     f" {config.d_model}, vocabulary {config.vocab_size}"

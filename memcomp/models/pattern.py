@@ -1,20 +1,19 @@
-"""Which mixer stands in which layer, as a text of the mixers' names.
+"""Patterns: a text that says which mixer each layer has.
 
   memory                   memory in every layer
-  memory+window            the two in turns, again and again
-  memory*3+window          three of memory, one of window, again and again
-  memory*3,window          three of memory, and window in all other layers
-  8*window,4*memory        eight of window, then four of memory
+  memory+window            the two alternate
+  memory*3+window          three memory layers, one window layer, repeated
+  memory*3,window          three memory layers; all other layers are window
+  8*window,4*memory        eight window layers, then four memory layers
   2*(memory+window),local  memory and window twice, then local
 
-Parts stand between commas and follow each other. A count stands before or
-behind what it repeats: a name, or a part in parentheses. A part without a count
-fills the layers that the other parts leave, the first such part if there are
-several; the others come once. Names of one letter may be written as a word:
-aab is a+a+b.
+Commas separate consecutive parts. A count precedes or follows what it repeats:
+a name, or a part in parentheses. The first part without a count fills the
+layers that the other parts leave. Further parts without a count occur once.
+One-letter names may be written as a word: aab is a+a+b.
 
-Layers of a part are scanned by period, so a program's size does not grow with
-the repetitions.
+The model scans over the periods of a part, so repetitions do not enlarge the
+program.
 """
 
 import re
@@ -31,7 +30,7 @@ _TERM, _PART = (
 
 
 class Part(NamedTuple):
-  """Layers with the mixers `names`, in turns, each `repeats` times."""
+  """Layers that cycle through the mixers `names`, `repeats` times."""
 
   names: tuple[str, ...]
   repeats: int
@@ -43,13 +42,13 @@ def parse(
   """Splits a pattern into its parts.
 
   Args:
-    pattern: as above.
-    num_layers: layers that it must fill.
-    names: of the mixers that there are.
+    pattern: text in the syntax above.
+    num_layers: number of layers that it must fill.
+    names: names of the existing mixers.
 
   Raises:
-    ValueError: it is not a pattern, names a mixer that is not there, or does
-      not fill `num_layers`.
+    ValueError: the syntax is wrong, a mixer is unknown, or the number of layers
+      is not `num_layers`.
   """
   names = list(names)
   found, open_part = [], None
@@ -79,7 +78,7 @@ def parse(
 
 
 def _part(text: str, names: list[str]) -> tuple[tuple[str, ...], int | None]:
-  """Returns a part's mixers in turns, and its count; None without a count."""
+  """Returns a part's period of mixers, and its count or None."""
   match = _PART.fullmatch(text)
   if not match:
     return _turn(text, names), None
@@ -87,7 +86,7 @@ def _part(text: str, names: list[str]) -> tuple[tuple[str, ...], int | None]:
 
 
 def _turn(text: str, names: list[str]) -> tuple[str, ...]:
-  """Returns the mixers that a sum of names, words and their counts lists."""
+  """Expands a sum of names, words and counts to the mixers of a period."""
   known = letters.meant(names) | {name: name for name in names}
   found = []
   for term in text.split("+"):
@@ -106,7 +105,7 @@ def _turn(text: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _count(match: re.Match[str]) -> int | None:
-  """Returns the count before or behind, None if there is none."""
+  """Returns the count before or after the repeated text, or None."""
   before, repeated, after = match.groups()
   counts = [int(count) for count in (before, after) if count]
   if len(counts) > 1 or 0 in counts:

@@ -1,6 +1,6 @@
 """Models of the papers' sizes, by name: `<memory>-<size>`.
 
-And those of the Key-Value Means paper, see `gptalpha`.
+The models of the Key-Value Means paper are in `gptalpha`.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ class Size:
   """A row of the papers' tables.
 
   Attributes:
-    num_layers: blocks.
+    num_layers: number of blocks.
     d_model: width of the residual stream.
-    heads: heads; a head's width is d_model / heads.
+    heads: number of heads of d_model / heads features each.
     mlp_dim: hidden features of the channel mixer.
     learning_rate: peak of the schedule.
-    tokens: training tokens.
+    tokens: number of training tokens.
   """
 
   num_layers: int
@@ -30,8 +30,8 @@ class Size:
   tokens: float
 
 
-# Trellis (arXiv 2512.23852), table 5, which has no 1b row and no mlp widths:
-# those are of the test-time-training code base that it builds on.
+# Table 5 of Trellis (arXiv 2512.23852) has no 1b row and no mlp widths. Those
+# come from the test-time-training code base that Trellis builds on.
 SIZES = {
   "125m": Size(
     num_layers=12,
@@ -76,10 +76,10 @@ SIZES = {
 }
 
 VOCAB_SIZE = 32_000
-"""Of the Llama 2 tokenizer, which the papers use."""
+"""Size of the Llama 2 tokenizer, which the papers use."""
 
 WIDE_MIXERS = ("gated_delta_net", "mamba2")
-"""Mixers whose inner width is twice d_model, or 3/4 and 3/2 of it."""
+"""Mixers with inner widths of 2 d_model, or of 3/4 and 3/2 d_model."""
 
 
 def names() -> list[str]:
@@ -92,7 +92,7 @@ def parse(name: str) -> tuple[str, str]:
   """Splits "trellis-125m" into memory and size.
 
   Raises:
-    ValueError: naming the memories and sizes there are.
+    ValueError: naming the existing memories and sizes.
   """
   memory, _, size = name.rpartition("-")
   if memory not in registry.MIXERS or size not in SIZES:
@@ -107,8 +107,8 @@ def parse(name: str) -> tuple[str, str]:
 def _mixer(memory: str, size: Size) -> options.MixerConfig:
   width = size.d_model // size.heads
   own = {
-    # Heads of 128, and 3/4 of d_model for keys, twice that for values: as
-    # their authors have them.
+    # The authors' sizes: heads of 128; or 3/4 d_model for keys and twice that
+    # for values.
     "delta_net": {
       "heads": size.d_model // 128,
       "key_dim": 128,
@@ -122,14 +122,14 @@ def _mixer(memory: str, size: Size) -> options.MixerConfig:
     "lattice": {"num_slots": width},
     "key_value_means": {"rotary_dim": width // 2},
     "slot_attention": {"num_slots": width},
-    # Keys of half the width, as in the paper's released layer.
+    # The paper's released layer has keys of half the width.
     "bounded_memory": {
       "key_dim": width // 2,
       "num_slots": width // 2,
       "rotary_dim": width // 2,
     },
     "infini_attention": {"rotary_dim": width},
-    # An inner width of 2 d_model, heads of 64, a state of 128.
+    # Inner width 2 d_model, heads of 64, state of 128.
     "mamba2": {
       "heads": size.d_model // 32,
       "key_dim": 128,
@@ -145,20 +145,21 @@ def _mixer(memory: str, size: Size) -> options.MixerConfig:
 
 
 def _num_layers(memory: str, size: Size) -> int:
-  """Blocks of a size; an eighth less where a mixer has 6 d_model^2 weights.
+  """Number of blocks; 1/8 fewer if the mixer has 6 d_model^2 weights.
 
-  Attention has 4, the channel mixer 8 of them. Twelve blocks stay twelve: with
-  fewer the count would be further from the size's.
+  Attention has 4 d_model^2 weights, and the channel mixer has 8. Models of
+  twelve blocks keep them, because fewer would miss the size's parameter count
+  more.
   """
   wide = memory in WIDE_MIXERS and size.num_layers > 12
   return size.num_layers - size.num_layers // 8 * wide
 
 
 def language_model(name: str) -> decoder.DecoderConfig:
-  """The decoder called `name`: "<memory>-<size>", or "kvm_..." of its paper.
+  """The decoder called `name`: "<memory>-<size>" or a "kvm_..." model.
 
   Raises:
-    ValueError: there is no such memory, size or name.
+    ValueError: the memory, size or name is unknown.
   """
   if name in gptalpha.NAMES:
     return gptalpha.language_model(name)
@@ -176,7 +177,7 @@ def language_model(name: str) -> decoder.DecoderConfig:
 
 
 def train_recipe(name: str) -> recipe.Recipe:
-  """How the model called `name` is trained: half a million tokens a batch."""
+  """The training recipe of a model: half a million tokens per batch."""
   if name in gptalpha.NAMES:
     return gptalpha.train_recipe(name)
   size = SIZES[parse(name)[1]]

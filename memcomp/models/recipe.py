@@ -1,4 +1,4 @@
-"""How a preset is trained."""
+"""The training recipe of a preset."""
 
 import dataclasses
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """What `configs/lm.py` takes beside the model.
+  """The settings of `configs/lm.py` besides the model.
 
   Attributes:
-    sequence_length: tokens a row.
-    batch_size: rows a step.
-    steps: optimizer steps.
+    sequence_length: tokens per row.
+    batch_size: rows per step.
+    steps: number of optimizer steps.
     packing: see `DataConfig.packing`.
     optimizer: fields of `OptimizerConfig`.
   """

@@ -1,7 +1,7 @@
-"""Small decoders that learn to recall, one around each mixer.
+"""Small decoders that learn to recall, one for each mixer.
 
-Two layers of d_model 64, in one shape for all memories: for benchmarks of
-recall, and for `configs/mqar.py`.
+All have two layers and the same shape, for recall benchmarks and
+`configs/mqar.py`.
 """
 
 from typing import Any
@@ -18,19 +18,20 @@ def recall_model(
   d_model: int = 64,
   head_dim: int = 32,
 ) -> decoder.DecoderConfig:
-  """A small decoder around a mixer; its state is a few thousand floats.
+  """A small decoder whose state is a few thousand floats.
 
   Args:
-    mixer: its name.
-    vocab_size: token ids.
+    mixer: name of the mixer.
+    vocab_size: number of token ids.
     length: tokens of the longest row.
-    d_model: width; heads keep theirs, so wider models have more of them.
-    head_dim: features of a head's keys and values; slots, rows and windows go
-      with it, so it sets the size of the state.
+    d_model: model width. Heads keep their size, so wider models have more
+      heads.
+    head_dim: key and value features per head. Slots, rows and windows scale
+      with it, so it determines the state size.
 
   Raises:
-    ValueError: no such mixer, `d_model` is no multiple of 64, or `head_dim`
-      none of 8.
+    ValueError: the mixer is unknown, `d_model` is not a multiple of 64, or
+      `head_dim` is not a multiple of 8.
   """
   if d_model < 64 or d_model % 64:
     raise ValueError(f"d_model={d_model} must be a multiple of 64")
@@ -44,7 +45,7 @@ def recall_model(
     "value_dim": head_dim,
   }
   fields |= {
-    # A pair is told once: a write that changes little is not found again.
+    # Each pair occurs once, so a weak write cannot be recalled.
     "trellis": {"num_slots": head_dim, "write_rate_init": 0.3},
     # An inner width of twice d_model.
     "mamba2": {"heads": 2 * heads},
@@ -77,7 +78,8 @@ def recall_model(
     num_layers=2,
     mlp_dim=2 * d_model,
     mixers={"memory": registry.config_of(mixer)(**fields)},
-    # Attention needs each value to know its key: all get what some have.
+    # Attention needs each value to see its key, which some mixers' own
+    # convolutions provide; so all models get one.
     embedding_convolution=4,
     init_std=0.1,
     embedding_std=0.1,

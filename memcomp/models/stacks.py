@@ -1,4 +1,4 @@
-"""How the layers of a model lie in its arrays: in stacks, scanned over."""
+"""How a model's layers are stacked in its arrays."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from memcomp.models import decoder_config
 
 
 class Stack(NamedTuple):
-  """Blocks of one place in a part's period: every `period`-th layer.
+  """Scanned blocks at one position of a part's period: every `period`-th layer.
 
   Attributes:
-    name: the name of their mixer.
-    part: number of the part.
+    name: name of their mixer.
+    part: index of the part.
     first: depth of the first of these layers.
-    period: from each of them to the next.
-    repeats: how many there are, along axis 0 of their parameters.
+    period: distance between consecutive layers.
+    repeats: number of layers, along axis 0 of their parameters.
   """
 
   name: str
@@ -24,14 +24,14 @@ class Stack(NamedTuple):
 
   @property
   def depths(self) -> range:
-    """Of these layers."""
+    """Depths of these layers."""
     return range(
       self.first, self.first + self.period * self.repeats, self.period
     )
 
 
 def stacks_of(config: decoder_config.DecoderConfig) -> tuple[Stack, ...]:
-  """Returns how the layers of a model lie in `Decoder.layers`."""
+  """Returns the stacks of `Decoder.layers`."""
   stacks, depth = [], 0
   for index, part in enumerate(config.parts()):
     period = len(part.names)

@@ -1,9 +1,9 @@
-"""Writes docs/memories.md: what every mixer computes, and what it costs.
+"""Writes docs/memories.md, which compares all mixers and their costs.
 
   python -m memcomp.models.table > docs/memories.md
 
-Words and formulas are those of the memories (`memcomp_kernels/<memory>/
-summary.py`), figures are counted by the mixers' configurations.
+Words and formulas come from `memcomp_kernels/<memory>/summary.py`; the mixers'
+configs compute the figures.
 """
 
 import argparse
@@ -23,29 +23,29 @@ from memcomp.models import presets
 from memcomp_kernels import summaries
 
 SIZE = "125m"
-"""The preset whose mixers are counted."""
+"""The preset that figures are computed for."""
 
 D_MODEL = presets.SIZES[SIZE].d_model
 
 LENGTHS = (2_048, 32_768)
-"""Tokens of a sequence that they are counted at."""
+"""Sequence lengths that figures are computed for, in tokens."""
 
 VARIANTS = {
   "key_value_means": {"budget": "power"},
   "test_time_training": {"model": "mlp"},
   "softmax_attention": {"window_size": 512},
 }
-"""Options with a row of their own, below their mixer's."""
+"""Variants of mixers with separate rows."""
 
 
 class Row(NamedTuple):
   """A row of every table.
 
   Attributes:
-    name: of the mixer.
-    label: the name, with what is not as in the preset.
-    config: the mixer.
-    summary: its memory in words.
+    name: name of the mixer.
+    label: the name and the changes from the preset.
+    config: config of the mixer.
+    summary: description of its memory.
   """
 
   name: str
@@ -75,7 +75,7 @@ def _row(name: str, config: options.MixerConfig, changes: Any) -> Row:
 
 
 def sizes(config: options.MixerConfig) -> dict[str, int]:
-  """Those of `summaries.LETTERS` that `config` chooses."""
+  """The sizes in `summaries.LETTERS` that `config` determines."""
   fields = dataclasses.asdict(config)
   chunk: Any = fields.get("segment_size") or fields.get("chunk_size")
   window = fields.get("window_size")
@@ -95,7 +95,7 @@ def sizes(config: options.MixerConfig) -> dict[str, int]:
 
 
 def whole_state_floats(config: options.MixerConfig, length: int) -> int:
-  """Floats of a layer's whole state with room for `length` tokens."""
+  """Floats of a layer's complete state with room for `length` tokens."""
 
   def state():
     module = registry.module_of(config).from_config(
@@ -157,7 +157,7 @@ def page() -> str:
 
 
 def _told() -> list[Row]:
-  """The rows but for variants whose words are their mixer's."""
+  """The rows except variants that share their mixer's words."""
   words: dict[tuple, Row] = {}
   for row in rows():
     words.setdefault((row.name, *row.summary[:4]), row)
@@ -165,7 +165,7 @@ def _told() -> list[Row]:
 
 
 def _sizes(row: Row) -> str:
-  """The letters of the row's formulas that its configuration chooses."""
+  """The sizes that the row's formulas use and its config determines."""
   used = re.findall(r"\w+", f"{row.summary.floats} {row.summary.flops}")
   chosen = (f"{a}={x}" for a, x in sizes(row.config).items() if a in used)
   return f"`{', '.join(chosen)}`"
@@ -179,12 +179,12 @@ def _pages(name: str) -> str:
 
 
 def formula(expression: str) -> str:
-  """A Python expression as it is printed."""
+  """Formats a Python expression."""
   return f"`{expression.replace(' * ', ' ').replace('**', '^')}`"
 
 
 def _table(head: list[str], body: list[tuple[str | int, ...]]) -> str:
-  """A Markdown table: numbers on the right, bars in cells escaped."""
+  """A Markdown table with right-aligned numbers and escaped bars."""
 
   def line(cells):
     texts = (f"{x:,}" if isinstance(x, int) else x for x in cells)
@@ -200,44 +200,45 @@ _PAGE = """\
 # The memories side by side
 
 Every mixer of `memcomp/layers/registry.py`: what a token writes and reads, what
-a chunk computes, where it is from, and what it costs. Measured times and recall
-are in [results/memories.md](results/memories.md); how to put mixers into a
-model is in [models.md](models.md).
+a chunk computes, the source, and the costs. For measured times and recall see
+[results/memories.md](results/memories.md). For models built from mixers see
+[models.md](models.md).
 
 ## What a token does
 
-In one head. `q`, `k`, `v` are its query, key and value, other letters those of
-the derivation: a token brings decays in [0, 1] (`beta` of Trellis, `alpha`,
-`mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; two-pass delta has `1 - alpha`) and
-rates (`gamma`, `beta` of the delta rule, `eta`, `dt`, `a`, `theta`). `<-`
-writes; reads are of what was just written, except where a prime (`M'`) says
-otherwise.
+The formulas describe one head. `q`, `k`, `v` are query, key and value; other
+letters are those of the derivation. A token brings decays in [0, 1] (`beta` of
+Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
+two-pass delta) and rates (`gamma`, `beta` of the delta rule, `eta`, `dt`, `a`,
+`theta`). `<-` writes. A token reads after its own write, unless a prime (`M'`)
+says otherwise.
 
 {writes}
 
 ## What a chunk computes
 
-Every `chunk` equals its `reference`, which goes token by token, and a sequence
-can be cut anywhere. Where it says "exact at any tile", tiles are speed.
-Elsewhere a chunk's size is meaning, a field of the `Spec`: another size is
+Every `chunk` equals its `reference`, which runs token by token, and a sequence
+can be cut anywhere. "Exact at any tile" means that tile sizes affect speed
+only. Elsewhere the chunk size is a field of the `Spec`, and another size is
 another function.
 
 {chunks}
 
 ## Floats of the state
 
-Of one layer of the preset `<mixer>-{size}` (d_model {d_model}), one sequence
-after {lengths} tokens: what reads need between two chunks. "All" is what
-the layer's state has room for: also the copy of a chunk's start that tokens
-inside a chunk need, taps of convolutions, shifted tokens, norms and factors
-handed in, rows not yet in use.
+The figures are for one layer of the preset `<mixer>-{size}` (d_model {d_model})
+and one sequence after {lengths} tokens. They count
+what reads need between two chunks. "All" counts the layer's complete state:
+also the copy from a chunk's start that tokens within the chunk need,
+convolution taps, shifted tokens, norms and factors from outside, and rows not
+yet in use.
 
 {floats}
 
 ## Flops of a token
 
-Forward, of the memory alone, without projections, in one layer: the mean over
-sequences of {lengths} tokens. A multiply-add is two.
+Forward flops of the memory in one layer, without projections: the mean over
+sequences of {lengths} tokens. A multiply-add counts as two.
 
 {flops}
 

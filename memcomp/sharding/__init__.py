@@ -1,4 +1,4 @@
-"""Rules that lay logical axes on a mesh, and the mesh of our trainer."""
+"""Rules that map logical axes to mesh axes, and the trainer's mesh."""
 
 from memcomp.sharding.axes import (
   NAMES,

@@ -1,9 +1,9 @@
-"""Where the logical axes of a model lie on a mesh: rules that are passed in.
+"""Rules that map the logical axes of a model to the axes of a mesh.
 
-A parameter names its last axes by metadata, `nnx.Param(x, axes=("embed",
-"heads"))`, and a layer names the axes of its activations. Only `Rules` say what
-these names mean on a mesh. A layer without rules shards nothing and looks
-nothing up, so it works under any mesh:
+A parameter names its last axes in its metadata, `nnx.Param(x, axes=("embed",
+"heads"))`, and a layer names the axes of its activations. Only `Rules` map
+these names to a mesh. A layer without rules shards nothing and looks nothing
+up, so it works under any mesh:
 
   rules = sharding.rules(mesh, batch="data", heads="model")
   layer = Trellis(512, heads=8, rngs=nnx.Rngs(0), rules=rules)
@@ -28,36 +28,37 @@ NAMES = (
   *("embed", "heads", "mlp", "vocab"),
   *("key_dim", "value_dim", "slots", "window"),
 )
-"""Logical axes: of activations; of parameters, "heads" and "mlp" of both; of
-memories. "embed" is of parameters and "act_embed" of activations, because a
-batch that is sharded over an axis cannot have its features there too."""
+"""Logical axes: of activations; of parameters ("heads" and "mlp" also of
+activations); of memories. "embed" belongs to parameters and "act_embed" to
+activations: a mesh axis that shards the batch cannot also shard its
+features."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Logical axes and the mesh axes that they lie on; made by `rules`.
+  """A map from logical axes to mesh axes; made by `rules`.
 
-  A frozen, hashable value: layers hold it as a static attribute, so it is part
+  It is frozen and hashable. Layers hold it as a static attribute, so it is part
   of every jit key.
 
   Attributes:
-    pairs: a logical name and its mesh axes; names that are left out are whole.
-    mesh: None stands for the mesh in use (`jax.set_mesh`). Without either
-      nothing is sharded. The mesh in use wins over this one.
+    pairs: logical names and their mesh axes; omitted names are not sharded.
+    mesh: the mesh, unless one is in use (`jax.set_mesh`), which takes
+      precedence. Without either nothing is sharded.
   """
 
   pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
   mesh: Mesh | None = None
 
   def axes(self, name: str | None) -> tuple[str, ...]:
-    """The mesh axes of a logical name, () where it is whole."""
+    """The mesh axes of a logical name; () if it is not sharded."""
     return dict(self.pairs).get(name, ()) if name is not None else ()
 
   def spec(self, *names: str | None) -> PartitionSpec:
     """The partition spec of an array whose axes have these logical names.
 
     Raises:
-      ValueError: a name is unknown, or two axes lie on one mesh axis.
+      ValueError: a name is unknown, or two axes map to one mesh axis.
     """
     parts, used = [], set()
     for name in names:
@@ -76,20 +77,20 @@ class Rules:
     return PartitionSpec(*parts)
 
   def live(self) -> Any:
-    """The mesh to shard over here, or None where nothing is to be sharded.
+    """The mesh to shard over, or None if nothing should be sharded.
 
     None without rules, without a mesh, on one device, and inside the caller's
     own `shard_map` over these axes, where arrays are local.
 
     Raises:
-      ValueError: the rules name an axis that the mesh in use does not have.
+      ValueError: the rules name an axis that the mesh in use lacks.
     """
     used = {axis for _, axes in self.pairs for axis in axes}
     if not used:
       return None
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty and self.mesh is not None:
-      # Layers compute with Auto axes: they enter them at their door.
+      # Layers compute with Auto axes, see `sharding.explicit`.
       auto = (AxisType.Auto,) * len(self.mesh.axis_names)
       mesh = Mesh(self.mesh.devices, self.mesh.axis_names, axis_types=auto)
     if mesh.empty or mesh.size == 1:
@@ -104,26 +105,26 @@ class Rules:
     return None if manual else mesh
 
   def needs_xla_form(self) -> bool:
-    """Whether the partitioner will cut the memory, so that no kernel can run.
+    """Whether the partitioner will shard the memory, which excludes kernels.
 
-    A Pallas kernel cannot be partitioned automatically: it needs rules.
+    XLA cannot partition a Pallas kernel automatically; kernels need rules.
     """
     mesh = jax.sharding.get_abstract_mesh()
     auto = AxisType.Auto in mesh.axis_types
     return auto and mesh.size > 1 and self.live() is None
 
   def shards(self, name: str) -> int:
-    """Parts that a logical axis is cut into here, 1 where it is whole."""
+    """Number of shards of a logical axis; 1 if it is not sharded."""
     mesh = self.live()
     if mesh is None:
       return 1
     return math.prod(mesh.shape[axis] for axis in self.axes(name))
 
   def constrain(self, x: jax.Array, *names: str | None) -> jax.Array:
-    """Constrains an activation whose axes have these logical names.
+    """Constrains the sharding of an activation with these logical axes.
 
     Raises:
-      ValueError: an axis does not divide; the partitioner would pad it.
+      ValueError: the mesh does not divide an axis, so it would be padded.
     """
     mesh = self.live()
     if mesh is None:
@@ -141,11 +142,11 @@ class Rules:
   def misfits(
     self, variables: nnx.State, mesh: Mesh
   ) -> Iterator[tuple[str, str, int, tuple[str, ...], int]]:
-    """Yields the axes of parameters that do not divide over a mesh.
+    """Yields the parameter axes that a mesh does not divide.
 
     Yields:
-      The parameter's path, the axis' logical name and size, the mesh axes that
-      it lies on, and into how many parts they would cut it.
+      The parameter's path, the axis' logical name and size, its mesh axes, and
+      their number of shards.
     """
     for path, variable in nnx.to_flat_state(variables):
       for name, size in zip(axes_of(variable), variable.shape, strict=True):
@@ -158,12 +159,12 @@ class Rules:
     """Replaces every Variable of `tree` by the NamedSharding of its axes.
 
     Args:
-      tree: of Variables and arrays, as `nnx.split` and optimizers make them;
-        arrays that are no Variables are replicated.
-      mesh: None is that of the rules, else the mesh set by `jax.set_mesh`.
+      tree: tree of Variables and arrays, from `nnx.split` or an optimizer;
+        plain arrays are replicated.
+      mesh: None uses the mesh of the rules, else that of `jax.set_mesh`.
 
     Raises:
-      ValueError: there is no mesh, or a parameter does not divide over it.
+      ValueError: there is no mesh, or it does not divide a parameter.
     """
     mesh = mesh or self.mesh or _mesh_in_use()
     if mesh is None:
@@ -188,7 +189,7 @@ class Rules:
     return jax.tree.map(one, tree, is_leaf=is_variable)
 
   def place(self, module: nnx.Module, mesh: Mesh | None = None) -> None:
-    """Lays the parameters of a module out by these rules, in place.
+    """Shards the parameters of a module by these rules, in place.
 
     Args:
       module: any module whose parameters name their axes.
@@ -204,12 +205,12 @@ class Rules:
     over_time: state_passing.HandOff = wavefront.hand_over,
     with_stats: bool = False,
   ) -> Callable[..., Any]:
-    """A memory's `chunk` with batch, heads and time sharded by `shard_map`.
+    """Shards batch, heads and time of a memory's `chunk` by `shard_map`.
 
     Args:
-      chunk: see `memcomp_kernels.parallel.shard.shard_chunk`, as what follows.
-      over_time: how shards of time pass the state on.
-      with_stats: whether `chunk` returns `triangular.Stats`, too.
+      chunk: see `memcomp_kernels.parallel.shard.shard_chunk`.
+      over_time: strategy that passes the state between time shards.
+      with_stats: whether `chunk` also returns `solver.Stats`.
     """
     mesh = self.live()
     if mesh is None:
@@ -227,19 +228,19 @@ class Rules:
 
 
 NONE = Rules()
-"""No rules: nothing is sharded and nothing is looked up."""
+"""No rules: nothing is sharded or looked up."""
 
 
 def rules(mesh: Mesh | None = None, /, **axes: str | tuple[str, ...]) -> Rules:
   """Makes rules: `rules(mesh, batch="data", heads="model")`.
 
   Args:
-    mesh: None stands for the mesh in use (`jax.set_mesh`).
-    axes: for each logical name (`NAMES`) one mesh axis or several.
+    mesh: None uses the mesh in use (`jax.set_mesh`).
+    axes: one or several mesh axes for each logical name (`NAMES`).
 
   Raises:
-    ValueError: there is no such logical name, `mesh` has no such axis, or time
-      lies on several axes.
+    ValueError: the logical name is unknown, `mesh` lacks an axis, or time maps
+      to several axes.
   """
   pairs = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in axes.items()}
   for name, places in pairs.items():
@@ -258,7 +259,7 @@ def rules(mesh: Mesh | None = None, /, **axes: str | tuple[str, ...]) -> Rules:
 
 
 def use(module: nnx.Module, rules: Rules) -> None:
-  """Gives rules to a module and to everything in it that takes them."""
+  """Gives rules to a module and to all submodules that take them."""
   for _, node in nnx.iter_graph(module):
     if hasattr(node, "rules"):
       node.rules = rules
@@ -271,15 +272,15 @@ def of_types(
   params: Any,
   heads: int | None = None,
 ) -> Rules:
-  """The rules that the types of Explicit arrays already state.
+  """Derives rules from the types of Explicit arrays.
 
   Args:
-    mesh: with Explicit axes.
-    x: whose first axes are called `names`.
+    mesh: a mesh with Explicit axes.
+    x: array whose first axes are called `names`.
     names: logical names.
-    params: Variables; axes that they name and that are sharded become rules.
-    heads: of the layer; if the axes of "heads" do not divide them, heads are
-      whole while the layer computes.
+    params: Variables; their named and sharded axes become rules.
+    heads: number of heads of the layer. If the mesh does not divide it, heads
+      are not sharded.
   """
   laid = jax.typeof(x).sharding.spec
   found = dict(zip(names, laid, strict=False))
@@ -300,10 +301,10 @@ def of_types(
 
 
 def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
-  """The logical names of a Variable's axes, by its `axes` metadata.
+  """The logical names of a Variable's axes, from its `axes` metadata.
 
-  The names stand for the last axes: those that a vmap or a scan over layers
-  puts in front have none.
+  The names belong to the last axes. Axes that a vmap or scan over layers
+  prepends have no name.
   """
   names = variable.get_metadata().get("axes") or ()
   return (None,) * (variable.ndim - len(names)) + tuple(names)

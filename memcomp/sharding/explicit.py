@@ -1,7 +1,7 @@
-"""Runs modules whose arrays carry Explicit mesh axes in their types.
+"""Runs modules on arrays whose types carry Explicit mesh axes.
 
-Inside, axes are Auto, so that no layer has to be written for sharding in types;
-what comes out has the types that it is said to have.
+The module runs with Auto axes, so layers need not support sharding in types.
+The results have the stated types.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,17 @@ def call(
   like: Callable[[], Any],
   heads: int | None = None,
 ) -> Any:
-  """Returns `method(module, *arrays)`, with Auto axes where a mesh is Explicit.
+  """Returns `method(module, *arrays)`, with Auto axes if a mesh is Explicit.
 
   Args:
-    module: has `rules`. Where they are `axes.NONE` and the mesh is Explicit,
-      the types of the arrays are its rules, see `axes.of_types`.
-    method: of the module's class.
-    arrays: pytrees of arrays.
+    module: module with `rules`. If they are `axes.NONE` and the mesh is
+      Explicit, the types of the arrays determine the rules, see
+      `axes.of_types`.
+    method: function of the module's class.
+    *arrays: pytrees of arrays.
     names: logical names of the first axes of the first array.
-    like: returns arrays laid as the results are to be, in their structure.
-      Axes that a result has beyond them are whole.
+    like: returns arrays in the structure and with the sharding of the results.
+      Further axes of a result are not sharded.
     heads: see `axes.of_types`.
   """
   params = nnx.state(module)
@@ -41,7 +42,7 @@ def call(
   rules = module.rules
   if rules == axes.NONE:
     rules = axes.of_types(mesh, arrays[0], names, params, heads)
-  # Parameters are arguments: what a function closes over keeps Explicit types.
+  # Parameters must be arguments: closed-over arrays keep Explicit types.
   graphdef, params = nnx.split(module)
 
   def run(params, arrays):
@@ -58,7 +59,7 @@ def call(
 
 
 def _explicit_mesh(tree: Any) -> Any:
-  """The mesh with Explicit axes that is in use or that arrays have, or None."""
+  """The Explicit mesh that is in use or in the arrays' types, or None."""
   mesh = jax.sharding.get_abstract_mesh()
   if AxisType.Explicit in mesh.axis_types:
     return mesh

@@ -1,4 +1,4 @@
-"""Tables of embeddings that cross the mesh once a step."""
+"""Gathers embedding tables once per step."""
 
 from collections.abc import Callable
 
@@ -10,27 +10,27 @@ from memcomp.sharding import axes
 
 
 def gathered(table: jax.Array, dtype: str, rules: axes.Rules) -> jax.Array:
-  """A table `[vocab, features]`, whole on every shard of rows and time.
+  """Gathers a table `[vocab, features]` to every shard of rows and time.
 
-  It crosses the mesh once, and so does the sum of the gradients of all its
-  uses, in `dtype` as those of all other weights: the partitioner would reduce
-  the whole table for each use. On a shard they are summed in float32.
+  The table crosses the mesh once. So does the sum of the gradients of all its
+  uses, in `dtype` like those of other weights. The partitioner would reduce the
+  whole table for each use. Each shard sums in float32.
 
   Args:
-    table: of embeddings, float32.
-    dtype: that it is computed with.
-    rules: where batch, time, vocab and embed lie.
+    table: embedding table, float32.
+    dtype: dtype of the computation.
+    rules: sharding of batch, time, vocab and embed.
 
   Returns:
-    `[shards, vocab, features]`, for `per_shard`: values of `dtype`, held as the
-    table came.
+    `[shards, vocab, features]` for `per_shard`: values of `dtype` in the dtype
+    of the given table.
   """
   mesh = rules.live()
   if mesh is None:
     return table.astype(dtype).astype(table.dtype)[None]
 
   def whole(table):
-    # Shards on an axis of their own, or TPUs reduce the whole gradient.
+    # A separate shard axis prevents TPUs from reducing the whole gradient.
     parts = table.astype(dtype).T[None]
     if embed := rules.axes("embed"):
       parts = jax.lax.all_gather(parts[0], embed)
@@ -43,7 +43,7 @@ def gathered(table: jax.Array, dtype: str, rules: axes.Rules) -> jax.Array:
     mesh=mesh,
     in_specs=rules.spec("vocab", "embed"),
     out_specs=PartitionSpec(shards, *rules.spec("vocab", None)),
-    # The check would want it proven that axes without a name hold the same.
+    # The check cannot prove that unnamed axes hold equal values.
     check_vma=False,
   )(table)
 
@@ -54,20 +54,20 @@ def per_shard(
   rows: jax.Array,
   rules: axes.Rules,
 ) -> jax.Array:
-  """Returns `function(table, rows)`, the rows of a shard with its table.
+  """Returns `function(table, rows)`, with each shard's rows and table.
 
   Args:
-    function: of one table and some rows; gives back rows.
-    table: `[shards, ...]`, of `gathered`, or of one shard.
+    function: maps one table and some rows to rows.
+    table: `[shards, ...]`, from `gathered`, or of one shard.
     rows: `[batch, time, ...]`.
-    rules: where batch and time lie.
+    rules: sharding of batch and time.
   """
   mesh = rules.live()
   if len(table) == 1 or mesh is None:
     return function(table[0], rows)
   batch, time = rows.shape[:2]
   shards = rules.shards("time")
-  if time % shards:  # as at the end of a loss in parts: few tokens
+  if time % shards:  # few tokens, as in the last chunk of a loss
     table, shards = table[::shards], 1
 
   def as_batch(x):

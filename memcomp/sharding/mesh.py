@@ -1,4 +1,4 @@
-"""The mesh of our trainer, and what of a batch its processes hold."""
+"""The trainer's mesh, and the part of a batch that each process holds."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from memcomp import errors
 from memcomp.sharding import axes
 
 AXES = ("replica", "fsdp", "tensor", "context")
-"""The axes of the mesh."""
+"""Axes of the mesh."""
 
 RULES = axes.rules(
   batch=("replica", "fsdp"),
@@ -23,7 +23,7 @@ RULES = axes.rules(
   mlp="tensor",
   vocab="tensor",
 )
-"""Where logical axes lie on this mesh, once it is in use."""
+"""Rules for this mesh."""
 
 _TIME_AXIS = "context"
 
@@ -31,12 +31,11 @@ _TIME_AXIS = "context"
 def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Builds the mesh of a `MeshConfig` over `devices` (default: all).
 
-  Of several TPU slices the replica axis goes over slices first, over the
-  network between them (DCN); all other axes stay within a slice.
+  With several TPU slices, the replica axis spans slices, over the network
+  between them (DCN). All other axes stay within a slice.
 
   Raises:
-    UserError: the axes do not multiply to a number of devices that exists, or
-      do not fit the slices.
+    UserError: the axis sizes do not match the devices or the slices.
   """
   devices = list(jax.devices() if devices is None else devices)
   sizes = {name: getattr(config, name) for name in AXES}
@@ -67,7 +66,7 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
       f" {len(devices)}; make config.mesh smaller"
     )
   shape = tuple(sizes.values())
-  # On GPUs a slice is a host or an NVLink domain, which fsdp may well cross.
+  # A GPU slice is a host or an NVLink domain, which fsdp may cross.
   tpus = devices[0].platform == "tpu"
   slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpus else 1
   if slices > 1:
@@ -75,7 +74,7 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
   if count == len(devices) and tpus:
     from jax.experimental import mesh_utils
 
-    # Devices of one slice to compile for have no slice_index.
+    # Compile-only devices of one slice have no slice_index.
     grid = (
       mesh_utils.create_device_mesh(
         shape, devices, allow_split_physical_axes=True
@@ -94,7 +93,7 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def one_device() -> Mesh:
-  """The mesh of the first device alone."""
+  """The mesh of the first device only."""
   return Mesh(np.array(jax.devices()[:1]).reshape([1] * len(AXES)), AXES)
 
 
@@ -117,14 +116,14 @@ def _check_slices(
 
 
 def check_divides(variables: nnx.State, mesh: Mesh) -> None:
-  """Checks that every parameter's axes divide over the mesh.
+  """Checks that the mesh divides every parameter axis.
 
-  A constraint on an activation that does not is padded without a word; a
-  `shard_map` over heads fails with an error that names no setting.
+  Otherwise activations would be padded silently, and a `shard_map` over heads
+  would fail with an error that names no setting.
 
   Args:
     variables: `nnx.State` of abstract Variables with their metadata.
-    mesh: that they are to lie on.
+    mesh: the mesh for them.
 
   Raises:
     UserError: naming the axis, its size and the mesh axes.
@@ -137,14 +136,14 @@ def check_divides(variables: nnx.State, mesh: Mesh) -> None:
     )
 
 
-# Narrower shards of features XLA:TPU gathers by an all-reduce of the whole, and
-# pads: 3 to 12 did (125m, v5e), 32 did (1b: all on v5p, some on v5e); 48 and
-# more did not.
+# XLA:TPU gathers narrower feature shards by padding and an all-reduce of the
+# whole. It did so at 3 to 12 features (125m, v5e) and at 32 (1b: all on v5p,
+# some on v5e), but not at 48 and more.
 _LEAST_FEATURES, _FEATURES_TILE = 48, 16
 
 
 def widest_fsdp(d_model: int, shards: int) -> int:
-  """The most of `shards` over which parameters gather well; divides them."""
+  """The largest divisor of `shards` over which parameters gather well."""
 
   def gathers(n):
     whole = d_model % (n * _FEATURES_TILE) == 0
@@ -154,7 +153,7 @@ def widest_fsdp(d_model: int, shards: int) -> int:
 
 
 def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
-  """One line on a better mesh, if shards of parameters are too narrow here."""
+  """Suggests a better mesh in one line if feature shards are too narrow."""
   fsdp = mesh.shape["fsdp"]
   if fsdp == 1 or d_model // fsdp >= _LEAST_FEATURES:
     return None
@@ -173,16 +172,16 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def rows_of_process(mesh: Mesh, rows: int) -> np.ndarray:
-  """Which rows of a batch this process's devices hold, ascending.
+  """Ascending indices of the batch rows on this process's devices.
 
   Processes that share a shard (of heads, say) hold the same rows.
 
   Args:
-    mesh: of the run.
-    rows: of the batch, a multiple of its shards.
+    mesh: mesh of the run.
+    rows: number of batch rows, a multiple of its shards.
 
   Raises:
-    UserError: processes hold rows in common, but not the same.
+    UserError: the rows of two processes overlap but differ.
   """
   held: dict[int, set[int]] = {}
   where = NamedSharding(mesh, RULES.spec("batch")).devices_indices_map((rows,))
@@ -199,14 +198,14 @@ def rows_of_process(mesh: Mesh, rows: int) -> np.ndarray:
 
 
 def time_of_process(mesh: Mesh, time: int) -> slice:
-  """The tokens of each row that this process's devices hold.
+  """The tokens of each row on this process's devices.
 
   Args:
-    mesh: of the run.
-    time: tokens of a row.
+    mesh: mesh of the run.
+    time: number of tokens per row.
 
   Raises:
-    UserError: they are not neighbours, as with shards of other processes
+    UserError: they are not contiguous, because other processes hold shards
       between them.
   """
   axis = mesh.axis_names.index(_TIME_AXIS)
