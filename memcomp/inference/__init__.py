@@ -1,4 +1,4 @@
-"""Using a trained model: prefill, sample."""
+"""Inference with a trained model: prefill, sampling, sessions, chat."""
 
 from memcomp import lazy
 

@@ -1,8 +1,8 @@
-"""A conversation in a terminal: what is typed is read, then the model goes on.
+"""A conversation in a terminal: the model reads each line and continues.
 
-The text is what was typed and what was made, in turns, a line's end behind each
-line typed; nothing is put around it. The session is a value: undoing a turn is
-going back to the one before.
+The text alternates between typed lines, each with a line break, and answers.
+There are no other markers. A session is a value, so undoing a turn means
+returning to the previous one.
 """
 
 import collections
@@ -30,15 +30,15 @@ from memcomp.inference import (
 from memcomp.inference import session as session_lib
 
 _UNDO = 8
-"""Turns that can be undone: each keeps a state."""
+"""Maximum number of turns to undo; each keeps a state."""
 
 HELP = """\
-Type a line: the model reads it and goes on. An empty line lets it go on alone.
-Ctrl-C stops it; what it has shown, it remembers.
+Type a line: the model reads it and continues. An empty line only continues.
+Ctrl-C stops an answer; the model remembers what it has shown.
   /read FILE        read a text file, of any length
-  /state            what the memories hold
+  /state            what the memories contain
   /save FOLDER      keep the session on disk
-  /load FOLDER      go on with a saved session
+  /load FOLDER      continue a saved session
   /undo             forget the last turn
   /new              forget everything
   /set NAME=VALUE   tokens, temperature, top_k, top_p, min_p, seed,
@@ -50,7 +50,7 @@ class Chat:
   """One conversation.
 
   Attributes:
-    session: what the model has read, one text.
+    session: the text that the model has read so far.
     stops: what ends an answer, or None.
   """
 
@@ -67,14 +67,14 @@ class Chat:
 
     Args:
       owner: the model.
-      tokens: of an answer at most.
-      settings: how they are drawn.
-      stop_strings: what ends an answer; they are read, but not shown.
-      ask: shows a prompt and returns a line, raises EOFError at the end;
+      tokens: maximum length of an answer.
+      settings: sampling settings.
+      stop_strings: texts that end an answer; they are read, but not shown.
+      ask: shows a prompt and returns a line, or raises EOFError at the end;
         default `input`.
 
     Raises:
-      UserError: a stop string is empty, or `tokens` below 1.
+      UserError: a stop string is empty, or `tokens` is below 1.
     """
     self._owner = owner
     limits.check("tokens", tokens)
@@ -86,13 +86,13 @@ class Chat:
     self.session = session_lib.start(owner.model)
 
   def run(self, opening: str = "") -> None:
-    """Talks until the end of the input.
+    """Runs the conversation until the end of the input.
 
     Args:
-      opening: text that is read first.
+      opening: text to read first.
     """
     with contextlib.suppress(ImportError):
-      importlib.import_module("readline")  # to edit lines, and call them back
+      importlib.import_module("readline")  # for line editing and history
     print("Type a line, or /help. Ctrl-D leaves.")
     if opening:
       self._turn(lambda: self._read(self._encode(opening)))
@@ -111,14 +111,14 @@ class Chat:
         self.take(line)
       except KeyboardInterrupt:
         print("\n(stopped)")
-      except Exception as error:  # whatever it is, the conversation goes on
+      except Exception as error:  # keep the conversation alive
         _tell_error(error)
 
   def take(self, line: str) -> None:
-    """Does what a line says.
+    """Executes one line.
 
     Raises:
-      UserError: a command is unknown, or cannot be done; nothing has changed.
+      UserError: a command is unknown or fails; nothing has changed.
     """
     name, _, argument = line.partition(" ")
     argument = argument.strip()
@@ -130,11 +130,11 @@ class Chat:
       _COMMANDS[name](self, argument)
 
   def _turn(self, do: Callable[[], None]) -> None:
-    """Does what changes the session, so that it can be undone."""
+    """Runs a change of the session that can be undone."""
     before = self.session
     try:
       do()
-    finally:  # interrupted, too
+    finally:  # also after an interrupt
       if self.session is not before:
         self._before.append(before)
 
@@ -158,7 +158,7 @@ class Chat:
         for token in piece.ids[0]:
           terminal.show(shown.push(int(token)))
         now = time.monotonic()
-        if then is not None:  # The first piece may have been compiled.
+        if then is not None:  # compiling may have delayed the first piece
           made, seconds = made + len(piece.ids[0]), seconds + now - then
         then = now
         if interrupt.requested:
@@ -235,7 +235,7 @@ class Chat:
         f" {', '.join((*kinds, 'tokens', 'stop'))}"
       )
     if name == "stop":
-      # As it is typed in a program: a line's end is \n.
+      # Escapes as in source code: \n is a line break.
       text = value.replace("\\n", "\n").replace("\\t", "\t")
       self.stops = self._make_stops([text] if text else [])
       return

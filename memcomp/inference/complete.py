@@ -1,4 +1,4 @@
-"""Continues many texts side by side, for evaluations."""
+"""Continues batches of texts, for evaluations."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from memcomp.inference import session as session_lib
 from memcomp.models import decoder
 
 WIDTHS = (32, 128, 512)
-"""Tokens of a row that one call reads: few, so that few programs are made."""
+"""Tokens per row in one prefill call; few, to compile few programs."""
 
 GREEDY = sample.Settings(temperature=0.0)
 
@@ -29,16 +29,16 @@ def complete(
 
   Args:
     model: the language model.
-    tokenizer: its own.
-    texts: ids `[time]`, at least one each; at most `rows`.
-    tokens: to make for each, at most.
-    rows: of the batch: the last text fills it, so that it compiles once.
-    settings: how tokens are drawn, one for all or one for each text.
-    stop_strings: what ends an answer, beside the tokenizer's ends of a text,
-      and is no part of it.
+    tokenizer: the model's tokenizer.
+    texts: at most `rows` texts of ids `[time]`, at least one id each.
+    tokens: maximum number of new tokens per text.
+    rows: batch size. The last text fills the batch, so that it compiles once.
+    settings: sampling settings, one for all texts or one each.
+    stop_strings: texts that end an answer, in addition to the tokenizer's end
+      tokens; they are not part of the answer.
 
   Returns:
-    The answers, and bytes of the state of one row behind its text.
+    The answers, and the state's bytes per row after its text.
   """
   spare = rows - len(texts)
   ids = [*texts, *texts[-1:] * spare]

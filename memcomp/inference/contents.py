@@ -1,4 +1,4 @@
-"""What a session's memories hold, layer by layer."""
+"""Measures the contents of a session's memories, layer by layer."""
 
 import functools
 import math
@@ -15,26 +15,26 @@ from memcomp.inference import session as session_lib
 from memcomp.models import abstract, decoder
 
 PROBE = 64
-"""Tokens that a change of a memory is followed over."""
+"""Tokens over which a change of a memory is followed."""
 
 _CHANGE = 0.01
 _LONGEST = 100 * PROBE
 
 
 class Layer(NamedTuple):
-  """The memories of one layer, of one text; means over them and their heads.
+  """The memories of one layer for one text; means over memories and heads.
 
   Attributes:
-    mixer: its class.
-    shapes: of its memories, `heads, ..., rows, columns`.
+    mixer: class name of the mixer.
+    shapes: shapes of its memories, `heads, ..., rows, columns`.
     norm: root mean square of their numbers.
-    filled: share of rows that are not zero, in [0, 1].
-    directions: effective rank: exp of the entropy of the squared singular
+    filled: fraction of rows that are not zero, in [0, 1].
+    directions: effective rank, exp of the entropy of the squared singular
       values; 1 if all rows are multiples of one, 0 if all are zero.
-    most: what it could be, the smaller side.
-    horizon: tokens after which a small random change of the memories has
-      shrunk to 1 / e, extrapolated from `PROBE` tokens; inf from 100 times
-      as many on.
+    most: maximum effective rank, the smaller side.
+    horizon: number of tokens until a small random change of the memories has
+      shrunk to 1 / e, extrapolated from `PROBE` tokens; inf above 100 times
+      `PROBE`.
   """
 
   mixer: str
@@ -51,7 +51,7 @@ def measure(
 ) -> list[Layer]:
   """Measures every layer of a session of one text.
 
-  Horizons are of the text as it would go on: `PROBE` tokens are drawn.
+  Horizons follow a sampled continuation of `PROBE` tokens.
 
   Raises:
     UserError: there is no text, or more than one.
@@ -91,7 +91,7 @@ def measure(
 
 
 def directions(memory: np.ndarray) -> float:
-  """Effective rank of `[..., rows, columns]`, the mean over what leads."""
+  """Mean effective rank of the matrices in `[..., rows, columns]`."""
   x = np.asarray(memory, np.float64).reshape(-1, *memory.shape[-2:])
   squares = np.square(np.linalg.svd(x, compute_uv=False))
   total = squares.sum(axis=1, keepdims=True)
@@ -103,7 +103,7 @@ def directions(memory: np.ndarray) -> float:
 
 
 def table(layers: list[Layer]) -> str:
-  """Returns a table to print, a line a layer."""
+  """Returns a printable table with one line per layer."""
   heads = "layer", "memory", "norm", "rows filled", "directions in use"
   lines = [(*heads, "fades to 1/e after")]
   for depth, layer in enumerate(layers):
@@ -133,7 +133,7 @@ def table(layers: list[Layer]) -> str:
 
 
 def horizon(before: float, after: float) -> float:
-  """Tokens to 1 / e of what shrinks so in `PROBE` tokens; see `Layer`."""
+  """Tokens until a change shrinks to 1 / e, given its decay over `PROBE`."""
   if not before or after >= before:
     return math.inf
   if not after:
@@ -144,7 +144,7 @@ def horizon(before: float, after: float) -> float:
 
 @functools.partial(jax.jit, static_argnums=0)
 def follow(graphdef, params, state, ids, depth):
-  """Sizes of a change in the memories of a layer, now and after `ids`."""
+  """Size of a change in a layer's memories, at first and after `ids`."""
   model = abstract.merge(graphdef, params)
   changed = state._replace(
     layers=tuple(
@@ -171,12 +171,12 @@ def follow(graphdef, params, state, ids, depth):
 
 
 def _change(model, index, state, depth):
-  """Multiplies the memories of one layer of a stack by 1 + a random share."""
+  """Multiplies the memories of one layer by 1 + random noise."""
   memories = _memories(model, index, state)
   here = _is_at(model.stacks[index], depth)
 
   def one(x):
-    # The state's leaves that are memories, and no others.
+    # Change only the state leaves that are memories.
     if not any(x is memory for memory in memories):
       return x
     noise = jax.random.normal(prng.key(0), x.shape, x.dtype)

@@ -1,4 +1,4 @@
-"""Continues texts: a compiled loop on the device, some tokens a call."""
+"""Continues texts in a compiled loop on the device."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ from memcomp.inference import session as session_lib
 from memcomp.models import abstract, decoder
 
 PIECE = 16
-"""Tokens that one call of the compiled loop makes, before they can be shown."""
+"""Tokens per call of the compiled loop; they are shown after the call."""
 
 _AHEAD = 4096
-"""Tokens that growing memories get room for at once: not all, as a stop string
-may come long before."""
+"""Tokens that growing memories get room for at once; not all, because a stop
+string may end the text early."""
 
 
 class Piece(NamedTuple):
-  """What one call of the compiled loop made.
+  """The result of one call of the compiled loop.
 
   Attributes:
-    ids: the new ids of each row, int32 `[made]`; fewer where it stopped.
-    session: after them.
-    stopped: bool `[batch]`, rows that a stop string has ended so far.
+    ids: new ids of each row, int32 `[made]`; fewer if the row stopped.
+    session: session after these tokens.
+    stopped: bool `[batch]`, rows that have ended so far.
   """
 
   ids: list[np.ndarray]
@@ -47,24 +47,24 @@ def generate(
   vocab_size: int | None = None,
   piece_tokens: int = PIECE,
 ) -> Iterator[Piece]:
-  """Continues every text of a session, until all have stopped.
+  """Continues every text of a session until all have stopped.
 
-  A draw depends on its row's seed and text and the position there alone: not
-  on other rows, nor on how the tokens are cut into calls. A row that stops
-  keeps the state after the token which completes the stop string.
+  A draw depends only on its row's seed, text and position. Other rows and the
+  split into calls do not matter. A stopped row keeps the state after the token
+  that completes the stop string.
 
   Args:
     model: the language model.
-    session: what it has read, at least one token a row.
-    tokens: how many to make at most, for each row.
-    settings: how they are drawn, one for all rows or one for each.
+    session: texts with at least one token each.
+    tokens: maximum number of new tokens per row.
+    settings: sampling settings, one for all rows or one each.
     stops: what ends a row.
-    vocab_size: ids from here on are never drawn: those of a model whose
-      vocabulary is larger than its tokenizer's; None is the model's.
-    piece_tokens: in one call; changes nothing.
+    vocab_size: ids from here on are never drawn, because the model's vocabulary
+      may exceed the tokenizer's; None is the model's.
+    piece_tokens: tokens per call; does not change results.
 
   Raises:
-    UserError: a text is empty, or `tokens` negative.
+    UserError: a text is empty, or `tokens` is negative.
   """
   limits.check("tokens", tokens, 0)
   position = np.asarray(session.position)
@@ -116,12 +116,12 @@ def text(
 ) -> Iterator[str]:
   """Yields the continuation of a prompt as it is made.
 
-  Characters whose bytes come in several tokens appear whole, bytes that are no
-  UTF-8 as U+FFFD; a stop string, or the tokenizer's end of a text, and what
-  follows it do not appear.
+  Characters whose bytes span several tokens appear whole, and invalid UTF-8
+  appears as U+FFFD. A stop string or end token, and what follows it, does not
+  appear.
 
   Raises:
-    UserError: the prompt or a stop string is empty, or `tokens` negative.
+    UserError: the prompt or a stop string is empty, or `tokens` is negative.
   """
   stops = stop.make(stop_strings, tokenizer)
   shown = stop.Text(tokenizer, stops)
@@ -144,10 +144,10 @@ def text(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
-  """Makes up to `size` tokens in rows with some `left`.
+  """Makes up to `size` tokens in each row, at most `left`.
 
   Returns:
-    ids `[batch, size]`, -1 behind a row's last; session, node and left.
+    ids `[batch, size]`, -1 after a row's last; session, node and left.
   """
   model = abstract.merge(graphdef, params)
   batch, vocab = session.used.shape
@@ -165,7 +165,7 @@ def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
     logits, state = model.step(token, session.state)
     used = session.used.at[rows, token].set(True)
     new = session_lib.Session(state, logits, session.position + 1, used)
-    if batch > 1:  # A single row that has stopped ends the loop.
+    if batch > 1:  # the loop ends when a single row stops
       new = session_lib.where(goes_on, new, session)
     left = jnp.where(goes_on, left - 1, left)
     if automaton is not None:
@@ -175,7 +175,7 @@ def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
     ids = ids.at[:, index].set(jnp.where(goes_on, token, -1))
     return index + 1, ids, new, node, left
 
-  # In a loop over layers each token would copy all memories.
+  # A scan over stacked layers would copy all memories for each token.
   session = session._replace(state=session.state.by_layer())
   start = 0, jnp.full((batch, size), -1, jnp.int32), session, node, left
   _, ids, session, node, left = jax.lax.while_loop(unfinished, body, start)

@@ -14,10 +14,11 @@ from memcomp.inference import session as session_lib
 from memcomp.models import abstract, decoder
 
 PIECE = 1024
-"""Tokens of a text that are read in one call, which bounds its memory."""
+"""Tokens of a text per call, which bounds the memory in use."""
 
 _LEAST = 8
-"""Tokens of the shortest piece: lengths double from here, for few programs."""
+"""Tokens of the shortest piece; lengths double from here, to compile few
+programs."""
 
 
 def read(
@@ -28,26 +29,28 @@ def read(
   piece_tokens: int = PIECE,
   widths: Sequence[int] = (),
 ) -> session_lib.Session:
-  """Reads on in every row, with a line of progress where it takes long.
+  """Reads more text in every row; shows progress if it takes long.
 
-  Rows are padded on the left, and padding leaves a row's memory alone: each is
+  Rows are padded on the left. Padding does not change a memory, so each row is
   read as if it were alone.
 
   Args:
-    model: whose session it is.
-    session: what it has read so far.
-    texts: ids `[time]` for each row, of any lengths; they are sliced piece by
-      piece, so a memory-mapped array stays on disk. An empty one leaves its
-      row as it is.
-    piece_tokens: of each text in one call; changes nothing but rounding.
-    widths: those of pieces instead, rising, the first of a text the least that
-      holds it: as many programs, for reading texts of many lengths.
+    model: the session's model.
+    session: what the model has read so far.
+    texts: ids `[time]` for each row, of any length. They are sliced piece by
+      piece, so a memory-mapped array stays on disk. An empty text leaves its
+      row unchanged.
+    piece_tokens: tokens of each text per call; affects rounding only.
+    widths: ascending piece lengths to use instead. The first piece of a text
+      has the smallest width that holds it. This limits the number of compiled
+      programs when texts have many lengths.
 
   Returns:
     The session after the last token of each text.
 
   Raises:
-    UserError: not one text for each row, or ids that the model has not.
+    UserError: the number of texts does not match the rows, or the model lacks
+      an id.
   """
   rows = len(session.position)
   if len(texts) != rows:
@@ -68,7 +71,7 @@ def read(
           f"id {ids.max() if ids.max() >= vocab else ids.min()} is none of the"
           f" model's {vocab}: use the tokenizer that it was trained with"
         )
-      # Of those of a text behind its padding.
+      # Room for the tokens of each text after its padding.
       needed = int(np.max(before + np.maximum(stop - total + lengths, 0)))
       if needed > room:
         session = session_lib.grow(model, session, needed)
@@ -76,7 +79,7 @@ def read(
       whole = real.all() and not widths
       segment_ids = None if whole else real.astype(np.int32)
       session = _read(graphdef, params, session, ids, segment_ids)
-      # Pieces are queued otherwise, with what they need, all at once.
+      # Otherwise all pieces and their buffers would be queued at once.
       session.position.block_until_ready()
       progress.advance(stop - max(start, 0))
   return session
@@ -85,15 +88,15 @@ def read(
 def pieces(
   total: int, size: int, widths: Sequence[int] = ()
 ) -> Iterator[tuple[int, int]]:
-  """Cuts `total` columns; the first piece may begin before them, at < 0.
+  """Splits `total` columns; the first piece may start before them, at < 0.
 
   Args:
-    total: columns.
-    size: of a piece.
-    widths: see `read`; the last takes the place of `size`.
+    total: number of columns.
+    size: columns per piece.
+    widths: see `read`; the last one replaces `size`.
 
   Yields:
-    [start, stop) of each.
+    [start, stop) of each piece.
   """
   size = widths[-1] if widths else size
   rest = total % size
@@ -108,10 +111,11 @@ def pieces(
 def columns(
   texts: Sequence[np.ndarray] | np.ndarray, total: int, start: int, stop: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns columns of texts as padded on the left to `total`.
+  """Returns a range of columns of texts that are left-padded to `total`.
 
   Returns:
-    int32 `[texts, stop - start]`, and bool, which are of a text.
+    Ids, int32 `[texts, stop - start]`, and a bool mask that is False for
+    padding.
   """
   ids = np.zeros((len(texts), stop - start), np.int32)
   real = np.zeros(ids.shape, bool)
@@ -132,7 +136,7 @@ def _read(graphdef, params, session, ids, segment_ids) -> session_lib.Session:
   )
   logits = model.logits(hidden[:, -1])
   real = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids != 0
-  # Where the last column is padding, so are all.
+  # A row whose last column is padding is all padding in this piece.
   logits = jnp.where(real[:, -1:], logits, session.logits)
   rows = jnp.arange(ids.shape[0])[:, None]
   unknown = session.used.shape[1]

@@ -15,22 +15,22 @@ from memcomp import errors, limits, prng
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """How the tokens of one text are drawn.
+  """Sampling settings of one text.
 
   Attributes:
-    temperature: logits are divided by it; 0 takes the likeliest token.
-    top_k: keep this many likeliest tokens; 0 is all.
-    top_p: of those keep the likeliest whose mass first reaches this, in (0, 1];
-      1 is all.
-    min_p: of those keep tokens at least this times as likely as the likeliest,
-      in [0, 1]; 0 is all.
-    repetition_penalty: above 0; logits of tokens that stand in the text already
-      are divided by it where positive and multiplied where negative (CTRL,
-      arXiv 1909.05858, and what became of its (1)); 1 is none.
-    seed: of the draws, in [0, 2**32).
+    temperature: divides the logits; 0 takes the most likely token.
+    top_k: keep this many most likely tokens; 0 is all.
+    top_p: of those, keep the most likely ones whose mass first reaches this, in
+      (0, 1]; 1 is all.
+    min_p: of those, keep tokens at least this times as likely as the most
+      likely, in [0, 1]; 0 is all.
+    repetition_penalty: above 0. For tokens already in the text, positive logits
+      are divided by it and negative ones multiplied (from CTRL, arXiv
+      1909.05858, equation (1)); 1 is none.
+    seed: seed of the draws, in [0, 2**32).
 
   Raises:
-    UserError: a value is out of its range.
+    UserError: a value is out of range.
   """
 
   temperature: float = 1.0
@@ -71,10 +71,10 @@ class Knobs(NamedTuple):
 
 
 def knobs(settings: Settings | Sequence[Settings], batch: int) -> Knobs:
-  """Returns the settings of `batch` rows, one for all or one for each.
+  """Returns the settings of `batch` rows as arrays.
 
   Raises:
-    UserError: there are as many as neither.
+    UserError: there is neither one for all nor one for each row.
   """
   each = [settings] * batch if isinstance(settings, Settings) else settings
   if len(each) != batch:
@@ -84,7 +84,7 @@ def knobs(settings: Settings | Sequence[Settings], batch: int) -> Knobs:
 
   def column(name, dtype):
     values = [getattr(one, name) for one in each]
-    if name == "top_k":  # No vocabulary needs more; a larger one means all.
+    if name == "top_k":  # a limit beyond any vocabulary keeps all tokens
       values = [min(value, 2**31 - 1) for value in values]
     return np.array(values, dtype)
 
@@ -95,16 +95,16 @@ def knobs(settings: Settings | Sequence[Settings], batch: int) -> Knobs:
 def draw(
   logits: jax.Array, position: jax.Array, used: jax.Array, knobs: Knobs
 ) -> jax.Array:
-  """Draws one token a row; of equal logits the smaller id counts as likelier.
+  """Draws one token per row; the smaller id wins between equal logits.
 
   Args:
     logits: float32 `[batch, vocab]`; -inf is never drawn.
-    position: int32 `[batch]`, which draw of its seed this is.
-    used: bool `[batch, vocab]`, tokens that the repetition penalty meets.
-    knobs: settings; a row's draw depends on its own alone.
+    position: int32 `[batch]`, index of this draw for its seed.
+    used: bool `[batch, vocab]`, tokens with a repetition penalty.
+    knobs: settings; a row's draw depends only on its own.
 
   Returns:
-    int32 `[batch]`.
+    Ids, int32 `[batch]`.
   """
   penalty = knobs.repetition_penalty[:, None]
   penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
@@ -112,8 +112,8 @@ def draw(
   greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
   def drawn():
-    # Shifted first: a tiny temperature then makes -inf but never inf - inf. At
-    # temperature 0 any positive number does, the result is not used.
+    # Shifting first makes a tiny temperature give -inf, but never inf - inf. At
+    # temperature 0 the result is not used, so any positive divisor will do.
     divisor = jnp.where(knobs.temperature > 0, knobs.temperature, 1.0)
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / divisor[:, None]
     kept = jnp.where(keep(scaled, knobs), scaled, -jnp.inf)
@@ -124,17 +124,17 @@ def draw(
 
     return jax.vmap(one)(knobs.seed, position, kept).astype(jnp.int32)
 
-  # Branches cost only what is asked for: a sort of a large vocabulary takes
-  # longer than a small model's step.
+  # The branch skips a sort of the vocabulary, which can take longer than a
+  # small model's step.
   tokens = jax.lax.cond(jnp.any(knobs.temperature > 0), drawn, lambda: greedy)
   return jnp.where(knobs.temperature > 0, tokens, greedy)
 
 
 def keep(logits: jax.Array, knobs: Knobs) -> jax.Array:
-  """Returns which tokens top-k, then top-p, then min-p leave.
+  """Returns which tokens remain after top-k, top-p and min-p.
 
   Args:
-    logits: float32 `[batch, vocab]`, the largest of a row 0.
+    logits: float32 `[batch, vocab]`; the maximum of each row is 0.
     knobs: settings.
 
   Returns:
@@ -149,18 +149,18 @@ def keep(logits: jax.Array, knobs: Knobs) -> jax.Array:
     knobs.top_k,
     knobs.top_p,
   )
-  # The likeliest is always left, so min-p needs no masses.
+  # The most likely token always remains, so min-p needs no softmax.
   return kept & (logits >= jnp.log(knobs.min_p)[:, None])
 
 
 def _likeliest(logits, top_k, top_p):
-  """What top-k and then top-p leave of `[vocab]`."""
+  """Returns which of `[vocab]` remain after top-k and then top-p."""
   order = jnp.argsort(-logits, stable=True)
   rank = jnp.arange(logits.shape[0])
   by_rank = jnp.where((top_k <= 0) | (rank < top_k), logits[order], -jnp.inf)
   mass = jax.nn.softmax(by_rank)
-  # The mass before a token, so that the one which reaches top_p stays and
-  # there is always one; 1 keeps all, whatever the sums round to.
+  # The mass before a token decides, so the token that reaches top_p remains and
+  # there is always one. 1 keeps all, however the sums round.
   before = jnp.cumsum(mass) - mass
   kept = (by_rank > -jnp.inf) & ((before < top_p) | (top_p >= 1))
   return jnp.zeros(logits.shape, bool).at[order].set(kept)

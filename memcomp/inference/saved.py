@@ -1,8 +1,8 @@
-"""Sessions on disk: one folder, for the model that made them alone.
+"""Sessions on disk: one folder, which only fits the model that made it.
 
-session.json   whose it is (config, hash of the parameters, tokenizer), tokens
+session.json   identity (config, hash of the parameters, tokenizer), tokens
 arrays/        the session's arrays, by Orbax
-sha256.json    checksums of all of it
+sha256.json    checksums of all files
 """
 
 import hashlib
@@ -30,12 +30,12 @@ _META, _ARRAYS, _VERSION = "session.json", "arrays", 1
 
 
 class Owner(NamedTuple):
-  """A model, and what tells it from others.
+  """A model with the data that identifies it.
 
   Attributes:
-    model: with its parameters.
-    config: that it was built from.
-    tokenizer: that its ids are of.
+    model: the model with its parameters.
+    config: the config that it was built from.
+    tokenizer: the tokenizer of its ids.
   """
 
   model: decoder.Decoder
@@ -46,10 +46,10 @@ class Owner(NamedTuple):
 def save(
   folder: str | os.PathLike, session: session_lib.Session, owner: Owner
 ) -> int:
-  """Writes a session; the folder is there whole or not at all.
+  """Writes a session to a folder, completely or not at all.
 
   Args:
-    folder: to make.
+    folder: folder to create.
     session: any number of texts.
     owner: the model that has read them.
 
@@ -78,14 +78,14 @@ def save(
 
 
 def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
-  """Reads a session, bit by bit as it was saved.
+  """Reads a session, bit for bit as it was saved.
 
   Args:
-    folder: of `save`.
-    owner: the model that is to go on.
+    folder: a folder from `save`.
+    owner: the model that will continue the session.
 
   Raises:
-    UserError: there is none, it is damaged, or it is of another model.
+    UserError: there is no session, it is damaged, or it is of another model.
   """
   folder = pathlib.Path(paths.expand(folder)).absolute()
   if not (folder / _META).is_file():
@@ -108,7 +108,8 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
       name: (tuple(map(int, shape)), jnp.dtype(dtype))
       for name, (shape, dtype) in meta["arrays"].items()
     }
-  # The structure is the model's, sizes are the session's: it may have grown.
+  # The model determines the structure, but the session its sizes: it may have
+  # grown.
   new = session_lib.start(owner.model)
   names = [name for name, _ in _named(new)]
   if set(names) != set(sizes):
@@ -128,7 +129,7 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
 
 
 def parameter_hash(model: decoder.Decoder) -> str:
-  """Returns 16 hex digits; equal for parameters that are bit by bit equal."""
+  """Returns 16 hex digits; equal for bitwise equal parameters."""
   digest = hashlib.sha256()
   for name, x in _named(nnx.to_pure_dict(nnx.state(model))):
     x = np.ascontiguousarray(x)

@@ -1,9 +1,9 @@
 """Sessions: what a model has read, as a value.
 
-A session is a tree of arrays that no call changes: keeping the old one is a
-fork, at no cost. Rows are texts side by side; memories of constant size never
-change shape, those that grow (full attention, Key-Value Means) are re-allocated
-between calls.
+A session is an immutable tree of arrays, so keeping the old one is a free fork.
+Rows are independent texts. Memories of constant size never change shape.
+Growing memories (full attention, Key-Value Means) are reallocated between
+calls.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from memcomp import errors
 from memcomp.models import abstract, apart, decoder
 
 LEAST_ROOM = 256
-"""Tokens that the memories of a new session have room for; it doubles."""
+"""Initial capacity of growing memories in tokens; it doubles."""
 
 
 class Session(NamedTuple):
-  """Texts that a model has read, and all it needs to go on.
+  """Texts that a model has read, and everything needed to continue.
 
   Attributes:
-    state: of the model.
-    logits: float32 `[batch, vocab]`, of what follows; zeros before any token.
+    state: state of the model.
+    logits: float32 `[batch, vocab]` of the next token; zeros before any token.
     position: int32 `[batch]`, tokens of each text so far.
-    used: bool `[batch, vocab]`, ids that stand in each text.
+    used: bool `[batch, vocab]`, ids that occur in each text.
   """
 
   state: decoder.DecoderState
@@ -41,23 +41,23 @@ class Session(NamedTuple):
 
 
 def start(model: decoder.Decoder, batch: int = 1, tokens: int = 0) -> Session:
-  """Returns `batch` texts without a token, with room for `tokens` each."""
+  """Returns `batch` empty texts with room for `tokens` each."""
   graphdef, params = nnx.split(model)
   with on_mesh_of(params):
     return _start(graphdef, batch, room_for(tokens), params)
 
 
 def grow(model: decoder.Decoder, session: Session, tokens: int) -> Session:
-  """Gives growing memories room; they stay as they are if they have it.
+  """Enlarges growing memories if they lack room.
 
   Args:
-    model: whose session it is.
-    session: any.
-    tokens: of the longest text that shall fit, those read included. Room comes
-      in powers of two, so that few programs are compiled.
+    model: the session's model.
+    session: any session.
+    tokens: longest text that must fit, including tokens already read.
+      Capacities are powers of two, to compile few programs.
 
   Returns:
-    The same texts; nothing but the room has changed.
+    The same texts with more room.
   """
   room = room_for(tokens)
   graphdef, params = nnx.split(model)
@@ -69,12 +69,12 @@ def grow(model: decoder.Decoder, session: Session, tokens: int) -> Session:
 
 
 def room_for(tokens: int) -> int:
-  """Returns the room that memories which grow have for a text so long."""
+  """Returns the capacity of growing memories for a text of this length."""
   return max(LEAST_ROOM, 1 << max(tokens - 1, 0).bit_length())
 
 
 def fork(session: Session, copies: int) -> Session:
-  """Returns `copies` of every text, those of one text side by side."""
+  """Returns `copies` of every text; copies of one text are adjacent."""
   if copies < 1:
     raise errors.UserError(f"copies={copies}: give 1 or more")
   return _by_row(lambda axis, x: jnp.repeat(x, copies, axis), session)
@@ -82,15 +82,15 @@ def fork(session: Session, copies: int) -> Session:
 
 @jax.jit
 def pick(session: Session, rows: np.ndarray | jax.Array) -> Session:
-  """Returns the texts of `rows` `[batch]`, in their order, also repeated."""
+  """Returns the texts of `rows` `[batch]`, in that order; rows may repeat."""
   return _by_row(lambda axis, x: jnp.take(x, rows, axis), session)
 
 
 def join(sessions: Sequence[Session]) -> Session:
-  """Returns the texts of some sessions of one model as one batch."""
+  """Returns the texts of several sessions of one model as one batch."""
 
   def together(axis, *xs):
-    # Memories that grow may have room for different lengths.
+    # Growing memories may have room for different lengths.
     shape = np.max([x.shape for x in xs], axis=0)
     xs = [
       _pad(x, [*shape[:axis], x.shape[axis], *shape[axis + 1 :]]) for x in xs
@@ -101,7 +101,7 @@ def join(sessions: Sequence[Session]) -> Session:
 
 
 def split(session: Session) -> list[Session]:
-  """Returns each text of a session as one of its own."""
+  """Returns a separate session for each text."""
   return [
     _by_row(lambda axis, x, row=row: x.take(jnp.array([row]), axis), session)
     for row in range(len(session.position))
@@ -109,12 +109,12 @@ def split(session: Session) -> list[Session]:
 
 
 def num_bytes(session: Session) -> int:
-  """Bytes of the model's state, all texts together."""
+  """Bytes of the model's state for all texts."""
   return sum(x.nbytes for x in jax.tree.leaves(session.state))
 
 
 def where(condition: jax.Array, new: Session, old: Session) -> Session:
-  """Returns `new` in the rows where `condition` `[batch]` holds, else `old`."""
+  """Selects rows from `new` where `condition` `[batch]` holds, else `old`."""
 
   def select(axis, x, y):
     shape = [1] * x.ndim
@@ -125,7 +125,7 @@ def where(condition: jax.Array, new: Session, old: Session) -> Session:
 
 
 def on_mesh_of(params: Any) -> contextlib.AbstractContextManager:
-  """Sets the mesh that `params` lie on; nothing where that is one device."""
+  """Sets the mesh of `params`; does nothing for one device."""
   for leaf in jax.tree.leaves(params):
     mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
     if isinstance(mesh, Mesh) and mesh.size > 1:
@@ -143,22 +143,21 @@ def _start(graphdef, batch, room, params) -> Session:
     jnp.zeros(batch, jnp.int32),
     jnp.zeros((batch, vocab), bool),
   )
-  # Without weak types, which no call gives back: the second would be compiled
-  # anew.
+  # Remove weak types: no call returns them, so the second call would recompile.
   return jax.tree.map(lambda x: x.astype(x.dtype), session)
 
 
 def _pad(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-  """Pads `x` behind with zeros to `shape`, but for axes that are longer."""
+  """Pads `x` with trailing zeros to `shape`; longer axes stay as they are."""
   missing = [(0, max(b - a, 0)) for a, b in zip(x.shape, shape, strict=True)]
   return jnp.pad(x, missing) if any(n for _, n in missing) else x
 
 
 def _by_row(function: Callable[..., Any], *sessions: Session) -> Session:
-  """Maps `function(axis of rows, *leaves)` over sessions."""
+  """Maps `function(row axis, *leaves)` over sessions."""
 
   def stack(*states):
-    # Where layers are not apart they are stacked, at axis 0.
+    # Stacked states have the layer axis before the row axis.
     axis = 0 if isinstance(states[0], apart.Apart) else 1
     return jax.tree.map(functools.partial(function, axis), *states)
 

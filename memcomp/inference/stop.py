@@ -1,11 +1,10 @@
-"""What ends a text: stop strings, and tokens that stand for the end of a text.
+"""Stop strings and end tokens: they end a text and are never shown.
 
-Found on the device, token by token, and never shown.
-
-An automaton over bytes (Aho and Corasick, 1975) knows at every byte how much of
-which stop string the text ends in, so strings may span tokens, and characters
-whose bytes come in several. Composed with the bytes of every token it is one
-table [nodes, vocab]: a look-up a token, inside the compiled loop.
+The device detects them token by token. An automaton over bytes (Aho and
+Corasick, 1975) tracks which beginnings of stop strings the text ends with. So
+stop strings may span tokens and characters that span tokens. Combined with the
+bytes of every token it becomes one table [nodes, vocab], which costs one
+look-up per token in the compiled loop.
 """
 
 import collections
@@ -20,7 +19,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 def make(
   strings: Sequence[str], tokenizer: tokenizer_lib.Tokenizer
 ) -> "Stops | None":
-  """Returns what ends a text: `strings` and the tokenizer's own ends, if any.
+  """Returns a matcher for `strings` and the tokenizer's end tokens, or None.
 
   Raises:
     UserError: a string is empty.
@@ -29,15 +28,15 @@ def make(
 
 
 class Stops:
-  """Some stop strings and the ends of a text, for one tokenizer.
+  """Stop strings and end tokens for one tokenizer.
 
   A stop string may be bytes, which need not be UTF-8.
 
   Attributes:
     table: int32 `[nodes, vocab]`, the node after a token.
-    final: bool `[nodes]`: a stop string has been completed, there or before.
-    ids: of the tokenizer's ends, and of special tokens that are stop strings:
-      they stand for no bytes.
+    final: bool `[nodes]`, whether a stop string is complete at or before it.
+    ids: the tokenizer's end tokens, and special tokens that are stop strings;
+      they represent no bytes.
   """
 
   def __init__(
@@ -46,11 +45,11 @@ class Stops:
     """Builds the automaton.
 
     Args:
-      strings: any of them ends a text.
-      tokenizer: of the model.
+      strings: stop strings.
+      tokenizer: the model's tokenizer.
 
     Raises:
-      UserError: one is empty, or nothing ends a text.
+      UserError: a string is empty, or nothing ends a text.
     """
     if not all(strings) or not (strings or tokenizer.ends):
       raise errors.UserError(
@@ -74,7 +73,7 @@ class Stops:
       self.final = np.append(self.final, True)
       self.table = np.pad(self.table, ((0, 1), (0, 0)), constant_values=end)
       self.table[:, sorted(self.ids)] = end
-    # A power of two, so that few programs are compiled.
+    # A power of two limits the number of compiled programs.
     spare = (1 << (len(self.final) - 1).bit_length()) - len(self.final)
     self.final = np.pad(self.final, (0, spare))
     self.table = np.pad(self.table, ((0, spare), (0, 0)))
@@ -97,18 +96,18 @@ class Stops:
     """Reads one byte of a text.
 
     Returns:
-      The next node; bytes at the end of the text that may become a stop string;
-      and the bytes of the longest one that is complete, 0 without any.
+      The next node; the number of trailing bytes that may become a stop string;
+      and the bytes of the longest complete stop string, or 0.
     """
     node = int(self._goto[node, byte])
     return node, int(self._depth[node]), int(self._matched[node])
 
 
 class Text:
-  """The text of some tokens, as they come, up to a stop string.
+  """Decodes tokens to text as they come, up to a stop string.
 
-  What may become a stop string is held back until it is known not to, and so
-  are the first bytes of a character until it is whole.
+  It holds back bytes that may become a stop string, and the first bytes of a
+  character until it is complete.
   """
 
   def __init__(
@@ -123,7 +122,7 @@ class Text:
     self.stopped = False
 
   def push(self, token: int) -> str:
-    """Returns the text that `token` makes certain, possibly none."""
+    """Returns the text that is certain after `token`; may be empty."""
     if self.stopped:
       return ""
     if self._stops is None:
@@ -140,7 +139,7 @@ class Text:
     return self._give(len(self._held) - depth)
 
   def finish(self) -> str:
-    """Returns what is left; bytes that are no UTF-8 as U+FFFD."""
+    """Returns the remaining text; invalid UTF-8 becomes U+FFFD."""
     return self._give(len(self._held)) + self._decoder.finish()
 
   def _give(self, count: int) -> str:
@@ -152,10 +151,10 @@ class Text:
 def _automaton(
   patterns: Sequence[bytes],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns next nodes [nodes, 256], and depth and bytes matched of each.
+  """Returns next nodes [nodes, 256], and each node's depth and matched bytes.
 
-  A node is the longest beginning of a pattern that the text ends in, 0 the
-  empty one; one where a pattern is complete is never left.
+  A node is the longest beginning of a pattern that the text ends with; 0 is
+  empty. A node with a complete pattern is never left.
   """
   children: list[dict[int, int]] = [{}]
   depth, matched = [0], [0]
@@ -172,7 +171,7 @@ def _automaton(
   goto = np.zeros((len(children), 256), np.int32)
   fail = [0] * len(children)
   queue = collections.deque([0])
-  while queue:  # nearer to the root first, so that what `fail` names is done
+  while queue:  # breadth first, so that fail[node] is already complete
     node = queue.popleft()
     matched[node] = matched[node] or matched[fail[node]]
     goto[node] = goto[fail[node]]

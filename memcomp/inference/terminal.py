@@ -1,4 +1,4 @@
-"""Showing text as it is made, and Ctrl-C while it is."""
+"""Streaming output, and Ctrl-C during it."""
 
 import signal
 import sys
@@ -6,9 +6,9 @@ import threading
 
 
 def show(piece: str) -> None:
-  """Prints text without a line's end, with what a terminal would obey as ?."""
+  """Prints text without a line break; replaces control characters."""
   if sys.stdout.isatty():
-    # A young model makes control characters.
+    # A model in early training produces control characters.
     piece = "".join(
       c if c.isprintable() or c in "\n\t" else "\ufffd" for c in piece
     )
@@ -18,10 +18,10 @@ def show(piece: str) -> None:
 
 
 class Interrupt:
-  """Catches Ctrl-C while it is entered: the first is noted, a second raises.
+  """Catches Ctrl-C while entered: notes the first, raises at the second.
 
   Attributes:
-    requested: whether there was one.
+    requested: whether Ctrl-C was pressed.
   """
 
   def __init__(self):
