@@ -1,6 +1,6 @@
-"""The commands that have no package of their own: train, eval and chat.
+"""The commands without a package of their own: train, eval and chat.
 
-`memcomp.__main__` lists all commands. A module of one has `main()`, which reads
+`memcomp.__main__` lists all commands. The `main()` of each module reads
 `sys.argv` and exits.
 """
 

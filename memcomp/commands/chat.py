@@ -3,9 +3,9 @@
   memcomp chat --checkpoint=runs/quickstart
   memcomp chat --checkpoint=runs/quickstart --prompt_file=book.txt
 
-The model reads each line typed and goes on. /help lists what else can be typed,
-such as saving the session and going on with it another day. It is the task chat
-of `memcomp eval`. Exit codes: 0 done, 2 the input needs a fix.
+The model reads each line and continues. /help lists the other commands, such as
+saving the session and continuing it another day. This is the task chat of
+`memcomp eval`. Exit codes: 0 done, 2 the input needs a fix.
 """
 
 from typing import NoReturn

@@ -13,14 +13,14 @@
   memcomp eval --task=capacity --out=runs/capacity
 
 perplexity prints bits per byte and perplexity, overall and by position, and
-writes them as JSON and PNG. sample prints the text as it is made. chat is
-`memcomp chat`. throughput times reading and making tokens behind contexts of 1k
-to 128k, and writes JSON and PNG. niah hides needles in long texts and asks for
-them, as RULER does. recall and mqar ask models that were trained on these
-tasks, slice by slice. harness runs tasks of lm-evaluation-harness (extra eval),
-from the cache alone. compare puts the runs in a folder side by side. capacity
-writes pairs into Tensor Cache's memory alone and reads them. What is not given
-is as in the run's config. In a clone `python eval.py` is the same program. Exit
+writes them as JSON and PNG. sample prints a continuation as it is made. chat is
+`memcomp chat`. throughput times prefill and decoding after contexts of 1k to
+128k tokens, and writes JSON and PNG. niah hides needles in long texts and asks
+for them, like RULER. recall and mqar test models that were trained on these
+tasks, slice by slice. harness runs tasks of lm-evaluation-harness (extra eval)
+from the cache only. compare puts the runs in a folder side by side. capacity
+tests Tensor Cache's memory alone: it writes pairs and reads them. Defaults come
+from the run's config. In a clone, `python eval.py` is the same program. Exit
 codes: 0 done, 2 the input needs a fix.
 """
 
@@ -41,13 +41,13 @@ _TASK = flags.DEFINE_string(
   "perplexity, sample, chat, throughput, niah, recall, mqar, harness, "
   "compare, capacity.",
 )
-_STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
+_STEP = flags.DEFINE_integer("step", None, "Step to read. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
   "source", "", "Text to score. Default: the run's validation split."
 )
 _OUT = cli.DEFINE_path("out", "", "Folder for results. Default: RUN/eval.")
 _SEED = flags.DEFINE_integer(
-  "seed", None, "Of what is drawn. Default: 0, or the benchmark's."
+  "seed", None, "Seed of the draws. Default: 0, or the benchmark's."
 )
 _PROMPT_FILE = cli.DEFINE_path("prompt_file", "", "File with the prompt.")
 _STOP = flags.DEFINE_multi_string(
@@ -56,81 +56,81 @@ _STOP = flags.DEFINE_multi_string(
   "Text that ends a sample or an answer; may be repeated.",
 )
 _TENSOR = flags.DEFINE_integer(
-  "tensor", 1, "Devices that sample and chat split heads and features over."
+  "tensor", 1, "Devices over which sample and chat shard heads and features."
 )
 _CONTEXTS = flags.DEFINE_list(
   "contexts",
   [],
-  "Tokens before what throughput times (default: 1k to 128k), or of niah's"
-  " questions (1k to 8k).",
+  "Context lengths in tokens of throughput (default: 1k to 128k) or niah"
+  " (1k to 8k).",
 )
 _ROTARY_SCALE = flags.DEFINE_float(
   "rotary_scale",
   None,
-  "Stretches rotary positions (NTK) by the length over the trained length.",
+  "Stretches rotary positions (NTK): the length over the trained length.",
 )
 _SETTINGS = {
   "lengths": flags.DEFINE_integer(
     "lengths", None, "Multiples of the trained length to stream to."
   ),
-  "rows": flags.DEFINE_integer("rows", None, "Texts side by side."),
+  "rows": flags.DEFINE_integer("rows", None, "Number of parallel texts."),
   "prompt": flags.DEFINE_string("prompt", None, "Text to continue."),
-  "sample_tokens": flags.DEFINE_integer("tokens", None, "Tokens to make."),
+  "sample_tokens": flags.DEFINE_integer("tokens", None, "Tokens to generate."),
   "temperature": flags.DEFINE_float("temperature", None, "0 is greedy."),
-  "top_k": flags.DEFINE_integer("top_k", None, "Likeliest tokens; 0 is all."),
-  "top_p": flags.DEFINE_float("top_p", None, "Likeliest mass, in (0, 1]."),
+  "top_k": flags.DEFINE_integer("top_k", None, "Most likely tokens; 0 is all."),
+  "top_p": flags.DEFINE_float("top_p", None, "Mass of tokens, in (0, 1]."),
   "min_p": flags.DEFINE_float(
-    "min_p", None, "Least probability over the likeliest's, in [0, 1]."
+    "min_p", None, "Minimum probability over the maximum, in [0, 1]."
   ),
   "repetition_penalty": flags.DEFINE_float(
-    "repetition_penalty", None, "Of tokens in the text already; 1 is none."
+    "repetition_penalty", None, "Penalty of tokens in the text; 1 is none."
   ),
 }
-# Of the tasks in modules of their own, see `evaluation.run`.
+# Options of tasks in separate modules, see `evaluation.run`.
 _OPTIONS: dict[str, flags.FlagHolder] = {
   "samples": flags.DEFINE_integer(
-    "samples", None, "Questions, or draws, of a slice."
+    "samples", None, "Questions or draws per slice."
   ),
-  "dims": flags.DEFINE_list("dims", None, "Of capacity: sizes of keys."),
-  "gaps": flags.DEFINE_list("gaps", None, "Of recall: fillers to ask over."),
+  "dims": flags.DEFINE_list("dims", None, "capacity: key sizes."),
+  "gaps": flags.DEFINE_list("gaps", None, "recall: gaps, in fillers."),
   "segments": flags.DEFINE_string(
-    "segments", None, "Of mqar: TOKENS:PAIRS:ROWS, several joined by ;"
+    "segments", None, "mqar: TOKENS:PAIRS:ROWS, several joined by ;"
   ),
   "needles": flags.DEFINE_list(
     "needles",
     None,
-    "Of niah: single_1, single_2, single_3. Default: all, or the trained one.",
+    "niah: single_1, single_2, single_3. Default: all, or the trained one.",
   ),
   "essay_file": cli.DEFINE_path(
-    "essay_file", None, 'Of niah: text to hide in, or JSON with a "text".'
+    "essay_file", None, 'niah: haystack text, or JSON with a "text".'
   ),
   "word_list": cli.DEFINE_path(
     "word_list",
     None,
-    "Of niah: folder of adjectivelist.txt and nounlist.txt, or wonderwords.",
+    "niah: folder of adjectivelist.txt and nounlist.txt, or wonderwords.",
   ),
   "sentences": flags.DEFINE_string(
-    "sentences", None, "Of niah: what splits essays, regex or punkt (nltk)."
+    "sentences", None, "niah: sentence splitter, regex or punkt (nltk)."
   ),
   "tasks": flags.DEFINE_list(
-    "tasks", None, "Of harness: names of tasks and groups, or YAML files."
+    "tasks", None, "harness: names of tasks and groups, or YAML files."
   ),
   "include_path": cli.DEFINE_path(
-    "include_path", None, "Of harness: folder of local tasks."
+    "include_path", None, "harness: folder of local tasks."
   ),
   "fewshot": flags.DEFINE_integer(
-    "fewshot", None, "Of harness: examples. Default: the task's."
+    "fewshot", None, "harness: number of examples. Default: the task's."
   ),
   "limit": flags.DEFINE_integer(
-    "limit", None, "Of harness: documents of a task at most."
+    "limit", None, "harness: maximum number of documents per task."
   ),
   "rolling": flags.DEFINE_string(
     "rolling",
     None,
-    "Of harness: documents are scored as one stream or window by window.",
+    "harness: score documents as one stream or window by window.",
   ),
   "allow_downloads": flags.DEFINE_bool(
-    "allow_downloads", None, "Of harness: load data sets that are not cached."
+    "allow_downloads", None, "harness: download data sets that are not cached."
   ),
 }
 
@@ -146,7 +146,7 @@ def program() -> None:
 
 
 def run_task(task: str) -> None:
-  """Runs `task` as the other flags describe it."""
+  """Runs `task` with the other flags."""
   if task == "compare":
     from memcomp.training import compare
 

@@ -1,4 +1,4 @@
-"""Trains the experiment of a config file, or goes on training it.
+"""Trains the experiment of a config file, or resumes it.
 
   memcomp train --config=quickstart
   memcomp train --config=quickstart --config.training.steps=1000
@@ -6,15 +6,15 @@
   memcomp train --config=lm:trellis-125m --compile_only --config.mesh.fsdp=16
   memcomp train --config=my/experiment.py
 
-In a clone `python train.py` is the same program. The same command again goes on
-from the newest checkpoint, and repeats the evaluation of a run that has
-finished. --each trains many, one after another, in folders WORKDIR/NAME-SEED,
-and leaves out what is done. --compile_only compiles the training step for TPUs
-that need not be there and says what memory, flops, collectives and kernels it
-has. Exit codes: 0 finished, 2 the input needs a fix, 3 compiled but too large
-for the device, 42 stopped by Ctrl-C or SIGTERM and saved (the same command goes
-on), 43 diverged, 44 another process died, 45 hung (see
-training.watchdog_seconds), 130 aborted.
+In a clone, `python train.py` is the same program. The same command again
+resumes from the newest checkpoint, or repeats the evaluation of a finished run.
+--each trains many experiments, one after another, in folders WORKDIR/NAME-SEED,
+and skips finished ones. --compile_only compiles the training step for TPUs that
+need not be attached, and reports memory, flops, collectives and kernels. Exit
+codes: 0 finished, 2 the input needs a fix, 3 compiled but too large for the
+device, 42 stopped by Ctrl-C or SIGTERM and saved (the same command resumes), 43
+diverged, 44 another process died, 45 hung (see training.watchdog_seconds), 130
+aborted.
 """
 
 import pathlib
@@ -29,8 +29,7 @@ from memcomp import cli, errors, limits
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
-  help_string="Config by name, or its file; any field is overridden with "
-  "--config.FIELD=VALUE.",
+  help_string="Config name or file; --config.FIELD=VALUE overrides any field.",
   lock_config=True,
 )
 _WORKDIR = cli.DEFINE_path(
@@ -59,11 +58,11 @@ _SEEDS = flags.DEFINE_integer(
 _COMPILE_ONLY = flags.DEFINE_bool(
   "compile_only",
   False,
-  "Compile the step for --topology and report, in place of training; needs the "
+  "Compile the step for --topology and report, instead of training; needs the "
   "extra aot. Writes WORKDIR/compile_only/TOPOLOGY.json.",
 )
 _TOPOLOGY = flags.DEFINE_string(
-  "topology", "v5e:16x16", "With --compile_only: of TPUs, such as v5p:4x4x4."
+  "topology", "v5e:16x16", "With --compile_only: TPUs, for example v5p:4x4x4."
 )
 _SLICES = flags.DEFINE_integer(
   "slices", 1, "With --compile_only: slices of --topology, joined by DCN.", 1
@@ -75,14 +74,14 @@ _DISTRIBUTED = flags.DEFINE_bool(
   "start the same command on every host.",
 )
 _COORDINATOR = flags.DEFINE_string(
-  "coordinator", None, "HOST:PORT of process 0, where JAX cannot find it."
+  "coordinator", None, "HOST:PORT of process 0, if JAX cannot find it."
 )
-_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are.", 1)
-_PROCESS = flags.DEFINE_integer("process", None, "Which this is, from 0.", 0)
+_PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes.", 1)
+_PROCESS = flags.DEFINE_integer("process", None, "This process, from 0.", 0)
 _HEARTBEAT = flags.DEFINE_integer(
   "heartbeat_seconds",
   60,
-  "A process without a sign of life for so long is dead, and ends the others.",
+  "A process without a heartbeat for this long is dead and ends the others.",
   1,
   limits.SECONDS,
 )
@@ -91,7 +90,7 @@ _ONLY_WITH = {
   "topology": "compile_only",
   "slices": "compile_only",
 }
-"""Flags that would be passed over without another."""
+"""Flags that have no effect without another flag."""
 
 
 def main() -> NoReturn:
@@ -131,7 +130,7 @@ def program() -> int:
 def _compile_only(config, workdir: str) -> int:
   import jax
 
-  # The devices are described, not used: no accelerator is to be started.
+  # The devices are only described, so no accelerator must start.
   jax.config.update("jax_platforms", "cpu")
   from memcomp.compiling import compile_only
 

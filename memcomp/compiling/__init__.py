@@ -1,4 +1,4 @@
-"""What a compiled training step will need and do, without its devices."""
+"""Resources and operations of a compiled training step, without its devices."""
 
 from memcomp import lazy
 

@@ -1,4 +1,4 @@
-"""TPUs that are not there."""
+"""TPUs to compile for, which need not be attached."""
 
 import jax
 
@@ -12,19 +12,20 @@ HBM_BYTES = {
   "TPU v6 lite": 32 * 2**30,
   "TPU7x": 96 * 2**30,
 }
-"""Main memory of one jax device by `device_kind`, as the vendor states it. On
-TPU7x a device is one of a chip's two cores."""
+"""Main memory of one JAX device by `device_kind`, from the vendor. On TPU7x, a
+device is one of a chip's two cores."""
 
 
 def devices(topology: str, slices: int = 1) -> list[jax.Device]:
-  """The chips of a topology, for compiling only.
+  """The chips of a topology, for compilation only.
 
   Args:
-    topology: such as "v5e:16x16", "v5p:4x4x4", "v6e:16x16" or "tpu7x:2x2x2".
-    slices: of that topology, >= 1.
+    topology: for example "v5e:16x16", "v5p:4x4x4", "v6e:16x16" or
+      "tpu7x:2x2x2".
+    slices: number of slices of that topology, >= 1.
 
   Raises:
-    UserError: there is no such topology, or no TPU compiler here.
+    UserError: the topology is unknown, or there is no TPU compiler here.
   """
   if not aot.available():
     raise errors.UserError(
@@ -41,5 +42,5 @@ def devices(topology: str, slices: int = 1) -> list[jax.Device]:
 
 
 def hbm_bytes(device: jax.Device) -> int | None:
-  """Main memory of a device, None where it is not known."""
+  """Main memory of a device; None if unknown."""
   return HBM_BYTES.get(device.device_kind)

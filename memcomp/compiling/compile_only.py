@@ -1,4 +1,4 @@
-"""Compiles a training step for TPUs that are not there, and reports on it."""
+"""Compiles a training step for TPUs that need not be attached."""
 
 import contextlib
 import json
@@ -29,18 +29,18 @@ def run(
   workdir: str | pathlib.Path,
   slices: int = 1,
 ) -> int:
-  """Compiles the training step of a config and prints what it needs.
+  """Compiles the training step of a config and reports its resources.
 
-  Mesh, state and step are those of training. Reads no data and no tokenizer,
-  runs nothing. The report is also written, as JSON, to
-  `<workdir>/compile_only/<topology>.json`, of several slices to
+  Mesh, state and step are those of training. It reads no data and no tokenizer,
+  and executes nothing. It writes the report as JSON to
+  `<workdir>/compile_only/<topology>.json`, or for several slices to
   `<slices>x<topology>.json`.
 
   Args:
-    config: of the experiment.
-    topology: of TPUs, such as "v5e:16x16".
-    workdir: of the run.
-    slices: of that topology, with a network between them, >= 1.
+    config: config of the experiment.
+    topology: TPU topology, for example "v5e:16x16".
+    workdir: folder of the run.
+    slices: number of slices, connected by a network, >= 1.
 
   Returns:
     0, or `errors.EXIT_DOES_NOT_FIT`.
@@ -95,7 +95,7 @@ def run(
 
 
 def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
-  """The facts of a compiled step."""
+  """Returns the facts about a compiled step."""
   device = mesh.devices.flat[0]
   memory = compiled.memory_analysis()
   read = program.read(compiled.as_text())
@@ -104,7 +104,7 @@ def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
   model = abstract.model_of(config.model)
   per_token = model_flops.per_token(config.model, model, length)
   counted = flops.count(jaxpr)
-  # The step's results are its arguments' buffers (donated).
+  # Donated results share the buffers of the arguments.
   total = (
     memory.argument_size_in_bytes
     + memory.temp_size_in_bytes
@@ -142,9 +142,9 @@ def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _not_kept() -> Iterator[None]:
-  """Inside, programs do not go to the cache of compiled programs.
+  """Disables writes to the compilation cache.
 
-  Those for TPUs that are not there can be written to it, but not read back.
+  Programs for TPUs that are not attached can be written, but not read back.
   """
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
@@ -156,7 +156,7 @@ def _not_kept() -> Iterator[None]:
 
 
 def _needs(message: str) -> str:
-  """What the compiler says that a device needs."""
+  """The memory that the compiler says a device needs."""
   asked = re.search(
     r"\(([\d.]+[KMGT])\) exceeds available HBM \(([^)]*)\)", message
   )
@@ -164,7 +164,7 @@ def _needs(message: str) -> str:
 
 
 def _does_not_fit(needs: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
-  """Says what is too large, though it may compile."""
+  """Reports what is too large for the device."""
   print(
     f"error: the step does not fit: a device {needs}. Largest arrays of the"
     " program, GiB of each device if spread evenly:",
@@ -181,11 +181,12 @@ def _does_not_fit(needs: str, jaxpr: Any, mesh: jax.sharding.Mesh) -> int:
 
 
 def largest_arrays(jaxpr: Any, devices: int) -> list[tuple[float, str]]:
-  """Bytes a device, and shapes, of the largest arrays that are computed.
+  """Bytes per device, and shapes, of the largest computed arrays.
 
   Args:
-    jaxpr: of the traced program.
-    devices: that arrays are spread over; those in a `shard_map` are.
+    jaxpr: the traced program.
+    devices: number of devices that share each array; arrays in a `shard_map`
+      are per device already.
   """
   found: dict[str, float] = {}
 
@@ -193,7 +194,7 @@ def largest_arrays(jaxpr: Any, devices: int) -> list[tuple[float, str]]:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     for equation in jaxpr.eqns:
       if equation.primitive.name == "pallas_call":
-        continue  # its blocks are on chip
+        continue  # its blocks are in on-chip memory
       for variable in equation.outvars:
         aval = variable.aval
         if hasattr(aval, "dtype") and hasattr(aval, "shape"):

@@ -1,7 +1,7 @@
-"""Counts the multiplications of a traced program.
+"""Counts the flops of a traced program.
 
-XLA's own count (`cost_analysis`) takes each loop's body once; this one walks
-the jaxpr, in which the lengths of scans are known.
+XLA's own count (`cost_analysis`) takes each loop body once. This count walks
+the jaxpr, which knows the lengths of scans.
 """
 
 import math
@@ -14,14 +14,13 @@ from jax import lax
 def count(jaxpr: Any) -> int:
   """Returns the flops of all matrix products and convolutions.
 
-  A multiplication with its addition is two. Of all devices: what stands in a
-  `shard_map` is multiplied by the size of its mesh. Of a conditional the
-  costliest branch counts; the body of a loop whose length is not known before
-  it runs counts once (pages of packed rows: nearly always one); a Pallas kernel
-  is its body times its grid.
+  A multiply-add counts as two. The count is for all devices: the body of a
+  `shard_map` is multiplied by the size of its mesh. A conditional counts as its
+  most expensive branch. A loop of unknown length counts once (pages of packed
+  rows: nearly always one). A Pallas kernel counts as its body times its grid.
 
   Args:
-    jaxpr: of `jax.make_jaxpr` or of `jax.jit(f).trace`.
+    jaxpr: from `jax.make_jaxpr` or `jax.jit(f).trace`.
   """
   jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
   return sum(_of(equation) for equation in jaxpr.eqns)

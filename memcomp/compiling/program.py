@@ -1,12 +1,12 @@
-"""Reads the text of a program that the TPU compiler made.
+"""Parses the text of a program from the TPU compiler.
 
-Counts by text have two traps. A collective that overlaps with other work
-stands in it several times, at its start, its end and in every fusion that it
-overlaps; all have one channel. And the text does not say how often a loop
-runs: the constant in its condition does, where there is one.
+Counting in the text has two traps. A collective that overlaps with other work
+occurs several times: at its start, at its end and in every overlapping fusion.
+All have the same channel. And the text does not state how often a loop runs,
+but a constant in its condition may.
 
-What goes between slices (DCN) stands in it as a send to, and a receive from,
-the host's runtime, which does the collective ("megascale").
+A transfer between slices (DCN) is a send to, and a receive from, the host's
+runtime, which executes the collective ("megascale").
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: one of `COLLECTIVES`.
-    channel: its number; negative where the text gives none.
-    bytes: of its result, each time; of its operand for "reduce-scatter".
-    executions: in one run of the program.
-    loops: how many loops it stands in.
-    shape: of its result, as the text has it.
-    groups: which devices take part, as the text has it.
-    source: where in the Python program it comes from.
+    channel: channel number; negative if the text has none.
+    bytes: size of one result, or of one operand for "reduce-scatter".
+    executions: number of executions per run of the program.
+    loops: number of enclosing loops.
+    shape: shape of the result, as in the text.
+    groups: participating devices, as in the text.
+    source: its place in the Python program.
   """
 
   kind: str
@@ -69,7 +69,7 @@ class Collective(NamedTuple):
 
 
 class Kernel(NamedTuple):
-  """A Pallas kernel: its name, and executions in one run of the program."""
+  """A Pallas kernel: its name, and its executions per run of the program."""
 
   name: str
   executions: int
@@ -77,14 +77,14 @@ class Kernel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What a compiled program does.
+  """The operations of a compiled program.
 
   Attributes:
-    collectives: of a slice, each once, in the text's order.
-    between_slices: as handed to the runtime: `bytes` are those that a device
-      sends each time, `groups` the slices by their devices.
-    kernels: by name.
-    unknown_loops: loops whose length the text does not give, counted as one.
+    collectives: collectives within a slice, each once, in text order.
+    between_slices: transfers handed to the runtime; `bytes` is what one device
+      sends each time, and `groups` lists the devices of the slices.
+    kernels: Pallas kernels, ordered by name.
+    unknown_loops: number of loops of unknown length, which count once.
   """
 
   collectives: tuple[Collective, ...]
@@ -94,7 +94,7 @@ class Program:
 
 
 class _Visit(NamedTuple):
-  """A place in the program, and how often and how deep in loops it is run."""
+  """A computation to visit, with its executions and enclosing loops."""
 
   computation: str
   executions: int
@@ -102,10 +102,10 @@ class _Visit(NamedTuple):
 
 
 def read(text: str) -> Program:
-  """Reads `compiled.as_text()`.
+  """Parses `compiled.as_text()`.
 
   Raises:
-    ValueError: it has no entry.
+    ValueError: it has no entry computation.
   """
   bodies, entry = _computations(text)
   found: dict[tuple[str, int, str], Collective] = {}
@@ -138,8 +138,8 @@ def read(text: str) -> Program:
         one = _collective(base, line, here, len(found))
         key = base, one.channel, _apart(one, name, here)
         known = found.get(key)
-        # Of several places of one collective, the one that is run least: the
-        # others overlap with it, perhaps in a loop.
+        # Keep the occurrence with the fewest executions: the others overlap
+        # with it, perhaps in a loop.
         if known is None or one.executions < known.executions:
           found[key] = one
         continue
@@ -195,7 +195,7 @@ def _kind(line: str) -> str:
 
 
 def _called(kind: str, line: str) -> list[str]:
-  """Computations that an operation runs, but those of single numbers."""
+  """Computations that an operation runs, except scalar ones."""
   if kind == "conditional":
     names = []
     for listed, first, second in _BRANCHES.findall(line):
@@ -208,7 +208,7 @@ def _called(kind: str, line: str) -> list[str]:
 
 
 def _loop(bodies, line: str) -> tuple[str, int | None]:
-  """The body of a loop, and how often it runs, if the text says so."""
+  """The body of a loop, and its number of iterations if the text has it."""
   (body,) = re.findall(r"body=%?([\w.-]+)", line)
   (condition,) = re.findall(r"condition=%?([\w.-]+)", line)
   lines = "\n".join(bodies[condition])
@@ -221,17 +221,17 @@ def _loop(bodies, line: str) -> tuple[str, int | None]:
 
 
 def _apart(one: Collective, name: str, here: _Visit) -> str:
-  """What tells collectives of one kind and channel apart."""
-  if one.kind == "reduce-scatter":  # all of one channel, a computation each
+  """A key that separates collectives of the same kind and channel."""
+  if one.kind == "reduce-scatter":  # one channel, separate computations
     return here.computation
-  if one.kind == "collective-permute":  # stands nowhere but where it is
+  if one.kind == "collective-permute":  # occurs only once
     return name
-  # Those of a `shard_map` all have channel 1.
+  # All collectives of a `shard_map` have channel 1.
   return one.source if one.channel == _MANUAL else ""
 
 
 def _results(shape: str) -> str:
-  """Of a start, whose operands stand before results, and counters after."""
+  """The results of a start, which lists operands, results and counters."""
   arrays = [f"{a}[{b}]" for a, b in _ARRAY.findall(shape)]
   arrays = [a for a in arrays if a != "u32[]"]
   return " ".join(arrays[len(arrays) // 2 :])

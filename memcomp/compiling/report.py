@@ -1,4 +1,4 @@
-"""The report of a compiled training step, for people and for programs."""
+"""The report on a compiled training step, as text and as data."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,10 +11,10 @@ MIB = 2**20
 def collectives(
   found: Iterable[program_lib.Collective],
 ) -> dict[str, dict[str, int]]:
-  """Executions and bytes of each kind, and those in loops within loops.
+  """Executions and bytes of each kind, and its executions in inner loops.
 
-  The outer loops are over layers, or over parts of the loss; one within is over
-  chunks of a memory, where no collective should be.
+  The outer loops run over layers or parts of the loss. An inner loop runs over
+  chunks of a memory, which should need no collective.
   """
   kinds: dict[str, dict[str, int]] = {}
   for one in found:
@@ -30,7 +30,7 @@ def collectives(
 def largest(
   found: Iterable[program_lib.Collective], count: int = 8
 ) -> list[dict[str, Any]]:
-  """The collectives that move most, as rows."""
+  """The collectives that move the most bytes, as rows."""
   ordered = sorted(found, key=lambda c: -c.executions * c.bytes)
   return [
     {
@@ -45,7 +45,7 @@ def largest(
 
 
 def text(found: dict[str, Any]) -> str:
-  """The report for people."""
+  """Formats the report as text."""
   memory, flops = found["memory_per_device"], found["flops"]
   lines = [
     f"{found['name']} on {found['topology']}"

@@ -1,13 +1,14 @@
-r"""Compiles a table of training steps for pods that are not there.
+r"""Compiles training steps for pods that need not be attached, as a table.
 
   python -m memcomp.compiling.table
   python -m memcomp.compiling.table --names=lattice-350m --row_lengths=2048,8192
   python -m memcomp.compiling.table --only_text
 
-From the repository's root; needs the extra `aot`. Each row is one
-`train.py --compile_only` in a process of its own, of half a million tokens, on
-a mesh by the rule of `mesh_of`; what is in the file of results already is left
-out, so the same command goes on. Also writes the table as text beside it.
+Run it from the repository's root; it needs the extra `aot`. Each row is one
+`train.py --compile_only` in a separate process, with half a million tokens per
+step and the mesh of `mesh_of`. Rows that are already in the results are
+skipped, so the same command resumes. It also writes the table as text beside
+the results.
 """
 
 import itertools
@@ -27,7 +28,7 @@ from memcomp import cli, limits, sharding
 from memcomp.compiling import report
 
 TOKENS = 2**19
-"""Of a step, as in the papers."""
+"""Tokens per step, as in the papers."""
 
 MEMORIES = (
   "trellis",
@@ -37,9 +38,9 @@ MEMORIES = (
   "softmax_attention",
 )
 SETTINGS = {"model.remat": "memories", "data.packing": "joined"}
-"""Of every row: kernels run forward once, rows are of one segment."""
+"""Settings of all rows: kernels run forward once, rows have one segment."""
 OWN = {"trellis": {"model.mixers.memory.chunk_size": 64}}
-"""Of a memory's rows: chunks of 16, the layer's default, cost more."""
+"""Settings of some memories: chunks of 16, the default, cost more."""
 
 _NAMES = flags.DEFINE_list(
   "names",
@@ -50,25 +51,29 @@ _TOPOLOGIES = flags.DEFINE_list(
   "topologies", ["v5e:16x16", "v5p:4x4x4", "v6e:16x16", "tpu7x:2x2x2"], "TPUs."
 )
 _LENGTHS = flags.DEFINE_list(
-  "row_lengths", ["2048", "8192", "32768"], "Tokens a row."
+  "row_lengths", ["2048", "8192", "32768"], "Tokens per row."
 )
 _RESULTS = cli.DEFINE_path(
-  "results", "docs/results/pods.json", "Rows; text is written to the same .md."
+  "results",
+  "docs/results/pods.json",
+  "JSON results; text goes to the same .md.",
 )
-_SECONDS = flags.DEFINE_integer("seconds", 600, "A compile may take.", 1)
+_SECONDS = flags.DEFINE_integer(
+  "seconds", 600, "Time limit of a compilation.", 1
+)
 _ONLY_TEXT = flags.DEFINE_bool("only_text", False, "Compile nothing.")
 
 
 def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
-  """The mesh of a row of the table.
+  """The mesh of a table row.
 
-  As many shards of the batch as rows allow: of them `fsdp` as
-  `sharding.widest_fsdp`, the others copies. Devices that are left share time.
+  It has as many batch shards as the rows allow. `sharding.widest_fsdp` of them
+  are `fsdp`, the others are replicas. The remaining devices share time.
 
   Args:
-    devices: of the topology.
-    rows: of a batch.
-    d_model: of the model.
+    devices: number of devices in the topology.
+    rows: number of batch rows.
+    d_model: width of the model.
 
   Returns:
     Sizes of the axes replica, fsdp and context.
@@ -82,7 +87,7 @@ def mesh_of(devices: int, rows: int, d_model: int) -> dict[str, int]:
 def command(
   name: str, topology: str, length: int, devices: int, workdir: str
 ) -> list[str]:
-  """The command of a row of the table."""
+  """The command of a table row."""
   from memcomp.models import presets
 
   model = presets.language_model(name)
@@ -108,7 +113,7 @@ def command(
 
 
 def one(name: str, topology: str, length: int, seconds: int) -> dict[str, Any]:
-  """Compiles a row: its report, or under "reason" why there is none."""
+  """Compiles a row: returns its report, or the "reason" why it has none."""
   from memcomp.compiling import chips
 
   row: dict[str, Any] = {
@@ -134,7 +139,7 @@ def one(name: str, topology: str, length: int, seconds: int) -> dict[str, Any]:
 
 
 def reason(stderr: str) -> str:
-  """The line of an error that says what is wrong."""
+  """The line of an error message that states the problem."""
   lines = [line.strip() for line in stderr.splitlines() if line.strip()]
   named = [
     x for x in lines if re.match(r"(error:|[\w.]*(Error|Exception)\b)", x)
@@ -159,7 +164,7 @@ work, too. Nothing here ran on a TPU.
 def text(
   rows: Iterable[dict[str, Any]], wanted: Iterable[tuple[str, str, int]]
 ) -> str:
-  """The page: all rows, and which (name, topology, length) wanted have none."""
+  """The page: all rows, and the wanted ones without a result."""
   known = {(r["name"], r["topology"], r["length"]): r for r in rows}
   lines = [
     "| model | chips | tokens a row | mesh | arguments, temporaries, all, MiB |"
@@ -207,21 +212,21 @@ _KINDS = ("all-gather", "reduce-scatter", "all-reduce")
 
 
 def _moved(kinds: Collection[dict[str, int]]) -> str:
-  """How often, and MiB in all."""
+  """Number of executions, and total MiB."""
   number = sum(kind["executions"] for kind in kinds)
   mib = sum(kind["bytes"] for kind in kinds) / report.MIB
   return f"{number}, {mib:,.0f}" if kinds else "0"
 
 
 def main() -> int:
-  """Compiles what is missing; returns an exit code."""
+  """Compiles the missing rows; returns an exit code."""
   import jax
 
   jax.config.update("jax_platforms", "cpu")
   path = pathlib.Path(_RESULTS.value)
   rows = json.loads(path.read_text()) if path.exists() else []
   done = {(r["name"], r["topology"], r["length"]) for r in rows}
-  # Sizes within lengths, so that small and short ones come first.
+  # Ordered by length, then model, so that small and short ones come first.
   lengths = limits.whole_numbers("--lengths", _LENGTHS.value)
   wanted: list[tuple[str, str, int]] = [
     (name, topology, length)

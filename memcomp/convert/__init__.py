@@ -1,4 +1,4 @@
-"""Another memory in the place of a trained model's attention."""
+"""Replaces the attention of a trained model by another memory."""
 
 from memcomp import lazy
 

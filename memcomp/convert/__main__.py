@@ -1,16 +1,16 @@
-r"""Puts a memory in the place of a trained model's attention.
+r"""Replaces the attention of a trained model by a memory.
 
   memcomp convert --checkpoint=runs/attention --mixer=trellis \
     --workdir=runs/trellis --distill_steps=300 --steps=500
   memcomp train --config=run:runs/trellis --workdir=runs/trellis
 
-Everything but the mixers is kept, and of them the projections that fit. Each
-new mixer is then trained to give what the old one gave (layer-wise
-distillation), and a run is written whose training the second command goes on
-with, end to end. Heads and widths of the mixer are the old one's; other fields
-are set as --mixer=trellis:num_slots=32,chunk_size=16. A Llama or Qwen2
-checkpoint is taken as --checkpoint too. The workdir is whole or absent. Exit
-codes: 0 done, 2 the input needs a fix, 130 interrupted (nothing is kept).
+Everything but the mixers is kept, and those of their projections that fit.
+Layer-wise distillation then trains each new mixer to reproduce the old one's
+outputs. The result is a run, which the second command trains further, end to
+end. The new mixer has the heads and widths of the old one; other fields are set
+as in --mixer=trellis:num_slots=32,chunk_size=16. --checkpoint also accepts a
+Llama or Qwen2 checkpoint. The workdir is complete or absent. Exit codes: 0
+done, 2 the input needs a fix, 130 interrupted (nothing is kept).
 """
 
 from typing import NoReturn
@@ -20,39 +20,41 @@ from absl import flags
 from memcomp import cli, limits
 
 _CHECKPOINT = cli.DEFINE_path(
-  "checkpoint", None, "Folder of a run, of an export, or of a checkpoint."
+  "checkpoint", None, "Folder of a run, an export, or a checkpoint."
 )
 _STEP = flags.DEFINE_integer(
-  "step", None, "Which of its steps. Default: the newest."
+  "step", None, "Step of the run to read. Default: the newest."
 )
-_WORKDIR = cli.DEFINE_path("workdir", None, "Folder to make for the run.")
+_WORKDIR = cli.DEFINE_path("workdir", None, "Folder to create for the run.")
 _MIXER = flags.DEFINE_string(
   "mixer", None, "The new mixer: NAME, or NAME:FIELD=VALUE,FIELD=VALUE."
 )
 _LAYERS = flags.DEFINE_list(
-  "layers", None, "Layers that get it, from 0, comma-separated. Default: all."
+  "layers", None, "Layers to convert, from 0, comma-separated. Default: all."
 )
 _DISTILL_STEPS = flags.DEFINE_integer(
   "distill_steps", 200, "Steps of layer-wise distillation; 0 for none."
 )
 _DISTILL_RATE = flags.DEFINE_float(
-  "distill_learning_rate", 3e-3, "Its peak learning rate."
+  "distill_learning_rate", 3e-3, "Peak learning rate of the distillation."
 )
 _FSDP = flags.DEFINE_integer("fsdp", 1, "Devices to shard over.", 1)
 _OF_RUN = {
   "training.steps": flags.DEFINE_integer(
-    "steps", None, "Steps that memcomp train goes on for."
+    "steps", None, "Steps of memcomp train afterwards."
   ),
-  "training.batch_size": flags.DEFINE_integer("batch_size", None, "Rows."),
+  "training.batch_size": flags.DEFINE_integer(
+    "batch_size", None, "Rows per step."
+  ),
   "optimizer.learning_rate": flags.DEFINE_float(
     "learning_rate", None, "Peak learning rate of memcomp train."
   ),
   "data.source": flags.DEFINE_string("source", None, "Text to train on."),
   "data.sequence_length": flags.DEFINE_integer(
-    "sequence_length", None, "Tokens of a row."
+    "sequence_length", None, "Tokens per row."
   ),
 }
-"""Fields of the run's config; what is not given is as in the checkpoint's."""
+"""Fields of the run's config; the checkpoint's config provides the others."""
 
 
 def main() -> NoReturn:
@@ -61,7 +63,7 @@ def main() -> NoReturn:
 
 
 def program() -> None:
-  """Converts what the flags describe."""
+  """Runs the conversion that the flags describe."""
   checkpoint = cli.require("checkpoint")
   workdir, mixer = cli.require("workdir"), cli.require("mixer")
   from memcomp.convert import convert

@@ -1,4 +1,4 @@
-"""From a trained model to a run of one with another memory."""
+"""Converts a trained model to a run of a model with another memory."""
 
 import contextlib
 import copy
@@ -27,7 +27,7 @@ from memcomp.training import state as state_lib
 
 REPORT = "convert.json"
 LOG_EVERY = 50
-"""Steps between two lines of errors."""
+"""Steps between two reports of the errors."""
 
 
 def convert(
@@ -42,31 +42,31 @@ def convert(
   overrides: dict[str, Any] | None = None,
   fsdp: int = 1,
 ) -> dict[str, Any]:
-  """Swaps mixers, distils them, and writes a run that training goes on with.
+  """Replaces mixers, distills them, and writes a run for further training.
 
-  The run has one checkpoint, of step 0, with a fresh optimizer; its order of
-  data goes on after the batches of the distillation.
+  The run has one checkpoint at step 0 with a fresh optimizer. Its data order
+  continues after the batches of the distillation.
 
   Args:
-    source: what `load.open_checkpoint` takes.
-    workdir: folder to make, whole or not at all.
-    mixer: of `layers`, written as `swap.parse` reads it.
-    step: of a run; None is the newest.
-    layers: depths that get it; None is all.
-    distill_steps: of layer-wise distillation, >= 0.
-    distill_learning_rate: its peak, > 0.
-    overrides: fields of the run's config, `training.steps` -> value, that are
-      not as the source has them.
-    fsdp: devices that parameters and batch are sharded over.
+    source: a checkpoint, see `load.open_checkpoint`.
+    workdir: folder to create, completely or not at all.
+    mixer: the new mixer, in the syntax of `swap.parse`.
+    step: step of a run; None is the newest.
+    layers: depths to convert; None is all.
+    distill_steps: steps of layer-wise distillation, >= 0.
+    distill_learning_rate: peak learning rate of the distillation, > 0.
+    overrides: fields of the run's config that differ from the source's, as
+      `training.steps` -> value.
+    fsdp: number of devices that shard parameters and batch.
 
   Returns:
-    What `convert.json` says: `copied` arrays, the relative squared `errors` of
-    every swapped layer by step of distillation, and the validation losses
-    (`nats` a token, `bits` a byte) of `teacher`, `swapped` and `distilled`.
+    The contents of `convert.json`: `copied` arrays, relative squared `errors`
+    of every new mixer by distillation step, and validation losses (`nats` per
+    token, `bits` per byte) of `teacher`, `swapped` and `distilled`.
 
   Raises:
-    UserError: no checkpoint, bad mixer, layers, config or data; `workdir` is
-      there; a full disk.
+    UserError: no checkpoint; bad mixer, layers, config or data; `workdir`
+      exists; a full disk.
   """
   if paths.is_remote(workdir):
     raise errors.UserError(f"--workdir={workdir}: keep it on this machine")
@@ -83,7 +83,7 @@ def convert(
   config = _config(opened.config, overrides or {}, fsdp)
   old = opened.config.model
   layers = sorted(set(range(old.num_layers) if layers is None else layers))
-  # Any will do for layers that are not there, which `config_with` refuses.
+  # If `layers` are out of range, any mixer will do: `config_with` raises.
   like = dict(enumerate(old.layer_mixers())).get(min(layers, default=0))
   new = swap.parse(mixer, like or old.layer_mixers()[0])
   config.model = swap.config_with(old, new, layers)
@@ -138,7 +138,7 @@ def convert(
       report["validation"]["distilled"] = score(
         "distilled", config.model, params
       )
-    # Initial memories are parameters too.
+    # Initial memories are parameters, too.
     carry = state_lib.initial_carry(
       config,
       abstract.model_of(config.model),
@@ -154,7 +154,7 @@ def convert(
 def _config(
   source: config_lib.Config, overrides: dict[str, Any], fsdp: int
 ) -> config_lib.Config:
-  """The run's config: the source's with `overrides`, its model still."""
+  """The source's config with `overrides`, but still its model."""
   config = copy.deepcopy(source)
   config.mesh = config_lib.MeshConfig(fsdp=fsdp)
   for path, value in overrides.items():
@@ -167,7 +167,7 @@ def _config(
 
 
 def _scorer(config, opened: load.Checkpoint, mesh):
-  """Returns (name, model, params) -> validation loss, printed too."""
+  """Returns (name, model, params) -> validation loss, which it also prints."""
   data, tokenizer = config.data, opened.tokenizer
   store: sources.Split | None = None
   try:
@@ -199,7 +199,7 @@ def _scorer(config, opened: load.Checkpoint, mesh):
 
 
 def _distill(made, params, teacher, feed, steps: int, log: dict):
-  """Trains the new mixers; returns all parameters, and the feed's place."""
+  """Trains the new mixers; returns all parameters and the feed's position."""
   trained, opt_state = made.start(params)
   shown = progress.Progress("distilling, steps", steps)
   place = feed.place()
@@ -225,7 +225,7 @@ def _distill(made, params, teacher, feed, steps: int, log: dict):
 
 
 def _write(out, config, opened, state, place, report) -> None:
-  """Writes the run's folder; its config comes last, as the rest needs it."""
+  """Writes the run's folder; the config is last, because it marks a run."""
   meta = run_lib.make_meta(config, opened.tokenizer, state.params)
   with disk.new_folder(out) as folder:
     with contextlib.closing(

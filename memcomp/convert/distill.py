@@ -1,9 +1,9 @@
-"""Trains new mixers, layer by layer, to do what the old ones did.
+"""Trains new mixers, layer by layer, to reproduce the old ones.
 
-Each is given what the old mixer of its layer was given, the teacher's hidden
-states, and its loss is the squared difference of what the two give, over the
-square of what the old one gave: 1 is as good as zeros, 0 the same function.
-Layers do not see each other, and nothing but the new mixers is trained.
+Each new mixer gets its teacher layer's input. Its loss is the squared
+difference of the two outputs over the square of the teacher's. So 1 is as good
+as zeros, and 0 is the same function. Layers are independent, and only the new
+mixers are trained.
 """
 
 import math
@@ -23,7 +23,7 @@ from memcomp.training import optimizer
 
 
 class Distillation(NamedTuple):
-  """Two functions of arrays, see `make`."""
+  """Functions that start and step a distillation, see `make`."""
 
   start: Callable[[Any], tuple[Any, Any]]
   step: Callable[..., tuple[Any, Any, jax.Array]]
@@ -36,20 +36,20 @@ def make(
   settings: config_lib.OptimizerConfig,
   steps: int,
 ) -> Distillation:
-  """Returns how the mixers of `layers` are trained.
+  """Returns the distillation of the mixers of `layers`.
 
   Args:
-    teacher: of the model whose mixers are imitated.
-    student: of the model with the new ones; as deep and as wide.
-    layers: depths of the new ones.
-    settings: of the optimizer.
-    steps: of the whole training, for the schedule.
+    teacher: config of the model to imitate.
+    student: config of the model with new mixers; same depth and width.
+    layers: depths of the new mixers.
+    settings: config of the optimizer.
+    steps: number of training steps, for the schedule.
 
   Returns:
-    `start(params)`: the trained part of the student's parameters, and the
-    optimizer's state. `step(trained, opt_state, params, teacher_params,
-    batch)`: both after one step, and the relative squared error of every layer
-    before it, `[len(layers)]`; its first two arguments are donated.
+    `start(params)` gives the trained part of the student's parameters, and the
+    optimizer state. `step(trained, opt_state, params, teacher_params, batch)`
+    gives both after one step, and each layer's relative squared error before
+    it, `[len(layers)]`. It donates its first two arguments.
   """
   taught = abstract.model_of(teacher)
   model = abstract.model_of(student)
@@ -109,7 +109,7 @@ def make(
     )
 
   def start(params):
-    # Copies: a step gives its arguments' memory away.
+    # `step` donates these arrays, so they must be copies.
     trained = jax.tree.map(jnp.copy, _mixers(params, stacks))
     return trained, jax.jit(tx.init)(trained)
 
@@ -117,7 +117,7 @@ def make(
 
 
 def replaced(params: Any, trained: Any) -> Any:
-  """Returns a model's parameters with the trained mixers in their places."""
+  """Returns a model's parameters with the trained mixers inserted."""
   layers = {
     name: {**block, "mixer": trained[name]} if name in trained else block
     for name, block in params["layers"].items()
@@ -132,12 +132,12 @@ def _mixers(params: Any, stacks) -> Any:
 def relative_error(
   y: jax.Array, wanted: jax.Array, segment_ids: jax.Array | None
 ) -> jax.Array:
-  """|y - wanted|^2 / |wanted|^2 over all tokens that are not padding.
+  """|y - wanted|^2 / |wanted|^2 over all tokens except padding.
 
   Args:
     y: `[batch, time, d_model]`.
-    wanted: the same.
-    segment_ids: `[batch, time]`, 0 is padding; None for none.
+    wanted: `[batch, time, d_model]`.
+    segment_ids: `[batch, time]`, 0 is padding; None for no padding.
   """
   wide = jnp.promote_types(y.dtype, jnp.float32)
   y, wanted = y.astype(wide), wanted.astype(wide)

@@ -1,10 +1,10 @@
-"""Puts another mixer into layers of a trained model and keeps the rest.
+"""Replaces the mixers in layers of a trained model and keeps the rest.
 
-Embeddings, norms, channel mixers and head stay as they are. Of a mixer that
-goes, the projections whose name and shape the new one has are taken over
-(query, key, value, output); heads of keys and values that several queries share
-are repeated. Everything else of the new mixer starts as in a new model. (T2R,
-arXiv 2103.13076, makes linear attention of softmax attention like this.)
+Embeddings, norms, channel mixers and head stay. The new mixer inherits the old
+projections that match in name and shape (query, key, value, output). Key and
+value heads that several queries share are repeated. Everything else starts as
+in a new model. T2R (arXiv 2103.13076) converts softmax to linear attention in
+this way.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ from memcomp.models import abstract, decoder
 
 _SAME_SIZES = ("heads", "key_dim", "value_dim", "rotary_dim", "rotary_base")
 
-# What a new projection of this name starts from, where the old mixer has none
-# of its name: a memory is written with keys.
+# Other sources for a new projection that the old mixer lacks: keys write a
+# memory.
 _ALSO = {"query_key": "key"}
 
 
 class Swapped(NamedTuple):
-  """A model with other mixers.
+  """A model with new mixers.
 
   Attributes:
-    config: of the model.
-    params: of the model.
-    copied: flat names of the new mixers' arrays that were taken over.
+    config: config of the new model.
+    params: parameters of the new model.
+    copied: flat names of the new mixers' inherited arrays.
   """
 
   config: decoder.DecoderConfig
@@ -58,17 +58,17 @@ def swap(
   """Returns a model with `mixer` in `layers`.
 
   Args:
-    config: of the model.
-    params: of the model, nested dicts of arrays.
-    mixer: the configuration of the new mixer.
-    layers: depths that get it; None is all.
-    fresh: parameters of a new model of the new config, for what is not taken
-      over; None draws them.
-    seed: that they are drawn with.
-    mesh: to put the parameters on; None is one device.
+    config: config of the old model.
+    params: parameters of the old model, nested dicts of arrays.
+    mixer: config of the new mixer.
+    layers: depths to convert; None is all.
+    fresh: initial parameters of the new model, for arrays that are not
+      inherited; None draws them.
+    seed: seed for drawing them.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: there is no such layer, or the model would not be valid.
+    UserError: there is no such layer, or the new config is invalid.
   """
   if layers is None:
     layers = range(config.num_layers)
@@ -137,12 +137,12 @@ def config_with(
 
 
 def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
-  """Returns the mixer that a flag describes, `NAME` or `NAME:FIELD=VALUE,...`.
+  """Parses a mixer flag, `NAME` or `NAME:FIELD=VALUE,...`.
 
-  Heads, widths and rotary positions are those of `like` unless they are given.
+  Heads, widths and rotary positions default to those of `like`.
 
   Raises:
-    UserError: there is no such mixer or field.
+    UserError: the mixer or field is unknown.
   """
   name, _, settings = text.partition(":")
   try:
@@ -156,7 +156,7 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
     for field in _SAME_SIZES
     if field in fields
     and hasattr(like, field)
-    # A mixer without rotary positions by itself stays without.
+    # Mixers without rotary positions by default stay without.
     and (field != "rotary_dim" or getattr(default, field) != 0)
   }
   for setting in filter(None, settings.split(",")):
@@ -179,7 +179,7 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
 
 
 def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
-  """Returns the parameters of a new model, on one device."""
+  """Returns the initial parameters of a model, on one device."""
 
   @jax.jit
   def init():
@@ -191,7 +191,7 @@ def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:
 
 
 def _mixer_path(name: str) -> tuple[int | None, str]:
-  """`layers.3.mixer.out.weight` -> (3, `out.weight`); else (None, "")."""
+  """`layers.3.mixer.out.weight` -> (3, `out.weight`); others (None, "")."""
   parts = name.split(".")
   if parts[0] != "layers" or parts[2] != "mixer":
     return None, ""
@@ -199,7 +199,7 @@ def _mixer_path(name: str) -> tuple[int | None, str]:
 
 
 def _source(ours, depth, path) -> np.ndarray | None:
-  """The old mixer's array of this name, or of its role."""
+  """The old mixer's array with this name or role."""
   path = path.removeprefix("projection.")
   role, dot, kind = path.partition(".")
   for name in (path, _ALSO.get(role, role) + dot + kind):
@@ -222,7 +222,7 @@ def _ungrouped(array, path, old: options.MixerConfig) -> np.ndarray:
 
 
 def _pattern(names: list[str]) -> str:
-  """The pattern of these layers, with a period where there is one."""
+  """The pattern of these layers, periodic if possible."""
   count = len(names)
   for period in range(1, count):
     if names[:period] * (count // period) == names:
@@ -232,5 +232,5 @@ def _pattern(names: list[str]) -> str:
 
 
 def _runs(names: list[str]) -> list[tuple[str, int]]:
-  """Each name that stands there some times in a row, and how often."""
+  """Each run of equal names, with its length."""
   return [(name, len(list(run))) for name, run in itertools.groupby(names)]

@@ -1,4 +1,4 @@
-"""Models as files that other programs read, and theirs as ours."""
+"""Exports models for other programs, and imports theirs."""
 
 from memcomp import lazy
 

@@ -1,13 +1,13 @@
-"""Writes a trained model as files for other programs, or for another mesh.
+"""Writes a trained model as files for other programs or another mesh.
 
   memcomp export --checkpoint=runs/quickstart --out=quickstart
   memcomp export --checkpoint=runs/lm --out=lm --dtype=bfloat16
   memcomp export --checkpoint=runs/lm --out=lm --format=orbax
 
-The folder is whole or absent: an interrupted export leaves nothing, and nothing
-is overwritten. memcomp eval takes the folder as --checkpoint. A folder in the
-layout of Hugging Face (Llama, Qwen2) is taken as --checkpoint too. Exit codes:
-0 done, 2 the input needs a fix, 130 interrupted.
+The folder is complete or absent: an interrupted export leaves nothing, and
+nothing is overwritten. memcomp eval accepts the folder as --checkpoint.
+--checkpoint also accepts a folder in the Hugging Face layout (Llama, Qwen2).
+Exit codes: 0 done, 2 the input needs a fix, 130 interrupted.
 """
 
 from typing import NoReturn
@@ -19,15 +19,15 @@ from memcomp import cli
 _CHECKPOINT = cli.DEFINE_path(
   "checkpoint", None, "Folder of a run, of its checkpoints, or of one step."
 )
-_OUT = cli.DEFINE_path("out", None, "Folder to make.")
+_OUT = cli.DEFINE_path("out", None, "Folder to create.")
 _FORMAT = flags.DEFINE_string("format", "safetensors", "safetensors or orbax.")
 _DTYPE = flags.DEFINE_string(
-  "dtype", "float32", "Of the arrays in safetensors: float32 or bfloat16."
+  "dtype", "float32", "Dtype of safetensors arrays: float32 or bfloat16."
 )
 _SHARD_BYTES = flags.DEFINE_integer(
-  "shard_bytes", 5_000_000_000, "Bytes of one safetensors file at most."
+  "shard_bytes", 5_000_000_000, "Maximum bytes per safetensors file."
 )
-_STEP = flags.DEFINE_integer("step", None, "Which step. Default: the newest.")
+_STEP = flags.DEFINE_integer("step", None, "Step to read. Default: the newest.")
 
 
 def main() -> NoReturn:

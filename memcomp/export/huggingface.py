@@ -1,9 +1,9 @@
-"""Reads a Llama or Qwen2 checkpoint in the layout of Hugging Face.
+"""Reads a Llama or Qwen2 checkpoint in the Hugging Face layout.
 
-A folder with `config.json`, the arrays as safetensors, and `tokenizer.json`.
-The model is a decoder with softmax attention (Transformer++), its logits those
-of the library up to rounding. A feature of the config that this decoder has not
-is an error that names it.
+The folder has `config.json`, the arrays as safetensors, and `tokenizer.json`.
+The model is a decoder with softmax attention (Transformer++). Its logits equal
+the library's up to rounding. A config feature that this decoder lacks raises an
+error that names it.
 """
 
 import os
@@ -28,7 +28,7 @@ _TOP = {
   "head.weight": "lm_head.weight",
   "norm.weight": "model.norm.weight",
 }
-# In `layers.N` here, in `model.layers.N` there.
+# `layers.N` here -> `model.layers.N` there.
 _LAYER = {
   "mixer_norm": "input_layernorm",
   "mixer.projection.query": "self_attn.q_proj",
@@ -44,7 +44,7 @@ _ROTATED = ("mixer.projection.query", "mixer.projection.key")
 
 
 def is_checkpoint(path: str | os.PathLike) -> bool:
-  """Whether a folder holds a model in the layout of Hugging Face."""
+  """Whether a folder has a model in the Hugging Face layout."""
   return "model_type" in read.settings(path)
 
 
@@ -53,7 +53,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
 
   Args:
     path: the folder.
-    mesh: to put the parameters on; None is one device.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
     UserError: see `load_params`; or there is no tokenizer.json.
@@ -88,8 +88,8 @@ def load_params(
   """Reads a checkpoint's config and parameters, without its tokenizer.
 
   Raises:
-    UserError: not such a checkpoint, a feature that is not here, an array too
-      few or too many.
+    UserError: not such a checkpoint, an unsupported feature, or missing or
+      surplus arrays.
   """
   folder = pathlib.Path(path).absolute()
   config, mixer = _config(folder, read.settings(folder))
@@ -98,8 +98,7 @@ def load_params(
     spare = sorted(
       name
       for name in arrays.names - {name for name, _ in mapping.values()}
-      # Tables that older versions saved; a tied head that was saved all the
-      # same.
+      # Older versions saved these tables, and sometimes a tied head.
       if not name.endswith("rotary_emb.inv_freq")
       and not (config.tied_embeddings and name == _TOP["head.weight"])
     )
@@ -118,7 +117,7 @@ def load_params(
 
 
 def _ends(folder: pathlib.Path, vocab_size: int) -> tuple[int, ...]:
-  """Returns the ids that end a text, those of generation before the model's."""
+  """Returns the end token ids, preferring those of generation."""
   for name in ("generation_config.json", read.CONFIG):
     given = read.settings(folder, name).get("eos_token_id")
     ids = given if isinstance(given, list) else [given]
@@ -131,11 +130,11 @@ def _ends(folder: pathlib.Path, vocab_size: int) -> tuple[int, ...]:
 def _mapping(
   config: decoder.DecoderConfig, width: int
 ) -> dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]:
-  """Flat name -> its name there, and what turns that array into ours.
+  """Maps each flat name to its name there, and the array's conversion.
 
   Args:
-    config: of the model.
-    width: of a head's query and key.
+    config: config of the model.
+    width: query and key features per head.
   """
   found = {}
   for entry in names.entries(config):
@@ -157,7 +156,7 @@ def _same(array: np.ndarray) -> np.ndarray:
 def _interleaver(width: int) -> Callable[[np.ndarray], np.ndarray]:
   """Reorders a head's features for rotary positions.
 
-  There feature j is rotated with j + width / 2, here 2 j with 2 j + 1.
+  Feature j is paired with j + width / 2 there, but 2 j with 2 j + 1 here.
   """
 
   def interleave(array: np.ndarray) -> np.ndarray:
@@ -173,7 +172,7 @@ def _config(
   """Translates a config.json.
 
   Raises:
-    UserError: it lacks a field, has a wrong one, or a feature that is not here.
+    UserError: a field is missing or wrong, or a feature is unsupported.
   """
   path = folder / read.CONFIG
   with errors.malformed(f"{path}", "give one as save_pretrained writes it"):
@@ -217,7 +216,7 @@ def _translated(
 ) -> tuple[decoder.DecoderConfig, softmax_attention.SoftmaxAttentionConfig]:
   for name, most in (
     ("num_attention_heads", limits.COUNT),
-    ("num_hidden_layers", 1 << 16),  # each is looked at
+    ("num_hidden_layers", 1 << 16),  # loops run over all layers
   ):
     limits.check(f"{path}: {name}", found[name], 1, most)
   rope = _rope(found)

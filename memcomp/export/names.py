@@ -1,10 +1,10 @@
-"""Flat names of parameters: one for each layer and array.
+"""Flat names of parameters, one for each array of each layer.
 
-A name is the path of modules, `layers.3.mixer.projection.query.weight`, with
-the layer's depth in it whatever stack the layer lies in. The weight of a linear
-map is `weight` `[out, in]` and its bias `bias`, the scale of a norm and a table
-of embeddings are `weight` too, as most programs have it; everything else keeps
-its name and its shape.
+A name is a path of modules, such as `layers.3.mixer.projection.query.weight`,
+with the depth of the layer regardless of its stack. As in most programs, a
+linear map has a `weight` `[out, in]` and a `bias`. The scale of a norm and an
+embedding table are called `weight`, too. Everything else keeps its name and
+shape.
 """
 
 import collections
@@ -21,14 +21,14 @@ from memcomp.models import stacks as stacks_lib
 
 
 class Entry(NamedTuple):
-  """An array under a flat name.
+  """An array with a flat name.
 
   Attributes:
-    name: flat.
-    shape: under that name.
-    leaf: number of the parameter among `jax.tree.leaves` of all.
-    place: along the parameter's first axis; None takes all of it.
-    transposed: its two axes are swapped under that name.
+    name: flat name.
+    shape: shape under the flat name.
+    leaf: index of the parameter in `jax.tree.leaves` of all.
+    place: index along the parameter's first axis; None takes all of it.
+    transposed: whether the flat array is the transpose.
   """
 
   name: str
@@ -42,8 +42,8 @@ def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
   """Returns all arrays of a model: embeddings, layers in order, the rest.
 
   Args:
-    config: of the model.
-    params: its parameters or their shapes; None works them out.
+    config: config of the model.
+    params: parameters or their shapes; None computes the shapes.
   """
   stacks = stacks_lib.stacks_of(config)
   if params is None:
@@ -69,11 +69,11 @@ def entries(config: decoder.DecoderConfig, params: Any = None) -> list[Entry]:
 
 
 def take(leaves: list[jax.Array], entry: Entry) -> np.ndarray:
-  """Returns an array on the host, contiguous.
+  """Returns a contiguous array on the host.
 
   Args:
     leaves: `jax.tree.leaves` of the parameters.
-    entry: which.
+    entry: the array to return.
   """
   array = leaves[entry.leaf]
   array = np.asarray(array if entry.place is None else array[entry.place])
@@ -83,7 +83,7 @@ def take(leaves: list[jax.Array], entry: Entry) -> np.ndarray:
 def flatten(
   config: decoder.DecoderConfig, params: Any
 ) -> dict[str, np.ndarray]:
-  """Returns the parameters of a model under their flat names."""
+  """Returns the parameters of a model by flat name."""
   leaves = jax.tree.leaves(params)
   return {entry.name: take(leaves, entry) for entry in entries(config, params)}
 
@@ -93,15 +93,15 @@ def unflatten(
   read: Callable[[str], np.ndarray],
   mesh: Mesh | None = None,
 ) -> Any:
-  """Returns the parameters of a model, on a mesh.
+  """Returns the parameters of a model on a mesh.
 
   Args:
-    config: of the model.
+    config: config of the model.
     read: returns the array of a flat name.
-    mesh: where they go; None is one device.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: an array has another shape than the model's.
+    UserError: an array has the wrong shape for the model.
   """
   mesh = mesh or sharding.one_device()
   target = abstract.params_of(abstract.model_of(config), mesh)

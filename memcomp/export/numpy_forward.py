@@ -1,11 +1,11 @@
-"""Logits of an exported model with numpy alone, as a proof that files suffice.
+"""Logits of an exported model by numpy alone, to show that the files suffice.
 
   python numpy_forward.py FOLDER "def main"
 
-Reads what `python -m memcomp.export` wrote as safetensors: models of Trellis or
-of softmax attention, with RMS norm and SwiGLU. It goes token by token, in
-float64, and is as slow as it is plain; nothing of memcomp is imported.
-FOLDER's tokenizer must be bytes for the command above; `forward` takes any ids.
+It reads a safetensors export of `python -m memcomp.export`, for models of
+Trellis or softmax attention with RMS norm and SwiGLU. It runs token by token in
+float64, simple and slow, and imports nothing of memcomp. The command above
+needs a bytes tokenizer; `forward` takes any ids.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def read_safetensors(path):
-  """Returns the arrays of one file: 8 bytes of length, JSON, then the data."""
+  """Returns the arrays of a file: 8 bytes of length, JSON, then the data."""
   content = pathlib.Path(path).read_bytes()
   start = 8 + int.from_bytes(content[:8], "little")
   arrays = {}
@@ -56,22 +56,22 @@ class Part:
     self.arrays, self.prefix = arrays, prefix
 
   def get(self, name):
-    """An array of the module, or None."""
+    """Returns an array of the module, or None."""
     return self.arrays.get(f"{self.prefix}.{name}")
 
   def __call__(self, name, x):
-    """The linear map `name`: x W^T + b, `[time, features]`."""
+    """Applies the linear map `name`: x W^T + b, `[time, features]`."""
     y = x @ self.get(f"{name}.weight").T
     bias = self.get(f"{name}.bias")
     return y if bias is None else y + bias
 
   def convolve(self, name, x):
-    """The convolution `name` of the module."""
+    """Applies the convolution `name` of the module."""
     return convolve(x, self.arrays, f"{self.prefix}.{name}")
 
 
 def convolve(x, arrays, name):
-  """A causal depthwise convolution over time; x where there is none."""
+  """A causal depthwise convolution over time; x if there is none."""
   weight = arrays.get(f"{name}.weight")
   if weight is None:
     return x
@@ -92,7 +92,7 @@ def silu(x):
 
 
 def gelu(x):
-  """GELU by tanh."""
+  """GELU in the tanh approximation."""
   return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
@@ -126,12 +126,12 @@ def ln_silu_gradient(z, target, eps):
 
 
 def split(x, heads):
-  """`[time, heads * dim]` to `[time, heads, dim]`."""
+  """Reshapes `[time, heads * dim]` to `[time, heads, dim]`."""
   return x.reshape(len(x), heads, -1)
 
 
 def trellis(part, config, x):
-  """The Trellis mixer, `[time, d_model]` to the same."""
+  """The Trellis mixer, from `[time, d_model]` to the same shape."""
   require(
     config,
     phi="ln_silu",
@@ -151,7 +151,7 @@ def trellis(part, config, x):
   if config["normalize"] == "qkv":
     v = unit(v)
   alpha = split(part("target", x), heads)
-  # A gate for both passes, or one for each.
+  # One gate for both passes, or one for each.
   beta = split(sigmoid(part("log_decay", x)), heads)
   if not config["forget_gate"]:
     beta = np.ones_like(beta)
@@ -195,7 +195,7 @@ def rotate(x, dim, base):
 
 
 def softmax_attention(part, config, x):
-  """Causal softmax attention, `[time, d_model]` to the same."""
+  """Causal softmax attention, from `[time, d_model]` to the same shape."""
   require(
     config,
     window_size=0,
@@ -227,7 +227,7 @@ MIXERS = {"trellis": trellis, "softmax_attention": softmax_attention}
 
 
 def require(config, **fields):
-  """Raises ValueError naming a field that has another value."""
+  """Raises ValueError that names a field with another value."""
   for name, value in fields.items():
     if config[name] != value:
       raise ValueError(
@@ -244,7 +244,7 @@ def forward(config, arrays, tokens):
     embedding_norm=False,
     residual_scale=1.0,
   )
-  # Before mixers had names, there were three fields for them.
+  # Old configs have three fields instead of `mixers`.
   old = (config.get(name) for name in ("mixer", "mixer_b", "mixer_c"))
   found = list(config.get("mixers", {}).values()) or list(filter(None, old))
   if len(found) != 1:
@@ -266,7 +266,7 @@ def forward(config, arrays, tokens):
 
 
 def main(folder, text):
-  """Prints the likeliest next bytes after a text."""
+  """Prints the most likely next bytes after a text."""
   logits = forward(*read(folder), list(text.encode()))[-1]
   shares = np.exp(logits - logits.max())
   shares /= shares.sum()

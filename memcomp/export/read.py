@@ -1,4 +1,4 @@
-"""Reads an exported model, on any mesh; no training code, no run."""
+"""Reads an exported model onto any mesh, without a run."""
 
 import json
 import os
@@ -22,13 +22,13 @@ ORBAX = "params"
 
 
 class Exported(NamedTuple):
-  """A model that was exported.
+  """An exported model.
 
   Attributes:
-    model: with float32 parameters.
-    tokenizer: the one it was trained with.
-    config: of its run; `data.tokenizer` is the file in the folder.
-    meta: `config.json`, see `write.export`.
+    model: the model with float32 parameters.
+    tokenizer: the tokenizer of its training.
+    config: config of its run; `data.tokenizer` is the file in the folder.
+    meta: contents of `config.json`, see `write.export`.
   """
 
   model: decoder.Decoder
@@ -38,7 +38,7 @@ class Exported(NamedTuple):
 
 
 def settings(path: str | os.PathLike, name: str = CONFIG) -> dict[str, Any]:
-  """Returns a folder's `config.json`, or `name`; empty where there is none."""
+  """Returns a folder's `config.json`, or `name`; empty if there is none."""
   if paths.is_remote(path):
     return {}
   try:
@@ -50,19 +50,19 @@ def settings(path: str | os.PathLike, name: str = CONFIG) -> dict[str, Any]:
 
 
 def is_export(path: str | os.PathLike) -> bool:
-  """Whether a folder holds an exported model."""
+  """Whether a folder has an exported model."""
   return settings(path).get("format") == FORMAT
 
 
 def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
-  """Reads what `write.export` wrote, of either format.
+  """Reads an export of `write.export` in either format.
 
   Args:
     path: the folder.
-    mesh: to put the parameters on; None is one device.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: nothing exported there, damaged, or of a version to come.
+    UserError: there is no export, it is damaged, or of a later version.
   """
   folder = pathlib.Path(path).absolute()
   meta = settings(folder)

@@ -1,7 +1,8 @@
-"""Arrays in safetensors files, in several where they are many bytes.
+"""Arrays in safetensors files; large models are split.
 
-One file is `model.safetensors`; several are `model-00001-of-00003.safetensors`
-and so on, with `model.safetensors.index.json` that says which array is where.
+A single file is `model.safetensors`. Several are
+`model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`
+maps each array to its file.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Item(NamedTuple):
-  """An array to write: its name, its bytes, and how to get it, contiguous."""
+  """An array to write: name, bytes, and a function that returns it."""
 
   name: str
   num_bytes: int
@@ -29,12 +30,12 @@ class Item(NamedTuple):
 def write(
   folder: pathlib.Path, items: Sequence[Item], *, shard_bytes: int
 ) -> None:
-  """Writes arrays, those of one file in memory at a time.
+  """Writes arrays, with those of one file in memory at a time.
 
   Args:
-    folder: where to; there.
+    folder: an existing folder.
     items: the arrays.
-    shard_bytes: of the arrays of one file at most; a larger array has its own.
+    shard_bytes: maximum bytes of arrays per file; a larger array has its own.
 
   Raises:
     UserError: the library is missing.
@@ -46,10 +47,10 @@ def write(
     file = SINGLE
     if len(shards) > 1:
       file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-    # The library writes memory as it lies, whatever an array's strides are.
+    # The library ignores strides and writes memory in order.
     arrays = {item.name: np.ascontiguousarray(item.get()) for item in shard}
     save_file(arrays, folder / file, metadata={"format": "np"})
-    # The library lets nobody but the owner read.
+    # The library creates files that only the owner can read.
     (folder / file).chmod(0o644)
     names |= dict.fromkeys(arrays, file)
   if len(shards) > 1:
@@ -59,10 +60,10 @@ def write(
 
 
 class Arrays:
-  """The arrays of a folder by name, read when they are asked for.
+  """The arrays of a folder by name, read on demand.
 
   Attributes:
-    names: all of them.
+    names: names of all arrays.
   """
 
   def __init__(self, folder: pathlib.Path, where: dict[str, str], files):
@@ -73,7 +74,7 @@ class Arrays:
     """Reads one array.
 
     Raises:
-      UserError: there is none of that name.
+      UserError: there is no array with this name.
     """
     if name not in self._where:
       raise errors.UserError(

@@ -1,8 +1,8 @@
-"""Writes the parameters of a model for other programs, or for another mesh.
+"""Writes the parameters of a model for other programs or another mesh.
 
-A folder with `config.json`, `sha256.json` (the checksums of its files), the
-`tokenizer.json` where there is one, and the arrays: as safetensors under flat
-names (`names`, `tensors`), or as Orbax's under `params`.
+The folder has `config.json`, `sha256.json` (checksums of its files),
+`tokenizer.json` if there is one, and the arrays: safetensors with flat names
+(`names`, `tensors`), or Orbax arrays under `params`.
 """
 
 import json
@@ -40,23 +40,23 @@ def export(
   step: int | None = None,
   mesh: jax.sharding.Mesh | None = None,
 ) -> pathlib.Path:
-  """Writes a model to a new folder, which is whole or absent.
+  """Writes a model to a new folder, which is complete or absent.
 
   Args:
-    checkpoint: a run's folder, its `checkpoints` folder or one step's, an
-      exported folder, or one in the layout of Hugging Face.
-    out: the folder to make.
+    checkpoint: folder of a run, of its `checkpoints`, of one step, of an
+      export, or in the Hugging Face layout.
+    out: the folder to create.
     format: "safetensors" or "orbax".
-    dtype: of the arrays, "float32" or "bfloat16"; of safetensors.
-    shard_bytes: of the arrays of one safetensors file at most.
-    step: of a run; None is the newest that is whole.
-    mesh: that the parameters are read on; None is one device.
+    dtype: dtype of the arrays in safetensors, "float32" or "bfloat16".
+    shard_bytes: maximum bytes of arrays per safetensors file.
+    step: step of a run; None is the newest complete one.
+    mesh: mesh for reading the parameters; None is one device.
 
   Returns:
-    `out`, absolute.
+    `out` as an absolute path.
 
   Raises:
-    UserError: no checkpoint, `out` is there, bad settings, a full disk.
+    UserError: no checkpoint, `out` exists, bad settings, or a full disk.
   """
   if paths.is_remote(out):
     raise errors.UserError(
@@ -117,7 +117,7 @@ def _write_tensors(folder, config, params, dtype, shard_bytes) -> None:
 def _write_config(
   folder: pathlib.Path, opened: load.Checkpoint, format: str, dtype: str
 ) -> None:
-  """Writes what `read.load` rebuilds the model from."""
+  """Writes the config, from which `read.load` rebuilds the model."""
   config = config_lib.to_dict(opened.config)
   if isinstance(opened.tokenizer, tokenizer_lib.JsonTokenizer):
     (folder / read.TOKENIZER).write_bytes(opened.tokenizer.content)
