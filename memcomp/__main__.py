@@ -1,10 +1,10 @@
-"""The program memcomp: one command for each thing that it does.
+"""The program memcomp: one command for each task.
 
   memcomp train --config=quickstart
   memcomp eval --checkpoint=runs/quickstart --task=perplexity
   python -m memcomp train --config=quickstart
 
-Exit codes are those of the commands; 2 also if there is no such command.
+Exit codes are those of the commands; 2 also for an unknown command.
 """
 
 import difflib
@@ -20,8 +20,8 @@ class Command(NamedTuple):
   """A command.
 
   Attributes:
-    module: whose `main()` runs it.
-    summary: what it does, for --help.
+    module: module whose `main()` runs it.
+    summary: description for --help.
   """
 
   module: str
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
   "train": Command(
-    "memcomp.commands.train", "train the experiment of a config, or go on"
+    "memcomp.commands.train", "train the experiment of a config, or resume it"
   ),
   "eval": Command(
     "memcomp.commands.evaluate", "evaluate a trained model, or sample from it"
@@ -39,17 +39,17 @@ COMMANDS = {
     "memcomp.commands.chat", "talk with a trained model in the terminal"
   ),
   "prepare": Command(
-    "memcomp.data.prepare", "tokenise a large corpus once, into shards"
+    "memcomp.data.prepare", "tokenize a large corpus once, into shards"
   ),
   "export": Command(
     "memcomp.export.__main__", "write a trained model as safetensors"
   ),
   "convert": Command(
     "memcomp.convert.__main__",
-    "put a memory in the place of a model's attention",
+    "replace a trained model's attention by a memory",
   ),
   "doctor": Command(
-    "memcomp.doctor", "check this machine, and say what will be used"
+    "memcomp.doctor", "check this machine and report what will be used"
   ),
 }
 
@@ -67,7 +67,7 @@ def main() -> int:
   if name not in COMMANDS:
     print(f"error: {_unknown(name)}", file=sys.stderr)
     return errors.EXIT_BAD_INPUT
-  # Libraries that read flags look here.
+  # Libraries that read flags look at sys.argv.
   sys.argv = [f"memcomp {name}", *flags]
   return importlib.import_module(COMMANDS[name].module).main()
 

@@ -3,10 +3,10 @@
     if __name__ == "__main__":
       cli.main(program, usage=__doc__)
 
-`program` reads absl flags and returns an exit code. Mistakes (bad flags, bad
-configs, `errors.UserError`) and what the machine refuses (`errors.explain`)
-exit with `errors.EXIT_BAD_INPUT` and a line on stderr; a bug keeps its
-traceback. Ctrl-C and SIGTERM let everything clean up behind itself. Programs
+`program` reads absl flags and returns an exit code. Mistakes of the user (bad
+flags or configs, `errors.UserError`) and failures of the machine
+(`errors.explain`) exit with `errors.EXIT_BAD_INPUT` and one line on stderr. A
+bug keeps its traceback. Ctrl-C and SIGTERM let every context clean up. Programs
 with other flags call `guard`.
 """
 
@@ -31,7 +31,7 @@ from absl import logging as absl_logging
 from memcomp import errors, named_configs, paths, streams
 
 EXIT_INTERRUPTED = 130
-"""Exit code: Ctrl-C or SIGTERM where nothing was to be saved (128 + SIGINT)."""
+"""Exit code: Ctrl-C or SIGTERM with nothing to save (128 + SIGINT)."""
 
 
 class _PathParser(flags.ArgumentParser):
@@ -52,7 +52,7 @@ _CACHE = DEFINE_path(
   "Folder, also gs://, for compiled programs; 'off' for none. Default: "
   "$XDG_CACHE_HOME/memcomp, else ~/.cache/memcomp.",
 )
-# From here on it defines flags for those who call it.
+# Flags defined from here on belong to the calling module.
 flags.disclaim_key_flags()
 
 
@@ -63,11 +63,11 @@ def main(
   argv: Sequence[str] | None = None,
   interrupted: int = EXIT_INTERRUPTED,
 ) -> NoReturn:
-  """Parses the flags, runs `program` and exits with what it returns.
+  """Parses the flags, runs `program` and exits with its exit code.
 
   Args:
-    program: takes nothing, returns an exit code or None (0).
-    usage: the head of --help.
+    program: takes no arguments; returns an exit code or None (0).
+    usage: head of the --help text.
     argv: default `sys.argv`.
     interrupted: see `guard`.
   """
@@ -82,13 +82,13 @@ def guard(
   *,
   interrupted: int = EXIT_INTERRUPTED,
 ) -> int:
-  """Runs a program; returns its exit code, or that of its mistake.
+  """Runs a program; returns its exit code, or that of its error.
 
   Args:
-    program: takes nothing, returns an exit code or None (0).
-    begin: of the line that tells a mistake.
-    interrupted: exit code after Ctrl-C or SIGTERM; `errors.EXIT_RESUMABLE`
-      where the same command goes on.
+    program: takes no arguments; returns an exit code or None (0).
+    begin: beginning of the error line.
+    interrupted: exit code after Ctrl-C or SIGTERM; `errors.EXIT_RESUMABLE` if
+      the same command resumes.
   """
   streams.prepare()
   try:
@@ -118,16 +118,16 @@ def guard(
 
 
 def _catch_sigterm() -> None:
-  """Lets a scheduler's SIGTERM leave as little behind as Ctrl-C does."""
+  """Makes SIGTERM, which schedulers send, clean up like Ctrl-C."""
   if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, errors.terminate)
 
 
 def require(name: str) -> Any:
-  """Returns the value of a flag that must be given.
+  """Returns the value of a required flag.
 
   Raises:
-    UserError: it was not.
+    UserError: the flag is missing.
   """
   value = flags.FLAGS[name].value
   if value is None:
@@ -147,7 +147,7 @@ def _run(program, usage, argv) -> int | None:
 
 
 def _parse(argv: list[str]) -> None:
-  """Parses `argv`; a failure is explained by looking at config and flags."""
+  """Parses `argv`; explains a failure from the config and the flags."""
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -160,7 +160,7 @@ def _parse(argv: list[str]) -> None:
         raise errors.UserError(
           f"--config={path}: get_config() returned None; return the config"
         )
-      # What could not be loaded raises when it is first looked at.
+      # A config that failed to load raises at the first access.
       _ = flags.FLAGS["config"].value.name
   except errors.UserError:
     raise
@@ -169,7 +169,7 @@ def _parse(argv: list[str]) -> None:
 
 
 def _explain(error: Exception, argv: list[str]) -> str:
-  """Returns the cause of a failed parse and its fix."""
+  """Returns cause and fix of a failed parse."""
   path = _value_of("config", argv)
   if path is None:
     if any(_is_override(arg) for arg in argv):
@@ -191,11 +191,11 @@ def load_config(path: str) -> Any:
   """Runs `get_config` of a config.
 
   Args:
-    path: of its file, or the name of one that comes with memcomp; both may end
-      in `:argument`.
+    path: path of its file, or name of a config that comes with memcomp; both
+      may end in `:argument`.
 
   Raises:
-    UserError: no such config, or it raises, with the line where it does.
+    UserError: the config does not exist, or raises; with the line number.
   """
   name, _, argument = named_configs.path_of(path).partition(":")
   file = pathlib.Path(name)
@@ -231,8 +231,8 @@ def field_paths(config: Any, prefix: str = "") -> dict[str, Any]:
   """Returns `training.steps` -> value for every field of a config.
 
   Args:
-    config: a dataclass, or a dict of them by name.
-    prefix: of the paths.
+    config: a dataclass, or a dict of dataclasses by name.
+    prefix: prefix of the paths.
   """
   if isinstance(config, dict):
     members = config
@@ -249,7 +249,7 @@ def field_paths(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
-  """Returns what is wrong with one --config.a.b=value, or None."""
+  """Returns the problem with one --config.a.b=value, or None."""
   name, equals, value = arg.partition("=")
   path = name.split(".", 1)[1]
   fields = field_paths(config)
@@ -281,9 +281,10 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
 
 
 def _reached(config: Any, path: str) -> Any:
-  """Returns what a path of attributes and names leads to; None if nowhere.
+  """Returns the value at a path of attributes and dict keys, or None.
 
-  Not only by fields: `model.mixer` is an attribute, see `models.letters`.
+  Attributes need not be fields: for example `model.mixer`, see
+  `models.letters`.
   """
   for name in path.split("."):
     if isinstance(config, dict):

@@ -1,9 +1,9 @@
-"""The experiment configuration: one typed tree, saved with every checkpoint.
+"""The experiment config: one typed tree, saved with every checkpoint.
 
-Each layer's own configuration sits beside the layer; this file holds what an
-experiment adds. Configs are returned by `get_config` in `configs/*.py` and
-overridden on the command line (`--config.training.steps=10`); an unknown field
-or a value of the wrong type is an error.
+The config of each layer is next to the layer. This file adds the rest of an
+experiment. `get_config` in `configs/*.py` returns configs, and flags override
+fields (`--config.training.steps=10`). An unknown field or a value of the wrong
+type is an error.
 """
 
 import contextlib
@@ -20,36 +20,36 @@ from memcomp.layers import options, registry
 from memcomp.models import decoder
 
 SEEDS = ("seed", "data.seed")
-"""Fields of a `Config` that may be any seed."""
+"""Fields of a `Config` that accept any seed."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DataConfig:
-  """Where tokens come from and how they are laid into rows.
+  """Where tokens come from and how they are packed into rows.
 
   Attributes:
-    source: "stdlib" (the running interpreter's library sources; needs no
-      download), or comma-separated paths: text files, folders, globs (.txt .md
-      .py .jsonl, each also .gz or .zst; a file counts once), a folder written
-      by `memcomp.data.prepare`, or a flat token file (.bin). A weighted mixture
-      is written `0.7:pathA;0.3:pathB`.
+    source: "stdlib" (the running interpreter's library sources; no download),
+      or comma-separated paths: text files, folders, globs (.txt .md .py .jsonl,
+      each also .gz or .zst; each file counts once), a folder written by
+      `memcomp.data.prepare`, or a flat token file (.bin). A weighted mixture is
+      written `0.7:pathA;0.3:pathB`.
     validation: source of the validation tokens; "" takes a share of `source`,
       chosen by a hash of each file's name.
-    validation_share: that share, in [0, 1).
-    task: a synthetic task (`memcomp.data.synthetic`) to train on in place of
-      text: then no source is read, `tokenizer` is the task's ("none", but
-      "bytes" for needles), and `sequence_length` is that of its longest row or
-      more.
+    validation_share: size of that share, in [0, 1).
+    task: a synthetic task (`memcomp.data.synthetic`) to train on instead of
+      text. It needs no source. `tokenizer` must be the task's ("none", or
+      "bytes" for needles), and `sequence_length` at least that of its longest
+      row.
     tokenizer: "bytes" (256 ids, no dependency), a path to a tokenizer.json, or
-      "none" (ids that mean no text).
+      "none" (ids without text).
     packing: "joined" (all text in one stream, cut into rows, no boundaries),
-      "concat" (the same, documents kept apart by segment_ids), "first_fit"
-      (whole documents, first-fit, padded) or "stream" (each row of the batch
-      continues where it stopped one step earlier; for training with the state
-      carried across steps).
-    sequence_length: tokens a row, >= 1.
-    seed: of the order of rows.
-    prefetch: batches read ahead by a background thread; 0 reads in line.
+      "concat" (the same, with documents separated by segment_ids), "first_fit"
+      (whole documents, first-fit, padded) or "stream" (each row continues where
+      it stopped one step earlier, for training with state carried across
+      steps).
+    sequence_length: tokens per row, >= 1.
+    seed: seed of the row order.
+    prefetch: batches that a background thread reads ahead; 0 disables it.
   """
 
   source: str = "stdlib"
@@ -65,26 +65,27 @@ class DataConfig:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
-  """AdamW with a warm-up and a schedule.
+  """AdamW with warmup and a schedule.
 
   Attributes:
     learning_rate: peak value.
     final_learning_rate: value at the last step.
-    schedule: after the warm-up "cosine", "linear" or "constant_then_decay"
-      (constant, then linear to the final value over the last `decay_share`).
-    warmup_steps: linear from zero to the peak; may be 0.
+    schedule: schedule after the warmup: "cosine", "linear" or
+      "constant_then_decay" (constant, then linear to the final value over the
+      last `decay_share` of the steps).
+    warmup_steps: steps of linear increase from zero to the peak; may be 0.
     decay_share: share of the steps, in (0, 1], for "constant_then_decay".
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
-    weight_decay: on matrices only (not on norms, biases, convolutions, gates'
-      biases or initial memories), multiplied by the learning rate.
-    corrected_decay: multiply the weight decay by the learning rate over its
-      peak once more (AdamC), so that the ratio of update and decay is kept.
-    base_width: width w that rates were tuned at: matrices of a model of width
-      d (other than the embedding) take the learning rate times w / d and the
+    weight_decay: multiplied by the learning rate; for matrices only (not norms,
+      biases, convolutions, gate biases or initial memories).
+    corrected_decay: also multiply the weight decay by the learning rate over
+      its peak (AdamC), which keeps the ratio of update and decay constant.
+    base_width: width w at which rates were tuned. In a model of width d,
+      matrices except the embedding use the learning rate times w / d and the
       weight decay times d / w (muP); 0 is off.
-    clip_norm: gradients are scaled down to this global norm; 0 turns it off.
+    clip_norm: maximum global norm of the gradients; 0 is off.
   """
 
   learning_rate: float = 3e-3
@@ -106,31 +107,31 @@ class TrainingConfig:
   """The training loop.
 
   Attributes:
-    steps: optimizer steps.
+    steps: number of optimizer steps.
     batch_size: rows per optimizer step, over all processes.
-    accumulation: micro-batches that one optimizer step is split into.
-    z_loss: weight of the squared log-normaliser of the logits; 0 is off.
-    loss_chunk: tokens of a row whose logits exist at once; 0 is all.
-    implementation: of memories, where it can do the call, such as
-      "xla_chunked", "mosaic_tpu" or "mosaic_gpu": speed alone. Empty for the
-      platform's fastest.
-    carry_state: hand each row's state to the next step (truncated
+    accumulation: micro-batches per optimizer step.
+    z_loss: weight of the squared log-normalizer of the logits; 0 is off.
+    loss_chunk: tokens of a row whose logits exist at the same time; 0 is all.
+    implementation: implementation of memories that support the call, such as
+      "xla_chunked", "mosaic_tpu" or "mosaic_gpu"; affects speed only. Empty for
+      the platform's fastest.
+    carry_state: pass each row's state to the next step (truncated
       backpropagation through windows); needs packing "stream".
-    max_nonfinite_steps: stop after this many steps in a row whose loss or
-      gradient was not finite (each is skipped and counted).
+    max_nonfinite_steps: stop after this many consecutive steps with a
+      non-finite loss or gradient; each such step is skipped and counted.
     log_every: steps between two lines of metrics.
     evaluate_every: steps between two validation losses; 0 is never.
-    evaluate_batches: batches of `batch_size` rows of a validation loss, the
-      same ones each time. Runs with other batch sizes read more or less of the
-      text, unless these are all of it.
+    evaluate_batches: batches of `batch_size` rows per validation loss, always
+      the same ones. So other batch sizes evaluate other amounts of text, unless
+      these are all of it.
     checkpoint_every: steps between two checkpoints.
-    keep_checkpoints: newest checkpoints that stay on disk, >= 1.
-    watchdog_seconds: end the process, with the stacks of its threads, if it
-      gets no further (step, validation, save) for so long; 0 is never. It
-      counts from the first step on, so a compilation may take its time.
+    keep_checkpoints: number of newest checkpoints to keep on disk, >= 1.
+    watchdog_seconds: end the process and print its threads' stacks if there is
+      no progress (step, validation, save) for this time; 0 is never. The time
+      starts at the first step, so that compilation is not limited.
     profile_start: first step of the profiler trace; negative is off.
-    profile_steps: steps in the trace.
-    tensorboard: also write TensorBoard files (extra `tb`).
+    profile_steps: number of steps in the trace.
+    tensorboard: whether to also write TensorBoard files (extra `tb`).
   """
 
   steps: int = 1000
@@ -157,8 +158,8 @@ class MeshConfig:
   """Sizes of the mesh axes; their product is the number of devices used.
 
   Attributes:
-    replica: copies of the parameters, each with its share of the batch; -1
-      takes the devices the other axes leave.
+    replica: copies of the parameters, each with a share of the batch; -1 uses
+      all remaining devices.
     fsdp: shards of parameters and batch.
     tensor: shards of heads, mlp and vocab.
     context: shards of time.
@@ -172,21 +173,21 @@ class MeshConfig:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class EvaluationConfig:
-  """What `train.py` does after the last step, and `eval.py`'s defaults.
+  """The evaluation after training, and the defaults of `eval.py`.
 
   Attributes:
-    run_after_training: evaluate, sample and print the tables at the end.
-    lengths: multiples of the trained length that perplexity is streamed to.
-    rows: rows streamed side by side.
-    byte_models: also fit order-k byte models and run gzip, for comparison.
-    prompt: text that the sample at the end continues.
-    sample_tokens: its length in tokens.
-    temperature: of the sample; 0 is greedy.
-    top_k: sample among this many likeliest tokens; 0 is all.
-    top_p: sample among the likeliest tokens of this mass, in (0, 1].
-    min_p: sample among tokens at least this times as likely as the likeliest,
+    run_after_training: whether to evaluate, sample and print tables at the end.
+    lengths: multiples of the trained length for streamed perplexity.
+    rows: number of rows to stream in parallel.
+    byte_models: whether to also fit order-k byte models and run gzip.
+    prompt: text that the final sample continues.
+    sample_tokens: length of the sample in tokens.
+    temperature: temperature of the sample; 0 is greedy.
+    top_k: sample from this many most likely tokens; 0 is all.
+    top_p: sample from the most likely tokens of this mass, in (0, 1].
+    min_p: sample from tokens at least this times as likely as the most likely,
       in [0, 1]; 0 is all.
-    repetition_penalty: of tokens that stand in the text; 1 is none.
+    repetition_penalty: penalty of tokens already in the text; 1 is none.
   """
 
   run_after_training: bool = True
@@ -225,12 +226,12 @@ class Config:
 def to_dict(config: Any) -> dict[str, Any]:
   """Returns `config` as nested plain values, as saved with a checkpoint.
 
-  A mixer's configuration says which under "name", and so does a task's. A
-  model's mixers have the sizes that follow from its width.
+  The configs of mixers and tasks have their kind under "name". A model's mixers
+  have all sizes filled in.
   """
   values: dict[str, Any] = {}
   if isinstance(config, decoder.DecoderConfig):
-    # Sizes that do not fit are refused elsewhere.
+    # Other checks report sizes that do not fit.
     with contextlib.suppress(ValueError):
       config = config.at_width()
   if isinstance(config, options.MixerConfig):
@@ -252,9 +253,9 @@ def to_json(config: Any) -> str:
 
 
 def check_types(config: Any, prefix: str = "") -> None:
-  """Checks that every field holds a value of its declared type.
+  """Checks that every field has a value of its declared type.
 
-  A dataclass does not check what a config file assigns to it.
+  A dataclass does not check assignments in a config file.
 
   Raises:
     UserError: naming the field, its value and its type.
@@ -279,7 +280,7 @@ def check_types(config: Any, prefix: str = "") -> None:
 
 
 def type_name(hint: Any) -> str:
-  """Returns a field's type in words a user knows."""
+  """Returns a field's type in words for users."""
   words = {
     int: "a whole number",
     float: "a number",

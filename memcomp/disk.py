@@ -1,4 +1,4 @@
-"""Errors of the disk, told in one line."""
+"""Disk access with errors of one line, and atomic writes."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from memcomp import errors, lock
 
 @contextlib.contextmanager
 def clear_errors(what: str) -> Iterator[None]:
-  """Turns what the machine refuses (`errors.reason`) into a UserError.
+  """Turns failures of the machine (`errors.reason`) into a UserError.
 
   Args:
-    what: was being done, to begin the message with.
+    what: the failed action, as the beginning of the message.
 
   Raises:
-    UserError: a path that cannot be, a full disk, a missing permission and so
-      on; every other exception passes.
+    UserError: an impossible path, a full disk, a missing permission and so on;
+      other exceptions pass.
   """
   try:
     yield
@@ -34,7 +34,7 @@ def clear_errors(what: str) -> Iterator[None]:
 
 
 def check_place(path: str | os.PathLike) -> None:
-  """Raises UserError if nothing can be at `path`, by what stands above it."""
+  """Raises UserError if the parents of `path` make it impossible."""
   with (
     clear_errors(f"cannot write {os.fspath(path)}"),
     contextlib.suppress(FileNotFoundError),
@@ -43,7 +43,7 @@ def check_place(path: str | os.PathLike) -> None:
 
 
 def require_free(out: pathlib.Path) -> None:
-  """Raises UserError if there is something at `out`, or cannot be."""
+  """Raises UserError if `out` exists or is impossible."""
   check_place(out)
   if out.exists():
     raise errors.UserError(f"{out} is there already; name a new folder")
@@ -51,17 +51,18 @@ def require_free(out: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Makes a folder that is whole or absent.
+  """Creates a folder completely or not at all.
 
   Args:
-    out: the folder to make, absolute.
+    out: absolute path of the folder to create.
 
   Yields:
-    A folder beside it to write into, which becomes `out` at the end and is
-    removed if anything is raised. What a killed process left of one goes too.
+    A temporary folder to write into. It becomes `out` at the end, and is
+    removed after an exception. What a killed process left behind is removed,
+    too.
 
   Raises:
-    UserError: `out` is there, or another process is writing it; no space or
+    UserError: `out` exists, or another process is writing it; no space or
       permission.
   """
   require_free(out)
@@ -69,7 +70,7 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
   with clear_errors(f"cannot write {out}"):
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out.with_name(f".{out.name}.lock"), f"{out} is being written"):
-      require_free(out)  # Another process may just have made it.
+      require_free(out)  # another process may just have created it
       _remove(partial)
       partial.mkdir()
       try:
@@ -81,7 +82,7 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove(folder: pathlib.Path) -> None:
-  """Removes a folder, in which threads of a failed save may still write."""
+  """Removes a folder in which threads of a failed save may still write."""
   for _ in range(40):
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
@@ -91,14 +92,14 @@ def _remove(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Replaces a file by one that is whole, whoever else replaces it.
+  """Replaces a file atomically, also if other processes replace it.
 
   Args:
-    path: of the file.
+    path: the file.
 
   Yields:
-    A path beside it to write to, which becomes `path` at the end and is removed
-    if anything is raised.
+    A temporary path to write to. It becomes `path` at the end, and is removed
+    after an exception.
   """
   temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
   try:
@@ -116,9 +117,9 @@ def locked(
   """Holds a lock, see `lock.hold`.
 
   Args:
-    path: of the file to lock.
-    what: is so while another process holds it, to begin the message with.
-    wait_seconds: for another process to release it.
+    path: the file to lock.
+    what: what the other process is doing, as the beginning of the message.
+    wait_seconds: time to wait for another process to release it.
 
   Raises:
     UserError: another process holds it; no space or permission.

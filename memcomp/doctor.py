@@ -1,12 +1,12 @@
-"""Says whether this machine can run memcomp, and how it will.
+"""Checks whether and how this machine can run memcomp.
 
   memcomp doctor
   memcomp doctor --all
 
-Versions, devices, which implementation each memory uses and why, a layer, and
-two memories against their definitions; with --all every memory, which takes
-minutes. Exit code 0 when all is well, 1 when something needs a fix (listed at
-the end).
+It checks versions, devices, the implementation of each memory and why, a layer,
+and two memories against their definitions. --all checks every memory, which
+takes minutes. Exit codes: 0 if all is well, 1 if something needs a fix (listed
+at the end).
 """
 
 import argparse
@@ -31,14 +31,14 @@ import memcomp
 from memcomp import platforms, streams
 
 Line = tuple[bool, str]
-"""(in order?, what was found and, if it is not, what to do)."""
+"""(whether all is well, the finding and, if something is wrong, the fix)."""
 
 SELF_TEST_BOUND = 1e-3
-"""Relative RMS error. It tells a broken installation from a sound one; the
-tests hold rounding to far less."""
+"""Relative RMS error that separates a broken installation from a sound one; the
+tests have much tighter bounds."""
 
 QUICK = ("linear_attention", "state_space_duality")
-"""Memories that are tested without --all: those that compile fastest."""
+"""The memories that compile fastest; tested without --all."""
 
 _NAME = re.compile(r"[\w.-]+")
 _RANGE = re.compile(r"[<>=][<>=.,\d\s]*")
@@ -75,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         if not in_order:
           problems.append(text)
     except Exception as error:
-      # A broken installation may fail anywhere; the other checks still tell.
+      # A broken installation may fail anywhere, so the other checks must still
+      # run.
       name = f"{type(error).__name__}: {_first_line(error)}"
       text = f"{title}: {platforms.reason(error) or name}"
       print(f"  ! {text}", flush=True)
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_versions() -> Iterator[Line]:
-  """Compares Python and the libraries with what memcomp asks for."""
+  """Compares the versions of Python and libraries with the requirements."""
   folder = pathlib.Path(memcomp.__file__).parent
   yield True, f"memcomp {memcomp.__version__} in {folder}"
   python, required, optional = requirements()
@@ -129,7 +130,7 @@ def check_devices() -> Iterator[Line]:
 
 
 def check_machine() -> Iterator[Line]:
-  """Processors, memory, and a file written and read back."""
+  """Reports processors and memory, and writes and reads back a file."""
   cores = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
   )
@@ -163,7 +164,7 @@ def check_machine() -> Iterator[Line]:
 
 
 def check_implementations() -> Iterator[Line]:
-  """Says which implementation each memory uses here, and why."""
+  """Reports the implementation that each memory uses here, and why."""
   from memcomp.layers import registry
   from memcomp_kernels import dispatch
 
@@ -176,7 +177,7 @@ def check_implementations() -> Iterator[Line]:
 
 
 def check_layer() -> Iterator[Line]:
-  """Builds a layer and calls it, as anybody's code would."""
+  """Builds a layer and calls it, like user code."""
   import jax.numpy as jnp
   import numpy as np
   from flax import nnx
@@ -199,7 +200,7 @@ def self_test(everything: bool = False) -> Iterator[Line]:
   """Compares memories with their definitions: values and gradients.
 
   Args:
-    everything: all memories, not `QUICK` alone.
+    everything: whether to test all memories instead of `QUICK`.
   """
   from memcomp_kernels import dispatch
   from memcomp_kernels.testing import memories
@@ -226,7 +227,7 @@ def _compared(memory, name: str) -> Line:
     with _quick_compilation():
       error = _largest_error(memory, name)
   except NotImplementedError as reason:
-    # A kernel that cannot do calls as small as this one.
+    # Some kernels do not support calls this small.
     return True, f"{memory.name}: {name} not tested: {_first_line(reason)}"
   text = (
     f"{memory.name}: {name} against reference, values and gradients: "
@@ -245,7 +246,7 @@ _WRONG = (
 
 @contextlib.contextmanager
 def _quick_compilation() -> Iterator[None]:
-  """Compiles without optimisations where they take nearly all of the time."""
+  """Disables XLA optimizations where they dominate the compile time."""
   import jax
 
   name = "jax_disable_most_optimizations"
@@ -268,15 +269,15 @@ CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
 
 
 def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
-  """Returns what memcomp asks for, from its one list.
+  """Returns the requirements of memcomp from their only list.
 
   Returns:
-    The range of Python's version; library -> range; (extra, library) -> range
-    for libraries that only extras ask for.
+    The range of Python versions; library -> range; (extra, library) -> range
+    for libraries that only extras need.
   """
   project = pathlib.Path(__file__).parents[1] / "pyproject.toml"
   if project.exists():
-    # A checkout: what is written there now, not when it was installed.
+    # In a checkout, pyproject.toml is newer than the installed metadata.
     spec = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     python = spec["requires-python"]
     lines = [("", line) for line in spec["dependencies"]]
@@ -290,7 +291,7 @@ def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
       extra = re.search(r"extra == ['\"]([\w-]+)", line)
       lines.append((extra[1] if extra else "", line.partition(";")[0]))
   required, optional = {}, {}
-  # A library is named by the extra that offers it, not by one that tests it.
+  # Name a library by the extra that offers it, not by one that tests it.
   for extra, line in sorted(lines, key=lambda x: x[0] in ("test", "dev")):
     name = "".join(_NAME.findall(line)[:1])
     wanted = "".join(_RANGE.findall(line)[:1]).strip()
@@ -304,7 +305,7 @@ def requirements() -> tuple[str, dict[str, str], dict[tuple[str, str], str]]:
 
 
 def fits(version: str, wanted: str) -> bool:
-  """Says whether a version lies in a range such as ">=0.11.2,<0.13"."""
+  """Whether a version lies in a range such as ">=0.11.2,<0.13"."""
   for order, bound in _CONDITION.findall(wanted):
     a, b = _numbers(version), _numbers(bound)
     size = max(len(a), len(b))
@@ -348,16 +349,16 @@ def _largest_error(memory, implementation: str) -> float:
 
   spec = next(iter(memory.specs.values()))
   sizes = {"batch": 2, "heads": 2, "key_dim": 16, "value_dim": 24}
-  # The default generator takes XLA seconds to compile.
+  # XLA takes seconds to compile the default generator.
   keys = [jax.random.key(seed, impl="rbg") for seed in (0, 1)]
-  # A time that no chunk or tile divides.
+  # No chunk or tile divides this time.
   inputs = memory.make_inputs(keys[0], spec, time=45, **sizes)
   state = memory.make_state(keys[1], spec, **sizes)
 
   def run(name):
     def objective(inputs, state):
       found = memory.api.chunk(state, inputs, spec=spec, implementation=name)
-      # Some memories return more than value_dim numbers a token.
+      # Some memories return more than value_dim numbers per token.
       weights = np.random.default_rng(0).standard_normal(found[1].shape)
       loss = sum(
         jnp.sum(x * jnp.arange(1, x.size + 1).reshape(x.shape) / x.size)
@@ -372,7 +373,7 @@ def _largest_error(memory, implementation: str) -> float:
 
   pairs = zip(run(implementation), run("reference"), strict=True)
   worst = [errors.relative_rms(a, b) for a, b in pairs]
-  # max() would pass over a nan.
+  # max() could ignore a nan.
   return float(np.max(worst))
 
 

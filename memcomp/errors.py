@@ -1,7 +1,7 @@
-"""Errors that are the user's to fix, as opposed to bugs.
+"""Errors that the user can fix, as opposed to bugs.
 
-Command-line programs print a `UserError`, and what `explain` has words for, as
-one line and exit with `EXIT_BAD_INPUT`; every other exception keeps its
+Command-line programs print a `UserError`, and whatever `explain` recognizes, as
+one line, and exit with `EXIT_BAD_INPUT`. Every other exception keeps its
 traceback.
 """
 
@@ -16,13 +16,13 @@ EXIT_BAD_INPUT = 2
 """Exit code: the input (config, data, checkpoint, disk) needs a fix."""
 
 EXIT_DOES_NOT_FIT = 3
-"""Exit code: compiled for devices whose memory it exceeds."""
+"""Exit code: the compiled step exceeds the memory of the devices."""
 
 EXIT_RESUMABLE = 42
-"""Exit code: interrupted by a signal, saved; the same command resumes."""
+"""Exit code: interrupted by a signal and saved; the same command resumes."""
 
 EXIT_DIVERGED = 43
-"""Exit code: training was stopped because its numbers stopped being finite."""
+"""Exit code: training stopped because its numbers were not finite."""
 
 EXIT_LOST = 44
 """Exit code: another process of the run died; the same command resumes."""
@@ -36,16 +36,16 @@ class UserError(Exception):
 
 
 class Terminated(BaseException):
-  """SIGTERM: a scheduler's Ctrl-C, which no prompt may catch and go on."""
+  """SIGTERM, a scheduler's Ctrl-C; no prompt may catch it and continue."""
 
 
 def terminate(*unused: object) -> None:
-  """Raises `Terminated`: a handler of SIGTERM."""
+  """Handles SIGTERM by raising `Terminated`."""
   raise Terminated
 
 
 BAD_JSON = (ValueError, RecursionError)
-"""What `json.loads` raises: no JSON, no UTF-8, numbers too long, nested."""
+"""What `json.loads` raises: invalid JSON or UTF-8, long numbers, nesting."""
 
 MALFORMED = (
   *BAD_JSON,
@@ -56,16 +56,16 @@ MALFORMED = (
   NotImplementedError,
   TypeError,
 )
-"""What content raises that has other types, names and values than it should."""
+"""What content with unexpected types, names or values raises."""
 
 
 @contextlib.contextmanager
 def malformed(what: str, fix: str) -> Iterator[None]:
-  """Says of content from a disk that it is not what it should be.
+  """Reports malformed content of a file.
 
   Args:
-    what: is read in the block, which does nothing else.
-    fix: what to do about it, to end the message with.
+    what: the content that the block reads; the block must do nothing else.
+    fix: what to do about it, as the end of the message.
 
   Raises:
     UserError: the block raised one of `MALFORMED`.
@@ -97,16 +97,16 @@ _FIXES = {
   errno.ENAMETOOLONG: "choose a shorter name",
   errno.ELOOP: _CHECK,
 }
-"""Of what libraries in C++ raise too, as errors with the system's text."""
+"""Fixes by errno. C++ libraries also raise the system's text of each."""
 
 _MEMORY = "use smaller batches, rows, lengths or models, or a larger machine"
 
 
 def explain(error: BaseException) -> str | None:
-  """Returns place, cause and fix in one line; None of a bug.
+  """Returns place, cause and fix in one line; None for a bug.
 
-  Of a `UserError`, of what the machine refused (`reason`), and of a platform
-  that it has not (`platforms`).
+  It explains a `UserError`, a failure of the machine (`reason`), and a missing
+  platform (`platforms`).
   """
   if isinstance(error, UserError):
     cause = str(error)
@@ -120,11 +120,11 @@ def explain(error: BaseException) -> str | None:
 
 
 def reason(error: BaseException | None) -> str | None:
-  """Returns cause and fix of what the machine refused; None of all else.
+  """Returns cause and fix of a failure of the machine, else None.
 
-  A path that cannot be, a full disk, a missing permission, no memory, no
-  connection: any `OSError`, also where it caused the error, and texts of the
-  system in errors of other libraries.
+  Such failures are impossible paths, a full disk, missing permissions, memory
+  or connection: any `OSError`, also as the cause of the error, and the system's
+  texts in errors of other libraries.
   """
   caused = True
   for _ in range(10):
@@ -137,10 +137,10 @@ def reason(error: BaseException | None) -> str | None:
       text = os.strerror(number)
       if getattr(error, "errno", None) == number or text in str(error):
         return f"{text}; {fix}"
-    # After the texts of the system: a full disk is "exhausted", too.
+    # After the system's texts, because a full disk is "exhausted", too.
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
       return f"not enough memory ({_first_line(error)}); {_MEMORY}"
-    # What was only being handled when the error came up explains less.
+    # An error that was only being handled is a weaker explanation.
     caused = error.__cause__ is not None
     error = error.__cause__ or error.__context__
   return None

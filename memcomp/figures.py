@@ -1,4 +1,4 @@
-"""Figures of curves and results: empty ones, and saving them."""
+"""Creates and saves figures."""
 
 import pathlib
 import warnings
@@ -7,29 +7,30 @@ from typing import Any
 from memcomp import disk
 
 MISSING = "no {}: matplotlib is not installed (pip install 'memcomp[plot]')"
-"""What is said of a figure that cannot be drawn."""
+"""Message for a figure that cannot be drawn."""
 
 
 def new_canvas(width: float, height: float) -> Any:
-  """Returns an empty figure of so many inches; None without matplotlib."""
+  """Returns an empty figure, size in inches; None without matplotlib."""
   try:
     from matplotlib import figure
   except ImportError:
     return None
-  # Without pyplot: no backend to choose, no window, no global state.
+  # Figure avoids pyplot's backends, windows and global state.
   return figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
-  """Writes a figure as PNG; returns where.
+  """Writes a figure as PNG; returns the path.
 
-  All text stands in it as it is: names of runs and folders may hold any sign.
+  It prints all text literally, because names of runs and folders may contain
+  any character.
   """
   from matplotlib import text
 
   for one in canvas.findobj(text.Text):
     shown = one.get_text()
-    # Numbers at axes are not written yet; their own markup is left alone.
+    # Axis numbers are not drawn yet, so their own markup stays.
     if "$" in shown:
       one.set_parse_math(False)
     one.set_text(shown.encode(errors="backslashreplace").decode())
@@ -38,7 +39,7 @@ def save(canvas: Any, path: pathlib.Path) -> pathlib.Path:
     disk.replacing(path) as temporary,
     warnings.catch_warnings(),
   ):
-    # A sign that the font has not becomes a box.
+    # A character that the font lacks becomes a box.
     warnings.filterwarnings("ignore", "Glyph", UserWarning)
     canvas.savefig(temporary, dpi=120, format="png")
   return path

@@ -1,8 +1,8 @@
-"""Checksums of a committed checkpoint, to tell rot from a good one.
+"""Checksums of a committed checkpoint, to detect damage.
 
-Orbax commits atomically, so a killed run leaves no half checkpoint; a disk, a
-copy or a truncation can still damage one, and a flipped bit in an array would
-restore without an error.
+Orbax commits atomically, so a killed run leaves no partial checkpoint. But a
+disk, a copy or a truncation can damage one, and Orbax would restore a flipped
+bit without an error.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ MANIFEST = "sha256.json"
 
 
 def write(directory: pathlib.Path) -> None:
-  """Writes the checksums of the files under `directory` beside them."""
+  """Writes a file with the checksums of all files under `directory`."""
   manifest = {
     "version": 1,
     "files": {
@@ -31,10 +31,10 @@ def write(directory: pathlib.Path) -> None:
 
 
 def problem(directory: epath.Path) -> str | None:
-  """Returns what is wrong with a checkpoint's files, or None.
+  """Returns the problem with a checkpoint's files, or None.
 
-  A checkpoint without checksums (the run was killed between the commit and
-  their writing, or it lies in a bucket) passes: see `unreadable`.
+  A checkpoint without checksums passes, see `unreadable`. It lies in a bucket,
+  or the run was killed before writing them.
   """
   path = directory / MANIFEST
   if not path.exists():
@@ -53,7 +53,7 @@ def problem(directory: epath.Path) -> str | None:
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file so that it is whole or absent, also after a power cut."""
+  """Writes a file completely or not at all, even after a power cut."""
   with (
     disk.replacing(path) as temporary,
     open(temporary, "w", encoding="utf-8") as file,
@@ -64,10 +64,10 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 
 
 def unreadable(directory: epath.Path) -> str | None:
-  """Returns what of a checkpoint without checksums is not all there, or None.
+  """Returns what is missing in a checkpoint without checksums, or None.
 
-  One in a bucket passes. Orbax would find it too, but with all processes
-  together: where one fails, the others wait for it.
+  A checkpoint in a bucket passes. Orbax would also find the problem, but in all
+  processes together: if one fails, the others wait for it.
   """
   if (directory / MANIFEST).exists() or paths.is_remote(directory):
     return None

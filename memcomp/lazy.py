@@ -1,4 +1,4 @@
-"""Public modules of a package, imported when they are first used."""
+"""Lazy imports of the public modules of a package."""
 
 import importlib
 import types
@@ -10,12 +10,12 @@ def modules(
 ) -> tuple[Callable[[str], types.ModuleType], Callable[[], list[str]]]:
   """Returns `__getattr__` and `__dir__` of a package.
 
-  With them `import memcomp` is quick, and `memcomp.data.loader` still needs no
-  import of its own.
+  They make `import memcomp` fast, while `memcomp.data.loader` still needs no
+  separate import.
 
   Args:
-    package: its `__name__`.
-    names: its `__all__`.
+    package: the package's `__name__`.
+    names: the package's `__all__`.
   """
 
   def get(name: str) -> types.ModuleType:

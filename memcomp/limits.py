@@ -1,4 +1,4 @@
-"""Ranges of the whole numbers that come from outside, and their one check."""
+"""Checks the ranges of numbers from outside."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,29 +6,29 @@ from typing import Any
 from memcomp import errors
 
 COUNT = 2**31 - 1
-"""The most of anything: devices count in int32."""
+"""Maximum of any count, because devices count in int32."""
 
 A_SEED = "a whole number in [0, 2**32)"
-"""What `is_seed` asks for."""
+"""Describes the range of `is_seed`."""
 
 SIDE_BY_SIDE = 2**20
-"""The most rows, samples or runs that one list holds."""
+"""Maximum number of rows, samples or runs in one list."""
 
 CONTEXT = 2**27
-"""The longest text, in tokens, that is made up to be read: it is held whole."""
+"""Maximum generated text in tokens, which is held in memory."""
 
 SECONDS = 10**9
-"""The longest time to wait: the system's clocks take some ten times that."""
+"""Maximum waiting time; the system's clocks allow about ten times that."""
 
 
 def check(name: str, value: float, least: int = 1, most: int = COUNT) -> None:
-  """Checks a number.
+  """Checks the range of a number.
 
   Args:
-    name: how the user writes it, as --limit.
-    value: what was given.
-    least: the smallest number allowed.
-    most: the largest one.
+    name: name as the user writes it, such as --limit.
+    value: the given number.
+    least: minimum.
+    most: maximum.
 
   Raises:
     UserError: it is outside of [least, most].
@@ -40,12 +40,12 @@ def check(name: str, value: float, least: int = 1, most: int = COUNT) -> None:
 
 
 def is_seed(value: Any) -> bool:
-  """Whether numpy's frozen generators take it; all seeds are such."""
+  """Whether numpy's legacy generators accept the seed."""
   return 0 <= value < 2**32
 
 
 def check_seed(name: str, value: int) -> None:
-  """Checks a seed; raises UserError."""
+  """Raises UserError if a seed is out of range."""
   if not is_seed(value):
     raise errors.UserError(f"{name}={value}: give {A_SEED}")
 
@@ -53,15 +53,15 @@ def check_seed(name: str, value: int) -> None:
 def whole_numbers(
   name: str, given: Iterable[int | str], least: int = 1, most: int = COUNT
 ) -> list[int]:
-  """Reads a list of numbers, such as a flag's.
+  """Parses a list of whole numbers, such as a flag's.
 
   Raises:
-    UserError: one is no whole number, or outside of [least, most].
+    UserError: one is not a whole number, or outside of [least, most].
   """
   found = []
   for one in given:
     text = str(one)
-    # Longer ones Python reads only if asked to.
+    # Python refuses to parse very long numbers by default.
     if not text.isdecimal() or len(text) > 20:
       raise errors.UserError(
         f"{name}={','.join(map(str, given))[:80]}: give whole numbers,"

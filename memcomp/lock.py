@@ -1,10 +1,10 @@
 """Locks between processes, of this machine and of others on a shared disk.
 
-A lock is a file with the name of its holder in it. The system's own lock on
-that file (`flock`) ends with the process, however that ends. Some network disks
-and containers have no `flock`. There a second file, which only one process can
-create, takes its place. It says who created it: the host, the process, and when
-that process started. If that process is gone, so is the lock.
+A lock is a file that contains the name of its holder. The system's lock on that
+file (`flock`) ends with the process, however that ends. Some network disks and
+containers have no `flock`. There, a second file replaces it, which only one
+process can create. It names its creator: host, process, and start time of the
+process. If that process is gone, so is the lock.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ _POLL_SECONDS = 0.05
 
 
 class HeldError(Exception):
-  """Another process has the lock; the message says which."""
+  """Another process holds the lock; the message names it."""
 
 
 @contextlib.contextmanager
 def hold(path: str | os.PathLike, *, wait_seconds: float = 0) -> Iterator[None]:
-  """Holds a lock while it is entered.
+  """Holds a lock while entered.
 
   Args:
-    path: of the file to lock; it is created, and removed at the end.
-    wait_seconds: how long to wait for another process to release it.
+    path: the file to lock; it is created, and removed at the end.
+    wait_seconds: time to wait for another process to release it.
 
   Raises:
-    HeldError: another process still has it.
+    HeldError: another process still holds it.
     OSError: the file cannot be created.
   """
   give_up = time.monotonic() + wait_seconds
@@ -57,11 +57,11 @@ def holder(path: str | os.PathLike, *, wait_seconds: float = 0) -> str | None:
   """Returns what the holder of a lock wrote into it.
 
   Args:
-    path: of the file that is locked.
-    wait_seconds: for the file, which a shared disk may show late.
+    path: the locked file.
+    wait_seconds: time to wait for the file, which a shared disk may show late.
 
   Returns:
-    The same text for all who see the same file; None if there is no such file.
+    The same text for all processes that see the same file; None without a file.
   """
   give_up = time.monotonic() + wait_seconds
   while True:
@@ -74,7 +74,7 @@ def holder(path: str | os.PathLike, *, wait_seconds: float = 0) -> str | None:
 
 
 def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
-  """Returns what releases the lock when it is closed."""
+  """Locks the file; closing the result releases the lock."""
   stack = contextlib.ExitStack()
   try:
     file = stack.enter_context(path.open("a+", encoding="utf-8"))
@@ -85,14 +85,14 @@ def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
       _create(_owner_file(path), problem.strerror)
       stack.callback(_remove, _owner_file(path))
     elif not _is_at(file.fileno(), path):
-      # The holder before has removed it since it was opened here.
+      # The previous holder has removed the file since it was opened here.
       stack.close()
       return _acquire(path)
-    with contextlib.suppress(OSError):  # A full disk: the lock holds.
+    with contextlib.suppress(OSError):  # the lock holds even on a full disk
       file.truncate(0)
       file.write(_me())
       file.flush()
-    # Removed before it is unlocked: who locks a removed file looks again.
+    # Removed before unlocking: whoever locks a removed file tries again.
     stack.callback(_remove, path)
   except BaseException:
     stack.close()
@@ -101,7 +101,7 @@ def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
 
 
 def _flock(file: TextIO) -> OSError | None:
-  """Locks a file; returns why it could not."""
+  """Locks a file; returns the error if it fails."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
@@ -110,7 +110,7 @@ def _flock(file: TextIO) -> OSError | None:
 
 
 def _create(own: pathlib.Path, reason: str | None) -> None:
-  """Creates the file that stands for a lock, in place of one left behind."""
+  """Creates the file that replaces `flock`, unless its owner is alive."""
   holder = _read(own)
   if holder is not None and not _is_alive(holder):
     _remove_left_behind(own)
@@ -118,14 +118,14 @@ def _create(own: pathlib.Path, reason: str | None) -> None:
     with open(own, "x", encoding="utf-8") as file:
       file.write(_me())
   except FileExistsError:
-    # From nothing: that the file exists is not what a reader must mend.
+    # Hide the cause: that the file exists is not the reader's problem.
     raise HeldError(
       f"{_name(_read(own))}; if that process is gone, delete {own}"
     ) from None
   _tell(own, reason)
 
 
-@functools.cache  # Once is enough.
+@functools.cache  # tell only once
 def _tell(own: pathlib.Path, reason: str | None) -> None:
   print(
     f"note: {own.parent} has no file locks ({reason}); {own.name} keeps other"
@@ -138,8 +138,8 @@ def _tell(own: pathlib.Path, reason: str | None) -> None:
 def _remove_left_behind(own: pathlib.Path) -> None:
   """Removes the lock of a process that is gone.
 
-  Several processes may find it. One at a time looks again and removes it, or
-  the second would remove the new lock of the first.
+  Several processes may find it. Only one at a time checks again and removes it.
+  Otherwise the second would remove the new lock of the first.
   """
   turn = own.with_name(f"{own.name}.turn")
   try:
@@ -173,7 +173,7 @@ def _me() -> str:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns who wrote the file, None if it does not say."""
+  """Returns who wrote the file; None if it does not say."""
   try:
     holder = json.loads(path.read_text(encoding="utf-8"))
     return holder | {"process": int(holder["process"]), "host": holder["host"]}
@@ -188,7 +188,7 @@ def _name(holder: dict[str, Any] | None) -> str:
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:
-  """Whether a process runs; one of another machine is taken to."""
+  """Whether a process runs; assumed for processes of other machines."""
   if holder["host"] != socket.gethostname():
     return True
   try:
@@ -196,25 +196,25 @@ def _is_alive(holder: dict[str, Any]) -> bool:
   except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:
-    pass  # It is another user's.
-  # The number may belong to a new process by now.
+    pass  # another user's process
+  # A new process may have reused the number.
   started = _started(holder["process"])
   return started is None or started == holder.get("started")
 
 
 def _started(pid: int) -> str | None:
-  """Returns when a process started, None where the system does not say."""
+  """Returns when a process started; None if the system does not say."""
   try:
     stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except OSError:
     return None
-  # Behind the name in brackets stand the state and, as the 20th, the start.
+  # After the name in brackets: the state first, and the start time 20th.
   fields = stat.rpartition(")")[2].split()
   return "ended" if fields[0] in ("Z", "X") else fields[19]
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-  """Whether an open file is the one that has this path."""
+  """Whether an open file is still the one at this path."""
   try:
     return os.path.samestat(os.fstat(descriptor), os.stat(path))
   except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The configs that come with memcomp, by name.
 
-They are the folder configs/ of a clone, and memcomp/configs where a wheel is
-installed. Each is a file that runs by itself.
+They are in the folder configs/ of a clone, and in memcomp/configs of a wheel.
+Each is a self-contained file.
 """
 
 import difflib
@@ -24,13 +24,13 @@ def names() -> list[str]:
 
 
 def path_of(value: str) -> str:
-  """Returns the path that a value of --config means.
+  """Returns the path for a value of --config.
 
   Args:
     value: a path, or a name such as "quickstart"; both may end in `:argument`.
 
   Raises:
-    UserError: a name that no config has.
+    UserError: the name is unknown.
   """
   value = paths.expand(value)
   name, colon, argument = value.partition(":")

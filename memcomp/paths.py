@@ -1,7 +1,7 @@
-"""Places of files: a folder of this machine, or of a bucket.
+"""Paths on this machine or in a bucket.
 
-A bucket's are written gs://BUCKET/FOLDER. There are no locks, appends or
-renames there, so only checkpoints and prepared shards may lie in one.
+Paths in a bucket are written gs://BUCKET/FOLDER. Buckets have no locks, appends
+or renames, so only checkpoints and prepared shards may lie in one.
 """
 
 import importlib.util
@@ -15,16 +15,16 @@ from etils import epath
 from memcomp import errors
 
 _SCHEME = "gs://"
-_LIBRARIES = ("gcsfs", "tensorflow")  # epath takes either
+_LIBRARIES = ("gcsfs", "tensorflow")  # epath accepts either
 
 
 def expand(path: str | os.PathLike[str]) -> str:
-  """Returns a path with the home folder in place of a ~ at its beginning.
+  """Replaces a ~ at the beginning of a path by the home folder.
 
-  A shell does so for a word that begins with it, but not in --flag=~/path.
+  A shell does this for a word that begins with ~, but not in --flag=~/path.
 
   Raises:
-    UserError: no home is known of whose it is, or it is no path at all.
+    UserError: the home folder is unknown, or it is not a path.
   """
   given = os.fspath(path)
   if "\0" in given:
@@ -43,10 +43,10 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def of(path: str | os.PathLike) -> epath.Path:
-  """Returns a path that reads and writes where it lies; absolute.
+  """Returns an absolute path object for this machine or a bucket.
 
   Raises:
-    UserError: it lies in a bucket, and the library for that is missing.
+    UserError: it lies in a bucket, and the required library is missing.
   """
   if not is_remote(path):
     return epath.Path(os.path.abspath(path))
@@ -62,11 +62,11 @@ def read_json(path: str | os.PathLike, fix: str) -> dict[str, Any]:
   """Reads an object from a JSON file.
 
   Args:
-    path: of the file.
-    fix: what to do about one that cannot be read, to end the message with.
+    path: the file.
+    fix: what to do if it cannot be read, as the end of the message.
 
   Raises:
-    UserError: it holds something else.
+    UserError: it does not contain a JSON object.
     OSError: it cannot be read.
   """
   text = of(path).read_bytes()
@@ -85,7 +85,7 @@ def open_binary(path: str | os.PathLike) -> io.BufferedIOBase:
   """Opens a file to read its bytes.
 
   Raises:
-    UserError: as `of`.
+    UserError: see `of`.
     OSError: it cannot be read.
   """
   stream: Any = of(path).open("rb")

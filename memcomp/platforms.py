@@ -1,16 +1,16 @@
-"""Why JAX has no device to run on."""
+"""Explains why JAX has no device to run on."""
 
 import os
 import sys
 
 
 def reason(error: BaseException) -> str | None:
-  """Returns cause and fix if JAX could not start, None of all else."""
+  """Returns cause and fix if JAX could not start, else None."""
   text = str(error).partition("\n")[0].partition(" (set JAX_PLATFORMS")[0]
   if "Unable to initialize backend" not in text:
     if not isinstance(error, AssertionError) or _has_devices():
       return None
-    # A platform without its plugin is left out, until nothing is left.
+    # JAX skips platforms without a plugin, until none is left.
     text = "its plugin is not installed"
   asked = os.environ.get("JAX_PLATFORMS")
   what = f"JAX_PLATFORMS={asked}: " if asked else ""
@@ -21,7 +21,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def _has_devices() -> bool:
-  """Whether JAX has devices; so it is where it has not been imported."""
+  """Whether JAX has devices; True if it has not been imported."""
   if "jax" not in sys.modules:
     return True
   import jax

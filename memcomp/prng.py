@@ -1,4 +1,4 @@
-"""Keys of random draws, of one generator whatever JAX's default is."""
+"""PRNG keys of one generator, whatever JAX's default is."""
 
 import jax
 
@@ -6,9 +6,8 @@ import jax
 def key(seed: int | jax.Array) -> jax.Array:
   """Returns the key of a seed.
 
-  Threefry, by name: what a row draws under `jax.vmap` is what it draws alone,
-  which JAX's other generators (`rbg`, `unsafe_rbg`) do not promise. So a run's
-  and a sample's draws depend on the seed and not on the user's
-  JAX_DEFAULT_PRNG_IMPL.
+  It always uses Threefry, so draws depend on the seed and not on
+  JAX_DEFAULT_PRNG_IMPL. A row also draws the same under `jax.vmap` as alone,
+  which JAX's other generators (`rbg`, `unsafe_rbg`) do not promise.
   """
   return jax.random.key(seed, impl="threefry2x32")

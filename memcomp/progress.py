@@ -1,17 +1,17 @@
-"""Says on standard error how far a long computation is."""
+"""Shows the progress of a long computation on standard error."""
 
 import sys
 import time
 
 
 class Progress:
-  """One line that overwrites itself on a terminal, one every 10 s elsewhere.
+  """A line that updates itself on a terminal; one line per 10 s elsewhere.
 
-  Work that is over within a second prints nothing.
+  Work of less than a second prints nothing.
   """
 
   def __init__(self, what: str, total: int):
-    """Starts the clock; `what` is done `total` times."""
+    """Starts the clock; `what` has `total` units of work."""
     self._what = what
     self._total = total
     self._done = 0
@@ -21,7 +21,7 @@ class Progress:
     self._shown = False
 
   def advance(self, count: int = 1) -> None:
-    """Counts work that is done; the last piece clears the line."""
+    """Counts finished work; the last unit clears the line."""
     self._done += count
     now = time.monotonic()
     if self._done >= self._total:
@@ -35,7 +35,7 @@ class Progress:
 
   def _show(self, now: float, start: float, done: int) -> None:
     self._shown = True
-    # Not from the start: the first piece includes compiling.
+    # The first unit is not counted, because it includes compiling.
     left = (now - start) / (self._done - done) * (self._total - self._done)
     line = f"{self._what}: {self._done:,} of {self._total:,}, {left:.0f} s left"
     before, end = ("\r", "\033[K") if self._terminal else ("", "\n")

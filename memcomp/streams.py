@@ -1,4 +1,4 @@
-"""The standard streams of a program, whatever they are connected to."""
+"""Makes the standard streams of a program robust."""
 
 import io
 import os
@@ -6,10 +6,10 @@ import sys
 
 
 def prepare() -> None:
-  """Lets the standard streams take whatever is read and printed.
+  """Lets the standard streams read and print any text.
 
-  Names and texts may hold what the encoding of a terminal has not, and who
-  started the program may have closed them.
+  Names and texts may contain characters that the terminal's encoding lacks, and
+  the parent process may have closed a stream.
   """
   for name, mode, handler in (
     ("stdin", "r", "surrogateescape"),
@@ -24,8 +24,8 @@ def prepare() -> None:
 
 
 def drop_output() -> None:
-  """Lets go of output that cannot be written (| head, a full disk).
+  """Discards output that cannot be written (| head, a full disk).
 
-  The interpreter would try once more on its way out.
+  Otherwise the interpreter would try again at exit.
   """
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
