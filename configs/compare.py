@@ -1,13 +1,13 @@
-"""Every mixer learns the standard library's sources, on equal terms.
+"""Every mixer learns the standard library's sources under equal conditions.
 
   python train.py --config=configs/compare.py:trellis
   python train.py --config=configs/compare.py --each=all --seeds=3
   python eval.py --checkpoint=runs/compare --task=compare
 
-One small model a mixer (`memcomp.models.comparison` lists them), with as many
-parameters, the same block, bytes, order of rows and optimizer. Hardware: 2 CPU
-cores. Time: 2 to 4 minutes a model and seed, so about an hour a seed. Expected:
-the table and plot of docs/results/compare.md.
+There is one small model per mixer (`memcomp.models.comparison` lists them). All
+have the same parameter count, block, bytes, row order and optimizer. Hardware:
+2 CPU cores. Time: 2 to 4 minutes per model and seed, so about an hour per seed.
+Expected: the table and plot of docs/results/compare.md.
 """
 
 from memcomp import config

@@ -3,11 +3,11 @@
   python train.py --config=configs/lm.py:trellis-125m \
     --config.data.source=DIR --config.data.tokenizer=tokenizer.json
 
-Sizes 125m, 170m, 350m, 780m, 1b; batches of 0.5 M tokens at 2,048, as in the
-papers. kvm_120m, kvm_350m, each also with _sqrt or _hybrid, are those of the
-Key-Value Means paper with its recipe: 0.5 M tokens at 8,192. DIR is a folder
-of text, or better one that `python -m memcomp.data.prepare` wrote. Hardware:
-TPU or GPU. Hours and result: not measured.
+Sizes: 125m, 170m, 350m, 780m, 1b, with batches of 0.5 M tokens in rows of
+2,048, as in the papers. kvm_120m and kvm_350m, also with _sqrt or _hybrid, are
+the models of the Key-Value Means paper with its recipe: 0.5 M tokens in rows of
+8,192. DIR is a folder of text, or preferably an output of `python -m
+memcomp.data.prepare`. Hardware: TPU or GPU. Time and result: not measured.
 """
 
 from memcomp import config

@@ -6,17 +6,17 @@
     --config.model.mixers.memory.heads=4
   python eval.py --checkpoint=runs/mqar-trellis --task=mqar
 
-<mixer> alone is a toy: 66 ids, rows of 64 tokens with 4, 8 and 16 pairs after
-short rows with 4, in a decoder of two layers of d_model 64. A curriculum of
-`memcomp.data.synthetic.mqar_task` (zoology64, zoology128, zoology256,
-zoology512, based) is the published data, bit for bit but for random filler, in
-its order, batch and epochs, at vocabulary 8,192 and d_model 128. What the
-published models have otherwise and this has not: no channel mixer, dropout of
-the embedding, a rate that falls by epoch, the best of four rates. Hardware: 2
-CPU cores for the toy (busy ones: 3 minutes with softmax_attention, 7 with
-trellis), an accelerator for a curriculum (not measured). Expected of the toy at
-4, 8 and 16 pairs, one seed: softmax_attention 1.00, 1.00, 1.00; trellis 0.99,
-0.97, 0.82.
+<mixer> alone is a toy: 66 ids, and rows of 64 tokens with 4, 8 and 16 pairs
+after short rows with 4. Its decoder has two layers of d_model 64. A curriculum
+of `memcomp.data.synthetic.mqar_task` (zoology64, zoology128, zoology256,
+zoology512, based) is the published data, bit for bit except random filler. It
+has the published order, batch size and epochs, with vocabulary 8,192 and
+d_model 128. Unlike the published models, these have a channel mixer, no
+embedding dropout, no learning rate that falls by epoch, and one rate instead of
+the best of four. Hardware: 2 CPU cores for the toy (busy ones: 3 minutes with
+softmax_attention, 7 with trellis), an accelerator for a curriculum (not
+measured). Expected of the toy at 4, 8 and 16 pairs, one seed: softmax_attention
+1.00, 1.00, 1.00; trellis 0.99, 0.97, 0.82.
 """
 
 from memcomp import config

@@ -2,8 +2,8 @@
 
   python train.py --config=configs/quickstart.py
 
-Hardware: 2 CPU cores, no download. Time: 8 to 13 minutes, evaluation
-included. Expected: at most 1.85 bits per byte on the validation files.
+Hardware: 2 CPU cores, no download. Time: 8 to 13 minutes including evaluation.
+Expected: at most 1.85 bits per byte on the validation files.
 """
 
 from memcomp import config
@@ -28,7 +28,7 @@ def get_config() -> config.Config:
       embedding_convolution=4,
       init_std=0.06,
       embedding_std=0.2,
-      remat="mixer_out",  # faster on a CPU than writing more residuals
+      remat="mixer_out",  # faster on a CPU than storing more residuals
     ),
     data=config.DataConfig(source="stdlib", sequence_length=256),
     optimizer=config.OptimizerConfig(

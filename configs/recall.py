@@ -1,19 +1,19 @@
-"""Recall over a gap, by the methods of Tensor Cache's Table 1.
+"""Recall over a gap, with the methods of Tensor Cache's Table 1.
 
   python train.py --config=configs/recall.py:tensor_cache
   python train.py --config=configs/recall.py --each=all --seeds=3
   python eval.py --checkpoint=runs/recall-tensor_cache-24 --task=recall
 
-Names are METHOD-GAP (alone a METHOD has gap 24), METHOD-longGAP for rows of one
-episode, METHOD-multistore for two pairs at gap 24; --each=all is Table 1, every
-method of it at gaps 24, 36 and 48. Of Tables 4 and 9 there are chunkN (N = 1,
-8, 32, 64: every token is written, and read from the next chunk on), mean64 (the
-shortcut by chunk means), delta and wedge. The paper's size and recipe: 4
-layers, 4 heads, d_model 128, a window of 12 tokens, 300 steps of 32 rows
-(`memcomp.data.synthetic.recall`). Hardware: 2 CPU cores. Time: 3 to 4 seconds
-of one core a step at gap 24, 1.7 times that at gap 48. Expected:
-docs/results/gaps.md; tensor_cache recalls all at its own gap, window answers by
-chance, 6 %.
+Names are METHOD-GAP (METHOD alone has gap 24), METHOD-longGAP for rows of one
+episode, and METHOD-multistore for two pairs at gap 24. --each=all is Table 1:
+each of its methods at gaps 24, 36 and 48. Methods of Tables 4 and 9 are chunkN
+(N = 1, 8, 32, 64: every token is written, and read from the next chunk on),
+mean64 (the shortcut by chunk means), delta and wedge. Size and recipe are the
+paper's: 4 layers, 4 heads, d_model 128, a window of 12 tokens, 300 steps of 32
+rows (`memcomp.data.synthetic.recall`). Hardware: 2 CPU cores. Time: 3 to 4
+seconds of one core per step at gap 24, 1.7 times that at gap 48. Expected:
+docs/results/gaps.md; tensor_cache recalls everything at its own gap, and window
+is at chance, 6 %.
 """
 
 import re
@@ -42,19 +42,19 @@ TABLE_1: dict[str, options.MixerConfig] = {
   "window": softmax_attention.SoftmaxAttentionConfig(
     **_HEADS, window_size=_WINDOW
   ),
-  # Four sinks beside the window; at their positions in the text, as the
-  # paper's baseline has them.
+  # Four sinks beside the window, at their text positions as in the paper's
+  # baseline.
   "streaming": softmax_attention.SoftmaxAttentionConfig(
     **_HEADS,
     window_size=_WINDOW + 4,
     sink_tokens=4,
     sink_positions="text",
   ),
-  # As it generates: a memory per token, of rotated keys.
+  # As in its generation: a memory update per token, of rotated keys.
   "infini": infini_attention.InfiniAttentionConfig(
     **_HEADS, window_size=_WINDOW, segment_size=1, rotate_memory=True
   ),
-  # Written as it generates: what leaves the window.
+  # As in its generation: tokens that leave the window are written.
   "tensor_cache": _tensor_cache(write_population="evicted"),
 }
 MIXERS: dict[str, options.MixerConfig] = TABLE_1 | {
@@ -68,7 +68,7 @@ NAMES = tuple(f"{name}-{gap}" for gap in (24, 36, 48) for name in TABLE_1)
 
 
 def get_config(name: str = "tensor_cache") -> config.Config:
-  """Returns the experiment of a method and what stands behind a hyphen."""
+  """Returns the experiment of METHOD, METHOD-GAP and so on."""
   method, _, kind = name.partition("-")
   if method not in MIXERS:
     raise ValueError(f"{method!r} is none of: {', '.join(MIXERS)}")
@@ -87,7 +87,7 @@ def get_config(name: str = "tensor_cache") -> config.Config:
     data=config.DataConfig(
       task=task,
       tokenizer="none",
-      # The paper's rows of one episode are five tokens longer than it.
+      # The paper's rows of one episode have five more tokens.
       sequence_length=task.tokens() + 5 * (task.episodes == 1),
     ),
     optimizer=config.OptimizerConfig(

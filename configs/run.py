@@ -1,10 +1,10 @@
-"""The experiment of a run's folder, to go on with it.
+"""The experiment of a run's folder, to continue it.
 
   python train.py --config=configs/run.py:runs/trellis --workdir=runs/trellis
 
-For runs that a program wrote, as python -m memcomp.convert does, and that so
-have no config file of their own. Hardware, time: the run's. Expected: it goes
-on from its newest checkpoint.
+For runs from a program such as python -m memcomp.convert, which have no config
+file. Hardware, time: the run's. Expected: it continues from its newest
+checkpoint.
 """
 
 from memcomp import config, errors
@@ -12,7 +12,7 @@ from memcomp.runs import workdir
 
 
 def get_config(folder: str = "") -> config.Config:
-  """Returns the config that the run in `folder` was begun with."""
+  """Returns the config that the run in `folder` started with."""
   if not folder:
     raise errors.UserError("write --config=configs/run.py:FOLDER of a run")
   return workdir.saved_config(folder)

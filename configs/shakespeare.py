@@ -1,16 +1,16 @@
-"""Shakespeare byte by byte, far beyond the trained rows, by five methods.
+"""Shakespeare byte by byte, far beyond the trained length, by five methods.
 
   python train.py --config=configs/shakespeare.py:tensor_cache
   python train.py --config=configs/shakespeare.py --each=all
 
-After Tensor Cache's Table 2b: 4 layers, 4 heads, d_model 128, trained on rows
-of 256, windows of 128, then read to 64 times that from four starts, the state
-handed on. Bytes in place of GPT-2's tokens, and 500 steps of 16 rows (twice
-through the text) in place of 3,000 of 64. Names are the methods of
-configs/recall.py's Table 1. The text is not shipped: nine tenths of
-tinyshakespeare are shakespeare/train.txt, the last tenth
-shakespeare/validation.txt (`head -c 1003854`, `tail -c 111540`). Hardware: 2
-CPU cores. Expected: docs/results/shakespeare.md.
+Based on Tensor Cache's Table 2b: 4 layers, 4 heads, d_model 128, trained on
+rows of 256 with windows of 128. The evaluation reads 64 times that from four
+starts with the state carried. Differences: bytes instead of GPT-2 tokens, and
+500 steps of 16 rows (two epochs) instead of 3,000 of 64. Names are the methods
+of Table 1 in configs/recall.py. The text is not included: shakespeare/train.txt
+is the first nine tenths of tinyshakespeare, and shakespeare/validation.txt the
+last tenth (`head -c 1003854`, `tail -c 111540`). Hardware: 2 CPU cores.
+Expected: docs/results/shakespeare.md.
 """
 
 from memcomp import config

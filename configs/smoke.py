@@ -3,9 +3,8 @@
   python train.py --config=configs/smoke.py
   python train.py --config=configs/smoke.py:key_value_means
 
-With any mixer by name; Trellis by default. Hardware: any. Time: under a minute
-on one CPU core. Expected: a loss that falls, an evaluation and a sample that
-mean nothing.
+The default mixer is Trellis. Hardware: any. Time: under a minute on one CPU
+core. Expected: a falling loss, and an evaluation and a sample without meaning.
 """
 
 from memcomp import config
@@ -34,7 +33,7 @@ SMALL = {
   "softmax_attention": {"rotary_dim": 16},
   "test_time_training": {"rotary_dim": 16, "chunk_size": 8},
 }
-"""What is small beside heads and widths, by mixer."""
+"""Small options by mixer, besides heads and widths."""
 
 
 def get_config(mixer: str = "trellis") -> config.Config:
