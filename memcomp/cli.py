@@ -209,7 +209,8 @@ def load_config(path: str) -> Any:
     )
   scope: dict[str, Any] = {"__name__": "config", "__file__": str(file)}
   try:
-    exec(compile(file.read_text(), str(file), "exec"), scope)
+    # Bytes, whose encoding Python finds as it does for every module.
+    exec(compile(file.read_bytes(), str(file), "exec"), scope)
     if "get_config" not in scope:
       raise errors.UserError(
         f"--config={path}: it has no get_config(); see configs/ for examples"

@@ -45,7 +45,7 @@ def check_place(path: str | os.PathLike) -> None:
 def require_free(out: pathlib.Path) -> None:
   """Raises UserError if `out` exists or is impossible."""
   check_place(out)
-  if out.exists():
+  if os.path.lexists(out):  # A link that leads nowhere is in the way, too.
     raise errors.UserError(f"{out} is there already; name a new folder")
 
 

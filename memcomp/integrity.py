@@ -56,7 +56,8 @@ def replace_text(path: pathlib.Path, text: str) -> None:
   """Writes a file completely or not at all, even after a power cut."""
   with (
     disk.replacing(path) as temporary,
-    open(temporary, "w", encoding="utf-8") as file,
+    # Names of files and runs may hold bytes that are no UTF-8.
+    open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file,
   ):
     file.write(text)
     file.flush()

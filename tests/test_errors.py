@@ -190,3 +190,12 @@ def test_lists_of_numbers():
     with pytest.raises(errors.UserError, match="--l=") as caught:
       limits.whole_numbers("--l", ["1", bad])
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+  "head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"]
+)
+def test_a_config_of_any_encoding(head, tmp_path):
+  path = tmp_path / "config.py"
+  path.write_bytes(head + b"def get_config():\n  return 'read'\n")
+  assert cli.load_config(str(path)) == "read"

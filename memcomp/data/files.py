@@ -54,18 +54,28 @@ class TextFile:
     return self.extension.startswith(".jsonl")
 
 
-def find_all(sources: Iterable[str]) -> list[TextFile]:
+def find_all(
+  sources: Iterable[str], names: dict[Hashable, str] | None = None
+) -> list[TextFile]:
   """Lists the text files of several sources, those of the first first.
 
   A file that several name, by links too, counts once, for the first of them.
 
+  Args:
+    sources: see `find`.
+    names: of the files of earlier calls, to which those of this call are added.
+      A file keeps its first name, so that it stays in one split.
+
   Raises:
     UserError: as `find`.
   """
+  names = {} if names is None else names
   files = {}
   for source in sources:
     for file in find(source):
-      files.setdefault(_identity(file.path), file)
+      key = _identity(file.path)
+      name = names.setdefault(key, file.name)
+      files.setdefault(key, TextFile(name, file.path))
   return list(files.values())
 
 

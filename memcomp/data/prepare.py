@@ -78,6 +78,8 @@ def prepare(
   Raises:
     UserError: bad input or settings; `out` holds other work; disk full.
   """
+  if not out:
+    raise errors.UserError("--out is empty; name a folder for the shards")
   limits.check("--shard_tokens", shard_tokens, 1, 2**40)
   limits.check("--workers", workers)
   beam_lib = None if beam is None else _beam()

@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,10 +169,11 @@ def open_source(
   if ";" not in source and not re.match(r"\s*[\d.]+:", source):
     return _open_list(source, tokenizer, keep)
   weights, parts = [], []
+  names: dict[Hashable, str] = {}
   for part in source.split(";"):
     weight, path = parse_weight(part)
     weights.append(weight)
-    parts.append(_open_list(path, tokenizer, keep))
+    parts.append(_open_list(path, tokenizer, keep, names))
   return store_lib.Mixture(parts, weights)
 
 
@@ -209,6 +210,7 @@ def _open_list(
   source: str,
   tokenizer: tokenizer_lib.Tokenizer,
   keep: store_lib.Keep | None,
+  names: dict[Hashable, str] | None = None,
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
   stores: list[store_lib.TokenStore] = []
@@ -231,7 +233,7 @@ def _open_list(
     else:
       texts.append(path)
   if texts:
-    files = text.find_all(texts)
+    files = text.find_all(texts, names)
     stores.append(read_text(source, files, tokenizer, keep))
   stores = [store for store in stores if store.num_tokens]
   if not stores:

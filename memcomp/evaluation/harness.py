@@ -4,6 +4,7 @@ Each task (or group of tasks) is a slice. Nothing is downloaded unless that is
 allowed: data come from the user's cache, or from local tasks.
 """
 
+import atexit
 import contextlib
 import difflib
 import importlib.metadata
@@ -11,7 +12,9 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,6 +155,13 @@ def _set_environment(allow_downloads: bool) -> None:
   os.environ.setdefault("TQDM_DISABLE", "1")  # progress is shown here
   # Its processes would be forks of this one, which has threads.
   os.environ["DISABLE_MULTIPROC"] = "1"
+  if not os.environ.get("HF_HOME") and not os.environ.get("XDG_CACHE_HOME"):
+    try:
+      paths.expand("~")
+    except errors.UserError:
+      # Nobody's home, as in containers: they would make a folder named ~ here.
+      os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="memcomp-harness-")
+      atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
   logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 

@@ -65,12 +65,16 @@ def open_checkpoint(
   root, _ = load_lib.locate(path)
   step, meta, params = load_lib.read(path, step, mesh)
   config = workdir_lib.config_of(meta["config"], str(path))
+  with errors.malformed(f"the meta of {path}", "restore it from a copy"):
+    ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
+    trained_with, _ = str(meta["tokenizer"]), int(meta["param_count"])
   model = load_lib.module_of(config, params)
   workdir = root.parent if root.name == "checkpoints" else root
   tokenizer = workdir_lib.load_tokenizer(
-    config.data.tokenizer, workdir, meta["tokenizer"]
+    config.data.tokenizer, workdir, trained_with
   )
-  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
+  if ends is not None:
+    tokenizer.ends = ends
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 

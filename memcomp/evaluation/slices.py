@@ -76,7 +76,7 @@ class File:
       return []
     try:
       before = json.loads(self.path.read_text())
-      slices = list(before["slices"])
+      slices = [dict(one) for one in before["slices"]]
     except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
       raise errors.UserError(
         f"{report.shown(self.path)} is there and is no result of"
@@ -196,7 +196,10 @@ def add_line(path: pathlib.Path, cells: tuple[str, ...]) -> None:
   Raises:
     UserError: no space or no permission.
   """
-  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+  lines = []
+  if path.exists():
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    lines = text.splitlines(keepends=True)
   own = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
 
   def same(line):

@@ -79,10 +79,12 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     config = workdir.config_of(meta["config"], str(folder))
     model = abstract.model_of(config.model)
     kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
+    ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
   if config.data.tokenizer == TOKENIZER:
     config.data.tokenizer = str(folder / TOKENIZER)
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
-  tokenizer.ends = tuple(meta.get("ends", tokenizer.ends))
+  if ends is not None:
+    tokenizer.ends = ends
   if mesh is None:
     mesh = sharding.one_device()
   if kind == "orbax":

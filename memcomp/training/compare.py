@@ -10,6 +10,7 @@ import pathlib
 import statistics
 from typing import Any
 
+from memcomp import config as config_lib
 from memcomp import errors, paths
 from memcomp import progress as progress_lib
 from memcomp.evaluation import plot, report
@@ -108,8 +109,13 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     result = paths.read_json(path, "evaluate the run again")
     if "perplexity" in result:
       with errors.malformed(f"{path}", "evaluate the run again"):
-        _ = result["perplexity"]["streamed"]["positions"], result["seed"]
-        result["config"] = workdir_lib.of_this_version(result["config"])
+        for count in ("seed", "parameters", "state_bytes"):
+          result[count] = int(result[count])
+        summary(result["name"], [result], 0.0)
+        _ = result["perplexity"]["streamed"]["positions"]
+        _ = result["perplexity"]["text"], result["perplexity"]["task_hash"]
+        config = workdir_lib.config_of(result["config"], str(path.parent))
+        result["config"] = config_lib.to_dict(config)
       found.append(result)
   if not found:
     raise errors.UserError(

@@ -35,12 +35,23 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     if "task" in result:
       with errors.malformed(f"{path.parent}", "evaluate the run again"):
         slices = _slices(path.parent, result)
-        runs.setdefault(result["name"], []).append(result | {"slices": slices})
+        result |= {
+          "slices": slices,
+          "seed": int(result["seed"]),
+          "state_bytes": int(result["state_bytes"]),
+          "trained on": _task(result),
+        }
+        runs.setdefault(result["name"], []).append(result)
   if not runs:
     return None
   every = [one for of in runs.values() for one in of]
   _check_same(every)
   names = sorted({x for one in every for x in one["slices"]})
+  if not names:
+    raise errors.UserError(
+      f"{folder}: the runs have no slices in their eval folders; evaluate them"
+      " again"
+    )
   rows = []
   for name, of in runs.items():
     found = [[one["slices"].get(x) for one in of] for x in names]
@@ -124,18 +135,22 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
 
 
 def _check_same(runs: list[dict[str, Any]]) -> None:
-  def task(run):
-    saved = run["config"]["data"]["task"]
-    own = workdir.of_this_version(saved, task_lib.TaskConfig)
-    of = {"task": run["task"], **own}
-    return {name: of[name] for name in of if name != "gap"}
-
+  first = runs[0]
   for run in runs:
-    if task(run) != task(runs[0]):
+    if run["trained on"] != first["trained on"]:
       raise errors.UserError(
-        f"{run['name']} and {runs[0]['name']} were trained on other tasks"
-        f" ({task(run)} and {task(runs[0])}); compare runs of one task"
+        f"{run['name']} and {first['name']} were trained on other tasks"
+        f" ({run['trained on']} and {first['trained on']}); compare runs of one"
+        " task"
       )
+
+
+def _task(run: dict[str, Any]) -> dict[str, Any]:
+  """Returns what a run was trained on, less the gap."""
+  saved = run["config"]["data"]["task"]
+  own = workdir.of_this_version(saved, task_lib.TaskConfig)
+  of = {"task": run["task"], **own}
+  return {name: of[name] for name in of if name != "gap"}
 
 
 def _slices(
@@ -150,5 +165,5 @@ def _slices(
     for one in found["slices"]:
       # Needles are scored in percent, as RULER does.
       right = one["accuracy"] if "accuracy" in one else one["loose"] / 100
-      accuracy.setdefault(tuple(one[x] for x in fields), right)
+      accuracy.setdefault(tuple(one[x] for x in fields), float(right))
   return accuracy

@@ -58,6 +58,28 @@ def test_each_file_is_read_once_whatever_links_lead_to_it(linked):
   assert sorted(texts(several)) == ["a", "b", "c"]
 
 
+def test_a_file_of_two_parts_of_a_mixture_is_in_one_split(tmp_path):
+  (tmp_path / "sub").mkdir()
+  for number in range(40):
+    (tmp_path / f"sub/{number}.txt").write_text(f"text {number}")
+  # By their names below the second part alone, other files would be kept.
+  source = f"0.5:{tmp_path};0.5:{tmp_path}/sub"
+
+  def read(split):
+    def keep(name):
+      return sources.in_validation(name, 0.5) == (split == "validation")
+
+    store = sources.open_source(source, BYTES, keep=keep)
+    return [
+      BYTES.decode(store.read(i, 0, int(n)))
+      for i, n in enumerate(store.lengths)
+    ]
+
+  train, validation = read("train"), read("validation")
+  assert len(train) + len(validation) == 80
+  assert not set(train) & set(validation)
+
+
 @pytest.fixture
 def corpus(tmp_path):
   for name in ("sub", ".hidden"):

@@ -358,6 +358,7 @@ def test_two_runs_at_once_are_refused(corpus, tmp_path):
     ({"source": "1:a;2:b"}, "is no text"),
     ({"source": "missing"}, "no such file"),
     ({"out": "/proc/none"}, "--out: cannot write to /proc/none"),
+    ({"out": ""}, "--out is empty"),
     ({"tokenizer": "bites"}, "unknown tokenizer"),
   ],
 )

@@ -115,6 +115,13 @@ def test_runs_of_two_versions_are_compared(runs):
   assert len(compare.compare(runs)["rows"]) == 3
 
 
+@pytest.mark.parametrize("field", ["seed", "parameters", "name", "perplexity"])
+def test_a_damaged_result_is_named(field, runs):
+  write(runs, result("other", 0, 2.5, 2.5) | {field: {}})
+  with pytest.raises(errors.UserError, match="damaged, or of another version"):
+    compare.compare(runs)
+
+
 def test_an_empty_folder_is_named(tmp_path):
   with pytest.raises(errors.UserError, match="holds no finished runs"):
     compare.run(tmp_path / "nothing")

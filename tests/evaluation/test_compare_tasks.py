@@ -77,3 +77,29 @@ def test_runs_of_two_versions_are_compared(tmp_path):
   leave(tmp_path, "old", 0, {24: 1.0})
   leave(tmp_path, "new", 0, {24: 1.0}, pairs=1)
   compare.run(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"name": ["x"]},
+    {"seed": "one"},
+    {"state_bytes": None},
+    {"config": {}},
+    {"task": "another"},
+  ],
+  ids=str,
+)
+def test_a_damaged_result_is_named(change, tmp_path):
+  leave(tmp_path, "full", 0, {24: 1.0})
+  path = tmp_path / "full-0/eval/results.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with pytest.raises(errors.UserError, match="damaged, or of another version"):
+    compare.run(tmp_path)
+
+
+def test_runs_without_slices(tmp_path):
+  leave(tmp_path, "full", 0, {24: 1.0})
+  (tmp_path / "full-0/eval/recall-step9.json").unlink()
+  with pytest.raises(errors.UserError, match="no slices in their eval folders"):
+    compare.run(tmp_path)

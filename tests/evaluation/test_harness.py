@@ -35,8 +35,24 @@ needs_harness = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
   """What `harness.run` sets is of one test."""
-  for name in (*harness._OFFLINE, "TQDM_DISABLE", "DISABLE_MULTIPROC"):
+  names = "TQDM_DISABLE", "DISABLE_MULTIPROC", "HF_HOME", "XDG_CACHE_HOME"
+  for name in (*harness._OFFLINE, *names):
     monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def test_without_a_home_no_folder_of_its_name_is_made(monkeypatch, tmp_path):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  harness._set_environment(allow_downloads=False)
+  assert not os.environ["HF_HOME"]
+  monkeypatch.delenv("HOME")
+  monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+  harness._set_environment(allow_downloads=False)
+  assert pathlib.Path(os.environ["HF_HOME"]).is_dir()
+  for name in ("HF_HOME", "XDG_CACHE_HOME"):
+    monkeypatch.setenv(name, "given")
+    harness._set_environment(allow_downloads=False)
+    assert os.environ[name] == "given"
+    monkeypatch.setenv("HF_HOME", "")
 
 
 def test_the_extra_is_asked_for(call, trained, tmp_path, monkeypatch):

@@ -46,9 +46,18 @@ def test_other_weights_and_other_files_are_refused(run_folder, tmp_path):
     slices.Slices(tmp_path, "task", other)
   assert (tmp_path / "task-step3.json").read_bytes() == before
 
-  (tmp_path / "half-step3.json").write_text('{"slices": [')
-  with pytest.raises(errors.UserError, match=r"no result of half.*--out"):
-    slices.Slices(tmp_path, "half", opened)
+  for content in ('{"slices": [', "[]", '{"slices": [1]}', "1" * 5000):
+    (tmp_path / "half-step3.json").write_text(content)
+    with pytest.raises(errors.UserError, match=r"no result of half.*--out"):
+      slices.Slices(tmp_path, "half", opened)
+
+
+def test_the_table_takes_names_of_any_bytes(tmp_path):
+  cells = ("task", "1", "2.5", "7", "é \udcff", "x.json")
+  slices.add_line(tmp_path / "results.md", cells)
+  slices.add_line(tmp_path / "results.md", cells)
+  lines = (tmp_path / "results.md").read_bytes().splitlines()
+  assert len(lines) == 3 and "é ".encode() + b"\xff" in lines[2]
 
 
 def test_two_evaluations_at_once_keep_each_others_slices(run_folder, tmp_path):

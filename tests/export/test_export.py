@@ -280,11 +280,13 @@ def test_mistakes_are_told(run, tmp_path, change, message):
     ("file/x", "Not a directory"),
     ("a" * 300, "File name too long"),
     ("/proc/x", "cannot write /proc"),
+    ("link", "link is there already"),
   ],
 )
 def test_places_that_cannot_be(run, tmp_path, monkeypatch, out, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "file").touch()
+  (tmp_path / "link").symlink_to("nowhere")
 
   def program():
     write.export(run, out)
@@ -293,7 +295,7 @@ def test_places_that_cannot_be(run, tmp_path, monkeypatch, out, message):
   with contextlib.redirect_stderr(error):
     assert cli.guard(program) == errors.EXIT_BAD_INPUT
   assert message in error.getvalue() and error.getvalue().count("\n") == 1
-  assert [path.name for path in tmp_path.iterdir()] == ["file"]
+  assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
 def test_a_limit_of_file_sizes(run, tmp_path):
