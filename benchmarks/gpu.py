@@ -93,7 +93,7 @@ def spec_of(case: Case) -> Any:
   memory = memories.MEMORIES[case.memory]
   if isinstance(case.options, str):
     return memory.specs[case.options]
-  return memory.api.Spec(**case.options)
+  return memory.op.Spec(**case.options)
 
 
 def arguments(case: Case, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -110,7 +110,7 @@ def arguments(case: Case, shape: tuple[int, ...], dtype: Any) -> Any:
   }
   if case.memory in _HOLDS_ALL:
     sizes["length"] = length
-  return memory.api.init_state(spec, **sizes), inputs._replace(**low)
+  return memory.op.init_state(spec, **sizes), inputs._replace(**low)
 
 
 def function(case: Case, form: str):
@@ -120,7 +120,7 @@ def function(case: Case, form: str):
   fresh = {"seen": 0} if case.memory in _TOLD_SEEN else {}
 
   def run(state, inputs):
-    chunk = memory.api.chunk
+    chunk = memory.op.chunk
     return chunk(state, inputs, spec=spec, implementation=form, **fresh)[1]
 
   return run
@@ -128,7 +128,7 @@ def function(case: Case, form: str):
 
 def forms(case: Case) -> list[str]:
   """Those that a GPU may have, the fastest first."""
-  functions = memories.MEMORIES[case.memory].api.IMPLEMENTATIONS.functions
+  functions = memories.MEMORIES[case.memory].op.implementations.functions
   order = ("mosaic_gpu", "library_gpu", "xla_chunked", "reference")
   return [name for name in order if name in functions]
 

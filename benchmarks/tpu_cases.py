@@ -118,25 +118,25 @@ class Case:
     known = memories.MEMORIES[self.memory.split("-")[0]]
     if self.memory.startswith("tensor_cache"):
       rule = "delta" if self.memory.endswith("delta") else "outer"
-      return known.api.Spec(rule=rule, chunk_size=self.chunk, window_size=512)
+      return known.op.Spec(rule=rule, chunk_size=self.chunk, window_size=512)
     if self.memory == "trellis":
-      return known.api.Spec(num_slots=SLOTS.value, chunk_size=self.chunk)
+      return known.op.Spec(num_slots=SLOTS.value, chunk_size=self.chunk)
     if self.memory == "trellis-token":
-      return known.api.Spec(num_slots=SLOTS.value, gradient_at="token")
+      return known.op.Spec(num_slots=SLOTS.value, gradient_at="token")
     if self.memory.startswith("lattice"):
       at = "token" if self.memory.endswith("token") else "chunk_start"
-      return known.api.Spec(
+      return known.op.Spec(
         num_slots=SLOTS.value, chunk_size=self.chunk, gradient_at=at
       )
     if self.memory == "key_value_means":
-      return known.api.Spec(
+      return known.op.Spec(
         chunk_size=self.chunk,
         rotary_dim=self.head_dim // 2,
-        budget=known.api.FixedBudget(KVM_ROWS),
+        budget=known.op.FixedBudget(KVM_ROWS),
       )
     if self.memory == "state_space_duality":  # one key for all heads
-      return known.api.Spec(heads_per_group=HEADS.value)
-    return known.api.Spec()
+      return known.op.Spec(heads_per_group=HEADS.value)
+    return known.op.Spec()
 
   @property
   def kernel(self) -> str:
@@ -263,7 +263,7 @@ def key_value_means_tile(case: Case, run: Callable) -> tuple[Callable, tuple]:
   }
 
   def given():
-    state = memory.api.init_state(case.spec, length=TIME, **sizes)
+    state = memory.op.init_state(case.spec, length=TIME, **sizes)
     key = jax.random.key(0)
     inputs = memory.make_inputs(key, case.spec, time=case.chunk, **sizes)
     inputs = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), inputs)

@@ -170,10 +170,9 @@ def check_implementations() -> Iterator[Line]:
 
   where = dispatch.current_platform()
   for name in registry.MIXERS:
-    memory = registry.memory_of(name)
-    api = importlib.import_module(f"memcomp_kernels.{memory}.api")
-    chosen = api.IMPLEMENTATIONS.default(where)
-    yield True, f"{name}: {chosen} ({api.IMPLEMENTATIONS.reason(where)})"
+    have = registry.MIXERS[name].op.implementations
+    chosen = have.default(where)
+    yield True, f"{name}: {chosen} ({have.reason(where)})"
 
 
 def check_layer() -> Iterator[Line]:
@@ -211,7 +210,7 @@ def self_test(everything: bool = False) -> Iterator[Line]:
     if not everything and memory.name not in QUICK:
       left_out.append(memory.name)
       continue
-    have = memory.api.IMPLEMENTATIONS
+    have = memory.op.implementations
     chosen = have.default(where)
     names = {chosen, "xla_chunked"} & set(have.functions) - {"reference"}
     for name in sorted(names):
@@ -357,7 +356,7 @@ def _largest_error(memory, implementation: str) -> float:
 
   def run(name):
     def objective(inputs, state):
-      found = memory.api.chunk(state, inputs, spec=spec, implementation=name)
+      found = memory.op.chunk(state, inputs, spec=spec, implementation=name)
       # Some memories return more than value_dim numbers per token.
       weights = np.random.default_rng(0).standard_normal(found[1].shape)
       loss = sum(

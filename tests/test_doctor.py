@@ -137,8 +137,8 @@ def test_fits(version, wanted, expected):
 def toy_memory(spoil=lambda x: x, name="toy"):
   """A running sum in two forms: compiles in no time, unlike a real memory."""
 
-  class Api:
-    IMPLEMENTATIONS = dispatch.Implementations(
+  class Op:
+    implementations = dispatch.Implementations(
       "toy", reference=None, xla_chunked=None
     )
 
@@ -157,7 +157,7 @@ def toy_memory(spoil=lambda x: x, name="toy"):
 
   return memory.Memory(
     name,
-    Api,
+    Op,
     specs={"only": None},
     typical=("only",),
     make_inputs=make_inputs,
@@ -210,15 +210,15 @@ def test_few_memories_are_tested_unless_all_are_asked_for(
 
 def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
   toy = toy_memory()
-  chunk = toy.api.chunk
+  chunk = toy.op.chunk
 
   def refusing(*arguments, implementation, **keywords):
     if implementation == "library_tpu":
       raise NotImplementedError("too small a call")
     return chunk(*arguments, implementation=implementation, **keywords)
 
-  monkeypatch.setattr(toy.api, "chunk", staticmethod(refusing))
-  toy.api.IMPLEMENTATIONS.functions["library_tpu"] = None
+  monkeypatch.setattr(toy.op, "chunk", staticmethod(refusing))
+  toy.op.implementations.functions["library_tpu"] = None
   monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
   monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
   assert only("self-test", "--all") == 0

@@ -49,7 +49,7 @@ def chunk(
 ) -> dict[str, set[str]]:
   """Returns what the `chunk` of a memory enters."""
   memory = memories.MEMORIES[name]
-  spec = memory.api.Spec(**fields)
+  spec = memory.op.Spec(**fields)
   inputs = memory.make_inputs(jax.random.key(0), spec, time=TIME, **SIZES)
   narrow = {
     n: getattr(inputs, n).astype(dtype) for n in ("query", "key", "value")
@@ -61,7 +61,7 @@ def chunk(
     packing["reset_state"] = contract.FRESH
 
   def call(state, inputs):
-    return memory.api.chunk(
+    return memory.op.chunk(
       state, inputs, spec=spec, implementation=implementation, **packing
     )
 

@@ -77,13 +77,13 @@ def ways(name: str) -> dict[str, Way]:
   base = dataclasses.replace(
     next(iter(memory.specs.values())), num_slots=_DIM, gradient_at="token"
   )
-  chunk = memory.api.xla_chunked.chunk
+  chunk = memory.op.xla_chunked.chunk
   scan = functools.partial(
-    contract.scan, functools.partial(memory.api.step, spec=base), block=32
+    contract.scan, functools.partial(memory.op.step, spec=base), block=32
   )
   found = {"token scan, checkpointed": Way(base, scan, "1", "1")}
   if _TIME.value <= 2048:  # it keeps the memory of every token
-    plain = functools.partial(memory.api.reference, spec=base)
+    plain = functools.partial(memory.op.reference, spec=base)
     found["token scan"] = Way(base, plain, "1", "1")
   for size in (16, 32, 64):
     stale = dataclasses.replace(

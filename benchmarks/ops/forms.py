@@ -49,7 +49,7 @@ def functions(memory, spec, implementation):
     lambda x: x.astype(jnp.float32) if x.dtype.kind == "f" else x, state
   )
   chunk = functools.partial(
-    memory.api.chunk, spec=spec, implementation=implementation
+    memory.op.chunk, spec=spec, implementation=implementation
   )
 
   def loss(floats, rest, inputs):
@@ -88,7 +88,7 @@ def main(_):
   cases = {}
   for chunk in map(int, _CHUNKS.value):
     spec = dataclasses.replace(base, num_slots=_DIM.value, chunk_size=chunk)
-    for name in memory.api.IMPLEMENTATIONS.functions:
+    for name in memory.op.implementations.functions:
       if name == "reference" and chunk != int(_CHUNKS.value[0]):
         continue  # its time does not depend on the chunk size
       label = name if name == "reference" else f"{name}, chunk {chunk}"

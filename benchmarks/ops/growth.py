@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from memcomp_kernels.key_value_means import api
+from memcomp_kernels import key_value_means
+from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.testing import memories
 
 _TIMES = flags.DEFINE_list(
@@ -36,24 +37,24 @@ _SEEN = flags.DEFINE_bool("seen", True, "False: at the state's capacity.")
 _JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
 
 BUDGETS = {
-  "16 sqrt(T)": api.PowerLawBudget(scale=16.0, exponent=0.5, minimum=256),
-  "256": api.FixedBudget(256),
-  "1024 T / (1024 + T)": api.SaturatingBudget(1024),
+  "16 sqrt(T)": budgets.PowerLawBudget(scale=16.0, exponent=0.5, minimum=256),
+  "256": budgets.FixedBudget(256),
+  "1024 T / (1024 + T)": budgets.SaturatingBudget(1024),
 }
 
 
 def compiled(budget, tokens: int, backward: bool):
   """Returns the program of one case and its arguments."""
-  spec = api.Spec(
+  spec = key_value_means.Spec(
     chunk_size=_CHUNK.value, rotary_dim=_DIM.value // 2, budget=budget
   )
   memory = memories.MEMORIES["key_value_means"]
   sizes = {"batch": 1, "heads": _HEADS.value}
   sizes |= {"key_dim": _DIM.value, "value_dim": _DIM.value}
   inputs = memory.make_inputs(jax.random.key(0), spec, time=tokens, **sizes)
-  state = api.init_state(spec, length=tokens, **sizes)
+  state = key_value_means.init_state(spec, length=tokens, **sizes)
   chunk = functools.partial(
-    api.chunk, spec=spec, seen=0 if _SEEN.value else None
+    key_value_means.chunk, spec=spec, seen=0 if _SEEN.value else None
   )
 
   def loss(inputs, state):

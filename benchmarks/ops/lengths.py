@@ -46,7 +46,7 @@ class Case:
 
   def spec(self) -> Any:
     """The memory's meaning."""
-    return memories.MEMORIES[self.memory].api.Spec(**self.fields)
+    return memories.MEMORIES[self.memory].op.Spec(**self.fields)
 
 
 def cases() -> dict[str, Case]:
@@ -92,9 +92,9 @@ def prepare(case: Case, length: int):
   own = {"length": length} if grows else {}
   if case.memory == "two_pass_delta":
     own = {"source_dim": inputs.source.shape[-1]}
-  state = memory.api.init_state(spec, **sizes, **own)
+  state = memory.op.init_state(spec, **sizes, **own)
   chunk = functools.partial(
-    memory.api.chunk, spec=spec, **({"seen": 0} if grows else {})
+    memory.op.chunk, spec=spec, **({"seen": 0} if grows else {})
   )
   leaves, tree = jax.tree.flatten(state)
   floats = [x if x.dtype.kind == "f" else None for x in leaves]

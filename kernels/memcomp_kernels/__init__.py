@@ -9,7 +9,7 @@ Every memory is an `op.Op`: called with arrays it runs over a sequence, and
 `init_state`, `step`, `chunk` and `reference` are attributes of it. An op has
 the name of the package that it is defined in, so that `import
 memcomp_kernels.trellis as x` gives the op as well; modules of the package are
-imported by `from memcomp_kernels.trellis import api`.
+imported by `from memcomp_kernels.trellis import reference`.
 """
 
 from memcomp_kernels.contract import FRESH

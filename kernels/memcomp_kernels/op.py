@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from memcomp_kernels import arguments, contract, dispatch, shapes
+from memcomp_kernels.facts import Facts
+from memcomp_kernels.parallel import state_passing, wavefront
 
 _SIZES = ("batch", "heads", "key_dim", "value_dim")
 
@@ -50,7 +52,10 @@ class Op:
       it.
     check: (spec, sizes, state or None) raises ValueError: what words cannot
       say.
-    fixed: fields of `Spec` that the name decides.
+    fixed: fields of `Spec` that the name decides in a one-line call.
+    facts: of a spec, what the memory computes and costs.
+    Tiling: how a call may be evaluated, if there is a choice.
+    pass_state: of a spec, how shards of time pass the state on.
   """
 
   name: str
@@ -60,6 +65,7 @@ class Op:
   State: Any
   token_step: Callable[..., tuple[Any, jax.Array]]
   implementations: dispatch.Implementations
+  facts: Callable[[Any], Facts]
   order: tuple[str, ...] = ("q", "k", "v")
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   make_state: Callable[..., Any] | None = None
@@ -68,6 +74,10 @@ class Op:
   room: Mapping[str, str] = dataclasses.field(default_factory=dict)
   check: Callable[[Any, shapes.Sizes, Any], None] | None = None
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  Tiling: Any = None
+  pass_state: Callable[[Any], state_passing.HandOff] = lambda _: (
+    wavefront.hand_over
+  )
 
   def __post_init__(self):
     for name, value in {
@@ -124,7 +134,7 @@ class Op:
     Returns:
       The state after the token, and y `[batch, heads, value_dim]`.
     """
-    check = self._checker(spec)
+    check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs, without=("time",))
     with contract.default_promotion():
@@ -222,7 +232,7 @@ class Op:
       where nothing was solved.
     """
     contract.check_reset(self.name, segment_ids, reset_state, seen)
-    check = self._checker(spec)
+    check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)
     if segment_ids is not None:
@@ -254,7 +264,7 @@ class Op:
     if self.fresh is not None:
       found = self.fresh(spec, state)
     else:
-      check = self._checker(spec)
+      check = shapes.Check(self.name, spec)
       check.arrays(state, label="state.", floats=32)
       dtype = next(x.dtype for x in jax.tree.leaves(state) if _is_float(x))
       found = self.init_state(spec, dtype=dtype, **self._given(check.sizes))
@@ -287,7 +297,7 @@ class Op:
     state = initial_state if state is None else state
     with contract.default_promotion():
       inputs, spec, options = arguments.bind(self, arrays, keywords)
-      check = self._checker(spec)
+      check = shapes.Check(self.name, spec)
       public = {field: name for name, field in arguments.names(self).items()}
       check.arrays(inputs, names=public)
       if segment_ids is not None:
@@ -319,15 +329,6 @@ class Op:
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
     """Those of some sizes that `init_state` takes."""
     return {k: v for k, v in sizes.items() if k in (*_SIZES, *self.options)}
-
-  def _checker(self, spec: Any) -> shapes.Check:
-    for field, value in self.fixed.items():
-      if getattr(spec, field) != value:
-        raise ValueError(
-          f"{self.name}: the spec has {field}={getattr(spec, field)!r}, but"
-          f" this op is for {field}={value!r}"
-        )
-    return shapes.Check(self.name, spec)
 
   def _check_more(self, check: shapes.Check, state: Any) -> None:
     if self.check is not None:

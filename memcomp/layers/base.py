@@ -22,35 +22,7 @@ from jaxtyping import Array, Float, Int
 from memcomp import sharding
 from memcomp.layers import linear, options, short_convolution
 from memcomp.sharding import explicit
-from memcomp_kernels import dispatch
-from memcomp_kernels.parallel import state_passing, wavefront
-
-
-def _hand_over(spec: Any) -> state_passing.HandOff:
-  del spec
-  return wavefront.hand_over
-
-
-class Op(NamedTuple):
-  """A memory of `memcomp_kernels`, as a mixer calls it.
-
-  Attributes:
-    init_state: (spec, *, batch, heads, key_dim, value_dim) -> state.
-    chunk: (state, inputs, *, spec, segment_ids, reset_state) -> (state, y).
-    step: (state, inputs, *, spec) -> (state, y).
-    over_time: maps a spec to the strategy that passes the state between time
-      shards.
-    with_stats: whether `chunk` also returns its solver statistics.
-    with_seen: whether `chunk` takes `seen`, the maximum number of tokens in the
-      state.
-  """
-
-  init_state: Callable[..., Any]
-  chunk: Callable[..., Any]
-  step: Callable[..., Any]
-  over_time: Callable[[Any], state_passing.HandOff] = _hand_over
-  with_stats: bool = False
-  with_seen: bool = False
+from memcomp_kernels import Op, dispatch
 
 
 class Call(NamedTuple):
@@ -377,18 +349,15 @@ class Mixer(nnx.Module):
     def run(memory, inputs):
       memory = self.load(memory)
       inputs, spec, keywords = self.options_of_chunk(inputs)
-      if self.op.with_seen:
-        keywords["seen"] = call.max_position
+      keywords["seen"] = call.max_position
       reset = None
       if call.segment_ids is not None:
         reset = self.fresh_memory(x.shape[0], memory, call)
       chunk = self.rules.over(
-        self.op.chunk,
-        over_time=self.op.over_time(spec),
-        with_stats=self.op.with_stats,
+        self.op.run, over_time=self.op.pass_state(spec), with_stats=True
       )
       with self._no_kernels_where_the_partitioner_cuts():
-        memory, y, *stats = chunk(
+        return chunk(
           memory,
           inputs,
           spec=spec,
@@ -396,7 +365,6 @@ class Mixer(nnx.Module):
           reset_state=reset,
           **keywords,
         )
-      return memory, y, stats[0] if stats else None
 
     return self.mix(x, state, call, run)
 

@@ -22,8 +22,8 @@ recurrence.
 
 import jax.numpy as jnp
 
+from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
-from memcomp_kernels.trellis import api as trellis
 
 
 def bound(

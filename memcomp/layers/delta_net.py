@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, norm, options, step_size
-from memcomp_kernels.delta_rule import api as delta_rule
+from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
-from memcomp_kernels.parallel import state_passing
 
 option = options.option
 
@@ -85,12 +84,7 @@ class GatedDeltaNet(base.Mixer):
   """Gated DeltaNet; `DeltaNet` is the same with other defaults."""
 
   Config = GatedDeltaNetConfig
-  op = base.Op(
-    delta_rule.init_state,
-    delta_rule.chunk,
-    delta_rule.step,
-    over_time=lambda spec: state_passing.linear,
-  )
+  op = delta_rule
 
   def build(self, config: GatedDeltaNetConfig, make: base.Make) -> None:
     """Makes the parameters."""

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp.layers import base, linear, options, projection, rotary
-from memcomp_kernels import contract
-from memcomp_kernels.infini_attention import api as infini_attention
+from memcomp_kernels import contract, infini_attention
 
 _SPEC = infini_attention.Spec()
 
@@ -78,12 +77,7 @@ class InfiniAttention(projection.ProjectedMixer):
   """Infini-attention: projections around window and memory."""
 
   Config = InfiniAttentionConfig
-  op = base.Op(
-    infini_attention.init_state,
-    infini_attention.chunk,
-    infini_attention.step,
-    with_seen=True,
-  )
+  op = infini_attention
   memory_fields = ("association.memory",)
 
   def build(self, config: InfiniAttentionConfig, make: base.Make) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, linear, options, projection, rotary
-from memcomp_kernels.key_value_means import api as key_value_means
+from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import budgets
 
 _SPEC = key_value_means.Spec()
@@ -132,12 +132,7 @@ class KeyValueMeans(projection.ProjectedMixer):
   """Key-Value Means: projections and a gate around the memory."""
 
   Config = KeyValueMeansConfig
-  op = base.Op(
-    key_value_means.init_state,
-    key_value_means.chunk,
-    key_value_means.step,
-    with_seen=True,
-  )
+  op = key_value_means
   memory_fields = ("keys", "values")
 
   def build(self, config: KeyValueMeansConfig, make: base.Make) -> None:

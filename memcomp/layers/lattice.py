@@ -13,7 +13,8 @@ import jax
 from flax import nnx
 
 from memcomp.layers import base, linear, norm, options
-from memcomp_kernels.lattice import api as lattice
+from memcomp_kernels import lattice
+from memcomp_kernels.lattice import orthonormal_slots
 from memcomp_kernels.math import activations
 from memcomp_kernels.math import solver as solver_lib
 
@@ -130,7 +131,7 @@ class Lattice(base.Mixer):
   """Lattice: projections, convolutions and gates around the memory."""
 
   Config = LatticeConfig
-  op = base.Op(lattice.init_state, lattice.run, lattice.step, with_stats=True)
+  op = lattice
 
   def build(self, config: LatticeConfig, make: base.Make) -> None:
     """Makes the parameters."""
@@ -156,7 +157,7 @@ class Lattice(base.Mixer):
 
     self.initial_memory = nnx.data(None)
     if config.memory_init == "learned":
-      slots_at_start = lattice.orthonormal_slots(
+      slots_at_start = orthonormal_slots(
         make.rngs.params(),
         heads=heads,
         value_dim=self.value_dim,

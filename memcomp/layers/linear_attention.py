@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, norm, options
-from memcomp_kernels.linear_attention import api as linear_attention
+from memcomp_kernels import linear_attention
 
 option = options.option
 DECAYS = ("none", "head", "token")
@@ -69,9 +69,7 @@ class LinearAttention(base.Mixer):
   """Linear attention; the layer's state is the memory."""
 
   Config = LinearAttentionConfig
-  op = base.Op(
-    linear_attention.init_state, linear_attention.chunk, linear_attention.step
-  )
+  op = linear_attention
 
   def build(self, config: LinearAttentionConfig, make: base.Make) -> None:
     """Makes the parameters."""

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp.layers import base, linear, norm, options, step_size
-from memcomp_kernels.parallel import state_passing
-from memcomp_kernels.state_space_duality import api as state_space_duality
+from memcomp_kernels import state_space_duality
 
 option = options.option
 
@@ -73,12 +72,7 @@ class Mamba2(base.Mixer):
   """Mamba2: projections, convolutions and gates around the memory."""
 
   Config = Mamba2Config
-  op = base.Op(
-    state_space_duality.init_state,
-    state_space_duality.chunk,
-    state_space_duality.step,
-    over_time=lambda spec: state_passing.linear,
-  )
+  op = state_space_duality
 
   def build(self, config: Mamba2Config, make: base.Make) -> None:
     """Makes the parameters."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp.layers import base, linear, projection
-from memcomp_kernels.ovq import api as ovq
+from memcomp_kernels import ovq
 
 _SPEC = ovq.Spec()
 
@@ -72,7 +72,7 @@ class OVQ(projection.ProjectedMixer):
   """OVQ: projections around the dictionary."""
 
   Config = OVQConfig
-  op = base.Op(ovq.init_state, ovq.chunk, ovq.step)
+  op = ovq
   memory_fields = ("keys", "values")
 
   def build(self, config: OVQConfig, make: base.Make) -> None:

@@ -20,9 +20,8 @@ from flax import nnx
 from jax import lax
 
 from memcomp.layers import base, linear, low_rank, options, token_shift
+from memcomp_kernels import rwkv7
 from memcomp_kernels.math import activations
-from memcomp_kernels.parallel import state_passing
-from memcomp_kernels.rwkv7 import api as rwkv7
 
 option = options.option
 VALUE_RESIDUALS = ("none", "dynamic")
@@ -111,12 +110,7 @@ class RWKV7(base.Mixer):
   """The RWKV-7 time mixing; its projections start orthogonal, not by `std`."""
 
   Config = RWKV7Config
-  op = base.Op(
-    rwkv7.init_state,
-    rwkv7.chunk,
-    rwkv7.step,
-    over_time=lambda spec: state_passing.linear,
-  )
+  op = rwkv7
 
   def build(self, config: RWKV7Config, make: base.Make) -> None:
     """Makes the parameters."""

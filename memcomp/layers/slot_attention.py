@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, norm, options, positions, rotary
-from memcomp_kernels.slot_attention import api as slot_attention
+from memcomp_kernels import slot_attention
 
 option = options.option
 _NORM_EPS = 1e-5
@@ -122,9 +122,7 @@ class SlotAttention(base.Mixer):
   """Gated slot attention; `BoundedMemory` has other defaults."""
 
   Config = SlotAttentionConfig
-  op = base.Op(
-    slot_attention.init_state, slot_attention.chunk, slot_attention.step
-  )
+  op = slot_attention
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: SlotAttentionConfig, make: base.Make) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from memcomp.layers import base, options, projection
 from memcomp_kernels import contract
-from memcomp_kernels.softmax_attention import api as attention
+from memcomp_kernels import softmax_attention as attention
 
 option = options.option
 SINK_POSITIONS = ("window", "text")
@@ -85,13 +85,7 @@ class SoftmaxAttention(projection.ProjectedMixer):
   """Softmax attention: projections around attention."""
 
   Config = SoftmaxAttentionConfig
-  op = base.Op(
-    attention.init_state,
-    attention.chunk,
-    attention.step,
-    over_time=attention.over_time,
-    with_seen=True,
-  )
+  op = attention
   memory_fields = ("keys", "values")
 
   def build(self, config: SoftmaxAttentionConfig, make: base.Make) -> None:

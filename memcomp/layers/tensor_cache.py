@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, linear, options, projection
-from memcomp_kernels.tensor_cache import api as tensor_cache
+from memcomp_kernels import tensor_cache
+from memcomp_kernels.tensor_cache import reference
 
 option = options.option
 _SPEC = tensor_cache.Spec()
@@ -138,13 +139,7 @@ class TensorCache(projection.ProjectedMixer):
   """Tensor Cache; `out_std` is of the local attention's output projection."""
 
   Config = TensorCacheConfig
-  op = base.Op(
-    tensor_cache.init_state,
-    tensor_cache.chunk,
-    tensor_cache.step,
-    over_time=tensor_cache.over_time,
-    with_seen=True,
-  )
+  op = tensor_cache
   memory_fields = ("memories.memory",)
 
   def build(self, config: TensorCacheConfig, make: base.Make) -> None:
@@ -206,8 +201,8 @@ class TensorCache(projection.ProjectedMixer):
     wide = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum(
       "bthk,hsk->bths",
-      tensor_cache.unit(x.astype(wide)),
-      tensor_cache.unit(slot_keys[...].astype(wide)),
+      reference.unit(x.astype(wide)),
+      reference.unit(slot_keys[...].astype(wide)),
       precision=jax.lax.Precision.HIGHEST,
     )
     return logits / (math.sqrt(self.key_dim) * self.temperature)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, linear, norm, options, rotary
-from memcomp_kernels import contract
-from memcomp_kernels.test_time_training import api as test_time_training
+from memcomp_kernels import contract, test_time_training
+from memcomp_kernels.test_time_training import reference
 
 option = options.option
 _SPEC = test_time_training.Spec()
@@ -126,11 +126,7 @@ class TestTimeTraining(base.Mixer):
   __test__ = False
 
   Config = TestTimeTrainingConfig
-  op = base.Op(
-    test_time_training.init_state,
-    test_time_training.chunk,
-    test_time_training.step,
-  )
+  op = test_time_training
 
   def build(self, config: TestTimeTrainingConfig, make: base.Make) -> None:
     """Makes the parameters."""
@@ -183,7 +179,7 @@ class TestTimeTraining(base.Mixer):
     """The state before the first token, with the learned inner weights."""
     del length
     layers = tuple(
-      test_time_training.Layer(weight[...], bias[...])
+      reference.Layer(weight[...], bias[...])
       for weight, bias in zip(self.weights, self.biases, strict=True)
     )
     memory = self.init_memory(

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, bounded_rate, linear, norm, options
+from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.math import solver as solver_lib
-from memcomp_kernels.trellis import api as trellis
 
 option = options.option
 NORMALIZE = ("none", "qk", "qkv")
@@ -155,7 +155,7 @@ class Trellis(base.Mixer):
   """Trellis: projections, convolutions and gates around the memory."""
 
   Config = TrellisConfig
-  op = base.Op(trellis.init_state, trellis.run, trellis.step, with_stats=True)
+  op = trellis
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: TrellisConfig, make: base.Make) -> None:

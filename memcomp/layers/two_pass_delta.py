@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import base, linear, norm, options, positions
+from memcomp_kernels import two_pass_delta
 from memcomp_kernels.math import activations
-from memcomp_kernels.two_pass_delta import api as two_pass_delta
 
 option = options.option
 READ_PATHS = ("query", "key")
@@ -94,9 +94,7 @@ class TwoPassDelta(base.Mixer):
   """The two-pass delta rule: projections and gates around the memory."""
 
   Config = TwoPassDeltaConfig
-  op = base.Op(
-    two_pass_delta.init_state, two_pass_delta.chunk, two_pass_delta.step
-  )
+  op = two_pass_delta
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: TwoPassDeltaConfig, make: base.Make) -> None:

@@ -2,13 +2,12 @@
 
   python -m memcomp.models.table > docs/memories.md
 
-Words and formulas come from `memcomp_kernels/<memory>/summary.py`; the mixers'
+Words and formulas come from `the facts of ops`; the mixers'
 configs compute the figures.
 """
 
 import argparse
 import dataclasses
-import importlib
 import re
 import sys
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from flax import nnx
 from memcomp import streams
 from memcomp.layers import options, registry
 from memcomp.models import presets
-from memcomp_kernels import summaries
+from memcomp_kernels import facts as facts_lib
 
 SIZE = "125m"
 """The preset that figures are computed for."""
@@ -45,13 +44,13 @@ class Row(NamedTuple):
     name: name of the mixer.
     label: the name and the changes from the preset.
     config: config of the mixer.
-    summary: description of its memory.
+    facts: description of its memory.
   """
 
   name: str
   label: str
   config: options.MixerConfig
-  summary: summaries.Summary
+  facts: facts_lib.Facts
 
 
 def rows() -> list[Row]:
@@ -67,15 +66,14 @@ def rows() -> list[Row]:
 
 
 def _row(name: str, config: options.MixerConfig, changes: Any) -> Row:
-  memory = importlib.import_module(
-    f"memcomp_kernels.{registry.memory_of(name)}.summary"
-  )
   label = ", ".join([name, *(f"{k}={v}" for k, v in changes.items())])
-  return Row(name, f"`{label}`", config, memory.summary(config.spec()))
+  return Row(
+    name, f"`{label}`", config, registry.MIXERS[name].op.facts(config.spec())
+  )
 
 
 def sizes(config: options.MixerConfig) -> dict[str, int]:
-  """The sizes in `summaries.LETTERS` that `config` determines."""
+  """The sizes in `facts.LETTERS` that `config` determines."""
   fields = dataclasses.asdict(config)
   chunk: Any = fields.get("segment_size") or fields.get("chunk_size")
   window = fields.get("window_size")
@@ -113,12 +111,12 @@ def page() -> str:
   return _PAGE.format(
     writes=_table(
       ["mixer", "objective of a token", "update, then read"],
-      [(r.label, r.summary.objective, r.summary.update) for r in _told()],
+      [(r.label, r.facts.objective, r.facts.update) for r in _told()],
     ),
     chunks=_table(
       ["mixer", "what a chunk computes", "source", "pages"],
       [
-        (r.label, r.summary.chunk, r.summary.source, _pages(r.name))
+        (r.label, r.facts.chunk, r.facts.source, _pages(r.name))
         for r in _told()
       ],
     ),
@@ -128,7 +126,7 @@ def page() -> str:
         (
           r.label,
           _sizes(r),
-          formula(r.summary.floats),
+          formula(r.facts.floats),
           *(r.config.state_floats(n) for n in LENGTHS),
           whole_state_floats(r.config, LENGTHS[-1]),
         )
@@ -140,7 +138,7 @@ def page() -> str:
       [
         (
           r.label,
-          formula(r.summary.flops),
+          formula(r.facts.flops),
           *(r.config.memory_flops(n) for n in LENGTHS),
         )
         for r in rows()
@@ -148,7 +146,7 @@ def page() -> str:
     ),
     letters=_table(
       ["letter", "what"],
-      [(f"`{a}`", b) for a, b in summaries.LETTERS.items()],
+      [(f"`{a}`", b) for a, b in facts_lib.LETTERS.items()],
     ),
     size=SIZE,
     d_model=D_MODEL,
@@ -160,13 +158,13 @@ def _told() -> list[Row]:
   """The rows except variants that share their mixer's words."""
   words: dict[tuple, Row] = {}
   for row in rows():
-    words.setdefault((row.name, *row.summary[:4]), row)
+    words.setdefault((row.name, *row.facts[:4]), row)
   return list(words.values())
 
 
 def _sizes(row: Row) -> str:
   """The sizes that the row's formulas use and its config determines."""
-  used = re.findall(r"\w+", f"{row.summary.floats} {row.summary.flops}")
+  used = re.findall(r"\w+", f"{row.facts.floats} {row.facts.flops}")
   chosen = (f"{a}={x}" for a, x in sizes(row.config).items() if a in used)
   return f"`{', '.join(chosen)}`"
 

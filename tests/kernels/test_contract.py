@@ -12,7 +12,7 @@ ALL = [
   (memory, name, implementation)
   for memory in memories.MEMORIES.values()
   for name in memory.specs
-  for implementation in memory.api.IMPLEMENTATIONS.functions
+  for implementation in memory.op.implementations.functions
   if implementation not in dispatch.KERNELS
 ]
 

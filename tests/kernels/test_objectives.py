@@ -1,7 +1,7 @@
-"""Writes are steps down the objectives that the memories' summaries name.
+"""Writes are steps down the objectives that the facts of the memories name.
 
 Here those that no `test_<memory>_definition.py` has: a token is written by
-`step`, and by the gradient of what `summary.py` says.
+`step`, and by the gradient of what `Op.facts` says.
 """
 
 import operator
@@ -28,12 +28,12 @@ def float64():
 def one_token(name, change=None, **fields):
   """The spec, the state before the last token, the token, the state after it."""
   memory = memories.MEMORIES[name]
-  spec = memory.api.Spec(**fields)
+  spec = memory.op.Spec(**fields)
   state = memory.make_state(jax.random.key(0), spec, **SIZES)
   inputs = memory.make_inputs(jax.random.key(1), spec, time=TOKENS, **SIZES)
   if change is not None:
     inputs = change(inputs)
-  step = jax.jit(lambda state, token: memory.api.step(state, token, spec=spec))
+  step = jax.jit(lambda state, token: memory.op.step(state, token, spec=spec))
   *before, token = (
     jax.tree.map(operator.itemgetter((slice(None), t)), inputs)
     for t in range(TOKENS)

@@ -36,7 +36,7 @@ def test_eight_devices_equal_one(name, packed):
 
   def run(state, inputs):
     chunk = shard.shard_chunk(
-      memory.api.chunk, batch_axes=("replica", "fsdp"), head_axes=("tensor",)
+      memory.op.chunk, batch_axes=("replica", "fsdp"), head_axes=("tensor",)
     )
     return chunk(
       state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]

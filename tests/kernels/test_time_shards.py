@@ -26,15 +26,15 @@ CACHE = memories.MEMORIES["tensor_cache"]
 ALWAYS = ("trellis-chunk-ln_silu",)
 
 # A chunk that is longer than a shard: several start in its midst.
-LONG_CHUNK = CACHE.api.Spec(window_size=18, chunk_size=16, read_norm=True)
+LONG_CHUNK = CACHE.op.Spec(window_size=18, chunk_size=16, read_norm=True)
 
 
 def way_of(memory, spec):
   """The way that the memory's layer takes."""
   if memory.name in LINEAR:
     return state_passing.linear
-  if hasattr(memory.api, "over_time"):
-    return memory.api.over_time(spec)
+  if hasattr(memory.op, "over_time"):
+    return memory.op.over_time(spec)
   return wavefront.hand_over
 
 
@@ -77,7 +77,7 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
 
   def run(state, inputs):
     chunk = shard.shard_chunk(
-      memory.api.chunk,
+      memory.op.chunk,
       batch_axes=("fsdp",),
       head_axes=("tensor",),
       time_axis="context",
@@ -104,7 +104,7 @@ def test_new_segments_start_from_the_state_before_the_first_shard():
 
   def run(state, inputs):
     chunk = shard.shard_chunk(
-      memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
+      memory.op.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
     return chunk(state, inputs, spec=spec, segment_ids=ids, seen=0)
 
@@ -179,7 +179,7 @@ def test_efficiency_is_that_of_the_program(monkeypatch):
 
   def loss(inputs):
     chunk = shard.shard_chunk(
-      memory.api.chunk, batch_axes=(), head_axes=(), time_axis="context"
+      memory.op.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
     return chunk(subject.state(), inputs, spec=spec)[1].sum()
 

@@ -18,7 +18,7 @@ import jax
 from memcomp_kernels.testing import errors, memories
 
 memory = memories.MEMORIES[sys.argv[1]]
-spec = memory.api.Spec(**json.loads(sys.argv[2]))
+spec = memory.op.Spec(**json.loads(sys.argv[2]))
 sizes = {"batch": 64, "heads": 2, "key_dim": 32, "value_dim": 32}
 inputs = memory.make_inputs(jax.random.key(0), spec, time=32, **sizes)
 
@@ -30,7 +30,7 @@ def run(function):
     return function(state, inputs, spec=spec)[1]
   return jax.jit(of_inputs)(inputs)
 
-errors.assert_close(run(memory.api.chunk), run(memory.api.reference), 1e-4)
+errors.assert_close(run(memory.op.chunk), run(memory.op.reference), 1e-4)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from memcomp.layers import base, delta_net
-from memcomp_kernels.delta_rule import api
+from memcomp_kernels import delta_rule
 from memcomp_kernels.testing import errors
 
 SMALL = delta_net.GatedDeltaNetConfig(heads=2, key_dim=4, value_dim=6)
@@ -26,8 +26,8 @@ def drawn(time=9):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert delta_net.GatedDeltaNetConfig().spec() == api.Spec()
-  assert delta_net.DeltaNetConfig().spec() == api.Spec(forget_gate=False)
+  assert delta_net.GatedDeltaNetConfig().spec() == delta_rule.Spec()
+  assert delta_net.DeltaNetConfig().spec() == delta_rule.Spec(forget_gate=False)
 
 
 def test_inputs_are_the_published_ones():

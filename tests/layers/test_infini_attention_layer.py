@@ -10,7 +10,7 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import infini_attention as layers
-from memcomp_kernels.infini_attention import api
+from memcomp_kernels import infini_attention
 from memcomp_kernels.testing import errors
 
 SMALL = layers.InfiniAttentionConfig(
@@ -30,7 +30,7 @@ def drawn(time=9):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.InfiniAttentionConfig().spec() == api.Spec()
+  assert layers.InfiniAttentionConfig().spec() == infini_attention.Spec()
 
 
 def test_positions_are_of_local_attention_only():

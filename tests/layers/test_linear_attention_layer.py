@@ -10,7 +10,7 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import linear_attention as layers
-from memcomp_kernels.linear_attention import api
+from memcomp_kernels import linear_attention
 from memcomp_kernels.testing import errors
 
 SMALL = layers.LinearAttentionConfig(heads=2, key_dim=4, value_dim=6)
@@ -33,7 +33,7 @@ def drawn(time=9):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.LinearAttentionConfig().spec() == api.Spec()
+  assert layers.LinearAttentionConfig().spec() == linear_attention.Spec()
 
 
 def test_decays():

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from memcomp import sharding
 from memcomp.layers import base, mamba2
-from memcomp_kernels.state_space_duality import api
+from memcomp_kernels import state_space_duality
 from memcomp_kernels.testing import errors
 
 SMALL = mamba2.Mamba2Config(heads=4, key_dim=3, value_dim=6)
@@ -27,8 +27,8 @@ def drawn(time=9, batch=2):
 
 
 def test_heads_of_a_group_share():
-  assert SMALL.spec() == api.Spec(heads_per_group=4)
-  assert build(groups=2).spec == api.Spec(heads_per_group=2)
+  assert SMALL.spec() == state_space_duality.Spec(heads_per_group=4)
+  assert build(groups=2).spec == state_space_duality.Spec(heads_per_group=2)
 
 
 def test_inputs_are_the_published_ones():

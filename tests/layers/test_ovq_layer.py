@@ -10,7 +10,7 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import ovq as layers
-from memcomp_kernels.ovq import api
+from memcomp_kernels import ovq
 from memcomp_kernels.testing import errors
 
 SMALL = layers.OVQConfig(
@@ -24,7 +24,7 @@ def build(**changes):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.OVQConfig().spec() == api.Spec()
+  assert layers.OVQConfig().spec() == ovq.Spec()
 
 
 def test_queries_have_length_beta_root_of_the_width():

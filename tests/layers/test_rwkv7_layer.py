@@ -11,7 +11,7 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import rwkv7 as layers
-from memcomp_kernels.rwkv7 import api
+from memcomp_kernels import rwkv7
 from memcomp_kernels.testing import errors
 
 SMALL = layers.RWKV7Config(heads=2, key_dim=4, value_dim=6)
@@ -40,7 +40,7 @@ def some_x(time=7):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.RWKV7Config().spec() == api.Spec()
+  assert layers.RWKV7Config().spec() == rwkv7.Spec()
 
 
 def test_ranks_of_the_released_sizes():
@@ -80,7 +80,7 @@ def test_inputs_by_the_formulas():
   key = mixed("key") @ layer.key.kernel[...]
   removal = heads(key * layer.removal[...])
   removal = removal / jnp.linalg.norm(removal, axis=-1, keepdims=True)
-  expected = api.Inputs(
+  expected = rwkv7.Inputs(
     query=heads(mixed("query") @ layer.query.kernel[...]),
     key=heads(key * (1 + (rate - 1) * 1.02)),
     value=heads(mixed("value") @ layer.value.kernel[...]),
@@ -116,7 +116,7 @@ def test_output_by_the_formula():
   before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
   amount = layer.shifts["gate"].amount[...]
   gate = layer.gate(x + amount * (before - x))
-  _, p = api.reference(state.memory, inputs, spec=layer.spec)
+  _, p = rwkv7.reference(state.memory, inputs, spec=layer.spec)
   centred = p - p.mean(-1, keepdims=True)
   normed = centred / jnp.sqrt(p.var(-1, keepdims=True) + 4e-5)
   bonus = (inputs.query * inputs.key * -0.04).sum(-1, keepdims=True)

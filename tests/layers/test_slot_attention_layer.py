@@ -10,7 +10,7 @@ from flax import nnx
 
 from memcomp.layers import base, positions
 from memcomp.layers import slot_attention as layers
-from memcomp_kernels.slot_attention import api
+from memcomp_kernels import slot_attention
 from memcomp_kernels.testing import errors
 
 SMALL = layers.SlotAttentionConfig(heads=2, key_dim=4, value_dim=6, num_slots=3)
@@ -29,7 +29,7 @@ def build(**changes):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.SlotAttentionConfig().spec() == api.Spec()
+  assert layers.SlotAttentionConfig().spec() == slot_attention.Spec()
 
 
 def test_decay_is_a_root_of_a_sigmoid():

@@ -11,8 +11,8 @@ from flax import nnx
 from memcomp import config as config_lib
 from memcomp.layers import bounded_rate, trellis
 from memcomp.models import abstract, decoder
+from memcomp_kernels import trellis as trellis_op
 from memcomp_kernels.math import activations
-from memcomp_kernels.trellis import api
 
 CONFIG = trellis.TrellisConfig(
   heads=2, key_dim=8, value_dim=12, num_slots=4, chunk_size=4
@@ -91,13 +91,13 @@ def test_one_token_at_a_time_has_the_switches_too():
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("phi", ["ln_silu", "l2_silu", "identity"])
 def test_rate_bound_holds_in_each_pass(phi, passes):
-  spec = api.Spec(num_slots=4, phi=phi)
+  spec = trellis_op.Spec(num_slots=4, phi=phi)
   keys = iter(jax.random.split(jax.random.key(0), 7))
 
   def normal(dim):
     return jax.random.normal(next(keys), (2, 8, 3, dim))
 
-  free = api.Inputs(
+  free = trellis_op.Inputs(
     query=normal(5),
     key=normal(5),
     value=3 * normal(7),
@@ -132,12 +132,14 @@ def test_rate_bound_of_the_layer(base):
 
 def test_a_bounded_write_contracts_where_an_unbounded_one_does_not():
   """One key again and again: its answer goes to the target, or runs away."""
-  spec = api.Spec(num_slots=4, phi="l2", phi_eps=0.01, gradient_at="token")
+  spec = trellis_op.Spec(
+    num_slots=4, phi="l2", phi_eps=0.01, gradient_at="token"
+  )
   time = 60
   code = jnp.array([0.05, -0.02, 0.03, 0.01])
   target = activations.activate("l2", code, spec.phi_eps)
   one = jnp.ones((1, time, 1, 1))
-  inputs = api.Inputs(
+  inputs = trellis_op.Inputs(
     query=one,
     key=one,
     value=one,
@@ -145,7 +147,7 @@ def test_a_bounded_write_contracts_where_an_unbounded_one_does_not():
     log_decay=0 * one,
     write_rate=0.2 * one,  # 0.2 / 0.01 is far above 2
   )
-  state = api.init_state(
+  state = trellis_op.init_state(
     spec,
     batch=1,
     heads=1,
@@ -156,7 +158,7 @@ def test_a_bounded_write_contracts_where_an_unbounded_one_does_not():
   )
 
   def misses(inputs):
-    final, _ = api.reference(state, inputs, spec=spec)
+    final, _ = trellis_op.reference(state, inputs, spec=spec)
     return [
       float(jnp.abs(memory[0, 0, :, 0] - code).max())
       for memory in (final.key_memory, final.value_memory)

@@ -10,8 +10,8 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import two_pass_delta as layers
+from memcomp_kernels import two_pass_delta
 from memcomp_kernels.testing import errors
-from memcomp_kernels.two_pass_delta import api
 
 SMALL = layers.TwoPassDeltaConfig(heads=2, key_dim=4, value_dim=6)
 
@@ -27,7 +27,7 @@ def inputs_of(layer, time=7, ids=None):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.TwoPassDeltaConfig().spec() == api.Spec()
+  assert layers.TwoPassDeltaConfig().spec() == two_pass_delta.Spec()
 
 
 def test_gates_at_the_start():

@@ -13,8 +13,8 @@ from flax import nnx
 from memcomp import sharding
 from memcomp.layers import registry, trellis
 from memcomp.models import overview
+from memcomp_kernels import trellis as trellis_op
 from memcomp_kernels.testing import errors
-from memcomp_kernels.trellis import api
 
 
 class Compiled:
@@ -357,4 +357,4 @@ def test_memory_norms_of_more_entries_than_int32_counts():
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert trellis.TrellisConfig().spec() == api.Spec()
+  assert trellis.TrellisConfig().spec() == trellis_op.Spec()

@@ -12,7 +12,7 @@ import pytest
 
 from memcomp.layers import registry
 from memcomp.models import table
-from memcomp_kernels import summaries
+from memcomp_kernels import facts
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "memories.md"
 ROWS = {row.label: row for row in table.rows()}
@@ -105,10 +105,10 @@ def test_every_mixer_has_a_row():
 @pytest.mark.parametrize("label", ROWS)
 def test_no_cell_is_empty_or_breaks_its_table(label):
   row = ROWS[label]
-  for name, cell in row.summary._asdict().items():
+  for name, cell in row.facts._asdict().items():
     assert cell.strip() == cell != "", name
     assert "\n" not in cell and cell.count("`") % 2 == 0, name
-  assert re.search(r"\b\d{4}\.\d{5}\b", row.summary.source)
+  assert re.search(r"\b\d{4}\.\d{5}\b", row.facts.source)
 
 
 def test_every_link_leads_somewhere():
@@ -135,20 +135,16 @@ def test_formulas_are_the_code(label, shape, length):
   if row.name == "test_time_training":
     config = dataclasses.replace(config, value_dim=config.key_dim)
   names = {"min": min} | letters(row.name, config, length)
-  floats = eval(row.summary.floats, names)
+  floats = eval(row.facts.floats, names)
   assert floats == config.state_floats(length)
-  flops = eval(row.summary.flops, names)
+  flops = eval(row.facts.flops, names)
   # The code counts whole flops of each head.
   assert config.memory_flops(length) == pytest.approx(flops, abs=config.heads)
 
 
 def test_the_legend_has_the_letters():
-  used = " ".join(
-    f"{r.summary.floats} {r.summary.flops}" for r in ROWS.values()
-  )
-  assert set(re.findall(r"[A-Za-z_]+", used)) - {"min"} == set(
-    summaries.LETTERS
-  )
+  used = " ".join(f"{r.facts.floats} {r.facts.flops}" for r in ROWS.values())
+  assert set(re.findall(r"[A-Za-z_]+", used)) - {"min"} == set(facts.LETTERS)
 
 
 @pytest.mark.parametrize("label", ROWS)

@@ -149,12 +149,6 @@ ERRORS = {
     "delta_rule: no argument 'forget_gate'; beside those of every call it takes"
     " q, k, v, beta, scale",
   ),
-  "a spec of another op": (
-    lambda: delta_rule.step(STATE, None, spec=gated_delta_rule.Spec()),
-    ValueError,
-    "delta_rule: the spec has forget_gate=True, but this op is for"
-    " forget_gate=False",
-  ),
   "too many": (
     lambda: delta_rule(q, k, v, beta, g),
     TypeError,

@@ -49,20 +49,16 @@ def test_every_memory_is_an_op_by_the_name_of_its_folder():
     op = getattr(memcomp_kernels, folder)
     assert isinstance(op, memcomp_kernels.Op)
     assert op.name == folder
-    module = importlib.import_module(f"memcomp_kernels.{folder}.api")
     for form in ("chunk", "step", "reference", "init_state"):
       assert callable(getattr(op, form))
-      assert callable(getattr(module, form))
-    assert (module.Spec, module.Inputs) == (op.Spec, op.Inputs)
 
 
 def test_ops_and_folders_of_one_name():
   import memcomp_kernels.trellis.reference
-  from memcomp_kernels.trellis import api, reference
+  from memcomp_kernels.trellis import reference
 
   assert memcomp_kernels.trellis is trellis
   assert reference.step is trellis.token_step
-  assert api.trellis is trellis
   assert reference is sys.modules["memcomp_kernels.trellis.reference"]
 
 

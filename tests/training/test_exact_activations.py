@@ -74,7 +74,7 @@ def differentiated(function, spec):
 def test_gradients_on_a_byte_models_activations(name):
   spec, cases = byte_model_inputs(name)
   assert spec.gradient_at == "token" and len(cases) == 4
-  api = memories.MEMORIES[name].api
+  api = memories.MEMORIES[name].op
   chunk = functools.partial(api.chunk, implementation="xla_chunked")
   with jax.enable_x64(True):
     chunked = differentiated(chunk, spec)

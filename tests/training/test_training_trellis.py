@@ -8,7 +8,7 @@ import training_cases
 from memcomp import sharding
 from memcomp.data import batch as batch_lib
 from memcomp.training import state, step
-from memcomp_kernels.trellis import api
+from memcomp_kernels import trellis
 
 
 def _batch(seed):
@@ -63,13 +63,13 @@ def test_another_implementation(monkeypatch):
   """The token scan, by name; the loss is the same but for rounding."""
   config = training_cases.tiny()
   _, plain = _run(config)
-  calls, function = [], api.IMPLEMENTATIONS.functions["reference"]
+  calls, function = [], trellis.implementations.functions["reference"]
 
   def counted(*args, **kwargs):
     calls.append(1)
     return function(*args, **kwargs)
 
-  monkeypatch.setitem(api.IMPLEMENTATIONS.functions, "reference", counted)
+  monkeypatch.setitem(trellis.implementations.functions, "reference", counted)
   config.training.implementation = "reference"
   _, scanned = _run(config)
   assert calls

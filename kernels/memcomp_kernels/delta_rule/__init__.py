@@ -1,5 +1,77 @@
 """The delta rule: DeltaNet (arXiv 2406.06484), Gated DeltaNet (2412.06464)."""
 
-from memcomp_kernels.delta_rule.api import delta_rule, gated_delta_rule
+import dataclasses
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.delta_rule import reference, xla_chunked
+from memcomp_kernels.parallel import state_passing
 
 __all__ = ["delta_rule", "gated_delta_rule"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "delta_rule",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_tpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_gpu"),
+)
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  if spec.forget_gate:
+    objective = "`|(alpha S)^T k - v|^2 / 2`, after the decay"
+    update = "`S <- alpha S + beta k (v - (alpha S)^T k)^T`"
+    source = "Gated DeltaNet, arXiv 2412.06464, section 3.1, chunks 3.3"
+  else:
+    objective = "`|S^T k - v|^2 / 2`"
+    update = "`S <- S + beta k (v - S^T k)^T`"
+    source = (
+      "DeltaNet, arXiv 2406.06484, chunks section 3.2; first in 2102.11174"
+    )
+  return op_lib.Facts(
+    objective=objective,
+    update=f"{update}; `y = scale S^T q`",
+    chunk="exact at any tile: a unit-triangular system (WY form)",
+    source=source,
+    floats="H * d_k * d_v",
+    flops="6 * H * d_k * d_v",
+  )
+
+
+delta_rule = op_lib.Op(
+  name="delta_rule",
+  about="""
+  The delta rule of DeltaNet (arXiv 2406.06484).
+
+  `S <- S + beta k (v - S^T k)^T`, then `y = scale S^T q`: a token corrects what
+  the memory predicts wrongly. Arguments are those of flash-linear-attention's
+  `chunk_delta_rule`; keys are not normalised here, as there by default.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  order=("q", "k", "v", "beta"),
+  names={"write_rate": "beta"},
+  fixed={"forget_gate": False},
+  pass_state=lambda _: state_passing.linear,
+)
+
+gated_delta_rule = dataclasses.replace(
+  delta_rule,
+  name="gated_delta_rule",
+  about="""
+  The gated delta rule of Gated DeltaNet (arXiv 2412.06464).
+
+  `S <- exp(g) S + beta k (v - (exp(g) S)^T k)^T`, then `y = scale S^T q`: the
+  memory decays, and a token corrects what it predicts wrongly. Arguments are
+  those of flash-linear-attention's `chunk_gated_delta_rule`; keys are not
+  normalised here, as there by default.
+  """,
+  order=("q", "k", "v", "g", "beta"),
+  fixed={"forget_gate": True},
+)

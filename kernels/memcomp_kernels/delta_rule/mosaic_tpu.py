@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.delta_rule import types, xla_chunked
+from memcomp_kernels.delta_rule import reference, xla_chunked
 from memcomp_kernels.pallas_tpu.affine import backend, engine
 
 
-def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens:
+def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
   """Of `pallas_tpu.affine.engine`."""
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
   return engine.Tokens(

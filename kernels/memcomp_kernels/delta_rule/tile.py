@@ -21,12 +21,12 @@ import jax.numpy as jnp
 
 from memcomp_kernels import affine
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.delta_rule import types
+from memcomp_kernels.delta_rule import reference
 from memcomp_kernels.math import decay, delta, matmul
 
 
 def prepare(
-  inputs: types.Inputs, spec: types.Spec, tiling: None
+  inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
   """Does what needs no memory, of inputs `[batch, heads, tile, dim]`."""
   del tiling
@@ -69,7 +69,7 @@ def run(
   starts: chunked.Memories,
   prepared: affine.Tile,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

@@ -1,5 +1,54 @@
 """Infini-attention (arXiv 2404.07143): local attention and linear memory."""
 
-from memcomp_kernels.infini_attention.api import infini_attention
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.infini_attention import reference, xla_chunked
 
 __all__ = ["infini_attention"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "infini_attention",
+  options={"seen": ("reference", "xla_chunked")},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective=(
+      "`|sigma(k) M' / d - v|^2 / 2`, `d = sigma(k) z' + eps` held fixed, at"
+      " rate `d`; `rule=linear`: `-<sigma(k) M, v>`"
+    ),
+    update=(
+      "`M <- M + sigma(k)^T (v - sigma(k) M' / d)`, `z <- z + sigma(k)`;"
+      " `y = g sigma(q) M' / (sigma(q) z' + eps) + (1 - g) y_local`, of softmax"
+      " attention; `sigma = elu + 1`"
+    ),
+    chunk=(
+      f"segments of {spec.segment_size} tokens read and correct `M'`, `z'`, the"
+      " memory before the segment, and attend within it; `segment_size=1`: the"
+      " memory before the token, exact at any tile"
+    ),
+    source="Infini-attention, arXiv 2404.07143, eq. (3)-(6)",
+    floats="H * (min(n, C) * (d_k + d_v) + d_k * (d_v + 1))",
+    flops="H * (2 * (d_k + d_v) * w + 6 * d_k * d_v)",
+  )
+
+
+infini_attention = op_lib.Op(
+  name="infini_attention",
+  about="""
+  Infini-attention (arXiv 2404.07143): local attention beside a linear memory.
+
+  A token reads softmax attention over its segment (or a window), and the memory
+  of all segments before. `read_gate` mixes the two.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+)

@@ -15,16 +15,126 @@ segments of one token M' holds all tokens before it. Quotients have eps added to
 their divisor.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.infini_attention import types
 from memcomp_kernels.math import feature_maps
-from memcomp_kernels.softmax_attention import api as attention
+from memcomp_kernels.shapes import If
+from memcomp_kernels.softmax_attention import reference as attention
+
+RULES = ("linear", "delta")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of Infini-attention: changing a field changes the function.
+
+  Attributes:
+    segment_size: tokens that read the memory as it was before the first of
+      them, >= 1. 1 is the form per token: each reads what those before it
+      wrote.
+    window_size: tokens that local attention sees, the current one included,
+      >= 1; None is those of the token's segment (the paper).
+    rule: "linear" writes values, "delta" what the memory does not answer yet.
+    eps: added to the weights' sum, > 0.
+  """
+
+  segment_size: int = 256
+  window_size: int | None = None
+  rule: str = "delta"
+  eps: float = 1e-5
+
+  def __post_init__(self):
+    if self.rule not in RULES:
+      raise ValueError(f"rule={self.rule!r} is not one of: {', '.join(RULES)}")
+    for name in ("segment_size", "window_size"):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")
+    if not self.eps > 0:
+      raise ValueError(f"eps={self.eps} must be positive")
+
+  @property
+  def stale(self) -> bool:
+    """Whether several tokens read the memory of one segment's start."""
+    return self.segment_size > 1
+
+  @property
+  def window(self) -> int:
+    """Tokens that local attention keeps."""
+    return self.window_size or self.segment_size
+
+  def local(self) -> attention.Spec:
+    """The local attention's meaning."""
+    if self.window_size is not None:
+      return attention.Spec(window_size=self.window_size)
+    # A window of one chunk that moves by chunks begins where the segment does.
+    return attention.Spec(
+      window_size=self.segment_size, chunk_size=self.segment_size
+    )
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: of local attention.
+    key: of local attention.
+    value: of both.
+    read_gate: g in [0, 1], the share of the memory.
+    memory_query: what reads the memory, before the feature map; None for
+      `query`. The paper's has no rotary position.
+    memory_key: what writes the memory, before the feature map; None for `key`.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  read_gate: Annotated[jax.Array, "batch time heads 1"]
+  memory_query: Annotated[jax.Array | None, "batch time heads key_dim"] = None
+  memory_key: Annotated[jax.Array | None, "batch time heads key_dim"] = None
+
+
+class Association(NamedTuple):
+  """What is written; float32 or wider.
+
+  Attributes:
+    memory: M.
+    normalizer: z, the sum of keys' features.
+  """
+
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  normalizer: Annotated[jax.Array, "batch heads key_dim"]
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    keys: of local attention's newest tokens, in rows as `window`
+      lays them.
+    values: of these tokens.
+    association: with all that has been written so far.
+    start: the same before the current segment of `Spec.segment_size` tokens;
+      equal to `association` (and never read) between two of them, None in the
+      form per token.
+    position: tokens of the current sequence so far.
+    segment_id: the current sequence, 0 before any token.
+  """
+
+  keys: Annotated[jax.Array, "batch heads window key_dim"]
+  values: Annotated[jax.Array, "batch heads window value_dim"]
+  association: Association
+  start: Annotated[Association | None, If("stale")]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -33,12 +143,12 @@ sigma = feature_maps.FEATURE_MAPS["elu"]
 
 
 def associate(
-  written: types.Association,
-  start: types.Association,
+  written: Association,
+  start: Association,
   features: tuple[jax.Array, jax.Array],
   v: jax.Array,
-  spec: types.Spec,
-) -> tuple[types.Association, jax.Array]:
+  spec: Spec,
+) -> tuple[Association, jax.Array]:
   """Reads, then writes one token's features sigma(q), sigma(k) and v."""
   q, k = features
 
@@ -48,12 +158,12 @@ def associate(
 
   u = v - answer(k) if spec.rule == "delta" else v
   M = written.memory + _einsum("bhk,bhv->bhkv", k, u)
-  return types.Association(M, written.normalizer + k), answer(q)
+  return Association(M, written.normalizer + k), answer(q)
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Reads the memory, writes one token, attends.
 
   Args:
@@ -87,7 +197,7 @@ def step(
     last = local.position % spec.segment_size == 0
     start = contract.batched_where(last, association, start)
   y = g * A_mem + (1 - g) * A_dot
-  state = types.State(
+  state = State(
     keys=local.keys,
     values=local.values,
     association=association,

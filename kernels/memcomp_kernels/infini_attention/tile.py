@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.infini_attention import types
+from memcomp_kernels.infini_attention import reference
 from memcomp_kernels.math import delta, matmul
 
 
@@ -29,7 +29,7 @@ def run(
   starts: chunked.Memories,
   inputs: tuple[jax.Array, jax.Array, jax.Array],
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Reads and writes one tile.

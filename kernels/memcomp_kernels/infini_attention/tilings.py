@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from memcomp_kernels.infini_attention import types
+from memcomp_kernels.infini_attention import reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,6 @@ class Tiling:
       raise ValueError(f"tile_time={self.tile_time} must be at least 1")
 
 
-def tile_time(spec: types.Spec, tiling: Tiling, time: int) -> int:
+def tile_time(spec: reference.Spec, tiling: Tiling, time: int) -> int:
   """Tokens a tile: the segment where there is one, else free."""
   return spec.segment_size if spec.stale else min(tiling.tile_time, time)

@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.infini_attention import reference, tile, tilings, types
-from memcomp_kernels.softmax_attention import api as attention
+from memcomp_kernels.infini_attention import reference, tile, tilings
+from memcomp_kernels.softmax_attention import softmax_attention as attention
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   reset_state = state if reset_state is None else reset_state
   local, attended = attention.chunk(
     _window(state),
@@ -53,11 +53,11 @@ def chunk(
   y = gate * read + (1 - gate) * attended.astype(read.dtype)
   if segment_ids is not None:
     y = jnp.where((segment_ids != 0)[..., None, None], y, 0)
-  start = None if parts.starts is None else types.Association(*parts.starts)
-  state = types.State(
+  start = None if parts.starts is None else reference.Association(*parts.starts)
+  state = reference.State(
     keys=local.keys,
     values=local.values,
-    association=types.Association(*parts.memories),
+    association=reference.Association(*parts.memories),
     start=start,
     position=local.position,
     segment_id=local.segment_id,
@@ -70,14 +70,14 @@ def _same(parts: chunked.Parts) -> chunked.Parts:
   return parts
 
 
-def _window(state: types.State) -> attention.State:
+def _window(state: reference.State) -> attention.State:
   """Local attention's part of the state."""
   return attention.State(
     state.keys, state.values, state.position, state.segment_id
   )
 
 
-def _parts(state: types.State, spec: types.Spec) -> chunked.Parts:
+def _parts(state: reference.State, spec: reference.Spec) -> chunked.Parts:
   """The memory's part of the state."""
   position = state.position % spec.segment_size if spec.stale else None
   starts = None if state.start is None else tuple(state.start)
@@ -86,7 +86,7 @@ def _parts(state: types.State, spec: types.Spec) -> chunked.Parts:
   )
 
 
-def _written(inputs: types.Inputs, wide) -> tuple[jax.Array, ...]:
+def _written(inputs: reference.Inputs, wide) -> tuple[jax.Array, ...]:
   """Features of queries and of keys, and values."""
   query, key = inputs.memory_query, inputs.memory_key
   query = inputs.query if query is None else query

@@ -1,5 +1,191 @@
 """Key-Value Means: an expandable block-recurrent memory (arXiv 2605.09877)."""
 
-from memcomp_kernels.key_value_means.api import key_value_means
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.key_value_means import reference, xla_chunked
 
 __all__ = ["key_value_means"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "key_value_means",
+  options={"seen": ("reference", "xla_chunked", "mosaic_tpu")},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.key_value_means.pallas_tpu.engine",
+    asks=("state", "inputs", "spec"),
+  ),
+)
+
+
+def capacity(spec: reference.Spec, length: int) -> int:
+  """The rows that a state needs for sequences of `length` tokens.
+
+  Never less than `spec.chunk_size`, the least that a state can have.
+  """
+  if length < 1:
+    raise ValueError(f"length={length} must be at least 1")
+  live = spec.live_rows((length - 1) // spec.chunk_size)
+  return max(live[-1], spec.chunk_size)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  length: int | None = None,
+  temperatures: jax.Array | None = None,
+  norm_scale: jax.Array | None = None,
+  norm_bias: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys, more than `spec.rotary_dim`.
+    value_dim: width of values.
+    dtype: of the memory.
+    length: tokens that the state shall hold as the budget says; its capacity
+      caps the budget of longer sequences. Default `spec.max_length`.
+    temperatures: (tau_state, tau_window), `[heads, 2]`; default ones.
+    norm_scale: of LN_s, `[key_dim]` or `[heads, key_dim]`; default ones.
+    norm_bias: of LN_s, `[key_dim]` or `[heads, key_dim]`; default zeros.
+
+  Raises:
+    ValueError: `rotary_dim` leaves nothing of a key, or `length` is less than
+      1.
+  """
+  rows = capacity(spec, spec.max_length if length is None else length)
+  _check(spec, {"rows": rows, "key_dim": key_dim}, None)
+
+  def zeros(*shape):
+    return jnp.zeros((batch, heads, *shape), dtype)
+
+  def constant(given, default, size):
+    if given is None:
+      return jnp.full((batch, heads, size), default, dtype)
+    return jnp.broadcast_to(given.astype(dtype), (batch, heads, size))
+
+  return reference.State(
+    keys=zeros(rows, key_dim),
+    values=zeros(rows, value_dim),
+    radii=zeros(rows),
+    length=jnp.zeros(batch, jnp.int32),
+    window_keys=zeros(spec.window, key_dim),
+    window_values=zeros(spec.window, value_dim),
+    window_gates=zeros(spec.window),
+    position=jnp.zeros(batch, jnp.int32),
+    temperatures=constant(temperatures, 1, 2),
+    norm_scale=constant(norm_scale, 1, key_dim),
+    norm_bias=constant(norm_bias, 0, key_dim),
+    segment_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def resize(state: reference.State, capacity: int) -> reference.State:
+  """Gives a state another capacity, between two calls.
+
+  Args:
+    state: any.
+    capacity: rows that it shall have; live rows must fit. Where `state` is
+      traced they are unknown, and those that do not fit are lost.
+
+  Raises:
+    ValueError: live rows do not fit.
+  """
+  live = op_lib.greatest(state.length)
+  if live is not None and live > capacity:
+    raise ValueError(
+      f"capacity={capacity} must be at least {live}, the rows that are live"
+    )
+
+  def fit(x):
+    missing = max(capacity - x.shape[2], 0)
+    padding = [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 3)
+    return jnp.pad(x[:, :, :capacity], padding)
+
+  return state._replace(
+    keys=fit(state.keys), values=fit(state.values), radii=fit(state.radii)
+  )
+
+
+def _fresh(spec: reference.Spec, state: reference.State) -> reference.State:
+  """As `init_state`, with the capacity of `state`."""
+  del spec
+  return jax.tree.map(jnp.zeros_like, state)
+
+
+def _check(spec, sizes, state):
+  del state
+  rows, key_dim = sizes.get("rows", spec.chunk_size), sizes["key_dim"]
+  if rows < spec.chunk_size:
+    raise ValueError(
+      f"key_value_means: the state has {rows} rows, the first chunk alone needs"
+      f" chunk_size={spec.chunk_size}"
+    )
+  if spec.rotary_dim >= key_dim:
+    raise ValueError(
+      f"key_value_means: rotary_dim={spec.rotary_dim} must be less than the"
+      f" {key_dim} channels of a key: nothing would be left of it in the memory"
+    )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective=(
+      "none by gradient: a token joins the row of largest `<kbar, LN(K_i)>`,"
+      " `kbar` the normalised key without its rotary channels"
+    ),
+    update=(
+      "tokens leaving the window: those least like any row found new ones up"
+      " to the budget, the others `K_i += g kbar`, `V_i += g v` of theirs;"
+      " `y = [rho V / |V|; v]^T softmax([tau_s LN(K); tau_w k] q / sqrt(d_k))`"
+      " over rows and window"
+    ),
+    chunk=(
+      f"chunks of {spec.chunk_size} leave a window of {spec.window_chunks} of"
+      " them, as the next one begins; a chunk's tokens choose among the same"
+      " rows, by a choice without a gradient"
+    ),
+    source=(
+      "Key-Value Means, arXiv 2605.09877 v3, eq. (1)-(4), Append, Merge,"
+      " Readout"
+    ),
+    floats="H * (r + min(n, W)) * (d_k + d_v + 1)",
+    flops="2 * H * (d_k + d_v) * (2 * R + w)",
+  )
+
+
+key_value_means = op_lib.Op(
+  name="key_value_means",
+  about="""
+  Key-Value Means (arXiv 2605.09877): an expandable block-recurrent memory.
+
+  A token attends to a window of the newest chunks, and to rows that are means
+  of older keys and values. The budget says how many rows there are after how
+  many tokens. A fresh state has room for `length` tokens, by default
+  `max_length`.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  make_state=_make_state,
+  fresh=_fresh,
+  constants=("temperatures", "norm_scale", "norm_bias"),
+  check=_check,
+)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
-from memcomp_kernels.key_value_means import norms, tilings, types
+from memcomp_kernels.key_value_means import norms, reference, tilings
 from memcomp_kernels.math import matmul
 
 ROUTE = "key_value_means_route"
@@ -56,7 +56,7 @@ class Route(NamedTuple):
   appended: jax.Array
 
 
-def _layer_norm(x: jax.Array, state: types.State, spec: types.Spec):
+def _layer_norm(x: jax.Array, state: reference.State, spec: reference.Spec):
   return norms.layer_norm(
     x,
     scale=state.norm_scale[:, :, None],
@@ -65,7 +65,7 @@ def _layer_norm(x: jax.Array, state: types.State, spec: types.Spec):
   )
 
 
-def _rows(state: types.State) -> jax.Array:
+def _rows(state: reference.State) -> jax.Array:
   return jnp.arange(state.keys.shape[2])
 
 
@@ -74,7 +74,7 @@ def _per_head(x: jax.Array) -> jax.Array:
   return x[:, None, None]
 
 
-def leaving(state: types.State, spec: types.Spec) -> Block:
+def leaving(state: reference.State, spec: reference.Spec) -> Block:
   """The chunk of the window whose place the chunk at `position` takes."""
   place = (state.position // spec.chunk_size) % spec.window_chunks
 
@@ -93,7 +93,9 @@ def leaving(state: types.State, spec: types.Spec) -> Block:
   )
 
 
-def room(state: types.State, spec: types.Spec, capacity: int) -> jax.Array:
+def room(
+  state: reference.State, spec: reference.Spec, capacity: int
+) -> jax.Array:
   """How many tokens of the leaving chunk get rows of their own, `[batch]`."""
   chunk, index = spec.chunk_size, state.position // spec.chunk_size
   limits = jnp.array(spec.limits, jnp.int32)
@@ -104,7 +106,7 @@ def room(state: types.State, spec: types.Spec, capacity: int) -> jax.Array:
   return jnp.where(state.position == spec.window, chunk, free)
 
 
-def _weighed(block: Block, appended: jax.Array, spec: types.Spec):
+def _weighed(block: Block, appended: jax.Array, spec: reference.Spec):
   """Keys and values as they are added to their rows."""
   weight = block.gates
   if not spec.gate_appends:
@@ -123,7 +125,7 @@ def _nearest(scores: jax.Array, allowed: jax.Array):
   return greatest, jnp.min(first, axis=-1)
 
 
-def targets(state: types.State, spec: types.Spec) -> jax.Array:
+def targets(state: reference.State, spec: reference.Spec) -> jax.Array:
   """Rows that a merge may go to, bool `[batch, 1, 1, rows]`."""
   rows = _rows(state)
   live = rows < state.length[:, None]
@@ -131,7 +133,10 @@ def targets(state: types.State, spec: types.Spec) -> jax.Array:
 
 
 def new_targets(
-  block: Block, appended: jax.Array, state: types.State, spec: types.Spec
+  block: Block,
+  appended: jax.Array,
+  state: reference.State,
+  spec: reference.Spec,
 ):
   """The nearest appended token of each token: its score, and which it is.
 
@@ -158,7 +163,7 @@ def _rank(x: jax.Array) -> jax.Array:
 
 
 def route(
-  state: types.State, block: Block, count: jax.Array, spec: types.Spec
+  state: reference.State, block: Block, count: jax.Array, spec: reference.Spec
 ) -> Route:
   """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
   state, block = lax.stop_gradient((state, block))
@@ -190,11 +195,11 @@ class Entered(NamedTuple):
 
 
 def enter(
-  state: types.State,
+  state: reference.State,
   block: Block,
   count: jax.Array,
   moves: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> Entered:
   """Routes a block and adds it to the rows.
 
@@ -214,11 +219,11 @@ def enter(
 
 
 def add_block(
-  state: types.State,
+  state: reference.State,
   block: Block,
   count: jax.Array,
   where: Route,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> Entered:
   """Adds a block to its rows; a row past the last is none."""
   new = _weighed(block, where.appended, spec)
@@ -239,7 +244,7 @@ def _add(state, count, where: Route, x: jax.Array, new: jax.Array):
 
 
 def moves(
-  state: types.State, present: jax.Array, spec: types.Spec
+  state: reference.State, present: jax.Array, spec: reference.Spec
 ) -> jax.Array:
   """Whether a chunk begins with a full window, bool `[batch]`."""
   begins = (state.position % spec.chunk_size == 0) & jnp.any(present, axis=-1)
@@ -247,12 +252,12 @@ def moves(
 
 
 def make_room(
-  state: types.State,
+  state: reference.State,
   moves: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   capacity: int,
   enter: Callable[..., Entered] = enter,
-) -> types.State:
+) -> reference.State:
   """Moves the oldest chunk of a full window into the memory.
 
   Args:
@@ -293,11 +298,11 @@ def _add_by_product(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def enter_window(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   present: jax.Array,
-  spec: types.Spec,
-) -> types.State:
+  spec: reference.Spec,
+) -> reference.State:
   """Writes the tokens of one chunk to their places in the window."""
   chunks = spec.window_chunks
   place = (state.position // spec.chunk_size) % chunks
@@ -318,7 +323,7 @@ def enter_window(
   )
 
 
-def in_window(index: jax.Array, spec: types.Spec) -> jax.Array:
+def in_window(index: jax.Array, spec: reference.Spec) -> jax.Array:
   """What the tokens of chunk `index` see of the window.
 
   Args:
@@ -338,7 +343,10 @@ def in_window(index: jax.Array, spec: types.Spec) -> jax.Array:
 
 
 def read(
-  state: types.State, query: jax.Array, index: jax.Array, spec: types.Spec
+  state: reference.State,
+  query: jax.Array,
+  index: jax.Array,
+  spec: reference.Spec,
 ) -> jax.Array:
   """The readout of chunk `index`: `[batch, heads, chunk, value]`, wide."""
   product = functools.partial(matmul.product, dtype=query.dtype)
@@ -370,13 +378,13 @@ def read(
 
 
 def run(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   present: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   capacity: int,
   enter: Callable[..., Entered] = enter,
-) -> tuple[types.State, jax.Array]:
+) -> tuple[reference.State, jax.Array]:
   """Takes in and reads one chunk, or a part of one.
 
   Args:

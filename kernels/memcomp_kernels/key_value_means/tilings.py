@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.key_value_means import types
+from memcomp_kernels.key_value_means import reference
 
 # Stages shorter than this are not worth a program of their own.
 _SHORTEST_STAGE = 4
@@ -44,7 +44,7 @@ def tiles_for_packing(whole: int) -> int:
 
 
 def stages(
-  spec: types.Spec,
+  spec: reference.Spec,
   *,
   capacity: int,
   seen: int | None,

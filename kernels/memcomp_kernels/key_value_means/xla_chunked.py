@@ -24,7 +24,7 @@ from jax import lax
 
 from memcomp_kernels import contract, derivative
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.key_value_means import tile, tilings, types
+from memcomp_kernels.key_value_means import reference, tile, tilings
 
 _ROWS = ("keys", "values", "radii")
 
@@ -32,12 +32,12 @@ _ROWS = ("keys", "values", "radii")
 class _Call(NamedTuple):
   """What is static of a call."""
 
-  spec: types.Spec
+  spec: reference.Spec
   seen: int | None
-  run: Callable[..., tuple[types.State, jax.Array]]
+  run: Callable[..., tuple[reference.State, jax.Array]]
 
 
-def _first_rows(state: types.State, rows: int) -> types.State:
+def _first_rows(state: reference.State, rows: int) -> reference.State:
   """The state with the first `rows` of its memory."""
   cut = {name: getattr(state, name)[:, :, :rows] for name in _ROWS}
   return state._replace(**cut)
@@ -187,19 +187,19 @@ def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
-  run: Callable[..., tuple[types.State, jax.Array]] = tile.run,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`.
+  run: Callable[..., tuple[reference.State, jax.Array]] = tile.run,
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `api.chunk`, as all but `run`.
+    state: as in `Op.chunk`, as all but `run`.
     inputs: of the call.
     spec: the memory's meaning.
     segment_ids: of packed rows.

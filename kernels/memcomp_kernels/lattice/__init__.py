@@ -1,5 +1,146 @@
 """Lattice: slots on the unit sphere, written along tangents (2504.05646)."""
 
-from memcomp_kernels.lattice.api import lattice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.lattice import columns, reference, tilings, xla_chunked
 
 __all__ = ["lattice"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "lattice",
+  options={"tiling": ("xla_chunked", "mosaic_tpu")},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.run,
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.lattice.pallas_tpu.engine",
+    asks=("inputs", "spec", "tiling"),
+    function="run",
+  ),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
+)
+
+
+def orthonormal_slots(
+  key: jax.Array,
+  *,
+  heads: int,
+  value_dim: int,
+  num_slots: int,
+  dtype: Any = jnp.float32,
+) -> jax.Array:
+  """Random orthonormal columns, the paper's initial memory.
+
+  Returns:
+    `[heads, value_dim, num_slots]`.
+
+  Raises:
+    ValueError: more slots than dimensions.
+  """
+  if num_slots > value_dim:
+    raise ValueError(
+      f"num_slots={num_slots} must be at most value_dim={value_dim} for"
+      " orthonormal slots; pass an initial memory instead"
+    )
+  random = jax.random.normal(key, (heads, value_dim, num_slots), dtype)
+  return jnp.linalg.qr(random)[0]
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  value_dim: int,
+  key_dim: int | None = None,
+  dtype: Any,
+  memory: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    value_dim: rows of the memory.
+    key_dim: ignored, part of every memory's signature: a Lattice key is a code
+      over the slots, `spec.num_slots` wide.
+    dtype: of the memory.
+    memory: initial S `[heads, value_dim, num_slots]`, whose columns are
+      normalised where the update is "normalized" (a zero column there stays
+      zero until it is written); default `orthonormal_slots` of a fixed key.
+
+  Raises:
+    ValueError: the default memory cannot have as many slots.
+  """
+  del key_dim
+  slots = spec.num_slots
+  if memory is None:
+    memory = orthonormal_slots(
+      jax.random.key(0),
+      heads=heads,
+      value_dim=value_dim,
+      num_slots=slots,
+      dtype=dtype,
+    )
+  memory = memory.astype(dtype)
+  if spec.unit_columns:
+    memory = columns.normalize(memory, memory)
+  memory = jnp.broadcast_to(memory, (batch, heads, value_dim, slots))
+  return reference.State(
+    memory=memory,
+    memory_start=memory if spec.stale else None,
+    write_rate_sum=jnp.zeros((batch, heads), dtype)
+    if spec.sums_rates
+    else None,
+    position=jnp.zeros(batch, jnp.int32) if spec.stale else None,
+    segment_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective=(
+      "`|Phi k - v|^2`, `Phi` the slots `s_i` at length 1; or"
+      " `|Phi^T v - k|^2`, or `-<Phi^T v, k>` (`objective`)"
+    ),
+    update=(
+      "`s_i <- b_i (mu s_i + d_i)`, `d_i = -gamma k_i P_i (Phi k - v)`,"
+      " `P_i = I - Phi_i Phi_i^T`, `b_i = (mu^2 + |d_i|^2)^(-1/2)`: the length"
+      " stays 1 where `Phi` is the slots themselves; `y = S q`"
+    ),
+    chunk=(
+      f"`Phi` is the slots before a chunk of {spec.chunk_size} tokens, at its"
+      " end slots are brought to length 1; `gradient_at=token`: the slots"
+      " before the token, exact at any tile, by substitution or by sweeps to a"
+      " tolerance"
+    ),
+    source="Lattice, arXiv 2504.05646 v1, eq. (6)-(14), (16); chunks are ours",
+    floats="H * m * d_v",
+    flops="H * (8 * m * d_v + C * (3 * m + 2 * d_v))",
+  )
+
+
+lattice = op_lib.Op(
+  name="lattice",
+  about="""
+  Lattice (arXiv 2504.05646): slots on the unit sphere, written along tangents.
+
+  Columns of the memory are slots. A token writes `v` under the code `k` by a
+  gradient step of rate `write_rate` that keeps every column's length, after the
+  decay `g`; then `y = S q`. `q` and `k` are codes over the slots.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  make_state=_make_state,
+  Tiling=tilings.Tiling,
+)

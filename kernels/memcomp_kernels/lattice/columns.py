@@ -4,11 +4,14 @@ A column shorter than `TINY` (squared) has no direction that rounding has not
 made, and every rule here has an answer for it with finite gradients.
 """
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.lattice import types
+if TYPE_CHECKING:
+  from memcomp_kernels.lattice import reference
 
 # Of a squared norm; the derivative of its inverse root is finite in float32.
 TINY = 1e-20
@@ -37,7 +40,9 @@ def soft_threshold(S: jax.Array, threshold: jax.Array) -> jax.Array:
   return jnp.where(wiped, S, smaller)
 
 
-def directions(S: jax.Array, spec: types.Spec) -> tuple[jax.Array, jax.Array]:
+def directions(
+  S: jax.Array, spec: "reference.Spec"
+) -> tuple[jax.Array, jax.Array]:
   """Returns Phi, at which the loss is taken, and the norms it is divided by.
 
   "delta" takes the loss on S itself, and "normalized" has unit columns.
@@ -68,7 +73,7 @@ def finish(
   S: jax.Array,
   fallback: jax.Array,
   rate: jax.Array | None,
-  spec: types.Spec,
+  spec: "reference.Spec",
 ) -> jax.Array:
   """What follows a write: the proximal step, then renormalisation.
 

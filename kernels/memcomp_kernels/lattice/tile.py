@@ -26,16 +26,16 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.lattice import columns, tilings, types
+from memcomp_kernels.lattice import columns, reference, tilings
 from memcomp_kernels.math import channel_decay, matmul
 
 
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None = None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile, at most one chunk.
@@ -105,11 +105,11 @@ def run(
   return (S, rates), output, None
 
 
-def _pad(inputs: types.Inputs, block: int) -> types.Inputs:
+def _pad(inputs: reference.Inputs, block: int) -> reference.Inputs:
   """Zeros after the last token, which change nothing, to whole blocks."""
 
   def pad(x):
     missing = -x.shape[-2] % block
     return jnp.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)])
 
-  return types.Inputs(*map(pad, inputs))
+  return reference.Inputs(*map(pad, inputs))

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from memcomp_kernels.lattice import types
+from memcomp_kernels.lattice import reference
 
 if TYPE_CHECKING:
   from memcomp_kernels.pallas_tpu import pairs
@@ -52,7 +52,7 @@ class Tiling:
       raise ValueError(f"tolerance={self.tolerance} must not be negative")
 
 
-def tiling(spec: types.Spec) -> Tiling:
+def tiling(spec: reference.Spec) -> Tiling:
   """The fastest on a CPU, for every Spec; no accelerator was measured."""
   del spec
   return Tiling()

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.lattice import reference, tile, tilings, types
+from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.per_token import tile as tile_lib
 from memcomp_kernels.math import solver
 
 _SCAN_BLOCK = 32  # tokens between two saved states where tokens are scanned
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   memories, starts = (state.memory,), None
   if state.memory_start is not None:
     starts = (state.memory_start,)
@@ -34,9 +34,9 @@ def _take_apart(state: types.State) -> chunked.Parts:
   return chunked.Parts(memories, starts, state.position, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   memory, *rate = parts.memories
-  return types.State(
+  return reference.State(
     memory=memory,
     memory_start=None if parts.starts is None else parts.starts[0],
     write_rate_sum=rate[0] if rate else None,
@@ -46,15 +46,15 @@ def _put_together(parts: chunked.Parts) -> types.State:
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   return run(
     state,
     inputs,
@@ -66,15 +66,15 @@ def chunk(
 
 
 def run(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array, solver.Stats | None]:
-  """As `chunk`; also returns how the writes were found, see `api.run`."""
+) -> tuple[reference.State, jax.Array, solver.Stats | None]:
+  """As `chunk`; also returns how the writes were found, see `Op.run`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if not spec.stale and spec.sparsity:
     step = functools.partial(reference.step, spec=spec)
@@ -84,7 +84,7 @@ def run(
   return chunked.run(form(spec, tiling), state, laid, **packing)
 
 
-def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
+def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
   """Lattice for `chunking.chunked`, but for tokens that are scanned."""
   if spec.stale:
     return chunked.Form(
@@ -105,7 +105,7 @@ def form(spec: types.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
   )
 
 
-def lay(inputs: types.Inputs, spec: types.Spec) -> Any:
+def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:
   """The inputs as `form` wants them."""
   if spec.stale:
     return inputs

@@ -1,5 +1,54 @@
 """Linear attention (arXiv 2006.16236), with a decay if asked for."""
 
-from memcomp_kernels.linear_attention.api import linear_attention
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.linear_attention import reference, xla_chunked
 
 __all__ = ["linear_attention"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "linear_attention",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.linear_attention.mosaic_tpu"),
+)
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  del spec
+  return op_lib.Facts(
+    objective="`-<S^T phi(k), v>`",
+    update=(
+      "`S <- S + phi(k) v^T`, `z <- z + phi(k)`;"
+      " `y = S^T f / (z . f + eps)`, `f = scale phi(q)`, `phi = elu + 1`"
+    ),
+    chunk="exact at any tile: matrix products",
+    source=(
+      "Linear attention, arXiv 2006.16236, eq. (18)-(20); with a decay RetNet,"
+      " 2307.08621"
+    ),
+    floats="H * d_k * (d_v + 1)",
+    flops="4 * H * d_k * (d_v + 1)",
+  )
+
+
+linear_attention = op_lib.Op(
+  name="linear_attention",
+  about="""
+  Linear attention (arXiv 2006.16236), with a decay where `g` is given.
+
+  `S <- exp(g) S + f(k) v^T` and `z <- exp(g) z + f(k)`, then
+  `y = S^T f(q) / (z . f(q) + eps)`, with f the feature map.
+  flash-linear-attention leaves the feature map to the caller: its
+  `chunk_linear_attn(normalize=False)` and `chunk_simple_gla` are
+  `feature_map="identity", normalize=False`.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  order=("q", "k", "v", "g"),
+)

@@ -11,23 +11,102 @@ Without `normalize` there is no z and no division. The paper has no decay; one
 for each token and head is RetNet's (2307.08621) where it is constant.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.linear_attention import types
 from memcomp_kernels.math import feature_maps
+from memcomp_kernels.shapes import If
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of linear attention: changing a field changes the function.
+
+  Attributes:
+    feature_map: phi of query and key: "elu" (elu + 1), "relu", "softmax" (over
+      the features) or "identity".
+    normalize: reads are divided by the weights' sum, which needs features that
+      are not negative.
+    forget_gate: whether memory and sum decay.
+    scale: of queries' features, > 0; None is key_dim ** -0.5. With `normalize`
+      it matters beside `eps` only.
+    eps: added to the weights' sum, > 0.
+  """
+
+  feature_map: str = "elu"
+  normalize: bool = True
+  forget_gate: bool = False
+  scale: float | None = None
+  eps: float = 1e-6
+
+  def __post_init__(self):
+    if self.feature_map not in feature_maps.FEATURE_MAPS:
+      choices = ", ".join(feature_maps.FEATURE_MAPS)
+      raise ValueError(
+        f"feature_map={self.feature_map!r} is not one of: {choices}"
+      )
+    if self.normalize and self.feature_map not in feature_maps.NOT_NEGATIVE:
+      raise ValueError(
+        f"normalize=True divides by a sum that feature_map={self.feature_map!r}"
+        " lets pass through zero"
+      )
+    if self.scale is not None and not self.scale > 0:
+      raise ValueError(f"scale={self.scale} must be positive, or None")
+    if not self.eps > 0:
+      raise ValueError(f"eps={self.eps} must be positive")
+
+  def read_scale(self, key_dim: int) -> float:
+    """The factor of queries' features."""
+    return key_dim**-0.5 if self.scale is None else self.scale
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: before the feature map.
+    key: before the feature map.
+    value: what is written.
+    log_decay: log alpha <= 0; None without `Spec.forget_gate`.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  log_decay: Annotated[
+    jax.Array | None, "batch time heads 1", If("forget_gate")
+  ] = None
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    memory: S.
+    normalizer: z, the sum of keys' features; None without `Spec.normalize`.
+    segment_id: the current segment, 0 before any token.
+  """
+
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  normalizer: Annotated[
+    jax.Array | None, "batch heads key_dim", If("normalize")
+  ]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Writes one token, then reads.
 
   Args:
@@ -51,7 +130,7 @@ def step(
     z = alpha * z + k
     y = y / (_einsum("bhk,bhk->bh", z, q)[..., None] + spec.eps)
   segment_id = contract.next_segment_id(state.segment_id)
-  return types.State(S, z, segment_id), y.astype(inputs.query.dtype)
+  return State(S, z, segment_id), y.astype(inputs.query.dtype)
 
 
 reference = contract.token_scan(step)

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.linear_attention import tile, tilings, types
+from memcomp_kernels.linear_attention import reference, tile, tilings
 from memcomp_kernels.math import feature_maps
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   return chunked.Parts((state.memory,), None, None, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   (memory,) = parts.memories
-  return types.State(memory, None, parts.segment_id)
+  return reference.State(memory, None, parts.segment_id)
 
 
-def _joined(state: types.State) -> types.State:
+def _joined(state: reference.State) -> reference.State:
   """The same state with z as the memory's last column."""
   if state.normalizer is None:
     return state
@@ -34,16 +34,16 @@ def _joined(state: types.State) -> types.State:
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
   engine: form_lib.Engine | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   tiling = tiling or tilings.Tiling()
   dtype, wide = inputs.query.dtype, state.memory.dtype
   phi = feature_maps.FEATURE_MAPS[spec.feature_map]
@@ -56,7 +56,7 @@ def chunk(
     ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
     value = jnp.concatenate([value, ones], axis=-1)
   form = chunked.Form(
-    spec=types.Spec(
+    spec=reference.Spec(
       feature_map="identity",
       normalize=False,
       forget_gate=spec.forget_gate,

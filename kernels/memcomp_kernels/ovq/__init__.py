@@ -1,5 +1,54 @@
 """Online vector quantisation: a growing dictionary of key-value means."""
 
-from memcomp_kernels.ovq.api import ovq
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.ovq import reference, xla_chunked
 
 __all__ = ["ovq"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "ovq",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective=(
+      "`|K_i - k|^2 + |V_i - v|^2` summed over the tokens of row `i`, that of"
+      " largest `<k, K_i>`: online k-means"
+    ),
+    update=(
+      "tokens of a chunk that is whole: those least like any row found new ones"
+      " by the schedule, the others join; a row is the mean of its `c_i`"
+      " tokens; `y = [V; v_j]^T softmax([K q + log c; k_j q])`, `j` of the"
+      " chunk so far"
+    ),
+    chunk=(
+      f"a chunk of {spec.chunk_size} is attended to exactly, then joins as one;"
+      " its tokens choose among the same rows, by a choice without a gradient"
+    ),
+    source=("OVQ, the baseline of arXiv 2605.09877, as in its authors' code"),
+    floats="H * (r * (d_k + d_v + 1) + min(n, C) * (d_k + d_v))",
+    flops="2 * H * (d_k + d_v) * (2 * R + w)",
+  )
+
+
+ovq = op_lib.Op(
+  name="ovq",
+  about="""
+  Online vector quantisation: attention over a growing dictionary of means.
+
+  A token attends to the tokens of its chunk and to the rows of the dictionary.
+  When a chunk is complete its tokens update the rows that are nearest to them,
+  or become new rows. Keys have length 1, and queries come scaled.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+)

@@ -10,13 +10,14 @@ chunk's, (c d + sum) / (c + s). Which row a token joins has no derivative.
 """
 
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.ovq import types
+if TYPE_CHECKING:
+  from memcomp_kernels.ovq import reference
 
 # A token that joins another row than the definition's is no rounding error.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -30,13 +31,13 @@ class Dictionary(NamedTuple):
   counts: jax.Array
 
 
-def rows_in_use(counts: jax.Array, spec: types.Spec) -> jax.Array:
+def rows_in_use(counts: jax.Array, spec: "reference.Spec") -> jax.Array:
   """Rows in use, int32 `[batch, heads]`."""
   tokens = jnp.sum(lax.stop_gradient(counts), axis=-1)
   return spec.rows(jnp.round(tokens).astype(jnp.int32))
 
 
-def log_counts(counts: jax.Array, spec: types.Spec) -> jax.Array:
+def log_counts(counts: jax.Array, spec: "reference.Spec") -> jax.Array:
   """What is added to the scores of rows, -inf for those not in use."""
   place = jnp.arange(counts.shape[-1])
   used = (place < rows_in_use(counts, spec)[..., None]) & (counts > 0)
@@ -45,7 +46,7 @@ def log_counts(counts: jax.Array, spec: types.Spec) -> jax.Array:
 
 
 def assign(
-  dictionary: Dictionary, keys: jax.Array, spec: types.Spec
+  dictionary: Dictionary, keys: jax.Array, spec: "reference.Spec"
 ) -> jax.Array:
   """The row that each token joins, int32 `[batch, heads, chunk]`.
 
@@ -79,7 +80,7 @@ def update(
   dictionary: Dictionary,
   keys: jax.Array,
   values: jax.Array,
-  spec: types.Spec,
+  spec: "reference.Spec",
 ) -> Dictionary:
   """The dictionary after a whole chunk of tokens.
 

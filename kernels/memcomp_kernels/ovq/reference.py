@@ -8,7 +8,9 @@ with K, V, c the dictionary's keys, values and counts. When a chunk is whole its
 tokens join the dictionary (`dictionary.update`) and the chunk is empty again.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +18,94 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.ovq import dictionary as dictionary_lib
-from memcomp_kernels.ovq import types
+
+GROWTHS = ("plateau", "linear")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of an OVQ memory: changing a field changes the function.
+
+  Attributes:
+    chunk_size: tokens that are attended to exactly before they join the
+      dictionary together, >= 1.
+    max_rows: N, rows of the dictionary at most, >= 1.
+    growth: rows after t tokens: "plateau" floor(t N / (t + N)), or "linear"
+      min(t, N).
+    count_bias: scores of rows get the log of their counts: a row weighs as
+      many tokens as it stands for.
+    normalize_rows: rows have length 1 after every update.
+  """
+
+  chunk_size: int = 256
+  max_rows: int = 1024
+  growth: str = "plateau"
+  count_bias: bool = True
+  normalize_rows: bool = False
+
+  def __post_init__(self):
+    for name in ("chunk_size", "max_rows"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if self.growth not in GROWTHS:
+      raise ValueError(
+        f"growth={self.growth!r} is not one of: {', '.join(GROWTHS)}"
+      )
+
+  def rows(self, tokens):
+    """Rows in use after `tokens` (an int, or an array of them) >= 0."""
+    if self.growth == "plateau":
+      # t N / (t + N) = N - N^2 / (t + N), whose terms do not grow with t.
+      return self.max_rows - -(-(self.max_rows**2) // (tokens + self.max_rows))
+    less = tokens < self.max_rows
+    return less * tokens + (1 - less) * self.max_rows
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: scaled: scores are products as they are.
+    key: of length 1: tokens join the row that their key has the largest product
+      with.
+    value: what is kept.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    keys: of the dictionary.
+    values: of the dictionary.
+    counts: tokens that each row stands for, of the same dtype; their sum is the
+      number of tokens in the dictionary.
+    pending_keys: of the current chunk's tokens, zero behind the last.
+    pending_values: of the current chunk's tokens, zero behind the last.
+    position: tokens of the current chunk, in [0, chunk_size).
+    segment_id: the current segment, 0 before any token.
+  """
+
+  keys: Annotated[jax.Array, "batch heads max_rows key_dim"]
+  values: Annotated[jax.Array, "batch heads max_rows value_dim"]
+  counts: Annotated[jax.Array, "batch heads max_rows"]
+  pending_keys: Annotated[jax.Array, "batch heads chunk_size key_dim"]
+  pending_values: Annotated[jax.Array, "batch heads chunk_size value_dim"]
+  position: Annotated[jax.Array, "batch", "int32"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Takes one token into the chunk and attends; a whole chunk is taken up.
 
   Args:
@@ -60,9 +141,7 @@ def step(
     whole, jax.tree.map(jnp.zeros_like, (keys, values)), (keys, values)
   )
   segment_id = contract.next_segment_id(state.segment_id)
-  state = types.State(
-    D.keys, D.values, D.counts, keys, values, position, segment_id
-  )
+  state = State(D.keys, D.values, D.counts, keys, values, position, segment_id)
   return state, y.astype(inputs.query.dtype)
 
 

@@ -17,13 +17,13 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import matmul
 from memcomp_kernels.ovq import dictionary as dictionary_lib
-from memcomp_kernels.ovq import types
+from memcomp_kernels.ovq import reference
 
 
 class Laid(NamedTuple):
   """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones."""
 
-  inputs: types.Inputs
+  inputs: reference.Inputs
   taken: jax.Array
 
 
@@ -32,7 +32,7 @@ def run(
   starts: chunked.Memories,
   laid: Laid,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Reads one chunk, and writes it where it is whole.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.ovq import tile, types
+from memcomp_kernels.ovq import reference, tile
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   chunk = state.pending_keys.shape[2]
   taken = jnp.arange(chunk) < state.position[:, None]
   taken = taken[:, None, :, None].astype(state.keys.dtype)
@@ -23,12 +23,12 @@ def _take_apart(state: types.State) -> chunked.Parts:
   )
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   keys, values, counts, pending_keys, pending_values, _ = parts.memories
   position = parts.position
   if position is None:
     raise ValueError("chunks are part of the meaning: there is a position")
-  return types.State(
+  return reference.State(
     keys,
     values,
     counts,
@@ -40,14 +40,14 @@ def _put_together(parts: chunked.Parts) -> types.State:
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+  reset_state: reference.State | None = None,
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   form = chunked.Form(
     spec=spec,
     tile_time=spec.chunk_size,

@@ -1,5 +1,93 @@
 """RWKV-7: the delta rule with a decay and a rate of every channel."""
 
-from memcomp_kernels.rwkv7.api import rwkv7
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.parallel import state_passing
+from memcomp_kernels.rwkv7 import reference, xla_chunked
 
 __all__ = ["rwkv7"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "rwkv7",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  memory: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys.
+    value_dim: width of values.
+    dtype: of the memory.
+    memory: `[heads, key_dim, value_dim]`; default zeros.
+  """
+  del spec
+  shape = batch, heads, key_dim, value_dim
+  if memory is None:
+    filled = jnp.zeros(shape, dtype)
+  else:
+    filled = jnp.broadcast_to(memory.astype(dtype), shape)
+  return reference.State(filled, jnp.zeros(batch, jnp.int32))
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  del spec
+  return op_lib.Facts(
+    objective=(
+      "`|S^T kappa^ - v|^2 / 2` at a rate `a` of each channel, if"
+      " `k~ = a * kappa^`; else what is removed and what is written are apart"
+    ),
+    update=(
+      "`S <- diag(w) S - (a * kappa^) (S^T kappa^)^T + k~ v^T`;"
+      " `y = scale S^T r`"
+    ),
+    chunk=(
+      "exact at any tile: a unit-triangular system; its scores are made in"
+      " blocks, as each channel has a decay of its own"
+    ),
+    source="RWKV-7, arXiv 2503.14456, eq. (17)-(18)",
+    floats="H * d_k * d_v",
+    flops="8 * H * d_k * d_v",
+  )
+
+
+rwkv7 = op_lib.Op(
+  name="rwkv7",
+  about="""
+  The memory of RWKV-7 (arXiv 2503.14456): a delta rule with decays by channel.
+
+  `S <- diag(exp(w)) S - (rate * removal) (S^T removal)^T + k v^T`, then
+  `y = scale S^T r`. flash-linear-attention's `chunk_rwkv7` takes
+  `a = -removal_key` and `b = removal_key * write_rate` in place of these two.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  order=("r", "w", "k", "v"),
+  names={"query": "r", "log_decay": "w"},
+  make_state=_make_state,
+  pass_state=lambda _: state_passing.linear,
+)

@@ -12,22 +12,76 @@ What is removed is asked of the memory before the decay; p is read after the
 write. The bonus of eq. (20) adds to p outside of the memory.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.rwkv7 import types
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of an RWKV-7 memory: changing a field changes the function.
+
+  Attributes:
+    scale: of what is read; None is key_dim ** -0.5.
+  """
+
+  scale: float | None = 1.0
+
+  def __post_init__(self):
+    if self.scale is not None and not self.scale > 0:
+      raise ValueError(f"scale={self.scale} must be positive, or None")
+
+  def read_scale(self, key_dim: int) -> float:
+    """The number that reads are multiplied by."""
+    return key_dim**-0.5 if self.scale is None else self.scale
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: the receptance r.
+    key: the replacement key k~, what is written by.
+    value: what is written.
+    removal_key: kappa^, of length 1: what is removed.
+    log_decay: log w <= 0, of every channel.
+    write_rate: the in-context learning rate a in [0, 1] of every channel: how
+      much of `removal_key` is removed.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  removal_key: Annotated[jax.Array, "batch time heads key_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads key_dim"]
+  write_rate: Annotated[jax.Array, "batch time heads key_dim"]
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    memory: S.
+    segment_id: the current segment, 0 before any token.
+  """
+
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Writes one token, then reads.
 
   Args:
@@ -46,7 +100,7 @@ def step(
   S = S + _einsum("bhk,bhv->bhkv", k, v)
   p = spec.read_scale(k.shape[-1]) * _einsum("bhkv,bhk->bhv", S, r)
   segment_id = contract.next_segment_id(state.segment_id)
-  return types.State(S, segment_id), p.astype(inputs.query.dtype)
+  return State(S, segment_id), p.astype(inputs.query.dtype)
 
 
 reference = contract.token_scan(step)

@@ -25,15 +25,15 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import channel_decay, delta, matmul
-from memcomp_kernels.rwkv7 import tilings, types
+from memcomp_kernels.rwkv7 import reference, tilings
 
 
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

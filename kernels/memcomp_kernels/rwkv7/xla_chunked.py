@@ -7,28 +7,28 @@ tile is free: the result does not depend on it.
 import jax
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.rwkv7 import tile, tilings, types
+from memcomp_kernels.rwkv7 import reference, tile, tilings
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   return chunked.Parts((state.memory,), None, None, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   (memory,) = parts.memories
-  return types.State(memory, parts.segment_id)
+  return reference.State(memory, parts.segment_id)
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   tiling = tiling or tilings.Tiling()
   form = chunked.Form(
     spec=spec,

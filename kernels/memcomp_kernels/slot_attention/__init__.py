@@ -1,8 +1,130 @@
 """Slot attention: bounded memories read by two softmax passes (GSA, ABC)."""
 
-from memcomp_kernels.slot_attention.api import (
-  gated_slot_attention,
-  slot_attention,
-)
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.slot_attention import reference, xla_chunked
 
 __all__ = ["gated_slot_attention", "slot_attention"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "slot_attention",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  key_memory: jax.Array | None = None,
+  value_memory: jax.Array | None = None,
+  log_total: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys.
+    value_dim: width of values.
+    dtype: of the memory.
+    key_memory: `[heads, num_slots, key_dim]`; default zeros, as published.
+    value_memory: `[heads, num_slots, value_dim]`; default zeros.
+    log_total: with rule "softmax", `[heads, num_slots]`: the log of the weight
+      that the two memories have beside a token of logit 0; default none.
+  """
+
+  def fill(initial, *shape, default=0.0):
+    if initial is None:
+      return jnp.full((batch, heads, *shape), default, dtype)
+    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
+
+  slots = spec.num_slots
+  total = None
+  if spec.rule == "softmax":
+    total = fill(log_total, slots, default=reference.EMPTY)
+  return reference.State(
+    key_memory=fill(key_memory, slots, key_dim),
+    value_memory=fill(value_memory, slots, value_dim),
+    log_total=total,
+    segment_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  write = "`K_i <- (1 - w_i) K_i + w_i k`, `V_i <- (1 - w_i) V_i + w_i v`"
+  if spec.rule == "gated":
+    gates = "`w_i = 1 - alpha_i`, a decay of token and slot"
+    source = "Gated Slot Attention, arXiv 2409.07146, eq. (6)-(7)"
+    floats = "H * m * (d_k + d_v)"
+  else:
+    gates = (
+      "`w_i = exp(s_i - z_i)`, `z_i <- log(exp z_i + exp s_i)` first: an"
+      " average over all tokens"
+    )
+    source = (
+      "ABC, arXiv 2110.02488, eq. (4)-(6), over the sum of weights as released"
+    )
+    floats = "H * m * (d_k + d_v + 1)"
+  return op_lib.Facts(
+    objective="`sum_i w_i (|K_i - k|^2 + |V_i - v|^2) / 2`, at rate 1",
+    update=f"{write}; {gates}; `y = V^T softmax(scale K q)`",
+    chunk=(
+      "exact at any tile: matrix products between blocks, pairs of tokens in"
+      " one, as each slot has a decay of its own"
+    ),
+    source=source,
+    floats=floats,
+    flops="4 * H * m * (d_k + d_v)",
+  )
+
+
+slot_attention = op_lib.Op(
+  name="slot_attention",
+  about="""
+  Slot attention: a bounded memory, read by two softmax passes.
+
+  With `g` it is Gated Slot Attention (arXiv 2409.07146): slot i takes up
+  `1 - exp(g_i)` of a token. With `s` it is attention with bounded-memory
+  control (arXiv 2110.02488): slot i is a softmax average over tokens by
+  `exp(s_i)`. Then `y = sum_i p_i V_i`, `p = softmax(scale K q)`.
+  flash-linear-attention's `chunk_gsa` and `chunk_abc` scale by key_dim ** -0.5:
+  that is `scale=None` here.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  names={"write_logit": "s"},
+  make_state=_make_state,
+)
+
+gated_slot_attention = dataclasses.replace(
+  slot_attention,
+  name="gated_slot_attention",
+  about="""
+  Gated Slot Attention (arXiv 2409.07146).
+
+  Slot i takes up `1 - exp(g_i)` of a token: `K_i <- exp(g_i) K_i + (1 -
+  exp(g_i)) k`, and V_i the same of v; then `y = sum_i p_i V_i`,
+  `p = softmax(scale K q)`. flash-linear-attention's `chunk_gsa` takes the share
+  `s = 1 - exp(g)` beside `g`, and scales by key_dim ** -0.5: that is
+  `scale=None` here.
+  """,
+  fixed={"rule": "gated"},
+)

@@ -23,15 +23,15 @@ from jax import lax
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import channel_decay, matmul
-from memcomp_kernels.slot_attention import tilings, types
+from memcomp_kernels.slot_attention import reference, tilings
 
 
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.slot_attention import tile, tilings, types
+from memcomp_kernels.slot_attention import reference, tile, tilings
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   memories = state.key_memory, state.value_memory
   if state.log_total is not None:
     memories = *memories, state.log_total
   return chunked.Parts(memories, None, None, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   keys, values, *total = parts.memories
-  return types.State(
+  return reference.State(
     keys, values, total[0] if total else None, parts.segment_id
   )
 
@@ -34,7 +34,7 @@ class _Laid(NamedTuple):
   they are told by what is not one.
   """
 
-  inputs: types.Inputs
+  inputs: reference.Inputs
   taken: jax.Array | None
 
 
@@ -42,7 +42,7 @@ def _run_tile(memories, starts, laid: _Laid, *rest):
   inputs = laid.inputs
   logit = inputs.write_logit
   if logit is not None and laid.taken is not None:
-    below = jnp.asarray(2 * types.EMPTY, logit.dtype)
+    below = jnp.asarray(2 * reference.EMPTY, logit.dtype)
     inputs = inputs._replace(
       write_logit=jnp.where(laid.taken > 0, logit, below)
     )
@@ -50,15 +50,15 @@ def _run_tile(memories, starts, laid: _Laid, *rest):
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   tiling = tiling or tilings.Tiling()
   taken = None
   if inputs.write_logit is not None:

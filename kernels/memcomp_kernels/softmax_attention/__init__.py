@@ -1,5 +1,134 @@
 """Softmax attention over all tokens, or a window of them (the baseline)."""
 
-from memcomp_kernels.softmax_attention.api import softmax_attention
+from typing import Any
+
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.softmax_attention import over_time, reference, xla_chunked
 
 __all__ = ["softmax_attention"]
+
+_LIBRARY = ("library_tpu", "library_gpu")
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "softmax_attention",
+  options={"seen": ("reference", "xla_chunked", *_LIBRARY)},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  **{
+    name: dispatch.Kernel(
+      f"memcomp_kernels.softmax_attention.{name}",
+      asks=(
+        "state",
+        "inputs",
+        "spec",
+        "segment_ids",
+        "reset_state",
+        "seen",
+      ),
+    )
+    for name in _LIBRARY
+  },
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  length: int | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the attention's meaning.
+    batch: rows.
+    heads: of keys and values; queries may have a multiple of them.
+    key_dim: width of keys.
+    value_dim: width of values.
+    dtype: of keys and values.
+    length: tokens that the state must hold where `spec.window_size` is None;
+      not read otherwise. Longer segments lose their oldest tokens but the
+      sinks.
+
+  Raises:
+    ValueError: `length` is missing or too short.
+  """
+  size = spec.window_size
+  if size is None:
+    if length is None or length <= spec.sink_tokens:
+      raise ValueError(
+        f"length={length} must be the tokens that the state can hold, more than"
+        f" sink_tokens={spec.sink_tokens}: window_size is None"
+      )
+    size = length
+  shape = (batch, heads, size)
+  return reference.State(
+    keys=jnp.zeros((*shape, key_dim), dtype),
+    values=jnp.zeros((*shape, value_dim), dtype),
+    position=jnp.zeros(batch, jnp.int32),
+    segment_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def _check(spec, sizes, state):
+  del state
+  size = sizes.get("length", spec.window_size)
+  if spec.window_size not in (None, size):
+    raise ValueError(
+      f"softmax_attention: the state holds {size} tokens, spec.window_size is"
+      f" {spec.window_size}"
+    )
+  queries, heads = sizes.get("query_heads", sizes["heads"]), sizes["heads"]
+  if heads and queries % heads:
+    raise ValueError(
+      f"softmax_attention: query has {queries} heads, not a multiple of the"
+      f" {heads} heads of keys and values"
+    )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  kept = "n" if spec.window_size is None else "min(n, W)"
+  return op_lib.Facts(
+    objective=("none: tokens are kept; `y` minimises `sum_j p_j |y - v_j|^2`"),
+    update=(
+      "keep `k`, `v`, let the oldest go with a window; `y = sum_j p_j v_j`,"
+      " `p = softmax_j(scale <q, k_j>)`"
+    ),
+    chunk="exact at any tile",
+    source=(
+      "Attention, arXiv 1706.03762, eq. (1); with shared keys and values"
+      " 2305.13245, with sinks StreamingLLM, 2309.17453"
+    ),
+    floats=f"G * {kept} * (d_k + d_v)",
+    flops="2 * H * (d_k + d_v) * w",
+  )
+
+
+softmax_attention = op_lib.Op(
+  name="softmax_attention",
+  about="""
+  Softmax attention over all tokens so far, or a window of them.
+
+  Heads of queries may share keys and values (grouped-query attention). Without
+  `window_size` a fresh state holds as many tokens as the call has: ask for
+  `length` where more calls follow, or they lose the oldest tokens.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  make_state=_make_state,
+  room={"length": "time"},
+  pass_state=over_time.over_time,
+  check=_check,
+)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 
 from memcomp_kernels import window
-from memcomp_kernels.softmax_attention import types
+from memcomp_kernels.softmax_attention import reference
 
 Attend = Callable[..., jax.Array]
 """(query, key, value, run, *, spec, size) -> outputs: `[batch, time, heads,
@@ -20,12 +20,12 @@ beside that follows from its index, `spec` and the state's `size`."""
 
 def chunk(
   attend: Attend,
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None,
-) -> tuple[types.State, jax.Array]:
+) -> tuple[reference.State, jax.Array]:
   """Equal to `reference` for what `unsupported` does not name."""
   size = state.keys.shape[2]
   plan = window.plan(
@@ -44,21 +44,21 @@ def chunk(
   query = window.compact(plan, inputs.query)
   outputs = attend(query, *joined, run, spec=spec, size=size)
   keys, values = window.advance(plan, rows, rows, joined)
-  state = types.State(keys, values, plan.next_position, plan.segment_id)
+  state = reference.State(keys, values, plan.next_position, plan.segment_id)
   return state, window.restore(plan, outputs)
 
 
 def unsupported(
-  state: types.State,
-  inputs: types.Inputs,
-  spec: types.Spec,
+  state: reference.State,
+  inputs: reference.Inputs,
+  spec: reference.Spec,
   segment_ids: jax.Array | None,
-  reset_state: types.State | None,
+  reset_state: reference.State | None,
   seen: int | None,
 ) -> str | None:
   """Why a call is not one from fresh states with a mask over places, or None.
 
-  Arguments are those of `api.chunk`.
+  Arguments are those of `Op.chunk`.
   """
   if seen != 0:
     return "the state may hold tokens: give seen=0 where it is fresh"
@@ -76,6 +76,6 @@ def unsupported(
   return None
 
 
-def sees_all(spec: types.Spec, time: int, size: int) -> bool:
+def sees_all(spec: reference.Spec, time: int, size: int) -> bool:
   """Whether every token sees all before it, in its run."""
   return spec.chunk_size is None and time <= size

@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.softmax_attention import fresh, types
+from memcomp_kernels.softmax_attention import fresh, reference
 
 _WIDTH = 8  # Of head dims: its multiples up to what all its GPUs take.
 _WIDEST = 128
@@ -24,7 +24,7 @@ def attend(
   value: jax.Array,
   run: None,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   size: int,
   implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
@@ -43,15 +43,15 @@ def attend(
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by cuDNN; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by cuDNN; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernel does not do it; says why.
@@ -63,11 +63,11 @@ def chunk(
 
 
 def unsupported(
-  state: types.State,
-  inputs: types.Inputs,
-  spec: types.Spec,
+  state: reference.State,
+  inputs: reference.Inputs,
+  spec: reference.Spec,
   segment_ids: jax.Array | None,
-  reset_state: types.State | None,
+  reset_state: reference.State | None,
   seen: int | None,
 ) -> str | None:
   """Why the kernel cannot do a call here, or None."""

@@ -22,7 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from memcomp_kernels import contract, derivative, window
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.softmax_attention import fresh, tile, tilings, types
+from memcomp_kernels.softmax_attention import fresh, reference, tile, tilings
 
 _WIDTH = 64  # Of head dims that were compiled: its multiples up to _WIDEST.
 _WIDEST = 256
@@ -31,7 +31,7 @@ _WIDEST = 256
 class _Mask(masks.Mask):
   """A mask of what `tile.sees`, which the kernel computes from indices."""
 
-  def __init__(self, spec: types.Spec, time: int, ring: int):
+  def __init__(self, spec: reference.Spec, time: int, ring: int):
     self._key = spec, time, ring
     self.q_sequence = np.arange(time, dtype=np.int32)
     self.mask_function = functools.partial(tile.sees, spec=spec, ring=ring)
@@ -51,7 +51,9 @@ class _Mask(masks.Mask):
     return hash(self._key)
 
 
-def _mask(spec: types.Spec, time: int, padded: int, size: int) -> masks.Mask:
+def _mask(
+  spec: reference.Spec, time: int, padded: int, size: int
+) -> masks.Mask:
   """What places see, the fewest comparisons that say so."""
   shape = padded, padded
   if fresh.sees_all(spec, time, size):
@@ -109,7 +111,7 @@ def attend(
   value: jax.Array,
   run: jax.Array | None,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   size: int,
 ) -> jax.Array:
   """Of `fresh.Attend`."""
@@ -142,15 +144,15 @@ def attend(
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by splash attention; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by splash attention; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernel does not do it; says why.
@@ -162,11 +164,11 @@ def chunk(
 
 
 def unsupported(
-  state: types.State,
-  inputs: types.Inputs,
-  spec: types.Spec,
+  state: reference.State,
+  inputs: reference.Inputs,
+  spec: reference.Spec,
   segment_ids: jax.Array | None,
-  reset_state: types.State | None,
+  reset_state: reference.State | None,
   seen: int | None,
 ) -> str | None:
   """Why the kernel cannot do a call here, or None."""

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 
 from memcomp_kernels.parallel import state_passing
-from memcomp_kernels.softmax_attention import types
+from memcomp_kernels.softmax_attention import reference
 
 
-def over_time(spec: types.Spec) -> state_passing.HandOff:
+def over_time(spec: reference.Spec) -> state_passing.HandOff:
   """Returns the way in which shards hand over keys and values.
 
   See `hand_off.window_before`: messages of a window's size, of all keys and
@@ -18,10 +18,10 @@ def over_time(spec: types.Spec) -> state_passing.HandOff:
   def hand_over(
     chunk: state_passing.Chunk,
     axis: str,
-    state: types.State,
-    inputs: types.Inputs,
+    state: reference.State,
+    inputs: reference.Inputs,
     segment_ids: jax.Array | None,
-    reset_state: types.State | None,
+    reset_state: reference.State | None,
   ) -> tuple[Any, ...]:
     reset = state if reset_state is None else reset_state
     before = state_passing.ids_before(axis, state.segment_id, segment_ids)
@@ -35,7 +35,7 @@ def over_time(spec: types.Spec) -> state_passing.HandOff:
       sink_tokens=spec.sink_tokens,
     )
     after, outputs = chunk(
-      types.State(keys, values, position, before),
+      reference.State(keys, values, position, before),
       inputs,
       segment_ids=segment_ids,
       reset_state=reset if segment_ids is not None else None,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.softmax_attention import types
+from memcomp_kernels.softmax_attention import reference
 
 
 class Tokens(NamedTuple):
@@ -30,7 +30,7 @@ class Tokens(NamedTuple):
 
 
 def sees(
-  position: jax.Array, other: jax.Array, *, spec: types.Spec, ring: int
+  position: jax.Array, other: jax.Array, *, spec: reference.Spec, ring: int
 ) -> jax.Array:
   """Whether tokens at `position` see tokens of their run at `other`.
 
@@ -55,7 +55,7 @@ def attend(
   tokens: Tokens,
   seen: jax.Array,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   sink_query: jax.Array | None = None,
 ) -> jax.Array:
   """Returns `[batch, queries, kv_heads, value]`, float32 or wider.

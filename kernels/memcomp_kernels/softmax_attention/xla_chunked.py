@@ -14,19 +14,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import window
-from memcomp_kernels.softmax_attention import tile, tilings, types
+from memcomp_kernels.softmax_attention import reference, tile, tilings
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in tiles; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in tiles; see `Op.chunk`."""
   # A fresh state is what new segments start from: nothing is inherited.
   fresh = seen == 0 and reset_state is None
   reset_state = state if reset_state is None else reset_state
@@ -61,7 +61,7 @@ def chunk(
   else:
     outputs = lax.cond(plan.inherits, inheriting, usual, *operands)
   keys, values = window.advance(plan, rows, reset_rows, joined)
-  state = types.State(keys, values, plan.next_position, plan.segment_id)
+  state = reference.State(keys, values, plan.next_position, plan.segment_id)
   return state, window.restore(plan, outputs)
 
 

@@ -1,5 +1,59 @@
 """State space duality: the memory of Mamba2 (arXiv 2405.21060)."""
 
-from memcomp_kernels.state_space_duality.api import state_space_duality
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.parallel import state_passing
+from memcomp_kernels.state_space_duality import reference, xla_chunked
 
 __all__ = ["state_space_duality"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "state_space_duality",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_tpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_gpu"),
+)
+
+
+def _check(spec, sizes, state):
+  del state
+  if sizes["heads"] % spec.heads_per_group:
+    raise ValueError(
+      f"heads_per_group={spec.heads_per_group} must divide"
+      f" heads={sizes['heads']}"
+    )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  del spec
+  return op_lib.Facts(
+    objective="`-<h^T B, x>`; `C`, `B`, `x` are query, key, value",
+    update="`h <- exp(dt A) h + dt B x^T`; `y = h^T C + D x`",
+    chunk="exact at any tile: matrix products",
+    source="Mamba2, arXiv 2405.21060, eq. (1a)-(1b), chunks section 6",
+    floats="H * d_k * d_v",
+    flops="4 * H * d_k * d_v",
+  )
+
+
+state_space_duality = op_lib.Op(
+  name="state_space_duality",
+  about="""
+  The state space model of Mamba-2 (arXiv 2405.21060), also named `ssd`.
+
+  `S <- exp(g) S + dt k v^T`, then `y = S^T q + D v`. In the paper's letters q
+  is C, k is B, v is x, and g is dt A. Heads of a group share q and k.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  order=("q", "k", "v", "g"),
+  names={"write_rate": "dt", "skip": "D"},
+  check=_check,
+  pass_state=lambda _: state_passing.linear,
+)

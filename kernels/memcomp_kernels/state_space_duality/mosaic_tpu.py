@@ -4,10 +4,10 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu.affine import backend, engine
-from memcomp_kernels.state_space_duality import types, xla_chunked
+from memcomp_kernels.state_space_duality import reference, xla_chunked
 
 
-def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens:
+def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
   """Of `pallas_tpu.affine.outer`."""
   del form
   skip = inputs.skip

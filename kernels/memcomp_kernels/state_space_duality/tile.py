@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from memcomp_kernels import affine, outer
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.state_space_duality import types
+from memcomp_kernels.state_space_duality import reference
 
 
 def prepare(
-  inputs: types.Inputs, spec: types.Spec, tiling: None
+  inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
   """Does what needs no memory.
 
@@ -45,7 +45,7 @@ def run(
   starts: chunked.Memories,
   prepared: affine.Tile,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

@@ -1,5 +1,69 @@
 """Tensor Cache: a window beside a decayed memory (arXiv 2605.22884)."""
 
-from memcomp_kernels.tensor_cache.api import tensor_cache
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.tensor_cache import over_time, reference, xla_chunked
 
 __all__ = ["tensor_cache"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "tensor_cache",
+  options={"seen": ("reference", "xla_chunked", "mosaic_tpu", "mosaic_gpu")},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_gpu"),
+)
+
+
+def _check(spec, sizes, state):
+  del state
+  key_dim, value_dim = sizes.get("key_dim"), sizes.get("value_dim")
+  if spec.rule == "wedge" and key_dim != value_dim:
+    raise ValueError(
+      f'tensor_cache: rule="wedge" needs key_dim={key_dim} and'
+      f" value_dim={value_dim} equal"
+    )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective="`-<k A, v>`; `rule=delta`: `|k A' - v|^2 / 2`",
+    update=(
+      "`A <- lambda A + eta k^T v`; `rule=delta`: `v - k A'` for `v`; the layer"
+      " adds `r = q A'` to softmax attention over a window, each by a"
+      " projection of its own"
+    ),
+    chunk=(
+      f"tokens of a chunk of {spec.chunk_size} read and correct `A'`, the"
+      " memory before the chunk; `write_population=evicted`: a token is written"
+      " as it leaves the window, `A'` is the memory before the token, exact at"
+      " any tile"
+    ),
+    source=(
+      "Tensor Cache, arXiv 2605.22884, eq. (1)-(5), chunks (8)-(9), options"
+      " (10)-(14)"
+    ),
+    floats="H * (min(n, W) * (d_k + d_v) + m * d_k * d_v)",
+    flops="H * (2 * (d_k + d_v) * w + 4 * m * d_k * d_v)",
+  )
+
+
+tensor_cache = op_lib.Op(
+  name="tensor_cache",
+  about="""
+  Tensor Cache (arXiv 2605.22884): a window beside a decayed memory.
+
+  `y` has local attention over the window in its first value_dim numbers, and
+  what the memory answers in its last value_dim.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  check=_check,
+  pass_state=over_time.over_time,
+)

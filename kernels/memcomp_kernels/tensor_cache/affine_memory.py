@@ -20,9 +20,9 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
 from memcomp_kernels.tensor_cache import (
   affine_tile,
+  reference,
   tile,
   tilings,
-  types,
   xla_chunked,
 )
 
@@ -30,7 +30,7 @@ Engines = tuple[form_lib.Engine, form_lib.Engine]
 """For updates that are not defined by chunk, and for those that are."""
 
 
-def unsupported(spec: types.Spec) -> str | None:
+def unsupported(spec: reference.Spec) -> str | None:
   """Why the memory's tiles are not affine, or None."""
   if spec.rule == "wedge":
     return 'no kernel for rule="wedge"'
@@ -43,8 +43,8 @@ def implementation(
   name: str,
   engines: Engines,
   library: Any,
-  unsupported: Callable[[types.Inputs, types.Spec], str | None],
-) -> Callable[..., tuple[types.State, jax.Array]]:
+  unsupported: Callable[[reference.Inputs, reference.Spec], str | None],
+) -> Callable[..., tuple[reference.State, jax.Array]]:
   """Returns a `chunk` whose two parts are run by kernels.
 
   Args:
@@ -62,15 +62,15 @@ def implementation(
   kernels = xla_chunked.Kernels(attend, functools.partial(memory, engines))
 
   def chunk(
-    state: types.State,
-    inputs: types.Inputs,
+    state: reference.State,
+    inputs: reference.Inputs,
     *,
-    spec: types.Spec,
+    spec: reference.Spec,
     segment_ids: jax.Array | None = None,
-    reset_state: types.State | None = None,
+    reset_state: reference.State | None = None,
     seen: int | None = None,
-  ) -> tuple[types.State, jax.Array]:
-    """Equal to `reference`, by kernels; see `api.chunk`.
+  ) -> tuple[reference.State, jax.Array]:
+    """Equal to `reference`, by kernels; see `Op.chunk`.
 
     Raises:
       NotImplementedError: these kernels do not do it; says why.
@@ -93,11 +93,11 @@ def implementation(
 def memory(
   engines: Engines,
   plan: window.Plan,
-  state: types.State,
-  reset_state: types.State,
+  state: reference.State,
+  reset_state: reference.State,
   tokens: tile.Tokens,
   writes: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
   """As `xla_chunked.memory`, its tiles by `engines`."""
   call = plan, state, reset_state, tokens, writes
@@ -134,7 +134,7 @@ def _by_kernels(engines, plan, state, reset_state, tokens, writes, spec):
     normalizer = jax.tree.map(lambda x: x[..., 0], found)
     read /= jnp.maximum(jnp.abs(along), 1)
   read = jnp.sum(tile.read_weights(tokens)[..., None] * read, axis=-2)
-  memories, starts = map(types.Memories, memory, normalizer)
+  memories, starts = map(reference.Memories, memory, normalizer)
   carry = tile.Carry(memories, starts if spec.chunked else None, None)
   return carry, read.astype(tokens.query.dtype)
 

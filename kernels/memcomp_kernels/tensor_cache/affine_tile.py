@@ -25,11 +25,11 @@ from memcomp_kernels import affine
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import delta, matmul
-from memcomp_kernels.tensor_cache import tile, types
+from memcomp_kernels.tensor_cache import reference, tile
 
 
 def form(
-  spec: types.Spec, tile_time: int, engine: form_lib.Engine | None = None
+  spec: reference.Spec, tile_time: int, engine: form_lib.Engine | None = None
 ) -> form_lib.Form:
   """The memory under the chunk form.
 
@@ -54,7 +54,9 @@ def _same(parts: form_lib.Parts) -> form_lib.Parts:
   return parts
 
 
-def prepare(tokens: tile.Tokens, spec: types.Spec, tiling: None) -> affine.Tile:
+def prepare(
+  tokens: tile.Tokens, spec: reference.Spec, tiling: None
+) -> affine.Tile:
   """Does what needs no memory, of tokens `[batch, heads, tile, ...]`."""
   del tiling
   return _by_chunk(tokens, spec) if spec.chunked else _evicted(tokens, spec)
@@ -128,7 +130,7 @@ def run(
   starts: chunked.Memories | None,
   prepared: affine.Tile,
   complete: jax.Array | None,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

@@ -4,12 +4,12 @@ import functools
 
 from memcomp_kernels.pallas_gpu.affine import backend, prepared
 from memcomp_kernels.softmax_attention import library_gpu
-from memcomp_kernels.tensor_cache import affine_memory, types
+from memcomp_kernels.tensor_cache import affine_memory, reference
 
 _ENGINES = backend.ENGINE, backend.CHUNK_ENGINE
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := backend.unsupported(inputs, spec):
     return reason

@@ -9,7 +9,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import backend, engine
 from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import affine_memory, tile, types
+from memcomp_kernels.tensor_cache import affine_memory, reference, tile
 
 
 def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
@@ -42,7 +42,7 @@ ENGINES = (
 )
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():
     return reason

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.parallel import state_passing, wavefront
-from memcomp_kernels.tensor_cache import types
+from memcomp_kernels.tensor_cache import reference
 
 Levels = tuple[jax.Array, ...]
 
 
-def over_time(spec: types.Spec) -> state_passing.HandOff:
+def over_time(spec: reference.Spec) -> state_passing.HandOff:
   """Returns the way in which shards hand over a Tensor Cache.
 
   A wavefront for the delta rule and the wedge, which mix rows, and for chunks'
@@ -35,13 +35,13 @@ def over_time(spec: types.Spec) -> state_passing.HandOff:
 
 
 def _hand_over(
-  spec: types.Spec,
+  spec: reference.Spec,
   chunk: state_passing.Chunk,
   axis: str,
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   segment_ids: jax.Array | None,
-  reset_state: types.State | None,
+  reset_state: reference.State | None,
 ) -> tuple[Any, ...]:
   reset = state if reset_state is None else reset_state
   before = state_passing.ids_before(axis, state.segment_id, segment_ids)
@@ -49,7 +49,7 @@ def _hand_over(
   rows, position = state_passing.window_before(
     axis,
     (state.window, state.position),
-    types.Window(inputs.key, inputs.value, route),
+    reference.Window(inputs.key, inputs.value, route),
     segment_ids,
     before,
     (reset.window, reset.position),
@@ -80,7 +80,7 @@ def _hand_over(
   return state_passing.of_last(after, axis), outputs
 
 
-def _with_columns(state: types.State, *, empty: bool) -> types.State:
+def _with_columns(state: reference.State, *, empty: bool) -> reference.State:
   """The state with two more columns: zeros, or, of empty memories, D."""
 
   def wide(memories: Any, column: int) -> Any:
@@ -105,7 +105,7 @@ def _pad(x: jax.Array) -> jax.Array:
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 2)])
 
 
-def _levels(state: types.State) -> Levels:
+def _levels(state: reference.State) -> Levels:
   """A and S: the memory's columns, the two of D, the normalizer."""
 
   def level(memories):
@@ -131,10 +131,10 @@ def _then(value_dim: int, first: Levels, second: Levels) -> Levels:
   return tuple(map(level, second))
 
 
-def _memories(like: types.Memories | None, level: jax.Array) -> Any:
+def _memories(like: reference.Memories | None, level: jax.Array) -> Any:
   """Undoes `_levels` for one."""
   if like is None:
     return None
   memory = level[..., : like.memory.shape[-1]]
   normalizer = None if like.normalizer is None else level[..., -1]
-  return types.Memories(memory, normalizer)
+  return reference.Memories(memory, normalizer)

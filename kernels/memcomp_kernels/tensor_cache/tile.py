@@ -34,7 +34,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import delta, matmul
-from memcomp_kernels.tensor_cache import types
+from memcomp_kernels.tensor_cache import reference
 
 
 class Tokens(NamedTuple):
@@ -82,9 +82,9 @@ class Carry(NamedTuple):
   With `chunk_mean`, `memories` hold the chunks that ended, and are `starts`.
   """
 
-  memories: types.Memories
-  starts: types.Memories | None
-  sums: types.Sums | None
+  memories: reference.Memories
+  starts: reference.Memories | None
+  sums: reference.Sums | None
 
 
 class _Seen(NamedTuple):
@@ -99,11 +99,15 @@ class _Seen(NamedTuple):
 
   base: jax.Array
   writes: jax.Array
-  bases: list[tuple[types.Memories, jax.Array]]
+  bases: list[tuple[reference.Memories, jax.Array]]
 
 
 def run(
-  carry: Carry, reset: Carry, tokens: Tokens, places: Places, spec: types.Spec
+  carry: Carry,
+  reset: Carry,
+  tokens: Tokens,
+  places: Places,
+  spec: reference.Spec,
 ) -> tuple[Carry, jax.Array]:
   """Reads and writes one tile.
 
@@ -309,7 +313,7 @@ def _normalizer(query, read: _Seen, along: jax.Array) -> jax.Array:
   return jnp.maximum(jnp.abs(z), 1)
 
 
-def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> types.Memories:
+def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> reference.Memories:
   """The memories that one row sees."""
   base = seen.bases[0][0]
   for memories, own in seen.bases[1:]:
@@ -326,7 +330,7 @@ def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> types.Memories:
   if base.normalizer is not None:
     normalizer = dot("bhni,bhik->bhnk", written, tokens.key)
     normalizer += share[..., None] * base.normalizer
-  return types.Memories(memory, normalizer)
+  return reference.Memories(memory, normalizer)
 
 
 def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
@@ -355,4 +359,4 @@ def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
     key=key / spec.chunk_size, value=value / spec.chunk_size
   )
   places = places._replace(writes=places.phase == spec.chunk_size - 1)
-  return tokens, places, types.Sums(key[:, :, -1], value[:, :, -1])
+  return tokens, places, reference.Sums(key[:, :, -1], value[:, :, -1])

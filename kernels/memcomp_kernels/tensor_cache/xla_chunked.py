@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, window
-from memcomp_kernels.softmax_attention import types as attention
+from memcomp_kernels.softmax_attention import reference as attention
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
-from memcomp_kernels.tensor_cache import reference, tile, tilings, types
+from memcomp_kernels.tensor_cache import reference, tile, tilings
 
 
 class Kernels(NamedTuple):
@@ -35,19 +35,19 @@ class Kernels(NamedTuple):
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
   kernels: Kernels | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `api.chunk`, as all but `kernels`.
+    state: as in `Op.chunk`, as all but `kernels`.
     inputs: of the call.
     spec: the memory's meaning.
     segment_ids: of packed rows.
@@ -75,8 +75,8 @@ def chunk(
   carry, reads = kernels.memory(
     plan, state, reset_state, _tokens(spec, inputs, written), writes, spec
   )
-  state = types.State(
-    window=types.Window(new.keys, new.values, routes),
+  state = reference.State(
+    window=reference.Window(new.keys, new.values, routes),
     memories=carry.memories,
     starts=carry.starts,
     sums=carry.sums,
@@ -115,7 +115,7 @@ def _writes(plan, state, reset_state, inputs, spec):
 
   In the order of `window.compact`.
   """
-  token = types.Window(inputs.key, inputs.value, inputs.write_route)
+  token = reference.Window(inputs.key, inputs.value, inputs.write_route)
   if spec.chunked:
     return window.compact(plan, token), plan.run[:, plan.prior :] >= 0, None
   rows, reset_rows = state.window, reset_state.window
@@ -132,7 +132,9 @@ def _writes(plan, state, reset_state, inputs, spec):
   return written, writes, routes
 
 
-def _tokens(spec, inputs: types.Inputs, written: types.Window) -> tile.Tokens:
+def _tokens(
+  spec, inputs: reference.Inputs, written: reference.Window
+) -> tile.Tokens:
   """What the memory sees of the call's tokens, `[batch, time, heads, ...]`."""
   dtype = inputs.query.dtype
   wide = contract.accumulation_dtype(inputs.query, inputs.log_decay)
@@ -160,11 +162,11 @@ def _tokens(spec, inputs: types.Inputs, written: types.Window) -> tile.Tokens:
 
 def memory(
   plan: window.Plan,
-  state: types.State,
-  reset_state: types.State,
+  state: reference.State,
+  reset_state: reference.State,
   tokens: tile.Tokens,
   writes: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
   """Runs the memory of a call, in plain JAX.
 
@@ -222,7 +224,7 @@ def _tiles(x: jax.Array, size: int, fill: Any) -> jax.Array:
   return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
-def _carry(state: types.State, spec: types.Spec) -> tile.Carry:
+def _carry(state: reference.State, spec: reference.Spec) -> tile.Carry:
   """What goes from tile to tile, timescales and slots as lanes."""
 
   def lanes(memories):

@@ -1,5 +1,145 @@
 """Test-time training: a memory that is a small model (arXiv 2407.04620)."""
 
-from memcomp_kernels.test_time_training.api import test_time_training
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.test_time_training import reference, xla_chunked
 
 __all__ = ["test_time_training"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "test_time_training",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int | None = None,
+  dtype: Any,
+  layers: reference.Layers | None = None,
+  norm_scale: jax.Array | None = None,
+  norm_bias: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys.
+    value_dim: width of values, the same.
+    dtype: of the weights.
+    layers: the inner model at first, `[heads, in, out]` and `[heads, out]` a
+      layer, see `Spec.widths`; default zeros, from which "mlp" learns only the
+      bias of its second layer.
+    norm_scale: of the inner layer norm, `[heads, key_dim]`; default ones.
+    norm_bias: of the inner layer norm, `[heads, key_dim]`; default zeros.
+
+  Raises:
+    ValueError: widths differ.
+  """
+  if value_dim not in (None, key_dim):
+    raise ValueError(
+      f"key_dim={key_dim} and value_dim={value_dim} must be equal: the inner"
+      " model answers x + LN(model(x))"
+    )
+
+  def fill(initial, *shape, default=0.0):
+    if initial is None:
+      return jnp.full((batch, heads, *shape), default, dtype)
+    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
+
+  widths = spec.widths(key_dim)
+  filled = tuple(
+    reference.Layer(fill(weight, *width), fill(bias, width[1]))
+    for (weight, bias), width in zip(
+      layers or [(None, None)] * len(widths), widths, strict=True
+    )
+  )
+  integer = jnp.zeros(batch, jnp.int32)
+  return reference.State(
+    layers=filled,
+    starts=filled if spec.stale else None,
+    position=integer if spec.stale else None,
+    norm_scale=fill(norm_scale, key_dim, default=1.0),
+    norm_bias=fill(norm_bias, key_dim),
+    segment_id=integer,
+  )
+
+
+def _check(spec, sizes, state):
+  if state is None:
+    return
+  widths = tuple(layer.weight.shape[2:] for layer in state.layers)
+  if widths != spec.widths(sizes["key_dim"]):
+    raise ValueError(
+      f"test_time_training: the state has layers of {widths}, but"
+      f" model={spec.model!r} with expansion={spec.expansion} has"
+      f" {spec.widths(sizes['key_dim'])}"
+    )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  if spec.model == "linear":
+    name, model = "TTT-Linear", "x W + b"
+    exact = "by substitution"
+    floats = "H * d_k * (d_k + 1)"
+    flops = "H * (6 * d_k**2 + 4 * C * d_k)"
+  else:
+    name, model = "TTT-MLP", "gelu(x W_1 + b_1) W_2 + b_2"
+    exact = "token by token over the tile's rows"
+    floats = "H * d_k * (2 * e * d_k + e + 1)"
+    flops = "H * (14 * e * d_k**2 + 4 * (1 + e) * C * d_k)"
+  return op_lib.Facts(
+    objective=f"`l(W) = |f(k; W) - v|^2 / 2`, `f(x; W) = x + LN({model})`",
+    update=(
+      "`A <- A - eta grad l(W')`, `W = W' + c (A - W')`, `c` about `1 / j` at a"
+      " chunk's token `j`, or 1; `y = f(q; W)`"
+    ),
+    chunk=(
+      f"gradients at `W'`, the weights before a chunk of {spec.chunk_size}"
+      " tokens, and `A = W'` there; `gradient_at=token`: at the weights before"
+      f" the token, `c = 1`, exact at any tile, {exact}"
+    ),
+    source=(
+      f"{name}, arXiv 2407.04620, eq. (4)-(6), section 2.7; `c` as released"
+    ),
+    floats=floats,
+    flops=flops,
+  )
+
+
+test_time_training = op_lib.Op(
+  name="test_time_training",
+  about="""
+  Test-time training (arXiv 2407.04620): a memory that is a small model.
+
+  It is also named `ttt`.
+
+  The inner model takes a gradient step of rate `eta` on `|f(k) - v|^2 / 2` for
+  every token, then `y = f(q)`, with `f(x) = x + LN(model(x))`. A fresh model
+  and its norm can be given as `layers`, `norm_scale` and `norm_bias`;
+  flash-linear-attention's `chunk_ttt_linear` calls the last two `w` and `b`.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  names={"write_rate": "eta"},
+  make_state=_make_state,
+  constants=("norm_scale", "norm_bias"),
+  check=_check,
+)

@@ -15,7 +15,9 @@ The output is read after the write. The chunk's last W_t is the next chunk's W'.
 Without forget gate and with c = 1, A_t = W_t is the paper's mini-batch step.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +25,135 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
-from memcomp_kernels.test_time_training import types
+from memcomp_kernels.shapes import If
+
+MODELS = ("linear", "mlp")
+GRADIENT_AT = ("chunk_start", "token")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of a test-time training memory.
+
+  Attributes:
+    model: the inner model f: "linear" (one layer) or "mlp" (two, with GELU
+      between them).
+    expansion: hidden features of "mlp" per feature of a key, >= 1. Ignored by
+      "linear".
+    gradient_at: where the inner loss's gradient is taken: "chunk_start" (the
+      paper's mini-batch form: at the weights before the chunk, for all its
+      tokens) or "token" (at the weights before each token: online).
+    chunk_size: tokens that share a chunk-start gradient, >= 1. Ignored by
+      "token".
+    forget_gate: whether weights decay; if False (the paper), `log_decay` is
+      ignored.
+    norm_eps: inside the layer norm of the inner model, > 0. It bounds that
+      norm's Jacobian by about 1 / sqrt(eps).
+  """
+
+  model: str = "linear"
+  expansion: int = 4
+  gradient_at: str = "chunk_start"
+  chunk_size: int = 16
+  forget_gate: bool = False
+  norm_eps: float = 1e-6
+
+  def __post_init__(self):
+    for name, choices in (("model", MODELS), ("gradient_at", GRADIENT_AT)):
+      value = getattr(self, name)
+      if value not in choices:
+        raise ValueError(
+          f"{name}={value!r} is not one of: {', '.join(choices)}"
+        )
+    for name in ("expansion", "chunk_size"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if not self.norm_eps > 0:
+      raise ValueError(f"norm_eps={self.norm_eps} must be positive")
+
+  @property
+  def stale(self) -> bool:
+    """Whether several tokens share one chunk-start gradient."""
+    return self.gradient_at == "chunk_start" and self.chunk_size > 1
+
+  def widths(self, dim: int) -> tuple[tuple[int, int], ...]:
+    """Features in and out of every inner layer, for keys of `dim`."""
+    if self.model == "linear":
+      return ((dim, dim),)
+    hidden = self.expansion * dim
+    return ((dim, hidden), (hidden, dim))
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: what the inner model is asked.
+    key: what it is trained on.
+    value: what it should answer; as wide as the key, because the inner model
+      answers x + LN(model(x)).
+    log_decay: log beta <= 0; ignored without `Spec.forget_gate`.
+    write_rate: eta >= 0, the inner learning rate.
+    step_scale: c: at this token the weights stand at this share of the way that
+      the chunk's gradients have gone so far, about 1 / j at the chunk's j-th
+      token in the released models; None is 1. Only with gradients at chunk
+      starts: else scale `write_rate`.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads key_dim"]
+  log_decay: Annotated[jax.Array, "batch time heads 1", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1"]
+  step_scale: Annotated[
+    jax.Array | None, "batch time heads 1", If("stale", required=False)
+  ] = None
+
+
+class Layer(NamedTuple):
+  """One layer of the inner model, x W + b; float32 or wider.
+
+  Attributes:
+    weight: W, `[batch, heads, in, out]`.
+    bias: b, `[batch, heads, out]`.
+  """
+
+  weight: jax.Array
+  bias: jax.Array
+
+
+Layers = tuple[Layer, ...]
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    layers: the inner model's weights after all gradients so far, each at its
+      full rate: one layer, or two for "mlp".
+    starts: the weights at the start of the current chunk, equal to `layers`
+      (and never read) while `position` is 0; None with gradients per token.
+    position: tokens since the chunk started, in [0, chunk_size); None with
+      gradients per token.
+    norm_scale: weight of the inner layer norm, which no token changes.
+    norm_bias: its bias, which no token changes.
+    segment_id: the current segment, 0 before any token.
+  """
+
+  layers: Layers
+  starts: Annotated[Layers | None, If("stale")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  norm_scale: Annotated[jax.Array, "batch heads key_dim"]
+  norm_bias: Annotated[jax.Array, "batch heads key_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def answer(
-  layers: types.Layers,
+  layers: Layers,
   x: jax.Array,
   norm_scale: jax.Array,
   norm_bias: jax.Array,
@@ -45,8 +168,8 @@ def answer(
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Writes one token, then reads.
 
   Args:

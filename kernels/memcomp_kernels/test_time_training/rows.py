@@ -22,7 +22,7 @@ from jax import lax
 
 from memcomp_kernels.math import decay
 from memcomp_kernels.math import solver as solver_lib
-from memcomp_kernels.test_time_training import inner, types
+from memcomp_kernels.test_time_training import inner, reference
 
 Product = Callable[[str, jax.Array, jax.Array], jax.Array]
 
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
   u: jax.Array
 
 
-def apply(product: Product, layer: types.Layer, x: jax.Array) -> jax.Array:
+def apply(product: Product, layer: reference.Layer, x: jax.Array) -> jax.Array:
   """X W + b, `[batch, heads, tile, out]`."""
   y = product("bhci,bhio->bhco", x, layer.weight)
   return y + layer.bias[..., None, :]
@@ -47,7 +47,7 @@ def apply(product: Product, layer: types.Layer, x: jax.Array) -> jax.Array:
 
 def at_start(
   product: Product,
-  starts: types.Layers,
+  starts: reference.Layers,
   key: jax.Array,
   labels: inner.Labels,
   eps: float,
@@ -64,7 +64,7 @@ def at_start(
 
 def per_token_linear(
   product: Product,
-  layer: types.Layer,
+  layer: reference.Layer,
   key: jax.Array,
   labels: inner.Labels,
   before: decay.DecayBefore,
@@ -83,7 +83,7 @@ def per_token_linear(
 
 def per_token_mlp(
   product: Product,
-  layers: types.Layers,
+  layers: reference.Layers,
   key: jax.Array,
   labels: inner.Labels,
   before: decay.DecayBefore,

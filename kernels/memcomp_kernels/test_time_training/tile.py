@@ -22,34 +22,31 @@ import jax.numpy as jnp
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import decay, matmul, solver
-from memcomp_kernels.test_time_training import (
-  inner,
-  rows,
-  tilings,
-  types,
-)
+from memcomp_kernels.test_time_training import inner, reference, rows, tilings
 
 
-def flatten(layers: types.Layers, *constants: jax.Array) -> chunked.Memories:
+def flatten(
+  layers: reference.Layers, *constants: jax.Array
+) -> chunked.Memories:
   """Layers, and what tokens never change, as the scheme's memories."""
   return (*jax.tree.leaves(layers), *constants)
 
 
 def unflatten(
   memories: chunked.Memories,
-) -> tuple[types.Layers, jax.Array, jax.Array]:
+) -> tuple[reference.Layers, jax.Array, jax.Array]:
   """Layers, norm scale and norm bias."""
   *weights, scale, bias = memories
   pairs = zip(weights[::2], weights[1::2], strict=True)
-  return tuple(types.Layer(*pair) for pair in pairs), scale, bias
+  return tuple(reference.Layer(*pair) for pair in pairs), scale, bias
 
 
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
@@ -119,7 +116,7 @@ def run(
     kept = factors.total[..., None]
     weight = kept[..., None] * layer.weight
     weight = weight - product("bhci,bhco->bhio", new.x, u)
-    ends.append(types.Layer(weight, kept * layer.bias - jnp.sum(u, axis=2)))
+    ends.append(reference.Layer(weight, kept * layer.bias - jnp.sum(u, axis=2)))
   memories = flatten(tuple(ends))
   if scale is not None:
     moved = tuple(

@@ -3,7 +3,7 @@
 import dataclasses
 
 from memcomp_kernels.math import solver as solver_lib
-from memcomp_kernels.test_time_training import types
+from memcomp_kernels.test_time_training import reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,6 @@ class Tiling:
       raise ValueError(f"tile_time={self.tile_time} must be at least 1")
 
 
-def tile_time(spec: types.Spec, tiling: Tiling) -> int:
+def tile_time(spec: reference.Spec, tiling: Tiling) -> int:
   """Tokens a tile: the chunk where that is meaning, else free."""
   return spec.chunk_size if spec.stale else tiling.tile_time

@@ -8,10 +8,10 @@ the tile is free, and the result does not depend on it.
 import jax
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.test_time_training import tile, tilings, types
+from memcomp_kernels.test_time_training import reference, tile, tilings
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   constants = state.norm_scale, state.norm_bias
   starts = None
   if state.starts is not None:
@@ -20,12 +20,12 @@ def _take_apart(state: types.State) -> chunked.Parts:
   return chunked.Parts(memories, starts, state.position, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   layers, norm_scale, norm_bias = tile.unflatten(parts.memories)
   starts = None
   if parts.starts is not None:
     starts, _, _ = tile.unflatten(parts.starts)
-  return types.State(
+  return reference.State(
     layers=layers,
     starts=starts,
     position=parts.position,
@@ -36,15 +36,15 @@ def _put_together(parts: chunked.Parts) -> types.State:
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   tiling = tiling or tilings.Tiling()
   form = chunked.Form(
     spec=spec,

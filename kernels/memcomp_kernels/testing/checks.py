@@ -52,7 +52,7 @@ class Subject:
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
     """The implementation under test."""
-    return self.memory.api.chunk(
+    return self.memory.op.chunk(
       state,
       inputs,
       spec=self.spec,
@@ -63,7 +63,7 @@ class Subject:
 
   def reference(self, state, inputs, segment_ids=None, reset_state=None):
     """The definition."""
-    return self.memory.api.reference(
+    return self.memory.op.reference(
       state,
       inputs,
       spec=self.spec,
@@ -73,7 +73,7 @@ class Subject:
 
   def step(self, state, inputs):
     """One token."""
-    return self.memory.api.step(state, inputs, spec=self.spec)
+    return self.memory.op.step(state, inputs, spec=self.spec)
 
 
 def assert_agree(

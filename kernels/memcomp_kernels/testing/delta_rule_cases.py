@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.delta_rule import api as delta_rule
+from memcomp_kernels import delta_rule
 from memcomp_kernels.testing import memory
 
 
@@ -61,7 +61,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="delta_rule",
-  api=delta_rule,
+  op=delta_rule,
   specs=_SPECS,
   typical=("gated",),
   make_inputs=_inputs,

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.infini_attention import api as infini_attention
+from memcomp_kernels import infini_attention
+from memcomp_kernels.infini_attention import reference
 from memcomp_kernels.testing import memory
 
 
@@ -38,7 +39,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   )
   keys = jax.random.split(key)
   written = state.association
-  written = infini_attention.Association(
+  written = reference.Association(
     0.5 * jax.random.normal(keys[0], written.memory.shape),
     # Sums of features are not negative.
     0.5 + jax.random.uniform(keys[1], written.normalizer.shape),
@@ -77,7 +78,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="infini_attention",
-  api=infini_attention,
+  op=infini_attention,
   specs=_SPECS,
   typical=("segments",),
   make_inputs=_inputs,

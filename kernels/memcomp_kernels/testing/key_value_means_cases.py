@@ -5,7 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.key_value_means import api as key_value_means
+from memcomp_kernels import key_value_means
+from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.testing import memory
 
 
@@ -75,15 +76,15 @@ def _specs():
     chunk_size=4,
     window_chunks=1,
     rotary_dim=2,
-    budget=key_value_means.FixedBudget(4),
+    budget=budgets.FixedBudget(4),
     max_length=64,
   )
-  power = key_value_means.PowerLawBudget(scale=2.0, exponent=0.6, minimum=3)
+  power = budgets.PowerLawBudget(scale=2.0, exponent=0.6, minimum=3)
   return {
     "power": dataclasses.replace(base, budget=power, window_chunks=2),
     "fixed": dataclasses.replace(base, chunk_size=3, window_chunks=2),
     "saturating": dataclasses.replace(
-      base, budget=key_value_means.SaturatingBudget(12)
+      base, budget=budgets.SaturatingBudget(12)
     ),
     "user": dataclasses.replace(base, budget=_tokens_over_three),
     "gated-appends": dataclasses.replace(base, budget=power, gate_appends=True),
@@ -94,7 +95,7 @@ def _specs():
 
 MEMORY = memory.Memory(
   name="key_value_means",
-  api=key_value_means,
+  op=key_value_means,
   specs=_specs(),
   typical=("power",),
   make_inputs=_inputs,

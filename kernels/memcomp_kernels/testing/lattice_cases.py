@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.lattice import api as lattice
+from memcomp_kernels import lattice
 from memcomp_kernels.testing import memory
 
 
@@ -81,7 +81,7 @@ def _specs():
 
 MEMORY = memory.Memory(
   name="lattice",
-  api=lattice,
+  op=lattice,
   specs=_specs(),
   typical=("chunk-decoding", "token"),
   make_inputs=_inputs,

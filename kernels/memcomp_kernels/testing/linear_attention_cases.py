@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.linear_attention import api as linear_attention
+from memcomp_kernels import linear_attention
 from memcomp_kernels.testing import memory
 
 
@@ -67,7 +67,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="linear_attention",
-  api=linear_attention,
+  op=linear_attention,
   specs=_SPECS,
   typical=("decayed",),
   make_inputs=_inputs,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from memcomp_kernels import op as op_lib
 from memcomp_kernels.math import activations
 
 
@@ -15,7 +16,7 @@ class Memory:
 
   Attributes:
     name: of the memory.
-    api: its module: init_state, step, chunk, reference, IMPLEMENTATIONS.
+    op: what is tested.
     specs: the meanings that are checked, by a short name.
     typical: names of the few Specs that layout, packing and precision are
       checked with: they do not depend on the rest of the Spec.
@@ -31,7 +32,7 @@ class Memory:
   """
 
   name: str
-  api: Any
+  op: op_lib.Op
   specs: dict[str, Any]
   typical: tuple[str, ...]
   make_inputs: Callable[..., Any]

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.ovq import api as ovq
+from memcomp_kernels import ovq
 from memcomp_kernels.testing import memory
 
 
@@ -60,7 +60,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="ovq",
-  api=ovq,
+  op=ovq,
   specs=_SPECS,
   typical=("plateau",),
   make_inputs=_inputs,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.rwkv7 import api as rwkv7
+from memcomp_kernels import rwkv7
 from memcomp_kernels.testing import memory
 
 
@@ -61,7 +61,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="rwkv7",
-  api=rwkv7,
+  op=rwkv7,
   specs=_SPECS,
   typical=("released",),
   make_inputs=_inputs,

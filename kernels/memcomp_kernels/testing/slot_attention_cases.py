@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.slot_attention import api as slot_attention
+from memcomp_kernels import slot_attention
 from memcomp_kernels.testing import memory
 
 
@@ -72,7 +72,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="slot_attention",
-  api=slot_attention,
+  op=slot_attention,
   specs=_SPECS,
   typical=("gated",),
   make_inputs=_inputs,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.softmax_attention import api as softmax_attention
+from memcomp_kernels import softmax_attention
 from memcomp_kernels.testing import memory
 
 # Of full attention's state: more than the suite's longest sequence.
@@ -65,7 +65,7 @@ def _edges(inputs):
 
 MEMORY = memory.Memory(
   name="softmax_attention",
-  api=softmax_attention,
+  op=softmax_attention,
   specs={
     "window-sinks": softmax_attention.Spec(window_size=6, sink_tokens=2),
     "full": softmax_attention.Spec(),

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.state_space_duality import api as state_space_duality
+from memcomp_kernels import state_space_duality
 from memcomp_kernels.testing import memory
 
 
@@ -60,7 +60,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="state_space_duality",
-  api=state_space_duality,
+  op=state_space_duality,
   specs=_SPECS,
   typical=("shared",),
   make_inputs=_inputs,

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.tensor_cache import api as tensor_cache
+from memcomp_kernels import tensor_cache
 from memcomp_kernels.testing import memory
 
 # Tokens that windows with sinks hold before the first token: a segment that
@@ -136,7 +136,7 @@ def _specs():
 
 MEMORY = memory.Memory(
   name="tensor_cache",
-  api=tensor_cache,
+  op=tensor_cache,
   specs=_specs(),
   typical=("evicted-delta", "all-outer"),
   make_inputs=_inputs,

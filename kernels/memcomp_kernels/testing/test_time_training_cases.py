@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.test_time_training import api as test_time_training
+from memcomp_kernels import test_time_training
+from memcomp_kernels.test_time_training import reference
 from memcomp_kernels.testing import memory
 
 
@@ -42,7 +43,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
     value_dim=value_dim,
     dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
     layers=tuple(
-      test_time_training.Layer(normal(*width), normal(width[1]))
+      reference.Layer(normal(*width), normal(width[1]))
       for width in spec.widths(value_dim)
     ),
     norm_scale=1 + normal(value_dim),
@@ -79,7 +80,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="test_time_training",
-  api=test_time_training,
+  op=test_time_training,
   specs=_SPECS,
   typical=("linear",),
   make_inputs=_inputs,

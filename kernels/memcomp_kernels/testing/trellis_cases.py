@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.testing import memory
-from memcomp_kernels.trellis import api as trellis
 
 # Specs of this phi_eps are checked with inputs that bring their own instead.
 _EPS_IN_INPUTS = 7.0
@@ -88,7 +88,7 @@ def _smooth():
 
 MEMORY = memory.Memory(
   name="trellis",
-  api=trellis,
+  op=trellis,
   specs=_specs(),
   typical=("chunk-ln_silu", "token"),
   make_inputs=_inputs,

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import two_pass_delta
 from memcomp_kernels.testing import memory
-from memcomp_kernels.two_pass_delta import api as two_pass_delta
 
 # Specs of this eps are checked with two rates and tokens that only read.
 _ALL_INPUTS = 0.5
@@ -76,7 +76,7 @@ _SPECS = {
 
 MEMORY = memory.Memory(
   name="two_pass_delta",
-  api=two_pass_delta,
+  op=two_pass_delta,
   specs=_SPECS,
   typical=("write-first",),
   make_inputs=_inputs,

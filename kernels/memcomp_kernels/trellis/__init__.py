@@ -1,5 +1,104 @@
 """Trellis: a two-pass key-value compression memory (arXiv 2512.23852)."""
 
-from memcomp_kernels.trellis.api import trellis
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.trellis import reference, tilings, xla_chunked
 
 __all__ = ["trellis"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "trellis",
+  options={"tiling": ("xla_chunked", "mosaic_tpu")},
+  reference=reference.reference,
+  xla_chunked=xla_chunked.run,
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.trellis.pallas_tpu.engine", function="run"
+  ),
+  mosaic_gpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_gpu.engine"),
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  key_memory: jax.Array | None = None,
+  value_memory: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: columns of the key memory.
+    value_dim: columns of the value memory.
+    dtype: of the memories.
+    key_memory: initial M_K `[heads, num_slots, key_dim]`; default zeros. phi
+      with a norm has a steep gradient at zero (1 / sqrt(phi_eps)).
+    value_memory: initial M_V `[heads, num_slots, value_dim]`; default zeros.
+  """
+
+  def memory(initial, dim):
+    shape = (batch, heads, spec.num_slots, dim)
+    if initial is None:
+      return jnp.zeros(shape, dtype)
+    return jnp.broadcast_to(initial.astype(dtype), shape)
+
+  memories = memory(key_memory, key_dim), memory(value_memory, value_dim)
+  starts = memories if spec.stale else (None, None)
+  position = jnp.zeros(batch, jnp.int32) if spec.stale else None
+  return reference.State(
+    *memories, *starts, position, jnp.zeros(batch, jnp.int32)
+  )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  return op_lib.Facts(
+    objective=(
+      "`|phi(M w) - alpha|^2 / 2`: of `M_K` with `w = k`, of `M_V` with"
+      " `w = v`; `alpha` is the token's code"
+    ),
+    update=(
+      "`M <- beta M - gamma J_phi(M' w)^T (phi(M' w) - alpha) w^T`, both;"
+      " `y = M_V^T f(M_K q)`"
+    ),
+    chunk=(
+      f"gradients at `M'`, the memory before a chunk of {spec.chunk_size}"
+      " tokens; `gradient_at=token`: at the memory before the token, exact at"
+      " any tile, by substitution or by sweeps to a tolerance"
+    ),
+    source="Trellis, arXiv 2512.23852, eq. (5)-(9), chunks (11)-(12)",
+    floats="H * m * (d_k + d_v)",
+    flops="H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))",
+  )
+
+
+trellis = op_lib.Op(
+  name="trellis",
+  about="""
+  Trellis (arXiv 2512.23852): two memories of slots, compressed in two passes.
+
+  The first pass learns to answer `k` by the code `target`, the second `v`, each
+  by a gradient step of rate `write_rate` on `|phi(M w) - target|^2 / 2` after
+  the decay `g`. Then `y = M_V^T f(M_K q)`.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  make_state=_make_state,
+  Tiling=tilings.Tiling,
+)

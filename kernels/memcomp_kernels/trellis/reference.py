@@ -15,7 +15,9 @@ and drops the loss's factor 2 between (8) and (9); the README here lists all
 corrections.
 """
 
+import dataclasses
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +25,130 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
-from memcomp_kernels.trellis import types
+from memcomp_kernels.shapes import If
+
+GRADIENT_AT = ("chunk_start", "token")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+  """The meaning of a Trellis memory: changing a field changes the function.
+
+  Attributes:
+    num_slots: rows m of both memories, >= 1.
+    phi: the activation inside the loss |phi(M w) - target|^2 of both passes.
+    phi_eps: inside phi's layer norm or L2 norm. It bounds phi's Jacobian by
+      about 1 / sqrt(eps); 1e-6 is the literal layer norm, whose gradients
+      spike on real text, 1.0 trains best.
+    read_activation: f, between the two passes' reads.
+    read_eps: inside f's layer norm or L2 norm.
+    gradient_at: where the loss gradient is taken: "chunk_start" (the paper's
+      mini-batch form: at the memory before the chunk, for all its tokens) or
+      "token" (at the memory before each token: the paper's b = 1).
+    chunk_size: tokens that share a chunk-start gradient, >= 1. Ignored by
+      "token".
+    forget_gate: if False, `log_decay` is ignored and nothing decays.
+    value_readout_phi: apply phi to the output of the second read.
+    first_order: stop the gradient at z = M w, where the inner gradient is
+      taken (an ablation: no differentiation through the inner step).
+  """
+
+  num_slots: int = 64
+  phi: str = "ln_silu"
+  phi_eps: float = 1.0
+  read_activation: str = "ln_silu"
+  read_eps: float = 1e-6
+  gradient_at: str = "chunk_start"
+  chunk_size: int = 16
+  forget_gate: bool = True
+  value_readout_phi: bool = False
+  first_order: bool = False
+
+  def __post_init__(self):
+    for name in ("phi", "read_activation"):
+      value = getattr(self, name)
+      if value not in activations.ACTIVATIONS:
+        choices = ", ".join(activations.ACTIVATIONS)
+        raise ValueError(f"{name}={value!r} is not one of: {choices}")
+    if self.gradient_at not in GRADIENT_AT:
+      choices = ", ".join(GRADIENT_AT)
+      raise ValueError(
+        f"gradient_at={self.gradient_at!r} is not one of: {choices}"
+      )
+    for name in ("num_slots", "chunk_size"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    for name in ("phi_eps", "read_eps"):
+      if not getattr(self, name) > 0:
+        raise ValueError(f"{name}={getattr(self, name)} must be positive")
+
+  @property
+  def stale(self) -> bool:
+    """Whether several tokens share one chunk-start gradient."""
+    return self.gradient_at == "chunk_start" and self.chunk_size > 1
+
+  def eps(self, log_phi_eps: jax.Array | None) -> jax.Array | float:
+    """Returns phi's eps where tokens bring `log_phi_eps`, or do not."""
+    return self.phi_eps if log_phi_eps is None else jnp.exp(log_phi_eps)
+
+
+class Inputs(NamedTuple):
+  """What one token brings; `step` takes it without the axis `time`.
+
+  Attributes:
+    query: reads pass 1.
+    key: written in pass 1.
+    value: written in pass 2.
+    target: alpha, the code that both passes write.
+    log_decay: log beta <= 0, one for both passes or one for each, key pass
+      first; ignored without `Spec.forget_gate`.
+    write_rate: gamma >= 0, as `log_decay`.
+    log_phi_eps: log of phi's eps; None takes `Spec.phi_eps`. A logarithm, so
+      that a learned eps stays positive and the zeros of an empty place are an
+      eps of 1.
+  """
+
+  query: Annotated[jax.Array, "batch time heads key_dim"]
+  key: Annotated[jax.Array, "batch time heads key_dim"]
+  value: Annotated[jax.Array, "batch time heads value_dim"]
+  target: Annotated[jax.Array, "batch time heads num_slots"]
+  log_decay: Annotated[jax.Array, "batch time heads 1|2", If("forget_gate")]
+  write_rate: Annotated[jax.Array, "batch time heads 1|2"]
+  log_phi_eps: Annotated[jax.Array | None, "batch time heads 1"] = None
+
+
+class State(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  Attributes:
+    key_memory: M_K.
+    value_memory: M_V.
+    key_memory_start: M_K at the start of the current chunk, equal to
+      `key_memory` (and never read) while `position` is 0; only with gradients
+      at chunk starts, None otherwise.
+    value_memory_start: M_V there.
+    position: tokens since the chunk started, in [0, chunk_size); only with
+      gradients at chunk starts, None otherwise.
+    segment_id: the current segment, 0 before any token.
+  """
+
+  key_memory: Annotated[jax.Array, "batch heads num_slots key_dim"]
+  value_memory: Annotated[jax.Array, "batch heads num_slots value_dim"]
+  key_memory_start: Annotated[
+    jax.Array | None, "batch heads num_slots key_dim", If("stale")
+  ]
+  value_memory_start: Annotated[
+    jax.Array | None, "batch heads num_slots value_dim", If("stale")
+  ]
+  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
+
 
 # The definition does not round float32 to bfloat16, as TPUs do by default.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
-def _gates(inputs: types.Inputs, spec: types.Spec, dtype) -> tuple:
+def _gates(inputs: Inputs, spec: Spec, dtype) -> tuple:
   """Returns (beta_K, beta_V), (gamma_K, gamma_V), each `[batch, heads]`."""
   log_decay = inputs.log_decay.astype(dtype)
   if not spec.forget_gate:
@@ -39,8 +158,8 @@ def _gates(inputs: types.Inputs, spec: types.Spec, dtype) -> tuple:
 
 
 def step(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec
-) -> tuple[types.State, jax.Array]:
+  state: State, inputs: Inputs, *, spec: Spec
+) -> tuple[State, jax.Array]:
   """Writes one token, then reads.
 
   Args:

@@ -24,7 +24,7 @@ from jax import lax
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import activations, decay, matmul, solver
-from memcomp_kernels.trellis import tilings, types
+from memcomp_kernels.trellis import reference, tilings
 
 Memories = chunked.Memories
 
@@ -32,9 +32,9 @@ Memories = chunked.Memories
 def run(
   memories: Memories,
   starts: Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
 ) -> tuple[Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.

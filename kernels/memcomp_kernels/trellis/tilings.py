@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from memcomp_kernels.math import solver as solver_lib
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 
 if TYPE_CHECKING:
   from memcomp_kernels.trellis.pallas_tpu import plan as layout
@@ -173,13 +173,13 @@ class Tiling:
       raise ValueError(f"decay={self.decay!r} is not one of: {choices}")
 
 
-def tile_time(spec: types.Spec, tiling: Tiling) -> int:
+def tile_time(spec: reference.Spec, tiling: Tiling) -> int:
   """Tokens a tile: the chunk where that is meaning, else free."""
   return spec.chunk_size if spec.stale else tiling.tile_time or _TILE_TIME
 
 
 def unit(
-  spec: types.Spec,
+  spec: reference.Spec,
   heads: int,
   key_dim: int,
   value_dim: int,
@@ -243,7 +243,7 @@ def _fitting(heads, key_dim, value_dim) -> list[int]:
 
 
 def unsupported(
-  spec: types.Spec, heads: int, key_dim: int, value_dim: int
+  spec: reference.Spec, heads: int, key_dim: int, value_dim: int
 ) -> str | None:
   """Why there is no layout for these sizes, or None."""
   chunk = spec.chunk_size

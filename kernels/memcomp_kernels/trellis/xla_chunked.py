@@ -9,10 +9,10 @@ import jax
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import solver
-from memcomp_kernels.trellis import tile, tilings, types
+from memcomp_kernels.trellis import reference, tile, tilings
 
 
-def _take_apart(state: types.State) -> chunked.Parts:
+def _take_apart(state: reference.State) -> chunked.Parts:
   starts = None
   key_start, value_start = state.key_memory_start, state.value_memory_start
   if key_start is not None and value_start is not None:
@@ -21,10 +21,10 @@ def _take_apart(state: types.State) -> chunked.Parts:
   return chunked.Parts(memories, starts, state.position, state.segment_id)
 
 
-def _put_together(parts: chunked.Parts) -> types.State:
+def _put_together(parts: chunked.Parts) -> reference.State:
   key_memory, value_memory = parts.memories
   key_start, value_start = parts.starts or (None, None)
-  return types.State(
+  return reference.State(
     key_memory=key_memory,
     value_memory=value_memory,
     key_memory_start=key_start,
@@ -35,15 +35,15 @@ def _put_together(parts: chunked.Parts) -> types.State:
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `api.chunk`."""
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
   return run(
     state,
     inputs,
@@ -55,14 +55,14 @@ def chunk(
 
 
 def run(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array, solver.Stats | None]:
+) -> tuple[reference.State, jax.Array, solver.Stats | None]:
   """As `chunk`; also returns how systems were solved, `[batch, heads]`.
 
   None with stale gradients, where there is nothing to solve.
@@ -76,7 +76,7 @@ def run(
   )
 
 
-def form(spec: types.Spec, tiling: tilings.Tiling) -> chunked.Form:
+def form(spec: reference.Spec, tiling: tilings.Tiling) -> chunked.Form:
   """Trellis for `chunking.chunked`."""
   return chunked.Form(
     spec=spec,

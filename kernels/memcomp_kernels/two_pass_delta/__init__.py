@@ -1,5 +1,99 @@
 """Two-pass delta rule: keys, then values, compressed by regression."""
 
-from memcomp_kernels.two_pass_delta.api import two_pass_delta
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memcomp_kernels import dispatch
+from memcomp_kernels import op as op_lib
+from memcomp_kernels.two_pass_delta import reference, xla_chunked
 
 __all__ = ["two_pass_delta"]
+
+IMPLEMENTATIONS = dispatch.Implementations(
+  "two_pass_delta",
+  reference=reference.reference,
+  xla_chunked=xla_chunked.chunk,
+)
+
+
+def _make_state(
+  spec: reference.Spec,
+  *,
+  batch: int,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  dtype: Any,
+  source_dim: int | None = None,
+  key_memory: jax.Array | None = None,
+  value_memory: jax.Array | None = None,
+) -> reference.State:
+  """Makes `init_state`.
+
+  Args:
+    spec: the memory's meaning.
+    batch: rows.
+    heads: heads.
+    key_dim: width of keys and codes.
+    value_dim: width of values.
+    dtype: of the memories.
+    source_dim: width of sources and queries; default key_dim.
+    key_memory: `[heads, source_dim, key_dim]`; default zeros.
+    value_memory: `[heads, key_dim, value_dim]`; default zeros.
+  """
+  del spec
+
+  def fill(initial, *shape):
+    if initial is None:
+      return jnp.zeros((batch, heads, *shape), dtype)
+    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
+
+  source_dim = key_dim if source_dim is None else source_dim
+  return reference.State(
+    key_memory=fill(key_memory, source_dim, key_dim),
+    value_memory=fill(value_memory, key_dim, value_dim),
+    segment_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def _facts(spec: reference.Spec) -> op_lib.Facts:
+  """What it computes and costs, see `Op.facts`."""
+  del spec
+  return op_lib.Facts(
+    objective=(
+      "`|S_K^T x - k|^2 / 2`, then `|S_V^T c - v|^2 / 2` of the code"
+      " `c = nsilu(S_K^T x)`"
+    ),
+    update=(
+      "`S <- max(1 - alpha - theta lambda, 0) S - theta w (S^T w - u)^T`: `S_K`"
+      " with `w, u = x, k`, then `S_V` with `c, v`; `y = S_V^T nsilu(S_K^T q)`"
+    ),
+    chunk="exact at any tile: two unit-triangular systems, one after the other",
+    source=(
+      "a third party's description of Trellis (2512.23852), which is another"
+      " memory"
+    ),
+    floats="H * d_k * (d_k + d_v)",
+    flops="H * d_k * (8 * d_k + 6 * d_v)",
+  )
+
+
+two_pass_delta = op_lib.Op(
+  name="two_pass_delta",
+  about="""
+  The two-pass delta rule: keys, then values, compressed by regression.
+
+  The first pass answers `k` where it is asked `source`; the second answers `v`
+  where it is asked the first one's code. Both are gated delta rules with weight
+  decay. `y` is what the second answers to the code of `q`.
+  """,
+  Spec=reference.Spec,
+  Inputs=reference.Inputs,
+  State=reference.State,
+  token_step=reference.step,
+  implementations=IMPLEMENTATIONS,
+  facts=_facts,
+  make_state=_make_state,
+)

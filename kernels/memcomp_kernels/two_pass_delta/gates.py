@@ -1,15 +1,18 @@
 """Decay and rate of both passes from what a token brings."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.two_pass_delta import types
+if TYPE_CHECKING:
+  from memcomp_kernels.two_pass_delta import reference
 
 Gates = tuple[jax.Array, jax.Array]
 
 
 def of_passes(
-  inputs: types.Inputs, spec: types.Spec, dtype: jnp.dtype
+  inputs: "reference.Inputs", spec: "reference.Spec", dtype: jnp.dtype
 ) -> tuple[Gates, Gates]:
   """Returns (decay, rate), each `[..., 1]`, of the first and second pass.
 

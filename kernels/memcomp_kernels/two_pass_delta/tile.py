@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import decay, delta, matmul
-from memcomp_kernels.two_pass_delta import gates, reference, types
+from memcomp_kernels.two_pass_delta import gates, reference
 
 # Of a decay, whose log is summed. What is kept of less is zero for any purpose.
 _SMALLEST = 1e-30
@@ -92,9 +92,9 @@ def solve(
 def run(
   memories: chunked.Memories,
   starts: chunked.Memories,
-  inputs: types.Inputs,
+  inputs: reference.Inputs,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: None,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels.tensor_cache import api as tensor_cache
+from memcomp_kernels import tensor_cache
 
 _ROWS = 25
 """Draws side by side: memories of all tokens would not fit otherwise."""

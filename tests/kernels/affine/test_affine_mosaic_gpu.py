@@ -57,7 +57,7 @@ def check(name, spec, given, ids=None, **mode):
   """Kernels err by no more than twice what the XLA form errs by itself."""
   xla = module(name, "xla_chunked").chunk
   truth = gradients.value_and_gradients(
-    function(memories.MEMORIES[name].api.reference, spec, ids),
+    function(memories.MEMORIES[name].op.reference, spec, ids),
     gradients.cast(given, jnp.float32),
   )
   expected = gradients.value_and_gradients(function(xla, spec, ids), given)
@@ -119,7 +119,7 @@ TENSOR_CACHE = {
 
 
 def tensor_cache(name):
-  spec_type = memories.MEMORIES["tensor_cache"].api.Spec
+  spec_type = memories.MEMORIES["tensor_cache"].op.Spec
   return spec_type(**TENSOR_CACHE[name])
 
 
@@ -179,12 +179,12 @@ def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
 
 def test_says_why_not(monkeypatch):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
-  api = memories.MEMORIES["delta_rule"].api
+  api = memories.MEMORIES["delta_rule"].op
   spec = memories.MEMORIES["delta_rule"].specs["gated"]
   state, _, inputs = arguments("delta_rule", spec, 8)
 
   def chunk(state, inputs, spec=spec, name="delta_rule"):
-    api = memories.MEMORIES[name].api
+    api = memories.MEMORIES[name].op
     return api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
@@ -207,7 +207,7 @@ def test_says_why_not(monkeypatch):
     given = arguments("tensor_cache", long, 8)
     with pytest.raises(NotImplementedError, match="chunk_size=128 is more"):
       chunk(given[0], given[2], long, "tensor_cache")
-  assert api.IMPLEMENTATIONS.default("gpu") == "xla_chunked"
+  assert api.implementations.default("gpu") == "xla_chunked"
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
     }
   )
   states = [memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)]
-  return memory.api, spec, (*states, inputs)
+  return memory.op, spec, (*states, inputs)
 
 
 def both(name, given, segment_ids=None, gradient=True, **mode):

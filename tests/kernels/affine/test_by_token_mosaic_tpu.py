@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels import delta_rule as delta_api
+from memcomp_kernels import state_space_duality as duality_api
+from memcomp_kernels import tensor_cache as tensor_cache_api
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.delta_rule import api as delta_api
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import xla_chunked as delta_xla
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import backend
-from memcomp_kernels.state_space_duality import api as duality_api
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import xla_chunked as duality_xla
 from memcomp_kernels.tensor_cache import affine_tile
-from memcomp_kernels.tensor_cache import api as tensor_cache_api
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import (

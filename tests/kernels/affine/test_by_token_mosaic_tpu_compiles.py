@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.delta_rule import api as delta_api
+from memcomp_kernels import delta_rule as delta_api
+from memcomp_kernels import state_space_duality
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import tilings as delta_tilings
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.state_space_duality import api, mosaic_tpu, tilings
+from memcomp_kernels.state_space_duality import mosaic_tpu, tilings
 from memcomp_kernels.testing import aot
 
 CASES = [  # kernel, heads that share a key, key dim, value dim, tile
@@ -43,7 +44,10 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
     spec, module = delta_api.Spec(), delta_api
     chunk, tiling = delta_tpu.chunk, delta_tilings.Tiling(tile_time=tile_time)
   else:
-    spec, module = api.Spec(heads_per_group=shared), api
+    spec, module = (
+      state_space_duality.Spec(heads_per_group=shared),
+      state_space_duality,
+    )
     chunk, tiling = mosaic_tpu.chunk, tilings.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
   gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)
@@ -99,7 +103,7 @@ def test_compiles(topology, case):
 @needs_compiler
 def test_no_copies_around_the_kernels():
   """What projections emit is what kernels read, both ways."""
-  spec, dim, d_model = api.Spec(skip=False), 64, 256
+  spec, dim, d_model = state_space_duality.Spec(skip=False), 64, 256
   x = struct(1, TIME, d_model)
   weights = {
     name: struct(d_model, HEADS * dim) for name in ("query", "key", "value")
@@ -113,15 +117,17 @@ def test_no_copies_around_the_kernels():
     def project(name):
       return jnp.reshape(x @ weights[name], (1, TIME, HEADS, -1))
 
-    inputs = api.Inputs(
+    inputs = state_space_duality.Inputs(
       *(project(name) for name in ("query", "key", "value")),
       jax.nn.log_sigmoid(project("log_decay").astype(jnp.float32)),
       jax.nn.sigmoid(project("write_rate").astype(jnp.float32)),
     )
-    state = api.init_state(
+    state = state_space_duality.init_state(
       spec, batch=1, heads=HEADS, key_dim=dim, value_dim=dim
     )
-    _, y = api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    _, y = state_space_duality.chunk(
+      state, inputs, spec=spec, implementation="mosaic_tpu"
+    )
     return jnp.reshape(y, (1, TIME, -1)) @ weights["output"]
 
   def objective(x, weights):

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels.delta_rule import api
+from memcomp_kernels import delta_rule
 
 
 def definition(function, gated):
   def run(x):
     batch, heads, key_dim, value_dim = x["memory"].shape
-    spec = api.Spec(forget_gate=gated)
-    state = api.init_state(
+    spec = delta_rule.Spec(forget_gate=gated)
+    state = delta_rule.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
     rate = x["write_rate"]
-    inputs = api.Inputs(
+    inputs = delta_rule.Inputs(
       query=x["query"],
       key=x["key"],
       value=x["value"],
@@ -33,7 +33,10 @@ def definition(function, gated):
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [delta_rule.reference, delta_rule.chunk], [delta_rule.reference]
+  ),
 )
 @pytest.mark.parametrize("name", ["delta", "gated_delta"])
 def test_agrees(name, function):

@@ -9,13 +9,14 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.delta_rule import api, tilings, xla_chunked
+from memcomp_kernels import delta_rule
+from memcomp_kernels.delta_rule import tilings, xla_chunked
 from memcomp_kernels.testing import errors, memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(delta_rule)
 MEMORY = memories.MEMORIES["delta_rule"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
-GATED, PLAIN = api.Spec(), api.Spec(forget_gate=False)
+GATED, PLAIN = delta_rule.Spec(), delta_rule.Spec(forget_gate=False)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def test_by_hand(function):
     7 - 1 = 6 and S = (7, 6). Read q = (1, 0): 7.
   Without the gate S stays (2, 0), the error is 5 and S = (7, 5).
   """
-  inputs = api.Inputs(
+  inputs = delta_rule.Inputs(
     query=one_head([1, 1], [1, 0]),
     key=one_head([1, 0], [1, 1]),
     value=one_head([4], [7]),
@@ -56,8 +57,8 @@ def test_by_hand(function):
     write_rate=one_head([0.5], [1.0]),
   )
   for gated, expected in ((True, [7, 6]), (False, [7, 5])):
-    spec = api.Spec(forget_gate=gated, scale=1.0)
-    state = api.init_state(
+    spec = delta_rule.Spec(forget_gate=gated, scale=1.0)
+    state = delta_rule.init_state(
       spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
     )
     state, o = function(state, inputs, spec=spec)
@@ -149,7 +150,7 @@ def test_forget_gate_off_ignores_the_decay():
 
 def test_scale_scales_the_read_only():
   inputs = inputs_for()
-  twice = api.Spec(scale=2 * 6**-0.5)
+  twice = delta_rule.Spec(scale=2 * 6**-0.5)
   (state, o), (other, o2) = run(inputs), run(inputs, twice)
   np.testing.assert_array_equal(state.memory, other.memory)
   np.testing.assert_allclose(o2, 2 * o, rtol=1e-12)
@@ -170,19 +171,19 @@ def test_any_tile(tile_time):
 
 def test_bad_values_are_named():
   with pytest.raises(ValueError, match="scale="):
-    api.Spec(scale=0.0)
+    delta_rule.Spec(scale=0.0)
   with pytest.raises(ValueError, match="tile_time="):
     tilings.Tiling(tile_time=0)
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(GATED, **SIZES, dtype=jnp.bfloat16)
+    delta_rule.init_state(GATED, **SIZES, dtype=jnp.bfloat16)
 
 
 def test_chunk_names_what_does_not_fit():
   inputs = inputs_for()
-  state = api.init_state(GATED, **SIZES)
+  state = delta_rule.init_state(GATED, **SIZES)
   for name in ("query", "key", "value", "log_decay", "write_rate"):
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 2, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
-      api.chunk(state, wrong, spec=GATED)
+      delta_rule.chunk(state, wrong, spec=GATED)
   with pytest.raises(NotImplementedError, match="no library_gpu"):
-    api.chunk(state, inputs, spec=GATED, implementation="library_gpu")
+    delta_rule.chunk(state, inputs, spec=GATED, implementation="library_gpu")

@@ -9,30 +9,33 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels.infini_attention import api
+from memcomp_kernels import infini_attention
+from memcomp_kernels.infini_attention import reference
 
 SPECS = {
-  "infini": api.Spec(segment_size=8, eps=1e-10),
-  "infini_linear": api.Spec(
+  "infini": infini_attention.Spec(segment_size=8, eps=1e-10),
+  "infini_linear": infini_attention.Spec(
     segment_size=8, window_size=5, rule="linear", eps=1e-10
   ),
-  "infini_token": api.Spec(segment_size=1, window_size=5, eps=1e-10),
+  "infini_token": infini_attention.Spec(
+    segment_size=1, window_size=5, eps=1e-10
+  ),
 }
 
 
 def definition(function, spec):
   def run(x):
     batch, heads, key_dim, value_dim = x["memory"].shape
-    state = api.init_state(
+    state = infini_attention.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
-    written = api.Association(x["memory"], x["normalizer"])
+    written = reference.Association(x["memory"], x["normalizer"])
     state = state._replace(
       association=written, start=None if state.start is None else written
     )
     shape = (*x["query"].shape[:3], 1)
     gate = jax.nn.sigmoid(x["gate_logit"])[:, None]
-    inputs = api.Inputs(
+    inputs = infini_attention.Inputs(
       query=x["query"],
       key=x["key"],
       value=x["value"],
@@ -47,7 +50,11 @@ def definition(function, spec):
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [infini_attention.reference, infini_attention.chunk],
+    [infini_attention.reference],
+  ),
 )
 @pytest.mark.parametrize("name", SPECS)
 def test_agrees(name, function):

@@ -9,19 +9,15 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.infini_attention import (
-  api,
-  reference,
-  tilings,
-  xla_chunked,
-)
+from memcomp_kernels import infini_attention
+from memcomp_kernels.infini_attention import reference, tilings, xla_chunked
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(infini_attention)
 MEMORY = memories.MEMORIES["infini_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
-SEGMENTS = api.Spec(segment_size=4)
-TOKEN = api.Spec(segment_size=1, window_size=4)
+SEGMENTS = infini_attention.Spec(segment_size=4)
+TOKEN = infini_attention.Spec(segment_size=1, window_size=4)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +51,7 @@ def test_segments_by_hand(function):
     (4 * 2 + 1) = 16/3. Local: 9 alone.
   """
   zero = one_head([0], [0], [0])
-  inputs = api.Inputs(
+  inputs = infini_attention.Inputs(
     query=zero,
     key=zero,
     value=one_head([4], [8], [9]),
@@ -64,8 +60,8 @@ def test_segments_by_hand(function):
     memory_key=one_head([0], [0], [1]),
   )
   for rule, written in (("delta", 42 / 5), ("linear", 18)):
-    spec = api.Spec(segment_size=2, rule=rule, eps=1.0)
-    state = api.init_state(
+    spec = infini_attention.Spec(segment_size=2, rule=rule, eps=1.0)
+    state = infini_attention.init_state(
       spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.float64
     )
     state, y = function(state, inputs, spec=spec)
@@ -87,14 +83,14 @@ def test_tokens_by_hand(function):
     2) reads, too. Delta writes 2 * (5 - 4) = 2: M = 8, z = 3.
   Token 3 (query feature 1) reads 8 / (3 + 1) = 2.
   """
-  inputs = api.Inputs(
+  inputs = infini_attention.Inputs(
     query=one_head([0], [1], [0]),
     key=one_head([0], [1], [0]),
     value=one_head([6], [5], [0]),
     read_gate=one_head([1], [1], [1]),
   )
-  spec = api.Spec(segment_size=1, window_size=2, eps=1.0)
-  state = api.init_state(
+  spec = infini_attention.Spec(segment_size=1, window_size=2, eps=1.0)
+  state = infini_attention.init_state(
     spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.float64
   )
   _, y = function(state, inputs, spec=spec)
@@ -130,7 +126,7 @@ def test_a_segment_is_written_at_once(rule):
 
 
 def test_gate_zero_is_local_attention():
-  spec = api.Spec(segment_size=1, window_size=12)
+  spec = infini_attention.Spec(segment_size=1, window_size=12)
   inputs = inputs_for(spec)
   inputs = inputs._replace(read_gate=0 * inputs.read_gate)
   scores = jnp.einsum("bthk,bihk->bhti", inputs.query, inputs.key) / 6**0.5
@@ -153,7 +149,7 @@ def test_a_repeated_pair():
 
   def answers(rule):
     spec = dataclasses.replace(TOKEN, rule=rule, eps=1e-12)
-    state = api.init_state(spec, **SIZES, dtype=jnp.float64)
+    state = infini_attention.init_state(spec, **SIZES, dtype=jnp.float64)
     return COMPILED.reference(state, inputs, spec=spec)[1]
 
   value = inputs.value
@@ -199,19 +195,21 @@ def test_any_tile_per_token(tile_time):
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    infini_attention.Spec(**{field: value})
 
 
 def test_chunk_names_what_does_not_fit():
   inputs = inputs_for(SEGMENTS)
-  state = api.init_state(SEGMENTS, **SIZES)
+  state = infini_attention.init_state(SEGMENTS, **SIZES)
   for name in inputs._fields:
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 2, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
-      api.chunk(state, wrong, spec=SEGMENTS)
+      infini_attention.chunk(state, wrong, spec=SEGMENTS)
   with pytest.raises(ValueError, match=r"state\.start is given.*same spec"):
-    api.chunk(state, inputs, spec=TOKEN)
+    infini_attention.chunk(state, inputs, spec=TOKEN)
   with pytest.raises(ValueError, match=r"state\.keys has shape .* window="):
-    api.chunk(state, inputs, spec=api.Spec(segment_size=3))
+    infini_attention.chunk(
+      state, inputs, spec=infini_attention.Spec(segment_size=3)
+    )
   with pytest.raises(ValueError, match="tile_time="):
     tilings.Tiling(tile_time=0)

@@ -10,10 +10,11 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.key_value_means import api, tilings
+from memcomp_kernels import key_value_means
+from memcomp_kernels.key_value_means import budgets, capacity, resize, tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(key_value_means)
 MEMORY = memories.MEMORIES["key_value_means"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 BUDGETS = ("power", "fixed", "saturating", "user")
@@ -35,7 +36,7 @@ def all_states(spec, state, inputs):
   """The states after 1, 2, ... tokens, stacked, and the outputs."""
 
   def body(state, x):
-    state, y = api.step(state, x, spec=spec)
+    state, y = key_value_means.step(state, x, spec=spec)
     return state, (state, y)
 
   by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
@@ -48,24 +49,24 @@ def all_states(spec, state, inputs):
 @pytest.mark.parametrize(
   ("budget", "rows"),
   [
-    (api.FixedBudget(256), [256] * 7),
-    (api.PowerLawBudget(), [443, 512, 724, 1024, 1448, 2048, 2896]),
-    (api.SaturatingBudget(1024), [438, 512, 682, 819, 910, 963, 992]),
+    (budgets.FixedBudget(256), [256] * 7),
+    (budgets.PowerLawBudget(), [443, 512, 724, 1024, 1448, 2048, 2896]),
+    (budgets.SaturatingBudget(1024), [438, 512, 682, 819, 910, 963, 992]),
   ],
 )
 def test_published_sizes(budget, rows):
-  spec = api.Spec(budget=budget)
+  spec = key_value_means.Spec(budget=budget)
   live = spec.live_rows(128)
   tokens = [768, 1024, 2048, 4096, 8192, 16384, 32768]
   assert [live[e // 256] for e in tokens] == rows
   # Rows are made by the first token of the next chunk.
-  assert api.capacity(spec, 768) == 256
-  assert api.capacity(spec, 769) == rows[0]
-  assert api.capacity(spec, 1) == 256  # what a state has at least
+  assert capacity(spec, 768) == 256
+  assert capacity(spec, 769) == rows[0]
+  assert capacity(spec, 1) == 256  # what a state has at least
 
 
 def test_the_budget_stays_at_its_last_value():
-  spec = api.Spec(
+  spec = key_value_means.Spec(
     chunk_size=4, max_length=18, budget=lambda tokens: 10 * tokens
   )
   # B(16) = 160 is the last value; what leaves the window is 4 rows a chunk.
@@ -77,7 +78,7 @@ def test_growth_is_at_most_a_chunk_a_chunk():
   def jumps(tokens):
     return 4 if tokens < 20 else 100
 
-  spec = api.Spec(chunk_size=4, window_chunks=1, budget=jumps)
+  spec = key_value_means.Spec(chunk_size=4, window_chunks=1, budget=jumps)
   assert spec.live_rows(7) == (0, 4, 4, 4, 4, 8, 12, 16)
 
 
@@ -98,7 +99,7 @@ def test_prefill_is_decode(name):
   state, inputs = make(spec, 30)
   states, outputs = all_states(spec, state, inputs)
   for time in (2, 5, 27) if name == "power" else (2, 27):
-    chunk = jax.jit(lambda *a: api.chunk(*a, spec=spec, seen=0))
+    chunk = jax.jit(lambda *a: key_value_means.chunk(*a, spec=spec, seen=0))
     got = chunk(state, jax.tree.map(lambda x: x[:, :time], inputs))  # noqa: B023
     want = jax.tree.map(lambda x: x[time - 1], states)  # noqa: B023
     errors.assert_close(got, (want, outputs[:, :time]), 1e-10, f"{time}")
@@ -106,12 +107,12 @@ def test_prefill_is_decode(name):
 
 def by_hand(spec, keys, values, gates, query=None):
   """One head, one row, value_dim 1; LN_s is the identity on these keys."""
-  state = api.init_state(
+  state = key_value_means.init_state(
     spec, batch=1, heads=1, key_dim=3, value_dim=1, dtype=jnp.float64
   )
   column = [jnp.array(x, jnp.float64)[None, :, None] for x in (values, gates)]
   keys = jnp.array(keys, jnp.float64)[None, :, None]
-  inputs = api.Inputs(
+  inputs = key_value_means.Inputs(
     jnp.zeros_like(keys) if query is None else query,
     keys,
     *(x[..., None] for x in column),
@@ -128,11 +129,11 @@ def by_hand(spec, keys, values, gates, query=None):
 
 U = np.array([1, -1, 0]) * np.sqrt(1.5)
 W = np.array([1, 1, -2]) / np.sqrt(2)  # U and W have mean 0 and variance 1
-SMALL = api.Spec(
+SMALL = key_value_means.Spec(
   chunk_size=2,
   window_chunks=1,
   rotary_dim=0,
-  budget=api.FixedBudget(3),
+  budget=budgets.FixedBudget(3),
   max_length=64,
   norm_eps=1e-12,
 )
@@ -179,7 +180,7 @@ def test_no_sink_by_hand():
 def test_readout_by_hand():
   """Temperatures and the logits' scale, in one softmax."""
   tau = jnp.array([[2.0, 0.5]])
-  state = api.init_state(
+  state = key_value_means.init_state(
     SMALL,
     batch=1,
     heads=1,
@@ -191,7 +192,7 @@ def test_readout_by_hand():
   keys = jnp.array([U, W, 2 * U])[None, :, None]
   query = jnp.array([U + W] * 3)[None, :, None]
   values = jnp.array([5.0, 7.0, 11.0])[None, :, None, None]
-  inputs = api.Inputs(query, keys, values, jnp.ones_like(values))
+  inputs = key_value_means.Inputs(query, keys, values, jnp.ones_like(values))
   _, y = COMPILED.reference(state, inputs, spec=SMALL)
   # Token 2 begins a chunk: rows u and w (logits 3 each), itself (logit 6).
   weights = np.exp(np.array([2 * 3, 2 * 3, 0.5 * 6]) / np.sqrt(3))
@@ -282,7 +283,7 @@ def test_gates_weigh_merges_only():
 
 
 def chunk_seen(spec, seen):
-  return functools.partial(api.chunk, spec=spec, seen=seen)
+  return functools.partial(key_value_means.chunk, spec=spec, seen=seen)
 
 
 def test_seen_changes_nothing():
@@ -314,7 +315,10 @@ def test_seen_changes_nothing_in_packed_rows():
     jax.jit(functools.partial(function, spec=spec, segment_ids=ids, **seen))(
       filled(2), inputs, reset_state=filled(3)
     )
-    for function, seen in ((api.chunk, {"seen": 0}), (api.reference, {}))
+    for function, seen in (
+      (key_value_means.chunk, {"seen": 0}),
+      (key_value_means.reference, {}),
+    )
   )
   errors.assert_close(got, want, 1e-12, "packed")
 
@@ -331,19 +335,19 @@ def test_seen_of_a_state_under_way():
   )
   errors.assert_close(got, want, 1e-12, "tail")
   with pytest.raises(ValueError, match=r"more than the bound .*, 21"):
-    api.chunk(middle, tail, spec=spec, seen=21)
+    key_value_means.chunk(middle, tail, spec=spec, seen=21)
 
 
 def test_stages_follow_the_live_rows():
-  spec = api.Spec(budget=api.PowerLawBudget())
-  capacity = api.capacity(spec, 32768)
+  spec = key_value_means.Spec(budget=budgets.PowerLawBudget())
+  rows = capacity(spec, 32768)
 
   def stages(**changes):
-    usual = {"capacity": capacity, "seen": 0, "time": 32768, "num_tiles": 128}
+    usual = {"capacity": rows, "seen": 0, "time": 32768, "num_tiles": 128}
     return tilings.stages(spec, **(usual | changes))
 
   found = stages()
-  assert [s.rows for s in found] == [512, 1024, 2048, capacity]
+  assert [s.rows for s in found] == [512, 1024, 2048, rows]
   assert found[0].start == 0
   assert found[-1].stop == 128
   live = spec.live_rows(127)
@@ -351,7 +355,7 @@ def test_stages_follow_the_live_rows():
   work = sum(s.rows * (s.stop - s.start) for s in found)
   assert work < 1.35 * sum(live)
   fixed = tilings.stages(
-    api.Spec(), capacity=256, seen=0, time=32768, num_tiles=128
+    key_value_means.Spec(), capacity=256, seen=0, time=32768, num_tiles=128
   )
   assert fixed == [(256, 0, 128)]
 
@@ -366,9 +370,9 @@ def test_rows_are_added_by_product_elsewhere(monkeypatch):
 def test_capacity_caps_the_budget_and_grows():
   spec = MEMORY.specs["user"]
   _, inputs = make(spec, 40)
-  small = api.init_state(spec, length=16, **SIZES)
+  small = key_value_means.init_state(spec, length=16, **SIZES)
   rows = small.keys.shape[2]
-  assert rows == api.capacity(spec, 16) == 5
+  assert rows == capacity(spec, 16) == 5
   head = jax.tree.map(lambda x: x[:, :30], inputs)
   tail = jax.tree.map(lambda x: x[:, 30:], inputs)
   capped, _ = COMPILED.reference(small, head, spec=spec)
@@ -377,7 +381,7 @@ def test_capacity_caps_the_budget_and_grows():
     COMPILED.chunk(small, head, spec=spec, seen=0)[0], capped, 1e-5, "capped"
   )
   # With room again it catches up, four rows a chunk.
-  grown = api.resize(capped, 20)
+  grown = resize(capped, 20)
   assert grown.values.shape[2] == 20
   want = COMPILED.reference(grown, tail, spec=spec)
   assert want[0].length.tolist() == [13, 13]  # B(36) = 13
@@ -385,7 +389,7 @@ def test_capacity_caps_the_budget_and_grows():
     COMPILED.chunk(grown, tail, spec=spec, seen=30), want, 1e-5, "grown"
   )
   with pytest.raises(ValueError, match="capacity=4 must be at least 5"):
-    api.resize(capped, 4)
+    resize(capped, 4)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +404,7 @@ def test_capacity_caps_the_budget_and_grows():
     ("norm_eps", 0.0),
     ("radius_eps", 0.0),
     ("budget", 256),
-    ("budget", api.FixedBudget(0)),
+    ("budget", budgets.FixedBudget(0)),
     ("budget", lambda tokens: 1000 - tokens // 1000),
     ("budget", lambda tokens: 300.5),
     ("budget", lambda tokens: None),
@@ -409,7 +413,7 @@ def test_capacity_caps_the_budget_and_grows():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    key_value_means.Spec(**{field: value})
 
 
 def test_an_unhashable_budget_is_named():
@@ -418,21 +422,25 @@ def test_an_unhashable_budget_is_named():
       return 256
 
   with pytest.raises(ValueError, match=r"budget=.* hashable"):
-    api.Spec(budget=Listed())
+    key_value_means.Spec(budget=Listed())
 
 
 def test_chunk_names_what_does_not_fit():
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, 3)
   with pytest.raises(ValueError, match=r"merge_gate has shape .* expected"):
-    api.chunk(state, inputs._replace(merge_gate=inputs.key), spec=spec)
+    key_value_means.chunk(
+      state, inputs._replace(merge_gate=inputs.key), spec=spec
+    )
   with pytest.raises(ValueError, match=r"state\.window_keys has shape"):
-    api.chunk(state, inputs, spec=MEMORY.specs["fixed"])
+    key_value_means.chunk(state, inputs, spec=MEMORY.specs["fixed"])
   with pytest.raises(ValueError, match="has 3 rows"):
-    api.chunk(api.resize(state, 3), inputs, spec=spec)
+    key_value_means.chunk(resize(state, 3), inputs, spec=spec)
   with pytest.raises(ValueError, match="rotary_dim=64"):
-    api.init_state(api.Spec(), batch=1, heads=1, key_dim=64, value_dim=1)
+    key_value_means.init_state(
+      key_value_means.Spec(), batch=1, heads=1, key_dim=64, value_dim=1
+    )
   with pytest.raises(ValueError, match="length=0"):
-    api.init_state(spec, length=0, **SIZES)
+    key_value_means.init_state(spec, length=0, **SIZES)
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, dtype=jnp.bfloat16, **SIZES)
+    key_value_means.init_state(spec, dtype=jnp.bfloat16, **SIZES)

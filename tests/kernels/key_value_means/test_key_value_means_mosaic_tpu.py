@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from memcomp_kernels import dispatch
-from memcomp_kernels.key_value_means import api, xla_chunked
+from memcomp_kernels import dispatch, key_value_means
+from memcomp_kernels.key_value_means import budgets, xla_chunked
 from memcomp_kernels.key_value_means.pallas_tpu import engine
 from memcomp_kernels.pallas_tpu import device, vmem
 from memcomp_kernels.parallel import shard
@@ -26,10 +26,10 @@ from memcomp_kernels.testing import (
 )
 
 MEMORY = memories.MEMORIES["key_value_means"]
-SPEC = api.Spec(
+SPEC = key_value_means.Spec(
   chunk_size=128,
   rotary_dim=4,
-  budget=api.SaturatingBudget(300),
+  budget=budgets.SaturatingBudget(300),
   max_length=1024,
 )
 VARIANT = dataclasses.replace(
@@ -58,7 +58,7 @@ def arguments(
     for name in ("query", "key", "value")
   }
   low["merge_gate"] = inputs.merge_gate.astype("float32")
-  state = api.init_state(spec, length=length or time, **sizes)
+  state = key_value_means.init_state(spec, length=length or time, **sizes)
   return state, inputs._replace(**low)
 
 
@@ -137,7 +137,7 @@ def test_under_shard_map():
 
   def chunk(state, inputs):
     chunk = shard.shard_chunk(
-      api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+      key_value_means.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
     )
     return chunk(state, inputs, spec=SPEC, implementation="mosaic_tpu")
 
@@ -155,7 +155,9 @@ def test_says_why_not():
   state, inputs = arguments(SPEC, 3)
 
   def chunk(state, spec):
-    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    return key_value_means.chunk(
+      state, inputs, spec=spec, implementation="mosaic_tpu"
+    )
 
   with pytest.raises(NotImplementedError, match="in use are of cpu"):
     chunk(state, SPEC)
@@ -169,9 +171,9 @@ def test_says_why_not():
 
 def gradient(dim, capacity=None):
   """Forward and backward from a fresh state, and shapes of its arguments."""
-  spec = api.Spec(rotary_dim=dim // 2, max_length=2**20)
+  spec = key_value_means.Spec(rotary_dim=dim // 2, max_length=2**20)
   if capacity:
-    spec = dataclasses.replace(spec, budget=api.FixedBudget(capacity))
+    spec = dataclasses.replace(spec, budget=budgets.FixedBudget(capacity))
   sizes = {"heads": 4, "key_dim": dim, "value_dim": dim}
 
   def given():
@@ -205,12 +207,12 @@ def test_a_block_that_cannot_fit_says_so():
 
 def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
-  spec = dataclasses.replace(SPEC, budget=api.FixedBudget(384))
+  spec = dataclasses.replace(SPEC, budget=budgets.FixedBudget(384))
   given = arguments(spec, 256)
 
   def kernels(limit):
     monkeypatch.setattr(vmem, "LIMIT", limit)
-    chunk = functools.partial(api.chunk, spec=spec)
+    chunk = functools.partial(key_value_means.chunk, spec=spec)
     with device.interpreted():
       return str(jax.make_jaxpr(chunk)(*given)).count("name=kvm_tile")
 

@@ -5,7 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.key_value_means import api, tile, xla_chunked
+from memcomp_kernels import key_value_means
+from memcomp_kernels.key_value_means import tile, xla_chunked
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["key_value_means"]
@@ -25,7 +26,9 @@ def with_spec(monkeypatch, **changes):
     spec = dataclasses.replace(spec, **changes)
     return xla_chunked.chunk(*args, spec=spec, **keywords)
 
-  monkeypatch.setitem(api.IMPLEMENTATIONS.functions, "xla_chunked", chunk)
+  monkeypatch.setitem(
+    key_value_means.implementations.functions, "xla_chunked", chunk
+  )
 
 
 @pytest.mark.slow

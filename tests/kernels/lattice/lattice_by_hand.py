@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import programs
 
-from memcomp_kernels.lattice import api
+from memcomp_kernels import lattice
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(lattice)
 MEMORY = memories.MEMORIES["lattice"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
@@ -19,7 +19,7 @@ def one_head(*rows):
 
 def state_of(spec, *rows):
   """A state of one head whose memory has these rows."""
-  return api.init_state(
+  return lattice.init_state(
     spec,
     batch=1,
     heads=1,
@@ -30,7 +30,7 @@ def state_of(spec, *rows):
 
 
 def two_slots(**fields):
-  return api.Spec(num_slots=2, **{"gradient_at": "token"} | fields)
+  return lattice.Spec(num_slots=2, **{"gradient_at": "token"} | fields)
 
 
 def inputs_for(spec, time=12, **sizes):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import api
+from memcomp_kernels import lattice
 from memcomp_kernels.lattice.pallas_tpu import engine
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
@@ -23,7 +23,7 @@ from memcomp_kernels.testing import (
 )
 
 LATTICE = memories.MEMORIES["lattice"]
-SPEC = api.Spec(num_slots=16, chunk_size=16)
+SPEC = lattice.Spec(num_slots=16, chunk_size=16)
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",
@@ -43,7 +43,9 @@ def arguments(spec, time, *, position=0, heads=2, dtype="float32", dim=16):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = api.chunk(state, before, spec=spec, implementation="xla_chunked")
+    state, _ = lattice.chunk(
+      state, before, spec=spec, implementation="xla_chunked"
+    )
   low = {
     name: getattr(inputs, name).astype(dtype)
     for name in ("query", "key", "value")
@@ -55,7 +57,7 @@ def run(implementation, spec, given, ids=None, **mode):
   """Values and gradients."""
 
   def function(state, fresh, inputs):
-    return api.chunk(
+    return lattice.chunk(
       state,
       inputs,
       spec=spec,
@@ -167,7 +169,7 @@ def test_others_go_by_other_kernels(change, calls):
 def test_chunks_that_are_too_long():
   for chunk_size, is_served in [(128, True), (256, False)]:
     spec = dataclasses.replace(SPEC, chunk_size=chunk_size)
-    form = engine.form(spec, api.Tiling())
+    form = engine.form(spec, lattice.Tiling())
     _, _, inputs = arguments(spec, 4)
     assert (engine.tokens(form, inputs) is not None) == is_served
 
@@ -184,7 +186,7 @@ def test_under_shard_map(is_wide, calls):
   inputs = inputs._replace(log_decay=low if is_wide else inputs.log_decay)
   with device.interpreted():
     _, actual = meshes.alone_and_over_a_mesh(
-      api.chunk,
+      lattice.chunk,
       (state, fresh, inputs),
       spec=SPEC,
       implementation="mosaic_tpu",

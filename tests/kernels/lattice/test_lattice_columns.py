@@ -14,7 +14,8 @@ from lattice_by_hand import (
   two_slots,
 )
 
-from memcomp_kernels.lattice import api, types
+from memcomp_kernels import lattice
+from memcomp_kernels.lattice import orthonormal_slots, reference
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +24,10 @@ def float64():
     yield
 
 
-@pytest.mark.parametrize("gradient_at", types.GRADIENT_AT)
+@pytest.mark.parametrize("gradient_at", reference.GRADIENT_AT)
 def test_columns_stay_units_over_many_tokens(gradient_at):
   """65,536 tokens in float32."""
-  time, spec = 65_536, api.Spec(num_slots=4, gradient_at=gradient_at)
+  time, spec = 65_536, lattice.Spec(num_slots=4, gradient_at=gradient_at)
   with jax.enable_x64(False):
     sizes = {"batch": 1, "heads": 1, "value_dim": 8}
     inputs = inputs_for(spec, time=time, **sizes)
@@ -34,8 +35,10 @@ def test_columns_stay_units_over_many_tokens(gradient_at):
     one_hot = jnp.eye(4)[jnp.arange(time) % 4]
     inputs = inputs._replace(query=one_hot[None, :, None])
     state, y = jax.jit(
-      lambda inputs: api.chunk(
-        api.init_state(spec, batch=1, heads=1, value_dim=8), inputs, spec=spec
+      lambda inputs: lattice.chunk(
+        lattice.init_state(spec, batch=1, heads=1, value_dim=8),
+        inputs,
+        spec=spec,
       )
     )(inputs)
   assert state.memory.dtype == jnp.float32
@@ -53,12 +56,12 @@ def test_columns_stay_units_over_many_tokens(gradient_at):
     assert np.all(read <= bound) and np.any(read > 1.5)
 
 
-@pytest.mark.parametrize("gradient_at", types.GRADIENT_AT)
+@pytest.mark.parametrize("gradient_at", reference.GRADIENT_AT)
 def test_more_slots_than_value_dims(gradient_at):
-  spec = api.Spec(num_slots=9, gradient_at=gradient_at, chunk_size=4)
+  spec = lattice.Spec(num_slots=9, gradient_at=gradient_at, chunk_size=4)
   inputs = inputs_for(spec, value_dim=3)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES | {"value_dim": 3})
-  final, y = api.chunk(state, inputs, spec=spec)
+  final, y = lattice.chunk(state, inputs, spec=spec)
   assert final.memory.shape == (2, 2, 3, 9) and y.shape == (2, 12, 2, 3)
   np.testing.assert_allclose(
     jnp.linalg.norm(final.memory, axis=-2), 1, rtol=1e-12
@@ -67,19 +70,21 @@ def test_more_slots_than_value_dims(gradient_at):
 
 
 def test_first_columns_are_orthonormal():
-  slots = api.orthonormal_slots(
+  slots = orthonormal_slots(
     jax.random.key(0), heads=3, value_dim=7, num_slots=4, dtype=jnp.float64
   )
   gram = jnp.einsum("hdm,hdn->hmn", slots, slots)
   np.testing.assert_allclose(gram, jnp.stack([jnp.eye(4)] * 3), atol=1e-14)
   assert jnp.all(jnp.abs(slots[0] - slots[1]) > 1e-6)
-  state = api.init_state(api.Spec(num_slots=4), batch=2, heads=3, value_dim=7)
+  state = lattice.init_state(
+    lattice.Spec(num_slots=4), batch=2, heads=3, value_dim=7
+  )
   gram = jnp.einsum("bhdm,bhdn->bhmn", state.memory, state.memory)
   np.testing.assert_allclose(gram, jnp.zeros_like(gram) + jnp.eye(4), atol=1e-6)
 
 
 def test_a_given_memory_is_normalised_where_the_update_is():
-  for update in types.UPDATES:
+  for update in reference.UPDATES:
     state = state_of(two_slots(update=update), [3.0, 0.0], [4.0, 0.0])
     unit = update == "normalized"
     expected = [[0.6, 0], [0.8, 0]] if unit else [[3, 0], [4, 0]]
@@ -89,10 +94,12 @@ def test_a_given_memory_is_normalised_where_the_update_is():
 def test_a_zero_column_is_a_unit_once_written():
   spec = two_slots(objective="similarity")
   ones = one_head([1.0])
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     one_head([1, 1]), one_head([1, 1]), one_head([3, 4]), 0 * ones, ones
   )
-  state, _ = api.reference(state_of(spec, [1, 0], [0, 0]), inputs, spec=spec)
+  state, _ = lattice.reference(
+    state_of(spec, [1, 0], [0, 0]), inputs, spec=spec
+  )
   np.testing.assert_allclose(state.memory[0, 0, :, 1], [0.6, 0.8])
 
 
@@ -113,34 +120,38 @@ def test_a_zero_column_is_a_unit_once_written():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    lattice.Spec(**{field: value})
 
 
 def test_more_orthonormal_slots_than_dimensions_are_refused():
   for make in (
-    lambda: api.orthonormal_slots(
+    lambda: orthonormal_slots(
       jax.random.key(0), heads=1, value_dim=4, num_slots=5
     ),
-    lambda: api.init_state(
-      api.Spec(num_slots=5), batch=1, heads=1, value_dim=4
+    lambda: lattice.init_state(
+      lattice.Spec(num_slots=5), batch=1, heads=1, value_dim=4
     ),
   ):
     with pytest.raises(ValueError, match="num_slots=5 must be at most"):
       make()
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(
-      api.Spec(num_slots=2), batch=1, heads=1, value_dim=4, dtype=jnp.bfloat16
+    lattice.init_state(
+      lattice.Spec(num_slots=2),
+      batch=1,
+      heads=1,
+      value_dim=4,
+      dtype=jnp.bfloat16,
     )
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = api.Spec(num_slots=6)
+  spec = lattice.Spec(num_slots=6)
   inputs = inputs_for(spec)
-  state = api.init_state(spec, batch=2, heads=2, value_dim=7)
+  state = lattice.init_state(spec, batch=2, heads=2, value_dim=7)
 
   def refused(message, inputs=inputs, spec=spec, **keywords):
     with pytest.raises(keywords.pop("error", ValueError), match=message):
-      api.chunk(state, inputs, spec=spec, **keywords)
+      lattice.chunk(state, inputs, spec=spec, **keywords)
 
   for name in ("key", "value", "log_decay", "write_rate"):
     wrong = inputs._replace(**{name: getattr(inputs, name)[..., :0]})
@@ -150,12 +161,14 @@ def test_chunk_names_what_does_not_fit():
     r"query has shape .* expected \[batch=2, time, heads=2, num_slots=6\]",
     jax.tree.map(lambda x: x[:, 0], inputs),
   )
-  refused(r"state\.memory has shape .*num_slots=5", spec=api.Spec(num_slots=5))
-  token = api.Spec(num_slots=6, gradient_at="token")
+  refused(
+    r"state\.memory has shape .*num_slots=5", spec=lattice.Spec(num_slots=5)
+  )
+  token = lattice.Spec(num_slots=6, gradient_at="token")
   refused(r"state\.memory_start is given.*the same spec", spec=token)
   refused(
     r"state\.write_rate_sum is missing.*the same spec",
-    spec=api.Spec(num_slots=6, sparsity=0.1),
+    spec=lattice.Spec(num_slots=6, sparsity=0.1),
   )
   for name, message in (("library_gpu", "no library_gpu"), ("fast", "unknown")):
     refused(message, implementation=name, error=NotImplementedError)

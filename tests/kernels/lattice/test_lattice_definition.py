@@ -18,10 +18,11 @@ from lattice_by_hand import (
   two_slots,
 )
 
-from memcomp_kernels.lattice import api, columns, types
+from memcomp_kernels import lattice
+from memcomp_kernels.lattice import columns, reference
 from memcomp_kernels.lattice import reference as definition
 
-DELTA = api.Spec(
+DELTA = lattice.Spec(
   num_slots=6, update="delta", forget_gate=False, gradient_at="token"
 )
 
@@ -41,7 +42,7 @@ def difference(a, b):
 
 def test_two_tokens_by_hand():
   spec = two_slots()
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     query=one_head([1, 5], [2, 0.5]),
     key=one_head([2, 1], [0, 1]),
     value=one_head([1, 1], [0.2, 1.4]),
@@ -76,7 +77,7 @@ def test_two_tokens_by_hand():
 def test_one_token_of_each_objective_by_hand(objective, first, second):
   spec = two_slots(objective=objective)
   ones = one_head([1.0])
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.75 * ones
   )
   state, _ = COMPILED.reference(
@@ -99,7 +100,7 @@ def test_one_token_of_each_objective_by_hand(objective, first, second):
 def test_columns_that_are_no_units_by_hand(update, expected):
   spec = two_slots(update=update)
   ones = one_head([1.0])
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.5 * ones
   )
   state, _ = COMPILED.reference(
@@ -111,7 +112,7 @@ def test_columns_that_are_no_units_by_hand(update, expected):
 def test_chunk_start_gradient_by_hand():
   """Two tokens of one chunk write what each would write to its start."""
   spec = two_slots(gradient_at="chunk_start", chunk_size=2)
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     query=one_head([0, 1], [0, 1]),
     key=one_head([0, 1], [0, 1]),
     value=one_head([-1, 1], [-1, 1]),
@@ -147,7 +148,7 @@ def test_soft_threshold_by_hand(fields, mu, second):
   """s_2 is written [-.75, mu]; .75 / 3 is taken off every entry."""
   spec = two_slots(sparsity=1 / 3, **fields)
   ones = one_head([1.0])
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     one_head([1, 1]),
     one_head([2, 1]),
     one_head([1, 1]),
@@ -169,7 +170,7 @@ def test_threshold_of_a_chunk_is_that_of_its_rates():
     sparsity=1 / 3,
   )
   zero = one_head([0.0, 0.0], [0.0, 0.0])
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     query=one_head([0, 1], [0, 1]),
     key=zero,
     value=zero,
@@ -226,7 +227,7 @@ def closed_form(spec, S, k, v):
   return definition.gradient(*wide, spec)[0, 0]
 
 
-@pytest.mark.parametrize("objective", types.OBJECTIVES)
+@pytest.mark.parametrize("objective", reference.OBJECTIVES)
 def test_loss_factors_are_the_gradient_at_phi(objective):
   Phi, k, v = random_head()
   h, c = definition.loss_factors(
@@ -242,7 +243,7 @@ def test_loss_factors_are_the_gradient_at_phi(objective):
   )
 
 
-@pytest.mark.parametrize("objective", types.OBJECTIVES)
+@pytest.mark.parametrize("objective", reference.OBJECTIVES)
 @pytest.mark.parametrize("update", ["orthogonal", "normalized"])
 def test_gradient_is_that_of_the_loss_through_phi(objective, update):
   """Equations 7, 10 and 12: through columns over their norms."""
@@ -312,8 +313,8 @@ def test_every_rung_is_one_field():
 
 
 def test_forget_gate_off_ignores_the_decay():
-  for gradient_at in types.GRADIENT_AT:
-    spec = api.Spec(num_slots=6, forget_gate=False, gradient_at=gradient_at)
+  for gradient_at in reference.GRADIENT_AT:
+    spec = lattice.Spec(num_slots=6, forget_gate=False, gradient_at=gradient_at)
     inputs = inputs_for(spec)
     other = inputs._replace(log_decay=5 * inputs.log_decay)
     for function in (COMPILED.reference, COMPILED.chunk):
@@ -335,14 +336,14 @@ def test_decay_alone_does_not_move_unit_columns():
 
 
 def test_chunk_of_one_is_per_token():
-  token = api.Spec(num_slots=6, gradient_at="token")
-  one = api.Spec(num_slots=6, chunk_size=1)
+  token = lattice.Spec(num_slots=6, gradient_at="token")
+  one = lattice.Spec(num_slots=6, chunk_size=1)
   inputs = inputs_for(token)
   np.testing.assert_array_equal(run(token, inputs)[1], run(one, inputs)[1])
 
 
 def test_chunk_size_is_meaning():
   inputs = inputs_for(DELTA)
-  exact = run(api.Spec(num_slots=6, gradient_at="token"), inputs)
-  stale = run(api.Spec(num_slots=6, chunk_size=4), inputs)
+  exact = run(lattice.Spec(num_slots=6, gradient_at="token"), inputs)
+  stale = run(lattice.Spec(num_slots=6, chunk_size=4), inputs)
   assert difference(exact[1], stale[1]) > 0.01

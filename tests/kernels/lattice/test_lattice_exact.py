@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import api, tilings, types, xla_chunked
+from memcomp_kernels import lattice
+from memcomp_kernels.lattice import reference, tilings, xla_chunked
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.testing import (
   checks,
@@ -50,7 +51,7 @@ class Subject(checks.Subject):
 
 
 def subject(tiling=SOLVERS[0], **fields):
-  spec = api.Spec(num_slots=6, gradient_at="token", **fields)
+  spec = lattice.Spec(num_slots=6, gradient_at="token", **fields)
   return Subject(MEMORY, spec, "xla_chunked", tiling=tiling)
 
 
@@ -78,7 +79,7 @@ def drawn(one, time):
     pytest.param(
       *pair, marks=[pytest.mark.slow] * (pair != ("similarity", "orthogonal"))
     )
-    for pair in itertools.product(types.OBJECTIVES, types.UPDATES)
+    for pair in itertools.product(reference.OBJECTIVES, reference.UPDATES)
     if pair
     not in (
       ("decoding", "normalized"),
@@ -203,7 +204,7 @@ def tile(one, time):
 
 @each_solver
 @pytest.mark.parametrize(
-  "objective", rotation.cases(types.OBJECTIVES, ["decoding"])
+  "objective", rotation.cases(reference.OBJECTIVES, ["decoding"])
 )
 def test_a_row_that_overflows_spoils_none_before_it(tiling, objective):
   one = subject(tiling, objective=objective, update="delta")

@@ -12,16 +12,16 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels import dispatch
-from memcomp_kernels.lattice import api, xla_chunked
+from memcomp_kernels import dispatch, lattice
+from memcomp_kernels.lattice import xla_chunked
 from memcomp_kernels.lattice.pallas_gpu import engine
 from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.testing import errors, gradients, memories
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
-SPEC = api.Spec(num_slots=64, chunk_size=16)
+SPEC = lattice.Spec(num_slots=64, chunk_size=16)
 MEMORY = memories.MEMORIES["lattice"]
-COMPILED = programs.of(api)
+COMPILED = programs.of(lattice)
 
 
 def arguments(spec, time, batch=1, before=5, value_dim=64):
@@ -61,7 +61,7 @@ def run(chunk, spec, given, ids=None, **mode):
 
 def check(spec, given, ids=None, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
-  truth = run(api.reference, spec, gradients.cast(given, jnp.float32), ids)
+  truth = run(lattice.reference, spec, gradients.cast(given, jnp.float32), ids)
   expected = run(xla_chunked.chunk, spec, given, ids)
   actual = run(engine.chunk, spec, given, ids, **mode)
   errors.assert_no_worse(actual, expected, truth)
@@ -170,7 +170,7 @@ def test_says_why_not(monkeypatch):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "cpu")
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
-    api.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")
+    lattice.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")
   with device.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):

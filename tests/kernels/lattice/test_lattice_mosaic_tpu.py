@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import api, tilings
+from memcomp_kernels import lattice
+from memcomp_kernels.lattice import tilings
 from memcomp_kernels.pallas_tpu import device, pairs
 from memcomp_kernels.testing import (
   errors,
@@ -19,10 +20,10 @@ from memcomp_kernels.testing import (
 )
 
 LATTICE = memories.MEMORIES["lattice"]
-TOKEN = api.Spec(num_slots=8, gradient_at="token")
-CHUNK = api.Spec(num_slots=8, chunk_size=4)
+TOKEN = lattice.Spec(num_slots=8, gradient_at="token")
+CHUNK = lattice.Spec(num_slots=8, chunk_size=4)
 SMALL = {"batch": 1, "heads": 2, "key_dim": 16, "value_dim": 16}
-TILING = api.Tiling(tile_time=4, kernel_time=4)
+TILING = lattice.Tiling(tile_time=4, kernel_time=4)
 STRICT = {
   "detect_races": True,
   "uninitialized_memory": "nan",
@@ -45,7 +46,9 @@ def arguments(spec, time, *, dtype="float32", position=0, **sizes):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = api.chunk(state, before, spec=spec, implementation="xla_chunked")
+    state, _ = lattice.chunk(
+      state, before, spec=spec, implementation="xla_chunked"
+    )
   return state, fresh, inputs
 
 
@@ -54,7 +57,7 @@ def both(spec, arguments, segment_ids=None, expected="xla_chunked", **mode):
 
   def run(implementation):
     def function(state, fresh, inputs):
-      return api.chunk(
+      return lattice.chunk(
         state,
         inputs,
         spec=spec,
@@ -148,7 +151,7 @@ def test_under_shard_map():
   state, fresh, inputs = arguments(TOKEN, 4, batch=2)
   with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
-      api.chunk,
+      lattice.chunk,
       (state, fresh, inputs),
       spec=TOKEN,
       implementation="mosaic_tpu",
@@ -187,7 +190,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
   state, _, inputs = arguments(TOKEN, 4)
 
   def chunk(spec=TOKEN, inputs=inputs, tiling=None):
-    return api.chunk(
+    return lattice.chunk(
       state, inputs, spec=spec, implementation="mosaic_tpu", tiling=tiling
     )
 
@@ -203,4 +206,4 @@ def test_a_named_kernel_that_cannot_run_says_why():
     with pytest.raises(NotImplementedError, match="must all be bfloat16 or"):
       chunk(inputs=half)
     with pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VM"):
-      chunk(tiling=api.Tiling(kernel_time=4096))
+      chunk(tiling=lattice.Tiling(kernel_time=4096))

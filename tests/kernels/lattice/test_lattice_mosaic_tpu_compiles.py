@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels.lattice import api
+from memcomp_kernels import lattice
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot
 
 SPECS = {
-  "token": api.Spec(gradient_at="token"),
-  "chunk_start": api.Spec(chunk_size=16),
-  "64": api.Spec(chunk_size=64),
-  "128": api.Spec(chunk_size=128),
-  "orthogonal": api.Spec(chunk_size=16, update="orthogonal"),
+  "token": lattice.Spec(gradient_at="token"),
+  "chunk_start": lattice.Spec(chunk_size=16),
+  "64": lattice.Spec(chunk_size=64),
+  "128": lattice.Spec(chunk_size=128),
+  "orthogonal": lattice.Spec(chunk_size=16, update="orthogonal"),
 }
 HEADS, TIME = 4, 256
 
@@ -44,7 +44,7 @@ def gradient(meaning, head_dim, *, fresh=False):
   def struct(width, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct((1, TIME, HEADS, width), dtype)
 
-  inputs = api.Inputs(
+  inputs = lattice.Inputs(
     query=struct(spec.num_slots),
     key=struct(spec.num_slots),
     value=struct(head_dim),
@@ -52,7 +52,7 @@ def gradient(meaning, head_dim, *, fresh=False):
     write_rate=struct(1, jnp.float32),
   )
   state = jax.eval_shape(
-    lambda: api.init_state(spec, batch=1, heads=HEADS, value_dim=head_dim)
+    lambda: lattice.init_state(spec, batch=1, heads=HEADS, value_dim=head_dim)
   )
 
   def function(state, inputs):
@@ -60,7 +60,9 @@ def gradient(meaning, head_dim, *, fresh=False):
       filled = state._replace(memory=memory)
       if fresh and spec.stale:
         filled = filled._replace(position=jnp.zeros(1, jnp.int32))
-      _, y = api.chunk(filled, inputs, spec=spec, implementation="mosaic_tpu")
+      _, y = lattice.chunk(
+        filled, inputs, spec=spec, implementation="mosaic_tpu"
+      )
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective, argnums=(0, 1))(state.memory, inputs)

@@ -7,22 +7,24 @@ import agreement
 import pytest
 import rotation
 
-from memcomp_kernels.linear_attention import api
+from memcomp_kernels import linear_attention
 
 SPECS = {
-  "linear": api.Spec(eps=1e-10),
-  "linear_no_sum": api.Spec(feature_map="identity", normalize=False),
+  "linear": linear_attention.Spec(eps=1e-10),
+  "linear_no_sum": linear_attention.Spec(
+    feature_map="identity", normalize=False
+  ),
 }
 
 
 def definition(function, spec):
   def run(x):
     batch, heads, key_dim, value_dim = x["memory"].shape
-    state = api.init_state(
+    state = linear_attention.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
     state = state._replace(memory=x["memory"], normalizer=x.get("normalizer"))
-    inputs = api.Inputs(x["query"], x["key"], x["value"])
+    inputs = linear_attention.Inputs(x["query"], x["key"], x["value"])
     state, y = function(state, inputs, spec=spec)
     found = {"y": y, "memory": state.memory}
     if state.normalizer is not None:
@@ -33,7 +35,11 @@ def definition(function, spec):
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [linear_attention.reference, linear_attention.chunk],
+    [linear_attention.reference],
+  ),
 )
 @pytest.mark.parametrize("name", SPECS)
 def test_agrees(name, function):

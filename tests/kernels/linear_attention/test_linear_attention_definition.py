@@ -7,11 +7,12 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.linear_attention import api, tilings, xla_chunked
+from memcomp_kernels import linear_attention
+from memcomp_kernels.linear_attention import tilings, xla_chunked
 from memcomp_kernels.math import feature_maps
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(linear_attention)
 MEMORY = memories.MEMORIES["linear_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 
@@ -32,7 +33,7 @@ def inputs_for(spec, time=12):
 
 
 def fresh(spec, **sizes):
-  return api.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
+  return linear_attention.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
 
 
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
@@ -44,14 +45,14 @@ def test_by_hand(function):
   Token 2: k = (0, 2), v = 5: S = (3, 10), z = (1/2, 2). q = (2, 1):
     (6 + 10) / (1 + 2 + 1) = 4. Without the sum: 16.
   """
-  inputs = api.Inputs(
+  inputs = linear_attention.Inputs(
     query=one_head([2, 5], [2, 1]),
     key=one_head([1, -3], [0, 2]),
     value=one_head([6], [5]),
     log_decay=jnp.log(one_head([0.3], [0.5])),
   )
   for normalize, expected in ((True, [4, 4]), (False, [12, 16])):
-    spec = api.Spec(
+    spec = linear_attention.Spec(
       feature_map="relu",
       normalize=normalize,
       forget_gate=True,
@@ -69,7 +70,7 @@ def test_by_hand(function):
 @pytest.mark.parametrize("name", feature_maps.NOT_NEGATIVE)
 def test_read_is_a_mean_of_values(name):
   """The parallel form: attention with weights phi(q) . phi(k) (eq. 9)."""
-  spec = api.Spec(feature_map=name, eps=1e-15)
+  spec = linear_attention.Spec(feature_map=name, eps=1e-15)
   inputs = inputs_for(spec)
   phi = feature_maps.FEATURE_MAPS[name]
   weights = jnp.einsum("bthk,bihk->bhti", phi(inputs.query), phi(inputs.key))
@@ -94,7 +95,7 @@ def test_feature_maps_by_hand():
 
 def test_decay_of_retention():
   """A constant decay: y_t = sum_i gamma^(t-i) (q_t . k_i) v_i."""
-  spec = api.Spec(
+  spec = linear_attention.Spec(
     feature_map="identity", normalize=False, forget_gate=True, scale=1.0
   )
   inputs = inputs_for(spec)
@@ -110,7 +111,7 @@ def test_decay_of_retention():
 
 @pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [3, 16]))
 def test_any_tile(tile_time):
-  spec = api.Spec(forget_gate=True)
+  spec = linear_attention.Spec(forget_gate=True)
   inputs = inputs_for(spec, 21)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
   tiling = tilings.Tiling(tile_time=tile_time)
@@ -133,21 +134,23 @@ def test_any_tile(tile_time):
 )
 def test_spec_names_the_field_out_of_range(field, fields):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**fields)
+    linear_attention.Spec(**fields)
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = api.Spec(forget_gate=True)
+  spec = linear_attention.Spec(forget_gate=True)
   inputs, state = inputs_for(spec), fresh(spec)
   for name in inputs._fields:
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 2, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
-      api.chunk(state, wrong, spec=spec)
+      linear_attention.chunk(state, wrong, spec=spec)
   with pytest.raises(
     ValueError, match="log_decay is given, but forget_gate=False"
   ):
-    api.chunk(state, inputs, spec=api.Spec())
+    linear_attention.chunk(state, inputs, spec=linear_attention.Spec())
   with pytest.raises(ValueError, match=r"state\.normalizer is given, but norm"):
-    api.chunk(state, inputs, spec=api.Spec(normalize=False))
+    linear_attention.chunk(
+      state, inputs, spec=linear_attention.Spec(normalize=False)
+    )
   with pytest.raises(ValueError, match="tile_time="):
     tilings.Tiling(tile_time=0)

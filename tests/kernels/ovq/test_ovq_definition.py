@@ -6,10 +6,11 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels.ovq import api, dictionary
+from memcomp_kernels import ovq
+from memcomp_kernels.ovq import dictionary
 from memcomp_kernels.testing import memories, memory
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(ovq)
 MEMORY = memories.MEMORIES["ovq"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -35,12 +36,12 @@ def test_by_hand():
     row 1, key (0, 1): mean (0.3, 0.9), value (4 + 12) / 2 = 8, count 2.
   Token 5 sees rows of 0, 8 (twice) and 8, itself 16: (16 + 8 + 16) / 5 = 8.
   """
-  spec = api.Spec(chunk_size=2, max_rows=3, growth="linear")
-  state = api.init_state(
+  spec = ovq.Spec(chunk_size=2, max_rows=3, growth="linear")
+  state = ovq.init_state(
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
   keys = one_head([1, 0], [0, 1], [0.6, -0.8], [0.6, 0.8], [1, 0])
-  inputs = api.Inputs(
+  inputs = ovq.Inputs(
     query=0 * keys,
     key=keys,
     value=one_head([0.0], [4.0], [8.0], [12.0], [16.0]),
@@ -58,10 +59,10 @@ def test_by_hand():
 def test_first_chunk_by_hand():
   """Products with the first key: 1, 0.8, -1, 0, 0.6, of which two are least."""
   keys = jnp.array([[1, 0], [0.8, 0.6], [-1, 0], [0, 1], [0.6, -0.8]])
-  spec = api.Spec(chunk_size=5, max_rows=7)
+  spec = ovq.Spec(chunk_size=5, max_rows=7)
   assert spec.rows(5) == 2  # floor(35 / 12)
   assert spec.rows(10) == 4  # floor(70 / 17)
-  spec = api.Spec(chunk_size=5, max_rows=9)  # floor(45 / 14) = 3
+  spec = ovq.Spec(chunk_size=5, max_rows=9)  # floor(45 / 14) = 3
   empty = dictionary.Dictionary(
     jnp.zeros((1, 1, 9, 2)), jnp.zeros((1, 1, 9, 1)), jnp.zeros((1, 1, 9))
   )
@@ -71,12 +72,12 @@ def test_first_chunk_by_hand():
 
 @pytest.mark.parametrize("rows", [1, 7, 1024])
 def test_growth_is_the_floor_of_the_formula(rows):
-  spec = api.Spec(max_rows=rows)
+  spec = ovq.Spec(max_rows=rows)
   tokens = np.arange(0, 5000, 7)
   expected = [int(t) * rows // (int(t) + rows) for t in tokens]
   np.testing.assert_array_equal(spec.rows(tokens), expected)
   np.testing.assert_array_equal(spec.rows(jnp.array(tokens)), expected)
-  linear = api.Spec(max_rows=rows, growth="linear")
+  linear = ovq.Spec(max_rows=rows, growth="linear")
   np.testing.assert_array_equal(linear.rows(tokens), np.minimum(tokens, rows))
 
 
@@ -85,13 +86,13 @@ def inputs_for(spec, time=23):
 
 
 def run(spec, inputs, function=COMPILED.chunk):
-  state = api.init_state(spec, **SIZES, dtype=jnp.float64)
+  state = ovq.init_state(spec, **SIZES, dtype=jnp.float64)
   return function(state, inputs, spec=spec)
 
 
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_within_the_first_chunk_it_is_attention(function):
-  spec = api.Spec(chunk_size=32, max_rows=8)
+  spec = ovq.Spec(chunk_size=32, max_rows=8)
   inputs = inputs_for(spec)
   _, y = run(spec, inputs, function)
   scores = jnp.einsum("bthk,bjhk->bhtj", inputs.query, inputs.key)
@@ -103,8 +104,8 @@ def test_within_the_first_chunk_it_is_attention(function):
 
 def test_a_row_for_every_token_is_attention():
   """With rows to spare nothing is merged."""
-  spec = api.Spec(chunk_size=4, max_rows=64, growth="linear")
-  long = api.Spec(chunk_size=32, max_rows=8)
+  spec = ovq.Spec(chunk_size=4, max_rows=64, growth="linear")
+  long = ovq.Spec(chunk_size=32, max_rows=8)
   inputs = inputs_for(spec)
   np.testing.assert_allclose(
     run(spec, inputs)[1], run(long, inputs)[1], rtol=1e-9
@@ -113,7 +114,7 @@ def test_a_row_for_every_token_is_attention():
 
 def test_rows_are_means_of_their_tokens():
   """Sums over rows, by their counts, are sums over tokens."""
-  spec = api.Spec(chunk_size=5, max_rows=9)
+  spec = ovq.Spec(chunk_size=5, max_rows=9)
   inputs = inputs_for(spec, 20)
   state, _ = run(spec, inputs)
   np.testing.assert_allclose(state.counts.sum(-1), 20)
@@ -133,14 +134,14 @@ def test_equal_tokens_weigh_as_many_as_they_are():
       jnp.array([1.0] * 7 + [9.0])[:, None, None], inputs.value.shape
     ),
   )
-  spec = api.Spec(chunk_size=7, max_rows=1, growth="linear")
+  spec = ovq.Spec(chunk_size=7, max_rows=1, growth="linear")
   np.testing.assert_allclose(run(spec, inputs)[1][:, 7], 2)
-  spec = api.Spec(chunk_size=7, max_rows=1, growth="linear", count_bias=False)
+  spec = ovq.Spec(chunk_size=7, max_rows=1, growth="linear", count_bias=False)
   np.testing.assert_allclose(run(spec, inputs)[1][:, 7], 5)
 
 
 def test_rows_of_length_one():
-  spec = api.Spec(chunk_size=5, max_rows=9, normalize_rows=True)
+  spec = ovq.Spec(chunk_size=5, max_rows=9, normalize_rows=True)
   state, _ = run(spec, inputs_for(spec, 20))
   used = state.counts > 0
   for rows in (state.keys, state.values):
@@ -153,18 +154,18 @@ def test_rows_of_length_one():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    ovq.Spec(**{field: value})
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = api.Spec(chunk_size=4, max_rows=8)
+  spec = ovq.Spec(chunk_size=4, max_rows=8)
   inputs = inputs_for(spec)
-  state = api.init_state(spec, **SIZES)
+  state = ovq.init_state(spec, **SIZES)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
-    api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
+    ovq.chunk(state, inputs._replace(value=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"pending_keys has .* chunk_size=5"):
-    api.chunk(state, inputs, spec=api.Spec(chunk_size=5, max_rows=8))
+    ovq.chunk(state, inputs, spec=ovq.Spec(chunk_size=5, max_rows=8))
   with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+    ovq.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
+    ovq.init_state(spec, **SIZES, dtype=jnp.bfloat16)

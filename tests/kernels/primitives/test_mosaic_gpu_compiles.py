@@ -79,7 +79,7 @@ def test_compiles(case):
   """Forward and backward, four rows of 1,024 tokens, of 16 heads."""
   memory = memories.MEMORIES[case.partition("-")[0]]
   options, dim, spills = CASES[case]
-  spec = memory.api.Spec(**options)
+  spec = memory.op.Spec(**options)
   sizes = {"batch": 4, "heads": 16, "key_dim": dim, "value_dim": dim}
 
   def arguments():
@@ -94,7 +94,7 @@ def test_compiles(case):
     return state, inputs._replace(**low)
 
   def loss(state, inputs):
-    run = functools.partial(memory.api.chunk, implementation="mosaic_gpu")
+    run = functools.partial(memory.op.chunk, implementation="mosaic_gpu")
     _, output = run(state, inputs, spec=spec)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 

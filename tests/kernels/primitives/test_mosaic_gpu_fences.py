@@ -24,7 +24,7 @@ CASES = {
 def missing(case, packed=False, time=130):
   """Forward and backward, of whole segments or packed ones."""
   memory = memories.MEMORIES[case.partition("-")[0]]
-  spec = memory.api.Spec(**CASES[case])
+  spec = memory.op.Spec(**CASES[case])
   sizes = {"batch": 1, "heads": 2, "key_dim": 64, "value_dim": 64}
   inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
   low = {
@@ -37,7 +37,7 @@ def missing(case, packed=False, time=130):
 
   def run(state, inputs):
     named = {"implementation": "mosaic_gpu", "segment_ids": ids, "seen": 0}
-    return memory.api.chunk(state, inputs, spec=spec, **named)
+    return memory.op.chunk(state, inputs, spec=spec, **named)
 
   def both(*given):
     return gradients.value_and_gradients(run, given)

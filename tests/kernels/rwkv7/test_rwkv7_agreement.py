@@ -7,13 +7,13 @@ import agreement
 import pytest
 import rotation
 
-from memcomp_kernels.rwkv7 import api
+from memcomp_kernels import rwkv7 as rwkv7_op
 
 
 def rwkv7(function):
   def run(x):
-    spec = api.Spec()
-    state = api.init_state(
+    spec = rwkv7_op.Spec()
+    state = rwkv7_op.init_state(
       spec,
       batch=x["query"].shape[0],
       heads=x["query"].shape[2],
@@ -21,7 +21,7 @@ def rwkv7(function):
       value_dim=x["value"].shape[-1],
     )
     state = state._replace(memory=x["memory"])
-    inputs = api.Inputs(*(x[name] for name in api.Inputs._fields))
+    inputs = rwkv7_op.Inputs(*(x[name] for name in rwkv7_op.Inputs._fields))
     state, p = function(state, inputs, spec=spec)
     return {"y": p, "memory": state.memory}
 
@@ -32,7 +32,8 @@ DEFINITIONS = {"rwkv7": rwkv7}
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases([rwkv7_op.reference, rwkv7_op.chunk], [rwkv7_op.reference]),
 )
 def test_agrees(function):
   agreement.assert_agrees(agreement.DATA / "rwkv7.npz", rwkv7(function))

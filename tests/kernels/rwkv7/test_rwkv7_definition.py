@@ -6,11 +6,10 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels.delta_rule import api as delta_rule
-from memcomp_kernels.rwkv7 import api
+from memcomp_kernels import delta_rule, rwkv7
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(rwkv7)
 MEMORY = memories.MEMORIES["rwkv7"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -34,11 +33,11 @@ def test_by_hand():
     (1 * 3/5, 1/2 * 4/5) 28/5 = (84/25, 56/25); written is 10 by (0, 1):
     S = (2 - 84/25, 1 - 56/25 + 10) = (-34/25, 219/25); r = (1, 1): p = 37/5.
   """
-  spec = api.Spec()
-  state = api.init_state(
+  spec = rwkv7.Spec()
+  state = rwkv7.init_state(
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
-  inputs = api.Inputs(
+  inputs = rwkv7.Inputs(
     query=one_head([1, 0], [1, 1]),
     key=one_head([1, 1], [0, 1]),
     value=one_head([4.0], [10.0]),
@@ -52,7 +51,7 @@ def test_by_hand():
 
 
 def arguments(time=12):
-  spec = api.Spec()
+  spec = rwkv7.Spec()
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
   return MEMORY.make_state(jax.random.key(1), spec, **SIZES), inputs
 
@@ -61,7 +60,7 @@ def test_equation_17_as_it_is_printed():
   """With the transition as a matrix, wkv `value x key`."""
   state, inputs = arguments(6)
   wkv = jnp.swapaxes(state.memory, -1, -2)
-  final, p = COMPILED.reference(state, inputs, spec=api.Spec())
+  final, p = COMPILED.reference(state, inputs, spec=rwkv7.Spec())
   for t in range(6):
     r, k, v, kappa, log_w, a = (x[:, t] for x in inputs)
     transition = jnp.exp(log_w)[..., None] * jnp.eye(5)
@@ -84,7 +83,7 @@ def test_without_decay_it_can_be_the_delta_rule(function):
     log_decay=0 * inputs.log_decay,
     write_rate=jnp.broadcast_to(rate, inputs.write_rate.shape),
   )
-  _, p = function(state, same, spec=api.Spec())
+  _, p = function(state, same, spec=rwkv7.Spec())
   _, o = delta_rule.reference(
     delta_rule.State(state.memory, state.segment_id),
     delta_rule.Inputs(
@@ -103,7 +102,7 @@ def test_channels_decay_apart():
   """Without removal each channel is a linear attention of its own."""
   state, inputs = arguments()
   inputs = inputs._replace(write_rate=0 * inputs.write_rate)
-  final, _ = COMPILED.chunk(state, inputs, spec=api.Spec())
+  final, _ = COMPILED.chunk(state, inputs, spec=rwkv7.Spec())
   S = state.memory
   for t in range(12):
     S = jnp.exp(inputs.log_decay[:, t])[..., None] * S
@@ -113,23 +112,23 @@ def test_channels_decay_apart():
 
 def test_scale_is_of_the_read():
   state, inputs = arguments()
-  _, p = COMPILED.chunk(state, inputs, spec=api.Spec())
-  _, scaled = COMPILED.chunk(state, inputs, spec=api.Spec(scale=None))
+  _, p = COMPILED.chunk(state, inputs, spec=rwkv7.Spec())
+  _, scaled = COMPILED.chunk(state, inputs, spec=rwkv7.Spec(scale=None))
   np.testing.assert_allclose(scaled, 5**-0.5 * p, rtol=1e-12)
 
 
 def test_spec_names_the_field_out_of_range():
   with pytest.raises(ValueError, match="scale="):
-    api.Spec(scale=0.0)
+    rwkv7.Spec(scale=0.0)
 
 
 def test_chunk_names_what_does_not_fit():
   state, inputs = arguments()
-  spec = api.Spec()
+  spec = rwkv7.Spec()
   for name in ("key", "removal_key", "log_decay", "write_rate"):
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
-      api.chunk(state, inputs._replace(**{name: inputs.value}), spec=spec)
+      rwkv7.chunk(state, inputs._replace(**{name: inputs.value}), spec=spec)
   with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+    rwkv7.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
+    rwkv7.init_state(spec, **SIZES, dtype=jnp.bfloat16)

@@ -7,7 +7,7 @@ import agreement
 import pytest
 import rotation
 
-from memcomp_kernels.slot_attention import api
+from memcomp_kernels import slot_attention
 
 
 def gated(function):
@@ -16,14 +16,16 @@ def gated(function):
       x["query"].shape,
       x["value"].shape[-1],
     )
-    spec = api.Spec(num_slots=x["log_decay"].shape[-1])
-    state = api.init_state(
+    spec = slot_attention.Spec(num_slots=x["log_decay"].shape[-1])
+    state = slot_attention.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
     state = state._replace(
       key_memory=x["key_memory"], value_memory=x["value_memory"]
     )
-    inputs = api.Inputs(x["query"], x["key"], x["value"], x["log_decay"])
+    inputs = slot_attention.Inputs(
+      x["query"], x["key"], x["value"], x["log_decay"]
+    )
     state, y = function(state, inputs, spec=spec)
     return {
       "y": y,
@@ -40,13 +42,13 @@ def softmax(function):
       x["query"].shape,
       x["value"].shape[-1],
     )
-    spec = api.Spec(
+    spec = slot_attention.Spec(
       num_slots=x["write_logit"].shape[-1], rule="softmax", scale=None
     )
-    state = api.init_state(
+    state = slot_attention.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
-    inputs = api.Inputs(
+    inputs = slot_attention.Inputs(
       x["query"], x["key"], x["value"], write_logit=x["write_logit"]
     )
     state, y = function(state, inputs, spec=spec)
@@ -63,7 +65,10 @@ DEFINITIONS = {"gsa": gated, "abc": softmax}
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [slot_attention.reference, slot_attention.chunk], [slot_attention.reference]
+  ),
 )
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_agrees(name, function):

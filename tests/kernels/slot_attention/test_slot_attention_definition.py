@@ -6,10 +6,10 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels.slot_attention import api
+from memcomp_kernels import slot_attention
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(slot_attention)
 MEMORY = memories.MEMORIES["slot_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -26,7 +26,7 @@ def one_head(*rows):
 
 
 def fresh(spec, key_dim, value_dim):
-  return api.init_state(
+  return slot_attention.init_state(
     spec,
     batch=1,
     heads=1,
@@ -44,8 +44,8 @@ def test_gated_by_hand():
   Token 2 (k = 0, v = 8): K = (1/2, 3/4), V = (1 + 4, 3/2 + 4) = (5, 11/2).
     Read q = 0: p = (1/2, 1/2), y = 21/4.
   """
-  spec = api.Spec(num_slots=2)
-  inputs = api.Inputs(
+  spec = slot_attention.Spec(num_slots=2)
+  inputs = slot_attention.Inputs(
     query=one_head([2 * np.log(2)], [0.0]),
     key=one_head([2.0], [0.0]),
     value=one_head([4.0], [8.0]),
@@ -63,8 +63,8 @@ def test_softmax_by_hand():
   After token 2 (k = 0 then 4, v = 0 then 8): K = (3, 2), V = (6, 4). Read q =
   log 3: p = (3/4, 1/4), y = 11/2. Token 1 is read from itself alone: y = 0.
   """
-  spec = api.Spec(num_slots=2, rule="softmax")
-  inputs = api.Inputs(
+  spec = slot_attention.Spec(num_slots=2, rule="softmax")
+  inputs = slot_attention.Inputs(
     query=one_head([1.0], [np.log(3)]),
     key=one_head([0.0], [4.0]),
     value=one_head([0.0], [8.0]),
@@ -82,14 +82,14 @@ def inputs_for(spec, time=12):
 
 
 def run(spec, inputs, function=COMPILED.chunk):
-  state = api.init_state(spec, **SIZES, dtype=jnp.float64)
+  state = slot_attention.init_state(spec, **SIZES, dtype=jnp.float64)
   return function(state, inputs, spec=spec)
 
 
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_slots_of_softmax_are_averages_over_tokens(function):
   """ABC as it is printed: sums over tokens, divided by the sum of weights."""
-  spec = api.Spec(num_slots=3, rule="softmax", scale=None)
+  spec = slot_attention.Spec(num_slots=3, rule="softmax", scale=None)
   inputs = inputs_for(spec)
   _, y = run(spec, inputs, function)
   weight = jnp.exp(inputs.write_logit)
@@ -105,7 +105,7 @@ def test_slots_of_softmax_are_averages_over_tokens(function):
 
 
 def test_a_slot_that_forgets_all_holds_the_last_token():
-  spec = api.Spec(num_slots=3)
+  spec = slot_attention.Spec(num_slots=3)
   inputs = inputs_for(spec)
   inputs = inputs._replace(log_decay=jnp.full_like(inputs.log_decay, -1e4))
   state, y = run(spec, inputs)
@@ -115,7 +115,7 @@ def test_a_slot_that_forgets_all_holds_the_last_token():
 
 
 def test_without_decay_nothing_is_written():
-  spec = api.Spec(num_slots=3)
+  spec = slot_attention.Spec(num_slots=3)
   inputs = inputs_for(spec)
   inputs = inputs._replace(log_decay=0 * inputs.log_decay)
   state, y = run(spec, inputs)
@@ -124,7 +124,7 @@ def test_without_decay_nothing_is_written():
 
 def test_one_slot_is_a_moving_average_of_values():
   """Attention over one slot is that slot, whatever is asked."""
-  spec = api.Spec(num_slots=1)
+  spec = slot_attention.Spec(num_slots=1)
   inputs = inputs_for(spec)
   expected, y = jnp.zeros((2, 2, 4)), run(spec, inputs)[1]
   for t in range(12):
@@ -134,7 +134,7 @@ def test_one_slot_is_a_moving_average_of_values():
 
 
 def test_a_constant_added_to_logits_changes_nothing():
-  spec = api.Spec(num_slots=3, rule="softmax")
+  spec = slot_attention.Spec(num_slots=3, rule="softmax")
   inputs = inputs_for(spec)
   moved = inputs._replace(write_logit=inputs.write_logit - 500)
   np.testing.assert_allclose(
@@ -143,10 +143,10 @@ def test_a_constant_added_to_logits_changes_nothing():
 
 
 def test_scale_is_of_the_scores():
-  spec, inputs = api.Spec(num_slots=3, scale=None), None
+  spec, inputs = slot_attention.Spec(num_slots=3, scale=None), None
   inputs = inputs_for(spec)
   halved = inputs._replace(query=5**-0.5 * inputs.query)
-  one = api.Spec(num_slots=3)
+  one = slot_attention.Spec(num_slots=3)
   np.testing.assert_allclose(
     run(spec, inputs)[1], run(one, halved)[1], rtol=1e-12
   )
@@ -157,26 +157,30 @@ def test_scale_is_of_the_scores():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    slot_attention.Spec(**{field: value})
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = api.Spec(num_slots=3)
+  spec = slot_attention.Spec(num_slots=3)
   inputs = inputs_for(spec)
-  state = api.init_state(spec, **SIZES)
+  state = slot_attention.init_state(spec, **SIZES)
   with pytest.raises(
     ValueError, match="log_decay is missing, but rule='gated'"
   ):
-    api.chunk(state, inputs._replace(log_decay=None), spec=spec)
+    slot_attention.chunk(state, inputs._replace(log_decay=None), spec=spec)
   with pytest.raises(
     ValueError, match="write_logit is given, but rule='gated'"
   ):
-    api.chunk(state, inputs._replace(write_logit=inputs.log_decay), spec=spec)
+    slot_attention.chunk(
+      state, inputs._replace(write_logit=inputs.log_decay), spec=spec
+    )
   with pytest.raises(ValueError, match=r"state\.key_memory has .* num_slots=4"):
-    api.chunk(state, inputs, spec=api.Spec(num_slots=4))
+    slot_attention.chunk(state, inputs, spec=slot_attention.Spec(num_slots=4))
   with pytest.raises(ValueError, match=r"state\.log_total is missing"):
-    api.chunk(state, inputs, spec=api.Spec(num_slots=3, rule="softmax"))
+    slot_attention.chunk(
+      state, inputs, spec=slot_attention.Spec(num_slots=3, rule="softmax")
+    )
   with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+    slot_attention.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
+    slot_attention.init_state(spec, **SIZES, dtype=jnp.bfloat16)

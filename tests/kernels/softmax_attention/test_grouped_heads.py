@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from memcomp_kernels import softmax_attention
 from memcomp_kernels.parallel import shard
-from memcomp_kernels.softmax_attention import api
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -58,7 +58,7 @@ def test_equals_repeated_keys_and_values(name, implementation):
     inputs = inputs._replace(
       key=repeat(inputs.key, 2), value=repeat(inputs.value, 2)
     )
-    final, y = api.reference(wide, inputs, spec=this.spec)
+    final, y = softmax_attention.reference(wide, inputs, spec=this.spec)
     # The first of each group: their cotangents are those of the narrow state.
     return final._replace(
       keys=final.keys[:, ::GROUP], values=final.values[:, ::GROUP]
@@ -82,15 +82,23 @@ def test_keeps_the_contract():
 def test_heads_that_do_not_divide():
   state, inputs = subject("full").state(), subject("full").inputs(4)
   with pytest.raises(ValueError, match="5 heads, not a multiple of the 2"):
-    api.chunk(
-      state, inputs._replace(query=inputs.query[:, :, :5]), spec=api.Spec()
+    softmax_attention.chunk(
+      state,
+      inputs._replace(query=inputs.query[:, :, :5]),
+      spec=softmax_attention.Spec(),
     )
   with pytest.raises(
     ValueError, match="sink_query is given, but sink_tokens=0"
   ):
-    api.chunk(state, inputs._replace(sink_query=inputs.query), spec=api.Spec())
+    softmax_attention.chunk(
+      state,
+      inputs._replace(sink_query=inputs.query),
+      spec=softmax_attention.Spec(),
+    )
   with pytest.raises(ValueError, match=r"key has shape .* expected"):
-    api.chunk(state, inputs._replace(key=inputs.query), spec=api.Spec())
+    softmax_attention.chunk(
+      state, inputs._replace(key=inputs.query), spec=softmax_attention.Spec()
+    )
 
 
 def test_heads_over_devices():

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, softmax_attention
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device as device_lib
-from memcomp_kernels.softmax_attention import api, library_gpu
+from memcomp_kernels.softmax_attention import library_gpu
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
 MEMORY = memories.MEMORIES["softmax_attention"]
@@ -30,14 +30,14 @@ def arguments(spec, time, *, group=1, length=300, dtype="float32", **sizes):
     for s in (sizes, wide)
   )
   inputs = inputs._replace(query=many.query, sink_query=None)
-  state = api.init_state(spec, length=length, **sizes)
+  state = softmax_attention.init_state(spec, length=length, **sizes)
   return state, gradients.cast(inputs, dtype)
 
 
 def run(implementation, spec, arguments, segment_ids=None):
   """Values, and gradients of all inputs and of the state."""
   function = functools.partial(
-    api.chunk,
+    softmax_attention.chunk,
     spec=spec,
     segment_ids=segment_ids,
     implementation=implementation,
@@ -55,19 +55,44 @@ def packed(time):
 
 
 CASES = {
-  "full": (api.Spec(), 140, {"key_dim": 128}, False),
-  "full, packed": (api.Spec(), 150, {}, True),
-  "full, more than it holds": (api.Spec(), 150, {"length": 90}, False),
-  "window": (api.Spec(window_size=70, scale=0.2), 290, {"group": 3}, False),
-  "window, packed": (api.Spec(window_size=70), 290, {"group": 2}, True),
-  "sinks": (api.Spec(window_size=70, sink_tokens=5), 290, {}, False),
+  "full": (softmax_attention.Spec(), 140, {"key_dim": 128}, False),
+  "full, packed": (softmax_attention.Spec(), 150, {}, True),
+  "full, more than it holds": (
+    softmax_attention.Spec(),
+    150,
+    {"length": 90},
+    False,
+  ),
+  "window": (
+    softmax_attention.Spec(window_size=70, scale=0.2),
+    290,
+    {"group": 3},
+    False,
+  ),
+  "window, packed": (
+    softmax_attention.Spec(window_size=70),
+    290,
+    {"group": 2},
+    True,
+  ),
+  "sinks": (
+    softmax_attention.Spec(window_size=70, sink_tokens=5),
+    290,
+    {},
+    False,
+  ),
   "sinks of a short row, packed": (
-    api.Spec(window_size=200, sink_tokens=5),
+    softmax_attention.Spec(window_size=200, sink_tokens=5),
     150,
     {},
     True,
   ),
-  "blocks": (api.Spec(window_size=96, chunk_size=48), 290, {}, False),
+  "blocks": (
+    softmax_attention.Spec(window_size=96, chunk_size=48),
+    290,
+    {},
+    False,
+  ),
 }
 
 
@@ -90,7 +115,7 @@ def test_splash_equals_the_xla_form(name):
 
 def test_splash_in_bfloat16():
   """No worse than twice the XLA form, against float32."""
-  spec = api.Spec()
+  spec = softmax_attention.Spec()
   given = arguments(spec, 128, dtype="bfloat16")
   exact = run("xla_chunked", spec, gradients.cast(given, "float32"))
   with device_lib.interpreted():
@@ -105,14 +130,14 @@ def test_splash_in_bfloat16():
 
 
 def test_splash_that_is_kept_runs_forward_once():
-  spec = api.Spec()
+  spec = softmax_attention.Spec()
   state, inputs = arguments(spec, 128, length=128)
   kept = jax.checkpoint_policies.save_only_these_names(chunked.SAVED)
 
   def forwards(policy):
     @functools.partial(jax.checkpoint, policy=policy)
     def outputs(inputs):
-      return api.chunk(
+      return softmax_attention.chunk(
         state, inputs, spec=spec, implementation="library_tpu", seen=0
       )[1]
 
@@ -151,15 +176,15 @@ def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
 
 def call(spec=None, *, seen=0, ids=None, reset=False, **changes):
   """What `limits` are asked about."""
-  spec = spec or api.Spec()
+  spec = spec or softmax_attention.Spec()
   state, inputs = arguments(spec, 290, **({"dtype": "bfloat16"} | changes))
   reset = state if reset else None
   return dispatch.Call(state, inputs, spec, ids, reset, seen)
 
 
 IDS = jnp.ones((2, 290), jnp.int32)
-SINKS = api.Spec(window_size=70, sink_tokens=5)
-BLOCKS = api.Spec(window_size=96, chunk_size=48)
+SINKS = softmax_attention.Spec(window_size=70, sink_tokens=5)
+BLOCKS = softmax_attention.Spec(window_size=96, chunk_size=48)
 SINK_QUERY = call(SINKS)
 SINK_QUERY = SINK_QUERY._replace(
   inputs=SINK_QUERY.inputs._replace(sink_query=SINK_QUERY.inputs.query)
@@ -167,7 +192,11 @@ SINK_QUERY = SINK_QUERY._replace(
 # (call, why not on a TPU, why not on a GPU), None where it can.
 LIMITS = {
   "fresh": (call(), None, None),
-  "grouped window": (call(api.Spec(window_size=70), group=2), None, None),
+  "grouped window": (
+    call(softmax_attention.Spec(window_size=70), group=2),
+    None,
+    None,
+  ),
   "not known to be fresh": (call(seen=None), "give seen=0", "give seen=0"),
   "has seen tokens": (call(seen=3), "give seen=0", "give seen=0"),
   "packed": (call(ids=IDS), None, "packed rows"),
@@ -198,8 +227,8 @@ def test_what_a_kernel_cannot_do(name, monkeypatch):
   for platform, reason in zip(("tpu", "gpu"), reasons, strict=True):
     kernel = f"library_{platform}"
     monkeypatch.setattr(dispatch, "current_platform", lambda: platform)  # noqa: B023
-    said = api.IMPLEMENTATIONS.unsupported(kernel, given)
-    chosen = api.IMPLEMENTATIONS.choose(None, given)
+    said = softmax_attention.implementations.unsupported(kernel, given)
+    chosen = softmax_attention.implementations.choose(None, given)
     if reason is None:
       assert said is None
       assert chosen == kernel
@@ -211,7 +240,7 @@ def test_what_a_kernel_cannot_do(name, monkeypatch):
 def test_the_reason_is_logged(monkeypatch, caplog):
   monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
   # Each line is logged once: of a memory that no other test has run.
-  implementations = copy.copy(api.IMPLEMENTATIONS)
+  implementations = copy.copy(softmax_attention.implementations)
   implementations.memory = "a memory"
   with caplog.at_level(logging.INFO, "memcomp"):
     for _ in range(2):
@@ -228,7 +257,7 @@ def test_the_reason_is_logged(monkeypatch, caplog):
 def test_named_on_the_wrong_machine(platform):
   state, inputs, spec, *_ = call()
   with pytest.raises(NotImplementedError, match=r"devices in use are of cpu"):
-    api.chunk(
+    softmax_attention.chunk(
       state, inputs, spec=spec, implementation=f"library_{platform}", seen=0
     )
 
@@ -245,11 +274,15 @@ def test_gpus_without_the_kernel(capability, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_precision_of_products(dtype):
   """Forward and backward: float32 is not rounded on its way in."""
-  state, inputs = arguments(api.Spec(), 128, dtype=dtype)
+  state, inputs = arguments(softmax_attention.Spec(), 128, dtype=dtype)
 
   def objective(inputs):
-    _, y = api.chunk(
-      state, inputs, spec=api.Spec(), seen=0, implementation="library_tpu"
+    _, y = softmax_attention.chunk(
+      state,
+      inputs,
+      spec=softmax_attention.Spec(),
+      seen=0,
+      implementation="library_tpu",
     )
     return jnp.sum(y.astype(jnp.float32))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from memcomp_kernels import softmax_attention
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.parallel import shard
-from memcomp_kernels.softmax_attention import api
 from memcomp_kernels.testing import aot
 
 BATCH, HEADS, KV_HEADS = 2, 8, 4
@@ -23,7 +23,7 @@ def gradient(spec, dim, time, chunk, **keywords):
   """Final state, and the gradient of all inputs, from a fresh state."""
 
   def function(inputs, segment_ids):
-    state = api.init_state(
+    state = softmax_attention.init_state(
       spec,
       batch=BATCH,
       heads=KV_HEADS,
@@ -51,20 +51,24 @@ def arguments(dim, time, dtype, packed, mesh=None):
   def tokens(heads):
     return struct(BATCH, time, heads, dim, spec=("fsdp", None, "tensor"))
 
-  inputs = api.Inputs(tokens(HEADS), tokens(KV_HEADS), tokens(KV_HEADS))
+  inputs = softmax_attention.Inputs(
+    tokens(HEADS), tokens(KV_HEADS), tokens(KV_HEADS)
+  )
   ids = struct(BATCH, time, dtype=jnp.int32, spec=("fsdp",))
   return inputs, ids if packed else None
 
 
-FULL = api.Spec()
-WINDOW = api.Spec(window_size=1024)
-SINKS = api.Spec(window_size=1024, sink_tokens=4)
-BLOCKS = api.Spec(window_size=768, chunk_size=384)
+FULL = softmax_attention.Spec()
+WINDOW = softmax_attention.Spec(window_size=1024)
+SINKS = softmax_attention.Spec(window_size=1024, sink_tokens=4)
+BLOCKS = softmax_attention.Spec(window_size=768, chunk_size=384)
 
 
 def test_lowers():
   with device.compiled():
-    function = gradient(FULL, 64, 300, api.chunk, implementation="library_tpu")
+    function = gradient(
+      FULL, 64, 300, softmax_attention.chunk, implementation="library_tpu"
+    )
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments(64, 300, jnp.bfloat16, packed=True)
     )
@@ -96,7 +100,7 @@ def test_compiles_over_rows_and_heads(topology, dim, time, spec, dtype, packed):
   devices = np.array(aot.devices(topology)).reshape(2, 2)
   mesh = Mesh(devices, ("fsdp", "tensor"))
   chunk = shard.shard_chunk(
-    api.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
+    softmax_attention.chunk, batch_axes=("fsdp",), head_axes=("tensor",)
   )
   given = arguments(dim, time, dtype, packed, mesh)
   with jax.set_mesh(mesh):

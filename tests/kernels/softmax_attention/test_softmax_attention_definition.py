@@ -10,10 +10,11 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.softmax_attention import api, tilings
+from memcomp_kernels import softmax_attention
+from memcomp_kernels.softmax_attention import tilings
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(softmax_attention)
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
@@ -29,13 +30,15 @@ def inputs_for(time):
 
 
 def fresh(spec, length=32):
-  return api.init_state(spec, dtype=jnp.float64, length=length, **SIZES)
+  return softmax_attention.init_state(
+    spec, dtype=jnp.float64, length=length, **SIZES
+  )
 
 
 def test_two_tokens_by_hand():
   """Scores log 1 and log 3: the second output is (v_1 + 3 v_2) / 4."""
-  spec = api.Spec(scale=1.0)
-  state = api.init_state(
+  spec = softmax_attention.Spec(scale=1.0)
+  state = softmax_attention.init_state(
     spec,
     batch=1,
     heads=1,
@@ -48,7 +51,7 @@ def test_two_tokens_by_hand():
   def one_head(*x):
     return jnp.array(x, jnp.float64)[None, :, None, None]
 
-  inputs = api.Inputs(
+  inputs = softmax_attention.Inputs(
     query=one_head(5, 1), key=one_head(0, math.log(3)), value=one_head(8, 4)
   )
   state, y = COMPILED.reference(state, inputs, spec=spec)
@@ -58,14 +61,14 @@ def test_two_tokens_by_hand():
 
 
 SEEN = {
-  "full": (api.Spec(), lambda p, j: True),
-  "window": (api.Spec(window_size=4), lambda p, j: p - j < 4),
+  "full": (softmax_attention.Spec(), lambda p, j: True),
+  "window": (softmax_attention.Spec(window_size=4), lambda p, j: p - j < 4),
   "sinks": (
-    api.Spec(window_size=6, sink_tokens=2),
+    softmax_attention.Spec(window_size=6, sink_tokens=2),
     lambda p, j: p - j < 4 or j < 2,
   ),
   "blocks": (
-    api.Spec(window_size=6, chunk_size=3),
+    softmax_attention.Spec(window_size=6, chunk_size=3),
     lambda p, j: j >= (p // 3 + 1) * 3 - 6,
   ),
 }
@@ -89,8 +92,8 @@ def test_what_each_spec_sees(name):
 
 def test_full_attention_is_the_library_s():
   inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs_for(20))
-  state = gradients.cast(fresh(api.Spec()), jnp.float32)
-  _, y = COMPILED.chunk(state, inputs, spec=api.Spec(), seen=0)
+  state = gradients.cast(fresh(softmax_attention.Spec()), jnp.float32)
+  _, y = COMPILED.chunk(state, inputs, spec=softmax_attention.Spec(), seen=0)
   # Widths of keys and values are one there.
   expected = jax.nn.dot_product_attention(
     inputs.query, inputs.key, inputs.value[..., :5], is_causal=True
@@ -100,17 +103,23 @@ def test_full_attention_is_the_library_s():
 
 def test_a_window_as_long_as_the_text_is_full_attention():
   inputs = inputs_for(15)
-  full = COMPILED.reference(fresh(api.Spec()), inputs, spec=api.Spec())[1]
+  full = COMPILED.reference(
+    fresh(softmax_attention.Spec()), inputs, spec=softmax_attention.Spec()
+  )[1]
   for changes in ({}, {"sink_tokens": 3}):
-    spec = api.Spec(window_size=15, **changes)
+    spec = softmax_attention.Spec(window_size=15, **changes)
     y = COMPILED.reference(fresh(spec), inputs, spec=spec)[1]
     np.testing.assert_allclose(y, full, rtol=1e-12)
 
 
 def test_more_tokens_than_the_state_holds_push_the_oldest_out():
   inputs = inputs_for(15)
-  full = COMPILED.chunk(fresh(api.Spec(), length=6), inputs, spec=api.Spec())[1]
-  spec = api.Spec(window_size=6)
+  full = COMPILED.chunk(
+    fresh(softmax_attention.Spec(), length=6),
+    inputs,
+    spec=softmax_attention.Spec(),
+  )[1]
+  spec = softmax_attention.Spec(window_size=6)
   window = COMPILED.chunk(fresh(spec), inputs, spec=spec)[1]
   np.testing.assert_allclose(full, window, rtol=1e-12)
 
@@ -151,7 +160,9 @@ def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
 
   monkeypatch.setattr(tilings, "full_tile", lambda keys: 4)
   monkeypatch.setattr(tilings, "window_tile", lambda ring: 8)
-  checks.assert_agree(run(api.chunk), run(api.reference), "tiles")
+  checks.assert_agree(
+    run(softmax_attention.chunk), run(softmax_attention.reference), "tiles"
+  )
 
 
 @pytest.mark.parametrize("name", ["full", "window-sinks"])
@@ -184,17 +195,19 @@ def test_a_bound_of_what_was_seen_changes_nothing(name):
 def test_spec_names_the_field_out_of_range(fields):
   name, value = next(iter(fields.items()))
   with pytest.raises(ValueError, match=f"^{name}={value}"):
-    api.Spec(**fields)
+    softmax_attention.Spec(**fields)
 
 
 def test_chunk_names_the_input_of_wrong_shape():
-  spec = api.Spec(window_size=6)
+  spec = softmax_attention.Spec(window_size=6)
   state, inputs = fresh(spec), inputs_for(4)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
-    api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
+    softmax_attention.chunk(state, inputs._replace(value=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"holds 6 tokens, spec\.window_size"):
-    api.chunk(state, inputs, spec=api.Spec(window_size=7))
+    softmax_attention.chunk(
+      state, inputs, spec=softmax_attention.Spec(window_size=7)
+    )
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, dtype=jnp.bfloat16, **SIZES)
+    softmax_attention.init_state(spec, dtype=jnp.bfloat16, **SIZES)
   with pytest.raises(ValueError, match="length=None must be"):
-    api.init_state(api.Spec(), **SIZES)
+    softmax_attention.init_state(softmax_attention.Spec(), **SIZES)

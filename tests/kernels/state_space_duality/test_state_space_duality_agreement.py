@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels.state_space_duality import api
+from memcomp_kernels import state_space_duality
 
 
 def definition(function):
   def run(x):
     batch, heads, key_dim, value_dim = x["memory"].shape
-    spec = api.Spec(heads_per_group=heads)
-    state = api.init_state(
+    spec = state_space_duality.Spec(heads_per_group=heads)
+    state = state_space_duality.init_state(
       spec, batch=batch, heads=heads, key_dim=key_dim, value_dim=value_dim
     )
     step = jax.nn.softplus(x["step"])[..., None]
-    inputs = api.Inputs(
+    inputs = state_space_duality.Inputs(
       query=x["query"],
       key=x["key"],
       value=x["value"],
@@ -35,7 +35,11 @@ def definition(function):
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [state_space_duality.reference, state_space_duality.chunk],
+    [state_space_duality.reference],
+  ),
 )
 def test_agrees(function):
   path = agreement.DATA / "state_space.npz"

@@ -7,14 +7,17 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels.linear_attention import api as linear_attention
-from memcomp_kernels.state_space_duality import api, tilings, xla_chunked
+from memcomp_kernels import linear_attention, state_space_duality
+from memcomp_kernels.state_space_duality import tilings, xla_chunked
 from memcomp_kernels.testing import memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(state_space_duality)
 MEMORY = memories.MEMORIES["state_space_duality"]
 SIZES = {"batch": 2, "heads": 4, "key_dim": 6, "value_dim": 5}
-OWN, SHARED = api.Spec(), api.Spec(heads_per_group=2)
+OWN, SHARED = (
+  state_space_duality.Spec(),
+  state_space_duality.Spec(heads_per_group=2),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +36,9 @@ def inputs_for(spec=SHARED, time=12):
 
 
 def fresh(spec=SHARED, **sizes):
-  return api.init_state(spec, **(SIZES | sizes), dtype=jnp.float64)
+  return state_space_duality.init_state(
+    spec, **(SIZES | sizes), dtype=jnp.float64
+  )
 
 
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
@@ -44,7 +49,7 @@ def test_by_hand(function):
   Token 2: exp(dt A) = 1/2: h = (1/2, 1). B = (4, 0), x = 1/2, dt = 1: h =
     (5/2, 1). C = (2, 3): 5 + 3 + 5 = 13.
   """
-  inputs = api.Inputs(
+  inputs = state_space_duality.Inputs(
     query=one_head([1, 1], [2, 3]),
     key=one_head([1, 2], [4, 0]),
     value=one_head([3], [0.5]),
@@ -77,7 +82,7 @@ def test_the_quadratic_form():
 
 
 def test_duality_with_linear_attention():
-  spec = api.Spec(skip=False)
+  spec = state_space_duality.Spec(skip=False)
   inputs = inputs_for(spec)
   _, y = COMPILED.reference(fresh(spec), inputs, spec=spec)
   other = linear_attention.Spec(
@@ -127,9 +132,9 @@ def test_any_tile(tile_time):
 
 def test_bad_values_are_named():
   with pytest.raises(ValueError, match="heads_per_group=0"):
-    api.Spec(heads_per_group=0)
+    state_space_duality.Spec(heads_per_group=0)
   with pytest.raises(ValueError, match="heads_per_group=3 must divide heads=4"):
-    fresh(api.Spec(heads_per_group=3))
+    fresh(state_space_duality.Spec(heads_per_group=3))
   with pytest.raises(ValueError, match="tile_time="):
     tilings.Tiling(tile_time=0)
 
@@ -139,10 +144,10 @@ def test_chunk_names_what_does_not_fit():
   for name in inputs._fields:
     wrong = inputs._replace(**{name: jnp.zeros((2, 12, 4, 9))})
     with pytest.raises(ValueError, match=rf"{name} has shape .* expected"):
-      api.chunk(state, wrong, spec=SHARED)
+      state_space_duality.chunk(state, wrong, spec=SHARED)
   with pytest.raises(
     ValueError, match="skip is missing, but skip=True needs it"
   ):
-    api.chunk(state, inputs._replace(skip=None), spec=SHARED)
+    state_space_duality.chunk(state, inputs._replace(skip=None), spec=SHARED)
   with pytest.raises(ValueError, match=r"query has shape .* expected"):
-    api.chunk(state, inputs, spec=OWN)
+    state_space_duality.chunk(state, inputs, spec=OWN)

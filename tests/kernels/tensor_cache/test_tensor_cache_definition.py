@@ -8,10 +8,11 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels.tensor_cache import api, tilings
+from memcomp_kernels import tensor_cache
+from memcomp_kernels.tensor_cache import tilings
 from memcomp_kernels.testing import checks, memories
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(tensor_cache)
 MEMORY = memories.MEMORIES["tensor_cache"]
 TIME = 13
 
@@ -28,7 +29,7 @@ def scalars(*values):
 
 
 def fresh(spec, key_dim=1, value_dim=1, heads=1, batch=1):
-  return api.init_state(
+  return tensor_cache.init_state(
     spec,
     batch=batch,
     heads=heads,
@@ -49,7 +50,9 @@ def holding(spec, memory):
 def by_hand(keys, values, decay=0.5, rate=1.0, query=1.0):
   k, v = scalars(*keys), scalars(*values)
   full = jnp.ones_like(k)
-  return api.Inputs(query * full, k, v, jnp.log(decay * full), rate * full)
+  return tensor_cache.Inputs(
+    query * full, k, v, jnp.log(decay * full), rate * full
+  )
 
 
 def drawn(spec, time=TIME, seed=0, dim=4):
@@ -74,12 +77,14 @@ def numbers(inputs):
 
 
 def evicted(**changes):
-  spec = api.Spec(window_size=4, write_population="evicted")
+  spec = tensor_cache.Spec(window_size=4, write_population="evicted")
   return dataclasses.replace(spec, **changes)
 
 
 def every(**changes):
-  return dataclasses.replace(api.Spec(window_size=6, chunk_size=4), **changes)
+  return dataclasses.replace(
+    tensor_cache.Spec(window_size=6, chunk_size=4), **changes
+  )
 
 
 def test_eviction_by_hand():
@@ -351,8 +356,10 @@ def test_what_is_normalised_on_the_way_into_the_memory(make):
 
 def test_bytes_of_the_state():
   """The paper's 112 kB: W = 12, 4 layers, 4 heads of 32, float32."""
-  spec = api.Spec(window_size=12, write_population="evicted")
-  state = api.init_state(spec, batch=1, heads=4, key_dim=32, value_dim=32)
+  spec = tensor_cache.Spec(window_size=12, write_population="evicted")
+  state = tensor_cache.init_state(
+    spec, batch=1, heads=4, key_dim=32, value_dim=32
+  )
   window, memory = (
     sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     for tree in (state.window, state.memories)
@@ -396,7 +403,7 @@ def test_tiles_are_speed(monkeypatch, name):
 )
 def test_a_bad_spec_names_its_field(changes, message):
   with pytest.raises(ValueError, match=message):
-    api.Spec(**changes)
+    tensor_cache.Spec(**changes)
 
 
 def test_a_chunk_may_be_longer_than_the_window():
@@ -414,19 +421,21 @@ def test_inputs_that_do_not_fit():
   spec = evicted()
   state, inputs = fresh(spec, 4, 4), drawn(spec)
   with pytest.raises(ValueError, match="key has shape"):
-    api.chunk(state, inputs._replace(key=inputs.key[..., 1:]), spec=spec)
+    tensor_cache.chunk(
+      state, inputs._replace(key=inputs.key[..., 1:]), spec=spec
+    )
   with pytest.raises(
     ValueError, match="write_route is missing, but routed=True"
   ):
     slots = evicted(num_slots=2)
-    api.chunk(fresh(slots, 4, 4), inputs, spec=slots)
+    tensor_cache.chunk(fresh(slots, 4, 4), inputs, spec=slots)
   with pytest.raises(
     ValueError, match=r"state\.window\.key has .* window_size=5"
   ):
-    api.chunk(state, inputs, spec=evicted(window_size=5))
+    tensor_cache.chunk(state, inputs, spec=evicted(window_size=5))
   with pytest.raises(ValueError, match="needs key_dim=4 and value_dim=3 equal"):
     fresh(evicted(rule="wedge"), 4, 3)
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(
+    tensor_cache.init_state(
       spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.bfloat16
     )

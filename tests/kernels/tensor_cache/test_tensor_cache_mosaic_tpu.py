@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels import tensor_cache
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import api, mosaic_tpu, xla_chunked
+from memcomp_kernels.tensor_cache import mosaic_tpu, xla_chunked
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -26,8 +27,8 @@ STRICT = {
   "uninitialized_memory": "nan",
   "out_of_bounds_reads": "raise",
 }
-EVICTED = api.Spec(window_size=6, write_population="evicted")
-BY_CHUNK = api.Spec(window_size=9, chunk_size=8)
+EVICTED = tensor_cache.Spec(window_size=6, write_population="evicted")
+BY_CHUNK = tensor_cache.Spec(window_size=9, chunk_size=8)
 SPECS = {
   "outer": BY_CHUNK,
   "delta": dataclasses.replace(BY_CHUNK, rule="delta", read_norm=True),
@@ -150,7 +151,7 @@ def test_under_shard_map():
   state, _, inputs = arguments(spec, 16)
   with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
-      api.chunk,
+      tensor_cache.chunk,
       (state, None, inputs),
       spec=spec,
       implementation="mosaic_tpu",
@@ -170,12 +171,12 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
 
   monkeypatch.setattr(library_tpu, "chunk", counted)
   sizes = {"batch": 1, "heads": 1, "key_dim": 64, "value_dim": 64}
-  state = api.init_state(EVICTED, **sizes)
+  state = tensor_cache.init_state(EVICTED, **sizes)
   inputs = MEMORY.make_inputs(jax.random.key(0), EVICTED, time=20, **sizes)
   ids = jnp.array([[1] * 12 + [2] * 8])
 
   def chunk(name, seen=None, reset_state=None):
-    return api.chunk(
+    return tensor_cache.chunk(
       state,
       inputs,
       spec=EVICTED,
@@ -204,9 +205,9 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
 def test_says_why_not(changes, reason):
   spec = dataclasses.replace(BY_CHUNK, **changes)
   sizes = {"batch": 1, "heads": 1, "key_dim": 4, "value_dim": 4}
-  state = api.init_state(spec, **sizes)
+  state = tensor_cache.init_state(spec, **sizes)
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=3, **sizes)
   with pytest.raises(NotImplementedError, match="in use are of cpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    tensor_cache.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
   with device.interpreted(), pytest.raises(NotImplementedError, match=reason):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    tensor_cache.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")

@@ -5,16 +5,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import tensor_cache
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.tensor_cache import api, mosaic_tpu
+from memcomp_kernels.tensor_cache import mosaic_tpu
 from memcomp_kernels.testing import aot, memories
 
 MEMORY = memories.MEMORIES["tensor_cache"]
 WINDOW = 128
 SPECS = {
-  "outer": api.Spec(window_size=WINDOW),
-  "delta": api.Spec(window_size=WINDOW, rule="delta"),
-  "evicted-slots": api.Spec(
+  "outer": tensor_cache.Spec(window_size=WINDOW),
+  "delta": tensor_cache.Spec(window_size=WINDOW, rule="delta"),
+  "evicted-slots": tensor_cache.Spec(
     window_size=WINDOW, write_population="evicted", num_slots=2
   ),
 }
@@ -47,7 +48,7 @@ def gradient(name, dim):
 
   def function(inputs):
     def objective(inputs):
-      state = api.init_state(spec, **sizes)
+      state = tensor_cache.init_state(spec, **sizes)
       _, y = mosaic_tpu.chunk(state, inputs, spec=spec, seen=0)
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
@@ -87,11 +88,11 @@ def test_compiles(topology, case):
 
 
 def test_a_block_that_cannot_fit_says_so():
-  spec = api.Spec(window_size=4096, chunk_size=4096)
+  spec = tensor_cache.Spec(window_size=4096, chunk_size=4096)
   sizes = {"batch": 1, "heads": 1, "key_dim": 1024, "value_dim": 1024}
   state, inputs = jax.eval_shape(
     lambda: (
-      api.init_state(spec, **sizes),
+      tensor_cache.init_state(spec, **sizes),
       MEMORY.make_inputs(jax.random.key(0), spec, time=4096, **sizes),
     )
   )

@@ -6,11 +6,11 @@ import numpy as np
 import programs
 import pytest
 
+from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.testing import errors, memories
-from memcomp_kernels.trellis import api
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(trellis)
 MEMORY = memories.MEMORIES["trellis"]
 
 
@@ -27,13 +27,13 @@ def one_head(*rows):
 
 def test_two_tokens_by_hand():
   """phi = identity, f = identity, one slot: arithmetic on paper."""
-  spec = api.Spec(
+  spec = trellis.Spec(
     num_slots=1, phi="identity", read_activation="identity", gradient_at="token"
   )
-  state = api.init_state(
+  state = trellis.init_state(
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
-  inputs = api.Inputs(
+  inputs = trellis.Inputs(
     query=one_head([1, 1], [0, 2]),
     key=one_head([1, 0], [1, 1]),
     value=one_head([2], [3]),
@@ -54,14 +54,16 @@ def test_two_tokens_by_hand():
 
 def test_chunk_start_gradient_by_hand():
   """Two tokens of one chunk: both gradients are taken at the zero memory."""
-  spec = api.Spec(
+  spec = trellis.Spec(
     num_slots=1, phi="identity", read_activation="identity", chunk_size=2
   )
-  state = api.init_state(
+  state = trellis.init_state(
     spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.float64
   )
   ones = one_head([1.0], [1.0])
-  inputs = api.Inputs(ones, ones, ones, one_head([4], [6]), 0 * ones, ones / 2)
+  inputs = trellis.Inputs(
+    ones, ones, ones, one_head([4], [6]), 0 * ones, ones / 2
+  )
   state, _ = COMPILED.reference(state, inputs, spec=spec)
   # u = -4 then -6, neither sees the other's write: M = 2 + 3.
   np.testing.assert_allclose(state.key_memory[0, 0], [[5.0]])
@@ -127,7 +129,7 @@ def inputs_for(spec, time=12, passes=1):
 
 def test_identity_phi_is_the_gated_delta_rule():
   """Both passes: M <- beta M (I - ...) as a plain numpy loop."""
-  spec = api.Spec(num_slots=6, phi="identity", gradient_at="token")
+  spec = trellis.Spec(num_slots=6, phi="identity", gradient_at="token")
   inputs = inputs_for(spec)
   state = MEMORY.make_state(
     jax.random.key(1), spec, batch=2, heads=2, key_dim=5, value_dim=7
@@ -145,26 +147,27 @@ def test_identity_phi_is_the_gated_delta_rule():
 
 
 def test_chunk_of_one_is_per_token():
-  token = api.Spec(num_slots=6, gradient_at="token")
-  one = api.Spec(num_slots=6, chunk_size=1)
+  token = trellis.Spec(num_slots=6, gradient_at="token")
+  one = trellis.Spec(num_slots=6, chunk_size=1)
   inputs = inputs_for(token)
   np.testing.assert_array_equal(run(token, inputs)[1], run(one, inputs)[1])
 
 
 def test_chunk_size_is_meaning():
   exact = run(
-    api.Spec(num_slots=6, gradient_at="token"),
-    inputs_for(api.Spec(num_slots=6)),
+    trellis.Spec(num_slots=6, gradient_at="token"),
+    inputs_for(trellis.Spec(num_slots=6)),
   )
   stale = run(
-    api.Spec(num_slots=6, chunk_size=4), inputs_for(api.Spec(num_slots=6))
+    trellis.Spec(num_slots=6, chunk_size=4),
+    inputs_for(trellis.Spec(num_slots=6)),
   )
   error = jnp.linalg.norm(exact[1] - stale[1]) / jnp.linalg.norm(exact[1])
   assert error > 0.01
 
 
 def test_rate_zero_and_no_decay_keep_the_memory():
-  spec = api.Spec(num_slots=6)
+  spec = trellis.Spec(num_slots=6)
   inputs = inputs_for(spec)
   inputs = inputs._replace(
     write_rate=0 * inputs.write_rate, log_decay=0 * inputs.log_decay
@@ -178,14 +181,14 @@ def test_rate_zero_and_no_decay_keep_the_memory():
 
 
 def test_forget_gate_off_ignores_the_decay():
-  spec = api.Spec(num_slots=6, forget_gate=False)
+  spec = trellis.Spec(num_slots=6, forget_gate=False)
   inputs = inputs_for(spec)
   other = inputs._replace(log_decay=5 * inputs.log_decay)
   np.testing.assert_array_equal(run(spec, inputs)[1], run(spec, other)[1])
 
 
 def test_separate_gates_drive_their_own_pass():
-  spec = api.Spec(num_slots=6, gradient_at="token")
+  spec = trellis.Spec(num_slots=6, gradient_at="token")
   inputs = inputs_for(spec, passes=2)
   changed = inputs._replace(
     write_rate=inputs.write_rate.at[..., 1].multiply(2.0)
@@ -202,7 +205,7 @@ def test_separate_gates_drive_their_own_pass():
 
 
 def test_equal_separate_gates_are_the_shared_gate():
-  spec = api.Spec(num_slots=6, chunk_size=8)
+  spec = trellis.Spec(num_slots=6, chunk_size=8)
   inputs = inputs_for(spec)
   twice = inputs._replace(
     log_decay=jnp.repeat(inputs.log_decay, 2, axis=-1),
@@ -220,7 +223,7 @@ def test_equal_separate_gates_are_the_shared_gate():
 @pytest.mark.parametrize("readout", [False, True])
 def test_eps_of_a_head_is_the_eps_of_a_spec_for_it(readout):
   def spec(eps):
-    return api.Spec(num_slots=6, phi_eps=eps, value_readout_phi=readout)
+    return trellis.Spec(num_slots=6, phi_eps=eps, value_readout_phi=readout)
 
   inputs = inputs_for(spec(1.0))
   eps = jnp.array([0.1, 3.0])
@@ -233,7 +236,7 @@ def test_eps_of_a_head_is_the_eps_of_a_spec_for_it(readout):
 
 
 def test_value_pass_never_sees_the_key():
-  spec = api.Spec(num_slots=6)
+  spec = trellis.Spec(num_slots=6)
   inputs = inputs_for(spec)
   other = inputs._replace(key=-2 * inputs.key, query=3 * inputs.query)
   np.testing.assert_array_equal(
@@ -242,7 +245,10 @@ def test_value_pass_never_sees_the_key():
 
 
 def test_first_order_changes_gradients_not_values():
-  full, first = api.Spec(num_slots=6), api.Spec(num_slots=6, first_order=True)
+  full, first = (
+    trellis.Spec(num_slots=6),
+    trellis.Spec(num_slots=6, first_order=True),
+  )
   inputs = inputs_for(full)
   np.testing.assert_array_equal(run(full, inputs)[1], run(first, inputs)[1])
 
@@ -269,24 +275,26 @@ def test_first_order_changes_gradients_not_values():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    trellis.Spec(**{field: value})
 
 
 def test_chunk_names_the_input_of_wrong_shape():
-  spec = api.Spec(num_slots=6)
+  spec = trellis.Spec(num_slots=6)
   inputs = inputs_for(spec)
-  state = api.init_state(spec, batch=2, heads=2, key_dim=5, value_dim=7)
+  state = trellis.init_state(spec, batch=2, heads=2, key_dim=5, value_dim=7)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
-    api.chunk(state, inputs._replace(value=inputs.key), spec=spec)
+    trellis.chunk(state, inputs._replace(value=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"log_phi_eps has shape .* expected"):
-    api.chunk(state, inputs._replace(log_phi_eps=inputs.key), spec=spec)
+    trellis.chunk(state, inputs._replace(log_phi_eps=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"key_memory_start is given, but stale"):
-    api.chunk(state, inputs, spec=api.Spec(num_slots=6, gradient_at="token"))
+    trellis.chunk(
+      state, inputs, spec=trellis.Spec(num_slots=6, gradient_at="token")
+    )
   with pytest.raises(NotImplementedError, match="no library_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="library_gpu")
+    trellis.chunk(state, inputs, spec=spec, implementation="library_gpu")
   with pytest.raises(NotImplementedError, match="unknown"):
-    api.chunk(state, inputs, spec=spec, implementation="fast")
+    trellis.chunk(state, inputs, spec=spec, implementation="fast")
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(
+    trellis.init_state(
       spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.bfloat16
     )

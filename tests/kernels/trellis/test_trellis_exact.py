@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels import trellis
 from memcomp_kernels.math import delta
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import errors, memories
-from memcomp_kernels.trellis import api as trellis
 from memcomp_kernels.trellis import reference, tilings, xla_chunked
 
 TIME = 37

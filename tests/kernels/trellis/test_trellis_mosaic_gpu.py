@@ -12,18 +12,18 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.pallas_gpu import device, rows, smem
 from memcomp_kernels.testing import errors, gradients, memories
-from memcomp_kernels.trellis import api, xla_chunked
+from memcomp_kernels.trellis import xla_chunked
 from memcomp_kernels.trellis.pallas_gpu import engine
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
-SPEC = api.Spec(num_slots=64, chunk_size=32)
+SPEC = trellis.Spec(num_slots=64, chunk_size=32)
 TOKEN = dataclasses.replace(SPEC, gradient_at="token")
 MEMORY = memories.MEMORIES["trellis"]
-COMPILED = programs.of(api)
+COMPILED = programs.of(trellis)
 
 
 def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
@@ -64,7 +64,7 @@ def check(spec, given, ids=None, **mode):
     return function
 
   truth = gradients.value_and_gradients(
-    run(api.reference), gradients.cast(given, jnp.float32)
+    run(trellis.reference), gradients.cast(given, jnp.float32)
   )
   expected = gradients.value_and_gradients(run(xla_chunked.chunk), given)
   with device.tried(**mode):
@@ -257,7 +257,7 @@ def test_says_why_not(monkeypatch):
 
   def chunk(spec, inputs, state, tiling=None):
     name = "mosaic_gpu"
-    api.chunk(state, inputs, spec=spec, implementation=name, tiling=tiling)
+    trellis.chunk(state, inputs, spec=spec, implementation=name, tiling=tiling)
 
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
@@ -267,7 +267,7 @@ def test_says_why_not(monkeypatch):
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(SPEC, wide, state)
     with pytest.raises(NotImplementedError, match="leave tiling out"):
-      chunk(SPEC, inputs, state, api.Tiling(tile_time=32))
+      chunk(SPEC, inputs, state, trellis.Tiling(tile_time=32))
     for change, said in (
       ({"value_readout_phi": True}, "value_readout_phi"),
       ({"chunk_size": 128}, "chunk_size=128 is more than 64"),

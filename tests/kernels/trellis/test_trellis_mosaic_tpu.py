@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
   errors,
@@ -16,11 +17,11 @@ from memcomp_kernels.testing import (
   meshes,
   tolerances,
 )
-from memcomp_kernels.trellis import api, tilings
+from memcomp_kernels.trellis import tilings
 from memcomp_kernels.trellis.pallas_tpu import engine
 
 TRELLIS = memories.MEMORIES["trellis"]
-SPEC = api.Spec(num_slots=16, chunk_size=16)
+SPEC = trellis.Spec(num_slots=16, chunk_size=16)
 SMALL = {"batch": 1, "heads": 8, "key_dim": 16, "value_dim": 16}
 STRICT = {
   "detect_races": True,
@@ -32,7 +33,7 @@ STRICT = {
 def tiling(decay="auto", **changes):
   changes = {"units": 2, "chunks": 2, "group": 1, "skew": 1} | changes
   sizes = tilings.KernelTiling(**changes)
-  return api.Tiling(forward=sizes, backward=sizes, decay=decay)
+  return trellis.Tiling(forward=sizes, backward=sizes, decay=decay)
 
 
 def arguments(spec, time, *, dtype="float32", passes=1, position=0, **sizes):
@@ -54,7 +55,9 @@ def arguments(spec, time, *, dtype="float32", passes=1, position=0, **sizes):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = api.chunk(state, before, spec=spec, implementation="xla_chunked")
+    state, _ = trellis.chunk(
+      state, before, spec=spec, implementation="xla_chunked"
+    )
   return state, fresh, inputs
 
 
@@ -64,7 +67,7 @@ def run(
   """Values, and gradients if asked for."""
 
   def function(state, fresh, inputs):
-    return api.chunk(
+    return trellis.chunk(
       state,
       inputs,
       spec=spec,
@@ -130,7 +133,7 @@ DECAYS = ["separable", "safe"]
 @pytest.mark.parametrize("dims", [(32, 64), (128, 64)])
 def test_sizes(decay, dims):
   sizes = {"heads": 4, "key_dim": dims[0], "value_dim": dims[1]}
-  spec = api.Spec(num_slots=32, chunk_size=32)
+  spec = trellis.Spec(num_slots=32, chunk_size=32)
   given = arguments(spec, 64, **sizes)
   assert_close(*both(spec, given, None, tiling(decay=decay)))
 
@@ -205,7 +208,7 @@ def test_the_range_of_decays_chooses_the_form():
 
   def values(implementation, tiling=None):
     def function(state, fresh, inputs):
-      return api.chunk(
+      return trellis.chunk(
         state,
         inputs,
         spec=SPEC,
@@ -249,7 +252,7 @@ def test_under_shard_map():
   state, fresh, inputs = arguments(SPEC, 32, batch=2, heads=16)
   with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
-      api.chunk,
+      trellis.chunk,
       (state, fresh, inputs),
       spec=SPEC,
       implementation="mosaic_tpu",
@@ -263,7 +266,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
   state, _, inputs = arguments(SPEC, 16)
 
   def chunk(spec=SPEC, inputs=inputs, state=state):
-    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    return trellis.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk()
@@ -280,7 +283,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
 
 
 def test_blocks_that_cannot_fit_say_how_much_they_need():
-  spec = api.Spec(num_slots=256, chunk_size=128)
+  spec = trellis.Spec(num_slots=256, chunk_size=128)
   state, _, inputs = arguments(
     spec, 512, heads=12, key_dim=128, value_dim=128, dtype="bfloat16"
   )

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot
-from memcomp_kernels.trellis import api
 
 SHAPES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # head dim, chunk
 HEADS, TIME = 4, 512
@@ -26,7 +26,7 @@ def struct(*shape, dtype=jnp.bfloat16):
 
 def arguments(spec, head_dim):
   tokens = 1, TIME, HEADS
-  inputs = api.Inputs(
+  inputs = trellis.Inputs(
     query=struct(*tokens, head_dim),
     key=struct(*tokens, head_dim),
     value=struct(*tokens, head_dim),
@@ -35,7 +35,7 @@ def arguments(spec, head_dim):
     write_rate=struct(*tokens, 1, dtype=jnp.float32),
   )
   state = jax.eval_shape(
-    lambda: api.init_state(
+    lambda: trellis.init_state(
       spec, batch=1, heads=HEADS, key_dim=head_dim, value_dim=head_dim
     )
   )
@@ -54,7 +54,7 @@ def gradient(spec, *, fresh=False, **keywords):
       filled = state._replace(key_memory=memories[0], value_memory=memories[1])
       if fresh:
         filled = filled._replace(position=jnp.zeros(1, jnp.int32))
-      _, y = api.chunk(
+      _, y = trellis.chunk(
         filled, inputs, spec=spec, implementation="mosaic_tpu", **keywords
       )
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
@@ -73,7 +73,7 @@ def gradient(spec, *, fresh=False, **keywords):
   ],
 )
 def test_lowers(head_dim, chunk):
-  spec = api.Spec(chunk_size=chunk)
+  spec = trellis.Spec(chunk_size=chunk)
   with device.compiled():
     exported = jax.export.export(jax.jit(gradient(spec)), platforms=["tpu"])(
       *arguments(spec, head_dim)
@@ -97,8 +97,8 @@ def test_lowers(head_dim, chunk):
 )
 def test_compiles(topology, case):
   head_dim, chunk, decay = case
-  spec = api.Spec(chunk_size=chunk)
-  tiling = api.Tiling(decay=decay)
+  spec = trellis.Spec(chunk_size=chunk)
+  tiling = trellis.Tiling(decay=decay)
   with device.compiled():
     compiled = aot.compile_for(
       topology,
@@ -112,18 +112,18 @@ def test_compiles(topology, case):
 @pytest.mark.aot
 @needs_compiler
 def test_compiles_from_any_position():
-  spec = api.Spec(chunk_size=64)
+  spec = trellis.Spec(chunk_size=64)
   with device.compiled():
     compiled = aot.compile_for(
       "v5e:2x2",
-      gradient(spec, tiling=api.Tiling(decay="safe")),
+      gradient(spec, tiling=trellis.Tiling(decay="safe")),
       *arguments(spec, 64),
     )
   for name in ("trellis_forward", "trellis_backward"):
     assert name in compiled.as_text(), name
 
 
-TOKEN = api.Spec(gradient_at="token")
+TOKEN = trellis.Spec(gradient_at="token")
 
 
 def test_per_token_lowers():
@@ -155,7 +155,7 @@ def test_per_token_compiles(topology, head_dim):
 @needs_compiler
 def test_no_copies_around_the_kernel():
   """What projections emit is what the kernel reads, and so behind it."""
-  spec = dataclasses.replace(api.Spec(), chunk_size=64)
+  spec = dataclasses.replace(trellis.Spec(), chunk_size=64)
   dim, d_model = 64, 256
   state, _ = arguments(spec, dim)
   x = struct(1, TIME, d_model)
@@ -174,18 +174,18 @@ def test_no_copies_around_the_kernel():
 
     log_decay = jax.nn.log_sigmoid(project("log_decay").astype(jnp.float32))
     rate = jax.nn.sigmoid(project("write_rate").astype(jnp.float32))
-    inputs = api.Inputs(
+    inputs = trellis.Inputs(
       *(project(name) for name in ("query", "key", "value", "target")),
       log_decay,
       rate,
     )
-    state, y = api.chunk(
+    state, y = trellis.chunk(
       # Whole chunks, as above.
       state._replace(position=jnp.zeros(1, jnp.int32)),
       inputs,
       spec=spec,
       implementation="mosaic_tpu",
-      tiling=api.Tiling(decay="separable"),
+      tiling=trellis.Tiling(decay="separable"),
     )
     return jnp.reshape(y, (1, TIME, -1)) @ weights["output"]
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import test_trellis_mosaic_tpu as stale
 
+from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import errors, gradients, meshes, tolerances
-from memcomp_kernels.trellis import api, tilings
+from memcomp_kernels.trellis import tilings
 
-SPEC = api.Spec(num_slots=16, gradient_at="token")
+SPEC = trellis.Spec(num_slots=16, gradient_at="token")
 
 
 def repeated(inputs):
@@ -44,7 +45,7 @@ def test_activations_and_options(case):
 @pytest.mark.slow
 def test_learned_eps_and_two_groups_of_heads_and_registers():
   spec = dataclasses.replace(SPEC, num_slots=32, phi_eps=7.0)
-  tiling = api.Tiling(
+  tiling = trellis.Tiling(
     forward=dataclasses.replace(tilings.TOKEN_FORWARD, lane_heads=4),
     backward=dataclasses.replace(tilings.TOKEN_BACKWARD, lane_heads=4),
   )
@@ -82,7 +83,7 @@ def test_a_state_handed_on_inside_a_tile():
     carried, outputs = state, []
     for start, stop in itertools.pairwise(cuts):
       some = jax.tree.map(lambda x: x[:, start:stop], inputs)  # noqa: B023
-      carried, y = api.chunk(
+      carried, y = trellis.chunk(
         carried, some, spec=SPEC, implementation="mosaic_tpu"
       )
       outputs.append(y)
@@ -110,7 +111,7 @@ def test_under_shard_map():
   state, fresh, inputs = stale.arguments(SPEC, 16, batch=2, heads=16)
   with device.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
-      api.chunk,
+      trellis.chunk,
       (state, fresh, inputs),
       spec=SPEC,
       implementation="mosaic_tpu",
@@ -124,7 +125,7 @@ def test_what_cannot_be_done_says_why():
   state, _, inputs = stale.arguments(SPEC, 16)
 
   def chunk(spec=SPEC, inputs=inputs, state=state):
-    return api.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
+    return trellis.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
 
   with device.interpreted():
     three = stale.arguments(SPEC, 16, heads=3)

@@ -4,13 +4,13 @@ import agreement
 import pytest
 import rotation
 
-from memcomp_kernels.two_pass_delta import api
+from memcomp_kernels import two_pass_delta
 
 
 def two_pass(function):
   def run(x):
-    state = api.init_state(
-      api.Spec(),
+    state = two_pass_delta.init_state(
+      two_pass_delta.Spec(),
       batch=x["query"].shape[0],
       heads=x["query"].shape[2],
       key_dim=x["key"].shape[-1],
@@ -19,9 +19,9 @@ def two_pass(function):
     state = state._replace(
       key_memory=x["key_memory"], value_memory=x["value_memory"]
     )
-    names = api.Inputs._fields[:-1]
-    inputs = api.Inputs(*(x[name] for name in names))
-    state, y = function(state, inputs, spec=api.Spec())
+    names = two_pass_delta.Inputs._fields[:-1]
+    inputs = two_pass_delta.Inputs(*(x[name] for name in names))
+    state, y = function(state, inputs, spec=two_pass_delta.Spec())
     return {
       "y": y,
       "key_memory": state.key_memory,
@@ -35,7 +35,10 @@ DEFINITIONS = {"two_pass_delta": two_pass}
 
 
 @pytest.mark.parametrize(
-  "function", rotation.cases([api.reference, api.chunk], [api.reference])
+  "function",
+  rotation.cases(
+    [two_pass_delta.reference, two_pass_delta.chunk], [two_pass_delta.reference]
+  ),
 )
 def test_agrees(function):
   path = agreement.DATA / "two_pass_delta.npz"

@@ -6,11 +6,12 @@ import numpy as np
 import programs
 import pytest
 
+from memcomp_kernels import two_pass_delta
 from memcomp_kernels.testing import memories
-from memcomp_kernels.two_pass_delta import api, gates
+from memcomp_kernels.two_pass_delta import gates
 from memcomp_kernels.two_pass_delta import reference as definition
 
-COMPILED = programs.of(api)
+COMPILED = programs.of(two_pass_delta)
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
@@ -28,8 +29,8 @@ def one_head(*rows):
 
 def two_tokens(**fields):
   """Sources of two features, keys and values of one; codes are +-1."""
-  spec = api.Spec(code_eps=1e-30, **fields)
-  state = api.init_state(
+  spec = two_pass_delta.Spec(code_eps=1e-30, **fields)
+  state = two_pass_delta.init_state(
     spec,
     batch=1,
     heads=1,
@@ -38,7 +39,7 @@ def two_tokens(**fields):
     source_dim=2,
     dtype=jnp.float64,
   )
-  inputs = api.Inputs(
+  inputs = two_pass_delta.Inputs(
     query=one_head([1, 0], [1, 0]),
     source=one_head([1, 0], [1, 1]),
     key=one_head([2.0], [-3.0]),
@@ -94,7 +95,7 @@ def test_code_is_silu_of_length_root_n():
 
 def test_each_pass_is_a_gradient_step():
   """Of |S^T x - k|^2 / 2 + lambda |S|^2 / 2, both, by autodiff."""
-  spec = api.Spec(key_weight_decay=0.3, value_weight_decay=0.2)
+  spec = two_pass_delta.Spec(key_weight_decay=0.3, value_weight_decay=0.2)
   state, inputs = arguments(spec, 1)
   first = jax.tree.map(lambda x: x[:, 0], inputs)
   theta = first.write_rate[..., None]
@@ -122,7 +123,7 @@ def arguments(spec, time=12):
 
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_tokens_that_are_not_active_only_read(function):
-  spec = api.Spec(code_eps=0.1)
+  spec = two_pass_delta.Spec(code_eps=0.1)
   state, inputs = arguments(spec)
   written = jnp.arange(12) % 3 == 0
   active = jnp.broadcast_to(
@@ -146,7 +147,7 @@ def test_tokens_that_are_not_active_only_read(function):
 
 
 def test_rates_of_the_passes_are_apart():
-  spec = api.Spec(code_eps=0.1)
+  spec = two_pass_delta.Spec(code_eps=0.1)
   _, inputs = arguments(spec, 1)
   rate = inputs.write_rate
   both = jnp.concatenate([rate, 0 * rate], axis=-1)
@@ -167,19 +168,21 @@ def test_rates_of_the_passes_are_apart():
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    api.Spec(**{field: value})
+    two_pass_delta.Spec(**{field: value})
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = api.Spec()
+  spec = two_pass_delta.Spec()
   state, inputs = arguments(spec)
   with pytest.raises(ValueError, match=r"source has shape .* expected"):
-    api.chunk(state, inputs._replace(source=inputs.key), spec=spec)
+    two_pass_delta.chunk(state, inputs._replace(source=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"write_rate has shape .* expected"):
-    api.chunk(state, inputs._replace(write_rate=inputs.key), spec=spec)
+    two_pass_delta.chunk(
+      state, inputs._replace(write_rate=inputs.key), spec=spec
+    )
   with pytest.raises(ValueError, match=r"active has shape .* expected"):
-    api.chunk(state, inputs._replace(active=inputs.key), spec=spec)
+    two_pass_delta.chunk(state, inputs._replace(active=inputs.key), spec=spec)
   with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    api.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
+    two_pass_delta.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
-    api.init_state(spec, **SIZES, dtype=jnp.bfloat16)
+    two_pass_delta.init_state(spec, **SIZES, dtype=jnp.bfloat16)

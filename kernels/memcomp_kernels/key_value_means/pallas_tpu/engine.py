@@ -8,21 +8,26 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, derivative
-from memcomp_kernels.key_value_means import tile, tilings, types, xla_chunked
+from memcomp_kernels.key_value_means import (
+  reference,
+  tile,
+  tilings,
+  xla_chunked,
+)
 from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
 from memcomp_kernels.pallas_tpu import device
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   seen: int | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
 
   Raises:
     NotImplementedError: these kernels do not do it; says why.
@@ -41,7 +46,7 @@ def chunk(
 
 
 def unsupported(
-  state: types.State, inputs: types.Inputs, spec: types.Spec
+  state: reference.State, inputs: reference.Inputs, spec: reference.Spec
 ) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():
@@ -59,12 +64,12 @@ def unsupported(
 
 
 def _run(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   present: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   capacity: int,
-) -> tuple[types.State, jax.Array]:
+) -> tuple[reference.State, jax.Array]:
   """As `tile.run`."""
   return _forward(state, inputs, present, spec, capacity)[0]
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.key_value_means import types
+from memcomp_kernels.key_value_means import reference
 from memcomp_kernels.math import activations
 from memcomp_kernels.pallas_tpu import blocks, device, vmem
 
@@ -58,7 +58,7 @@ def _length(x: jax.Array) -> jax.Array:
   return jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
 
 
-def _body(spec: types.Spec, heads: int, refs: dict[str, Any]) -> None:
+def _body(spec: reference.Spec, heads: int, refs: dict[str, Any]) -> None:
   """One grid step; see `run`."""
 
   def of_head(h):
@@ -199,13 +199,13 @@ def _read(spec, refs, held) -> Iterator[None]:
   refs["output"][...] = jnp.transpose(output / total).astype(dtype)
 
 
-def too_large(given: dict[str, Any], spec: types.Spec) -> str | None:
+def too_large(given: dict[str, Any], spec: reference.Spec) -> str | None:
   """Why `run` cannot hold one head's rows on chip, or None; shapes will do."""
   needed = _bytes(given | _results(given, spec), spec, heads=1)
   return vmem.too_large(needed, "kvm_tile", "take fewer rows or smaller chunks")
 
 
-def _results(given: dict[str, Any], spec: types.Spec) -> dict[str, Any]:
+def _results(given: dict[str, Any], spec: reference.Spec) -> dict[str, Any]:
   """Shapes of what `run` returns."""
   batch, heads = given["keys"].shape[:2]
   chunk, value_dim = spec.chunk_size, given["values"].shape[-1]
@@ -225,7 +225,7 @@ def _results(given: dict[str, Any], spec: types.Spec) -> dict[str, Any]:
 
 
 def _specs(
-  arrays: dict[str, Any], spec: types.Spec, heads: int
+  arrays: dict[str, Any], spec: reference.Spec, heads: int
 ) -> dict[str, pl.BlockSpec]:
   """Blocks of a step: some heads of a row; of the window what leaves it."""
 
@@ -245,7 +245,7 @@ def _specs(
   return {name: one(name, x) for name, x in arrays.items()}
 
 
-def _bytes(arrays: dict[str, Any], spec: types.Spec, heads: int) -> int:
+def _bytes(arrays: dict[str, Any], spec: reference.Spec, heads: int) -> int:
   """Of on-chip memory for a step of some heads."""
   blocks = _specs(arrays, spec, heads)
   pairs = [(arrays[name], block) for name, block in blocks.items()]
@@ -254,7 +254,7 @@ def _bytes(arrays: dict[str, Any], spec: types.Spec, heads: int) -> int:
 
 
 def run(
-  given: dict[str, jax.Array], counts: jax.Array, spec: types.Spec
+  given: dict[str, jax.Array], counts: jax.Array, spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

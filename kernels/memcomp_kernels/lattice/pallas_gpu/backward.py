@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.lattice import types
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.pallas_gpu import chunk, forward
 from memcomp_kernels.lattice.pallas_gpu.chunk import down_columns, sums
 from memcomp_kernels.pallas_gpu import full_tiles, gates, starts, tile_kernel
@@ -179,7 +179,7 @@ class _Chunk(chunk.Chunk):
 
 
 def backward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

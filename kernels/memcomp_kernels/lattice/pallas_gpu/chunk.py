@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.lattice import columns, types
+from memcomp_kernels.lattice import columns, reference
 from memcomp_kernels.pallas_gpu import gates, rows, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
@@ -67,7 +67,7 @@ class Chunk:
     self,
     refs: dict[str, Any],
     scalars: dict[str, jax.Array],
-    spec: types.Spec,
+    spec: reference.Spec,
   ):
     self.refs, self.scalars, self.spec = refs, scalars, spec
     self.flagged = "resets" in scalars
@@ -95,9 +95,11 @@ class Chunk:
     return self.wide("write")
 
   def store(self, name: str, x: jax.Array) -> None:
+    """Writes `x` to shared memory in the dtype of the array there."""
     self.refs[name][...] = x.astype(self.refs[name].dtype)
 
   def wide(self, name: str) -> jax.Array:
+    """An array of shared memory in float32."""
     return tile_kernel.wide(self.refs[name])
 
   def row(self, name: str, width: int = SLOTS[0]) -> jax.Array:
@@ -133,6 +135,7 @@ class Chunk:
     self.store("log", self.running_sum(logs))
 
   def writes(self) -> Writes:
+    """What the tokens of the chunk write."""
     code, rate = self.wide("key"), self.row("rate")
     if self.spec.objective == "encoding":
       code = self.share - code

@@ -13,7 +13,7 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked, fallback, tile_scan
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.lattice import types, xla_chunked
+from memcomp_kernels.lattice import reference, xla_chunked
 from memcomp_kernels.lattice.pallas_gpu import backward, forward
 from memcomp_kernels.lattice.pallas_gpu import chunk as chunk_lib
 from memcomp_kernels.pallas_gpu import device, full_tiles
@@ -90,7 +90,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
   d_log = found["d_log_decay"]
   if not form.spec.forget_gate:
     d_log = jnp.zeros_like(d_log)
-  d_inputs = types.Inputs(
+  d_inputs = reference.Inputs(
     query=found["d_query"],
     key=found["d_key"],
     value=found["d_value"],
@@ -123,14 +123,14 @@ ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by GPU kernels; see `api.chunk`.
+  reset_state: reference.State | None = None,
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by GPU kernels; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernels do not do it; says why.
@@ -143,7 +143,7 @@ def chunk(
   )
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():
     return reason

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.lattice import types
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.pallas_gpu import chunk
 from memcomp_kernels.pallas_gpu import full_tiles, starts, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
@@ -71,7 +71,7 @@ def local(
 
 
 def forward(
-  operands: dict[str, Any], spec: types.Spec, save: bool
+  operands: dict[str, Any], spec: reference.Spec, save: bool
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

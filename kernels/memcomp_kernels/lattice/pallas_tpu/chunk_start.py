@@ -2,9 +2,9 @@
 
 The algebra is that of `tile.py`, for normalised columns. A chunk is a tile of
 `pallas_tpu.affine.engine`, whose memory has slots on sublanes:
-`[slots, heads * value]`. Phi is the memory before the chunk, S that before the tile. Numbers of a token
-and slot are `[tile, heads * slots]`. Decays are taken apart, e^{G_r - G_i} =
-e^{G_r} e^{-G_i}, so that
+`[slots, heads * value]`. Phi is the memory before the chunk, S that before the
+tile. Numbers of a token and slot are `[tile, heads * slots]`. Decays are taken
+apart, e^{G_r - G_i} = e^{G_r} e^{-G_i}, so that
 
   b_r = e^{G_r} sum_{i<=r} e^{-G_i} w_i p_i
   A_{r,i} = (q_r e^{G_r}) . (w_i e^{-G_i})

@@ -19,7 +19,7 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
-from memcomp_kernels.lattice import tilings, types, xla_chunked
+from memcomp_kernels.lattice import reference, tilings, xla_chunked
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import layout as layout_lib
@@ -29,13 +29,13 @@ from memcomp_kernels.pallas_tpu.affine import engine
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 
-def _inputs(spec: types.Spec, laid: Any) -> tuple[types.Inputs, Any]:
+def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
   """The inputs, and which of them are taken; None if it is not asked."""
   return (laid, None) if spec.stale else laid
 
 
 def _plan(
-  spec: types.Spec, inputs: types.Inputs, tokens: int, *, flagged: bool
+  spec: reference.Spec, inputs: reference.Inputs, tokens: int, *, flagged: bool
 ) -> layout_lib.Plan:
   """The fastest that fits on chip; what fits best if none does."""
   batch, _, heads, value_dim = inputs.value.shape
@@ -55,7 +55,7 @@ def _plan(
   return dataclasses.replace(plan, flagged=flagged or spec.stale)
 
 
-def _too_large(plan: layout_lib.Plan, inputs: types.Inputs) -> str | None:
+def _too_large(plan: layout_lib.Plan, inputs: reference.Inputs) -> str | None:
   """Why a plan's kernels do not fit on chip, or None."""
   try:
     call_lib.check(plan, inputs.query.dtype)
@@ -210,14 +210,16 @@ def _as_saved(form, operands):
   return _pack_memory(plan.lanes, memory)
 
 
-def form(spec: types.Spec, tiling: tilings.Tiling) -> form_lib.Form:
+def form(spec: reference.Spec, tiling: tilings.Tiling) -> form_lib.Form:
   """Lattice for `chunking.chunked`, by these kernels."""
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
   form = xla_chunked.form(spec, tiling)
   return dataclasses.replace(form, engine=ENGINE)
 
 
-def tokens(form: form_lib.Form, inputs: types.Inputs) -> engine.Tokens | None:
+def tokens(
+  form: form_lib.Form, inputs: reference.Inputs
+) -> engine.Tokens | None:
   """Of `pallas_tpu.affine.engine`; None where columns are not normalised.
 
   And with gradients per token, and for chunks that are too long for it.
@@ -250,15 +252,15 @@ ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
 
   Raises:
     NotImplementedError: these kernels do not do it; says why.
@@ -276,15 +278,21 @@ def chunk(
 
 
 def run(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec, **call: Any
-) -> tuple[types.State, jax.Array, solver.Stats | None]:
+  state: reference.State,
+  inputs: reference.Inputs,
+  *,
+  spec: reference.Spec,
+  **call: Any,
+) -> tuple[reference.State, jax.Array, solver.Stats | None]:
   """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
   none = None if spec.stale else solver.no_stats(state.memory.shape[:2])
   return *chunk(state, inputs, spec=spec, **call), none
 
 
 def unsupported(
-  inputs: types.Inputs, spec: types.Spec, tiling: tilings.Tiling | None = None
+  inputs: reference.Inputs,
+  spec: reference.Spec,
+  tiling: tilings.Tiling | None = None,
 ) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():

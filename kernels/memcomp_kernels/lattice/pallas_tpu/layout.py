@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.lattice import columns, types
+from memcomp_kernels.lattice import columns, reference
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
 
@@ -43,7 +43,7 @@ class Plan:
     flagged: whether tiles come with flags.
   """
 
-  spec: types.Spec
+  spec: reference.Spec
   lanes: pairs.Lanes
   rows: int
   tokens: int
@@ -91,13 +91,13 @@ def gates(rows: jax.Array) -> Gates:
   return Gates(*(rows[i : i + 1] for i in (DECAY, RATE, TAKEN)))
 
 
-def code(spec: types.Spec, key: jax.Array, squares: jax.Array) -> jax.Array:
+def code(spec: reference.Spec, key: jax.Array, squares: jax.Array) -> jax.Array:
   """What the base is multiplied with to give Phi k."""
   return writes.over_norm(key, squares, spec)
 
 
 def find(
-  spec: types.Spec,
+  spec: reference.Spec,
   share: jax.Array,
   length: jax.Array,
   before: writes.Columns,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import derivative
-from memcomp_kernels.lattice import types
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import writes
 
 # Everything that decides what is written stays as wide as the memory.
@@ -48,12 +48,14 @@ class Solution(NamedTuple):
   after: writes.Columns
 
 
-def directions(tokens: writes.Tokens, spec: types.Spec) -> jax.Array:
+def directions(tokens: writes.Tokens, spec: reference.Spec) -> jax.Array:
   """The h `[..., time, value]` that are known beforehand: not "decoding"."""
   return tokens.value if spec.objective == "encoding" else -tokens.value
 
 
-def _solve(spec: types.Spec, S: jax.Array, tokens: writes.Tokens) -> Solution:
+def _solve(
+  spec: reference.Spec, S: jax.Array, tokens: writes.Tokens
+) -> Solution:
   """Returns the solution of one tile.
 
   Args:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import derivative
-from memcomp_kernels.lattice import tilings, types
+from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, writes
 from memcomp_kernels.math import solver
 
@@ -148,7 +148,7 @@ def fixed_point(function, start, tolerance, count, reverse=False):
 
 
 def _solve(
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
   S: jax.Array,
   tokens: writes.Tokens,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.lattice import columns, tilings, types
+from memcomp_kernels.lattice import columns, reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.math import matmul, solver
 
@@ -22,7 +22,7 @@ from memcomp_kernels.math import matmul, solver
 class Laid(NamedTuple):
   """A tile's inputs, and `taken` `[batch, 1, time, 1]`: 0 at empty places."""
 
-  inputs: types.Inputs
+  inputs: reference.Inputs
   taken: jax.Array
 
 
@@ -31,7 +31,7 @@ def run(
   starts: chunked.Memories,
   laid: Laid,
   complete: jax.Array,
-  spec: types.Spec,
+  spec: reference.Spec,
   tiling: tilings.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, solver.Stats]:
   """Writes and reads one tile.

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.lattice import columns, types
+from memcomp_kernels.lattice import columns, reference
 
 
 class Tokens(NamedTuple):
@@ -69,7 +69,9 @@ def before_tile(S: jax.Array) -> Columns:
   return Columns(squares, jnp.ones_like(squares))
 
 
-def over_norm(x: jax.Array, squares: jax.Array, spec: types.Spec) -> jax.Array:
+def over_norm(
+  x: jax.Array, squares: jax.Array, spec: reference.Spec
+) -> jax.Array:
   """Divides by n, the columns' norms where the loss is on directions."""
   if spec.update != "orthogonal":
     return x
@@ -88,7 +90,7 @@ def factors(
   length: jax.Array,
   before: Columns,
   token: Tokens,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> tuple[jax.Array, jax.Array, Columns]:
   """Returns lambda and w, `[..., slots]`, and the columns after the write.
 

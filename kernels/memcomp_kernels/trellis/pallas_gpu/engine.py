@@ -18,7 +18,7 @@ from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_gpu import device, full_tiles, rows
-from memcomp_kernels.trellis import tilings, types, xla_chunked
+from memcomp_kernels.trellis import reference, tilings, xla_chunked
 from memcomp_kernels.trellis.pallas_gpu import (
   reads,
   reads_backward,
@@ -90,7 +90,7 @@ def _backward(form, layout, operands, saved, cotangents):
   d_written += wide(passes(found["d_written"]))
   d_key, d_value = parted(d_written, (inputs.key, inputs.value))
   d_log, d_rate = _gate_adjoints(laid, by_reads["d_gates"], found)
-  d_inputs = types.Inputs(
+  d_inputs = reference.Inputs(
     query=by_reads["d_query"][..., : inputs.query.shape[-1]],
     key=d_key,
     value=d_value,
@@ -249,15 +249,15 @@ TOGETHER = form_lib.Engine(
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by GPU kernels; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by GPU kernels; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernels do not do it; says why.
@@ -277,7 +277,7 @@ def chunk(
   )
 
 
-def _several(spec: types.Spec, time: int) -> bool:
+def _several(spec: reference.Spec, time: int) -> bool:
   """Whether a tile has room for several chunks, and chunks end with the call.
 
   A tile's chunks are one segment's.
@@ -287,7 +287,7 @@ def _several(spec: types.Spec, time: int) -> bool:
   return smaller and time % size == 0
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():
     return reason

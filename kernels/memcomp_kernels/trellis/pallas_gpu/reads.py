@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.pallas_gpu import full_tiles, gates, rows, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 
 PASSES = "key", "value"
 """As arrays of both have them, one's rows behind the other's."""
@@ -31,7 +31,7 @@ def from_start(refs: dict[str, Any], name: str, width: int) -> jax.Array:
   return jnp.exp(gates.along(refs[f"log_{name}"], 0, width))
 
 
-def _body(refs, scalars, carry, spec: types.Spec):
+def _body(refs, scalars, carry, spec: reference.Spec):
   """One tile; see `forward`."""
   del scalars
   refs = refs | gates.parts(refs["gates"], GATES)
@@ -63,7 +63,7 @@ def _body(refs, scalars, carry, spec: types.Spec):
 
 
 def forward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.pallas_gpu import full_tiles, gates, rows, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import writes
 from memcomp_kernels.trellis.pallas_gpu.reads import (
   GATES,
@@ -32,7 +32,7 @@ def _parts(refs: dict[str, Any], name: str) -> dict[str, Any]:
   return gates.parts(refs[name], PASSES)
 
 
-def _direct(refs, scalars, spec: types.Spec) -> None:
+def _direct(refs, scalars, spec: reference.Spec) -> None:
   """Finds and commits directions of both passes, with stale gradients."""
   rates, u, at = (_parts(refs, name) for name in ("rates", "u", "saved"))
   written = _parts(refs, "written")
@@ -54,7 +54,7 @@ def _direct(refs, scalars, spec: types.Spec) -> None:
   plgpu.commit_smem()
 
 
-def _body(refs, scalars, carry, spec: types.Spec):
+def _body(refs, scalars, carry, spec: reference.Spec):
   """One tile; see `backward`."""
   refs = refs | gates.parts(refs["gates"], GATES)
   d_gates = _parts(refs, "d_gates")
@@ -126,7 +126,7 @@ def _finish(refs, name: str, asker: Any) -> None:
 
 
 def backward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

@@ -10,7 +10,7 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import full_tiles
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import writes
 
 PASSES = 2
@@ -27,6 +27,7 @@ def both(key: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def widened(x: jax.Array, width: int) -> jax.Array:
+  """Pads the last axis with zeros to `width`."""
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
@@ -63,7 +64,7 @@ def of_passes(x: jax.Array) -> jax.Array:
 
 
 def of_blocks(
-  x: jax.Array, spec: types.Spec, function: Callable[[jax.Array], jax.Array]
+  x: jax.Array, spec: reference.Spec, function: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
   """A function of numbers `[..., blocks, tokens]`, for `x` `[..., tile]`."""
   if spec.stale:
@@ -110,6 +111,7 @@ class Tiles:
 
   @property
   def width(self) -> int:
+    """Columns of the memory."""
     return self.written.shape[-1]
 
   @property

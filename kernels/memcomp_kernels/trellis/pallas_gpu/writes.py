@@ -22,7 +22,7 @@ from memcomp_kernels.pallas_gpu import (
   tile_kernel,
 )
 from memcomp_kernels.pallas_gpu.products import products, transposed
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import sweeps
 
 NAME = "memory"
@@ -33,7 +33,7 @@ LARGEST = 64 * 128
 """Slots times dims: what shared memory has room for."""
 
 
-def gate_kinds(spec: types.Spec) -> tuple[str, ...]:
+def gate_kinds(spec: reference.Spec) -> tuple[str, ...]:
   """What `gates` of writes hold, by token.
 
   Rates, and what reaches the tile's end; with gradients per token also sums of
@@ -44,7 +44,7 @@ def gate_kinds(spec: types.Spec) -> tuple[str, ...]:
 
 
 def direct(
-  refs: dict[str, Any], spec: types.Spec, z: jax.Array, rate: Any
+  refs: dict[str, Any], spec: reference.Spec, z: jax.Array, rate: Any
 ) -> jax.Array:
   """Directions with rates, float32.
 
@@ -63,7 +63,7 @@ def _body(
   refs: dict[str, Any],
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
-  spec: types.Spec,
+  spec: reference.Spec,
 ) -> tile_kernel.Carry:
   """One tile; see `forward`."""
   refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
@@ -95,7 +95,7 @@ def _body(
 
 
 def forward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

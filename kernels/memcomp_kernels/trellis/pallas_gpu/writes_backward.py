@@ -22,12 +22,12 @@ from memcomp_kernels.pallas_gpu import (
   tile_kernel,
 )
 from memcomp_kernels.pallas_gpu.products import products, transposed
-from memcomp_kernels.trellis import types
+from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import sweeps
 from memcomp_kernels.trellis.pallas_gpu.writes import NAME, gate_kinds
 
 
-def adjoint_kinds(spec: types.Spec) -> tuple[str, ...]:
+def adjoint_kinds(spec: reference.Spec) -> tuple[str, ...]:
   """What `d_gates` hold, by token and summed over slots.
 
   Directions without rates times their adjoints, and the same of what reaches
@@ -168,7 +168,7 @@ class _Tile:
 
 
 def backward(
-  operands: dict[str, jax.Array], spec: types.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 

@@ -24,7 +24,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
 from memcomp_kernels.math import solver
 from memcomp_kernels.pallas_tpu import activations, device
-from memcomp_kernels.trellis import tilings, types, xla_chunked
+from memcomp_kernels.trellis import reference, tilings, xla_chunked
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
 
@@ -35,7 +35,7 @@ SEPARABLE_RANGE = 40.0
 
 
 def _plan(
-  form: form_lib.Form, inputs: types.Inputs, direction: str, num_chunks: int
+  form: form_lib.Form, inputs: reference.Inputs, direction: str, num_chunks: int
 ) -> layout_lib.Plan:
   """A kernel's plan, but for `safe`; `direction` is forward or backward."""
   spec = form.spec
@@ -74,7 +74,9 @@ def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
   return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
 
 
-def _pack(plan: layout_lib.Plan, spec: types.Spec, inputs: types.Inputs):
+def _pack(
+  plan: layout_lib.Plan, spec: reference.Spec, inputs: reference.Inputs
+):
   """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
   unit = plan.unit
 
@@ -326,15 +328,15 @@ ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def chunk(
-  state: types.State,
-  inputs: types.Inputs,
+  state: reference.State,
+  inputs: reference.Inputs,
   *,
-  spec: types.Spec,
+  spec: reference.Spec,
   segment_ids: jax.Array | None = None,
-  reset_state: types.State | None = None,
+  reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[types.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `api.chunk`.
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
 
   Raises:
     NotImplementedError: these kernels do not do it; says why.
@@ -356,15 +358,19 @@ def chunk(
 
 
 def run(
-  state: types.State, inputs: types.Inputs, *, spec: types.Spec, **call: Any
-) -> tuple[types.State, jax.Array, solver.Stats | None]:
+  state: reference.State,
+  inputs: reference.Inputs,
+  *,
+  spec: reference.Spec,
+  **call: Any,
+) -> tuple[reference.State, jax.Array, solver.Stats | None]:
   """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
   rows = state.key_memory.shape[:2]
   none = None if spec.stale else solver.no_stats(rows)
   return *chunk(state, inputs, spec=spec, **call), none
 
 
-def unsupported(inputs: types.Inputs, spec: types.Spec) -> str | None:
+def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
   """Why the kernels cannot do a call here, or None."""
   if reason := device.unavailable():
     return reason

@@ -1,8 +1,8 @@
-"""A memory in words: the rows of docs/memories.md.
+"""What a memory computes and what it costs, in words and formulas.
 
-Every memory's `summary.py` has `summary(spec) -> Summary`. It tells what the
-default options do, with the numbers of `spec`, and follows the fields that make
-another row there: rule, inner model, forget gate, window.
+Every op has `facts(spec)`. docs/memories.md is made from them. They describe
+the default options, with the numbers of `spec`, and follow the fields that make
+another row of the tables: rule, inner model, forget gate, window.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ LETTERS = {
   "R": "rows in use, the mean over the n tokens",
   "w": "exact tokens that a token sees, itself included, likewise",
 }
-"""What stands in `Summary.floats` and `Summary.flops`."""
+"""What stands in `Facts.floats` and `Facts.flops`."""
 
 
-class Summary(NamedTuple):
+class Facts(NamedTuple):
   """What a memory computes and costs.
 
   Texts are lines of Markdown with math in backticks, in the letters of the
