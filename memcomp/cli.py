@@ -78,7 +78,7 @@ def main(
 
 def guard(
   program: Callable[[], int | None],
-  begin: str = "error: ",
+  prefix: str = "error: ",
   *,
   interrupted: int = EXIT_INTERRUPTED,
 ) -> int:
@@ -86,7 +86,7 @@ def guard(
 
   Args:
     program: takes no arguments; returns an exit code or None (0).
-    begin: beginning of the error line.
+    prefix: beginning of the error line.
     interrupted: exit code after Ctrl-C or SIGTERM; `errors.EXIT_RESUMABLE` if
       the same command resumes.
   """
@@ -109,7 +109,7 @@ def guard(
     if line is None:
       raise
     with contextlib.suppress(OSError):
-      print(begin + line, file=sys.stderr, flush=True)
+      print(prefix + line, file=sys.stderr, flush=True)
     try:
       sys.stdout.flush()
     except OSError:
@@ -140,7 +140,7 @@ def _run(program, usage, argv) -> int | None:
   if any(arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv):
     print(_help(usage, argv, program.__module__))
     return 0
-  _quiet()
+  _silence_libraries()
   _parse(argv)
   _set_compilation_cache(_CACHE.value)
   return program()
@@ -255,7 +255,7 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
   path = name.split(".", 1)[1]
   fields = field_paths(config)
   if path not in fields:
-    found = _reached(config, path)
+    found = _value_at(config, path)
     if dataclasses.is_dataclass(found) or isinstance(found, dict):
       return (
         f"{name} is a group of fields; set one of them, as {name}.NAME=VALUE"
@@ -281,11 +281,11 @@ def _field_problem(config: Any, arg: str, argv: list[str]) -> str | None:
   return None
 
 
-def _reached(config: Any, path: str) -> Any:
+def _value_at(config: Any, path: str) -> Any:
   """Returns the value at a path of attributes and dict keys, or None.
 
   Attributes need not be fields: for example `model.mixer`, see
-  `models.letters`.
+  `models.legacy_mixers`.
   """
   for name in path.split("."):
     if isinstance(config, dict):
@@ -389,7 +389,7 @@ def _help(usage: str, argv: list[str], module: str) -> str:
 
 
 @functools.cache  # Once is enough.
-def _quiet() -> None:
+def _silence_libraries() -> None:
   """Leaves out what libraries print of failures that come up as exceptions too.
 
   A save that fails, as on a full disk, fails in several threads of orbax and

@@ -26,7 +26,7 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
-from memcomp.models import decoder, letters
+from memcomp.models import decoder, legacy_mixers
 
 TOKENIZER = "tokenizer.json"
 
@@ -97,9 +97,9 @@ def of_this_version(
     # A pattern that is none is refused elsewhere.
     with contextlib.suppress(ValueError):
       if isinstance(like, decoder.DecoderConfig):
-        found = letters.named_like(found, like)
+        found = legacy_mixers.rename_like(found, like)
       elif isinstance(like, config_lib.Config):
-        found.model = letters.named_like(found.model, like.model)
+        found.model = legacy_mixers.rename_like(found.model, like.model)
     return config_lib.to_dict(found)
   return saved
 
@@ -314,7 +314,7 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
       ) from error
     saved = {name: value for name, value in saved.items() if name != "name"}
   if cls is decoder.DecoderConfig:
-    saved = letters.modernise(saved)
+    saved = legacy_mixers.upgrade(saved)
   hints = typing.get_type_hints(cls)
   names = {field.name for field in dataclasses.fields(cls)}
   if unknown := sorted(saved.keys() - names):

@@ -77,7 +77,7 @@ def taught(teacher, student, batch):
 def test_what_mixers_see_is_what_blocks_see(student, batch):
   """Block by block, beside the scans over three stacks of layers."""
   model = module_of(student.config, student.params)
-  given, mixed = jax.jit(model.mixed)(batch.tokens, batch.segment_ids)
+  given, mixed = jax.jit(model.mixer_io)(batch.tokens, batch.segment_ids)
   assert given.shape == mixed.shape == (6, 2, 16, 16)
 
   @jax.jit
