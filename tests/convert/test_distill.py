@@ -104,7 +104,7 @@ def test_errors_are_of_their_layers(teacher, student, taught, batch):
   """The first errors, against each new mixer called by itself."""
   old = module_of(TEACHER, teacher)
   new = module_of(student.config, student.params)
-  given, wanted = jax.jit(old.mixed)(batch.tokens, batch.segment_ids)
+  given, wanted = jax.jit(old.mixer_io)(batch.tokens, batch.segment_ids)
   real = batch.segment_ids != 0
 
   @jax.jit
