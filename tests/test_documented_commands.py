@@ -11,7 +11,7 @@ import runpy
 
 import pytest
 
-from memcomp import cli
+from memcomp import config_flag
 from memcomp.__main__ import COMMANDS
 from memcomp.training import sweep
 
@@ -88,7 +88,7 @@ def check_config(config, name, rest):
   if config == "run" or "$" in rest.split("--config=")[1].split()[0]:
     return  # of a run that is not here, or of several
   resolved = file["get_config"](*([name] if name else []))
-  assert set(fields) <= cli.field_paths(resolved).keys()
+  assert set(fields) <= config_flag.field_paths(resolved).keys()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

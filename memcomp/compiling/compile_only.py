@@ -63,7 +63,7 @@ def run(
     traced_at = time.perf_counter()
     print("compiling: minutes for a large model", flush=True)
     try:
-      with _not_kept():
+      with _without_cache_writes():
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
       if "Ran out of memory" not in str(error):
@@ -78,7 +78,7 @@ def run(
     "topology": topology,
     "slices": slices,
     "seconds": seconds,
-    **_found(config, mesh, traced.jaxpr, compiled),
+    **_facts(config, mesh, traced.jaxpr, compiled),
   }
   path = pathlib.Path(workdir) / "compile_only" / f"{_file(name)}.json"
   with disk.clear_errors(f"cannot write {path}"):
@@ -94,7 +94,7 @@ def run(
   return 0
 
 
-def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
+def _facts(config, mesh, jaxpr, compiled) -> dict[str, Any]:
   """Returns the facts about a compiled step."""
   device = mesh.devices.flat[0]
   memory = compiled.memory_analysis()
@@ -141,7 +141,7 @@ def _found(config, mesh, jaxpr, compiled) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _not_kept() -> Iterator[None]:
+def _without_cache_writes() -> Iterator[None]:
   """Disables writes to the compilation cache.
 
   Programs for TPUs that are not attached can be written, but not read back.

@@ -136,7 +136,7 @@ def read(text: str) -> Program:
       base = kind.removesuffix("-start")
       if base in COLLECTIVES:
         one = _collective(base, line, here, len(found))
-        key = base, one.channel, _apart(one, name, here)
+        key = base, one.channel, _collective_key(one, name, here)
         known = found.get(key)
         # Keep the occurrence with the fewest executions: the others overlap
         # with it, perhaps in a loop.
@@ -220,7 +220,7 @@ def _loop(bodies, line: str) -> tuple[str, int | None]:
   return body, constants.get(limit)
 
 
-def _apart(one: Collective, name: str, here: _Visit) -> str:
+def _collective_key(one: Collective, name: str, here: _Visit) -> str:
   """A key that separates collectives of the same kind and channel."""
   if one.kind == "reduce-scatter":  # one channel, separate computations
     return here.computation

@@ -93,7 +93,7 @@ def make(
   def step(trained, opt_state, params, teacher_params, batch: batch_lib.Batch):
     ids = batch.segment_ids
     old = nnx.merge(taught.graphdef, teacher_params)
-    given, wanted = lax.stop_gradient(old.mixed(batch.tokens, ids))
+    given, wanted = lax.stop_gradient(old.mixer_io(batch.tokens, ids))
 
     def loss(trained):
       found = errors(trained, params, given, wanted, ids)

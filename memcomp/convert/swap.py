@@ -28,7 +28,7 @@ _SAME_SIZES = ("heads", "key_dim", "value_dim", "rotary_dim", "rotary_base")
 
 # Other sources for a new projection that the old mixer lacks: keys write a
 # memory.
-_ALSO = {"query_key": "key"}
+_FALLBACK_ROLES = {"query_key": "key"}
 
 
 class Swapped(NamedTuple):
@@ -88,7 +88,7 @@ def swap(
       continue
     source = _source(ours, depth, path)
     if source is not None:
-      source = _ungrouped(source, path, old_mixers[depth])
+      source = _repeat_shared_heads(source, path, old_mixers[depth])
       if source.shape == array.shape:
         found[name] = source
         copied.append(name)
@@ -202,7 +202,7 @@ def _source(ours, depth, path) -> np.ndarray | None:
   """The old mixer's array with this name or role."""
   path = path.removeprefix("projection.")
   role, dot, kind = path.partition(".")
-  for name in (path, _ALSO.get(role, role) + dot + kind):
+  for name in (path, _FALLBACK_ROLES.get(role, role) + dot + kind):
     for prefix in ("", "projection."):
       array = ours.get(f"layers.{depth}.mixer.{prefix}{name}")
       if array is not None:
@@ -210,11 +210,11 @@ def _source(ours, depth, path) -> np.ndarray | None:
   return None
 
 
-def _ungrouped(array, path, old: options.MixerConfig) -> np.ndarray:
+def _repeat_shared_heads(array, path, old: options.MixerConfig) -> np.ndarray:
   """Repeats shared heads: query head h reads head h // (heads / kv_heads)."""
   shared = getattr(old, "kv_heads", 0)
   role = path.removeprefix("projection.").split(".")[0]
-  if not shared or _ALSO.get(role, role) not in ("key", "value"):
+  if not shared or _FALLBACK_ROLES.get(role, role) not in ("key", "value"):
     return array
   heads = array.reshape(shared, -1, *array.shape[1:])
   repeated = np.repeat(heads, getattr(old, "heads", 0) // shared, axis=0)

@@ -1,8 +1,8 @@
-"""Tokens from text to batches.
+"""The data pipeline, from text to batches of tokens.
 
-`sources.open_split` gives a `store.TokenStore`, `loader.make_loader` lays it
-into rows (`packing`) and hands out `batch.Batch`es; `prepare` writes large
-corpora to disk once. Needs numpy and grain; no module here computes with JAX.
+`sources.open_split` returns a `store.TokenStore`. `loader.make_loader` packs it
+into rows (`packing`) and yields `batch.Batch`es. `prepare` writes large corpora
+to disk once. It needs numpy and grain; no module here computes with JAX.
 """
 
 from memcomp import lazy

@@ -1,8 +1,8 @@
 """Writes the units of `memcomp.data.prepare` on the workers of a Beam runner.
 
-Needs the extra `beam`, in an environment of its own (no module of `prepare`
-imports JAX). All workers have to see the corpus and `out` under the same paths,
-as on a network file system. Source: Apache Beam's programming guide.
+It needs the extra `beam`, in a separate environment (no module of `prepare`
+imports JAX). All workers must see the corpus and `out` under the same paths, as
+on a network file system. Source: Apache Beam's programming guide.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ def run(
   """Writes units in any order; the result is that of `workers.run`.
 
   Args:
-    corpus: that they belong to.
+    corpus: corpus of the units.
     todo: the units.
-    options: of Beam's command line, such as "--runner=FlinkRunner".
-    progress: told of all tokens at the end; the runner shows its own.
+    options: Beam's command line options, such as "--runner=FlinkRunner".
+    progress: gets all tokens at the end; the runner shows its own progress.
 
   Yields:
-    Each unit, once all are done.
+    Each unit, after all are done.
 
   Raises:
     UserError: bad input, or disk full.
@@ -48,14 +48,14 @@ def run(
   _ = (
     pipeline
     | "Units" >> apache_beam.Create(list(todo))
-    # Or the runner fuses both, and one worker does all the work.
+    # Prevents fusion, which would give all work to one worker.
     | "Spread" >> apache_beam.Reshuffle()
     | "Write" >> apache_beam.ParDo(_Write(there))
   )
   try:
     pipeline.run().wait_until_finish()
   except Exception as error:
-    # Runners hand back a worker's error as text, or with text added to it.
+    # Runners return a worker's error as text, or with extra text.
     kind = type(error)
     said = f"{kind.__module__}.{kind.__qualname__}: {error}"
     cause = re.search(r"memcomp\.errors\.UserError: ([^\n]*)", said)
@@ -70,7 +70,7 @@ def run(
 
 
 def _from_anywhere(corpus: units.Corpus) -> units.Corpus:
-  """The corpus by paths that do not depend on the working directory."""
+  """Makes paths independent of the working directory."""
   files = tuple(
     dataclasses.replace(file, path=os.path.abspath(file.path))
     for file in corpus.files
@@ -83,10 +83,10 @@ def _from_anywhere(corpus: units.Corpus) -> units.Corpus:
 
 
 class _Write(apache_beam.DoFn):
-  """Writes a unit aside and moves it, its index last.
+  """Writes a unit to a temporary folder and moves it, with its index last.
 
-  A runner may try a unit twice at once: each attempt has its own folder, and
-  both put the same files in place.
+  A runner may try a unit twice at the same time. Each attempt has a separate
+  folder, and both move the same files.
   """
 
   def __init__(self, corpus: units.Corpus):

@@ -16,8 +16,8 @@ from memcomp import errors
 EXTENSIONS = (".txt", ".md", ".py", ".jsonl")
 COMPRESSIONS = ("", ".gz", ".zst")
 
-# Beside tests: `encodings` is one table many times over, `pydoc_data` one
-# generated text, `_sysconfigdata*` names paths of the machine it was built on.
+# Besides tests: `encodings` repeats one table many times, `pydoc_data` is a
+# generated text, `_sysconfigdata*` contains paths of the build machine.
 _NOT_LIBRARY = {
   "test",
   "tests",
@@ -32,12 +32,12 @@ _NOT_LIBRARY = {
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-  """A file of text.
+  """A text file.
 
   Attributes:
-    name: path relative to the folder or pattern it was found by; decides on
-      which side of the validation split its documents fall.
-    path: where it is.
+    name: path relative to the folder or pattern of the source; it determines
+      the split of the file's documents.
+    path: path of the file.
   """
 
   name: str
@@ -45,29 +45,29 @@ class TextFile:
 
   @property
   def extension(self) -> str:
-    """Such as ".jsonl.gz", in lower case."""
+    """The extension in lower case, such as ".jsonl.gz"."""
     return _extension(self.path)
 
   @property
   def is_jsonl(self) -> bool:
-    """Whether each line is a document of its own."""
+    """Whether each line is a separate document."""
     return self.extension.startswith(".jsonl")
 
 
 def find_all(
   sources: Iterable[str], names: dict[Hashable, str] | None = None
 ) -> list[TextFile]:
-  """Lists the text files of several sources, those of the first first.
+  """Lists the text files of several sources, in the order of the sources.
 
-  A file that several name, by links too, counts once, for the first of them.
+  A file in several sources, also through links, counts once, for the first.
 
   Args:
     sources: see `find`.
-    names: of the files of earlier calls, to which those of this call are added.
-      A file keeps its first name, so that it stays in one split.
+    names: names of the files of earlier calls; this call adds its files. A file
+      keeps its first name, so that it stays in one split.
 
   Raises:
-    UserError: as `find`.
+    UserError: see `find`.
   """
   names = {} if names is None else names
   files = {}
@@ -83,12 +83,12 @@ def find(source: str) -> list[TextFile]:
   """Lists the text files of a source, sorted by name, each once.
 
   Args:
-    source: "stdlib", a file, a folder (searched with its sub-folders, also
-      where links lead; hidden ones left out) or a glob.
+    source: "stdlib", a file, a folder (with sub-folders and links, but without
+      hidden ones) or a glob.
 
   Raises:
-    UserError: nothing there, an extension that is no text, a folder that cannot
-      be read, a link that leads nowhere, or something that is no file.
+    UserError: nothing found, an unknown extension, an unreadable folder, a
+      broken link, or something that is not a file.
   """
   if source == "stdlib":
     return _find_stdlib()
@@ -122,7 +122,7 @@ def _why_missing(path: str) -> str:
     os.stat(path)
   except FileNotFoundError:
     pass
-  except (OSError, ValueError) as error:  # the latter of a null byte
+  except (OSError, ValueError) as error:  # ValueError for a null byte
     return f"cannot read ({getattr(error, 'strerror', None) or error})"
   return "no such file or folder"
 
@@ -166,10 +166,10 @@ def _is_utf8(path: str) -> bool:
 
 
 def _match(folder: str, parts: Sequence[str]) -> Iterator[str]:
-  """Yields what matches the parts of a glob below a folder; raises UserError.
+  """Yields the matches of a glob's parts below a folder; raises UserError.
 
-  As `glob.glob` does it, but a folder that cannot be read is an error, and **
-  comes into each folder once.
+  Unlike `glob.glob`, an unreadable folder is an error, and ** visits each
+  folder once.
   """
   part, *rest = parts
   if part == "**":
@@ -194,15 +194,15 @@ def _match(folder: str, parts: Sequence[str]) -> Iterator[str]:
 def _folders(
   root: str, skip: Collection[str] = (), *, follow: bool = True
 ) -> Iterator[str]:
-  """Yields a folder and those below it, each once, whatever links lead to it.
+  """Yields a folder and those below it, each once despite links.
 
   Args:
-    root: where to start.
-    skip: names of folders to leave out; hidden ones always are.
-    follow: go where links lead.
+    root: folder to start from.
+    skip: names of folders to skip; hidden ones are always skipped.
+    follow: whether to follow links.
   """
   seen, folders, links = set(), collections.deque([root]), collections.deque()
-  # Links last: what lies in the tree itself is called by its place there.
+  # Links come last, so that folders in the tree keep their names there.
   while waiting := folders or links:
     folder = waiting.popleft()
     real = os.path.realpath(folder)
@@ -221,7 +221,7 @@ def _folders(
 
 
 def _names(folder: str) -> list[str]:
-  """Returns the names in a folder, in order; none where it is no folder."""
+  """Returns the sorted names in a folder; none if it is not a folder."""
   try:
     return sorted(os.listdir(folder or "."))
   except (FileNotFoundError, NotADirectoryError):
@@ -241,7 +241,7 @@ def _text_files(base: str, found: Iterable[str]) -> list[TextFile]:
     if not _extension(path) or _is_folder(path):
       continue
     name = os.path.relpath(path, base or ".").replace(os.sep, "/")
-    # What no link leads to comes first, then what lies near.
+    # Prefer paths without links, then short paths.
     there = os.path.normpath(
       os.path.join(real(base or "."), os.path.dirname(name))
     )
@@ -254,17 +254,17 @@ def _text_files(base: str, found: Iterable[str]) -> list[TextFile]:
 
 
 def _identity(path: str) -> Hashable:
-  """Returns what is equal for names of one file.
+  """Returns a key that is equal for all names of a file.
 
   Raises:
-    UserError: there is none, or it is none.
+    UserError: it does not exist, or is not a regular file.
   """
   found = _stat(path)
   if not stat.S_ISREG(found.st_mode):
     raise errors.UserError(
       f"{path}: no regular file; leave it out of the source"
     )
-  # Some file systems do not number files.
+  # Some file systems have no file numbers.
   return (
     (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
   )
@@ -288,7 +288,7 @@ def _stat(path: str) -> os.stat_result:
 
 
 def _extension(path: str) -> str:
-  """Returns the extension of a text file, in lower case; "" of others."""
+  """Returns the extension of a text file in lower case; "" for others."""
   path = path.lower()
   known = (e + c for e in EXTENSIONS for c in COMPRESSIONS)
   return next((e for e in known if path.endswith(e)), "")

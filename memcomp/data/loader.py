@@ -1,8 +1,8 @@
-"""Batches of rows in a fixed order, for one process of many.
+"""Batches of rows in a fixed order, for one of several processes.
 
-The global sequence of rows depends on the config and the data alone. A process
-reads those rows of each global batch that its devices hold, and the state
-counts global steps, so a run may be resumed with another number of processes.
+The global sequence of rows depends only on the config and the data. A process
+reads the rows of each global batch that its devices hold. The state counts
+global steps, so a run can resume with another number of processes.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ from memcomp.data.synthetic import task as task_lib
 if TYPE_CHECKING:
   from memcomp import config as config_lib
 
-# Rows. Not grain's own infinity, sys.maxsize: in batches of one row its length
-# overflows, because grain divides in floating point.
+# Number of rows. Not grain's infinity, sys.maxsize: in batches of one row its
+# length overflows, because grain divides in floating point.
 _FOR_EVER = 1 << 52
 
 
 class Loader(Iterator[batch_lib.Batch]):
-  """Iterator over batches whose place can be saved.
+  """An iterator over batches whose position can be saved.
 
-  Close it (or use it in `with`) to end the thread that reads ahead.
+  Close it (or use `with`) to end its prefetch thread.
 
   Attributes:
-    rows_per_epoch: rows in one pass over all data; 0 where it never ends.
-    local_batch: rows that this process gets each step.
+    rows_per_epoch: rows in one pass over all data; 0 if it never ends.
+    local_batch: rows that this process gets per step.
   """
 
   def __init__(
@@ -50,8 +50,8 @@ class Loader(Iterator[batch_lib.Batch]):
     self.local_batch = local_batch
     self._identity = identity
     self._step = 0
-    # In a list that `finalize` empties, also at exit: an iterator that lives
-    # until modules are torn down prints errors from its own clean-up.
+    # `finalize` empties the list, also at exit: an iterator that lives until
+    # modules are torn down prints errors from its clean-up.
     self._iterators = [iter(dataset)]
     self._finalize = weakref.finalize(self, _close, self._iterators)
     if start_step:
@@ -65,17 +65,17 @@ class Loader(Iterator[batch_lib.Batch]):
     return result
 
   def state(self) -> dict[str, Any]:
-    """Returns the place after the last batch handed out, for JSON."""
+    """Returns the position after the last batch, in a form for JSON."""
     return {"step": self._step, **self._identity}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes on from where `state` was taken.
+    """Continues from a saved `state`.
 
     Args:
-      state: of a loader of any number of processes.
+      state: state of a loader of any number of processes.
 
     Raises:
-      UserError: it was taken with other data or another layout of rows.
+      UserError: the data or the layout of rows differ.
     """
     for key, mine in self._identity.items():
       if state.get(key) != mine:
@@ -86,7 +86,7 @@ class Loader(Iterator[batch_lib.Batch]):
     self._seek(int(state["step"]))
 
   def close(self) -> None:
-    """Ends the thread that reads ahead; may be called twice."""
+    """Ends the prefetch thread; may be called twice."""
     self._finalize()
 
   def __enter__(self) -> "Loader":
@@ -120,15 +120,15 @@ def make_loader(
 
   Args:
     data_config: packing, sequence_length, seed and prefetch.
-    store: the documents, or the rows of a task, as from `sources.open_split`.
+    store: documents or task rows from `sources.open_split`.
     batch_size: rows per step over all processes.
-    shuffle: repeat for ever, each epoch in another order; a mixture is drawn
-      by weight. Otherwise one pass in stored order (a mixture interleaved by
-      weight, then what is left), the last batch filled up with padding. A task
-      has an order of its own, in every epoch.
-    local_rows: whole numbers, which rows of each batch this process reads, in
-      [0, batch_size); None is all.
-    start_step: global steps to skip.
+    shuffle: whether to repeat forever, with another order in each epoch; a
+      mixture is drawn by weight. Otherwise one pass in stored order (a mixture
+      is interleaved by weight, then the rest), with padding in the last batch.
+      A task always has its own order.
+    local_rows: integers in [0, batch_size), the rows of each batch that this
+      process reads; None is all.
+    start_step: number of global steps to skip.
 
   Returns:
     An iterator over `Batch`es of `[len(local_rows), sequence_length]`.
@@ -151,7 +151,7 @@ def make_loader(
   steps = len(rows) // batch_size
   batches = grain.MapDataset.range(steps * local_batch)
   batches = batches.map(local_row).batch(local_batch)
-  # No reader threads of grain's: rows are cheap, and one thread that prefetches
+  # No grain reader threads: rows are cheap, and one thread that prefetches
   # whole batches overlaps them with the step.
   dataset = grain.experimental.ThreadPrefetchIterDataset(
     batches.to_iter_dataset(
@@ -227,17 +227,17 @@ def _plan(
 def _seed(seed: int, number: int) -> int:
   """Returns a seed for grain, in [0, 2**32).
 
-  Grain adds the epoch to it: with seeds used as they are, epoch 1 of seed 0
-  would have the order of epoch 0 of seed 1.
+  Grain adds the epoch to the seed. Without the hash, epoch 1 of seed 0 would
+  have the order of epoch 0 of seed 1.
   """
   content = hashlib.sha256(f"shuffle {seed} {number}".encode()).digest()
   return int.from_bytes(content[:4], "big")
 
 
 class _Ordered:
-  """One pass over several plans, interleaved by weight, filled up to batches.
+  """One pass over several plans, interleaved by weight, padded to batches.
 
-  Any first part of it represents the mixture, and each row comes once.
+  Any first part of it represents the mixture, and each row occurs once.
   """
 
   def __init__(
@@ -266,7 +266,7 @@ class _Ordered:
 
 
 class _Streams:
-  """The streams of a batch, shared out among the parts of a mixture."""
+  """The streams of a batch, divided among the parts of a mixture."""
 
   def __init__(
     self,
@@ -316,7 +316,7 @@ class _Streams:
 
 
 def share_out(total: int, weights: list[float]) -> np.ndarray:
-  """Shares `total` things by weight, largest remainder first, int64."""
+  """Divides `total` items by weight, largest remainder first, int64."""
   exact = total * np.array(weights) / np.sum(weights)
   counts = np.floor(exact).astype(np.int64)
   missing = total - int(counts.sum())

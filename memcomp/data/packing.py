@@ -1,9 +1,9 @@
-"""Lays documents into rows of a fixed length, each computed on demand.
+"""Packs documents into rows of a fixed length, each computed on demand.
 
-Every class here is a plan over the lengths of a store; `plan[i]` reads the
-tokens of row i and nothing else. Everywhere but in `Joined`, the target of a
-token is the next token of its document even if a row ends between the two, so
-that each token but the first of a document is predicted once an epoch.
+Every class here is a plan over the lengths of a store; `plan[i]` reads only the
+tokens of row i. Except in `Joined`, the target of a token is the next token of
+its document, even if a row ends between the two. So each token except a
+document's first is predicted once per epoch.
 """
 
 import functools
@@ -24,7 +24,7 @@ Piece = tuple[int, int, int, int, int]
 
 
 class Rows(Protocol):
-  """Random access to rows; `stream` alone has more than one epoch of them."""
+  """Random access to rows; only `Stream` has more than one epoch of them."""
 
   def __len__(self) -> int: ...
 
@@ -32,10 +32,10 @@ class Rows(Protocol):
 
 
 class Joined:
-  """All documents in one stream, cut into rows, borders forgotten.
+  """All documents in one stream, cut into rows without boundaries.
 
-  Row i has tokens [i L, (i + 1) L) and the targets one further on; the
-  remainder is dropped.
+  Row i has tokens [i L, (i + 1) L), and targets shifted by one. The remainder
+  is dropped.
   """
 
   def __init__(self, store: store_lib.TokenStore, sequence_length: int):
@@ -51,7 +51,7 @@ class Joined:
     start = _in_range(index, len(self)) * self._length
     span = store_lib.pieces(self._offsets, start, start + self._length + 1)
     tokens = np.concatenate([self._store.read(*piece) for piece in span])
-    # Copies: grain's batches of one row are views of the row.
+    # Copies, because grain's batches of one row are views of the row.
     return batch_lib.Batch(
       tokens=tokens[:-1].copy(),
       targets=tokens[1:].copy(),
@@ -61,9 +61,9 @@ class Joined:
 
 
 class Concat:
-  """The rows of `Joined`, documents kept apart.
+  """The rows of `Joined` with documents as separate segments.
 
-  A document that goes on in the next row is a new segment there.
+  A document that continues in the next row starts a new segment there.
   """
 
   def __init__(self, store: store_lib.TokenStore, sequence_length: int):
@@ -87,11 +87,11 @@ class Concat:
 
 
 class FirstFit:
-  """Whole documents, each in the first row that has room for it, padded.
+  """Whole documents, each in the first row with room for it, padded.
 
-  Documents come in an order drawn from the seed; those longer than a row are
-  first cut into pieces of a row. Exact first fit by a tree over the room left
-  in the rows: O(n log n), about 4 s for a million documents.
+  The order of documents is drawn from the seed. Documents longer than a row are
+  first cut into rows. A tree over the free room gives exact first fit in O(n
+  log n), about 4 s for a million documents.
   """
 
   def __init__(
@@ -128,17 +128,17 @@ class FirstFit:
 
 
 class Stream:
-  """`num_streams` parallel streams, each continued from step to step.
+  """`num_streams` parallel streams that continue from step to step.
 
-  In every epoch the documents are permuted, laid end to end and cut into
-  `num_streams` parts of equal length (to one token); row b of step s is the
-  s-th window of part b, so that its state can be carried from step to step.
-  The last window of an epoch is padded. Indices go on over epochs:
-  `(epoch * steps_per_epoch + step) * num_streams + b`.
+  In every epoch the documents are permuted, concatenated and cut into
+  `num_streams` parts of equal length (to one token). Row b of step s is window
+  s of part b, so its state can be carried from step to step. The last window of
+  an epoch is padded. Indices continue over epochs: `(epoch * steps_per_epoch +
+  step) * num_streams + b`.
 
-  A segment id is one more than the document's number, in odd epochs plus the
-  number of documents: a document that by chance follows itself at the end of
-  an epoch is not taken for its own continuation.
+  A segment id is the document's number plus one, and in odd epochs plus the
+  number of documents. So a document that follows itself at the end of an epoch
+  is not mistaken for its own continuation.
   """
 
   def __init__(
@@ -155,14 +155,14 @@ class Stream:
 
     Args:
       store: the documents.
-      sequence_length: tokens a window.
-      num_streams: rows of a step.
-      seed: of the order of documents.
-      shuffle: permute the documents; otherwise they come in stored order.
-      first_id: smallest segment id; leaves room for other stores' ids below.
+      sequence_length: tokens per window.
+      num_streams: rows per step.
+      seed: seed of the order of documents.
+      shuffle: whether to permute the documents.
+      first_id: smallest segment id; smaller ids belong to other stores.
 
     Raises:
-      UserError: fewer tokens than streams, or ids that do not fit int32.
+      UserError: fewer tokens than streams, or ids that exceed int32.
     """
     if store.num_tokens < num_streams:
       raise errors.UserError(
@@ -184,7 +184,7 @@ class Stream:
     self._first_id = first_id
     longest = -(-store.num_tokens // num_streams)
     self.steps_per_epoch = -(-longest // sequence_length)
-    # Two, because batches read ahead straddle the end of an epoch.
+    # Two, because the prefetch may straddle the end of an epoch.
     self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
 
   def __len__(self) -> int:
@@ -219,15 +219,15 @@ def first_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
   Args:
     sizes: int `[items]` in [1, capacity].
-    capacity: of each bin.
+    capacity: capacity of each bin.
 
   Returns:
     int64 `[items]`, the bin of each item; bins are numbered as they open.
   """
   items = len(sizes)
   leaves = 1 << max(0, (items - 1).bit_length())
-  # Node k holds the largest room among the bins below it; its children are
-  # 2k and 2k+1, so going left first finds the first bin.
+  # Node k holds the largest room of the bins below it. Its children are 2k and
+  # 2k+1, so going left first finds the first bin.
   room = [capacity] * (2 * leaves)
   bins = np.empty(items, np.int64)
   for item, size in enumerate(sizes.tolist()):
@@ -250,13 +250,13 @@ def first_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def permutation(size: int, *key: str | int) -> np.ndarray:
-  """Returns an order of `size` things drawn from `key`, int64 `[size]`.
+  """Returns a permutation determined by `key`, int64 `[size]`.
 
-  Sorts by a hash rather than with numpy's generator, whose numbers may change
+  It sorts by a hash, because the numbers of numpy's generators may change
   between versions.
   """
   seed = hashlib.sha256(repr(key).encode()).digest()[:8]
-  # splitmix64; the multiplications are meant to wrap.
+  # splitmix64; the multiplications wrap on purpose.
   x = np.arange(1, size + 1, dtype=np.uint64)
   x = x * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(seed, "<u8")
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -277,7 +277,7 @@ def check_one_row(store: store_lib.TokenStore, sequence_length: int):
 def check_targets(store: store_lib.TokenStore):
   """Raises UserError if there is nothing to predict in `store`.
 
-  Where documents are kept apart, the first token of each is not predicted.
+  If documents are separate segments, the first token of each is not predicted.
   """
   if store.num_tokens and store.lengths.max() < 2:
     raise errors.UserError(
@@ -296,11 +296,11 @@ def check_some_text(store: store_lib.TokenStore):
 def _fill(
   store: store_lib.TokenStore, row: Iterable[Piece], sequence_length: int
 ) -> batch_lib.Batch:
-  """Returns the row made of `row`'s pieces, then padding."""
+  """Returns the row made of the pieces in `row`, then padding."""
   result = batch_lib.padding(sequence_length)
   at = 0
   for document, begin, end, segment, position in row:
-    # One more token than fits: the target of the last one.
+    # Read one token more than fits, as the target of the last one.
     read = store.read(
       document, begin, min(end + 1, int(store.lengths[document]))
     )

@@ -1,10 +1,10 @@
-r"""Tokenises text once, into shards that training reads at random.
+r"""Tokenizes text once, into shards that training reads at random.
 
   memcomp prepare --source='corpus/*.jsonl.zst' --out=shards \
     --tokenizer=tokenizer.json
 
-Then train with `data.source=shards`. Interrupted or killed, the same command
-goes on where it stopped. Exit code 2: the input needs a fix; 42: interrupted.
+Then train with `data.source=shards`. After an interruption, the same command
+resumes. Exit code 2: the input needs a fix; 42: interrupted.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _LOCK = ".lock"
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
-  # Below the line of progress, not behind it.
+  # Print errors below the progress line.
   start = "\n" if sys.stderr and sys.stderr.isatty() else ""
   return cli.guard(
     lambda: _program(argv),
@@ -67,16 +67,17 @@ def prepare(
 
   Args:
     source: "stdlib" or comma-separated text files, folders, globs.
-    out: folder for the shards; made if missing.
+    out: folder for the shards; created if missing.
     tokenizer: "bytes" or the path of a tokenizer.json.
-    shard_tokens: tokens a shard, at most, >= 1.
-    workers: processes, >= 1; does not change the result.
-    verify: compare finished shards with their SHA-256, not only their size.
-    beam: options of Apache Beam, to work on its runner in place of `workers`;
-      does not change the result.
+    shard_tokens: maximum tokens per shard, >= 1.
+    workers: number of processes, >= 1; does not change the result.
+    verify: whether to compare finished shards with their SHA-256, not only
+      their size.
+    beam: Apache Beam options, to use its runner instead of `workers`; does not
+      change the result.
 
   Raises:
-    UserError: bad input or settings; `out` holds other work; disk full.
+    UserError: bad input or settings; `out` has other contents; disk full.
   """
   if not out:
     raise errors.UserError("--out is empty; name a folder for the shards")
@@ -92,7 +93,7 @@ def prepare(
     shard_tokens=shard_tokens,
     record_tokens=min(units.RECORD_TOKENS, shard_tokens),
   )
-  # About a shard a unit: English text has some 4 bytes a token.
+  # One unit makes about one shard: English text has some 4 bytes per token.
   bytes_per_token = 1 if loaded.vocab_size <= 256 else 4
   work = units.cut(files, shard_tokens * bytes_per_token)
   with _locked(out), units.disk_errors(out):
@@ -123,7 +124,7 @@ def _beam() -> types.ModuleType:
 def _flags(
   argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, list[str]]:
-  """Returns the flags, and with --beam those that are Beam's."""
+  """Returns the flags, and with --beam also Beam's options."""
   parser = argparse.ArgumentParser(
     prog="memcomp prepare",
     description=__doc__,
@@ -141,7 +142,7 @@ def _flags(
     "--out",
     type=paths.expand,
     required=True,
-    help="folder for the shards, made if missing",
+    help="folder for the shards, created if missing",
   )
   add(
     "--tokenizer",
@@ -153,26 +154,25 @@ def _flags(
     "--shard_tokens",
     type=int,
     default=1 << 25,
-    help="tokens a shard at most (default: %(default)s)",
+    help="maximum tokens per shard (default: %(default)s)",
   )
   add(
     "--workers",
     type=int,
     default=len(os.sched_getaffinity(0)),
-    help="processes; does not change the result (default: one a core, "
+    help="processes; does not change the result (default: one per core, "
     "%(default)s)",
   )
   add(
     "--verify",
     action="store_true",
-    help="read finished shards too, and write those again whose SHA-256 is "
-    "wrong",
+    help="also read finished shards, and rewrite those with a wrong SHA-256",
   )
   add(
     "--beam",
     action="store_true",
-    help="work on a runner of Apache Beam (extra beam), which takes all flags "
-    "that are not listed here, such as --runner; its workers have to see "
+    help="use a runner of Apache Beam (extra beam), which gets all flags "
+    "that are not listed here, such as --runner; its workers must see "
     "--source and --out under the same paths",
   )
   flags, more = parser.parse_known_args(argv)
@@ -194,7 +194,7 @@ def _find(source: str) -> list[text.TextFile]:
 
 @contextlib.contextmanager
 def _locked(out: str) -> Iterator[None]:
-  """Holds a folder, which is made if it is missing."""
+  """Locks a folder, which is created if missing."""
   with contextlib.ExitStack() as stack:
     try:
       os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
@@ -213,7 +213,7 @@ def _locked(out: str) -> Iterator[None]:
 
 
 def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
-  """Saves what `out` is for, or refuses it if it is for something else."""
+  """Saves the plan of `out`, or rejects a folder with another plan."""
   stats = [(f.name, os.stat(f.path)) for f in corpus.files]
   listing = [[name, s.st_size, s.st_mtime_ns] for name, s in stats]
   plan = {
@@ -270,14 +270,14 @@ def _finish(
   work: list[units.Unit],
   tokenizer: tokenizer_lib.Tokenizer,
 ) -> int:
-  """Writes the manifest from the indices of the units; returns the tokens."""
+  """Writes the manifest from the units' indices; returns the token count."""
   indices = [_index(corpus.out, unit) for unit in work]
   keys = ("lengths", "file_number", "line", "sizes")
   documents: dict[str, list[np.ndarray]] = {key: [] for key in keys}
   for unit in work:
     with np.load(units.index_path(corpus.out, unit, ".npz")) as archive:
       for key in keys:
-        if key in archive:  # units of older versions have no sizes
+        if key in archive:  # units of older versions lack sizes
           documents[key].append(archive[key])
   total = sum(index["tokens"] for index in indices)
   if not total:
@@ -292,7 +292,7 @@ def _finish(
   manifest = {
     "format": shards.FORMAT,
     "tokenizer": {
-      # Not its path: the same corpus gives the same manifest anywhere.
+      # Not its path, so that the same corpus gives the same manifest anywhere.
       "name": os.path.basename(tokenizer.name),
       "fingerprint": tokenizer.fingerprint,
       "vocab_size": tokenizer.vocab_size,

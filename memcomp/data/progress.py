@@ -1,4 +1,4 @@
-"""Says how far `memcomp.data.prepare` is, on standard error."""
+"""Shows the progress of `memcomp.data.prepare` on standard error."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from memcomp.data import units
 
 
 class Progress:
-  """One line on a terminal, a line every 10 s elsewhere."""
+  """A line that updates itself on a terminal; one line per 10 s elsewhere."""
 
   def __init__(
     self, corpus: units.Corpus, work: list[units.Unit], todo: list[units.Unit]
@@ -15,9 +15,9 @@ class Progress:
     """Starts the clock.
 
     Args:
-      corpus: what is prepared.
-      work: all its units.
-      todo: those not done by an earlier run.
+      corpus: the corpus.
+      work: all of its units.
+      todo: units that earlier runs have not finished.
     """
     self._files = len(corpus.files)
     self._left = {p.file: 0 for unit in todo for p in unit.parts}
@@ -43,14 +43,14 @@ class Progress:
     self.set(self._tokens + tokens)
 
   def set(self, tokens: int) -> None:
-    """Says how many tokens there are so far; prints now and then."""
+    """Sets the number of tokens so far; prints from time to time."""
     self._tokens = tokens
     if time.monotonic() - self._printed >= self._every:
       self._printed = time.monotonic()
       self._show()
 
   def finished(self, unit: units.Unit) -> None:
-    """Counts a unit that is done."""
+    """Counts a finished unit."""
     self._done += unit.size
     for part in unit.parts:
       self._left[part.file] -= 1

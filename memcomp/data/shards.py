@@ -1,13 +1,13 @@
 """Reads the folder of ArrayRecord shards that `memcomp.data.prepare` writes.
 
-The corpus is cut into units; the tokens of a unit are one stream cut into
-records of `record_tokens`, whatever the documents, so that reading a row
-touches one or two records. Beside the shards:
+The corpus is cut into units. The tokens of a unit are one stream, cut into
+records of `record_tokens` regardless of documents, so reading a row touches one
+or two records. Beside the shards:
 
 - manifest.json: counts, and size and SHA-256 of every other file;
 - documents.npz: for each document `lengths`, `file_number` (index into the
-  manifest's files) and `line`; where tokens do not spell the text, also `sizes`
-  (`tokenizer.measure` of each).
+manifest's files) and `line`. If tokens do not spell the text, also `sizes`
+(`tokenizer.measure` of each).
 """
 
 import functools
@@ -26,28 +26,28 @@ from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
 MANIFEST = "manifest.json"
-PLAN = "plan.json"  # there from the start, the manifest at the end
+PLAN = "plan.json"  # written first; the manifest is written last
 DOCUMENTS = "documents.npz"
 FORMAT = 1
 
 _OPEN_SHARDS = 256
 _SHARE_OF_FILES = 4
-"""Of the files that a process may open, one in so many is for shards."""
-_CACHED_RECORDS = 256  # of 16,384 tokens: at most 16 MiB
+"""One out of this many files that a process may open is for shards."""
+_CACHED_RECORDS = 256  # records of 16,384 tokens: at most 16 MiB
 
 
 class ShardStore:
-  """Documents in shards; see the module for the format."""
+  """Documents in shards; the module describes the format."""
 
   def __init__(self, folder: str, tokenizer: tokenizer_lib.Tokenizer):
     """Opens a folder; checks sizes, but reads no tokens.
 
     Args:
-      folder: as given to prepare as --out, or its copy in a bucket.
-      tokenizer: has to be the one that prepare used.
+      folder: --out of prepare, or its copy in a bucket.
+      tokenizer: must be the tokenizer of prepare.
 
     Raises:
-      UserError: files missing or broken, or another tokenizer.
+      UserError: missing or broken files, or another tokenizer.
     """
     content, manifest = read_manifest(folder)
     self.name = folder
@@ -71,7 +71,8 @@ class ShardStore:
         f"({mine['fingerprint']}), not {tokenizer.name} "
         f"({tokenizer.fingerprint}); set data.tokenizer to it"
       )
-    # In a bucket that would be a request each; readers count their records.
+    # Bucket files would need a request each; readers count their records
+    # anyway.
     if not paths.is_remote(folder):
       for entry in manifest["shards"]:
         check_file(folder, entry)
@@ -100,7 +101,7 @@ class ShardStore:
       raise _corrupt(folder, "its counts contradict each other")
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
-    """See `TokenStore.read`; raises UserError on a corrupt record."""
+    """See `TokenStore.read`; raises UserError for a corrupt record."""
     at = int(self._offsets[document]) + start
     # A document lies within one unit.
     unit = int(np.searchsorted(self._unit_start, at, side="right")) - 1
@@ -137,7 +138,7 @@ _serials = itertools.count()
 
 
 def _open_files() -> int:
-  """Returns how many shards of all stores may be open at once."""
+  """Returns the maximum number of open shards over all stores."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if soft == resource.RLIM_INFINITY:
     return _OPEN_SHARDS
@@ -146,8 +147,8 @@ def _open_files() -> int:
 
 @functools.lru_cache(_open_files())
 def _reader(store: int, path: str, due: int) -> Any:
-  """Opens a shard of the store with a serial number."""
-  del store  # Another one may find another file of this name.
+  """Opens a shard of the store with this serial number."""
+  del store  # only for the cache: another store may have a file of this name
   try:
     reader = array_record_module.ArrayRecordReader(
       path, options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
@@ -157,7 +158,7 @@ def _reader(store: int, path: str, due: int) -> Any:
     if reason := errors.reason(error):
       raise errors.UserError(f"{path}: {reason}") from error
     raise _corrupt_shard(path, str(error)) from error
-  # A file cut short opens without complaint, with no records in it.
+  # A truncated file opens without an error, but has no records.
   if records != due:
     raise _corrupt_shard(path, f"{records} records where {due} are due")
   return reader
@@ -196,9 +197,9 @@ def check_file(folder: str, entry: dict[str, Any], *, content: bool = False):
   """Raises UserError if a file differs from its entry in the manifest.
 
   Args:
-    folder: where it is.
+    folder: folder of the file.
     entry: its `file`, `bytes` and `sha256`.
-    content: compare the SHA-256 too, which reads the whole file.
+    content: whether to compare the SHA-256 too, which reads the whole file.
   """
   path = os.path.join(folder, entry["file"])
   try:
@@ -218,7 +219,7 @@ def sha256(path: str) -> str:
 
 
 def _read_documents(folder: str, manifest: dict[str, Any]) -> Any:
-  # Small enough to be read in full each time, unlike the shards.
+  # Unlike the shards, this file is small enough for a full read.
   check_file(folder, manifest["documents"], content=True)
   path = os.path.join(folder, DOCUMENTS)
   with paths.open_binary(path) as stream, np.load(stream) as archive:

@@ -1,4 +1,4 @@
-"""Opens what `DataConfig` names: text, token files and mixtures of them."""
+"""Opens the sources of `DataConfig`: text, token files and mixtures."""
 
 import hashlib
 import math
@@ -32,13 +32,13 @@ def open_split(
   """Opens the documents of one split, or the rows of a task.
 
   Args:
-    data_config: what to open.
+    data_config: the source.
     split: "train" or "validation".
-    tokenizer: if already loaded.
+    tokenizer: the tokenizer, if it is already loaded.
 
   Returns:
-    The tokens; a `store.Mixture` if the source has weights; a `task.Source` if
-    there is a task.
+    The tokens; a `store.Mixture` if the source has weights; a `task.Source` for
+    a task.
 
   Raises:
     UserError: a bad setting, missing or broken data, or an empty split.
@@ -75,7 +75,7 @@ def open_text(
   """Opens the documents of one split, see `open_split`.
 
   Raises:
-    UserError: as `open_split`; a task, which has no documents.
+    UserError: see `open_split`; or there is a task, which has no documents.
   """
   store = open_split(data_config, split, tokenizer=tokenizer)
   if isinstance(store, task_lib.Source):
@@ -88,18 +88,18 @@ def open_text(
 
 
 def in_validation(name: str, share: float) -> bool:
-  """Says whether a document belongs to the validation split.
+  """Whether a document belongs to the validation split.
 
   Args:
-    name: of the document, relative to its source.
-    share: of the documents that do, in [0, 1).
+    name: name of the document, relative to its source.
+    share: share of validation documents, in [0, 1).
   """
   value = hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]
   return int.from_bytes(value, "big") < share * 2**64
 
 
 def check(data_config: "config_lib.DataConfig") -> None:
-  """Raises UserError on a setting outside its range."""
+  """Raises UserError if a setting is out of range."""
   c = data_config
   if c.packing not in packing.PACKINGS:
     raise errors.UserError(
@@ -126,7 +126,7 @@ def check(data_config: "config_lib.DataConfig") -> None:
 def _check_task(
   data_config: "config_lib.DataConfig", task: task_lib.TaskConfig
 ) -> None:
-  """Raises UserError on settings that do not go with a task."""
+  """Raises UserError if a setting does not fit a task."""
   c = data_config
   try:
     task.validate()
@@ -156,15 +156,15 @@ def open_source(
   *,
   keep: store_lib.Keep | None = None,
 ) -> store_lib.TokenStore:
-  """Opens a source as `DataConfig.source` writes it.
+  """Opens a source in the syntax of `DataConfig.source`.
 
   Args:
     source: paths, or a weighted mixture of them.
-    tokenizer: for text; checked against what stored tokens were made with.
-    keep: takes only the documents whose name it accepts.
+    tokenizer: tokenizer for text; it must match that of stored tokens.
+    keep: selects documents by name.
 
   Raises:
-    UserError: missing or broken data, malformed weights, nothing kept.
+    UserError: missing or broken data, malformed weights, or nothing kept.
   """
   if ";" not in source and not re.match(r"\s*[\d.]+:", source):
     return _open_list(source, tokenizer, keep)
@@ -178,7 +178,7 @@ def open_source(
 
 
 def parse_weight(part: str) -> tuple[float, str]:
-  """Splits "0.7:path" of a mixture; raises UserError if it is not that."""
+  """Splits "0.7:path" of a mixture; raises UserError for other text."""
   weight, colon, path = part.partition(":")
   try:
     value = float(weight)
@@ -193,7 +193,7 @@ def parse_weight(part: str) -> tuple[float, str]:
 
 
 def split_list(source: str) -> list[str]:
-  """Splits comma-separated paths, each with ~ expanded.
+  """Splits comma-separated paths, and expands ~ in each.
 
   Raises:
     UserError: there are none.
@@ -260,7 +260,7 @@ def read_text(
   tokenizer: tokenizer_lib.Tokenizer,
   keep: store_lib.Keep | None = None,
 ) -> store_lib.ArrayStore:
-  """Tokenises text files into one array in memory; skips empty documents."""
+  """Tokenizes text files into one array in memory; skips empty documents."""
   parts, lengths, sizes = [], [], []
   for file in files:
     if not file.is_jsonl and keep and not keep(file.name):

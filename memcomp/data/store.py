@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 Keep = Callable[[str], bool]
-"""Says by its name whether a document belongs to a split."""
+"""Selects the documents of a split by name."""
 
 
 class Sizes(NamedTuple):
@@ -15,8 +15,9 @@ class Sizes(NamedTuple):
 
   Attributes:
     text: int64 `[documents]`, bytes of the text.
-    weight: int64 `[documents]`, of all its tokens, which share the text's
-      bytes by it (`tokenizer.weights`); 0 where the text's are not known.
+    weight: int64 `[documents]`, total weight of the document's tokens, which
+      share the text's bytes by weight (`tokenizer.weights`); 0 if the text's
+      bytes are unknown.
   """
 
   text: np.ndarray
@@ -27,11 +28,11 @@ class TokenStore(Protocol):
   """Documents of tokens.
 
   Attributes:
-    name: for messages.
+    name: name for messages.
     lengths: int64 `[documents]`, tokens of each document, >= 1.
-    num_tokens: their sum.
+    num_tokens: total number of tokens.
     fingerprint: 16 hex digits; equal for stores of equal documents.
-    sizes: of the text; None where the tokens spell it, as far as is known.
+    sizes: text sizes; None if the tokens spell the text, as far as is known.
   """
 
   name: str
@@ -46,13 +47,13 @@ class TokenStore(Protocol):
 
 
 class DocumentNames(Sequence[str]):
-  """Names of documents, without a string for each of them in memory.
+  """Names of documents, without storing a string for each.
 
   Attributes:
     files: names of files.
     file: int32 `[documents]`, index into `files`.
-    line: int64 `[documents]`, place in the file (a line number for .jsonl); 0
-      where the document is the whole file.
+    line: int64 `[documents]`, position in the file (line number for .jsonl); 0
+      if the document is the whole file.
   """
 
   def __init__(self, files: Sequence[str], file: np.ndarray, line: np.ndarray):
@@ -86,9 +87,9 @@ class ArrayStore:
     """Wraps an array.
 
     Args:
-      name: for messages.
+      name: name for messages.
       tokens: `[num_tokens]` of any integer type.
-      lengths: `[documents]`, summing to `num_tokens`.
+      lengths: `[documents]`, with sum `num_tokens`.
       sizes: see `TokenStore`.
     """
     self.name = name
@@ -112,8 +113,9 @@ class Subset:
     """Wraps a store.
 
     Args:
-      store: where the tokens are.
-      documents: int64 `[documents]`, which of its documents, in order.
+      store: the store with the tokens.
+      documents: int64 `[documents]`, indices into the store's documents, in
+        order.
     """
     self.name = store.name
     self.lengths = store.lengths[documents]
@@ -150,11 +152,11 @@ class Concatenation:
 
 
 class Mixture(Concatenation):
-  """Several stores, drawn from by weight; read as one, their concatenation.
+  """Several stores, sampled by weight; reads see their concatenation.
 
   Attributes:
     stores: the parts.
-    weights: share of the rows that each part gives, > 0, summing to 1.
+    weights: share of the rows from each part, > 0, with sum 1.
   """
 
   def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]):
@@ -164,13 +166,13 @@ class Mixture(Concatenation):
 
 
 def subset(store: TokenStore, names: Sequence[str], keep: Keep) -> TokenStore:
-  """Returns the documents of `store` whose name `keep` accepts."""
+  """Returns the documents of `store` with names that `keep` accepts."""
   kept = np.array([keep(name) for name in names], bool)
   return store if kept.all() else Subset(store, np.flatnonzero(kept))
 
 
 def sizes_of(documents: Sequence[Sequence[int]] | np.ndarray) -> Sizes | None:
-  """Returns sizes from what `tokenizer.measure` says of each document."""
+  """Returns sizes from the `tokenizer.measure` of each document."""
   text, weight, spelled = np.array(documents, np.int64).reshape(-1, 3).T
   return None if (text == spelled).all() else Sizes(text, weight)
 
@@ -180,19 +182,19 @@ def _no_sizes(count: int) -> Sizes:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-  """Returns where each document starts, and the end: int64 `[documents+1]`."""
+  """Returns the start of each document, and the end: int64 `[documents+1]`."""
   return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=int)])
 
 
 def pieces(
   offsets: np.ndarray, start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-  """Finds the documents under a span of the stream of all documents.
+  """Finds the documents in a span of the stream of all documents.
 
   Args:
-    offsets: of the documents in the stream, as from `offsets_of`.
+    offsets: offsets of the documents, from `offsets_of`.
     start: first token of the span.
-    stop: one past its last token.
+    stop: end of the span, exclusive.
 
   Yields:
     (document, begin, end): tokens [begin, end) of that document.

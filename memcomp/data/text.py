@@ -19,8 +19,8 @@ __all__ = [
 ]
 
 _ZSTD_WINDOW = 1 << 31
-"""Bytes that a match may go back, at most: those of zstd --long=31, the
-largest. The library takes 2^27 by itself."""
+"""Maximum distance of a match in bytes: that of zstd --long=31, the largest.
+The library's default is 2^27."""
 
 
 def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
@@ -30,7 +30,7 @@ def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
     (line, text): the line number from 1 for .jsonl, else 0; valid UTF-8.
 
   Raises:
-    UserError: unreadable, truncated, not UTF-8 or not JSON; says the line.
+    UserError: unreadable, truncated, not UTF-8 or not JSON; with the line.
   """
   with open_binary(file.path) as stream:
     if file.is_jsonl:
@@ -44,7 +44,7 @@ def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
 def json_lines(
   path: str, lines: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-  """Takes the field "text" out of numbered lines of JSON; skips blank lines."""
+  """Extracts the field "text" from numbered JSON lines; skips blank lines."""
   for number, line in lines:
     _check_utf8(path, line, number)
     if line.isspace():
@@ -71,7 +71,7 @@ def json_lines(
 
 
 class open_binary:  # noqa: N801 - used like the function open
-  """Opens a file for reading bytes, decompressed; errors become `UserError`."""
+  """Opens a file as decompressed bytes; errors become `UserError`."""
 
   def __init__(self, path: str):
     self._path = path
@@ -108,7 +108,7 @@ class open_binary:  # noqa: N801 - used like the function open
 
 
 class _ZstdStream(io.RawIOBase):
-  """Decompresses frames and, unlike the library, notices a missing end."""
+  """Decompresses frames and, unlike the library, detects a missing end."""
 
   def __init__(self, raw: io.BufferedIOBase, path: str):
     try:

@@ -1,8 +1,9 @@
-"""Flat token files: little-endian ids, one after the other (.bin).
+"""Flat token files (.bin): consecutive little-endian ids.
 
-A sidecar `<file>.json` may say {"dtype": "uint16" or "uint32", "vocab_size":
-..., "offsets": [0, ..., num_tokens]}, each entry optional; `offsets` are where
-documents start, and the end. Without it: uint16, one document.
+A sidecar `<file>.json` may contain {"dtype": "uint16" or "uint32",
+"vocab_size": ..., "offsets": [0, ..., num_tokens]}. Each entry is optional;
+`offsets` are the starts of documents, and the end. The default is uint16 and
+one document.
 """
 
 import json
@@ -16,18 +17,18 @@ from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
 _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
-_CHECKED = 1 << 20  # tokens at either end looked at when the file is opened
+_CHECKED = 1 << 20  # tokens at either end to check when opening a file
 
 
 class TokenFileStore:
-  """A flat token file, mapped into memory."""
+  """A memory-mapped flat token file."""
 
   def __init__(self, path: str, tokenizer: tokenizer_lib.Tokenizer):
     """Opens a file.
 
     Args:
-      path: of the .bin file.
-      tokenizer: that its ids belong to.
+      path: path of the .bin file.
+      tokenizer: tokenizer of its ids.
 
     Raises:
       UserError: unreadable, of the wrong size, or ids outside the vocabulary.
@@ -56,12 +57,12 @@ class TokenFileStore:
     self._start = offsets[documents]
     for start in (0, max(0, size - _CHECKED)):
       self._checked(start, min(start + _CHECKED, size))
-    # Not of all tokens: the file may be larger than memory.
+    # Not of all tokens, because the file may be larger than memory.
     ends = (self._tokens[:_CHECKED], self._tokens[-_CHECKED:])
     self.fingerprint = store_lib.digest(sidecar, str(size), *ends)
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
-    """See `TokenStore.read`; raises UserError on an id that is too large."""
+    """See `TokenStore.read`; raises UserError for an id that is too large."""
     first = int(self._start[document])
     return self._checked(first + start, first + stop)
 

@@ -1,4 +1,4 @@
-"""Tokenizers: raw bytes, or a tokenizer.json through the tokenizers library."""
+"""Tokenizers: raw bytes, or a tokenizer.json with the tokenizers library."""
 
 import codecs
 import contextlib
@@ -14,13 +14,13 @@ import numpy as np
 from memcomp import errors, paths
 
 NONE = "none"
-"""The name of `NoTokenizer`."""
+"""Name of `NoTokenizer`."""
 
 WITHOUT_FILE = ("bytes", NONE)
-"""Names that are no path."""
+"""Names that are not paths."""
 
 MAX_VOCAB = 1 << 24
-"""Ids that a tokenizer may have: there is a table entry for each."""
+"""Maximum number of ids; each has a table entry."""
 
 _ENDS = (
   "<|endoftext|>",
@@ -31,18 +31,18 @@ _ENDS = (
   "<|im_end|>",
   "<|eot_id|>",
 )
-"""Special tokens that end a text, the most certain ones first."""
+"""Special tokens that end a text, the most reliable first."""
 
 
 class Tokenizer(Protocol):
-  """Text to ids and back.
+  """Converts text to ids and back.
 
   Attributes:
-    name: as given to `load`.
+    name: the argument of `load`.
     vocab_size: ids are in [0, vocab_size).
     dtype: smallest unsigned type that holds every id.
     fingerprint: 16 hex digits; equal for tokenizers that give equal ids.
-    ends: special tokens that end a text, the first before all others.
+    ends: special tokens that end a text, in order of preference.
   """
 
   name: str
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
     ...
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Returns the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+    """Returns the text of `ids`; invalid UTF-8 becomes U+FFFD."""
     ...
 
   def token_bytes(self, token: int) -> bytes:
@@ -70,7 +70,8 @@ class Tokenizer(Protocol):
   def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """Returns the number of bytes of each id, int32 in the shape of `ids`.
 
-    Those that the token spells; of `Ids` the shares that sum to the text's.
+    These are the bytes that a token spells, except for `Ids`: there they are
+    shares that sum to the text's bytes.
     """
     ...
 
@@ -78,8 +79,8 @@ class Tokenizer(Protocol):
 class Ids(np.ndarray):
   """The ids of a whole text that do not spell it, with its length in bytes.
 
-  Unknown words, special tokens, a normaliser or a prefix space make the
-  difference. A slice or a copy is of no whole text, and has no length.
+  Unknown words, special tokens, a normalizer or a prefix space cause this.
+  Slices and copies are not of a whole text, so they have no length.
   """
 
   text_bytes: int | None = None
@@ -105,7 +106,7 @@ class ByteTokenizer:
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """See `Tokenizer.decode`."""
-    # bytes() rather than astype: an id above 255 is an error, not a wrap.
+    # bytes() rejects an id above 255, while astype would wrap it.
     return bytes(np.asarray(ids).reshape(-1).tolist()).decode(errors="replace")
 
   def token_bytes(self, token: int) -> bytes:
@@ -118,10 +119,10 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-  """A tokenizer.json as written by the tokenizers library.
+  """A tokenizer.json of the tokenizers library.
 
   Attributes:
-    content: of the file.
+    content: contents of the file.
   """
 
   def __init__(self, path: str):
@@ -139,8 +140,8 @@ class JsonTokenizer:
     ):
       self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
       spec = json.loads(content)
-    # A text is read whole, as it stands, and alike each time, whatever the
-    # file asks for.
+    # Texts are encoded completely and deterministically, whatever the file's
+    # settings are.
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
     if getattr(self._tokenizer.model, "dropout", None) is not None:
@@ -148,7 +149,7 @@ class JsonTokenizer:
     vocab = self._tokenizer.get_vocab(with_added_tokens=True)
     self.name = path
     self.content = content
-    # Not the number of entries: ids may have gaps.
+    # Not the number of entries, because ids may have gaps.
     self.vocab_size = max(vocab.values(), default=-1) + 1
     if not self.vocab_size:
       raise errors.UserError(
@@ -171,7 +172,7 @@ class JsonTokenizer:
     self.ends = tuple(special[name] for name in _ENDS if name in special)
 
   def encode(self, text: str) -> np.ndarray:
-    """See `Tokenizer.encode`; `Ids` where they do not spell the text."""
+    """See `Tokenizer.encode`; returns `Ids` if they do not spell the text."""
     size = len(_utf8(text))
     with _library_errors(
       f"{self.name}: the tokenizer cannot encode a text",
@@ -191,7 +192,7 @@ class JsonTokenizer:
   def decode(
     self, ids: Sequence[int] | np.ndarray, *, special: bool = False
   ) -> str:
-    """See `Tokenizer.decode`; with `special` their names stand in it."""
+    """See `Tokenizer.decode`; `special` includes names of special tokens."""
     return self._tokenizer.decode(
       np.asarray(ids).reshape(-1).tolist(), skip_special_tokens=not special
     )
@@ -213,27 +214,27 @@ class JsonTokenizer:
 
 
 def weights(sizes: np.ndarray) -> np.ndarray:
-  """Returns what tokens share a text's bytes by, given those they spell.
+  """Returns the weights by which tokens share a text's bytes.
 
-  A token that spells nothing, as an unknown word, weighs as much as one byte.
+  A token that spells nothing, such as an unknown word, counts as one byte.
   """
   return np.maximum(sizes, 1)
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float | None:
-  """Returns the bits that a byte of text costs, given a total in nats.
+  """Returns bits per byte for a total in nats.
 
-  None of no bytes: nothing costs nothing, which is no result.
+  None for no bytes, because that is not a result.
   """
   return nats / num_bytes / math.log(2) if num_bytes else None
 
 
 def measure(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[int, int, int]:
-  """Returns sums of bytes over a whole text, for `store.sizes_of`.
+  """Returns byte counts of a whole text, for `store.sizes_of`.
 
   Args:
-    tokenizer: that made `ids`.
-    ids: as `encode` returned them.
+    tokenizer: tokenizer of `ids`.
+    ids: result of `encode`.
 
   Returns:
     Bytes of the text, of the tokens' `weights`, and those that they spell.
@@ -248,10 +249,9 @@ def measure(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[int, int, int]:
 
 
 class Decoder:
-  """Decodes token by token, for printing while sampling.
+  """Decodes token by token, to print while sampling.
 
-  A character whose bytes come in several tokens is given out with the last of
-  them.
+  A character whose bytes span several tokens appears with the last of them.
   """
 
   def __init__(self, tokenizer: Tokenizer):
@@ -267,12 +267,12 @@ class Decoder:
     return self._utf8.decode(piece)
 
   def finish(self) -> str:
-    """Returns what is left: U+FFFD if the text ends inside a character."""
+    """Returns the rest: U+FFFD if the text ends inside a character."""
     return self._utf8.decode(b"", final=True)
 
 
 class NoTokenizer:
-  """Of a model whose ids stand for no text; all that asks for text fails."""
+  """For models whose ids stand for no text; everything about text fails."""
 
   def __init__(self):
     self.name = NONE
@@ -282,7 +282,7 @@ class NoTokenizer:
     self.ends = ()
 
   def encode(self, text: str) -> np.ndarray:
-    """Raises UserError, as all below but `bytes_of`."""
+    """Raises UserError, like all methods below except `bytes_of`."""
     raise self._error()
 
   def encode_bytes(self, text: bytes) -> np.ndarray:
@@ -298,7 +298,7 @@ class NoTokenizer:
     raise self._error()
 
   def bytes_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Counts an id as a byte; int32 in the shape of `ids`."""
+    """Counts each id as one byte; int32 in the shape of `ids`."""
     return np.ones(np.shape(ids), np.int32)
 
   def _error(self) -> errors.UserError:
@@ -336,7 +336,7 @@ def load(name: str) -> Tokenizer:
 def _read(path: str) -> bytes:
   try:
     return paths.of(path).read_bytes()
-  except (OSError, ValueError) as error:  # the latter of a null byte
+  except (OSError, ValueError) as error:  # ValueError for a null byte
     cause = getattr(error, "strerror", None) or error
     raise errors.UserError(
       f"cannot read tokenizer {path}: {cause}; give bytes or the path of a"
@@ -346,9 +346,9 @@ def _read(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _library_errors(what: str, fix: str) -> Iterator[None]:
-  """Turns whatever the library raises into a `UserError`.
+  """Turns all errors of the library into a `UserError`.
 
-  It raises bare Exception, and where its Rust panics, a BaseException.
+  It raises bare Exception, and BaseException if its Rust code panics.
   """
   try:
     yield
@@ -371,10 +371,10 @@ def _utf8(text: str) -> bytes:
 def _byte_table(
   spec: dict[str, Any], vocab: dict[str, int], size: int
 ) -> list[bytes]:
-  """Returns the bytes of each id; special tokens stand for none.
+  """Returns the bytes of each id; special tokens have none.
 
-  The library decodes whole sequences only; the bytes of one token have to be
-  read off its spelling, which depends on the decoder.
+  The library only decodes whole sequences. So the bytes of a token come from
+  its spelling, which depends on the decoder.
   """
   kinds = _types(spec.get("decoder")) | _types(spec.get("pre_tokenizer"))
   table = [b""] * size
@@ -409,7 +409,7 @@ def _is_byte_token(token: str) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-  """Returns GPT-2's printable spelling of bytes, reversed.
+  """Returns the inverse of GPT-2's printable spelling of bytes.
 
   Printable bytes stand for themselves, the others for U+0100 and on.
   """

@@ -1,9 +1,9 @@
-"""The work of `memcomp.data.prepare`: cut a corpus into units, write one unit.
+"""The work of `memcomp.data.prepare`: cuts a corpus into units and writes them.
 
-A unit is some files, or a range of lines of a long .jsonl. Where units are cut
-depends on the corpus alone and each is written by one process, so the result
-does not depend on how many work. A unit is done once its index
-(`units/00012.json`, written last) exists.
+A unit is some files, or a range of lines of a long .jsonl. The cuts depend only
+on the corpus, and one process writes each unit, so the result does not depend
+on the number of workers. A unit is done once its index (`units/00012.json`,
+written last) exists.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ UNITS = "units"
 TEMPORARY = ".tmp"
 RECORD_TOKENS = 1 << 14
 
-# Grain asks for one record a group.
+# Grain requires one record per group.
 _WRITER_OPTIONS = "group_size:1,zstd:3"
 
 
@@ -36,7 +36,7 @@ class Part:
   Attributes:
     file: index into the corpus.
     start: first byte.
-    stop: one past the last byte; -1 is the end of the file.
+    stop: end, exclusive; -1 is the end of the file.
     line: number of the first line, from 1.
   """
 
@@ -51,9 +51,9 @@ class Unit:
   """A piece of work.
 
   Attributes:
-    number: its place in the corpus, from 0.
-    parts: what it reads.
-    size: bytes on disk, to estimate the time left.
+    number: index in the corpus, from 0.
+    parts: parts to read.
+    size: bytes on disk, to estimate the remaining time.
   """
 
   number: int
@@ -63,14 +63,14 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What is written and how.
+  """A corpus and its output.
 
   Attributes:
     files: the text.
-    out: folder that shards go to.
-    tokenizer: as for `tokenizer.load`.
-    shard_tokens: tokens a shard, at most.
-    record_tokens: tokens a record.
+    out: folder for the shards.
+    tokenizer: argument of `tokenizer.load`.
+    shard_tokens: maximum tokens per shard.
+    record_tokens: tokens per record.
   """
 
   files: tuple[text.TextFile, ...]
@@ -81,7 +81,7 @@ class Corpus:
 
 
 def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
-  """Cuts a corpus into units of at most `unit_size` bytes, where it can."""
+  """Cuts a corpus into units of at most `unit_size` bytes, if possible."""
   units: list[Unit] = []
   parts: list[Part] = []
   total = 0
@@ -113,7 +113,7 @@ def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
 def _cut_lines(
   file: text.TextFile, number: int, unit_size: int
 ) -> Iterator[tuple[Part, int]]:
-  """Yields the parts of a .jsonl and their sizes, cut at ends of lines."""
+  """Yields the parts of a .jsonl and their sizes, cut at line ends."""
   start, line = 0, 1
   with text.open_binary(file.path) as stream:
     while content := stream.read(unit_size):
@@ -129,16 +129,16 @@ def write(
   tokenizer: tokenizer_lib.Tokenizer,
   progress: Callable[[int], None],
 ) -> None:
-  """Writes the shards and the index of a unit, each file in one rename.
+  """Writes the shards and the index of a unit, each file by one rename.
 
   Args:
-    corpus: that the unit belongs to.
-    unit: which.
-    tokenizer: the corpus's, loaded.
-    progress: told the number of tokens after each document.
+    corpus: corpus of the unit.
+    unit: the unit.
+    tokenizer: the corpus's tokenizer, loaded.
+    progress: called with the number of tokens after each document.
 
   Raises:
-    UserError: the text cannot be read or the disk not written.
+    UserError: the text cannot be read, or the disk cannot be written.
   """
   with disk_errors(corpus.out):
     _write(corpus, unit, tokenizer, progress)
@@ -149,7 +149,7 @@ def disk_errors(out: str) -> Iterator[None]:
   """Turns errors of writing to `out` into `UserError`."""
   try:
     yield
-  except (OSError, RuntimeError) as error:  # the latter from array_record
+  except (OSError, RuntimeError) as error:  # RuntimeError from array_record
     raise errors.UserError(
       f"{out}: cannot write ({' '.join(str(error).split())}); check free space "
       "and permissions, then run the same command again"
@@ -194,7 +194,7 @@ def _documents(corpus: Corpus, part: Part) -> Iterator[tuple[int, bytes]]:
 
 
 class _Writer:
-  """Cuts a stream of tokens into records, and those into shards."""
+  """Cuts a stream of tokens into records, and records into shards."""
 
   def __init__(self, corpus: Corpus, unit: Unit, dtype: np.dtype):
     self._folder = corpus.out
@@ -263,12 +263,12 @@ def index_path(out: str, unit: Unit, extension: str) -> str:
 
 
 def index_names(unit: Unit) -> list[str]:
-  """Returns the files of a unit's index under `out`, the last one last."""
+  """Returns the index files of a unit under `out`, in order of writing."""
   return [index_path("", unit, extension) for extension in (".npz", ".json")]
 
 
 def entry(path: str, **more: Any) -> dict[str, Any]:
-  """Returns what the manifest says about a file."""
+  """Returns the manifest entry of a file."""
   return {
     "file": os.path.basename(path),
     "bytes": os.path.getsize(path),
@@ -278,21 +278,21 @@ def entry(path: str, **more: Any) -> dict[str, Any]:
 
 
 def save_json(path: str, content: Any) -> None:
-  """Writes JSON in one rename."""
+  """Writes JSON by one rename."""
   with open(path + TEMPORARY, "w", encoding="utf-8") as stream:
     json.dump(content, stream, sort_keys=True)
   _publish(path)
 
 
 def save_arrays(path: str, **arrays: np.ndarray) -> None:
-  """Writes an .npz in one rename."""
+  """Writes an .npz by one rename."""
   with open(path + TEMPORARY, "wb") as stream:
     np.savez_compressed(stream, allow_pickle=False, **arrays)
   _publish(path)
 
 
 def _publish(path: str):
-  """Gives a finished file its name; it is on disk before it has it."""
+  """Renames a finished file after flushing it to disk."""
   descriptor = os.open(path + TEMPORARY, os.O_RDONLY)
   try:
     os.fsync(descriptor)

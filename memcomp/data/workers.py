@@ -25,24 +25,24 @@ def run(
   """Writes units in any order.
 
   Args:
-    corpus: that they belong to.
+    corpus: corpus of the units.
     todo: the units.
-    tokenizer: the corpus's, loaded.
-    workers: processes; with 1 the work is done in this one.
-    progress: told of tokens while a unit is being written.
+    tokenizer: the corpus's tokenizer, loaded.
+    workers: number of processes; 1 works in this process.
+    progress: counts tokens while a unit is being written.
 
   Yields:
     Each unit when it is done.
 
   Raises:
-    UserError: bad input, disk full, or a worker was killed.
+    UserError: bad input, disk full, or a killed worker.
   """
   if workers == 1 or len(todo) <= 1:
     for unit in todo:
       units.write(corpus, unit, tokenizer, progress.add)
       yield unit
     return
-  # Not fork: the tokenizer library runs threads.
+  # Not fork, because the tokenizer library runs threads.
   context = multiprocessing.get_context("spawn")
   counter = context.Value("q", 0)
   pool = concurrent.futures.ProcessPoolExecutor(
@@ -54,7 +54,7 @@ def run(
   waiting = {}
   try:
     with _interrupts_held_back() as interrupted:
-      # Ctrl-C reaches the whole group; workers inherit that it is blocked.
+      # Ctrl-C reaches the whole process group; workers inherit the block.
       signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
       waiting = {pool.submit(_work, unit): unit for unit in todo}
       signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -64,7 +64,7 @@ def run(
           timeout=0.5,
           return_when=concurrent.futures.FIRST_COMPLETED,
         )
-        # Without its lock, which a killed worker may hold for ever.
+        # Without its lock, which a killed worker may hold forever.
         progress.set(counter.get_obj().value)
         for future in done:
           future.result()
@@ -86,10 +86,10 @@ def run(
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[threading.Event]:
-  """Gives an event in place of what Ctrl-C and SIGTERM raise.
+  """Sets an event instead of raising on Ctrl-C and SIGTERM.
 
-  Raised between two bytecodes, it can leave a lock of the pool held, and the
-  process then waits for that lock when it ends.
+  An exception between two bytecodes could leave a lock of the pool held. The
+  process would then wait for that lock at its end.
   """
   interrupted = threading.Event()
   before = {}
@@ -116,8 +116,8 @@ def _start_worker(corpus: units.Corpus, counter: Any):
 
 
 def _leave_with_parent():
-  # Workers outlive a parent that was killed: they would wait for work for ever,
-  # or write beside the run that takes over.
+  # Workers outlive a killed parent: they would wait for work forever, or write
+  # beside the next run.
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

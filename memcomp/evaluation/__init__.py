@@ -1,4 +1,4 @@
-"""Evaluations of a checkpoint, and simple models to compare it with."""
+"""Evaluations of a checkpoint, and simple models for comparison."""
 
 from memcomp import lazy
 

@@ -1,6 +1,6 @@
-"""What the memories of a model are given, for looking at numerics on real data.
+"""The inputs of a model's memories, to study numerics on real data.
 
-Text repeats its keys and decays unevenly; random inputs do neither.
+Text repeats its keys and decays unevenly. Random inputs do neither.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ def memory_inputs(
   """Runs a model layer by layer on fresh states.
 
   Args:
-    model: whose mixers' memory is called through `inputs`.
+    model: the model; each mixer's `inputs` gives the memory's inputs.
     tokens: int `[batch, time]`.
 
   Returns:
-    For each layer the `State` before the first token and the `Inputs`
-    `[batch, time, heads, ...]` that its memory's `chunk` is called with.
+    For each layer, the arguments of its memory's `chunk`: the `State` before
+    the first token, and the `Inputs` `[batch, time, heads, ...]`.
   """
   state = model.init_state(*tokens.shape)
   x, _ = model.embed(tokens, state)

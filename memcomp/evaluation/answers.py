@@ -1,4 +1,4 @@
-"""How a model answers rows of a synthetic task, in one forward pass each."""
+"""Answers of a model to rows of a synthetic task, by one forward pass each."""
 
 import functools
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from memcomp.models import decoder
 
 _CALL_TOKENS = 1 << 14
 BINS = 15
-"""Of the calibration error."""
+"""Number of bins of the calibration error."""
 
 
 class Answers(NamedTuple):
-  """What was answered, `[rows, asked]`, in the order it was asked.
+  """Answers `[rows, questions]`, in the order of the questions.
 
   Attributes:
-    right: whether the likeliest id is the answer.
+    right: whether the most likely id is the answer.
     nats: -log p of the answer, over all ids.
-    confidence: p of the likeliest id.
+    confidence: p of the most likely id.
   """
 
   right: np.ndarray
@@ -37,7 +37,7 @@ def task_of(checkpoint: load.Checkpoint, name: str) -> task_lib.TaskConfig:
   """Returns the task that a checkpoint was trained on.
 
   Raises:
-    UserError: it is not the one called `name`.
+    UserError: it is not the task called `name`.
   """
   task = checkpoint.config.data.task
   if task is None or task.name != name:
@@ -69,16 +69,16 @@ def measure(
   Args:
     model: the language model.
     tokens: int32 `[rows, time]`.
-    targets: int32 `[rows, time]`, -1 where nothing is asked; every row asks as
-      often.
-    progress: called with rows as they are done.
+    targets: int32 `[rows, time]`, -1 without a question; all rows have the same
+      number of questions.
+    progress: called with the number of finished rows.
   """
   graphdef, params = nnx.split(model)
   asked = np.count_nonzero(targets[0] >= 0)
   where = np.argsort(targets < 0, axis=1, kind="stable")[:, :asked]
   wanted = np.take_along_axis(targets, where, axis=1)
   count, time = tokens.shape
-  # The last call is filled up with rows of the first, and compiles nothing.
+  # Rows of the first call fill the last one, so that it need not compile.
   size = min(count, max(1, _CALL_TOKENS // time))
   parts = []
   for first in range(0, count, size):
@@ -96,7 +96,7 @@ def measure(
 def _answer(graphdef, params, tokens, where, wanted):
   model: Any = nnx.merge(graphdef, params)
   hidden, _ = model.hidden(tokens)
-  # Only what is asked: logits of all tokens would take far more room.
+  # Logits of all tokens would take far more memory than those of the questions.
   hidden = jnp.take_along_axis(hidden, where[..., None], axis=1)
   logs = jax.nn.log_softmax(model.logits(hidden).astype(jnp.float32))
   chosen = jnp.take_along_axis(logs, wanted[..., None], axis=-1)[..., 0]
@@ -104,9 +104,9 @@ def _answer(graphdef, params, tokens, where, wanted):
 
 
 def calibration_error(answers: Answers) -> float:
-  """Expected calibration error: |accuracy - confidence|, mean over `BINS`.
+  """Expected calibration error: mean of |accuracy - confidence| over `BINS`.
 
-  Bins of confidence have equal widths and count by their answers.
+  Bins of confidence have equal widths; their weight is their number of answers.
   """
   confidence = answers.confidence.ravel().astype(np.float64)
   number = np.minimum((confidence * BINS).astype(int), BINS - 1)
@@ -118,8 +118,8 @@ def summary(answers: Answers) -> dict[str, float]:
   """Returns the figures of a slice.
 
   Returns:
-    `accuracy`, the mean over rows of the share that is right; its standard
-    error over rows, `accuracy_error`; `nats` an answer; `calibration_error`.
+    `accuracy`, the mean over rows of the share of right answers; its standard
+    error over rows, `accuracy_error`; `nats` per answer; `calibration_error`.
   """
   by_row = answers.right.mean(axis=1)
   rows = len(by_row)

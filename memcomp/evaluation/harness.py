@@ -1,7 +1,7 @@
-"""lm-evaluation-harness over a checkpoint; needs the extra `eval`.
+"""lm-evaluation-harness on a checkpoint; needs the extra `eval`.
 
-Each task (or group of tasks) is a slice. Nothing is downloaded unless that is
-allowed: data come from the user's cache, or from local tasks.
+Each task or group of tasks is a slice. Data come from the user's cache or from
+local tasks; downloads need permission.
 """
 
 import atexit
@@ -33,7 +33,7 @@ _ROLLING = ("stream", "window")
 _YAML = (".yaml", ".yml")
 
 _BOOTSTRAP = 1000
-"""Resamples behind the standard errors of figures that are no means."""
+"""Resamples for the standard errors of figures that are not means."""
 
 
 def run(
@@ -53,21 +53,21 @@ def run(
 
   Args:
     opened: the model.
-    folder: for results; tasks that stand there already are not run again.
-    seed: of few-shot examples and of what is sampled; None is the harness's.
+    folder: folder for results; tasks with results there are skipped.
+    seed: seed of few-shot examples and samples; None is the harness's.
     tasks: names of tasks, groups or tags, or paths of YAML files.
     include_path: folder of local tasks.
-    fewshot: examples before each question; None is the task's.
-    limit: documents of a task at most; None is all.
-    rows: texts side by side.
+    fewshot: number of examples before each question; None is the task's.
+    limit: maximum number of documents per task; None is all.
+    rows: number of parallel texts.
     rolling: see `harness_model.Model`.
-    allow_downloads: of data sets that are not in the cache.
+    allow_downloads: whether to download data sets that are not in the cache.
 
   Returns:
-    What was written.
+    Paths of the results, or lines about them.
 
   Raises:
-    UserError: the extra is missing, no such task, or its data are not there.
+    UserError: the extra is missing, a task is unknown, or its data are missing.
   """
   _check(tasks, rolling, include_path, fewshot, limit)
   tasks = [
@@ -88,7 +88,8 @@ def run(
     include_path=include_path or None, include_defaults=False
   )
   if not set(tasks) <= set(manager.all_tasks):
-    # Its own tasks are thousands of files, which takes a while.
+    # Loading the harness's own tasks takes a while: they are thousands of
+    # files.
     manager = tasks_lib.TaskManager(include_path=include_path or None)
   loaded = {name: _load(manager, name) for name in tasks}
   results = slices.Slices(folder, "harness", opened)
@@ -149,30 +150,31 @@ def _check(tasks, rolling, include_path, fewshot, limit) -> None:
 
 
 def _set_environment(allow_downloads: bool) -> None:
-  """Sets what the harness's libraries read as they are imported."""
+  """Sets environment variables before the harness's libraries are imported."""
   for name in _OFFLINE:
     os.environ[name] = "0" if allow_downloads else "1"
   os.environ.setdefault("TQDM_DISABLE", "1")  # progress is shown here
-  # Its processes would be forks of this one, which has threads.
+  # Worker processes would be forks of this process, which has threads.
   os.environ["DISABLE_MULTIPROC"] = "1"
   if not os.environ.get("HF_HOME") and not os.environ.get("XDG_CACHE_HOME"):
     try:
       paths.expand("~")
     except errors.UserError:
-      # Nobody's home, as in containers: they would make a folder named ~ here.
+      # Without a home, as in containers, they would create a folder named ~
+      # here.
       os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="memcomp-harness-")
       atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
   logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 def _whole(built: dict[str, Any], name: str) -> list[Any]:
-  """Returns a group as one, with its own figures, or the tasks of a tag."""
+  """Returns a group with its own figures, or the tasks of a tag."""
   groups = built["groups"]
   return [groups[name]] if name in groups else list(built["tasks"].values())
 
 
 def _load(manager: Any, name: str) -> dict[str, Any]:
-  """Returns the tasks and groups of a name, or of a YAML file."""
+  """Returns the tasks and groups of a name or a YAML file."""
   if name not in manager.all_tasks and not name.endswith(_YAML):
     near = difflib.get_close_matches(name, manager.all_tasks, n=3)
     hint = (
@@ -183,7 +185,7 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
     raise errors.UserError(f"--tasks={name}: there is no such task; {hint}")
   try:
     return manager.load([name])
-  except Exception as error:  # of foreign code, and of several libraries
+  except Exception as error:  # from foreign code of several libraries
     cause = " ".join(str(error).split())[:300]
     raise errors.UserError(
       f"--tasks={name} cannot be loaded ({type(error).__name__}: {cause}); its"
@@ -216,7 +218,7 @@ def _seeds(seed: int | None) -> dict[str, int]:
 
 
 def _figures(measured: Any) -> dict[str, Any]:
-  """Returns what the harness found, as JSON takes it."""
+  """Returns the harness's results in a form that JSON accepts."""
   figures = {
     name: {
       metric.removesuffix(",none"): perplexity.finite(float(value))
@@ -286,7 +288,7 @@ def _number(value: float | None) -> str:
 def _draw(
   every: list[dict[str, Any]], opened: load.Checkpoint, path: pathlib.Path
 ) -> pathlib.Path | str | None:
-  """Draws shares that had better be high as bars; None without any."""
+  """Draws figures in [0, 1] where higher is better as bars; may be None."""
   bars = [
     (f"{name}\n{metric}", value, metrics.get(_error_of(metric)) or 0)
     for found in every

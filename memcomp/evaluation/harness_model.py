@@ -31,9 +31,9 @@ class Model(model_lib.TemplateLM):
   """Answers the harness's requests.
 
   Attributes:
-    longest: tokens of the longest text so far, its continuation included.
-    beyond: requests longer than what the model was trained on; they are read
-      whole.
+    longest: tokens of the longest text so far, including its continuation.
+    beyond: number of requests longer than in training; they are read
+      completely.
   """
 
   def __init__(
@@ -44,15 +44,14 @@ class Model(model_lib.TemplateLM):
     rolling: str = "stream",
     seed: int = 0,
   ):
-    """Takes a model.
+    """Wraps a checkpoint.
 
     Args:
       opened: the checkpoint.
-      rows: texts side by side.
-      rolling: how documents are scored: "stream" reads each from its start to
-        its end, "window" in windows of the trained length, each with a fresh
-        state.
-      seed: of what is sampled, where a task samples.
+      rows: number of parallel texts.
+      rolling: how to score documents. "stream" reads each from start to end;
+        "window" reads windows of the trained length with fresh states.
+      seed: seed of sampling, for tasks that sample.
     """
     super().__init__()
     self._opened = opened
@@ -65,12 +64,12 @@ class Model(model_lib.TemplateLM):
 
   @property
   def eot_token_id(self) -> int:
-    """The id that ends documents, or what is nearest; stands for ""."""
+    """The id that ends documents, or a substitute; stands for ""."""
     return self._prefix
 
   @property
   def tokenizer_name(self) -> str:
-    """Tells tokenizers apart."""
+    """Identifies the tokenizer."""
     return self._opened.tokenizer.fingerprint
 
   def tok_encode(
@@ -82,11 +81,11 @@ class Model(model_lib.TemplateLM):
   def loglikelihood(
     self, requests: list[Any], disable_tqdm: bool = True
   ) -> list[tuple[float, bool]]:
-    """See `LM`; progress is that of the scoring.
+    """See `LM`; the scoring shows its own progress.
 
-    All of a continuation is scored, also where nothing stands before it: the
-    harness takes a first token that is `prefix_token_id`, which may be a line's
-    end here, for the context.
+    The whole continuation is scored, even without a context. The harness would
+    treat a first token equal to `prefix_token_id`, which may be a line break
+    here, as the context.
     """
     encoded = []
     for request in requests:
@@ -118,7 +117,7 @@ class Model(model_lib.TemplateLM):
   def loglikelihood_rolling(
     self, requests: list[Any], disable_tqdm: bool = False
   ) -> list[float]:
-    """See `LM`; the first token stands behind `prefix_token_id`."""
+    """See `LM`; the first token follows `prefix_token_id`."""
     asked, of = [], []
     for index, request in enumerate(requests):
       for context, continuation in self._cut(request.args[0]):
@@ -139,7 +138,7 @@ class Model(model_lib.TemplateLM):
   def generate_until(
     self, requests: list[Any], disable_tqdm: bool = False
   ) -> list[str]:
-    """See `LM`; contexts are read whole."""
+    """See `LM`; contexts are never truncated."""
     groups: dict[str, list[int]] = {}
     texts = []
     for index, request in enumerate(requests):
@@ -153,7 +152,7 @@ class Model(model_lib.TemplateLM):
     for key, indices in groups.items():
       settings = json.loads(key)
       stops = [string for string in settings["until"] if string]
-      # Texts of like lengths side by side.
+      # Batch texts of similar lengths.
       indices.sort(key=lambda i: len(texts[i]), reverse=True)
       for batch in itertools.batched(indices, self._rows):
         self._note(len(texts[i]) + settings["max_gen_toks"] for i in batch)
@@ -183,7 +182,7 @@ class Model(model_lib.TemplateLM):
     )
 
   def _cut(self, text: str) -> Iterable[tuple[list[int], list[int]]]:
-    """Returns contexts and continuations that make up a document."""
+    """Splits a document into contexts and continuations."""
     ids = self.tok_encode(text)
     if self._rolling == "stream":
       return [([self.prefix_token_id], ids)]
@@ -214,16 +213,16 @@ class Model(model_lib.TemplateLM):
       temperature=settings.get("temperature", 1.0),
       top_p=settings.get("top_p", 1.0),
       top_k=settings.get("top_k", 0),
-      # Repeats of a request shall differ.
+      # Repeated requests must get different samples.
       seed=(self._seed + index) % 2**32,
     )
 
 
 def _prefix(tokenizer: tokenizer_lib.Tokenizer) -> int:
-  """Returns the token before a text: its end, a line's, a space, any."""
-  tokenizer.encode("")  # raises where ids stand for no text
+  """Returns the token before a text: its end, a line break, a space, or any."""
+  tokenizer.encode("")  # raises if ids stand for no text
   found = list(tokenizer.ends[:1])
   for text in ("\n", " "):
-    with contextlib.suppress(errors.UserError):  # it may not know them
+    with contextlib.suppress(errors.UserError):  # the tokenizer may lack them
       found += tokenizer.encode(text)[-1:].tolist()
   return found[0] if found else 0

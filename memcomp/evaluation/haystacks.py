@@ -1,4 +1,4 @@
-"""What needles are hidden in, and their words: bundled, or the user's."""
+"""Haystacks and words for needle questions, bundled or from the user."""
 
 import dataclasses
 import functools
@@ -12,18 +12,18 @@ from memcomp import errors
 from memcomp.data.synthetic import niah, stand_in
 
 _WORDS_OF_RULER = "e5e6a09ed20903cb"
-"""Of wonderwords 3.0.1."""
+"""Fingerprint of wonderwords 3.0.1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-  """What questions are made of.
+  """Material for questions.
 
   Attributes:
-    keys: to ask for.
-    essay: its text.
-    sentences: "regex" or "punkt".
-    own_essay: whether the user gave it.
+    keys: words to ask for.
+    essay: text of the essay.
+    sentences: sentence splitter, "regex" or "punkt".
+    own_essay: whether the user provided the essay.
   """
 
   keys: niah.Keys
@@ -32,13 +32,13 @@ class Material:
   own_essay: bool
 
   def haystack(self, name: str) -> niah.Haystack:
-    """Returns "noise" or "essay"."""
+    """Returns the haystack "noise" or "essay"."""
     if name == "noise":
       return niah.Noise()
     return niah.Essay(self.essay, SPLITTERS[self.sentences]())
 
   def deviations(self, name: str) -> list[str]:
-    """Returns what differs from RULER in a haystack of this name."""
+    """Returns the differences from RULER for a haystack of this name."""
     found = []
     if self.keys.fingerprint != _WORDS_OF_RULER:
       found.append("words")

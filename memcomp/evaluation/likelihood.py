@@ -1,9 +1,9 @@
 """Log-likelihoods of continuations, with shared prefill and few programs.
 
-Texts are read in pieces of a few widths, in batches of a fixed number of rows,
-so that XLA compiles a program a width. A context that several continuations
-follow, as in multiple choice, is read once; each goes on from a copy of the
-state. What is read is never cut off.
+Texts are read in pieces of a few widths and batches of a fixed number of rows,
+so XLA compiles one program per width. A context with several continuations, as
+in multiple choice, is read once. Each continuation starts from a copy of the
+state. Texts are never truncated.
 """
 
 import functools
@@ -23,7 +23,7 @@ from memcomp.models import abstract, decoder
 
 
 class Request(NamedTuple):
-  """What is asked: how likely is `continuation` behind `context`?
+  """A question: how likely is `continuation` after `context`?
 
   Attributes:
     context: ids `[time]`, at least one.
@@ -35,12 +35,12 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-  """What was found of a request.
+  """The answer to a request.
 
   Attributes:
-    index: of the request.
-    log_likelihood: nats; 0 of nothing.
-    greedy: whether each token is the likeliest one.
+    index: index of the request.
+    log_likelihood: in nats; 0 for an empty continuation.
+    greedy: whether each token is the most likely one.
   """
 
   index: int
@@ -59,14 +59,14 @@ def score(
 
   Args:
     model: the language model.
-    requests: in any order; those of equal contexts share its reading.
-    rows: texts side by side.
-    widths: of pieces, rising.
+    requests: in any order; those with equal contexts share one prefill.
+    rows: number of parallel texts.
+    widths: ascending lengths of pieces.
 
   Yields:
-    An answer a request, those with the longest texts first.
+    One answer per request, longest texts first.
   """
-  # Room for a long continuation would be a burden to short ones.
+  # Group by capacity, because room for a long continuation slows short ones.
   shared: dict[tuple[int, bytes], list[int]] = {}
   for index, (context, continuation) in enumerate(requests):
     room = session_lib.room_for(len(context) + len(continuation))
@@ -83,7 +83,7 @@ def score(
     contexts = [requests[indices[0]].context for _, indices in batch]
     contexts += [contexts[0][:0]] * (rows - len(batch))
     session = prefill.read(model, session, contexts, widths=widths)
-    # Of like lengths side by side.
+    # Batch continuations of similar lengths.
     each = sorted(
       ((i, row) for row, (_, indices) in enumerate(batch) for i in indices),
       key=lambda pair: -len(requests[pair[0]].continuation),

@@ -1,4 +1,4 @@
-"""MQAR over a checkpoint: accuracy by length and number of pairs."""
+"""MQAR on a checkpoint: accuracy by length and number of pairs."""
 
 import dataclasses
 import pathlib
@@ -24,20 +24,20 @@ def run(
   seed: int | None = None,
   segments: str = "",
 ) -> list[pathlib.Path | str]:
-  """Asks in every slice; prints, and writes JSON, PNG and a table's lines.
+  """Measures every slice; prints and writes JSON, PNG and table lines.
 
   Args:
-    opened: a model that was trained on task mqar.
-    folder: for results; slices that stand there already are not run again.
-    seed: that those of the segments are drawn from; None is training's, whose
-      test rows are others than its training rows.
+    opened: a model trained on the task mqar.
+    folder: folder for results; slices with results there are skipped.
+    seed: base seed of the segments; None is training's, whose test rows differ
+      from its training rows.
     segments: LENGTH:PAIRS:ROWS, joined by ";"; "" is the task's `test`.
 
   Returns:
-    What was written.
+    Paths of the results, or lines about them.
 
   Raises:
-    UserError: trained on something else, or a bad value.
+    UserError: the model was trained on something else, or a value is bad.
   """
   task = answers.task_of(opened, mqar_task.MqarConfig.name)
   assert isinstance(task, mqar_task.MqarConfig)
@@ -78,7 +78,7 @@ def run(
 def describe(
   task: mqar_task.MqarConfig, number: int, seed: int
 ) -> dict[str, Any]:
-  """Returns what a slice says about its task, with the hash of that."""
+  """Returns a slice's description of its task, with a hash of it."""
   segment = task.segments("test")[number]
   about = {
     "task": task.label,
@@ -103,8 +103,9 @@ def measure(
   """Answers the rows of one slice.
 
   Returns:
-    `answers.summary`'s figures, `state_floats` of the largest layer's memory
-    and `state_bytes` of all at the row's end, and `rows_hash`.
+    The figures of `answers.summary`, `state_floats` of the largest layer's
+    memory and `state_bytes` of all memories at the end of a row, and
+    `rows_hash`.
   """
   tokens, targets = task.examples("test", number, seed)
   found = answers.measure(opened.model, tokens, targets, progress.advance)

@@ -1,4 +1,4 @@
-"""Needles in haystacks, over a checkpoint: RULER's niah_single_1, 2 and 3."""
+"""Needles in haystacks on a checkpoint: RULER's niah_single_1, 2 and 3."""
 
 import hashlib
 import itertools
@@ -14,7 +14,7 @@ from memcomp.evaluation import haystacks, load, plot, report, slices, tasks
 from memcomp.inference import complete
 
 CONTEXTS = (1024, 2048, 4096, 8192)
-"""Tokens of a question and its answer, as the papers have them."""
+"""Tokens of a question and its answer, as in the papers."""
 
 
 def run(
@@ -30,27 +30,29 @@ def run(
   word_list: str = "",
   sentences: str = "regex",
 ) -> list[pathlib.Path | str]:
-  """Asks a model for needles; prints, and writes JSON, PNG and a table's line.
+  """Asks a model for needles; prints and writes JSON, PNG and table lines.
 
   Args:
     opened: the model.
-    folder: for results; slices that stand there already are not run again.
-    seed: of the questions; the default is RULER's.
-    contexts: tokens of questions; () is `CONTEXTS`, of a model that was trained
-      on needles the trained length and two, four and eight times it.
-    needles: of `niah.NEEDLES`; () is all, of such a model the trained one.
-    samples: of each kind and length; None is 500, of such a model 100.
-    rows: questions side by side.
-    essay_file: text, or JSON with a "text"; "" is bundled.
+    folder: folder for results; slices with results there are skipped.
+    seed: seed of the questions; the default is RULER's.
+    contexts: question lengths in tokens. () is `CONTEXTS`; for a model trained
+      on needles, it is one, two, four and eight times the trained length.
+    needles: names in `niah.NEEDLES`. () is all; for such a model, the trained
+      one.
+    samples: questions per kind and length. None is 500; for such a model, 100.
+    rows: number of parallel questions.
+    essay_file: text, or JSON with a "text"; "" is the bundled essay.
     word_list: folder of adjectivelist.txt and nounlist.txt, or "wonderwords"
-      for the package's; "" is bundled.
-    sentences: what splits essays, "regex" or "punkt" (nltk).
+      for the package's lists; "" is the bundled lists.
+    sentences: sentence splitter for essays, "regex" or "punkt" (nltk).
 
   Returns:
-    What was written.
+    Paths of the results, or lines about them.
 
   Raises:
-    UserError: bad values, no such file, or a length that nothing fits into.
+    UserError: a bad value, a missing file, or a length without room for a
+      question.
   """
   task = opened.config.data.task
   trained = task if isinstance(task, niah_task.NiahConfig) else None
@@ -109,12 +111,12 @@ def describe(
   num_samples: int,
   seed: int,
 ) -> dict[str, Any]:
-  """Returns what a slice says about its task.
+  """Returns a slice's description of its task.
 
   Returns:
-    `task`: niah_NAME, with `-pd` behind it where bundled words or essays stand
-    in for RULER's; `label`: "ruler-exact", or "ruler-like" with `deviations`;
-    `task_hash` and what it is of.
+    `task`: niah_NAME, with the suffix `-pd` if bundled words or essays replace
+      RULER's; `label`: "ruler-exact", or "ruler-like" with `deviations`; and
+      `task_hash` with its contents.
   """
   haystack, kind = niah.NEEDLES[name]
   essay = haystack == "essay"
@@ -148,10 +150,10 @@ def measure(
   """Asks the questions of one slice.
 
   Returns:
-    `loose` and `strict`, percent: the answer holds, begins with the value;
-    `questions_hash`; `state_bytes` of one question behind its prompt; for each
-    question its `tokens`, `depth`, and whether it is `found` and `begins`; the
-    `answers`.
+    `loose` and `strict`, percent: the answer contains, or begins with, the
+    value; `questions_hash`; `state_bytes` of one question after its prompt; for
+    each question its `tokens`, `depth`, and whether it is `found` and `begins`;
+    the `answers`.
   """
   questions = _questions(task, opened, material)
   progress = progress_lib.Progress(
@@ -207,10 +209,10 @@ def _fitting(
   *,
   leave_out: bool,
 ) -> list[dict[str, Any]]:
-  """Returns the tasks whose lengths hold a question, before any is asked.
+  """Returns the tasks whose lengths have room for a question.
 
   Raises:
-    UserError: one does not, and none is to be left out; or none does.
+    UserError: a task does not fit, unless `leave_out`; or no task fits.
   """
   fitting = []
   for task in planned:
@@ -230,7 +232,7 @@ def _fitting(
 
 
 def loose(text: str, value: str) -> bool:
-  """RULER's score of one answer: it holds the value."""
+  """RULER's score of an answer: it contains the value."""
   return value.lower() in _clean(text).lower()
 
 

@@ -1,4 +1,4 @@
-"""A figure of results by one number: a panel for each figure of merit."""
+"""A figure of results against one number, with a panel per metric."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,17 @@ from typing import NamedTuple
 from memcomp import figures
 
 _COLOURS = 10
-"""Of matplotlib's cycle: lines beyond are dashed."""
+"""Length of matplotlib's colour cycle; further lines are dashed."""
 
 
 class Panel(NamedTuple):
   """One pair of axes.
 
   Attributes:
-    label: of the vertical axis.
-    lines: name -> value at each x; a name of "" stands in no legend.
-    limits: of the vertical axis; None leaves it, or one of them.
-    bars: name -> half the length of its error bars.
+    label: label of the vertical axis.
+    lines: name -> value at each x; the name "" is not in the legend.
+    limits: limits of the vertical axis; None is automatic.
+    bars: name -> half lengths of error bars.
     log: whether the vertical axis is logarithmic.
   """
 
@@ -43,16 +43,16 @@ def draw(
 
   Args:
     x: positions of all values.
-    panels: what to draw.
-    xlabel: of the horizontal axes.
-    title: of the figure.
-    path: of the PNG.
-    names: of the positions; None is their numbers.
-    mark: a vertical line, and what it says.
+    panels: panels to draw.
+    xlabel: label of the horizontal axes.
+    title: title of the figure.
+    path: path of the PNG.
+    names: names of the positions; None shows their numbers.
+    mark: position and label of a vertical line.
     log: whether the horizontal axis is logarithmic.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   canvas = figures.new_canvas(5.5 * len(panels), 4)
   if canvas is None:

@@ -1,10 +1,10 @@
 """Bits per byte and perplexity, by position, with the memory's state.
 
-Two figures of the same text. `whole_text` is the usual one: every token, in
-windows of the trained length, each from a fresh state. `streamed` reads a few
-long spans in such windows and hands the state on, to many times the trained
-length, and reports by position; beside it stand the same tokens with a fresh
-state a window, since text differs in difficulty from place to place.
+It computes two figures of the same text. `whole_text` is the usual one: every
+token, in windows of the trained length with fresh states. `streamed` reads a
+few long spans in such windows, carries the state to many times the trained
+length, and reports by position. It also scores the same tokens with a fresh
+state per window, because the difficulty of text varies.
 """
 
 import functools
@@ -22,18 +22,18 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import text as text_lib
 from memcomp.models import abstract, decoder
 
-# Tokens of a call on `whole_text`, and floats of logits that exist at once.
+# Tokens per call in `whole_text`, and floats of logits at the same time.
 _CALL_TOKENS = 1 << 13
 _LOGITS = 1 << 25
 
 Score = Callable[[Any, np.ndarray, int], tuple[np.ndarray, Any]]
 """(state or None, tokens `[rows, window + 1]`, length) -> (nats `[rows,
-window]` of all but the first, state). `None` is a fresh state, with room for
-`length` tokens where a memory grows."""
+window]` of all but the first token, state). None is a fresh state, with room
+for `length` tokens in growing memories."""
 
 
 def make_score(model: decoder.Decoder) -> Score:
-  """Returns the jitted scoring of one window."""
+  """Returns the jitted scoring function of one window."""
   graphdef, params = nnx.split(model)
 
   def score(state, tokens, length):
@@ -51,18 +51,18 @@ def whole_text(
   tokenizer: tokenizer_lib.Tokenizer,
   window: int,
 ) -> dict[str, Any]:
-  """Scores every token but the first, with a fresh state every `window`.
+  """Scores every token except the first, with a fresh state every `window`.
 
   Returns:
-    `window`, and what `summary` says.
+    `window`, and the figures of `Sums.summary`.
   """
   count = -(-(text.num_tokens - 1) // window)
   rows = min(max(1, _CALL_TOKENS // window), count)
   total = Sums()
   progress = progress_lib.Progress("scoring all windows", count)
   for first in range(0, count, rows):
-    # Short of text the last rows end in zeros, which causality keeps out of
-    # everything before them.
+    # Zeros pad the last rows; causality keeps them from affecting earlier
+    # tokens.
     tokens = np.zeros((rows, window + 1), np.int32)
     sizes = np.zeros(tokens.shape)
     scored = np.zeros((rows, window), bool)
@@ -85,13 +85,13 @@ def stream(
   """Scores long rows window by window.
 
   Args:
-    score: of `make_score`.
+    score: function from `make_score`.
     tokens: int32 `[rows, positions + 1]`.
-    window: tokens a call.
-    carry: hand the state on; otherwise each window starts from a fresh one.
+    window: tokens per call.
+    carry: whether to carry the state; otherwise each window starts fresh.
 
   Returns:
-    Nats of every token but the first, float32 `[rows, positions]`.
+    Nats of every token except the first, float32 `[rows, positions]`.
   """
   positions = tokens.shape[1] - 1
   tokens = np.pad(tokens, ((0, 0), (0, -positions % window)))
@@ -119,14 +119,15 @@ def streamed(
 ) -> dict[str, Any]:
   """Scores `rows` spans of `lengths * window` tokens; reports by position.
 
-  Spans start at even distances in the text; where it is too short for them
+  Spans start at even distances in the text. If the text is shorter than a span,
   they are cut to its length.
 
   Returns:
-    `window`, `lengths`, `rows`, `positions`, `starts` (tokens), what `summary`
-    says over all positions, and `buckets`: the same from position `first` to
-    `last`, with `std_over_rows` of the bits per byte (None for one row) and
-    `fresh_bits_per_byte`, the same tokens with a fresh state every window.
+    `window`, `lengths`, `rows`, `positions`, `starts` (tokens), the figures of
+    `Sums.summary` over all positions, and `buckets`: the same from position
+    `first` to `last`, with `std_over_rows` of the bits per byte (None for one
+    row) and `fresh_bits_per_byte` of the same tokens with a fresh state every
+    window.
   """
   positions = min(lengths * window, text.num_tokens - 1)
   starts = span_starts(text.num_tokens, positions + 1, rows)
@@ -164,15 +165,15 @@ def streamed(
 
 
 def span_starts(num_tokens: int, span: int, rows: int) -> list[int]:
-  """Returns where `rows` spans start, from the first to the last possible."""
+  """Returns the starts of `rows` spans, evenly over all possible starts."""
   last = num_tokens - span
   return [round(last * row / max(rows - 1, 1)) for row in range(rows)]
 
 
 def bucket_ranges(window: int, positions: int) -> list[tuple[int, int]]:
-  """Returns [first, stop) of buckets that double: 0-255, 256-511, 512-1023, ...
+  """Returns doubling buckets [first, stop): 0-255, 256-511, 512-1023, ...
 
-  Below windows of 256 the first bucket is the power of two that fits one.
+  For windows below 256, the first bucket is the largest power of two that fits.
   """
   edge = 1 << (min(window, 256).bit_length() - 1)
   edges = [0]
@@ -189,7 +190,7 @@ class Sums:
     self.nats, self.tokens, self.bytes = 0.0, 0, 0.0
 
   def add(self, nats: np.ndarray, num_bytes: np.ndarray) -> None:
-    """Adds tokens that cost `nats` and stand for `num_bytes`."""
+    """Adds tokens with costs `nats` and sizes `num_bytes`."""
     self.nats += float(nats.sum(dtype=np.float64))
     self.tokens += nats.size
     self.bytes += float(num_bytes.sum(dtype=np.float64))
@@ -197,10 +198,11 @@ class Sums:
   def summary(self) -> dict[str, Any]:
     """Returns `tokens`, `bytes`, `nats`, `bits_per_byte`, `perplexity`.
 
-    The last is that of a token; what is not finite, or of nothing, is None.
+    Perplexity is per token. Figures that are not finite, or of no text, are
+    None.
     """
     bits = tokenizer_lib.bits_per_byte(self.nats, self.bytes)
-    # exp(700) is about the largest float64.
+    # exp(700) is close to the largest float64.
     per_token = self.nats / self.tokens if self.tokens else math.inf
     return {
       "tokens": self.tokens,
@@ -212,7 +214,7 @@ class Sums:
 
 
 def finite(x: float) -> float | None:
-  """Returns `x`, or None where JSON has no number for it."""
+  """Returns `x`, or None if JSON cannot represent it."""
   return x if math.isfinite(x) else None
 
 
@@ -237,7 +239,7 @@ def _score(graphdef, max_logits, params, state, tokens):
 
 
 def nats(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """Returns -log p of targets `[rows]` under float32 `[rows, vocab]`."""
+  """Returns -log p of targets `[rows]` for logits float32 `[rows, vocab]`."""
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
   return jax.nn.logsumexp(logits, axis=-1) - chosen
 
@@ -251,17 +253,19 @@ def by_position(
 ) -> Any:
   """Maps a function of logits over positions, a few at a time.
 
-  Logits of a large vocabulary at all positions would fill memory.
+  With a large vocabulary, the logits of all positions would fill the memory.
 
   Args:
-    model: which makes logits of what is hidden.
-    function: of logits `[rows, vocab]` and targets `[rows]`, to arrays of rows.
+    model: computes logits from hidden features.
+    function: maps logits `[rows, vocab]` and targets `[rows]` to arrays of
+      rows.
     hidden: `[rows, positions, features]`.
     targets: int `[rows, positions]`.
-    max_logits: floats of them that exist at once, unless a position has more.
+    max_logits: maximum floats of logits at the same time, but at least one
+      position's.
 
   Returns:
-    What `function` returns, `[rows, positions]`.
+    The results of `function`, `[rows, positions]`.
   """
   vocab = model.embedding[...].shape[0]
   rows, positions = targets.shape

@@ -13,16 +13,16 @@ def by_position(
   title: str,
   path: pathlib.Path,
 ) -> pathlib.Path | str:
-  """Draws what `perplexity.streamed` found.
+  """Draws the result of `perplexity.streamed`.
 
   Args:
-    streamed: its result.
-    whole: of `perplexity.whole_text`.
-    title: of the figure.
-    path: of the PNG.
+    streamed: result of `perplexity.streamed`.
+    whole: result of `perplexity.whole_text`.
+    title: title of the figure.
+    path: path of the PNG.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   canvas = figures.new_canvas(7.5, 5)
   if canvas is None:
@@ -30,15 +30,15 @@ def by_position(
   buckets = streamed["buckets"]
   axes = canvas.subplots()
   axes.set_xscale("log", base=2)
-  # A log axis has no 0: the first bucket is drawn an octave wide, as the rest.
+  # A log axis has no 0, so the first bucket is an octave wide like the others.
   edges = [b["first"] or (b["last"] + 1) / 2 for b in buckets]
   ends = [b["last"] + 1 for b in buckets]
   centres = [(a * b) ** 0.5 for a, b in zip(edges, ends, strict=True)]
   axes.errorbar(
     centres,
     _values(buckets, "bits_per_byte"),
-    # Spans differ far more in difficulty than positions do: bars tell how sure
-    # the mean is, the table has the deviation itself.
+    # Spans differ far more than positions. So bars show the error of the mean,
+    # and the table shows the standard deviation.
     yerr=[
       std / streamed["rows"] ** 0.5 for std in _values(buckets, "std_over_rows")
     ],
@@ -90,14 +90,14 @@ def by_position(
 def side_by_side(
   found: dict[str, Any], path: pathlib.Path
 ) -> pathlib.Path | str:
-  """Draws what `compare.compare` found: bits, state and speed of each model.
+  """Draws the result of `compare.compare`: bits, state and speed by model.
 
   Args:
-    found: its result.
-    path: of the PNG.
+    found: result of `compare.compare`.
+    path: path of the PNG.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   rows = found["rows"][::-1]  # the best on top
   canvas = figures.new_canvas(10, 1.9 + 0.26 * len(rows))
@@ -139,15 +139,15 @@ def side_by_side(
 def by_context(
   rows: list[dict[str, Any]], title: str, path: pathlib.Path
 ) -> pathlib.Path | str:
-  """Draws what `throughput.measure` found.
+  """Draws the result of `throughput.measure`.
 
   Args:
-    rows: its result.
-    title: of the figure.
-    path: of the PNG.
+    rows: result of `throughput.measure`.
+    title: title of the figure.
+    path: path of the PNG.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   canvas = figures.new_canvas(11, 4)
   if canvas is None:
@@ -178,15 +178,15 @@ _SCORES = {
 def needles(
   slices: list[dict[str, Any]], title: str, path: pathlib.Path
 ) -> pathlib.Path | str:
-  """Draws what `niah.measure` found: by length, and by depth and length.
+  """Draws the results of `niah.measure` by length, and by depth and length.
 
   Args:
-    slices: its results, with their tasks.
-    title: of the figure.
-    path: of the PNG.
+    slices: results of `niah.measure` with their tasks.
+    title: title of the figure.
+    path: path of the PNG.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   names = list(dict.fromkeys(one["task"] for one in slices))
   canvas = figures.new_canvas(6 + 3 * len(names), 4.5)
@@ -242,7 +242,7 @@ def needles(
 
 
 def _share(one: dict[str, Any], low: float, high: float) -> float:
-  """Percent of needles found with depths in [low, high); 1 is in the last."""
+  """Percent of needles found at depths in [low, high); the last includes 1."""
   found = [
     hit
     for hit, depth in zip(one["found"], one["depth"], strict=True)
@@ -252,5 +252,5 @@ def _share(one: dict[str, Any], low: float, high: float) -> float:
 
 
 def _values(buckets: list[dict[str, Any]], name: str) -> list[float]:
-  """Returns a column; nothing is drawn where it is None."""
+  """Returns a column; None becomes nan, which is not drawn."""
   return [math.nan if b[name] is None else b[name] for b in buckets]

@@ -1,7 +1,7 @@
-"""Recall over gaps, over a checkpoint that was trained on one of them.
+"""Recall over gaps, on a checkpoint that was trained on one gap.
 
-Rows of the trained task with other gaps: accuracy, nats and calibration by gap
-tell what is left beyond the trained one.
+Rows of the trained task with other gaps show accuracy, nats and calibration
+beyond the trained gap.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from memcomp.models import overview
 
 GAPS = (12, 24, 36, 48, 64, 96, 128, 192)
 LONG_GAPS = (128, 256, 512, 1024)
-"""Of rows of one episode."""
+"""Gaps for rows of one episode."""
 
 _TITLE = (
   "     gap  tokens  accuracy      (error)  nats an answer  calibration error"
@@ -34,21 +34,21 @@ def run(
   gaps: Sequence[int | str] = (),
   samples: int = 256,
 ) -> list[pathlib.Path | str]:
-  """Asks at every gap; prints, and writes JSON, PNG and a table's lines.
+  """Measures every gap; prints and writes JSON, PNG and table lines.
 
   Args:
-    opened: a model that was trained on task recall.
-    folder: for results; slices that stand there already are not run again.
-    seed: of the rows, which training never draws.
-    gaps: to ask over; () is the trained one and `GAPS`, or `LONG_GAPS` where
-      rows have one episode.
-    samples: rows of each gap.
+    opened: a model trained on the task recall.
+    folder: folder for results; slices with results there are skipped.
+    seed: seed of the rows, which training never draws.
+    gaps: gaps to measure; () is the trained one and `GAPS`, or `LONG_GAPS` for
+      rows of one episode.
+    samples: rows per gap.
 
   Returns:
-    What was written.
+    Paths of the results, or lines about them.
 
   Raises:
-    UserError: trained on something else, or a bad value.
+    UserError: the model was trained on something else, or a value is bad.
   """
   task = answers.task_of(opened, recall.RecallConfig.name)
   assert isinstance(task, recall.RecallConfig)
@@ -89,7 +89,7 @@ def describe(
   samples: int,
   seed: int,
 ) -> dict[str, Any]:
-  """Returns what a slice says about its task, with the hash of that."""
+  """Returns a slice's description of its task, with a hash of it."""
   task = {
     "task": own.name,
     **dataclasses.asdict(own),
@@ -110,8 +110,8 @@ def measure(
   """Answers the rows of one gap.
 
   Returns:
-    `answers.summary`'s figures, accuracy `by_episode`, `tokens` of a row,
-    `chance`, `state_bytes` at its end and `rows_hash`.
+    The figures of `answers.summary`, accuracy `by_episode`, `tokens` per row,
+    `chance`, `state_bytes` at the end of a row, and `rows_hash`.
   """
   rows = own.rows("test", seed=seed, batch_size=1, length=0)
   tokens, targets = answers.take(rows, samples)

@@ -1,4 +1,4 @@
-"""Results as text for the terminal and as JSON for the disk."""
+"""Results as text for the terminal and as JSON files."""
 
 import errno
 import importlib.metadata
@@ -19,7 +19,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
-  """Returns what every result says about the model it is of."""
+  """Returns the description of a model that every result includes."""
   config = checkpoint.config
   return {
     "name": config.name,
@@ -39,7 +39,7 @@ def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions that every result is of."""
+  """Returns the software versions that every result includes."""
   return {
     "python": platform.python_version(),
     **{name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 def describe_text(
   store: store_lib.TokenStore, num_bytes: int
 ) -> dict[str, Any]:
-  """Returns what every result says about the text it is on."""
+  """Returns the description of a text that every result includes."""
   return {
     "name": store.name,
     "fingerprint": store.fingerprint,
@@ -60,12 +60,12 @@ def describe_text(
 
 
 def task_hash(**task: Any) -> str:
-  """Returns 16 hex digits that are equal for equal tasks on equal text."""
+  """Returns 16 hex digits; equal for equal tasks on equal text."""
   return store_lib.digest(json.dumps(task, sort_keys=True))
 
 
 def model_label(checkpoint: load.Checkpoint, *, step: bool = False) -> str:
-  """Names a model in a table."""
+  """Returns the name of a model for tables."""
   config = checkpoint.config
   label = (
     f"{overview.mixer_names(config.model)}, "
@@ -75,7 +75,7 @@ def model_label(checkpoint: load.Checkpoint, *, step: bool = False) -> str:
 
 
 def whole_text(found: dict[str, Any]) -> str:
-  """Returns the figures of all the text, as one line."""
+  """Returns the figures of the whole text in one line."""
   whole, text = found["trained_length"], found["text"]
   if whole["bits_per_byte"] is None and not whole["bytes"]:
     return f"nothing was scored of {text['name']}: its tokens have no bytes"
@@ -150,15 +150,15 @@ def throughput(rows: list[dict[str, Any]]) -> str:
 
 
 def number(bits: float | None) -> str:
-  """Returns bits per byte for a table."""
+  """Formats bits per byte for a table."""
   return "not finite" if bits is None else f"{bits:.3f}"
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:
-  """Makes a folder for results, before minutes are spent on them.
+  """Creates a folder for results, before measuring for minutes.
 
   Raises:
-    UserError: it cannot be made or written.
+    UserError: it cannot be created or written.
   """
   with disk.clear_errors(f"cannot write {path}"):
     try:
@@ -174,7 +174,7 @@ def make_folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-  """Writes a result, whole or not at all.
+  """Writes a result atomically.
 
   Raises:
     UserError: no space or no permission.
@@ -183,7 +183,7 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file, whole or not at all.
+  """Writes a file atomically.
 
   Raises:
     UserError: no space or no permission.
@@ -193,7 +193,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def announce(written: Sequence[pathlib.Path | str]) -> None:
-  """Prints what was written: files, or lines about them."""
+  """Prints the written files, or lines about them."""
   print("\nwritten:")
   for path in written:
     line = path if isinstance(path, str) else shown(path)
@@ -201,7 +201,7 @@ def announce(written: Sequence[pathlib.Path | str]) -> None:
 
 
 def shown(path: pathlib.Path) -> str:
-  """Returns a path as short as it can be typed here."""
+  """Returns the shortest form of a path that can be typed here."""
   relative = os.path.relpath(path)
   return str(path) if relative.startswith("..") else relative
 

@@ -1,4 +1,4 @@
-"""The evaluations behind `eval.py`, and the one at the end of `train.py`."""
+"""The evaluations of `eval.py`, and the one after training."""
 
 import dataclasses
 import inspect
@@ -30,16 +30,16 @@ _MODULES: dict[str, Callable[..., list[pathlib.Path | str]]] = {
   "recall": recall.run,
   "mqar": mqar.run,
 }
-"""Tasks in modules of their own: `run(opened, folder, *, seed=0, **flags)`
-measures, prints and writes; it returns what it has written. Its keywords are
-the flags that the task understands, and have defaults."""
+"""Tasks in separate modules: `run(opened, folder, *, seed=0, **flags)`
+measures, prints and writes, and returns the written paths. Its keywords are the
+task's flags, and have defaults."""
 
 TASKS = (
   *("perplexity", "sample", "chat", "throughput", "capacity"),
   *_MODULES,
 )
 OF_RUNS = ("compare",)
-"""What `eval.py` knows beside: tasks of `memcomp.training`, of several runs."""
+"""Further tasks of `eval.py`, from `memcomp.training`, on several runs."""
 
 _MAKE_TEXT = ("sample", "chat")
 
@@ -60,32 +60,32 @@ def run(
   overrides: dict[str, Any] | None = None,
   options: dict[str, Any] | None = None,
 ) -> None:
-  """Evaluates a checkpoint; prints what it finds.
+  """Evaluates a checkpoint and prints the results.
 
   Args:
     checkpoint: a run's workdir, its `checkpoints` folder or a step's folder,
-      also in a bucket; for "capacity" none.
+      also in a bucket; None for "capacity".
     task: one of `TASKS`.
-    step: of the checkpoint; None is the newest.
-    source: text to evaluate on, written as `DataConfig.source`; "" is the
+    step: step of the checkpoint; None is the newest.
+    source: text to evaluate on, in the syntax of `DataConfig.source`; "" is the
       run's validation split.
-    out: folder for results; "" is `eval` in the run's workdir, which a bucket
-      has not.
-    seed: of what is drawn; None is the task's own, 0 for most.
-    prompt_file: file whose text is continued; "" is `prompt` of the settings.
-      A chat reads only a prompt that is given.
-    rotary_scale: that rotary positions are stretched by (NTK), for texts beyond
+    out: folder for results; "" is `eval` in the run's workdir, except in a
+      bucket.
+    seed: seed of the draws; None is the task's own, usually 0.
+    prompt_file: file with the text to continue; "" uses `prompt` of the
+      settings. A chat reads a prompt only if one is given.
+    rotary_scale: factor that stretches rotary positions (NTK), for texts beyond
       the trained length; None is the run's.
-    stop_strings: what ends a sample, and each answer of a chat.
-    tensor: devices that heads and hidden features are split over, for "sample"
+    stop_strings: texts that end a sample, and each answer of a chat.
+    tensor: number of devices that shard heads and hidden features, for "sample"
       and "chat".
-    contexts: tokens before what "throughput" times; () is 1k to 128k.
-    overrides: fields of `EvaluationConfig` to set instead of the run's.
-    options: flags of a task in a module of its own.
+    contexts: context lengths of "throughput" in tokens; () is 1k to 128k.
+    overrides: fields of `EvaluationConfig` that replace the run's.
+    options: flags of a task in a separate module.
 
   Raises:
-    UserError: unknown task, bad value, no checkpoint, no text, a full disk, a
-      flag that the task does not understand.
+    UserError: unknown task, bad value, no checkpoint, no text, a full disk, or
+      a flag that the task does not support.
   """
   if task not in TASKS:
     raise errors.UserError(
@@ -144,7 +144,7 @@ def run(
     return
   store = tasks.open_text(opened, source)
   folder = report.make_folder(place)
-  # Other results stand beside the run's own, not in their place.
+  # Results on other texts must not overwrite the run's own.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
   result = report.describe(opened)
   if rotary_scale is not None:
@@ -164,7 +164,7 @@ def run(
 def _check_options(
   given: dict[str, Any], task: str, measure: Callable[..., Any] | None
 ) -> None:
-  """Raises UserError if a flag is given that the task does not understand."""
+  """Raises UserError for a flag that the task does not support."""
   known = []
   if measure:
     parameters = inspect.signature(measure).parameters.values()
@@ -183,7 +183,7 @@ def _throughput(
   seed: int,
   folder: pathlib.Path,
 ) -> None:
-  """Times inference; prints a table, writes it as JSON and PNG."""
+  """Times inference; prints a table, and writes it as JSON and PNG."""
   rows = tasks.time_inference(opened, contexts, batch, seed)
   label = report.model_label(opened, step=True)
   device = f"{jax.devices()[0].device_kind}, {batch} side by side"
@@ -198,7 +198,7 @@ def _throughput(
 
 
 def _mesh(tensor: int, task: str) -> Mesh | None:
-  """The mesh to open a checkpoint on; None is one device."""
+  """Returns the mesh for the checkpoint; None is one device."""
   if tensor == 1:
     return None
   if task not in _MAKE_TEXT:
@@ -213,19 +213,19 @@ def after_training(
   workdir: str | pathlib.Path,
   checkpoints: str | os.PathLike = "",
 ) -> None:
-  """Evaluates the newest checkpoint of a run, for the end of `train.py`.
+  """Evaluates the newest checkpoint of a run at the end of `train.py`.
 
-  Prints a table of models on the same bytes, the curve by position, a sample
-  and what was written: `eval/results.json` and `eval/perplexity.png`. One that
-  was trained on a task is asked its questions instead.
+  It prints a table of models on the same bytes, the curve by position and a
+  sample. It writes `eval/results.json` and `eval/perplexity.png`. A model
+  trained on a task answers its questions instead.
 
   Args:
-    config: of the run; its `evaluation` counts, not the checkpoint's.
-    workdir: of the run, for what is written.
-    checkpoints: folder of them; "" is `workdir`.
+    config: config of the run; its `evaluation` replaces the checkpoint's.
+    workdir: folder of the run, for the results.
+    checkpoints: folder of the checkpoints; "" is `workdir`.
 
   Raises:
-    UserError: bad settings, no checkpoint, a full disk.
+    UserError: bad settings, no checkpoint, or a full disk.
   """
   if jax.process_index():
     return
@@ -269,7 +269,7 @@ def after_training(
 def _plot(
   opened: load.Checkpoint, found: dict[str, Any], path: pathlib.Path
 ) -> pathlib.Path | str:
-  """Draws `path`; returns it, or why it is not there."""
+  """Draws `path`; returns it, or a line that explains its absence."""
   title = f"{opened.config.name}: {report.model_label(opened)}"
   return plot.by_position(
     found["streamed"], found["trained_length"], title, path

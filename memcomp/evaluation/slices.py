@@ -1,8 +1,8 @@
-"""Results that are found slice by slice, and a table of all in a folder.
+"""Results slice by slice, and a table of all results in a folder.
 
 A slice is one setting of a task: a kind of needle at a length, a gap, a
-benchmark. It is written as soon as it is known, so an evaluation that was
-killed goes on where it was.
+benchmark. Each is written as soon as it is known, so a killed evaluation can
+resume.
 """
 
 import hashlib
@@ -27,19 +27,19 @@ _HEADER = (
 
 
 _WAIT_SECONDS = 60
-"""For other processes to write their slices: each takes milliseconds."""
+"""Time to wait for other processes that write slices, in milliseconds each."""
 
 
 def _key(one: dict[str, Any]) -> tuple[Any, Any]:
-  """Returns what tells the slices of a file apart."""
+  """Returns the key of a slice within a file."""
   return one.get("task_hash"), one.get("seed")
 
 
 class File:
-  """A JSON file of slices of one task.
+  """A JSON file with slices of one task.
 
   Attributes:
-    path: of the file.
+    path: path of the file.
   """
 
   def __init__(
@@ -52,15 +52,15 @@ class File:
     same: tuple[str, ...] = (),
     config: config_lib.Config | None = None,
   ):
-    """Reads what is there.
+    """Reads the existing file, if any.
 
     Args:
-      path: of the file.
-      task: its name.
-      about: what stands in the file beside the slices.
-      model: what is evaluated, for the table.
-      same: entries of `about` that a file to go on with has, too.
-      config: of the model; a file to go on with has one that computes the same.
+      path: path of the file.
+      task: name of the task.
+      about: entries of the file besides the slices.
+      model: name of the evaluated model, for the table.
+      same: entries of `about` that must equal those of an existing file.
+      config: config of the model; an existing file must have an equivalent one.
 
     Raises:
       UserError: the file is of another model, or cannot be read.
@@ -71,7 +71,7 @@ class File:
     self._slices = self._read()
 
   def _read(self) -> list[dict[str, Any]]:
-    """Returns the slices in the file, none if there is no file."""
+    """Returns the slices in the file; none if it does not exist."""
     if not self.path.exists():
       return []
     try:
@@ -97,7 +97,7 @@ class File:
     return slices
 
   def find(self, **key: Any) -> dict[str, Any] | None:
-    """Returns the slice with these entries, `task_hash` and `seed` usually."""
+    """Returns the slice with these entries, usually `task_hash` and `seed`."""
     for one in self._slices:
       if all(name in one and one[name] == key[name] for name in key):
         return one
@@ -113,13 +113,13 @@ class File:
   ) -> None:
     """Writes a slice to the file, and its line to the table beside it.
 
-    Slices that other processes have written meanwhile stay.
+    It keeps the slices that other processes have written meanwhile.
 
     Args:
-      one: what was found, as JSON takes it.
-      setting: of the slice, in words, for the table.
+      one: the result, in a form that JSON accepts.
+      setting: description of the slice for the table.
       result: figures for the table.
-      state_bytes: of one text's state.
+      state_bytes: size of the state of one text.
 
     Raises:
       UserError: no space or no permission.
@@ -142,12 +142,12 @@ class Slices(File):
   def __init__(
     self, folder: pathlib.Path, task: str, checkpoint: load.Checkpoint
   ):
-    """Reads what is there.
+    """Reads the existing file, if any.
 
     Args:
-      folder: of results.
-      task: its name.
-      checkpoint: what is evaluated; a slice of other weights is none of its.
+      folder: folder of the results.
+      task: name of the task.
+      checkpoint: the evaluated model; slices of other weights are rejected.
 
     Raises:
       UserError: the file is of another model, or cannot be read.
@@ -172,14 +172,14 @@ class Slices(File):
     result: str,
     state_bytes: int | None = None,
   ) -> None:
-    """See `File.add`; the state is that at the trained length by default."""
+    """See `File.add`; by default the state is that at the trained length."""
     if state_bytes is None:
       state_bytes = self._about["state_bytes"]
     super().add(one, setting=setting, result=result, state_bytes=state_bytes)
 
 
 def weights(model: decoder.Decoder) -> str:
-  """Returns 16 hex digits that are equal for equal parameters."""
+  """Returns 16 hex digits; equal for equal parameters."""
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(nnx.split(model)[1]):
     digest.update(np.ascontiguousarray(leaf).view(np.uint8))
@@ -187,10 +187,10 @@ def weights(model: decoder.Decoder) -> str:
 
 
 def add_line(path: pathlib.Path, cells: tuple[str, ...]) -> None:
-  """Adds a line to a table; one of the same task, setting and model goes.
+  """Adds a line to a table, replacing one of the same task, setting and model.
 
   Args:
-    path: of the table, which is made.
+    path: path of the table, which is created if needed.
     cells: task, setting, result, state bytes, model, file.
 
   Raises:

@@ -1,4 +1,4 @@
-"""What `run` is made of: each measures one thing and returns it for JSON."""
+"""The parts of `run`: each measures one thing and returns it for JSON."""
 
 import dataclasses
 import pathlib
@@ -21,8 +21,8 @@ from memcomp.evaluation import (
 from memcomp.inference import chat, generate, sample, saved, terminal
 
 MAX_COUNTED_BYTES = 1 << 28
-"""Training text that byte models are fitted on, at most: sorting its codes
-takes about 40 times as much memory."""
+"""Maximum training text for byte models; sorting its codes takes about 40 times
+as much memory."""
 
 
 def check(settings: config_lib.EvaluationConfig) -> None:
@@ -37,7 +37,7 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
   """Opens the text to evaluate on; "" is the run's validation split.
 
   Raises:
-    UserError: there is none, or nothing in it to predict.
+    UserError: there is no text, or nothing to predict in it.
   """
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
   if source:
@@ -65,10 +65,10 @@ def measure(
   store: store_lib.TokenStore,
   settings: config_lib.EvaluationConfig,
 ) -> dict[str, Any]:
-  """Scores a text: all of it at the trained length, and far beyond in spans.
+  """Scores a text: completely at the trained length, and far beyond in spans.
 
   Returns:
-    `text` (what was scored), `task_hash`, `trained_length`
+    `text` (its description), `task_hash`, `trained_length`
     (`perplexity.whole_text`) and `streamed` (`perplexity.streamed`).
   """
   tokenizer = checkpoint.tokenizer
@@ -97,8 +97,8 @@ def compare(
   """Fits byte models on the run's training text; scores the validation text.
 
   Returns:
-    `name` and `bits_per_byte` of each; only the uniform distribution where
-    there is too much training text.
+    `name` and `bits_per_byte` of each; only the uniform distribution if there
+    is too much training text.
   """
   rows = [{"name": "uniform", "bits_per_byte": byte_models.UNIFORM_BITS}]
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
@@ -151,7 +151,7 @@ def show_sample(
   )
   made = []
   for number, piece in enumerate(pieces):
-    # Not before the first piece, so that an empty prompt prints nothing.
+    # Wait for the first piece, so that an empty prompt prints nothing.
     terminal.show(piece if number else settings.prompt + piece)
     made.append(piece)
   terminal.show("\n")
@@ -170,7 +170,7 @@ def talk(
   stop_strings: Sequence[str] = (),
   opening: str = "",
 ) -> None:
-  """Talks in the terminal, see `inference.chat`; reads `opening` first."""
+  """Runs `inference.chat` in the terminal; it reads `opening` first."""
   owner = saved.Owner(
     checkpoint.model, checkpoint.config.model, checkpoint.tokenizer
   )
@@ -185,10 +185,10 @@ def talk(
 
 
 def contexts(given: Sequence[int | str]) -> list[int]:
-  """Returns the contexts to time at; those of `throughput` if none is given.
+  """Parses the contexts to time; by default those of `throughput`.
 
   Raises:
-    UserError: one is no whole number of 1 or more.
+    UserError: one is not a whole number of 1 or more.
   """
   chosen = limits.whole_numbers("--contexts", given, 1, limits.CONTEXT)
   return chosen or list(throughput.CONTEXTS)
@@ -197,7 +197,7 @@ def contexts(given: Sequence[int | str]) -> list[int]:
 def time_inference(
   checkpoint: load.Checkpoint, contexts: Sequence[int], batch: int, seed: int
 ) -> list[dict[str, Any]]:
-  """Times reading and making tokens, see `throughput.measure`."""
+  """Times prefill and decoding, see `throughput.measure`."""
   rounds = 5
   turns = len(set(contexts)) * (1 + rounds)
   return throughput.measure(
@@ -214,7 +214,7 @@ def read_prompt(path: str) -> str:
   """Returns the text of a file.
 
   Raises:
-    UserError: it cannot be read, is empty or no UTF-8.
+    UserError: it cannot be read, is empty or not UTF-8.
   """
   try:
     prompt = pathlib.Path(path).read_text(encoding="utf-8")

@@ -7,11 +7,11 @@ from memcomp.data import tokenizer as tokenizer_lib
 
 
 class Stream:
-  """All documents of a store end to end.
+  """The concatenation of all documents of a store.
 
   Attributes:
-    store: where they are.
-    num_tokens: tokens in all.
+    store: the store.
+    num_tokens: total number of tokens.
   """
 
   def __init__(self, store: store_lib.TokenStore):
@@ -28,10 +28,11 @@ class Stream:
   def read_sized(
     self, tokenizer: tokenizer_lib.Tokenizer, start: int, stop: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens [start, stop), and the bytes of the text that each has.
+    """Returns tokens [start, stop), and the text bytes of each as float64.
 
-    Those are float64: where a document's tokens do not spell its text, they
-    share its bytes by what they do spell. Of all of it they sum to its length.
+    If a document's tokens do not spell its text, they share its bytes in
+    proportion to what they spell. The bytes always sum to the length of the
+    text.
     """
     parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0)]
     for document, begin, end in store_lib.pieces(self._offsets, start, stop):
@@ -59,7 +60,7 @@ def as_bytes(
 ) -> np.ndarray | None:
   """Returns the text of a store, uint8 `[bytes]`.
 
-  None where the tokens do not tell it, as those of unknown words.
+  None if the tokens do not determine it, for example with unknown words.
   """
   if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
     return Stream(store).read(0, store.num_tokens).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Speed of inference by context: reading a prompt, and making a token."""
+"""Speed of inference by context length: prefill and decoding."""
 
 import resource
 import statistics
@@ -31,28 +31,28 @@ def measure(
   seed: int = 0,
   progress: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-  """Times reading and making tokens behind contexts of several lengths.
+  """Times prefill and decoding at several context lengths.
 
-  Texts of random ids are read once, and what was read kept at every context.
-  Then, in rounds over all contexts, so that what else the machine does falls on
-  all of them: the last piece before the context is read again, and `tokens`
-  are made behind it. Everything is compiled before.
+  It reads random texts once and keeps the state at every context. Then it runs
+  rounds over all contexts, so that other load of the machine affects all of
+  them equally. At each context it reads the last piece before it again, and
+  generates `tokens` after it. Everything is compiled before.
 
   Args:
     model: the language model.
-    contexts: tokens of the texts, each >= 1.
-    batch: texts side by side.
-    tokens: made at each context, in one call.
-    rounds: times that each context has its turn, >= 1.
-    seed: of the texts.
-    progress: called after each context is read and after each turn.
+    contexts: context lengths in tokens, each >= 1.
+    batch: number of parallel texts.
+    tokens: tokens to generate at each context, in one call.
+    rounds: number of rounds over all contexts, >= 1.
+    seed: seed of the texts.
+    progress: called after the prefill of each context and after each timing.
 
   Returns:
     A row for each context, shortest first: `context`; `state_bytes` of one
-    text's state with room for it; over rounds the median and the fastest of
-    `read_tokens_per_second` (all texts) and `seconds_per_token` (of one step
-    of all texts), the latter as `..._fastest`; `peak_bytes` that the device
-    (on a CPU this process) has held at once so far.
+    text's state; the median over rounds of `read_tokens_per_second` (all texts)
+    and `seconds_per_token` (one step of all texts), and their fastest as
+    `..._fastest`; `peak_bytes` in use so far on the device (on a CPU: by this
+    process).
 
   Raises:
     UserError: an argument is below 1.
@@ -102,10 +102,10 @@ def measure(
 
 
 class _Turn:
-  """What is timed at one context.
+  """The work that is timed at one context.
 
   Attributes:
-    num_tokens: that `read` reads.
+    num_tokens: number of tokens that `read` reads.
     after: the session after `read`.
   """
 
@@ -120,7 +120,7 @@ class _Turn:
     return jax.block_until_ready(self.after)
 
   def make(self, tokens: int) -> None:
-    """Makes some tokens behind it, and forgets them."""
+    """Generates tokens after the context, and discards them."""
     for _ in generate.generate(
       self._model,
       self.after,

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from memcomp import errors
-from memcomp.models import abstract, apart, decoder
+from memcomp.models import abstract, decoder, unstacked
 
 LEAST_ROOM = 256
 """Initial capacity of growing memories in tokens; it doubles."""
@@ -158,7 +158,7 @@ def _by_row(function: Callable[..., Any], *sessions: Session) -> Session:
 
   def stack(*states):
     # Stacked states have the layer axis before the row axis.
-    axis = 0 if isinstance(states[0], apart.Apart) else 1
+    axis = 0 if isinstance(states[0], unstacked.Unstacked) else 1
     return jax.tree.map(functools.partial(function, axis), *states)
 
   layers = tuple(map(stack, *(s.state.layers for s in sessions)))

@@ -353,10 +353,10 @@ class Mixer(nnx.Module):
       reset = None
       if call.segment_ids is not None:
         reset = self.fresh_memory(x.shape[0], memory, call)
-      chunk = self.rules.over(
+      chunk = self.rules.shard_chunk(
         self.op.run, over_time=self.op.pass_state(spec), with_stats=True
       )
-      with self._no_kernels_where_the_partitioner_cuts():
+      with self._without_kernels_if_partitioned():
         return chunk(
           memory,
           inputs,
@@ -373,7 +373,7 @@ class Mixer(nnx.Module):
     memory, y = self.op.step(self.load(memory), inputs, spec=self.spec)
     return memory, y[:, None], None
 
-  def _no_kernels_where_the_partitioner_cuts(self):
+  def _without_kernels_if_partitioned(self):
     if self.rules.needs_xla_form():
       return dispatch.preferring("xla_chunked")
     return contextlib.nullcontext()

@@ -28,7 +28,7 @@ class _Tail(NamedTuple):
   restarted: jax.Array
 
 
-def over_time(
+def run_sharded(
   local: Local,
   x: jax.Array,
   taps: jax.Array,
@@ -66,8 +66,8 @@ def over_time(
     # XLA removes the computation of the unused outputs.
     _, own = local(x, nothing.taps, parameters, segment_ids, before)
     tail = _tail(own, x.shape[1], segment_ids, before)
-    earlier = state_passing.scan_before(_then, axis, tail, nothing)
-    handed = _then(nothing._replace(taps=taps), earlier).taps
+    earlier = state_passing.scan_before(_concatenate, axis, tail, nothing)
+    handed = _concatenate(nothing._replace(taps=taps), earlier).taps
     y, taps = local(x, handed, parameters, segment_ids, before)
     return y, state_passing.of_last(taps, axis)
 
@@ -79,7 +79,7 @@ def over_time(
   state = PartitionSpec(batch, None, channels)
   return jax.shard_map(
     on_shard,
-    mesh=rules.live(),
+    mesh=rules.active_mesh(),
     in_specs=(
       own,
       state,
@@ -103,7 +103,7 @@ def _tail(taps, time, segment_ids, before) -> _Tail:
   return _Tail(taps, tokens, jnp.any(starts, axis=1))
 
 
-def _then(first: _Tail, second: _Tail) -> _Tail:
+def _concatenate(first: _Tail, second: _Tail) -> _Tail:
   """The last tokens of two adjacent shards; associative."""
   width = first.taps.shape[1]
   place = jnp.arange(width) + second.tokens[:, None]

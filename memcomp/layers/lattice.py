@@ -7,19 +7,15 @@ choices).
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options
+from memcomp.layers import base, linear, norm, options, solved
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import orthonormal_slots
-from memcomp_kernels.math import activations
-from memcomp_kernels.math import solver as solver_lib
 
 option = options.option
-NORMALIZE = ("none", "qk", "qkv")
 MEMORY_INITS = ("learned", "fixed")
 _SPEC = lattice.Spec()
 
@@ -61,7 +57,7 @@ class LatticeConfig(options.MixerConfig):
   sparsity: float = _SPEC.sparsity
   gradient_at: str = _SPEC.gradient_at
   chunk_size: int = _SPEC.chunk_size
-  normalize: str = option("qk", options.one_of(NORMALIZE))
+  normalize: str = option("qk", options.one_of(solved.NORMALIZE))
   decay_init: float = option(0.982, options.inside(0, 1))
   write_rate_init: float = 0.3
   write_rate_scale: float = 1.0
@@ -113,21 +109,7 @@ class LatticeConfig(options.MixerConfig):
     return self.heads * per_head
 
 
-class LatticeState(NamedTuple):
-  """State of the mixer: convolution taps (or None) and the memory.
-
-  `stats` has the solver statistics of the last call, `[batch, heads]`, if
-  `SolverConfig` asks for them, else None.
-  """
-
-  query_taps: jax.Array | None
-  key_taps: jax.Array | None
-  value_taps: jax.Array | None
-  memory: lattice.State
-  stats: solver_lib.Stats | None = None
-
-
-class Lattice(base.Mixer):
+class Lattice(solved.SolvedMixer):
   """Lattice: projections, convolutions and gates around the memory."""
 
   Config = LatticeConfig
@@ -140,21 +122,12 @@ class Lattice(base.Mixer):
     self.query_key = make.project(codes)
     self.value = make.project(values)
     self.gate = make.project(values)
-    self.log_decay = make.project(heads, linear.logit(config.decay_init))
-    rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = make.project(heads, linear.logit(rate))
+    self.build_gates(config, make, heads)
     self.out = make.out(values)
     self.post_norm = nnx.data(
       norm.LayerNorm(values, name="heads") if config.post_norm else None
     )
-
-    width = config.convolution_width
-    self.query_convolution = make.convolution(codes, width)
-    self.key_convolution = make.convolution(codes, width)
-    self.value_convolution = make.convolution(
-      values, width if config.convolve_value else 0
-    )
-
+    self.build_convolutions(config, make, codes)
     self.initial_memory = nnx.data(None)
     if config.memory_init == "learned":
       slots_at_start = orthonormal_slots(
@@ -166,12 +139,10 @@ class Lattice(base.Mixer):
       self.initial_memory = linear.constant_param(
         slots_at_start, ("heads", "value_dim", "slots")
       )
-    self.tiling = config.tiling()
-    self.keep_stats = config.solver.stats(config.gradient_at)
-    self.normalize = config.normalize
-    self.write_rate_scale = config.write_rate_scale
 
-  def fresh_state(self, batch: int, length: int | None = None) -> LatticeState:
+  def fresh_state(
+    self, batch: int, length: int | None = None
+  ) -> solved.SolvedState:
     """The state before the first token, with the initial slots."""
     del length
     initial = self.initial_memory
@@ -182,34 +153,18 @@ class Lattice(base.Mixer):
       value_dim=self.value_dim,
       memory=None if initial is None else initial[...],
     )
-    stats = (
-      solver_lib.no_stats((batch, self.heads)) if self.keep_stats else None
-    )
-    return LatticeState(**self.fresh_taps(batch), memory=memory, stats=stats)
-
-  def options_of_chunk(self, inputs):
-    """Passes the tiling to the kernel."""
-    return inputs, self.spec, {"tiling": self.tiling}
+    return self.with_taps(batch, memory)
 
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""
-    shared = self.query_key(x)
-    (query, key, value), state = self.convolved(
-      state, call, shared, shared, self.value(x)
-    )
-    query, key, value, log_decay, rate = map(
-      self.split, (query, key, value, self.log_decay(x), self.write_rate(x))
-    )
-    if self.normalize != "none":
-      query, key = activations.unit(query), activations.unit(key)
-    if self.normalize == "qkv":
-      value = activations.unit(value)
+    query, key, value, state = self.query_key_value(x, state, call)
+    log_decay, write_rate = self.gates(x)
     inputs = lattice.Inputs(
       query=query,
       key=key,
       value=value,
-      log_decay=jax.nn.log_sigmoid(base.wide(log_decay)),
-      write_rate=self.write_rate_scale * jax.nn.sigmoid(base.wide(rate)),
+      log_decay=log_decay,
+      write_rate=write_rate,
     )
     return inputs, state
 

@@ -143,24 +143,24 @@ class MixerConfig(abc.ABC):
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines, by name; see `at_width`."""
     heads, keys, values = self.widths(d_model)
-    open_ = {
-      name: whole
-      for name, whole in (("key_dim", keys), ("value_dim", values))
+    unset = {
+      name: total
+      for name, total in (("key_dim", keys), ("value_dim", values))
       if not getattr(self, name)
     }
     if self.heads:
       heads = self.heads
     else:
       heads = next(
-        n for n in range(heads, 0, -1) if not any(w % n for w in open_.values())
+        n for n in range(heads, 0, -1) if not any(w % n for w in unset.values())
       )
-    for name, whole in open_.items():
-      if whole % heads:
+    for name, total in unset.items():
+      if total % heads:
         raise ValueError(
-          f"heads={heads} does not divide {whole} features (d_model={d_model});"
+          f"heads={heads} does not divide {total} features (d_model={d_model});"
           f" give {name}, or other heads"
         )
-    return {"heads": heads} | {n: w // heads for n, w in open_.items()}
+    return {"heads": heads} | {n: w // heads for n, w in unset.items()}
 
   def at_width(self, d_model: int) -> Self:
     """Returns a copy with all sizes that follow from `d_model` filled in.

@@ -21,9 +21,9 @@ def advance(
     position: `[batch]`, tokens of that segment before this call.
     time: number of tokens per row.
   """
-  places = contract.token_positions(segment_ids, segment_id, position, time)
+  found = contract.token_positions(segment_ids, segment_id, position, time)
   if segment_ids is None:
-    return places, position + time
+    return found, position + time
   index = jnp.where(segment_ids != 0, jnp.arange(time), -1).max(axis=1)
-  last = jnp.take_along_axis(places, jnp.maximum(index, 0)[:, None], axis=1)
-  return places, jnp.where(index >= 0, last[:, 0] + 1, position)
+  last = jnp.take_along_axis(found, jnp.maximum(index, 0)[:, None], axis=1)
+  return found, jnp.where(index >= 0, last[:, 0] + 1, position)

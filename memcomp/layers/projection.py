@@ -143,9 +143,9 @@ class Projection(nnx.Module):
     if config.value_residual == "scalar":
       self.residual_logit = linear.constant_param(jnp.full(1, 0.5), (None,))
     elif config.value_residual != "none":
-      place = jnp.arange(value_width) / max(value_width - 1, 1)
+      fraction = jnp.arange(value_width) / max(value_width - 1, 1)
       self.residual_logit = linear.constant_param(
-        0.73 - 0.4 * (place - 0.5), ("heads",)
+        0.73 - 0.4 * (fraction - 0.5), ("heads",)
       )
     if config.value_residual == "dynamic":
       rank = max(32, 32 * round(1.3 * math.sqrt(d_model) / 32))

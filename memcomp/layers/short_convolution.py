@@ -156,7 +156,7 @@ class ShortConvolution(nnx.Module):
       )
 
     parameters = self.weight[...], bias
-    return halo.over_time(
+    return halo.run_sharded(
       local, x, taps, parameters, segment_ids, segment_id, rules
     )
 

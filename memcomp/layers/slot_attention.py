@@ -171,10 +171,10 @@ class SlotAttention(base.Mixer):
     query, key, value = map(self.split, projected)
     control = base.wide(self.split(self.control(x)))
     if state.position is not None:
-      places, position = positions.advance(
+      token_positions, position = positions.advance(
         call.segment_ids, state.memory.segment_id, state.position, x.shape[1]
       )
-      query, key = self.rotary(query, places), self.rotary(key, places)
+      query, key = (self.rotary(a, token_positions) for a in (query, key))
       state = state._replace(position=position)
     inputs = slot_attention.Inputs(query=query, key=key, value=value)
     if self.spec.rule == "gated":

@@ -222,16 +222,16 @@ class TestTimeTraining(base.Mixer):
     )
     scale = None
     if memory.position is not None:  # gradients at chunk starts
-      place = contract.token_positions(
+      chunk_position = contract.token_positions(
         call.segment_ids, memory.segment_id, memory.position, x.shape[1]
       )
-      place = place % self.spec.chunk_size
-      query, key = self.rotary(query, place), self.rotary(key, place)
+      chunk_position = chunk_position % self.spec.chunk_size
+      query, key = (self.rotary(a, chunk_position) for a in (query, key))
       if self.step_offset is not None:
         # Weight all positions of a chunk, then look up each token's.
         share = 1 / jnp.arange(1, self.spec.chunk_size + 1, dtype=rate.dtype)
         share = jax.nn.relu(share + self.step_offset[...])
-        scale = share[place][..., None, None]
+        scale = share[chunk_position][..., None, None]
         scale = jnp.broadcast_to(scale, rate.shape)
     inputs = test_time_training.Inputs(
       query=query,

@@ -42,7 +42,7 @@ def token_shift(
     y, last = _shift(x, amount, taps[:, 0], segment_ids, segment_id, first)
     return y, last[:, None]
 
-  y, taps = halo.over_time(
+  y, taps = halo.run_sharded(
     local, x, last[:, None], amount, segment_ids, segment_id, rules
   )
   return y, taps[:, 0]
@@ -107,8 +107,8 @@ class TokenShift(nnx.Module):
     self.amount = linear.constant_param(amount, (name,))
 
   def _amount(self, depth):
-    place = jnp.arange(self.channels) / self.channels
-    return 1 - place ** (self.exponent * (1 - depth) ** self.power)
+    fraction = jnp.arange(self.channels) / self.channels
+    return 1 - fraction ** (self.exponent * (1 - depth) ** self.power)
 
   def at_depth(self, depth: jax.Array) -> None:
     """Reinitializes the amounts for a layer at `depth` in [0, 1)."""

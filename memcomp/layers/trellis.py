@@ -8,19 +8,16 @@ open).
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, bounded_rate, linear, norm, options
+from memcomp.layers import base, bounded_rate, linear, norm, options, solved
 from memcomp_kernels import trellis
-from memcomp_kernels.math import activations
 from memcomp_kernels.math import solver as solver_lib
 
 option = options.option
-NORMALIZE = ("none", "qk", "qkv")
 _NO_EPS = ("silu", "softmax", "identity")
 _SPEC = trellis.Spec()
 
@@ -71,7 +68,7 @@ class TrellisConfig(options.MixerConfig):
   forget_gate: bool = _SPEC.forget_gate
   value_readout_phi: bool = _SPEC.value_readout_phi
   first_order: bool = _SPEC.first_order
-  normalize: str = option("qkv", options.one_of(NORMALIZE))
+  normalize: str = option("qkv", options.one_of(solved.NORMALIZE))
   separate_gates: bool = False
   decay_init: float = option(0.982, options.inside(0, 1))
   write_rate_init: float = 0.03
@@ -137,21 +134,7 @@ class TrellisConfig(options.MixerConfig):
     return self.heads * per_head
 
 
-class TrellisState(NamedTuple):
-  """State of the mixer: convolution taps (or None) and the memory.
-
-  `stats` has the solver statistics of the last call, `[batch, heads]`, if
-  `SolverConfig` asks for them, else None.
-  """
-
-  query_taps: jax.Array | None
-  key_taps: jax.Array | None
-  value_taps: jax.Array | None
-  memory: trellis.State
-  stats: solver_lib.Stats | None = None
-
-
-class Trellis(base.Mixer):
+class Trellis(solved.SolvedMixer):
   """Trellis: projections, convolutions and gates around the memory."""
 
   Config = TrellisConfig
@@ -167,24 +150,14 @@ class Trellis(base.Mixer):
     self.value = make.project(values)
     self.target = make.project(heads * slots)
     self.gate = make.project(values)
-    self.log_decay = make.project(
-      heads * passes, linear.logit(config.decay_init)
-    )
-    rate = config.write_rate_init / config.write_rate_scale
-    self.write_rate = make.project(heads * passes, linear.logit(rate))
+    self.build_gates(config, make, heads * passes)
     self.out = make.out(values)
     self.post_norm = norm.LayerNorm(values, name="heads")
     self.log_phi_eps = nnx.data(None)
     if config.learn_phi_eps:
       start = jnp.full(heads, math.log(config.phi_eps))
       self.log_phi_eps = linear.constant_param(start, ("heads",))
-
-    width = config.convolution_width
-    self.query_convolution = make.convolution(keys, width)
-    self.key_convolution = make.convolution(keys, width)
-    self.value_convolution = make.convolution(
-      values, width if config.convolve_value else 0
-    )
+    self.build_convolutions(config, make, keys)
 
     def memory(dim, name):
       if not config.learned_memory:
@@ -199,13 +172,11 @@ class Trellis(base.Mixer):
 
     self.key_memory = memory(self.key_dim, "key_dim")
     self.value_memory = memory(self.value_dim, "value_dim")
-    self.tiling = config.tiling()
-    self.keep_stats = config.solver.stats(config.gradient_at)
-    self.normalize = config.normalize
-    self.write_rate_scale = config.write_rate_scale
     self.rate_bound = config.rate_bound
 
-  def fresh_state(self, batch: int, length: int | None = None) -> TrellisState:
+  def fresh_state(
+    self, batch: int, length: int | None = None
+  ) -> solved.SolvedState:
     """The state before the first token, with the learned memory."""
     del length
 
@@ -217,36 +188,12 @@ class Trellis(base.Mixer):
       key_memory=value(self.key_memory),
       value_memory=value(self.value_memory),
     )
-    stats = (
-      solver_lib.no_stats((batch, self.heads)) if self.keep_stats else None
-    )
-    return TrellisState(**self.fresh_taps(batch), memory=memory, stats=stats)
-
-  def options_of_chunk(self, inputs):
-    """Passes the tiling to the kernel."""
-    return inputs, self.spec, {"tiling": self.tiling}
+    return self.with_taps(batch, memory)
 
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""
-    shared = self.query_key(x)
-    (query, key, value), state = self.convolved(
-      state, call, shared, shared, self.value(x)
-    )
-    query, key, value, target, log_decay, rate = map(
-      self.split,
-      (
-        query,
-        key,
-        value,
-        self.target(x),
-        self.log_decay(x),
-        self.write_rate(x),
-      ),
-    )
-    if self.normalize != "none":
-      query, key = activations.unit(query), activations.unit(key)
-    if self.normalize == "qkv":
-      value = activations.unit(value)
+    query, key, value, state = self.query_key_value(x, state, call)
+    log_decay, write_rate = self.gates(x)
     log_eps = None
     if self.log_phi_eps is not None:
       log_eps = base.wide(self.log_phi_eps[...])[:, None]
@@ -255,9 +202,9 @@ class Trellis(base.Mixer):
       query=query,
       key=key,
       value=value,
-      target=target,
-      log_decay=jax.nn.log_sigmoid(base.wide(log_decay)),
-      write_rate=self.write_rate_scale * jax.nn.sigmoid(base.wide(rate)),
+      target=self.split(self.target(x)),
+      log_decay=log_decay,
+      write_rate=write_rate,
       log_phi_eps=log_eps,
     )
     if self.rate_bound:

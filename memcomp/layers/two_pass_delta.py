@@ -156,10 +156,10 @@ class TwoPassDelta(base.Mixer):
       rate = jnp.concatenate([rate, rate / self.key_dim], axis=-1)
     active = None
     if state.position is not None:
-      places, position = positions.advance(
+      token_positions, position = positions.advance(
         call.segment_ids, state.memory.segment_id, state.position, x.shape[1]
       )
-      active = (places % self.write_every == 0).astype(rate.dtype)
+      active = (token_positions % self.write_every == 0).astype(rate.dtype)
       active = jnp.broadcast_to(active[..., None, None], (*rate.shape[:3], 1))
       state = state._replace(position=position)
     inputs = two_pass_delta.Inputs(

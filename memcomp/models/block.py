@@ -82,10 +82,10 @@ class Block(nnx.Module):
 
     `segment_id` is that of the decoder's state, before the first token.
     """
-    x, state, _ = self.watched(x, state, call, segment_id)
+    x, state, _ = self.with_mixer_io(x, state, call, segment_id)
     return x, state
 
-  def watched(self, x, state, call: base.Call, segment_id):
+  def with_mixer_io(self, x, state, call: base.Call, segment_id):
     """Like a call; also returns the mixer's input and output."""
     given = self.mixer_norm(x)
     self._check_first_value(call)

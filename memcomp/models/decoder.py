@@ -9,7 +9,7 @@ from flax import nnx
 
 from memcomp import sharding
 from memcomp.layers import base, linear, norm, short_convolution
-from memcomp.models import apart, block, decoder_config
+from memcomp.models import block, decoder_config, unstacked
 from memcomp.models import stacks as stacks_lib
 from memcomp.sharding import explicit
 from memcomp_kernels import contract
@@ -26,7 +26,7 @@ class DecoderState(NamedTuple):
     taps: taps of the embedding convolution, or None.
     segment_id: int32 `[batch]`, 0 before any token.
     layers: one entry per stack of blocks (`Decoder.stacks`), stacked by layer
-      along axis 0, or an `apart.Apart` (see `by_layer`).
+      along axis 0, or an `unstacked.Unstacked` (see `by_layer`).
   """
 
   taps: jax.Array | None
@@ -35,11 +35,11 @@ class DecoderState(NamedTuple):
 
   def by_layer(self) -> "DecoderState":
     """Returns the state with unstacked layers, for a loop of `step`."""
-    return self._replace(layers=tuple(map(apart.split, self.layers)))
+    return self._replace(layers=tuple(map(unstacked.unstack, self.layers)))
 
   def stacked(self) -> "DecoderState":
     """Reverses `by_layer`."""
-    return self._replace(layers=tuple(map(apart.join, self.layers)))
+    return self._replace(layers=tuple(map(unstacked.stack, self.layers)))
 
 
 class Decoder(nnx.Module):
@@ -132,11 +132,11 @@ class Decoder(nnx.Module):
       IndexError: there is no such layer.
     """
     for index, stack in enumerate(self.stacks):
-      place, off = divmod(depth - stack.first, stack.period)
-      if not off and 0 <= place < stack.repeats:
+      row, offset = divmod(depth - stack.first, stack.period)
+      if not offset and 0 <= row < stack.repeats:
         graphdef, params = nnx.split(self.layers[str(index)])
         params, state_ = jax.tree.map(
-          lambda x, place=place: x[place], (params, state.layers[index])
+          lambda x, row=row: x[row], (params, state.layers[index])
         )
         return nnx.merge(graphdef, params), state_
     raise IndexError(f"there is no layer {depth} of {self.num_layers}")
@@ -224,7 +224,7 @@ class Decoder(nnx.Module):
     state: DecoderState | None = None,
     segment_ids: jax.Array | None = None,
     noise: jax.Array | None = None,
-    seen: int | None = None,
+    max_position: int | None = None,
     table: jax.Array | None = None,
   ) -> tuple[jax.Array, DecoderState]:
     """Runs many tokens through everything except the head.
@@ -234,17 +234,17 @@ class Decoder(nnx.Module):
       state: state before the first token; by default a fresh one.
       segment_ids: `[batch, time]`, 0 is padding; None for one segment.
       noise: PRNG key for random operations in training; None disables them.
-      seen: upper bound of the tokens that any row has seen before; 0 without a
-        state. If given, growing memories compute with fewer rows.
+      max_position: upper bound of the tokens that any row has seen before; 0
+        without a state. If given, growing memories compute with fewer rows.
       table: embedding table from `tables`; by default the parameter itself.
 
     Returns:
       hidden `[batch, time, d_model]` for `logits`, and the new state.
     """
     if state is None:
-      state, seen = self.init_state(*tokens.shape), 0
+      state, max_position = self.init_state(*tokens.shape), 0
     x, taps = self.embed(tokens, state, segment_ids, table)
-    call = Call(segment_ids=segment_ids, max_position=seen)
+    call = Call(segment_ids=segment_ids, max_position=max_position)
 
     def run(blocks, x, state, call):
       return blocks(x, state, call, before)
@@ -257,7 +257,7 @@ class Decoder(nnx.Module):
       _, last = contract.segment_starts(segment_ids, state.segment_id)
     return self.norm(x), DecoderState(taps, last, layers)
 
-  def mixed(
+  def mixer_io(
     self, tokens: jax.Array, segment_ids: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     """Inputs and outputs of all mixers, `[layers, batch, time, d_model]` each.
@@ -271,12 +271,12 @@ class Decoder(nnx.Module):
     before = state.segment_id
 
     def run(blocks, x, state, call):
-      x, _, seen = blocks.watched(x, state, call, before)
-      return x, seen
+      x, _, io = blocks.with_mixer_io(x, state, call, before)
+      return x, io
 
     call = Call(segment_ids=segment_ids, max_position=0)
-    _, seen = self._run(run, x, state.layers, call, None, "none")
-    given, mixed = zip(*seen, strict=True)
+    _, io = self._run(run, x, state.layers, call, None, "none")
+    given, mixed = zip(*io, strict=True)
     return self._by_layer(given), self._by_layer(mixed)
 
   def step(
@@ -315,30 +315,32 @@ class Decoder(nnx.Module):
     ]
     new_states = list(states)
     for part in range(self.stacks[-1].part + 1):
-      places = [i for i, s in enumerate(self.stacks) if s.part == part]
+      indices = [i for i, s in enumerate(self.stacks) if s.part == part]
 
-      def body(x, layer, places=places):
-        index, params, states = layer
-        after = []
-        for place, params_, state in zip(places, params, states, strict=True):
-          here = call._replace(first_value=first_values[place])
+      def body(x, layer, indices=indices):
+        step, params, states = layer
+        new = []
+        for i, params_, state in zip(indices, params, states, strict=True):
+          layer_call = call._replace(first_value=first_values[i])
           if noise is not None:
-            depth = self.stacks[place].first + index * self.stacks[place].period
-            here = here._replace(noise=jax.random.fold_in(noise, depth))
-          blocks = nnx.merge(splits[place][0], params_)
-          x, state = run(blocks, x, state, here)
-          after.append(state)
-        return x, tuple(after)
+            depth = self.stacks[i].first + step * self.stacks[i].period
+            layer_call = layer_call._replace(
+              noise=jax.random.fold_in(noise, depth)
+            )
+          blocks = nnx.merge(splits[i][0], params_)
+          x, state = run(blocks, x, state, layer_call)
+          new.append(state)
+        return x, tuple(new)
 
       if remat != "none":
         body = jax.checkpoint(
           body, prevent_cse=False, policy=decoder_config.REMAT[remat]
         )
-      params = tuple(splits[i][1] for i in places)
-      of_part = tuple(states[i] for i in places)
-      x, after = apart.scan(body, x, params, of_part)
-      for place, state in zip(places, after, strict=True):
-        new_states[place] = state
+      params = tuple(splits[i][1] for i in indices)
+      part_states = tuple(states[i] for i in indices)
+      x, new = unstacked.scan(body, x, params, part_states)
+      for i, state in zip(indices, new, strict=True):
+        new_states[i] = state
     return x, tuple(new_states)
 
   def _first_value(self, split, x):
@@ -418,11 +420,11 @@ class Decoder(nnx.Module):
       stacks.append(solver.total(rows))
     return jax.tree.map(lambda *x: self._by_layer(x), *stacks)
 
-  def _by_layer(self, of_stacks) -> jax.Array:
+  def _by_layer(self, by_stack) -> jax.Array:
     """Reorders `[repeats, ...]` of every stack to `[layers, ...]` by depth."""
     order = [depth for stack in self.stacks for depth in stack.depths]
     by_layer = sorted(range(len(order)), key=order.__getitem__)
-    return jnp.concatenate(of_stacks)[jnp.array(by_layer)]
+    return jnp.concatenate(by_stack)[jnp.array(by_layer)]
 
   def embed(
     self,

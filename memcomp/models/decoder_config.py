@@ -6,7 +6,7 @@ import keyword
 import jax
 
 from memcomp.layers import mlp, norm, options, trellis
-from memcomp.models import letters
+from memcomp.models import legacy_mixers
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels.chunking import chunked
 
@@ -26,7 +26,7 @@ kernel runs forward only once), or the results of its linear maps."""
 DTYPES = ("float32", "bfloat16")
 
 
-@letters.accepted
+@legacy_mixers.accept_old_fields
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DecoderConfig:
   """A decoder whose blocks have a sequence mixer and a channel mixer each.

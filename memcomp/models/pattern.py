@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from memcomp.models import letters
+from memcomp.models import legacy_mixers
 
 _NAME = r"[^\W\d]\w*"
 _TERM, _PART = (
@@ -87,7 +87,7 @@ def _part(text: str, names: list[str]) -> tuple[tuple[str, ...], int | None]:
 
 def _turn(text: str, names: list[str]) -> tuple[str, ...]:
   """Expands a sum of names, words and counts to the mixers of a period."""
-  known = letters.meant(names) | {name: name for name in names}
+  known = legacy_mixers.letter_names(names) | {name: name for name in names}
   found = []
   for term in text.split("+"):
     match = _TERM.fullmatch(term)

@@ -111,13 +111,13 @@ def page() -> str:
   return _PAGE.format(
     writes=_table(
       ["mixer", "objective of a token", "update, then read"],
-      [(r.label, r.facts.objective, r.facts.update) for r in _told()],
+      [(r.label, r.facts.objective, r.facts.update) for r in _distinct_rows()],
     ),
     chunks=_table(
       ["mixer", "what a chunk computes", "source", "pages"],
       [
         (r.label, r.facts.chunk, r.facts.source, _pages(r.name))
-        for r in _told()
+        for r in _distinct_rows()
       ],
     ),
     floats=_table(
@@ -154,7 +154,7 @@ def page() -> str:
   )
 
 
-def _told() -> list[Row]:
+def _distinct_rows() -> list[Row]:
   """The rows except variants that share their mixer's words."""
   words: dict[tuple, Row] = {}
   for row in rows():

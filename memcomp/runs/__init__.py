@@ -1,4 +1,4 @@
-"""What a run leaves on disk, read again: its folder, config and parameters."""
+"""Reads what a run leaves on disk: its folder, config and parameters."""
 
 from memcomp import lazy
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint without training: its config and its parameters."""
+"""Reads the config and the parameters of a checkpoint, without training."""
 
 import os
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from memcomp.runs import workdir
 
 _COMMITTED = "commit_success.txt"  # orbax's
 _TRIES = 100
-"""Checkpoints in a row that a trainer may replace while they are read."""
+"""Maximum number of checkpoints that a trainer may replace during a read."""
 
 
 def latest_step(path: str | os.PathLike) -> int | None:
@@ -27,11 +27,11 @@ def latest_step(path: str | os.PathLike) -> int | None:
 
 
 class Read(NamedTuple):
-  """What stands in a checkpoint.
+  """The contents of a checkpoint.
 
   Attributes:
-    step: batches it was trained on.
-    meta: what was saved beside the arrays; "config" as a nested dict.
+    step: number of training batches.
+    meta: saved metadata; "config" is a nested dict.
     params: nested dicts of arrays.
   """
 
@@ -43,17 +43,17 @@ class Read(NamedTuple):
 def read(
   path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
 ) -> Read:
-  """Reads a checkpoint; the optimizer stays on disk.
+  """Reads a checkpoint without its optimizer.
 
   Args:
     path: a run's workdir, its `checkpoints` folder or one step's folder.
-    step: which; None is the newest that is whole: a damaged one is passed over
-      with a line saying so, unless it was asked for. A trainer may meanwhile
-      replace it by a newer one, which is then read.
-    mesh: to put the parameters on; None is one device.
+    step: the step to read; None is the newest complete one. Damaged checkpoints
+      are then skipped with a message. If a trainer replaces a checkpoint
+      meanwhile, the newer one is read.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: nothing there, damaged, or written by another version.
+    UserError: there is none, it is damaged, or written by another version.
   """
   root, named = locate(path)
   step = named if step is None else step
@@ -73,7 +73,7 @@ def read(
         error = caught
       before, steps = steps, list_steps(root)
       if step is None and steps[-1:] != before[-1:]:
-        break  # It has been replaced, and nothing is wrong with it.
+        break  # replaced by a newer one, and not damaged
       if error is not None:
         reason = _why_unreadable(root, candidate, error)
       print(f"checkpoint {root / str(candidate)} is damaged ({reason})")
@@ -92,7 +92,7 @@ def load_params(
 ) -> tuple[dict[str, Any], Any]:
   """Returns config and parameters of a checkpoint, see `read`.
 
-  The config is a nested dict (`workdir.config_of` makes it a `Config`), and the
+  The config is a nested dict (`workdir.config_of` makes it a `Config`). The
   parameters are nested dicts of arrays (`state.merge(graphdef, params)`).
   """
   found = read(path, step, mesh)
@@ -115,7 +115,7 @@ def module_of(config: config_lib.Config, params: Any) -> decoder.Decoder:
 
 
 def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
-  """Returns the folder of checkpoints that `path` means, and a step or None.
+  """Returns the folder of checkpoints at `path`, and a step or None.
 
   Raises:
     UserError: there is none.
@@ -145,9 +145,9 @@ def _read(root: epath.Path, step: int, mesh: Mesh | None) -> Read:
 
 
 def _why_unreadable(root: epath.Path, step: int, error: Exception) -> str:
-  """Returns why a checkpoint could not be read, if that is its fault."""
+  """Returns why a checkpoint is unreadable; raises if it is not damaged."""
   whole = (root / str(step) / integrity.MANIFEST).exists()
-  # Its files are as written, so the reader, or the machine, is at fault.
+  # Its files are unchanged, so the reader or the machine is at fault.
   if whole or isinstance(error, (errors.UserError, MemoryError)):
     raise error
   return " ".join(str(error).split())[:200]
@@ -162,6 +162,7 @@ def list_steps(root: epath.Path) -> list[int]:
     for path in root.iterdir()
     if path.name.isdecimal()
     and (path / "params").is_dir()
-    # In a bucket a save has its name from the start, and this file at the end.
+    # In a bucket, a save has its name from the start, but this file only at the
+    # end.
     and (not paths.is_remote(path) or (path / _COMMITTED).exists())
   )

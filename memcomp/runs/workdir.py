@@ -1,11 +1,11 @@
-"""What a run leaves in its directory, and whether a config may go on there.
+"""A run's folder, and whether a config may continue the run there.
 
 config.json    the resolved config
-metrics.jsonl  one object a logged step
-tokenizer.json the run's tokenizer, with the checkpoints; none of bytes
-checkpoints/   one folder a step
+metrics.jsonl  one object per logged step
+tokenizer.json the run's tokenizer, unless it is bytes
+checkpoints/   one folder per step
 damaged/       checkpoints that failed their checksums
-stacks-N.txt   of every thread of process N, if it hung
+stacks-N.txt   stacks of the threads of process N, if it hung
 tensorboard/   profile/   loss.png
 """
 
@@ -26,13 +26,13 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
-from memcomp.models import decoder, letters
+from memcomp.models import decoder, legacy_mixers
 
 TOKENIZER = "tokenizer.json"
 
 _FREE = (
   "evaluation",
-  "data.tokenizer",  # its fingerprint is what counts
+  "data.tokenizer",  # its fingerprint is compared instead
   "mesh",
   "model.remat",
   "data.prefetch",
@@ -47,22 +47,23 @@ _FREE = (
   "training.profile_steps",
   "training.tensorboard",
 )
-"""Fields that may change on resuming: none alters what is computed."""
+"""Fields that may change when resuming, because results do not depend on
+them."""
 
 
 _LOCK = ".lock"
 _WAIT_SECONDS = 60
-"""For a shared disk to show what another machine has written."""
+"""Time for a shared disk to show what another machine has written."""
 
 _BY_NAME = {
   options.MixerConfig: registry.config_of,
   task_lib.TaskConfig: tasks.config_of,
 }
-"""Which of several classes a saved config is of, by its "name"."""
+"""Finds the class of a saved config by its "name"."""
 
 
 def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
-  """Returns the fields of two nested dicts that differ, as lines to print."""
+  """Returns the differing fields of two nested dicts, as printable lines."""
   if isinstance(saved, dict) and isinstance(current, dict):
     found = []
     for key in sorted(saved.keys() | current.keys()):
@@ -72,7 +73,7 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
         f"{prefix}.{key}" if prefix else key,
       )
     return found
-  # Compared as JSON: a tuple comes back from disk as a list.
+  # Compare as JSON, because a tuple is read back as a list.
   if json.dumps(saved, sort_keys=True) == json.dumps(current, sort_keys=True):
     return []
   return [f"{prefix} was {saved!r}, is {current!r}"]
@@ -81,41 +82,41 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
 def of_this_version(
   saved: Any, kind: type = config_lib.Config, *, like: Any = None
 ) -> Any:
-  """Returns a saved config as this version writes it.
+  """Returns a saved config in the format of this version.
 
-  Fields that `saved` has not, since it is of an older version, were at their
-  defaults. A config that this version cannot read stays as it is.
+  Fields that an older version lacks get their defaults. A config that this
+  version cannot read stays unchanged.
 
   Args:
-    saved: of `config.to_dict`, as it was read back.
+    saved: output of `config.to_dict`, read from disk.
     kind: class of the config.
-    like: a config of this class, whose names for mixers are taken over where
-      the models differ in nothing else; None for none.
+    like: a config of this class. If the models differ only in the names of
+      mixers, its names are used. None keeps the names.
   """
   with contextlib.suppress(errors.UserError, *errors.MALFORMED):
     found = _build(kind, saved, "saved")
-    # A pattern that is none is refused elsewhere.
+    # Other checks report an invalid pattern.
     with contextlib.suppress(ValueError):
       if isinstance(like, decoder.DecoderConfig):
-        found = letters.named_like(found, like)
+        found = legacy_mixers.rename_like(found, like)
       elif isinstance(like, config_lib.Config):
-        found.model = letters.named_like(found.model, like.model)
+        found.model = legacy_mixers.rename_like(found.model, like.model)
     return config_lib.to_dict(found)
   return saved
 
 
 def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
-  """Returns what a saved config has otherwise than `current`.
+  """Returns the differences of a saved config from `current`.
 
-  Fields that do not alter what is computed may differ, and mixers' names.
+  Fields that results do not depend on may differ, and so may mixer names.
 
   Args:
     saved: see `of_this_version`.
-    current: a config, or a part of one, of the same class.
-    prefix: where in a config that part stands, such as "model".
+    current: a config or a part of one, of the same class.
+    prefix: path of that part in the whole config, such as "model".
 
   Returns:
-    A line for each field.
+    One line per field.
   """
   saved = of_this_version(saved, type(current), like=current)
   return [
@@ -128,10 +129,10 @@ def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
 def check_same(
   saved: dict[str, Any], config: config_lib.Config, where: str
 ) -> None:
-  """Checks that a run with config `saved` may be continued with `config`.
+  """Checks that `config` may continue a run with the config `saved`.
 
   Raises:
-    UserError: naming each field that must not change and did, see `changes`.
+    UserError: naming each changed field that must not change, see `changes`.
   """
   changed = changes(saved, config)
   if not changed:
@@ -146,7 +147,7 @@ def check_same(
 
 
 def config_of(saved: dict[str, Any], where: str) -> config_lib.Config:
-  """Returns the config that `config.to_dict` made `saved` from.
+  """Returns the config from an output of `config.to_dict`.
 
   Raises:
     UserError: it was written by a version with other fields.
@@ -161,7 +162,7 @@ def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
   """Returns the config of the run in a folder.
 
   Raises:
-    UserError: there is none, or of a version with other fields.
+    UserError: there is none, or it is of a version with other fields.
   """
   path = pathlib.Path(folder) / "config.json"
   if not path.exists():
@@ -172,7 +173,7 @@ def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
 def keep_tokenizer(
   place: str | os.PathLike, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Keeps a tokenizer's file with the checkpoints that need it.
+  """Saves a tokenizer's file beside the checkpoints that need it.
 
   Raises:
     UserError: no space or permission.
@@ -196,10 +197,10 @@ def load_tokenizer(
   """Loads a run's tokenizer.
 
   Args:
-    name: of the config.
-    place: of the checkpoints, where it is kept too.
-    fingerprint: that it had; None takes the file that is named, and the one
-      kept where that is gone.
+    name: tokenizer of the config.
+    place: folder of the checkpoints, which has a copy.
+    fingerprint: fingerprint of the tokenizer in training. None accepts the
+      named file, or the copy if that file is gone.
 
   Raises:
     UserError: it is gone, or has changed.
@@ -226,10 +227,10 @@ def load_tokenizer(
 
 
 def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
-  """Checks that the directory is free, or holds this very run.
+  """Checks that the folder is unused, or of this very run.
 
   Raises:
-    UserError: it holds another run, or files that are not a run's.
+    UserError: it has another run, or files that are not a run's.
   """
   if workdir.exists() and not workdir.is_dir():
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
@@ -251,14 +252,14 @@ def claim(
   config: config_lib.Config,
   checkpoints: epath.Path | None = None,
 ) -> Iterator[None]:
-  """Makes the directory this run's, and keeps other processes out.
+  """Claims the folder for this run, and keeps other processes out.
 
-  The locks go with the process, however that ends.
+  The locks end with the process, however that ends.
 
   Args:
-    workdir: of the run.
-    config: of the run.
-    checkpoints: where they are, if not in `workdir`.
+    workdir: folder of the run.
+    config: config of the run.
+    checkpoints: folder of the checkpoints, if not in `workdir`.
 
   Raises:
     UserError: another process holds it; no space or permission.
@@ -279,10 +280,10 @@ def claim(
 
 
 def claimed_by(checkpoints: epath.Path) -> str:
-  """Returns who has claimed a folder of checkpoints; the same in all processes.
+  """Returns who has claimed a folder of checkpoints, equal in all processes.
 
   Raises:
-    UserError: nobody has, as this process sees it.
+    UserError: this process sees no claim.
   """
   if paths.is_remote(checkpoints):
     return os.fspath(checkpoints)
@@ -314,7 +315,7 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
       ) from error
     saved = {name: value for name, value in saved.items() if name != "name"}
   if cls is decoder.DecoderConfig:
-    saved = letters.modernise(saved)
+    saved = legacy_mixers.upgrade(saved)
   hints = typing.get_type_hints(cls)
   names = {field.name for field in dataclasses.fields(cls)}
   if unknown := sorted(saved.keys() - names):

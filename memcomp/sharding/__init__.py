@@ -5,8 +5,8 @@ from memcomp.sharding.axes import (
   NONE,
   Rules,
   axes_of,
-  of_types,
   rules,
+  rules_of_types,
   use,
 )
 from memcomp.sharding.gathers import gathered, per_shard
@@ -35,11 +35,11 @@ __all__ = [
   "gathered",
   "make_mesh",
   "narrow_shards",
-  "of_types",
   "one_device",
   "per_shard",
   "rows_of_process",
   "rules",
+  "rules_of_types",
   "time_of_process",
   "use",
   "widest_fsdp",

@@ -76,7 +76,7 @@ class Rules:
       parts.append(axes if len(axes) > 1 else axes[0] if axes else None)
     return PartitionSpec(*parts)
 
-  def live(self) -> Any:
+  def active_mesh(self) -> Any:
     """The mesh to shard over, or None if nothing should be sharded.
 
     None without rules, without a mesh, on one device, and inside the caller's
@@ -111,11 +111,11 @@ class Rules:
     """
     mesh = jax.sharding.get_abstract_mesh()
     auto = AxisType.Auto in mesh.axis_types
-    return auto and mesh.size > 1 and self.live() is None
+    return auto and mesh.size > 1 and self.active_mesh() is None
 
   def shards(self, name: str) -> int:
     """Number of shards of a logical axis; 1 if it is not sharded."""
-    mesh = self.live()
+    mesh = self.active_mesh()
     if mesh is None:
       return 1
     return math.prod(mesh.shape[axis] for axis in self.axes(name))
@@ -126,7 +126,7 @@ class Rules:
     Raises:
       ValueError: the mesh does not divide an axis, so it would be padded.
     """
-    mesh = self.live()
+    mesh = self.active_mesh()
     if mesh is None:
       return x
     for name, size in zip(names, x.shape, strict=True):
@@ -139,7 +139,7 @@ class Rules:
     place = NamedSharding(mesh, self.spec(*names))
     return jax.lax.with_sharding_constraint(x, place)
 
-  def misfits(
+  def indivisible_axes(
     self, variables: nnx.State, mesh: Mesh
   ) -> Iterator[tuple[str, str, int, tuple[str, ...], int]]:
     """Yields the parameter axes that a mesh does not divide.
@@ -173,7 +173,7 @@ class Rules:
       )
     variables = isinstance(tree, nnx.State)
     for path, name, size, axes, parts in (
-      self.misfits(tree, mesh) if variables else ()
+      self.indivisible_axes(tree, mesh) if variables else ()
     ):
       raise ValueError(
         f"{path}: its axis {name!r} of {size} does not divide over the mesh"
@@ -198,7 +198,7 @@ class Rules:
     state = nnx.state(module)
     nnx.update(module, jax.device_put(state, self.shardings(state, mesh)))
 
-  def over(
+  def shard_chunk(
     self,
     chunk: Callable[..., Any],
     *,
@@ -212,7 +212,7 @@ class Rules:
       over_time: strategy that passes the state between time shards.
       with_stats: whether `chunk` also returns `solver.Stats`.
     """
-    mesh = self.live()
+    mesh = self.active_mesh()
     if mesh is None:
       return chunk
     (time,) = self.axes("time") or (None,)
@@ -265,7 +265,7 @@ def use(module: nnx.Module, rules: Rules) -> None:
       node.rules = rules
 
 
-def of_types(
+def rules_of_types(
   mesh: Any,
   x: jax.Array,
   names: tuple[str, ...],

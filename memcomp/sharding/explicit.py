@@ -27,13 +27,13 @@ def call(
   Args:
     module: module with `rules`. If they are `axes.NONE` and the mesh is
       Explicit, the types of the arrays determine the rules, see
-      `axes.of_types`.
+      `axes.rules_of_types`.
     method: function of the module's class.
     *arrays: pytrees of arrays.
     names: logical names of the first axes of the first array.
     like: returns arrays in the structure and with the sharding of the results.
       Further axes of a result are not sharded.
-    heads: see `axes.of_types`.
+    heads: see `axes.rules_of_types`.
   """
   params = nnx.state(module)
   mesh = _explicit_mesh((arrays, params))
@@ -41,7 +41,7 @@ def call(
     return method(module, *arrays)
   rules = module.rules
   if rules == axes.NONE:
-    rules = axes.of_types(mesh, arrays[0], names, params, heads)
+    rules = axes.rules_of_types(mesh, arrays[0], names, params, heads)
   # Parameters must be arguments: closed-over arrays keep Explicit types.
   graphdef, params = nnx.split(module)
 

@@ -25,7 +25,7 @@ def gathered(table: jax.Array, dtype: str, rules: axes.Rules) -> jax.Array:
     `[shards, vocab, features]` for `per_shard`: values of `dtype` in the dtype
     of the given table.
   """
-  mesh = rules.live()
+  mesh = rules.active_mesh()
   if mesh is None:
     return table.astype(dtype).astype(table.dtype)[None]
 
@@ -62,7 +62,7 @@ def per_shard(
     rows: `[batch, time, ...]`.
     rules: sharding of batch and time.
   """
-  mesh = rules.live()
+  mesh = rules.active_mesh()
   if len(table) == 1 or mesh is None:
     return function(table[0], rows)
   batch, time = rows.shape[:2]

@@ -128,7 +128,9 @@ def check_divides(variables: nnx.State, mesh: Mesh) -> None:
   Raises:
     UserError: naming the axis, its size and the mesh axes.
   """
-  for path, name, size, places, parts in RULES.misfits(variables, mesh):
+  for path, name, size, places, parts in RULES.indivisible_axes(
+    variables, mesh
+  ):
     where = " * ".join(f"mesh.{axis}" for axis in places)
     raise errors.UserError(
       f"{path}: its axis {name!r} of {size} does not divide over {where} ="

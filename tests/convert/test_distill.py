@@ -77,7 +77,7 @@ def taught(teacher, student, batch):
 def test_what_mixers_see_is_what_blocks_see(student, batch):
   """Block by block, beside the scans over three stacks of layers."""
   model = module_of(student.config, student.params)
-  given, mixed = jax.jit(model.mixed)(batch.tokens, batch.segment_ids)
+  given, mixed = jax.jit(model.mixer_io)(batch.tokens, batch.segment_ids)
   assert given.shape == mixed.shape == (6, 2, 16, 16)
 
   @jax.jit
@@ -104,7 +104,7 @@ def test_errors_are_of_their_layers(teacher, student, taught, batch):
   """The first errors, against each new mixer called by itself."""
   old = module_of(TEACHER, teacher)
   new = module_of(student.config, student.params)
-  given, wanted = jax.jit(old.mixed)(batch.tokens, batch.segment_ids)
+  given, wanted = jax.jit(old.mixer_io)(batch.tokens, batch.segment_ids)
   real = batch.segment_ids != 0
 
   @jax.jit

@@ -22,7 +22,7 @@ import odd_tokenizers
 import pytest
 import runs
 
-from memcomp import cli, errors, paths
+from memcomp import cli, config_flag, errors, paths
 from memcomp import config as config_lib
 from memcomp.data import prepare, sources
 from memcomp.data import tokenizer as tokenizer_lib
@@ -183,7 +183,7 @@ def test_random_command_lines(command, place, tmp_path):
     names = ["source", "out", "tokenizer", "shard_tokens", "workers", "verify"]
   else:
     names = sorted(set(program(module, folder, names=True)) - {*_ASIDE})
-  fields = cli.field_paths(tiny("text"))
+  fields = config_flag.field_paths(tiny("text"))
   drawn = []
   for rng in generators(command, SHARES[command]):
     line = list(rng.choice(BASE[command]))

@@ -28,15 +28,15 @@ def test_by_layer_is_the_same():
     return abstract.merge(graphdef, params).step(token, state)
 
   stacked = model.init_state(2, 8)
-  apart = stacked.by_layer()
-  assert [len(stack.layers) for stack in apart.layers] == [2, 2]
+  unstacked = stacked.by_layer()
+  assert [len(stack.layers) for stack in unstacked.layers] == [2, 2]
   for token in np.arange(8).reshape(4, 2):
     expected, stacked = step(params, token, stacked)
-    logits, apart = step(params, token, apart)
+    logits, unstacked = step(params, token, unstacked)
     np.testing.assert_allclose(logits, expected, atol=1e-6)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-    apart.stacked(),
+    unstacked.stacked(),
     stacked,
   )
 

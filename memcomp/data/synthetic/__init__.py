@@ -1,4 +1,4 @@
-"""Synthetic tasks, as plain functions that return arrays."""
+"""Synthetic tasks as plain functions that return arrays."""
 
 from memcomp import lazy
 

@@ -1,23 +1,23 @@
 """Multi-query associative recall (zoology, arXiv 2312.04927).
 
-A row tells `pairs` key-value pairs, then asks for each key once:
+A row has `pairs` key-value pairs, then asks for each key once:
 
   inputs   k1 v1 k2 v2 ...  0  k2  0  0  k1  0 ...
   labels    .  .  .  . ...  .  v2  .  .  v1  . ...
 
-The answer is predicted where its key is asked for, and is not fed. Keys are
-of [1, vocab / 2), values of [vocab / 2, vocab), without repetition in a row;
-0 fills. Gaps follow a power law: most questions come early.
+The answer is predicted at its key's question, and is not an input. Keys are in
+[1, vocab / 2), values in [vocab / 2, vocab), without repetition in a row; 0 is
+filler. Gaps follow a power law: most questions come early.
 
-`exact` draws as the benchmark's authors do, to the last bit, example by
-example. `fast` has the same distribution from another stream, for whole
-batches: results with it are called mqar-fast.
+`exact` draws like the benchmark's authors, bit for bit, example by example.
+`fast` has the same distribution with another random stream, in batches; its
+results are called mqar-fast.
 """
 
 import numpy as np
 
 IGNORED = -100
-"""The label of positions where nothing is asked."""
+"""Label of positions without a question."""
 
 
 def exact(
@@ -32,12 +32,12 @@ def exact(
   """Draws examples bit-equal to zoology's `multiquery_ar` with filler 0.
 
   Args:
-    vocab_size: token ids; more than `length`.
-    num_examples: rows.
-    length: tokens a row, even, at least 4 * pairs.
-    pairs: of key and value, each asked for once.
+    vocab_size: number of token ids; more than `length`.
+    num_examples: number of rows.
+    length: tokens per row, even, at least 4 * pairs.
+    pairs: number of key-value pairs, each asked for once.
     power: a of the gaps' law i^(a - 1); 1 is uniform.
-    seed: of numpy's legacy generator, whose stream is frozen.
+    seed: seed of numpy's legacy generator, whose stream is frozen.
 
   Returns:
     Inputs and labels, int64 `[num_examples, length]`.
@@ -67,9 +67,9 @@ def fast(
   power: float = 0.01,
   seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws examples of the distribution of `exact`, about ten times as fast.
+  """Draws from the distribution of `exact`, about ten times as fast.
 
-  Arguments, result and errors are those of `exact`; the stream is another.
+  Arguments, result and errors are those of `exact`; the random stream differs.
   """
   check(vocab_size, length, pairs)
   rng = np.random.default_rng(seed)
@@ -78,8 +78,8 @@ def fast(
   keys = _distinct(rng, keys[0], keys[-1] + 1, shape)
   values = _distinct(rng, values[0], values[-1] + 1, shape)
   slots = (length - 2 * pairs) // 2
-  # Sampling without replacement, one after another, is the order of perturbed
-  # logits. It is kept: the first key's question is the likeliest to be near.
+  # The order of perturbed logits is sampling without replacement. Keep the
+  # order: the first key's question is the most likely to be near.
   logits = (power - 1) * np.log(np.arange(1, slots + 1))
   perturbed = logits + rng.gumbel(size=(num_examples, slots))
   gaps = np.argsort(-perturbed, axis=1)[:, :pairs]
@@ -112,7 +112,7 @@ def _choices(rng, num_examples, choices, pairs, law=None):
 
 
 def _distinct(rng, low: int, high: int, shape: tuple[int, int]) -> np.ndarray:
-  """Integers of [low, high), distinct in each row."""
+  """Draws integers in [low, high), distinct in each row."""
   drawn = rng.integers(low, high, shape)
   while True:
     order = np.argsort(drawn, axis=1, kind="stable")
@@ -123,7 +123,8 @@ def _distinct(rng, low: int, high: int, shape: tuple[int, int]) -> np.ndarray:
     )
     if not repeats.any():
       return drawn
-    # No number is treated unlike another, so all distinct rows stay as likely.
+    # Redrawing treats all numbers alike, so all distinct rows stay equally
+    # likely.
     drawn[repeats] = rng.integers(low, high, repeats.sum())
 
 

@@ -1,10 +1,10 @@
-"""MQAR as a task to train on: segments of rows, the published curricula.
+"""MQAR as a training task: segments of rows, and the published curricula.
 
-As the benchmark does it: every segment is a set of examples of one length and
-number of pairs, drawn once; batches go through the segments in their order,
-without shuffling, and again each epoch. A batch never spans two segments: the
-last one of each is filled up with rows where nothing is asked. Segment seeds
-are drawn from `seed` as the authors draw them (123 is theirs).
+As in the benchmark, a segment is a set of examples of one length and number of
+pairs, drawn once. Batches go through the segments in order, without shuffling,
+and repeat each epoch. A batch never spans two segments: rows without questions
+pad the last batch of each. `seed` determines the segment seeds as in the
+authors' code (theirs is 123).
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from memcomp.data.synthetic import mqar
 from memcomp.data.synthetic import task as task_lib
 
 SEED = 123
-"""Of the published data."""
+"""Seed of the published data."""
 
 
 class Segment(NamedTuple):
-  """Examples of one kind: tokens a row, pairs told and asked, rows."""
+  """Examples of one kind: tokens per row, number of pairs, number of rows."""
 
   length: int
   pairs: int
@@ -30,12 +30,12 @@ class Segment(NamedTuple):
 
 
 class Curriculum(NamedTuple):
-  """A published training: segments as `MqarConfig` writes them, batch, epochs.
+  """A published training: segments in `MqarConfig` syntax, batch size, epochs.
 
   Attributes:
-    train: segments.
-    test: segments.
-    batch_size: rows a step.
+    train: training segments.
+    test: test segments.
+    batch_size: rows per step.
     epochs: passes over `train`.
     random_filler: see `MqarConfig`.
   """
@@ -47,12 +47,12 @@ class Curriculum(NamedTuple):
   random_filler: bool = False
 
   def batches(self, split: str) -> int:
-    """Batches of one pass over "train" or "test"."""
+    """Number of batches in one pass over "train" or "test"."""
     segments = parse(self.train if split == "train" else self.test)
     return sum(-(-one.examples // self.batch_size) for one in segments)
 
   def steps(self) -> int:
-    """Optimizer steps of all epochs."""
+    """Number of optimizer steps in all epochs."""
     return self.epochs * self.batches("train")
 
 
@@ -77,8 +77,8 @@ CURRICULA = {
     random_filler=True,
   ),
 }
-"""Zoology's figure 2 (arXiv 2312.04927), a training for each length, and the
-"original" configs of Based (arXiv 2402.18668). Both: vocabulary 8,192."""
+"""Zoology's figure 2 (arXiv 2312.04927), one training per length, and the
+"original" configs of Based (arXiv 2402.18668). Both have vocabulary 8,192."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -86,14 +86,14 @@ class MqarConfig(task_lib.TaskConfig):
   """Rows of multi-query associative recall.
 
   Attributes:
-    vocab_size: token ids, more than any row is long.
-    train: segments LENGTH:PAIRS:EXAMPLES, joined by ";", in training's order.
-    test: those of the validation loss and of `eval.py`.
-    mode: "exact" (zoology's stream, bit for bit, some 11 s for 100,000 rows
-      of 64) or "fast" (its distribution, about ten times as fast).
+    vocab_size: number of token ids, more than the longest row.
+    train: segments LENGTH:PAIRS:EXAMPLES, joined by ";", in training order.
+    test: segments of the validation loss and of `eval.py`.
+    mode: "exact" (zoology's stream, bit for bit, about 11 s for 100,000 rows of
+      64) or "fast" (its distribution, about ten times as fast).
     power: a of the gaps' law i^(a - 1).
-    random_filler: random ids fill rows in place of 0. The authors' come from
-      an unseeded generator, so no mode has their rows.
+    random_filler: whether rows have random ids instead of 0 as filler. The
+      authors' come from an unseeded generator, so no mode has their rows.
   """
 
   name: ClassVar[str] = "mqar"
@@ -107,7 +107,7 @@ class MqarConfig(task_lib.TaskConfig):
 
   @property
   def label(self) -> str:
-    """What results are called: "mqar" only where rows are zoology's own."""
+    """Name of the results: "mqar" only if rows are exactly zoology's."""
     exact = self.mode == "exact" and not self.random_filler
     return "mqar" if exact else "mqar-fast"
 
@@ -142,12 +142,12 @@ class MqarConfig(task_lib.TaskConfig):
   def rows(
     self, split: str, *, seed: int, batch_size: int, length: int
   ) -> task_lib.Rows:
-    """See `TaskConfig.rows`; `length` pads nothing."""
+    """See `TaskConfig.rows`; there is no padding to `length`."""
     del length
     return _Rows(self, split, seed, batch_size)
 
   def seeds(self, split: str, seed: int) -> list[int]:
-    """Returns the seed of each segment, as the authors draw them."""
+    """Returns the seed of each segment, drawn like the authors'."""
     rng = np.random.RandomState(seed)
     seeds = rng.randint(0, 2**31, len(self.segments("train")), dtype=np.int64)
     if split != "train":
@@ -179,7 +179,7 @@ class MqarConfig(task_lib.TaskConfig):
 
 
 class _Rows:
-  """Segments one after another, each filled up to whole batches."""
+  """Consecutive segments, each padded to whole batches."""
 
   def __init__(
     self, config: MqarConfig, split: str, seed: int, batch_size: int
@@ -207,15 +207,15 @@ class _Rows:
 
 
 def parse(text: str, name: str = "segments") -> list[Segment]:
-  """Reads "64:4:100000;128:8:20000".
+  """Parses "64:4:100000;128:8:20000".
 
   Raises:
-    ValueError: it is not of that form; `name` says which field.
+    ValueError: it has another form; `name` is the field in the message.
   """
   found = []
   for part in text.split(";"):
     numbers = part.strip().split(":")
-    # Nine digits: what fits the memory has no more.
+    # Nine digits exceed what fits in memory.
     if len(numbers) != 3 or not all(
       x.isdecimal() and len(x) < 10 and int(x) > 0 for x in numbers
     ):

@@ -1,7 +1,7 @@
 """A needle in a haystack: RULER's niah_single_1, 2 and 3 (arXiv 2404.06654).
 
-A sentence that names a key and its value is hidden in a long text; the model is
-asked for the value of the key, in words that it only has to go on with:
+A sentence with a key and its value is hidden in a long text. The prompt asks
+for the key's value, in words that the model only has to continue:
 
   A special magic number is hidden within the following text. ...
   The grass is green. ...
@@ -11,9 +11,9 @@ asked for the value of the key, in words that it only has to go on with:
   text? The special magic number for brave-otter mentioned in the provided
   text is
 
-Draw for draw what the benchmark's own script makes, given the same lists of
-words, essay, sentence splitter and count of tokens. It sizes the haystack by
-binary search with a fresh sample a probe: how tokens are counted moves draws.
+Every draw equals that of the benchmark's script for the same word lists, essay,
+sentence splitter and token counts. The script sizes the haystack by binary
+search with a fresh sample per probe, so token counts affect the draws.
 """
 
 import bisect
@@ -34,11 +34,11 @@ NEEDLES = {
 """Name -> haystack and kind of value."""
 
 ANSWER_TOKENS = 128
-"""Tokens of the answer; they count as part of a text's length."""
+"""Tokens of the answer, which count towards a text's length."""
 
 _TRIES = 100
-"""Draws of a haystack that is as small as it gets, before giving up: keys and
-values differ in length."""
+"""Maximum draws of the smallest haystack before giving up; keys and values
+differ in length."""
 
 _NOISE = (
   "The grass is green. The sky is blue. The sun is yellow. Here we go. There"
@@ -64,10 +64,10 @@ class Sample(NamedTuple):
   """One question.
 
   Attributes:
-    prompt: all that the model reads; the answer begins with a space.
+    prompt: the model's whole input; the answer begins with a space.
     answer: the value.
     depth: share of the haystack before the needle, in [0, 1].
-    tokens: of the prompt and the answer, at most `max_tokens`.
+    tokens: tokens of prompt and answer, at most `max_tokens`.
   """
 
   prompt: str
@@ -77,20 +77,20 @@ class Sample(NamedTuple):
 
 
 class Keys(Sequence[str]):
-  """Every different "adjective-noun" in the order of its characters.
+  """All different "adjective-noun" words, sorted.
 
-  The six million words of the benchmark's lists are not made: those that begin
-  with the same adjective stand together, so the k-th is looked up.
+  The benchmark's lists give six million words, which are not stored. Words that
+  begin with the same adjective are adjacent, so the k-th can be computed.
   """
 
   def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]):
     """Takes lists in any order, with repetitions.
 
     Raises:
-      ValueError: one is empty.
+      ValueError: a list is empty.
     """
     self._nouns = sorted(set(nouns))
-    # "long-term-" begins with "long-", and its words stand among those.
+    # "long-term-" begins with "long-", so its words are among those.
     self._groups: list[list[str]] = []
     for stem in sorted({f"{adjective}-" for adjective in adjectives}):
       if self._groups and stem.startswith(self._groups[-1][0]):
@@ -119,7 +119,7 @@ class Keys(Sequence[str]):
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """16 hex digits of SHA-256 of all words, a line each."""
+    """16 hex digits of the SHA-256 of all words, one per line."""
     digest = hashlib.sha256()
     for group in range(len(self._groups)):
       digest.update(("\n" if group else "").encode())
@@ -134,10 +134,10 @@ class Keys(Sequence[str]):
 
 
 class Haystack(Protocol):
-  """What needles are hidden in."""
+  """A text in which needles are hidden."""
 
   def step(self, max_tokens: int) -> int:
-    """Returns the least units, and those to take away where it is too long."""
+    """Returns the minimum size, and the reduction if it is too long."""
     ...
 
   def hide(
@@ -148,7 +148,7 @@ class Haystack(Protocol):
 
 
 class Noise:
-  """A few sentences over and over; a unit is all of them."""
+  """A few repeated sentences; a unit is one repetition."""
 
   def step(self, max_tokens: int) -> int:
     """See `Haystack.step`."""
@@ -165,22 +165,22 @@ class Noise:
 
 
 def split_sentences(text: str) -> list[str]:
-  """Cuts behind ., ! and ? before a space; the benchmark takes nltk's punkt."""
+  """Cuts after ., ! and ? before a space; the benchmark uses nltk's punkt."""
   return re.split(r"(?<=[.!?])\s+", text)
 
 
 class Essay:
-  """A text, repeated where it is too short; a unit is a word."""
+  """A text, repeated if it is too short; a unit is a word."""
 
   def __init__(
     self,
     text: str,
     sentences: Callable[[str], list[str]] = split_sentences,
   ):
-    """Takes a text, and what cuts one into the sentences to hide between."""
+    """Takes a text and a sentence splitter."""
     self._words = re.sub(r"\s+", " ", text).split(" ")
     self._split = sentences
-    # Most samples of a length have as many words.
+    # Most samples of a length have the same number of words.
     self._sentences = functools.lru_cache(4)(self._first)
 
   def _first(self, units: int) -> list[str]:
@@ -227,12 +227,12 @@ def draw(
   """Draws one question.
 
   Args:
-    rng: what is drawn from: the key, the value, the place, and which of the
-      one needle is asked for.
-    kind: of values, "number" or "uuid".
-    keys: to choose from.
-    haystack: to hide in.
-    units: of it.
+    rng: random generator for key, value, position, and which of the one needle
+      is asked for.
+    kind: kind of value, "number" or "uuid".
+    keys: keys to choose from.
+    haystack: the haystack.
+    units: size of the haystack.
 
   Returns:
     Prompt, value, and depth of the needle.
@@ -258,13 +258,13 @@ def samples(
   """Draws questions of one length.
 
   Args:
-    kind: of values, "number" or "uuid".
-    keys: to choose from.
-    haystack: to hide in; as large as fits.
-    max_tokens: of a prompt and `ANSWER_TOKENS`.
-    count_tokens: of a prompt.
-    num_samples: how many.
-    seed: of a generator of their own.
+    kind: kind of value, "number" or "uuid".
+    keys: keys to choose from.
+    haystack: the haystack, made as large as fits.
+    max_tokens: maximum tokens of a prompt and `ANSWER_TOKENS`.
+    count_tokens: counts the tokens of a prompt.
+    num_samples: number of samples.
+    seed: seed of their own generator.
 
   Yields:
     The samples.
@@ -283,7 +283,7 @@ def samples(
     return Sample(prompt, value, depth, tokens)
 
   per_unit = (one(step).tokens - ANSWER_TOKENS) / step
-  # A tokenizer that knows none of the words makes no tokens of them.
+  # A tokenizer that knows none of the words gives no tokens for them.
   most = max_tokens / max(per_unit, 1 / 64) * 3
   low, high = step, max(int(most), 2 * step)
   size = step

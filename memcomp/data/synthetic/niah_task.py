@@ -1,10 +1,10 @@
-"""Rows of `niah` to train on: a question and its answer, in bytes.
+"""Rows of `niah` for training: a question and its answer, in bytes.
 
   tokens   A special magic number is hidden ... text is _ 1 2 3 4 5 6 7
   targets  . . .                                      _ 1 2 3 4 5 6 7 .
 
-Rows are drawn as the benchmark draws its questions, each from a generator of
-its own, with the bundled words and essay. Only the answer has targets.
+Rows are drawn like the benchmark's questions, each from a separate generator,
+with the bundled words and essay. Only the answer has targets.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class NiahConfig(task_lib.TaskConfig):
   """Rows of needles in haystacks.
 
   Attributes:
-    needle: of `niah.NEEDLES`.
-    context: bytes of a question and `niah.ANSWER_TOKENS`, as `eval.py` has
-      them; haystacks are as large as fits.
+    needle: a name in `niah.NEEDLES`.
+    context: bytes of a question and `niah.ANSWER_TOKENS`, as in `eval.py`;
+      haystacks are as large as fits.
   """
 
   name: ClassVar[str] = "niah"
@@ -61,13 +61,13 @@ class NiahConfig(task_lib.TaskConfig):
   def rows(
     self, split: str, *, seed: int, batch_size: int, length: int
   ) -> task_lib.Rows:
-    """See `TaskConfig.rows`; these never end."""
+    """See `TaskConfig.rows`; the rows never end."""
     del batch_size
     return _Rows(self, split, seed, length)
 
 
 class _Rows:
-  """Row i is drawn from the seed, the split and i alone."""
+  """Row i depends only on the seed, the split and i."""
 
   epoch = 0
 

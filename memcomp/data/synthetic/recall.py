@@ -1,15 +1,15 @@
 """Recall over a gap (Tensor Cache, arXiv 2605.22884, synthetic recall).
 
-A row tells pairs, lets the window forget them behind fillers, and asks:
+A row stores pairs, fills the window with other tokens, and asks:
 
   tokens   BOS  [STORE k v  f f f ... f  QUERY k ANS v SEP PAD]  [STORE ...
   targets   .      .   . .  . . .     .    .   .  v  .  .   .       .
 
-The paper's text has no layout; this one has the tokens of its sizes of state:
-an episode takes 3 for each pair, the gap, and 6. A row of `episodes` episodes
-has 1 + episodes * (gap + 3 pairs + 6) tokens: 199 at gap 24. Keys of one
-episode differ; values, fillers and the key that is asked for are uniform; an
-episode knows nothing of the one before. Chance is 1 / `symbols`.
+The paper does not give a layout. This one matches the token counts of its state
+sizes: an episode has 3 tokens per pair, the gap, and 6. A row of `episodes`
+episodes has 1 + episodes * (gap + 3 pairs + 6) tokens: 199 at gap 24. Keys of
+one episode differ. Values, fillers and the key of the question are uniform, and
+episodes are independent. Chance is 1 / `symbols`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from memcomp.data.synthetic import task as task_lib
 
 BOS, PAD, SEP, STORE, QUERY, ANS = range(6)
 FIRST_SYMBOL = 6
-"""The first key; after the keys come the values, then the fillers."""
+"""The first key; values follow the keys, and fillers follow the values."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -30,10 +30,10 @@ class RecallConfig(task_lib.TaskConfig):
   """Rows of recall over a gap.
 
   Attributes:
-    gap: fillers between what is told and what is asked, >= 0.
-    episodes: of a row, >= 1.
-    pairs: told in an episode, in [1, symbols]; one is asked for.
-    symbols: keys, and as many values, and as many fillers, >= 2.
+    gap: number of fillers between pairs and question, >= 0.
+    episodes: episodes per row, >= 1.
+    pairs: pairs per episode, in [1, symbols]; one is asked for.
+    symbols: number of keys, of values, and of fillers, >= 2.
   """
 
   name: ClassVar[str] = "recall"
@@ -60,7 +60,7 @@ class RecallConfig(task_lib.TaskConfig):
     return FIRST_SYMBOL + 3 * self.symbols
 
   def tokens(self) -> int:
-    """Tokens of a row, before it is padded."""
+    """Tokens per row before padding."""
     return 1 + self.episodes * (self.gap + 3 * self.pairs + 6)
 
   def lengths(self, split: str, length: int = 0) -> list[int]:
@@ -71,13 +71,13 @@ class RecallConfig(task_lib.TaskConfig):
   def rows(
     self, split: str, *, seed: int, batch_size: int, length: int
   ) -> task_lib.Rows:
-    """See `TaskConfig.rows`; these never end."""
+    """See `TaskConfig.rows`; the rows never end."""
     del batch_size
     return _Rows(self, task_lib.SPLITS.index(split), seed, length)
 
 
 class _Rows:
-  """Row i is drawn from the seed, the split and i alone."""
+  """Row i depends only on the seed, the split and i."""
 
   epoch = 0
 

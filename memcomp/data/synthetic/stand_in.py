@@ -1,7 +1,7 @@
-"""What stands in for a benchmark's essays and words, written for this project.
+"""Substitutes for a benchmark's essays and words, written for this project.
 
-The essays that RULER hides its needles in may not be handed on, and its words
-belong to a package. Results on these are other results, and are named so.
+RULER's essays may not be redistributed, and its words belong to a package.
+Results with the substitutes differ, and have other names.
 """
 
 _ADJECTIVES = """

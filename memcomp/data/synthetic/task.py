@@ -1,7 +1,7 @@
-"""What a synthetic task is to the trainer: rows drawn from numbers alone.
+"""The interface of synthetic tasks to the trainer: rows drawn from seeds.
 
-A task's configuration stands in `DataConfig.task`; `Source` takes the place of
-a store of text. Rows have targets where a task asks, -1 elsewhere.
+`DataConfig.task` holds the config of a task; `Source` replaces a store of text.
+Rows have targets at questions, and -1 elsewhere.
 """
 
 import abc
@@ -18,10 +18,10 @@ SPLITS = ("train", "validation", "test")
 
 
 class Rows(Protocol):
-  """Random access to rows; those of one batch have one length.
+  """Random access to rows; all rows of a batch have the same length.
 
   Attributes:
-    epoch: rows after which they come again; 0 where they never do.
+    epoch: number of rows after which they repeat; 0 if they never do.
   """
 
   epoch: int
@@ -31,11 +31,11 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TaskConfig(abc.ABC):
-  """The configuration of a task; each task adds its fields.
+  """The config of a task; subclasses add their fields.
 
   Attributes:
-    name: of the task.
-    tokenizer: that its ids are of, as `DataConfig.tokenizer`.
+    name: name of the task.
+    tokenizer: tokenizer of its ids, see `DataConfig.tokenizer`.
   """
 
   name: ClassVar[str]
@@ -47,11 +47,11 @@ class TaskConfig(abc.ABC):
 
   @abc.abstractmethod
   def ids(self) -> int:
-    """Token ids of its rows: all are in [0, ids)."""
+    """Number of token ids; all ids of its rows are in [0, ids)."""
 
   @abc.abstractmethod
   def lengths(self, split: str, length: int = 0) -> list[int]:
-    """Tokens of the rows of a split, in order; `length` is as in `rows`."""
+    """Row lengths of a split in tokens, in order; for `length` see `rows`."""
 
   @abc.abstractmethod
   def rows(
@@ -60,19 +60,19 @@ class TaskConfig(abc.ABC):
     """Returns the rows of a split, equal for equal arguments.
 
     Args:
-      split: one of `SPLITS`; no two have rows in common but by chance.
-      seed: of the draws, >= 0.
-      batch_size: rows of a batch; rows i * batch_size and on are batch i.
-      length: `DataConfig.sequence_length`, which some tasks pad rows to.
+      split: one of `SPLITS`; splits share rows only by chance.
+      seed: seed of the draws, >= 0.
+      batch_size: rows per batch; batch i starts at row i * batch_size.
+      length: `DataConfig.sequence_length`; some tasks pad rows to it.
     """
 
 
 class Source:
-  """One split of a task, in place of a `store.TokenStore`.
+  """One split of a task, instead of a `store.TokenStore`.
 
   Attributes:
-    task: whose rows these are.
-    name: for messages.
+    task: the task.
+    name: name for messages.
     fingerprint: 16 hex digits; equal for sources of equal rows.
   """
 

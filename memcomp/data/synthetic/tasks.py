@@ -1,4 +1,4 @@
-"""Synthetic tasks by name: the one list that configs and evaluation go by."""
+"""Synthetic tasks by name, for configs and evaluation."""
 
 from memcomp.data.synthetic import mqar_task, niah_task, recall, task
 
@@ -13,10 +13,10 @@ TASKS: dict[str, type[task.TaskConfig]] = {
 
 
 def config_of(name: str) -> type[task.TaskConfig]:
-  """Returns the configuration of the task called `name`.
+  """Returns the config class of the task called `name`.
 
   Raises:
-    ValueError: naming the tasks there are.
+    ValueError: naming the existing tasks.
   """
   if name not in TASKS:
     raise ValueError(f"{name!r} is no task; there are: {', '.join(TASKS)}")

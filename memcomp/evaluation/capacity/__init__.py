@@ -1,4 +1,4 @@
-"""How many pairs a memory holds."""
+"""The number of pairs that a memory can store."""
 
 from memcomp import lazy
 

@@ -1,7 +1,7 @@
-"""Pairs written into Tensor Cache's memory itself, and read back.
+"""Writes pairs directly into Tensor Cache's memory, and reads them back.
 
-`memcomp_kernels.tensor_cache` as it generates: what leaves a window of one
-token is written.
+It uses `memcomp_kernels.tensor_cache` as in generation: a window of one token,
+whose evicted tokens are written.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from memcomp_kernels import tensor_cache
 
 _ROWS = 25
-"""Draws side by side: memories of all tokens would not fit otherwise."""
+"""Number of parallel draws; more would not fit in memory."""
 
 
 def written(
@@ -26,19 +26,19 @@ def written(
   decay: float,
   reads: int,
 ) -> np.ndarray:
-  """Writes pairs into the memory, one a token, and reads it.
+  """Writes pairs into the memory, one per token, and reads it.
 
   Args:
     keys: `[rows, pairs, key]`.
     values: `[rows, pairs, value]`.
-    queries: `[rows, pairs + reads, key]`, of each token: the query of token t
-      reads the memory of the first min(t, pairs) pairs.
+    queries: `[rows, pairs + reads, key]`; the query of token t reads the memory
+      of the first min(t, pairs) pairs.
     rule: "outer", "delta" or "wedge".
     decay: lambda, in (0, 1].
-    reads: tokens after the pairs, which write nothing.
+    reads: number of tokens after the pairs, which write nothing.
 
   Returns:
-    What is read, `[rows, pairs + reads, value]`, with eta = 1.
+    The reads, `[rows, pairs + reads, value]`, with eta = 1.
   """
   rows, pairs, dim = keys.shape
   spec = tensor_cache.Spec(
@@ -47,7 +47,7 @@ def written(
     write_population="evicted",
     read_after_write=True,
   )
-  # The pair of token t is written by token t + 1, which evicts it.
+  # Token t + 1 evicts token t, and so writes its pair.
   writes = np.arange(pairs + reads) <= pairs
   per_token = np.broadcast_to(
     writes[:, None, None], (rows, pairs + reads, 1, 1)
@@ -81,11 +81,11 @@ def draw(
   """Draws keys and values of one row, float64 `[pairs, dim]`.
 
   Args:
-    kind: "random" (unit vectors), or "orthogonal" (the first `dim` an
-      orthonormal basis, then random).
-    dim: of keys and values.
-    pairs: rows.
-    rng: that draws.
+    kind: "random" (unit vectors), or "orthogonal" (an orthonormal basis of
+      `dim` vectors, then random).
+    dim: dimension of keys and values.
+    pairs: number of rows.
+    rng: random generator.
   """
   keys = rng.standard_normal((pairs, dim))
   keys /= np.linalg.norm(keys, axis=1, keepdims=True)
@@ -98,12 +98,13 @@ def draw(
 def first(
   kind: str, dim: int, decay: float, *, seeds: int, seed: int
 ) -> dict[str, Any]:
-  """Measures capacity by the first pair, see the head of this file.
+  """Measures the capacity by the first pair; see `capacity.run`.
 
   Returns:
-    `capacities` of each draw, their `mean`, `deviation` and that of the first
-    five draws; `never`, the draws that never passed 1 (counted as the most
-    pairs written); `errors`, the mean over draws by n, from 1; `theory`.
+    `capacities` of all draws, their `mean` and `deviation`, and those of the
+    first five draws; `never`, the number of draws that never passed 1 (they
+    count as the maximum number of pairs); `errors`, the mean over draws by n,
+    from 1; `theory`.
   """
   pairs = 6 * dim + 32
   found = []
@@ -131,7 +132,7 @@ def first(
 
 
 def theory(kind: str, dim: int, decay: float) -> float:
-  """Pairs where the expected square of the first one's error is 1."""
+  """Number of pairs at which the first pair's expected squared error is 1."""
   if decay == 1:
     return float(2 * dim if kind == "orthogonal" else dim + 1)
   growth = decay**-2
@@ -141,7 +142,7 @@ def theory(kind: str, dim: int, decay: float) -> float:
 def everything(
   rule: str, dim: int, pairs: int, decay: float, *, seeds: int, seed: int
 ) -> dict[str, Any]:
-  """Writes `pairs` by a rule and reads all, see the head of this file.
+  """Writes `pairs` by a rule and reads all of them; see `capacity.run`.
 
   Returns:
     `accuracy` and `error`, and their deviations over draws.
@@ -168,7 +169,7 @@ def everything(
 
 
 def _batches(kind, dim, pairs, seeds, seed):
-  """Draws `seeds` rows, some at a time; row i is of (seed, i) alone."""
+  """Draws `seeds` rows in batches; row i depends only on (seed, i)."""
   for start in range(0, seeds, _ROWS):
     rows = [
       draw(kind, dim, pairs, np.random.default_rng((seed, i)))

@@ -1,18 +1,18 @@
-"""How many pairs Tensor Cache's memory holds: its Table 3, and beyond it.
+"""The number of pairs that Tensor Cache's memory stores: its Table 3, and more.
 
-No checkpoint: random unit keys and normal values are written into the memory
-itself (`memcomp_kernels.tensor_cache`, as it generates: what leaves a window of
-one token), and read back.
+There is no checkpoint. Random unit keys and normal values are written directly
+into the memory (`memcomp_kernels.tensor_cache` as in generation, with a window
+of one token), and read back.
 
-first: the first pair is read after every further one. Its error is
-|k_1 A_n - s v_1| / |s v_1|, s = eta lambda^(n-1) what is left of it; capacity
-is the first n where that passes 1. Keys are "random", or "orthogonal": the
-first key_dim of them an orthonormal basis, and then random.
+"first" reads the first pair after every further one. Its error is |k_1 A_n - s
+v_1| / |s v_1|, where s = eta lambda^(n-1) is its remaining weight. The capacity
+is the first n where the error exceeds 1. Keys are "random", or "orthogonal": an
+orthonormal basis of key_dim keys, then random ones.
 
-all: n pairs are written by each rule, and all of them read. Accuracy is the
-share whose own value has the largest cosine with what is read, of the n
-values; the error is that of each pair, with its own s, as the root of the mean
-square.
+"all" writes n pairs by each rule and reads all of them. A read is right if, of
+the n values, its own value has the largest cosine with it; accuracy is the
+share of right reads. The error is the root mean square over pairs, each with
+its own s.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ RULES = ("outer", "delta", "wedge")
 FIRST = (("orthogonal", 1.0), ("random", 1.0), ("random", 0.995))
 """Keys and decay of Table 3's columns."""
 PAIRS = (0.125, 0.25, 0.5, 1, 2, 4)
-"""Pairs of "all", over key_dim."""
+"""Numbers of pairs for "all", over key_dim."""
 
 
 def run(
@@ -40,16 +40,16 @@ def run(
   samples: int = 200,
   seed: int = 0,
 ) -> list[pathlib.Path | str]:
-  """Measures all slices; prints, and writes JSON, PNG and a table's lines.
+  """Measures all slices; prints and writes JSON, PNG and table lines.
 
   Args:
-    out: folder for results; slices that stand there already are not run again.
-    dims: of keys and values.
-    samples: draws of each slice.
-    seed: of the draws.
+    out: folder for results; slices with results there are skipped.
+    dims: dimensions of keys and values.
+    samples: draws per slice.
+    seed: seed of the draws.
 
   Returns:
-    What was written.
+    Paths of the results, or lines about them.
 
   Raises:
     UserError: a bad value, or a folder that cannot be written.
@@ -91,7 +91,7 @@ def run(
 
 
 def table(found: list[dict[str, Any]]) -> str:
-  """Returns both measurements as tables in markdown."""
+  """Returns both measurements as Markdown tables."""
   lines = [
     "| key_dim | keys | decay | capacity | of 5 draws | expected |",
     "|---|---|---|---|---|---|",
@@ -171,7 +171,7 @@ def _result(one: dict[str, Any]) -> str:
 def _draw(
   found: list[dict[str, Any]], path: pathlib.Path
 ) -> pathlib.Path | str:
-  """The largest memory: by pairs over key_dim, each rule a line."""
+  """Draws the largest memory: by pairs over key_dim, one line per rule."""
   largest = max(one["dim"] for one in found)
   by_rule: dict[str, dict[str, list[float]]] = {"accuracy": {}, "error": {}}
   for one in found:

@@ -14,7 +14,7 @@ FIELDS = {"mixer": "a", "mixer_b": "b", "mixer_c": "c"}
 """The old fields, and the letters of their mixers in patterns."""
 
 
-def meant(names: Iterable[str]) -> dict[str, str]:
+def letter_names(names: Iterable[str]) -> dict[str, str]:
   """Returns the mixer name that each of a, b and c refers to.
 
   A letter that is itself a name refers to that mixer. The other letters refer,
@@ -28,7 +28,7 @@ def meant(names: Iterable[str]) -> dict[str, str]:
   }
 
 
-def modernise(saved: dict[str, Any]) -> dict[str, Any]:
+def upgrade(saved: dict[str, Any]) -> dict[str, Any]:
   """Replaces the old fields of a model's saved config by `mixers`.
 
   Args:
@@ -42,7 +42,7 @@ def modernise(saved: dict[str, Any]) -> dict[str, Any]:
   return {"pattern": "a"} | rest | {"mixers": mixers}
 
 
-def accepted[T](config_type: type[T]) -> type[T]:
+def accept_old_fields[T](config_type: type[T]) -> type[T]:
   """Lets a dataclass with a field `mixers` accept the three old fields too.
 
   The old fields become constructor arguments (so `dataclasses.replace` takes
@@ -69,10 +69,10 @@ def accepted[T](config_type: type[T]) -> type[T]:
 
 def _property(letter: str) -> property:
   def get(config):
-    return config.mixers.get(meant(config.mixers)[letter])
+    return config.mixers.get(letter_names(config.mixers)[letter])
 
   def put(config, mixer):
-    name = meant(config.mixers)[letter]
+    name = letter_names(config.mixers)[letter]
     if mixer is None:
       config.mixers.pop(name, None)
     else:
@@ -81,7 +81,7 @@ def _property(letter: str) -> property:
   return property(get, put, doc=f"The mixer that was called {letter}, or None.")
 
 
-def named_like(config: Any, other: Any) -> Any:
+def rename_like(config: Any, other: Any) -> Any:
   """Returns `config` with another model's names for its mixers.
 
   Names do not change results. If the layers of the two models differ in kind or

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-class Apart(NamedTuple):
+class Unstacked(NamedTuple):
   """The unstacked states of the layers of a stack.
 
   Attributes:
@@ -23,15 +23,15 @@ class Apart(NamedTuple):
   layers: tuple[Any, ...]
 
 
-def split(stacked: Any) -> Apart:
+def unstack(stacked: Any) -> Unstacked:
   """Unstacks states that are stacked by layer along axis 0."""
   count = len(jax.tree.leaves(stacked)[0])
-  return Apart(
+  return Unstacked(
     tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count))
   )
 
 
-def join(states: Apart) -> Any:
+def stack(states: Unstacked) -> Any:
   """Stacks the states of layers along axis 0."""
   return jax.tree.map(lambda *x: jnp.stack(x), *states.layers)
 
@@ -48,17 +48,19 @@ def scan(
     body: maps x and (index, params, states) of a layer to x and new states.
     x: input of the first layer.
     params: parameters, stacked by layer along axis 0.
-    states: states of the interleaved stacks, all stacked or all `Apart`.
+    states: states of the interleaved stacks, all stacked or all `Unstacked`.
 
   Returns:
     The output of the last layer, and the new states in the given form.
   """
-  if not isinstance(states[0], Apart):
+  if not isinstance(states[0], Unstacked):
     count = len(jax.tree.leaves(params)[0])
     return lax.scan(body, x, (jnp.arange(count), params, states))
-  after = []
-  for index, here in enumerate(zip(*(s.layers for s in states), strict=True)):
-    of_layer = jax.tree.map(lambda p, i=index: p[i], params)
-    x, new = body(x, (index, of_layer, here))
-    after.append(new)
-  return x, tuple(Apart(layers) for layers in zip(*after, strict=True))
+  new = []
+  for index, layer_states in enumerate(
+    zip(*(s.layers for s in states), strict=True)
+  ):
+    layer_params = jax.tree.map(lambda p, i=index: p[i], params)
+    x, layer_new = body(x, (index, layer_params, layer_states))
+    new.append(layer_new)
+  return x, tuple(Unstacked(layers) for layers in zip(*new, strict=True))

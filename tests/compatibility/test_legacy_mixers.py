@@ -24,7 +24,7 @@ from memcomp.evaluation import load
 from memcomp.export import read
 from memcomp.inference import saved
 from memcomp.layers import linear_attention, softmax_attention, trellis
-from memcomp.models import decoder, letters
+from memcomp.models import decoder, legacy_mixers
 from memcomp.runs import workdir
 from memcomp.training import run as run_lib
 
@@ -217,11 +217,13 @@ def test_names_are_taken_over_where_models_are_one():
 
   new = model("window+memory", memory=TRELLIS, window=WINDOW)
   for pattern in ("ba", "b+a", "(ba)*3"):
-    found = letters.named_like(model(pattern, a=TRELLIS, b=WINDOW), new)
+    found = legacy_mixers.rename_like(model(pattern, a=TRELLIS, b=WINDOW), new)
     assert found == new
   # What stands in no layer keeps its name.
-  found = letters.named_like(model("ba", a=TRELLIS, b=WINDOW, c=LINEAR), new)
+  found = legacy_mixers.rename_like(
+    model("ba", a=TRELLIS, b=WINDOW, c=LINEAR), new
+  )
   assert found.mixers == new.mixers | {"c": LINEAR}
   for pattern in ("ab", "3*b,3*a", "2*(bab)", "2*(bba)"):
     other = model(pattern, a=TRELLIS, b=WINDOW)
-    assert letters.named_like(other, new) == other
+    assert legacy_mixers.rename_like(other, new) == other

@@ -1,0 +1,91 @@
+"""What the layers of Trellis and Lattice share.
+
+Both have convolutions on projections of x, gates for decay and write rate, and
+a solver for per-token gradients.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from memcomp.layers import base, linear
+from memcomp_kernels.math import activations, solver
+
+NORMALIZE = ("none", "qk", "qkv")
+"""Vectors that may have an L2 normalization before the memory."""
+
+
+class SolvedState(NamedTuple):
+  """State of the mixer: convolution taps (or None) and the memory.
+
+  `stats` has the solver statistics of the last call, `[batch, heads]`, if
+  `SolverConfig` asks for them, else None.
+  """
+
+  query_taps: jax.Array | None
+  key_taps: jax.Array | None
+  value_taps: jax.Array | None
+  memory: Any
+  stats: solver.Stats | None = None
+
+
+class SolvedMixer(base.Mixer):
+  """A mixer whose per-token gradients need a solver."""
+
+  query_key: linear.Linear
+  value: linear.Linear
+  log_decay: linear.Linear
+  write_rate: linear.Linear
+
+  def build_gates(self, config: Any, make: base.Make, count: int) -> None:
+    """Makes the projections of `count` decays and write rates."""
+    self.log_decay = make.project(count, linear.logit(config.decay_init))
+    rate = config.write_rate_init / config.write_rate_scale
+    self.write_rate = make.project(count, linear.logit(rate))
+    self.write_rate_scale = config.write_rate_scale
+
+  def build_convolutions(
+    self, config: Any, make: base.Make, key_width: int
+  ) -> None:
+    """Makes the convolutions, and keeps the options that all calls share."""
+    width = config.convolution_width
+    self.query_convolution = make.convolution(key_width, width)
+    self.key_convolution = make.convolution(key_width, width)
+    self.value_convolution = make.convolution(
+      self.heads * self.value_dim, width if config.convolve_value else 0
+    )
+    self.normalize = config.normalize
+    self.tiling = config.tiling()
+    self.keep_stats = config.solver.stats(config.gradient_at)
+
+  def with_taps(self, batch: int, memory: Any) -> SolvedState:
+    """The state before the first token, with the given memory."""
+    stats = solver.no_stats((batch, self.heads)) if self.keep_stats else None
+    return SolvedState(**self.fresh_taps(batch), memory=memory, stats=stats)
+
+  def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Passes the tiling to the kernel."""
+    return inputs, self.spec, {"tiling": self.tiling}
+
+  def query_key_value(
+    self, x: jax.Array, state: SolvedState, call: base.Call
+  ) -> tuple[jax.Array, jax.Array, jax.Array, SolvedState]:
+    """Returns query, key, value `[batch, time, heads, dim]`, and the state."""
+    shared = self.query_key(x)
+    projected, state = self.convolved(
+      state, call, shared, shared, self.value(x)
+    )
+    query, key, value = map(self.split, projected)
+    if self.normalize != "none":
+      query, key = activations.unit(query), activations.unit(key)
+    if self.normalize == "qkv":
+      value = activations.unit(value)
+    return query, key, value, state
+
+  def gates(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns log decay and write rate, float32 or wider."""
+    log_decay, rate = map(self.split, (self.log_decay(x), self.write_rate(x)))
+    return (
+      jax.nn.log_sigmoid(base.wide(log_decay)),
+      self.write_rate_scale * jax.nn.sigmoid(base.wide(rate)),
+    )
