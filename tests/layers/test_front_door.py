@@ -38,6 +38,27 @@ def test_a_width_is_enough(name, dtype):
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
+def test_a_program_may_forbid_promotion(name):
+  """Of dtypes and of ranks, of its own arrays."""
+  mixer = registry.MIXERS[name]
+  ids = jnp.ones(X.shape[:2], jnp.int32)
+
+  def whole(x):
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    y, state = layer(x, layer.init_state(2), segment_ids=ids)
+    return jax.grad(lambda x: layer(x).astype(jnp.float32).sum())(x), y, state
+
+  def step(x):
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    return layer.step(x[:, 0], layer.init_state(2))[0]
+
+  x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    dx, y, _ = jax.eval_shape(whole, x)
+    assert dx.dtype == y.dtype == jax.eval_shape(step, x).dtype == x.dtype
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_a_config_makes_the_same_layer(name):
   mixer = registry.MIXERS[name]
 
