@@ -59,6 +59,25 @@ def test_a_program_may_forbid_promotion(name):
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize("shape", [(0, 8, 64), (2, 0, 64)], ids=str)
+def test_nothing_gives_nothing(name, shape):
+  """No rows, or no tokens."""
+
+  def whole(x):
+    layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+    state = layer.init_state(len(x))
+    ids = jnp.ones(x.shape[:2], jnp.int32)
+    return (
+      layer(x),
+      layer(x, state, segment_ids=ids)[0],
+      jax.grad(lambda x: layer(x).sum())(x),
+    )
+
+  for y in jax.eval_shape(whole, jax.ShapeDtypeStruct(shape, jnp.float32)):
+    assert y.shape == shape
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_a_config_makes_the_same_layer(name):
   mixer = registry.MIXERS[name]
 
