@@ -134,12 +134,27 @@ def require(name: str) -> Any:
   return value
 
 
+def _allow_promotion() -> None:
+  """Lets arrays meet by JAX's default rules.
+
+  The environment may forbid that, for programs that are written for it.
+  """
+  os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "standard"
+  os.environ["JAX_NUMPY_RANK_PROMOTION"] = "allow"
+  if "jax" in sys.modules:  # It has read them.
+    import jax
+
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+
+
 def _run(program, usage, argv) -> int | None:
   argv = config_flag.with_path(argv)
   if any(arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv):
     print(_help(usage, argv, program.__module__))
     return 0
   _silence_libraries()
+  _allow_promotion()
   _parse(argv)
   _set_compilation_cache(_CACHE.value)
   return program()

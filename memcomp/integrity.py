@@ -5,10 +5,12 @@ disk, a copy or a truncation can damage one, and Orbax would restore a flipped
 bit without an error.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 
 import tensorstore as ts
 from etils import epath
@@ -50,6 +52,31 @@ def problem(directory: epath.Path) -> str | None:
     if _digest(file) != digest:
       return f"{name} has changed since it was written"
   return None
+
+
+@contextlib.contextmanager
+def reading(directory: pathlib.Path, what: str) -> Iterator[None]:
+  """Says of arrays that cannot be read that they are damaged.
+
+  Args:
+    directory: that holds them, and their checksums.
+    what: they are, to begin the message with.
+
+  Raises:
+    UserError: the block failed and there are no checksums. With them, which
+      `problem` has compared, the reader is at fault and its error goes on.
+  """
+  try:
+    yield
+  except (errors.UserError, OSError, MemoryError):
+    raise
+  except Exception as error:
+    if (directory / MANIFEST).exists():
+      raise
+    cause = " ".join(str(error).split())[:200]
+    raise errors.UserError(
+      f"{what} is damaged ({cause}); restore it from a copy"
+    ) from error
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:

@@ -90,8 +90,8 @@ def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
       return _acquire(path)
     with contextlib.suppress(OSError):  # the lock holds even on a full disk
       file.truncate(0)
-      file.write(_me())
-      file.flush()
+      # Not into the buffer, which closing the file would try to write again.
+      os.write(file.fileno(), _me().encode())
     # Removed before unlocking: whoever locks a removed file tries again.
     stack.callback(_remove, path)
   except BaseException:

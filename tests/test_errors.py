@@ -199,3 +199,26 @@ def test_a_config_of_any_encoding(head, tmp_path):
   path = tmp_path / "config.py"
   path.write_bytes(head + b"def get_config():\n  return 'read'\n")
   assert cli.load_config(str(path)) == "read"
+
+
+def test_a_program_is_not_bound_by_the_promotion_that_others_forbid():
+  code = (
+    "import sys; from memcomp import cli; sys.argv[:] = ['x']\n"
+    "def program():\n"
+    "  import jax.numpy as jnp\n"
+    "  print(jnp.ones((2, 3), jnp.bfloat16) + jnp.ones(3, jnp.float32))\n"
+    "cli.main(program, usage='')"
+  )
+  strict = {
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+  }
+  for before in ("", "import jax\n"):
+    done = subprocess.run(
+      [sys.executable, "-c", before + code],
+      env=os.environ | strict,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -181,3 +182,15 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def _without(*unused):
   raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_a_full_disk_is_no_error_of_a_lock(tmp_path):
+  """Of what is written under it, which names its place, it may be one."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+  try:
+    with lock.hold(tmp_path / "lock"), pytest.raises(lock.HeldError):
+      lock._acquire(tmp_path / "lock")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert not list(tmp_path.iterdir())

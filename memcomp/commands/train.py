@@ -86,11 +86,14 @@ _HEARTBEAT = flags.DEFINE_integer(
   limits.SECONDS,
 )
 _ONLY_WITH = {
-  "seeds": "each",
-  "topology": "compile_only",
-  "slices": "compile_only",
+  "seeds": ("each",),
+  "topology": ("compile_only",),
+  "slices": ("compile_only",),
+  "heartbeat_seconds": ("coordinator", "distributed"),
 }
 """Flags that have no effect without another flag."""
+_NOT_COMPILING = ("distributed", "coordinator", "processes", "process")
+"""Flags that --compile_only would pass over."""
 
 
 def main() -> NoReturn:
@@ -101,10 +104,19 @@ def main() -> NoReturn:
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = cli.require("config")
-  for name, other in _ONLY_WITH.items():
-    if flags.FLAGS[name].present and not flags.FLAGS[other].value:
+  for name, others in _ONLY_WITH.items():
+    if flags.FLAGS[name].present and not any(
+      flags.FLAGS[other].value for other in others
+    ):
       raise errors.UserError(
-        f"--{name} means nothing without --{other}; add that, or leave it out"
+        f"--{name} means nothing without --{' or --'.join(others)}; add that,"
+        " or leave it out"
+      )
+  for name in _NOT_COMPILING if _COMPILE_ONLY.value else ():
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f"--{name} means nothing with --compile_only, for one process compiles;"
+        " leave it out"
       )
   if _EACH.value is not None:
     if _CHECKPOINTS.value:

@@ -221,10 +221,12 @@ def _translated(
     limits.check(f"{path}: {name}", found[name], 1, most)
   rope = _rope(found)
   heads, d_model = found["num_attention_heads"], found["hidden_size"]
-  width = found.get("head_dim") or d_model // heads
+  width, kv_heads = found.get("head_dim"), found.get("num_key_value_heads")
+  if width is None:
+    width = d_model // heads
   mixer = softmax_attention.SoftmaxAttentionConfig(
     heads=heads,
-    kv_heads=found.get("num_key_value_heads") or heads,
+    kv_heads=heads if kv_heads is None else kv_heads,
     key_dim=width,
     value_dim=width,
     rotary_dim=width,

@@ -88,7 +88,10 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
   if mesh is None:
     mesh = sharding.one_device()
   if kind == "orbax":
-    with ocp.StandardCheckpointer() as reader:
+    with (
+      integrity.reading(folder, str(folder)),
+      ocp.StandardCheckpointer() as reader,
+    ):
       params = reader.restore(folder / ORBAX, abstract.params_of(model, mesh))
   else:
     with tensors.opened(folder) as arrays:

@@ -121,7 +121,10 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
   target = {
     name: jax.ShapeDtypeStruct(*sizes[name], sharding=place) for name in names
   }
-  with ocp.StandardCheckpointer() as reader:
+  with (
+    integrity.reading(folder, f"the session {folder}"),
+    ocp.StandardCheckpointer() as reader,
+  ):
     found = reader.restore(folder / _ARRAYS, target)
   return jax.tree.unflatten(
     jax.tree.structure(new), [found[name] for name in names]

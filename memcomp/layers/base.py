@@ -276,6 +276,8 @@ class Mixer(nnx.Module):
     """
     self._check(x, "batch, time")
     fresh = state is None
+    if not x.shape[1]:  # Without a token the state stays as it is.
+      return x if fresh else (x, state)
 
     def whole(self, x, state, segment_ids, first_value, noise):
       position = 0 if fresh else max_position

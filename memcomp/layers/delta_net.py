@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, norm, options, step_size
+from memcomp.layers import base, linear, norm, options, step_size
 from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
 
@@ -144,7 +144,7 @@ class GatedDeltaNet(base.Mixer):
 
   def outputs(self, x, y):
     """Norm of each head, gate, output projection."""
-    y = self.norm(y).reshape(*x.shape[:-1], -1)
+    y = linear.join_heads(self.norm(y))
     if self.gate is not None:
       y = y * jax.nn.silu(self.gate(x))
     return self.out(y)

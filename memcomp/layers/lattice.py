@@ -170,7 +170,7 @@ class Lattice(solved.SolvedMixer):
 
   def outputs(self, x, y):
     """Applies the optional layer norm, the gate and the output projection."""
-    y = y.reshape(*y.shape[:-2], -1)
+    y = linear.join_heads(y)
     if self.post_norm is not None:
       y = self.post_norm(y)
     return self.out(y * jax.nn.gelu(self.gate(x)))

@@ -93,8 +93,14 @@ class Linear(nnx.Module):
 
 def split_heads(x: jax.Array, heads: int, rules: sharding.Rules) -> jax.Array:
   """Reshapes `[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
-  x = x.reshape(*x.shape[:-1], heads, -1)
+  # Not -1, which cannot be found for an array without rows.
+  x = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
   return rules.constrain(x, "batch", "time", "heads", None)
+
+
+def join_heads(x: jax.Array) -> jax.Array:
+  """Reshapes `[..., heads, dim]` to `[..., heads * dim]`."""
+  return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def logit(p: float) -> float:

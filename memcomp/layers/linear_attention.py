@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, norm, options
+from memcomp.layers import base, linear, norm, options
 from memcomp_kernels import linear_attention
 
 option = options.option
@@ -117,7 +117,7 @@ class LinearAttention(base.Mixer):
     """Applies the optional norm of each head and the output projection."""
     if self.norm is not None:
       y = self.norm(y)
-    return self.out(y.reshape(*x.shape[:-1], -1))
+    return self.out(linear.join_heads(y))
 
   def _log_decay(self, x: jax.Array) -> jax.Array | None:
     """Log decay `[batch, time, heads, 1]`; None without decay."""

@@ -115,7 +115,8 @@ class Mamba2(base.Mixer):
     )
     # Not constrained to shards of heads: there may be fewer groups.
     query, key = (
-      y.reshape(*y.shape[:-1], self.groups, -1) for y in (query, key)
+      y.reshape(*y.shape[:-1], self.groups, y.shape[-1] // self.groups)
+      for y in (query, key)
     )
     inputs = state_space_duality.Inputs(
       query, key, value, log_decay, step, skip
@@ -135,5 +136,5 @@ class Mamba2(base.Mixer):
 
   def outputs(self, x, y):
     """Gate, norm, output projection."""
-    y = y.reshape(*x.shape[:-1], -1) * jax.nn.silu(self.gate(x))
+    y = linear.join_heads(y) * jax.nn.silu(self.gate(x))
     return self.out(self.norm(y))

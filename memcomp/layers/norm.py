@@ -35,7 +35,7 @@ class RMSNorm(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises `[..., dim]`."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    parts = wide.reshape(*x.shape[:-1], self.groups, -1)
+    parts = wide.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
     square = jnp.mean(parts * parts, axis=-1, keepdims=True)
     unit = (parts * lax.rsqrt(square + self.eps)).reshape(x.shape)
     return (unit * self.scale[...]).astype(x.dtype)

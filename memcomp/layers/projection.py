@@ -299,4 +299,4 @@ class ProjectedMixer(base.Mixer):
 
   def outputs(self, x: jax.Array, y: jax.Array) -> jax.Array:
     """Projects the reads of all heads to d_model features."""
-    return self.out(y.reshape(*x.shape[:2], -1))
+    return self.out(linear.join_heads(y))

@@ -279,11 +279,12 @@ class RWKV7(base.Mixer):
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     wide = wide * lax.rsqrt(variance + self.key_dim * _NORM_EPS)
-    shape = *y.shape[:-2], -1
-    normed = wide.reshape(shape) * self.norm_scale[...] + self.norm_bias[...]
+    normed = (
+      linear.join_heads(wide) * self.norm_scale[...] + self.norm_bias[...]
+    )
     match = inputs.query * inputs.key * self.bonus[...]
     bonus = jnp.sum(match, axis=-1, keepdims=True) * inputs.value
-    y = (normed + bonus.reshape(shape)).astype(y.dtype)
+    y = (normed + linear.join_heads(bonus)).astype(y.dtype)
     return self.out(y * gate)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, norm, options, positions, rotary
+from memcomp.layers import base, linear, norm, options, positions, rotary
 from memcomp_kernels import slot_attention
 
 option = options.option
@@ -186,9 +186,9 @@ class SlotAttention(base.Mixer):
   def outputs(self, x, y):
     """Applies norm, gate and output projection."""
     if self.gate is None:
-      y = y.reshape(*x.shape[:-1], -1)
+      y = linear.join_heads(y)
       return self.out(self.post_norm(jax.nn.silu(y)))
-    y = self.post_norm(y).reshape(*x.shape[:-1], -1)
+    y = linear.join_heads(self.post_norm(y))
     return self.out(y * jax.nn.silu(self.gate(x)))
 
 

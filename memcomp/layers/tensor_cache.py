@@ -239,9 +239,7 @@ class TensorCache(projection.ProjectedMixer):
 
   def outputs(self, x, y):
     """(5) of `[batch, time, heads, 2 * value]`."""
-    local, read = (
-      part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, 2, axis=-1)
-    )
+    local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
     gate = self.read_gate[...].astype(jnp.float32)
     if self.token_gate is not None:
       gate = gate + self.token_gate(x).astype(jnp.float32)

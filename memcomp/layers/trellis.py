@@ -213,5 +213,5 @@ class Trellis(solved.SolvedMixer):
 
   def outputs(self, x, y):
     """Applies layer norm, gate and output projection."""
-    y = y.reshape(*y.shape[:-2], -1)
+    y = linear.join_heads(y)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))

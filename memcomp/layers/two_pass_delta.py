@@ -175,4 +175,4 @@ class TwoPassDelta(base.Mixer):
 
   def outputs(self, x, y):
     """Applies norm and output projection."""
-    return self.out(self.post_norm(y.reshape(*x.shape[:-1], -1)))
+    return self.out(self.post_norm(linear.join_heads(y)))

@@ -141,6 +141,7 @@ class Decoder(nnx.Module):
         return nnx.merge(graphdef, params), state_
     raise IndexError(f"there is no layer {depth} of {self.num_layers}")
 
+  @contract.default_promotion()
   def init_state(self, batch: int, length: int | None = None) -> DecoderState:
     """The state before the first token, including learned memories.
 
@@ -217,6 +218,7 @@ class Decoder(nnx.Module):
       like=lambda: tokens if fresh else (tokens, state),
     )
 
+  @contract.default_promotion()
   def hidden(
     self,
     tokens: jax.Array,
@@ -257,6 +259,7 @@ class Decoder(nnx.Module):
       _, last = contract.segment_starts(segment_ids, state.segment_id)
     return self.norm(x), DecoderState(taps, last, layers)
 
+  @contract.default_promotion()
   def mixer_io(
     self, tokens: jax.Array, segment_ids: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
@@ -363,6 +366,7 @@ class Decoder(nnx.Module):
       return embedding, embedding
     return embedding, gathered(self.head)
 
+  @contract.default_promotion()
   def logits(
     self, hidden: jax.Array, table: jax.Array | None = None
   ) -> jax.Array:
@@ -386,6 +390,7 @@ class Decoder(nnx.Module):
 
     return sharding.per_shard(project, table, hidden, self.rules)
 
+  @contract.default_promotion()
   def memory_norms(self, state: DecoderState) -> jax.Array:
     """Root mean square of each layer's memories, float32 `[layers]`."""
     norms = []
@@ -403,6 +408,7 @@ class Decoder(nnx.Module):
       norms.append(jax.vmap(one)(params, states))
     return self._by_layer(norms)
 
+  @contract.default_promotion()
   def solver_stats(self, state: DecoderState) -> solver.Stats | None:
     """Solver statistics of each layer's last call, `[layers]`.
 
@@ -426,6 +432,7 @@ class Decoder(nnx.Module):
     by_layer = sorted(range(len(order)), key=order.__getitem__)
     return jnp.concatenate(by_stack)[jnp.array(by_layer)]
 
+  @contract.default_promotion()
   def embed(
     self,
     tokens: jax.Array,

@@ -12,8 +12,10 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 
 from memcomp.sharding import axes
+from memcomp_kernels import contract
 
 
+@contract.default_promotion()
 def call(
   module: Any,
   method: Callable[..., Any],
@@ -23,6 +25,8 @@ def call(
   heads: int | None = None,
 ) -> Any:
   """Returns `method(module, *arrays)`, with Auto axes if a mesh is Explicit.
+
+  Nor does it matter which promotions of dtypes and ranks a program forbids.
 
   Args:
     module: module with `rules`. If they are `axes.NONE` and the mesh is

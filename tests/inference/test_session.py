@@ -212,6 +212,11 @@ def test_damage_is_found(tmp_path, session, owner):
   largest.write_bytes(data)
   with pytest.raises(errors.UserError, match="is damaged"):
     saved.load(folder, owner)
+  # Nor is it taken for a fault of the program where the checksums are lost.
+  (folder / "sha256.json").unlink()
+  (folder / "arrays/_METADATA").write_text("{}")
+  with pytest.raises(errors.UserError, match="is damaged"):
+    saved.load(folder, owner)
   with pytest.raises(errors.UserError, match="is no saved session"):
     saved.load(tmp_path / "nothing", owner)
 

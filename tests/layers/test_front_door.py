@@ -38,6 +38,46 @@ def test_a_width_is_enough(name, dtype):
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
+def test_a_program_may_forbid_promotion(name):
+  """Of dtypes and of ranks, of its own arrays."""
+  mixer = registry.MIXERS[name]
+  ids = jnp.ones(X.shape[:2], jnp.int32)
+
+  def whole(x):
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    y, state = layer(x, layer.init_state(2), segment_ids=ids)
+    return jax.grad(lambda x: layer(x).astype(jnp.float32).sum())(x), y, state
+
+  def step(x):
+    layer = mixer(64, rngs=nnx.Rngs(0))
+    return layer.step(x[:, 0], layer.init_state(2))[0]
+
+  x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    dx, y, _ = jax.eval_shape(whole, x)
+    assert dx.dtype == y.dtype == jax.eval_shape(step, x).dtype == x.dtype
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize("shape", [(0, 8, 64), (2, 0, 64)], ids=str)
+def test_nothing_gives_nothing(name, shape):
+  """No rows, or no tokens."""
+
+  def whole(x):
+    layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+    state = layer.init_state(len(x))
+    ids = jnp.ones(x.shape[:2], jnp.int32)
+    return (
+      layer(x),
+      layer(x, state, segment_ids=ids)[0],
+      jax.grad(lambda x: layer(x).sum())(x),
+    )
+
+  for y in jax.eval_shape(whole, jax.ShapeDtypeStruct(shape, jnp.float32)):
+    assert y.shape == shape
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_a_config_makes_the_same_layer(name):
   mixer = registry.MIXERS[name]
 

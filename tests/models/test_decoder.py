@@ -97,6 +97,39 @@ def test_a_call_gives_logits_and_given_a_state_the_new_one():
   errors.assert_close((packed[0, :14], packed[0, 17:31]), tuple(logits), 1e-5)
 
 
+@pytest.mark.parametrize("shape", [(0, 14), (2, 0)], ids=str)
+def test_nothing_gives_nothing(shape):
+  """No rows, or no tokens."""
+  model = cases.build(cases.config("gated_delta_net"))
+
+  def whole(tokens):
+    logits, state = model(tokens, state=model.init_state(len(tokens)))
+    return logits, model(tokens), model.step(jnp.ones(len(tokens), int), state)
+
+  logits, alone, (step, _) = jax.eval_shape(
+    whole, jax.ShapeDtypeStruct(shape, jnp.int32)
+  )
+  assert logits.shape == alone.shape == (*shape, 50)
+  assert step.shape == (shape[0], 50)
+
+
+def test_a_program_may_forbid_promotion():
+  """Of dtypes and of ranks, of its own arrays."""
+  model = cases.build(cases.config("gated_delta_net"))
+  documents, row, segments = packed_documents()
+
+  def whole(documents, row, segments):
+    state = model.init_state(2)
+    logits, state = model(documents, state=state)
+    model.mixed(documents), model.memory_norms(state)
+    step = model.step(documents[:, 0], state)
+    return logits, step, model(row, segment_ids=segments)
+
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    logits, *_ = jax.eval_shape(whole, documents, row, segments)
+  assert logits.shape == (2, 14, 50)
+
+
 # Every other layer's own tests say it of the layer.
 @those_in(cases.OFTEN)
 def test_steps_equal_the_sequence(model):

@@ -194,6 +194,14 @@ BAD = {
   ),
   "prefetch": ([C, "--config.data.prefetch=2000000000"], "data.prefetch"),
   "too many seeds": ([C, "--each=a", "--seeds=99999999999"], "--seeds"),
+  "heartbeats of one": (
+    [C, "--heartbeat_seconds=9"],
+    "without --coordinator or --distributed",
+  ),
+  "processes that compile": (
+    [C, "--compile_only", "--processes=2"],
+    "--processes means nothing with --compile_only",
+  ),
   "heartbeat": (
     [C, "--heartbeat_seconds=99999999999"],
     "--heartbeat_seconds",
