@@ -40,6 +40,10 @@ class DataConfig:
       (whole documents, first-fit, padded) or "stream" (each row of the batch
       continues where it stopped one step earlier; for training with the state
       carried across steps).
+    stretch: windows that a row of packing "stream" reads on before it goes on
+      at another place of the text, drawn without replacement; 0 reads whole
+      parts of the text. Short stretches keep the batch a mixture of places.
+      Validation reads on without jumps.
     sequence_length: tokens a row, >= 1.
     seed: of the order of rows.
     prefetch: batches read ahead by a background thread; 0 reads in line.
@@ -51,6 +55,7 @@ class DataConfig:
   task: task_lib.TaskConfig | None = None
   tokenizer: str = "bytes"
   packing: str = "joined"
+  stretch: int = 0
   sequence_length: int = 256
   seed: int = 0
   prefetch: int = 2
@@ -107,8 +112,21 @@ class TrainingConfig:
     implementation: of memories, where it can do the call, such as
       "xla_chunked", "mosaic_tpu" or "mosaic_gpu": speed alone. Empty for the
       platform's fastest.
-    carry_state: hand each row's state to the next step (truncated
-      backpropagation through windows); needs packing "stream".
+    carry_state: hand each row's state to the next step where the text goes on
+      (truncated backpropagation through windows); needs packing "stream".
+    state_passing: share of the rows of a step, in [0, 1], that begin from the
+      final state of the row that stood in their place one step before, of
+      whatever text, without a gradient into it. The memory then learns to go
+      on from states that are older than a row. The rows are drawn from `seed`
+      and the step alone; the others begin as without. Memories that grow keep
+      the newest of their `max_length` tokens.
+    init_from: run, export or Hugging Face checkpoint whose parameters a new
+      run begins with; "" draws them. A run that has a checkpoint of its own
+      goes on from that.
+    init_partially: take only the arrays of `init_from` that fit by name and
+      shape; otherwise one that does not is an error.
+    keep_optimizer: also take Adam's moments from `init_from`, which is then a
+      run. The schedule begins anew.
     max_nonfinite_steps: stop after this many steps in a row whose loss or
       gradient was not finite (each is skipped and counted).
     log_every: steps between two lines of metrics.
@@ -133,6 +151,10 @@ class TrainingConfig:
   loss_chunk: int = 0
   implementation: str = ""
   carry_state: bool = False
+  state_passing: float = 0.0
+  init_from: str = ""
+  init_partially: bool = False
+  keep_optimizer: bool = False
   max_nonfinite_steps: int = 10
   log_every: int = 20
   evaluate_every: int = 0
