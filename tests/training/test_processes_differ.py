@@ -206,7 +206,7 @@ def test_disks_of_their_own(folders, tmp_path):
   """Each would save its part of a checkpoint where no other sees it."""
   config = training_cases.write_config(
     tmp_path,
-    "from memcomp.training import workdir\nworkdir._WAIT_SECONDS = 1\n",
+    "from memcomp.runs import workdir\nworkdir._WAIT_SECONDS = 1\n",
   )
   lines = run(config, "run", folders)
   assert "process 1 stopped while looking" in lines[0]
