@@ -26,6 +26,13 @@ def cases(values, always=()):
   ]
 
 
+def both_parts(test):
+  """Parametrizes a test by `gradient`: values always, gradients if slow."""
+  return pytest.mark.parametrize(
+    "gradient", cases([False, True], [False]), ids=["values", "gradients"]
+  )(test)
+
+
 def part_of(text: str) -> tuple[int, int]:
   """Returns (2, 12) for "2/12"."""
   number, _, count = text.partition("/")

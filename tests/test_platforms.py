@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import rotation
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -43,13 +44,19 @@ print(json.dumps(found))
 """
 
 
+CUDA = ("cuda", "its plugin is not installed")
+
+
 @pytest.mark.parametrize(
   ("platform", "reason"),
-  [
-    ("typo", "Backend 'typo' is not in the list of known backends"),
-    ("cuda", "its plugin is not installed"),
-    ("cpu,tpu", "libtpu.so: cannot open shared object file"),
-  ],
+  rotation.cases(
+    [
+      CUDA,
+      ("typo", "Backend 'typo' is not in the list of known backends"),
+      ("cpu,tpu", "libtpu.so: cannot open shared object file"),
+    ],
+    [CUDA],
+  ),
 )
 def test_one_line(platform, reason, tmp_path):
   (tmp_path / "text.txt").write_text("the quick brown fox " * 400)

@@ -199,6 +199,7 @@ def test_a_written_config_is_whole(converted):
   assert config_lib.to_dict(opened.config) == saved
 
 
+@pytest.mark.slow
 def test_a_run_that_carries_its_state(source, tmp_path):
   """The rows' states are of the new memory, and begin as it begins."""
   convert.convert(

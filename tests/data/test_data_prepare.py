@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+import rotation
 import tokenizers
 
 from memcomp import config as config_lib
@@ -198,12 +199,15 @@ def wait_for(out, count):
 
 @pytest.mark.parametrize(
   ("number", "workers"),
-  [
-    (signal.SIGKILL, 1),
-    (signal.SIGKILL, 2),
-    (signal.SIGINT, 2),
-    (signal.SIGTERM, 1),
-  ],
+  rotation.cases(
+    [
+      (signal.SIGKILL, 1),
+      (signal.SIGKILL, 2),
+      (signal.SIGINT, 2),
+      (signal.SIGTERM, 1),
+    ],
+    [(signal.SIGKILL, 1), (signal.SIGINT, 2)],
+  ),
 )
 def test_interrupted_run_goes_on(number, workers, corpus, tmp_path):
   for attempt in range(20):
@@ -259,7 +263,7 @@ def workers_of(pid):
   return found
 
 
-@pytest.mark.parametrize("units_done", [0, 1])
+@pytest.mark.parametrize("units_done", rotation.cases([0, 1], [1]))
 def test_a_worker_that_is_killed(units_done, corpus, tmp_path):
   """As for want of memory: while it starts, or in the midst of its work."""
   for attempt in range(20):
@@ -286,6 +290,7 @@ def test_a_worker_that_is_killed(units_done, corpus, tmp_path):
   assert contents(out) == contents(tmp_path / "clean")
 
 
+@pytest.mark.slow
 def test_workers_leave_with_a_killed_parent(corpus, tmp_path):
   process = start(corpus, tmp_path / "out", "--workers=2")
   wait_for(tmp_path / "out", 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp import errors
@@ -100,7 +101,7 @@ def test_calibration_error_is_over_bins():
   assert answers.calibration_error(sure) == 0
 
 
-@pytest.fixture(scope="module", params=list(TASKS))
+@pytest.fixture(scope="module", params=rotation.cases(TASKS, ["recall"]))
 def workdir(request, tmp_path_factory) -> pathlib.Path:
   """A checkpoint of step 3 with random weights, trained on a task."""
   config = cases.tiny_config(task=TASKS[request.param], tokenizer="none")

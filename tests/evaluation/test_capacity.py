@@ -101,7 +101,8 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
   assert slices == again
 
 
-def test_the_program(call, tmp_path):
+def test_the_program(call, tmp_path, monkeypatch):
+  monkeypatch.setattr(run, "PAIRS", (1,))
   code, out, err = call(
     "--task=capacity", "--dims=8", "--samples=2", f"--out={tmp_path}"
   )

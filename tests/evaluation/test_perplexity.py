@@ -4,6 +4,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.data import store as store_lib
@@ -52,7 +53,7 @@ def rows(store):
 
 # 150 positions: a window that divides them and cuts Trellis's chunks of 8 in
 # two, one that does neither, and one that is longer.
-@pytest.mark.parametrize("window", [50, 32, 200])
+@pytest.mark.parametrize("window", rotation.cases([50, 32, 200], [32]))
 def test_windows_equal_one_long_call(model, score, rows, window):
   found = perplexity.stream(score, rows, window)
   assert found.shape == (3, 150)
@@ -71,6 +72,7 @@ def test_without_carry_each_window_starts_anew(model, score, rows):
   np.testing.assert_array_equal(found[:, :50], carried[:, :50])
 
 
+@pytest.mark.slow
 def test_logits_of_large_vocabularies_in_pieces(model, rows, monkeypatch):
   expected = direct(model, rows)
   monkeypatch.setattr(perplexity, "_LOGITS", 3 * 256 * 7)  # 7 of 32 positions
@@ -78,7 +80,7 @@ def test_logits_of_large_vocabularies_in_pieces(model, rows, monkeypatch):
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("calls", [64, 1 << 13])
+@pytest.mark.parametrize("calls", rotation.cases([64, 1 << 13], [64]))
 def test_whole_text(model, score, store, monkeypatch, calls):
   monkeypatch.setattr(perplexity, "_CALL_TOKENS", calls)
   stream = text.Stream(store)

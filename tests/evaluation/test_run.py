@@ -51,6 +51,7 @@ def test_perplexity(call, run_folder):
   assert "perplexity.json\n" in out and "perplexity.png\n" in out
 
 
+@pytest.mark.slow
 def test_other_text_and_settings(call, run_folder, tmp_path):
   other = tmp_path / "other.txt"
   other.write_text("other text\n" * 50)
@@ -74,6 +75,7 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
   assert not (run_folder / "eval/perplexity.json").exists()
 
 
+@pytest.mark.slow
 def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
   config = load.open_checkpoint(trained).config
   mixer = {"heads": 2, "key_dim": 8, "value_dim": 8, "rotary_dim": 8}

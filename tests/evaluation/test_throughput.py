@@ -31,6 +31,7 @@ def model(name):
   return decoder.Decoder(config, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rotation.cases(MIXERS, ["growing"]))
 def test_rows_by_context(name, monkeypatch):
   """Positions are the contexts', and bytes those of a state made for them."""
@@ -81,6 +82,7 @@ def test_what_is_below_one_is_named(bad):
     throughput.measure(model("constant"), **bad)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_leaves_a_mark():
   """What is made at a context does not stand in the next round's."""
   tiny = model("constant")

@@ -3,6 +3,8 @@
 Each body is what one would type. Asserts show what holds.
 """
 
+import pytest
+
 
 def test_an_op_in_one_line():
   import jax
@@ -57,6 +59,7 @@ def test_a_state_is_handed_on():
   assert jnp.allclose(jnp.concatenate([y, rest], axis=1), whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_rows():
   import functools
 
@@ -123,6 +126,7 @@ def test_a_gradient():
   assert of_memory.shape == state.memory.shape
 
 
+@pytest.mark.slow
 def test_token_by_token():
   import jax
   import jax.numpy as jnp
@@ -142,6 +146,7 @@ def test_token_by_token():
   assert jnp.allclose(y_t, y[:, 5:], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_op_in_equinox():
   import equinox as eqx
   import jax

@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import rotation
 import runs
 from flax import nnx
 from safetensors import numpy as safetensors
@@ -56,6 +57,7 @@ def test_logits_are_equal_to_the_last_bit(run, exported, params, logits):
   assert config_lib.to_dict(found.config) == saved["config"]
 
 
+@pytest.mark.slow
 def test_from_any_mesh_to_any_mesh(run, params, tmp_path):
   """Written on 4 x 2 devices, exported on 2 x 2 x 2, loaded on 2 and on 1."""
   three_axes = sharding.make_mesh(
@@ -71,7 +73,12 @@ def test_from_any_mesh_to_any_mesh(run, params, tmp_path):
       assert devices == (2 if mesh else 1)
 
 
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    registry.MIXERS, ["trellis", "lattice", "key_value_means", "tensor_cache"]
+  ),
+)
 def test_every_mixer_has_flat_names(name):
   """A hybrid whose layers lie in three stacks; and back again."""
   mixer = registry.config_of(name)(heads=1, key_dim=64, value_dim=64)
@@ -241,6 +248,7 @@ def test_a_model_of_a_task_goes_without_one(tmp_path):
   assert found.config.data.task == config.data.task
 
 
+@pytest.mark.slow
 def test_evaluation_takes_an_export(run, exported, capsys, tmp_path):
   """The same figures as of the run."""
   said = []

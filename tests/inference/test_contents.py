@@ -28,6 +28,7 @@ def test_directions():
   )
 
 
+@pytest.mark.slow
 def test_horizons_are_those_of_the_decays():
   """The first layer forgets a 32nd a token, the second nothing."""
   config = cases.config("linear_attention+linear_attention", heads=1)

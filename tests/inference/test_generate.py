@@ -4,6 +4,7 @@ import inference_cases as cases
 import jax
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp import errors
@@ -50,7 +51,7 @@ def expected(model):
 
 # 48 ids: pieces of 16 divide them and Trellis's chunk of 8 divides a piece; of
 # 22 neither, and the first begins with padding.
-@pytest.mark.parametrize("size", [16, 22])
+@pytest.mark.parametrize("size", rotation.cases([16, 22], [22]))
 def test_prefill_equals_steps(model, expected, size):
   logits, state = expected
   found = read(model, [PROMPT], size)

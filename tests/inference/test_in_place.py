@@ -6,6 +6,7 @@ import re
 import inference_cases as cases
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from memcomp.inference import generate, sample
@@ -15,6 +16,7 @@ from memcomp.models import abstract
 ROOM = 2048
 
 
+@pytest.mark.slow
 def test_by_layer_is_the_same():
   """In a model of several stacks and repeated parts."""
   config = dataclasses.replace(

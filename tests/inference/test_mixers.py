@@ -64,6 +64,7 @@ def test_rows_of_any_length_equal_each_alone(model):
   errors.assert_close(after.logits, cases.read(model, texts, 8).logits, 1e-5)
 
 
+@pytest.mark.slow
 def test_room_given_later_equals_room_from_the_start(model, name, monkeypatch):
   small = session_lib.start(model, 2)
   grown = session_lib.grow(model, small, 32)

@@ -51,9 +51,10 @@ FIRST = tuple(
 )
 FIRST_OF_FOUR = tuple(name for name in FIRST if name.startswith(FOUR))
 # And those that solve a system for each tile.
-MAIN = (*FIRST_OF_FOUR, "trellis-token", "lattice-token")
+MAIN = (*FIRST, "trellis-token", "lattice-token")
 
-# What no other test of every run takes through the chunk form.
+# What no other test takes through the chunk form; some of it in every run.
+OFTEN = ("trellis-chunk-readout-phi", "lattice-token-similarity")
 OPTIONS = (
   "trellis-chunk-readout-phi",
   "trellis-chunk-softmax",
@@ -61,6 +62,9 @@ OPTIONS = (
   "lattice-token-similarity",
   "infini_attention-token",
 )
+
+# Lengths are cut into tiles by one scan; steps are held to it by hand-off.
+ONE_TOKEN = ("trellis-chunk-ln_silu",)
 
 # References share the scan that keeps the rules of packing and states.
 ONE = ("trellis",)
@@ -136,7 +140,7 @@ def handed_off(memory, name, implementation):
   )
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=MAIN)
 def test_truth(subject):
   checks.check_truth(subject, TIME)
 
@@ -147,12 +151,12 @@ def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(options)
+@subjects(options, often=OFTEN)
 def test_values_of_options(subject):
   checks.check_values(subject, TIME)
 
 
-@subjects(typical_forms, often=FIRST_OF_FOUR)
+@subjects(typical_forms, often=ONE_TOKEN)
 @pytest.mark.parametrize(
   "time", [1, *(pytest.param(n, marks=SLOW) for n in (63, 64, 100))]
 )
@@ -182,12 +186,13 @@ def test_precision_of_the_reference(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
-@subjects(handed_off, often=(*FIRST, "trellis-token-eps", "lattice-token"))
+@subjects(handed_off, often=FIRST)
 def test_hand_off_at_every_offset(subject):
   checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
 
 
-@subjects(handed_off, often=FIRST_OF_FOUR)
+# By the chain rule: `test_truth` compares gradients of states, first and last.
+@subjects(handed_off, often=ONE_TOKEN)
 def test_gradients_through_hand_offs(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
@@ -209,8 +214,8 @@ def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)
 
 
-# In the decoder's tests every mixer is held to it.
-@subjects(typical_forms, often=MAIN)
+# In the decoder's tests and its own every mixer is held to it.
+@subjects(typical_forms, often=FIRST_OF_FOUR)
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, rows, in_two=False)
@@ -234,11 +239,12 @@ def test_packed_rows_of_other_specs(subject):
   checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
-@subjects(typical_forms)
+# In the decoder's tests every mixer is held to it, to the last bit as well.
+@subjects(typical_forms, often=FIRST_OF_FOUR)
 def test_padding(subject):
   memory = subject.memory
   has_packed_program = any(
-    f"{memory.name}-{name}" in MAIN
+    f"{memory.name}-{name}" in FIRST_OF_FOUR
     for name, spec in memory.specs.items()
     if spec == subject.spec
   )
@@ -255,17 +261,17 @@ def test_padding_of_the_reference(subject):
   checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=MAIN)
 def test_causal(subject):
   checks.check_causal(subject, TIME)
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=MAIN)
 def test_deterministic(subject):
   checks.check_deterministic(subject, TIME)
 
 
-@subjects(typical_forms)
+@subjects(typical_forms, often=MAIN)
 def test_edges(subject):
   checks.check_edges(subject, TIME)
 
@@ -295,11 +301,11 @@ def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)
 
 
-@subjects(first_forms)
+@subjects(first_forms, often=FIRST_OF_FOUR)
 def test_nothing_to_do(subject):
   checks.check_empty(subject)
 
 
-@subjects(first_forms)
+@subjects(first_forms, often=FIRST_OF_FOUR)
 def test_strict_programs(subject):
   checks.check_strict(subject, PIECE)

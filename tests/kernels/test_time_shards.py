@@ -170,6 +170,7 @@ def turns(function, *arguments):
   ]
 
 
+@pytest.mark.slow
 def test_efficiency_is_that_of_the_program(monkeypatch):
   monkeypatch.setattr(wavefront, "_FEATURES", 7)
   memory = memories.MEMORIES["trellis"]

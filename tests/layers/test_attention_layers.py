@@ -85,8 +85,6 @@ KNOBS = [
 
 # The others take the same way into the layer as one of these.
 ALWAYS = [
-  ("kvm", {"merge_gate": False}),
-  ("kvm", {"budget": "fixed"}),
   ("kvm", {"budget": f"{__name__}:own_budget"}),
   ("softmax", {"kv_heads": 1}),
   ("softmax", {"sink_tokens": 2, "sink_positions": "text"}),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base, delta_net
@@ -88,7 +89,7 @@ def test_delta_net_has_no_gates():
 
 
 @pytest.mark.parametrize("config", [SMALL, PLAIN], ids=["gated", "plain"])
-@pytest.mark.parametrize("width", [0, 3])
+@pytest.mark.parametrize("width", rotation.cases([0, 3], [3]))
 def test_steps_equal_the_sequence(config, width):
   layer, x = build(config, convolution_width=width), drawn(7)
   y, final = jax.jit(layer)(x, layer.init_state(2))

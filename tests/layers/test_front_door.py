@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp import layers
@@ -20,7 +21,9 @@ X = jax.ShapeDtypeStruct((2, 8, 64), jnp.float32)
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+  "dtype", rotation.cases(["float32", "bfloat16"], ["float32"])
+)
 def test_a_width_is_enough(name, dtype):
   mixer = registry.MIXERS[name]
   assert getattr(layers, mixer.__name__) is mixer
@@ -195,7 +198,12 @@ def test_help_shows_every_option():
   assert list(shown)[:5] == ["d_model", "rngs", "std", "out_std", "rules"]
 
 
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    registry.MIXERS, ["trellis", "lattice", "key_value_means", "tensor_cache"]
+  ),
+)
 def test_a_fresh_state_may_be_donated(name):
   """No buffer stands in it twice, and none is a parameter's."""
   layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base
@@ -57,11 +58,14 @@ def test_gate_is_one_number_a_head():
 
 @pytest.mark.parametrize(
   "changes",
-  [
-    {},
-    {"rule": "linear", "window_size": 3, "rotate_memory": True},
-    {"segment_size": 1, "window_size": 3, "normalize_key": "l2"},
-  ],
+  rotation.cases(
+    [
+      {},
+      {"rule": "linear", "window_size": 3, "rotate_memory": True},
+      {"segment_size": 1, "window_size": 3, "normalize_key": "l2"},
+    ],
+    [{}],
+  ),
   ids=str,
 )
 def test_steps_equal_the_sequence(changes):

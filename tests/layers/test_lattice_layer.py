@@ -54,12 +54,7 @@ KNOBS = [
 
 
 # The others take the same way into the layer as one of these.
-ALWAYS = [
-  {"update": "delta"},
-  {"objective": "encoding"},
-  {"gradient_at": "token"},
-  {"normalize": "none"},
-]
+ALWAYS = [{"objective": "encoding"}]
 
 
 @pytest.mark.parametrize("change", rotation.cases(KNOBS, ALWAYS), ids=str)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -58,7 +59,7 @@ def test_inputs_are_the_published_ones():
   np.testing.assert_array_equal(inputs.skip, jnp.ones((2, 9, 4, 1)))
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", rotation.cases([1, 2], [2]))
 def test_output_is_gated_then_normalised_by_group(groups):
   layer, x = build(groups=groups), drawn()
   y = jax.random.normal(jax.random.key(1), (2, 9, 4, 6))
@@ -96,7 +97,7 @@ def test_steps_equal_the_sequence(changes):
   errors.assert_close((jnp.stack(outputs, 1), state), (y, final), 1e-4)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", rotation.cases([1, 2], [2]))
 def test_groups_on_a_mesh_that_shards_heads(groups):
   """One group for two shards of heads is repeated."""
   layer, x = build(groups=groups), drawn(batch=4)

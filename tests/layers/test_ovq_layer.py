@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base
@@ -38,7 +39,7 @@ def test_queries_have_length_beta_root_of_the_width():
   np.testing.assert_allclose(jnp.linalg.norm(inputs.key, axis=-1), 1, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("shift", rotation.cases([False, True], [True]))
 def test_steps_equal_the_sequence(shift):
   layer = build(token_shift=shift)
   x = jax.random.normal(jax.random.key(0), (2, 8, 8))

@@ -109,6 +109,7 @@ def test_the_first_layer_adds_its_value_to_itself(packed):
   assert jnp.any(jnp.abs(moved.value - inputs.value) > 0.01)
 
 
+@pytest.mark.slow
 def test_output_by_the_formula():
   layer, x = build(value_residual="none"), some_x()
   state = layer.init_state(2)

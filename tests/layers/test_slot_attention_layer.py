@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base, positions
@@ -63,7 +64,12 @@ def test_positions_count_in_the_segment():
 
 
 @pytest.mark.parametrize(
-  "changes", [{"convolution_width": 3}, {"output_gate": True}, BOUNDED], ids=str
+  "changes",
+  rotation.cases(
+    [{"convolution_width": 3}, {"output_gate": True}, BOUNDED],
+    [{"convolution_width": 3}, BOUNDED],
+  ),
+  ids=str,
 )
 def test_steps_equal_the_sequence(changes):
   layer = build(**changes)

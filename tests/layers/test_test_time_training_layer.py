@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base
@@ -51,10 +52,13 @@ def test_rate_at_the_start_is_divided_by_the_width():
 
 @pytest.mark.parametrize(
   "changes",
-  [
-    {"model": "mlp", "convolution_width": 3, "average_step": False},
-    {"model": "mlp", "gradient_at": "token", "forget_gate": True},
-  ],
+  rotation.cases(
+    [
+      {"model": "mlp", "gradient_at": "token", "forget_gate": True},
+      {"model": "mlp", "convolution_width": 3, "average_step": False},
+    ],
+    [{"model": "mlp", "convolution_width": 3, "average_step": False}],
+  ),
   ids=str,
 )
 def test_steps_equal_the_sequence(changes):

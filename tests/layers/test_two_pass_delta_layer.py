@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import base
@@ -64,7 +65,9 @@ def test_slow_levels_count_in_the_segment():
 
 
 @pytest.mark.parametrize(
-  "changes", [{}, {"read_path": "key", "write_every": 2}], ids=str
+  "changes",
+  rotation.cases([{}, {"read_path": "key", "write_every": 2}], [{}]),
+  ids=str,
 )
 def test_steps_equal_the_sequence(changes):
   layer = build(**changes)

@@ -3,12 +3,19 @@
 import dataclasses
 
 import pytest
+import rotation
 
 from memcomp.layers import registry
 from memcomp.models import comparison
 
 
-@pytest.mark.parametrize("name", comparison.NAMES)
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    comparison.NAMES,
+    ["trellis", "lattice", "key_value_means", "tensor_cache"],
+  ),
+)
 def test_parameters_agree(name):
   model = comparison.language_model(name)
   model.validate()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import op_cases
 import pytest
+import rotation
 
 import memcomp_kernels
 from memcomp_kernels import derivative
@@ -14,17 +15,19 @@ from memcomp_kernels.testing import errors, gradients, tolerances
 
 CASES = pytest.mark.parametrize("name", op_cases.CASES)
 
-# The contract suite holds every form's gradient to the definition. Here those
-# are asked for that compile fast; of two names for the same code, one.
-QUICK = (
+# The signatures that differ; ops of one kind are called alike.
+KINDS = (
   "gated_delta_rule",
-  "linear_attention",
-  "rwkv7",
-  "slot_attention",
+  "key_value_means",
+  "lattice",
   "softmax_attention",
-  "state_space_duality",
+  "tensor_cache",
   "trellis",
 )
+
+# The contract suite holds every form's gradient to the definition. Here those
+# are asked for that compile fast; of two names for the same code, one.
+QUICK = ("gated_delta_rule", "linear_attention", "softmax_attention")
 ALL_BUT = ("delta_rule", "gated_slot_attention")
 
 HALF = op_cases.TIME // 2
@@ -72,7 +75,7 @@ def inner(a, b):
   return sum(np.vdot(x, y) for x, y in zip(wide, wide, strict=True))
 
 
-@CASES
+@pytest.mark.parametrize("name", rotation.cases(op_cases.CASES, KINDS))
 def test_states_and_packed_rows(name):
   """A fresh state by default, handed on; then packed rows that begin anew.
 

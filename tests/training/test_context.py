@@ -89,8 +89,9 @@ def loss_and_gradients(config, sizes, packed):
 @pytest.mark.parametrize(
   "name",
   [
-    # What is combined, or a halo, `test_time_shards` holds to it.
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "trellis"))
+    # What is combined, a halo or a wavefront, `test_time_shards` holds to it:
+    # here it is the trainer's mesh.
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "mamba2"))
     for name in MIXERS
   ],
 )

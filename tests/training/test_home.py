@@ -4,10 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import rotation
 import training_cases
 
 
-@pytest.fixture(params=["read-only", "full"])
+@pytest.fixture(params=rotation.cases(["read-only", "full"], ["read-only"]))
 def home(request, tmp_path):
   """With a folder for programs, as from a time when it could be written."""
   folder = tmp_path / "home"

@@ -47,6 +47,7 @@ def change(path):
   odd_tokenizers.save(odd_tokenizers.byte_level(), path.parent)
 
 
+@pytest.mark.slow
 def test_opened_from_any_folder(trained, here, tmp_path, monkeypatch):
   kept = trained / workdir.TOKENIZER
   assert kept.read_bytes() == (here / "tokenizer.json").read_bytes()

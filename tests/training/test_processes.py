@@ -53,6 +53,7 @@ def one_process(config, tmp_path_factory):
   return losses(workdir)
 
 
+@pytest.mark.slow
 def test_the_losses_of_one_process_and_one_set_of_files(
   config, one_process, tmp_path
 ):

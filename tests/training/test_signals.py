@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import rotation
 import training_cases
 
 import memcomp.evaluation.run
@@ -38,7 +39,7 @@ def interrupted_by(number):
   return interrupted
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", rotation.cases(SIGNALS, [signal.SIGINT]))
 def test_while_evaluating(config, tmp_path, monkeypatch, capsys, number):
   with monkeypatch.context() as patch:
     patch.setattr(
@@ -54,7 +55,7 @@ def test_while_evaluating(config, tmp_path, monkeypatch, capsys, number):
   assert evaluated and "all 8 steps are done" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", rotation.cases(SIGNALS, [signal.SIGTERM]))
 def test_when_the_last_step_is_done(config, tmp_path, monkeypatch, number):
   """It is caught, for the step's sake: the evaluation must not begin."""
   train = loop.train

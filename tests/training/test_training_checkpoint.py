@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import itertools
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 from memcomp import config as config_lib
@@ -124,8 +126,22 @@ def test_a_save_is_not_disturbed_by_the_steps_after_it(tmp_path, case):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
-@pytest.mark.parametrize("item", ["params", "state", "data", "meta"])
-@pytest.mark.parametrize("harm", [_flip, _truncate, os.unlink])
+@pytest.mark.parametrize(
+  ("item", "harm"),
+  rotation.cases(
+    list(
+      itertools.product(
+        ["params", "state", "data", "meta"], [_flip, _truncate, os.unlink]
+      )
+    ),
+    [
+      ("params", _flip),
+      ("state", _truncate),
+      ("data", os.unlink),
+      ("meta", _flip),
+    ],
+  ),
+)
 def test_a_damaged_checkpoint_is_told_and_passed_over(case, item, harm, capfd):
   config, mesh, _, folder = case
   harm(_largest(folder / "checkpoints/3" / item))
@@ -141,13 +157,16 @@ def test_a_damaged_checkpoint_is_told_and_passed_over(case, item, harm, capfd):
 
 @pytest.mark.parametrize(
   "files",
-  [
-    "params/**/d/*",
-    "state/**/d/*",
-    "state/_METADATA",
-    "data/metadata",
-    "meta/metadata",
-  ],
+  rotation.cases(
+    [
+      "params/**/d/*",
+      "state/**/d/*",
+      "state/_METADATA",
+      "data/metadata",
+      "meta/metadata",
+    ],
+    ["params/**/d/*", "data/metadata"],
+  ),
 )
 def test_without_checksums_what_cannot_be_read_is_passed_over(
   case, files, capfd, monkeypatch

@@ -264,6 +264,7 @@ def test_help_is_readable(results):
   assert "--config.model.mixers.memory.phi=ln_silu" in out
 
 
+@pytest.mark.slow
 def test_overrides_reach_the_run(tmp_path):
   config = training_cases.write_config(tmp_path)
   code, _, err = training_cases.train(

@@ -103,6 +103,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
   assert training_cases.curve(folder) == curve
 
 
+@pytest.mark.slow
 def test_two_times_ctrl_c_ends_it_at_once(whole, tmp_path):
   config, flags, _ = whole("joined")
   # Steps of seconds, so that the second comes while the first waits for one.

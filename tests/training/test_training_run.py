@@ -65,17 +65,21 @@ def test_a_run_leaves_what_it_says(tmp_path, config, capsys):
   assert (folder / "loss.png").exists()
 
 
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ("packing", "fields"),
   [
     ("joined", {}),
-    ("concat", {}),
-    ("first_fit", {}),
-    ("stream", {}),
+    slow("concat", {}),
+    slow("first_fit", {}),
+    slow("stream", {}),
     ("stream", {"carry_state": True}),
-    ("joined", {"state_passing": 0.4}),
+    slow("joined", {"state_passing": 0.4}),
     ("first_fit", {"state_passing": 0.4}),
-    ("stream", {"carry_state": True, "state_passing": 0.4}),
+    slow("stream", {"carry_state": True, "state_passing": 0.4}),
   ],
 )
 def test_resuming_equals_going_on(tmp_path, config, packing, fields):
@@ -404,6 +408,7 @@ def test_tensorboard_missing(tmp_path, config, monkeypatch):
     run.run(config, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_validation_is_the_mean_over_its_tokens(tmp_path, config):
   config.data.packing = "first_fit"
   config.training.evaluate_every = 8

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 from memcomp import sharding
@@ -56,7 +57,7 @@ def _close(a, b, tolerance):
   )
 
 
-@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize("carry", rotation.cases([False, True], [True]))
 def test_accumulation_changes_nothing(carry):
   batches = [_batch(i, documents=not carry) for i in range(3)]
   config, mesh, start = _setup(carry_state=carry)
@@ -108,7 +109,8 @@ def _poisoned(monkeypatch, *, value):
 
 
 @pytest.mark.parametrize(
-  ("accumulation", "value"), [(1, True), (2, True), (1, False)]
+  ("accumulation", "value"),
+  rotation.cases([(1, True), (2, True), (1, False)], [(2, True), (1, False)]),
 )
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
   monkeypatch, accumulation, value

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 from memcomp import config as config_lib
@@ -23,7 +24,7 @@ TASKS = {
 }
 
 
-@pytest.fixture(params=list(TASKS))
+@pytest.fixture(params=rotation.cases(TASKS, ["mqar"]))
 def config(request):
   """Eight steps of four rows, validated on two batches."""
   config = training_cases.tiny(evaluate_every=4, evaluate_batches=2)

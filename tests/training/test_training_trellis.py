@@ -59,6 +59,7 @@ def test_accumulation_and_mesh_change_nothing_but_rounding():
   assert min(norms) > 0, "a parameter has no gradient"
 
 
+@pytest.mark.slow
 def test_another_implementation(monkeypatch):
   """The token scan, by name; the loss is the same but for rounding."""
   config = training_cases.tiny()

@@ -20,9 +20,17 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 
 def value_and_gradients(
-  function: Callable, arguments: tuple
+  function: Callable, arguments: tuple, *, gradient: bool = True
 ) -> tuple[Any, Any]:
-  """Returns function(*arguments), and gradients: see `derivative`."""
+  """Returns function(*arguments), and gradients: see `derivative`.
+
+  Args:
+    function: of trees.
+    arguments: its own.
+    gradient: whether gradients are wanted; None in their place if not.
+  """
+  if not gradient:
+    return compiled(function)(*arguments), None
   return derivative(function)(arguments)
 
 

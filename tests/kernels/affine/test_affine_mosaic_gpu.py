@@ -7,12 +7,14 @@ them.
 """
 
 import dataclasses
+import functools
 import importlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 
 from memcomp_kernels import dispatch
 from memcomp_kernels.pallas_gpu import device, smem
@@ -53,17 +55,18 @@ def module(name, form):
   return importlib.import_module(f"memcomp_kernels.{name}.{form}")
 
 
-def check(name, spec, given, ids=None, **mode):
+def check(name, spec, given, ids=None, *, gradient=True, **mode):
   """Kernels err by no more than twice what the XLA form errs by itself."""
   xla = module(name, "xla_chunked").chunk
-  truth = gradients.value_and_gradients(
+  of = functools.partial(gradients.value_and_gradients, gradient=gradient)
+  truth = of(
     function(memories.MEMORIES[name].op.reference, spec, ids),
     gradients.cast(given, jnp.float32),
   )
-  expected = gradients.value_and_gradients(function(xla, spec, ids), given)
+  expected = of(function(xla, spec, ids), given)
   kernels = module(name, "mosaic_gpu").chunk
   with device.tried(**mode):
-    actual = gradients.value_and_gradients(function(kernels, spec, ids), given)
+    actual = of(function(kernels, spec, ids), given)
   errors.assert_no_worse(actual, expected, truth)
 
 
@@ -90,22 +93,16 @@ def test_equals_the_xla_form(name, dims, busy):
   check(name, spec, given)
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    "delta_rule",
-    pytest.param("state_space_duality", marks=pytest.mark.slow),
-  ],
-)
-def test_packing(name):
+@rotation.both_parts
+@pytest.mark.parametrize("name", rotation.cases(SPECS, ["delta_rule"]))
+def test_packing(name, gradient):
   """Strictly: memory starts as nan, races are looked for. Few blocks."""
   spec = memories.MEMORIES[name].specs[SPECS[name]]
   ids = np.zeros((2, 70), np.int32)
   ids[0] = 1  # goes on
   ids[1, 3:40], ids[1, 45:] = 5, 2
-  check(
-    name, spec, arguments(name, spec, 70, batch=2), jnp.array(ids), **STRICT
-  )
+  given = arguments(name, spec, 70, batch=2)
+  check(name, spec, given, jnp.array(ids), gradient=gradient, **STRICT)
 
 
 TENSOR_CACHE = {
@@ -160,9 +157,8 @@ def test_lowers(dims):
   assert lower("delta_rule", spec, given).count("mosaic_gpu_v2") == 3
 
 
-@pytest.mark.parametrize(
-  "name", ["all", pytest.param("evicted", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all", "evicted"])
 def test_tensor_cache_lowers(name):
   spec = tensor_cache(name)
   given = arguments("tensor_cache", spec, 30)

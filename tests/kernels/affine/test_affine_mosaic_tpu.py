@@ -70,9 +70,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
         tiling=tiling.Tiling(tile_time=TILES.get(name, 16)),
       )
 
-    if not gradient:
-      return (jax.jit(function)(*given),)
-    return gradients.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given, gradient=gradient)
 
   with device.interpreted(**mode):
     return run(forms.chunk), run(kernels.chunk)
@@ -81,7 +79,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
 def assert_close(expected, actual, dtype="float32"):
   bounds = tolerances.VALUE[dtype], tolerances.GRADIENT[dtype]
   for a, b, bound, part in zip(
-    actual, expected, bounds, ("values", "gradients"), strict=False
+    actual, expected, bounds, ("values", "gradients"), strict=True
   ):
     errors.assert_close(a, b, bound, part)
 
@@ -99,15 +97,16 @@ def test_values_equal_the_xla_form_s():
   assert_close(*both(name, arguments(name, 75), gradient=False))
 
 
+@rotation.both_parts
 @pytest.mark.parametrize("name", rotation.cases(SPECS, ["delta_rule"]))
-def test_packing(name):
+def test_packing(name, gradient):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((3, 70), np.int32)
   ids[0] = 1  # goes on
   ids[1, 3:40], ids[1, 45:] = 5, 2
   ids[2, :20], ids[2, 20:32], ids[2, 32:60] = 1, 3, 4
   given = arguments(name, 70, batch=3)
-  assert_close(*both(name, given, jnp.array(ids), **STRICT))
+  assert_close(*both(name, given, jnp.array(ids), gradient, **STRICT))
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_tokens_by_hand(function):
   np.testing.assert_allclose(y[0, :, 0, 0], [0, 4, 2], rtol=1e-14, atol=1e-15)
 
 
-@pytest.mark.parametrize("rule", ["linear", "delta"])
+@pytest.mark.parametrize("rule", rotation.cases(["linear", "delta"], ["delta"]))
 def test_a_segment_is_written_at_once(rule):
   """Equations (3) to (6) of whole segments, as the paper prints them."""
   spec = dataclasses.replace(SEGMENTS, rule=rule)
@@ -160,6 +160,7 @@ def test_a_repeated_pair():
   np.testing.assert_allclose(y[:, 2], value[:, 2] / 2, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_memory_keys_default_to_local_ones():
   inputs = inputs_for(SEGMENTS)._replace(memory_query=None, memory_key=None)
   same = inputs._replace(memory_query=inputs.query, memory_key=inputs.key)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from jax.sharding import Mesh
 
 from memcomp_kernels import dispatch, key_value_means
@@ -67,14 +68,14 @@ def values(chunk, spec, given, **call):
     return jax.jit(lambda *x: chunk(*x, spec=spec, **call))(*given)
 
 
-def assert_agree(spec, given, mode=None, **call):
-  """Values and gradients of both forms."""
+def assert_agree(spec, given, mode=None, *, gradient=True, **call):
+  """Values, and gradients if asked for, of both forms."""
 
   def run(chunk):
     def function(*given):
       return chunk(*given, spec=spec, **call)
 
-    return gradients.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given, gradient=gradient)
 
   with device.interpreted(**(mode or {})):
     actual, expected = run(engine.chunk), run(xla_chunked.chunk)
@@ -94,7 +95,8 @@ def test_equals_the_xla_form():
   assert_agree(SPEC, arguments(SPEC, 570), STRICT, seen=0)
 
 
-def test_packed_and_handed_off_inside_a_chunk():
+@rotation.both_parts
+def test_packed_and_handed_off_inside_a_chunk(gradient):
   """Strictly: memory starts as nan, races are looked for."""
   state, _ = arguments(SPEC, 600, batch=2)
   prefix = arguments(SPEC, 430, batch=2)[1]
@@ -107,6 +109,7 @@ def test_packed_and_handed_off_inside_a_chunk():
     SPEC,
     (state, inputs),
     STRICT,
+    gradient=gradient,
     segment_ids=jnp.array(ids),
     reset_state=fresh,
   )

@@ -105,6 +105,7 @@ def test_a_row_too_many_at_an_update(monkeypatch):
     checks.check_values(POWER, 37)
 
 
+@pytest.mark.slow
 def test_gradients_that_stop_at_the_memory(monkeypatch):
   import jax
 

@@ -53,8 +53,8 @@ def arguments(spec, time, *, position=0, heads=2, dtype="float32", dim=16):
   return state, fresh, inputs._replace(**low)
 
 
-def run(implementation, spec, given, ids=None, **mode):
-  """Values and gradients."""
+def run(implementation, spec, given, ids=None, *, gradient=True, **mode):
+  """Values, and gradients if asked for."""
 
   def function(state, fresh, inputs):
     return lattice.chunk(
@@ -67,7 +67,7 @@ def run(implementation, spec, given, ids=None, **mode):
     )
 
   with device.interpreted(**mode):
-    return gradients.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
 def assert_close(actual, expected):
@@ -111,14 +111,15 @@ def test_whole_chunks(change, heads, dim, time, calls):
   assert_close(actual, run("xla_chunked", spec, given))
 
 
-def test_packing():
+@rotation.both_parts
+def test_packing(gradient):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((2, 50), np.int32)
   ids[0] = 1  # goes on, inside a chunk
   ids[1, :5], ids[1, 5:25], ids[1, 30:48] = 1, 2, 3
-  given = arguments(SPEC, 50, position=OPEN)
-  actual = run("mosaic_tpu", SPEC, given, jnp.array(ids), **STRICT)
-  assert_close(actual, run("xla_chunked", SPEC, given, jnp.array(ids)))
+  given = SPEC, arguments(SPEC, 50, position=OPEN), jnp.array(ids)
+  actual = run("mosaic_tpu", *given, gradient=gradient, **STRICT)
+  assert_close(actual, run("xla_chunked", *given, gradient=gradient))
 
 
 @pytest.mark.slow
@@ -137,6 +138,7 @@ def test_edges():
   assert_close(actual, run("xla_chunked", SPEC, given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", rotation.cases([0, OPEN], [OPEN]))
 def test_decays_out_of_range(position, calls):
   """They cannot be taken apart: it is done again by the XLA form."""

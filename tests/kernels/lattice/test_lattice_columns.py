@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from lattice_by_hand import (
   MEMORY,
   SIZES,
@@ -56,7 +57,9 @@ def test_columns_stay_units_over_many_tokens(gradient_at):
     assert np.all(read <= bound) and np.any(read > 1.5)
 
 
-@pytest.mark.parametrize("gradient_at", reference.GRADIENT_AT)
+@pytest.mark.parametrize(
+  "gradient_at", rotation.cases(reference.GRADIENT_AT, ["token"])
+)
 def test_more_slots_than_value_dims(gradient_at):
   spec = lattice.Spec(num_slots=9, gradient_at=gradient_at, chunk_size=4)
   inputs = inputs_for(spec, value_dim=3)

@@ -165,6 +165,7 @@ def test_edges(objective, update):
           )
 
 
+@pytest.mark.slow
 @sweeps_at_least
 def test_columns_without_a_direction(tiling):
   """A zero column stays until it is written; a long one is normalised."""
@@ -250,6 +251,7 @@ def nan_like(function):
   )
 
 
+@pytest.mark.slow
 def test_sweeps_fall_back(monkeypatch):
   one = subject(SOLVERS[1])
   state, inputs = drawn(one, 16)

@@ -52,8 +52,16 @@ def arguments(spec, time, *, dtype="float32", position=0, **sizes):
   return state, fresh, inputs
 
 
-def both(spec, arguments, segment_ids=None, expected="xla_chunked", **mode):
-  """Values and gradients of another form and of the kernels."""
+def both(
+  spec,
+  arguments,
+  segment_ids=None,
+  expected="xla_chunked",
+  *,
+  gradient=True,
+  **mode,
+):
+  """Values, and gradients if asked for, of another form and of the kernels."""
 
   def run(implementation):
     def function(state, fresh, inputs):
@@ -67,7 +75,7 @@ def both(spec, arguments, segment_ids=None, expected="xla_chunked", **mode):
         tiling=None if implementation == "reference" else TILING,
       )
 
-    return gradients.value_and_gradients(function, arguments)
+    return gradients.value_and_gradients(function, arguments, gradient=gradient)
 
   with device.interpreted(**mode):
     return run(expected), run("mosaic_tpu")
@@ -102,12 +110,13 @@ def test_meanings(base, objective, update):
   assert_close(*both(spec, arguments(spec, 7, value_dim=32)))
 
 
+@rotation.both_parts
 @pytest.mark.parametrize(
   "base",
   rotation.cases([TOKEN, CHUNK], [TOKEN]),
   ids=lambda x: x.gradient_at,
 )
-def test_packing(base):
+def test_packing(base, gradient):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((3, 11), np.int32)
   ids[0] = 1  # goes on, with chunks inside one
@@ -116,7 +125,8 @@ def test_packing(base):
   spec = dataclasses.replace(base, forget_gate=base is TOKEN)
   position = 3 if spec.stale else 0
   given = arguments(spec, 11, batch=3, position=position)
-  assert_close(*both(spec, given, jnp.asarray(ids), **STRICT))
+  how = {"gradient": gradient} | STRICT
+  assert_close(*both(spec, given, jnp.asarray(ids), **how))
 
 
 @pytest.mark.slow

@@ -159,6 +159,7 @@ def check_two_calls(subject, first, time):
     )
 
 
+@pytest.mark.slow
 def test_rates_forgotten_between_calls(monkeypatch):
   sparse = subject("chunk-long-sparse")
   check_two_calls(sparse, 5, 29)

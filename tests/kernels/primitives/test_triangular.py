@@ -64,7 +64,19 @@ def differentiated(function, arguments, cotangent):
   return value, vjp(jnp.asarray(cotangent))
 
 
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+# Substitution token by token and sweeps given up have tests of their own below.
+@pytest.mark.parametrize(
+  "solver",
+  [
+    pytest.param(
+      solver,
+      id=name,
+      marks=[pytest.mark.slow]
+      * (name not in ("substitution in blocks", "sweeps in blocks")),
+    )
+    for name, solver in SOLVERS.items()
+  ],
+)
 @pytest.mark.parametrize(
   ("phi", "time"),
   rotation.cases(

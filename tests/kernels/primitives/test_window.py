@@ -126,16 +126,16 @@ def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
 
 EMPTY, PREFIX = [0] * 6, [4, 9, 2, 1, 30, 0]
 RESETS = pytest.mark.parametrize(
-  "reset_positions", [EMPTY, PREFIX], ids=["empty", "prefix"]
-)
-SIZES = pytest.mark.parametrize(("size", "sinks"), [(4, 0), (5, 2), (40, 3)])
-
-
-@pytest.mark.parametrize(
   "reset_positions",
   rotation.cases([EMPTY, PREFIX], [PREFIX]),
   ids=["empty", "prefix"],
 )
+SIZES = pytest.mark.parametrize(
+  ("size", "sinks"), rotation.cases([(4, 0), (5, 2), (40, 3)], [(5, 2)])
+)
+
+
+@RESETS
 @SIZES
 def test_a_call_is_its_pushes(size, sinks, reset_positions):
   ids, state, reset, tokens = setting(
@@ -216,7 +216,7 @@ def test_what_a_token_sees(size, sinks, reset_positions):
       position += 1
 
 
-@pytest.mark.parametrize("seen", [0, 2, 9])
+@pytest.mark.parametrize("seen", rotation.cases([0, 2, 9], [2]))
 def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
   ids, state, reset, tokens = setting(6, [min(seen, 2)] * 6, [0] * 6)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels import tensor_cache
 from memcomp_kernels.tensor_cache import tilings
@@ -370,7 +371,11 @@ def test_bytes_of_the_state():
 
 
 @pytest.mark.parametrize(
-  "name", ["evicted-outer", "all-mean", "all-slots-delta-timescales"]
+  "name",
+  rotation.cases(
+    ["evicted-outer", "all-mean", "all-slots-delta-timescales"],
+    ["all-slots-delta-timescales"],
+  ),
 )
 def test_tiles_are_speed(monkeypatch, name):
   monkeypatch.setattr(tilings, "tile_time", lambda spec, time: 5)

@@ -66,8 +66,8 @@ def no_attention(state, inputs, **_):
   return state, jnp.zeros_like(inputs.value)
 
 
-def run(memory, spec, given, ids=None, **mode):
-  """Values and gradients by one form of the memory."""
+def run(memory, spec, given, ids=None, *, gradient=True, **mode):
+  """Values, and gradients if asked for, by one form of the memory."""
 
   def function(state, fresh, inputs):
     return xla_chunked.chunk(
@@ -80,7 +80,7 @@ def run(memory, spec, given, ids=None, **mode):
     )
 
   with device.interpreted(**mode):
-    return gradients.value_and_gradients(function, given)
+    return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
 def assert_close(actual, expected):
@@ -96,14 +96,15 @@ def assert_close(actual, expected):
 
 # Outer is in the tests below; lanes are of the delta rule, those that leave
 # a window go in as all do.
+@rotation.both_parts
 @pytest.mark.parametrize("name", rotation.cases(SPECS, ["lanes"]))
-def test_packing(name):
+def test_packing(name, gradient):
   """Strictly: memory starts as nan, races are looked for."""
   spec, ids = SPECS[name], jnp.array(IDS)
-  given = arguments(spec, ids.shape[1])
+  given = spec, arguments(spec, ids.shape[1]), ids
   assert_close(
-    run(mosaic_tpu.memory, spec, given, ids, **STRICT),
-    run(xla_chunked.memory, spec, given, ids),
+    run(mosaic_tpu.memory, *given, gradient=gradient, **STRICT),
+    run(xla_chunked.memory, *given, gradient=gradient),
   )
 
 

@@ -22,6 +22,7 @@ def red(name, time=19):
     checks.check_values(subject(name), time)
 
 
+@pytest.mark.slow
 def test_chunk_means_in_place_of_the_scan(monkeypatch):
   """(6) for (8): as many writes, but of means."""
   right = xla_chunked._tokens

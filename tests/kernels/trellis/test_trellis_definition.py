@@ -204,6 +204,7 @@ def test_separate_gates_drive_their_own_pass():
   )
 
 
+@pytest.mark.slow
 def test_equal_separate_gates_are_the_shared_gate():
   spec = trellis.Spec(num_slots=6, chunk_size=8)
   inputs = inputs_for(spec)

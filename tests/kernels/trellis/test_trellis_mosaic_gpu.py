@@ -4,6 +4,7 @@ On a GPU, the same for real: see `test_affine_mosaic_gpu`.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
   return state, states[1], inputs._replace(**low)
 
 
-def check(spec, given, ids=None, **mode):
+def check(spec, given, ids=None, *, gradient=True, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
 
   def run(chunk):
@@ -63,21 +64,22 @@ def check(spec, given, ids=None, **mode):
 
     return function
 
-  truth = gradients.value_and_gradients(
-    run(trellis.reference), gradients.cast(given, jnp.float32)
-  )
-  expected = gradients.value_and_gradients(run(xla_chunked.chunk), given)
+  of = functools.partial(gradients.value_and_gradients, gradient=gradient)
+  truth = of(run(trellis.reference), gradients.cast(given, jnp.float32))
+  expected = of(run(xla_chunked.chunk), given)
   with device.tried(**mode):
-    actual = gradients.value_and_gradients(run(engine.chunk), given)
+    actual = of(run(engine.chunk), given)
   errors.assert_no_worse(actual, expected, truth)
 
 
-def test_packing():
+@rotation.both_parts
+def test_packing(gradient):
   """Strictly: memory starts as nan, races are looked for."""
   ids = np.zeros((2, 70), np.int32)
   ids[0] = 1  # goes on, inside a chunk
   ids[1, 3:40], ids[1, 45:] = 5, 2
-  check(SPEC, arguments(SPEC, 70, batch=2), jnp.array(ids), **STRICT)
+  given = arguments(SPEC, 70, batch=2)
+  check(SPEC, given, jnp.array(ids), gradient=gradient, **STRICT)
 
 
 @pytest.mark.slow
@@ -119,10 +121,11 @@ def test_several_chunks_a_tile(size, time, rate):
   check(spec, given, **(STRICT if size == 16 else {}))
 
 
-def test_gradients_per_token():
+@rotation.both_parts
+def test_gradients_per_token(gradient):
   """Strictly, and packed: segments of less and of more than a tile."""
   ids = jnp.array([[1] * 2 + [0] + [2] * 67])
-  check(TOKEN, arguments(TOKEN, 70), ids, **STRICT)
+  check(TOKEN, arguments(TOKEN, 70), ids, gradient=gradient, **STRICT)
 
 
 @pytest.mark.slow

@@ -77,9 +77,7 @@ def run(
       tiling=tiling,
     )
 
-  if not gradient:
-    return (jax.jit(function)(*arguments),)
-  return gradients.value_and_gradients(function, arguments)
+  return gradients.value_and_gradients(function, arguments, gradient=gradient)
 
 
 def both(*given, gradient=True, **mode):
@@ -91,19 +89,10 @@ def both(*given, gradient=True, **mode):
     )
 
 
-def both_parts(test):
-  """Parametrizes a test: values always, gradients as well if slow."""
-  return pytest.mark.parametrize(
-    "gradient",
-    rotation.cases([False, True], [False]),
-    ids=["values", "gradients"],
-  )(test)
-
-
 def assert_close(expected, actual):
   bounds = tolerances.VALUE["float32"], tolerances.GRADIENT["float32"]
   for a, b, bound, part in zip(
-    actual, expected, bounds, ("values", "gradients"), strict=False
+    actual, expected, bounds, ("values", "gradients"), strict=True
   ):
     errors.assert_close(a, b, bound, part)
 
@@ -180,8 +169,9 @@ def test_a_chunk_that_began_before(position):
   assert_close(*both(SPEC, given, None, tiling()))
 
 
+@rotation.both_parts
 @pytest.mark.parametrize("decay", rotation.cases(DECAYS, ["safe"]))
-def test_packing(decay):
+def test_packing(decay, gradient):
   position = 5 if decay == "safe" else 0
   ids = np.zeros((3, 70), np.int32)
   ids[0] = 1
@@ -193,9 +183,8 @@ def test_packing(decay):
   forgets = inputs.log_decay.at[:, 3:60:9].set(-1e4)
   if decay == "safe":
     given = (*given[:2], inputs._replace(log_decay=forgets))
-  assert_close(
-    *both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **STRICT)
-  )
+  how = {"gradient": gradient} | STRICT
+  assert_close(*both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **how))
 
 
 @pytest.mark.slow
@@ -237,7 +226,7 @@ def assert_no_worse(truth, xla, kernel):
 
 
 @pytest.mark.slow
-@both_parts
+@rotation.both_parts
 def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
   given = arguments(SPEC, 64, dtype="bfloat16")
   wide = gradients.cast(given, jnp.float32)

@@ -124,6 +124,7 @@ def test_segments_that_leak(monkeypatch):
     checks.check_packing(STALE, [5, 9], 1)
 
 
+@pytest.mark.slow
 def test_chunks_on_the_grid_of_the_call(monkeypatch):
   with_flags(monkeypatch, continues=False)
   with pytest.raises(AssertionError, match="pieces"):
