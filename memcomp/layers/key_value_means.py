@@ -28,7 +28,7 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
   memory, which knows no positions.
 
   Attributes:
-    chunk_size: see `memcomp_kernels.key_value_means.types.Spec`, as
+    chunk_size: see `memcomp_kernels.key_value_means.reference.Spec`, as
       `window_chunks`, `sink_rows`, `gate_appends`, `value_radius` and
       `max_length`.
     window_chunks: newest chunks that are attended to exactly.

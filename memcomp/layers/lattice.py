@@ -25,7 +25,7 @@ class LatticeConfig(options.MixerConfig):
   """Options of Lattice.
 
   Fields from `num_slots` to `chunk_size` belong to
-  `memcomp_kernels.lattice.types.Spec`.
+  `memcomp_kernels.lattice.reference.Spec`.
 
   Attributes:
     num_slots: slots per head, at most value_dim: the initial slots are

@@ -27,7 +27,7 @@ class LinearAttentionConfig(options.MixerConfig):
   """Options of linear attention.
 
   Attributes:
-    feature_map: see `memcomp_kernels.linear_attention.types.Spec`.
+    feature_map: see `memcomp_kernels.linear_attention.reference.Spec`.
     normalize: whether reads are divided by the sum of the weights.
     decay: "none" (the paper), "head" (RetNet: 1 - 2^(-5-h) in head h) or
       "token" (depends on the token).

@@ -23,7 +23,7 @@ class OVQConfig(projection.ProjectionConfig):
   """Options of OVQ, in addition to `ProjectionConfig`.
 
   The dictionary has no positions, so there are no rotary channels. Fields from
-  `chunk_size` to `normalize_rows` belong to `memcomp_kernels.ovq.types.Spec`.
+  `chunk_size` to `normalize_rows` belong to `memcomp_kernels.ovq.reference.Spec`.
 
   Attributes:
     chunk_size: tokens between two updates of the dictionary.

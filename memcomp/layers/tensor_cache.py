@@ -44,7 +44,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
   of the memory only.
 
   Attributes:
-    window_size: see `memcomp_kernels.tensor_cache.types.Spec`, as all down to
+    window_size: see `memcomp_kernels.tensor_cache.reference.Spec`, as all down to
       `read_norm`.
     sink_tokens: first tokens that never leave the window.
     rule: "outer", "delta" or "wedge".

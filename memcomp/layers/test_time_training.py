@@ -27,7 +27,7 @@ class TestTimeTrainingConfig(options.MixerConfig):
   """Options of test-time training.
 
   Fields from `model` to `norm_eps` belong to
-  `memcomp_kernels.test_time_training.types.Spec`.
+  `memcomp_kernels.test_time_training.reference.Spec`.
 
   Attributes:
     model: "linear" or "mlp".

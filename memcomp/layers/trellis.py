@@ -27,7 +27,7 @@ class TrellisConfig(options.MixerConfig):
   """Options of Trellis.
 
   Fields from `num_slots` to `first_order` belong to
-  `memcomp_kernels.trellis.types.Spec`.
+  `memcomp_kernels.trellis.reference.Spec`.
 
   Attributes:
     num_slots: slots per head.

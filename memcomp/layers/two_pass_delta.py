@@ -27,7 +27,7 @@ class TwoPassDeltaConfig(options.MixerConfig):
   """Options of the two-pass delta rule.
 
   Fields from `key_weight_decay` to `code_eps` belong to
-  `memcomp_kernels.two_pass_delta.types.Spec`.
+  `memcomp_kernels.two_pass_delta.reference.Spec`.
 
   Attributes:
     key_weight_decay: weight decay of the first pass's memory.
