@@ -335,9 +335,7 @@ def _backward_kernel(
     d_last=d_start,
   )
   d_packed = {
-    name: jnp.zeros_like(x)
-    if name in plan_lib.COARSE
-    else found[f"d_{name}"]
+    name: jnp.zeros_like(x) if name in plan_lib.COARSE else found[f"d_{name}"]
     for name, x in packed.items()
   }
   (d_inputs,) = unpack(d_packed)
