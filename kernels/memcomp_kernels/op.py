@@ -187,9 +187,9 @@ class Op:
         `init_state` gives. Needed with `segment_ids`, unless `seen=0`.
       implementation: a name, or several in order of preference; default the
         fastest on the platform that can do the call.
-      seen: an upper bound of the tokens that the state has seen. 0 says that
-        the state is fresh. Memories that grow save work by it, and lose tokens
-        by a wrong one.
+      seen: an upper bound of the tokens that the state has seen, and those that
+        `reset_state` has. 0 says that the state is fresh. Memories that grow
+        save work by it, and lose tokens by a wrong one.
       tiling: how the call is evaluated, where the memory has a `Tiling`. It
         changes speed, never results.
 

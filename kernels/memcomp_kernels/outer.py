@@ -11,7 +11,6 @@ which `affine` runs.
 """
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import affine
 from memcomp_kernels.math import decay, matmul
@@ -43,7 +42,7 @@ def prepare(
     erase=None,
     key=key,
     query=query,
-    log_scale=jnp.cumsum(log_decay, axis=-1),
+    log_scale=decay.running_sums(log_decay).total,
     output=affine.join_heads(output),
     total=factors.total,
   )

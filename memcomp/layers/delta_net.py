@@ -20,7 +20,6 @@ option = options.option
 # Decay rates exp(A_log) at the start are drawn from U(0, 16), whose log is kept
 # finite.
 _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
-_NORM_EPS = 1e-5
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -35,12 +34,14 @@ class GatedDeltaNetConfig(options.MixerConfig):
     negative_eigenvalues: write rates in (0, 2) rather than (0, 1) (arXiv
       2411.12537).
     convolution_width: taps of short convolutions on q, k and v; 0 for none.
+    norm_eps: added to the mean square by the norm of each head.
   """
 
   forget_gate: bool = True
   output_gate: bool = True
   negative_eigenvalues: bool = False
   convolution_width: int = option(4, options.taps)
+  norm_eps: float = option(1e-5, options.positive)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
     """Six heads; keys of 3/4 and values of 3/2 of the width."""
@@ -110,7 +111,9 @@ class GatedDeltaNet(base.Mixer):
     self.query_convolution = convolution(keys)
     self.key_convolution = convolution(keys)
     self.value_convolution = convolution(values)
-    self.norm = norm.RMSNorm(self.value_dim, name="value_dim", eps=_NORM_EPS)
+    self.norm = norm.RMSNorm(
+      self.value_dim, name="value_dim", eps=config.norm_eps
+    )
     self.out = make.out(values)
     self.largest_rate = 2.0 if config.negative_eigenvalues else 1.0
 

@@ -98,6 +98,7 @@ class InfiniAttention(projection.ProjectedMixer):
       base=config.rotary_base,
       frequencies=config.rotary_frequencies,
       scale=config.rotary_scale,
+      reversed=config.rotary_reversed,
     )
     self.rotate_memory = config.rotate_memory
 

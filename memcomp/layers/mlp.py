@@ -83,8 +83,9 @@ class SquaredReLU(nnx.Module):
     )
     self.down = linear.Linear(hidden, d_model, out, std=out_std, rngs=rngs)
 
-  def at_depth(self, depth: jax.Array) -> None:
+  def at_depth(self, depth: jax.Array, layers: int) -> None:
     """Reinitializes for a layer at `depth` in [0, 1)."""
+    del layers
     self.shift.at_depth(depth)
 
   def init_state(self, batch: int) -> jax.Array:

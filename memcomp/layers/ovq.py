@@ -23,7 +23,8 @@ class OVQConfig(projection.ProjectionConfig):
   """Options of OVQ, in addition to `ProjectionConfig`.
 
   The dictionary has no positions, so there are no rotary channels. Fields from
-  `chunk_size` to `normalize_rows` belong to `memcomp_kernels.ovq.reference.Spec`.
+  `chunk_size` to `normalize_rows` belong to the memory's `Spec`
+  (`memcomp_kernels.ovq.reference`).
 
   Attributes:
     chunk_size: tokens between two updates of the dictionary.

@@ -49,9 +49,12 @@ class ProjectionConfig(options.MixerConfig):
       base^(-j/(r/2-1)), whose slowest is exactly 1/base (GPTAlpha-2).
     rotary_scale: s = length / trained length, for sequences longer than in
       training. The base becomes base * s^(r/(r-2)) (NTK).
+    rotary_reversed: whether to rotate by minus the angle, for weights that were
+      trained so.
     projection_bias: whether the query, key and value projections have a bias.
     normalize_key: normalization of query and key: "none", "layer" (learned
       layer norm over a head, shared by all heads) or "l2".
+    key_norm_eps: added to the variance by the layer norms of query and key.
     token_shift: whether projections mix with those of the previous token, by
       learned amounts.
     value_residual: weight of the first layer's value: "none", "static" (learned
@@ -62,8 +65,10 @@ class ProjectionConfig(options.MixerConfig):
   rotary_base: float = option(10_000.0, options.at_least(1))
   rotary_frequencies: str = rotary_frequencies("standard")
   rotary_scale: float = option(1.0, options.at_least(1))
+  rotary_reversed: bool = False
   projection_bias: bool = False
   normalize_key: str = normalize_key("none")
+  key_norm_eps: float = option(norm.EPS, options.positive)
   token_shift: bool = False
   value_residual: str = option("none", options.one_of(VALUE_RESIDUALS))
 
@@ -133,7 +138,9 @@ class Projection(nnx.Module):
     def head_norm():
       if config.normalize_key != "layer":
         return nnx.data(None)
-      return norm.LayerNorm(config.key_dim, name="key_dim")
+      return norm.LayerNorm(
+        config.key_dim, name="key_dim", eps=config.key_norm_eps
+      )
 
     self.query_norm, self.key_norm = head_norm(), head_norm()
 
@@ -168,6 +175,7 @@ class Projection(nnx.Module):
       base=config.rotary_base,
       frequencies=config.rotary_frequencies,
       scale=config.rotary_scale,
+      reversed=config.rotary_reversed,
     )
 
   def at_depth(self, depth: jax.Array) -> None:
@@ -266,8 +274,9 @@ class ProjectedMixer(base.Mixer):
   projection: Projection
   out: linear.Linear
 
-  def at_depth(self, depth: jax.Array) -> None:
+  def at_depth(self, depth: jax.Array, layers: int) -> None:
     """Reinitializes for a layer at `depth` in [0, 1)."""
+    del layers
     self.projection.at_depth(depth)
 
   def value_of(self, x: jax.Array) -> jax.Array:

@@ -52,12 +52,15 @@ class Rotary:
       slowest is exactly 1/b; j = 0 .. r/2-1.
     scale: s = length / trained length, >= 1. The base becomes b * s^(r/(r-2))
       (NTK), which slows the slowest frequency by s.
+    reversed: whether to rotate the other way round, by minus the angle. Weights
+      that were trained with one sense need it.
   """
 
   dim: int
   base: float = 10_000.0
   frequencies: str = "standard"
   scale: float = 1.0
+  reversed: bool = False
 
   def _frequencies(self) -> np.ndarray:
     base = self.base
@@ -76,6 +79,8 @@ class Rotary:
     angle = positions.astype(wide)[..., None, None] * frequencies
     angle = jnp.repeat(angle, 2, axis=-1)
     turned, rest = x[..., : self.dim].astype(wide), x[..., self.dim :]
+    if self.reversed:
+      angle = -angle
     # Rolls give the pairs' neighbours: `[..., 2]` arrays do not fit TPU tiles,
     # and the v5p compiler fails on some.
     is_first = jnp.arange(self.dim) % 2 == 0

@@ -181,12 +181,16 @@ class RWKV7(base.Mixer):
     self.norm_bias = linear.constant_param(jnp.zeros(value_width), of_heads)
     self.out = make.out(value_width)
 
-  def at_depth(self, depth: jax.Array) -> None:
-    """Starts as a layer at `depth` in [0, 1)."""
+  def at_depth(self, depth: jax.Array, layers: int) -> None:
+    """Starts as a layer of so many, at `depth` in [0, 1): index / layers."""
     for shift in self.shifts.values():
       shift.at_depth(depth)
     if self.decay.bias is not None:
-      self.decay.bias[...] = _decay_bias(self.heads, self.key_dim, depth)
+      # Of the last layer 1.
+      place = depth * layers / max(layers - 1, 1)
+      self.decay.bias[...] = _decay_bias(self.heads, self.key_dim, place)
+    scale = jnp.full_like(self.norm_scale[...], (depth + 1 / layers) ** 0.7)
+    self.norm_scale[...] = scale
 
   def value_of(self, x: jax.Array) -> jax.Array:
     """What later layers make the first layer's value of, at its input `x`.
@@ -299,8 +303,8 @@ def _zigzag(heads: int, dim: int) -> jax.Array:
   return jnp.tile(ramp * jnp.abs(ramp), heads)
 
 
-def _decay_bias(heads: int, dim: int, depth: jax.Array) -> jax.Array:
-  """w0 of a layer at `depth` in [0, 1): early channels forget slowly."""
+def _decay_bias(heads: int, dim: int, layer: jax.Array) -> jax.Array:
+  """w0 of a layer, from 0 to 1: early channels forget slowly."""
   place = _place(heads * dim)
-  ramp = -6 + 6 * place ** (1 + depth**0.3)
+  ramp = -6 + 6 * place ** (1 + layer**0.3)
   return ramp + 0.5 + 2.5 * _zigzag(heads, dim)

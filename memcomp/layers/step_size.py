@@ -17,6 +17,10 @@ from memcomp.layers import linear
 # Range of the initial steps, which are uniform in log scale.
 STEPS = 1e-3, 1e-1
 
+# A rate of e^30 forgets all at any step worth the name. exp of a little more is
+# infinite, and infinity times a step or a gradient of zero is no number.
+_LARGEST_LOG = 30.0
+
 
 class StepSize(nnx.Module):
   """The parameters of the formula above.
@@ -52,4 +56,5 @@ class StepSize(nnx.Module):
     """Maps `[..., heads]` to steps > 0 and log decays < 0, float32 or wider."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     step = jax.nn.softplus(x + self.bias[...])
-    return step, -jnp.exp(self.rate_log[...]) * step
+    rate = jnp.exp(jnp.minimum(self.rate_log[...], _LARGEST_LOG))
+    return step, -rate * step

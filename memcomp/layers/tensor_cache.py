@@ -44,8 +44,8 @@ class TensorCacheConfig(projection.ProjectionConfig):
   of the memory only.
 
   Attributes:
-    window_size: see `memcomp_kernels.tensor_cache.reference.Spec`, as all down to
-      `read_norm`.
+    window_size: see `memcomp_kernels.tensor_cache.reference.Spec`, as are all
+      fields down to `read_norm`.
     sink_tokens: first tokens that never leave the window.
     rule: "outer", "delta" or "wedge".
     write_population: "all" or "evicted".

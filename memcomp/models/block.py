@@ -64,7 +64,7 @@ class Block(nnx.Module):
     )
     for module in (self.mixer, self.mlp):
       if hasattr(module, "at_depth"):
-        module.at_depth(depth)
+        module.at_depth(depth, config.num_layers)
     self.residual_scale = config.residual_scale
 
   def init_state(self, batch: int, length: int | None = None) -> BlockState:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memcomp import config as config_lib
 from memcomp import prng
@@ -85,7 +86,7 @@ def begin(
 
 
 def _first_segment(
-  segment_ids: jax.Array | None, before: jax.Array
+  segment_ids: jax.Array | np.ndarray | None, before: jax.Array
 ) -> jax.Array:
   """Returns the segment that each row begins with, `[rows]`."""
   if segment_ids is None:

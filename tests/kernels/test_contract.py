@@ -1,5 +1,7 @@
 """Every memory, every Spec, every implementation, under the one contract."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,13 @@ FIRST_OF_FOUR = tuple(name for name in FIRST if name.startswith(FOUR))
 # And those that solve a system for each tile.
 MAIN = (*FIRST, "trellis-token", "lattice-token")
 
+# Others whose segments may start inside a chunk.
+BY_CHUNK = tuple(
+  name
+  for name in FIRST
+  if name.startswith(("ovq", "infini_attention", "test_time_training"))
+)
+
 # What no other test takes through the chunk form; some of it in every run.
 OFTEN = ("trellis-chunk-readout-phi", "lattice-token-similarity")
 OPTIONS = (
@@ -102,6 +111,18 @@ def subjects(keep, *, often=None):
 def typical_forms(memory, name, implementation):
   """What does not depend on the rest of the Spec: layout, packing, rounding."""
   return implementation != "reference" and name in memory.typical
+
+
+def decaying_forms(memory, name, implementation):
+  return typical_forms(memory, name, implementation) and decays(
+    memory, memory.specs[name]
+  )
+
+
+@functools.cache
+def decays(memory, spec):
+  inputs = checks.Subject(memory, spec, "reference").inputs(1)
+  return getattr(inputs, "log_decay", None) is not None
 
 
 def first_forms(memory, name, implementation):
@@ -215,7 +236,7 @@ def test_packing(subject, lengths, padding):
 
 
 # In the decoder's tests and its own every mixer is held to it.
-@subjects(typical_forms, often=FIRST_OF_FOUR)
+@subjects(typical_forms, often=(*FIRST_OF_FOUR, *BY_CHUNK))
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
   checks.check_packed_against_reference(subject, rows, in_two=False)
@@ -274,6 +295,20 @@ def test_deterministic(subject):
 @subjects(typical_forms, often=MAIN)
 def test_edges(subject):
   checks.check_edges(subject, TIME)
+
+
+@subjects(decaying_forms)
+def test_strong_decays(subject):
+  checks.check_strong_decays(subject, TIME, "float64")
+
+
+# Those whose sums over tiles the others share.
+@subjects(
+  decaying_forms,
+  often=("state_space_duality", "slot_attention", "tensor_cache-evicted-outer"),
+)
+def test_strong_decays_in_float32(subject):
+  checks.check_strong_decays(subject, TIME, "float32")
 
 
 @SLOW

@@ -71,11 +71,12 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   arguments = subject.state(), subject.inputs(36)
   ids = None
   if packed:
+    arguments = *arguments, checks.states_inside(subject, 2)
     # Segments within shards of nine, over them, one of padding alone.
     rows = [[1] * 4 + [2] * 20 + [3] * 12, [1] * 8 + [0] * 11 + [2] * 17]
     ids = jax.numpy.asarray(np.array(rows), "int32")
 
-  def run(state, inputs):
+  def run(state, inputs, reset=None):
     chunk = shard.shard_chunk(
       memory.op.chunk,
       batch_axes=("fsdp",),
@@ -83,9 +84,7 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
       time_axis="context",
       over_time=way_of(memory, spec),
     )
-    return chunk(
-      state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
-    )
+    return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=reset)
 
   expected = gradients.value_and_gradients(run, arguments)
   devices = np.array(jax.devices()[:8]).reshape(1, 2, 4)

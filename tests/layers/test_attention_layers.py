@@ -69,6 +69,8 @@ KNOBS = [
   ("kvm", {"budget": "saturating", "budget_rows": 8}),
   ("kvm", {"budget": f"{__name__}:own_budget"}),
   ("kvm", {"normalize_key": "l2"}),
+  ("kvm", {"key_norm_eps": 1.0}),
+  ("kvm", {"rotary_reversed": True}),
   ("softmax", {"kv_heads": 1}),
   ("softmax", {"window_size": 0}),
   ("softmax", {"sink_tokens": 2}),

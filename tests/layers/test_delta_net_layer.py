@@ -70,6 +70,15 @@ def test_output_is_normalised_per_head_and_gated():
   )
 
 
+def test_the_eps_of_the_norm_is_an_option():
+  layer, x = build(norm_eps=3.0, output_gate=False), drawn()
+  y = jnp.ones((2, 9, layer.heads, layer.value_dim))
+  expected = jnp.full((2, 9, layer.heads * layer.value_dim), 0.5)
+  np.testing.assert_allclose(
+    layer.outputs(x, y), expected @ layer.out.kernel[...], rtol=1e-5, atol=1e-6
+  )
+
+
 def test_initial_decays_and_convolutions():
   layer = build(heads=64, key_dim=2, value_dim=2)
   rate = np.exp(layer.decay.rate_log[...])

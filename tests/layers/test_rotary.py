@@ -36,6 +36,15 @@ def test_scores_depend_on_the_distance_alone(frequencies):
   assert score(40, 7) != pytest.approx(score(40, 6), rel=1e-2)
 
 
+def test_reversed_is_the_rotation_back():
+  x = jax.random.normal(jax.random.key(0), (1, 3, 2, 6))
+  positions = jnp.array([[1, 5, 7]])
+  there = rotary.Rotary(dim=4)(x, positions)
+  back = rotary.Rotary(dim=4, reversed=True)(there, positions)
+  np.testing.assert_allclose(back, x, atol=1e-5)
+  assert np.abs(there - x).max() > 0.1
+
+
 def test_slowest_frequencies():
   def slowest(**fields):
     return rotary.Rotary(dim=16, **fields)._frequencies()[-1]

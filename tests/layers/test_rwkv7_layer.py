@@ -20,7 +20,7 @@ SMALL = layers.RWKV7Config(heads=2, key_dim=4, value_dim=6)
 def build(**changes):
   config = dataclasses.replace(SMALL, **changes)
   layer = layers.RWKV7.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
-  layer.at_depth(jnp.array(0.25))
+  layer.at_depth(jnp.array(0.25), 4)
   # Away from zero, where low-rank maps start.
   for name in ("decay", "rate", "gate", "value_share"):
     module = getattr(layer, name)
@@ -53,6 +53,23 @@ def test_ranks_of_the_released_sizes():
     "gate": 128,
   }
   assert dataclasses.replace(config, gate_rank=7).ranks(768)["gate"] == 7
+
+
+def test_starts_by_depth_are_the_released_ones():
+  """Of layer 2 of 4, channels 0, 3 and 7; first and last layers."""
+  layer = build()
+  layer.at_depth(jnp.array(2 / 4), 4)
+  np.testing.assert_allclose(layer.norm_scale[...], 0.75**0.7, rtol=1e-6)
+  power = 1 + (2 / 3) ** 0.3
+  zigzag = np.array([-1, 1, 1])  # of heads of four channels
+  expected = -6 + 6 * (np.array([0, 3, 7]) / 7) ** power + 0.5 + 2.5 * zigzag
+  bias = layer.decay.bias[...][jnp.array([0, 3, 7])]
+  np.testing.assert_allclose(bias, expected, rtol=1e-5)
+  for depth, layers_, scale, power in ((0, 4, 0.25**0.7, 1), (0.75, 4, 1, 2)):
+    layer.at_depth(jnp.array(depth), layers_)
+    np.testing.assert_allclose(layer.norm_scale[...], scale, rtol=1e-6)
+    bias = -6 + 6 * (3 / 7) ** power + 0.5 + 2.5
+    np.testing.assert_allclose(layer.decay.bias[...][3], bias, rtol=1e-5)
 
 
 def test_inputs_by_the_formulas():

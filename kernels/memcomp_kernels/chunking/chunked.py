@@ -6,7 +6,8 @@ stale gradients one tile is one chunk of the paper; with gradients per token
 the tile is free, and the result does not depend on it.
 
 Chunks belong to sequences, not to the grid of the call: a state may arrive in
-the middle of a chunk, and a packed segment starts a chunk wherever it starts.
+the middle of a chunk, and a packed segment starts a chunk wherever it starts,
+or goes on with the chunk that its reset state is inside of.
 Tokens are then laid into tiles by index, each chunk into a tile of its own;
 those of packed rows page by page (`paged`).
 
@@ -23,10 +24,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import contract, derivative
+from memcomp_kernels.chunking import fallback, tile_scan
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import pages as pages_lib
-from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.math import solver
 
 Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
@@ -38,9 +39,10 @@ gradient needs besides inputs: with both kept, no tile is run forward again."""
 
 
 class _Fixed(NamedTuple):
-  """Integers of a call; `position` is None without chunks in the meaning."""
+  """Integers of a call; positions are None without chunks in the meaning."""
 
   position: jax.Array | None
+  reset_position: jax.Array | None
   segment_id: jax.Array
   segment_ids: jax.Array | None
 
@@ -57,6 +59,7 @@ def _places(form: Form, fixed: _Fixed, time: int) -> layout_lib.Places:
     fixed.segment_ids,
     fixed.segment_id,
     _position(fixed),
+    0 if fixed.reset_position is None else fixed.reset_position,
     time=time,
     chunk=form.tile_time,
   )
@@ -83,6 +86,16 @@ def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
   return lax.cond(jnp.all(fixed.position == 0), aligned, indexed, operands)
 
 
+def _engine(form: Form, fixed: _Fixed) -> form_lib.Engine:
+  if form.engine is None:
+    return tile_scan.ENGINE
+  if fixed.segment_ids is None or fixed.reset_position is None:
+    return fallback.guarded(form.engine)
+  # Kernels have segments start with a chunk.
+  inside = jnp.any(fixed.reset_position % form.tile_time > 0)
+  return fallback.guarded(form.engine, lambda *_: inside)
+
+
 def _pages(form: Form, fixed: _Fixed, time: int) -> pages_lib.Pages:
   where = _places(form, fixed, time)
   return pages_lib.cut(where, _position(fixed), chunk=form.tile_time, time=time)
@@ -103,7 +116,7 @@ def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
 
 def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
   """The result, and what is saved: of one shape whatever the layout."""
-  engine = form.engine or tile_scan.ENGINE
+  engine = _engine(form, fixed)
   time = form_lib.sizes(operands.inputs)[1]
   if fixed.segment_ids is not None:
     pages = _pages(form, fixed, time)
@@ -123,7 +136,7 @@ def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
 
 def _chunk_bwd(form: Form, residuals, cotangents):
   fixed, operands, saved = residuals
-  engine = form.engine or tile_scan.ENGINE
+  engine = _engine(form, fixed)
   time = form_lib.sizes(operands.inputs)[1]
   cotangents = cotangents._replace(stats=None)
   if fixed.segment_ids is not None:
@@ -148,6 +161,15 @@ def _chunk_bwd(form: Form, residuals, cotangents):
 _chunk = derivative.custom_vjp(_run, _chunk_fwd, _chunk_bwd, (0,))
 
 
+def _chunk_start(parts: Parts) -> Memories:
+  """The memories at the start of a chunk under way, else the memories."""
+  if parts.starts is None or parts.position is None:
+    return parts.memories
+  return contract.batched_where(
+    parts.position == 0, parts.memories, parts.starts
+  )
+
+
 def chunk(
   form: Form,
   state: Any,
@@ -163,8 +185,8 @@ def chunk(
     state: before the first token.
     inputs: pytree of `[batch, time, heads, ...]` arrays.
     segment_ids: `[batch, time]`, 0 is padding; None for one segment.
-    reset_state: what a new segment starts from; default `state`. Only its
-      memories are read: a segment starts a chunk.
+    reset_state: what a new segment starts from; default `state`. Where it is
+      inside a chunk the segment's first tokens go on with that.
 
   Returns:
     The state after the last token, and outputs `[batch, time, heads, ...]`.
@@ -191,11 +213,12 @@ def run(
   reset = parts if reset_state is None else form.take_apart(reset_state)
   operands = Operands(
     memories=parts.memories,
-    chunk_start=parts.memories if parts.starts is None else parts.starts,
+    chunk_start=_chunk_start(parts),
     reset=reset.memories,
+    reset_start=_chunk_start(reset),
     inputs=inputs,
   )
-  fixed = _Fixed(parts.position, parts.segment_id, segment_ids)
+  fixed = _Fixed(parts.position, reset.position, parts.segment_id, segment_ids)
   result = _chunk(form, fixed, operands)
   where = _places(form, fixed, form_lib.sizes(inputs)[1])
   starts, position = None, None

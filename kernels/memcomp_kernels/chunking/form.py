@@ -80,12 +80,22 @@ class Form:
 
 
 class Operands(NamedTuple):
-  """What `chunk` is differentiable in."""
+  """What `chunk` is differentiable in.
+
+  Attributes:
+    memories: before the first token.
+    chunk_start: the memories at the start of the chunk under way there.
+    reset: what new segments start from.
+    inputs: of the call.
+    reset_start: as `chunk_start`, for `reset`. Only `tile_scan` reads it, see
+      `chunked`; the adjoint that other engines leave out is zero.
+  """
 
   memories: Memories
   chunk_start: Memories
   reset: Memories
   inputs: Any
+  reset_start: Memories | None = None
 
 
 class Result(NamedTuple):

@@ -2,9 +2,10 @@
 
 `[batch, time, heads, ...]` to and from `[tiles, batch, heads, chunk, ...]`.
 Where an update is defined per chunk, chunks belong to sequences: a state may
-arrive in the middle of a chunk, and every packed segment starts one. `aligned`
-is the layout by reshaping, right when chunks start at the call's first token.
-`indexed` gives each chunk a tile of its own, whatever arrives.
+arrive in the middle of a chunk, and a packed segment starts one, or goes on
+where the state that it starts from stopped. `aligned` is the layout by
+reshaping, right when chunks start at the call's first token. `indexed` gives
+each chunk a tile of its own, whatever arrives.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class Flags(NamedTuple):
   """Facts about tiles, each bool `[tiles, batch]`.
 
   Attributes:
-    resets: the tile starts a new segment.
+    resets: the tile starts a new segment, which may do so inside a chunk.
     continues: the tile continues a chunk that began in an earlier call.
     occupied: the tile holds at least one token.
   """
@@ -76,6 +77,7 @@ def places(
   segment_ids: jax.Array | None,
   segment_id: jax.Array,
   position: jax.Array,
+  reset_position: jax.Array | int = 0,
   *,
   time: int,
   chunk: int,
@@ -87,6 +89,7 @@ def places(
       state's segment.
     segment_id: `[batch]`, of the state.
     position: `[batch]`, of the state: tokens since its chunk started.
+    reset_position: the same of what new segments start from.
     time: tokens a row.
     chunk: tokens a chunk.
   """
@@ -99,14 +102,16 @@ def places(
     starts, last_id = contract.segment_starts(segment_ids, segment_id)
     valid = segment_ids != 0
   count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-  # Rank of the token that the current segment starts at; that of the incoming
-  # chunk's start is -position.
-  origin = jnp.where(starts, count - 1, -position[:, None])
-  origin = lax.cummax(origin, axis=1)
-  since = count - 1 - origin
+  # Rank of the token that the current segment starts at; -1 where it came in.
+  first = lax.cummax(jnp.where(starts, count - 1, -1), axis=1)
+  reset_position = jnp.broadcast_to(reset_position, position.shape)
+  before = jnp.where(
+    first >= 0, reset_position[:, None] - first, position[:, None]
+  )
+  since = before + count - 1
   slot = jnp.where(valid, since % chunk, 0)
   carried = (position > 0).astype(jnp.int32)[:, None]
-  first_of_tile = (valid & (slot == 0)).astype(jnp.int32)
+  first_of_tile = ((valid & (slot == 0)) | starts).astype(jnp.int32)
   tile = jnp.cumsum(first_of_tile, axis=1, dtype=jnp.int32) + carried - 1
   end = jnp.where(count[:, -1] > 0, since[:, -1] + 1, position) % chunk
   return Places(

@@ -133,10 +133,11 @@ def backward(
         memories=after.memories, chunk_start=after.chunk_start
       ),
     )
-    d_reset, d_inputs = jax.tree.map(
-      jnp.add, (after.reset, after.inputs), (d.reset, d.inputs)
-    )
-    return page - 1, d._replace(reset=d_reset, inputs=d_inputs)
+    sums = {
+      name: jax.tree.map(jnp.add, getattr(after, name), getattr(d, name))
+      for name in ("reset", "reset_start", "inputs")
+    }
+    return page - 1, d._replace(**sums)
 
   d = _zeros(operands)._replace(
     memories=cotangents.memories, chunk_start=cotangents.chunk_start

@@ -12,8 +12,16 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import solver
 
 
-def _body(form: form_lib.Form, reset, carry, laid):
-  """Scan body over tiles; carry is (memories, start of the current chunk)."""
+def _body(form: form_lib.Form, resets, carry, laid):
+  """Scan body over tiles.
+
+  Args:
+    form: the memory.
+    resets: what new segments start from, and the start of its chunk.
+    carry: memories, and the start of the current chunk.
+    laid: inputs, and facts about the tile.
+  """
+  reset, reset_start = resets
   memories, current_start = carry
   inputs, complete, flags = laid
   if flags is None:
@@ -21,6 +29,7 @@ def _body(form: form_lib.Form, reset, carry, laid):
   else:
     memories = contract.batched_where(flags.resets, reset, memories)
     starts = contract.batched_where(flags.continues, current_start, memories)
+    starts = contract.batched_where(flags.resets, reset_start, starts)
     current_start = contract.batched_where(
       flags.occupied, starts, current_start
     )
@@ -56,10 +65,11 @@ def forward(
   """Returns the result, and the memories before each tile."""
 
   def body(carry, laid):
-    new_carry, results = _body(form, operands.reset, carry, laid)
+    new_carry, results = _body(form, resets, carry, laid)
     return new_carry, (*results, carry[0])
 
   carry = operands.memories, operands.chunk_start
+  resets = operands.reset, operands.reset_start
   inputs, *laid = lay(layout, operands)
   laid = prepare(form, inputs), *laid
   carry, (outputs, stats, before) = lax.scan(body, carry, laid)
@@ -75,37 +85,38 @@ def backward(
 ):
   """Reverse scan over tiles, each recomputed from the memories before it."""
   d_outputs = layout_lib.lay(layout, cotangents.outputs)
+  resets = operands.reset, operands.reset_start
   inputs, *laid = lay(layout, operands)
   prepared, unprepare = jax.vjp(lambda x: prepare(form, x), inputs)
 
   def body(carry, x):
-    d_carry, d_reset = carry
+    d_carry, d_resets = carry
     memories, (inputs, complete, flags), d_outputs = x
 
     # Only a tile that continues a chunk reads the current chunk's start, and
     # that is always the start which was handed in.
-    def tile(reset, carry, inputs):
+    def tile(resets, carry, inputs):
       laid = inputs, complete, flags
-      carry, (outputs, stats) = _body(form, reset, carry, laid)
+      carry, (outputs, stats) = _body(form, resets, carry, laid)
       return (carry, outputs), stats
 
     _, vjp, _ = jax.vjp(
       tile,
-      operands.reset,
+      resets,
       (memories, operands.chunk_start),
       inputs,
       has_aux=True,
     )
-    d_reset_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
+    d_resets_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
     if flags is not None:
-      d_reset = jax.tree.map(jnp.add, d_reset, d_reset_tile)
-    return (d_carry, d_reset), d_inputs
+      d_resets = jax.tree.map(jnp.add, d_resets, d_resets_tile)
+    return (d_carry, d_resets), d_inputs
 
   d_carry = cotangents.memories, cotangents.chunk_start
-  d_reset = jax.tree.map(jnp.zeros_like, operands.reset)
-  (d_carry, d_reset), d_inputs = lax.scan(
+  d_resets = jax.tree.map(jnp.zeros_like, resets)
+  (d_carry, d_resets), d_inputs = lax.scan(
     body,
-    (d_carry, d_reset),
+    (d_carry, d_resets),
     (before, (prepared, *laid), d_outputs),
     reverse=True,
   )
@@ -113,7 +124,10 @@ def backward(
   _, time = form_lib.sizes(operands.inputs)
   d_inputs = jax.tree.map(lambda x: layout_lib.unlay(layout, x, time), d_inputs)
   d_memories, d_chunk_start = d_carry
-  return form_lib.Operands(d_memories, d_chunk_start, d_reset, d_inputs)
+  d_reset, d_reset_start = d_resets
+  return form_lib.Operands(
+    d_memories, d_chunk_start, d_reset, d_inputs, d_reset_start
+  )
 
 
 ENGINE = form_lib.Engine(

@@ -2,8 +2,9 @@
 
 A scan over tiles, one chunk of a sequence each (`tile.py` has their algebra).
 Chunks belong to sequences, not to the grid of the call: a state may arrive in
-the middle of a chunk, and a packed segment begins one wherever it starts, so
-tokens are laid into tiles by index.
+the middle of a chunk. A packed segment begins a chunk wherever it starts, or
+goes on with the one that its reset state is inside of. So tokens are laid into
+tiles by index.
 
 Time follows the rows that are live, not those the state could hold: the scan is
 cut into a few stages, and each carries a slice of the state that is enough for
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract, derivative
+from memcomp_kernels import contract, derivative, op
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.key_value_means import reference, tile, tilings
 
@@ -162,11 +163,12 @@ def _in_pieces(call, state, reset, inputs, segment_ids):
   return state, outputs[:, :time]
 
 
-def _places(spec, state, segment_ids, time):
+def _places(spec, state, reset, segment_ids, time):
   return layout_lib.places(
     segment_ids,
     state.segment_id,
     state.position % spec.chunk_size,
+    reset.position % spec.chunk_size,
     time=time,
     chunk=spec.chunk_size,
   )
@@ -175,7 +177,7 @@ def _places(spec, state, segment_ids, time):
 def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
   """`_run` with tokens laid by index, and the segment after them."""
   spec = call.spec
-  where = _places(spec, state, segment_ids, inputs.query.shape[1])
+  where = _places(spec, state, reset, segment_ids, inputs.query.shape[1])
   layout = layout_lib.indexed(
     where,
     state.position % spec.chunk_size,
@@ -204,11 +206,17 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: of packed rows.
     reset_state: what a new segment starts from.
-    seen: a bound on `state.position`.
+    seen: a bound on `position` of both states.
     run: as `tile.run`: what runs a tile.
   """
   call = _Call(spec, seen, run)
   reset = state if reset_state is None else reset_state
+  held = op.greatest(reset.position)
+  if seen is not None and held is not None and held > seen:
+    raise ValueError(
+      f"key_value_means: reset_state has seen {held} tokens, more than the"
+      f" bound that was given for them, {seen}"
+    )
   time, size = inputs.query.shape[1], spec.chunk_size
   whole = -(-time // size)
   if segment_ids is None:
@@ -225,7 +233,7 @@ def chunk(
   usual = functools.partial(_indexed, call, num_tiles=num_tiles)
   if num_tiles == time + 1:
     return usual(state, reset, inputs, segment_ids)
-  where = _places(spec, state, segment_ids, time)
+  where = _places(spec, state, reset, segment_ids, time)
   return lax.cond(
     where.needed <= num_tiles,
     usual,

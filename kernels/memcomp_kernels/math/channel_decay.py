@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.math import matmul
+from memcomp_kernels.math import decay, matmul
 
 
 class ChannelDecay(NamedTuple):
@@ -50,9 +50,10 @@ def channel_decay(log_decay: jax.Array, block: int) -> ChannelDecay:
 
   `block` must divide the time.
   """
-  return of_sums(
-    jnp.zeros_like(log_decay[..., 0, :]), jnp.cumsum(log_decay, axis=-2), block
-  )
+  sums = decay.running_sums(log_decay, axis=-2)
+  start = jnp.zeros_like(log_decay[..., 0, :])
+  parts = [_differences(start, part, block) for part in sums]
+  return _exp(jax.tree.map(jnp.add, *parts))
 
 
 def of_sums(start: jax.Array, sums: jax.Array, block: int) -> ChannelDecay:
@@ -63,24 +64,40 @@ def of_sums(start: jax.Array, sums: jax.Array, block: int) -> ChannelDecay:
     sums: G, `[..., time, channels]`.
     block: of tokens; must divide the time.
   """
-  time = sums.shape[-2]
+  return _exp(_differences(start, sums, block))
+
+
+def _differences(start, sums, block: int) -> ChannelDecay:
+  """Logs of the shares, without masks."""
   before = jnp.concatenate([start[..., None, :], sums[..., :-1, :]], axis=-2)
   blocked = into_blocks(sums, block)
   before = into_blocks(before, block)[..., :1, :]
-  causal = jnp.tril(jnp.ones((block, block), bool))[..., None]
-  difference = blocked[..., :, None, :] - blocked[..., None, :, :]
-  to_block = None
-  if time > block:
-    first = jnp.arange(0, time, block)[:, None, None]
-    earlier = jnp.arange(time)[:, None] < first
-    to_block = _masked_exp(earlier, before - sums[..., None, :, :])
   last = sums[..., -1:, :]
   return ChannelDecay(
-    from_start=jnp.exp(sums - start[..., None, :]),
-    to_end=jnp.exp(last - sums),
-    total=jnp.exp(last[..., 0, :] - start),
-    within=_masked_exp(causal, difference),
-    from_block=jnp.exp(blocked - before),
+    from_start=sums - start[..., None, :],
+    to_end=last - sums,
+    total=last[..., 0, :] - start,
+    within=blocked[..., :, None, :] - blocked[..., None, :, :],
+    from_block=blocked - before,
+    to_block=before - sums[..., None, :, :] if sums.shape[-2] > block else None,
+  )
+
+
+def _exp(logs: ChannelDecay) -> ChannelDecay:
+  """Shares of their logs: masked, where they are read."""
+  *_, blocks, block, _ = logs.from_block.shape
+  causal = jnp.tril(jnp.ones((block, block), bool))[..., None]
+  to_block = None
+  if logs.to_block is not None:
+    first = block * jnp.arange(blocks)[:, None, None]
+    earlier = jnp.arange(blocks * block)[:, None] < first
+    to_block = _masked_exp(earlier, logs.to_block)
+  return ChannelDecay(
+    from_start=jnp.exp(logs.from_start),
+    to_end=jnp.exp(logs.to_end),
+    total=jnp.exp(logs.total),
+    within=_masked_exp(causal, logs.within),
+    from_block=jnp.exp(logs.from_block),
     to_block=to_block,
   )
 

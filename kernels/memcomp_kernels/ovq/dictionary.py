@@ -24,7 +24,7 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 class Dictionary(NamedTuple):
-  """See `types.State`."""
+  """See `reference.State`."""
 
   keys: jax.Array
   values: jax.Array

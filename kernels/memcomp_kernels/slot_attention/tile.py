@@ -40,7 +40,7 @@ def run(
     memories: K~, V~ and, with "softmax", z before the tile.
     starts: unused: there are no chunks in the meaning.
     inputs: `[batch, heads, tile, ...]`; in empty places zeros, and write
-      logits that are far below `types.EMPTY`.
+      logits that are far below `reference.EMPTY`.
     complete: unused.
     spec: the memory's meaning.
     tiling: sizes.

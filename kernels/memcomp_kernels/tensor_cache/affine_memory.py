@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import window
 from memcomp_kernels.chunking import chunked
@@ -100,19 +99,6 @@ def memory(
   spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
   """As `xla_chunked.memory`, its tiles by `engines`."""
-  call = plan, state, reset_state, tokens, writes
-  if plan.source is None or not spec.chunked:
-    return _by_kernels(engines, *call, spec)
-  # The layout has segments begin with a chunk.
-  return lax.cond(
-    jnp.any(reset_state.position % spec.chunk_size > 0),
-    functools.partial(xla_chunked.memory, spec=spec),
-    functools.partial(_by_kernels, engines, spec=spec),
-    *call,
-  )
-
-
-def _by_kernels(engines, plan, state, reset_state, tokens, writes, spec):
   engine = engines[spec.chunked]
   # In the order of `window.compact`: runs, then padding.
   ids = None if plan.source is None else plan.run[:, plan.prior :] + 1

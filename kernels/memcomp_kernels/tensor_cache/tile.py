@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.math import delta, matmul
+from memcomp_kernels.math import decay, delta, matmul
 from memcomp_kernels.tensor_cache import reference
 
 
@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
     query: that reads.
     key: that is written.
     value: that is written.
-    log_decay: as in `types.Inputs`, as all below.
+    log_decay: as in `reference.Inputs`, as all below.
     write_rate: eta.
     write_route: rho.
     read_route: pi.
@@ -77,7 +77,7 @@ class Places(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What goes from tile to tile; see `types.State`.
+  """What goes from tile to tile; see `reference.State`.
 
   With `chunk_mean`, `memories` hold the chunks that ended, and are `starts`.
   """
@@ -229,9 +229,9 @@ def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
   kept = jnp.tril(jnp.ones((time + 1, time + 1), bool))
   start = [(0, 0)] * 3 + [(1, 0)]
   if tokens.write_route is None:
-    total = jnp.cumsum(_lanes(tokens.log_decay[..., None]), axis=-1)
-    total = jnp.pad(total, start)
-    difference = total[..., :, None] - total[..., None, :]
+    sums = decay.running_sums(_lanes(tokens.log_decay[..., None]))
+    sums = jax.tree.map(lambda x: jnp.pad(x, start), sums)
+    difference = decay.pairs(sums, sums)
     # Mask the exponent, not only the result, or its gradient is nan.
     shares = jnp.exp(jnp.where(kept, difference, 0))
   else:

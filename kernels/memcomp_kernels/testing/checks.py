@@ -76,6 +76,20 @@ class Subject:
     return self.memory.op.step(state, inputs, spec=self.spec)
 
 
+def states_inside(subject: Subject, batch: int) -> Any:
+  """States at places of their own in a chunk, the first one fresh."""
+  # The third is beyond a first chunk of 16 tokens.
+  seen = np.random.default_rng(11).integers(1, 40, batch)
+  seen[:3] = (0, 3, 21)[:batch]
+  inputs = subject.inputs(int(seen.max()), 6, batch=batch)
+  ids = np.arange(seen.max()) < seen[:, None]
+  state = subject.state(seed=5, batch=batch)
+  found, _ = subject.reference(
+    state, inputs, jnp.asarray(ids, jnp.int32), state
+  )
+  return found
+
+
 def assert_agree(
   actual: tuple[Any, Any],
   expected: tuple[Any, Any],
@@ -274,7 +288,10 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
 def check_packed_against_reference(
   subject: Subject, segment_ids: np.ndarray, *, in_two: bool = True
 ) -> None:
-  """Level 7: any segment ids, from a state inside a chunk, as the reference.
+  """Level 7: any segment ids, from states inside a chunk, as the reference.
+
+  New segments start from a fresh state in the first row, from states some way
+  into a sequence in the others.
 
   Args:
     subject: what is checked.
@@ -285,19 +302,19 @@ def check_packed_against_reference(
   with jax.enable_x64(True):
     batch, time = segment_ids.shape
     ids = jnp.asarray(segment_ids, jnp.int32)
-    fresh, state = subject.state(batch=batch), _continued(subject, batch)
+    state, reset = _continued(subject, batch), states_inside(subject, batch)
     inputs = subject.inputs(time, batch=batch)
 
-    def two_calls(state, inputs, ids, fresh):
+    def two_calls(state, inputs, ids, reset):
       def body(state, half):
         inputs, ids = half
-        return subject.chunk(state, inputs, ids, fresh)
+        return subject.chunk(state, inputs, ids, reset)
 
       halves = _cut((inputs, ids), 2)
       state, outputs = jax.lax.scan(body, state, halves)
       return state, _join(outputs)
 
-    arguments = state, inputs, ids, fresh
+    arguments = state, inputs, ids, reset
     expected = value_and_gradients(subject.reference, arguments)
     functions: dict[str, Callable] = {"one call": subject.chunk}
     if in_two:
@@ -393,6 +410,43 @@ def check_edges(
     for name, edge in subject.memory.edges(inputs).items():
       arguments = (state, edge, ids, state) if packed else (state, edge)
       errors.assert_finite(derivative(arguments), name)
+
+
+def check_strong_decays(subject: Subject, time: int, dtype: str) -> None:
+  """Level 8: any log decay down to -inf, values and gradients as the truth.
+
+  Some tokens forget all, by log decays of many sizes, others do nearly; what
+  comes after them must lose no digit.
+
+  Args:
+    subject: what is checked.
+    time: tokens.
+    dtype: "float64" or "float32".
+  """
+  with jax.enable_x64(True):
+    state = gradients.cast(subject.state(), dtype)
+    inputs = gradients.cast(subject.inputs(time), dtype)
+    inputs = inputs._replace(log_decay=strong_decays(inputs.log_decay))
+    exact = gradients.cast((state, inputs), jnp.float64)
+    expected = value_and_gradients(subject.reference, exact)
+    errors.assert_finite(expected, "reference")
+  with jax.enable_x64(dtype == "float64"):
+    results = value_and_gradients(subject.chunk, (state, inputs))
+  assert_agree(results, expected, f"strong decays in {dtype}", dtype)
+
+
+def strong_decays(log_decay: jax.Array) -> jax.Array:
+  """Log decays of which some are strong, drawn by position.
+
+  In the last row nearly all are about as strong as a float32 can tell.
+  """
+  rng = np.random.default_rng(13)
+  strong = rng.choice([-1e2, -1e3, -1e6, -1e30, -np.inf], log_decay.shape)
+  where = rng.random(log_decay.shape) < 0.15
+  moderate = rng.random(log_decay.shape) < 0.8
+  moderate[:-1] = False
+  log_decay = jnp.where(moderate, 70 * log_decay - 30, log_decay)
+  return jnp.where(where, strong.astype(log_decay.dtype), log_decay)
 
 
 def check_empty(subject: Subject) -> None:

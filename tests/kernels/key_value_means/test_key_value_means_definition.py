@@ -338,6 +338,9 @@ def test_seen_of_a_state_under_way():
   errors.assert_close(got, want, 1e-12, "tail")
   with pytest.raises(ValueError, match=r"more than the bound .*, 21"):
     key_value_means.chunk(middle, tail, spec=spec, seen=21)
+  call = {"segment_ids": jnp.ones(tail.query.shape[:2], jnp.int32), "seen": 21}
+  with pytest.raises(ValueError, match="reset_state has seen 22 tokens"):
+    key_value_means.chunk(state, tail, spec=spec, reset_state=middle, **call)
 
 
 def test_stages_follow_the_live_rows():

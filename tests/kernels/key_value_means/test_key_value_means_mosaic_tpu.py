@@ -102,16 +102,22 @@ def test_packed_and_handed_off_inside_a_chunk(gradient):
   prefix = arguments(SPEC, 430, batch=2)[1]
   state, _ = values(xla_chunked.chunk, SPEC, (state, prefix), seen=0)
   ids = np.ones((2, 150), np.int32)
+  ids[0, 100:] = 2
   ids[1, 20:25], ids[1, 25:] = 0, 3
   inputs = arguments(SPEC, ids.shape[1], batch=2)[1]
-  fresh = arguments(SPEC, 600, batch=2)[0]
+  # The first row's new segment starts afresh, the second's inside a chunk.
+  reset = jax.tree.map(
+    lambda fresh, x: x.at[0].set(fresh[0]),
+    arguments(SPEC, 600, batch=2)[0],
+    state,
+  )
   assert_agree(
     SPEC,
     (state, inputs),
     STRICT,
     gradient=gradient,
     segment_ids=jnp.array(ids),
-    reset_state=fresh,
+    reset_state=reset,
   )
 
 

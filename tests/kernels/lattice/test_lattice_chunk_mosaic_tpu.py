@@ -123,6 +123,16 @@ def test_packing(gradient):
 
 
 @pytest.mark.slow
+def test_segments_that_start_inside_a_chunk():
+  """The XLA form does such a call, which only its arrays tell."""
+  state, _, inputs = arguments(SPEC, 40, position=OPEN)
+  given = state, state, inputs
+  ids = jnp.array([[1] * 7 + [2] * 15 + [3] * 18] * 2)
+  actual = run("mosaic_tpu", SPEC, given, ids)
+  assert_close(actual, run("xla_chunked", SPEC, given, ids))
+
+
+@pytest.mark.slow
 def test_edges():
   """Tokens that write nothing, and columns of which nothing is left."""
   state, fresh, inputs = arguments(SPEC, 32)

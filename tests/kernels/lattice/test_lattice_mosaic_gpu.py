@@ -80,6 +80,14 @@ def test_packing(gradient):
 
 
 @pytest.mark.slow
+def test_segments_that_start_inside_a_chunk():
+  """The XLA form does such a call, which only its arrays tell."""
+  state, _, inputs = arguments(SPEC, 40)
+  ids = jnp.array([[1] * 7 + [2] * 15 + [3] * 18])
+  check(SPEC, (state, state, inputs), ids)
+
+
+@pytest.mark.slow
 def test_whole_chunks():
   """No chunk under way, none left open: the kernels without flags.
 

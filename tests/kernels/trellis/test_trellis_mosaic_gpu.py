@@ -83,6 +83,14 @@ def test_packing(gradient):
 
 
 @pytest.mark.slow
+def test_segments_that_start_inside_a_chunk():
+  """The XLA form does such a call, which only its arrays tell."""
+  state, _, inputs = arguments(SPEC, 40)
+  ids = jnp.array([[1] * 7 + [2] * 15 + [3] * 18])
+  check(SPEC, (state, state, inputs), ids)
+
+
+@pytest.mark.slow
 def test_a_row_of_padding():
   """Inside a chunk, whose start is handed on, and so is its adjoint."""
   ids = jnp.array([[0] * 6, [0] * 2 + [1] * 4])

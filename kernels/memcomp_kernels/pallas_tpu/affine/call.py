@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from memcomp_kernels.pallas_tpu import device, schedule, vmem
 from memcomp_kernels.pallas_tpu.affine import chunk_start as chunk_start_lib
 from memcomp_kernels.pallas_tpu.affine import delta, outer, tile
-from memcomp_kernels.pallas_tpu.affine.plan import Plan, split
+from memcomp_kernels.pallas_tpu.affine.plan import COARSE, Plan, split
 
 _D_KEYS = "d_query", "d_key"
 
@@ -259,7 +259,9 @@ def backward(
   given["columns"] = split(plan, tokens)
   memory = _struct(d_final.shape, d_final.dtype)
   results = {
-    f"d_{name}": _struct(x.shape, x.dtype) for name, x in tokens.items()
+    f"d_{name}": _struct(x.shape, x.dtype)
+    for name, x in tokens.items()
+    if name not in COARSE
   }
   if plan.key_parts > 1:  # sums of each grid step
     shape = *tokens["key"].shape[:2], plan.steps * plan.key_dim

@@ -85,7 +85,7 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   d_query = d_query + blocks.nn(d_scores, tile.right_keys(key))
   d_scores = blocks.transpose(d_scores, unit)
   tile.store_keys("d_query", d_query)
-  from_start_row = jnp.exp(tile.row("a"))
+  from_start_row = tile.from_start()
   turned = (tile.turned("query") * from_start_row).astype(dtype)
   d_start = blocks.nn(turned, d_right)
   turned = (tile.turned("key") * from_start_row).astype(dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from memcomp_kernels.chunking import fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_tpu import blocks
 from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
@@ -156,11 +157,15 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
   log_decay, rate = by_tile(tokens.log_decay), by_tile(tokens.rate)
   gates = {"log_decay": log_decay, "rate": rate}
   if not plan.own:
-    log = jnp.cumsum(log_decay, axis=3)
-    end = log[:, :, :, -1:]
-    a = log if plan.read == "after" else log - log_decay
-    gates |= {"write": jnp.exp(end - log) * rate, "total": jnp.exp(end)}
-    gates |= {"a": a, "b": log}
+    b = decay.running_sums(log_decay, axis=3)
+    end = jax.tree.map(lambda x: x[:, :, :, -1:], b)
+    gates |= {
+      "write": jnp.exp(end.minus(b)) * rate,
+      "total": jnp.exp(end.total),
+    }
+    a = b if plan.read == "after" else decay.sums_before(log_decay, axis=3)
+    gates |= {"a": a.fine, "a_coarse": a.coarse}
+    gates |= {"b": b.fine, "b_coarse": b.coarse}
   if plan.skip:
     gates["skip"] = by_tile(tokens.skip)
 
@@ -329,7 +334,11 @@ def _backward_kernel(
     chunk_start=start,
     d_last=d_start,
   )
-  (d_inputs,) = unpack({name: found[f"d_{name}"] for name in packed})
+  d_packed = {
+    name: jnp.zeros_like(x) if name in plan_lib.COARSE else found[f"d_{name}"]
+    for name, x in packed.items()
+  }
+  (d_inputs,) = unpack(d_packed)
   if flags is not None and not plan.inner:
     d_start = jnp.where(_has_last(flags), 0, d_start) + found["d_chunk_start"]
   d_reset = found.get("d_reset", jnp.zeros_like(d_final))

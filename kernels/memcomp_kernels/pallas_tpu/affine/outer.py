@@ -73,7 +73,7 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   if tile.plan.skip:
     own = jnp.where(tile.own, d_shares, 0.0)
     tile.store_row("skip", jnp.sum(own, axis=0, keepdims=True))
-  turned = (turned * jnp.exp(tile.row("a"))).astype(dtype)
+  turned = (turned * tile.from_start()).astype(dtype)
   written = (write * value.astype(wide)).astype(dtype)
   yield None
   d_start = blocks.nn(turned, d_right)

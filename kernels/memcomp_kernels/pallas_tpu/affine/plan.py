@@ -15,6 +15,9 @@ import jax.numpy as jnp
 # its row's last chunk, ends a chunk.
 RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
 
+COARSE = "a_coarse", "b_coarse"
+"""Gates without adjoints: the parts of `decay.Sums` that have none."""
+
 TERMS = 3
 """A float32 is the sum of as many bfloat16."""
 
@@ -115,7 +118,7 @@ class Plan:
     """Names of the rows of numbers by token, and of `total`, by value."""
     if self.own:
       return "log_decay", "rate"
-    inner = ("a", "b", "rate") if self.inner else ()
+    inner = ("a", "b", "rate", *COARSE) if self.inner else ()
     return ("write", "total", *inner, *(("skip",) if self.skip else ()))
 
   @property
@@ -123,7 +126,7 @@ class Plan:
     """Names of the gates that kernels also need with tokens on sublanes."""
     if self.own:
       return self.gates
-    return ("write", "a") if self.inner else ("write",)
+    return ("write", "a", "a_coarse") if self.inner else ("write",)
 
   @property
   def column_rows(self) -> int:

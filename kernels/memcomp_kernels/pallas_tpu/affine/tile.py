@@ -227,13 +227,22 @@ class Tile:
     return self.of_group(f"scores {name}", make)
 
   def between(self) -> tuple[jax.Array, jax.Array]:
-    """e^{a_r - b_i} of what is seen, and e^{a_r} by value."""
+    """e^{a_r - b_i} of what is seen, and e^{a_r} by value.
+
+    Logs have two parts, see `decay.Sums`.
+    """
     plan = self.plan
-    a = self.spread("a", plan.tile)
-    between = jnp.exp(jnp.where(self.seen, a - self.row("b"), _NEVER))
+    names = "a", "a_coarse"
+    fine, coarse = (self.spread(name, plan.tile) for name in names)
+    log = (coarse - self.row("b_coarse")) + (fine - self.row("b"))
+    between = jnp.exp(jnp.where(self.seen, log, _NEVER))
     if plan.tile != plan.value_dim:
-      a = self.spread("a", plan.value_dim)
-    return between, jnp.exp(a)
+      fine, coarse = (self.spread(name, plan.value_dim) for name in names)
+    return between, jnp.exp(coarse + fine)
+
+  def from_start(self) -> jax.Array:
+    """e^{a_r}, `[1, lanes]`."""
+    return jnp.exp(self.row("a_coarse") + self.row("a"))
 
   def begin(self) -> tuple[jax.Array, jax.Array]:
     """The memory before the tile, and what it reads."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import chunked, fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_gpu import device, full_tiles, rows
@@ -184,7 +184,16 @@ def _as_saved(form, operands):
   return {"saved": memories.astype(operands.inputs.query.dtype)}
 
 
-ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+def _decays_strongly(form, layout, operands):
+  """As `fallback.decays_strongly`, of tiles as kernels have them."""
+  if layout.flags is None:
+    layout = layout_lib.aligned(full_tiles.TOKENS)
+  return fallback.decays_strongly(form, layout, operands)
+
+
+ENGINE = fallback.guarded(
+  form_lib.Engine(_forward, _backward, _as_saved), _decays_strongly
+)
 
 
 def _together(form: form_lib.Form) -> form_lib.Form:
@@ -242,8 +251,9 @@ def _as_saved_together(form, operands):
   return _as_saved(form, operands) | {"u": _no_directions(form, operands, 0)[0]}
 
 
-TOGETHER = form_lib.Engine(
-  _forward_together, _backward_together, _as_saved_together
+TOGETHER = fallback.guarded(
+  form_lib.Engine(_forward_together, _backward_together, _as_saved_together),
+  _decays_strongly,
 )
 """Where chunks start with the call, of one segment, several share a tile."""
 

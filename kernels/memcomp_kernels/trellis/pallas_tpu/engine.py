@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import chunked, fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
 from memcomp_kernels.math import solver
@@ -324,7 +324,9 @@ def _as_saved(form, operands):
   return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
 
 
-ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
+ENGINE = fallback.guarded(
+  form_lib.Engine(_forward, _backward, _as_saved), fallback.decays_strongly
+)
 
 
 def chunk(
