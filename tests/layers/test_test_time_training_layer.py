@@ -11,7 +11,7 @@ from flax import nnx
 
 from memcomp.layers import base
 from memcomp.layers import test_time_training as layers
-from memcomp_kernels import test_time_training
+from memcomp_kernels import ttt
 from memcomp_kernels.testing import errors
 
 SMALL = layers.TestTimeTrainingConfig(
@@ -27,7 +27,7 @@ def build(**changes):
 
 
 def test_the_layer_repeats_the_kernels_defaults():
-  assert layers.TestTimeTrainingConfig().spec() == test_time_training.Spec()
+  assert layers.TestTimeTrainingConfig().spec() == ttt.Spec()
 
 
 def test_steps_average_inside_chunks_of_each_segment():

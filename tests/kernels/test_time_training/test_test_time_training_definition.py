@@ -8,11 +8,11 @@ import numpy as np
 import programs
 import pytest
 
-from memcomp_kernels import test_time_training
+from memcomp_kernels import ttt
 from memcomp_kernels.test_time_training import inner, reference
 from memcomp_kernels.testing import errors, memories
 
-COMPILED = programs.of(test_time_training)
+COMPILED = programs.of(ttt)
 MEMORY = memories.MEMORIES["test_time_training"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 6}
 
@@ -34,14 +34,14 @@ def two_tokens(**fields):
   norm_eps = 3, so that numbers come out even: z = (2, 0) has mean 1, variance
   1, s = sqrt(1 + 3) = 2 and h = (1/2, -1/2).
   """
-  spec = test_time_training.Spec(norm_eps=3.0, **fields)
-  state = test_time_training.init_state(
+  spec = ttt.Spec(norm_eps=3.0, **fields)
+  state = ttt.init_state(
     spec, batch=1, heads=1, key_dim=2, value_dim=2, dtype=jnp.float64
   )
   (layer,) = state.layers
   layers = (layer._replace(bias=jnp.array([[[2.0, 0.0]]])),)
   state = state._replace(layers=layers, starts=layers if spec.stale else None)
-  inputs = test_time_training.Inputs(
+  inputs = ttt.Inputs(
     query=one_head([1, 0], [0, 1]),
     key=one_head([1, 0], [0, 2]),
     value=one_head([1.5, 3.5], [0.5, 1.5]),
@@ -113,7 +113,7 @@ def test_per_token_with_decay_by_hand():
 
 def test_gradient_is_that_of_the_loss():
   """The closed form, against differentiating |f(k) - v|^2 / 2 itself."""
-  spec = test_time_training.Spec(model="mlp", norm_eps=1e-3)
+  spec = ttt.Spec(model="mlp", norm_eps=1e-3)
   state = MEMORY.make_state(jax.random.key(0), spec, **SIZES)
   k, v = jax.random.normal(jax.random.key(1), (2, 2, 2, 6))
   norm = state.norm_scale, state.norm_bias
@@ -152,7 +152,7 @@ def run(spec, inputs, seed=1, function=COMPILED.reference):
 
 def test_batch_gradient_descent_is_one_chunk():
   """One step at the start on the summed loss of all tokens (section 2.5)."""
-  spec = test_time_training.Spec(model="mlp", chunk_size=12)
+  spec = ttt.Spec(model="mlp", chunk_size=12)
   inputs = inputs_for(spec)._replace(step_scale=None)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
 
@@ -182,24 +182,24 @@ def test_batch_gradient_descent_is_one_chunk():
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chunk_of_one_is_per_token(model):
-  token = test_time_training.Spec(model=model, gradient_at="token")
-  one = test_time_training.Spec(model=model, chunk_size=1)
+  token = ttt.Spec(model=model, gradient_at="token")
+  one = ttt.Spec(model=model, chunk_size=1)
   inputs = inputs_for(token)
   np.testing.assert_array_equal(run(token, inputs)[1], run(one, inputs)[1])
 
 
 def test_chunk_size_is_meaning():
-  spec = test_time_training.Spec(gradient_at="token")
+  spec = ttt.Spec(gradient_at="token")
   inputs = inputs_for(spec)
   exact, stale = (
     run(spec, inputs)[1],
-    run(test_time_training.Spec(chunk_size=4), inputs)[1],
+    run(ttt.Spec(chunk_size=4), inputs)[1],
   )
   assert jnp.linalg.norm(exact - stale) > 0.01 * jnp.linalg.norm(exact)
 
 
 def test_rate_zero_keeps_the_model_and_answers_with_it():
-  spec = test_time_training.Spec(model="mlp")
+  spec = ttt.Spec(model="mlp")
   inputs = inputs_for(spec)
   inputs = inputs._replace(write_rate=0 * inputs.write_rate)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
@@ -213,7 +213,7 @@ def test_rate_zero_keeps_the_model_and_answers_with_it():
 
 
 def test_step_scale_zero_keeps_the_model():
-  spec = test_time_training.Spec(chunk_size=4)
+  spec = ttt.Spec(chunk_size=4)
   inputs = inputs_for(spec)
   none = inputs._replace(step_scale=0 * inputs.step_scale)
   still = none._replace(write_rate=0 * inputs.write_rate)
@@ -225,7 +225,7 @@ def test_step_scale_zero_keeps_the_model():
 
 
 def test_step_scale_one_is_none():
-  spec = test_time_training.Spec(chunk_size=4, forget_gate=True)
+  spec = ttt.Spec(chunk_size=4, forget_gate=True)
   inputs = inputs_for(spec)
   ones = inputs._replace(step_scale=jnp.ones_like(inputs.step_scale))
   _, y = run(spec, ones)
@@ -234,7 +234,7 @@ def test_step_scale_one_is_none():
 
 
 def test_forget_gate_off_ignores_the_decay():
-  spec = test_time_training.Spec()
+  spec = ttt.Spec()
   inputs = inputs_for(spec)
   other = inputs._replace(log_decay=5 * inputs.log_decay)
   np.testing.assert_array_equal(run(spec, inputs)[1], run(spec, other)[1])
@@ -248,7 +248,7 @@ def test_forget_gate_off_ignores_the_decay():
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_the_sequence_is_learned_online(model):
   """One pair again and again: the answer comes to be the value."""
-  spec = test_time_training.Spec(model=model, gradient_at="token")
+  spec = ttt.Spec(model=model, gradient_at="token")
   inputs = inputs_for(spec, 200)
   inputs = jax.tree.map(
     lambda x: None if x is None else jnp.broadcast_to(x[:, :1], x.shape), inputs
@@ -280,37 +280,27 @@ def test_the_sequence_is_learned_online(model):
 )
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
-    test_time_training.Spec(**{field: value})
+    ttt.Spec(**{field: value})
 
 
 def test_chunk_names_what_does_not_fit():
-  spec = test_time_training.Spec()
+  spec = ttt.Spec()
   inputs = inputs_for(spec)
-  state = test_time_training.init_state(spec, **SIZES)
+  state = ttt.init_state(spec, **SIZES)
   with pytest.raises(ValueError, match=r"value has shape .* expected"):
-    test_time_training.chunk(
-      state, inputs._replace(value=inputs.log_decay), spec=spec
-    )
+    ttt.chunk(state, inputs._replace(value=inputs.log_decay), spec=spec)
   with pytest.raises(ValueError, match=r"step_scale has shape .* expected"):
-    test_time_training.chunk(
-      state, inputs._replace(step_scale=inputs.key), spec=spec
-    )
-  token = test_time_training.Spec(gradient_at="token")
+    ttt.chunk(state, inputs._replace(step_scale=inputs.key), spec=spec)
+  token = ttt.Spec(gradient_at="token")
   with pytest.raises(ValueError, match=r"state\.starts is given, but stale"):
-    test_time_training.chunk(state, inputs, spec=token)
+    ttt.chunk(state, inputs, spec=token)
   with pytest.raises(ValueError, match="step_scale is given, but stale"):
-    test_time_training.chunk(
-      test_time_training.init_state(token, **SIZES), inputs, spec=token
-    )
+    ttt.chunk(ttt.init_state(token, **SIZES), inputs, spec=token)
   with pytest.raises(ValueError, match="the state has layers of"):
-    test_time_training.chunk(
-      state, inputs, spec=test_time_training.Spec(model="mlp")
-    )
+    ttt.chunk(state, inputs, spec=ttt.Spec(model="mlp"))
   with pytest.raises(NotImplementedError, match="no mosaic_gpu"):
-    test_time_training.chunk(
-      state, inputs, spec=spec, implementation="mosaic_gpu"
-    )
+    ttt.chunk(state, inputs, spec=spec, implementation="mosaic_gpu")
   with pytest.raises(ValueError, match="at least float32"):
-    test_time_training.init_state(spec, **SIZES, dtype=jnp.bfloat16)
+    ttt.init_state(spec, **SIZES, dtype=jnp.bfloat16)
   with pytest.raises(ValueError, match="must be equal"):
-    test_time_training.init_state(spec, **(SIZES | {"key_dim": 5}))
+    ttt.init_state(spec, **(SIZES | {"key_dim": 5}))
