@@ -47,7 +47,7 @@ from memcomp_kernels.testing import errors, gradients, hopper, memories
 
 _HOLDS_ALL = {"softmax_attention"}
 _TOLD_SEEN = {"softmax_attention", "key_value_means", "tensor_cache"}
-"""Whose `chunk` takes `seen`: 0, as states are fresh here."""
+"""Whose `chunk` takes `max_position`: 0, as states are fresh here."""
 _LOW = ("query", "key", "value", "target")
 
 
@@ -117,7 +117,7 @@ def function(case: Case, form: str):
   """(state, inputs) -> outputs."""
   memory, spec = memories.MEMORIES[case.memory], spec_of(case)
 
-  fresh = {"seen": 0} if case.memory in _TOLD_SEEN else {}
+  fresh = {"max_position": 0} if case.memory in _TOLD_SEEN else {}
 
   def run(state, inputs):
     chunk = memory.op.chunk

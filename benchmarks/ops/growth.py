@@ -3,7 +3,7 @@
   python benchmarks/ops/growth.py
   python benchmarks/ops/growth.py --times=2048,4096 --backward=false --json=FILE
 
-Each call is the prefill of one fresh row (`seen=0`), forward and
+Each call is the prefill of one fresh row (`max_position=0`), forward and
 forward+backward (gradients of all inputs), at budgets that grow with a power of
 the tokens, stay, or saturate. The exponent is the slope of log time against log
 tokens by least squares: 1 is linear, 2 is full attention. The least of
@@ -33,7 +33,9 @@ _DIM = flags.DEFINE_integer("dim", 64, "Key and value width.")
 _CHUNK = flags.DEFINE_integer("chunk_size", 256, "Chunk size.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each.")
 _BACKWARD = flags.DEFINE_bool("backward", True, "Also forward+backward.")
-_SEEN = flags.DEFINE_bool("seen", True, "False: at the state's capacity.")
+_SEEN = flags.DEFINE_bool(
+  "seen", True, "False: at the state's capacity."
+)
 _JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
 
 BUDGETS = {
@@ -54,7 +56,7 @@ def compiled(budget, tokens: int, backward: bool):
   inputs = memory.make_inputs(jax.random.key(0), spec, time=tokens, **sizes)
   state = key_value_means.init_state(spec, length=tokens, **sizes)
   chunk = functools.partial(
-    key_value_means.chunk, spec=spec, seen=0 if _SEEN.value else None
+    key_value_means.chunk, spec=spec, max_position=0 if _SEEN.value else None
   )
 
   def loss(inputs, state):

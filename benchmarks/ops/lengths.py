@@ -94,7 +94,7 @@ def prepare(case: Case, length: int):
     own = {"source_dim": inputs.source.shape[-1]}
   state = memory.op.init_state(spec, **sizes, **own)
   chunk = functools.partial(
-    memory.op.chunk, spec=spec, **({"seen": 0} if grows else {})
+    memory.op.chunk, spec=spec, **({"max_position": 0} if grows else {})
   )
   leaves, tree = jax.tree.flatten(state)
   floats = [x if x.dtype.kind == "f" else None for x in leaves]

@@ -21,9 +21,9 @@ Packing. `segment_ids` `[batch, time]` int32 is the single truth. Where it is 0
 from the state's `segment_id` (and that is not 0), the token starts from
 `reset_state`: by select, exactly, with no trace of what was before. It must be
 given with `segment_ids`: a state, or `FRESH` for what `init_state` gives. Only
-where `seen=0` says that the state passed in is fresh may it be left out: new
-segments then start from that. Without `segment_ids` all tokens belong to the
-state's current segment.
+where `max_position=0` says that the state passed in is fresh may it be left
+out: new segments then start from that. Without `segment_ids` all tokens belong
+to the state's current segment.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def check_reset(
   name: str,
   segment_ids: jax.Array | None,
   reset_state: Any,
-  seen: int | None,
+  max_position: int | None,
 ) -> None:
   """Raises ValueError where it is not said what new segments start from.
 
@@ -85,10 +85,10 @@ def check_reset(
     name: of the op, for the error.
     segment_ids: of the call, or None.
     reset_state: of the call, or None.
-    seen: of the call; 0 says that the state is fresh, so that new segments
-      start from it as well.
+    max_position: of the call; 0 says that the state is fresh, so that new
+      segments start from it as well.
   """
-  if segment_ids is not None and reset_state is None and seen != 0:
+  if segment_ids is not None and reset_state is None and max_position != 0:
     raise ValueError(
       f"{name}: segment_ids with a state need reset_state, what new segments"
       " start from: memcomp_kernels.FRESH, or a state"
@@ -198,10 +198,12 @@ def token_scan(
     spec: Any,
     segment_ids: jax.Array | None = None,
     reset_state: Any = None,
-    seen: int | None = None,
+    max_position: int | None = None,
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time: the definition that `chunk` must equal."""
-    del seen  # a bound of the tokens in the state, which saves a chunk work
+    del (
+      max_position
+    )  # a bound of the tokens in the state, which saves a chunk work
     return scan(
       functools.partial(step, spec=spec),
       state,

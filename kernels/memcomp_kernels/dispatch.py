@@ -95,7 +95,7 @@ class Call(NamedTuple):
     spec: the memory's meaning.
     segment_ids: `[batch, time]`, or None for one segment.
     reset_state: what new segments start from; None for `state`, which is fresh.
-    seen: an upper bound of the tokens in `state`, or None.
+    max_position: an upper bound of the tokens in `state`, or None.
     tiling: how the call is evaluated, or None.
   """
 
@@ -104,7 +104,7 @@ class Call(NamedTuple):
   spec: Any
   segment_ids: jax.Array | None = None
   reset_state: Any = None
-  seen: int | None = None
+  max_position: int | None = None
   tiling: Any = None
 
 
@@ -143,7 +143,7 @@ class Implementations:
     memory: its name.
     functions: by name: (state, inputs, *, spec, segment_ids, reset_state, and
       its options) -> (state, outputs), or with statistics behind them.
-    options: `seen` or `tiling` -> names of the functions that take it.
+    options: `max_position` or `tiling` -> names of the functions that take it.
   """
 
   def __init__(

@@ -148,7 +148,7 @@ class Op:
     spec: Any,
     segment_ids: jax.Array | None = None,
     reset_state: Any = None,
-    seen: int | None = None,
+    max_position: int | None = None,
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time: the definition.
 
@@ -160,7 +160,7 @@ class Op:
       spec=spec,
       segment_ids=segment_ids,
       reset_state=reset_state,
-      seen=seen,
+      max_position=max_position,
       implementation="reference",
     )
 
@@ -173,7 +173,7 @@ class Op:
     segment_ids: jax.Array | None = None,
     reset_state: Any = None,
     implementation: Implementation = None,
-    seen: int | None = None,
+    max_position: int | None = None,
     tiling: Any = None,
   ) -> tuple[Any, jax.Array]:
     """Runs the memory over many tokens; differentiable in state and inputs.
@@ -184,12 +184,12 @@ class Op:
       spec: the memory's meaning.
       segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
       reset_state: what new segments start from: a state, or `FRESH` for what
-        `init_state` gives. Needed with `segment_ids`, unless `seen=0`.
+        `init_state` gives. Needed with `segment_ids`, unless `max_position=0`.
       implementation: a name, or several in order of preference; default the
         fastest on the platform that can do the call.
-      seen: an upper bound of the tokens that the state has seen, and those that
-        `reset_state` has. 0 says that the state is fresh. Memories that grow
-        save work by it, and lose tokens by a wrong one.
+      max_position: an upper bound of the tokens that the state has seen, and of
+        those that `reset_state` has. 0 says that the state is fresh. Memories
+        that grow save work by it, and lose tokens by a wrong one.
       tiling: how the call is evaluated, where the memory has a `Tiling`. It
         changes speed, never results.
 
@@ -209,7 +209,7 @@ class Op:
       segment_ids=segment_ids,
       reset_state=reset_state,
       implementation=implementation,
-      seen=seen,
+      max_position=max_position,
       tiling=tiling,
     )[:2]
 
@@ -222,7 +222,7 @@ class Op:
     segment_ids: jax.Array | None = None,
     reset_state: Any = None,
     implementation: Implementation = None,
-    seen: int | None = None,
+    max_position: int | None = None,
     tiling: Any = None,
   ) -> tuple[Any, jax.Array, Any]:
     """Runs `chunk`, and also tells how systems were solved.
@@ -231,7 +231,7 @@ class Op:
       What `chunk` returns, and `triangular.Stats` of `[batch, heads]`, or None
       where nothing was solved.
     """
-    contract.check_reset(self.name, segment_ids, reset_state, seen)
+    contract.check_reset(self.name, segment_ids, reset_state, max_position)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)
@@ -239,7 +239,7 @@ class Op:
       segment_ids, axes = _as_ids(segment_ids), ("batch", "time")
       check.array("segment_ids", axes, segment_ids, dtype="int32")
     self._check_more(check, state)
-    self._check_seen(state, seen)
+    self._check_position(state, max_position)
     with contract.default_promotion():
       if segment_ids is None:
         reset_state = None
@@ -250,7 +250,7 @@ class Op:
       if 0 in inputs.query.shape[:3]:
         return state, self._nothing(state, inputs, spec), None
       call = dispatch.Call(
-        state, inputs, spec, segment_ids, reset_state, seen, tiling
+        state, inputs, spec, segment_ids, reset_state, max_position, tiling
       )
       state, y, *stats = self.implementations.run(implementation, call)
     return state, y, stats[0] if stats else None
@@ -322,7 +322,7 @@ class Op:
         segment_ids=segment_ids,
         reset_state=reset_state,
         implementation=implementation,
-        seen=max_position,
+        max_position=max_position,
       )
     return y, state if output_final_state else None
 
@@ -334,15 +334,17 @@ class Op:
     if self.check is not None:
       self.check(check.spec, check.sizes, state)
 
-  def _check_seen(self, state: Any, seen: int | None) -> None:
-    """Raises ValueError where `seen` can be known not to hold."""
-    if seen is None or "seen" not in self.implementations.options:
+  def _check_position(self, state: Any, max_position: int | None) -> None:
+    """Raises ValueError where `max_position` can be known not to hold."""
+    if (
+      max_position is None or "max_position" not in self.implementations.options
+    ):
       return
     position = greatest(state.position)
-    if seen < 0 or (position is not None and position > seen):
+    if max_position < 0 or (position is not None and position > max_position):
       raise ValueError(
         f"{self.name}: the state has seen {position} tokens, more than the"
-        f" bound that was given for them, {seen}"
+        f" bound that was given for them, {max_position}"
       )
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:

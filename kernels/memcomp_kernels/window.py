@@ -134,7 +134,7 @@ def plan(
   time: int,
   size: int,
   sink_tokens: int = 0,
-  seen: int | None = None,
+  max_position: int | None = None,
 ) -> Plan:
   """Finds where the tokens of a call belong.
 
@@ -147,11 +147,11 @@ def plan(
     time: tokens a row.
     size: rows of the window.
     sink_tokens: rows that the first tokens keep.
-    seen: an upper bound of `position`, if one is known: no places are kept for
-      tokens that cannot be there.
+    max_position: an upper bound of `position`, if one is known: no places are
+      kept for tokens that cannot be there.
   """
   ring = size - sink_tokens
-  prior = ring if seen is None else min(ring, seen)
+  prior = ring if max_position is None else min(ring, max_position)
   batch = position.shape[0]
   position, reset_position = position[:, None], reset_position[:, None]
   line = jnp.arange(time, dtype=jnp.int32)[None]

@@ -351,7 +351,7 @@ class Mixer(nnx.Module):
     def run(memory, inputs):
       memory = self.load(memory)
       inputs, spec, keywords = self.options_of_chunk(inputs)
-      keywords["seen"] = call.max_position
+      keywords["max_position"] = call.max_position
       reset = None
       if call.segment_ids is not None:
         reset = self.fresh_memory(x.shape[0], memory, call)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-STATIC = {"spec", "tiling", "implementation", "seen"}
+STATIC = {"spec", "tiling", "implementation", "max_position"}
 
 
 @functools.cache

@@ -105,7 +105,7 @@ def test_new_segments_start_from_the_state_before_the_first_shard():
     chunk = shard.shard_chunk(
       memory.op.chunk, batch_axes=(), head_axes=(), time_axis="context"
     )
-    return chunk(state, inputs, spec=spec, segment_ids=ids, seen=0)
+    return chunk(state, inputs, spec=spec, segment_ids=ids, max_position=0)
 
   expected = run(state, inputs)
   with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("context",))):

@@ -250,7 +250,9 @@ def test_what_the_ops_ask_for_is_asked_by_chunk_as_well():
     with pytest.raises(ValueError, match="need reset_state"):
       jax.eval_shape(lambda form=form: form(STATE, inputs, **call))
     # A state that is said to be fresh is what new segments start from.
-    jax.eval_shape(lambda form=form: form(STATE, inputs, **call, seen=0))
+    jax.eval_shape(
+      lambda form=form: form(STATE, inputs, **call, max_position=0)
+    )
     jax.eval_shape(
       lambda form=form: form(STATE, inputs, **call, reset_state=FRESH)
     )

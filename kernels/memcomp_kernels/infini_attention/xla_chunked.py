@@ -20,7 +20,7 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
@@ -32,7 +32,7 @@ def chunk(
     segment_ids=segment_ids,
     reset_state=_window(reset_state),
     implementation="xla_chunked",
-    seen=seen,
+    max_position=max_position,
   )
   time = inputs.query.shape[1]
   form = chunked.Form(

@@ -47,7 +47,7 @@ def stages(
   spec: reference.Spec,
   *,
   capacity: int,
-  seen: int | None,
+  max_position: int | None,
   time: int,
   num_tiles: int,
 ) -> list[Stage]:
@@ -56,14 +56,18 @@ def stages(
   Args:
     spec: the memory's meaning.
     capacity: rows of the state.
-    seen: tokens that a segment may have seen before the call, None if unknown.
+    max_position: tokens that a segment may have seen before the call, None if
+      unknown.
     time: tokens a row.
     num_tiles: tiles a row.
   """
-  if seen is None:
+  if max_position is None:
     return [Stage(capacity, 0, num_tiles)]
   # In tile i no segment is further than i chunks after the call's first.
-  first, last = seen // spec.chunk_size, (seen + time - 1) // spec.chunk_size
+  first, last = (
+    max_position // spec.chunk_size,
+    (max_position + time - 1) // spec.chunk_size,
+  )
   live = spec.live_rows(last)
   found: list[Stage] = []
   for tile in range(num_tiles):

@@ -9,7 +9,7 @@ tiles by index.
 Time follows the rows that are live, not those the state could hold: the scan is
 cut into a few stages, and each carries a slice of the state that is enough for
 the live rows of its tiles. Shapes are static, so this needs a static bound of
-how far the sequences are, `seen`.
+how far the sequences are, `max_position`.
 
 The gradient recomputes each tile from the state before it; only that state, and
 the choice of rows, is kept.
@@ -34,7 +34,7 @@ class _Call(NamedTuple):
   """What is static of a call."""
 
   spec: reference.Spec
-  seen: int | None
+  max_position: int | None
   run: Callable[..., tuple[reference.State, jax.Array]]
 
 
@@ -109,7 +109,7 @@ def _run(call, layout, state, reset, inputs):
   for stage in tilings.stages(
     call.spec,
     capacity=capacity,
-    seen=call.seen,
+    max_position=call.max_position,
     time=time,
     num_tiles=present.shape[0],
   ):
@@ -154,8 +154,8 @@ def _in_pieces(call, state, reset, inputs, segment_ids):
     return _indexed(call, state, reset, inputs, segment_ids, piece + 1)
 
   # Where a piece begins, a segment may have seen all that came before.
-  if call.seen is not None:
-    call = call._replace(seen=call.seen + time)
+  if call.max_position is not None:
+    call = call._replace(max_position=call.max_position + time)
   xs = jax.tree.map(cut, (inputs, segment_ids))
   state, outputs = lax.scan(lambda state, x: run(state, reset, x), state, xs)
   outputs = jnp.moveaxis(outputs, 0, 1)
@@ -195,7 +195,7 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
   run: Callable[..., tuple[reference.State, jax.Array]] = tile.run,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`.
@@ -206,21 +206,21 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: of packed rows.
     reset_state: what a new segment starts from.
-    seen: a bound on `position` of both states.
+    max_position: a bound on `position` of both states.
     run: as `tile.run`: what runs a tile.
   """
-  call = _Call(spec, seen, run)
+  call = _Call(spec, max_position, run)
   reset = state if reset_state is None else reset_state
   held = op.greatest(reset.position)
-  if seen is not None and held is not None and held > seen:
+  if max_position is not None and held is not None and held > max_position:
     raise ValueError(
       f"key_value_means: reset_state has seen {held} tokens, more than the"
-      f" bound that was given for them, {seen}"
+      f" bound that was given for them, {max_position}"
     )
   time, size = inputs.query.shape[1], spec.chunk_size
   whole = -(-time // size)
   if segment_ids is None:
-    if seen == 0:  # all rows start with a chunk
+    if max_position == 0:  # all rows start with a chunk
       state, outputs = _run(
         call, layout_lib.aligned(size), state, reset, inputs
       )

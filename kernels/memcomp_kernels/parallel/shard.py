@@ -78,9 +78,9 @@ def shard_chunk(
       )
 
     op = getattr(chunk, "__self__", None)
-    seen = keywords.get("seen")
+    max_position = keywords.get("max_position")
     contract.check_reset(
-      getattr(op, "name", "chunk"), segment_ids, reset_state, seen
+      getattr(op, "name", "chunk"), segment_ids, reset_state, max_position
     )
     if reset_state is contract.FRESH:
       if op is None:
@@ -88,10 +88,10 @@ def shard_chunk(
       # Made here, of all heads: what `shard_map` cuts are arrays.
       reset_state = op.fresh_state(state, keywords["spec"])
     shards = in_use.shape.get(time_axis, 1)
-    if shards > 1 and seen is not None:
+    if shards > 1 and max_position is not None:
       # A bound that holds on every shard, the last one's.
       time = jax.tree.leaves(inputs)[0].shape[1]
-      keywords["seen"] = seen + time - time // shards
+      keywords["max_position"] = max_position + time - time // shards
     function = functools.partial(chunk, **keywords)
 
     def state_specs(tree):

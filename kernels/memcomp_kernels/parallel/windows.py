@@ -81,7 +81,7 @@ def summarize(
     time=jax.tree.leaves(tokens)[0].shape[1],
     size=jax.tree.leaves(rows)[0].shape[2],
     sink_tokens=sink_tokens,
-    seen=0,
+    max_position=0,
   )
   return Summary(
     window.advance(

@@ -14,7 +14,7 @@ _LIBRARY = ("library_tpu", "library_gpu")
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "softmax_attention",
-  options={"seen": ("reference", "xla_chunked", *_LIBRARY)},
+  options={"max_position": ("reference", "xla_chunked", *_LIBRARY)},
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
   **{
@@ -26,7 +26,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
         "spec",
         "segment_ids",
         "reset_state",
-        "seen",
+        "max_position",
       ),
     )
     for name in _LIBRARY

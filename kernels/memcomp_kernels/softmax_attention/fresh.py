@@ -36,7 +36,7 @@ def chunk(
     time=inputs.query.shape[1],
     size=size,
     sink_tokens=spec.sink_tokens,
-    seen=0,
+    max_position=0,
   )
   rows = state.keys, state.values
   joined = window.join(plan, rows, (inputs.key, inputs.value))
@@ -54,14 +54,14 @@ def unsupported(
   spec: reference.Spec,
   segment_ids: jax.Array | None,
   reset_state: reference.State | None,
-  seen: int | None,
+  max_position: int | None,
 ) -> str | None:
   """Why a call is not one from fresh states with a mask over places, or None.
 
   Arguments are those of `Op.chunk`.
   """
-  if seen != 0:
-    return "the state may hold tokens: give seen=0 where it is fresh"
+  if max_position != 0:
+    return "the state may hold tokens: give max_position=0 where it is fresh"
   if inputs.sink_query is not None:
     return "sinks meet a query of their own, sink_query"
   if segment_ids is None:

@@ -49,14 +49,16 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, by cuDNN; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernel does not do it; says why.
   """
-  reason = unsupported(state, inputs, spec, segment_ids, reset_state, seen)
+  reason = unsupported(
+    state, inputs, spec, segment_ids, reset_state, max_position
+  )
   if reason:
     raise NotImplementedError(f"softmax_attention library_gpu: {reason}")
   return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=None)
@@ -68,14 +70,14 @@ def unsupported(
   spec: reference.Spec,
   segment_ids: jax.Array | None,
   reset_state: reference.State | None,
-  seen: int | None,
+  max_position: int | None,
 ) -> str | None:
   """Why the kernel cannot do a call here, or None."""
   if reason := _unavailable():
     return reason
   if segment_ids is not None:
     return "packed rows (segment_ids) would need a mask of time x time"
-  call = state, inputs, spec, segment_ids, reset_state, seen
+  call = state, inputs, spec, segment_ids, reset_state, max_position
   if reason := fresh.unsupported(*call):
     return reason
   if not fresh.sees_all(spec, inputs.query.shape[1], state.keys.shape[2]):

@@ -150,14 +150,16 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, by splash attention; see `Op.chunk`.
 
   Raises:
     NotImplementedError: the kernel does not do it; says why.
   """
-  reason = unsupported(state, inputs, spec, segment_ids, reset_state, seen)
+  reason = unsupported(
+    state, inputs, spec, segment_ids, reset_state, max_position
+  )
   if reason:
     raise NotImplementedError(f"softmax_attention library_tpu: {reason}")
   return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=segment_ids)
@@ -169,12 +171,12 @@ def unsupported(
   spec: reference.Spec,
   segment_ids: jax.Array | None,
   reset_state: reference.State | None,
-  seen: int | None,
+  max_position: int | None,
 ) -> str | None:
   """Why the kernel cannot do a call here, or None."""
   if reason := device.unavailable():
     return reason
-  call = state, inputs, spec, segment_ids, reset_state, seen
+  call = state, inputs, spec, segment_ids, reset_state, max_position
   if reason := fresh.unsupported(*call):
     return reason
   for name, x in (("key_dim", inputs.key), ("value_dim", inputs.value)):

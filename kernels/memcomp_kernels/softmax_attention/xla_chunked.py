@@ -24,11 +24,11 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in tiles; see `Op.chunk`."""
   # A fresh state is what new segments start from: nothing is inherited.
-  fresh = seen == 0 and reset_state is None
+  fresh = max_position == 0 and reset_state is None
   reset_state = state if reset_state is None else reset_state
   plan = window.plan(
     segment_ids,
@@ -38,7 +38,7 @@ def chunk(
     time=inputs.query.shape[1],
     size=state.keys.shape[2],
     sink_tokens=spec.sink_tokens,
-    seen=seen,
+    max_position=max_position,
   )
   rows = state.keys, state.values
   reset_rows = reset_state.keys, reset_state.values

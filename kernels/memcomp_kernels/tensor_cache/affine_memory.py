@@ -67,7 +67,7 @@ def implementation(
     spec: reference.Spec,
     segment_ids: jax.Array | None = None,
     reset_state: reference.State | None = None,
-    seen: int | None = None,
+    max_position: int | None = None,
   ) -> tuple[reference.State, jax.Array]:
     """Equal to `reference`, by kernels; see `Op.chunk`.
 
@@ -82,7 +82,7 @@ def implementation(
       spec=spec,
       segment_ids=segment_ids,
       reset_state=reset_state,
-      seen=seen,
+      max_position=max_position,
       kernels=kernels,
     )
 

@@ -41,7 +41,7 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
   kernels: Kernels | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`.
@@ -52,12 +52,12 @@ def chunk(
     spec: the memory's meaning.
     segment_ids: of packed rows.
     reset_state: what a new segment starts from.
-    seen: an upper bound of `state.position`.
+    max_position: an upper bound of `state.position`.
     kernels: what else runs local attention and memory; None for plain JAX.
   """
   kernels = kernels or Kernels(attention_xla.chunk, memory)
   local, new = _local_attention(
-    kernels.attend, state, inputs, spec, segment_ids, reset_state, seen
+    kernels.attend, state, inputs, spec, segment_ids, reset_state, max_position
   )
   reset_state = state if reset_state is None else reset_state
   plan = window.plan(
@@ -68,7 +68,7 @@ def chunk(
     time=inputs.query.shape[1],
     size=spec.window_size,
     sink_tokens=spec.sink_tokens,
-    seen=seen,
+    max_position=max_position,
   )
   written, writes, routes = _writes(plan, state, reset_state, inputs, spec)
   inputs = window.compact(plan, inputs)
@@ -88,7 +88,7 @@ def chunk(
 
 
 def _local_attention(
-  attend, state, inputs, spec, segment_ids, reset_state, seen
+  attend, state, inputs, spec, segment_ids, reset_state, max_position
 ):
   """Returns outputs of the window, and its new state."""
 
@@ -105,7 +105,7 @@ def _local_attention(
     ),
     segment_ids=segment_ids,
     reset_state=None if reset_state is None else own(reset_state),
-    seen=seen,
+    max_position=max_position,
   )
   return outputs, new
 

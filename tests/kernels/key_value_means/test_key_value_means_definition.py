@@ -99,7 +99,9 @@ def test_prefill_is_decode(name):
   state, inputs = make(spec, 30)
   states, outputs = all_states(spec, state, inputs)
   for time in (2, 5, 27) if name == "power" else (2, 27):
-    chunk = jax.jit(lambda *a: key_value_means.chunk(*a, spec=spec, seen=0))
+    chunk = jax.jit(
+      lambda *a: key_value_means.chunk(*a, spec=spec, max_position=0)
+    )
     got = chunk(state, jax.tree.map(lambda x: x[:, :time], inputs))  # noqa: B023
     want = jax.tree.map(lambda x: x[time - 1], states)  # noqa: B023
     errors.assert_close(got, (want, outputs[:, :time]), 1e-10, f"{time}")
@@ -284,7 +286,7 @@ def test_gates_weigh_merges_only():
 
 
 def chunk_seen(spec, seen):
-  return functools.partial(key_value_means.chunk, spec=spec, seen=seen)
+  return functools.partial(key_value_means.chunk, spec=spec, max_position=seen)
 
 
 @pytest.mark.slow
@@ -292,8 +294,8 @@ def test_seen_changes_nothing():
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, 28)
   sizes = {"capacity": state.keys.shape[2], "time": 28, "num_tiles": 7}
-  assert len(tilings.stages(spec, seen=0, **sizes)) == 2
-  assert len(tilings.stages(spec, seen=None, **sizes)) == 1
+  assert len(tilings.stages(spec, max_position=0, **sizes)) == 2
+  assert len(tilings.stages(spec, max_position=None, **sizes)) == 1
   checks.assert_agree(
     gradients.value_and_gradients(chunk_seen(spec, 0), (state, inputs)),
     gradients.value_and_gradients(chunk_seen(spec, None), (state, inputs)),
@@ -318,7 +320,7 @@ def test_seen_changes_nothing_in_packed_rows():
       filled(2), inputs, reset_state=filled(3)
     )
     for function, seen in (
-      (key_value_means.chunk, {"seen": 0}),
+      (key_value_means.chunk, {"max_position": 0}),
       (key_value_means.reference, {}),
     )
   )
@@ -337,8 +339,11 @@ def test_seen_of_a_state_under_way():
   )
   errors.assert_close(got, want, 1e-12, "tail")
   with pytest.raises(ValueError, match=r"more than the bound .*, 21"):
-    key_value_means.chunk(middle, tail, spec=spec, seen=21)
-  call = {"segment_ids": jnp.ones(tail.query.shape[:2], jnp.int32), "seen": 21}
+    key_value_means.chunk(middle, tail, spec=spec, max_position=21)
+  call = {
+    "segment_ids": jnp.ones(tail.query.shape[:2], jnp.int32),
+    "max_position": 21,
+  }
   with pytest.raises(ValueError, match="reset_state has seen 22 tokens"):
     key_value_means.chunk(state, tail, spec=spec, reset_state=middle, **call)
 
@@ -348,7 +353,12 @@ def test_stages_follow_the_live_rows():
   rows = capacity(spec, 32768)
 
   def stages(**changes):
-    usual = {"capacity": rows, "seen": 0, "time": 32768, "num_tiles": 128}
+    usual = {
+      "capacity": rows,
+      "max_position": 0,
+      "time": 32768,
+      "num_tiles": 128,
+    }
     return tilings.stages(spec, **(usual | changes))
 
   found = stages()
@@ -360,7 +370,11 @@ def test_stages_follow_the_live_rows():
   work = sum(s.rows * (s.stop - s.start) for s in found)
   assert work < 1.35 * sum(live)
   fixed = tilings.stages(
-    key_value_means.Spec(), capacity=256, seen=0, time=32768, num_tiles=128
+    key_value_means.Spec(),
+    capacity=256,
+    max_position=0,
+    time=32768,
+    num_tiles=128,
   )
   assert fixed == [(256, 0, 128)]
 
@@ -384,7 +398,10 @@ def test_capacity_caps_the_budget_and_grows():
   capped, _ = COMPILED.reference(small, head, spec=spec)
   np.testing.assert_array_equal(capped.length, rows)
   errors.assert_close(
-    COMPILED.chunk(small, head, spec=spec, seen=0)[0], capped, 1e-5, "capped"
+    COMPILED.chunk(small, head, spec=spec, max_position=0)[0],
+    capped,
+    1e-5,
+    "capped",
   )
   # With room again it catches up, four rows a chunk.
   grown = resize(capped, 20)
@@ -392,7 +409,7 @@ def test_capacity_caps_the_budget_and_grows():
   want = COMPILED.reference(grown, tail, spec=spec)
   assert want[0].length.tolist() == [13, 13]  # B(36) = 13
   errors.assert_close(
-    COMPILED.chunk(grown, tail, spec=spec, seen=30), want, 1e-5, "grown"
+    COMPILED.chunk(grown, tail, spec=spec, max_position=30), want, 1e-5, "grown"
   )
   with pytest.raises(ValueError, match="capacity=4 must be at least 5"):
     resize(capped, 4)

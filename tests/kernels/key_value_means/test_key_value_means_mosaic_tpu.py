@@ -92,7 +92,7 @@ def assert_agree(spec, given, mode=None, *, gradient=True, **call):
 @pytest.mark.slow
 def test_equals_the_xla_form():
   """Ragged: first rows, rows of their own and merges; strictly."""
-  assert_agree(SPEC, arguments(SPEC, 570), STRICT, seen=0)
+  assert_agree(SPEC, arguments(SPEC, 570), STRICT, max_position=0)
 
 
 @rotation.both_parts
@@ -100,7 +100,7 @@ def test_packed_and_handed_off_inside_a_chunk(gradient):
   """Strictly: memory starts as nan, races are looked for."""
   state, _ = arguments(SPEC, 600, batch=2)
   prefix = arguments(SPEC, 430, batch=2)[1]
-  state, _ = values(xla_chunked.chunk, SPEC, (state, prefix), seen=0)
+  state, _ = values(xla_chunked.chunk, SPEC, (state, prefix), max_position=0)
   ids = np.ones((2, 150), np.int32)
   ids[0, 100:] = 2
   ids[1, 20:25], ids[1, 25:] = 0, 3
@@ -125,7 +125,8 @@ def test_packed_and_handed_off_inside_a_chunk(gradient):
 def test_other_meanings():
   given = arguments(VARIANT, 520)
   actual, expected = (
-    values(form.chunk, VARIANT, given, seen=0) for form in (engine, xla_chunked)
+    values(form.chunk, VARIANT, given, max_position=0)
+    for form in (engine, xla_chunked)
   )
   errors.assert_close(actual, expected, tolerances.VALUE["float32"], "values")
 
@@ -134,9 +135,9 @@ def test_other_meanings():
 def test_bfloat16_is_no_worse_than_the_xla_form():
   given = arguments(SPEC, 520, dtype="bfloat16")
   wide = gradients.cast(given, jnp.float32)
-  truth = values(xla_chunked.chunk, SPEC, wide, seen=0)
-  xla = values(xla_chunked.chunk, SPEC, given, seen=0)
-  ours = values(engine.chunk, SPEC, given, seen=0)
+  truth = values(xla_chunked.chunk, SPEC, wide, max_position=0)
+  xla = values(xla_chunked.chunk, SPEC, given, max_position=0)
+  ours = values(engine.chunk, SPEC, given, max_position=0)
   errors.assert_no_worse(ours, xla, truth)
 
 

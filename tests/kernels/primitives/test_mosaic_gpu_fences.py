@@ -37,7 +37,11 @@ def missing(case, packed=False, time=130):
   ids = jnp.ones((1, time), jnp.int32).at[:, 70:].set(2) if packed else None
 
   def run(state, inputs):
-    named = {"implementation": "mosaic_gpu", "segment_ids": ids, "seen": 0}
+    named = {
+      "implementation": "mosaic_gpu",
+      "segment_ids": ids,
+      "max_position": 0,
+    }
     return memory.op.chunk(state, inputs, spec=spec, **named)
 
   def both(*given):

@@ -216,7 +216,7 @@ def test_what_a_token_sees(size, sinks, reset_positions):
       position += 1
 
 
-@pytest.mark.parametrize("seen", rotation.cases([0, 2, 9], [2]))
+@pytest.mark.parametrize("max_position", rotation.cases([0, 2, 9], [2]))
 def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
   ids, state, reset, tokens = setting(6, [min(seen, 2)] * 6, [0] * 6)
 
@@ -228,7 +228,7 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
       time=20,
       size=6,
       sink_tokens=1,
-      seen=seen,
+      max_position=seen,
     )
     assert plan.prior == (5 if seen is None else min(seen, 5))
     joined = window.join(plan, state[0], tokens)

@@ -41,7 +41,7 @@ def run(implementation, spec, arguments, segment_ids=None):
     spec=spec,
     segment_ids=segment_ids,
     implementation=implementation,
-    seen=0,
+    max_position=0,
   )
   return gradients.value_and_gradients(function, arguments)
 
@@ -139,7 +139,7 @@ def test_splash_that_is_kept_runs_forward_once():
     @functools.partial(jax.checkpoint, policy=policy)
     def outputs(inputs):
       return softmax_attention.chunk(
-        state, inputs, spec=spec, implementation="library_tpu", seen=0
+        state, inputs, spec=spec, implementation="library_tpu", max_position=0
       )[1]
 
     def loss(inputs):
@@ -175,12 +175,12 @@ def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
   )
 
 
-def call(spec=None, *, seen=0, ids=None, reset=False, **changes):
+def call(spec=None, *, max_position=0, ids=None, reset=False, **changes):
   """What `limits` are asked about."""
   spec = spec or softmax_attention.Spec()
   state, inputs = arguments(spec, 290, **({"dtype": "bfloat16"} | changes))
   reset = state if reset else None
-  return dispatch.Call(state, inputs, spec, ids, reset, seen)
+  return dispatch.Call(state, inputs, spec, ids, reset, max_position)
 
 
 IDS = jnp.ones((2, 290), jnp.int32)
@@ -198,8 +198,16 @@ LIMITS = {
     None,
     None,
   ),
-  "not known to be fresh": (call(seen=None), "give seen=0", "give seen=0"),
-  "has seen tokens": (call(seen=3), "give seen=0", "give seen=0"),
+  "not known to be fresh": (
+    call(max_position=None),
+    "give max_position=0",
+    "give max_position=0",
+  ),
+  "has seen tokens": (
+    call(max_position=3),
+    "give max_position=0",
+    "give max_position=0",
+  ),
   "packed": (call(ids=IDS), None, "packed rows"),
   "packed from a prefix": (
     call(ids=IDS, reset=True),
@@ -245,11 +253,11 @@ def test_the_reason_is_logged(monkeypatch, caplog):
   implementations.memory = "a memory"
   with caplog.at_level(logging.INFO, "memcomp"):
     for _ in range(2):
-      implementations.choose(None, call(seen=None))
+      implementations.choose(None, call(max_position=None))
   said = [record.message for record in caplog.records]
   assert said == [
     "a memory on tpu: not library_tpu, as the state may hold tokens: give"
-    " seen=0 where it is fresh",
+    " max_position=0 where it is fresh",
     "a memory on tpu: xla_chunked",
   ]
 
@@ -259,7 +267,11 @@ def test_named_on_the_wrong_machine(platform):
   state, inputs, spec, *_ = call()
   with pytest.raises(NotImplementedError, match=r"devices in use are of cpu"):
     softmax_attention.chunk(
-      state, inputs, spec=spec, implementation=f"library_{platform}", seen=0
+      state,
+      inputs,
+      spec=spec,
+      implementation=f"library_{platform}",
+      max_position=0,
     )
 
 
@@ -282,7 +294,7 @@ def test_precision_of_products(dtype):
       state,
       inputs,
       spec=softmax_attention.Spec(),
-      seen=0,
+      max_position=0,
       implementation="library_tpu",
     )
     return jnp.sum(y.astype(jnp.float32))

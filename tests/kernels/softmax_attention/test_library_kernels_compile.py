@@ -34,7 +34,12 @@ def gradient(spec, dim, time, chunk, **keywords):
 
     def objective(inputs):
       final, y = chunk(
-        state, inputs, spec=spec, segment_ids=segment_ids, seen=0, **keywords
+        state,
+        inputs,
+        spec=spec,
+        segment_ids=segment_ids,
+        max_position=0,
+        **keywords,
       )
       return jnp.sum(jnp.square(y.astype(jnp.float32))), final
 

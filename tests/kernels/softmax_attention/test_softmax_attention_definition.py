@@ -93,7 +93,9 @@ def test_what_each_spec_sees(name):
 def test_full_attention_is_the_library_s():
   inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs_for(20))
   state = gradients.cast(fresh(softmax_attention.Spec()), jnp.float32)
-  _, y = COMPILED.chunk(state, inputs, spec=softmax_attention.Spec(), seen=0)
+  _, y = COMPILED.chunk(
+    state, inputs, spec=softmax_attention.Spec(), max_position=0
+  )
   # Widths of keys and values are one there.
   expected = jax.nn.dot_product_attention(
     inputs.query, inputs.key, inputs.value[..., :5], is_causal=True
@@ -172,11 +174,11 @@ def test_a_bound_of_what_was_seen_changes_nothing(name):
   inputs = inputs_for(40)
   first = jax.tree.map(lambda x: x[:, :3], inputs)
   rest = jax.tree.map(lambda x: x[:, 3:], inputs)
-  state, y = COMPILED.chunk(fresh(spec, 48), first, spec=spec, seen=0)
-  state, z = COMPILED.chunk(state, rest, spec=spec, seen=3)
+  state, y = COMPILED.chunk(fresh(spec, 48), first, spec=spec, max_position=0)
+  state, z = COMPILED.chunk(state, rest, spec=spec, max_position=3)
   expected = COMPILED.reference(fresh(spec, 48), inputs, spec=spec)
   errors.assert_close(
-    (state, jnp.concatenate([y, z], axis=1)), expected, 1e-12, "seen"
+    (state, jnp.concatenate([y, z], axis=1)), expected, 1e-12, "max_position"
   )
 
 

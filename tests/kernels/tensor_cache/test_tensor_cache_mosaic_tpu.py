@@ -176,23 +176,25 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
   inputs = MEMORY.make_inputs(jax.random.key(0), EVICTED, time=20, **sizes)
   ids = jnp.array([[1] * 12 + [2] * 8])
 
-  def chunk(name, seen=None, reset_state=None):
+  def chunk(name, max_position=None, reset_state=None):
     return tensor_cache.chunk(
       state,
       inputs,
       spec=EVICTED,
       segment_ids=ids,
       reset_state=reset_state,
-      seen=seen,
+      max_position=max_position,
       implementation=name,
     )
 
   with device.interpreted():
-    expected, actual = chunk("xla_chunked"), chunk("mosaic_tpu", seen=0)
+    expected, actual = chunk("xla_chunked"), chunk("mosaic_tpu", max_position=0)
     errors.assert_close(actual, expected, 1e-5, "splash")
     assert len(calls) == 1
     jax.eval_shape(lambda: chunk("mosaic_tpu"))
-    jax.eval_shape(lambda: chunk("mosaic_tpu", seen=0, reset_state=state))
+    jax.eval_shape(
+      lambda: chunk("mosaic_tpu", max_position=0, reset_state=state)
+    )
   assert len(calls) == 1
 
 

@@ -49,7 +49,7 @@ def gradient(name, dim):
   def function(inputs):
     def objective(inputs):
       state = tensor_cache.init_state(spec, **sizes)
-      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, seen=0)
+      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, max_position=0)
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective)(inputs)

@@ -25,7 +25,7 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  seen: int | None = None,
+  max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, by TPU kernels; see `Op.chunk`.
 
@@ -40,7 +40,7 @@ def chunk(
     spec=spec,
     segment_ids=segment_ids,
     reset_state=reset_state,
-    seen=seen,
+    max_position=max_position,
     run=run,
   )
 
