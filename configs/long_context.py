@@ -23,4 +23,6 @@ def get_config() -> config.Config:
   experiment.name = "long_context"
   experiment.data.packing = "stream"
   experiment.training.carry_state = True
+  experiment.training.state_passing = 0.0
+  experiment.evaluation.lengths = 16
   return experiment

@@ -1,18 +1,22 @@
-"""The experiment of a run's folder, to continue it.
+r"""The experiment of a run's folder, to continue it or to begin another.
 
   python train.py --config=configs/run.py:runs/trellis --workdir=runs/trellis
+  python train.py --config=configs/run.py:runs/trellis \
+    --init_from=runs/trellis --workdir=runs/longer \
+    --config.data.sequence_length=1024
 
-For runs from a program such as python -m memcomp.convert, which have no config
-file. Hardware, time: the run's. Expected: it continues from its newest
-checkpoint.
+The first command resumes from the newest checkpoint of a run that a program
+such as python -m memcomp.convert wrote, without a config file. The second
+begins a new run with the parameters of any run. The folder may also be an
+export, or a Llama or Qwen2 checkpoint. Hardware, time, expected: the run's.
 """
 
 from memcomp import config, errors
-from memcomp.runs import workdir
+from memcomp.evaluation import load
 
 
 def get_config(folder: str = "") -> config.Config:
-  """Returns the config that the run in `folder` started with."""
+  """Returns the config of the model in `folder`."""
   if not folder:
     raise errors.UserError("write --config=configs/run.py:FOLDER of a run")
-  return workdir.saved_config(folder)
+  return load.config_of(folder)

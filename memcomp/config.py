@@ -47,6 +47,10 @@ class DataConfig:
       (whole documents, first-fit, padded) or "stream" (each row continues where
       it stopped one step earlier, for training with state carried across
       steps).
+    stretch: windows that a row of packing "stream" reads in sequence before it
+      jumps to another place in the text; 0 reads whole parts of the text. Each
+      epoch visits every stretch once, in a shuffled order. Validation does not
+      jump.
     sequence_length: tokens per row, >= 1.
     seed: seed of the row order.
     prefetch: batches that a background thread reads ahead; 0 disables it.
@@ -58,6 +62,7 @@ class DataConfig:
   task: task_lib.TaskConfig | None = None
   tokenizer: str = "bytes"
   packing: str = "joined"
+  stretch: int = 0
   sequence_length: int = 256
   seed: int = 0
   prefetch: int = 2
@@ -115,8 +120,21 @@ class TrainingConfig:
     implementation: implementation of memories that support the call, such as
       "xla_chunked", "mosaic_tpu" or "mosaic_gpu"; affects speed only. Empty for
       the platform's fastest.
-    carry_state: pass each row's state to the next step (truncated
-      backpropagation through windows); needs packing "stream".
+    carry_state: pass each row's state to the next step if the text continues
+      (truncated backpropagation through windows); needs packing "stream".
+    state_passing: share of the rows of a step, in [0, 1], that begin from the
+      final state of the row in the same place one step before, whatever its
+      text, without a gradient into it. The memory then learns to continue from
+      states that are older than a row. `seed` and the step alone determine
+      which rows; the others begin as without this option. Memories that grow
+      keep the newest of their `max_length` tokens.
+    init_from: run, export or Hugging Face checkpoint whose parameters a new run
+      begins with; "" initializes them. A run with a checkpoint of its own
+      resumes from that.
+    init_partially: take only the arrays of `init_from` that match by name and
+      shape; otherwise any mismatch is an error.
+    keep_optimizer: also take Adam's moments from `init_from`, which must then
+      be a run. The schedule starts again.
     max_nonfinite_steps: stop after this many consecutive steps with a
       non-finite loss or gradient; each such step is skipped and counted.
     log_every: steps between two lines of metrics.
@@ -141,6 +159,10 @@ class TrainingConfig:
   loss_chunk: int = 0
   implementation: str = ""
   carry_state: bool = False
+  state_passing: float = 0.0
+  init_from: str = ""
+  init_partially: bool = False
+  keep_optimizer: bool = False
   max_nonfinite_steps: int = 10
   log_every: int = 20
   evaluate_every: int = 0

@@ -20,14 +20,21 @@ MANIFEST = "sha256.json"
 
 def write(directory: pathlib.Path) -> None:
   """Writes a file with the checksums of all files under `directory`."""
-  manifest = {
-    "version": 1,
-    "files": {
-      str(path.relative_to(directory)): _digest(path)
-      for path in _files(directory)
-    },
-  }
+  manifest = {"version": 1, "files": _digests(directory)}
   replace_text(directory / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def digest(directory: epath.Path) -> str:
+  """Returns one SHA-256 of all files under a folder that `problem` passes.
+
+  The same with checksums beside the files or without.
+  """
+  path = directory / MANIFEST
+  if path.exists():
+    found = json.loads(path.read_text())["files"]
+  else:
+    found = _digests(pathlib.Path(directory))
+  return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def problem(directory: epath.Path) -> str | None:
@@ -93,6 +100,13 @@ def unreadable(directory: epath.Path) -> str | None:
     except (OSError, *errors.BAD_JSON) as error:
       return f"{name}: {error}"
   return None
+
+
+def _digests(directory: pathlib.Path) -> dict[str, str]:
+  return {
+    str(path.relative_to(directory)): _digest(path)
+    for path in _files(directory)
+  }
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:

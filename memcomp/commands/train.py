@@ -5,16 +5,19 @@
   memcomp train --config=compare --each=trellis,lattice --seeds=3
   memcomp train --config=lm:trellis-125m --compile_only --config.mesh.fsdp=16
   memcomp train --config=my/experiment.py
+  memcomp train --config=run:runs/a --init_from=runs/a --workdir=runs/b \
+    --config.data.sequence_length=8192
 
 In a clone, `python train.py` is the same program. The same command again
 resumes from the newest checkpoint, or repeats the evaluation of a finished run.
 --each trains many experiments, one after another, in folders WORKDIR/NAME-SEED,
 and skips finished ones. --compile_only compiles the training step for TPUs that
-need not be attached, and reports memory, flops, collectives and kernels. Exit
-codes: 0 finished, 2 the input needs a fix, 3 compiled but too large for the
-device, 42 stopped by Ctrl-C or SIGTERM and saved (the same command resumes), 43
-diverged, 44 another process died, 45 hung (see training.watchdog_seconds), 130
-aborted.
+need not be attached, and reports memory, flops, collectives and kernels.
+--init_from begins a new run with the parameters of another one, whose length,
+data and optimizer may differ. Exit codes: 0 finished, 2 the input needs a fix,
+3 compiled but too large for the device, 42 stopped by Ctrl-C or SIGTERM and
+saved (the same command resumes), 43 diverged, 44 another process died, 45 hung
+(see training.watchdog_seconds), 130 aborted.
 """
 
 import pathlib
@@ -42,6 +45,22 @@ _CHECKPOINTS = cli.DEFINE_path(
   "checkpoints",
   "",
   "Folder of the checkpoints, also gs://BUCKET/FOLDER. Default: the workdir.",
+)
+_INIT_FROM = cli.DEFINE_path(
+  "init_from",
+  None,
+  "Run, export or Hugging Face checkpoint whose parameters a new run begins "
+  "with, as --config.training.init_from.",
+)
+_KEEP_OPTIMIZER = flags.DEFINE_bool(
+  "keep_optimizer",
+  False,
+  "With --init_from, a run: take its optimizer's moments too.",
+)
+_INIT_PARTIALLY = flags.DEFINE_bool(
+  "init_partially",
+  False,
+  "With --init_from: take the arrays that fit; the others start fresh.",
 )
 _EACH = flags.DEFINE_string(
   "each",
@@ -87,6 +106,8 @@ _HEARTBEAT = flags.DEFINE_integer(
 )
 _ONLY_WITH = {
   "seeds": "each",
+  "keep_optimizer": "init_from",
+  "init_partially": "init_from",
   "topology": "compile_only",
   "slices": "compile_only",
 }
@@ -101,6 +122,11 @@ def main() -> NoReturn:
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = cli.require("config")
+  if _INIT_FROM.value is not None:
+    # Together: a config may be that of a run that itself began from another.
+    config.training.init_from = _INIT_FROM.value
+    config.training.keep_optimizer = _KEEP_OPTIMIZER.value
+    config.training.init_partially = _INIT_PARTIALLY.value
   for name, other in _ONLY_WITH.items():
     if flags.FLAGS[name].present and not flags.FLAGS[other].value:
       raise errors.UserError(

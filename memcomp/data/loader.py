@@ -119,7 +119,7 @@ def make_loader(
   """Makes the batches of a store.
 
   Args:
-    data_config: packing, sequence_length, seed and prefetch.
+    data_config: packing, stretch, sequence_length, seed and prefetch.
     store: the documents, or the rows of a task, as from `sources.open_split`.
     batch_size: rows per step over all processes.
     shuffle: repeat for ever, each epoch in another order; a mixture is drawn
@@ -167,6 +167,8 @@ def make_loader(
     "seed": data_config.seed,
     "shuffle": shuffle,
   }
+  if data_config.stretch:  # Not known to the loaders of older checkpoints.
+    identity["stretch"] = data_config.stretch
   return Loader(
     dataset,
     identity=identity,
@@ -288,19 +290,25 @@ class _Streams:
     self._plans = []
     first_id = 1
     for number, (store, count) in enumerate(zip(stores, counts, strict=True)):
-      plan = packing.Stream(
-        store,
-        data_config.sequence_length,
-        num_streams=int(count),
-        seed=_seed(data_config.seed, number),
-        shuffle=shuffle,
-        first_id=first_id,
-      )
+      plan = self._plan(data_config, store, int(count), number, first_id)
       first_id = plan.next_id
       self._plans.append(plan)
     self._part = np.repeat(np.arange(len(stores)), counts)
     self._stream = np.concatenate([np.arange(count) for count in counts])
     self._counts = counts
+
+  def _plan(self, data_config, store, count, number, first_id):
+    given = {
+      "num_streams": count,
+      "seed": _seed(data_config.seed, number),
+      "first_id": first_id,
+    }
+    length = data_config.sequence_length
+    if data_config.stretch and self._repeat:
+      return packing.Stretches(
+        store, length, windows=data_config.stretch, **given
+      )
+    return packing.Stream(store, length, shuffle=self._repeat, **given)
 
   def __len__(self) -> int:
     steps = max(plan.steps_per_epoch for plan in self._plans)

@@ -170,12 +170,7 @@ class Stream:
         "streams; give more text or a smaller batch_size"
       )
     check_targets(store)
-    self.next_id = first_id + 2 * len(store.lengths)
-    if self.next_id > np.iinfo(np.int32).max:
-      raise errors.UserError(
-        f"{store.name}: {len(store.lengths)} documents are too many for 32-bit "
-        "segment ids; join short documents, or use another packing"
-      )
+    self.next_id = _next_id(store, first_id)
     self._store = store
     self._length = sequence_length
     self._num_streams = num_streams
@@ -212,6 +207,77 @@ class Stream:
     else:
       order = np.arange(size)
     return order, store_lib.offsets_of(self._store.lengths[order])
+
+
+class Stretches:
+  """Streams that read on for a few windows, then at another place.
+
+  The documents in stored order are cut into stretches of `windows` windows,
+  and each epoch permutes these. Row b of step s reads window s % windows of a
+  stretch of its own, so that a state can be carried through a stretch while
+  the batch stays a mixture of places. Indices are those of `Stream`, but an
+  epoch may end within a step: no row is padded but the last of all text.
+
+  A segment id is one more than the document's number, in every other stretch
+  of a row plus the number of documents: a document that goes on after a jump
+  is not taken for its own continuation.
+  """
+
+  def __init__(
+    self,
+    store: store_lib.TokenStore,
+    sequence_length: int,
+    *,
+    num_streams: int,
+    seed: int,
+    windows: int,
+    first_id: int = 1,
+  ):
+    """Makes the plan; arguments and errors as of `Stream`.
+
+    Args:
+      store: the documents.
+      sequence_length: tokens a window.
+      num_streams: rows of a step.
+      seed: of the order of stretches.
+      windows: of a stretch, >= 1.
+      first_id: smallest segment id.
+
+    Raises:
+      UserError: no text, or ids that do not fit int32.
+    """
+    check_some_text(store)
+    check_targets(store)
+    self.next_id = _next_id(store, first_id)
+    self._store = store
+    self._offsets = store_lib.offsets_of(store.lengths)
+    self._length = sequence_length
+    self._num_streams = num_streams
+    self._windows = windows
+    self._first_id = first_id
+    self._count = -(-store.num_tokens // (sequence_length * windows))
+    self.steps_per_epoch = -(-self._count // num_streams) * windows
+    self._order = functools.lru_cache(maxsize=2)(
+      functools.partial(permutation, self._count, "stretches", seed)
+    )
+
+  def __len__(self) -> int:
+    return self.steps_per_epoch * self._num_streams
+
+  def __getitem__(self, index: int) -> batch_lib.Batch:
+    step, stream = divmod(index, self._num_streams)
+    turn, window = divmod(step, self._windows)
+    epoch, number = divmod(turn * self._num_streams + stream, self._count)
+    stretch = int(self._order(epoch)[number])
+    start = (stretch * self._windows + window) * self._length
+    stop = min(start + self._length, self._store.num_tokens)
+    first_id = self._first_id + (turn % 2) * len(self._store.lengths)
+    span = store_lib.pieces(self._offsets, min(start, stop), stop)
+    return _fill(
+      self._store,
+      ((d, begin, end, first_id + d, begin) for d, begin, end in span),
+      self._length,
+    )
 
 
 def first_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
@@ -291,6 +357,17 @@ def check_some_text(store: store_lib.TokenStore):
   """Raises UserError if `store` is empty."""
   if not store.num_tokens:
     raise errors.UserError(f"{store.name}: no tokens; give some text")
+
+
+def _next_id(store: store_lib.TokenStore, first_id: int) -> int:
+  """Returns the id after those of `store`: two for each document."""
+  next_id = first_id + 2 * len(store.lengths)
+  if next_id > np.iinfo(np.int32).max:
+    raise errors.UserError(
+      f"{store.name}: {len(store.lengths)} documents are too many for 32-bit "
+      "segment ids; join short documents, or use another packing"
+    )
+  return next_id
 
 
 def _fill(

@@ -106,6 +106,15 @@ def check(data_config: "config_lib.DataConfig") -> None:
       f"data.packing: unknown {c.packing!r}; use one of "
       f"{', '.join(packing.PACKINGS)}"
     )
+  if c.stretch < 0:
+    raise errors.UserError(
+      f"data.stretch: must be 0 (off) or more windows, got {c.stretch}"
+    )
+  if c.stretch and c.packing != "stream":
+    raise errors.UserError(
+      f"data.stretch = {c.stretch} needs rows that read on, but data.packing ="
+      f" {c.packing!r}; set data.packing to stream, or data.stretch to 0"
+    )
   if c.sequence_length < 1:
     raise errors.UserError(
       f"data.sequence_length: must be at least 1, got {c.sequence_length}"

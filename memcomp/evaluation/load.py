@@ -78,6 +78,24 @@ def open_checkpoint(
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 
+def config_of(path: str | os.PathLike) -> config_lib.Config:
+  """Returns the config of a run, an export or a Hugging Face checkpoint.
+
+  Args:
+    path: its folder; no array is read.
+
+  Raises:
+    UserError: there is none, or of a version with other fields.
+  """
+  for module, known in (
+    (read, read.is_export),
+    (huggingface, huggingface.is_checkpoint),
+  ):
+    if known(path):
+      return module.config_of(path)
+  return workdir_lib.saved_config(os.fspath(path))
+
+
 def _of_export(
   path: str | os.PathLike, step: int | None, found: read.Exported
 ) -> Checkpoint:

@@ -48,6 +48,19 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
   return "model_type" in read.settings(path)
 
 
+def config_of(path: str | os.PathLike) -> config_lib.Config:
+  """Returns a config with the model and the tokenizer of a checkpoint.
+
+  Raises:
+    UserError: a field of its config.json is wrong, or not supported.
+  """
+  folder = pathlib.Path(path).absolute()
+  model, _ = _config(folder, read.settings(folder))
+  config = config_lib.Config(name=folder.name, model=model)
+  config.data.tokenizer = str(folder / read.TOKENIZER)
+  return config
+
+
 def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
   """Reads a checkpoint with its tokenizer.
 
@@ -67,8 +80,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
   tokenizer = tokenizer_lib.load(str(folder / read.TOKENIZER))
   model, params = load_params(folder, mesh)
   tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
-  config = config_lib.Config(name=folder.name, model=model)
-  config.data.tokenizer = tokenizer.name
+  config = config_of(folder)
   graphdef = abstract.model_of(model).graphdef
   meta = {
     "config": config_lib.to_dict(config),

@@ -54,6 +54,20 @@ def is_export(path: str | os.PathLike) -> bool:
   return settings(path).get("format") == FORMAT
 
 
+def config_of(path: str | os.PathLike) -> config_lib.Config:
+  """Returns the config of an exported model's run, with its own tokenizer.
+
+  Raises:
+    UserError: damaged, or of a version to come.
+  """
+  folder = pathlib.Path(path).absolute()
+  with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
+    config = workdir.config_of(settings(folder)["config"], str(folder))
+  if config.data.tokenizer == TOKENIZER:
+    config.data.tokenizer = str(folder / TOKENIZER)
+  return config
+
+
 def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
   """Reads an export of `write.export` in either format.
 
@@ -75,13 +89,11 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     raise errors.UserError(
       f"{folder} is damaged ({problem}); restore it from a copy"
     )
+  config = config_of(folder)
   with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
-    config = workdir.config_of(meta["config"], str(folder))
     model = abstract.model_of(config.model)
     kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
     ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
-  if config.data.tokenizer == TOKENIZER:
-    config.data.tokenizer = str(folder / TOKENIZER)
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
   if ends is not None:
     tokenizer.ends = ends

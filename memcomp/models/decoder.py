@@ -33,6 +33,24 @@ class DecoderState(NamedTuple):
   segment_id: jax.Array
   layers: tuple[Any, ...]
 
+  def of_segment(self, segment_id: jax.Array) -> "DecoderState":
+    """Returns the same memories as those of another segment.
+
+    Tokens of that segment then go on from them; of any other, they start anew.
+
+    Args:
+      segment_id: int32 `[batch]`.
+    """
+
+    def relabel(layers):
+      memory = layers.mixer.memory
+      label = jnp.broadcast_to(segment_id, memory.segment_id.shape)
+      memory = memory._replace(segment_id=label)
+      return layers._replace(mixer=layers.mixer._replace(memory=memory))
+
+    layers = tuple(map(relabel, self.layers))
+    return self._replace(segment_id=segment_id, layers=layers)
+
   def by_layer(self) -> "DecoderState":
     """Returns the state with unstacked layers, for a loop of `step`."""
     return self._replace(layers=tuple(map(apart.split, self.layers)))

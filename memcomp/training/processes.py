@@ -138,6 +138,7 @@ FACTS = (
   "validation data",
   "checkpoints",
   "folder of checkpoints",
+  "parameters to begin from",
 )
 """What has to be the same in all processes of a run."""
 

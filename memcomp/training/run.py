@@ -117,8 +117,8 @@ def _train(
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
-    # Of a converted model they may be others than the tokenizer's.
-    meta["ends"] = saved.get("ends", meta["ends"])
+    # Of a converted model its ends may be others than the tokenizer's.
+    meta.update({k: saved[k] for k in ("ends", "init_from") if k in saved})
 
   with (
     jax.set_mesh(mesh),
@@ -137,6 +137,8 @@ def _train(
     print(_describe(config, mesh, meta), flush=True)
     if restored:
       print(f"{place}: going on from step {restored.step}", flush=True)
+    elif config.training.init_from:
+      restored = _begin_from(config, mesh, tokenizer, feed, meta)
     # Within all other contexts: not even a save is waited for.
     with faults.end_at_once():
       code = loop.train(
@@ -150,6 +152,25 @@ def _train(
       print(f"trained {config.training.steps} steps; saved in {place}")
       print(plot.loss_curve(workdir), flush=True)
   return code
+
+
+def _begin_from(
+  config: config_lib.Config,
+  mesh: jax.sharding.Mesh,
+  tokenizer: tokenizer_lib.Tokenizer,
+  feed: feed_lib.Feed,
+  meta: dict[str, Any],
+) -> checkpoint.Restored:
+  """Reads what the run begins from; notes in `meta` where that was."""
+  # Imported late: training does not depend on evaluation and export.
+  from memcomp.training import init_from
+
+  with processes.together("reading training.init_from") as seen:
+    begun = init_from.begin(config, mesh, tokenizer)
+    seen["parameters to begin from"] = str(begun.record["sha256"])
+  meta["init_from"] = begun.record
+  print(init_from.describe(begun.record), flush=True)
+  return checkpoint.Restored(0, begun.state, feed.place(), meta)
 
 
 def _validation_store(

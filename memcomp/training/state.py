@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from memcomp import config as config_lib
 from memcomp import prng, sharding
 from memcomp.models import abstract, decoder
-from memcomp.training import optimizer
+from memcomp.training import optimizer, passing
 
 
 class TrainState(NamedTuple):
@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
     skipped: int32 scalar, steps whose loss or gradient was not finite.
     skipped_in_a_row: int32 scalar, how many of them end at `step`.
     carry: the model's state of each row of the batch, with
-      `training.carry_state`; else None.
+      `training.carry_state` or `training.state_passing`; else None.
   """
 
   params: Any
@@ -119,8 +119,8 @@ def initial_state(
 def initial_carry(
   config: config_lib.Config, model: abstract.Model, params: Any, rows: int
 ) -> Any:
-  """Returns the carry that rows start from: None without `carry_state`."""
-  if not config.training.carry_state:
+  """Returns the carry before the first step: None where none is kept."""
+  if not passing.keeps_state(config):
     return None
   return nnx.merge(model.graphdef, params).init_state(rows)
 

@@ -19,7 +19,7 @@ from memcomp import prng
 from memcomp.data import batch as batch_lib
 from memcomp.models import abstract
 from memcomp.training import loss as loss_lib
-from memcomp.training import optimizer
+from memcomp.training import optimizer, passing
 from memcomp.training import state as state_lib
 from memcomp_kernels import dispatch
 from memcomp_kernels.math import solver
@@ -71,16 +71,26 @@ def make_train_step(
 
   random = any(mixer.random for mixer in config.model.layer_mixers())
 
-  def objective(params, batch, carry, tokens, noise):
-    sums, carry, watch = _forward(model, config, params, batch, carry, noise)
+  def objective(params, batch, carry, passed, tokens, noise):
+    begin = None
+    if carry is not None:
+      begin = functools.partial(
+        passing.begin,
+        config,
+        batch=batch,
+        carry=carry,
+        axes=axes,
+        passed=passed,
+      )
+    sums, carry, watch = _forward(model, config, params, batch, begin, noise)
     total = sums.nll + config.training.z_loss * sums.log_z_squared
     return total / tokens, (sums, carry, watch)
 
   gradient = jax.grad(objective, has_aux=True)
 
-  def accumulate(params, batch, carry, tokens, noise):
+  def accumulate(params, batch, carry, passed, tokens, noise):
     if parts == 1:
-      return gradient(params, batch, carry, tokens, noise)
+      return gradient(params, batch, carry, passed, tokens, noise)
 
     def body(total, part):
       *part, index = part
@@ -92,6 +102,7 @@ def make_train_step(
     split = (
       jax.tree.map(lambda x: _split(x, parts), batch),
       jax.tree.map(lambda x, axis: _split(x, parts, axis), carry, axes),
+      jax.tree.map(lambda x: _split(x, parts), passed),
       jnp.arange(parts),
     )
     (grads, sums), (carry, watch) = jax.lax.scan(body, zero, split)
@@ -110,8 +121,9 @@ def make_train_step(
     noise = None
     if random:
       noise = jax.random.fold_in(prng.key(config.seed), state.step)
+    passed = passing.drawn(config, state.step)
     grads, (sums, carry, watch) = accumulate(
-      state.params, batch, state.carry, tokens, noise
+      state.params, batch, state.carry, passed, tokens, noise
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     grad_norm = _norm(grads)
@@ -190,7 +202,8 @@ def make_validation_step(
   model = abstract.model_of(config.model)
 
   def validation_step(params, batch, carry):
-    sums, carry, _ = _forward(model, config, params, batch, carry)
+    begin = None if carry is None else lambda module: carry
+    sums, carry, _ = _forward(model, config, params, batch, begin)
     return {
       "nll": sums.nll,
       "tokens": sums.count,
@@ -201,8 +214,11 @@ def make_validation_step(
   return validation_step
 
 
-def _forward(model, config, params, batch, carry, noise=None):
-  """Returns (loss sums, state to carry on, what is watched)."""
+def _forward(model, config, params, batch, begin=None, noise=None):
+  """Returns (loss sums, state to carry on, what is watched).
+
+  `begin` makes the state before the batch of the module; None is a fresh one.
+  """
   extra = {} if noise is None else {"noise": noise}
   prefer = dispatch.preferring(config.training.implementation)
   with prefer:
@@ -210,7 +226,7 @@ def _forward(model, config, params, batch, carry, noise=None):
     embedding, head = module.tables()
     hidden, state = module.hidden(
       batch.tokens,
-      state=jax.lax.stop_gradient(carry),
+      state=None if begin is None else begin(module),
       segment_ids=batch.segment_ids,
       table=embedding,
       **extra,
@@ -222,7 +238,7 @@ def _forward(model, config, params, batch, carry, noise=None):
       chunk=config.training.loss_chunk,
     )
     watch = _Watch(module.memory_norms(state), module.solver_stats(state))
-  return sums, None if carry is None else state, jax.lax.stop_gradient(watch)
+  return sums, None if begin is None else state, jax.lax.stop_gradient(watch)
 
 
 def _solver_metrics(stats: solver.Stats) -> Metrics:

@@ -63,6 +63,12 @@ def check(config: config_lib.Config) -> None:
   _require(
     config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
   )
+  _require(
+    config,
+    "training.state_passing",
+    lambda v: 0 <= v <= 1,
+    "is a share of rows, from 0 to 1",
+  )
   limits.check("model.num_layers", config.model.num_layers, 1, 1 << 16)
   for path in config_lib.SEEDS:
     _require(config, path, limits.is_seed, f"must be {limits.A_SEED}")
@@ -86,6 +92,7 @@ def check(config: config_lib.Config) -> None:
   )
   _check_schedule(config)
   _check_batch(config)
+  _check_start(config.training)
   task = config.data.task
   if task is not None and task.ids() > config.model.vocab_size:
     raise errors.UserError(
@@ -202,6 +209,20 @@ def _check_batch(config: config_lib.Config) -> None:
     raise errors.UserError(
       "training.carry_state needs rows that continue one another, but "
       f"data.packing = {config.data.packing!r}; set data.packing to stream"
+    )
+
+
+def _check_start(training: config_lib.TrainingConfig) -> None:
+  for name in ("init_partially", "keep_optimizer"):
+    if getattr(training, name) and not training.init_from:
+      raise errors.UserError(
+        f"training.{name} means nothing without training.init_from; set that,"
+        " or leave it out"
+      )
+  if training.init_partially and training.keep_optimizer:
+    raise errors.UserError(
+      "training.keep_optimizer needs moments of all parameters, which"
+      " training.init_partially does not have; leave one of them out"
     )
 
 

@@ -29,7 +29,8 @@ def make(
 
   The mean over the scored tokens of the first `evaluate_batches` batches of
   `batch_size` rows, the same ones each time, in micro-batches of training's
-  size; with `carry_state` the state goes from each to the next here too.
+  size. With `carry_state` the state goes from each to the next here too;
+  otherwise, also with `state_passing`, every row starts from a fresh state.
   """
   model = abstract.model_of(config.model)
   training = config.training
@@ -44,7 +45,7 @@ def make(
   )
 
   def validation_loss(params):
-    sums, carry = [], fresh(params)
+    sums, carry = [], fresh(params) if training.carry_state else None
     with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=False) as feed:
       for batch, _ in itertools.islice(feed, count):
         part, carry = run(params, batch, carry)

@@ -218,6 +218,40 @@ def test_stream_continues_through_the_loader():
   assert not set(last.ravel()) - {0} & set(first.ravel())
 
 
+def test_stretches_go_on_where_they_stopped():
+  given = {"packing": "stream", "stretch": 3, "batch_size": 4}
+  with make(**given) as loader:
+    whole = take(loader, 12)
+    place = loader.state()
+    following = take(loader, 5)
+  with make(**given) as loader:
+    loader.restore(place)
+    again = take(loader, 5)
+  for a, b in zip(following, again, strict=True):
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+    np.testing.assert_array_equal(a.segment_ids, b.segment_ids)
+  rows = [
+    (a.segment_ids[i, -1] == b.segment_ids[i, 0])
+    for a, b in itertools.pairwise(whole)
+    for i in range(4)
+  ]
+  assert 0 < sum(rows) < len(rows)
+  # Not told, the loader names what differs.
+  with (
+    make(**given | {"stretch": 4}) as loader,
+    pytest.raises(errors.UserError, match="stretch was 3"),
+  ):
+    loader.restore(place)
+
+
+def test_validation_reads_on_without_jumps():
+  given = {"packing": "stream", "batch_size": 4, "shuffle": False}
+  with make(**given) as plain, make(**given, stretch=2) as stretched:
+    for a, b in zip(list(plain), list(stretched), strict=True):
+      np.testing.assert_array_equal(a.tokens, b.tokens)
+      np.testing.assert_array_equal(a.segment_ids, b.segment_ids)
+
+
 def count_parts(batches):
   starts = np.concatenate([b.tokens[:, 0] for b in batches])
   return np.bincount(starts >= 10_000, minlength=2)
@@ -273,6 +307,8 @@ def test_share_out():
     ({"prefetch": -1}, "data.prefetch"),
     ({"packing": "tight"}, "data.packing"),
     ({"sequence_length": 0}, "data.sequence_length"),
+    ({"stretch": -1, "packing": "stream"}, "data.stretch"),
+    ({"stretch": 2}, "data.packing to stream"),
     ({"sequence_length": 9999}, "fewer than one row"),
     (
       {"store": make_mixture(), "packing": "stream", "batch_size": 1},

@@ -1,5 +1,6 @@
 """Rows laid by hand, and that no token is lost or doubled."""
 
+import itertools
 import time
 
 import numpy as np
@@ -246,6 +247,59 @@ def test_stream_parts_are_equal():
   ]
   assert max(sizes) - min(sizes) <= 1
   assert plan.steps_per_epoch == 3
+
+
+def test_stretches_by_hand():
+  # Stretches of two windows of two tokens: 1 2 | 3 4, 5 6 | 7 8, 9 10 | 11 12.
+  plan = packing.Stretches(
+    make_store(HAND), 2, num_streams=2, seed=0, windows=2
+  )
+  order = packing.permutation(3, "stretches", 0, 0).tolist()
+  order += packing.permutation(3, "stretches", 0, 1).tolist()
+  starts = []
+  for turn in range(3):  # Of two streams: two epochs of three stretches.
+    for stream in range(2):
+      first, second = (plan[(2 * turn + w) * 2 + stream] for w in (0, 1))
+      assert second.tokens[0] == first.tokens[1] + 1
+      starts.append(int(first.tokens[0]))
+  assert starts == [1 + 4 * i for i in order]
+  row = next(
+    plan[4 * t + s] for t in (0, 1) for s in (0, 1) if (order[2 * t + s] == 1)
+  )
+  assert row.tokens.tolist() == [5, 6]
+  assert row.targets.tolist() == [-1, 7]
+  assert row.positions.tolist() == [1, 0]
+  assert row.segment_ids.tolist() in ([2, 3], [5, 6])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stretches_read_everything_once_an_epoch(seed):
+  store = make_store(random_lengths(seed))
+  plan = packing.Stretches(store, 7, num_streams=3, seed=seed, windows=4)
+  per_stream = [
+    [plan[s * 3 + b] for s in range(4 * plan.steps_per_epoch)] for b in range(3)
+  ]
+  tokens = np.concatenate(
+    [r.tokens[r.segment_ids > 0] for rows in per_stream for r in rows]
+  )
+  _, counts = np.unique(tokens, return_counts=True)
+  assert len(counts) == store.num_tokens
+  assert counts.min() >= 3 and counts.max() - counts.min() <= 1
+  jumps = 0
+  for rows in per_stream:
+    for number, (a, b) in enumerate(itertools.pairwise(rows), 1):
+      if not a.segment_ids[-1] or not b.segment_ids[0]:
+        continue
+      follows = b.tokens[0] == a.tokens[-1] + 1
+      if number % 4:
+        assert follows
+        assert (a.segment_ids[-1] == b.segment_ids[0]) == (
+          a.targets[-1] == b.tokens[0]
+        )
+      else:  # A jump is never taken for a continuation.
+        jumps += not follows
+        assert a.segment_ids[-1] != b.segment_ids[0]
+  assert jumps
 
 
 def slow_first_fit(sizes, capacity):

@@ -15,6 +15,9 @@ class State(NamedTuple):
   segment_id: jax.Array
   memory: jax.Array
 
+  def of_segment(self, segment_id):
+    return self._replace(segment_id=segment_id)
+
 
 class Decoder(nnx.Module):
   def __init__(self, config, *, rngs, rules=None):

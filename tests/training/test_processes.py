@@ -16,6 +16,8 @@ from two_processes import start as start_two
 LENGTH = (
   "--config.training.steps=100",
   "--config.training.checkpoint_every=60",
+  # Rows take over the state of the row before, on whichever device that is.
+  "--config.training.state_passing=0.3",
 )
 
 

@@ -18,6 +18,7 @@ CASES = {
     "--config.training.carry_state",
     "--config.training.accumulation=2",
   ),
+  "passed": ("--config.training.state_passing=0.4",),
 }
 
 

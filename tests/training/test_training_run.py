@@ -66,11 +66,24 @@ def test_a_run_leaves_what_it_says(tmp_path, config, capsys):
 
 
 @pytest.mark.parametrize(
-  "packing", ["joined", "concat", "first_fit", "stream", "carried"]
+  ("packing", "fields"),
+  [
+    ("joined", {}),
+    ("concat", {}),
+    ("first_fit", {}),
+    ("stream", {}),
+    ("stream", {"carry_state": True}),
+    ("joined", {"state_passing": 0.4}),
+    ("first_fit", {"state_passing": 0.4}),
+    ("stream", {"carry_state": True, "state_passing": 0.4}),
+  ],
 )
-def test_resuming_equals_going_on(tmp_path, config, packing):
-  config.training.carry_state = packing == "carried"
-  config.data.packing = "stream" if packing == "carried" else packing
+def test_resuming_equals_going_on(tmp_path, config, packing, fields):
+  config.data.packing = packing
+  if "state_passing" in fields and packing == "stream":
+    config.data.stretch = 2
+  for name, value in fields.items():
+    setattr(config.training, name, value)
   config.training.accumulation = 2
   config.training.evaluate_every = 4
   config.training.keep_checkpoints = 9
