@@ -33,9 +33,7 @@ _DIM = flags.DEFINE_integer("dim", 64, "Key and value width.")
 _CHUNK = flags.DEFINE_integer("chunk_size", 256, "Chunk size.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each.")
 _BACKWARD = flags.DEFINE_bool("backward", True, "Also forward+backward.")
-_SEEN = flags.DEFINE_bool(
-  "seen", True, "False: at the state's capacity."
-)
+_SEEN = flags.DEFINE_bool("seen", True, "False: at the state's capacity.")
 _JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
 
 BUDGETS = {

@@ -12,7 +12,7 @@ from memcomp import errors, sharding
 from memcomp.data import batch as batch_lib
 from memcomp.data import sources
 from memcomp.layers import registry
-from memcomp.models import decoder
+from memcomp.models import abstract, decoder
 from memcomp.training import loss, passing, state, step, validate, validation
 from memcomp_kernels.testing import errors as kernel_errors
 from memcomp_kernels.testing import tolerances
@@ -54,7 +54,7 @@ def _run(config, mesh, batches, start=None):
 
 def _by_hand(config, mesh, batches):
   """Row by row: each from its own state before, or from a fresh one."""
-  model = state.abstract_model(config.model)
+  model = abstract.model_of(config.model)
   tx = state.make_optimizer(config, model)
   params = state.initial_state(config, mesh).params
   opt_state = tx.init(params)
@@ -62,7 +62,7 @@ def _by_hand(config, mesh, batches):
   losses, passed_rows = [], 0
 
   def row_loss(params, batch, before, first):
-    module = state.merge(model.graphdef, params)
+    module = abstract.merge(model.graphdef, params)
     if before is None:
       before = module.init_state(1)
     ids = batch.segment_ids
@@ -180,13 +180,13 @@ def test_every_mixer_reads_on_as_in_one_long_text(name, packed):
     embedding_std=0.5,
     init_std=0.2,
   )
-  model = state.abstract_model(config.model)
+  model = abstract.model_of(config.model)
   axes = state.row_axes(config, model)
   params = state.initial_state(config, mesh).params
 
   @jax.jit
   def window(batch, carry, passed):
-    module = state.merge(model.graphdef, params)
+    module = abstract.merge(model.graphdef, params)
     before = passing.begin(config, module, batch, carry, axes, passed)
     hidden, after = module.hidden(
       batch.tokens, state=before, segment_ids=batch.segment_ids
@@ -195,7 +195,7 @@ def test_every_mixer_reads_on_as_in_one_long_text(name, packed):
 
   # Row 0 never passes, row 1 once, row 2 twice, row 3 in the first step only.
   masks = np.array([[0, 0, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0]], bool)
-  carry = state.merge(model.graphdef, params).init_state(ROWS)
+  carry = abstract.merge(model.graphdef, params).init_state(ROWS)
   texts = [(np.zeros(0, int), np.zeros(0, int))] * ROWS
   for number, passed in enumerate(masks):
     batch = _batch(number, packed=packed)
@@ -220,7 +220,7 @@ def test_every_mixer_reads_on_as_in_one_long_text(name, packed):
 
   @jax.jit
   def at_once(tokens, ids):
-    module = state.merge(model.graphdef, params)
+    module = abstract.merge(model.graphdef, params)
     hidden, _ = module.hidden(
       tokens, state=module.init_state(ROWS), segment_ids=ids
     )
