@@ -91,7 +91,7 @@ def guard(
   """
   streams.prepare()
   try:
-    _catch_sigterm()
+    catch_sigterm()
     code = program() or 0
     sys.stdout.flush()
     return code
@@ -116,7 +116,7 @@ def guard(
     return errors.EXIT_BAD_INPUT
 
 
-def _catch_sigterm() -> None:
+def catch_sigterm() -> None:
   """Makes SIGTERM, which schedulers send, clean up like Ctrl-C."""
   if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, errors.terminate)
@@ -153,10 +153,10 @@ def _run(program, usage, argv) -> int | None:
   if any(arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv):
     print(_help(usage, argv, program.__module__))
     return 0
-  _silence_libraries()
+  silence_libraries()
   _allow_promotion()
   _parse(argv)
-  _set_compilation_cache(_CACHE.value)
+  set_compilation_cache(_CACHE.value)
   return program()
 
 
@@ -204,7 +204,7 @@ def _help(usage: str, argv: list[str], module: str) -> str:
 
 
 @functools.cache  # Once is enough.
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
   """Leaves out what libraries print of failures that come up as exceptions too.
 
   A save that fails, as on a full disk, fails in several threads of orbax and
@@ -231,7 +231,13 @@ def _silence_libraries() -> None:
   sys.unraisablehook = unraisable
 
 
-def _set_compilation_cache(folder: str) -> None:
+def set_compilation_cache(folder: str) -> None:
+  """Keeps compiled programs for the next process.
+
+  Args:
+    folder: for them; "" is one of the user's cache folder, "off" is none. The
+      variable JAX_COMPILATION_CACHE_DIR comes first.
+  """
   if folder == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
   import jax

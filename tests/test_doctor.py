@@ -268,15 +268,21 @@ def test_a_layer_of_nan(only, monkeypatch, capsys):
   assert "values are not finite; results on this" in capsys.readouterr().out
 
 
-def test_options_of_the_compiler_are_put_back():
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", False)
+def test_options_of_the_compiler_are_put_back(only, monkeypatch):
+  name, meanwhile = "jax_disable_most_optimizations", []
+
+  def layer(*sizes, **options):
+    meanwhile.append(jax.config.read(name))
+    return lambda x: x
+
+  monkeypatch.setattr(layers, "Trellis", layer)
+  before = jax.config.read(name)
+  jax.config.update(name, False)
   try:
-    with doctor._quick_compilation():
-      assert jax.config.read("jax_disable_most_optimizations")
-    assert not jax.config.read("jax_disable_most_optimizations")
+    assert only("layer") == 0
+    assert meanwhile == [True] and not jax.config.read(name)
   finally:
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update(name, before)
 
 
 def test_devices_that_fail(only, monkeypatch, capsys):

@@ -86,8 +86,7 @@ def test_the_lock_of_another_process(system, tmp_path, number):
     process.send_signal(number)
     if number == signal.SIGKILL:
       # Before it is waited for: it is gone, though its number is still there.
-      while lock._started(process.pid) != "ended":
-        pass
+      os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
       with lock.hold(path):
         pass
       assert not list(tmp_path.iterdir())
@@ -122,7 +121,10 @@ def test_a_waiting_process_has_its_turn(system, tmp_path):
 
 def left_behind(path, **changes):
   """The file that a process leaves which is killed without the system's locks."""
-  me = json.loads(lock._me())
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(fcntl, "flock", _without)
+    with lock.hold(path):
+      me = json.loads(owner_file(path).read_text())
   owner_file(path).write_text(json.dumps(me | changes))
 
 
@@ -161,15 +163,16 @@ def test_two_that_find_it_left_behind(tmp_path, monkeypatch):
   path = tmp_path / "lock"
   left_behind(path, process=2**22 + 1)
   monkeypatch.setattr(fcntl, "flock", _without)
-  remove, held = lock._remove_left_behind, []
+  kill, held = os.kill, []
 
-  def slow(own):
-    monkeypatch.setattr(lock, "_remove_left_behind", remove)
+  def another(process, number):
+    """Comes when this one has asked whether the holder is alive."""
+    monkeypatch.setattr(os, "kill", kill)
     held.append(lock.hold(path))
     held[0].__enter__()
-    remove(own)
+    kill(process, number)
 
-  monkeypatch.setattr(lock, "_remove_left_behind", slow)
+  monkeypatch.setattr(os, "kill", another)
   with pytest.raises(lock.HeldError, match=f"{os.getpid()} on"):
     lock.hold(path).__enter__()
   held[0].__exit__(None, None, None)

@@ -86,7 +86,7 @@ def generate(
       room = min(tokens, made + max(_AHEAD, piece_tokens))
       session = session_lib.grow(model, session, int(position.max()) + room)
     with session_lib.on_mesh_of(params):
-      ids, session, node, left_ = _make(
+      ids, session, node, left_ = make_tokens(
         graphdef,
         piece_tokens,
         params,
@@ -143,7 +143,9 @@ def text(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _make(graphdef, size, params, session, node, left, knobs, known, automaton):
+def make_tokens(
+  graphdef, size, params, session, node, left, knobs, known, automaton
+):
   """Makes up to `size` tokens in each row, at most `left`.
 
   Returns:

@@ -17,7 +17,7 @@ import rotation
 import tokenizers
 
 from memcomp import config as config_lib
-from memcomp import errors
+from memcomp import errors, lock
 from memcomp.data import prepare, shards, sources, text, units
 from memcomp.data import tokenizer as tokenizer_lib
 
@@ -348,8 +348,9 @@ def test_other_work_in_the_folder_is_refused(corpus, tmp_path):
 
 
 def test_two_runs_at_once_are_refused(corpus, tmp_path):
+  (tmp_path / "out").mkdir()
   with (
-    prepare._locked(str(tmp_path / "out")),
+    lock.hold(tmp_path / "out/.lock"),
     pytest.raises(errors.UserError, match="another prepare is writing"),
   ):
     run(corpus, tmp_path / "out")

@@ -74,15 +74,18 @@ def test_capacity_is_what_theory_expects():
 def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(run, "PAIRS", (1,))
   measured = []
-  kept = run._measured
 
-  def counted(task, seed):
-    measured.append(task)
-    if len(measured) == 5:
-      raise KeyboardInterrupt
-    return kept(task, seed)
+  def counted(kept):
+    def call(*task, **how):
+      measured.append(task)
+      if len(measured) == 5:
+        raise KeyboardInterrupt
+      return kept(*task, **how)
 
-  monkeypatch.setattr(run, "_measured", counted)
+    return call
+
+  for name in ("first", "everything"):
+    monkeypatch.setattr(measure, name, counted(getattr(measure, name)))
   with pytest.raises(KeyboardInterrupt):
     run.run(tmp_path, dims=[8], samples=3)
   written = run.run(tmp_path, dims=[8], samples=3)

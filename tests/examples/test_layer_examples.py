@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rotation
 from flax import nnx
 from jax.sharding import AxisType
 
 X = jax.random.normal(jax.random.key(1), (2, 16, 512))
+
+# What the examples are compared with; their own calls are as one would type.
+call = nnx.jit(lambda layer, x: layer(x))
 
 
 def close(found, expected, tolerance=1e-5):
@@ -50,7 +54,7 @@ def test_state():
   rest, state = layer(x[:, 11:], state=state)
   # end
   whole = jnp.concatenate([first, y_t[:, None], rest], axis=1)
-  close(whole, layer(x))
+  close(whole, call(layer, x))
 
 
 def test_packed_rows():
@@ -63,8 +67,8 @@ def test_packed_rows():
   )  # 0: padding
   y = layer(x, segment_ids=segment_ids)
   # end
-  close(y[0, 6:], layer(x[:1, 6:])[0])
-  close(y[1, :12], layer(x[1:, :12])[0])
+  close(y[0, 6:], call(layer, x[:1, 6:])[0])
+  close(y[1, :12], call(layer, x[1:, :12])[0])
 
 
 def test_training():
@@ -108,9 +112,10 @@ def test_a_mesh_of_your_own():
   kernel = layer.value.kernel[...]
   assert kernel.sharding.spec == jax.P(None, "model")
   assert y.sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("data")), 3)
-  close(y, Trellis(32, heads=4, rngs=nnx.Rngs(0))(x))
+  close(y, call(Trellis(32, heads=4, rngs=nnx.Rngs(0)), x))
 
 
+@pytest.mark.slow
 def test_linen():
   from memcomp.layers import Trellis
 
@@ -131,7 +136,7 @@ def test_linen():
   layer = Trellis(32, heads=4, rngs=nnx.Rngs(0))
   nnx.update(layer, nn.unbox(variables)["params"]["mixer"])
   norm = {"params": variables["params"]["LayerNorm_0"]}
-  close(y, x + layer(nn.LayerNorm().apply(norm, x)))
+  close(y, x + call(layer, nn.LayerNorm().apply(norm, x)))
   gradient = jax.jit(jax.grad(lambda v: Block().apply(v, x).sum()))(variables)
   leaves = jax.tree.leaves(gradient)
   assert all(np.isfinite(g).all() for g in leaves)
@@ -152,10 +157,11 @@ def test_plain_jax():
 
   gradient = jax.grad(lambda params: apply(params, x).sum())(params)
   # end
-  close(apply(params, x), layer(x))
+  close(apply(params, x), call(layer, x))
   assert jax.tree.structure(gradient) == jax.tree.structure(params)
 
 
+@pytest.mark.slow
 def test_equinox():
   from memcomp.layers import Trellis
 
@@ -176,12 +182,12 @@ def test_equinox():
   y = eqx.filter_jit(module)(x)
   gradient = eqx.filter_grad(lambda module: module(x).sum())(module)
   # end
-  close(y, layer(x))
-  expected = nnx.grad(lambda layer: layer(x).sum())(layer)
+  close(y, call(layer, x))
+  expected = nnx.jit(nnx.grad(lambda layer: layer(x).sum()))(layer)
   close(gradient.params, expected)
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", rotation.cases([False, True], [True]))
 def test_scan_over_layers(remat):
   from memcomp.layers import Trellis
 
@@ -212,10 +218,11 @@ def test_scan_over_layers(remat):
   expected = x
   for i in range(3):
     one = nnx.merge(graphdef, jax.tree.map(lambda p, i=i: p[i], params))
-    expected = expected + one(expected)
+    expected = expected + call(one, expected)
   close(y, expected)
 
 
+@pytest.mark.slow
 def test_vmap_and_donation():
   from memcomp.layers import Trellis
 
@@ -228,5 +235,5 @@ def test_vmap_and_donation():
   for t in range(3):
     y, state = step(layer, x[:, t], state)
   # end
-  close(many, jnp.stack([layer(x), layer(2 * x)]))
-  close(y, layer(x)[:, 2])
+  close(many, jnp.stack([call(layer, x), call(layer, 2 * x)]))
+  close(y, call(layer, x)[:, 2])

@@ -51,7 +51,7 @@ def test_rows_are_written_in_place():
   graphdef, params = nnx.split(model)
   zero = np.zeros(1, np.int32)
   text = (
-    generate._make.lower(
+    generate.make_tokens.lower(
       graphdef,
       8,
       params,

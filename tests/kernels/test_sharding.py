@@ -1,5 +1,7 @@
 """Level 9: eight devices compute what one does."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -20,9 +22,10 @@ OFTEN = ("trellis",)
 
 
 # Rows and heads are packed the same however they are sharded.
+@rotation.both_parts
 @pytest.mark.parametrize("packed", rotation.cases([False, True], [True]))
 @pytest.mark.parametrize("name", rotation.cases(memories.MEMORIES, OFTEN))
-def test_eight_devices_equal_one(name, packed):
+def test_eight_devices_equal_one(name, packed, gradient):
   memory = memories.MEMORIES[name]
   spec = next(iter(memory.specs.values()))
   sizes = {"batch": 8, "heads": 2, "key_dim": 5, "value_dim": 7}
@@ -42,11 +45,14 @@ def test_eight_devices_equal_one(name, packed):
       state, inputs, spec=spec, segment_ids=ids, reset_state=arguments[0]
     )
 
-  expected = gradients.value_and_gradients(run, arguments)
+  measured = functools.partial(
+    gradients.value_and_gradients, run, arguments, gradient=gradient
+  )
+  expected = measured()
   devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
   with jax.set_mesh(Mesh(devices, ("replica", "fsdp", "tensor"))):
     lowered = jax.jit(run).lower(*arguments).compile().as_text()
-    actual = gradients.value_and_gradients(run, arguments)
+    actual = measured()
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
   for collective in ("all-gather", "all-reduce", "all-to-all"):
     assert collective not in lowered  # rows and heads are independent

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -31,7 +32,6 @@ SMALL = {
   "trellis": {"num_slots": 4, "chunk_size": 4},
 }
 THE_FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
-OTHERS = tuple(n for n in registry.MIXERS if n not in THE_FOUR)
 X = jax.random.normal(jax.random.key(1), (ROWS, TIME, WIDTH))
 IDS = jnp.sort(jax.random.randint(jax.random.key(2), (ROWS, TIME), 0, 4))[
   :, ::-1
@@ -49,13 +49,15 @@ def make(name, rules=sharding.NONE):
   )
 
 
-def run(layer, x, state, ids):
-  """A packed call: loss, y and state, and gradients of all parameters."""
+def run(layer, x, state, ids, gradient):
+  """A packed call: y and state, and gradients of all parameters if wanted."""
 
   def loss(layer):
     y, after = layer(x, state=state, segment_ids=ids)
     return jnp.mean(jnp.sin(y)), (y, after)
 
+  if not gradient:
+    return loss(layer)
   return nnx.value_and_grad(loss, has_aux=True)(layer)
 
 
@@ -74,10 +76,11 @@ def mesh_of(kind):
   return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
-def check(name, kind, has_rules, in_use, **axes):
-  """Trains one step on a mesh, arrays laid by `axes`, and compares."""
+def check(name, kind, has_rules, in_use, *, gradient=True, **axes):
+  """A call on a mesh, arrays laid by `axes`, against one device."""
+  compiled = nnx.jit(run, static_argnums=4)
   layer = make(name)
-  expected = nnx.jit(run)(layer, X, layer.init_state(ROWS), IDS)
+  expected = compiled(layer, X, layer.init_state(ROWS), IDS, gradient)
   mesh = mesh_of(kind)
   told = sharding.rules(mesh, **axes)
   layer = make(name, told if has_rules else sharding.NONE)
@@ -86,32 +89,20 @@ def check(name, kind, has_rules, in_use, **axes):
   x, ids = jax.device_put((X, IDS), tokens)
   state = layer.init_state(ROWS)
   with jax.set_mesh(mesh) if in_use else contextlib.nullcontext():
-    found = nnx.jit(run)(layer, x, state, ids)
+    found = compiled(layer, x, state, ids, gradient)
   close(found, expected)
 
 
 BOTH = {"batch": "data", "heads": "model", "embed": "data"}
 
 
-@pytest.mark.parametrize(
-  "name",
-  [*THE_FOUR, *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)],
-)
-def test_rules_without_a_mesh_in_use(name):
-  check(name, AxisType.Auto, True, False, **BOTH)
+@rotation.both_parts
+@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, THE_FOUR))
+def test_rules_without_a_mesh_in_use(name, gradient):
+  check(name, AxisType.Auto, True, False, gradient=gradient, **BOTH)
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    "trellis",
-    *(
-      pytest.param(n, marks=pytest.mark.slow)
-      for n in registry.MIXERS
-      if n != "trellis"
-    ),
-  ],
-)
+@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, ["trellis"]))
 def test_explicit_types_are_the_rules(name):
   check(name, AxisType.Explicit, False, True, **BOTH)
 
@@ -137,13 +128,18 @@ def test_every_way(name, kind, has_rules, in_use, axes):
   check(name, kind, has_rules, in_use, **axes)
 
 
+# The trainer's mesh and the kernels' own tests share time out in every run.
+@pytest.mark.slow
 def test_time_on_shards():
   check(
     "gated_delta_net", AxisType.Auto, True, True, batch="data", time="model"
   )
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+  "kind",
+  rotation.cases([AxisType.Auto, AxisType.Explicit], [AxisType.Explicit]),
+)
 def test_a_model(kind):
   """Logits, a state that is handed on, and steps; on Explicit axes by types."""
   config = decoder.DecoderConfig(
@@ -174,11 +170,10 @@ def test_a_model(kind):
 
 def test_a_mesh_in_use_that_nobody_told_the_layer_of():
   """Axes called otherwise than ours; arrays on one device."""
-  layer = make("gated_delta_net")
-  expected = layer(X)
+  call = nnx.jit(lambda layer, x: layer(x))
+  expected = call(make("gated_delta_net"), X)
   with jax.set_mesh(mesh_of(AxisType.Auto)):
-    built = make("gated_delta_net")
-    close(nnx.jit(lambda layer, x: layer(x))(built, X), expected)
+    close(call(make("gated_delta_net"), X), expected)
 
 
 def test_inside_the_callers_shard_map():

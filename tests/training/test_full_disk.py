@@ -26,7 +26,7 @@ from memcomp.models import decoder
 from memcomp.training import run as run_lib
 
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
-cli._silence_libraries()
+cli.silence_libraries()
 disk, sizes = folder / "disk", range(*map(int, sys.argv[3:]))
 disk.mkdir()
 text = training_cases.write_text(folder / "text")

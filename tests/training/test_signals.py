@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def handlers():
   """As in a program of `cli`."""
   before = signal.getsignal(signal.SIGTERM)
-  cli._catch_sigterm()
+  cli.catch_sigterm()
   yield
   signal.signal(signal.SIGTERM, before)
 

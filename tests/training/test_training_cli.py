@@ -288,7 +288,7 @@ def test_the_cache_of_programs(tmp_path):
     "from memcomp import cli; import jax, sys, os;"
     # As in a container, whose user may be any number.
     "os.environ.get('HOME') or setattr(os, 'getuid', lambda: 4_000_000_000);"
-    "cli._set_compilation_cache(sys.argv[1]);"
+    "cli.set_compilation_cache(sys.argv[1]);"
     "print(jax.config.jax_compilation_cache_dir)"
   )
 

@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+import rotation
 import training_cases
 
 from memcomp import errors
@@ -57,17 +58,20 @@ def _end(process):
 
 
 @pytest.mark.parametrize(
-  "name",
-  [pytest.param(n, marks=[pytest.mark.slow] * (n != "joined")) for n in CASES],
+  ("name", "kills"),
+  rotation.cases(
+    [("joined", "aS"), ("joined", "S"), ("carried", "aS")], [("joined", "S")]
+  ),
 )
-def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name):
+def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
+  """As `kills` says: "a" is at any moment, "S" in a save."""
   config, flags, curve = whole(name)
   seed = random.randrange(10**6)
   rng = random.Random(seed)
-  for in_a_save in (False, True):
+  for kill in kills:
     with training_cases.start(config, tmp_path / "run", *flags) as process:
       _wait_for_steps(process, rng.randint(1, 25))
-      if in_a_save:
+      if kill == "S":
         training_cases.stop_in_a_save(process, tmp_path / "run")
       else:
         time.sleep(rng.uniform(0, 0.2))

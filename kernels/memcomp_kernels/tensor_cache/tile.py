@@ -150,7 +150,7 @@ def run(
   # u, [batch, heads, lanes or 1, tile, value].
   u = tokens.value[:, :, None]
   if spec.rule == "delta":
-    u = _errors(tokens, before, rate, dot)
+    u = prediction_errors(tokens, before, rate, dot)
 
   weights = jnp.moveaxis(read_weights(tokens), -1, 2)
   shares = read.writes * rate[..., None, :]
@@ -277,7 +277,7 @@ def _from_base(equation, rows, seen: _Seen, dot) -> jax.Array:
   return total
 
 
-def _errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
+def prediction_errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
   """What the delta rule writes, `[batch, heads, lanes, tile, value]`."""
   coupling = dot("bhrk,bhik->bhri", tokens.key, tokens.key)[:, :, None]
   coupling *= before.writes * rate[..., None, :]

@@ -52,7 +52,7 @@ def test_a_window_of_one_token_more(monkeypatch):
 
 def test_a_prediction_from_the_decayed_memory(monkeypatch):
   """Right for other delta rules, wrong for (4)."""
-  right = tile._errors
+  right = tile.prediction_errors
 
   def decayed(tokens, before, rate, dot):
     factor = jnp.exp(tokens.log_decay[..., 0])[:, :, None]
@@ -61,7 +61,7 @@ def test_a_prediction_from_the_decayed_memory(monkeypatch):
     )
     return right(tokens, before, rate, dot)
 
-  monkeypatch.setattr(tile, "_errors", decayed)
+  monkeypatch.setattr(tile, "prediction_errors", decayed)
   red("evicted-delta")
 
 
