@@ -386,7 +386,7 @@ def test_exit_without_close_is_quiet():
     "import types, numpy as np\n"
     "from memcomp.data import loader, store\n"
     "c = types.SimpleNamespace(packing='joined', sequence_length=4, seed=0,"
-    " prefetch=2, validation_share=0.0, task=None)\n"
+    " prefetch=2, validation_share=0.0, task=None, stretch=0)\n"
     "s = store.ArrayStore('s', np.zeros(99, np.uint8), [99])\n"
     "kept = loader.make_loader(c, s, batch_size=2, shuffle=True)\n"
     "print(next(kept).tokens.shape)\n"

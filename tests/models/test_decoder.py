@@ -120,7 +120,7 @@ def test_a_program_may_forbid_promotion():
   def whole(documents, row, segments):
     state = model.init_state(2)
     logits, state = model(documents, state=state)
-    model.mixed(documents), model.memory_norms(state)
+    model.mixer_io(documents), model.memory_norms(state)
     step = model.step(documents[:, 0], state)
     return logits, step, model(row, segment_ids=segments)
 

@@ -11,6 +11,22 @@ from memcomp_kernels.math import solver
 Memories = tuple[jax.Array, ...]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiling:
+  """How a chunk form with free tiles is evaluated: speed, never results.
+
+  Attributes:
+    tile_time: tokens per tile, >= 1. Work within a tile grows with its square,
+      work between tiles with the number of tiles.
+  """
+
+  tile_time: int = 64
+
+  def __post_init__(self):
+    if self.tile_time < 1:
+      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+
+
 class Engine(NamedTuple):
   """Runs laid tokens tile by tile, forward and backward.
 

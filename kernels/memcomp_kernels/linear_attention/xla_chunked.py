@@ -1,26 +1,36 @@
-"""Linear attention in chunk form on matrix units, in plain JAX.
+"""Linear attention in chunk form on matrix units: the algebra of one tile.
 
-Features first, sums divided last; between them the recurrence of S alone, with
-z as one more of its columns, as a scan over tiles by `chunking.chunked`. The
-tile is free: the result does not depend on it.
+Queries and keys are features already. The sum of features is one more column
+of the memory, whose values are 1; where a place is empty they are 0, as all
+else is there.
 """
 
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels import affine, outer
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.linear_attention import reference, tile, tilings
+from memcomp_kernels.linear_attention import reference
 from memcomp_kernels.math import feature_maps
 
 
-def _take_apart(state: reference.State) -> chunked.Parts:
-  return chunked.Parts((state.memory,), None, None, state.segment_id)
+def prepare(
+  inputs: reference.Inputs, spec: reference.Spec, tiling: None
+) -> affine.Tile:
+  """Does what needs no memory.
 
-
-def _put_together(parts: chunked.Parts) -> reference.State:
-  (memory,) = parts.memories
-  return reference.State(memory, None, parts.segment_id)
+  Args:
+    inputs: `[batch, heads, tile, ...]`, features for queries and keys.
+    spec: not read: features are taken before, sums divided after.
+    tiling: None: all of the tiling is the tile's size.
+  """
+  del spec, tiling
+  query, key, value, log_decay = inputs
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  if log_decay is None:
+    log_decay = jnp.zeros((*key.shape[:-1], 1))
+  log_decay = log_decay[..., 0].astype(wide)
+  return outer.prepare(query, key, value.astype(wide), log_decay)
 
 
 def _joined(state: reference.State) -> reference.State:
@@ -40,11 +50,10 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
+  tiling: form_lib.Tiling | None = None,
   engine: form_lib.Engine | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  tiling = tiling or tilings.Tiling()
   dtype, wide = inputs.query.dtype, state.memory.dtype
   phi = feature_maps.FEATURE_MAPS[spec.feature_map]
 
@@ -55,28 +64,18 @@ def chunk(
   if spec.normalize:
     ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
     value = jnp.concatenate([value, ones], axis=-1)
-  form = chunked.Form(
-    spec=reference.Spec(
-      feature_map="identity",
-      normalize=False,
-      forget_gate=spec.forget_gate,
-      scale=1.0,
-    ),
-    tile_time=min(tiling.tile_time, value.shape[1]),
-    prepare=tile.prepare,
-    run_tile=tile.run,
-    take_apart=_take_apart,
-    put_together=_put_together,
-    engine=engine,
-  )
-  joined, y = chunked.chunk(
-    form,
+  joined, y = affine.chunk(
     _joined(state),
     inputs._replace(
       query=features(inputs.query), key=features(inputs.key), value=value
     ),
+    spec=spec,
+    prepare=prepare,
     segment_ids=segment_ids,
     reset_state=None if reset_state is None else _joined(reset_state),
+    tiling=tiling,
+    engine=engine,
+    wide=True,
   )
   y = spec.read_scale(inputs.key.shape[-1]) * y
   if not spec.normalize:

@@ -1,38 +1,43 @@
-"""State space duality in chunk form on matrix units, in plain JAX.
+"""State space duality in chunk form on matrix units: the algebra of one tile.
 
-A scan over tiles by `chunking.chunked`; `tile.py` has their algebra. The
-tile is free: the result does not depend on it.
+With L = Omega of `math.decay`, the paper's 1-semiseparable mask, and h
+before the tile,
+
+  Y = (L * (C B^T)) diag(dt) X + diag(mu) C h + D X
+  h <- mu_C h + B^T diag(L_C dt) X
+
+which is `outer` with dt X written. C B^T is computed once a group.
 """
 
 import jax
+import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels import affine, outer
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.state_space_duality import reference, tile, tilings
+from memcomp_kernels.state_space_duality import reference
 
 
-def _take_apart(state: reference.State) -> chunked.Parts:
-  return chunked.Parts((state.memory,), None, None, state.segment_id)
+def prepare(
+  inputs: reference.Inputs, spec: reference.Spec, tiling: None
+) -> affine.Tile:
+  """Does what needs no memory.
 
-
-def _put_together(parts: chunked.Parts) -> reference.State:
-  (memory,) = parts.memories
-  return reference.State(memory, parts.segment_id)
-
-
-def form(
-  spec: reference.Spec, tile_time: int, engine: form_lib.Engine | None = None
-) -> chunked.Form:
-  """The memory under the chunk form, in tiles of so many tokens."""
-  return chunked.Form(
-    spec=spec,
-    tile_time=tile_time,
-    prepare=tile.prepare,
-    run_tile=tile.run,
-    take_apart=_take_apart,
-    put_together=_put_together,
-    engine=engine,
+  Args:
+    inputs: `[batch, heads, tile, ...]`, groups for queries and keys.
+    spec: not read: groups are seen by their shapes.
+    tiling: None: all of the tiling is the tile's size.
+  """
+  del spec, tiling
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  value, log_decay, rate = (
+    x.astype(wide)
+    for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
   )
+  prepared = outer.prepare(inputs.query, inputs.key, rate * value, log_decay)
+  if inputs.skip is None:
+    return prepared
+  skipped = inputs.skip.astype(wide) * value
+  return prepared._replace(output=prepared.output + skipped)
 
 
 def chunk(
@@ -42,16 +47,17 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
+  tiling: form_lib.Tiling | None = None,
   engine: form_lib.Engine | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  tiling = tiling or tilings.Tiling()
-  tile_time = min(tiling.tile_time, inputs.query.shape[1])
-  return chunked.chunk(
-    form(spec, tile_time, engine),
+  return affine.chunk(
     state,
     inputs,
+    spec=spec,
+    prepare=prepare,
     segment_ids=segment_ids,
     reset_state=reset_state,
+    tiling=tiling,
+    engine=engine,
   )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import rotation
 
+from memcomp_kernels.chunking import form
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
   errors,
@@ -57,7 +58,6 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
   _, spec, given = given
   forms = importlib.import_module(f"memcomp_kernels.{name}.xla_chunked")
   kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
-  tiling = importlib.import_module(f"memcomp_kernels.{name}.tilings")
 
   def run(chunk):
     def function(state, fresh, inputs):
@@ -67,7 +67,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
         spec=spec,
         segment_ids=segment_ids,
         reset_state=fresh,
-        tiling=tiling.Tiling(tile_time=TILES.get(name, 16)),
+        tiling=form.Tiling(tile_time=TILES.get(name, 16)),
       )
 
     return gradients.value_and_gradients(function, given, gradient=gradient)

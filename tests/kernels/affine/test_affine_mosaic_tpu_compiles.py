@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels.chunking import form
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import aot, memories
 
@@ -29,7 +30,6 @@ def gradient(name, key_dim, value_dim, tile_time):
   memory = memories.MEMORIES[name]
   spec = memory.specs[SPECS[name]]
   kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
-  tilings = importlib.import_module(f"memcomp_kernels.{name}.tilings")
   sizes = {
     "batch": 1,
     "heads": HEADS,
@@ -54,7 +54,7 @@ def gradient(name, key_dim, value_dim, tile_time):
         state._replace(memory=memory),
         inputs,
         spec=spec,
-        tiling=tilings.Tiling(tile_time=tile_time),
+        tiling=form.Tiling(tile_time=tile_time),
       )
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 

@@ -9,10 +9,10 @@ import pytest
 
 from memcomp_kernels import delta_rule as delta_api
 from memcomp_kernels import state_space_duality
+from memcomp_kernels.chunking import form
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
-from memcomp_kernels.delta_rule import tilings as delta_tilings
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.state_space_duality import mosaic_tpu, tilings
+from memcomp_kernels.state_space_duality import mosaic_tpu
 from memcomp_kernels.testing import aot
 
 CASES = [  # kernel, heads that share a key, key dim, value dim, tile
@@ -42,13 +42,13 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
   """Forward and backward, and shapes of its arguments."""
   if name == "delta":
     spec, module = delta_api.Spec(), delta_api
-    chunk, tiling = delta_tpu.chunk, delta_tilings.Tiling(tile_time=tile_time)
+    chunk, tiling = delta_tpu.chunk, form.Tiling(tile_time=tile_time)
   else:
     spec, module = (
       state_space_duality.Spec(heads_per_group=shared),
       state_space_duality,
     )
-    chunk, tiling = mosaic_tpu.chunk, tilings.Tiling(tile_time=tile_time)
+    chunk, tiling = mosaic_tpu.chunk, form.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
   gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)
   inputs = module.Inputs(

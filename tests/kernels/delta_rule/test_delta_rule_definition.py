@@ -10,7 +10,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import delta_rule
-from memcomp_kernels.delta_rule import tilings, xla_chunked
+from memcomp_kernels.chunking import form
+from memcomp_kernels.delta_rule import xla_chunked
 from memcomp_kernels.testing import errors, memories
 
 COMPILED = programs.of(delta_rule)
@@ -160,7 +161,7 @@ def test_scale_scales_the_read_only():
 def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), GATED, **SIZES)
-  tiling = tilings.Tiling(tile_time=tile_time)
+  tiling = form.Tiling(tile_time=tile_time)
   found = programs.compiled(xla_chunked.chunk)(
     state, inputs, spec=GATED, tiling=tiling
   )
@@ -173,7 +174,7 @@ def test_bad_values_are_named():
   with pytest.raises(ValueError, match="scale="):
     delta_rule.Spec(scale=0.0)
   with pytest.raises(ValueError, match="tile_time="):
-    tilings.Tiling(tile_time=0)
+    form.Tiling(tile_time=0)
   with pytest.raises(ValueError, match="at least float32"):
     delta_rule.init_state(GATED, **SIZES, dtype=jnp.bfloat16)
 

@@ -8,7 +8,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import linear_attention
-from memcomp_kernels.linear_attention import tilings, xla_chunked
+from memcomp_kernels.chunking import form
+from memcomp_kernels.linear_attention import xla_chunked
 from memcomp_kernels.math import feature_maps
 from memcomp_kernels.testing import memories
 
@@ -114,7 +115,7 @@ def test_any_tile(tile_time):
   spec = linear_attention.Spec(forget_gate=True)
   inputs = inputs_for(spec, 21)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
-  tiling = tilings.Tiling(tile_time=tile_time)
+  tiling = form.Tiling(tile_time=tile_time)
   found = programs.compiled(xla_chunked.chunk)(
     state, inputs, spec=spec, tiling=tiling
   )
@@ -153,4 +154,4 @@ def test_chunk_names_what_does_not_fit():
       state, inputs, spec=linear_attention.Spec(normalize=False)
     )
   with pytest.raises(ValueError, match="tile_time="):
-    tilings.Tiling(tile_time=0)
+    form.Tiling(tile_time=0)

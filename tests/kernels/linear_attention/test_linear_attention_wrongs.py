@@ -5,8 +5,8 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels import affine, outer
-from memcomp_kernels.linear_attention import tile, xla_chunked
+from memcomp_kernels import affine
+from memcomp_kernels.linear_attention import xla_chunked
 from memcomp_kernels.math import decay, feature_maps
 from memcomp_kernels.testing import checks, memories
 
@@ -24,10 +24,8 @@ def assert_red(subject):
 
 def with_factors(monkeypatch, change):
   """Changes the decay factors of a tile."""
-  wrong = python_types.SimpleNamespace(
-    decay_factors=lambda log_decay: change(decay.decay_factors(log_decay))
-  )
-  monkeypatch.setattr(outer, "decay", wrong)
+  right = decay.decay_factors
+  monkeypatch.setattr(decay, "decay_factors", lambda x: change(right(x)))
 
 
 def test_reads_before_the_write(monkeypatch):
@@ -54,8 +52,7 @@ def test_a_sum_that_does_not_decay(monkeypatch):
     still, _ = right(memory, kept)
     return jnp.concatenate([new[..., :-1], still[..., -1:]], axis=-1), output
 
-  wrong = python_types.SimpleNamespace(**vars(affine) | {"run": run})
-  monkeypatch.setattr(tile, "affine", wrong)
+  monkeypatch.setattr(affine, "run", run)
   checks.check_values(PLAIN, 100)
   assert_red(DECAYED)
 
@@ -63,7 +60,7 @@ def test_a_sum_that_does_not_decay(monkeypatch):
 @pytest.mark.slow
 def test_features_of_empty_places(monkeypatch):
   """elu(0) + 1 is 1: a padded place must not be counted."""
-  right = tile.prepare
+  right = xla_chunked.prepare
 
   def prepare(inputs, *rest):
     ones = jnp.ones_like(inputs.value[..., -1:])
@@ -73,7 +70,7 @@ def test_features_of_empty_places(monkeypatch):
     )
     return right(inputs, *rest)
 
-  monkeypatch.setattr(tile, "prepare", prepare)
+  monkeypatch.setattr(xla_chunked, "prepare", prepare)
   checks.check_values(DECAYED, 64)  # whole tiles hide it
   assert_red(DECAYED)
 

@@ -8,7 +8,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import linear_attention, state_space_duality
-from memcomp_kernels.state_space_duality import tilings, xla_chunked
+from memcomp_kernels.chunking import form
+from memcomp_kernels.state_space_duality import xla_chunked
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(state_space_duality)
@@ -121,7 +122,7 @@ def test_groups_are_heads_that_follow_each_other(function):
 def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
-  tiling = tilings.Tiling(tile_time=tile_time)
+  tiling = form.Tiling(tile_time=tile_time)
   found = programs.compiled(xla_chunked.chunk)(
     state, inputs, spec=SHARED, tiling=tiling
   )
@@ -136,7 +137,7 @@ def test_bad_values_are_named():
   with pytest.raises(ValueError, match="heads_per_group=3 must divide heads=4"):
     fresh(state_space_duality.Spec(heads_per_group=3))
   with pytest.raises(ValueError, match="tile_time="):
-    tilings.Tiling(tile_time=0)
+    form.Tiling(tile_time=0)
 
 
 def test_chunk_names_what_does_not_fit():

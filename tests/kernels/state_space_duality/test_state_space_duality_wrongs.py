@@ -1,13 +1,11 @@
 """The contract suite bites: mistakes in the duality turn it red."""
 
-import types as python_types
-
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels import affine, outer
+from memcomp_kernels import affine
 from memcomp_kernels.math import decay
-from memcomp_kernels.state_space_duality import tile
+from memcomp_kernels.state_space_duality import xla_chunked
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["state_space_duality"]
@@ -24,10 +22,8 @@ def assert_red(subject, time=100):
 
 def with_factors(monkeypatch, change):
   """Changes the decay factors of a tile."""
-  wrong = python_types.SimpleNamespace(
-    decay_factors=lambda log_decay: change(decay.decay_factors(log_decay))
-  )
-  monkeypatch.setattr(outer, "decay", wrong)
+  right = decay.decay_factors
+  monkeypatch.setattr(decay, "decay_factors", lambda x: change(right(x)))
 
 
 def test_a_mask_that_decays_a_write_at_once(monkeypatch):
@@ -43,12 +39,12 @@ def test_a_mask_that_decays_a_write_at_once(monkeypatch):
 
 
 def test_a_state_that_does_not_decay_for_reads(monkeypatch):
-  right = tile.prepare
+  right = xla_chunked.prepare
 
   def prepare(*arguments):
     return right(*arguments)._replace(log_scale=None)
 
-  monkeypatch.setattr(tile, "prepare", prepare)
+  monkeypatch.setattr(xla_chunked, "prepare", prepare)
   assert_red(OWN)
 
 
@@ -68,11 +64,11 @@ def test_heads_of_a_group_in_turn(monkeypatch):
 
 
 def test_steps_left_out_of_the_write(monkeypatch):
-  right = tile.prepare
+  right = xla_chunked.prepare
 
   def prepare(inputs, *rest):
     rate = jnp.where(inputs.write_rate == 0, 0, 1).astype(inputs.value.dtype)
     return right(inputs._replace(write_rate=rate), *rest)
 
-  monkeypatch.setattr(tile, "prepare", prepare)
+  monkeypatch.setattr(xla_chunked, "prepare", prepare)
   assert_red(OWN)
