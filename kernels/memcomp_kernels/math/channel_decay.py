@@ -15,12 +15,42 @@ taken in pairs. Between two, with g the sum before the reading block,
 each block scales the earlier tokens for itself. All masks precede the exp.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.math import decay, matmul
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiling:
+  """How the chunk form is laid out.
+
+  Attributes:
+    tile_time: tokens a tile, a multiple of `block_time`.
+    block_time: tokens between which decays are taken pair by pair, channel by
+      channel; those further apart go through matrix products.
+  """
+
+  tile_time: int = 32
+  block_time: int = 16
+
+  def __post_init__(self):
+    if self.block_time < 1:
+      raise ValueError(f"block_time={self.block_time} must be at least 1")
+    if self.tile_time < 1 or self.tile_time % self.block_time:
+      raise ValueError(
+        f"tile_time={self.tile_time} must be a multiple of"
+        f" block_time={self.block_time}"
+      )
+
+
+def tile_time(tiling: Tiling, time: int) -> int:
+  """Tokens a tile in a call of `time` tokens: no longer than it needs."""
+  blocks = -(-time // tiling.block_time)
+  return min(tiling.tile_time, blocks * tiling.block_time)
 
 
 class ChannelDecay(NamedTuple):

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import channel_decay, delta, matmul
-from memcomp_kernels.rwkv7 import reference, tilings
+from memcomp_kernels.rwkv7 import reference
 
 
 def run(
@@ -34,7 +34,7 @@ def run(
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
-  tiling: tilings.Tiling,
+  tiling: channel_decay.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.
 

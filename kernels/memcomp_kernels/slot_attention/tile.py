@@ -23,7 +23,7 @@ from jax import lax
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import channel_decay, matmul
-from memcomp_kernels.slot_attention import reference, tilings
+from memcomp_kernels.slot_attention import reference
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
-  tiling: tilings.Tiling,
+  tiling: channel_decay.Tiling,
 ) -> tuple[chunked.Memories, jax.Array, None]:
   """Writes and reads one tile.
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.slot_attention import reference, tile, tilings
+from memcomp_kernels.math import channel_decay
+from memcomp_kernels.slot_attention import reference, tile
 
 
 def _take_apart(state: reference.State) -> chunked.Parts:
@@ -56,17 +57,17 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
+  tiling: channel_decay.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or channel_decay.Tiling()
   taken = None
   if inputs.write_logit is not None:
     taken = jnp.ones_like(inputs.write_logit[..., :1])
   form = chunked.Form(
     spec=spec,
     tiling=tiling,
-    tile_time=tilings.tile_time(tiling, inputs.query.shape[1]),
+    tile_time=channel_decay.tile_time(tiling, inputs.query.shape[1]),
     run_tile=_run_tile,
     take_apart=_take_apart,
     put_together=_put_together,

@@ -7,7 +7,8 @@ tile is free: the result does not depend on it.
 import jax
 
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.two_pass_delta import reference, tile, tilings
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.two_pass_delta import reference, tile
 
 
 def _take_apart(state: reference.State) -> chunked.Parts:
@@ -28,10 +29,10 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
+  tiling: form_lib.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or form_lib.Tiling(tile_time=32)
   form = chunked.Form(
     spec=spec,
     tile_time=min(tiling.tile_time, inputs.query.shape[1]),
