@@ -63,7 +63,6 @@ BY_CHUNK = tuple(
 )
 
 # What no other test takes through the chunk form; some of it in every run.
-OFTEN = ("trellis-chunk-readout-phi", "lattice-token-similarity")
 OPTIONS = (
   "trellis-chunk-readout-phi",
   "trellis-chunk-softmax",
@@ -71,9 +70,6 @@ OPTIONS = (
   "lattice-token-similarity",
   "infini_attention-token",
 )
-
-# Lengths are cut into tiles by one scan; steps are held to it by hand-off.
-ONE_TOKEN = ("trellis-chunk-ln_silu",)
 
 # References share the scan that keeps the rules of packing and states.
 ONE = ("trellis",)
@@ -172,15 +168,14 @@ def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(options, often=OFTEN)
+@subjects(options, often=("lattice-token-similarity",))
 def test_values_of_options(subject):
   checks.check_values(subject, TIME)
 
 
-@subjects(typical_forms, often=ONE_TOKEN)
-@pytest.mark.parametrize(
-  "time", [1, *(pytest.param(n, marks=SLOW) for n in (63, 64, 100))]
-)
+@SLOW
+@subjects(typical_forms)
+@pytest.mark.parametrize("time", [1, 63, 64, 100])
 def test_lengths(subject, time):
   checks.check_values(subject, time)
 
@@ -213,7 +208,8 @@ def test_hand_off_at_every_offset(subject):
 
 
 # By the chain rule: `test_truth` compares gradients of states, first and last.
-@subjects(handed_off, often=ONE_TOKEN)
+@SLOW
+@subjects(handed_off)
 def test_gradients_through_hand_offs(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
