@@ -35,7 +35,7 @@ if devices not in os.environ.get("XLA_FLAGS", ""):
 
 # Files are UTF-8. Workers and subprocesses inherit this; for a run without
 # workers it comes too late: see `pytest_configure`.
-UTF8 = locale.getencoding().lower() in ("utf-8", "utf8")
+UTF8 = locale.getpreferredencoding(False).lower() in ("utf-8", "utf8")
 if not UTF8:
   os.environ["PYTHONUTF8"] = "1"
 
@@ -47,7 +47,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 def pytest_configure(config):
   if not (UTF8 or config.getoption("numprocesses", 0)):
     raise pytest.UsageError(
-      f"this locale's encoding is {locale.getencoding()}, and the files that"
+      f"this locale's encoding is {locale.getpreferredencoding(False)}, and the files that"
       " tests read are UTF-8: set PYTHONUTF8=1, or use workers (-n 1)"
     )
 
