@@ -8,6 +8,7 @@ tests inherit all of it.
 import atexit
 import gc
 import itertools
+import locale
 import os
 import pathlib
 import shutil
@@ -32,9 +33,23 @@ if devices not in os.environ.get("XLA_FLAGS", ""):
     f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
   )
 
+# Files are UTF-8. Workers and subprocesses inherit this; for a run without
+# workers it comes too late: see `pytest_configure`.
+UTF8 = locale.getpreferredencoding(False).lower() in ("utf-8", "utf8")
+if not UTF8:
+  os.environ["PYTHONUTF8"] = "1"
+
 # Run in the background, a shell has Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+  if not (UTF8 or config.getoption("numprocesses", 0)):
+    raise pytest.UsageError(
+      f"this locale's encoding is {locale.getpreferredencoding(False)}, and the files that"
+      " tests read are UTF-8: set PYTHONUTF8=1, or use workers (-n 1)"
+    )
 
 
 def pytest_collection_finish():

@@ -118,6 +118,7 @@ def test_it_is_a_run(converted):
       np.testing.assert_array_equal(ours[name], array, name)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_it(converted, tmp_path):
   """By the config file, with the batches after those of the distillation."""
   workdir = shutil.copytree(converted[0], tmp_path / "run")

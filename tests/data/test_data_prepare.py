@@ -263,6 +263,7 @@ def workers_of(pid):
   return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units_done", rotation.cases([0, 1], [1]))
 def test_a_worker_that_is_killed(units_done, corpus, tmp_path):
   """As for want of memory: while it starts, or in the midst of its work."""

@@ -116,6 +116,7 @@ def _read(folder):
   return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_slices_are_measured_once_and_equal_for_equal_seeds(
   workdir, tmp_path, capsys, monkeypatch
 ):

@@ -83,6 +83,7 @@ def test_checkpoints_that_cannot_be(checkpoint, call, tmp_path, monkeypatch):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_home_folder_in_flags(call, trained, tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(trained.parent))
   monkeypatch.chdir(tmp_path)

@@ -88,6 +88,7 @@ def test_as_token_by_token(either):
     assert found[index].greedy == greedy
 
 
+@pytest.mark.slow
 def test_greedy_continuations_are_known(model):
   context = np.arange(9)
   session = session_lib.start(model)

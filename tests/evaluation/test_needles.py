@@ -79,6 +79,7 @@ def test_answers_are_those_of_a_question_alone(asked, trained):
     assert one["state_bytes"] == size
 
 
+@pytest.mark.slow
 def test_done_slices_are_kept(asked, trained, tmp_path, call, monkeypatch):
   out = shutil.copytree(asked, tmp_path / "out")
   content = json.loads((out / "niah-step3.json").read_text())
@@ -159,6 +160,7 @@ def test_scores(trained, monkeypatch, tmp_path):
   assert one["depth"] == [question.depth for question in drawn]
 
 
+@pytest.mark.slow
 def test_with_everything_of_the_benchmark_it_is_exact(trained, monkeypatch):
   opened = load.open_checkpoint(trained)
   monkeypatch.setitem(haystacks.SPLITTERS, "punkt", lambda: str.splitlines)

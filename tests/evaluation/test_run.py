@@ -133,6 +133,7 @@ def test_rotary_scales_that_are_mistakes(scale, said, call, trained):
   assert said in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_throughput(call, run_folder):
   code, out, _ = call(
     f"--checkpoint={run_folder}",

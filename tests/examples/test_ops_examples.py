@@ -104,6 +104,7 @@ def test_an_implementation_is_chosen():
   assert jnp.allclose(y, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient():
   import jax
   import jax.numpy as jnp

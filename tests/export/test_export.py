@@ -306,6 +306,7 @@ def test_places_that_cannot_be(run, tmp_path, monkeypatch, out, message):
   assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
+@pytest.mark.slow
 def test_a_limit_of_file_sizes(run, tmp_path):
   # Raised in Rust, with the system's text in it.
   command = f"ulimit -f 20; exec {sys.executable} -m memcomp.export"

@@ -39,6 +39,7 @@ def completed(opened):
   return found
 
 
+@pytest.mark.slow
 def test_nothing_is_made_behind_the_end(tmp_path, capsys):
   opened = load.open_checkpoint(chain_model.make(tmp_path / "chain"))
   assert opened.tokenizer.ends == (chain_model.END,)

@@ -109,6 +109,7 @@ def test_greedy_is_the_argmax_of_steps(model, expected):
   assert ids(model, tokens=20, settings=one) == made
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_its_own_seed_and_text_alone(model):
   """Neither on other rows and their padding, nor on the cut into calls."""
   other = sample.Settings(temperature=1.0, top_k=20, top_p=0.9, seed=4)

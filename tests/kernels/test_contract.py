@@ -63,7 +63,6 @@ BY_CHUNK = tuple(
 )
 
 # What no other test takes through the chunk form; some of it in every run.
-OFTEN = ("trellis-chunk-readout-phi", "lattice-token-similarity")
 OPTIONS = (
   "trellis-chunk-readout-phi",
   "trellis-chunk-softmax",
@@ -72,8 +71,8 @@ OPTIONS = (
   "infini_attention-token",
 )
 
-# Lengths are cut into tiles by one scan; steps are held to it by hand-off.
-ONE_TOKEN = ("trellis-chunk-ln_silu",)
+# Of the others slow tests look at gradients of packed rows.
+PACKED_GRADIENT = ("trellis", "lattice", "tensor_cache")
 
 # References share the scan that keeps the rules of packing and states.
 ONE = ("trellis",)
@@ -172,15 +171,14 @@ def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(options, often=OFTEN)
+@subjects(options, often=("lattice-token-similarity",))
 def test_values_of_options(subject):
   checks.check_values(subject, TIME)
 
 
-@subjects(typical_forms, often=ONE_TOKEN)
-@pytest.mark.parametrize(
-  "time", [1, *(pytest.param(n, marks=SLOW) for n in (63, 64, 100))]
-)
+@SLOW
+@subjects(typical_forms)
+@pytest.mark.parametrize("time", [1, 63, 64, 100])
 def test_lengths(subject, time):
   checks.check_values(subject, time)
 
@@ -213,7 +211,8 @@ def test_hand_off_at_every_offset(subject):
 
 
 # By the chain rule: `test_truth` compares gradients of states, first and last.
-@subjects(handed_off, often=ONE_TOKEN)
+@SLOW
+@subjects(handed_off)
 def test_gradients_through_hand_offs(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
@@ -235,11 +234,13 @@ def test_packing(subject, lengths, padding):
   checks.check_packing(subject, lengths, padding)
 
 
-# In the decoder's tests and its own every mixer is held to it.
+# In the decoder's tests every mixer is held to it.
 @subjects(typical_forms, often=(*FIRST_OF_FOUR, *BY_CHUNK))
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
-  checks.check_packed_against_reference(subject, rows, in_two=False)
+  checks.check_packed_against_reference(
+    subject, rows, in_two=False, gradient=subject.memory.name in PACKED_GRADIENT
+  )
 
 
 @SLOW
@@ -263,17 +264,11 @@ def test_packed_rows_of_other_specs(subject):
 # In the decoder's tests every mixer is held to it, to the last bit as well.
 @subjects(typical_forms, often=FIRST_OF_FOUR)
 def test_padding(subject):
-  memory = subject.memory
-  has_packed_program = any(
-    f"{memory.name}-{name}" in FIRST_OF_FOUR
-    for name, spec in memory.specs.items()
-    if spec == subject.spec
-  )
   checks.check_padding(
     subject,
     PACKED.shape[1],
     len(PACKED),
-    packed_program=has_packed_program,
+    packed_program=subject.memory.name in PACKED_GRADIENT,
   )
 
 
@@ -297,16 +292,13 @@ def test_edges(subject):
   checks.check_edges(subject, TIME)
 
 
-@subjects(decaying_forms)
+@subjects(decaying_forms, often=MAIN)
 def test_strong_decays(subject):
   checks.check_strong_decays(subject, TIME, "float64")
 
 
-# Those whose sums over tiles the others share.
-@subjects(
-  decaying_forms,
-  often=("state_space_duality", "slot_attention", "tensor_cache-evicted-outer"),
-)
+# One of those whose sums over tiles the others share.
+@subjects(decaying_forms, often=("state_space_duality",))
 def test_strong_decays_in_float32(subject):
   checks.check_strong_decays(subject, TIME, "float32")
 

@@ -93,6 +93,7 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 
+@pytest.mark.slow
 def test_new_segments_start_from_the_state_before_the_first_shard():
   memory = memories.MEMORIES["trellis"]
   spec = next(iter(memory.specs.values()))

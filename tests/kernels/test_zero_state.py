@@ -34,6 +34,7 @@ errors.assert_close(run(memory.op.chunk), run(memory.op.reference), 1e-4)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "spec"),
   rotation.cases(

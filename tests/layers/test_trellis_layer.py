@@ -130,6 +130,7 @@ def test_rate_bound_of_the_layer(base):
   assert abs(loss(1e-3) - base[0]) > 1e-3 * base[0]
 
 
+@pytest.mark.slow
 def test_a_bounded_write_contracts_where_an_unbounded_one_does_not():
   """One key again and again: its answer goes to the target, or runs away."""
   spec = trellis_op.Spec(

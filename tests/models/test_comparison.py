@@ -25,6 +25,7 @@ def test_parameters_agree(name):
   assert model.mlp_dim > model.d_model
 
 
+@pytest.mark.slow
 def test_every_mixer_is_compared():
   models = [comparison.language_model(name) for name in comparison.NAMES]
   assert {registry.name_of(m.mixers["memory"]) for m in models} == set(

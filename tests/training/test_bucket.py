@@ -58,6 +58,7 @@ def test_one_without_its_commit_is_none(saved, tmp_path):
     checkpoint.load_params(PLACE, 3)
 
 
+@pytest.mark.slow
 def test_a_run_is_known_from_an_empty_workdir(
   text, leaky_model, tmp_path, monkeypatch, capsys
 ):

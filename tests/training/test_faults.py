@@ -113,6 +113,7 @@ def test_a_run_that_meets_every_fault_is_the_run_that_met_none(
   assert training_cases.curve(folder) == training_cases.curve(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leaky_model")
 def test_a_full_disk_ends_both_and_keeps_what_was_saved(config, small_disk):
   folder = small_disk / "run"

@@ -102,6 +102,7 @@ def fill(tmp_path):
   return fill
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("what", "sizes"),
   [

@@ -27,6 +27,7 @@ def home(request, tmp_path):
   subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_run(home, tmp_path):
   config = training_cases.write_config(tmp_path, training_cases.LEAKY)
   environment = training_cases.environment(HOME=str(home))

@@ -283,6 +283,7 @@ def test_overrides_reach_the_run(tmp_path):
   assert saved["optimizer"]["learning_rate"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_cache_of_programs(tmp_path):
   script = (
     "from memcomp import cli; import jax, sys, os;"

@@ -13,6 +13,7 @@ from memcomp.layers import tensor_cache
 from memcomp.training import state, step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", rotation.cases([1, 2], [1]))
 def test_noise_of_a_step(parts):
   config = training_cases.tiny(accumulation=parts)

@@ -5,6 +5,7 @@ truth is the reference in float64; `jax.enable_x64` is switched inside.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -286,7 +287,11 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
 
 
 def check_packed_against_reference(
-  subject: Subject, segment_ids: np.ndarray, *, in_two: bool = True
+  subject: Subject,
+  segment_ids: np.ndarray,
+  *,
+  in_two: bool = True,
+  gradient: bool = True,
 ) -> None:
   """Level 7: any segment ids, from states inside a chunk, as the reference.
 
@@ -298,6 +303,7 @@ def check_packed_against_reference(
     segment_ids: `[batch, time]`, an even number of tokens.
     in_two: whether to cut the rows in two as well: the second half continues
       what the first left.
+    gradient: whether gradients are compared, too.
   """
   with jax.enable_x64(True):
     batch, time = segment_ids.shape
@@ -315,12 +321,15 @@ def check_packed_against_reference(
       return state, _join(outputs)
 
     arguments = state, inputs, ids, reset
-    expected = value_and_gradients(subject.reference, arguments)
+    measured = functools.partial(
+      value_and_gradients, arguments=arguments, gradient=gradient
+    )
+    expected = measured(subject.reference)
     functions: dict[str, Callable] = {"one call": subject.chunk}
     if in_two:
       functions["two calls"] = two_calls
     for name, function in functions.items():
-      assert_agree(value_and_gradients(function, arguments), expected, name)
+      assert_agree(measured(function), expected, name)
 
 
 def check_padding(

@@ -232,6 +232,7 @@ def test_up_to_the_window_it_is_causal_attention():
   np.testing.assert_array_equal(final.length, 0)
 
 
+@pytest.mark.slow
 def test_the_sink_is_never_merged_into():
   """Over many keys like it; without a sink its row does change."""
   changed = {}

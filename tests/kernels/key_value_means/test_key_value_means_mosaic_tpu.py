@@ -141,6 +141,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form():
   errors.assert_no_worse(ours, xla, truth)
 
 
+@pytest.mark.slow
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, inputs = arguments(SPEC, 400, batch=2, sizes=SIZES | {"heads": 2})

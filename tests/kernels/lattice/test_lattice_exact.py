@@ -270,6 +270,7 @@ def test_sweeps_fall_back(monkeypatch):
 # The tests bite.
 
 
+@pytest.mark.slow
 @sweeps_at_least
 def test_norms_without_a_derivative(monkeypatch, tiling):
   right = writes.before_tile

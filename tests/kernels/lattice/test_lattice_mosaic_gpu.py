@@ -152,6 +152,7 @@ def test_edges():
   check(SPEC, (state, fresh, inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(invalid|overflow):RuntimeWarning")
 def test_decays_out_of_range():
   """They cannot be taken apart: it is done again by the XLA form."""

@@ -74,7 +74,7 @@ def gradient(meaning, head_dim, *, fresh=False):
   ("meaning", "count"),
   rotation.cases(
     [("token", 1), ("chunk_start", 2), ("orthogonal", 2)],
-    [("token", 1), ("chunk_start", 2)],
+    [("chunk_start", 2)],
   ),
 )
 def test_lowers(meaning, count):

@@ -129,6 +129,7 @@ def test_stats_tell_what_was_done():
   )
 
 
+@pytest.mark.slow
 def test_a_gradient_that_gives_up_says_so(caplog):
   arguments, cotangent = case(16, strength=0.1)
   direction = direction_of("ln_silu")

@@ -111,6 +111,7 @@ def test_per_token_with_decay_by_hand():
   np.testing.assert_allclose(y[0, 1, 0] - inputs.query[0, 1, 0], centred)
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_the_loss():
   """The closed form, against differentiating |f(k) - v|^2 / 2 itself."""
   spec = ttt.Spec(model="mlp", norm_eps=1e-3)

@@ -245,6 +245,7 @@ def test_value_pass_never_sees_the_key():
   )
 
 
+@pytest.mark.slow
 def test_first_order_changes_gradients_not_values():
   full, first = (
     trellis.Spec(num_slots=6),

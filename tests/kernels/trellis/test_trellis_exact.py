@@ -111,6 +111,7 @@ def test_exact_whatever_the_tiling(name):
       assert errors.relative_rms(a, b) < 1e-10, name
 
 
+@pytest.mark.slow
 def test_stats_of_all_tiles_and_both_passes():
   state, inputs = typical()
 

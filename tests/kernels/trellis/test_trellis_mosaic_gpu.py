@@ -161,6 +161,7 @@ def test_strong_writes_per_token():
   check(TOKEN, (state, fresh, strong))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* encountered in matmul")
 @pytest.mark.parametrize(("strength", "finite"), [(3.3, True), (8.0, False)])
 def test_sweeps_that_overflow(strength, finite):
@@ -235,7 +236,9 @@ def check_formulas(ours, known, name):
   ("dim", "slots"),
   rotation.cases([(64, 64), (128, 64), (64, 128)], [(64, 64)]),
 )
-@pytest.mark.parametrize(("spec", "kernels"), [(SPEC, 8), (TOKEN, 4)])
+@pytest.mark.parametrize(
+  ("spec", "kernels"), rotation.cases([(SPEC, 8), (TOKEN, 4)], [(SPEC, 8)])
+)
 def test_lowers(spec, kernels, dim, slots):
   """Both ways, for calls that start a chunk and, where it matters, do not."""
   spec = dataclasses.replace(spec, num_slots=slots)

@@ -126,6 +126,7 @@ def test_compiles_from_any_position():
 TOKEN = trellis.Spec(gradient_at="token")
 
 
+@pytest.mark.slow
 def test_per_token_lowers():
   with device.compiled():
     exported = jax.export.export(jax.jit(gradient(TOKEN)), platforms=["tpu"])(
