@@ -4,7 +4,7 @@ What `custom_vjp` returns differs from JAX's in two things. Its parts are traced
 under JAX's default promotion, whatever the program that calls us asks for: JAX
 traces a backward pass outside of the call that it belongs to. And forward-mode
 differentiation, which such functions do not have, is refused in words that say
-what to do.
+what to do; so are second derivatives where there are none (`once`).
 """
 
 import functools
@@ -21,6 +21,11 @@ from memcomp_kernels import contract
 REFUSAL = (
   "memcomp_kernels: forward-mode differentiation (jax.jvp, jax.jacfwd) is not"
   " supported here; use reverse mode (jax.grad, jax.vjp, jax.jacrev), or"
+  ' implementation="reference"'
+)
+SECOND = (
+  "memcomp_kernels: a gradient of a gradient is not supported through packed"
+  " rows, kernels and solvers per token; use one segment a row, or"
   ' implementation="reference"'
 )
 
@@ -58,6 +63,28 @@ def custom_vjp(
       raise
 
   return call
+
+
+def once(tree: Any) -> Any:
+  """The identity, in rules of `custom_vjp` that have no derivative.
+
+  Loops of run-time length and kernels have none; JAX would say so only later,
+  and not what to do.
+  """
+  return jax.tree.map(
+    lambda x: _once(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+  )
+
+
+@jax.custom_jvp
+def _once(x: jax.Array) -> jax.Array:
+  return x
+
+
+@_once.defjvp
+def _once_jvp(primals, tangents):
+  del primals, tangents
+  raise TypeError(SECOND)
 
 
 def _guarded(x: jax.Array) -> jax.Array:

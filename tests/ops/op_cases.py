@@ -82,6 +82,10 @@ class Case:
     return self.op(**arrays, **meaning, **call)
 
 
+FORWARD_MODE = ("key_value_means", "softmax_attention")
+"""Ops whose usual form has derivatives in forward mode, too."""
+
+
 def _case(name: str) -> Case:
   op = getattr(memcomp_kernels, name)
   folder, spec = _OF.get(name, (op.name, None))

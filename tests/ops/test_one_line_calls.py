@@ -38,9 +38,6 @@ IDS = jnp.array(
   jnp.int32,
 )
 
-FORWARD_MODE = ("key_value_means", "softmax_attention")
-"""Ops whose usual form has derivatives in forward mode, too."""
-
 
 def halves(case):
   return (
@@ -195,7 +192,7 @@ def test_forward_mode(name):
 
     return jax.jit(lambda v: jax.jvp(outputs, (v,), (v,)))
 
-  if name in FORWARD_MODE:
+  if name in op_cases.FORWARD_MODE:
     errors.assert_close(
       derivative_of(None)(arrays["v"]),
       derivative_of("reference")(arrays["v"]),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import derivative
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
@@ -78,6 +79,7 @@ def guarded(
   """
 
   def forward_(form, layout, operands, save):
+    operands = derivative.once(operands)
     result, saved = engine.forward(form, layout, operands, save)
     found = failed(form, layout, operands)
     if found is not None:
@@ -85,6 +87,8 @@ def guarded(
     return result, saved
 
   def backward_(form, layout, operands, saved, cotangents):
+    operands, cotangents = derivative.once((operands, cotangents))
+
     def by_kernel():
       return engine.backward(form, layout, operands, saved, cotangents)
 

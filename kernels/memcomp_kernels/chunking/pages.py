@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import derivative
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import solver
@@ -75,6 +76,7 @@ def forward(
   save: bool,
 ) -> tuple[form_lib.Result, Any]:
   """Returns the result of all pages, and with `save` what the last saved."""
+  operands = derivative.once(operands)
   carry = operands.memories, operands.chunk_start
   run = functools.partial(_run, form, engine, operands, pages)
   result, saved = _zeros(
@@ -108,6 +110,7 @@ def backward(
   cotangents: form_lib.Result,
 ) -> form_lib.Operands:
   """Returns the adjoints of `operands`, from the last page to the first."""
+  operands, cotangents = derivative.once((operands, cotangents))
 
   def again(page):
     # A segment has no more tiles than a page: what a page starts from was

@@ -126,6 +126,7 @@ def _solved(direction, solver, base, coupling, parameters):
 
 
 def _solve_fwd(direction, solver, base, coupling, parameters):
+  base, coupling, parameters = derivative.once((base, coupling, parameters))
   z, u, stats = _in_blocks(direction, solver, base, coupling, parameters)
   return (u, stats), (z, u, coupling, parameters)
 

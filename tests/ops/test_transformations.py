@@ -1,0 +1,145 @@
+"""What JAX's transformations and checks make of every op; docs/use.md says it.
+
+Float64 is what the contract suite runs in; forward mode and `jax.vmap` of calls
+in one line are in `test_one_line_calls`.
+"""
+
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import op_cases
+import pytest
+import rotation
+
+from memcomp_kernels import FRESH, derivative
+from memcomp_kernels.testing import errors, gradients, tolerances
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "use.md"
+
+TIME = 6
+IDS = jnp.array([[1, 1, 2, 2, 0, 3], [1, 1, 1, 1, 1, 1]], jnp.int32)
+
+SECOND_OF_PACKED = ("key_value_means", "softmax_attention", "tensor_cache")
+"""Ops whose packed rows have a gradient of a gradient."""
+
+# One of each kind of code, in every run; the others are slow tests.
+OFTEN = ("gated_delta_rule", "trellis", "softmax_attention")
+# Of two names for the same code one is enough.
+ALL_BUT = ("delta_rule", "gated_slot_attention")
+
+CASES = pytest.mark.parametrize(
+  "name",
+  rotation.cases([x for x in op_cases.CASES if x not in ALL_BUT], OFTEN),
+)
+
+
+def case_of(name):
+  """The op's inputs, a state under way, and its call with both."""
+  case = op_cases.CASES[name]
+  inputs = jax.tree.map(lambda x: x[:, :TIME], case.inputs())
+  before = jax.tree.map(lambda x: x[:, TIME : 2 * TIME], case.inputs())
+  run = jax.jit(functools.partial(case.op.reference, spec=case.spec))
+  state, _ = jax.device_get(run(case.fresh(), before))
+
+  def call(state, inputs, ids=None, **options):
+    reset = None if ids is None else FRESH
+    return case.op.chunk(
+      state,
+      inputs,
+      spec=case.spec,
+      segment_ids=ids,
+      reset_state=reset,
+      **options,
+    )
+
+  return call, state, inputs
+
+
+def loss_of(call, state, inputs, ids=None, **options):
+  """A function of queries, of outputs and of the final state."""
+
+  def loss(query):
+    found = call(state, inputs._replace(query=query), ids, **options)
+    floats = filter(gradients.is_float, jax.tree.leaves(found))
+    return sum(jnp.sum(jnp.sin(x)) for x in floats)
+
+  return loss
+
+
+@CASES
+def test_gradients_per_example(name):
+  """Of each row by itself, as of all rows at once."""
+  call, state, inputs = case_of(name)
+  rows = jax.tree.map(lambda x: x[:, None], (state, inputs))
+
+  def of_row(state, inputs):
+    return jax.grad(loss_of(call, state, inputs))(inputs.query)
+
+  found = jax.jit(jax.vmap(of_row))(*rows)[:, 0]
+  expected = jax.jit(of_row)(state, inputs)
+  errors.assert_close(found, expected, tolerances.GRADIENT["float32"], name)
+
+
+@CASES
+def test_donated_states(name):
+  """States go on in their own memory; nobody is told that they cannot."""
+  call, state, inputs = case_of(name)
+  expected = jax.jit(call)(state, inputs)
+  given = jax.tree.map(jnp.array, state)
+  found = jax.jit(call, donate_argnums=0)(given, inputs)
+  errors.assert_close(found, expected, tolerances.VALUE["float32"], name)
+  floats = filter(gradients.is_float, jax.tree.leaves(given))
+  assert any(x.is_deleted() for x in floats)
+
+
+@CASES
+def test_nans_and_checks(name):
+  """Packed rows, some decays of -inf: no operation makes a nan on the way."""
+  call, state, inputs = case_of(name)
+  if getattr(inputs, "log_decay", None) is not None:
+    decay = np.array(inputs.log_decay)
+    decay[:, 1] = -np.inf
+    inputs = inputs._replace(log_decay=decay)
+  loss = loss_of(call, state, inputs, IDS)
+  with jax.debug_nans(True), jax.enable_checks(True):
+    found = jax.jit(jax.value_and_grad(loss))(inputs.query)
+  errors.assert_finite(found, name)
+
+
+@CASES
+def test_gradient_of_a_gradient(name):
+  """As of the definition; of packed rows as well, or one line."""
+  call, state, inputs = case_of(name)
+
+  def second(ids, implementation):
+    loss = loss_of(call, state, inputs, ids, implementation=implementation)
+    first = jax.grad(loss)
+    return jax.jit(jax.grad(lambda query: jnp.sum(jnp.sin(first(query)))))
+
+  found, expected = (
+    second(None, form)(inputs.query) for form in (None, "reference")
+  )
+  errors.assert_close(found, expected, tolerances.GRADIENT["float32"], name)
+  packed = second(IDS, None)
+  if name in SECOND_OF_PACKED:
+    packed.lower(inputs.query)
+    return
+  with pytest.raises(TypeError, match="gradient of a gradient") as raised:
+    packed.lower(inputs.query)
+  assert str(raised.value) == derivative.SECOND
+  assert "\n" not in derivative.SECOND
+
+
+def test_the_table_in_the_docs():
+  """Names every op; whatever is not refused is tested here or where it says."""
+  text = DOCS.read_text()
+  for lines, names in (
+    ("Packed rows have a gradient of a gradient in", SECOND_OF_PACKED),
+    ("Forward mode is there in", op_cases.FORWARD_MODE),
+  ):
+    said = text.partition(lines)[2].partition(".")[0]
+    assert set(re.findall("`([a-z_0-9]+)`", said)) == set(names), lines
