@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, step_size
+from memcomp.layers import base, convolved, linear, norm, options, step_size
 from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
 
@@ -80,7 +80,7 @@ class DeltaNetConfig(GatedDeltaNetConfig):
     return max(1, d_model // 128), d_model, d_model
 
 
-class GatedDeltaNet(base.Mixer):
+class GatedDeltaNet(convolved.ConvolvedMixer):
   """Gated DeltaNet; `DeltaNet` has other defaults."""
 
   Config = GatedDeltaNetConfig
@@ -115,15 +115,6 @@ class GatedDeltaNet(base.Mixer):
     )
     self.out = make.out(values)
     self.largest_rate = 2.0 if config.negative_eigenvalues else 1.0
-
-  def fresh_state(
-    self, batch: int, length: int | None = None
-  ) -> base.TapsState:
-    """The state before the first token, with a memory of zeros."""
-    del length
-    return base.TapsState(
-      **self.fresh_taps(batch), memory=self.init_memory(batch)
-    )
 
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""

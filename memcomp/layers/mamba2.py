@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, linear, norm, options, step_size
+from memcomp.layers import base, convolved, linear, norm, options, step_size
 from memcomp_kernels import state_space_duality
 
 option = options.option
@@ -69,7 +69,7 @@ class Mamba2Config(options.MixerConfig):
     return 4 * self.heads * self.key_dim * self.value_dim
 
 
-class Mamba2(base.Mixer):
+class Mamba2(convolved.ConvolvedMixer):
   """Mamba2: projections, convolutions and gates around the memory."""
 
   Config = Mamba2Config
@@ -93,15 +93,6 @@ class Mamba2(base.Mixer):
     self.norm = norm.RMSNorm(values, name="heads", eps=_NORM_EPS, groups=groups)
     self.out = make.out(values)
     self.groups = groups
-
-  def fresh_state(
-    self, batch: int, length: int | None = None
-  ) -> base.TapsState:
-    """The state before the first token, with a memory of zeros."""
-    del length
-    return base.TapsState(
-      **self.fresh_taps(batch), memory=self.init_memory(batch)
-    )
 
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""
