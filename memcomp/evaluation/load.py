@@ -83,10 +83,10 @@ def config_of(path: str | os.PathLike) -> config_lib.Config:
   """Returns the config of a run, an export or a Hugging Face checkpoint.
 
   Args:
-    path: its folder; no array is read.
+    path: its folder. No arrays are read.
 
   Raises:
-    UserError: there is none, or of a version with other fields.
+    UserError: there is none, or it is of a version with other fields.
   """
   for module, known in (
     (read, read.is_export),

@@ -276,7 +276,7 @@ class Mixer(nnx.Module):
     """
     self._check(x, "batch, time")
     fresh = state is None
-    if not x.shape[1]:  # Without a token the state stays as it is.
+    if not x.shape[1]:  # without tokens the state stays unchanged
       return x if fresh else (x, state)
 
     def whole(self, x, state, segment_ids, first_value, noise):

@@ -26,7 +26,7 @@ def call(
 ) -> Any:
   """Returns `method(module, *arrays)`, with Auto axes if a mesh is Explicit.
 
-  Nor does it matter which promotions of dtypes and ranks a program forbids.
+  Restrictions of dtype and rank promotion do not apply inside, either.
 
   Args:
     module: module with `rules`. If they are `axes.NONE` and the mesh is

@@ -163,8 +163,8 @@ def _begin_from(
   feed: feed_lib.Feed,
   meta: dict[str, Any],
 ) -> checkpoint.Restored:
-  """Reads what the run begins from; notes in `meta` where that was."""
-  # Imported late: training does not depend on evaluation and export.
+  """Reads the initial parameters; records their origin in `meta`."""
+  # A late import, because training does not depend on evaluation and export.
   from memcomp.training import init_from
 
   with processes.together("reading training.init_from") as seen:
