@@ -135,13 +135,13 @@ def require(name: str) -> Any:
 
 
 def _allow_promotion() -> None:
-  """Lets arrays meet by JAX's default rules.
+  """Uses JAX's default promotion rules.
 
-  The environment may forbid that, for programs that are written for it.
+  The environment may select stricter rules, for programs that support them.
   """
   os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "standard"
   os.environ["JAX_NUMPY_RANK_PROMOTION"] = "allow"
-  if "jax" in sys.modules:  # It has read them.
+  if "jax" in sys.modules:  # it has already read the environment
     import jax
 
     jax.config.update("jax_numpy_dtype_promotion", "standard")

@@ -47,10 +47,10 @@ class DataConfig:
       (whole documents, first-fit, padded) or "stream" (each row continues where
       it stopped one step earlier, for training with state carried across
       steps).
-    stretch: windows that a row of packing "stream" reads before it continues
-      at another place of the text, drawn without replacement; 0 reads whole
-      parts of the text. Short stretches keep the batch a mixture of places.
-      Validation reads without jumps.
+    stretch: number of windows that a row of packing "stream" reads before it
+      continues at another place of the text, drawn without replacement; 0 reads
+      whole parts of the text. Short stretches keep the batch a mixture of
+      places. Validation never jumps.
     sequence_length: tokens per row, >= 1.
     seed: seed of the row order.
     prefetch: batches that a background thread reads ahead; 0 disables it.
@@ -120,21 +120,21 @@ class TrainingConfig:
     implementation: implementation of memories that support the call, such as
       "xla_chunked", "mosaic_tpu" or "mosaic_gpu"; affects speed only. Empty for
       the platform's fastest.
-    carry_state: pass each row's state to the next step where the text continues
+    carry_state: pass each row's state to the next step if its text continues
       (truncated backpropagation through windows); needs packing "stream".
-    state_passing: share of the rows of a step, in [0, 1], that start from the
-      final state of the row that stood in their place one step before, of any
-      text, without a gradient into it. The memory then learns to continue from
-      states that are older than a row. The rows are drawn from `seed` and the
-      step alone; the others start as without. Memories that grow keep the
+    state_passing: share of a step's rows, in [0, 1], that start from a previous
+      state: the final state of the row at the same index one step before. There
+      is no gradient into it, and its text may be unrelated. The memory then
+      learns to continue from states older than a row. The draw depends only on
+      `seed` and the step; other rows start as usual. Growing memories keep the
       newest of their `max_length` tokens.
-    init_from: run, export or Hugging Face checkpoint whose parameters a new
-      run begins with; "" draws them. A run that has a checkpoint of its own
-      resumes from that.
-    init_partially: take only the arrays of `init_from` that fit by name and
-      shape; otherwise one that does not is an error.
-    keep_optimizer: also take Adam's moments from `init_from`, which is then a
-      run. The schedule begins anew.
+    init_from: run, export or Hugging Face checkpoint that provides a new run's
+      initial parameters; "" draws them. A run with a checkpoint resumes from
+      that instead.
+    init_partially: whether to use only the arrays of `init_from` that match in
+      name and shape; otherwise a mismatch is an error.
+    keep_optimizer: whether to also use Adam's moments of `init_from`, which
+      must be a run. The schedule starts anew.
     max_nonfinite_steps: stop after this many consecutive steps with a
       non-finite loss or gradient; each such step is skipped and counted.
     log_every: steps between two lines of metrics.

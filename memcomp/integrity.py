@@ -63,15 +63,15 @@ def problem(directory: epath.Path) -> str | None:
 
 @contextlib.contextmanager
 def reading(directory: pathlib.Path, what: str) -> Iterator[None]:
-  """Says of arrays that cannot be read that they are damaged.
+  """Reports unreadable arrays as damaged.
 
   Args:
-    directory: that holds them, and their checksums.
-    what: they are, to begin the message with.
+    directory: folder with the arrays and their checksums.
+    what: what they are, as the beginning of the message.
 
   Raises:
-    UserError: the block failed and there are no checksums. With them, which
-      `problem` has compared, the reader is at fault and its error goes on.
+    UserError: the block failed and there are no checksums. With checksums,
+      which `problem` has compared, the reader is at fault and its error passes.
   """
   try:
     yield

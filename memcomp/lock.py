@@ -90,7 +90,7 @@ def _acquire(path: pathlib.Path) -> contextlib.ExitStack:
       return _acquire(path)
     with contextlib.suppress(OSError):  # the lock holds even on a full disk
       file.truncate(0)
-      # Not into the buffer, which closing the file would try to write again.
+      # Unbuffered, because closing the file would retry a buffered write.
       os.write(file.fileno(), _me().encode())
     # Removed before unlocking: whoever locks a removed file tries again.
     stack.callback(_remove, path)

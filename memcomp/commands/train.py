@@ -114,7 +114,7 @@ _ONLY_WITH = {
 }
 """Flags that have no effect without another flag."""
 _NOT_COMPILING = ("distributed", "coordinator", "processes", "process")
-"""Flags that --compile_only would pass over."""
+"""Flags that --compile_only would ignore."""
 
 
 def main() -> NoReturn:
@@ -126,7 +126,7 @@ def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = cli.require("config")
   if _INIT_FROM.value is not None:
-    # Together: a config may be that of a run that itself began from another.
+    # Set both: the config may belong to a run that itself began from another.
     config.training.init_from = _INIT_FROM.value
     config.training.keep_optimizer = _KEEP_OPTIMIZER.value
     config.training.init_partially = _INIT_PARTIALLY.value

@@ -149,14 +149,14 @@ def reason(stderr: str) -> str:
 
 _HEAD = """# Training steps compiled for pods
 
-By `python -m memcomp.compiling.table`: [how and why](../pods.md). Half a
-million tokens a step. Memory is of one device, `of` its share of what a device
-has; flops are the program's over the model's; kernels by executions a step (all
-branches of a conditional count); collectives by executions and MiB, of a device
-and step. On TPU7x gathers and scatters are loops of permutes inside products:
-they stand in inner loops, and where a loop's length is unknown it counts as one
-turn, so that their MiB are too few. Seconds are of two cores that did other
-work, too. Nothing here ran on a TPU.
+Written by `python -m memcomp.compiling.table`; [how and why](../pods.md). Each
+step has half a million tokens. Memory is per device, and `of` is its share of
+the device's memory. Flops are the program's over the model's. Kernels have
+their executions per step (all branches of a conditional count). Collectives
+have executions and MiB, per device and step. On TPU7x, gathers and scatters are
+loops of permutes inside products, so they count as inner loops. A loop of
+unknown length counts as one turn, so these MiB are too low. Seconds are for two
+cores that also did other work. Nothing here ran on a TPU.
 
 """
 

@@ -167,7 +167,7 @@ def make_loader(
     "seed": data_config.seed,
     "shuffle": shuffle,
   }
-  if data_config.stretch:  # Not known to the loaders of older checkpoints.
+  if data_config.stretch:  # older checkpoints lack it
     identity["stretch"] = data_config.stretch
   return Loader(
     dataset,

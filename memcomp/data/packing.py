@@ -210,17 +210,17 @@ class Stream:
 
 
 class Stretches:
-  """Streams that read on for a few windows, then at another place.
+  """Streams that read a few windows, and then continue at another place.
 
-  The documents in stored order are cut into stretches of `windows` windows,
-  and each epoch permutes these. Row b of step s reads window s % windows of a
-  stretch of its own, so that a state can be carried through a stretch while
-  the batch stays a mixture of places. Indices are those of `Stream`, but an
-  epoch may end within a step: no row is padded but the last of all text.
+  The documents in stored order are cut into stretches of `windows` windows, and
+  each epoch permutes the stretches. Row b of step s reads window s % windows of
+  its current stretch. So state can be carried through a stretch, while the
+  batch stays a mixture of places. Indices are those of `Stream`, but an epoch
+  may end within a step: only the very last row is padded.
 
-  A segment id is one more than the document's number, in every other stretch
-  of a row plus the number of documents: a document that goes on after a jump
-  is not taken for its own continuation.
+  A segment id is the document's number plus one, and in every other stretch of
+  a row plus the number of documents. So a document that continues after a jump
+  is not mistaken for its own continuation.
   """
 
   def __init__(
@@ -233,18 +233,18 @@ class Stretches:
     windows: int,
     first_id: int = 1,
   ):
-    """Makes the plan; arguments and errors as of `Stream`.
+    """Makes the plan.
 
     Args:
       store: the documents.
-      sequence_length: tokens a window.
-      num_streams: rows of a step.
-      seed: of the order of stretches.
-      windows: of a stretch, >= 1.
+      sequence_length: tokens per window.
+      num_streams: rows per step.
+      seed: seed of the order of stretches.
+      windows: windows per stretch, >= 1.
       first_id: smallest segment id.
 
     Raises:
-      UserError: no text, or ids that do not fit int32.
+      UserError: no text, or ids that exceed int32.
     """
     check_some_text(store)
     check_targets(store)
@@ -360,7 +360,7 @@ def check_some_text(store: store_lib.TokenStore):
 
 
 def _next_id(store: store_lib.TokenStore, first_id: int) -> int:
-  """Returns the id after those of `store`: two for each document."""
+  """Returns the first id after those of `store`, two per document."""
   next_id = first_id + 2 * len(store.lengths)
   if next_id > np.iinfo(np.int32).max:
     raise errors.UserError(

@@ -20,15 +20,15 @@ from memcomp.runs import workdir as workdir_lib
 
 
 class Checkpoint(NamedTuple):
-  """A trained model and what belongs to it.
+  """A trained model with its run.
 
   Attributes:
-    workdir: of its run, or the folder of an exported model.
-    step: batches it was trained on.
-    config: of its run.
-    model: on one device.
-    tokenizer: the one it was trained with.
-    meta: what was saved beside the arrays, see `training.run`.
+    workdir: folder of its run, or of an exported model.
+    step: number of training batches.
+    config: config of its run.
+    model: the model, on one device by default.
+    tokenizer: the tokenizer of its training.
+    meta: saved metadata, see `training.run`.
   """
 
   workdir: epath.Path
@@ -48,13 +48,14 @@ def open_checkpoint(
 
   Args:
     path: a run's workdir, its `checkpoints` folder or one step's folder, also
-      in a bucket; an exported model (`memcomp.export`), or one in the layout of
-      Hugging Face.
-    step: which; None is the newest that is whole.
-    mesh: to put the parameters on; None is one device.
+      in a bucket; an exported model (`memcomp.export`), or one in the Hugging
+      Face layout.
+    step: the step to read; None is the newest complete one.
+    mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: none there, damaged, or its tokenizer is gone or has changed.
+    UserError: there is none, it is damaged, or its tokenizer is gone or has
+      changed.
   """
   for known, loader in (
     (read.is_export, read.load),
@@ -82,10 +83,10 @@ def config_of(path: str | os.PathLike) -> config_lib.Config:
   """Returns the config of a run, an export or a Hugging Face checkpoint.
 
   Args:
-    path: its folder; no array is read.
+    path: its folder. No arrays are read.
 
   Raises:
-    UserError: there is none, or of a version with other fields.
+    UserError: there is none, or it is of a version with other fields.
   """
   for module, known in (
     (read, read.is_export),
@@ -111,9 +112,9 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   """Stretches rotary positions (NTK), for texts beyond the trained length.
 
   Args:
-    checkpoint: of a model with rotary channels; it is not changed.
-    rotary_scale: length / trained length, see `ProjectionConfig`; it takes the
-      place of the run's.
+    checkpoint: a model with rotary channels; it is not changed.
+    rotary_scale: length / trained length, see `ProjectionConfig`; it replaces
+      the run's.
 
   Raises:
     UserError: out of range, or the model has no rotary channels to stretch.
@@ -124,7 +125,7 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
       " trained length"
     )
   config = copy.deepcopy(checkpoint.config)
-  # A single pair of channels has one frequency, which NTK leaves alone.
+  # A single pair of channels has one frequency, which NTK does not change.
   used = [config.model.mixers[name] for name in set(config.model.layer_names())]
   rotated = [
     mixer

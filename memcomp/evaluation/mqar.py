@@ -1,6 +1,7 @@
 """MQAR on a checkpoint: accuracy by length and number of pairs."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -53,18 +54,14 @@ def run(
   found = []
   for number, segment in enumerate(chosen):
     key = describe(task, number, seed)
-    one = results.find(task_hash=key["task_hash"], seed=seed)
-    state = "done before" if one else ""
-    if one is None:
-      one = key | measure(opened, task, number, seed, progress)
-      results.add(
-        one,
-        setting=f"{segment.length} tokens, {segment.pairs} pairs,"
-        f" {segment.examples} rows, vocabulary {task.vocab_size}, seed {seed}",
-        result=f"accuracy {one['accuracy']:.4f}",
-        state_bytes=one["state_bytes"],
-      )
-    else:
+    one, state = results.find_or_measure(
+      key,
+      functools.partial(measure, opened, task, number, seed, progress),
+      setting=f"{segment.length} tokens, {segment.pairs} pairs,"
+      f" {segment.examples} rows, vocabulary {task.vocab_size}, seed {seed}",
+      result=lambda one: f"accuracy {one['accuracy']:.4f}",
+    )
+    if state:
       progress.advance(segment.examples)
     found.append(one)
     print(_line(one, state), flush=True)

@@ -1,5 +1,6 @@
 """Needles in haystacks on a checkpoint: RULER's niah_single_1, 2 and 3."""
 
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -81,17 +82,15 @@ def run(
   print(_TITLE)
   every = []
   for task in planned:
-    found = results.find(task_hash=task["task_hash"])
-    state = "done before" if found else ""
-    if not found:
-      found = task | measure(opened, task, material, rows)
-      results.add(
-        found,
-        setting=f"{task['task']}, {task['context']:,} tokens,"
-        f" {samples} samples, seed {seed}",
-        result=f"loose {found['loose']:.2f}, strict {found['strict']:.2f}",
-        state_bytes=found["state_bytes"],
-      )
+    found, state = results.find_or_measure(
+      task,
+      functools.partial(measure, opened, task, material, rows),
+      setting=f"{task['task']}, {task['context']:,} tokens,"
+      f" {samples} samples, seed {seed}",
+      result=lambda one: (
+        f"loose {one['loose']:.2f}, strict {one['strict']:.2f}"
+      ),
+    )
     every.append(found)
     print(_line(found, state), flush=True)
   title = f"{opened.config.name}, step {opened.step}: {samples} questions each"

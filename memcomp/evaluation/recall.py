@@ -5,6 +5,7 @@ beyond the trained gap.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -61,18 +62,16 @@ def run(
   found = []
   for own in tasks:
     key = describe(own, task, samples, seed)
-    one = results.find(task_hash=key["task_hash"], seed=seed)
-    state = "done before" if one else ""
-    if one is None:
-      one = key | measure(opened, own, samples, seed, progress)
-      results.add(
-        one,
-        setting=f"gap {own.gap}, {_about(task)}, {samples} rows, seed {seed}",
-        result=f"accuracy {one['accuracy']:.4f}, {one['nats']:.4f} nats,"
-        f" calibration error {one['calibration_error']:.4f}",
-        state_bytes=one["state_bytes"],
-      )
-    else:
+    one, state = results.find_or_measure(
+      key,
+      functools.partial(measure, opened, own, samples, seed, progress),
+      setting=f"gap {own.gap}, {_about(task)}, {samples} rows, seed {seed}",
+      result=lambda one: (
+        f"accuracy {one['accuracy']:.4f}, {one['nats']:.4f} nats,"
+        f" calibration error {one['calibration_error']:.4f}"
+      ),
+    )
+    if state:
       progress.advance(samples)
     found.append(one)
     print(_line(one, state), flush=True)

@@ -8,6 +8,7 @@ resume.
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -102,6 +103,37 @@ class File:
       if all(name in one and one[name] == key[name] for name in key):
         return one
     return None
+
+  def find_or_measure(
+    self,
+    key: dict[str, Any],
+    measure: Callable[[], dict[str, Any]],
+    *,
+    setting: str,
+    result: Callable[[dict[str, Any]], str],
+  ) -> tuple[dict[str, Any], str]:
+    """Returns the slice of a task, and "done before" or "".
+
+    Args:
+      key: description of the task, with `task_hash` and `seed`.
+      measure: returns the other entries of a new slice, with `state_bytes`.
+      setting: see `add`.
+      result: maps the slice to figures for the table.
+
+    Raises:
+      UserError: no space or no permission.
+    """
+    one = self.find(**{name: key[name] for name in ("task_hash", "seed")})
+    if one is not None:
+      return one, "done before"
+    one = key | measure()
+    self.add(
+      one,
+      setting=setting,
+      result=result(one),
+      state_bytes=one["state_bytes"],
+    )
+    return one, ""
 
   def add(
     self,

@@ -49,10 +49,10 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
 
 
 def config_of(path: str | os.PathLike) -> config_lib.Config:
-  """Returns a config with the model and the tokenizer of a checkpoint.
+  """Returns a config with a checkpoint's model and tokenizer.
 
   Raises:
-    UserError: a field of its config.json is wrong, or not supported.
+    UserError: a field of its config.json is wrong or unsupported.
   """
   folder = pathlib.Path(path).absolute()
   model, _ = _config(folder, read.settings(folder))

@@ -55,10 +55,10 @@ def is_export(path: str | os.PathLike) -> bool:
 
 
 def config_of(path: str | os.PathLike) -> config_lib.Config:
-  """Returns the config of an exported model's run, with its own tokenizer.
+  """Returns the config of an exported model's run, with its tokenizer.
 
   Raises:
-    UserError: damaged, or of a version to come.
+    UserError: it is damaged, or of a later version.
   """
   folder = pathlib.Path(path).absolute()
   with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):

@@ -276,14 +276,14 @@ class Mixer(nnx.Module):
     """
     self._check(x, "batch, time")
     fresh = state is None
-    if not x.shape[1]:  # Without a token the state stays as it is.
+    if not x.shape[1]:  # without tokens the state stays unchanged
       return x if fresh else (x, state)
 
     def whole(self, x, state, segment_ids, first_value, noise):
       position = 0 if fresh else max_position
       call = Call(segment_ids, first_value, noise, position)
       if fresh:
-        state = _varying_as(x, self.init_state(*x.shape[:2]))
+        state = explicit.vary_like(x, self.init_state(*x.shape[:2]))
         return self._sequence(x, state, call)[0]
       return self._sequence(x, state, call)
 
@@ -397,96 +397,7 @@ class Mixer(nnx.Module):
     """Reshapes `[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
     return linear.split_heads(x, self.heads, self.rules)
 
-  def convolve(
-    self,
-    convolution: short_convolution.ShortConvolution | None,
-    x: jax.Array,
-    taps: jax.Array | None,
-    state: Any,
-    call: Call,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """Applies a convolution; returns y and its new taps, or x if None."""
-    if convolution is None or taps is None:
-      return x, None
-    return convolution(
-      x,
-      taps,
-      segment_ids=call.segment_ids,
-      segment_id=state.memory.segment_id,
-      rules=self.rules,
-    )
-
-  def convolved(
-    self,
-    state: Any,
-    call: Call,
-    *projected: jax.Array,
-    names: tuple[str, ...] = ("query", "key", "value"),
-  ) -> tuple[list[jax.Array], Any]:
-    """Applies the convolutions called `names`; returns ys and the new state."""
-    found = [
-      self.convolve(
-        getattr(self, f"{name}_convolution"),
-        x,
-        getattr(state, f"{name}_taps"),
-        state,
-        call,
-      )
-      for name, x in zip(names, projected, strict=True)
-    ]
-    taps = {
-      f"{name}_taps": t for name, (_, t) in zip(names, found, strict=True)
-    }
-    return [y for y, _ in found], state._replace(**taps)
-
-  def fresh_taps(
-    self, batch: int, names: tuple[str, ...] = ("query", "key", "value")
-  ) -> dict[str, Any]:
-    """Initial taps of the convolutions called `names`, by state field."""
-    return {
-      f"{name}_taps": short_convolution.init_taps(
-        getattr(self, f"{name}_convolution"), batch
-      )
-      for name in names
-    }
-
-
-class TapsState(NamedTuple):
-  """State of a mixer with short convolutions.
-
-  Attributes:
-    query_taps: last inputs of the query convolution; None without one.
-    key_taps: last inputs of the key convolution; None without one.
-    value_taps: last inputs of the value convolution; None without one.
-    memory: state of the kernel.
-  """
-
-  query_taps: jax.Array | None
-  key_taps: jax.Array | None
-  value_taps: jax.Array | None
-  memory: Any
-
 
 def wide(x: jax.Array) -> jax.Array:
   """Casts x to float32 unless it is wider; gates are computed in this dtype."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _varying_as(x: jax.Array, tree: Any) -> Any:
-  """Marks arrays in a `shard_map` as varying over the same mesh axes as x.
-
-  The scan over chunks requires that its carry varies as its inputs do.
-  """
-
-  def varying(leaf):
-    kind = jax.typeof(leaf)
-    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
-    return kind.vma if manual is None else manual.varying
-
-  over = varying(x)
-
-  def one(leaf):
-    missing = tuple(over - varying(leaf))
-    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-  return jax.tree.map(one, tree)

@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, step_size
+from memcomp.layers import base, convolved, linear, norm, options, step_size
 from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
 
 option = options.option
 
-# Decay rates exp(A_log) at the start are drawn from U(0, 16), whose log is kept
-# finite.
+# Initial decay rates exp(A_log) are drawn from U(0, 16), with a finite log.
 _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
 
 
@@ -26,13 +25,13 @@ _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
 class GatedDeltaNetConfig(options.MixerConfig):
   """Options of Gated DeltaNet; `DeltaNetConfig` has other defaults.
 
-  Published: six heads, whose keys have 3/4 and whose values 3/2 of the width.
+  By default, six heads; keys have 3/4 of the width and values 3/2.
 
   Attributes:
-    forget_gate: whether memories decay, by a number for each token and head.
-    output_gate: whether the normalised output is multiplied by SiLU(x W_g).
-    negative_eigenvalues: write rates in (0, 2) rather than (0, 1) (arXiv
-      2411.12537).
+    forget_gate: whether memories decay, by one number per token and head.
+    output_gate: whether the normalized output is multiplied by SiLU(x W_g).
+    negative_eigenvalues: whether write rates are in (0, 2) instead of (0, 1)
+      (arXiv 2411.12537).
     convolution_width: taps of short convolutions on q, k and v; 0 for none.
     norm_eps: added to the mean square by the norm of each head.
   """
@@ -44,23 +43,23 @@ class GatedDeltaNetConfig(options.MixerConfig):
   norm_eps: float = option(1e-5, options.positive)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
-    """Six heads; keys of 3/4 and values of 3/2 of the width."""
+    """Sizes for six heads, with keys of 3/4 and values of 3/2 of the width."""
     keys = max(1, round(0.75 * d_model))
     return 6, keys, 2 * keys
 
   def spec(self) -> delta_rule.Spec:
-    """The memory's meaning."""
+    """The kernel's `Spec`."""
     return delta_rule.Spec(forget_gate=self.forget_gate)
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, for one layer."""
+    """Floats of the memory for any length, per layer."""
     del length
     return self.heads * self.key_dim * self.value_dim
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: what is predicted, the write, the read.
+    A multiply-add counts as two. Includes prediction, write and read.
     """
     del length
     return 6 * self.heads * self.key_dim * self.value_dim
@@ -68,21 +67,21 @@ class GatedDeltaNetConfig(options.MixerConfig):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DeltaNetConfig(GatedDeltaNetConfig):
-  """Options of DeltaNet: as `GatedDeltaNetConfig`, with no gates.
+  """Options of DeltaNet: those of `GatedDeltaNetConfig` without gates.
 
-  Published: heads of 128 keys and values.
+  By default, heads of 128 keys and values.
   """
 
   forget_gate: bool = False
   output_gate: bool = False
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
-    """Heads of 128, keys and values of the width."""
+    """Sizes for heads of 128, with keys and values of the width."""
     return max(1, d_model // 128), d_model, d_model
 
 
-class GatedDeltaNet(base.Mixer):
-  """Gated DeltaNet; `DeltaNet` is the same with other defaults."""
+class GatedDeltaNet(convolved.ConvolvedMixer):
+  """Gated DeltaNet; `DeltaNet` has other defaults."""
 
   Config = GatedDeltaNetConfig
   op = delta_rule
@@ -117,15 +116,6 @@ class GatedDeltaNet(base.Mixer):
     self.out = make.out(values)
     self.largest_rate = 2.0 if config.negative_eigenvalues else 1.0
 
-  def fresh_state(
-    self, batch: int, length: int | None = None
-  ) -> base.TapsState:
-    """The state before the first token: a memory of zeros."""
-    del length
-    return base.TapsState(
-      **self.fresh_taps(batch), memory=self.init_memory(batch)
-    )
-
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""
     projected, state = self.convolved(
@@ -146,7 +136,7 @@ class GatedDeltaNet(base.Mixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Norm of each head, gate, output projection."""
+    """Applies the norm of each head, the gate and the output projection."""
     y = linear.join_heads(self.norm(y))
     if self.gate is not None:
       y = y * jax.nn.silu(self.gate(x))
@@ -154,6 +144,6 @@ class GatedDeltaNet(base.Mixer):
 
 
 class DeltaNet(GatedDeltaNet):
-  """DeltaNet: no decay and no output gate."""
+  """DeltaNet without decay and output gate."""
 
   Config = DeltaNetConfig

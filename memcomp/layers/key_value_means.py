@@ -21,32 +21,31 @@ _SPEC = key_value_means.Spec()
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class KeyValueMeansConfig(projection.ProjectionConfig):
-  """Options of Key-Value Means; further ones are of `ProjectionConfig`.
+  """Options of Key-Value Means, in addition to `ProjectionConfig`.
 
-  The defaults are the paper's: half of the key is rotated, query and key have
-  a layer norm. `rotary_dim` channels of a key are zeroed on its way into the
-  memory, which knows no positions.
+  The defaults are the paper's: half of the key is rotated, and query and key
+  have a layer norm. The `rotary_dim` rotated channels of keys are zeroed for
+  the memory, which has no positions. Fields from `chunk_size` to `max_length`
+  belong to the kernel's `Spec`.
 
   Attributes:
-    chunk_size: see `memcomp_kernels.key_value_means.reference.Spec`, as
-      `window_chunks`, `sink_rows`, `gate_appends`, `value_radius` and
-      `max_length`.
-    window_chunks: newest chunks that are attended to exactly.
-    sink_rows: first rows, never merged into.
-    gate_appends: weigh appended rows by the merge gate too.
-    value_radius: read values at their first token's length; if False, as the
-      mean over the row's tokens.
-    max_length: tokens up to which the budget grows.
-    budget: rows after so many tokens: "fixed" (`budget_rows`), "power"
-      (max(budget_rows, floor(budget_scale * tokens^budget_exponent))),
-      "saturating" (floor(N tokens / (N + tokens)), N = budget_rows), or
-      "module:name", a function of your own from tokens to rows.
+    chunk_size: tokens per chunk.
+    window_chunks: number of newest chunks with exact attention.
+    sink_rows: number of first rows, which are never merged into.
+    gate_appends: whether the merge gate also weights appended rows.
+    value_radius: if True, read values have the length of their row's first
+      token; if False, they are the mean over the row's tokens.
+    max_length: number of tokens up to which the budget grows.
+    budget: number of rows as a function of tokens: "fixed" (`budget_rows`),
+      "power" (max(budget_rows, floor(budget_scale * tokens^budget_exponent))),
+      "saturating" (floor(N tokens / (N + tokens)), N = budget_rows), or your
+      own function as "module:name".
     budget_rows: see `budget`.
     budget_scale: see `budget`.
     budget_exponent: see `budget`.
-    merge_gate: a learned weight for each merged token; if False, 1.
-    temperatures: learned factors of the memory's and of the window's scores,
-      two a head; if False, 1.
+    merge_gate: whether each merged token has a learned weight; if False, 1.
+    temperatures: whether the scores of memory and window have learned factors,
+      two per head; if False, 1.
   """
 
   chunk_size: int = _SPEC.chunk_size
@@ -65,12 +64,12 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
   normalize_key: str = projection.normalize_key("layer")
 
   def fill(self, d_model: int) -> dict[str, Any]:
-    """The sizes that are left to the rule; half of the key is rotated."""
+    """The sizes that the rule determines; by default half the key rotates."""
     found = options.MixerConfig.fill(self, d_model)
     return found | rotary.fill(self, found, share=0.5)
 
   def spec(self) -> key_value_means.Spec:
-    """The memory's meaning.
+    """The kernel's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.
@@ -109,22 +108,22 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
       ) from error
 
   def state_floats(self, length: int) -> int:
-    """Floats of memory and window after `length` tokens, for one layer."""
+    """Floats of memory and window after `length` tokens, per layer."""
     spec = self.spec()
     rows = spec.live_rows(max(length - 1, 0) // self.chunk_size)[-1]
-    # A row also has a radius, a token of the window a gate.
+    # A row also has a radius, and a token of the window also has a gate.
     entries = rows + min(length, spec.window)
     return self.heads * entries * (self.key_dim + self.value_dim + 1)
 
   def memory_flops(self, length: int) -> int:
-    """Mean forward flops of scores, sums and routing per token, one layer."""
+    """Mean forward flops of memory and window per token and layer."""
     spec, chunk = self.spec(), self.chunk_size
     chunks = -(-length // chunk)
     rows = sum(spec.live_rows(chunks - 1)) / chunks
     before = sum(min(c, self.window_chunks - 1) for c in range(chunks))
     window = chunk * before / chunks + (chunk + 1) / 2
     dims = self.key_dim + self.value_dim
-    # Reading both, then scores against the rows and the sums into them.
+    # Reads of both, then scores against the rows and sums into them.
     return round(2 * self.heads * dims * (2 * rows + window))
 
 
@@ -161,7 +160,7 @@ class KeyValueMeans(projection.ProjectedMixer):
     return projection.ProjectedState(self.projection.init_state(batch), memory)
 
   def load(self, memory):
-    """Puts the learned numbers in, which ride along in the memory's state."""
+    """Copies learned parameters into the memory state, which contains them."""
     batch = memory.segment_id.shape[0]
     shape = (batch, self.heads, self.key_dim)
     memory = memory._replace(
@@ -176,7 +175,7 @@ class KeyValueMeans(projection.ProjectedMixer):
     return memory
 
   def fresh_memory(self, batch, memory, call):
-    """No rows, as many as the state has room for; the learned numbers."""
+    """An empty memory of the same capacity, with the learned parameters."""
     return self.load(jax.tree.map(jnp.zeros_like, memory))
 
   def inputs(self, x, state, call):

@@ -93,7 +93,7 @@ class Linear(nnx.Module):
 
 def split_heads(x: jax.Array, heads: int, rules: sharding.Rules) -> jax.Array:
   """Reshapes `[batch, time, heads * dim]` to `[batch, time, heads, dim]`."""
-  # Not -1, which cannot be found for an array without rows.
+  # Not -1, which reshape cannot infer for an array without rows.
   x = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
   return rules.constrain(x, "batch", "time", "heads", None)
 

@@ -1,8 +1,8 @@
 """The Mamba2 mixer around state space duality (arXiv 2405.21060, section 7).
 
 x -> z, (x, B, C), dt -> a short convolution of x, B, C -> SiLU -> state space
-duality with dt = softplus(dt + dt_bias), A = -exp(A_log), and D x added -> RMS
-norm of y * SiLU(z) -> W_o (docs/state_space_duality.md).
+duality with dt = softplus(dt + dt_bias), A = -exp(A_log), plus D x -> RMS norm
+of y * SiLU(z) -> W_o (docs/state_space_duality.md).
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, linear, norm, options, step_size
+from memcomp.layers import base, convolved, linear, norm, options, step_size
 from memcomp_kernels import state_space_duality
 
 option = options.option
 
-# exp(A_log) at the start is drawn from U(1, 16).
+# Initial exp(A_log) is drawn from U(1, 16).
 _DECAY_RATES = {"smallest_rate": 1.0, "largest_rate": 16.0}
 _NORM_EPS = 1e-5
 
@@ -25,13 +25,14 @@ _NORM_EPS = 1e-5
 class Mamba2Config(options.MixerConfig):
   """Options of Mamba2.
 
-  Published: heads of 64 features, twice the width together; a state of 128.
+  By default, heads of 64 features, twice the width in total, and a state of
+  128.
 
   Attributes:
     key_dim: features of B and C, the state size.
-    value_dim: features of a head's x.
-    groups: of heads that share B and C, dividing `heads`; the output norm is
-      taken in as many parts.
+    value_dim: features of x per head.
+    groups: number of groups of heads that share B and C, and of parts of the
+      output norm; divides `heads`.
     convolution_width: taps of the short convolution on x, B and C; 0 for none.
   """
 
@@ -40,35 +41,35 @@ class Mamba2Config(options.MixerConfig):
   convolution_width: int = option(4, options.taps)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
-    """Heads of 64 features, twice the width together."""
+    """Sizes for heads of 64 features, twice the width in total."""
     return max(1, 2 * d_model // 64), self.key_dim, 2 * d_model
 
   def spec(self) -> state_space_duality.Spec:
-    """The memory's meaning."""
+    """The kernel's `Spec`."""
     return state_space_duality.Spec(
       heads_per_group=max(1, self.heads // self.groups)
     )
 
   def check(self) -> None:
-    """Raises ValueError where groups do not divide the heads."""
+    """Raises ValueError if the groups do not divide the heads."""
     if self.heads and self.heads % self.groups:
       raise ValueError(f"groups={self.groups} must divide heads={self.heads}")
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, for one layer."""
+    """Floats of the memory for any length, per layer."""
     del length
     return self.heads * self.key_dim * self.value_dim
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: the write and the read.
+    A multiply-add counts as two. Includes write and read.
     """
     del length
     return 4 * self.heads * self.key_dim * self.value_dim
 
 
-class Mamba2(base.Mixer):
+class Mamba2(convolved.ConvolvedMixer):
   """Mamba2: projections, convolutions and gates around the memory."""
 
   Config = Mamba2Config
@@ -78,7 +79,7 @@ class Mamba2(base.Mixer):
     """Makes the parameters."""
     heads, groups = self.heads, config.groups
     keys, values = groups * self.key_dim, heads * self.value_dim
-    # Groups may be fewer than what heads are sharded into.
+    # There may be fewer groups than shards of heads.
     self.query = make.project(keys, name="key_dim")
     self.key = make.project(keys, name="key_dim")
     self.value, self.gate = make.project(values), make.project(values)
@@ -93,15 +94,6 @@ class Mamba2(base.Mixer):
     self.out = make.out(values)
     self.groups = groups
 
-  def fresh_state(
-    self, batch: int, length: int | None = None
-  ) -> base.TapsState:
-    """The state before the first token: a memory of zeros."""
-    del length
-    return base.TapsState(
-      **self.fresh_taps(batch), memory=self.init_memory(batch)
-    )
-
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""
     projected, state = self.convolved(
@@ -113,7 +105,7 @@ class Mamba2(base.Mixer):
     value, log_decay, step, skip = map(
       self.split, (value, log_decay, step, skip)
     )
-    # Not constrained to shards of heads: there may be fewer groups.
+    # Not sharded by heads, because there may be fewer groups.
     query, key = (
       y.reshape(*y.shape[:-1], self.groups, y.shape[-1] // self.groups)
       for y in (query, key)
@@ -124,7 +116,7 @@ class Mamba2(base.Mixer):
     return inputs, state
 
   def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Repeats groups where they cannot be sharded as the heads are."""
+    """Repeats groups if they cannot be sharded like the heads."""
     if self.groups % self.rules.shards("heads") == 0:
       return inputs, self.spec, {}
     query, key = (
@@ -135,6 +127,6 @@ class Mamba2(base.Mixer):
     return inputs._replace(query=query, key=key), spec, {}
 
   def outputs(self, x, y):
-    """Gate, norm, output projection."""
+    """Applies gate, norm and output projection."""
     y = linear.join_heads(y) * jax.nn.silu(self.gate(x))
     return self.out(self.norm(y))

@@ -50,7 +50,7 @@ class ProjectionConfig(options.MixerConfig):
     rotary_scale: s = length / trained length, for sequences longer than in
       training. The base becomes base * s^(r/(r-2)) (NTK).
     rotary_reversed: whether to rotate by minus the angle, for weights that were
-      trained so.
+      trained in that way.
     projection_bias: whether the query, key and value projections have a bias.
     normalize_key: normalization of query and key: "none", "layer" (learned
       layer norm over a head, shared by all heads) or "l2".

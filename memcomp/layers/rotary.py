@@ -52,8 +52,8 @@ class Rotary:
       slowest is exactly 1/b; j = 0 .. r/2-1.
     scale: s = length / trained length, >= 1. The base becomes b * s^(r/(r-2))
       (NTK), which slows the slowest frequency by s.
-    reversed: whether to rotate the other way round, by minus the angle. Weights
-      that were trained with one sense need it.
+    reversed: whether to rotate by minus the angle. Weights need the direction
+      that they were trained with.
   """
 
   dim: int

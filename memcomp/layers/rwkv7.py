@@ -7,7 +7,7 @@ With x_j = x + mu_j (x_{t-1} - x), a learned mu for each j:
   kappa^ = unit(k * xi),  k~ = k (1 + (a - 1) alpha)
   p = memory;  y = (GroupNorm(p) + (r . (rho k~)) v) * (sigmoid(x_g G) G') W_o
 
-docs/rwkv7.md has the choices.
+docs/rwkv7.md explains our choices.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from memcomp_kernels.math import activations
 option = options.option
 VALUE_RESIDUALS = ("none", "dynamic")
 
-# Token shifts, and the exponents of their amounts at the start.
+# Token shifts, and the exponents of their initial amounts.
 _SHIFTS = {
   "query": 0.2,
   "decay": 0.9,
@@ -44,13 +44,13 @@ class RWKV7Config(options.MixerConfig):
   """Options of RWKV-7.
 
   Attributes:
-    scale: of what is read, see the kernel's `Spec`.
-    value_residual: values are mixed with the first layer's by a share of
-      channel and token ("dynamic"); or "none".
-    decay_rank: of the decay's low-rank map; 0 is as released, as for the rest.
-    rate_rank: of the in-context learning rate's.
-    value_rank: of the value residual's share's.
-    gate_rank: of the output gate's.
+    scale: scale of reads, see the kernel's `Spec`.
+    value_residual: "dynamic" mixes values with the first layer's, with a weight
+      per channel and token; or "none".
+    decay_rank: rank of the decay's low-rank map; 0 uses the released rule.
+    rate_rank: rank for the in-context learning rate; 0 as above.
+    value_rank: rank for the weight of the value residual; 0 as above.
+    gate_rank: rank for the output gate; 0 as above.
   """
 
   Spec = rwkv7.Spec
@@ -78,14 +78,14 @@ class RWKV7Config(options.MixerConfig):
     }
 
   def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, for one layer."""
+    """Floats of the memory for any length, per layer."""
     del length
     return self.heads * self.key_dim * self.value_dim
 
   def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token, for one layer.
+    """Forward flops of the memory per token and layer.
 
-    Multiply-adds count two: what is removed, two writes, the read.
+    A multiply-add counts as two. Includes the removal, two writes and the read.
     """
     del length
     return 8 * self.heads * self.key_dim * self.value_dim
@@ -95,10 +95,10 @@ class RWKV7State(NamedTuple):
   """State of the mixer.
 
   Attributes:
-    last: the last token's x, `[batch, d_model]`.
-    last_value: the same of the shifted part of the first layer's value,
+    last: x of the last token, `[batch, d_model]`.
+    last_value: last token of the shifted part of the first layer's value,
       `[batch, width]`; None without a value residual.
-    memory: of the kernel.
+    memory: state of the kernel.
   """
 
   last: jax.Array
@@ -107,7 +107,7 @@ class RWKV7State(NamedTuple):
 
 
 class RWKV7(base.Mixer):
-  """The RWKV-7 time mixing; its projections start orthogonal, not by `std`."""
+  """The RWKV-7 time mixing; projections start orthogonal for any `std`."""
 
   Config = RWKV7Config
   op = rwkv7
@@ -182,29 +182,29 @@ class RWKV7(base.Mixer):
     self.out = make.out(value_width)
 
   def at_depth(self, depth: jax.Array, layers: int) -> None:
-    """Starts as a layer of so many, at `depth` in [0, 1): index / layers."""
+    """Reinitializes for a layer at `depth` = index / layers in [0, 1)."""
     for shift in self.shifts.values():
       shift.at_depth(depth)
     if self.decay.bias is not None:
-      # Of the last layer 1.
+      # Between 0 for the first layer and 1 for the last.
       place = depth * layers / max(layers - 1, 1)
       self.decay.bias[...] = _decay_bias(self.heads, self.key_dim, place)
     scale = jnp.full_like(self.norm_scale[...], (depth + 1 / layers) ** 0.7)
     self.norm_scale[...] = scale
 
   def value_of(self, x: jax.Array) -> jax.Array:
-    """What later layers make the first layer's value of, at its input `x`.
+    """The first layer's value for later layers, at its input `x`.
 
-    That value is of a shifted token, (x + mu (x_{t-1} - x)) W_v. Its two parts,
-    of this token and of the one before, side by side: the second is to be
-    shifted.
+    The value is that of a shifted token, (x + mu (x_{t-1} - x)) W_v. The result
+    has its two parts side by side: that of this token, and that of the previous
+    token, which still needs the shift.
     """
     shared = self.shifts["value"].amount[...].astype(x.dtype)
     before = self.value(shared * x)
     return jnp.concatenate([self.value(x) - before, before], axis=-1)
 
   def fresh_state(self, batch: int, length: int | None = None) -> RWKV7State:
-    """The state before the first token: an empty memory."""
+    """The state before the first token, with an empty memory."""
     del length
     last_value = None
     if self.value_share is not None:
@@ -214,7 +214,7 @@ class RWKV7(base.Mixer):
     )
 
   def mix(self, x, state, call, run):
-    """The gate depends on the token before, as the memory's inputs do."""
+    """Like other mixers, but the gate also depends on the previous token."""
     x_of, state = self._shifted(x, state, call)
     inputs, state = self._projected(x_of, state, call)
     memory, y, _ = run(state.memory, inputs)
@@ -227,7 +227,7 @@ class RWKV7(base.Mixer):
     return self._projected(x_of, state, call)
 
   def _before(self, x, last, state, call):
-    """The tokens before those of `x`, zero before a segment; the last one."""
+    """The tokens before those of `x`, zero at a segment's start; the last."""
     return token_shift.token_shift(
       x,
       jnp.ones(x.shape[-1], x.dtype),
@@ -293,18 +293,18 @@ class RWKV7(base.Mixer):
 
 
 def _place(width: int) -> jax.Array:
-  """Channels from 0 to 1."""
+  """Evenly spaced numbers from 0 to 1."""
   return jnp.arange(width) / max(width - 1, 1)
 
 
 def _zigzag(heads: int, dim: int) -> jax.Array:
-  """From -1 to 1 in each head, the square with its sign."""
+  """Signed squares of numbers from -1 to 1, repeated for each head."""
   ramp = 2 * _place(dim) - 1
   return jnp.tile(ramp * jnp.abs(ramp), heads)
 
 
 def _decay_bias(heads: int, dim: int, layer: jax.Array) -> jax.Array:
-  """w0 of a layer, from 0 to 1: early channels forget slowly."""
+  """w0 of a `layer` in [0, 1], first to last; early channels forget slowly."""
   place = _place(heads * dim)
   ramp = -6 + 6 * place ** (1 + layer**0.3)
   return ramp + 0.5 + 2.5 * _zigzag(heads, dim)

@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, positions, rotary
+from memcomp.layers import (
+  base,
+  convolved,
+  linear,
+  norm,
+  options,
+  positions,
+  rotary,
+)
 from memcomp_kernels import slot_attention
 
 option = options.option
@@ -118,7 +126,7 @@ class SlotAttentionState(NamedTuple):
   memory: slot_attention.State
 
 
-class SlotAttention(base.Mixer):
+class SlotAttention(convolved.ConvolvedMixer):
   """Gated slot attention; `BoundedMemory` has other defaults."""
 
   Config = SlotAttentionConfig

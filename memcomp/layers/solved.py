@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from memcomp.layers import base, linear
+from memcomp.layers import base, convolved, linear
 from memcomp_kernels.math import activations, solver
 
 NORMALIZE = ("none", "qk", "qkv")
@@ -29,7 +29,7 @@ class SolvedState(NamedTuple):
   stats: solver.Stats | None = None
 
 
-class SolvedMixer(base.Mixer):
+class SolvedMixer(convolved.ConvolvedMixer):
   """A mixer whose per-token gradients need a solver."""
 
   query_key: linear.Linear

@@ -17,8 +17,8 @@ from memcomp.layers import linear
 # Range of the initial steps, which are uniform in log scale.
 STEPS = 1e-3, 1e-1
 
-# A rate of e^30 forgets all at any step worth the name. exp of a little more is
-# infinite, and infinity times a step or a gradient of zero is no number.
+# A rate of e^30 forgets everything at any relevant step. The exp of larger logs
+# could be infinite, and infinity times a step or gradient of zero is nan.
 _LARGEST_LOG = 30.0
 
 

@@ -1,14 +1,14 @@
 """The Tensor Cache mixer (arXiv 2605.22884).
 
 x -> q, k, v (`layers.projection`, rotary positions) -> local attention over a
-window, and a memory that is written with per-head gates and read by q:
+window, and a memory that per-head gates write and q reads:
 
   y = y_local W_o + sigmoid(g) (r W_tc)                                 (5)
 
 With slots, l_s(x) = <unit(x), unit(slot_key_s)> / (sqrt(d) temperature) routes
-reads by the query (softmax over the top k) and writes by the key or the query
-(one slot, straight through) (11)-(12). What the paper leaves open is in
-docs/tensor_cache.md.
+reads by the query (softmax over the top k), and writes by the key or the query
+(one slot, straight through) (11)-(12). docs/tensor_cache.md explains what the
+paper leaves open.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from memcomp_kernels.tensor_cache import reference
 
 option = options.option
 _SPEC = tensor_cache.Spec()
-# Logits of decays and rates are clamped to +-10: decays stay below 0.99996.
+# Logits of decays and rates are clamped to +-10, so decays are below 0.99996.
 _LARGEST_LOGIT = 10.0
 _LARGEST = 1 / (1 + math.exp(-_LARGEST_LOGIT))
 
 
 def _share(x: float) -> str | None:
-  """What a sigmoid of a clamped logit can be."""
+  """Checks the range of a sigmoid of a clamped logit."""
   if 1 - _LARGEST < x < _LARGEST:
     return None
   return f"must be in ({1 - _LARGEST:.6f}, {_LARGEST:.6f})"
@@ -38,36 +38,36 @@ def _share(x: float) -> str | None:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TensorCacheConfig(projection.ProjectionConfig):
-  """Options of Tensor Cache; further ones are those of `ProjectionConfig`.
+  """Options of Tensor Cache, in addition to `ProjectionConfig`.
 
-  `normalize_key` is of query and key everywhere, `unit_keys` and `unit_queries`
-  of the memory only.
+  `normalize_key` applies to query and key everywhere, but `unit_keys` and
+  `unit_queries` only in the memory. Fields from `window_size` to `read_norm`
+  belong to the kernel's `Spec`.
 
   Attributes:
-    window_size: see `memcomp_kernels.tensor_cache.reference.Spec`, as are all
-      fields down to `read_norm`.
-    sink_tokens: first tokens that never leave the window.
+    window_size: number of newest tokens in local attention.
+    sink_tokens: number of first tokens that never leave the window.
     rule: "outer", "delta" or "wedge".
-    write_population: "all" or "evicted".
-    chunk_size: tokens between two reads of a new memory, with "all".
-    chunk_mean: the shortcut of writing chunk means (an ablation).
-    num_slots: memories that are routed to.
+    write_population: tokens to write, "all" or "evicted".
+    chunk_size: for "all", tokens between two updates of the readable memory.
+    chunk_mean: whether to write chunk means, a shortcut (an ablation).
+    num_slots: number of memories to route to.
     timescales: 1, or 2 for a fast and a slow memory.
-    route_by: whose route an evicted token takes, "key" or "query".
-    read_after_write: read what is just evicted.
-    unit_keys: k / |k| on its way into the memory.
-    unit_queries: q / |q| on its way to the memory.
+    route_by: route of an evicted token: that of its "key" or "query".
+    read_after_write: whether reads include the token that is just evicted.
+    unit_keys: whether the memory gets k / |k|.
+    unit_queries: whether the memory gets q / |q|.
     value_scale: factor of values in the memory.
-    read_norm: reads divided by max(|q . z|, 1).
-    decay_init: lambda at the start, of the only or the fast memory.
-    write_rate_init: eta at the start, of the only or the fast memory.
-    slow_decay_init: lambda at the start, of the slow memory.
-    slow_write_rate_init: eta at the start, of the slow memory.
-    read_gate_init: g at the start; the memory's read has weight sigmoid(g).
-    token_gate: g depends on the token, by a map that starts at zero.
-    top_k_slots: slots that a token reads.
-    temperature: of the routes; 1 / sqrt(key_dim) makes them sharp enough to
-      choose by.
+    read_norm: whether reads are divided by max(|q . z|, 1).
+    decay_init: initial lambda of the only or the fast memory.
+    write_rate_init: initial eta of the only or the fast memory.
+    slow_decay_init: initial lambda of the slow memory.
+    slow_write_rate_init: initial eta of the slow memory.
+    read_gate_init: initial g; the memory's read has weight sigmoid(g).
+    token_gate: whether g depends on the token, by a map that starts at zero.
+    top_k_slots: number of slots that a token reads.
+    temperature: temperature of the routes; 1 / sqrt(key_dim) makes them sharp
+      enough for choices.
   """
 
   Spec = tensor_cache.Spec
@@ -97,11 +97,11 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
   @property
   def random(self) -> bool:
-    """Whether training it draws random numbers: routes of writes are drawn."""
+    """Whether training draws random numbers, which it does for write routes."""
     return self.num_slots > 1
 
   def check(self) -> None:
-    """Raises ValueError where fields do not agree."""
+    """Raises ValueError if fields contradict each other."""
     projection.ProjectionConfig.check(self)
     if self.rule == "wedge" and self.key_dim != self.value_dim:
       raise ValueError(
@@ -115,7 +115,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
       )
 
   def state_floats(self, length: int) -> int:
-    """Floats of window and memory after `length` tokens, for one layer."""
+    """Floats of window and memory after `length` tokens, per layer."""
     kept = min(length, self.window_size)
     window = kept * (self.key_dim + self.value_dim)
     if self.spec().routes_evicted:
@@ -125,7 +125,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
     return self.heads * (window + lanes * self.key_dim * columns)
 
   def memory_flops(self, length: int) -> int:
-    """Mean forward flops of window and memory per token, for one layer."""
+    """Mean forward flops of window and memory per token and layer."""
     window = min(self.window_size, length)
     pairs = window * (window + 1) // 2 + (length - window) * window
     local = 2 * (self.key_dim + self.value_dim) * pairs // length
@@ -136,7 +136,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
 
 class TensorCache(projection.ProjectedMixer):
-  """Tensor Cache; `out_std` is of the local attention's output projection."""
+  """Tensor Cache; `out_std` is for the local attention's output projection."""
 
   Config = TensorCacheConfig
   op = tensor_cache
@@ -189,15 +189,15 @@ class TensorCache(projection.ProjectedMixer):
     self.temperature = config.temperature
 
   def fresh_memory(self, batch, memory, call):
-    """An empty window, a zero memory.
+    """An empty window and a zero memory.
 
-    None where the state is fresh: it is what segments start from, and kernels
-    want to know.
+    None for a fresh state: segments can start from it, and kernels use the
+    fact.
     """
     return None if call.max_position == 0 else self.init_memory(batch)
 
   def _route_logits(self, slot_keys, x: jax.Array) -> jax.Array:
-    """(11) of queries or keys `[batch, time, heads, key]`."""
+    """Equation (11) for queries or keys `[batch, time, heads, key]`."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum(
       "bthk,hsk->bths",
@@ -238,7 +238,7 @@ class TensorCache(projection.ProjectedMixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """(5) of `[batch, time, heads, 2 * value]`."""
+    """Equation (5) for `[batch, time, heads, 2 * value]`."""
     local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
     gate = self.read_gate[...].astype(jnp.float32)
     if self.token_gate is not None:
@@ -248,7 +248,7 @@ class TensorCache(projection.ProjectedMixer):
 
 
 def _top_k(logits: jax.Array, k: int) -> jax.Array:
-  """Softmax over the k largest of the last axis, zero elsewhere."""
+  """Softmax over the k largest entries of the last axis, zero elsewhere."""
   slots = logits.shape[-1]
   chosen = jax.nn.one_hot(jax.lax.top_k(logits, k)[1], slots, dtype=bool)
   chosen = jnp.any(chosen, axis=-2)
@@ -256,7 +256,7 @@ def _top_k(logits: jax.Array, k: int) -> jax.Array:
 
 
 def _straight_through(logits, temperature, noise) -> jax.Array:
-  """One-hot of the largest, with the gradient of a (Gumbel-)softmax."""
+  """One-hot of the maximum, with the gradient of a (Gumbel-)softmax."""
   if noise is not None:
     logits = logits + jax.random.gumbel(noise, logits.shape, logits.dtype)
   soft = jax.nn.softmax(logits / temperature, axis=-1)

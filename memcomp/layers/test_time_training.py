@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, rotary
+from memcomp.layers import base, convolved, linear, norm, options, rotary
 from memcomp_kernels import contract, test_time_training
 from memcomp_kernels.test_time_training import reference
 
 option = options.option
 _SPEC = test_time_training.Spec()
-_CONVOLVED = ("query", "key")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -120,12 +119,13 @@ class TestTimeTrainingState(NamedTuple):
   memory: test_time_training.State
 
 
-class TestTimeTraining(base.Mixer):
+class TestTimeTraining(convolved.ConvolvedMixer):
   """Test-time training: projections and gates around the memory."""
 
   __test__ = False
 
   Config = TestTimeTrainingConfig
+  convolved_names = ("query", "key")
   op = test_time_training
 
   def build(self, config: TestTimeTrainingConfig, make: base.Make) -> None:
@@ -188,9 +188,7 @@ class TestTimeTraining(base.Mixer):
       norm_scale=self.norm_scale[...],
       norm_bias=self.norm_bias[...],
     )
-    return TestTimeTrainingState(
-      **self.fresh_taps(batch, _CONVOLVED), memory=memory
-    )
+    return TestTimeTrainingState(**self.fresh_taps(batch), memory=memory)
 
   def memories(self, state: TestTimeTrainingState) -> tuple[jax.Array, ...]:
     """The arrays whose size shows how full the memory is."""
@@ -209,9 +207,7 @@ class TestTimeTraining(base.Mixer):
     memory = state.memory
     key = self.key(x)
     query = key if self.query is None else self.query(x)
-    (query, key), state = self.convolved(
-      state, call, query, key, names=_CONVOLVED
-    )
+    (query, key), state = self.convolved(state, call, query, key)
     rate = jax.nn.sigmoid(base.wide(self.write_rate(x)))
     if self.log_decay is None:
       log_decay = jnp.zeros_like(rate)

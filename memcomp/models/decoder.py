@@ -34,9 +34,9 @@ class DecoderState(NamedTuple):
   layers: tuple[Any, ...]
 
   def of_segment(self, segment_id: jax.Array) -> "DecoderState":
-    """Returns the same memories as those of another segment.
+    """Returns the same memories, assigned to another segment.
 
-    Tokens of that segment then go on from them; of any other, they start anew.
+    Tokens of that segment continue from them. Other segments start fresh.
 
     Args:
       segment_id: int32 `[batch]`.

@@ -2,8 +2,8 @@
 
   python -m memcomp.models.table > docs/memories.md
 
-Words and formulas come from `the facts of ops`; the mixers'
-configs compute the figures.
+Words and formulas are the `facts` of the ops; the mixers' configs compute the
+figures.
 """
 
 import argparse

@@ -26,7 +26,7 @@ def call(
 ) -> Any:
   """Returns `method(module, *arrays)`, with Auto axes if a mesh is Explicit.
 
-  Nor does it matter which promotions of dtypes and ranks a program forbids.
+  Restrictions of dtype and rank promotion do not apply inside, either.
 
   Args:
     module: module with `rules`. If they are `axes.NONE` and the mesh is
@@ -72,3 +72,23 @@ def _explicit_mesh(tree: Any) -> Any:
     if AxisType.Explicit in mesh.axis_types:
       return mesh
   return None
+
+
+def vary_like(x: jax.Array, tree: Any) -> Any:
+  """Marks arrays in a `shard_map` as varying over the same mesh axes as x.
+
+  The scan over chunks requires that its carry varies as its inputs do.
+  """
+
+  def varying(leaf):
+    kind = jax.typeof(leaf)
+    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
+    return kind.vma if manual is None else manual.varying
+
+  over = varying(x)
+
+  def one(leaf):
+    missing = tuple(over - varying(leaf))
+    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(one, tree)

@@ -1,9 +1,8 @@
-"""Training: `run.run(config, workdir)` and the pieces it is made of.
+"""Training: `run.run(config, workdir)` and its parts.
 
-`validate` reads the config before anything is built; `state` and `step` are
-the pure part (also what a compile-only run lowers); `loop` is the part with
-signals, files and clocks; `checkpoint` and `memcomp.runs` are what stays on
-disk.
+`validate` checks the config before anything is built. `state` and `step` are
+pure functions, also for compile-only runs. `loop` handles signals, files and
+clocks. `checkpoint` and `memcomp.runs` handle the files on disk.
 """
 
 from memcomp import lazy

@@ -1,10 +1,9 @@
-"""Checkpoints: one wrapper over orbax's CheckpointManager.
+"""Checkpoints: a wrapper around orbax's CheckpointManager.
 
-A step's folder holds the items `params` and `state` (the rest of the training
-state), `data` (the loader's place), `meta` (the resolved config, versions and
-fingerprints) and the checksums of all their files. Saves run in the background
-and are committed by a rename, in a bucket by a file; what they raise comes up
-at the next `poll`.
+A step's folder has the items `params`, `state` (the rest of the training
+state), `data` (the loader's position), `meta` (the resolved config, versions
+and fingerprints) and checksums of all files. Saves run in the background. A
+rename commits them, or a file in a bucket. The next `poll` raises their errors.
 """
 
 import os
@@ -33,12 +32,12 @@ FOLDER = "checkpoints"
 
 
 class Restored(NamedTuple):
-  """A checkpoint read back.
+  """A restored checkpoint.
 
   Attributes:
-    step: batches seen.
+    step: number of training batches.
     state: `state.TrainState`, on the mesh of its target.
-    data: what the loader's `state` returned.
+    data: result of the loader's `state`.
     meta: see `Checkpoints.save`.
   """
 
@@ -52,11 +51,11 @@ class Checkpoints:
   """The checkpoints of a run, for the process that writes them."""
 
   def __init__(self, directory: str | os.PathLike, *, keep: int):
-    """Opens `<directory>/checkpoints`, without what a killed save left.
+    """Opens `<directory>/checkpoints`, and removes remains of killed saves.
 
     Args:
-      directory: of the run, or of its checkpoints in a bucket.
-      keep: newest checkpoints that stay, >= 1.
+      directory: folder of the run, or of its checkpoints in a bucket.
+      keep: number of newest checkpoints to keep, >= 1.
 
     Raises:
       UserError: it cannot be written.
@@ -89,13 +88,13 @@ class Checkpoints:
     """Starts a save; returns once `state` may be donated.
 
     Args:
-      step: batches seen.
-      state: what to save.
-      data: the loader's place, for JSON.
-      meta: `config` (nested dict) and whatever else describes the run.
+      step: number of training batches.
+      state: state to save.
+      data: the loader's position, for JSON.
+      meta: `config` (nested dict) and other metadata of the run.
 
     Raises:
-      UserError: this save, or the one before, found no space or permission.
+      UserError: no space or permission for this or the previous save.
     """
     self.wait()
     with disk.clear_errors(f"cannot write {self._root}"):
@@ -111,7 +110,7 @@ class Checkpoints:
     self._saving = step
 
   def poll(self) -> None:
-    """Raises what a save in the background raised; returns at once."""
+    """Raises the error of a background save; returns at once."""
     if self._saving is not None and not self._manager.is_saving_in_progress():
       self._finish()
     if self._hash_error is not None:
@@ -129,17 +128,17 @@ class Checkpoints:
   def restore(
     self, target: state_lib.TrainState, check: Callable[[dict], None]
   ) -> Restored | None:
-    """Reads the newest checkpoint that is whole; sets damaged ones aside.
+    """Reads the newest complete checkpoint; moves damaged ones away.
 
     Args:
-      target: of `ShapeDtypeStruct`s with shardings, of any mesh.
+      target: `ShapeDtypeStruct`s with shardings, on any mesh.
       check: called with the checkpoint's meta before any array is read.
 
     Returns:
       The checkpoint; None if there has never been one.
 
     Raises:
-      UserError: every checkpoint is damaged; and what `check` raises.
+      UserError: every checkpoint is damaged; also errors of `check`.
     """
     damaged = []
     for step in reversed(self.steps()):
@@ -155,7 +154,7 @@ class Checkpoints:
         except Exception as error:
           whole = (path / integrity.MANIFEST).exists() or paths.is_remote(path)
           if whole or not processes.is_alone():
-            raise  # Its files are as written: the reader is at fault.
+            raise  # the files are unchanged, so the reader is at fault
           reason = " ".join(str(error).split())[:200]
       damaged.append(step)
       print(
@@ -180,13 +179,13 @@ class Checkpoints:
         self._manager.close()
 
   def _finish(self) -> None:
-    """Ends a save: raises its error, or starts to sum its files."""
+    """Finishes a save: raises its error, or starts its checksums."""
     step, self._saving = self._saving, None
     if step is None:
       return
     with disk.clear_errors(f"cannot write {self._root}"):
       self._manager.wait_until_finished()
-    # A bucket sums its objects itself, and reading them back would cost.
+    # A bucket has its own checksums, and reading objects back would cost.
     if not processes.is_first() or paths.is_remote(self._root):
       return
 
@@ -227,5 +226,5 @@ class Checkpoints:
 def _rest(state: state_lib.TrainState) -> dict[str, Any]:
   fields = state._asdict()
   del fields["params"]
-  # Absent rather than None: orbax has no type for an empty item.
+  # Omit None, because orbax has no type for an empty item.
   return {k: v for k, v in fields.items() if v is not None}

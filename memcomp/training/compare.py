@@ -1,8 +1,7 @@
-"""Finished runs side by side: bits per byte, size of the state, speed.
+"""Compares finished runs: bits per byte, size of the state, speed.
 
-The bits are those that `train.py` found at the end of each run; speed is
-measured here, of all models in turns, since runs trained at other times or
-beside other work say nothing about it.
+The bits come from the end of each run. Speed is measured here, in turns over
+all models, because speeds of separate runs are not comparable.
 """
 
 import math
@@ -18,7 +17,7 @@ from memcomp.runs import workdir as workdir_lib
 from memcomp.training import compare_tasks, speed
 
 PARAMETERS_TOLERANCE = 0.02
-"""Counts that differ by more are pointed out."""
+"""Larger differences of parameter counts get a note."""
 
 _SAME = ("data", "optimizer", "training", "evaluation")
 _FREE = ("training.log_every", "training.checkpoint_every")
@@ -29,10 +28,10 @@ def run(checkpoint: str | pathlib.Path | None, out: str = "") -> None:
 
   Args:
     checkpoint: the folder, as `train.py --each` leaves it.
-    out: folder for results; "" is the runs' own.
+    out: folder for results; "" is the runs' folder.
 
   Raises:
-    UserError: no folder was given, or see `compare`.
+    UserError: no folder is given, or see `compare`.
   """
   if not checkpoint:
     raise errors.UserError("--checkpoint is missing; give it, or see --help")
@@ -58,12 +57,12 @@ def compare(folder: pathlib.Path, rounds: int = 5) -> dict[str, Any]:
   """Reads the runs in a folder and measures their speed.
 
   Args:
-    folder: as `train.py --each` leaves it.
-    rounds: how often each model's training step is timed.
+    folder: the folder, as `train.py --each` leaves it.
+    rounds: number of timings of each model's training step.
 
   Returns:
-    `rows`, best first (see `summary`); `task` (text, windows, tokens trained
-    on); `notes`, lines that a reader should know.
+    `rows`, best first (see `summary`); `task` (text, windows, training tokens);
+    `notes`, lines for the reader.
 
   Raises:
     UserError: no finished runs, or runs that are not comparable.
@@ -128,13 +127,13 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
 def summary(
   name: str, runs: list[dict[str, Any]], tokens_per_second: float
 ) -> dict[str, Any]:
-  """Returns one row: the runs of a model that differ in their seed.
+  """Returns one row: the runs of a model with different seeds.
 
   Returns:
-    `name`, `seeds`, `parameters`, `state_bytes`, `bits_per_byte` and
+    `name`, `seeds`, `parameters`, `state_bytes`; `bits_per_byte` and
     `bits_per_byte_std` (over seeds; None for one) in windows of the trained
-    length, `late_bits_per_byte` and its `_std` over the last positions of the
-    streamed spans, `tokens_per_second`. Bits are None where a seed's are not
+    length; `late_bits_per_byte` and its `_std` over the last positions of the
+    streamed spans; `tokens_per_second`. Bits are None if a seed's are not
     finite.
   """
   whole = [r["perplexity"]["trained_length"]["bits_per_byte"] for r in runs]
@@ -157,7 +156,7 @@ def summary(
 
 
 def notes(rows: list[dict[str, Any]]) -> list[str]:
-  """Returns what makes rows less comparable than they look."""
+  """Returns warnings about rows that are not fully comparable."""
   said = []
   counts = [row["parameters"] for row in rows]
   if max(counts) > (1 + PARAMETERS_TOLERANCE) * min(counts):
@@ -173,7 +172,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-  """Returns the rows as a markdown table."""
+  """Returns the rows as a Markdown table."""
   window, end = found["task"]["window"], found["task"]["streamed_to"]
   heads = [
     "model",
@@ -205,7 +204,7 @@ def _with_std(row: dict[str, Any], key: str) -> str:
 
 
 def _check_same(first: dict[str, Any], other: dict[str, Any]) -> None:
-  """Checks that two runs read the same, as long, and were asked the same."""
+  """Checks that two runs had equal data, training and evaluation."""
   here = f"{first['name']} (seed {first['seed']})"
   there = f"{other['name']} (seed {other['seed']})"
   changed = [

@@ -1,4 +1,4 @@
-"""Runs that were trained on a task, side by side: accuracy, and state."""
+"""Compares runs on a synthetic task: accuracy and state size."""
 
 import pathlib
 from typing import Any
@@ -14,20 +14,20 @@ _SLICE = {
   "mqar": ("length", "pairs"),
   "niah": ("needle", "context"),
 }
-"""Fields that tell the slices of a task apart."""
+"""Fields that identify the slices of a task."""
 
 
 def compare(folder: pathlib.Path) -> dict[str, Any] | None:
   """Reads the finished runs in a folder, as `train.py --each` leaves them.
 
   Returns:
-    None if there is none of a task. `slices`, the names of all; `rows`, by
-    name: `name`, `seeds`, `state_bytes` at the trained length, and by slice
-    `accuracy` and its deviation over seeds `accuracy_std`, None where a run
-    has no such slice.
+    None without runs of a task. `slices`, the names of all; `rows`, by name:
+    `name`, `seeds`, `state_bytes` at the trained length, and by slice
+    `accuracy` and its deviation over seeds `accuracy_std`, None for missing
+    slices.
 
   Raises:
-    UserError: they were trained on tasks that differ in more than the gap.
+    UserError: their tasks differ in more than the gap.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
   for path in sorted(folder.glob("*/eval/results.json")):
@@ -71,7 +71,7 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def table(found: dict[str, Any]) -> str:
-  """Returns `compare`'s result as a table in markdown."""
+  """Returns the result of `compare` as a Markdown table."""
   lines = [
     "| model | seeds | state bytes | " + " | ".join(found["slices"]) + " |",
     "|---" * (3 + len(found["slices"])) + "|",
@@ -87,14 +87,14 @@ def table(found: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
-  """Draws accuracy by slice and, of the last slice, against the state.
+  """Draws accuracy by slice, and of the last slice against the state size.
 
   Args:
-    found: what `compare` returned.
-    path: of the PNG.
+    found: result of `compare`.
+    path: path of the PNG.
 
   Returns:
-    `path`, or a line that says why there is no figure.
+    `path`, or a line that explains why there is no figure.
   """
   canvas = figures.new_canvas(11, 4.5 + 0.06 * len(found["rows"]))
   if canvas is None:
@@ -104,7 +104,7 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> pathlib.Path | str:
   for number, row in enumerate(found["rows"]):
     mean = [np.nan if x is None else x for x in row["accuracy"]]
     std = [x or 0 for x in row["accuracy_std"]]
-    # More models than colours: then another marker.
+    # If there are more models than colours, use another marker.
     style = {
       "marker": "os^Dv"[number // 10 % 5],
       "color": f"C{number % 10}",
@@ -146,7 +146,7 @@ def _check_same(runs: list[dict[str, Any]]) -> None:
 
 
 def _task(run: dict[str, Any]) -> dict[str, Any]:
-  """Returns what a run was trained on, less the gap."""
+  """Returns the task of a run without the gap."""
   saved = run["config"]["data"]["task"]
   own = workdir.of_this_version(saved, task_lib.TaskConfig)
   of = {"task": run["task"], **own}
@@ -156,14 +156,14 @@ def _task(run: dict[str, Any]) -> dict[str, Any]:
 def _slices(
   folder: pathlib.Path, result: dict[str, Any]
 ) -> dict[tuple[Any, ...], float]:
-  """Accuracy by slice of one run; of several seeds the first's."""
+  """Returns accuracy by slice of one run; the first seed wins."""
   accuracy: dict[tuple[Any, ...], float] = {}
   fields = _SLICE[result["task"]]
   files = f"{result['task']}*-step{result['step']}.json"
   for path in sorted(folder.glob(files)):
     found = paths.read_json(path, "evaluate the run again")
     for one in found["slices"]:
-      # Needles are scored in percent, as RULER does.
+      # Needles are scored in percent, as in RULER.
       right = one["accuracy"] if "accuracy" in one else one["loose"] / 100
       accuracy.setdefault(tuple(one[x] for x in fields), float(right))
   return accuracy

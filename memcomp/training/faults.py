@@ -1,8 +1,8 @@
-"""How one process of several ends when it, or another, cannot go on.
+"""How one of several processes ends when it, or another, cannot continue.
 
-The others wait for it in a collective, and it would wait for them while JAX
-shuts down in order. So it says why and ends at once, and the others, who see it
-go, do the same.
+The others wait for it in a collective, and JAX's orderly shutdown would wait
+for them. So it prints the reason and ends at once. The others notice this and
+do the same.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ _ABORTED = (
   "\nerror: JAX aborted this process for the reason above, most likely because"
   f" another process died or could not be reached; {_GO_ON}\n"
 )
-# In the text of errors of the coordination service (barriers, heartbeats) and
-# of collectives over a network.
+# Texts in errors of the coordination service (barriers, heartbeats) and of
+# collectives over a network.
 _OTHERS = "CoordinationService", "coordination service", "Gloo", "NCCL"
 
 
 def explain_aborts() -> None:
-  """Lets JAX's abort end in one line and `errors.EXIT_LOST`.
+  """Makes JAX's abort end in one line and `errors.EXIT_LOST`.
 
-  A process that has lost the others JAX ends from a thread in C++ (a fatal log,
-  then abort()): no exception comes up, nothing of `atexit` runs, and handlers
-  of Python's `signal` would run too late. What does run is a C handler of
-  SIGABRT, in the thread that called abort(): it interrupts no Python.
+  JAX ends a process that has lost the others from a C++ thread, by a fatal log
+  and abort(). No exception is raised, `atexit` does not run, and handlers of
+  Python's `signal` would run too late. A C handler of SIGABRT does run, in the
+  thread that called abort(), without interrupting Python.
   """
   ctypes.CDLL(None).signal(int(signal.SIGABRT), _on_abort)
 
@@ -47,10 +47,10 @@ def _on_abort(_: int) -> None:
 
 @contextlib.contextmanager
 def end_at_once(*, spare: tuple[type, ...] = ()) -> Iterator[None]:
-  """Ends this process, if it is one of several, with what the block raises.
+  """Ends this process, if it is one of several, when the block raises.
 
   Args:
-    spare: exceptions that go on as ever.
+    spare: exceptions that propagate as usual.
   """
   try:
     yield
@@ -63,7 +63,7 @@ def end_at_once(*, spare: tuple[type, ...] = ()) -> Iterator[None]:
 
 
 def _end(error: BaseException) -> NoReturn:
-  """Prints `error` and ends the process, without waiting for anything."""
+  """Prints `error` and ends the process without waiting for anything."""
   code, line = _explain(error)
   if line is None:
     traceback.print_exception(error)
@@ -75,7 +75,7 @@ def _end(error: BaseException) -> NoReturn:
 
 
 def _explain(error: BaseException) -> tuple[int, str | None]:
-  """Returns an exit code and a line; None if the traceback is wanted."""
+  """Returns an exit code and a line; None to print the traceback."""
   if isinstance(error, errors.UserError):
     return errors.EXIT_BAD_INPUT, str(error)
   if isinstance(error, (KeyboardInterrupt, errors.Terminated)):

@@ -1,4 +1,4 @@
-"""From the loader to the mesh, one batch at a time."""
+"""Moves batches from the loader to the mesh."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def abstract_batch(
 def _without_ids(
   config: config_lib.Config, batch: batch_lib.Batch
 ) -> batch_lib.Batch:
-  """One segment a row: without ids the model takes a faster path."""
+  """Drops ids if rows have one segment, which enables a faster path."""
   if config.data.packing != "joined":
     return batch
   absent: Any = None
@@ -34,13 +34,13 @@ def _without_ids(
 
 
 class Feed:
-  """Iterator over (batch on the mesh, place of the loader after it).
+  """An iterator over (batch on the mesh, position of the loader after it).
 
-  Use it in `with`: the loader reads ahead in a thread. The place belongs to
-  the batch: a checkpoint of the step that used it continues with the next.
+  Use it in `with`, because the loader prefetches in a thread. The position
+  belongs to the batch: a checkpoint after its step continues with the next.
 
   Attributes:
-    store: what it reads.
+    store: the data.
   """
 
   def __init__(
@@ -55,11 +55,12 @@ class Feed:
     """Opens a loader.
 
     Args:
-      config: of the run.
+      config: config of the run.
       store: the tokens, or the rows of a task.
-      mesh: to put batches on.
-      rows: of a batch, over all processes.
-      shuffle: repeat for ever in a random order; else one pass in order.
+      mesh: mesh for the batches.
+      rows: rows per batch, over all processes.
+      shuffle: whether to repeat forever in random order; else one pass in
+        order.
     """
     self._loader = loader_lib.make_loader(
       config.data,
@@ -74,11 +75,11 @@ class Feed:
     self._mesh = mesh
 
   def place(self) -> dict[str, Any]:
-    """Returns the place of the loader after the last batch."""
+    """Returns the position of the loader after the last batch."""
     return self._loader.state()
 
   def restore(self, place: dict[str, Any]) -> None:
-    """Goes on after the batch that `place` came with."""
+    """Continues after the batch that came with `place`."""
     self._loader.restore(place)
 
   def __iter__(self) -> "Feed":

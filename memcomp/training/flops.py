@@ -15,7 +15,7 @@ PEAK_FLOPS = {
   "TPU v5p": 459e12,
   "TPU v6 lite": 918e12,
   "TPU v6e": 918e12,
-  # One jax device is one of the chip's two cores.
+  # One JAX device is one of the chip's two cores.
   "TPU7x": 1153.5e12,
   "NVIDIA A100-SXM4-40GB": 312e12,
   "NVIDIA A100-SXM4-80GB": 312e12,
@@ -23,15 +23,15 @@ PEAK_FLOPS = {
   "NVIDIA H100 PCIe": 756e12,
   "NVIDIA H200": 989e12,
 }
-"""Dense bf16 flop/s of one jax device by `device_kind`, as vendors state."""
+"""Dense bf16 flop/s of one JAX device by `device_kind`, from the vendors."""
 
 
 def matmul_params(model: abstract.Model) -> int:
-  """Returns N: the parameters that multiply activations as matrices.
+  """Returns N: the number of parameters in matrix products with activations.
 
-  These are the parameters with weight decay (norms, biases, convolutions and
-  initial memories have none), less the embedding table where the head has a
-  matrix of its own: a lookup multiplies nothing, a tied table is the head.
+  These are the parameters with weight decay (not norms, biases, convolutions or
+  initial memories). The embedding table is excluded if the head has its own
+  matrix, because a lookup multiplies nothing. A tied table is the head.
   """
   variables = nnx.to_flat_state(model.variables)
   sizes = {
@@ -47,14 +47,14 @@ def matmul_params(model: abstract.Model) -> int:
 def per_token(
   config: decoder.DecoderConfig, model: abstract.Model, length: int
 ) -> int:
-  """Returns the model flops of training on one token of `length`.
+  """Returns the model flops of training per token of `length`.
 
       6 N + 3 M
 
-  N: `matmul_params`, multiplied and added once forward (2 N) and twice
-  backward (4 N). M: the memory's own flops forward per token, all layers
-  (`overview.memory_flops_per_token`), whose backward is counted as twice that.
-  Recomputation (remat, first passes run again) is not counted.
+  N is `matmul_params`: one multiply-add each in the forward pass (2 N) and two
+  in the backward pass (4 N). M is the forward flops of all memories per token
+  (`overview.memory_flops_per_token`); the backward pass counts as twice that.
+  Recomputation (remat, repeated first passes) is not counted.
   """
   return 6 * matmul_params(model) + 3 * overview.memory_flops_per_token(
     config, length
@@ -64,6 +64,6 @@ def per_token(
 def utilisation(
   flops_per_second: float, devices: list[jax.Device]
 ) -> float | None:
-  """Returns the share of the devices' peak (MFU), None where unknown."""
+  """Returns the share of the devices' peak (MFU); None if unknown."""
   peak = PEAK_FLOPS.get(devices[0].device_kind)
   return flops_per_second / (peak * len(devices)) if peak else None

@@ -1,10 +1,9 @@
-"""A new run that begins from the parameters of another one.
+"""Starts a new run from the parameters of another one.
 
-Parameters depend on the model alone. So sequence length, packing, data,
-optimizer, schedule, mesh, dtype and state passing may all be other than those
-of the run, export or Hugging Face checkpoint that they come from. Arrays are
-matched by their flat names (`export.names`), whatever the layers' pattern is
-called.
+Parameters depend only on the model. So sequence length, packing, data,
+optimizer, schedule, mesh, dtype and state passing may differ from those of the
+source: a run, export or Hugging Face checkpoint. Arrays are matched by flat
+name (`export.names`), whatever the layers' pattern is called.
 """
 
 import functools
@@ -28,15 +27,15 @@ from memcomp.training import state as state_lib
 
 _TABLES = ("embedding.weight", "head.weight")
 _SHOWN = 4
-"""Names of arrays in a message at most."""
+"""Maximum number of array names in a message."""
 
 
 class Begun(NamedTuple):
-  """What a new run begins with.
+  """The start of a new run.
 
   Attributes:
-    state: on the mesh, at step 0.
-    record: where it is from, for JSON; see `begin`.
+    state: state on the mesh, at step 0.
+    record: its origin, for JSON; see `begin`.
   """
 
   state: state_lib.TrainState
@@ -48,24 +47,24 @@ def begin(
   mesh: jax.sharding.Mesh,
   tokenizer: tokenizer_lib.Tokenizer,
 ) -> Begun:
-  """Returns the state before the first step, as `training.init_from` says.
+  """Returns the state before the first step, from `training.init_from`.
 
-  The optimizer is fresh; with `training.keep_optimizer` Adam's moments and
-  their count are those of the source, while the schedule begins anew.
+  The optimizer is fresh. With `training.keep_optimizer`, Adam's moments and
+  their count come from the source, but the schedule starts anew.
 
   Args:
-    config: validated, with `training.init_from`.
-    mesh: in use.
-    tokenizer: of the run.
+    config: validated config with `training.init_from`.
+    mesh: mesh in use.
+    tokenizer: tokenizer of the run.
 
   Returns:
-    The state; and a record of `path`, `step`, `sha256` (of the files; None in
-    a bucket), `optimizer` ("fresh" or "kept"), `changes` (fields of the model
-    that differ), and with `training.init_partially` the arrays that are
-    `fresh` here and those `left_out` of the source.
+    The state, and a record: `path`, `step`, `sha256` (of the files; None in a
+    bucket), `optimizer` ("fresh" or "kept"), and `changes` (differing fields of
+    the model). With `training.init_partially` also the arrays that are `fresh`
+    here, and those of the source that are `left_out`.
 
   Raises:
-    UserError: nothing to read there; or, naming them, arrays that do not fit.
+    UserError: there is nothing to read, or arrays do not fit (it names them).
   """
   training = config.training
   opened = load.open_checkpoint(training.init_from, mesh=mesh)
@@ -108,7 +107,7 @@ def begin(
 
 
 def describe(record: dict[str, Any]) -> str:
-  """Returns a record as lines to print."""
+  """Returns a record as printable lines."""
   digest = record["sha256"]
   lines = [
     f"from {record['path']}, step {record['step']}"
@@ -127,7 +126,7 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def _misfit(config, opened, mine, theirs, fresh) -> str:
-  """The error of arrays that do not fit, in one line."""
+  """Returns the error about arrays that do not fit, in one line."""
   shared = mine.keys() & theirs.keys()
   tables = [name for name in _TABLES if name in fresh and name in shared]
   shapes = sorted(
@@ -199,7 +198,7 @@ def _start(config, mesh, opened, mine, theirs, taken, opt_state):
 
 
 def _moments(config, mesh, opened, mine, theirs) -> optax.ScaleByAdamState:
-  """Returns Adam's moments and their count in the checkpoint of a run."""
+  """Returns Adam's moments and their count from the checkpoint of a run."""
   where = config.training.init_from
   try:
     root, _ = load_lib.locate(where)
@@ -218,7 +217,7 @@ def _moments(config, mesh, opened, mine, theirs) -> optax.ScaleByAdamState:
       " lie otherwise; leave the flag out, or set model as it is there"
     )
   target = state_lib.abstract_state(opened.config, mesh)
-  # Not of use here, and its rows need not divide over this mesh.
+  # The carry is not needed here, and this mesh need not divide its rows.
   everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   target = target._replace(
     carry=jax.tree.map(
@@ -249,14 +248,14 @@ def _adam_states(opt_state: Any) -> list[optax.ScaleByAdamState]:
 
 
 def _with_adam(opt_state: Any, adam: optax.ScaleByAdamState) -> Any:
-  """Returns an optimizer's state with other moments; its schedule is at 0."""
+  """Replaces the moments of an optimizer state; its schedule is at 0."""
   return jax.tree.map(
     lambda x: adam if _is_adam(x) else x, opt_state, is_leaf=_is_adam
   )
 
 
 def _digest(path: str, step: int) -> str | None:
-  """Returns a digest of the files that were read; None in a bucket."""
+  """Returns a digest of the files in use; None in a bucket."""
   if paths.is_remote(path):
     return None
   folder = paths.of(path)
@@ -264,5 +263,5 @@ def _digest(path: str, step: int) -> str | None:
     root, _ = load_lib.locate(path)
     folder = root / str(step)
   except errors.UserError:
-    pass  # An export: its own folder.
+    pass  # an export has its own folder
   return integrity.digest(folder)

@@ -28,16 +28,16 @@ from memcomp.training import state as state_lib
 
 
 class Run(NamedTuple):
-  """What stays the same while a run trains.
+  """The constants of a training run.
 
   Attributes:
-    config: validated.
-    workdir: absolute, claimed by this process.
-    mesh: in use (`jax.set_mesh`).
-    tokenizer: of the config.
+    config: validated config.
+    workdir: absolute folder, claimed by this process.
+    mesh: mesh in use (`jax.set_mesh`).
+    tokenizer: tokenizer of the config.
     feed: training batches, from the first.
-    validation: what the validation loss is of, None without one.
-    meta: saved with each checkpoint.
+    validation: data of the validation loss, or None.
+    meta: metadata that is saved with each checkpoint.
   """
 
   config: config_lib.Config
@@ -58,7 +58,7 @@ def train(
   """Trains from `restored`, or from the start, to the last step.
 
   Returns:
-    An exit code, as `run.run`; unless it diverged, `workdir` holds a committed
+    An exit code, see `run.run`. Unless it diverged, `workdir` has a committed
     checkpoint of the last step.
   """
   config = run.config
@@ -120,7 +120,7 @@ def train(
         logged=logged or evaluated or last,
         extra=extra,
       )
-      # The first waits for the slowest of all compilations.
+      # The first step waits for the slowest process to compile.
       if record.came_back:
         watch.beat(number)
       checkpoints.poll()
@@ -131,8 +131,8 @@ def train(
         record.drain()
       if record.worst >= training.max_nonfinite_steps:
         return _diverged(run, record.worst, number, checkpoints)
-      # In a row of skipped steps nothing new was learned; saving would only
-      # push out the checkpoints from before it.
+      # Skipped steps learned nothing; saving would only remove older
+      # checkpoints.
       if saving and (last or stopped or not record.skipped_in_a_row):
         checkpoints.save(number, state, place, run.meta)
         watch.beat(number)
@@ -156,10 +156,10 @@ def train(
 def token_bytes(
   tokenizer: tokenizer_lib.Tokenizer, store: sources.Split
 ) -> np.ndarray | None:
-  """Returns the bytes of each token, None where each is one byte.
+  """Returns the bytes of each token; None if each is one byte.
 
-  Where tokens do not spell the text of `store`, a token has its share of the
-  text's bytes in the mean over all documents, float32.
+  If tokens do not spell the text of `store`, a token has its mean share of the
+  text's bytes over all documents, float32.
   """
   sizes = tokenizer.bytes_of(np.arange(tokenizer.vocab_size))
   of_text = getattr(store, "sizes", None)

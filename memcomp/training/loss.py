@@ -1,4 +1,4 @@
-"""Next-token cross entropy, with the logits of a few tokens at a time."""
+"""Next-token cross entropy, with the logits of few tokens at a time."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 IGNORED = -1
-"""Target of a position that is not scored."""
+"""Target of a position without a score."""
 
 
 class LossSums(NamedTuple):
@@ -15,9 +15,9 @@ class LossSums(NamedTuple):
 
   Attributes:
     nll: float32 scalar, negative log-likelihood in nats.
-    log_z_squared: float32 scalar, squared log-normaliser of the logits.
-    count: int32 scalar, scored tokens.
-    right: int32 scalar, scored tokens that no other is likelier than.
+    log_z_squared: float32 scalar, squared log-normalizer of the logits.
+    count: int32 scalar, number of scored tokens.
+    right: int32 scalar, number of scored tokens that are the most likely.
   """
 
   nll: jax.Array
@@ -27,7 +27,7 @@ class LossSums(NamedTuple):
 
 
 def zero() -> LossSums:
-  """Returns the sums over no token."""
+  """Returns the sums over no tokens."""
   return LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0))
 
 
@@ -41,11 +41,11 @@ def next_token_loss(
   """Scores `targets` under the logits of `hidden`.
 
   Args:
-    logits_of: hidden `[..., d_model]` to logits `[..., vocab]`.
+    logits_of: maps hidden `[..., d_model]` to logits `[..., vocab]`.
     hidden: `[batch, time, d_model]`.
-    targets: int32 `[batch, time]`; negative is not scored.
-    chunk: tokens of a row whose logits exist at once, forward and backward; 0
-      is all of them. It need not divide `time`.
+    targets: int32 `[batch, time]`; negative ones are not scored.
+    chunk: tokens of a row whose logits exist at the same time, forward and
+      backward; 0 is all. It need not divide `time`.
 
   Returns:
     Sums over all scored tokens of the batch.
@@ -61,8 +61,9 @@ def next_token_loss(
   parts = time // chunk
   whole = parts * chunk
 
-  # A part takes every parts-th token, not neighbours: the loss does not care,
-  # and a time axis sharded over `context` stays where it is.
+  # A part takes every parts-th token instead of neighbours, so that a time axis
+  # sharded over `context` stays in place. The loss does not depend on the
+  # order.
   def split(x):
     x = x[:, :whole].reshape(x.shape[0], chunk, parts, *x.shape[2:])
     return jnp.moveaxis(x, 2, 0)
@@ -79,12 +80,12 @@ def next_token_loss(
 
 def _sums(logits: jax.Array, targets: jax.Array) -> LossSums:
   logits = logits.astype(jnp.float32)
-  # Shifted before anything is summed: log_z - logit would lose the digits
-  # that a large common offset takes up.
+  # Shift before summing: log_z - logit would lose digits to a large common
+  # offset.
   offset = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
   shifted = logits - offset
   log_sum = jnp.log(jnp.exp(shifted).sum(-1))
-  # A select and a sum rather than a gather: its transpose is no scatter, and
+  # A select and a sum instead of a gather: the transpose needs no scatter, and
   # it partitions along a sharded vocabulary.
   chosen = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
   picked = jnp.where(chosen == targets[..., None], shifted, 0.0).sum(-1)
@@ -94,6 +95,6 @@ def _sums(logits: jax.Array, targets: jax.Array) -> LossSums:
     nll=jnp.where(scored, log_sum - picked, 0.0).sum(),
     log_z_squared=jnp.where(scored, log_z**2, 0.0).sum(),
     count=scored.sum(dtype=jnp.int32),
-    # Shifted, the likeliest token has logit 0.
+    # After the shift, the most likely token has logit 0.
     right=(scored & (picked >= 0)).sum(dtype=jnp.int32),
   )

@@ -1,4 +1,4 @@
-"""Metrics: numbers from the device, files and the line on the terminal."""
+"""Metrics: device numbers, log files, and the line on the terminal."""
 
 import json
 import math
@@ -19,20 +19,22 @@ SOLVER = ("sweeps", "residual", "unreached")
 
 
 def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
-  """Returns a step's metrics as they are logged, without clocks.
+  """Returns a step's metrics for the log, without timings.
+
+  They are equal in every run of a config.
 
   Args:
-    fetched: the metrics of `step.make_train_step`, on the host.
+    fetched: metrics of `step.make_train_step`, on the host.
 
   Returns:
     `step`; `loss` in nats per scored token; `bits_per_byte` (loss * tokens /
     bytes / ln 2); `learning_rate`; `grad_norm` before clipping; `z_loss`
-    (weighted); `memory_norms`, RMS of each layer's memory; `skipped` steps so
-    far; `tokens` scored in the step. Where a layer sweeps (`SolverConfig`), of
-    each: `sweeps` a tile, the largest `residual`, and `unreached`, tiles that
-    fell back to substitution. Of a task, where a byte is an answer, `accuracy`:
-    the share of answers that are right. None where no token was scored. The
-    same on every run of a config.
+    (weighted); `memory_norms`, the RMS of each layer's memory; `skipped` steps
+    so far; `tokens` scored in the step. If layers use sweeps (`SolverConfig`),
+    for each layer: mean `sweeps` per tile, the largest `residual`, and
+    `unreached`, the number of tiles that fell back to substitution. For a task,
+    where an answer counts as a byte, `accuracy`: the share of right answers.
+    Means are None if no token was scored.
   """
   loss, tokens = float(fetched["loss"]), int(fetched["tokens"])
   record = {
@@ -57,7 +59,7 @@ def record_of(fetched: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 class Log:
-  """metrics.jsonl, and TensorBoard files when asked for.
+  """Writes metrics.jsonl, and optionally TensorBoard files.
 
   Use it in `with`; a line is on disk as soon as `write` returns.
   """
@@ -65,15 +67,15 @@ class Log:
   def __init__(
     self, workdir: pathlib.Path, *, resume_at: int, tensorboard: bool
   ):
-    """Opens the files, and forgets what was logged after `resume_at`.
+    """Opens the files, and drops log lines after `resume_at`.
 
     Args:
-      workdir: of the run.
-      resume_at: the step that training goes on from.
-      tensorboard: also write `tensorboard/`.
+      workdir: folder of the run.
+      resume_at: step from which training resumes.
+      tensorboard: whether to also write `tensorboard/`.
 
     Raises:
-      UserError: TensorBoard asked for without its library; a full disk.
+      UserError: the TensorBoard library is missing; a full disk.
     """
     self._path = workdir / FILE
     self._board = _board(workdir, resume_at) if tensorboard else None
@@ -99,7 +101,7 @@ class Log:
     return self
 
   def __exit__(self, *unused) -> None:
-    # What a full disk did not take is written once more.
+    # Closing retries a write that a full disk rejected.
     with disk.clear_errors(f"cannot write {self._path}"):
       self._file.close()
     if self._board is not None:
@@ -109,14 +111,14 @@ class Log:
 def open_log(
   workdir: pathlib.Path, *, resume_at: int, tensorboard: bool
 ) -> Log:
-  """Returns the run's `Log`, in the first process; others log nothing."""
+  """Returns the run's `Log` in the first process; others log nothing."""
   if processes.is_first():
     return Log(workdir, resume_at=resume_at, tensorboard=tensorboard)
   return _NoLog()
 
 
 class _NoLog(Log):
-  """Of a process that writes nothing."""
+  """The log of a process that writes nothing."""
 
   def __init__(self):
     pass
@@ -129,7 +131,7 @@ class _NoLog(Log):
 
 
 def truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after `step`, and a last line cut short by a kill."""
+  """Drops the lines after `step`, and a truncated last line."""
   if not path.exists():
     return
   kept = 0
@@ -146,18 +148,18 @@ def truncate(path: pathlib.Path, step: int) -> None:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the objects of a metrics.jsonl, less a last line cut short."""
+  """Returns the objects of a metrics.jsonl, without a truncated last line."""
   lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
   return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def number(value: float | None, digits: int) -> str:
-  """Returns a figure for the terminal; None is of nothing scored."""
+  """Formats a number for the terminal; None means that nothing was scored."""
   return "of nothing" if value is None else f"{value:.{digits}f}"
 
 
 class Progress:
-  """One line that overwrites itself on a terminal, one a record elsewhere."""
+  """A line that updates itself on a terminal; one line per record elsewhere."""
 
   def __init__(self, steps: int, stream: TextIO | None = None):
     """Starts the clock of a run of `steps`."""
@@ -187,8 +189,8 @@ class Progress:
       parts.append(f"solved by substitution {unreached}")
     if "seconds_per_step" in record:
       seconds = record["seconds_per_step"]
-      # A moving mean: checkpoints and other users of the machine make single
-      # intervals jump.
+      # Use a moving mean, because checkpoints and other load make single
+      # intervals vary.
       before = seconds if self._seconds is None else self._seconds
       self._seconds = 0.7 * before + 0.3 * seconds
       speed = record["tokens_per_second"] * seconds / self._seconds
@@ -200,7 +202,7 @@ class Progress:
     self._open = self._live
 
   def end(self) -> None:
-    """Leaves the line, so that what is printed next has its own."""
+    """Ends the line, so that the next output starts a new one."""
     if self._open:
       self._stream.write("\n")
       self._stream.flush()
@@ -222,7 +224,7 @@ class Meter:
     self._paused = 0.0
 
   def lap(self, step: int) -> float | None:
-    """Returns seconds per step since the last lap, None on the first."""
+    """Returns seconds per step since the last lap; None for the first."""
     now = time.perf_counter()
     seconds = None
     if self._step is not None and step > self._step:
@@ -231,12 +233,12 @@ class Meter:
     return seconds
 
   def pause(self, seconds: float) -> None:
-    """Leaves out time that was not spent training."""
+    """Excludes time that was not spent training."""
     self._paused += seconds
 
 
 def duration(seconds: float) -> str:
-  """Returns seconds as 12s, 3m12s or 2h03m."""
+  """Formats seconds as 12s, 3m12s or 2h03m."""
   seconds = round(seconds)
   if seconds < 60:
     return f"{seconds}s"

@@ -1,4 +1,4 @@
-"""AdamW with a warm-up and a schedule."""
+"""AdamW with warmup and a schedule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,14 @@ Schedule = Callable[[Any], jax.Array]
 
 
 def make_schedule(config: config_lib.OptimizerConfig, steps: int) -> Schedule:
-  """Returns the learning rate as a function of the updates made so far.
+  """Returns the learning rate as a function of the number of updates so far.
 
-  The first update already moves (rate `peak / (warmup_steps + 1)`), update
-  `warmup_steps` has the peak and update `steps - 1` the final rate.
+  The first update has the rate `peak / (warmup_steps + 1)`, update
+  `warmup_steps` has the peak, and update `steps - 1` the final rate.
 
   Args:
-    config: validated (`validate.check`).
-    steps: updates of the whole run.
+    config: validated config (`validate.check`).
+    steps: number of updates in the whole run.
   """
   peak, final = config.learning_rate, config.final_learning_rate
   warmup = config.warmup_steps
@@ -52,17 +52,17 @@ def make(
   """Returns clip -> Adam -> weight decay -> learning rate.
 
   Args:
-    config: validated (`validate.check`).
-    steps: updates of the whole run.
-    decayed: tree of bool like the parameters; True takes weight decay.
-    hidden: tree of bool like the parameters; True is a matrix between
-      features, whose rates follow the width. Needed with `base_width`.
-    width: d_model, needed with `base_width`.
+    config: validated config (`validate.check`).
+    steps: number of updates in the whole run.
+    decayed: bool tree like the parameters; True has weight decay.
+    hidden: bool tree like the parameters; True is a matrix between features,
+      whose rates scale with the width. Required with `base_width`.
+    width: d_model, required with `base_width`.
   """
   schedule = make_schedule(config, steps)
 
   def corrected(count):
-    # The learning rate multiplies it once more at the end.
+    # The last transformation multiplies by the learning rate once more.
     return config.weight_decay * schedule(count) / config.learning_rate
 
   decay = corrected if config.corrected_decay else config.weight_decay
@@ -72,7 +72,7 @@ def make(
     optax.scale_by_learning_rate(schedule),
   ]
   if config.base_width:
-    # Before the decay: rate / r times decay * r is what it was.
+    # Before the decay, so that rate / r times decay * r keeps the product.
     scale = optax.scale(config.base_width / width)
     parts.insert(1, optax.masked(scale, hidden))
   if config.clip_norm > 0:

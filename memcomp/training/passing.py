@@ -1,11 +1,11 @@
-"""State passing: rows that begin from a state that other text left behind.
+"""State passing: rows that start from the state that another text left.
 
-A memory that only ever meets the states of one window fails on older ones.
-Where a share of the rows begins from the final state of whatever row stood in
-their place one step before, it learns to read and to overwrite states of any
-age (Ruiz and Gu, "Understanding and Improving Length Generalization in
-Recurrent Models", 2025). The state is detached: no gradient goes into the step
-before. All other rows begin as they would without.
+A memory that only meets the states of one window fails on older ones. With
+state passing, a share of the rows starts from the final state of the row at the
+same index one step before. So the memory learns to read and to overwrite states
+of any age (Ruiz and Gu, "Understanding and Improving Length Generalization in
+Recurrent Models", 2025). The state is detached, so gradients do not enter the
+step before. All other rows start as usual.
 """
 
 from typing import Any
@@ -19,24 +19,24 @@ from memcomp import prng
 from memcomp.data import batch as batch_lib
 from memcomp.models import decoder
 
-# Folded into the seed's key, so that no other draw of a step has the same one.
+# Folded into the seed's key, to differ from all other draws of a step.
 _STREAM = 0x70617373
 
 
 def keeps_state(config: config_lib.Config) -> bool:
-  """Returns whether a step hands states of rows to the next one."""
+  """Whether a step passes states of rows to the next one."""
   return config.training.carry_state or config.training.state_passing > 0
 
 
 def drawn(config: config_lib.Config, step: jax.Array) -> jax.Array | None:
-  """Draws the rows of a step that begin from what stood there before.
+  """Draws the rows of a step that start from a previous state.
 
   Args:
-    config: of the run.
-    step: int32 scalar, steps before this one.
+    config: config of the run.
+    step: int32 scalar, number of previous steps.
 
   Returns:
-    Bool `[batch_size]`, a function of the seed and the step alone; None
+    Bool `[batch_size]`, which depends only on the seed and the step; None
     without state passing.
   """
   if not config.training.state_passing:
@@ -57,17 +57,17 @@ def begin(
   axes: Any,
   passed: jax.Array | None,
 ) -> decoder.DecoderState:
-  """Returns the state that each row begins from.
+  """Returns the initial state of each row.
 
   Args:
-    config: of the run.
-    module: the model; a fresh state is its learned one, with a gradient.
-    batch: of `rows` rows.
-    carry: the state after the row that stood in the same place.
-    axes: of each leaf of `carry`, the axis that counts rows.
-    passed: bool `[rows]`, which rows begin from `carry` whatever their text;
-      None for none. The others begin from it only where `carry_state` is on
-      and their text goes on.
+    config: config of the run.
+    module: the model; it learns its fresh state, which has a gradient.
+    batch: a batch of `rows` rows.
+    carry: the state after the previous row at the same index.
+    axes: the row axis of each leaf of `carry`.
+    passed: bool `[rows]`, rows that start from `carry` whatever their text;
+      None for none. The others start from it only with `carry_state`, and if
+      their text continues.
   """
   carry = jax.lax.stop_gradient(carry)
   if passed is None:
@@ -88,7 +88,7 @@ def begin(
 def _first_segment(
   segment_ids: jax.Array | np.ndarray | None, before: jax.Array
 ) -> jax.Array:
-  """Returns the segment that each row begins with, `[rows]`."""
+  """Returns the first segment of each row, `[rows]`."""
   if segment_ids is None:
     return jnp.ones_like(before)
   first = jnp.argmax(segment_ids != 0, axis=1)

@@ -10,7 +10,7 @@ def loss_curve(workdir: pathlib.Path) -> str:
   """Draws `loss.png` beside metrics.jsonl.
 
   Returns:
-    A line for the terminal: where it is, or why there is none.
+    A line for the terminal: the path, or why there is no figure.
   """
   path = workdir / "loss.png"
   canvas = figures.new_canvas(7, 4)

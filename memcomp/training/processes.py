@@ -1,8 +1,8 @@
 """Several processes as one run: on a pod slice, or started by hand.
 
-Each process runs the same program on its own devices. The first alone writes
-the run's files and prints; what one process finds (a mistake, a signal) all
-must know, or the others wait for it in a collective for ever.
+Each process runs the same program on its own devices. Only the first writes
+files and prints. All must learn what one process finds (a mistake, a signal),
+or they would wait forever in a collective.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _SETTINGS = (
   "jax_threefry_partitionable",
 )
 _SHORT = 200
-"""Characters of what is told in a message."""
+"""Maximum characters of a fact in a message."""
 
 
 def join(
@@ -42,20 +42,21 @@ def join(
   index: int | None = None,
   heartbeat_seconds: int = 60,
 ) -> None:
-  """Joins the run's other processes, if there are others.
+  """Joins the run's other processes, if there are any.
 
-  Call it before anything is computed. From here on JAX ends a process that has
+  Call it before computing anything. From here on JAX ends a process that has
   lost the others (see `faults`).
 
   Args:
-    distributed: JAX finds the others by itself (Cloud TPU, Slurm, GKE).
-    coordinator: "host:port" of the first process, where JAX does not.
-    count: of processes; None where JAX finds it.
-    index: of this one, from 0; None where JAX finds it.
-    heartbeat_seconds: without a sign of life, after which a process is dead.
+    distributed: JAX finds the others itself (Cloud TPU, Slurm, GKE).
+    coordinator: "host:port" of the first process, if JAX cannot find it.
+    count: number of processes; None if JAX finds it.
+    index: index of this process, from 0; None if JAX finds it.
+    heartbeat_seconds: time without a heartbeat after which a process is dead.
 
   Raises:
-    UserError: they are not described, could not be found, or not be reached.
+    UserError: the description is incomplete, or the others are not found or not
+      reachable.
   """
   _check(distributed, coordinator, count, index)
   if not distributed and coordinator is None:
@@ -83,10 +84,10 @@ def _check(
   count: int | None,
   index: int | None,
 ) -> None:
-  """Checks what describes the processes.
+  """Checks the description of the processes.
 
   Raises:
-    UserError: naming the flag that is missing or wrong.
+    UserError: naming the missing or wrong flag.
   """
   if coordinator is not None:
     host, _, port = coordinator.rpartition(":")
@@ -111,9 +112,9 @@ def _check(
 
 
 def leave() -> None:
-  """Parts from the other processes; nothing may be computed together after."""
+  """Leaves the other processes; ends all joint computation."""
   if not is_alone():
-    # The first may still be writing; shutting down waits only so long.
+    # The first may still be writing, and the shutdown has a time limit.
     wait("end of the run")
     jax.distributed.shutdown()
 
@@ -140,21 +141,21 @@ FACTS = (
   "folder of checkpoints",
   "parameters to begin from",
 )
-"""What has to be the same in all processes of a run."""
+"""Facts that must be equal in all processes of a run."""
 
 
 @contextlib.contextmanager
 def together(doing: str) -> Iterator[dict[str, str]]:
   """If the block raises a UserError in one process, all raise one.
 
-  They also do if what the block has found is not the same in all. Anything else
-  that one process raises ends it (see `faults`).
+  They also raise if their facts differ. Any other exception ends its process
+  (see `faults`).
 
   Args:
     doing: what the block does, for messages.
 
   Yields:
-    A dict to fill: some of `FACTS`, and what was found.
+    A dict for the facts found, by name in `FACTS`.
 
   Raises:
     UserError: see above.
@@ -167,8 +168,8 @@ def together(doing: str) -> Iterator[dict[str, str]]:
     except errors.UserError as error:
       problem = error
     if not is_alone():
-      # One exchange, whether or not the block came to its end: processes that
-      # exchange different things wait for each other.
+      # Always one exchange, whether or not the block completed: processes with
+      # different exchanges would wait for each other.
       digests = [_digest(seen.get(name)) for name in FACTS]
       mine = np.array([[problem is not None, 0], *digests], np.int32)
       found = multihost_utils.process_allgather(mine)
@@ -183,7 +184,7 @@ def together(doing: str) -> Iterator[dict[str, str]]:
 
 
 def _digest(text: str | None) -> np.ndarray:
-  """Returns a hash as int32 `[2]`, zeros of what was not found."""
+  """Returns a hash as int32 `[2]`; zeros for a missing fact."""
   if text is None:
     return np.zeros(2, np.int32)
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int32)
@@ -192,17 +193,17 @@ def _digest(text: str | None) -> np.ndarray:
 def _difference(
   found: np.ndarray, seen: dict[str, str]
 ) -> errors.UserError | None:
-  """Returns an error that names who differs from most in what, or None.
+  """Returns an error that names the deviating processes and facts, or None.
 
   Args:
     found: int32 `[processes, facts, 2]`.
-    seen: by this process.
+    seen: facts of this process.
   """
   differs: dict[int, list[str]] = {}
   for fact, name in enumerate(FACTS):
     every = [tuple(x) for x in found[:, fact].tolist()]
     known = [x for x in every if any(x)]
-    # Of equally many the first process is right.
+    # In a tie, the first process is right.
     usual = max(known, key=known.count, default=None)
     for process, own in enumerate(every):
       if any(own) and own != usual:
@@ -226,20 +227,20 @@ def _difference(
 
 
 def of_first(value: bool) -> bool:
-  """What the first process says."""
+  """Returns the value of the first process."""
   if is_alone():
     return value
   return bool(multihost_utils.broadcast_one_to_all(np.bool_(value)))
 
 
 def wait(name: str) -> None:
-  """Waits for all processes to come to this place."""
+  """Waits until all processes have reached this call."""
   if not is_alone():
     multihost_utils.sync_global_devices(name)
 
 
 def program() -> dict[str, str]:
-  """Returns what of `FACTS` is known of the program; nothing of one alone."""
+  """Returns the `FACTS` about the program; none for a single process."""
   if is_alone():
     return {}
   return {
@@ -252,7 +253,7 @@ def program() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of Python and of the libraries that compute."""
+  """Returns the versions of Python and of the numerical libraries."""
   return {
     "python": platform.python_version(),
     **{name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -260,7 +261,7 @@ def versions() -> dict[str, str]:
 
 
 def _code() -> str:
-  """Hash of all sources, so that two versions can be told apart."""
+  """Returns a hash of all sources, which identifies the version."""
   digest = hashlib.sha256()
   for package in (memcomp, memcomp_kernels):
     folder = pathlib.Path(next(iter(package.__path__)))
@@ -271,14 +272,14 @@ def _code() -> str:
 
 
 class Request:
-  """A request to stop, handed into the step so that all processes see it.
+  """A request to stop, passed into the step so that all processes see it.
 
-  The step gives back the largest of what all processes handed in: each learns
-  of it with the metrics of the same step, without waiting for the others.
+  The step returns the maximum over all processes. So each process learns of it
+  with the metrics of the same step, without waiting for the others.
   """
 
   def __init__(self, mesh: Mesh):
-    """For the devices of `mesh`."""
+    """Makes requests for the devices of `mesh`."""
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     here = sum(
       d.process_index == jax.process_index() for d in mesh.devices.flat
@@ -292,5 +293,5 @@ class Request:
     self._arrays = array(0), array(1)
 
   def __call__(self, requested: bool) -> jax.Array:
-    """The step's argument: int32 `[devices]`."""
+    """Returns the step's argument: int32 `[devices]`."""
     return self._arrays[requested]

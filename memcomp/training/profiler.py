@@ -8,7 +8,7 @@ from memcomp import config as config_lib
 
 
 class Window:
-  """Traces steps [profile_start, profile_start + profile_steps) from 0.
+  """Traces steps [profile_start, profile_start + profile_steps), from 0.
 
   Use it in `with`, so that a run that ends inside the window ends the trace.
   """
@@ -20,13 +20,13 @@ class Window:
     self._tracing = False
 
   def before(self, index: int) -> None:
-    """Call before the step with this index is started."""
+    """Call this before the step with this index starts."""
     if 0 <= self._start == index:
       jax.profiler.start_trace(self._directory)
       self._tracing = True
 
   def after(self, index: int, result: object) -> None:
-    """Call with what the step with this index returned."""
+    """Call this with the result of the step with this index."""
     if self._tracing and index + 1 >= self._stop:
       jax.block_until_ready(result)
       self._end()

@@ -1,4 +1,4 @@
-"""Fetches metrics behind the device and writes those of logged steps."""
+"""Fetches device metrics with a delay, and writes those of logged steps."""
 
 import collections
 from typing import Any
@@ -10,23 +10,23 @@ from memcomp.models import abstract, overview
 from memcomp.training import flops, metrics
 
 _IN_FLIGHT = 2
-"""Steps that the device may be ahead of the host's reading: enough that it
-never waits, few enough that a request to stop is met at once."""
+"""Maximum number of steps that the device is ahead of the host: enough to never
+wait, and few enough to react to a stop request at once."""
 
 
 class Recorder:
   """Turns device metrics into records, two steps late.
 
-  What a clock measured joins `metrics.record_of`: `seconds_per_step` since the
-  last record, `tokens_per_second` (all tokens of the batch, padding too),
-  `model_tflops_per_second` and `mfu` (see `flops`; "unknown" where the device's
-  peak is), beside `state_bytes` of the memories of one sequence.
+  It adds timings to `metrics.record_of`: `seconds_per_step` since the last
+  record, `tokens_per_second` (all tokens of the batch, with padding),
+  `model_tflops_per_second`, `mfu` (see `flops`; "unknown" if the device's peak
+  is), and `state_bytes` of the memories per sequence.
 
   Attributes:
-    skipped_in_a_row: not finite steps that end at the last one fetched.
-    worst: the most of them in a row so far.
-    came_back: steps fetched.
-    stop: whether a step has handed back a request to stop.
+    skipped_in_a_row: consecutive non-finite steps up to the last one fetched.
+    worst: maximum of `skipped_in_a_row` so far.
+    came_back: number of fetched steps.
+    stop: whether a step has returned a request to stop.
     last: the last record written, or None.
   """
 
@@ -63,13 +63,13 @@ class Recorder:
     logged: bool,
     extra: dict[str, float | None] | None = None,
   ) -> None:
-    """Takes the metrics of a step of `slots` tokens; `extra` joins its record.
+    """Adds the metrics of a step.
 
     Args:
-      device_metrics: of `step.make_train_step`.
-      slots: tokens of the batch, padding too.
-      logged: whether to write a record of it.
-      extra: what joins it.
+      device_metrics: metrics of `step.make_train_step`.
+      slots: tokens of the batch, with padding.
+      logged: whether to write a record.
+      extra: further entries of the record.
     """
     wanted = device_metrics if logged else _counter(device_metrics)
     for x in wanted.values():
@@ -78,11 +78,11 @@ class Recorder:
     self._fetch(_IN_FLIGHT)
 
   def drain(self) -> None:
-    """Waits for every step handed in so far."""
+    """Waits for all steps that have been added."""
     self._fetch(0)
 
   def pause(self, seconds: float) -> None:
-    """Leaves time that was not spent training out of the speed."""
+    """Excludes time that was not spent training from the speed."""
     self._meter.pause(seconds)
 
   def _fetch(self, limit: int) -> None:
@@ -95,7 +95,7 @@ class Recorder:
       self.worst = max(self.worst, self.skipped_in_a_row)
       self.stop = self.stop or bool(fetched.pop("stop", 0))
       if "unreached" in fetched:
-        # Of all steps since the last record.
+        # Accumulate over all steps since the last record.
         self._unreached = self._unreached + fetched["unreached"]
         fetched["unreached"] = self._unreached
       if logged:

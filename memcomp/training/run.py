@@ -1,4 +1,4 @@
-"""Training from a config to a checkpoint that has been evaluated."""
+"""Training from a config to an evaluated checkpoint."""
 
 import contextlib
 import math
@@ -34,15 +34,16 @@ def run(
   workdir: str | pathlib.Path,
   checkpoints: str = "",
 ) -> int:
-  """Trains, or goes on training, and evaluates.
+  """Trains or resumes a run, and evaluates it.
 
-  The same call goes on from the newest checkpoint; its losses are those of an
+  The same call resumes from the newest checkpoint. Its losses equal those of an
   uninterrupted run, bit for bit, on the same machine.
 
   Args:
-    config: of the experiment.
-    workdir: the run's directory (see `workdir`); made when absent.
-    checkpoints: folder for them, also gs://BUCKET/FOLDER; "" is `workdir`.
+    config: config of the experiment.
+    workdir: folder of the run (see `workdir`); created if missing.
+    checkpoints: folder of the checkpoints, also gs://BUCKET/FOLDER; "" is
+      `workdir`.
 
   Returns:
     An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when stopped by
@@ -75,7 +76,8 @@ def run(
       mesh = sharding.make_mesh(config.mesh)
       validate.check_mesh(config, mesh)
       workdir_lib.check(workdir, config)
-      # Data before the folder is made: a mistake there should leave nothing.
+      # Open the data before creating the folder, so that mistakes leave
+      # nothing.
       train = sources.open_split(config.data, "train", tokenizer=tokenizer)
       seen["training data"] = train.fingerprint
       feed = stack.enter_context(
@@ -117,7 +119,7 @@ def _train(
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
-    # Of a converted model its ends may be others than the tokenizer's.
+    # A converted model may have other ends than its tokenizer.
     meta.update({k: saved[k] for k in ("ends", "init_from") if k in saved})
 
   with (
@@ -139,7 +141,7 @@ def _train(
       print(f"{place}: going on from step {restored.step}", flush=True)
     elif config.training.init_from:
       restored = _begin_from(config, mesh, tokenizer, feed, meta)
-    # Within all other contexts: not even a save is waited for.
+    # Inside all other contexts, so that it does not even wait for a save.
     with faults.end_at_once():
       code = loop.train(
         loop.Run(config, workdir, mesh, tokenizer, feed, store, meta),
@@ -148,7 +150,7 @@ def _train(
         stop,
       )
   if code == 0 and processes.is_first():
-    with faults.end_at_once():  # The others wait for it to leave with them.
+    with faults.end_at_once():  # the others wait for this process
       print(f"trained {config.training.steps} steps; saved in {place}")
       print(plot.loss_curve(workdir), flush=True)
   return code
@@ -161,8 +163,8 @@ def _begin_from(
   feed: feed_lib.Feed,
   meta: dict[str, Any],
 ) -> checkpoint.Restored:
-  """Reads what the run begins from; notes in `meta` where that was."""
-  # Imported late: training does not depend on evaluation and export.
+  """Reads the initial parameters; records their origin in `meta`."""
+  # A late import, because training does not depend on evaluation and export.
   from memcomp.training import init_from
 
   with processes.together("reading training.init_from") as seen:
@@ -178,7 +180,7 @@ def _validation_store(
   tokenizer: tokenizer_lib.Tokenizer,
   mesh: jax.sharding.Mesh,
 ) -> sources.Split | None:
-  """Opens what the validation loss needs, once, to find mistakes early."""
+  """Opens the data of the validation loss early, to find mistakes."""
   if not config.training.evaluate_every:
     return None
   store = sources.open_split(config.data, "validation", tokenizer=tokenizer)
@@ -194,11 +196,11 @@ def _evaluate(
   stop: signals.StopRequest,
 ) -> int:
   try:
-    # Imported late: training does not depend on evaluation.
+    # A late import, because training does not depend on evaluation.
     from memcomp.evaluation import run as evaluation_run
 
     if stop.requested:
-      raise KeyboardInterrupt  # In the last step, after which nothing was left.
+      raise KeyboardInterrupt  # during the last step, which needed no stop
     evaluation_run.after_training(config, workdir, place)
   except (KeyboardInterrupt, errors.Terminated):
     print(
@@ -213,11 +215,11 @@ def _evaluate(
 def make_meta(
   config: config_lib.Config, tokenizer: tokenizer_lib.Tokenizer, params: Any
 ) -> dict[str, Any]:
-  """Returns what is saved beside the arrays of a checkpoint, for JSON.
+  """Returns the metadata of a checkpoint, for JSON.
 
   Args:
-    config: of the run.
-    tokenizer: that it trains with.
+    config: config of the run.
+    tokenizer: tokenizer of the training.
     params: the parameters or their shapes.
   """
   return {
@@ -235,7 +237,7 @@ def _check_meta(
   config: config_lib.Config,
   place: epath.Path,
 ) -> None:
-  """Checks that a checkpoint is this run's."""
+  """Checks that a checkpoint belongs to this run."""
   workdir_lib.check_same(saved["config"], config, f"the checkpoint in {place}")
   if saved["tokenizer"] != mine["tokenizer"]:
     raise errors.UserError(

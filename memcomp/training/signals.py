@@ -1,4 +1,4 @@
-"""Stopping at the end of a step when the process is asked to stop."""
+"""Stops at the end of a step when the process is asked to stop."""
 
 import os
 import signal
@@ -9,17 +9,17 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class StopRequest:
-  """Catches SIGTERM and Ctrl-C while it is entered.
+  """Catches SIGTERM and Ctrl-C while entered.
 
-  The first sets `requested`; a second Ctrl-C ends the process at once with
-  exit code 130 (checkpoints are committed by a rename, so none is half there).
+  The first sets `requested`. A second Ctrl-C ends the process at once with exit
+  code 130; a rename commits checkpoints, so none is incomplete.
 
   Python runs its handlers between two bytecodes of the main thread, which may
-  be minutes away while it waits for a compilation; a thread that reads what
-  the system's own handler writes to a pipe knows at once.
+  wait minutes for a compilation. But the system's own handler writes to a pipe
+  at once, and a thread reads it.
 
   Attributes:
-    requested: name of the signal that came, or "".
+    requested: name of the signal, or "".
   """
 
   def __init__(self):
@@ -28,7 +28,7 @@ class StopRequest:
 
   def __enter__(self) -> "StopRequest":
     if threading.current_thread() is not threading.main_thread():
-      return self  # Only the main thread may install handlers.
+      return self  # only the main thread may install handlers
     read, self._write = os.pipe()
     os.set_blocking(self._write, False)
     self._thread = threading.Thread(
@@ -37,7 +37,7 @@ class StopRequest:
     self._thread.start()
     self._wakeup = signal.set_wakeup_fd(self._write)
     for number in _NAMES:
-      # It does nothing, but keeps the default from ending the process.
+      # The handler does nothing, but replaces the default, which would exit.
       self._before[number] = signal.signal(number, lambda *_: None)
     return self
 

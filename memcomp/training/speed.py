@@ -1,4 +1,4 @@
-"""Tokens a second of a training step, of several models in turns."""
+"""Tokens per second of the training steps of several models."""
 
 import statistics
 import time
@@ -24,17 +24,17 @@ def training(
 ) -> dict[str, float]:
   """Times the training step of every config on random tokens.
 
-  All are compiled first and then timed in turns, so that what else the machine
-  does falls on all of them. Weights are those of the start.
+  All are compiled first and then timed in turns, so that other load of the
+  machine affects all of them. Weights are the initial ones.
 
   Args:
-    configs: by name.
-    rounds: times that each has its turn, >= 1.
-    steps: of a turn.
+    configs: configs by name.
+    rounds: number of turns for each, >= 1.
+    steps: steps per turn.
     progress: called after each compilation and each turn.
 
   Returns:
-    Tokens a second by name, the median over rounds.
+    Tokens per second by name, the median over rounds.
   """
   turns = {}
   for name, config in configs.items():
@@ -70,7 +70,7 @@ def _turn(config: config_lib.Config, steps: int) -> Callable[[], None]:
     segment_ids=np.ones(shape, np.int32),
     positions=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
   )
-  if config.data.packing == "joined":  # as `training.feed` hands it over
+  if config.data.packing == "joined":  # like `training.feed`
     batch = batch._replace(segment_ids=None, positions=None)
   state = state_lib.initial_state(config, mesh)
   with jax.set_mesh(mesh):

@@ -1,4 +1,4 @@
-"""The training state: a plain tree of arrays, and where it lies on a mesh."""
+"""The training state: a plain tree of arrays, and its sharding."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,16 +16,16 @@ from memcomp.training import optimizer, passing
 
 
 class TrainState(NamedTuple):
-  """Everything that one step hands to the next.
+  """Everything that one step passes to the next.
 
   Attributes:
     params: nested dict of float32 arrays.
-    opt_state: of optax, moments sharded as the parameters.
-    step: int32 scalar, batches seen.
-    skipped: int32 scalar, steps whose loss or gradient was not finite.
-    skipped_in_a_row: int32 scalar, how many of them end at `step`.
-    carry: the model's state of each row of the batch, with
-      `training.carry_state` or `training.state_passing`; else None.
+    opt_state: optax state; moments are sharded like the parameters.
+    step: int32 scalar, number of training batches.
+    skipped: int32 scalar, number of steps with a non-finite loss or gradient.
+    skipped_in_a_row: int32 scalar, number of them that end at `step`.
+    carry: with `training.carry_state` or `training.state_passing`, the model's
+      state of each row of the batch; else None.
   """
 
   params: Any
@@ -54,12 +54,12 @@ def abstract_state(
 ) -> TrainState:
   """Returns the state of a run as `ShapeDtypeStruct`s with shardings.
 
-  The one description of the state: its initialisation, the target of a
-  restore and the argument of a compile-only run.
+  This is its only description, for initialization, restoring and compile-only
+  runs.
   """
   model = abstract.model_of(config.model)
   params = abstract.on_mesh(model.variables, mesh)
-  # Adam's moments keep the Variables they are made from, and so their axes.
+  # Adam's moments keep the Variables that they come from, and so their axes.
   tx = optimizer.make(
     config.optimizer,
     config.training.steps,
@@ -88,12 +88,12 @@ def abstract_state(
 def initial_state(
   config: config_lib.Config, mesh: jax.sharding.Mesh
 ) -> TrainState:
-  """Returns the state before the first step, made in place on the mesh."""
+  """Returns the state before the first step, created on the mesh."""
   target = abstract_state(config, mesh)
   model = abstract.model_of(config.model)
   tx = make_optimizer(config, model)
 
-  # Drawing numbers once is not worth minutes of LLVM's optimiser on a CPU.
+  # Drawing numbers once does not justify minutes of LLVM optimization on a CPU.
   quick = {"xla_backend_optimization_level": 0}
   on_cpu = mesh.devices.flat[0].platform == "cpu"
 
@@ -108,8 +108,8 @@ def initial_state(
     carry = initial_carry(config, model, params, config.training.batch_size)
     zero = jnp.int32(0)
     start = TrainState(params, tx.init(params), zero, zero, zero, carry)
-    # Without weak types, which a step does not give back: the second step would
-    # be compiled anew.
+    # Remove weak types: a step does not return them, so the second step would
+    # recompile.
     return jax.tree.map(lambda x: x.astype(x.dtype), start)
 
   with jax.set_mesh(mesh):
@@ -119,14 +119,14 @@ def initial_state(
 def initial_carry(
   config: config_lib.Config, model: abstract.Model, params: Any, rows: int
 ) -> Any:
-  """Returns the carry before the first step: None where none is kept."""
+  """Returns the carry before the first step; None if none is kept."""
   if not passing.keeps_state(config):
     return None
   return nnx.merge(model.graphdef, params).init_state(rows)
 
 
 def row_axes(config: config_lib.Config, model: abstract.Model) -> Any:
-  """Returns the axis of each leaf of the carry that counts rows."""
+  """Returns the row axis of each leaf of the carry."""
   few, more = (
     jax.eval_shape(
       lambda p, n=n: initial_carry(config, model, p, n),
@@ -146,7 +146,7 @@ def row_axes(config: config_lib.Config, model: abstract.Model) -> Any:
 def carry_shardings(
   config: config_lib.Config, model: abstract.Model, mesh: jax.sharding.Mesh
 ) -> Any:
-  """Returns the shardings of the carry: its rows lie as the batch's."""
+  """Returns the shardings of the carry, whose rows lie like the batch's."""
   rows = sharding.batch_sharding(mesh).spec[0]
   return jax.tree.map(
     lambda axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, rows)),

@@ -1,7 +1,7 @@
 """The pure training step and the pure validation step.
 
-Both are functions of arrays, made once from the config and jitted by the
-caller; nothing in them looks at a file, a clock or the host's state.
+Both are functions of arrays, made from the config; the caller jits them. They
+do not access files, clocks or host state.
 """
 
 import functools
@@ -32,7 +32,7 @@ TrainStep = Callable[
 
 
 class _Watch(NamedTuple):
-  """RMS of memories `[layers]`, and how tiles were solved, if that is kept."""
+  """RMS of memories `[layers]`, and optional solver statistics."""
 
   norms: jax.Array
   solved: solver.Stats | None
@@ -45,24 +45,24 @@ def make_train_step(
 ) -> TrainStep:
   """Returns `(state, batch) -> (state, metrics)`, one optimizer step.
 
-  Jit it under `jax.set_mesh(mesh)` with the state donated. The loss is the
-  mean over all scored tokens of the step, however they are split into
-  micro-batches and shards. A step whose loss, gradient or update is not finite
-  leaves parameters, optimizer and carry as they were and is counted.
+  Jit it under `jax.set_mesh(mesh)` and donate the state. The loss is the mean
+  over all scored tokens of the step, regardless of micro-batches and shards. If
+  loss, gradient or update is not finite, the step keeps parameters, optimizer
+  and carry, and is counted.
 
   Args:
-    config: validated (`validate.check`).
-    mesh: that `state` and `batch` lie on.
+    config: validated config (`validate.check`).
+    mesh: mesh of `state` and `batch`.
     token_bytes: int32 or float32 `[vocab]`, bytes of each token; None is one.
 
   Returns:
     The step. Its metrics: float32 `loss` (nats per scored token, without the
     z-loss), `z_loss` (weighted), `grad_norm` (before clipping),
     `learning_rate`, `memory_norms` `[layers]`; int32 `step`, `tokens` (scored),
-    `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`; of a task
-    also float32 `accuracy`, the share of answers that are right.
+    `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`; for a task
+    also float32 `accuracy`, the share of right answers.
   """
-  del mesh  # Shardings come with the arguments; the model constrains its own.
+  del mesh  # arguments bring their shardings; the model constrains its own
   model = abstract.model_of(config.model)
   tx = state_lib.make_optimizer(config, model)
   schedule = optimizer.make_schedule(config.optimizer, config.training.steps)
@@ -117,7 +117,7 @@ def make_train_step(
   def train_step(state, batch):
     counted = (batch.targets >= 0).sum(dtype=jnp.int32)
     tokens = jnp.maximum(counted, 1).astype(jnp.float32)
-    # Of the seed and the step alone, so that a resumed run draws the same.
+    # Depends only on seed and step, so that a resumed run draws the same.
     noise = None
     if random:
       noise = jax.random.fold_in(prng.key(config.seed), state.step)
@@ -139,7 +139,7 @@ def make_train_step(
       "loss": sums.nll / tokens,
       "z_loss": config.training.z_loss * sums.log_z_squared / tokens,
       "grad_norm": grad_norm,
-      # The optimizer counts updates, so a skipped step does not use one up.
+      # The optimizer counts updates, so a skipped step uses none up.
       "learning_rate": schedule(state.step - state.skipped),
       "memory_norms": watch.norms,
       "tokens": counted,
@@ -168,10 +168,10 @@ def jitted(
   mesh: jax.sharding.Mesh,
   token_bytes: np.ndarray | None = None,
 ) -> Any:
-  """Returns `make_train_step`'s step, jitted with its state donated.
+  """Returns the step of `make_train_step`, jitted with a donated state.
 
-  It also takes `processes.Request`'s array (or None), whose largest entry joins
-  the metrics as `stop`.
+  It also takes the array of `processes.Request` (or None), and adds its maximum
+  to the metrics as `stop`.
   """
   target = state_lib.abstract_state(config, mesh)
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -186,7 +186,7 @@ def jitted(
   return jax.jit(
     step,
     donate_argnums=0,
-    # Stated so that every buffer of the state is given back as it came.
+    # Explicit, so that every state buffer comes back with the same sharding.
     out_shardings=(abstract.shardings_of(target), replicated),
   )
 
@@ -196,7 +196,7 @@ def make_validation_step(
 ) -> Callable[[Any, batch_lib.Batch, Any], tuple[Metrics, Any]]:
   """Returns `(params, batch, carry) -> (sums, carry)`.
 
-  The sums: float32 `nll` in nats, int32 `tokens` (scored), `bytes` and
+  The sums are float32 `nll` in nats, and int32 `tokens` (scored), `bytes` and
   `right` (see `loss.LossSums`).
   """
   model = abstract.model_of(config.model)
@@ -215,9 +215,9 @@ def make_validation_step(
 
 
 def _forward(model, config, params, batch, begin=None, noise=None):
-  """Returns (loss sums, state to carry on, what is watched).
+  """Returns (loss sums, state to carry, watched values).
 
-  `begin` makes the state before the batch of the module; None is a fresh one.
+  `begin` maps the module to the state before the batch; None is a fresh one.
   """
   extra = {} if noise is None else {"noise": noise}
   prefer = dispatch.preferring(config.training.implementation)
@@ -242,7 +242,7 @@ def _forward(model, config, params, batch, begin=None, noise=None):
 
 
 def _solver_metrics(stats: solver.Stats) -> Metrics:
-  """What to log of how the tiles of all layers were solved."""
+  """Returns metrics of the solver statistics of all layers."""
   return {
     "sweeps": stats.sweeps / jnp.maximum(stats.blocks, 1),
     "residual": stats.residual,
@@ -253,14 +253,14 @@ def _solver_metrics(stats: solver.Stats) -> Metrics:
 def _split(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
   """Splits rows into `[parts, ...]`; part p takes rows p, p + parts, ...
 
-  Strided, so that a row stays on the shard that holds it.
+  The stride keeps each row on its shard.
   """
   shape = (*x.shape[:axis], -1, parts, *x.shape[axis + 1 :])
   return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
 
 def _join(x: jax.Array, axis: int) -> jax.Array:
-  """Undoes `_split`."""
+  """Reverses `_split`."""
   x = jnp.moveaxis(x, 0, axis + 1)
   return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 

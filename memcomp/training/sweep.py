@@ -1,7 +1,7 @@
-"""Many runs of one config file, one after another, each a process of its own.
+"""Runs a config file many times, each in a separate process, one by one.
 
-The same sweep again goes on where it stopped: what has been trained and
-evaluated is left out, and a run that was cut off goes on from its checkpoint.
+The same sweep again resumes: it skips trained and evaluated runs, and
+interrupted runs continue from their checkpoints.
 """
 
 import json
@@ -32,7 +32,7 @@ def run(
 
   Args:
     program: the command that starts it, without flags.
-    flags: of this process: what is not the sweep's own goes to every run.
+    flags: flags of this process; except for the sweep's own, all runs get them.
     config: path of the config file.
     names: arguments of its `get_config`.
     seeds: each name is run with seeds 0 .. seeds-1.
@@ -40,12 +40,12 @@ def run(
     steps: a run evaluated at this step is finished.
 
   Returns:
-    0, or the exit code of the first run that did not end with 0. One that was
-    stopped by the user, or whose input needs a fix, stops the sweep; one that
-    diverged or crashed does not.
+    0, or the exit code of the first failed run. The sweep stops if the user
+    stops a run or its input needs a fix. It continues if a run diverges or
+    crashes.
 
   Raises:
-    UserError: a seed is given beside `seeds`.
+    UserError: the flags also set a seed.
   """
   shared = _without(flags, _OWN)
   if any(a.lstrip("-").startswith("config.seed") for a in shared):
@@ -90,16 +90,16 @@ def started_by() -> list[str]:
 
 
 def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
-  """Returns the names that `--each` means.
+  """Parses the names in `--each`.
 
   Args:
     names: comma-separated, or "all": the file's `NAMES`.
-    file: what the config file defines. Its `get_config` may take more names
+    file: namespace of the config file. Its `get_config` may accept more names
       than `NAMES` lists.
-    path: of the config file, for messages.
+    path: path of the config file, for messages.
 
   Raises:
-    UserError: the file lists none, or does not take this one.
+    UserError: the file has no names, or does not accept one of these.
   """
   known = file.get("NAMES")
   if names == "all":
@@ -132,10 +132,10 @@ def _is_finished(folder: pathlib.Path, steps: int) -> bool:
 
 
 def _call(command: list[str]) -> int:
-  """Runs a command to its end, through signals that it is to handle."""
+  """Runs a command to its end, and lets it handle signals."""
   child = subprocess.Popen(command)
-  # A terminal sends Ctrl-C to both, other signals come to this process alone.
-  # No SIG_IGN: the child would inherit it.
+  # A terminal sends Ctrl-C to both processes, but other signals reach only this
+  # one. The child would inherit SIG_IGN, so use a handler.
   before = {
     signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
     signal.SIGTERM: signal.signal(
@@ -150,7 +150,7 @@ def _call(command: list[str]) -> int:
 
 
 def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-  """Returns the arguments but the flags called so, and their values."""
+  """Returns the arguments without these flags and their values."""
   kept, skip = [], False
   for argument in arguments:
     if skip:

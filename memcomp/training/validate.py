@@ -41,10 +41,10 @@ _BELOW_ONE = ("optimizer.b1", "optimizer.b2")
 
 
 def check(config: config_lib.Config) -> None:
-  """Checks types, ranges and fields that must agree.
+  """Checks types, ranges and dependent fields.
 
   Raises:
-    UserError: naming the field, its value and what it may be.
+    UserError: naming the field, its value and the allowed values.
   """
   config_lib.check_types(config)
   try:
@@ -103,13 +103,13 @@ def check(config: config_lib.Config) -> None:
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
-  """Checks that rows, time and parameters divide over the mesh.
+  """Checks that the mesh divides rows, time and parameters.
 
-  Every process has to have a part of it. Warns on stderr where a better mesh is
+  Every process must own a part of the mesh. Warns on stderr if a better mesh is
   known.
 
   Raises:
-    UserError: naming the sizes, and the mesh that would fit.
+    UserError: naming the sizes, and a mesh that would fit.
   """
   idle = set(range(jax.process_count()))
   idle -= {device.process_index for device in mesh.devices.flat}
@@ -145,7 +145,7 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def _lengths(config: config_lib.Config) -> list[int]:
-  """Tokens of the rows that are trained or validated on."""
+  """Row lengths in tokens of training and validation."""
   length, task = config.data.sequence_length, config.data.task
   if task is None:
     return [length]
@@ -153,7 +153,7 @@ def _lengths(config: config_lib.Config) -> list[int]:
 
 
 def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:
-  """Checks that the model knows every id of the tokenizer.
+  """Checks that the model's vocabulary includes the tokenizer's.
 
   Raises:
     UserError: naming both sizes.

@@ -22,15 +22,15 @@ def make(
   mesh: jax.sharding.Mesh,
   token_bytes: np.ndarray | None = None,
 ) -> Callable[[Any], dict[str, float | None]]:
-  """Returns params -> validation_loss (nats a token) and bits per byte.
+  """Returns params -> validation_loss (nats per token) and bits per byte.
 
-  Of a task, where a byte is an answer, also validation_accuracy: the share of
-  answers that are right. All are None if no token was scored.
+  For a task, where an answer counts as a byte, also validation_accuracy: the
+  share of right answers. All are None if no token was scored.
 
-  The mean over the scored tokens of the first `evaluate_batches` batches of
-  `batch_size` rows, the same ones each time, in micro-batches of training's
-  size. With `carry_state` the state goes from each to the next here too;
-  otherwise, also with `state_passing`, every row starts from a fresh state.
+  It is the mean over the scored tokens of the first `evaluate_batches` batches
+  of `batch_size` rows, always the same ones, in micro-batches of training's
+  size. With `carry_state`, the state is carried between them, too; otherwise,
+  also with `state_passing`, every row starts from a fresh state.
   """
   model = abstract.model_of(config.model)
   training = config.training

@@ -1,4 +1,4 @@
-"""Ends a process whose training stands still, and says where it stood."""
+"""Ends a process whose training makes no progress, and reports where."""
 
 import faulthandler
 import os
@@ -14,20 +14,20 @@ _SECONDS_TO_WRITE = 10
 
 
 class Watchdog:
-  """Watches, while it is entered, that `beat` is called.
+  """Checks, while entered, that `beat` is called regularly.
 
-  It waits for the first beat for ever. Later, without one for `seconds`, it
-  writes the stack of every thread to stderr and to a file, and ends the process
-  with `errors.EXIT_HUNG`: what hangs in a collective or on a disk answers to no
-  exception, and whoever started the run can start it again.
+  It waits forever for the first beat. Later, after `seconds` without one, it
+  writes the stack of every thread to stderr and a file, and ends the process
+  with `errors.EXIT_HUNG`. An exception would not reach a process that hangs in
+  a collective or on a disk. Whoever started the run can restart it.
   """
 
   def __init__(self, seconds: float, file: pathlib.Path):
-    """Does not start to watch yet.
+    """Prepares the watchdog without starting it.
 
     Args:
-      seconds: between two beats, > 0; 0 watches nothing.
-      file: for the stacks, made only when there are some.
+      seconds: maximum time between two beats, > 0; 0 disables it.
+      file: file for the stacks, created only when needed.
     """
     self._seconds = seconds
     self._file = file
@@ -39,7 +39,7 @@ class Watchdog:
     )
 
   def beat(self, step: int) -> None:
-    """Says that training has come past something of this step."""
+    """Reports that training has progressed within this step."""
     self._step = step
     self._beats += 1
 
@@ -55,8 +55,8 @@ class Watchdog:
 
   def _watch(self) -> None:
     seen = still = 0
-    # It counts looks, not time: who was stopped for an hour (Ctrl-Z, a machine
-    # asleep) has looked once.
+    # Count checks instead of time: a process that was suspended for an hour
+    # (Ctrl-Z, a sleeping machine) has checked once.
     while not self._left.wait(self._seconds / _LOOKS):
       beats = self._beats
       still = still + 1 if beats and beats == seen else 0
@@ -66,7 +66,7 @@ class Watchdog:
 
   def _end(self) -> None:
     faulthandler.dump_traceback(2)
-    # In a thread, for the disk may be what hangs.
+    # In a thread, because the disk may be what hangs.
     writer = threading.Thread(target=self._write, daemon=True)
     writer.start()
     writer.join(_SECONDS_TO_WRITE)
@@ -78,12 +78,12 @@ class Watchdog:
       file=sys.__stderr__,
       flush=True,
     )
-    # Others of the run look at other times, and end with this one.
+    # Other processes check at other times; let them end together with this one.
     time.sleep(self._seconds / _LOOKS)
     os._exit(errors.EXIT_HUNG)
 
   def _write(self) -> None:
-    # Of several processes only the first has made the run's folder.
+    # Of several processes, only the first has created the run's folder.
     self._file.parent.mkdir(parents=True, exist_ok=True)
     with open(self._file, "w") as file:
       faulthandler.dump_traceback(file)
