@@ -5,10 +5,11 @@ r"""The experiment of a run's folder, to continue it or to begin another.
     --init_from=runs/trellis --workdir=runs/longer \
     --config.data.sequence_length=1024
 
-The first command continues a run from its newest checkpoint. It is for runs
-from a program such as python -m memcomp.convert, which have no config file. The
-second begins a new run with the parameters of any run. The folder may also be
-an export, or a Llama or Qwen2 checkpoint. Hardware, time, expected: the run's.
+The first command resumes from the newest checkpoint of a run that a program
+such as python -m memcomp.convert wrote, without a config file. The second
+begins a new run with the parameters of any run. The folder may also be an
+export, or a Llama or Qwen2 checkpoint. Hardware, time: the run's. Expected: the
+second prints where its parameters are from, with a digest of the files.
 """
 
 from memcomp import config, errors
