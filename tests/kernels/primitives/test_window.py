@@ -217,10 +217,10 @@ def test_what_a_token_sees(size, sinks, reset_positions):
 
 
 @pytest.mark.parametrize("max_position", rotation.cases([0, 2, 9], [2]))
-def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
-  ids, state, reset, tokens = setting(6, [min(seen, 2)] * 6, [0] * 6)
+def test_a_bound_of_what_was_seen_keeps_fewer_places(max_position):
+  ids, state, reset, tokens = setting(6, [min(max_position, 2)] * 6, [0] * 6)
 
-  def run(seen, ids):
+  def run(max_position, ids):
     plan = window.plan(
       ids,
       jnp.ones_like(state[1]),
@@ -228,9 +228,9 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
       time=20,
       size=6,
       sink_tokens=1,
-      max_position=seen,
+      max_position=max_position,
     )
-    assert plan.prior == (5 if seen is None else min(seen, 5))
+    assert plan.prior == (5 if max_position is None else min(max_position, 5))
     joined = window.join(plan, state[0], tokens)
     return window.evicted(plan, joined, reset[0]), window.advance(
       plan, state[0], reset[0], joined
@@ -238,7 +238,9 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(seen):
 
   for packing in (ids, None):
     expected = run(None, packing)
-    jax.tree.map(np.testing.assert_array_equal, run(seen, packing), expected)
+    jax.tree.map(
+      np.testing.assert_array_equal, run(max_position, packing), expected
+    )
 
 
 def test_without_segment_ids_all_goes_on():
