@@ -48,6 +48,26 @@ class Tile(NamedTuple):
   total: jax.Array
 
 
+def form(
+  prepare: Callable[[Any, Any, None], Tile],
+  spec: Any,
+  tile_time: int,
+  engine: form_lib.Engine | None = None,
+  *,
+  wide: bool = False,
+) -> form_lib.Form:
+  """The memory under the chunk form; arguments are those of `chunk`."""
+  return form_lib.Form(
+    spec=spec,
+    tile_time=tile_time,
+    prepare=prepare,
+    run_tile=_run_wide if wide else _run_tile,
+    take_apart=_take_apart,
+    put_together=_as_parts,
+    engine=engine,
+  )
+
+
 def chunk(
   state: Any,
   inputs: Any,
@@ -77,19 +97,14 @@ def chunk(
   Returns:
     The state after the last token, and Y `[batch, time, heads, value]`.
   """
-  form = form_lib.Form(
-    spec=spec,
-    tile_time=min(
-      (tiling or form_lib.Tiling()).tile_time, inputs.query.shape[1]
-    ),
-    prepare=prepare,
-    run_tile=_run_wide if wide else _run_tile,
-    take_apart=_take_apart,
-    put_together=_as_parts,
-    engine=engine,
-  )
+  tile_time = (tiling or form_lib.Tiling()).tile_time
+  tile_time = min(tile_time, inputs.query.shape[1])
   parts, y = chunked.chunk(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+    form(prepare, spec, tile_time, engine, wide=wide),
+    state,
+    inputs,
+    segment_ids=segment_ids,
+    reset_state=reset_state,
   )
   (memory,) = parts.memories
   return state._replace(memory=memory, segment_id=parts.segment_id), y

@@ -64,6 +64,10 @@ def prepare(
   )
 
 
+form = functools.partial(affine.form, prepare)
+"""(spec, tile_time, engine) -> the memory under the chunk form."""
+
+
 def chunk(
   state: reference.State,
   inputs: reference.Inputs,

@@ -9,6 +9,8 @@ before the tile,
 which is `outer` with dt X written. C B^T is computed once a group.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -38,6 +40,10 @@ def prepare(
     return prepared
   skipped = inputs.skip.astype(wide) * value
   return prepared._replace(output=prepared.output + skipped)
+
+
+form = functools.partial(affine.form, prepare)
+"""(spec, tile_time, engine) -> the memory under the chunk form."""
 
 
 def chunk(
