@@ -74,6 +74,7 @@ def taught(teacher, student, batch):
   return np.stack(found), distill.replaced(student.params, trained)
 
 
+@pytest.mark.slow
 def test_what_mixers_see_is_what_blocks_see(student, batch):
   """Block by block, beside the scans over three stacks of layers."""
   model = module_of(student.config, student.params)

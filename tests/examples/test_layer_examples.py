@@ -71,6 +71,7 @@ def test_packed_rows():
   close(y[1, :12], call(layer, x[1:, :12])[0])
 
 
+@pytest.mark.slow
 def test_training():
   from memcomp.layers import Trellis
 
@@ -93,6 +94,7 @@ def test_training():
   assert losses[-1] < 0.95 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_mesh_of_your_own():
   from memcomp.layers import Trellis
 
@@ -187,6 +189,7 @@ def test_equinox():
   close(gradient.params, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", rotation.cases([False, True], [True]))
 def test_scan_over_layers(remat):
   from memcomp.layers import Trellis

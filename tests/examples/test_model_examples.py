@@ -96,6 +96,7 @@ def test_training():
   assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_as_many_kinds_of_mixers_as_wanted():
   config = DecoderConfig(
     d_model=16,

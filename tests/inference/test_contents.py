@@ -50,6 +50,7 @@ def test_horizons_are_those_of_the_decays():
   assert contents.horizon(1.0, 0.0) == 0
 
 
+@pytest.mark.slow
 def test_every_layer_is_measured(model):
   session = cases.read(model, [np.frombuffer(b"one", np.uint8)])
   layers = contents.measure(model, session)

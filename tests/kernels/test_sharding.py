@@ -22,6 +22,7 @@ OFTEN = ("trellis",)
 
 
 # Rows and heads are packed the same however they are sharded.
+@pytest.mark.slow
 @rotation.both_parts
 @pytest.mark.parametrize("packed", rotation.cases([False, True], [True]))
 @pytest.mark.parametrize("name", rotation.cases(memories.MEMORIES, OFTEN))

@@ -57,6 +57,7 @@ KNOBS = [
 ALWAYS = [{"objective": "encoding"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", rotation.cases(KNOBS, ALWAYS), ids=str)
 def test_every_knob_is_one_override(change, base):
   y = run(dataclasses.replace(CONFIG, **change))

@@ -82,10 +82,7 @@ KNOBS = [
 
 
 # The others take the same way into the layer as one of these.
-ALWAYS = [
-  ("single", {"chunk_mean": True}),
-  ("single", {"read_norm": True}),
-]
+ALWAYS = [("single", {"read_norm": True})]
 
 
 @pytest.mark.parametrize(

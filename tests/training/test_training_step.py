@@ -195,6 +195,7 @@ def test_learned_memories_are_learned(carry):
   assert not zero
 
 
+@pytest.mark.slow
 def test_gradient_norm_is_that_before_clipping():
   config, mesh, start = _setup()
   config.optimizer.clip_norm = 1e6
@@ -208,6 +209,7 @@ def test_gradient_norm_is_that_before_clipping():
   np.testing.assert_allclose(norm, config.optimizer.clip_norm, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_z_loss_and_loss_chunk():
   batches = [_batch(0, documents=True)]
   config, mesh, start = _setup()

@@ -140,6 +140,7 @@ def lower(name, spec, given):
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "dims",
   [

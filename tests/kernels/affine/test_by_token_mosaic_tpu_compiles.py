@@ -67,6 +67,7 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
   return function, (memory, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "case",
   [

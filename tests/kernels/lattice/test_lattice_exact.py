@@ -73,6 +73,7 @@ def drawn(one, time):
 
 
 # Those that the contract suite does not meet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("objective", "update"),
   [

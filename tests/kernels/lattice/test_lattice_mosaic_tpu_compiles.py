@@ -70,6 +70,7 @@ def gradient(meaning, head_dim, *, fresh=False):
   return function, (state, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("meaning", "count"),
   rotation.cases(

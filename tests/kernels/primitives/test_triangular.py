@@ -64,15 +64,14 @@ def differentiated(function, arguments, cotangent):
   return value, vjp(jnp.asarray(cotangent))
 
 
-# Substitution token by token and sweeps given up have tests of their own below.
+# The others take turns: whole memories are solved by them in every run.
 @pytest.mark.parametrize(
   "solver",
   [
     pytest.param(
       solver,
       id=name,
-      marks=[pytest.mark.slow]
-      * (name not in ("substitution in blocks", "sweeps in blocks")),
+      marks=[pytest.mark.slow] * (name != "substitution in blocks"),
     )
     for name, solver in SOLVERS.items()
   ],
@@ -107,6 +106,7 @@ def test_a_linear_direction_is_the_triangular_inverse():
   np.testing.assert_allclose(u, inverse @ (base - target), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_stats_tell_what_was_done():
   arguments, _ = case(16, strength=0.1)
 

@@ -57,6 +57,7 @@ def gradient(name, dim):
   return function, (inputs._replace(**low),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "case",
   [pytest.param(CASES[0], marks=pytest.mark.slow), *CASES[1:]],

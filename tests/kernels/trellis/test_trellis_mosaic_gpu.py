@@ -232,6 +232,7 @@ def check_formulas(ours, known, name):
     errors.assert_close(a, b, 1e-12, f"{name} {i}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("dim", "slots"),
   rotation.cases([(64, 64), (128, 64), (64, 128)], [(64, 64)]),
