@@ -42,14 +42,15 @@ class DecoderState(NamedTuple):
       segment_id: int32 `[batch]`.
     """
 
-    def relabel(layers):
-      memory = layers.mixer.memory
-      label = jnp.broadcast_to(segment_id, memory.segment_id.shape)
-      memory = memory._replace(segment_id=label)
-      return layers._replace(mixer=layers.mixer._replace(memory=memory))
+    # Every state of a memory has this field, at whatever depth a mixer keeps it.
+    field = jax.tree_util.GetAttrKey("segment_id")
 
-    layers = tuple(map(relabel, self.layers))
-    return self._replace(segment_id=segment_id, layers=layers)
+    def relabel(path, leaf):
+      if path[-1] == field:
+        return jnp.broadcast_to(segment_id, leaf.shape)
+      return leaf
+
+    return jax.tree_util.tree_map_with_path(relabel, self)
 
   def by_layer(self) -> "DecoderState":
     """Returns the state with unstacked layers, for a loop of `step`."""
