@@ -232,11 +232,11 @@ def silence_libraries() -> None:
 
 
 def set_compilation_cache(folder: str) -> None:
-  """Keeps compiled programs for the next process.
+  """Sets JAX's cache of compiled programs.
 
   Args:
-    folder: for them; "" is one of the user's cache folder, "off" is none. The
-      variable JAX_COMPILATION_CACHE_DIR comes first.
+    folder: folder of the cache; "" is in the user's cache folder, "off" is
+      none. The variable JAX_COMPILATION_CACHE_DIR takes precedence.
   """
   if folder == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
