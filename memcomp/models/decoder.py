@@ -41,7 +41,6 @@ class DecoderState(NamedTuple):
     Args:
       segment_id: int32 `[batch]`.
     """
-
     # Every state of a memory has this field, at whatever depth a mixer keeps it.
     field = jax.tree_util.GetAttrKey("segment_id")
 

@@ -68,7 +68,7 @@ def linear(
     reset = state if reset_state is None else reset_state
     reset_state = wide(reset, reset.memory, jnp.zeros_like(ones))
   value = jnp.pad(inputs.value, [(0, 0)] * 3 + [(0, key_dim)])
-  after, outputs = chunk(
+  after, outputs, *stats = chunk(
     wide(state, zeros, ones),
     inputs._replace(value=value),
     segment_ids=segment_ids,
@@ -91,7 +91,7 @@ def linear(
     precision=lax.Precision.HIGHEST,
   )
   outputs = outputs[..., :value_dim] + read.astype(outputs.dtype)
-  return of_last(last, axis), outputs
+  return of_last(last, axis), outputs, *stats
 
 
 def scan_before(

@@ -34,12 +34,12 @@ def over_time(spec: reference.Spec) -> state_passing.HandOff:
       ((reset.keys, reset.values), reset.position),
       sink_tokens=spec.sink_tokens,
     )
-    after, outputs = chunk(
+    after, outputs, *stats = chunk(
       reference.State(keys, values, position, before),
       inputs,
       segment_ids=segment_ids,
       reset_state=reset if segment_ids is not None else None,
     )
-    return state_passing.of_last(after, axis), outputs
+    return state_passing.of_last(after, axis), outputs, *stats
 
   return hand_over

@@ -64,7 +64,7 @@ def _hand_over(
     )
 
   empty = _with_columns(first, empty=True)
-  left, _ = run(
+  left, *_ = run(
     empty,
     inputs._replace(value=_pad(inputs.value)),
     _with_columns(reset, empty=False),
@@ -76,8 +76,8 @@ def _hand_over(
     memories=_memories(state.memories, handed[0]),
     starts=_memories(state.starts, handed[-1]),
   )
-  after, outputs = run(first, inputs, reset)
-  return state_passing.of_last(after, axis), outputs
+  after, outputs, *stats = run(first, inputs, reset)
+  return state_passing.of_last(after, axis), outputs, *stats
 
 
 def _with_columns(state: reference.State, *, empty: bool) -> reference.State:
