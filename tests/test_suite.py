@@ -43,7 +43,7 @@ def run(pytester, monkeypatch):
   monkeypatch.setattr(cpu_seconds, "LIMIT", 0.2)
   monkeypatch.setattr(cpu_seconds, "_WORTH_LISTING", 0.1)
   folder = pathlib.Path(cpu_seconds.__file__).parent
-  pytester.makeini(f"[pytest]\nmarkers = slow\npythonpath = {folder}")
+  pytester.makeini(f"[pytest]\nmarkers = slow\npythonpath = '{folder}'")
 
   def of(source, *options, slowdown=1.0):
     monkeypatch.setattr(cpu_seconds, "slowdown", lambda: slowdown)
