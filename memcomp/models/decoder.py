@@ -34,14 +34,14 @@ class DecoderState(NamedTuple):
   layers: tuple[Any, ...]
 
   def of_segment(self, segment_id: jax.Array) -> "DecoderState":
-    """Returns the same memories, assigned to another segment.
+    """Returns the same memories as those of another segment.
 
-    Tokens of that segment continue from them. Other segments start fresh.
+    Tokens of that segment then go on from them; of any other, they start anew.
 
     Args:
       segment_id: int32 `[batch]`.
     """
-    # Every state of a memory has this field, at whatever depth a mixer keeps it.
+    # Every memory's state has this field, wherever a mixer keeps that state.
     field = jax.tree_util.GetAttrKey("segment_id")
 
     def relabel(path, leaf):
