@@ -257,7 +257,7 @@ def test_help_is_readable(results):
   assert (code, err) == (0, "")
   for part in ("--config", "--workdir", "--compilation_cache", "Exit codes"):
     assert part in out
-  assert len(out.splitlines()) < 36
+  assert len(out.splitlines()) < 42
   code, out, _ = results["help with config"]
   assert code == 0
   assert "--config.training.steps=8" in out
