@@ -18,7 +18,6 @@ from memcomp import sharding
 from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.training import feed as feed_lib
-from memcomp.training import metrics as metrics_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
 
@@ -106,7 +105,7 @@ def train(configs: list[config_lib.Config]) -> list[Trained]:
   params = jax.device_get(state.params)
   return [
     Trained(
-      bits_per_byte=metrics_lib.bits_per_byte(
+      bits_per_byte=tokenizer_lib.bits_per_byte(
         float(sums["nll"][i]), int(sums["bytes"][i])
       ),
       scored_bytes=int(sums["bytes"][i]),

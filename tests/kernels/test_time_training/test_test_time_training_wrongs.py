@@ -79,7 +79,7 @@ def test_unfinished_sweeps_are_not_exact(monkeypatch):
     return u, solver_lib.no_stats(base.shape[:-2])
 
   wrong = python_types.SimpleNamespace(**vars(solver_lib) | {"solve": sweeps})
-  monkeypatch.setattr(rows, "triangular", wrong)
+  monkeypatch.setattr(rows, "solver_lib", wrong)
   assert_red(TOKEN)
 
 
