@@ -134,7 +134,6 @@ def test_time_over_shards_passes_the_same():
 SMALL = {
   "trellis": {"num_slots": 4, "chunk_size": 6},
   "lattice": {"num_slots": 4, "chunk_size": 6},
-  "two_pass_delta": {"num_slots": 4},
   # Fewer rows than tokens pass: the bound of a memory that grows.
   "key_value_means": {
     "rotary_dim": 4,
