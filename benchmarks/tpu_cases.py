@@ -13,6 +13,7 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import xla_chunked as delta_rule
+from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.lattice.pallas_tpu import call as lattice_calls
@@ -132,7 +133,7 @@ class Case:
       return known.op.Spec(
         chunk_size=self.chunk,
         rotary_dim=self.head_dim // 2,
-        budget=known.op.FixedBudget(KVM_ROWS),
+        budget=budgets.FixedBudget(KVM_ROWS),
       )
     if self.memory == "state_space_duality":  # one key for all heads
       return known.op.Spec(heads_per_group=HEADS.value)
@@ -316,7 +317,8 @@ def _lattice_chunk_alone(case: Case) -> tuple[Callable, tuple]:
   plans = []
 
   def packed():
-    (memory,), _, _, inputs = case.operands()
+    operands = case.operands()
+    (memory,), inputs = operands.memories, operands.inputs
     plan = engine_lib.plan_of(lattice_tpu.tokens, form, inputs, case.direction)
     assert plan is not None
     plans.append(plan)
