@@ -168,6 +168,6 @@ def test_unfinished_sweeps_are_not_exact(monkeypatch):
       u = direction(base - strict @ u, parameters)
     return u, solver_lib.no_stats(base.shape[:-2])
 
-  monkeypatch.setattr(tile.triangular, "solve", sweeps)
+  monkeypatch.setattr(tile.solver, "solve", sweeps)
   with pytest.raises(AssertionError, match="over 1e-12"):
     checks.check_values(EXACT, 37)
