@@ -94,7 +94,6 @@ def test_every_knob_is_one_override(name, change, bases):
   assert np.abs(y - bases[name]).max() > 1e-4
 
 
-@pytest.mark.slow
 def test_a_closed_gate_leaves_local_attention():
   from memcomp.layers import softmax_attention
 
@@ -150,7 +149,6 @@ def test_a_write_route_has_the_gradient_of_its_softmax():
   np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_noise_moves_writes_and_only_in_training():
   logits = jnp.zeros((4000, 3))
   routes = tensor_cache._straight_through(logits, 1.0, jax.random.key(0))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rotation
 from flax import nnx
 
 from memcomp.layers import registry
@@ -12,7 +13,13 @@ from memcomp.layers import registry
 WIDTH, TOKENS = 16, 96
 
 
-@pytest.mark.parametrize("name", registry.MIXERS)
+# Each kind of decay, in every run.
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    registry.MIXERS, ["trellis", "lattice", "tensor_cache", "mamba2", "rwkv7"]
+  ),
+)
 def test_gradients_are_finite(name):
   """Twenty times: rates of decay are then exp of fifty, and of minus hundred."""
   x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))

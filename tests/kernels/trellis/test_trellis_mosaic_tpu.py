@@ -187,12 +187,13 @@ def test_packing(decay, gradient):
   assert_close(*both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **how))
 
 
-def test_segments_that_start_inside_a_chunk():
+@rotation.both_parts
+def test_segments_that_start_inside_a_chunk(gradient):
   """The XLA form does such a call, which only its arrays tell."""
   given = arguments(SPEC, 40, position=5)
   given = given[0], given[0], given[2]
   ids = jnp.asarray([[1] * 7 + [2] * 15 + [3] * 18])
-  assert_close(*both(SPEC, given, ids, tiling()))
+  assert_close(*both(SPEC, given, ids, tiling(), gradient=gradient))
 
 
 @pytest.mark.slow
