@@ -430,9 +430,7 @@ def check_strong_decays(subject: Subject, time: int, dtype: str) -> None:
     exact = gradients.cast((state, inputs), jnp.float64)
     expected = value_and_gradients(subject.reference, exact)
     errors.assert_finite(expected, "reference")
-    if dtype == "float64":
-      results = value_and_gradients(subject.chunk, (state, inputs))
-  if dtype == "float32":
+  with jax.enable_x64(dtype == "float64"):
     results = value_and_gradients(subject.chunk, (state, inputs))
   assert_agree(results, expected, f"strong decays in {dtype}", dtype)
 
