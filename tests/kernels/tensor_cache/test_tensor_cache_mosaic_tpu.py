@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels import tensor_cache
+from memcomp_kernels import contract, tensor_cache
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import mosaic_tpu, xla_chunked
@@ -188,10 +188,11 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
     )
 
   with device.interpreted():
-    expected, actual = chunk("xla_chunked"), chunk("mosaic_tpu", max_position=0)
+    expected = chunk("xla_chunked", max_position=0)
+    actual = chunk("mosaic_tpu", max_position=0)
     errors.assert_close(actual, expected, 1e-5, "splash")
     assert len(calls) == 1
-    jax.eval_shape(lambda: chunk("mosaic_tpu"))
+    jax.eval_shape(lambda: chunk("mosaic_tpu", reset_state=contract.FRESH))
     jax.eval_shape(
       lambda: chunk("mosaic_tpu", max_position=0, reset_state=state)
     )
