@@ -40,7 +40,7 @@ def test_may_be_long():
 @pytest.fixture
 def run(pytester, monkeypatch):
   """Runs a file of tests under the suite's plugins."""
-  monkeypatch.setattr(cpu_seconds, "LIMIT", 0.2)
+  monkeypatch.setattr(cpu_seconds, "LIMIT", 0.1)
   monkeypatch.setattr(cpu_seconds, "_WORTH_LISTING", 0.1)
   folder = pathlib.Path(cpu_seconds.__file__).parent
   pytester.makeini(f"[pytest]\nmarkers = slow\npythonpath = '{folder}'")
