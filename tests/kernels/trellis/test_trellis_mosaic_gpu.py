@@ -16,7 +16,7 @@ import rotation
 from memcomp_kernels import dispatch, trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.pallas_gpu import device, rows, smem
-from memcomp_kernels.testing import errors, gradients, memories
+from memcomp_kernels.testing import checks, errors, gradients, memories
 from memcomp_kernels.trellis import xla_chunked
 from memcomp_kernels.trellis.pallas_gpu import engine
 
@@ -80,6 +80,15 @@ def test_packing(gradient):
   ids[1, 3:40], ids[1, 45:] = 5, 2
   given = arguments(SPEC, 70, batch=2)
   check(SPEC, given, jnp.array(ids), gradient=gradient, **STRICT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [SPEC, TOKEN], ids=["chunk", "token"])
+def test_strong_decays(spec):
+  """The XLA form does such a call: one float32 does not hold their sums."""
+  state, fresh, inputs = arguments(spec, 40)
+  log_decay = checks.strong_decays(inputs.log_decay)
+  check(spec, (state, fresh, inputs._replace(log_decay=log_decay)))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import rotation
 from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import (
+  checks,
   errors,
   gradients,
   memories,
@@ -185,6 +186,17 @@ def test_packing(decay, gradient):
     given = (*given[:2], inputs._replace(log_decay=forgets))
   how = {"gradient": gradient} | STRICT
   assert_close(*both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient_at", ["chunk_start", "token"])
+def test_strong_decays(gradient_at):
+  """The XLA form does such a call: one float32 does not hold their sums."""
+  spec = dataclasses.replace(SPEC, gradient_at=gradient_at)
+  state, fresh, inputs = arguments(spec, 40, position=5)
+  log_decay = checks.strong_decays(inputs.log_decay)
+  given = state, fresh, inputs._replace(log_decay=log_decay)
+  assert_close(*both(spec, given))
 
 
 @rotation.both_parts
