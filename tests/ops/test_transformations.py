@@ -60,10 +60,10 @@ def case_of(name):
 
 
 def loss_of(call, state, inputs, ids=None, **options):
-  """A function of queries, of outputs and of the final state."""
+  """A function of values: of outputs and of the final state."""
 
-  def loss(query):
-    found = call(state, inputs._replace(query=query), ids, **options)
+  def loss(value):
+    found = call(state, inputs._replace(value=value), ids, **options)
     floats = filter(gradients.is_float, jax.tree.leaves(found))
     return sum(jnp.sum(jnp.sin(x)) for x in floats)
 
@@ -77,7 +77,7 @@ def test_gradients_per_example(name):
   rows = jax.tree.map(lambda x: x[:, None], (state, inputs))
 
   def of_row(state, inputs):
-    return jax.grad(loss_of(call, state, inputs))(inputs.query)
+    return jax.grad(loss_of(call, state, inputs))(inputs.value)
 
   found = jax.jit(jax.vmap(of_row))(*rows)[:, 0]
   expected = jax.jit(of_row)(state, inputs)
@@ -106,7 +106,7 @@ def test_nans_and_checks(name):
     inputs = inputs._replace(log_decay=decay)
   loss = loss_of(call, state, inputs, IDS)
   with jax.debug_nans(True), jax.enable_checks(True):
-    found = jax.jit(jax.value_and_grad(loss))(inputs.query)
+    found = jax.jit(jax.value_and_grad(loss))(inputs.value)
   errors.assert_finite(found, name)
 
 
@@ -118,18 +118,18 @@ def test_gradient_of_a_gradient(name):
   def second(ids, implementation):
     loss = loss_of(call, state, inputs, ids, implementation=implementation)
     first = jax.grad(loss)
-    return jax.jit(jax.grad(lambda query: jnp.sum(jnp.sin(first(query)))))
+    return jax.jit(jax.grad(lambda value: jnp.sum(jnp.sin(first(value)))))
 
   found, expected = (
-    second(None, form)(inputs.query) for form in (None, "reference")
+    second(None, form)(inputs.value) for form in (None, "reference")
   )
   errors.assert_close(found, expected, tolerances.GRADIENT["float32"], name)
   packed = second(IDS, None)
   if name in SECOND_OF_PACKED:
-    packed.lower(inputs.query)
+    packed.lower(inputs.value)
     return
   with pytest.raises(TypeError, match="gradient of a gradient") as raised:
-    packed.lower(inputs.query)
+    packed.lower(inputs.value)
   assert str(raised.value) == derivative.SECOND
   assert "\n" not in derivative.SECOND
 
