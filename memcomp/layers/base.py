@@ -23,6 +23,7 @@ from memcomp import sharding
 from memcomp.layers import linear, options, short_convolution
 from memcomp.sharding import explicit
 from memcomp_kernels import Op, dispatch
+from memcomp_kernels.math import solver
 
 
 class Call(NamedTuple):
@@ -122,7 +123,7 @@ class Mixer(nnx.Module):
     self.heads = config.heads
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.spec = config.spec()
-    self.keep_stats = False
+    self.has_stats = False
     self.build(
       config, Make(rngs, d_model, std, std if out_std is None else out_std)
     )
@@ -187,13 +188,10 @@ class Mixer(nnx.Module):
   def mix(
     self, x: jax.Array, state: Any, call: Call, run: Callable[..., Any]
   ) -> tuple[jax.Array, Any]:
-    """Runs one call; `run(memory, inputs)` gives (memory, y, stats or None)."""
+    """Runs one call; `run(memory, inputs)` gives (memory, y)."""
     inputs, new_state = self.inputs(x, state, call)
-    memory, y, stats = run(state.memory, inputs)
-    new_state = new_state._replace(memory=memory)
-    if self.keep_stats and stats is not None:
-      new_state = new_state._replace(stats=stats)
-    return self.outputs(x, y), new_state
+    memory, y = run(state.memory, inputs)
+    return self.outputs(x, y), new_state._replace(memory=memory)
 
   # All mixers share these methods.
 
@@ -285,7 +283,7 @@ class Mixer(nnx.Module):
       if fresh:
         state = explicit.vary_like(x, self.init_state(*x.shape[:2]))
         return self._sequence(x, state, call)[0]
-      return self._sequence(x, state, call)
+      return self._sequence(x, state, call)[:2]
 
     return explicit.call(
       self,
@@ -299,6 +297,25 @@ class Mixer(nnx.Module):
       like=lambda: x if fresh else (x, state),
       heads=self.heads,
     )
+
+  def with_stats(
+    self, x: jax.Array, state: Any, **options: Any
+  ) -> tuple[jax.Array, Any, solver.Stats | None]:
+    """Mixes a sequence, and also returns how its systems were solved.
+
+    Args:
+      x: as of a call, under Auto mesh axes.
+      state: state before the first token.
+      **options: those of a call.
+
+    Returns:
+      What a call returns, and statistics `[batch, heads]`, or None where
+      nothing is solved by sweeps.
+    """
+    self._check(x, "batch, time")
+    if not x.shape[1]:
+      return x, state, None
+    return self._sequence(x, state, Call(**options))
 
   def step(
     self,
@@ -346,9 +363,11 @@ class Mixer(nnx.Module):
       )
 
   def _sequence(self, x, state, call):
-    """Mixes a sequence under Auto mesh axes."""
+    """Returns y, the new state and statistics, under Auto mesh axes."""
+    stats = None
 
     def run(memory, inputs):
+      nonlocal stats
       memory = self.load(memory)
       inputs, spec, keywords = self.options_of_chunk(inputs)
       keywords["max_position"] = call.max_position
@@ -359,7 +378,7 @@ class Mixer(nnx.Module):
         self.op.run, over_time=self.op.pass_state(spec), with_stats=True
       )
       with self._without_kernels_if_partitioned():
-        return chunk(
+        memory, y, stats = chunk(
           memory,
           inputs,
           spec=spec,
@@ -367,13 +386,15 @@ class Mixer(nnx.Module):
           reset_state=reset,
           **keywords,
         )
+      return memory, y
 
-    return self.mix(x, state, call, run)
+    y, state = self.mix(x, state, call, run)
+    return y, state, stats if self.has_stats else None
 
   def _step(self, memory, inputs):
     inputs = jax.tree.map(lambda a: a[:, 0], inputs)
     memory, y = self.op.step(self.load(memory), inputs, spec=self.spec)
-    return memory, y[:, None], None
+    return memory, y[:, None]
 
   def _without_kernels_if_partitioned(self):
     if self.rules.needs_xla_form():

@@ -102,7 +102,7 @@ class LinearAttention(base.Mixer):
   def mix(self, x, state, call, run):
     """The layer's state is the memory."""
     inputs, _ = self.inputs(x, state, call)
-    state, y, _ = run(state, inputs)
+    state, y = run(state, inputs)
     return self.outputs(x, y), state
 
   def inputs(self, x, state, call):

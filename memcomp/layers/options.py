@@ -214,7 +214,7 @@ class SolverConfig:
     except ValueError as error:
       raise ValueError(f"solver.{error}") from None
 
-  def stats(self, gradient_at: str) -> bool:
+  def has_stats(self, gradient_at: str) -> bool:
     """Whether calls produce solver statistics."""
     return self.method == "sweeps" and gradient_at == "token"
 

@@ -217,7 +217,7 @@ class RWKV7(base.Mixer):
     """Like other mixers, but the gate also depends on the previous token."""
     x_of, state = self._shifted(x, state, call)
     inputs, state = self._projected(x_of, state, call)
-    memory, y, _ = run(state.memory, inputs)
+    memory, y = run(state.memory, inputs)
     y = self._output(y, inputs, self.gate(x_of["gate"]))
     return y, state._replace(memory=memory)
 

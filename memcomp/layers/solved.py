@@ -9,24 +9,19 @@ from typing import Any, NamedTuple
 import jax
 
 from memcomp.layers import base, convolved, linear
-from memcomp_kernels.math import activations, solver
+from memcomp_kernels.math import activations
 
 NORMALIZE = ("none", "qk", "qkv")
 """Vectors that may have an L2 normalization before the memory."""
 
 
 class SolvedState(NamedTuple):
-  """State of the mixer: convolution taps (or None) and the memory.
-
-  `stats` has the solver statistics of the last call, `[batch, heads]`, if
-  `SolverConfig` asks for them, else None.
-  """
+  """State of the mixer: convolution taps (or None) and the memory."""
 
   query_taps: jax.Array | None
   key_taps: jax.Array | None
   value_taps: jax.Array | None
   memory: Any
-  stats: solver.Stats | None = None
 
 
 class SolvedMixer(convolved.ConvolvedMixer):
@@ -56,12 +51,11 @@ class SolvedMixer(convolved.ConvolvedMixer):
     )
     self.normalize = config.normalize
     self.tiling = config.tiling()
-    self.keep_stats = config.solver.stats(config.gradient_at)
+    self.has_stats = config.solver.has_stats(config.gradient_at)
 
   def with_taps(self, batch: int, memory: Any) -> SolvedState:
     """The state before the first token, with the given memory."""
-    stats = solver.no_stats((batch, self.heads)) if self.keep_stats else None
-    return SolvedState(**self.fresh_taps(batch), memory=memory, stats=stats)
+    return SolvedState(**self.fresh_taps(batch), memory=memory)
 
   def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Passes the tiling to the kernel."""

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memcomp import sharding
 from memcomp.layers import base, mlp, norm, options, registry
+from memcomp_kernels.math import solver
 
 
 class BlockState(NamedTuple):
@@ -16,6 +17,14 @@ class BlockState(NamedTuple):
 
   mixer: Any
   channel: jax.Array | None
+
+
+class Parts(NamedTuple):
+  """The mixer's input and output, and how its systems were solved (or None)."""
+
+  given: jax.Array
+  mixed: jax.Array
+  stats: solver.Stats | None
 
 
 class Block(nnx.Module):
@@ -82,14 +91,15 @@ class Block(nnx.Module):
 
     `segment_id` is that of the decoder's state, before the first token.
     """
-    x, state, _ = self.with_mixer_io(x, state, call, segment_id)
-    return x, state
+    return self.with_parts(x, state, call, segment_id)[:2]
 
-  def with_mixer_io(self, x, state, call: base.Call, segment_id):
-    """Like a call; also returns the mixer's input and output."""
+  def with_parts(self, x, state, call: base.Call, segment_id):
+    """Like a call; also returns what only some callers ask for."""
     given = self.mixer_norm(x)
     self._check_first_value(call)
-    mixed, mixer_state = self.mixer(given, state.mixer, **call._asdict())
+    mixed, mixer_state, stats = self.mixer.with_stats(
+      given, state.mixer, **call._asdict()
+    )
     x = self._residual(x, checkpoint_name(mixed, "mixer_out"))
     y, channel = self.mlp(
       self.mlp_norm(x),
@@ -99,7 +109,7 @@ class Block(nnx.Module):
       rules=self.rules,
     )
     x = self._residual(x, y)
-    return x, BlockState(mixer_state, channel), (given, mixed)
+    return x, BlockState(mixer_state, channel), Parts(given, mixed, stats)
 
   def step(self, x, state, call: base.Call, segment_id):
     """Runs one token, `[batch, d_model]`."""

@@ -236,8 +236,17 @@ class Decoder(nnx.Module):
       like=lambda: tokens if fresh else (tokens, state),
     )
 
-  @contract.default_promotion()
   def hidden(
+    self, tokens: jax.Array, **options: Any
+  ) -> tuple[jax.Array, DecoderState]:
+    """Runs many tokens through everything except the head.
+
+    Arguments and results are those of `with_stats`, less the statistics.
+    """
+    return self.with_stats(tokens, **options)[:2]
+
+  @contract.default_promotion()
+  def with_stats(
     self,
     tokens: jax.Array,
     *,
@@ -246,8 +255,8 @@ class Decoder(nnx.Module):
     noise: jax.Array | None = None,
     max_position: int | None = None,
     table: jax.Array | None = None,
-  ) -> tuple[jax.Array, DecoderState]:
-    """Runs many tokens through everything except the head.
+  ) -> tuple[jax.Array, DecoderState, solver.Stats | None]:
+    """As `hidden`, which also tells how the layers' systems were solved.
 
     Args:
       tokens: int `[batch, time]`.
@@ -259,7 +268,9 @@ class Decoder(nnx.Module):
       table: embedding table from `tables`; by default the parameter itself.
 
     Returns:
-      hidden `[batch, time, d_model]` for `logits`, and the new state.
+      hidden `[batch, time, d_model]` for `logits`, the new state, and
+      statistics `[layers]`: zeros for layers that solve nothing, None if no
+      layer does.
     """
     if state is None:
       state, max_position = self.init_state(*tokens.shape), 0
@@ -267,15 +278,18 @@ class Decoder(nnx.Module):
     call = Call(segment_ids=segment_ids, max_position=max_position)
 
     def run(blocks, x, state, call):
-      return blocks(x, state, call, before)
+      x, state, parts = blocks.with_parts(x, state, call, before)
+      return x, (state, parts.stats)
 
     before = state.segment_id
-    x, layers = self._run(run, x, state.layers, call, noise, self.remat)
+    x, results = self._run(run, x, state.layers, call, noise, self.remat)
+    layers = tuple(unstacked.field(r, 0) for r in results)
+    stats = [unstacked.field(r, 1) for r in results]
     if segment_ids is None:
       last = jnp.maximum(state.segment_id, 1)
     else:
       _, last = contract.segment_starts(segment_ids, state.segment_id)
-    return self.norm(x), DecoderState(taps, last, layers)
+    return self.norm(x), DecoderState(taps, last, layers), self._stats(stats)
 
   @contract.default_promotion()
   def mixer_io(
@@ -292,8 +306,8 @@ class Decoder(nnx.Module):
     before = state.segment_id
 
     def run(blocks, x, state, call):
-      x, _, io = blocks.with_mixer_io(x, state, call, before)
-      return x, io
+      x, _, parts = blocks.with_parts(x, state, call, before)
+      return x, (parts.given, parts.mixed)
 
     call = Call(segment_ids=segment_ids, max_position=0)
     _, io = self._run(run, x, state.layers, call, None, "none")
@@ -426,17 +440,14 @@ class Decoder(nnx.Module):
       norms.append(jax.vmap(one)(params, states))
     return self._by_layer(norms)
 
-  @contract.default_promotion()
-  def solver_stats(self, state: DecoderState) -> solver.Stats | None:
-    """Solver statistics of each layer's last call, `[layers]`.
-
-    Zeros for layers without a solver; None if no layer keeps statistics.
-    """
-    found = [getattr(s.mixer, "stats", None) for s in state.layers]
-    if all(stats is None for stats in found):
+  def _stats(self, found: list[Any]) -> solver.Stats | None:
+    """Statistics by layer from those of stacks, `[repeats, batch, heads]`."""
+    if not jax.tree.leaves(found):
       return None
     stacks = []
     for stack, stats in zip(self.stacks, found, strict=True):
+      if isinstance(stats, unstacked.Unstacked):
+        stats = unstacked.stack(stats)
       if stats is None:
         stats = solver.no_stats((stack.repeats, 1, 1))
       # Total over rows and heads.

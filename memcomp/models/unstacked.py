@@ -36,6 +36,13 @@ def stack(states: Unstacked) -> Any:
   return jax.tree.map(lambda *x: jnp.stack(x), *states.layers)
 
 
+def field(results: Any, index: int) -> Any:
+  """One field of the results of a stack's layers, in the given form."""
+  if isinstance(results, Unstacked):
+    return Unstacked(tuple(layer[index] for layer in results.layers))
+  return results[index]
+
+
 def scan(
   body: Callable[[jax.Array, tuple], tuple[jax.Array, tuple]],
   x: jax.Array,
@@ -45,13 +52,14 @@ def scan(
   """Runs all layers in order: `lax.scan`, or unrolled for unstacked states.
 
   Args:
-    body: maps x and (index, params, states) of a layer to x and new states.
+    body: maps x and (index, params, states) of a layer to x and the results of
+      the layer, one of each stack.
     x: input of the first layer.
     params: parameters, stacked by layer along axis 0.
     states: states of the interleaved stacks, all stacked or all `Unstacked`.
 
   Returns:
-    The output of the last layer, and the new states in the given form.
+    The output of the last layer, and the results in the form of the states.
   """
   if not isinstance(states[0], Unstacked):
     count = len(jax.tree.leaves(params)[0])

@@ -224,7 +224,7 @@ def _forward(model, config, params, batch, begin=None, noise=None):
   with prefer:
     module = nnx.merge(model.graphdef, params)
     embedding, head = module.tables()
-    hidden, state = module.hidden(
+    hidden, state, solved = module.with_stats(
       batch.tokens,
       state=None if begin is None else begin(module),
       segment_ids=batch.segment_ids,
@@ -237,7 +237,7 @@ def _forward(model, config, params, batch, begin=None, noise=None):
       batch.targets,
       chunk=config.training.loss_chunk,
     )
-    watch = _Watch(module.memory_norms(state), module.solver_stats(state))
+    watch = _Watch(module.memory_norms(state), solved)
   return sums, None if begin is None else state, jax.lax.stop_gradient(watch)
 
 

@@ -41,7 +41,10 @@ class Decoder(nnx.Module):
     shape = (self.layers_, batch, start.shape[-1])
     return State(jnp.zeros(batch, jnp.int32), jnp.broadcast_to(start, shape))
 
-  def hidden(self, tokens, *, state=None, segment_ids=None, table=None):
+  def hidden(self, tokens, **options):
+    return self.with_stats(tokens, **options)[:2]
+
+  def with_stats(self, tokens, *, state=None, segment_ids=None, table=None):
     del table  # The gradient comes to the parameter either way.
     if state is None:
       state = self.init_state(tokens.shape[0])
@@ -67,7 +70,7 @@ class Decoder(nnx.Module):
 
     parts = (self.write[...], self.read[...], self.start[...], state.memory)
     x, memory = jax.lax.scan(layer, x, parts)
-    return x, State(segment_ids[:, -1], memory)
+    return x, State(segment_ids[:, -1], memory), None
 
   def tables(self):
     return self.embedding[...], self.embedding[...]
@@ -78,6 +81,3 @@ class Decoder(nnx.Module):
 
   def memory_norms(self, state):
     return jnp.sqrt(jnp.mean(state.memory**2, axis=(1, 2)))
-
-  def solver_stats(self, state):
-    return None

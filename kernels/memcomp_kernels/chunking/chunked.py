@@ -215,7 +215,8 @@ def run(
     memories=parts.memories,
     chunk_start=_chunk_start(parts),
     reset=reset.memories,
-    reset_start=_chunk_start(reset),
+    # Kept for the gradient, so only where segments may begin.
+    reset_start=None if segment_ids is None else _chunk_start(reset),
     inputs=inputs,
   )
   fixed = _Fixed(parts.position, reset.position, parts.segment_id, segment_ids)

@@ -17,9 +17,6 @@ from memcomp_kernels.chunking import tile_scan
 LOWEST = -60.0
 """Of a tile's sums of log decays that are taken apart: exp of twice as much is
 a float32."""
-STRONGEST = -100.0
-"""Of a tile's sums of log decays that kernels take in one float32: differences
-err by less than 1e-5."""
 
 
 def forward(
@@ -98,14 +95,3 @@ def guarded(
     return backward(found, form, layout, operands, cotangents, by_kernel)
 
   return form_lib.Engine(forward_, backward_, engine.as_saved)
-
-
-def decays_strongly(
-  form: form_lib.Form, layout: layout_lib.Layout, operands: form_lib.Operands
-) -> jax.Array | None:
-  """Whether a tile's log decays add up to less than `STRONGEST`."""
-  if not form.spec.forget_gate:
-    return None
-  log_decay = operands.inputs.log_decay.astype(jnp.float32)
-  sums = jnp.sum(layout_lib.lay(layout, log_decay), axis=3)
-  return ~(jnp.min(sums) >= STRONGEST)  # nan, too

@@ -103,8 +103,9 @@ class Operands(NamedTuple):
     chunk_start: the memories at the start of the chunk under way there.
     reset: what new segments start from.
     inputs: of the call.
-    reset_start: as `chunk_start`, for `reset`. Only `tile_scan` reads it, see
-      `chunked`; the adjoint that other engines leave out is zero.
+    reset_start: as `chunk_start`, for `reset`; None without segments. Only
+      `tile_scan` reads it, see `chunked`; the adjoint that other engines leave
+      out is zero.
   """
 
   memories: Memories

@@ -93,14 +93,20 @@ def places(
     time: tokens a row.
     chunk: tokens a chunk.
   """
-  batch = position.shape[0]
   if segment_ids is None:
-    starts = jnp.zeros((batch, time), bool)
-    valid = jnp.ones((batch, time), bool)
-    last_id = contract.next_segment_id(segment_id)
-  else:
-    starts, last_id = contract.segment_starts(segment_ids, segment_id)
-    valid = segment_ids != 0
+    # In closed form: scans of constants are run by the compiler, for minutes.
+    since = position[:, None] + jnp.arange(time)
+    return Places(
+      tile=since // chunk,
+      slot=since % chunk,
+      valid=jnp.ones(since.shape, bool),
+      starts=jnp.zeros(since.shape, bool),
+      needed=(jnp.max(position) + time - 1) // chunk + 1,
+      position=(position + time) % chunk,
+      segment_id=contract.next_segment_id(segment_id),
+    )
+  starts, last_id = contract.segment_starts(segment_ids, segment_id)
+  valid = segment_ids != 0
   count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
   # Rank of the token that the current segment starts at; -1 where it came in.
   first = lax.cummax(jnp.where(starts, count - 1, -1), axis=1)

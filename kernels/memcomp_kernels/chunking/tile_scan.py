@@ -29,7 +29,8 @@ def _body(form: form_lib.Form, resets, carry, laid):
   else:
     memories = contract.batched_where(flags.resets, reset, memories)
     starts = contract.batched_where(flags.continues, current_start, memories)
-    starts = contract.batched_where(flags.resets, reset_start, starts)
+    if reset_start is not None:
+      starts = contract.batched_where(flags.resets, reset_start, starts)
     current_start = contract.batched_where(
       flags.occupied, starts, current_start
     )

@@ -55,7 +55,7 @@ def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
   return state, states[1], inputs._replace(**low)
 
 
-def check(spec, given, ids=None, *, gradient=True, **mode):
+def check(spec, given, ids=None, *, gradient=True, of_start=True, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
 
   def run(chunk):
@@ -69,7 +69,10 @@ def check(spec, given, ids=None, *, gradient=True, **mode):
   expected = of(run(xla_chunked.chunk), given)
   with device.tried(**mode):
     actual = of(run(engine.chunk), given)
-  errors.assert_no_worse(actual, expected, truth)
+  found = actual, expected, truth
+  if not of_start:
+    found = ((values, adjoints[1:]) for values, adjoints in found)
+  errors.assert_no_worse(*found)
 
 
 @rotation.both_parts
@@ -85,10 +88,12 @@ def test_packing(gradient):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, TOKEN], ids=["chunk", "token"])
 def test_strong_decays(spec):
-  """The XLA form does such a call: one float32 does not hold their sums."""
+  """Their sums fit one float32: what is left of a memory is bounded below."""
   state, fresh, inputs = arguments(spec, 40)
   log_decay = checks.strong_decays(inputs.log_decay)
-  check(spec, (state, fresh, inputs._replace(log_decay=log_decay)))
+  given = state, fresh, inputs._replace(log_decay=log_decay)
+  # Next to nothing is read of these; how little, the kernels do not tell.
+  check(spec, given, of_start=not spec.stale)
 
 
 @pytest.mark.slow

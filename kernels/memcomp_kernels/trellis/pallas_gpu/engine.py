@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked, fallback
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
+from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import device, full_tiles, rows
 from memcomp_kernels.trellis import reference, tilings, xla_chunked
 from memcomp_kernels.trellis.pallas_gpu import (
@@ -184,16 +185,7 @@ def _as_saved(form, operands):
   return {"saved": memories.astype(operands.inputs.query.dtype)}
 
 
-def _decays_strongly(form, layout, operands):
-  """As `fallback.decays_strongly`, of tiles as kernels have them."""
-  if layout.flags is None:
-    layout = layout_lib.aligned(full_tiles.TOKENS)
-  return fallback.decays_strongly(form, layout, operands)
-
-
-ENGINE = fallback.guarded(
-  form_lib.Engine(_forward, _backward, _as_saved), _decays_strongly
-)
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def _together(form: form_lib.Form) -> form_lib.Form:
@@ -251,9 +243,8 @@ def _as_saved_together(form, operands):
   return _as_saved(form, operands) | {"u": _no_directions(form, operands, 0)[0]}
 
 
-TOGETHER = fallback.guarded(
-  form_lib.Engine(_forward_together, _backward_together, _as_saved_together),
-  _decays_strongly,
+TOGETHER = form_lib.Engine(
+  _forward_together, _backward_together, _as_saved_together
 )
 """Where chunks start with the call, of one segment, several share a tile."""
 
@@ -282,6 +273,7 @@ def chunk(
     engine = TOGETHER
   form = xla_chunked.form(spec, tiling)
   form = dataclasses.replace(form, engine=engine)
+  inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked, fallback
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
-from memcomp_kernels.math import solver
+from memcomp_kernels.math import decay, solver
 from memcomp_kernels.pallas_tpu import activations, device
 from memcomp_kernels.trellis import reference, tilings, xla_chunked
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
@@ -194,13 +194,12 @@ def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
 
 def _by_range(plan, form, packed, run):
   """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
-  decay = form.tiling.decay
   safe = dataclasses.replace(plan, safe=True)
   if plan.token:
     return run(plan)
-  if not form.spec.forget_gate or decay == "separable":
+  if not form.spec.forget_gate or form.tiling.decay == "separable":
     return run(plan)
-  if decay == "safe":
+  if form.tiling.decay == "safe":
     return run(safe)
   ends = [i for i, name in enumerate(plan.row_names) if name.startswith("end")]
   lowest = jnp.min(packed.rows[..., jnp.array(ends), :])
@@ -324,9 +323,7 @@ def _as_saved(form, operands):
   return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
 
 
-ENGINE = fallback.guarded(
-  form_lib.Engine(_forward, _backward, _as_saved), fallback.decays_strongly
-)
+ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def chunk(
@@ -354,6 +351,7 @@ def chunk(
     tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
   form = xla_chunked.form(spec, tiling)
   form = dataclasses.replace(form, engine=ENGINE)
+  inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
   return chunked.chunk(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
   )
