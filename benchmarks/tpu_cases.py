@@ -12,7 +12,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
-from memcomp_kernels.delta_rule import xla_chunked as delta_rule
+from memcomp_kernels.delta_rule import tile as delta_rule
 from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.lattice import xla_chunked as lattice
@@ -21,13 +21,13 @@ from memcomp_kernels.lattice.pallas_tpu import engine as lattice_tpu
 from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import engine as engine_lib
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
-from memcomp_kernels.state_space_duality import xla_chunked as duality
+from memcomp_kernels.state_space_duality import tile as duality
 from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache_tpu
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories
+from memcomp_kernels.trellis import tile as trellis
 from memcomp_kernels.trellis import tilings
-from memcomp_kernels.trellis import xla_chunked as trellis
 from memcomp_kernels.trellis.pallas_tpu import engine as engine_pallas_tpu
 
 SLOTS = flags.DEFINE_integer("slots", 64, "Of a memory that has them.")
@@ -171,12 +171,12 @@ class Case:
         tiling = lattice_tilings.Tiling(kernel_time=self.chunk)
         return lattice_tpu.form(self.spec, tiling)
       return dataclasses.replace(lattice.form(self.spec, None), engine=engine)
-    forms = {
-      "delta_rule": delta_rule,
-      "state_space_duality": duality,
-      "tensor_cache": tensor_cache,
-    }
-    return forms[self.memory.split("-")[0]].form(self.spec, self.chunk, engine)
+    if self.memory.startswith("tensor_cache"):
+      return tensor_cache.form(self.spec, self.chunk, engine)
+    is_delta = self.memory == "delta_rule"
+    tiling = form_lib.Tiling(tile_time=self.chunk)
+    form = (delta_rule if is_delta else duality).form(self.spec, tiling, TIME)
+    return dataclasses.replace(form, engine=engine)
 
   def _tiling(self) -> tilings.Tiling:
     sizes = dict(x.split("=") for x in SIZES.value.split(",") if x)

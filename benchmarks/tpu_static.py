@@ -37,6 +37,7 @@ import tpu_schedule
 from absl import app, flags, logging
 from tpu_cases import Case
 
+from memcomp_kernels import aot
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
@@ -45,7 +46,7 @@ from memcomp_kernels.key_value_means.pallas_tpu import (
   engine as key_value_means_tpu,
 )
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.testing import aot, errors
+from memcomp_kernels.testing import errors
 
 _MEMORY = flags.DEFINE_list(
   "memory", ["trellis"], f"Which of: {', '.join(tpu_cases.DECAYS)}."

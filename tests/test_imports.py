@@ -40,6 +40,16 @@ def test_only_what_trains_imports_training(path):
   assert not [name for name in imported(path) if name.startswith(trains)]
 
 
+def test_only_the_doctor_runs_checks():
+  """What users run does not depend on the contract suite."""
+  users = {
+    path.name
+    for path in ROOT.rglob("*.py")
+    if any(x.startswith("memcomp_kernels.testing") for x in imported(path))
+  }
+  assert users == {"doctor.py"}
+
+
 def test_the_files_are_found():
   assert {"layers", "models", "inference", "evaluation", "export"} <= {
     part_of(path) for path in FILES

@@ -77,7 +77,7 @@ def ways(name: str) -> dict[str, Way]:
   base = dataclasses.replace(
     next(iter(memory.specs.values())), num_slots=_DIM, gradient_at="token"
   )
-  chunk = memory.op.xla_chunked.chunk
+  chunk = functools.partial(memory.op.chunk, implementation="xla_chunked")
   scan = functools.partial(
     contract.scan, functools.partial(memory.op.step, spec=base), block=32
   )

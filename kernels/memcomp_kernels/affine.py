@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import matmul
 
@@ -51,71 +50,28 @@ class Tile(NamedTuple):
 def form(
   prepare: Callable[[Any, Any, None], Tile],
   spec: Any,
-  tile_time: int,
-  engine: form_lib.Engine | None = None,
+  tiling: form_lib.Tiling | None,
+  time: int,
   *,
   wide: bool = False,
 ) -> form_lib.Form:
-  """The memory under the chunk form; arguments are those of `chunk`."""
-  return form_lib.Form(
-    spec=spec,
-    tile_time=tile_time,
-    prepare=prepare,
-    run_tile=_run_wide if wide else _run_tile,
-    take_apart=_take_apart,
-    put_together=_as_parts,
-    engine=engine,
-  )
-
-
-def chunk(
-  state: Any,
-  inputs: Any,
-  *,
-  spec: Any,
-  prepare: Callable[[Any, Any, None], Tile],
-  segment_ids: jax.Array | None = None,
-  reset_state: Any = None,
-  tiling: form_lib.Tiling | None = None,
-  engine: form_lib.Engine | None = None,
-  wide: bool = False,
-) -> tuple[Any, jax.Array]:
-  """Runs a memory of one matrix whose tiles are affine and free.
+  """A memory of one matrix whose tiles are affine and free.
 
   Args:
-    state: before the first token: A as `memory`, and `segment_id`.
-    inputs: NamedTuple with `query`, of `[batch, time, heads, ...]` arrays.
-    spec: the memory's meaning.
     prepare: (inputs `[batch, heads, tile, ...]`, spec, None) -> what the tile
       needs beside A.
-    segment_ids: int32 `[batch, time]`, 0 is padding; None for one segment.
-    reset_state: what new segments start from; None for `state`.
+    spec: the memory's meaning.
     tiling: the size of tiles; it does not change results.
-    engine: what runs all tiles; None for plain JAX.
+    time: tokens of the call.
     wide: whether Y keeps the dtype of sums; otherwise it has the query's.
-
-  Returns:
-    The state after the last token, and Y `[batch, time, heads, value]`.
   """
-  tile_time = (tiling or form_lib.Tiling()).tile_time
-  tile_time = min(tile_time, inputs.query.shape[1])
-  parts, y = chunked.chunk(
-    form(prepare, spec, tile_time, engine, wide=wide),
-    state,
-    inputs,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
+  return form_lib.Form(
+    spec=spec,
+    tile_time=min((tiling or form_lib.Tiling()).tile_time, time),
+    prepare=prepare,
+    run_tile=_run_wide if wide else _run_tile,
+    memories=("memory",),
   )
-  (memory,) = parts.memories
-  return state._replace(memory=memory, segment_id=parts.segment_id), y
-
-
-def _take_apart(state: Any) -> form_lib.Parts:
-  return form_lib.Parts((state.memory,), None, None, state.segment_id)
-
-
-def _as_parts(parts: form_lib.Parts) -> form_lib.Parts:
-  return parts
 
 
 def _run_wide(memories, starts, prepared: Tile, complete, spec, tiling):

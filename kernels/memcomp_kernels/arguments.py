@@ -4,6 +4,7 @@ All of it follows from an `op.Op`: the fields of its `Inputs` and `Spec`, the
 words of their shapes, and their docstrings.
 """
 
+import collections
 import dataclasses
 import inspect
 import textwrap
@@ -275,10 +276,10 @@ def _section(title: str, lines: Mapping[str, str]) -> str:
 
 
 def _described(kind: type) -> dict[str, str]:
-  """Fields' descriptions: the section `Attributes` of a docstring."""
+  """Fields' descriptions: the section `Attributes` of a docstring, or none."""
   text = inspect.getdoc(kind) or ""
   _, _, section = text.partition("Attributes:\n")
-  found: dict[str, str] = {}
+  found: dict[str, str] = collections.defaultdict(str)
   last = ""
   for line in textwrap.dedent(section).splitlines():
     name, colon, rest = line.partition(":")

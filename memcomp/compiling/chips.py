@@ -3,7 +3,7 @@
 import jax
 
 from memcomp import errors
-from memcomp_kernels.testing import aot
+from memcomp_kernels import aot
 
 HBM_BYTES = {
   "TPU v4": 32 * 2**30,

@@ -13,7 +13,7 @@ from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.compiling import chips, compile_only
 from memcomp.models import abstract, presets
-from memcomp_kernels.testing import aot
+from memcomp_kernels import aot
 
 needs_compiler = pytest.mark.skipif(
   not aot.available(), reason="needs the extra aot"

@@ -1,7 +1,7 @@
 """A recurrence in chunk form: a scan over tiles with a gradient of its own.
 
-What a memory brings (`Form`) is the algebra of one tile, and how its State is
-taken apart; layout, packing, hand-off and gradient are here. With
+What a memory brings (`Form`) is the algebra of one tile, and which fields of
+its State tiles change; layout, packing, hand-off and gradient are here. With
 stale gradients one tile is one chunk of the paper; with gradients per token
 the tile is free, and the result does not depend on it.
 
@@ -15,6 +15,7 @@ The gradient is a reverse scan over tiles that recomputes each tile from its
 start memory: only inputs and tile-start memories are kept.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import pages as pages_lib
 from memcomp_kernels.math import solver
 
-Form, Memories, Parts = form_lib.Form, form_lib.Memories, form_lib.Parts
+Form, Memories = form_lib.Form, form_lib.Memories
 Operands, Result = form_lib.Operands, form_lib.Result
 
 SAVED = "memories"
@@ -161,23 +162,32 @@ def _chunk_bwd(form: Form, residuals, cotangents):
 _chunk = derivative.custom_vjp(_run, _chunk_fwd, _chunk_bwd, (0,))
 
 
-def _chunk_start(parts: Parts) -> Memories:
+def _memories(form: Form, state: Any) -> Memories:
+  return tuple(getattr(state, name) for name in form.memories)
+
+
+def _chunk_start(form: Form, state: Any) -> Memories:
   """The memories at the start of a chunk under way, else the memories."""
-  if parts.starts is None or parts.position is None:
-    return parts.memories
-  return contract.batched_where(
-    parts.position == 0, parts.memories, parts.starts
+  memories = _memories(form, state)
+  if not form.starts:
+    return memories
+  starts = tuple(
+    jax.tree.map(jnp.zeros_like, memory)
+    if name is None
+    else getattr(state, name)
+    for name, memory in zip(form.starts, memories, strict=True)
   )
+  return contract.batched_where(state.position == 0, memories, starts)
 
 
-def chunk(
+def run(
   form: Form,
   state: Any,
   inputs: Any,
   *,
   segment_ids: jax.Array | None = None,
   reset_state: Any = None,
-) -> tuple[Any, jax.Array]:
+) -> tuple[Any, jax.Array, solver.Stats | None]:
   """Equal to the memory's `reference`, in chunk form.
 
   Args:
@@ -189,45 +199,70 @@ def chunk(
       inside a chunk the segment's first tokens go on with that.
 
   Returns:
-    The state after the last token, and outputs `[batch, time, heads, ...]`.
+    The state after the last token, outputs `[batch, time, heads, ...]`, and how
+    the systems of all tiles were solved, None without any.
   """
-  return run(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )[:2]
-
-
-def run(
-  form: Form,
-  state: Any,
-  inputs: Any,
-  *,
-  segment_ids: jax.Array | None = None,
-  reset_state: Any = None,
-) -> tuple[Any, jax.Array, solver.Stats | None]:
-  """As `chunk`; also returns how the systems of all tiles were solved."""
-  parts = form.take_apart(state)
   # A memory of zeros must not be known as such to the compiler: on a CPU
   # the fused products of jaxlib 0.12.0.1 read memory that was never written
   # where one of several has a constant operand (tests/kernels/test_zero_state).
-  parts = parts._replace(memories=lax.optimization_barrier(parts.memories))
-  reset = parts if reset_state is None else form.take_apart(reset_state)
+  memories = lax.optimization_barrier(_memories(form, state))
+  state = state._replace(**dict(zip(form.memories, memories, strict=True)))
+  reset = state if reset_state is None else reset_state
   operands = Operands(
-    memories=parts.memories,
-    chunk_start=_chunk_start(parts),
-    reset=reset.memories,
+    memories=memories,
+    chunk_start=_chunk_start(form, state),
+    reset=_memories(form, reset),
     # Kept for the gradient, so only where segments may begin.
-    reset_start=None if segment_ids is None else _chunk_start(reset),
+    reset_start=None if segment_ids is None else _chunk_start(form, reset),
     inputs=inputs,
   )
-  fixed = _Fixed(parts.position, reset.position, parts.segment_id, segment_ids)
+  position, reset_position = (
+    getattr(x, "position", None) for x in (state, reset)
+  )
+  fixed = _Fixed(position, reset_position, state.segment_id, segment_ids)
   result = _chunk(form, fixed, operands)
   where = _places(form, fixed, form_lib.sizes(inputs)[1])
-  starts, position = None, None
-  if parts.position is not None:
-    position = where.position
+  new: dict[str, Any] = {"segment_id": where.segment_id}
+  if position is not None:
+    new["position"] = where.position
+  if form.starts:
     # Between two chunks the start is the memory itself.
     starts = contract.batched_where(
-      position == 0, result.memories, result.chunk_start
+      where.position == 0, result.memories, result.chunk_start
     )
-  final = Parts(result.memories, starts, position, where.segment_id)
-  return form.put_together(final), result.outputs, result.stats
+    new |= {k: v for k, v in zip(form.starts, starts, strict=True) if k}
+  new |= dict(zip(form.memories, result.memories, strict=True))
+  return state._replace(**new), result.outputs, result.stats
+
+
+def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
+  """The implementation of an op that is nothing but a chunk form.
+
+  Args:
+    form: (spec, tiling, time) -> the memory, for calls of `time` tokens.
+
+  Returns:
+    What `Op.chunk` calls; statistics come behind outputs where systems were
+    solved. With an `engine` that runs the tiles, as kernels do.
+  """
+
+  def chunk(
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    tiling: Any = None,
+    engine: form_lib.Engine | None = None,
+  ) -> tuple:
+    """Equal to `reference`, in chunk form; see `Op.chunk`."""
+    made = form(spec, tiling, inputs.query.shape[1])
+    if engine is not None:
+      made = dataclasses.replace(made, engine=engine)
+    *result, stats = run(
+      made, state, inputs, segment_ids=segment_ids, reset_state=reset_state
+    )
+    return (*result,) if stats is None else (*result, stats)
+
+  return chunk

@@ -8,7 +8,7 @@ import jax
 
 from memcomp_kernels.math import solver
 
-Memories = tuple[jax.Array, ...]
+Memories = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,26 +45,13 @@ class Engine(NamedTuple):
   as_saved: Callable[..., Any]
 
 
-class Parts(NamedTuple):
-  """A State taken apart.
-
-  Attributes:
-    memories: arrays `[batch, heads, ...]`: all that the next token changes.
-    starts: the memories at the start of the current chunk; None without chunks
-      in the meaning.
-    position: int32 `[batch]`, tokens since then; None likewise.
-    segment_id: int32 `[batch]`.
-  """
-
-  memories: Memories
-  starts: Memories | None
-  position: jax.Array | None
-  segment_id: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """What the scheme needs to know of a memory; hashable.
+  """A memory as the chunk form runs it; hashable.
+
+  Its State is a NamedTuple with `segment_id` int32 `[batch]` and, where chunks
+  are part of the meaning, `position` int32 `[batch]`, tokens since the current
+  one started.
 
   Attributes:
     spec: the memory's meaning.
@@ -75,8 +62,11 @@ class Form:
       are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
       last place is taken, that is where a chunk ends with the tile; `stats`
       are of `triangular`, `[batch, heads]`, or None.
-    take_apart: State -> Parts.
-    put_together: Parts -> State.
+    memories: fields of the State that the next token changes, each a pytree of
+      arrays `[batch, heads, ...]`.
+    starts: for each of them the field that keeps it from where the current
+      chunk started, or None where no tile reads that; empty where nothing is
+      read of a chunk's start.
     tiling: what else of the tile's algebra is speed, never meaning.
     prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs:
       all of a tile that needs no memory. Tiles are prepared all at once, so
@@ -88,8 +78,8 @@ class Form:
   spec: Any
   tile_time: int
   run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
-  take_apart: Callable[[Any], Parts]
-  put_together: Callable[[Parts], Any]
+  memories: tuple[str, ...]
+  starts: tuple[str | None, ...] = ()
   tiling: Any = None
   prepare: Callable[..., Any] | None = None
   engine: Engine | None = None

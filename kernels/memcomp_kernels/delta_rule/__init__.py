@@ -4,7 +4,7 @@ import dataclasses
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.delta_rule import reference, xla_chunked
+from memcomp_kernels.delta_rule import reference, tile
 from memcomp_kernels.parallel import state_passing
 
 __all__ = ["delta_rule", "gated_delta_rule"]
@@ -12,7 +12,7 @@ __all__ = ["delta_rule", "gated_delta_rule"]
 IMPLEMENTATIONS = dispatch.Implementations(
   "delta_rule",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=tile.chunk,
   mosaic_tpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_tpu"),
   mosaic_gpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_gpu"),
 )

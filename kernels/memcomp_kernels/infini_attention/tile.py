@@ -19,19 +19,19 @@ zeros and write nothing.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference
 from memcomp_kernels.math import delta, matmul
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   inputs: tuple[jax.Array, jax.Array, jax.Array],
   complete: jax.Array,
   spec: reference.Spec,
   tiling: None,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Reads and writes one tile.
 
   Args:

@@ -5,10 +5,13 @@ scan over tiles of the memory by `chunking.chunked` (`tile.py` has their
 algebra). Features are taken before tokens are laid into tiles.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference, tile, tilings
 from memcomp_kernels.softmax_attention import softmax_attention as attention
 
@@ -35,29 +38,31 @@ def chunk(
     max_position=max_position,
   )
   time = inputs.query.shape[1]
-  form = chunked.Form(
+  form = form_lib.Form(
     spec=spec,
     tile_time=tilings.tile_time(spec, tiling or tilings.Tiling(), time),
     run_tile=tile.run,
-    take_apart=_same,
-    put_together=_same,
+    memories=("memory", "normalizer"),
+    starts=("memory_start", "normalizer_start") if spec.stale else (),
   )
-  parts, read = chunked.chunk(
+  memory, read, _ = chunked.run(
     form,
-    _parts(state, spec),
+    _memory(state, spec),
     _written(inputs, state.keys.dtype),
     segment_ids=segment_ids,
-    reset_state=_parts(reset_state, spec),
+    reset_state=_memory(reset_state, spec),
   )
   gate = inputs.read_gate.astype(read.dtype)
   y = gate * read + (1 - gate) * attended.astype(read.dtype)
   if segment_ids is not None:
     y = jnp.where((segment_ids != 0)[..., None, None], y, 0)
-  start = None if parts.starts is None else reference.Association(*parts.starts)
+  start = None
+  if state.start is not None:
+    start = reference.Association(memory.memory_start, memory.normalizer_start)
   state = reference.State(
     keys=local.keys,
     values=local.values,
-    association=reference.Association(*parts.memories),
+    association=reference.Association(memory.memory, memory.normalizer),
     start=start,
     position=local.position,
     segment_id=local.segment_id,
@@ -65,9 +70,15 @@ def chunk(
   return state, y.astype(inputs.query.dtype)
 
 
-def _same(parts: chunked.Parts) -> chunked.Parts:
-  """The scheme's own parts are the memory's state here."""
-  return parts
+class _Memory(NamedTuple):
+  """The memory's part of the state."""
+
+  memory: jax.Array
+  normalizer: jax.Array
+  memory_start: jax.Array | None
+  normalizer_start: jax.Array | None
+  position: jax.Array | None
+  segment_id: jax.Array
 
 
 def _window(state: reference.State) -> attention.State:
@@ -77,13 +88,10 @@ def _window(state: reference.State) -> attention.State:
   )
 
 
-def _parts(state: reference.State, spec: reference.Spec) -> chunked.Parts:
-  """The memory's part of the state."""
+def _memory(state: reference.State, spec: reference.Spec) -> _Memory:
   position = state.position % spec.segment_size if spec.stale else None
-  starts = None if state.start is None else tuple(state.start)
-  return chunked.Parts(
-    tuple(state.association), starts, position, state.segment_id
-  )
+  starts = (None, None) if state.start is None else tuple(state.start)
+  return _Memory(*state.association, *starts, position, state.segment_id)
 
 
 def _written(inputs: reference.Inputs, wide) -> tuple[jax.Array, ...]:

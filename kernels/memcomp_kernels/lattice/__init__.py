@@ -15,11 +15,10 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "lattice",
   options={"tiling": ("xla_chunked", "mosaic_tpu")},
   reference=reference.reference,
-  xla_chunked=xla_chunked.run,
+  xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(
     "memcomp_kernels.lattice.pallas_tpu.engine",
     asks=("inputs", "spec", "tiling"),
-    function="run",
   ),
   mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
 )

@@ -16,33 +16,11 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.per_token import tile as tile_lib
-from memcomp_kernels.math import solver
 
 _SCAN_BLOCK = 32  # tokens between two saved states where tokens are scanned
-
-
-def _take_apart(state: reference.State) -> chunked.Parts:
-  memories, starts = (state.memory,), None
-  if state.memory_start is not None:
-    starts = (state.memory_start,)
-    if state.write_rate_sum is not None:
-      memories += (state.write_rate_sum,)
-      # At a chunk's start the sum is zero, and no tile reads it.
-      starts += (jnp.zeros_like(state.write_rate_sum),)
-  return chunked.Parts(memories, starts, state.position, state.segment_id)
-
-
-def _put_together(parts: chunked.Parts) -> reference.State:
-  memory, *rate = parts.memories
-  return reference.State(
-    memory=memory,
-    memory_start=None if parts.starts is None else parts.starts[0],
-    write_rate_sum=rate[0] if rate else None,
-    position=parts.position,
-    segment_id=parts.segment_id,
-  )
 
 
 def chunk(
@@ -53,56 +31,41 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
-) -> tuple[reference.State, jax.Array]:
+) -> tuple:
   """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  return run(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-    tiling=tiling,
-  )[:2]
-
-
-def run(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
-) -> tuple[reference.State, jax.Array, solver.Stats | None]:
-  """As `chunk`; also returns how the writes were found, see `Op.run`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if not spec.stale and spec.sparsity:
     step = functools.partial(reference.step, spec=spec)
-    scanned = contract.scan(step, state, inputs, block=_SCAN_BLOCK, **packing)
-    return (*scanned, None)
-  laid = lay(inputs, spec)
-  return chunked.run(form(spec, tiling), state, laid, **packing)
+    return contract.scan(step, state, inputs, block=_SCAN_BLOCK, **packing)
+  return _chunk(state, lay(inputs, spec), spec=spec, tiling=tiling, **packing)
 
 
-def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> chunked.Form:
-  """Lattice for `chunking.chunked`, but for tokens that are scanned."""
+def form(
+  spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
+) -> form_lib.Form:
+  """The memory under the chunk form, but for tokens that are scanned."""
+  del time  # a tile is no shorter where the call is
   if spec.stale:
-    return chunked.Form(
+    summed = spec.sums_rates
+    return form_lib.Form(
       spec=spec,
       tile_time=spec.chunk_size,
       run_tile=tile.run,
-      take_apart=_take_apart,
-      put_together=_put_together,
+      memories=("memory", "write_rate_sum") if summed else ("memory",),
+      # At a chunk's start the sum is zero, and no tile reads it.
+      starts=("memory_start", None) if summed else ("memory_start",),
     )
   tiling = tiling or tilings.tiling(spec)
-  return chunked.Form(
+  return form_lib.Form(
     spec=spec,
     tiling=tiling,
     tile_time=tiling.tile_time,
     run_tile=tile_lib.run,
-    take_apart=_take_apart,
-    put_together=_put_together,
+    memories=("memory",),
   )
+
+
+_chunk = chunked.implementation(form)
 
 
 def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:

@@ -2,14 +2,14 @@
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.linear_attention import reference, xla_chunked
+from memcomp_kernels.linear_attention import reference, tile
 
 __all__ = ["linear_attention"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "linear_attention",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=tile.chunk,
   mosaic_tpu=dispatch.Kernel("memcomp_kernels.linear_attention.mosaic_tpu"),
 )
 

@@ -2,14 +2,14 @@
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.ovq import reference, xla_chunked
+from memcomp_kernels.ovq import reference, tile
 
 __all__ = ["ovq"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "ovq",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=tile.chunk,
 )
 
 

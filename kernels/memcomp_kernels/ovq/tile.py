@@ -15,6 +15,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import matmul
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 from memcomp_kernels.ovq import reference
@@ -27,14 +28,61 @@ class Laid(NamedTuple):
   taken: jax.Array
 
 
+class Carry(NamedTuple):
+  """A State as tiles have it: `taken` tells which pending places are tokens."""
+
+  keys: jax.Array
+  values: jax.Array
+  counts: jax.Array
+  pending_keys: jax.Array
+  pending_values: jax.Array
+  taken: jax.Array
+  position: jax.Array
+  segment_id: jax.Array
+
+
+def chunk(
+  state: reference.State,
+  inputs: reference.Inputs,
+  *,
+  spec: reference.Spec,
+  segment_ids: jax.Array | None = None,
+  reset_state: reference.State | None = None,
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  form = form_lib.Form(
+    spec=spec,
+    tile_time=spec.chunk_size,
+    run_tile=run,
+    memories=Carry._fields[:6],
+  )
+  carry, y, _ = chunked.run(
+    form,
+    _carry(state),
+    Laid(inputs, jnp.ones_like(inputs.query[..., :1])),
+    segment_ids=segment_ids,
+    reset_state=None if reset_state is None else _carry(reset_state),
+  )
+  fields = carry._asdict()
+  del fields["taken"]
+  return reference.State(**fields), y
+
+
+def _carry(state: reference.State) -> Carry:
+  taken = jnp.arange(state.pending_keys.shape[2]) < state.position[:, None]
+  taken = taken[:, None, :, None].astype(state.keys.dtype)
+  taken = jnp.broadcast_to(taken, (*state.pending_keys.shape[:3], 1))
+  return Carry(**state._asdict(), taken=taken)
+
+
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   laid: Laid,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: None,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Reads one chunk, and writes it where it is whole.
 
   Args:

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.parallel import state_passing
-from memcomp_kernels.rwkv7 import reference, xla_chunked
+from memcomp_kernels.rwkv7 import reference, tile
 
 __all__ = ["rwkv7"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "rwkv7",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=chunked.implementation(tile.form),
 )
 
 

@@ -23,19 +23,37 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, delta, matmul
 from memcomp_kernels.rwkv7 import reference
 
+TILING = channel_decay.Tiling(block_time=4)
+"""At width 32 a gradient takes a CPU 2.1 s in blocks of 16, 1.2 s in blocks of
+8 and 0.25 s in blocks of 4."""
+
+
+def form(
+  spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form."""
+  tiling = tiling or TILING
+  return form_lib.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=channel_decay.tile_time(tiling, time),
+    run_tile=run,
+    memories=("memory",),
+  )
+
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: channel_decay.Tiling,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Writes and reads one tile.
 
   Args:

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.slot_attention import reference, xla_chunked
+from memcomp_kernels.slot_attention import reference, tile
 
 __all__ = ["gated_slot_attention", "slot_attention"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "slot_attention",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=tile.chunk,
 )
 
 

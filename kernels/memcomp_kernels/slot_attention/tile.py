@@ -16,31 +16,79 @@ which is known without a sum of differences, and w = exp(s - z).
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, matmul
 from memcomp_kernels.slot_attention import reference
 
 
+class Laid(NamedTuple):
+  """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones.
+
+  Empty places hold zeros. A write logit of zero is a write, so with "softmax"
+  they are told by what is not one.
+  """
+
+  inputs: reference.Inputs
+  taken: jax.Array | None
+
+  @property
+  def query(self) -> jax.Array:
+    """That of the inputs."""
+    return self.inputs.query
+
+
+def form(
+  spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form, of inputs as `lay` gives them."""
+  tiling = tiling or channel_decay.Tiling()
+  total = ("log_total",) if spec.rule == "softmax" else ()
+  return form_lib.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=channel_decay.tile_time(tiling, time),
+    run_tile=run,
+    memories=("key_memory", "value_memory", *total),
+  )
+
+
+def lay(inputs: reference.Inputs) -> Laid:
+  """The inputs, and which places of tiles they take."""
+  logit = inputs.write_logit
+  return Laid(inputs, None if logit is None else jnp.ones_like(logit[..., :1]))
+
+
+_chunk = chunked.implementation(form)
+
+
+def chunk(
+  state: reference.State, inputs: reference.Inputs, **call: Any
+) -> tuple[reference.State, jax.Array]:
+  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  return _chunk(state, lay(inputs), **call)
+
+
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
-  inputs: reference.Inputs,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
+  laid: Laid,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: channel_decay.Tiling,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Writes and reads one tile.
 
   Args:
     memories: K~, V~ and, with "softmax", z before the tile.
     starts: unused: there are no chunks in the meaning.
-    inputs: `[batch, heads, tile, ...]`; in empty places zeros, and write
-      logits that are far below `reference.EMPTY`.
+    laid: `[batch, heads, tile, ...]`.
     complete: unused.
     spec: the memory's meaning.
     tiling: sizes.
@@ -49,7 +97,7 @@ def run(
     The memories after the tile, y `[batch, heads, tile, value]`, and None.
   """
   del starts, complete
-  dtype = inputs.query.dtype
+  inputs, dtype = laid.inputs, laid.query.dtype
   product = functools.partial(matmul.product, dtype=dtype)
   K, V, *totals = memories
   q, k, v = inputs.query, inputs.key, inputs.value
@@ -59,6 +107,8 @@ def run(
     w = -jnp.expm1(log_decay)
   else:
     s, (before,) = jnp.asarray(inputs.write_logit, K.dtype), totals
+    if laid.taken is not None:
+      s = jnp.where(laid.taken > 0, s, 2 * reference.EMPTY)
     z = jnp.logaddexp(before[..., None, :], lax.cumlogsumexp(s, axis=2))
     decay = channel_decay.of_sums(-before, -z, tiling.block_time)
     w = jnp.exp(s - z)

@@ -3,14 +3,14 @@
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.parallel import state_passing
-from memcomp_kernels.state_space_duality import reference, xla_chunked
+from memcomp_kernels.state_space_duality import reference, tile
 
 __all__ = ["state_space_duality"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "state_space_duality",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=tile.chunk,
   mosaic_tpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_tpu"),
   mosaic_gpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_gpu"),
 )

@@ -1,7 +1,7 @@
 """State space duality by GPU kernels: the XLA form, its tiles run on chip."""
 
 from memcomp_kernels.pallas_gpu.affine import backend
-from memcomp_kernels.state_space_duality import xla_chunked
+from memcomp_kernels.state_space_duality import tile
 
-chunk = backend.implementation("state_space_duality", xla_chunked.chunk)
+chunk = backend.implementation("state_space_duality", tile.chunk)
 unsupported = backend.unsupported

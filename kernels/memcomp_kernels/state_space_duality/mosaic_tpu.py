@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu.affine import backend, engine
-from memcomp_kernels.state_space_duality import reference, xla_chunked
+from memcomp_kernels.state_space_duality import reference, tile
 
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
@@ -25,5 +25,5 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
 
 ENGINE = engine.engine(tokens, backend.ENGINE)
 
-chunk = backend.implementation("state_space_duality", xla_chunked.chunk, ENGINE)
+chunk = backend.implementation("state_space_duality", tile.chunk, ENGINE)
 unsupported = backend.unsupported

@@ -137,9 +137,9 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
   def parts(state):
     def lanes(memories):
       x = take(memories)
-      return (x.reshape(x.shape[0], -1, *x.shape[-2:]),)
+      return x.reshape(x.shape[0], -1, *x.shape[-2:])
 
-    return chunked.Parts(
+    return affine_tile.Lanes(
       lanes(state.memories),
       lanes(state.starts) if spec.chunked else None,
       state.position % spec.chunk_size if spec.chunked else None,
@@ -148,7 +148,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
 
   batch, time, heads = tokens.query.shape[:3]
   size = spec.chunk_size if spec.chunked else tilings.tile_time(spec, time)
-  new, read = chunked.chunk(
+  new, read, _ = chunked.run(
     affine_tile.form(spec, size, engine),
     parts(state),
     tokens,
@@ -156,8 +156,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
     reset_state=parts(reset_state),
   )
   lanes = heads, spec.timescales, spec.num_slots
-  (memory,), (start,) = jax.tree.map(
-    lambda x: x.reshape(batch, *lanes, *x.shape[2:]),
-    (new.memories, new.starts if spec.chunked else (None,)),
+  memory, start = jax.tree.map(
+    lambda x: x.reshape(batch, *lanes, *x.shape[2:]), (new.memory, new.start)
   )
   return (memory, start), read.reshape(batch, time, heads, -1, read.shape[-1])

@@ -16,16 +16,28 @@ has gates of zero.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import affine
-from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import delta, matmul
 from memcomp_kernels.tensor_cache import reference, tile
+
+
+class Lanes(NamedTuple):
+  """The memory's part of the state, `[batch, heads * lanes, key, value]`.
+
+  `start` and `position` are None where nothing is defined by chunk.
+  """
+
+  memory: jax.Array
+  start: jax.Array | None
+  position: jax.Array | None
+  segment_id: jax.Array
 
 
 def form(
@@ -43,15 +55,10 @@ def form(
     tile_time=tile_time,
     prepare=prepare,
     run_tile=run,
-    take_apart=_same,
-    put_together=_same,
+    memories=("memory",),
+    starts=("start",) if spec.chunked else (),
     engine=engine,
   )
-
-
-def _same(parts: form_lib.Parts) -> form_lib.Parts:
-  """The scheme's own parts are the memory's state here."""
-  return parts
 
 
 def prepare(
@@ -126,13 +133,13 @@ def _evicted(tokens, spec) -> affine.Tile:
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories | None,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories | None,
   prepared: affine.Tile,
   complete: jax.Array | None,
   spec: reference.Spec,
   tiling: None,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Writes and reads one tile.
 
   Args:

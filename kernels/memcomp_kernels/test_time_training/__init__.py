@@ -7,14 +7,15 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.test_time_training import reference, xla_chunked
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.test_time_training import reference, tile
 
 __all__ = ["test_time_training"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "test_time_training",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=chunked.implementation(tile.form),
 )
 
 

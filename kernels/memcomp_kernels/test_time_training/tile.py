@@ -20,39 +20,44 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, matmul, solver
 from memcomp_kernels.test_time_training import inner, reference, rows, tilings
 
 
-def flatten(
-  layers: reference.Layers, *constants: jax.Array
-) -> chunked.Memories:
-  """Layers, and what tokens never change, as the scheme's memories."""
-  return (*jax.tree.leaves(layers), *constants)
+def form(
+  spec: reference.Spec, tiling: tilings.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form.
 
-
-def unflatten(
-  memories: chunked.Memories,
-) -> tuple[reference.Layers, jax.Array, jax.Array]:
-  """Layers, norm scale and norm bias."""
-  *weights, scale, bias = memories
-  pairs = zip(weights[::2], weights[1::2], strict=True)
-  return tuple(reference.Layer(*pair) for pair in pairs), scale, bias
+  With stale gradients one tile is one chunk of the paper; with gradients per
+  token the tile is free, and the result does not depend on it.
+  """
+  del time  # a tile is no shorter where the call is
+  tiling = tiling or tilings.Tiling()
+  constants = "norm_scale", "norm_bias"  # of tokens, not of gradients
+  return form_lib.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=tilings.tile_time(spec, tiling),
+    run_tile=run,
+    memories=("layers", *constants),
+    starts=("starts", *constants) if spec.stale else (),
+  )
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: tilings.Tiling,
-) -> tuple[chunked.Memories, jax.Array, solver.Stats | None]:
+) -> tuple[form_lib.Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
 
   Args:
-    memories: see `flatten`, before the tile.
+    memories: layers, norm scale and norm bias before the tile.
     starts: as `memories`, where the chunk began.
     inputs: `[batch, heads, tile, ...]`.
     complete: bool `[batch]`, where a chunk ends with the tile.
@@ -65,8 +70,8 @@ def run(
   """
   dtype = inputs.query.dtype
   product = functools.partial(matmul.product, dtype=dtype)
-  layers, norm_scale, norm_bias = unflatten(memories)
-  start_layers, _, _ = unflatten(starts)
+  layers, norm_scale, norm_bias = memories
+  start_layers, *_ = starts
   wide = norm_scale.dtype
   log_decay, rate = (
     gate[..., 0].astype(wide) for gate in (inputs.log_decay, inputs.write_rate)
@@ -117,13 +122,13 @@ def run(
     weight = kept[..., None] * layer.weight
     weight = weight - product("bhci,bhco->bhio", new.x, u)
     ends.append(reference.Layer(weight, kept * layer.bias - jnp.sum(u, axis=2)))
-  memories = flatten(tuple(ends))
+  layers = tuple(ends)
   if scale is not None:
-    moved = tuple(
-      start
-      + scale[:, :, -1].reshape(rate.shape[:2] + (1,) * (end.ndim - 2))
-      * (end - start)
-      for end, start in zip(memories, starts[:-2], strict=True)
-    )
-    memories = contract.batched_where(complete, moved, memories)
-  return (*memories, norm_scale, norm_bias), y.astype(dtype), stats
+
+    def move(end, start):
+      share = scale[:, :, -1].reshape(rate.shape[:2] + (1,) * (end.ndim - 2))
+      return start + share * (end - start)
+
+    moved = jax.tree.map(move, layers, start_layers)
+    layers = contract.batched_where(complete, moved, layers)
+  return (layers, norm_scale, norm_bias), y.astype(dtype), stats

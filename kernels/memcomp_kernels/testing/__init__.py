@@ -5,7 +5,6 @@ bounds.
 """
 
 __all__ = [
-  "aot",
   "checks",
   "errors",
   "fences",

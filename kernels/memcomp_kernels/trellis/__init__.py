@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.trellis import reference, tilings, xla_chunked
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.trellis import reference, tile, tilings
 
 __all__ = ["trellis"]
 
@@ -15,10 +16,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "trellis",
   options={"tiling": ("xla_chunked", "mosaic_tpu")},
   reference=reference.reference,
-  xla_chunked=xla_chunked.run,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.trellis.pallas_tpu.engine", function="run"
-  ),
+  xla_chunked=chunked.implementation(tile.form),
+  mosaic_tpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_tpu.engine"),
   mosaic_gpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_gpu.engine"),
 )
 

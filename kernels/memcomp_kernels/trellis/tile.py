@@ -22,21 +22,40 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import activations, decay, matmul, solver
 from memcomp_kernels.trellis import reference, tilings
 
-Memories = chunked.Memories
+
+def form(
+  spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
+) -> form_lib.Form:
+  """The memory under the chunk form.
+
+  With stale gradients one tile is one chunk of the paper; with gradients per
+  token the tile is free, and the result does not depend on it.
+  """
+  del time  # a tile is no shorter where the call is
+  tiling = tiling or tilings.Tiling()
+  starts = ("key_memory_start", "value_memory_start") if spec.stale else ()
+  return form_lib.Form(
+    spec=spec,
+    tiling=tiling,
+    tile_time=tilings.tile_time(spec, tiling),
+    run_tile=run,
+    memories=("key_memory", "value_memory"),
+    starts=starts,
+  )
 
 
 def run(
-  memories: Memories,
-  starts: Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: tilings.Tiling,
-) -> tuple[Memories, jax.Array, solver.Stats | None]:
+) -> tuple[form_lib.Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
 
   Args:

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.two_pass_delta import reference, xla_chunked
+from memcomp_kernels.chunking import chunked
+from memcomp_kernels.two_pass_delta import reference, tile
 
 __all__ = ["two_pass_delta"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "two_pass_delta",
   reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
+  xla_chunked=chunked.implementation(tile.form),
 )
 
 

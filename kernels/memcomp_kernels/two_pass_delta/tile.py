@@ -20,12 +20,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, delta, matmul
 from memcomp_kernels.two_pass_delta import gates, reference
 
 # Of a decay, whose log is summed. What is kept of less is zero for any purpose.
 _SMALLEST = 1e-30
+
+
+def form(
+  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form."""
+  tiling = tiling or form_lib.Tiling(tile_time=32)
+  return form_lib.Form(
+    spec=spec,
+    tile_time=min(tiling.tile_time, time),
+    run_tile=run,
+    memories=("key_memory", "value_memory"),
+  )
 
 
 class Pass(NamedTuple):
@@ -90,13 +103,13 @@ def solve(
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
+  memories: form_lib.Memories,
+  starts: form_lib.Memories,
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
   tiling: None,
-) -> tuple[chunked.Memories, jax.Array, None]:
+) -> tuple[form_lib.Memories, jax.Array, None]:
   """Writes and reads one tile.
 
   Args:

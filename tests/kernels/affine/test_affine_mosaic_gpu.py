@@ -57,7 +57,7 @@ def module(name, form):
 
 def check(name, spec, given, ids=None, *, gradient=True, **mode):
   """Kernels err by no more than twice what the XLA form errs by itself."""
-  xla = module(name, "xla_chunked").chunk
+  xla = module(name, "tile").chunk
   of = functools.partial(gradients.value_and_gradients, gradient=gradient)
   truth = of(
     function(memories.MEMORIES[name].op.reference, spec, ids),

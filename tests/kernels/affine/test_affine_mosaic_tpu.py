@@ -56,7 +56,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
 def both(name, given, segment_ids=None, gradient=True, **mode):
   """Values and gradients of the XLA form and of the kernels."""
   _, spec, given = given
-  forms = importlib.import_module(f"memcomp_kernels.{name}.xla_chunked")
+  xla = importlib.import_module(f"memcomp_kernels.{name}.tile").chunk
   kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
 
   def run(chunk):
@@ -73,7 +73,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
   with device.interpreted(**mode):
-    return run(forms.chunk), run(kernels.chunk)
+    return run(xla), run(kernels.chunk)
 
 
 def assert_close(expected, actual, dtype="float32"):

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import aot
 from memcomp_kernels.chunking import form
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.testing import aot, memories
+from memcomp_kernels.testing import memories
 
 SPECS = {"delta_rule": "gated", "state_space_duality": "shared"}
 CASES = [  # key dim, value dim, tile

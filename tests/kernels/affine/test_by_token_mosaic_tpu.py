@@ -17,12 +17,13 @@ from memcomp_kernels import delta_rule as delta_api
 from memcomp_kernels import state_space_duality as duality_api
 from memcomp_kernels import tensor_cache as tensor_cache_api
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
-from memcomp_kernels.delta_rule import xla_chunked as delta_xla
+from memcomp_kernels.delta_rule import tile as delta_tile
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import backend
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
-from memcomp_kernels.state_space_duality import xla_chunked as duality_xla
+from memcomp_kernels.state_space_duality import tile as duality_tile
 from memcomp_kernels.tensor_cache import affine_tile
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
@@ -70,9 +71,9 @@ CASES = {
   ),
 }
 MODULES = {
-  # its name, XLA form, engine
-  duality_api.Spec: ("state_space_duality", duality_xla, duality.ENGINE),
-  delta_api.Spec: ("delta_rule", delta_xla, delta.ENGINE),
+  # its name, algebra of a tile, engine
+  duality_api.Spec: ("state_space_duality", duality_tile, duality.ENGINE),
+  delta_api.Spec: ("delta_rule", delta_tile, delta.ENGINE),
   tensor_cache_api.Spec: ("tensor_cache", affine_tile, tensor_cache.ENGINES),
 }
 IDS = np.zeros((2, 75), np.int32)
@@ -90,8 +91,8 @@ def arguments(name, time, dtype="float32"):
     "value_dim": value_dim,
   }
   is_cache = isinstance(spec, tensor_cache_api.Spec)
-  memory = memories.MEMORIES[MODULES[type(spec)][0]]
-  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  memory_of = memories.MEMORIES[MODULES[type(spec)][0]]
+  inputs = memory_of.make_inputs(jax.random.key(0), spec, time=time, **sizes)
   low = {
     field: getattr(inputs, field).astype(dtype)
     for field in ("query", "key", "value")
@@ -107,30 +108,28 @@ def arguments(name, time, dtype="float32"):
     inputs = tensor_cache_tile.Tokens(*inputs)
     inputs = inputs._replace(read_route=None, read_mix=None)
   position = jnp.array([3, 0]) if by_chunk else None
+  ids = jnp.full(2, 1, jnp.int32)
+
+  def state(memory, start, position):
+    if not is_cache:
+      return memory_of.op.State(memory, ids)
+    return affine_tile.Lanes(memory, start if by_chunk else None, position, ids)
+
   state, fresh = (
-    chunked.Parts(
-      (memory,),
-      (start,) if by_chunk else None,
-      place,
-      jnp.full(2, 1, jnp.int32),
-    )
-    for memory, start, place in (
-      (*held[:2], position),
-      (*held[2:], None if position is None else jnp.zeros(2, jnp.int32)),
-    )
+    state(*held[:2], position),
+    state(*held[2:], None if position is None else jnp.zeros(2, jnp.int32)),
   )
   return spec, (state, fresh, inputs)
 
 
 def form(spec, engine, tile_time=TILE):
-  """The memory under the chunk form, of parts."""
+  """The memory under the chunk form."""
   _, forms, _ = MODULES[type(spec)]
-  found = forms.form(spec, tile_time, engine)
-  return dataclasses.replace(found, take_apart=_same, put_together=_same)
-
-
-def _same(parts):
-  return parts
+  if forms is affine_tile:
+    return forms.form(spec, tile_time, engine)
+  tiling = form_lib.Tiling(tile_time=tile_time)
+  found = forms.form(spec, tiling, time=tile_time)
+  return dataclasses.replace(found, engine=engine)
 
 
 def engine_of(spec):
@@ -164,14 +163,14 @@ def run(
         ),
         inputs,
       )
-    new, outputs = chunked.chunk(
+    new, outputs, _ = chunked.run(
       form(spec, engine, tile_time),
       state,
       inputs,
       segment_ids=None if ids is None else jnp.array(ids),
       reset_state=fresh,
     )
-    return new.memories, new.starts, outputs
+    return floats(new), outputs
 
   with device.interpreted(**mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
@@ -179,14 +178,18 @@ def run(
 
 def partition(given):
   """Floats, and the integers of both states."""
-  state, fresh, inputs = given
-  kept = [(x.memories, x.starts) for x in (state, fresh)]
-  return (*kept, inputs), [(x.position, x.segment_id) for x in (state, fresh)]
+  *states, inputs = given
+  return (*map(floats, states), inputs), states
 
 
-def merge(given, integers):
+def floats(state):
+  """The fields of a state that are differentiated."""
+  return {k: v for k, v in state._asdict().items() if k in ("memory", "start")}
+
+
+def merge(given, states):
   *kept, inputs = given
-  states = [chunked.Parts(*x, *n) for x, n in zip(kept, integers, strict=True)]
+  states = [s._replace(**x) for s, x in zip(states, kept, strict=True)]
   return (*states, inputs)
 
 

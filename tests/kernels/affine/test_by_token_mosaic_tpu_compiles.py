@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import aot, state_space_duality
 from memcomp_kernels import delta_rule as delta_api
-from memcomp_kernels import state_space_duality
 from memcomp_kernels.chunking import form
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.state_space_duality import mosaic_tpu
-from memcomp_kernels.testing import aot
 
 CASES = [  # kernel, heads that share a key, key dim, value dim, tile
   ("outer", 1, 64, 64, 64),

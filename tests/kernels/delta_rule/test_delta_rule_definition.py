@@ -11,7 +11,7 @@ import rotation
 
 from memcomp_kernels import delta_rule
 from memcomp_kernels.chunking import form
-from memcomp_kernels.delta_rule import xla_chunked
+from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.testing import errors, memories
 
 COMPILED = programs.of(delta_rule)
@@ -162,7 +162,7 @@ def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), GATED, **SIZES)
   tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(xla_chunked.chunk)(
+  found = programs.compiled(tile.chunk)(
     state, inputs, spec=GATED, tiling=tiling
   )
   expected = COMPILED.reference(state, inputs, spec=GATED)

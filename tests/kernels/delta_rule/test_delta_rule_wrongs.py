@@ -5,7 +5,7 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.delta_rule import xla_chunked
+from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.math import decay, delta
 from memcomp_kernels.testing import checks, memories
 
@@ -19,7 +19,7 @@ GATED, PLAIN = (
 def replaced(monkeypatch, name, module, **functions):
   """Replaces functions of a module that the tile uses."""
   wrong = python_types.SimpleNamespace(**vars(module) | functions)
-  monkeypatch.setattr(xla_chunked, name, wrong)
+  monkeypatch.setattr(tile, name, wrong)
 
 
 def assert_red(subject):
@@ -55,13 +55,13 @@ def test_a_memory_before_the_tile_that_does_not_decay(monkeypatch):
 @pytest.mark.slow
 def test_reads_of_errors_as_if_the_memory_were_empty(monkeypatch):
   """U alone in place of U - W S where the tile's own errors are read."""
-  right = xla_chunked.prepare
+  right = tile.prepare
 
   def prepare(inputs, spec, tiling):
     query = spec.read_scale(inputs.query.shape[-1]) * inputs.query
     return right(inputs, spec, tiling)._replace(query=query)
 
-  monkeypatch.setattr(xla_chunked, "prepare", prepare)
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(PLAIN)
 
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import pytest
 import rotation
 
-from memcomp_kernels import lattice
+from memcomp_kernels import aot, lattice
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.testing import aot
 
 SPECS = {
   "token": lattice.Spec(gradient_at="token"),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import affine
-from memcomp_kernels.linear_attention import xla_chunked
+from memcomp_kernels.linear_attention import tile
 from memcomp_kernels.math import decay, feature_maps
 from memcomp_kernels.testing import checks, memories
 
@@ -60,7 +60,7 @@ def test_a_sum_that_does_not_decay(monkeypatch):
 @pytest.mark.slow
 def test_features_of_empty_places(monkeypatch):
   """elu(0) + 1 is 1: a padded place must not be counted."""
-  right = xla_chunked.prepare
+  right = tile.prepare
 
   def prepare(inputs, *rest):
     ones = jnp.ones_like(inputs.value[..., -1:])
@@ -70,7 +70,7 @@ def test_features_of_empty_places(monkeypatch):
     )
     return right(inputs, *rest)
 
-  monkeypatch.setattr(xla_chunked, "prepare", prepare)
+  monkeypatch.setattr(tile, "prepare", prepare)
   checks.check_values(DECAYED, 64)  # whole tiles hide it
   assert_red(DECAYED)
 
@@ -78,5 +78,5 @@ def test_features_of_empty_places(monkeypatch):
 def test_one_features_map_for_another(monkeypatch):
   maps = feature_maps.FEATURE_MAPS | {"elu": feature_maps.FEATURE_MAPS["relu"]}
   wrong = python_types.SimpleNamespace(FEATURE_MAPS=maps)
-  monkeypatch.setattr(xla_chunked, "feature_maps", wrong)
+  monkeypatch.setattr(tile, "feature_maps", wrong)
   assert_red(DECAYED)

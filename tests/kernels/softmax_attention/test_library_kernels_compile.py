@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memcomp_kernels import softmax_attention
+from memcomp_kernels import aot, softmax_attention
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.parallel import shard
-from memcomp_kernels.testing import aot
 
 BATCH, HEADS, KV_HEADS = 2, 8, 4
 NAMES = ("splash_mha_fwd", "splash_mha_dkv", "splash_mha_dq")

@@ -9,7 +9,7 @@ import rotation
 
 from memcomp_kernels import linear_attention, state_space_duality
 from memcomp_kernels.chunking import form
-from memcomp_kernels.state_space_duality import xla_chunked
+from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(state_space_duality)
@@ -123,7 +123,7 @@ def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
   tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(xla_chunked.chunk)(
+  found = programs.compiled(tile.chunk)(
     state, inputs, spec=SHARED, tiling=tiling
   )
   expected = COMPILED.reference(state, inputs, spec=SHARED)

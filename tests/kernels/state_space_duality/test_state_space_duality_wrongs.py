@@ -5,7 +5,7 @@ import pytest
 
 from memcomp_kernels import affine
 from memcomp_kernels.math import decay
-from memcomp_kernels.state_space_duality import xla_chunked
+from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import checks, memories
 
 MEMORY = memories.MEMORIES["state_space_duality"]
@@ -39,12 +39,12 @@ def test_a_mask_that_decays_a_write_at_once(monkeypatch):
 
 
 def test_a_state_that_does_not_decay_for_reads(monkeypatch):
-  right = xla_chunked.prepare
+  right = tile.prepare
 
   def prepare(*arguments):
     return right(*arguments)._replace(log_scale=None)
 
-  monkeypatch.setattr(xla_chunked, "prepare", prepare)
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(OWN)
 
 
@@ -64,11 +64,11 @@ def test_heads_of_a_group_in_turn(monkeypatch):
 
 
 def test_steps_left_out_of_the_write(monkeypatch):
-  right = xla_chunked.prepare
+  right = tile.prepare
 
   def prepare(inputs, *rest):
     rate = jnp.where(inputs.write_rate == 0, 0, 1).astype(inputs.value.dtype)
     return right(inputs._replace(write_rate=rate), *rest)
 
-  monkeypatch.setattr(xla_chunked, "prepare", prepare)
+  monkeypatch.setattr(tile, "prepare", prepare)
   assert_red(OWN)

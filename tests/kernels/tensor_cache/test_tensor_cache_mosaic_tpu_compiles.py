@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels import tensor_cache
+from memcomp_kernels import aot, tensor_cache
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.tensor_cache import mosaic_tpu
-from memcomp_kernels.testing import aot, memories
+from memcomp_kernels.testing import memories
 
 MEMORY = memories.MEMORIES["tensor_cache"]
 WINDOW = 128

@@ -5,8 +5,9 @@ import functools
 import jax
 import pytest
 
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import solver
-from memcomp_kernels.test_time_training import tilings, xla_chunked
+from memcomp_kernels.test_time_training import tile, tilings
 from memcomp_kernels.testing import checks, errors, memories, tolerances
 
 MEMORY = memories.MEMORIES["test_time_training"]
@@ -33,11 +34,13 @@ def subject(name):
 )
 def test_any_tile_is_the_recurrence(name, tiling):
   case = subject(name)
-  chunk = functools.partial(xla_chunked.chunk, spec=case.spec, tiling=tiling)
+  chunk = functools.partial(
+    chunked.implementation(tile.form), spec=case.spec, tiling=tiling
+  )
   with jax.enable_x64(True):
     arguments = case.state(), case.inputs(37)
     errors.assert_close(
-      jax.jit(chunk)(*arguments),
+      jax.jit(chunk)(*arguments)[:2],
       jax.jit(case.reference)(*arguments),
       tolerances.VALUE["float64"],
       "values",

@@ -12,11 +12,14 @@ from memcomp_kernels import trellis
 from memcomp_kernels.math import delta
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import errors, memories
-from memcomp_kernels.trellis import reference, tilings, xla_chunked
+from memcomp_kernels.trellis import reference, tilings
 
 TIME = 37
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 SPEC = trellis.Spec(num_slots=6, gradient_at="token")
+
+XLA = functools.partial(trellis.chunk, implementation="xla_chunked")
+WITH_STATS = functools.partial(trellis.run, implementation="xla_chunked")
 
 Solver = solver_lib.Solver
 TILINGS = {
@@ -97,7 +100,7 @@ def expected(name):
   rotation.cases(TILINGS),
 )
 def test_exact_whatever_the_tiling(name):
-  run = functools.partial(xla_chunked.chunk, spec=SPEC, tiling=TILINGS[name])
+  run = functools.partial(XLA, spec=SPEC, tiling=TILINGS[name])
   run = differentiated(run)
   state, _ = typical()
   for name, inputs in harder().items():
@@ -116,7 +119,7 @@ def test_stats_of_all_tiles_and_both_passes():
   state, inputs = typical()
 
   def stats(tiling):
-    run = jax.jit(functools.partial(xla_chunked.run, spec=SPEC, tiling=tiling))
+    run = jax.jit(functools.partial(WITH_STATS, spec=SPEC, tiling=tiling))
     return run(state, inputs)[2]
 
   found = stats(TILINGS["sweeps"])
@@ -134,7 +137,7 @@ def test_stale_gradients_have_nothing_to_solve():
   spec = trellis.Spec(num_slots=6, chunk_size=4)
   state = memory.make_state(jax.random.key(1), spec, **SIZES)
   _, inputs = typical()
-  assert xla_chunked.run(state, inputs, spec=spec)[2] is None
+  assert WITH_STATS(state, inputs, spec=spec)[2] is None
 
 
 def test_identity_is_the_gated_delta_rule():
@@ -146,9 +149,7 @@ def test_identity_is_the_gated_delta_rule():
     read_activation="identity",
   )
   state, inputs = typical()
-  after, _ = jax.jit(functools.partial(xla_chunked.chunk, spec=spec))(
-    state, inputs
-  )
+  after, _ = jax.jit(functools.partial(XLA, spec=spec))(state, inputs)
   for row in np.ndindex(2, 2):
     beta = np.exp(inputs.log_decay[row[0], :, row[1], 0])
     gamma = np.asarray(inputs.write_rate[row[0], :, row[1], 0])
@@ -176,9 +177,7 @@ def test_memory_does_not_grow_with_sweeps():
     tiling = tilings.Tiling(tile_time=16, solver=solver)
 
     def loss(inputs):
-      return jnp.sum(
-        xla_chunked.chunk(state, inputs, spec=SPEC, tiling=tiling)[1]
-      )
+      return jnp.sum(XLA(state, inputs, spec=SPEC, tiling=tiling)[1])
 
     compiled = jax.jit(jax.grad(loss)).lower(inputs).compile()
     return compiled.memory_analysis().temp_size_in_bytes

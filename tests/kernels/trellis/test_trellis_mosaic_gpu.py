@@ -17,10 +17,10 @@ from memcomp_kernels import dispatch, trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.pallas_gpu import device, rows, smem
 from memcomp_kernels.testing import checks, errors, gradients, memories
-from memcomp_kernels.trellis import xla_chunked
 from memcomp_kernels.trellis.pallas_gpu import engine
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
+XLA = functools.partial(trellis.chunk, implementation="xla_chunked")
 SPEC = trellis.Spec(num_slots=64, chunk_size=32)
 TOKEN = dataclasses.replace(SPEC, gradient_at="token")
 MEMORY = memories.MEMORIES["trellis"]
@@ -66,7 +66,7 @@ def check(spec, given, ids=None, *, gradient=True, of_start=True, **mode):
 
   of = functools.partial(gradients.value_and_gradients, gradient=gradient)
   truth = of(run(trellis.reference), gradients.cast(given, jnp.float32))
-  expected = of(run(xla_chunked.chunk), given)
+  expected = of(run(XLA), given)
   with device.tried(**mode):
     actual = of(run(engine.chunk), given)
   found = actual, expected, truth
@@ -195,7 +195,7 @@ def test_sweeps_that_overflow(strength, finite):
   with device.tried():
     actual = memory(engine.chunk)
   if finite:
-    errors.assert_close(actual, memory(xla_chunked.chunk), 0.1, "key memory")
+    errors.assert_close(actual, memory(XLA), 0.1, "key memory")
   else:
     assert jnp.all(jnp.isnan(actual))
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels import trellis
+from memcomp_kernels import aot, trellis
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.testing import aot
 
 SHAPES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # head dim, chunk
 HEADS, TIME = 4, 512

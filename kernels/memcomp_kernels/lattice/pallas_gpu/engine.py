@@ -138,9 +138,9 @@ def chunk(
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"lattice mosaic_gpu: {reason}")
   form = dataclasses.replace(xla_chunked.form(spec, None), engine=ENGINE)
-  return chunked.chunk(
+  return chunked.run(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )
+  )[:2]
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:

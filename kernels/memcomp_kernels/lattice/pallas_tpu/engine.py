@@ -23,7 +23,6 @@ from memcomp_kernels.lattice import reference, tilings, xla_chunked
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import layout as layout_lib
-from memcomp_kernels.math import solver
 from memcomp_kernels.pallas_tpu import device, pairs
 from memcomp_kernels.pallas_tpu.affine import engine
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
@@ -268,25 +267,13 @@ def chunk(
   tiling = tiling or tilings.Tiling()
   if reason := unsupported(inputs, spec, tiling):
     raise NotImplementedError(f"lattice mosaic_tpu: {reason}")
-  return chunked.chunk(
+  return chunked.run(
     form(spec, tiling),
     state,
     xla_chunked.lay(inputs, spec),
     segment_ids=segment_ids,
     reset_state=reset_state,
-  )
-
-
-def run(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  **call: Any,
-) -> tuple[reference.State, jax.Array, solver.Stats | None]:
-  """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
-  none = None if spec.stale else solver.no_stats(state.memory.shape[:2])
-  return *chunk(state, inputs, spec=spec, **call), none
+  )[:2]
 
 
 def unsupported(

@@ -25,6 +25,11 @@ class Laid(NamedTuple):
   inputs: reference.Inputs
   taken: jax.Array
 
+  @property
+  def query(self) -> jax.Array:
+    """That of the inputs."""
+    return self.inputs.query
+
 
 def run(
   memories: chunked.Memories,

@@ -19,7 +19,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import device, full_tiles, rows
-from memcomp_kernels.trellis import reference, tilings, xla_chunked
+from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_gpu import (
   reads,
   reads_backward,
@@ -271,12 +271,12 @@ def chunk(
     spec = dataclasses.replace(spec, chunk_size=1)
   elif segment_ids is None and _several(spec, inputs.query.shape[1]):
     engine = TOGETHER
-  form = xla_chunked.form(spec, tiling)
+  form = tile.form(spec, tiling)
   form = dataclasses.replace(form, engine=engine)
   inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
-  return chunked.chunk(
+  return chunked.run(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )
+  )[:2]
 
 
 def _several(spec: reference.Spec, time: int) -> bool:

@@ -22,9 +22,9 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
-from memcomp_kernels.math import decay, solver
+from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_tpu import activations, device
-from memcomp_kernels.trellis import reference, tilings, xla_chunked
+from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
 
@@ -349,25 +349,12 @@ def chunk(
       spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
     )
     tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
-  form = xla_chunked.form(spec, tiling)
+  form = tile.form(spec, tiling)
   form = dataclasses.replace(form, engine=ENGINE)
   inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
-  return chunked.chunk(
+  return chunked.run(
     form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )
-
-
-def run(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  **call: Any,
-) -> tuple[reference.State, jax.Array, solver.Stats | None]:
-  """As `chunk`; also returns statistics, zeros per token: nothing is solved."""
-  rows = state.key_memory.shape[:2]
-  none = None if spec.stale else solver.no_stats(rows)
-  return *chunk(state, inputs, spec=spec, **call), none
+  )[:2]
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:

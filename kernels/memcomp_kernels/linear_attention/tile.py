@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import affine, outer
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference
 from memcomp_kernels.math import feature_maps
@@ -31,6 +32,16 @@ def prepare(
     log_decay = jnp.zeros((*key.shape[:-1], 1))
   log_decay = log_decay[..., 0].astype(wide)
   return outer.prepare(query, key, value.astype(wide), log_decay)
+
+
+def form(
+  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form, of features and joined states."""
+  return affine.form(prepare, spec, tiling, time, wide=True)
+
+
+_chunk = chunked.implementation(form)
 
 
 def _joined(state: reference.State) -> reference.State:
@@ -64,18 +75,16 @@ def chunk(
   if spec.normalize:
     ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
     value = jnp.concatenate([value, ones], axis=-1)
-  joined, y = affine.chunk(
+  joined, y = _chunk(
     _joined(state),
     inputs._replace(
       query=features(inputs.query), key=features(inputs.key), value=value
     ),
     spec=spec,
-    prepare=prepare,
     segment_ids=segment_ids,
     reset_state=None if reset_state is None else _joined(reset_state),
     tiling=tiling,
     engine=engine,
-    wide=True,
   )
   y = spec.read_scale(inputs.key.shape[-1]) * y
   if not spec.normalize:

@@ -9,12 +9,10 @@ before the tile,
 which is `outer` with dt X written. C B^T is computed once a group.
 """
 
-import functools
-
-import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import affine, outer
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.state_space_duality import reference
 
@@ -42,28 +40,11 @@ def prepare(
   return prepared._replace(output=prepared.output + skipped)
 
 
-form = functools.partial(affine.form, prepare)
-"""(spec, tile_time, engine) -> the memory under the chunk form."""
+def form(
+  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
+) -> form_lib.Form:
+  """The memory under the chunk form."""
+  return affine.form(prepare, spec, tiling, time)
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: form_lib.Tiling | None = None,
-  engine: form_lib.Engine | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
-  return affine.chunk(
-    state,
-    inputs,
-    spec=spec,
-    prepare=prepare,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-    tiling=tiling,
-    engine=engine,
-  )
+chunk = chunked.implementation(form)
