@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from memcomp import disk, errors, integrity, paths
+from memcomp.layers import solved
 from memcomp.runs.load import latest_step, load_model, load_params
 from memcomp.training import processes
 from memcomp.training import state as state_lib
@@ -203,15 +205,26 @@ class Checkpoints:
     args = ocp.args.Composite(meta=ocp.args.JsonRestore())
     meta = read(step, args=args)["meta"]
     check(meta)
-    found = read(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardRestore(target.params),
-        state=ocp.args.StandardRestore(_rest(target)),
-        data=ocp.args.JsonRestore(),
-      ),
+
+    def arrays(state):
+      return read(
+        step,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(target.params),
+          state=ocp.args.StandardRestore(state),
+          data=ocp.args.JsonRestore(),
+        ),
+      )
+
+    try:
+      found = arrays(_rest(target))
+    except ValueError as error:
+      if ".mixer.stats" not in str(error):
+        raise
+      found = arrays(_with_stats(_rest(target)))
+    state = _without_stats(
+      target._replace(params=found["params"], **found["state"])
     )
-    state = target._replace(params=found["params"], **found["state"])
     return Restored(step, state, found["data"], meta)
 
   def _set_aside(self, step: int) -> None:
@@ -228,3 +241,34 @@ def _rest(state: state_lib.TrainState) -> dict[str, Any]:
   del fields["params"]
   # Omit None, because orbax has no type for an empty item.
   return {k: v for k, v in fields.items() if v is not None}
+
+
+class _SolvedStateWithStats(NamedTuple):
+  """What `solved.SolvedState` was: it had a place for statistics."""
+
+  query_taps: Any
+  key_taps: Any
+  value_taps: Any
+  memory: Any
+  stats: None = None
+
+
+def _with_stats(tree: Any) -> Any:
+  """The tree as checkpoints had it while states held statistics."""
+  return jax.tree.map(
+    lambda x: (
+      _SolvedStateWithStats(*x) if isinstance(x, solved.SolvedState) else x
+    ),
+    tree,
+    is_leaf=lambda x: isinstance(x, solved.SolvedState),
+  )
+
+
+def _without_stats(tree: Any) -> Any:
+  return jax.tree.map(
+    lambda x: (
+      solved.SolvedState(*x[:-1]) if isinstance(x, _SolvedStateWithStats) else x
+    ),
+    tree,
+    is_leaf=lambda x: isinstance(x, _SolvedStateWithStats),
+  )

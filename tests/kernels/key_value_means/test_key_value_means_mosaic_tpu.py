@@ -13,13 +13,12 @@ import pytest
 import rotation
 from jax.sharding import Mesh
 
-from memcomp_kernels import dispatch, key_value_means
+from memcomp_kernels import aot, dispatch, key_value_means
 from memcomp_kernels.key_value_means import budgets, xla_chunked
 from memcomp_kernels.key_value_means.pallas_tpu import engine
 from memcomp_kernels.pallas_tpu import device, vmem
 from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
-  aot,
   errors,
   gradients,
   memories,
