@@ -1,1 +1,1 @@
-"""Parts of Pallas TPU kernels: layouts, products, activations, scheduling."""
+"""Parts of Pallas TPU kernels: layouts, matmuls, activations, scheduling."""

@@ -1,15 +1,19 @@
-"""Activations and write directions over sublanes: `math.activations`.
+"""Activations and write directions with slots on sublanes.
 
-Columns are tokens: `[slots, tokens]`. Pre-activations come halved, for then
-sigmoid(z) = (1 + tanh(z / 2)) / 2 is one transcendental and no reciprocal.
+These are the functions of `math.activations` for arrays `[slots, tokens]`: each
+column is a token. Callers pass half the pre-activation, z / 2, because
+sigmoid(z) = (1 + tanh(z / 2)) / 2 costs one transcendental and no reciprocal.
 
-Layer norm and L2 norm share one form. With s = silu(z) (or z), c = s less its
-mean (or s), k = sqrt(slots) (or 1) and r = rsqrt(|c|^2 + k^2 eps), the
-activation is k r c, and its transposed Jacobian takes e = k r c - alpha to
+Layer norm and L2 norm share one form. For layer norm (or L2 norm), let
+
+  s = silu(z) (or z),             c = s minus its mean (or s),
+  k = sqrt(slots) (or 1),         r = rsqrt(|c|^2 + k^2 eps).
+
+The activation is k r c. Its transposed Jacobian maps e = k r c - alpha to
 
   silu'(z) * k r (B c - alpha'),   B = r^2 (k^3 eps r + alpha' . c)
 
-with alpha' = alpha less its mean (or alpha).
+where alpha' is alpha minus its mean (or alpha).
 """
 
 import math
@@ -32,7 +36,7 @@ def _centred(name: str, x: jax.Array) -> jax.Array:
 
 
 def _silu(half: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns silu(z) and its derivative, twice."""
+  """Returns silu(z) and twice its derivative."""
   tanh = jnp.tanh(half)
   twice = 1.0 + tanh  # 2 sigmoid
   silu = half * twice
@@ -40,7 +44,7 @@ def _silu(half: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _pre(name: str, half: jax.Array):
-  """What is normalised, and twice its derivative; None for one."""
+  """Returns what the norm takes, and twice its derivative (None if it is 1)."""
   if name.endswith("silu"):
     return _silu(half)
   return 2.0 * half, None
@@ -51,7 +55,7 @@ def _scale(name: str, slots: int) -> float:
 
 
 def prepare_target(name: str, target: jax.Array) -> jax.Array:
-  """What `direction` wants of targets, float32 `[slots, tokens]`."""
+  """Converts targets, float32 `[slots, tokens]`, for `direction`."""
   return _centred(name, target)
 
 
@@ -61,10 +65,10 @@ def activate(
   """Returns `scale` times the activation at z = 2 `half`.
 
   Args:
-    name: of the activation.
-    half: `[slots, tokens]`.
-    eps: a number, or `[1, tokens]`.
-    scale: a number, or `[1, tokens]`.
+    name: Name of the activation.
+    half: Half the pre-activation, `[slots, tokens]`.
+    eps: Epsilon of the norm: a number, or `[1, tokens]`.
+    scale: Factor of the result: a number, or `[1, tokens]`.
   """
   if name == "softmax":
     z = 2.0 * half
@@ -79,8 +83,11 @@ def activate(
 
 
 def rate_scale(name: str, slots: int) -> float:
-  """What `direction` wants rates multiplied with: constants, once for all."""
-  slope = 0.5 if name.endswith("silu") else 1.0  # slopes come doubled
+  """Returns the constant that callers of `direction` multiply rates with.
+
+  Callers apply it once, so that `direction` saves the multiplications.
+  """
+  slope = 0.5 if name.endswith("silu") else 1.0  # `_silu` doubles its slope
   return 0.5 * slope * _scale(name, slots)
 
 
@@ -94,11 +101,11 @@ def direction(
   """Returns half of rate * J^T (phi(z) - target) at z = 2 `half`.
 
   Args:
-    name: of phi.
-    half: `[slots, tokens]`.
-    target: of `prepare_target`.
-    eps: of phi, a number or `[1, tokens]`.
-    rate: times `rate_scale`, `[1, tokens]`.
+    name: Name of the activation phi.
+    half: Half the pre-activation, `[slots, tokens]`.
+    target: Result of `prepare_target`.
+    eps: Epsilon of phi: a number, or `[1, tokens]`.
+    rate: Rate times `rate_scale`, `[1, tokens]`.
   """
   if name == "softmax":
     p = activate(name, half, eps, 1.0)

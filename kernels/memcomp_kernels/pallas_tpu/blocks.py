@@ -1,16 +1,17 @@
-"""Several heads in one matrix product: block diagonals, masks, transposes.
+"""Several heads in one matmul: block diagonals, masks and transposes.
 
-A unit is `heads` heads side by side on lanes. Arrays of a unit are
+A unit is a group of `heads` heads that lie side by side on lanes. Arrays of a
+unit have one of these layouts:
 
-  by token  `[tokens, heads * dim]`    as the sequence lies in memory
+  by token  `[tokens, heads * dim]`    the sequence's own layout in memory
   by slot   `[slots, heads * tokens]`  slots on sublanes, so that sums over
                                        slots add whole registers
   state     `[slots, heads * dim]`
   scores    `[tokens, heads * tokens]`
 
-and a product of two of them per head is one product in which the right operand
-is block diagonal. Masks act on packed pairs of bfloat16 as on int32: a select
-on bfloat16 unpacks and packs again.
+One matmul multiplies two such arrays for all heads of a unit if its right
+operand is block diagonal. Masks of bfloat16 arrays operate on int32 that hold
+two bfloat16 each, because a select on bfloat16 would unpack and pack them.
 """
 
 import functools
@@ -30,29 +31,29 @@ def _dot(a: jax.Array, b: jax.Array, dims) -> jax.Array:
     a,
     b,
     (dims, ((), ())),
-    # float32 in one bfloat16 pass would lose what the caller paid for.
+    # One bfloat16 pass would lose digits of float32 that the caller paid for.
     precision=lax.Precision.HIGHEST if wide else None,
     preferred_element_type=jnp.float32,
   )
 
 
 def nn(a: jax.Array, b: jax.Array) -> jax.Array:
-  """`a @ b` in float32."""
+  """Returns `a @ b` in float32."""
   return _dot(a, b, ((1,), (0,)))
 
 
 def nt(a: jax.Array, b: jax.Array) -> jax.Array:
-  """`a @ b.T` in float32."""
+  """Returns `a @ b.T` in float32."""
   return _dot(a, b, ((1,), (1,)))
 
 
 def tn(a: jax.Array, b: jax.Array) -> jax.Array:
-  """`a.T @ b` in float32."""
+  """Returns `a.T @ b` in float32."""
   return _dot(a, b, ((0,), (0,)))
 
 
 def sum_nn(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """The sum of `nn` of pairs; as one product of concatenations if `join`."""
+  """Sums `nn` of each pair; if `join`, by one matmul of concatenations."""
   if join and all(a.shape[1] % LANES == 0 for a, _ in factors):
     left, right = zip(*factors, strict=True)
     return nn(jnp.concatenate(left, 1), jnp.concatenate(right, 0))
@@ -60,7 +61,7 @@ def sum_nn(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def sum_nt(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """As `sum_nn`, of `nt`."""
+  """Sums `nt` of each pair; if `join`, by one matmul of concatenations."""
   if join and all(a.shape[1] % LANES == 0 for a, _ in factors):
     left, right = zip(*factors, strict=True)
     return nt(jnp.concatenate(left, 1), jnp.concatenate(right, 1))
@@ -68,18 +69,21 @@ def sum_nt(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def _packed(x: jax.Array) -> jax.Array:
-  """As int32, two rows of bfloat16 in one."""
+  """Returns `x` as int32; each int32 holds two rows of bfloat16."""
   return pltpu.bitcast(x, jnp.int32)
 
 
 def head_blocks(lanes: int, heads: int) -> jax.Array:
-  """The head of each lane, int32 `[1, lanes]`; `lanes / heads` a power of 2."""
+  """Returns each lane's head, int32 `[1, lanes]`.
+
+  `lanes / heads` must be a power of 2.
+  """
   shift = (lanes // heads).bit_length() - 1
   return lax.broadcasted_iota(jnp.int32, (1, lanes), 1) >> shift
 
 
 def diagonal(x: jax.Array, heads: int) -> jax.Array:
-  """`[rows, heads * n]` to `[heads * rows, heads * n]`, block diagonal."""
+  """Makes `[rows, heads * n]` block diagonal, `[heads * rows, heads * n]`."""
   if heads == 1:
     return x
   packed = _packed(x)
@@ -89,7 +93,10 @@ def diagonal(x: jax.Array, heads: int) -> jax.Array:
 
 
 def transpose(x: jax.Array, heads: int) -> jax.Array:
-  """`[slots, heads * tokens]` to `[tokens, heads * slots]`, and back."""
+  """Transposes `[slots, heads * tokens]` to `[tokens, heads * slots]`.
+
+  The function also converts back.
+  """
   rows = _packed(x.T)
   size = rows.shape[0] // heads
   return pltpu.bitcast(
@@ -99,7 +106,7 @@ def transpose(x: jax.Array, heads: int) -> jax.Array:
 
 
 def side_by_side(x: jax.Array, heads: int, lanes: slice) -> jax.Array:
-  """`[heads * rows, tokens]` to `[rows, heads * tokens[lanes]]`."""
+  """Converts `[heads * rows, tokens]` to `[rows, heads * tokens[lanes]]`."""
   packed = _packed(x)
   size = packed.shape[0] // heads
   parts = [packed[h * size : (h + 1) * size, lanes] for h in range(heads)]
@@ -107,9 +114,10 @@ def side_by_side(x: jax.Array, heads: int, lanes: slice) -> jax.Array:
 
 
 def causal(tokens: int, heads: int, *, transposed: bool = False) -> jax.Array:
-  """Bool `[tokens, heads * tokens]`: the row's token is not before the lane's.
+  """Returns the causal mask, bool `[tokens, heads * tokens]`.
 
-  Or not after it if `transposed`.
+  An entry is true where the row's token is the lane's token or after it. If
+  `transposed`, it is true where the row's token is the lane's or before it.
   """
   shape = tokens, heads * tokens
   row = lax.broadcasted_iota(jnp.int32, shape, 0)
@@ -118,7 +126,10 @@ def causal(tokens: int, heads: int, *, transposed: bool = False) -> jax.Array:
 
 
 def spread(column: jax.Array, heads: int, size: int) -> jax.Array:
-  """Columns `[heads * rows, 1]` to `[rows, heads * size]`, one a head."""
+  """Broadcasts columns `[heads * rows, 1]` to `[rows, heads * size]`.
+
+  Each head's column fills the `size` lanes of that head.
+  """
   rows = column.shape[0] // heads
   parts = [
     jnp.broadcast_to(column[h * rows : (h + 1) * rows], (rows, size))
@@ -128,10 +139,11 @@ def spread(column: jax.Array, heads: int, size: int) -> jax.Array:
 
 
 def by_token(row: jax.Array, heads: int, size: int) -> jax.Array:
-  """`[1, heads * tokens]`, float32, to `[tokens, heads * size]`.
+  """Converts `[1, heads * tokens]`, float32, to `[tokens, heads * size]`.
 
-  By the matrix unit, as three bfloat16 whose sum is exact: moving a number over
-  all lanes is the dearest of the vector unit's moves.
+  Each number fills the `size` lanes of its head. The matrix unit does this
+  exactly, with three bfloat16 whose sum is the number. Broadcasting a number
+  over all lanes is the vector unit's most expensive move.
   """
   tokens = row.shape[1] // heads
   rest = jnp.concatenate(
@@ -156,12 +168,15 @@ def by_token(row: jax.Array, heads: int, size: int) -> jax.Array:
 
 
 def as_column(row: jax.Array) -> jax.Array:
-  """`[1, n]` to `[n, 1]`."""
+  """Converts a row `[1, n]` to a column `[n, 1]`."""
   return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
 
 
 def first_of_heads(row: jax.Array, heads: int, size: int) -> jax.Array:
-  """The first lane of each head of `[1, heads * n]`, `[1, heads * size]`."""
+  """Broadcasts each head's first lane of a row to `size` lanes.
+
+  The row is `[1, heads * n]`, the result `[1, heads * size]`.
+  """
   tokens = row.shape[1] // heads
   parts = [
     jnp.broadcast_to(row[:, h * tokens : h * tokens + 1], (1, size))
@@ -171,13 +186,16 @@ def first_of_heads(row: jax.Array, heads: int, size: int) -> jax.Array:
 
 
 def lane_in_head(lanes: int, heads: int) -> jax.Array:
-  """The place of each lane in its head, int32 `[1, lanes]`."""
+  """Returns each lane's index within its head, int32 `[1, lanes]`."""
   lane = lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
   return lane & (lanes // heads - 1)
 
 
 def sum_of_heads(row: jax.Array, heads: int, size: int) -> jax.Array:
-  """The sum over each head's lanes of `[1, heads * n]`, `size` times."""
+  """Sums each head's lanes of a row, and repeats each sum on `size` lanes.
+
+  The row is `[1, heads * n]`, the result `[1, heads * size]`.
+  """
   lanes = row.shape[1] // heads
   parts = [
     jnp.broadcast_to(

@@ -1,4 +1,4 @@
-"""Where a Pallas TPU kernel may run, and how."""
+"""Says where a Pallas TPU kernel can run, and how it runs there."""
 
 import contextlib
 import contextvars
@@ -16,10 +16,10 @@ _MODE: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def interpreted(**params) -> Iterator[None]:
-  """Inside, kernels are interpreted, on any platform.
+  """Context in which kernels run in the interpreter, on any platform.
 
   Args:
-    **params: of `pltpu.InterpretParams`, such as detect_races=True.
+    **params: Arguments of `pltpu.InterpretParams`, such as detect_races=True.
   """
   token = _MODE.set(pltpu.InterpretParams(**params))
   try:
@@ -30,10 +30,10 @@ def interpreted(**params) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiled(kind: str | None = None) -> Iterator[None]:
-  """Inside, kernels are lowered for TPUs, whatever devices are in use.
+  """Context in which kernels are lowered for TPUs, on any devices.
 
   Args:
-    kind: of TPU that they are laid out for, such as "v5e"; None for any.
+    kind: Kind of TPU that kernels are lowered for, such as "v5e"; None for any.
   """
   token = _MODE.set(("compile", kind))
   try:
@@ -43,13 +43,16 @@ def compiled(kind: str | None = None) -> Iterator[None]:
 
 
 def interpret() -> Any:
-  """The `interpret` argument of a `pallas_call` here."""
+  """Returns the `interpret` argument for a `pallas_call` in this context."""
   mode = _MODE.get()
   return False if mode is None or isinstance(mode, tuple) else mode
 
 
 def kind() -> str | None:
-  """The kind of TPU that kernels are for, such as "v5e"; None if unknown."""
+  """Returns the TPU kind that kernels are for, such as "v5e", or None.
+
+  None means that the kind is unknown.
+  """
   mode = _MODE.get()
   if isinstance(mode, tuple):
     return mode[1]
@@ -58,7 +61,7 @@ def kind() -> str | None:
 
 
 def unavailable() -> str | None:
-  """Why kernels cannot run here, or None."""
+  """Returns why kernels cannot run here, or None if they can."""
   platform = dispatch.current_platform()
   if _MODE.get() is None and platform != "tpu":
     return f"it is a TPU kernel, and the devices in use are of {platform}"

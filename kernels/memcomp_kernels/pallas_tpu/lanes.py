@@ -1,18 +1,21 @@
-"""Moves heads from sublanes to lanes and back: each lane its own sequence.
+"""Moves heads from sublanes to lanes and back: each lane gets one sequence.
 
-Where a token waits for the one before, the vector unit takes a token of many
-heads at once, a head a lane; the matrix unit leaves many tokens of a head
-together. Between the two stands a transpose for each place of a column.
+Where a token depends on the token before it, the vector unit processes one
+token of many heads at once, with one head per lane. The matrix unit instead
+leaves many tokens of one head together. A transpose per place converts between
+the two layouts.
 
-A unit (`blocks`) has `heads` heads on lanes, each with a column of `size`
-numbers of a place: tokens of a slot, or slots of a token. Units come in
-`LANES // group` rows; on lanes, `group` heads of a unit stand beside each
-other, each with all its rows:
+A unit (see `blocks`) has `heads` heads on lanes. At each place, every head has
+a column of `size` numbers. Either a place is a slot and its column holds
+tokens, or a place is a token and its column holds slots. A call takes
+`LANES // group` rows of units. In the layout by lane, `group` heads of a unit
+share the lanes; each has one lane per row:
 
   by unit   `[row * places + place, (head, column)]`
-  by lane   `[place * size + column, (head of its group, row)]`, a group each
+  by lane   `[place * size + column, (head in its group, row)]` for each group
 
-Reads are strided, writes are not: a strided store takes a store a sublane.
+The kernel reads with a stride but never writes with one, because a strided
+store takes one store per sublane.
 """
 
 import jax
@@ -25,7 +28,10 @@ LANES = 128
 
 
 def exchange(parts: list[jax.Array]) -> list[jax.Array]:
-  """Part a's lane group b becomes part b's lane group a; its own inverse."""
+  """Swaps lane groups: part a's group b becomes part b's group a.
+
+  The function is its own inverse.
+  """
   parts = list(parts)
   width = LANES // len(parts)
   lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
@@ -54,19 +60,20 @@ def to_lanes(
   group: int,
   size: int,
 ) -> list[jax.Array]:
-  """Columns of `group` places from `place` on, by lane.
+  """Returns the columns of `group` places, starting at `place`, by lane.
 
   Args:
-    source: by unit, `[registers, rows * places, 128]`, the lanes of
-      `[heads, size]` in as many registers as they need.
-    places: of a row.
-    place: the first.
-    heads: of a unit.
-    group: of heads that share lanes.
-    size: of a column.
+    source: Array by unit, `[registers, rows * places, 128]`. The lanes of
+      `[heads, size]` fill as many registers as they need.
+    places: Places per row.
+    place: First place.
+    heads: Heads per unit.
+    group: Heads that share the lanes.
+    size: Numbers per column.
 
   Returns:
-    For each group of heads, `[group * size, 128]`: one place after the other.
+    `[group * size, 128]` for each group of heads, with one place after the
+    other.
   """
   rows = LANES // group
   columns = []
@@ -88,9 +95,10 @@ def from_lanes(columns: list[list[jax.Array]]) -> jax.Array:
   """Undoes `to_lanes`.
 
   Args:
-    columns: for each group of heads, for each of as many places `[size, 128]`.
+    columns: For each group of heads, a list with one `[size, 128]` per place;
+      a group has as many places as heads.
 
   Returns:
-    `[places * rows, heads * size]`: one place after the other.
+    `[places * rows, heads * size]`, with one place after the other.
   """
   return jnp.concatenate([x for parts in columns for x in exchange(parts)], 0).T

@@ -1,17 +1,17 @@
-"""Rows and heads on lanes: for memories that are written token by token.
+"""Rows and heads on lanes: a layout for memories written token by token.
 
-A pair is one head of one row of the batch. Where a token's write depends on
-the one before in a way that no product of matrices has, the vector unit takes
-the tokens of many pairs at once. A block is `LANES` lanes, `parts` for each of
-`width` pairs: a part holds its share of the value dimensions, and everything
-else of its pair as well. Arrays of a block are
+A pair is one head of one row of the batch. Some memories' writes depend on the
+token before in a way that no matmul can express. For these, the vector unit
+processes one token of many pairs at once. A block is `LANES` lanes, with
+`parts` lanes for each of `width` pairs. Each part holds its share of the value
+dimensions, and a copy of everything else of its pair. Arrays of a block are
 
   shared  `[..., n, LANES]`     the same in every part, such as a key
-  split   `[..., rows, LANES]`  `rows` value dimensions a part
+  split   `[..., rows, LANES]`  `rows` value dimensions per part
   memory  `[slots, rows, LANES]`
 
-so that a sum over slots adds registers, and a sum over value dimensions adds
-sublanes (`dots`) and then the parts (`all_parts`).
+A sum over slots therefore adds registers. A sum over value dimensions adds
+sublanes (`sum_row`, `sum_rows`) and then parts (`all_parts`).
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ SUBLANES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-  """How pairs lie on lanes.
+  """Layout of pairs on lanes.
 
   Attributes:
-    pairs: rows of the batch times heads.
-    parts: lanes of a pair, a power of two.
+    pairs: Number of pairs: rows of the batch times heads.
+    parts: Lanes per pair, a power of two.
   """
 
   pairs: int
@@ -39,16 +39,16 @@ class Lanes:
 
   @property
   def width(self) -> int:
-    """Pairs of a block."""
+    """Pairs per block."""
     return LANES // self.parts
 
   @property
   def blocks(self) -> int:
-    """Blocks of all pairs; the last one may have empty lanes."""
+    """Number of blocks for all pairs; the last one may have empty lanes."""
     return -(-self.pairs // self.width)
 
   def _by_pair(self, x: jax.Array) -> jax.Array:
-    """`[batch, heads, ...]` to `[blocks, ..., width]`."""
+    """Converts `[batch, heads, ...]` to `[blocks, ..., width]`."""
     x = x.reshape(self.pairs, *x.shape[2:])
     missing = self.blocks * self.width - self.pairs
     if missing:
@@ -57,11 +57,14 @@ class Lanes:
     return jnp.moveaxis(x, 1, -1)
 
   def share(self, x: jax.Array) -> jax.Array:
-    """`[batch, heads, ...]` to `[blocks, ..., LANES]`; zeros at empty lanes."""
+    """Converts `[batch, heads, ...]` to `[blocks, ..., LANES]`, shared.
+
+    Empty lanes get zeros.
+    """
     return jnp.concatenate([self._by_pair(x)] * self.parts, axis=-1)
 
   def split(self, x: jax.Array) -> jax.Array:
-    """`[batch, heads, ..., value]` to `[blocks, ..., rows, LANES]`."""
+    """Converts `[batch, heads, ..., value]` to `[blocks, ..., rows, LANES]`."""
     x = self._by_pair(x)
     *lead, value, width = x.shape
     x = x.reshape(*lead, self.parts, value // self.parts, width)
@@ -78,7 +81,7 @@ class Lanes:
 
 
 def all_parts(x: jax.Array, parts: int) -> jax.Array:
-  """Sums `[n, LANES]` over the parts of a pair, for each of them."""
+  """Sums `[n, LANES]` over the parts of a pair; every part gets the sum."""
   shift = LANES // parts
   while shift < LANES:
     x = x + pltpu.roll(x, shift, 1)
@@ -87,7 +90,7 @@ def all_parts(x: jax.Array, parts: int) -> jax.Array:
 
 
 def folded(x: jax.Array) -> jax.Array:
-  """`[rows, LANES]` to `[SUBLANES, LANES]`, by adding registers."""
+  """Reduces `[rows, LANES]` to `[SUBLANES, LANES]` by adding registers."""
   parts = [x[i : i + SUBLANES] for i in range(0, x.shape[0], SUBLANES)]
   while len(parts) > 1:
     odd = parts[len(parts) // 2 * 2 :]
@@ -97,10 +100,10 @@ def folded(x: jax.Array) -> jax.Array:
 
 
 def sum_rows(arrays: list[jax.Array]) -> jax.Array:
-  """Sums of eight `folded` arrays over sublanes, one on each.
+  """Sums eight `folded` arrays over sublanes; sublane i gets array i's sum.
 
-  A butterfly: half of each of two registers is moved to the other, so that
-  every level halves their number.
+  This is a butterfly: each level moves half of each of two registers into the
+  other register, and so halves the number of registers.
   """
   sublane = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
   shift = 1
@@ -115,12 +118,15 @@ def sum_rows(arrays: list[jax.Array]) -> jax.Array:
 
 
 def sum_row(x: jax.Array) -> jax.Array:
-  """The sum of `[rows, LANES]` over rows, `[1, LANES]`."""
+  """Sums `[rows, LANES]` over rows; the result is `[1, LANES]`."""
   return jnp.sum(folded(x), axis=0, keepdims=True)
 
 
 def in_first_part(x: jax.Array, parts: int) -> jax.Array:
-  """The sum of `[n, LANES]` over parts, in the first of them; else zeros."""
+  """Sums `[n, LANES]` over parts; only the first part gets the sum.
+
+  The other parts get zeros.
+  """
   if parts == 1:
     return x
   lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)

@@ -1,20 +1,20 @@
 """Interleaves independent pieces of a kernel's body by hand.
 
-The TPU compiler keeps the program order of matrix products, so that the heads
-of a body that is written one after the other wait for each other's results. A
-piece (one unit of heads in one chunk) is therefore a generator that yields
-between its stages, and `run` emits the stages of several pieces in turn.
+The TPU compiler keeps matmuls in program order. In a body that treats one head
+after the other, heads would therefore wait for each other's results. So a piece
+(one unit of heads in one chunk) is a generator that yields between its stages.
+`run` emits the stages of several pieces in turn.
 """
 
 import collections
 from collections.abc import Callable, Generator
 
 READS = "reads"
-"""Yielded before the stage that first reads the unit's state."""
+"""A piece yields this before the stage that first reads its unit's state."""
 WROTE = "wrote"
-"""Yielded after the stage that writes the unit's state."""
+"""A piece yields this after the stage that writes its unit's state."""
 MEETS = "meets"
-"""Yielded where a piece waits for all others."""
+"""A piece yields this where it waits for all others."""
 
 Piece = Generator[str | None]
 
@@ -27,24 +27,25 @@ def run(
   group: int,
   skew: int,
 ) -> None:
-  """Emits all pieces, each unit's state passing from chunk to chunk.
+  """Emits all pieces; each unit's state passes from chunk to chunk.
 
   Args:
-    piece: (chunk, unit) -> its generator; yields READS and WROTE once each.
-    chunks: in the order in which they pass the state on.
-    units: independent units of heads.
-    group: units whose stages are emitted in lock step.
-    skew: stages between the starts of two groups.
+    piece: Maps (chunk, unit) to a generator, which yields READS and WROTE once
+      each.
+    chunks: Chunks, in the order in which they pass the state on.
+    units: Number of independent units of heads.
+    group: Number of units whose stages are emitted in lock step.
+    skew: Stages between the starts of two groups.
 
   Raises:
-    ValueError: a piece ended without WROTE.
+    ValueError: A piece ended without WROTE.
   """
   waiting = collections.deque(
     [(chunk, unit) for unit in range(first, min(first + group, units))]
     for chunk in chunks
     for first in range(0, units, group)
   )
-  # Chunks that have not written yet: only the first of them may read.
+  # Chunks that have not written yet. Only the first of them may read.
   unwritten = {unit: collections.deque(chunks) for unit in range(units)}
   live: list[list[list]] = []  # groups of [chunk, unit, generator, last yield]
   stage = 0
@@ -52,7 +53,7 @@ def run(
     if waiting and (stage % skew == 0 or not live):
       live.append([[*key, piece(*key), None] for key in waiting.popleft()])
     for members in live:
-      # Lock step: a group waits where one of its members has to.
+      # Lock step: a group waits if one of its members has to wait.
       if any(
         last == READS and unwritten[unit][0] != chunk
         for chunk, unit, _, last in members
@@ -75,9 +76,9 @@ def meet(pieces: list[Piece], *, group: int, skew: int) -> None:
   """Emits pieces of one chunk up to their next MEETS, or to their ends.
 
   Args:
-    pieces: independent of each other up to there.
-    group: pieces whose stages are emitted in lock step.
-    skew: stages between the starts of two groups.
+    pieces: Pieces that are independent of each other up to that point.
+    group: Number of pieces whose stages are emitted in lock step.
+    skew: Stages between the starts of two groups.
   """
   waiting = collections.deque(
     pieces[first : first + group] for first in range(0, len(pieces), group)

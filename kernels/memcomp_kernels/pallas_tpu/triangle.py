@@ -1,9 +1,10 @@
-"""Inverses of unit triangular matrices on the matrix unit, of several heads.
+"""Inverses of unit triangular matrices of several heads, on the matrix unit.
 
-Block by block: with D the inverses of the diagonal blocks of some size, and N
-what the matrix has below them in blocks of twice the size, D - D N D are the
-inverses of those. Every product has true inverses only: never powers of the
-matrix, which cancel where keys repeat (`math.delta`).
+The inverse grows block by block. Let D hold the inverses of the diagonal blocks
+of some size. Let N hold the matrix's entries below D's blocks, within diagonal
+blocks of twice the size. Then D - D N D are the inverses of the larger blocks.
+All factors are true inverses, never powers of the matrix, because powers cancel
+where keys repeat (see `math.delta`).
 """
 
 from collections.abc import Generator
@@ -14,7 +15,7 @@ from jax import lax
 
 from memcomp_kernels.pallas_tpu import blocks
 
-_BLOCK = 16  # rows of a diagonal block, as many as a packed register has
+_BLOCK = 16  # rows of a diagonal block; a packed register has as many
 
 
 def _terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -23,13 +24,14 @@ def _terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _product(x: jax.Array, y: jax.Array, heads: int, exact: bool) -> jax.Array:
-  """`x` times the block diagonal of `y`, float32.
+  """Returns `x` times the block diagonal of `y`, float32.
 
   Args:
-    x: `[rows, heads * n]`, float32.
-    y: `[n, heads * m]`, float32.
-    heads: of both.
-    exact: to float32's rounding; else to that of two bfloat16.
+    x: Left operand, `[rows, heads * n]`, float32.
+    y: Right operand, `[n, heads * m]`, float32.
+    heads: Number of heads in both.
+    exact: Whether the product has float32's rounding error; otherwise it has
+      that of two bfloat16.
   """
   if exact:
     return blocks.nn(x, blocks.diagonal(y, heads))
@@ -43,13 +45,16 @@ def _product(x: jax.Array, y: jax.Array, heads: int, exact: bool) -> jax.Array:
 def inverse(
   matrix: jax.Array, heads: int, *, exact: bool
 ) -> Generator[None, None, jax.Array]:
-  """Returns (I + matrix)^-1 of each head, as a stage by stage generator.
+  """Computes (I + matrix)^-1 of each head.
+
+  The generator yields between its stages and returns the result.
 
   Args:
-    matrix: `[n, heads * n]`, float32, zero from the diagonal on; n is a power
-      of 2, at least 16.
-    heads: side by side.
-    exact: to float32's rounding; else to that of two bfloat16.
+    matrix: Strictly lower triangular matrix of each head, `[n, heads * n]`,
+      float32. n is a power of 2, at least 16.
+    heads: Number of heads, side by side.
+    exact: Whether products have float32's rounding error; otherwise they have
+      that of two bfloat16.
   """
   size, lanes = matrix.shape
   count = lanes // _BLOCK  # blocks of all heads
@@ -57,7 +62,7 @@ def inverse(
   block = place >> (_BLOCK.bit_length() - 1)
 
   def compact(shift):
-    """Block (b + shift, b) of the rows on the lanes of b, `[block, lanes]`."""
+    """Puts the rows of block (b + shift, b) on b's lanes, `[block, lanes]`."""
     found = jnp.zeros((_BLOCK, lanes), jnp.float32)
     for b in range(size // _BLOCK - shift):
       rows = matrix[(b + shift) * _BLOCK : (b + shift + 1) * _BLOCK]
@@ -67,7 +72,7 @@ def inverse(
   row = lax.broadcasted_iota(jnp.int32, (_BLOCK, lanes), 0)
   lane = place & (_BLOCK - 1)
 
-  def below(bits):  # in blocks of 2**(bits + 1), the lower left quarter
+  def below(bits):  # the lower left quarter of blocks of size 2**(bits + 1)
     return ((row >> bits) == (lane >> bits) + 1) & ((lane >> bits) & 1 == 0)
 
   diagonal = compact(0)
@@ -83,7 +88,7 @@ def inverse(
   )
   step = _BLOCK
   while step < size:
-    # Only every other block of rows has anything below the diagonal.
+    # Only every second block of rows has anything below the diagonal.
     odd = range(step, size, 2 * step)
     bits = step.bit_length() - 1
     rest = jnp.concatenate([matrix[s : s + step] for s in odd], axis=0)

@@ -1,18 +1,18 @@
-"""How much on-chip memory a TPU kernel takes."""
+"""Counts the VMEM that a TPU kernel takes."""
 
 import math
 from typing import Any
 
 LIMIT = 64 * 2**20
-"""Bytes that a kernel may ask for; v5e and v6e have 128 MiB, v5p 64."""
+"""Bytes that a kernel may use; v5e and v6e have 128 MiB, v5p has 64 MiB."""
 
 
 def num_bytes(blocks: list[tuple[Any, Any]], scratch: list[Any]) -> int:
-  """Bytes of a kernel's blocks, in two buffers each, and of its scratch.
+  """Returns the bytes of a kernel's blocks (two buffers each) and scratch.
 
   Args:
-    blocks: arrays (or their shapes) with the block specs of each.
-    scratch: memory references.
+    blocks: Arrays (or their shapes), each with its block spec.
+    scratch: Memory references.
   """
   size = 0
   for array, spec in blocks:
@@ -23,12 +23,12 @@ def num_bytes(blocks: list[tuple[Any, Any]], scratch: list[Any]) -> int:
 
 
 def too_large(needed: int, name: str, fix: str) -> str | None:
-  """Why a kernel's blocks cannot fit, or None.
+  """Returns why a kernel's blocks cannot fit, or None if they fit.
 
   Args:
-    needed: bytes.
-    name: of the kernel.
-    fix: what to do about it.
+    needed: Bytes that the kernel needs.
+    name: Name of the kernel.
+    fix: What the user can do about it.
   """
   if needed <= LIMIT:
     return None

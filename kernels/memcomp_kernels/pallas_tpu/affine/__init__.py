@@ -1,1 +1,1 @@
-"""Affine memories by Pallas TPU kernels."""
+"""Pallas TPU kernels for affine memories."""

@@ -1,7 +1,8 @@
-"""Memories whose tiles are affine, by TPU kernels: `chunking.prepared_engine`.
+"""TPU kernels for memories whose tiles are affine.
 
-`ENGINE` is for updates that are not defined by chunk, `CHUNK_ENGINE` for those
-that are.
+The kernels run as the engines of `chunking.prepared_engine`. `ENGINE` is for
+updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
+that are defined by chunk.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ ENGINE, CHUNK_ENGINE = (
 
 
 def unsupported(inputs: Any, spec: Any) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   del spec
   if reason := device.unavailable():
     return reason
@@ -34,7 +35,7 @@ def implementation(
   chunk: Callable[..., Any],
   engine: form_lib.Engine = ENGINE,
 ) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns a memory's `chunk` by kernels: its XLA form by an engine."""
+  """Returns a memory's implementation: its XLA form, run by an engine."""
   return prepared_engine.implementation(
     "mosaic_tpu", engine, unsupported, memory, chunk
   )

@@ -1,4 +1,4 @@
-"""Calls of the kernels over tokens: their blocks, operands and results."""
+"""Calls the kernels over tokens: builds their blocks, operands and results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ _D_KEYS = "d_query", "d_key"
 
 
 def kernel(plan: Plan) -> tuple[str, Any]:
-  """The name and the pieces of a kernel."""
+  """Returns the name and the pieces of the plan's kernel."""
   if plan.own:
     return plan.own.name, plan.own.pieces
   if not plan.inner:
@@ -27,7 +27,7 @@ def kernel(plan: Plan) -> tuple[str, Any]:
 
 
 def _run(plan: Plan, refs: dict[str, Any], piece, tiles: range, first) -> None:
-  """Emits all of a grid step; `first` is its first tile, for flags."""
+  """Emits one grid step. `first` is its first tile, which indexes the flags."""
   kept: dict[Any, Any] = {}
 
   def at(i, u):
@@ -42,7 +42,7 @@ def _run(plan: Plan, refs: dict[str, Any], piece, tiles: range, first) -> None:
 
 
 def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
-  """One grid step of the forward kernel; see `forward`."""
+  """Runs one grid step of the forward kernel; see `forward`."""
   step = pl.program_id(2)
 
   @pl.when(step == 0)
@@ -62,7 +62,7 @@ def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
 
 
 def _backward_body(refs: dict[str, Any], plan: Plan) -> None:
-  """One grid step of the backward kernel, from the last tile on."""
+  """Runs one grid step of the backward kernel, last tile first."""
   step, steps = pl.program_id(2), pl.num_programs(2)
 
   @pl.when(step == 0)
@@ -93,14 +93,14 @@ def _call(
   """Runs a body over the grid (batch, units, tiles).
 
   Args:
-    body: of references by name, and the plan.
-    direction: "forward" or "backward", which walks from the last tile on.
-    plan: the plan.
-    operands: by token `[batch, time, width]`, gates `[batch, Plan.steps, steps
-      of time, Plan.rows, lanes]`, memories `[batch, units, key, unit * value]`,
-      `saved`.
-    results: likewise.
-    flags: int32 `[batch, tiles]`, or None.
+    body: Takes the references by name, and the plan.
+    direction: "forward" or "backward"; "backward" starts at the last tile.
+    plan: Plan of the kernel.
+    operands: Arrays by name. Tokens are `[batch, time, width]`, gates `[batch,
+      Plan.steps, steps of time, Plan.rows, lanes]`, memories `[batch, units,
+      key, unit * value]`, and `saved` has a leading axis of tiles.
+    results: Shapes by name, with the same layouts.
+    flags: Flags of each tile, int32 `[batch, tiles]`, or None.
   """
   batch, time = operands["query"].shape[:2]
   steps = time // plan.tokens
@@ -127,7 +127,7 @@ def _call(
     width = plan.step_keys if is_key else plan.step_units * plan.value_width
     block = 1, plan.tokens, width
     if is_key and not name.startswith("d_") and plan.key_parts > 1:
-      # Not `//`, whose rounding down asks for the TPU's kind.
+      # `//` would query the TPU's kind, because it rounds down.
       return pl.BlockSpec(
         block, lambda b, u, i, *_: (b, at(i), lax.div(u, plan.key_parts))
       )
@@ -182,25 +182,32 @@ def forward(
 ) -> dict[str, jax.Array]:
   """Runs the forward kernel.
 
+  A is the memory.
+
   Args:
-    plan: the plan.
-    tokens: `query` and `key` `[batch, time, groups * key]`, `value` `[batch,
-      time, heads * value]`, whole grid steps of them, and `Plan.gates` `[batch,
-      Plan.steps, steps of time, Plan.rows, Plan.lanes]`, float32 (`total` by
-      value, not by token); a place that is empty writes nothing.
+    plan: Plan of the kernel.
+    tokens: Arrays for a whole number of grid steps. `query` and `key` are
+      `[batch, time, groups * key]`, `value` is `[batch, time, heads * value]`.
+      `Plan.gates` are float32 `[batch, Plan.steps, steps of time, Plan.rows,
+      Plan.lanes]`; `total` is by value, not by token. Empty positions write
+      nothing.
     memory: A before the first tile, `[batch, units, key, unit * value]`,
       float32.
-    flags: int32 `[batch, tiles]`, or None where no tile is special.
-    reset: as `memory`, with flags: what a segment starts from.
-    chunk_start: likewise: what a chunk that came in started from.
-    save: whether to return `saved`.
+    flags: Flags of each tile, int32 `[batch, tiles]`, or None if no tile is
+      special.
+    reset: With flags, the memory that a segment starts from, shaped as
+      `memory`.
+    chunk_start: With flags, the memory at the start of a chunk that an earlier
+      call has begun, shaped as `memory`.
+    save: Whether to return `saved`.
 
   Returns:
-    `output`, Y as `value`; `final`, A after the last tile; `saved`, A before
-    each tile, `[tiles, batch, units, key, unit * value]` in the dtype of
-    products; `last`, with flags and `read="start"`, the start of each row's
-    last chunk; `lowest`, of a memory's own kernel, `[batch, Plan.steps, rows,
-    lanes]`, the lowest sum of log decays of a tile.
+    A dictionary of arrays by name. `output` is Y, shaped as `value`. `final` is
+    A after the last tile. `saved` is A before each tile, `[tiles, batch, units,
+    key, unit * value]`, in the dtype of products. With flags and
+    `read="start"`, `last` is the memory at the start of each row's last chunk.
+    From a memory's own kernel, `lowest` is a tile's lowest sum of log decays,
+    `[batch, Plan.steps, rows, lanes]`.
   """
   given: dict[str, Any] = tokens | {"memory": memory}
   if plan.inner or plan.own:
@@ -238,18 +245,18 @@ def backward(
   """Runs the backward kernel.
 
   Args:
-    plan: the plan.
-    tokens: as forward.
-    saved: of the forward kernel.
-    d_output: the adjoint of its `output`, in the dtype of products.
-    d_final: of its `final`.
-    flags: as forward.
-    chunk_start: as forward.
-    d_last: of its `last`.
+    plan: Plan of the kernel.
+    tokens: The tokens of `forward`.
+    saved: Result `saved` of the forward kernel.
+    d_output: Adjoint of its `output`, in the dtype of products.
+    d_final: Adjoint of its `final`.
+    flags: The flags of `forward`.
+    chunk_start: The chunk start of `forward`.
+    d_last: Adjoint of its `last`.
 
   Returns:
-    Adjoints, each `d_` and a name: of all tokens, of `memory` and, with flags,
-    of `reset` and `chunk_start` (where there is one).
+    Adjoints, each named `d_` and its operand's name: of all tokens, of `memory`
+    and, with flags, of `reset` and (if the kernel has it) `chunk_start`.
   """
   given: dict[str, Any] = tokens | {
     "saved": saved,
@@ -263,7 +270,7 @@ def backward(
     for name, x in tokens.items()
     if name not in COARSE
   }
-  if plan.key_parts > 1:  # sums of each grid step
+  if plan.key_parts > 1:  # each grid step stores a partial sum
     shape = *tokens["key"].shape[:2], plan.steps * plan.key_dim
     results |= {name: _struct(shape, jnp.float32) for name in _D_KEYS}
   results["d_memory"] = memory

@@ -1,6 +1,7 @@
-"""Memories that are written by chunks over tokens: a tile of a unit, both ways.
+"""Memories that are written by chunks, over tokens: one tile of one unit.
 
-Rows are tokens, A is the memory before the chunk, w a gate by token:
+The pieces compute a tile forward and backward. Rows are tokens, A is the memory
+before the chunk, and w is a gate by token:
 
   Y = Q A,  E = V - K A, or V unless `Plan.erase`,  A <- total A + K^T diag(w) E
 """
@@ -13,7 +14,7 @@ from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
 def _written(tile: tile_lib.Tile, start: jax.Array) -> jax.Array:
-  """E; `start` is a right operand."""
+  """Returns E; `start` is the memory that the tile reads, a right operand."""
   value = tile.values("value")
   if not tile.plan.erase:
     return value
@@ -22,7 +23,7 @@ def _written(tile: tile_lib.Tile, start: jax.Array) -> jax.Array:
 
 
 def forward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the forward kernel."""
+  """Computes a tile in the forward kernel."""
   query, turned = tile.keys("query"), tile.turned("key")
   yield None
   left = (turned * tile.row("write")).astype(tile.dtype)
@@ -38,7 +39,7 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
 
 
 def backward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the backward kernel."""
+  """Computes a tile in the backward kernel."""
   wide, plan = jnp.float32, tile.plan
   key, d_output = tile.keys("key"), tile.values("d_output")
   memory, start = tile.saved()

@@ -1,8 +1,8 @@
-"""The delta rule over tokens: a tile of a unit, both ways.
+"""The delta rule over tokens: one tile of one unit, forward and backward.
 
 Rows are tokens, A is the memory before the tile, and a, b, g, w are gates by
-token. With P as in `_outer_kernel`, and S likewise of keys with keys, before
-the row,
+token. P is the matrix of the module `outer`. S has the same definition with
+keys in place of queries, and only entries before the row (i < r). Then
 
   (I + S) E = V - diag(e^a) K A
   Y = scale (diag(e^a) Q A + P E)
@@ -22,7 +22,7 @@ from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 def _solver(
   tile: tile_lib.Tile, between: jax.Array
 ) -> Generator[None, None, jax.Array]:
-  """(I + S)^-1 in the dtype of products."""
+  """Computes (I + S)^-1 in the dtype of products."""
   shares = between * tile.row("rate") * tile.scores("key")
   shares = jnp.where(tile.earlier, shares, 0.0)
   exact = tile.dtype == jnp.float32
@@ -31,13 +31,13 @@ def _solver(
 
 
 def _errors(tile: tile_lib.Tile, solver, from_start, met) -> jax.Array:
-  """E; `met` is K A."""
+  """Returns E; `met` is K A."""
   rest = tile.values("value").astype(jnp.float32) - from_start * met
   return blocks.nn(solver, tile.right(rest))
 
 
 def forward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the forward kernel."""
+  """Computes a tile in the forward kernel."""
   query, key = tile.keys("query"), tile.keys("key")
   turned, scores = tile.turned("key"), tile.scores("query")
   between, from_start = tile.between()
@@ -58,7 +58,10 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
 
 
 def backward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the backward kernel; for gates see `_outer_kernel`."""
+  """Computes a tile in the backward kernel.
+
+  `outer.backward` says how the adjoints of the gates are found.
+  """
   wide, dtype, unit = jnp.float32, tile.dtype, tile.plan.unit
   query, key = tile.keys("query"), tile.keys("key")
   memory, start = tile.saved()

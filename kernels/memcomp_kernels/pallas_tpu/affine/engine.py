@@ -1,7 +1,8 @@
-"""Affine memories by TPU kernels that read tokens where they lie: engines.
+"""Engines that run affine memories with the TPU kernels over tokens.
 
-A memory brings `Tokens`, of its inputs as they lie in memory; where they, or
-their sizes, are not for these kernels, another engine runs the call.
+The kernels read tokens in the memory layout of the inputs. A memory converts
+its inputs to `Tokens`. Another engine runs calls whose inputs or sizes do not
+fit these kernels.
 """
 
 import dataclasses
@@ -21,33 +22,38 @@ from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 STEP_HEADS, STEP_TOKENS = 12, 256
-"""Of a grid step, at most."""
+"""Maximum heads and tokens per grid step."""
 SCHEDULES = {
   "by_chunk": ((2, 1), (3, 2)),
   "outer": ((3, 1), (6, 1)),
   "delta": ((3, 1), (3, 1)),
 }
-"""By kernel, forward and backward: units in lock step, and stages between two
-such groups. Chosen by static cycles, as the above (docs/tpu-kernels.md)."""
+"""Schedules of each kernel, forward and backward.
+
+A schedule is the number of units in lock step, and the stages between two such
+groups. These and the sizes above were chosen by static cycle counts
+(docs/tpu-kernels.md)."""
 
 
 class Tokens(NamedTuple):
-  """What a memory does, token by token.
+  """What a memory reads and writes, token by token.
 
   Attributes:
-    query: `[batch, time, groups, key]`, of the dtype of products.
-    key: likewise; each of a group is shared by as many heads.
-    value: `[batch, time, heads, value]`.
-    log_decay: `[batch, time, heads]`, <= 0, 0 where a place is empty.
-    rate: likewise, >= 0, of writes; 0 where a place is empty.
-    read: as in `plan.Plan`.
-    dtype: of outputs.
-    skip: as `rate`, the value's share of the output; None for none.
-    erase: whether a token first takes out what its key reads.
-    scale: of outputs; 1 unless `erase`.
-    own: the memory's own kernel, whose decays are taken apart: where they go
-      below `fallback.LOWEST`, the XLA form does it all again. None for the
-      kernels here.
+    query: Queries, `[batch, time, groups, key]`, in the dtype of products.
+    key: Keys, shape and dtype of `query`. The heads of a group share its
+      queries and keys; all groups have the same number of heads.
+    value: Values, `[batch, time, heads, value]`.
+    log_decay: Log decays, `[batch, time, heads]`, <= 0; 0 at empty positions.
+    rate: Rates of writes, `[batch, time, heads]`, >= 0; 0 at empty positions.
+    read: Which writes a token reads; see `plan.Plan`.
+    dtype: Dtype of outputs.
+    skip: Factor with which the value is added to the output, shaped as `rate`;
+      None if it is not added.
+    erase: Whether a token first removes what its key reads.
+    scale: Factor of outputs; 1 unless `erase`.
+    own: The memory's own kernel, or None for the kernels of this folder. Such a
+      kernel factors the decays. If they fall below `fallback.LOWEST`, the XLA
+      form computes the whole call again.
   """
 
   query: jax.Array
@@ -64,7 +70,9 @@ class Tokens(NamedTuple):
 
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
-"""(form, inputs `[batch, time, ...]`) -> Tokens; None if it is no such one."""
+"""Maps (form, inputs `[batch, time, ...]`) to Tokens.
+
+The result is None if the kernels cannot run such a memory."""
 
 
 def _is_power_of_2(x: int) -> bool:
@@ -74,7 +82,7 @@ def _is_power_of_2(x: int) -> bool:
 def plan_of(
   of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
 ) -> plan_lib.Plan | None:
-  """The plan of a kernel; None where it is not for a call."""
+  """Returns the plan of a kernel, or None if no kernel fits the call."""
   tokens = of_memory(form, inputs)
   if tokens is None:
     return None
@@ -84,12 +92,12 @@ def plan_of(
   if not all(map(_is_power_of_2, (tile, key_dim, value_dim))) or tile < 16:
     return None
 
-  def fills(count, of, width):  # blocks fill lanes, or are whole
+  def fills(count, of, width):  # whether blocks fill lanes, or are whole
     return count == of or count * width % blocks.LANES == 0
 
   shared = heads // groups
   within = heads if shared == 1 else shared
-  # Heads that fill lanes by value and, each with its own, by key.
+  # Heads that fill lanes by value and, if each has its own key, by key.
   units = [
     n
     for n in (1, 2, 4, 8, 16)
@@ -141,12 +149,12 @@ def plan_of(
 
 
 def serves(of_memory: OfMemory, form: form_lib.Form, inputs: Any) -> bool:
-  """Whether the kernels here are for a call, and not the other engine."""
+  """Returns whether these kernels, not the other engine, run a call."""
   return plan_of(of_memory, form, inputs, "forward") is not None
 
 
 def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
-  """Lays tokens, of whole grid steps, for the kernels."""
+  """Lays out tokens, a whole number of grid steps, for the kernels."""
   batch, time = tokens.query.shape[:2]
   sizes = plan.steps, plan.step_units, plan.unit
   tiled = batch, time // plan.tokens, plan.step_tiles, plan.tile, *sizes
@@ -184,9 +192,10 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
 
 
 def pack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
-  """`[batch, heads, key, value]` to `[batch, units, key, unit * value]`.
+  """Converts memories to `[batch, units, key, unit * value]`.
 
-  `[batch, heads, value, key]` of a memory with a kernel of its own.
+  They come as `[batch, heads, key, value]`, or as `[batch, heads, value, key]`
+  if the memory has a kernel of its own.
   """
   if plan.own:
     x = jnp.swapaxes(x, 2, 3)
@@ -203,13 +212,13 @@ def _unpack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
 
 
 def _pad(x: jax.Array, step: int) -> jax.Array:
-  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  """Pads `[batch, time, ...]` with empty positions up to a whole grid step."""
   padding = [(0, 0), (0, -x.shape[1] % step)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)
 
 
 def _flags(layout: layout_lib.Layout, plan, batch: int, time: int):
-  """Int32 `[batch, tiles]`, or None where no tile is special."""
+  """Returns flags, int32 `[batch, tiles]`, or None if no tile is special."""
   start = plan.read == "start"
   if layout.flags is None and (not start or time % layout.chunk == 0):
     return None
@@ -224,14 +233,14 @@ def _flags(layout: layout_lib.Layout, plan, batch: int, time: int):
 
 
 def prepare(of_memory: OfMemory, plan, form, layout, inputs):
-  """Packed tokens and their pullback, and flags."""
+  """Returns the packed tokens, their pullback, and the flags."""
 
   def pack(inputs):
     flat = jax.tree.map(
       lambda x: _pad(layout_lib.flat(layout, x), plan.tokens), inputs
     )
     tokens = of_memory(form, flat)
-    assert tokens is not None  # there is a plan
+    assert tokens is not None  # because there is a plan
     return _pack(plan, tokens)
 
   packed, unpack = jax.vjp(pack, inputs)
@@ -239,7 +248,7 @@ def prepare(of_memory: OfMemory, plan, form, layout, inputs):
 
 
 def _has_last(flags: jax.Array) -> jax.Array:
-  """Rows that have a last chunk, bool `[batch, 1, 1, 1]`."""
+  """Returns which rows have a last chunk, bool `[batch, 1, 1, 1]`."""
   has = jnp.any(flags & plan_lib.LAST != 0, axis=1)
   return has[:, None, None, None]
 
@@ -251,7 +260,7 @@ def _num_tiles(layout: layout_lib.Layout, time: int) -> int:
 
 
 def _forward(of_memory, other, form, layout, operands, save):
-  """Of `form.Engine`."""
+  """Runs the forward pass; see `form.Engine`."""
   inputs = operands.inputs
   plan = plan_of(of_memory, form, inputs, "forward")
   if plan is None:
@@ -284,14 +293,15 @@ def _forward(of_memory, other, form, layout, operands, save):
   )
   saved = (found["saved"][:num_tiles],) if save else ()
   if plan.own:
-    is_wide = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)  # nan, too
+    # Written such that NaN also counts as too wide.
+    is_wide = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)
     result = fallback.forward(is_wide, form, layout, operands, result)
     saved += (jnp.broadcast_to(is_wide, num_tiles),)
   return result, saved if save else None
 
 
 def _backward(of_memory, other, form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   inputs = operands.inputs
   plan = plan_of(of_memory, form, inputs, "backward")
   if plan is None:
@@ -312,7 +322,7 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
 def _backward_kernel(
   of_memory, plan, form, layout, operands, saved, cotangents
 ) -> form_lib.Operands:
-  """Adjoints of all operands."""
+  """Returns the adjoints of all operands."""
   inputs = operands.inputs
   packed, unpack, flags = prepare(of_memory, plan, form, layout, inputs)
   (start,) = operands.chunk_start
@@ -349,7 +359,7 @@ def _backward_kernel(
 
 
 def _as_saved(of_memory, other, form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   plan = plan_of(of_memory, form, operands.inputs, "forward")
   if plan is None:
     return other.as_saved(form, operands)
@@ -362,8 +372,8 @@ def engine(of_memory: OfMemory, other: form_lib.Engine) -> form_lib.Engine:
   """Returns the engine of a memory.
 
   Args:
-    of_memory: its tokens.
-    other: runs calls that these kernels are not for.
+    of_memory: Converts the memory's inputs to tokens.
+    other: Engine that runs the calls that these kernels do not fit.
   """
   return form_lib.Engine(
     functools.partial(_forward, of_memory, other),

@@ -1,13 +1,13 @@
-"""Decayed sums of outer products over tokens: a tile of a unit, both ways.
+"""Decayed sums of outer products over tokens: one tile of one unit.
 
-Rows are tokens, A is the memory before the tile, and a, b, g, w are gates by
-token:
+The pieces compute a tile forward and backward. Rows are tokens, A is the memory
+before the tile, and a, b, g, w are gates by token:
 
   Y = diag(e^a) Q A + P V + diag(skip) V
   P_{ri} = e^{a_r - b_i} g_i (q_r . k_i)
   A <- total A + K^T diag(w) V
 
-where row r sees i <= r, or i < r with `Plan.read` "before".
+Row r reads the writes of tokens i <= r, or i < r if `Plan.read` is "before".
 """
 
 import jax
@@ -24,7 +24,7 @@ def _with_skip(tile: tile_lib.Tile, shares: jax.Array) -> jax.Array:
 
 
 def forward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the forward kernel."""
+  """Computes a tile in the forward kernel."""
   query, value = tile.keys("query"), tile.right(tile.values("value"))
   turned, scores = tile.turned("key"), tile.scores("query")
   between, from_start = tile.between()
@@ -43,10 +43,10 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
 
 
 def backward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A tile of the backward kernel.
+  """Computes a tile in the backward kernel.
 
-  No gate needs a product of its own: what is read is linear in e^a, what a
-  token writes in e^{-b} g and in w.
+  No gate's adjoint needs a matmul of its own. What a token reads is linear in
+  e^a, and what it writes is linear in e^{-b} g and in w.
   """
   wide, dtype, unit = jnp.float32, tile.dtype, tile.plan.unit
   query, key = tile.keys("query"), tile.keys("key")

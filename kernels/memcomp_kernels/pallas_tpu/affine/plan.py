@@ -1,8 +1,8 @@
-"""What kernels of affine memories over tokens share: sizes and gates.
+"""Sizes and gates that the kernels of affine memories over tokens share.
 
-Tokens are read and written as they lie in memory, `[batch, time, heads *
-dim]`. A unit is a few heads side by side on lanes (`blocks`); each has its own
-queries and keys, or all share one.
+The kernels read and write tokens in their memory layout, `[batch, time, heads *
+dim]`. A unit is a few heads side by side on lanes (see `blocks`). Either each
+head of a unit has its own queries and keys, or all share the same.
 """
 
 import dataclasses
@@ -11,29 +11,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Flags of a tile: it starts a segment, goes on with a chunk that came in, holds
-# its row's last chunk, ends a chunk.
+# Flags of a tile. RESETS: it starts a segment. CONTINUES: it continues a chunk
+# that an earlier call has begun. LAST: it is in its row's last chunk. COMPLETE:
+# it ends a chunk.
 RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
 
 COARSE = "a_coarse", "b_coarse"
-"""Gates without adjoints: the parts of `decay.Sums` that have none."""
+"""Gates without adjoints: the parts of `decay.Sums` that have no adjoint."""
 
 TERMS = 3
-"""A float32 is the sum of as many bfloat16."""
+"""Number of bfloat16 terms whose sum is a float32."""
 
 
 class Own(NamedTuple):
   """A kernel that a memory brings; its gates are `log_decay` and `rate`.
 
-  The memory is `[batch, heads, value, key]` there, and the kernel says by
-  `Tile.note_lowest` how far its decays went.
+  Its memory is `[batch, heads, value, key]`. The kernel calls
+  `Tile.note_lowest` to report its lowest sum of log decays.
 
   Attributes:
-    name: of the kernel.
-    pieces: a module with `forward` and `backward`.
-    spec: the memory's meaning.
-    schedules: as `engine.SCHEDULES`.
-    step_tiles: of a grid step, at most, forward and backward.
+    name: Name of the kernel.
+    pieces: Module with the functions `forward` and `backward`.
+    spec: Options that define the memory.
+    schedules: Schedules, forward and backward; see `engine.SCHEDULES`.
+    step_tiles: Maximum tiles per grid step, forward and backward.
   """
 
   name: str
@@ -45,25 +46,28 @@ class Own(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A kernel, but for the lengths of its operands.
+  """A kernel's sizes and options, without the lengths of its operands.
 
   Attributes:
-    heads: of all memories.
-    shared: heads, which follow each other, that share a query and a key.
-    key_dim: width of keys.
-    value_dim: width of values.
-    tile: tokens.
-    read: "after" (i <= r), "before" (i < r) or "start".
-    dtype: of outputs.
-    erase: whether a token first takes out what its key reads.
-    scale: of outputs; 1 unless `erase`.
-    skip: whether outputs have a share of the value added; not with `erase`.
-    unit: heads side by side; divides `shared` unless that is 1.
-    step_units: of a grid step, whose heads are whole groups or part of one.
-    step_tiles: of a grid step.
-    group: units emitted in lock step.
-    skew: stages between two groups.
-    own: the memory's own kernel; None for those of this folder.
+    heads: Heads of all memories.
+    shared: Number of consecutive heads that share a query and a key.
+    key_dim: Width of keys.
+    value_dim: Width of values.
+    tile: Tokens per tile.
+    read: Writes that a token r reads: "after" (tokens i <= r), "before"
+      (i < r), or "start" (only those before the chunk).
+    dtype: Dtype of outputs.
+    erase: Whether a token first removes what its key reads.
+    scale: Factor of outputs; 1 unless `erase`.
+    skip: Whether a multiple of the value is added to outputs; never with
+      `erase`.
+    unit: Heads side by side on lanes; it divides `shared` unless that is 1.
+    step_units: Units per grid step. Their heads are whole groups or part of one
+      group.
+    step_tiles: Tiles per grid step.
+    group: Units emitted in lock step.
+    skew: Stages between the starts of two groups.
+    own: The memory's own kernel; None for the kernels of this folder.
   """
 
   heads: int
@@ -85,37 +89,37 @@ class Plan:
 
   @property
   def units(self) -> int:
-    """Of all heads."""
+    """Number of units of all heads."""
     return self.heads // self.unit
 
   @property
   def steps(self) -> int:
-    """Grid steps over heads."""
+    """Number of grid steps over heads."""
     return self.units // self.step_units
 
   @property
   def tokens(self) -> int:
-    """Of a grid step."""
+    """Tokens per grid step."""
     return self.tile * self.step_tiles
 
   @property
   def lanes(self) -> int:
-    """Of a row of gates."""
+    """Lanes per row of gates."""
     return self.unit * self.tile
 
   @property
   def rows(self) -> int:
-    """Of a grid step's gates, a row for each unit of each tile."""
+    """Rows of a grid step's gates: one per unit and tile, a multiple of 8."""
     return -(-self.step_units * self.step_tiles // 8) * 8
 
   @property
   def inner(self) -> bool:
-    """Whether tokens read what their tile writes."""
+    """Whether tokens read what tokens of their own tile write."""
     return self.read != "start"
 
   @property
   def gates(self) -> tuple[str, ...]:
-    """Names of the rows of numbers by token, and of `total`, by value."""
+    """Names of the gates. All are by token; only `total` is by value."""
     if self.own:
       return "log_decay", "rate"
     inner = ("a", "b", "rate", *COARSE) if self.inner else ()
@@ -123,14 +127,14 @@ class Plan:
 
   @property
   def columns(self) -> tuple[str, ...]:
-    """Names of the gates that kernels also need with tokens on sublanes."""
+    """Names of gates that kernels also need with tokens on sublanes."""
     if self.own:
       return self.gates
     return ("write", "a", "a_coarse") if self.inner else ("write",)
 
   @property
   def column_rows(self) -> int:
-    """Of `split` of a tile."""
+    """Rows of the result of `split` for a tile."""
     rows = TERMS * len(self.columns) * self.step_units * self.unit
     return -(-rows // 16) * 16
 
@@ -146,7 +150,7 @@ class Plan:
 
   @property
   def key_parts(self) -> int:
-    """How many grid steps each group of heads is spread over."""
+    """Number of grid steps over which a group of heads is spread."""
     return max(1, self.shared // (self.step_units * self.unit))
 
   @property
@@ -156,15 +160,18 @@ class Plan:
     return max(1, heads // self.shared) * self.key_dim
 
   def key_place(self, unit: int) -> int:
-    """The first lane of a unit's queries and keys in its grid step."""
+    """Returns the first lane of a unit's queries and keys in its grid step."""
     return unit * self.unit // self.shared * self.key_dim
 
 
 def split(plan: Plan, gates: dict[str, jax.Array]) -> jax.Array:
-  """Gates `[..., Plan.rows, Plan.lanes]` as kernels turn and spread them.
+  """Splits gates `[..., Plan.rows, Plan.lanes]` into bfloat16 terms.
+
+  Kernels transpose the terms and spread them over lanes.
 
   Returns:
-    `[..., tiles, Plan.column_rows, tile]`, bfloat16: by gate, term, unit, head.
+    bfloat16 `[..., tiles, Plan.column_rows, tile]`; rows are ordered by gate,
+    term, unit and head.
   """
   terms = []
   for name in plan.columns:

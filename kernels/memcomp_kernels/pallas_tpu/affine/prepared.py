@@ -1,9 +1,9 @@
-"""`affine` as Pallas TPU kernels: the memory stays on chip.
+"""The algebra of `affine` as Pallas TPU kernels: the memory stays in VMEM.
 
-All tiles of some heads go through one kernel each way, which keeps their
-memories from tile to tile; what needs no memory is prepared before, by XLA, for
-all tiles at once. One grid step takes several tiles of several heads, whose
-products are emitted in turn: the TPU compiler keeps their order.
+One kernel per direction runs all tiles of some heads and keeps their memories
+from tile to tile. XLA prepares whatever does not depend on the memory, for all
+tiles at once. One grid step runs several tiles of several heads. The body
+interleaves their matmuls, because the TPU compiler keeps matmuls in order.
 """
 
 import math
@@ -20,11 +20,13 @@ from memcomp_kernels import affine
 from memcomp_kernels.pallas_tpu import blocks, device, vmem
 
 HEADS, TILES = 12, 4
-"""Of a grid step, at most: chosen by static cycles (docs/tpu-kernels.md)."""
+"""Maximum heads and tiles per grid step.
+
+They were chosen by static cycle counts (docs/tpu-kernels.md)."""
 
 
 def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
-  """One grid step of the forward kernel; see `forward`."""
+  """Runs one grid step of the forward kernel; see `forward`."""
   batch, step = pl.program_id(0), pl.program_id(2)
   carried, every = refs["carried"], range(heads)
 
@@ -49,7 +51,7 @@ def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
     if "erase" in refs:
       erase = _of_heads(refs["erase"], i, heads)
       error = [error[h] - blocks.nn(erase[h], low[h]) for h in every]
-    # Before the products that wait for the errors.
+    # These come before the matmuls that wait for the errors.
     for h in every:
       refs["read"][i, 0, h] = blocks.nn(query[h], low[h])
     key = _of_heads(refs["key"], i, heads)
@@ -63,7 +65,7 @@ def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
 
 
 def _backward_body(refs: dict[str, Any], size: int, heads: int) -> None:
-  """One grid step of the backward kernel, from the last tile on."""
+  """Runs one grid step of the backward kernel, last tile first."""
   batch, step = pl.program_id(0), pl.program_id(2)
   steps = pl.num_programs(2)
   carried, every = refs["carried"], range(heads)
@@ -117,7 +119,7 @@ def _backward_body(refs: dict[str, Any], size: int, heads: int) -> None:
 
 
 def _of_heads(ref: jax.Ref, tile: int, heads: int) -> list[jax.Array]:
-  """A tile's arrays, one a head: those of a group are of all its heads."""
+  """Returns a tile's arrays, one per head; heads of a group share its array."""
   shared = ref.shape[2] == 1
   arrays = [ref[tile, 0, h] for h in range(ref.shape[2])]
   return arrays * heads if shared else arrays
@@ -135,17 +137,17 @@ def _call(
   """Runs a body over the grid (batch, heads, tiles).
 
   Args:
-    body: of references by name, and tiles and heads of a grid step.
-    name: of the kernel.
-    operands: `[tiles, batch, heads or groups, ...]` by tile, or memories
-      `[batch, heads, key, value]`.
-    results: likewise.
-    resets: int32 `[batch, tiles]`, or None.
-    reverse: whether tiles are taken from the last one on.
+    body: Takes the references by name, and tiles and heads per grid step.
+    name: Name of the kernel.
+    operands: Arrays by name: tiles `[tiles, batch, heads or groups, ...]`, or
+      memories `[batch, heads, key, value]`.
+    results: Shapes by name, with the same layouts.
+    resets: Flags of tiles, int32 `[batch, tiles]`, or None.
+    reverse: Whether the grid starts at the last tile.
   """
   num_tiles, batch, num_heads = operands["write"].shape[:3]
   groups = min(operands[name].shape[2] for name in ("key", "query"))
-  # All heads of a step share a group, or each has its own.
+  # Either all heads of a step share a group, or each has its own.
   per_step = num_heads if groups == num_heads else num_heads // groups
   heads = max(n for n in range(1, HEADS + 1) if per_step % n == 0)
   key_dim, value_dim = operands["key"].shape[-1], operands["write"].shape[-1]
@@ -164,7 +166,7 @@ def _call(
           (1, heads, *x.shape[2:]), lambda b, h, i, *_: (b, h, 0, 0)
         )
       own = x.shape[2] == num_heads
-      # Not `//`, whose rounding down asks for the TPU's kind.
+      # `//` would query the TPU's kind, because it rounds down.
       group = (
         (lambda h: h) if own else (lambda h: lax.div(h, per_step // heads))
       )
@@ -209,7 +211,7 @@ def _call(
 
 
 def _operands(tile: affine.Tile) -> dict[str, jax.Array]:
-  """What both kernels read of tiles `[tiles, batch, heads, ...]`."""
+  """Returns what both kernels read of tiles `[tiles, batch, heads, ...]`."""
   width = tile.write.shape[-1]
   total = jnp.broadcast_to(
     tile.total[..., None, None], (*tile.total.shape, 1, width)
@@ -238,17 +240,21 @@ def forward(
 ) -> dict[str, jax.Array]:
   """Runs the forward kernel.
 
+  A is the memory, Q are the queries.
+
   Args:
-    tile: of all tiles, `[tiles, batch, heads, ...]`.
-    memory: A before the first, `[batch, heads, key, value]`, float32.
-    resets: int32 `[batch, tiles]`, nonzero where A becomes `reset` first; or
-      None.
-    reset: as `memory`; not read without `resets`.
-    save: whether to return `saved`.
+    tile: Operands of all tiles, `[tiles, batch, heads, ...]`.
+    memory: A before the first tile, `[batch, heads, key, value]`, float32.
+    resets: int32 `[batch, tiles]`, nonzero where A becomes `reset` before the
+      tile; or None.
+    reset: Memory that a segment starts from, shaped as `memory`; not read
+      without `resets`.
+    save: Whether to return `saved`.
 
   Returns:
-    `read`, Q A as `tile.write`; `final`, A after the last; `saved`, A before
-    each, `[tiles, batch, heads, key, value]` in the dtype of products.
+    A dictionary of arrays by name. `read` is Q A, shaped as `tile.write`.
+    `final` is A after the last tile. `saved` is A before each tile, `[tiles,
+    batch, heads, key, value]`, in the dtype of products.
   """
   given = _operands(tile) | {"memory": memory}
   results = {"read": _struct(tile.write), "final": _struct(memory)}
@@ -278,16 +284,17 @@ def backward(
   """Runs the backward kernel.
 
   Args:
-    tile: as forward.
-    saved: of the forward kernel.
-    d_read: the adjoint of its `read`.
-    d_final: of its `final`.
-    resets: as forward.
+    tile: The tiles of `forward`.
+    saved: Result `saved` of the forward kernel.
+    d_read: Adjoint of its `read`.
+    d_final: Adjoint of its `final`.
+    resets: The resets of `forward`.
 
   Returns:
-    Adjoints, each `d_` and a name: of `write`, `erase` (where there is one),
-    `key` and `query` (both by head, wide where heads share them), `total`,
-    `memory` and, with `resets`, `reset`.
+    Adjoints, each named `d_` and its operand's name: of `write`, `erase` (if
+    there is one), `key`, `query`, `total`, `memory` and, with `resets`, of
+    `reset`. Those of `key` and `query` are by head. That of `query` has the
+    dtype of `write`; so has that of `key` if heads share keys.
   """
   given = _operands(tile) | {
     "saved": saved,
@@ -304,7 +311,7 @@ def backward(
   results = {
     "d_write": _struct(tile.write),
     "d_key": of_heads(tile.key, wide if shared else tile.key.dtype),
-    # Read again, for the adjoint of the scale.
+    # The adjoint of the scale also reads this.
     "d_query": of_heads(tile.query, wide),
     "d_total": _struct(given["total"]),
     "d_memory": _struct(d_final),

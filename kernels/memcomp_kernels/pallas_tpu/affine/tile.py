@@ -1,4 +1,4 @@
-"""What the bodies of kernels over tokens share: a unit's tile, its state."""
+"""Operations that the bodies of kernels over tokens share: one unit's tile."""
 
 import functools
 import operator
@@ -13,21 +13,21 @@ from jax.experimental import pallas as pl
 from memcomp_kernels.pallas_tpu import blocks
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
-# exp of it is zero.
+# exp(_NEVER) is zero.
 _NEVER = -1e30
 
 
 class Tile:
-  """One tile of one unit: operands, gates, results.
+  """One tile of one unit: its operands, gates, results and state.
 
   Attributes:
-    plan: the kernel.
-    refs: references of the grid step by name.
-    dtype: of products.
-    flags: of the tile, a scalar; None where no tile is special.
-    seen: bool `[tile, unit * tile]`, which writes a row sees.
-    own: likewise, the row's own.
-    earlier: likewise, those before it.
+    plan: Plan of the kernel.
+    refs: References of the grid step, by name.
+    dtype: Dtype of products.
+    flags: Flags of the tile, a scalar; None if no tile is special.
+    seen: Writes that a row reads, bool `[tile, unit * tile]`.
+    own: The row's own write, bool `[tile, unit * tile]`.
+    earlier: Writes before the row, bool `[tile, unit * tile]`.
   """
 
   def __init__(
@@ -39,15 +39,15 @@ class Tile:
     i: int,
     u: int,
   ):
-    """Takes part in a grid step.
+    """Takes a tile of a grid step.
 
     Args:
-      plan: the kernel.
-      refs: references by name.
-      kept: what the tiles of a grid step have in common.
-      flags: of the tile.
-      i: the tile's place in the grid step.
-      u: the unit's.
+      plan: Plan of the kernel.
+      refs: References by name.
+      kept: Cache of values that the tiles of a grid step have in common.
+      flags: Flags of the tile.
+      i: Index of the tile in the grid step.
+      u: Index of the unit in the grid step.
     """
     self.plan, self.refs, self.flags = plan, refs, flags
     self.dtype = refs["query"].dtype
@@ -63,11 +63,11 @@ class Tile:
     return 0, 0, 0, pl.ds(j, 1)
 
   def row(self, name: str) -> jax.Array:
-    """A gate, `[1, lanes]`."""
+    """Returns a gate, `[1, lanes]`."""
     return self.refs[name][self._gate()]
 
   def store_row(self, name: str, row: jax.Array) -> None:
-    """Writes a gate's adjoint."""
+    """Stores a gate's adjoint."""
     self.refs[f"d_{name}"][self._gate()] = row
 
   def _once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -76,13 +76,14 @@ class Tile:
     return self._kept[key]
 
   def of_group(self, name: str, make: Callable[[], Any]) -> Any:
-    """What units that share keys have in common; else its own."""
+    """Returns `make()`, computed once for units that share keys."""
     return self._once((name, self._i, self.plan.key_place(self._u)), make)
 
   def spread(self, name: str, size: int) -> jax.Array:
-    """A gate by token, `[tile, unit * size]`, by the matrix unit.
+    """Spreads a gate by token over lanes, `[tile, unit * size]`.
 
-    Moving a number over all lanes is the dearest of the vector unit's moves.
+    The matrix unit does it, because broadcasting a number over all lanes is the
+    vector unit's most expensive move.
     """
     plan, u = self.plan, self._u
     columns = self._once(
@@ -101,7 +102,7 @@ class Tile:
     return blocks.nn(columns, self._once(("chooser", name, u, size), chooser))
 
   def sums(self, x: jax.Array) -> jax.Array:
-    """Sums over each head's lanes of `[rows, unit * n]`, `[1, unit * rows]`."""
+    """Sums `[rows, unit * n]` over each head's lanes, to `[1, unit * rows]`."""
     unit = self.plan.unit
     shape = max(8, unit), x.shape[1]
 
@@ -115,7 +116,10 @@ class Tile:
     return jnp.concatenate([found[h : h + 1] for h in range(unit)], axis=1)
 
   def spread_sums(self, x: jax.Array, size: int) -> jax.Array:
-    """`sums` of `[rows, unit * n]`, each on `size` lanes of its row."""
+    """Sums `[rows, unit * n]` over each head's lanes, to `[rows, unit * size]`.
+
+    Each sum fills the `size` lanes of its head.
+    """
     unit, width = self.plan.unit, x.shape[1]
     shape = width, unit * size
 
@@ -129,9 +133,10 @@ class Tile:
     return self._in_terms(lambda term: blocks.nn(term, ones), x)
 
   def running_sum(self, x: jax.Array, *, reverse: bool = False) -> jax.Array:
-    """Sums over tokens up to each, or from each on, of `[tile, lanes]`.
+    """Sums `[tile, lanes]` over the tokens up to each token.
 
-    By shifts over sublanes, in float32.
+    If `reverse`, the sums run over the tokens from each token on. Shifts over
+    sublanes compute them in float32.
     """
     shift = 1
     while shift < x.shape[0]:
@@ -142,9 +147,10 @@ class Tile:
     return x
 
   def _in_terms(self, product: Callable[[Any], Any], x: jax.Array) -> jax.Array:
-    """The sum of products of the bfloat16 whose sum is `x`, about.
+    """Sums `product` of bfloat16 terms whose sum is approximately `x`.
 
-    Twice the digits of products; all of them where products have them.
+    The terms hold twice the digits of products if these are bfloat16. They hold
+    all digits of `x` if products are float32.
     """
     terms = []
     for _ in range(2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS):
@@ -153,7 +159,7 @@ class Tile:
     return functools.reduce(operator.add, map(product, terms))
 
   def sums_of(self, by_token: jax.Array, by_value: jax.Array) -> jax.Array:
-    """The sums of `[tile, lanes]` and of `[tile, unit * value]`."""
+    """Adds the `sums` of `[tile, lanes]` and of `[tile, unit * value]`."""
     if by_token.shape == by_value.shape:
       return self.sums(by_token + by_value)
     return self.sums(by_token) + self.sums(by_value)
@@ -163,22 +169,22 @@ class Tile:
     return 0, pl.ds(self._i * tile, tile), pl.ds(lane, width)
 
   def keys(self, name: str) -> jax.Array:
-    """Queries or keys."""
+    """Returns queries or keys."""
     plan = self.plan
     return self.refs[name][self._place(plan.key_place(self._u), plan.key_width)]
 
   def values(self, name: str) -> jax.Array:
-    """Values, outputs or their adjoints."""
+    """Returns values, outputs or their adjoints."""
     width = self.plan.value_width
     return self.refs[name][self._place(self._u * width, width)]
 
   def store_values(self, name: str, x: jax.Array) -> None:
-    """Writes what is by value."""
+    """Stores an array by value."""
     ref, width = self.refs[name], self.plan.value_width
     ref[self._place(self._u * width, width)] = x.astype(ref.dtype)
 
   def store_keys(self, name: str, x: jax.Array) -> None:
-    """Writes what is by key, once all heads that share it have added theirs."""
+    """Adds to an array by key; stores it after the last head that shares it."""
     plan, ref = self.plan, self.refs[name]
     place = plan.key_place(self._u)
     count, before = self._kept.get((name, self._i, place), (0, None))
@@ -189,24 +195,24 @@ class Tile:
     self._kept[name, self._i, place] = count + 1, x
 
   def right(self, x: jax.Array) -> jax.Array:
-    """What is by value, or by token, as a right operand."""
+    """Returns an array by value, or by token, as a right operand."""
     return blocks.diagonal(x.astype(self.dtype), self.plan.unit)
 
   def right_keys(self, x: jax.Array) -> jax.Array:
-    """Queries or keys as a right operand: a unit's heads below each other."""
+    """Returns queries or keys as a right operand, one head below the other."""
     if self.plan.shared > 1:
       return jnp.concatenate([x] * self.plan.unit, axis=0)
     return blocks.diagonal(x, self.plan.unit)
 
   def right_memory(self, memory: jax.Array) -> jax.Array:
-    """A memory `[key, unit * value]` as a right operand of what is by key."""
+    """Returns a memory `[key, unit * value]` as a right operand of keys."""
     memory = memory.astype(self.dtype)
     if self.plan.shared > 1:
       return memory
     return blocks.diagonal(memory, self.plan.unit)
 
   def turned(self, name: str) -> jax.Array:
-    """Queries or keys as `[key, unit * tile]`, float32."""
+    """Returns queries or keys transposed, `[key, unit * tile]`, float32."""
 
     def make():
       x, unit = self.keys(name), self.plan.unit
@@ -219,7 +225,7 @@ class Tile:
     return self.of_group(f"turned {name}", make)
 
   def scores(self, name: str) -> jax.Array:
-    """Products of queries, or keys, with keys, `[tile, unit * tile]`."""
+    """Multiplies queries, or keys, with keys, `[tile, unit * tile]`."""
 
     def make():
       return blocks.nt(self.keys(name), self.right_keys(self.keys("key")))
@@ -227,9 +233,9 @@ class Tile:
     return self.of_group(f"scores {name}", make)
 
   def between(self) -> tuple[jax.Array, jax.Array]:
-    """e^{a_r - b_i} of what is seen, and e^{a_r} by value.
+    """Returns e^{a_r - b_i} where row r reads i (else 0), and e^{a_r} by value.
 
-    Logs have two parts, see `decay.Sums`.
+    Each log has two parts; see `decay.Sums`.
     """
     plan = self.plan
     names = "a", "a_coarse"
@@ -241,11 +247,11 @@ class Tile:
     return between, jnp.exp(coarse + fine)
 
   def from_start(self) -> jax.Array:
-    """e^{a_r}, `[1, lanes]`."""
+    """Returns e^{a_r}, `[1, lanes]`."""
     return jnp.exp(self.row("a_coarse") + self.row("a"))
 
   def begin(self) -> tuple[jax.Array, jax.Array]:
-    """The memory before the tile, and what it reads."""
+    """Returns the memory before the tile, and the memory that it reads."""
     plan, refs, u = self.plan, self.refs, self._u
     start = memory = self.carried()
     if self.flags is not None:
@@ -261,29 +267,29 @@ class Tile:
     return memory, start
 
   def end(self, memory: jax.Array, written: jax.Array) -> None:
-    """Hands on the memory after the tile."""
+    """Computes the memory after the tile and passes it on."""
     self.hand_on(self.row("total") * memory + written)
 
   def hand_on(self, memory: jax.Array) -> None:
-    """Hands on the memory after the tile, or the adjoint of that before."""
+    """Passes on the memory after the tile, or the adjoint of that before it."""
     self.refs["carried"][self._u] = memory
 
   def carried(self) -> jax.Array:
-    """What was handed on."""
+    """Returns the memory, or the adjoint, that the previous tile passed on."""
     return self.refs["carried"][self._u]
 
   def has(self, flag: int) -> jax.Array:
-    """Whether the tile has a flag; there are flags."""
+    """Returns whether the tile has a flag; requires flags."""
     assert self.flags is not None
     return self.flags & flag != 0
 
   def note_lowest(self, log: jax.Array) -> None:
-    """Keeps the lowest of `[1, key lanes]` over tiles."""
+    """Keeps the minimum over tiles of `[1, key lanes]`."""
     ref, place = self.refs["lowest"], (0, 0, pl.ds(self._u, 1))
     ref[place] = jnp.minimum(ref[place], log)
 
   def saved(self) -> tuple[jax.Array, jax.Array]:
-    """As `begin`, in the backward kernel."""
+    """Returns what `begin` returned, in the backward kernel."""
     plan, refs, u = self.plan, self.refs, self._u
     memory = refs["saved"][self._i, 0, u]
     if self.flags is None or plan.inner:
@@ -293,18 +299,30 @@ class Tile:
     return memory, jnp.where(continues, came, memory)
 
   def d_after(self, memory: jax.Array) -> jax.Array:
-    """The adjoint of the memory after the tile; `memory` is that before."""
+    """Returns the adjoint of the memory after the tile.
+
+    It also stores the adjoint of `total`. `memory` is the memory before the
+    tile.
+    """
     d_after = self.carried()
     d_total = jnp.sum(memory.astype(jnp.float32) * d_after, 0, keepdims=True)
     self.store_row("total", d_total)
     return d_after
 
   def d_before(self, d_after: jax.Array, d_start: jax.Array) -> None:
-    """Hands on the adjoint of the memory before; `d_start` of what is read."""
+    """Passes on the adjoint of the memory before the tile.
+
+    `d_start` is the adjoint of the memory that the tile reads.
+    """
     self.hand_back(self.row("total") * d_after, d_start)
 
   def hand_back(self, d_memory: jax.Array, d_start: jax.Array) -> None:
-    """As `d_before`, with what the memory's own share comes to."""
+    """Passes on the adjoint of the memory before the tile.
+
+    Args:
+      d_memory: Adjoint through the memory that the tile decays and updates.
+      d_start: Adjoint of the memory that the tile reads.
+    """
     refs, u = self.refs, self._u
     if self.flags is None:
       self.hand_on(d_memory + d_start)
