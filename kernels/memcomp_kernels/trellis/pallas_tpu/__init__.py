@@ -1,1 +1,1 @@
-"""Trellis by Pallas TPU kernels."""
+"""Pallas TPU kernels for Trellis."""

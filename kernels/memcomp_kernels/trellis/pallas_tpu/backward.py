@@ -1,9 +1,12 @@
 """Trellis backward on a TPU: from the last chunk to the first.
 
-Each chunk is recomputed from the memories at its start, which the forward
-kernel saved. All adjoints are those of the halved memories and directions.
-With D the weighed scores of dY and V, A the adjoint of pass 1's read as pass 1
-weighs it, E that times mu, and U what is added (the rates are negative):
+The kernel recomputes each chunk from the memories at its start, which the
+forward kernel saved. All adjoints are those of the halved memories and
+directions. M and N are the key and the value memory, and F is the code. U_K and
+U_V are the scaled write directions of the two memories; they are added, because
+the rates are negative. P and P_V are the weighed scores of pass 1 and 2. D are
+the weighed scores of dY and V. A is the adjoint of pass 1's read as pass 1
+weighs it, and E is that adjoint times mu:
 
   dF  = N dY^T + U_V D^T      dU_V = F D + dN' V^T     dN = dN' + F dY + dZ V
   E   = mu f'(dF)             dU_K = A P + dM' K^T     dM = dM' + E Q  + dZ K
@@ -11,16 +14,18 @@ weighs it, E that times mu, and U what is added (the rates are negative):
   dK  = dZ^T M + dP^T Q + U_K^T dM'
   dV  = dZ^T N + P_V^T dY + U_V^T dN'
 
-(dM', dN' decayed). Every term of a read at r holds exp(log mu_r), every term
-with U_i holds exp(-log mu_i), the memory after the chunk holds exp(log mu_C):
-the adjoint of log mu is sum(dR R) + sum(dF F) - sum(dU U) over slots, and
-sum(dM' M') at the last token, with dM' M' = dM' M + dM' U^T K, decayed. No
-quotient by a decay is needed; but it is a difference, exact to the rounding of
-its terms: where tokens forget nearly all, a gradient below that is lost.
+Here dM' and dN' are decayed. Every term of a read at r contains exp(log mu_r),
+and every term with U_i contains exp(-log mu_i). The memory after the chunk
+contains exp(log mu_C). So the adjoint of log mu is sum(dR R) + sum(dF F) -
+sum(dU U) over slots. The last token adds sum(dM' M'), where dM' M' = dM' M +
+dM' U^T K, decayed. This needs no division by a decay. But it is a difference,
+exact only up to the rounding of its terms. Where tokens forget nearly all, a
+gradient below that rounding is lost.
 
-With gradients per token, U and dZ come from `_substitution`; dZ, decayed as Z
-is, takes the place of dZ above, and the products of written tokens that Z holds
-add (A + A^T) K to dK, with A their adjoint dZ^T U decayed; dV likewise.
+With gradients per token, `substitution` computes U and dZ. dZ decays as Z does
+and replaces the dZ above. Z contains products of written tokens, which add
+(A + A^T) K to dK. In that term, A is the adjoint dZ^T U of these products,
+decayed. dV gets the corresponding term.
 """
 
 from typing import Any, NamedTuple
@@ -38,32 +43,33 @@ nn, nt = blocks.nn, blocks.nt
 
 
 class Refs(NamedTuple):
-  """Blocks of one step, as those of the forward kernel.
+  """Blocks of one grid step, in the layouts of the forward kernel.
 
   Attributes:
-    flags: as there.
-    query: by token.
-    key: by token.
-    value: by token.
-    target: by slot.
-    rows: gates.
-    lanes: as there.
-    saved: memories at the chunks' starts, halved.
-    start: as there, halved.
-    d_output: by token.
-    d_final: adjoint of the halved final memories.
-    d_chunk_start: likewise, of the last chunk's start; None without flags.
-    d_query: by token.
-    d_key: by token.
-    d_value: by token.
-    d_target: by slot.
-    d_rows: of the gates.
-    d_lanes: of the gates by lane.
-    d_memories: of the halved memories before the first token.
-    d_reset: None without flags.
-    d_start: None without flags.
-    carried: adjoint of the memories after the chunk, float32 scratch.
-    solver: as there.
+    flags: See `forward.Refs`.
+    query: Queries by token.
+    key: Keys by token.
+    value: Values by token.
+    target: Targets by slot.
+    rows: Gates by unit.
+    lanes: Gates by lane; None without gradients per token.
+    saved: Halved memories at the chunks' starts.
+    start: See `forward.Refs`; halved.
+    d_output: Adjoint of outputs, by token.
+    d_final: Adjoint of the halved final memories.
+    d_chunk_start: Adjoint of the halved memories at the last chunk's start;
+      None without flags.
+    d_query: Adjoint of queries, by token.
+    d_key: Adjoint of keys, by token.
+    d_value: Adjoint of values, by token.
+    d_target: Adjoint of targets, by slot.
+    d_rows: Adjoint of the gates.
+    d_lanes: Adjoint of the gates by lane.
+    d_memories: Adjoint of the halved memories before the first token.
+    d_reset: Adjoint of `reset`; None without flags.
+    d_start: Adjoint of `start`; None without flags.
+    carried: Adjoint of the memories after the chunk, float32 scratch.
+    solver: Scratch of `substitution`; None without gradients per token.
   """
 
   flags: Any
@@ -92,7 +98,7 @@ class Refs(NamedTuple):
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
-  """The kernel's body."""
+  """Runs the kernel's body for one grid step."""
   unit = plan.unit
   heads, tokens = unit.heads, unit.tokens
   batch, step = pl.program_id(0), pl.program_id(2)
@@ -121,11 +127,11 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     dtype = q.dtype
     memories = [saved[(s, *place)] for saved in refs.saved]
     starts = memories
-    resets: Any = None  # without flags they are not read
+    resets: Any = None  # not read without flags
     continues: Any = None
     last: Any = None
-    # Of gradients at the chunk's start: pullbacks of both passes' directions,
-    # then what they gave. Per token they are None.
+    # For gradients at the chunk's start: the pullbacks of both passes'
+    # directions, then their results. They are None for gradients per token.
     pull1: Any = None
     pull2: Any = None
     first: Any = (None,) * 4
@@ -193,8 +199,8 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield schedule.READS
     after = [carried[g] for carried in refs.carried]
     kept = [gates.total[p] * after[p] for p in (0, 1)]
-    # What U_i sees of the adjoint after the chunk: decayed here if separable,
-    # by U's own row if safe.
+    # The part of the adjoint after the chunk that reaches U_i. If separable, it
+    # is decayed here; if safe, U's own row decays it.
     seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
     ends: layout.Pair = gates.to_end if plan.safe else (1.0, 1.0)
     d_kept = tuple(d * x for d, x in zip(kept, memories, strict=True))
@@ -243,7 +249,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield None
     if not plan.token:
       layout.store_target(refs.d_target, plan, s, g, first[1] + second[1])
-    if plan.safe:  # U without its way to the end, and the read as it is weighed
+    if plan.safe:  # U without decay to the end, and A as pass 1 weighs it
       at = blocks.transpose(a, heads)
       u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
     else:
@@ -329,14 +335,14 @@ def _by_substitution(refs, plan, piece, order) -> None:
 
 
 def _coupled(gates, p, dz, u, strict) -> jax.Array:
-  """The adjoint of w_t . w_i, both ways, `[tokens, lanes]`.
+  """Returns the adjoint of w_t . w_i, for both tokens, `[tokens, lanes]`.
 
   Args:
-    gates: of the unit.
-    p: the pass.
-    dz: by slot, float32.
-    u: by slot, in the dtype of products.
-    strict: bool, where the lane's token is before the row's, and transposed.
+    gates: Gates of the unit.
+    p: The pass.
+    dz: dz by slot, float32.
+    u: Write directions by slot, in the dtype of products.
+    strict: Masks, bool: the lane's token is before the row's, and transposed.
   """
   heads = gates.plan.unit.heads
   dz = dz.astype(u.dtype)

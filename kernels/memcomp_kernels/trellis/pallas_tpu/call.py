@@ -1,4 +1,4 @@
-"""Calls of Trellis's TPU kernels: their blocks, operands and results."""
+"""Calls Trellis's TPU kernels: builds their blocks, operands and results."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from memcomp_kernels.trellis.pallas_tpu import substitution
 
 
 class Packed(NamedTuple):
-  """Operands as the kernels take them; see `plan`."""
+  """Operands in the kernels' layout; see `plan` and `engine`."""
 
   query: jax.Array
   key: jax.Array
@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 
 class _Blocks:
-  """Block specs of a kernel over the grid (batch, units, chunks)."""
+  """Block specs of a kernel over the grid (rows, units, chunks)."""
 
   def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
     self.plan = plan
@@ -143,18 +143,20 @@ def forward(
   """Runs the forward kernel.
 
   Args:
-    plan: the kernel.
-    packed: tokens of whole grid steps.
-    flags: int32 `[batch, chunks]`, or None.
-    memories: halved, `[batch, units, slots, width]`, before the first token.
-    reset: likewise, what segments start from; not read without flags.
-    start: likewise, of a chunk that began before; not read without flags.
-    save: whether to return `saved`.
+    plan: Plan of the kernel.
+    packed: Tokens of a whole number of grid steps.
+    flags: Flags of each chunk, int32 `[batch, chunks]`, or None.
+    memories: Halved memories before the first token, `[batch, units, slots,
+      width]`.
+    reset: Halved memories that segments start from; not read without flags.
+    start: Halved memories at the start of a chunk that an earlier call has
+      begun; not read without flags.
+    save: Whether to return `saved`.
 
   Returns:
-    `output` by token, `final` memories, `last` (with flags, but for gradients
-    per token) and `saved`
-    `[chunks, batch, units, slots, width]`: see `_forward_kernel.Refs`.
+    A dictionary; see `forward.Refs`. `output` is by token. `final` are
+    memories. `last` exists with flags, but not with gradients per token.
+    `saved` is `[chunks, batch, units, slots, width]`.
   """
   unit = plan.unit
   num_chunks = packed.query.shape[1] // unit.tokens
@@ -218,16 +220,18 @@ def backward(
   """Runs the backward kernel.
 
   Args:
-    plan: the kernel.
-    packed: as forward.
-    flags: as forward.
-    saved: of the forward kernel.
-    start: as forward.
-    cotangents: of `output`, and of the halved `final` and `chunk_start`.
+    plan: Plan of the kernel.
+    packed: The tokens of `forward`.
+    flags: The flags of `forward`.
+    saved: Result `saved` of the forward kernel.
+    start: The chunk start of `forward`.
+    cotangents: Cotangents of `output`, and of the halved `final` and
+      `chunk_start`.
 
   Returns:
-    Adjoints of the fields of `packed`, each `d_` and its name, `d_memories`,
-    and with flags `d_reset` and (but for gradients per token) `d_start`.
+    Adjoints of the fields of `packed`, each named `d_` and the field's name,
+    and `d_memories`. With flags also `d_reset` and, except with gradients per
+    token, `d_start`.
   """
   unit = plan.unit
   num_chunks = packed.query.shape[1] // unit.tokens

@@ -1,13 +1,15 @@
 """Trellis as Pallas TPU kernels, forward and backward.
 
-Layout, packing and hand-off are those of `chunking.chunked`; here tokens of
-all chunks go through one kernel each way, which keeps the memories of several
-heads on chip from chunk to chunk. Queries, keys, values and outputs stay as
-they lie in memory, `[batch, time, heads * dim]`; targets come as `[batch,
-heads * slots, time]`, which a projection can emit directly; memories are
-halved and laid head beside head. With gradients per token (`_substitution`),
-targets come by token, and a grid step takes several rows of the batch: its
-tokens go one by one, in many heads at once.
+`chunking.chunked` defines the layout, the packing and the passing of state. One
+kernel per direction runs the tokens of all chunks and keeps the memories of
+several heads in VMEM from chunk to chunk. Queries, keys, values and outputs
+keep their memory layout, `[batch, time, heads * dim]`. Targets come as `[batch,
+heads * slots, time]`, which a projection can emit directly. Memories are halved
+and have their heads side by side.
+
+With gradients per token (`substitution`), targets come by token. A grid step
+then takes several rows of the batch, because it processes one token after the
+other and needs many heads at once.
 """
 
 import dataclasses
@@ -28,16 +30,19 @@ from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
 
-# Above this sum of -log_decay in a chunk the separable form would overflow in
-# time: exp(40) times anything in use is far from float32's end, and so is its
-# inverse from what is flushed to zero.
+# The separable form is used up to this sum of -log_decay in a chunk; beyond it,
+# the form would in time overflow. exp(40) times any value in use is far from
+# float32's maximum. Its inverse is far from what is flushed to zero.
 SEPARABLE_RANGE = 40.0
 
 
 def _plan(
   form: form_lib.Form, inputs: reference.Inputs, direction: str, num_chunks: int
 ) -> layout_lib.Plan:
-  """A kernel's plan, but for `safe`; `direction` is forward or backward."""
+  """Returns a kernel's plan without the final choice of `safe`.
+
+  `direction` is "forward" or "backward".
+  """
   spec = form.spec
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
@@ -66,7 +71,7 @@ def _plan(
 
 
 def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
-  """Adds empty places up to a whole grid step, `[batch, time, ...]`."""
+  """Pads `[batch, time, ...]` with empty positions up to a whole grid step."""
   step = plan.unit.tokens * plan.chunks
   padding = -x.shape[1] % step
   if not padding:
@@ -77,7 +82,7 @@ def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
 def _pack(
   plan: layout_lib.Plan, spec: reference.Spec, inputs: reference.Inputs
 ):
-  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  """Lays out flat inputs `[batch, time, heads, ...]` for the kernels."""
   unit = plan.unit
 
   def by_token(x):
@@ -126,7 +131,7 @@ def _pack(
 
 
 def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
-  """Rows by lane of rows by unit, `[batch, units, tiles, heads * tokens]`."""
+  """Converts rows `[batch, units, tiles, heads * tokens]` to rows by lane."""
   unit = plan.unit
 
   def by_lane(name):
@@ -156,7 +161,7 @@ def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
 
 
 def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
-  """`[batch, heads, slots, dim]` to halves `[batch, units, slots, width]`."""
+  """Halves `[batch, heads, slots, dim]`, to `[batch, units, slots, width]`."""
 
   def pack(x):
     batch, heads, slots, dim = x.shape
@@ -168,7 +173,7 @@ def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
 
 
 def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
-  """Back to `[batch, heads, slots, dim]`, times `scale`."""
+  """Converts back to `[batch, heads, slots, dim]` and multiplies by `scale`."""
 
   def unpack(x):
     batch, units, slots, _ = x.shape
@@ -180,7 +185,7 @@ def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
 
 
 def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
-  """Int32 `[batch, chunks]`, or None where no chunk is special."""
+  """Returns flags, int32 `[batch, chunks]`, or None if no chunk is special."""
   flags = layout_lib.LAST * layout_chunking.handed_on(layout, batch, time)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
@@ -193,7 +198,7 @@ def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
 
 
 def _by_range(plan, form, packed, run):
-  """Runs `run(plan)`: separable where no chunk's decay is out of its range."""
+  """Calls `run(plan)`, separable if every chunk's decay is within the range."""
   safe = dataclasses.replace(plan, safe=True)
   if plan.token:
     return run(plan)
@@ -209,7 +214,7 @@ def _by_range(plan, form, packed, run):
 
 
 def _prepare(form, layout, operands, direction):
-  """The plan, packed operands and their pullback, and flags."""
+  """Returns the plan, packed operands, their pullback, flags, and chunks."""
   inputs = operands.inputs
   batch, time = form_lib.sizes(inputs)
   flat = jax.tree.map(lambda x: layout_chunking.flat(layout, x), inputs)
@@ -221,7 +226,7 @@ def _prepare(form, layout, operands, direction):
 
 
 def _forward(form, layout, operands, save):
-  """Of `form.Engine`."""
+  """Runs the forward pass; see `form.Engine`."""
   plan, packed, _, flags, num_chunks = _prepare(
     form, layout, operands, "forward"
   )
@@ -241,7 +246,7 @@ def _forward(form, layout, operands, save):
   outputs = results["output"][:, : num_chunks * plan.unit.tokens]
   outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
   final = _unpack_memories(plan.unit, results["final"], 2.0)
-  chunk_start = final  # not read: a chunk ends with the call
+  chunk_start = final  # nobody reads this: a chunk ends with the call
   if plan.token:
     chunk_start = operands.chunk_start
   elif flags is not None:
@@ -260,18 +265,19 @@ def _forward(form, layout, operands, save):
 
 
 def _where_any(flags, new, old):
-  """`new` in rows that have a last chunk."""
+  """Returns `new` for rows that have a last chunk, and `old` for the others."""
   has = jnp.any(flags & layout_lib.LAST, axis=1)
   return jnp.where(has[:, None, None, None], new, old)
 
 
 def _backward(form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   plan, packed, unpack, flags, _ = _prepare(form, layout, operands, "backward")
   _, time = form_lib.sizes(operands.inputs)
   unit = plan.unit
   d_output = _pad_chunks(layout_chunking.flat(layout, cotangents.outputs), plan)
-  # Halves: what the caller gets is twice the kernel's memories.
+  # The packed arrays are halves, and the caller's memories are twice the
+  # kernel's. The factor 4 makes up for both.
   doubled = jax.tree.map(
     lambda x: 4.0 * x,
     _pack_memories(unit, (cotangents.memories, cotangents.chunk_start)),
@@ -317,7 +323,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
 
 def _as_saved(form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   plan = _plan(form, operands.inputs, "forward", 1)
   packed = _pack_memories(plan.unit, operands.memories)
   return jax.tree.map(lambda x: x.astype(operands.inputs.query.dtype), packed)
@@ -335,10 +341,11 @@ def chunk(
   reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
+  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: these kernels do not do it; says why.
+    NotImplementedError: These kernels cannot run the call; the message says
+      why.
   """
   tiling = tiling or tilings.Tiling()
   if reason := unsupported(inputs, spec):
@@ -358,7 +365,7 @@ def chunk(
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if spec.value_readout_phi:

@@ -1,13 +1,14 @@
-"""Trellis forward on a TPU: both passes of several chunks and heads a step.
+"""Trellis forward on a TPU: each step runs both passes of chunks and heads.
 
-The algebra of `tile`, by slot (`mosaic.blocks`): slots on sublanes, the tokens
-of a unit's heads on lanes. Memories are kept halved, so that the activations
-get halved pre-activations. With separable decay Omega_{ri} = mu_r / mu_i for
-i <= r: write rates absorb 1 / mu_i, reads mu_r, and one scaled U serves both
-the reads and the update. The safe form multiplies scores with Omega instead.
+The kernel runs the algebra of `tile` by slot (see `pallas_tpu.blocks`). Slots
+are on sublanes, the tokens of a unit's heads on lanes. Memories are halved,
+because the activations take half the pre-activations. With separable decay,
+Omega_{ri} = mu_r / mu_i for i <= r. Write rates absorb 1 / mu_i and reads
+absorb mu_r, so that one scaled U serves both the reads and the update. The safe
+form multiplies scores with Omega instead.
 
-With gradients per token, U comes from `_substitution`: all units of a step meet
-there. The decay is then of the safe form, and a step has one tile.
+With gradients per token, `substitution` computes U, and all units of a step
+meet for it. The decay then has the safe form, and a step has one tile.
 """
 
 from typing import Any, NamedTuple
@@ -25,27 +26,28 @@ nn, nt = blocks.nn, blocks.nt
 
 
 class Refs(NamedTuple):
-  """Blocks of one step; see `plan` for their shapes.
+  """Blocks of one grid step; see `plan` for their shapes.
 
   Attributes:
-    flags: int32 `[batch, chunks]` of `layout.RESETS` and so on; None where
-      nothing but whole chunks of one segment comes.
-    query: by token.
-    key: by token.
-    value: by token.
-    target: by slot.
-    rows: gates.
-    lanes: gates by lane; None without gradients per token.
-    memories: before the first token, halved.
-    reset: what a segment starts from, halved; None without flags.
-    start: of a chunk that began in an earlier call, halved; None likewise.
-    output: by token.
-    final: memories after the last token, halved.
-    last: what the last chunk's gradients are taken at, halved; None without
-      flags.
-    saved: at each chunk's start, halved; None if not wanted.
-    carried: memories between steps, float32 scratch.
-    solver: scratch of `_substitution`; None without gradients per token.
+    flags: int32 `[batch, chunks]` of `plan.RESETS` and so on; None if all
+      chunks are full and belong to one segment.
+    query: Queries by token.
+    key: Keys by token.
+    value: Values by token.
+    target: Targets by slot.
+    rows: Gates by unit.
+    lanes: Gates by lane; None without gradients per token.
+    memories: Halved memories before the first token.
+    reset: Halved memories that a segment starts from; None without flags.
+    start: Halved memories at the start of a chunk that an earlier call has
+      begun; None without flags and with gradients per token.
+    output: Outputs by token.
+    final: Halved memories after the last token.
+    last: Halved memories at which the last chunk's gradients are taken; None
+      without flags and with gradients per token.
+    saved: Halved memories at each chunk's start; None if not wanted.
+    carried: Memories between steps, float32 scratch.
+    solver: Scratch of `substitution`; None without gradients per token.
   """
 
   flags: Any
@@ -67,7 +69,7 @@ class Refs(NamedTuple):
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
-  """The kernel's body."""
+  """Runs the kernel's body for one grid step."""
   unit = plan.unit
   heads, tokens = unit.heads, unit.tokens
   batch, step = pl.program_id(0), pl.program_id(2)
@@ -100,7 +102,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       ]
       starts = memories
       if s == 0 and refs.start is not None:
-        # Only the first chunk of all can have begun before.
+        # Only the very first chunk can have begun in an earlier call.
         continues = (flags & layout.CONTINUES) != 0
         starts = [
           jnp.where(continues, start[place], memory)
@@ -125,7 +127,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield None
     scores = nt(q, kb)
     qb = blocks.diagonal(q, heads)
-    # The decay of safe reads stands between the products.
+    # In the safe form, reads need the decay between the matmuls.
     join = plan.join and not plan.safe
     mq = None if join else nt(mk, qb)
     yield None

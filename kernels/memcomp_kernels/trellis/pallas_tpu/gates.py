@@ -1,4 +1,4 @@
-"""The gates of a chunk, as the forward and the backward kernel take them."""
+"""The gates of a chunk, as the forward and the backward kernel use them."""
 
 import dataclasses
 from typing import Any
@@ -14,20 +14,23 @@ from memcomp_kernels.trellis.pallas_tpu import plan as layout
 class Gates:
   """The gates of one chunk and unit, for both passes.
 
+  A pair of arrays has one array per pass. U are the scaled write directions.
+  The kernels have two forms, "separable" and "safe"; see `plan.Plan.safe`.
+
   Attributes:
-    plan: the kernel.
-    log_decay: cumulative, `[1, lanes]`, a pass.
-    write_rate: times `columns.rate_scale` and -1, so that all that is written
-      is added; `[1, lanes]`, a pass.
-    eps: of phi.
+    plan: Plan of the kernel.
+    log_decay: Cumulative log decay, a pair of `[1, lanes]`.
+    write_rate: Write rates times -`activations.rate_scale`, a pair of `[1,
+      lanes]`. The negative sign means that every write is added.
+    eps: Epsilon of the activation phi.
     mu: exp(log_decay).
-    inverse: what the scaled U has more than its write rate: 1 / mu if
-      separable, None if safe.
-    total: mu of the last token, `[1, width]`, a pass.
-    to_end: `[1, lanes]`, a pass, what the update multiplies U with; None if
-      separable, where it is `total` of the whole.
-    prev: the cumulative log decay before the token's own, `[1, lanes]`, a
-      pass; with gradients per token, where `write_rate` is None.
+    inverse: Factor of U besides the write rate: 1 / mu if separable, None if
+      safe.
+    total: mu of the last token, a pair of `[1, width]`.
+    to_end: Factor of U in the memory's update, a pair of `[1, lanes]`. It is
+      None if separable, where `total` scales the whole sum.
+    prev: Cumulative log decay before the token's own decay, a pair of `[1,
+      lanes]`. Only for gradients per token, where `write_rate` is None.
   """
 
   plan: layout.Plan
@@ -42,18 +45,19 @@ class Gates:
 
   @property
   def rate(self) -> layout.Pair:
-    """What U is scaled with."""
+    """The factor of U."""
     first, second = self.write_rate
     if self.inverse is None:
       return first, second
     return first * self.inverse[0], second * self.inverse[1]
 
   def read(self, start: jax.Array | None, rest: jax.Array) -> jax.Array:
-    """Pass 1's reads, halved.
+    """Combines pass 1's reads, halved.
 
     Args:
-      start: of the memory at the chunk's start; None if `rest` has it.
-      rest: of what was written.
+      start: Read of the memory at the chunk's start; None if `rest` includes
+        it.
+      rest: Read of what the chunk wrote.
     """
     if start is None:
       return self.mu[0] * rest
@@ -62,16 +66,16 @@ class Gates:
     return self.mu[0] * (start + rest)
 
   def output(self, start: jax.Array | None, rest: jax.Array) -> jax.Array:
-    """Pass 2's reads `[tokens, width]`; arguments as those of `read`."""
+    """Combines pass 2's reads, `[tokens, width]`; arguments as in `read`."""
     if start is None:
       return rest
     return (self.mu_by_token() * start if self.plan.safe else start) + rest
 
   def omega(self, causal: jax.Array) -> tuple[Any, Any]:
-    """Omega `[tokens, lanes]`, a pass; None if separable.
+    """Returns Omega, a pair of `[tokens, lanes]`; None if separable.
 
-    Before it is needed, and spread by the matrix unit: both pay forward, where
-    less is held at a time.
+    The forward kernel computes it early and lets the matrix unit spread it.
+    Both are faster there, because that kernel holds fewer arrays at a time.
     """
     if not self.plan.safe or self.plan.token:
       return None, None
@@ -87,13 +91,13 @@ class Gates:
   def weigh(
     self, p: int, scores: jax.Array, causal: jax.Array, omega: Any = None
   ) -> jax.Array:
-    """Scores `[tokens, lanes]` with the decay between their tokens.
+    """Multiplies scores `[tokens, lanes]` with the decay between their tokens.
 
     Args:
-      p: the pass.
-      scores: `[tokens, lanes]`.
-      causal: bool, likewise.
-      omega: of `omega`; None to find it here.
+      p: The pass.
+      scores: Scores, `[tokens, lanes]`.
+      causal: Causal mask, bool `[tokens, lanes]`.
+      omega: Result of `omega` for the pass; None to compute it here.
     """
     if not self.plan.safe:
       return jnp.where(causal, scores, 0.0)
@@ -102,7 +106,7 @@ class Gates:
   def weigh_transposed(
     self, p: int, scores: jax.Array, anticausal: jax.Array
   ) -> jax.Array:
-    """As `weigh`, of scores whose rows are the written tokens."""
+    """Does what `weigh` does for scores whose rows are the written tokens."""
     if not self.plan.safe:
       return jnp.where(anticausal, scores, 0.0)
     unit, row = self.plan.unit, self.log_decay[p]
@@ -112,13 +116,14 @@ class Gates:
   def weigh_before(
     self, p: int, scores: jax.Array, strict: jax.Array, *, transposed: bool
   ) -> jax.Array:
-    """Scores with the decay up to before the later token.
+    """Multiplies scores with the decay up to just before the later token.
 
     Args:
-      p: the pass.
-      scores: `[tokens, lanes]`.
-      strict: bool, likewise: where the written token is before the other.
-      transposed: whether rows are the written tokens.
+      p: The pass.
+      scores: Scores, `[tokens, lanes]`.
+      strict: Mask, bool `[tokens, lanes]`: the written token is before the
+        other token.
+      transposed: Whether rows are the written tokens.
     """
     unit = self.plan.unit
     row, column = self.log_decay[p], self.prev[p]
@@ -129,29 +134,29 @@ class Gates:
     return scores * jnp.exp(jnp.where(strict, log, -jnp.inf))
 
   def between(self, p: int, causal: jax.Array) -> jax.Array:
-    """Omega `[tokens, lanes]`: mask before exp."""
+    """Computes Omega `[tokens, lanes]`; it masks before exp."""
     unit, row = self.plan.unit, self.log_decay[p]
     column = blocks.spread(blocks.as_column(row), unit.heads, unit.tokens)
     return jnp.exp(jnp.where(causal, column - row, -jnp.inf))
 
   @property
   def code_scale(self) -> jax.Array | float:
-    """Doubles the code, as memories are halved."""
+    """Factor of the code; it includes 2, because memories are halved."""
     if self.plan.safe:
       return 2.0
     return 2.0 * self.mu[1]
 
   def mu_by_token(self) -> jax.Array:
-    """Pass 2's mu, `[tokens, width]`."""
+    """Returns pass 2's mu, `[tokens, width]`."""
     unit, row = self.plan.unit, self.mu[1]
-    if self.plan.token:  # where that counts more
+    if self.plan.token:  # here the vector unit spreads it
       return blocks.spread(blocks.as_column(row), unit.heads, unit.value_dim)
     return blocks.by_token(row, unit.heads, unit.value_dim)
 
   def advance(
     self, p: int, memory: jax.Array, u: jax.Array, written: jax.Array
   ) -> jax.Array:
-    """The memory after the chunk; `written` is block diagonal."""
+    """Returns the memory after the chunk; `written` is block diagonal."""
     if self.to_end is not None:
       u = u * self.to_end[p]
       update = blocks.nn(u.astype(written.dtype), written)
@@ -160,18 +165,19 @@ class Gates:
     return self.total[p] * (memory + update)
 
   def sum_reads(self, first: jax.Array, second: jax.Array) -> layout.Pair:
-    """Sums over slots, of both passes at once where gates are shared."""
+    """Sums over slots; where gates are shared, both passes into one sum."""
     if self.plan.shared:
       return layout.sum_slots(first + second), 0.0
     return layout.sum_slots(first), layout.sum_slots(second)
 
   def sum_ends(self, kept: layout.Pair, update: layout.Pair) -> layout.Pair:
-    """The adjoint of `end`.
+    """Returns the adjoint of the rows `end`.
 
     Args:
-      kept: the memory before the chunk times the decayed adjoint of that after
-        it, `[slots, width]`.
-      update: U times what it sees of that adjoint, `[slots, lanes]`.
+      kept: Memory before the chunk times the decayed adjoint of the memory
+        after it, `[slots, width]`.
+      update: U times its adjoint through the memory after the chunk, `[slots,
+        lanes]`.
     """
     unit, plan = self.plan.unit, self.plan
     if plan.square:
@@ -179,7 +185,8 @@ class Gates:
     lane = blocks.lane_in_head(unit.lanes, unit.heads)
 
     def end(kept, update):
-      # Every lane of a head holds its end: their adjoints are summed outside.
+      # Every lane of a head holds its end. The caller of the kernel sums their
+      # adjoints.
       whole = blocks.sum_of_heads(
         layout.sum_slots(kept), unit.heads, unit.tokens
       )
@@ -194,14 +201,14 @@ class Gates:
     d_eps: layout.Pair,
     d_ends: layout.Pair,
   ) -> jax.Array:
-    """The adjoint of the rows.
+    """Returns the adjoint of the rows.
 
     Args:
-      d_reads: of `sum_reads`.
-      d_rate: of the scaled rates, `[1, lanes]`; not read where they are by
-        lane.
-      d_eps: of eps, `[1, lanes]`; not read unless rows bring it.
-      d_ends: of `sum_ends`.
+      d_reads: Result of `sum_reads`.
+      d_rate: Adjoint of the scaled rates, `[1, lanes]`; not read if rates are
+        rows by lane.
+      d_eps: Adjoint of eps, `[1, lanes]`; not read unless eps is a row.
+      d_ends: Result of `sum_ends`.
     """
     plan = self.plan
     if plan.token:
@@ -227,7 +234,7 @@ class Gates:
   def _token_row_adjoints(
     self, d_reads: layout.Pair, d_ends: layout.Pair
   ) -> jax.Array:
-    """As `row_adjoints`, of the rows that are not by lane."""
+    """Returns the adjoint of the rows by unit, for gradients per token."""
     plan = self.plan
     named = {f"log{p}": x for p, x in enumerate(d_reads)}
     named |= {f"end{p}": x for p, x in enumerate(d_ends)}
@@ -239,7 +246,7 @@ class Gates:
 
 
 def gates(rows: jax.Array, plan: layout.Plan) -> Gates:
-  """The gates of a chunk from its rows."""
+  """Computes the gates of a chunk from its rows."""
   unit = plan.unit
   at = {name: i for i, name in enumerate(plan.row_names)}
 

@@ -1,4 +1,4 @@
-"""What the forward and the backward kernel share: sizes and layouts."""
+"""Sizes and layouts that the forward and the backward kernel share."""
 
 import dataclasses
 import functools
@@ -12,9 +12,10 @@ from jax.experimental import pallas as pl
 from memcomp_kernels.pallas_tpu import activations, blocks
 
 Pair = tuple[Any, ...]
-"""Of the key memory and the value memory."""
+"""One item for the key memory (pass 1), one for the value memory (pass 2)."""
 
-# Flags of a chunk.
+# Flags of a chunk. RESETS: it starts a segment. CONTINUES: it began in an
+# earlier call. LAST: it is its row's last chunk.
 RESETS, CONTINUES, LAST = 1, 2, 4
 
 
@@ -23,11 +24,11 @@ class Unit:
   """Heads side by side on lanes, in one chunk.
 
   Attributes:
-    heads: of a unit.
-    tokens: of a chunk, a power of two.
-    slots: of a memory.
-    key_dim: width of keys.
-    value_dim: width of values.
+    heads: Heads per unit.
+    tokens: Tokens per chunk, a power of two.
+    slots: Slots per memory.
+    key_dim: Width of keys.
+    value_dim: Width of values.
   """
 
   heads: int
@@ -48,32 +49,33 @@ class Unit:
 
   @property
   def lanes(self) -> int:
-    """Lanes of what is kept by slot."""
+    """Lanes of arrays by slot."""
     return self.heads * self.tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A kernel, but for the shapes of its operands.
+  """A kernel's sizes and options, without the shapes of its operands.
 
   Attributes:
-    unit: its sizes.
-    units: of a grid step.
-    chunks: of a grid step.
-    group: units emitted in lock step.
-    skew: stages between two groups.
-    phi: the write's activation.
-    phi_eps: of it; None where rows bring it.
-    read: the activation between the passes.
-    read_eps: of it.
-    safe: decay by differences of logs, for any range; else separable.
-    first_order: no gradient through z.
-    shared: both passes have the same gates.
-    join: sums of products as products of concatenations.
-    rows: of the batch in a grid step.
-    token: gradients per token (`_substitution`), not at the chunk's start; a
-      chunk is then a tile of any length.
-    lane_heads: of a unit that share lanes in `_substitution`.
+    unit: Sizes of a unit.
+    units: Units of one row per grid step.
+    chunks: Chunks per grid step.
+    group: Units emitted in lock step.
+    skew: Stages between the starts of two groups.
+    phi: Activation of the write.
+    phi_eps: Epsilon of phi; None if the rows contain it.
+    read: Activation between the passes.
+    read_eps: Epsilon of `read`.
+    safe: Whether decay is computed from differences of logs, which works for
+      any range. Otherwise the decay is separable.
+    first_order: Whether no gradient flows through z.
+    shared: Whether both passes have the same gates.
+    join: Whether to fuse sums of matmuls into one matmul of concatenations.
+    rows: Rows of the batch per grid step.
+    token: Whether gradients are taken per token (`substitution`), not at the
+      chunk's start. A chunk is then a tile of any length.
+    lane_heads: Heads of a unit that share lanes in `substitution`.
   """
 
   unit: Unit
@@ -95,12 +97,13 @@ class Plan:
 
   @property
   def row_names(self) -> tuple[str, ...]:
-    """Rows of a chunk's gates, `[rows, heads * tokens]` in float32.
+    """Names of the rows of a chunk's gates, float32 `[rows, heads * tokens]`.
 
-    Cumulative log decay, write rate and the last token's cumulative log decay,
-    a pass each unless shared; phi's eps; then unused ones up to whole tiles.
-    With gradients per token, rate and eps are rows by lane, and instead of the
-    rate stands the cumulative log decay before the token's own.
+    The rows are the cumulative log decay, the write rate and the last token's
+    cumulative log decay: one each per pass, or one for both if shared. Then
+    come phi's eps and unused rows up to whole registers. With gradients per
+    token, rate and eps are rows by lane. The cumulative log decay before the
+    token's own then replaces the rate.
     """
     passes = "0" if self.shared else "01"
     second = "prev" if self.token else "rate"
@@ -112,46 +115,52 @@ class Plan:
 
   @property
   def lane_row_names(self) -> tuple[str, ...]:
-    """Rows by lane, `[tokens, 128]` for each group of heads; both passes."""
+    """Names of rows by lane, `[tokens, 128]` per group of heads.
+
+    Each row holds both passes.
+    """
     eps = ("eps",) if self.phi_eps is None else ()
     return ("log", "prev", "rate", *eps)
 
   @property
   def step_units(self) -> int:
-    """Units of all rows of a grid step."""
+    """Number of units of all rows of a grid step."""
     return self.rows * self.units
 
   def place(self, g: int) -> tuple[int, int]:
-    """The row and the unit in it of a grid step's unit `g`."""
+    """Returns the row of a grid step's unit `g`, and the unit's index in it."""
     return divmod(g, self.units)
 
   @property
   def lane_groups(self) -> int:
-    """Groups of a unit's heads, each with its own lanes."""
+    """Number of groups of a unit's heads; each group has its own lanes."""
     return self.unit.heads // self.lane_heads
 
   @property
   def lane_rows(self) -> int:
-    """Lanes of a head in a group: passes and units, and what is left."""
+    """Lanes per head in a group: passes and units, then unused lanes."""
     return blocks.LANES // self.lane_heads
 
   def lane_row(self, p: int, g: int) -> int:
-    """Where pass `p` of a unit stands among them."""
+    """Returns the lane of pass `p` of unit `g` among a head's lanes."""
     return p * self.step_units + g
 
   @property
   def square(self) -> bool:
-    """Whether memories are as wide as what is kept by slot."""
+    """Whether memories are as wide as arrays by slot."""
     return self.unit.widths == (self.unit.lanes,) * 2
 
 
 def sum_slots(x: jax.Array) -> jax.Array:
-  """The sum over slots, `[1, lanes]`."""
+  """Sums over slots, to `[1, lanes]`."""
   return jnp.sum(x, axis=0, keepdims=True)
 
 
 def direction(plan: Plan, half, target, eps, rate):
-  """The direction, and its pullback to (half, target, rate, eps or None)."""
+  """Returns the direction and its pullback to (half, target, rate, eps).
+
+  The pullback returns None for eps if eps is fixed.
+  """
 
   def direction(half, target, rate, eps):
     if plan.first_order:
@@ -166,17 +175,17 @@ def direction(plan: Plan, half, target, eps, rate):
 
 
 def tokens_of(plan: Plan, s: int, g: int, width: int):
-  """The index of a chunk and unit in a block by token."""
+  """Returns the index of a chunk and unit in a block by token."""
   tokens = plan.unit.tokens
   row, u = plan.place(g)
   return row, pl.ds(s * tokens, tokens), pl.ds(u * width, width)
 
 
 def load(refs: Any, plan: Plan, s: int, g: int):
-  """Query, key and value by token, and the target.
+  """Loads query, key and value by token, and the target.
 
-  The target is prepared and by slot; with gradients per token it is as it
-  came, by token.
+  The target is prepared and by slot. With gradients per token, it is unchanged
+  and by token.
   """
   unit = plan.unit
   keys, values = unit.widths
@@ -193,7 +202,7 @@ def load(refs: Any, plan: Plan, s: int, g: int):
 
 
 def load_target(ref: jax.Ref, plan: Plan, s: int, g: int) -> jax.Array:
-  """The target of a chunk and unit by slot, float32 `[slots, lanes]`."""
+  """Loads a chunk's and unit's target by slot, float32 `[slots, lanes]`."""
   unit = plan.unit
   rows = unit.heads * unit.slots
   block = ref[0, pl.ds(g * rows, rows), :]
@@ -205,9 +214,9 @@ def load_target(ref: jax.Ref, plan: Plan, s: int, g: int) -> jax.Array:
 def store_target(
   ref: jax.Ref, plan: Plan, s: int, g: int, d_prepared: jax.Array
 ) -> None:
-  """Writes the adjoint of a chunk's targets; `d_prepared` is by slot."""
+  """Stores the adjoint of a chunk's targets; `d_prepared` is by slot."""
   unit = plan.unit
-  # Preparing is a projection, its own adjoint.
+  # `prepare_target` is a projection, and so its own adjoint.
   d = activations.prepare_target(plan.phi, d_prepared).astype(ref.dtype)
   for h in range(unit.heads):
     rows = pl.ds((g * unit.heads + h) * unit.slots, unit.slots)
@@ -216,5 +225,5 @@ def store_target(
 
 
 def store(ref: jax.Ref, plan: Plan, s: int, g: int, x: jax.Array) -> None:
-  """Writes an array by token; its width says which."""
+  """Stores an array by token, whose width says which memory it belongs to."""
   ref[tokens_of(plan, s, g, x.shape[1])] = x.astype(ref.dtype)

@@ -1,18 +1,21 @@
-"""Trellis's write directions per token on a TPU, exact: token by token.
+"""Trellis's exact write directions per token on a TPU, token by token.
 
-Inside a tile the halved pre-activations of a pass, of memories M and written
-keys or values w, are (`tile`; u has the write rate, and is added)
+Within a tile, z are the halved pre-activations of a pass. M is the pass's
+memory, w are the keys or values that it writes, and u the write directions. u
+includes the write rate and is added to the memory (see `tile`):
 
   z_t = mu_{t-1} M w_t + sum_{i<t} Omega_{t-1,i} (w_i . w_t) u_i,   u_t = g(z_t)
 
-M w_t and the products w_i . w_t come from the matrix unit; the rest is a loop
-over tokens in the vector unit, both passes and many heads side by side on lanes
-(`mosaic.lanes`). The adjoint is the same loop from the last token on, linear:
+The matrix unit computes M w_t and the products w_i . w_t. The vector unit
+computes the rest in a loop over tokens. It runs both passes and many heads side
+by side on lanes (see `pallas_tpu.lanes`). The adjoint is the same loop from the
+last token to the first, and it is linear:
 
   dz_t = J_t (du_t + sum_{s>t} Omega_{s-1,t} (w_t . w_s) dz_s)
 
-z_t is homogeneous in mu_{t-1}, and so the adjoint of its log is dz_t . z_t, and
-that of the log in each use of u_t is -du_t . u_t: as in `_backward_kernel`.
+z_t is homogeneous in mu_{t-1}, so the adjoint of log mu_{t-1} is dz_t . z_t.
+Each use of u_t has a log decay, whose adjoint is -du_t . u_t. `backward` uses
+the same argument.
 """
 
 import collections
@@ -28,18 +31,20 @@ from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
 
 class Scratch(NamedTuple):
-  """Of one tile, float32; see `mosaic.lanes` for the layouts.
+  """Scratch of one tile, float32; see `pallas_tpu.lanes` for the layouts.
 
   Attributes:
-    by_slot: by unit, places are slots: M w, later du.
-    by_token: by unit, places are tokens, lanes `[heads, slots]`: targets.
-    scores: by unit, places are tokens, lanes `[heads, tokens]`: w_t . w_i.
-    base: by lane, a slot after the other: M w, later du.
-    target: by lane, a token after the other; later its adjoint.
-    coupling: by lane, row i of token t's `[tokens, 128]`: what u_i is to z_t.
-    u: by lane, a token after the other.
-    z: likewise; backward only, where dz takes its place.
-    back: `[slots * rows, 128]`, what goes back to units.
+    by_slot: By unit, places are slots: M w, later du.
+    by_token: By unit, places are tokens, lanes `[heads, slots]`: targets.
+    scores: By unit, places are tokens, lanes `[heads, tokens]`: w_t . w_i.
+    base: By lane, one slot after the other: M w, later du.
+    target: By lane, one token after the other: targets, later their adjoint.
+    coupling: By lane, `[tokens, 128]` per token t; row i is the factor of u_i
+      in z_t.
+    u: By lane, one token after the other.
+    z: By lane, one token after the other; only in the backward kernel, where dz
+      replaces it.
+    back: Columns that return to units, `[slots * rows, 128]`.
   """
 
   by_slot: Any
@@ -54,7 +59,7 @@ class Scratch(NamedTuple):
 
 
 def scratch(plan: layout.Plan, *, backward: bool) -> Scratch:
-  """The shapes of `Scratch`."""
+  """Returns the shapes of `Scratch`."""
   unit, rows = plan.unit, plan.lane_rows
   slots, tokens = unit.slots, unit.tokens
 
@@ -84,15 +89,15 @@ def stage(
   scores: layout.Pair,
   target: jax.Array,
 ) -> None:
-  """Keeps what a unit brings.
+  """Stores a unit's inputs in scratch.
 
   Args:
-    refs: scratch.
-    plan: the kernel.
-    g: the unit.
+    refs: Scratch.
+    plan: Plan of the kernel.
+    g: Index of the unit.
     reads: M w by slot, of both passes.
     scores: w_t . w_i by token, `[tokens, lanes]`, of both passes.
-    target: by token, `[tokens, heads * slots]`.
+    target: Targets by token, `[tokens, heads * slots]`.
   """
   unit = plan.unit
   for p in (0, 1):
@@ -107,14 +112,14 @@ def stage(
 def stage_adjoint(
   refs: Scratch, plan: layout.Plan, g: int, du: layout.Pair
 ) -> None:
-  """Keeps a unit's adjoint of u by slot, where M w was."""
+  """Stores a unit's adjoint of u by slot, in the place of M w."""
   slots = plan.unit.slots
   for p in (0, 1):
     refs.by_slot[0, pl.ds(plan.lane_row(p, g) * slots, slots), :] = du[p]
 
 
 def _registers(x: jax.Array) -> list[jax.Array]:
-  """`[rows, n]` in parts of 128 lanes, the last perhaps of less."""
+  """Splits `[rows, n]` into parts of 128 lanes; the last may have fewer."""
   width = lanes.LANES
   return [x[:, i : i + width] for i in range(0, x.shape[1], width)]
 
@@ -126,7 +131,7 @@ def _columns_to_lanes(refs: Scratch, plan: layout.Plan) -> None:
 
 
 def _tokens_to_lanes(refs: Scratch, plan: layout.Plan, token: int) -> None:
-  """Targets and coupling of `lane_heads` tokens."""
+  """Moves targets and coupling of `lane_heads` tokens to lanes."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   _to_lanes(refs.by_token, refs.target, plan, token, tokens, slots)
   _to_lanes(refs.scores, refs.coupling, plan, token, tokens, tokens)
@@ -142,14 +147,14 @@ def _to_lanes(source, destination, plan, place, places, size) -> None:
 
 
 class _Rows(NamedTuple):
-  """A group's rows by lane; read where they are used, as registers are few."""
+  """A group's rows by lane; users load them late, as registers are few."""
 
   ref: jax.Ref
   plan: layout.Plan
   group: int
 
   def of(self, name: str, tokens: Any) -> Any:
-    """`[tokens, 128]`, or a number."""
+    """Returns rows `[tokens, 128]`, or a number."""
     if name == "eps" and self.plan.phi_eps is not None:
       return self.plan.phi_eps
     at = self.plan.lane_row_names.index(name)
@@ -157,19 +162,22 @@ class _Rows(NamedTuple):
 
 
 def _blocks(plan: layout.Plan) -> list[range]:
-  """Tokens whose sums over others are made together: each u is read once."""
+  """Blocks of tokens whose sums are computed together.
+
+  Each block reads every earlier u only once.
+  """
   size = max(2 * 64 // max(plan.unit.slots, 64), 1)
   tokens = plan.unit.tokens
   return [range(first, first + size) for first in range(0, tokens, size)]
 
 
 def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
-  """Finds u (and z) of what was staged, by lane."""
+  """Computes u (and z) by lane from what `stage` stored."""
   unit, groups = plan.unit, range(plan.lane_groups)
   slots, tokens = unit.slots, unit.tokens
   _columns_to_lanes(refs, plan)
   own = [_Rows(rows, plan, c) for c in groups]
-  # The rest is moved while the vector unit waits for the tokens before.
+  # The other moves run while the vector unit waits for earlier tokens.
   moves = collections.deque(range(0, tokens, plan.lane_heads))
   for block in _blocks(plan):
     while moves and moves[0] < block.stop:
@@ -189,7 +197,7 @@ def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
 
 
 def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
-  """Decayed M w of a block's tokens, and what u before them is to each."""
+  """Returns a block's decayed M w, and the factors of earlier u in its z."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   z, weights = [], []
   for t in block:
@@ -198,7 +206,7 @@ def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
     z.append(base * jnp.exp(prev))
     size = -(-max(t, 1) // 8) * 8
     earlier = pl.ds(t * tokens, size)
-    # Rows from t on are not read: they may overflow.
+    # Rows from t on are never read, because their decays may overflow.
     decay = jnp.exp(prev - rows.of("log", pl.ds(0, size)))
     weights.append(refs.coupling[c, earlier, :] * decay)
     if refs.z is not None:
@@ -207,7 +215,7 @@ def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
 
 
 def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
-  """A token's u, of its finished z."""
+  """Computes a token's u from its complete z."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   target = activations.prepare_target(plan.phi, refs.target[c, at, :])
   rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
@@ -219,7 +227,7 @@ def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
 
 
 def send_back(refs: Scratch, plan: layout.Plan, source: jax.Ref) -> None:
-  """Brings columns by lane, a token after the other, to units by slot."""
+  """Converts columns by lane, one token after the other, to units by slot."""
   unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
   slots = unit.slots
   for slot in range(0, slots, size):
@@ -234,7 +242,7 @@ def send_back(refs: Scratch, plan: layout.Plan, source: jax.Ref) -> None:
 
 
 def take_back(refs: Scratch, plan: layout.Plan, g: int) -> layout.Pair:
-  """What `send_back` brought to a unit by slot, of both passes."""
+  """Returns a unit's columns by slot, of both passes, after `send_back`."""
   return tuple(
     refs.back[
       pl.ds(plan.lane_row(p, g), plan.unit.slots, stride=plan.lane_rows), :
@@ -246,14 +254,14 @@ def take_back(refs: Scratch, plan: layout.Plan, g: int) -> layout.Pair:
 def solve_transposed(
   refs: Scratch, rows: jax.Ref, d_rows: jax.Ref, plan: layout.Plan
 ) -> None:
-  """Finds dz of staged du, after `solve`, and the adjoints of g's parameters.
+  """Computes dz from the stored du, after `solve`, and the adjoints of g.
 
   Args:
-    refs: scratch; du is where M w was staged. dz takes z's place, the adjoint
-      of targets that of targets.
-    rows: by lane.
-    d_rows: their adjoints are written here.
-    plan: the kernel.
+    refs: Scratch. du is in the place of M w. dz replaces z, and the adjoint of
+      targets replaces targets.
+    rows: Rows by lane.
+    d_rows: Receives the adjoints of the rows.
+    plan: Plan of the kernel.
   """
   unit = plan.unit
   slots, tokens = unit.slots, unit.tokens
@@ -277,7 +285,7 @@ def solve_transposed(
 
 
 def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
-  """A token's dz, of its finished du."""
+  """Computes a token's dz from its complete du."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   z = refs.z[c, at, :]
   target = activations.prepare_target(plan.phi, refs.target[c, at, :])
@@ -290,13 +298,13 @@ def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
   for i, row in enumerate(found):
     d_rows[0, 0, 0, c, i, t : t + 1, :] = row
   refs.z[c, at, :] = dz
-  # Preparing is a projection, its own adjoint.
+  # `prepare_target` is a projection, and so its own adjoint.
   refs.target[c, at, :] = activations.prepare_target(plan.phi, d_target)
   return dz
 
 
 def send_targets_back(refs: Scratch, plan: layout.Plan) -> None:
-  """Brings the adjoint of targets to where targets were staged."""
+  """Converts the adjoint of targets to units, in the place of targets."""
   unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
   slots, tokens = unit.slots, unit.tokens
   for token in range(0, tokens, size):
@@ -314,7 +322,7 @@ def send_targets_back(refs: Scratch, plan: layout.Plan) -> None:
 
 
 def target_of(refs: Scratch, plan: layout.Plan, g: int) -> jax.Array:
-  """The adjoint of a unit's targets, of both passes together."""
+  """Returns the adjoint of a unit's targets, summed over both passes."""
   tokens = plan.unit.tokens
   width = plan.unit.heads * plan.unit.slots
   both = [
