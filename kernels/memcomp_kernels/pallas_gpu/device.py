@@ -1,4 +1,4 @@
-"""Where a Pallas GPU kernel may run, and how."""
+"""Says where a Pallas GPU kernel can run, and how it runs there."""
 
 import contextlib
 import contextvars
@@ -18,10 +18,11 @@ _LOWER = "lower"
 
 @contextlib.contextmanager
 def interpreted(**params) -> Iterator[None]:
-  """Inside, kernels are interpreted, on any platform.
+  """Context in which kernels run in the interpreter, on any platform.
 
   Args:
-    **params: of `plgpu.InterpretGPUParams`, such as detect_races=True.
+    **params: Arguments of `plgpu.InterpretGPUParams`, such as
+      detect_races=True.
   """
   token = _MODE.set(plgpu.InterpretGPUParams(**params))
   try:
@@ -31,12 +32,13 @@ def interpreted(**params) -> Iterator[None]:
 
 
 def tried(**params) -> contextlib.AbstractContextManager[None]:
-  """Inside, kernels run on a GPU that has them, and else as in `interpreted`.
+  """Context in which kernels run on a GPU if it supports them.
 
-  Tests run so: with JAX_PLATFORMS=cuda they are tests of the real kernels.
+  Otherwise they run in the interpreter, as in `interpreted`. Tests use this
+  context: with JAX_PLATFORMS=cuda they test the real kernels.
 
   Args:
-    **params: as there.
+    **params: Arguments of `interpreted`.
   """
   if unavailable() is None:
     return contextlib.nullcontext()
@@ -45,7 +47,7 @@ def tried(**params) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def lowered() -> Iterator[None]:
-  """Inside, kernels are lowered for GPUs, whatever devices are in use."""
+  """Context in which kernels are lowered for GPUs, on any devices."""
   token = _MODE.set(_LOWER)
   try:
     yield
@@ -54,13 +56,13 @@ def lowered() -> Iterator[None]:
 
 
 def interpret() -> Any:
-  """The `interpret` argument of a `plgpu.kernel` here."""
+  """Returns the `interpret` argument for a `plgpu.kernel` in this context."""
   mode = _MODE.get()
   return False if mode is None or mode == _LOWER else mode
 
 
 def unavailable() -> str | None:
-  """Why kernels cannot run here, or None."""
+  """Returns why kernels cannot run here, or None if they can."""
   if _MODE.get() is not None:
     return None
   platform = dispatch.current_platform()

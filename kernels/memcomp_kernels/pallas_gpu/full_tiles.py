@@ -1,6 +1,7 @@
-"""Chunks as tiles of as many tokens as matrix units' products have rows.
+"""Chunks as full tiles, with as many tokens as a wgmma has rows.
 
-By XLA, around kernels; chunks are meaning here, and fit a tile.
+XLA runs these functions around the kernels. Here the chunk size is part of what
+a memory computes, and a chunk fits into a tile.
 """
 
 import jax
@@ -14,7 +15,7 @@ TOKENS = 64
 
 
 def fill(x: jax.Array) -> jax.Array:
-  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places."""
+  """Fills up tiles `[tiles, batch, heads, tile, ...]` with empty positions."""
   missing = TOKENS - x.shape[3]
   if not missing:
     return x
@@ -27,7 +28,10 @@ def unlay(
   operands: form_lib.Operands,
   x: jax.Array,
 ) -> jax.Array:
-  """Full tiles `[tiles, batch, heads, ...]` to `[batch, time, heads, ...]`."""
+  """Converts full tiles `[tiles, batch, heads, ...]` to the inputs' layout.
+
+  That layout is `[batch, time, heads, ...]`.
+  """
   _, time = form_lib.sizes(operands.inputs)
   return layout_lib.unlay(layout, x[:, :, :, : form.tile_time], time)
 
@@ -35,10 +39,11 @@ def unlay(
 def flags(
   layout: layout_lib.Layout, batch: int, time: int
 ) -> dict[str, jax.Array] | None:
-  """Int32 `[tiles, batch]` by name, or None where no chunk is special.
+  """Returns flags, int32 `[tiles, batch]` by name, or None.
 
-  `resets` where a segment starts; `continues` where a chunk began before the
-  call; `last` where the row's last chunk is handed on; `complete` where a chunk
+  None means that no chunk is special. `resets` is set where a segment starts,
+  and `continues` where a chunk began before the call. `last` is set at the
+  row's last chunk, whose start is passed on. `complete` is set where a chunk
   ends with the tile.
   """
   last = layout_lib.handed_on(layout, batch, time)
@@ -59,9 +64,10 @@ def flags(
 
 
 def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
-  """As `flags`, but where segments start alone: without chunks in the meaning.
+  """Returns the flags `resets`, or None, for memories without chunks.
 
-  Tiles are free there, and what fills the last one up changes nothing.
+  Such memories may use any tile size, and the empty positions that fill up the
+  last tile change nothing.
   """
   if layout.flags is None:
     return None
@@ -71,7 +77,7 @@ def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
 def where_last(
   flags: dict[str, jax.Array], new: form_lib.Memories, old: form_lib.Memories
 ) -> form_lib.Memories:
-  """`new` in rows that have a last chunk."""
+  """Returns `new` for rows that have a last chunk, and `old` for the others."""
   has = jnp.any(flags["last"] > 0, axis=0)
   return contract.batched_where(has, new, old)
 
@@ -79,11 +85,11 @@ def where_last(
 def too_large(
   chunk_size: int, widths: dict[str, tuple[int, tuple[int, ...]]]
 ) -> str | None:
-  """Why chunks or arrays do not fit a kernel, or None.
+  """Returns why chunks or arrays do not fit a kernel, or None if they fit.
 
   Args:
-    chunk_size: in tokens.
-    widths: by name a width, and those that the kernel does.
+    chunk_size: Tokens per chunk.
+    widths: By name, a width and the widths that the kernel supports.
   """
   if chunk_size > TOKENS:
     return f"chunk_size={chunk_size} is more than {TOKENS}"

@@ -1,7 +1,7 @@
 """Rates and decay of a tile's tokens, as rows and columns of its arrays.
 
-They lie one kind behind the other in one array: shared memory gives each array
-a kilobyte at least.
+All kinds lie one after the other in one array, because each array in shared
+memory takes at least a kilobyte.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def parts(ref: Any, kinds: Sequence[str]) -> dict[str, Any]:
-  """References to each of `kinds`, whose rows lie one behind the other."""
+  """Returns a reference for each of `kinds`, which lie one after the other."""
   size = ref.shape[0] // len(kinds)
   return {kind: ref.at[pl.ds(i * size, size)] for i, kind in enumerate(kinds)}
 
 
 def along(ref: Any, axis: int, width: int) -> jax.Array:
-  """Numbers of tokens `[tokens]` along an axis of `[tokens, width]`.
+  """Broadcasts numbers of tokens `[tokens]` to `[tokens, width]`.
 
-  Axis 1 puts them along the columns of `[width, tokens]`. A reference is to be
-  read along one axis only: the same one in two layouts is one load to the
-  compiler, and none.
+  They lie along `axis`. Axis 1 puts them along the columns of `[width, tokens]`
+  instead. A caller must read a reference along only one axis. The compiler
+  merges two loads of one reference into one, and a single load cannot have two
+  layouts.
   """
   layout = plgpu.Layout.WGMMA.reduce(1 - axis)
   x = plgpu.load(ref, layout=layout, optimized=False)
@@ -35,15 +36,16 @@ def along(ref: Any, axis: int, width: int) -> jax.Array:
 
 
 def between(log: Any, since: Any, *, block: int = 0) -> jax.Array:
-  """Omega, `[tokens, tokens]`: zero above the diagonal.
+  """Computes Omega, `[tokens, tokens]`: zero above the diagonal.
 
-  By differences of sums of logs, which cannot overflow.
+  It uses differences of sums of logs, which cannot overflow.
 
   Args:
-    log: reference to the sums of log decays from the tile's start, `[tokens]`.
-    since: reference to a copy of them.
-    block: zero for tokens of the same block of so many, a power of 2, too:
-      of sums up to the token before the block. 0 for tokens' own.
+    log: Reference to sums of log decays from the tile's start, `[tokens]`. A
+      sum ends with the token or, with `block`, with the token before its block.
+    since: Reference to a copy of the sums that end with the token.
+    block: Number of tokens per block, a power of 2. Omega is then also zero
+      between tokens of the same block. 0 means that there are no blocks.
   """
   tokens = log.shape[0]
   row, column = (

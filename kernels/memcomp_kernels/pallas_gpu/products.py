@@ -1,4 +1,4 @@
-"""Products by Hopper's matrix units, which run on while others are issued."""
+"""Asynchronous matmuls with wgmma on Hopper's matrix units."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def products(*sums: list[tuple[Any, Any]]) -> list[jax.Array]:
-  """Returns the sum of a b over the pairs of each list, float32.
+  """Returns, for each list, the sum of a b over its pairs, float32.
 
-  All products are issued, then waited for.
+  The function issues all matmuls and then waits for them.
 
   Args:
-    *sums: lists of pairs a, b of references to shared memory. (The interpreter
-      takes no a in registers.)
+    *sums: Lists of pairs a, b of references to shared memory. (The interpreter
+      does not support an a in registers.)
   """
 
   def run(*accumulators):
@@ -29,5 +29,5 @@ def products(*sums: list[tuple[Any, Any]]) -> list[jax.Array]:
 
 
 def transposed(ref: Any) -> Any:
-  """A view of a reference to a matrix."""
+  """Returns a transposed view of a reference to a matrix."""
   return ref.transpose((1, 0))

@@ -1,7 +1,7 @@
 """`math.activations` on rows in registers: `[tokens, slots]`, float32.
 
-With their adjoints, by formulas: a kernel has no rows of one column, and knows
-too few of the operations that `jax.vjp` makes.
+Adjoints are explicit formulas. A kernel cannot hold rows of one column, and it
+supports too few of the operations that `jax.vjp` creates.
 """
 
 from typing import NamedTuple
@@ -14,10 +14,10 @@ NAMES = ("ln_silu", "l2_silu", "silu", "l2", "softmax", "identity")
 
 
 class _Parts(NamedTuple):
-  """phi(z) = y, and what its Jacobian J is of.
+  """Value phi(z) = y and the parts of its Jacobian J.
 
-  J = inverse (I - y y^T / size) P diag(slope), where P takes the mean of a row
-  away with "ln_silu". None stands for ones; for softmax J = diag(y) - y y^T.
+  J = inverse (I - y y^T / size) P diag(slope). For "ln_silu", P subtracts the
+  mean of a row. None stands for ones. For softmax, J = diag(y) - y y^T.
   """
 
   name: str
@@ -30,14 +30,14 @@ class _Parts(NamedTuple):
     return self.y.shape[1] if self.name == "ln_silu" else 1
 
   def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Row by row, over `size`."""
+    """Returns the dot product of each row, divided by `size`."""
     return _sum(a * b) * (1 / self.size)
 
   def centred(self, x: jax.Array) -> jax.Array:
     return x - self.dot(x, jnp.ones_like(x)) if self.size > 1 else x
 
   def along(self, x: jax.Array) -> jax.Array:
-    """Inverse (I - y y^T / size) x."""
+    """Returns inverse (I - y y^T / size) x."""
     if self.inverse is None:
       return x
     return self.inverse * (x - self.y * self.dot(self.y, x))
@@ -46,20 +46,20 @@ class _Parts(NamedTuple):
     return x if self.slope is None else self.slope * x
 
   def pull(self, d: jax.Array) -> jax.Array:
-    """J^T d."""
+    """Returns J^T d."""
     if self.name == "softmax":
       return self.y * (d - self.dot(self.y, d))
     return self.sloped(self.centred(self.along(d)))
 
   def push(self, d: jax.Array) -> jax.Array:
-    """J d."""
+    """Returns J d."""
     if self.name == "softmax":
       return self.pull(d)
     return self.along(self.centred(self.sloped(d)))
 
 
 def along_rows(x: jax.Array, like: jax.Array) -> jax.Array:
-  """A number of each row, `[tokens]`, in all its columns."""
+  """Broadcasts one number per row, `[tokens]`, to all columns."""
   return lax.broadcast_in_dim(x, like.shape, (0,))
 
 
@@ -68,7 +68,7 @@ def _sum(x: jax.Array) -> jax.Array:
 
 
 def _inverse(x: jax.Array) -> jax.Array:
-  """1 / x of x > 0: a division takes as long as ten products."""
+  """Returns 1 / x for x > 0; a division takes as long as ten products."""
   return lax.square(lax.rsqrt(x))
 
 
@@ -92,21 +92,21 @@ def _parts(name: str, z: jax.Array, eps: float) -> _Parts:
 
 
 def activate(name: str, z: jax.Array, eps: float) -> jax.Array:
-  """Returns the activation called `name`; `eps` as in `activations`."""
+  """Returns the activation called `name`; `eps` as in `math.activations`."""
   return _parts(name, z, eps).y
 
 
 def activate_adjoint(
   name: str, z: jax.Array, eps: float, d: jax.Array
 ) -> jax.Array:
-  """Returns the adjoint of `z`, with `d` that of `activate`."""
+  """Returns the adjoint of `z`; `d` is the adjoint of `activate`."""
   return _parts(name, z, eps).pull(d)
 
 
 def write_direction(
   name: str, z: jax.Array, target: jax.Array, eps: float
 ) -> jax.Array:
-  """Returns J_phi(z)^T (phi(z) - target), as `activations.write_direction`."""
+  """Returns J_phi(z)^T (phi(z) - target); see `activations.write_direction`."""
   parts = _parts(name, z, eps)
   return parts.pull(parts.y - target)
 
@@ -114,10 +114,11 @@ def write_direction(
 def write_direction_adjoint(
   name: str, z: jax.Array, target: jax.Array, eps: float, d: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the adjoints of `z` and `target`, with `d` that of the direction.
+  """Returns the adjoints of `z` and `target`; `d` is that of the direction.
 
-  With e = phi(z) - target they are J^T (J d + the gradient of d^T J^T e by y,
-  e fixed) and -J d, and what the slope and the inverse depend on z.
+  Let e = phi(z) - target. The adjoint of `target` is -J d. That of `z` is
+  J^T (J d + the gradient of d^T J^T e with respect to y, with e fixed), plus
+  the terms from the slope and the inverse, which also depend on z.
   """
   parts = _parts(name, z, eps)
   y = parts.y
@@ -131,7 +132,7 @@ def write_direction_adjoint(
     w = parts.centred(parts.sloped(d))
     product = parts.dot(y, error)
     by_y = pushed - parts.inverse * (w * product + error * parts.dot(w, y))
-    # d inverse = -inverse^2 y / size, and the direction is in proportion.
+    # d inverse = -inverse^2 y / size, and the direction is proportional to it.
     by_inverse = parts.inverse * y * parts.dot(pushed, error)
   dz = parts.sloped(parts.centred(parts.along(by_y) - by_inverse))
   if parts.slope is not None:

@@ -1,4 +1,4 @@
-"""What a kernel may hold in a multiprocessor's shared memory."""
+"""Plans what a kernel holds in a multiprocessor's shared memory."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -8,21 +8,21 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200. Other Hoppers have fewer: a choice by this number is of
-speed only."""
+"""Multiprocessors of an H100 or H200. Other Hopper GPUs have fewer, but choices
+by this number only affect speed."""
 LIMIT = 227 * 1024
-"""Bytes a block may use on Hopper (CUDA C Programming Guide, table of technical
-specifications per compute capability)."""
-_HALF = 113 * 1024  # where a multiprocessor is to have room for two blocks
-_SPARE = 3 * 1024  # reductions over warps, and barriers beside them
-_ALIGNMENT = 1024  # of each array, bytes
-_SWIZZLE = 128  # bytes, the widest
+"""Bytes that a thread block may use on Hopper (CUDA C Programming Guide, table
+of technical specifications per compute capability)."""
+_HALF = 113 * 1024  # limit per block if two blocks share a multiprocessor
+_SPARE = 3 * 1024  # for reductions over warps, and for barriers
+_ALIGNMENT = 1024  # bytes, of each array
+_SWIZZLE = 128  # bytes, the widest swizzle
 
 
 def swizzle(arrays: Iterable[Any]) -> int:
-  """Bytes of the swizzle that all matrices of operands can have.
+  """Returns the bytes of the swizzle that all operand matrices can have.
 
-  Both operands of a product must have the same.
+  Both operands of a matmul must have the same swizzle.
   """
   rows = (
     x.shape[-1] * x.dtype.itemsize
@@ -35,15 +35,15 @@ def swizzle(arrays: Iterable[Any]) -> int:
 def layout(
   shape: tuple[int, ...], dtype: Any, swizzle: int = _SWIZZLE
 ) -> tuple[Any, ...]:
-  """The transforms with which matrix units read `[..., rows, columns]`.
+  """Returns the transforms that wgmma needs to read `[..., rows, columns]`.
 
-  None where rows are too short for the swizzle.
+  There are none if rows are too short for the swizzle.
 
   Args:
-    shape: of an array.
-    dtype: its type; numbers of four bytes are no operands, and have the widest
-      swizzle.
-    swizzle: bytes, of operands.
+    shape: Shape of the array.
+    dtype: Dtype of the array. Four-byte numbers are never operands, and get the
+      widest swizzle.
+    swizzle: Bytes of the operands' swizzle.
   """
   size = jnp.dtype(dtype).itemsize
   swizzle = swizzle if size == 2 else _SWIZZLE
@@ -57,17 +57,17 @@ def layout(
 
 
 def buffer(shape: tuple[int, ...], dtype: Any, swizzle: int = _SWIZZLE) -> Any:
-  """Shared memory that matrix units read; as `layout`."""
+  """Returns shared memory that wgmma can read; arguments as in `layout`."""
   return plgpu.SMEM(shape, dtype, transforms=layout(shape, dtype, swizzle))
 
 
 class Slots(NamedTuple):
-  """For how many steps shared memory holds arrays at once.
+  """Number of steps whose arrays shared memory holds at once.
 
   Attributes:
-    operands: 1 or 2.
-    results: by name, 0 to 2. Those with 0 go from registers to the device's
-      memory, or take an operand's place.
+    operands: Number for operands, 1 or 2.
+    results: Number by name, 0 to 2. Results with 0 go directly from registers
+      to global memory, or overwrite an operand.
   """
 
   operands: int
@@ -84,25 +84,25 @@ def slots(
   steps: int,
   blocks: int,
 ) -> Slots:
-  """What shared memory has room for; the next step's operands come first.
+  """Chooses slots that fit; the next step's operands have priority.
 
-  Results are without a slot only where the next step's operands, or this one's,
-  would have no room beside them; or where there is one step, which leaves as
-  much room as it can to other blocks of threads. Where there are more of these
-  than multiprocessors, two share one if the next step's operands still have
-  room.
+  A result gets no slot only if the next step's operands, or this step's, would
+  otherwise have no room. It also gets none if there is only one step: that
+  leaves as much room as possible to other thread blocks. If there are more
+  thread blocks than multiprocessors, two blocks share a multiprocessor. They do
+  so only if the next step's operands still have room.
 
   Args:
-    operands: a step's part of each.
-    results: likewise, by name.
-    fixed: other arrays, once each.
-    kernel: whose they are.
-    in_place: results that may take an operand's place.
-    steps: how many there are.
-    blocks: of threads, each with all steps of its own.
+    operands: Part of each operand that a step reads.
+    results: Part of each result that a step writes, by name.
+    fixed: Other arrays, which exist once each.
+    kernel: Name of the kernel, for errors.
+    in_place: Names of results that may overwrite an operand.
+    steps: Number of steps per thread block.
+    blocks: Number of thread blocks; each runs all of its own steps.
 
   Raises:
-    NotImplementedError: not even one step's operands fit.
+    NotImplementedError: Not even one step's operands fit.
   """
 
   def num_bytes(arrays, steps):
@@ -110,8 +110,8 @@ def slots(
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
   def placed(key):
-    # Registers write sectors of the device's memory in part where numbers are
-    # narrow, or of one axis.
+    # If numbers are narrow, or arrays have one axis, stores from registers
+    # would write only parts of global memory's sectors.
     x = results[key]
     return key not in in_place and (len(x.shape) < 2 or x.dtype.itemsize < 4)
 

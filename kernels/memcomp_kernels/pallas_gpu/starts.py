@@ -1,11 +1,14 @@
-"""Where a chunk of a kernel starts from: flags of `full_tiles`, acted on.
+"""The memory that a chunk of a kernel starts from, by flags of `full_tiles`.
 
-References and scalars are those of a `tile_kernel` body. Of a memory called
-`name` they are `reset_name` (what segments start from), `start_name` (the start
-of a chunk that began before the call) and `last_name` (the start of the row's
-last chunk, a result); their adjoints are `d_reset_name`, `d_start_name` (both
-zeros first) and `d_last_name`. Without chunks in the meaning there is only
-`reset_name`.
+References and scalars are those of a `tile_kernel` body. A memory called `name`
+has these references:
+
+  reset_name    what segments start from
+  start_name    the start of a chunk that began before the call
+  last_name     the start of the row's last chunk, a result
+
+Their adjoints are `d_reset_name`, `d_start_name` (both are zero at first) and
+`d_last_name`. Memories that are not defined by chunk only have `reset_name`.
 """
 
 from typing import Any
@@ -22,7 +25,10 @@ KINDS = "reset", "start", "last"
 def reset(
   refs: dict[str, Any], scalars: dict[str, jax.Array], name: str, memory
 ) -> jax.Array:
-  """The memory before the tile, with `memory` that after the one before."""
+  """Returns the memory before the tile.
+
+  `memory` is the memory after the previous tile.
+  """
   if "resets" not in scalars:
     return memory
   return lax.cond(
@@ -36,7 +42,10 @@ def reset(
 def enter(
   refs: dict[str, Any], scalars: dict[str, jax.Array], name: str, memory
 ) -> jax.Array:
-  """The memory at the chunk's start; kept where it is the last chunk's."""
+  """Returns the memory at the chunk's start.
+
+  If the chunk is the row's last, the function also stores this memory.
+  """
   if "continues" not in scalars:
     return memory
   start = lax.cond(
@@ -60,14 +69,14 @@ def leave(
   d_memory: jax.Array,
   d_start: jax.Array,
 ) -> jax.Array:
-  """The adjoint of the memory after the tile before.
+  """Returns the adjoint of the memory after the previous tile.
 
   Args:
-    refs: references by name.
-    scalars: by name.
-    name: the memory's.
-    d_memory: the adjoint of the memory before the tile.
-    d_start: of that at the chunk's start.
+    refs: References by name.
+    scalars: Scalars by name.
+    name: Name of the memory.
+    d_memory: Adjoint of the memory before the tile.
+    d_start: Adjoint of the memory at the chunk's start.
   """
   if "continues" not in scalars:
     return leave_segment(refs, scalars, name, d_memory + d_start)
@@ -94,7 +103,7 @@ def leave_segment(
   name: str,
   d_memory: jax.Array,
 ) -> jax.Array:
-  """As `leave`, where memories at chunks' starts are not told apart."""
+  """Does what `leave` does, without separate memories at chunks' starts."""
   if "resets" not in scalars:
     return d_memory
 

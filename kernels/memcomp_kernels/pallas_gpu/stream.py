@@ -1,7 +1,7 @@
-"""Arrays taken tile by tile through shared memory, the next one on its way.
+"""Streams arrays tile by tile through shared memory and prefetches the next.
 
-`plgpu.emit_pipeline` does this too, but the interpreter does not know how it
-copies results.
+`plgpu.emit_pipeline` does this too, but the interpreter does not support the
+way in which it copies results.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ class Stream(NamedTuple):
   """One array of a stream.
 
   Attributes:
-    source: (step) -> the reference to a step's part in the device's memory.
-    buffer: shared memory, `[slots, ...]`.
+    source: Maps a step to the reference of its part in global memory.
+    buffer: Shared memory, `[slots, ...]`.
   """
 
   source: Callable[[jax.Array], Any]
@@ -35,16 +35,16 @@ def run(
   replaced: dict[str, Stream],
   arrived: Any,
 ) -> Any:
-  """Returns the carry after all steps; all outputs are written then.
+  """Returns the carry after all steps; by then all outputs are written.
 
   Args:
-    body: (step, references to this step's parts by name, carry) -> carry.
-    carry: before the first step.
-    steps: how many.
-    inputs: by name; all have as many slots.
-    outputs: likewise.
-    replaced: further outputs, by name, that are written where an input was.
-    arrived: `[slots]` barriers, each of as many arrivals as there are inputs.
+    body: Maps (step, references to this step's parts by name, carry) to carry.
+    carry: Carry before the first step.
+    steps: Number of steps.
+    inputs: Inputs by name; all have the same number of slots.
+    outputs: Outputs by name; all have the same number of slots.
+    replaced: Further outputs by name, each of which overwrites an input.
+    arrived: `[slots]` barriers; each expects one arrival per input.
   """
   slots, out_slots = (
     next((x.buffer.shape[0] for x in streams.values()), 1)
@@ -63,7 +63,7 @@ def run(
   def one(step, carry):
     slot = lax.rem(step, jnp.int32(slots))
     plgpu.barrier_wait(arrived.at[slot])
-    # What was in the slot of this step's results has left.
+    # The earlier results in this step's result slot have been copied out.
     plgpu.wait_smem_to_gmem(out_slots - 1, wait_read_only=True)
     out_slot = lax.rem(step, jnp.int32(out_slots))
     refs = {name: x.buffer.at[slot] for name, x in inputs.items()}
@@ -76,7 +76,7 @@ def run(
         refs[name], stream.source(step), commit_group=False
       )
     plgpu.commit_smem_to_gmem_group()
-    if replaced:  # before the next inputs come there
+    if replaced:  # the next inputs must not overwrite them too early
       plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     lax.cond(
       step + slots < steps,

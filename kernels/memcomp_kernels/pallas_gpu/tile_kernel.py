@@ -1,7 +1,8 @@
 """A kernel over the tiles of all heads.
 
-One block of threads (one warpgroup) has one head, or some value columns of one,
-and takes its tiles in turn, memories in registers; or has one tile of it.
+One thread block is one warpgroup. It takes one head, or some value columns of
+one head. If something is carried, the block runs all of the head's tiles in
+turn and keeps the memories in registers. Otherwise it runs a single tile.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +21,12 @@ Body = Callable[[dict[str, Any], dict[str, jax.Array], Carry], Carry]
 
 
 def load(ref: Any) -> jax.Array:
-  """A memory from the device's memory, as matrix units hold results."""
+  """Loads a memory from global memory in the layout of wgmma's results."""
   return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
 
 
 def wide(ref: Any) -> jax.Array:
-  """A matrix from shared memory likewise, float32."""
+  """Loads a matrix from shared memory in the same layout, as float32."""
   x = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
   return x.astype(jnp.float32)
 
@@ -49,29 +50,33 @@ def run(
   """Runs a body over the tiles of all heads.
 
   Args:
-    body: (references by name, scalars by name, carried arrays) -> carried
-      arrays after the tile. References are of the tile's part of an array, of
-      a head's memory or of `local`.
-    name: of the kernel, for errors.
-    operands: arrays by tile, `[tiles, batch, heads or groups, ...]`, their last
-      axes one or two; scalars by tile, `[tiles, batch]` or `[tiles, batch,
-      heads]`; and memories.
-    results: likewise; in place of groups also blocks of columns within heads.
-    heads: of values.
-    local: arrays in shared memory for the body's own use.
-    memories: names of what is not by tile but `[batch, heads, ...]`.
-    carried: for each carried array the memory that it starts as, and the one
-      that it is at the end. Where nothing is carried, tiles are taken side by
-      side.
-    columns: of a block of threads.
-    by_columns: names of the arrays of which it has these columns only.
-    in_place: results that may be written over an operand, where shared memory
-      is short of room: the operand of each, which the body does not read then.
-    zeroed: names of memories among the results that are zeros first.
-    reverse: whether tiles are taken from the last one on.
+    body: Maps (references by name, scalars by name, carried arrays) to the
+      carried arrays after the tile. A reference is to the tile's part of an
+      array, to a head's memory, or to an array of `local`.
+    name: Name of the kernel, for errors.
+    operands: By name: arrays by tile, `[tiles, batch, heads or groups, ...]`,
+      with one or two last axes; scalars by tile, `[tiles, batch]` or `[tiles,
+      batch, heads]`; and memories.
+    results: Shapes by name, with the same layouts. In place of groups, the axis
+      may also be blocks of columns within heads.
+    heads: Number of heads of values.
+    local: Arrays in shared memory for the body's own use.
+    memories: Names of the memories, `[batch, heads, ...]`, which are not by
+      tile.
+    carried: For each carried array, the memory that it starts as and the memory
+      that receives its last value. If nothing is carried, tiles run in
+      parallel.
+    columns: Columns per thread block.
+    by_columns: Names of the arrays of which a thread block has only these
+      columns.
+    in_place: Results that may overwrite an operand if shared memory is short of
+      room, with the operand of each. The body does not read that operand
+      afterwards.
+    zeroed: Names of memories among the results that start as zeros.
+    reverse: Whether to start at the last tile.
 
   Raises:
-    NotImplementedError: shared memory has no room for a tile.
+    NotImplementedError: Shared memory has no room for a tile.
   """
   arrays = {**operands, **results}
   scalars = [key for key, x in arrays.items() if x.ndim < 4]

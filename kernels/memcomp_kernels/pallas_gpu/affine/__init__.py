@@ -1,1 +1,1 @@
-"""Affine memories by Pallas kernels for Hopper GPUs."""
+"""Pallas kernels for affine memories, for Hopper GPUs."""

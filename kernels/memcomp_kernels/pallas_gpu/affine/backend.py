@@ -1,7 +1,8 @@
-"""Memories whose tiles are affine, by GPU kernels: `chunking.prepared_engine`.
+"""GPU kernels for memories whose tiles are affine.
 
-`ENGINE` is for updates that are not defined by chunk, `CHUNK_ENGINE` for those
-that are.
+The kernels run as the engines of `chunking.prepared_engine`. `ENGINE` is for
+updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
+that are defined by chunk.
 """
 
 import functools
@@ -19,7 +20,7 @@ ENGINE, CHUNK_ENGINE = (
 
 
 def unsupported(inputs: Any, spec: Any) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   del spec
   if reason := device.unavailable():
     return reason
@@ -36,4 +37,4 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
 implementation = functools.partial(
   prepared_engine.implementation, "mosaic_gpu", ENGINE, unsupported
 )
-"""(memory's name, its XLA form) -> its `chunk` by these kernels."""
+"""Maps (a memory's name, its XLA form) to its `chunk` by these kernels."""

@@ -1,13 +1,15 @@
-"""`affine` as Pallas GPU kernels.
+"""The algebra of `affine` as Pallas GPU kernels.
 
-Only writes wait for one another: a block of threads (one warpgroup) owns some
-value columns of one head, which need no others, and takes all tiles in turn,
-its memory in registers, while the next tile's arrays are on their way to shared
-memory. It leaves the memory before each tile; of these the reads of all tiles
-are one product, which is XLA's. Backward likewise: adjoints of memories go from
-tile to tile, and what reads and writes owe to all else is found from them by a
-block for each tile of each head. What needs no memory is prepared before, by
-XLA.
+Only writes depend on one another. So a thread block (one warpgroup) owns some
+value columns of one head, which do not depend on other columns. It runs all
+tiles in turn and keeps its memory in registers, while it prefetches the next
+tile's arrays to shared memory. It stores the memory before each tile. XLA then
+computes the reads of all tiles with one matmul.
+
+Backward, one kernel passes the adjoints of memories from tile to tile. A second
+kernel has one thread block per tile of each head. It computes all other
+adjoints of reads and writes from them. XLA prepares whatever does not depend on
+the memory.
 """
 
 from typing import Any
@@ -23,16 +25,16 @@ from memcomp_kernels.pallas_gpu import smem, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
 COLUMNS = 64
-"""Of values: value dims are multiples."""
+"""Value columns per thread block; value dims must be multiples of it."""
 KEY_DIMS = 64, 128
 TOKENS = 64
-"""Of a tile: rows of a matrix unit's product. Shorter tiles are filled up."""
+"""Tokens per tile: a wgmma has as many rows. Shorter tiles are filled up."""
 _MEMORIES = "memory", "reset", "final", "d_memory", "d_reset", "d_final"
 _BY_COLUMNS = (
   *("write", "saved", "d_write", "d_read", "d_after", "d_total"),
   *_MEMORIES,
 )
-"""Arrays of which a block of threads has its columns only."""
+"""Arrays of which a thread block has only its columns."""
 
 
 def _writes(
@@ -40,7 +42,7 @@ def _writes(
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
 ) -> tile_kernel.Carry:
-  """One tile's write; see `forward`."""
+  """Computes one tile's write; see `forward`."""
   (memory,) = carry
   if "resets" in scalars:
     memory = lax.cond(
@@ -66,9 +68,9 @@ def _writes_backward(
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
 ) -> tile_kernel.Carry:
-  """What one tile owes to the memory before it, from the last tile on.
+  """Computes the adjoint of the memory before one tile, last tile first.
 
-  `d_reset` is zeros before the first, and is added up in place.
+  `d_reset` is zero at first, and the kernel adds to it in place.
   """
   (d_memory,) = carry
   d_after = refs["d_after"]
@@ -100,9 +102,10 @@ def _reads_backward(
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
 ) -> tile_kernel.Carry:
-  """What one tile owes to what it writes, to queries, keys and its decay.
+  """Computes one tile's adjoints of writes, queries, keys and decay.
 
-  One product after the other: other tiles' blocks of threads work meanwhile.
+  The matmuls run one after the other. Meanwhile, the thread blocks of other
+  tiles keep the matrix units busy.
   """
   del scalars
   saved, d_after = refs["saved"], refs["d_after"]
@@ -123,7 +126,7 @@ def _reads_backward(
   if "erase" in refs:
     (d_erase,) = products([(refs["d_erased"], transposed(saved))])
     refs["d_erase"][...] = d_erase.astype(refs["d_erase"].dtype)
-  # By parts that registers hold beside each other.
+  # Split into parts, such that the registers can hold both factors.
   rows, columns = (range(0, size, TOKENS) for size in saved.shape)
   for column in columns:
     d_total = 0.0
@@ -147,19 +150,20 @@ def _call(
   carried: tuple[tuple[str, str], ...] = (),
   reverse: bool = False,
 ) -> dict[str, jax.Array]:
-  """As `tile_kernel.run`.
+  """Calls `tile_kernel.run`, which also explains its arguments.
 
   Args:
-    body: as there, likewise what is not named here.
-    name: of the kernel.
-    operands: by name.
-    results: likewise.
-    of: name of the array of memories by tile, `[tiles, batch, heads, ...]`.
-    local: names of arrays of a tile's tokens by the block's columns, of the
-      same type.
-    columns: of a block of threads.
-    carried: pairs of names.
-    reverse: whether the last tile is the first.
+    body: Body of the kernel.
+    name: Name of the kernel.
+    operands: Operands by name.
+    results: Shapes of results by name.
+    of: Name of the array that holds memories by tile, `[tiles, batch, heads,
+      ...]`.
+    local: Names of arrays with a tile's tokens and the block's columns, in the
+      dtype of the array `of`.
+    columns: Columns per thread block.
+    carried: Pairs of names of memories.
+    reverse: Whether to start at the last tile.
   """
   arrays = {**operands, **results}
   part = jax.ShapeDtypeStruct((TOKENS, columns), arrays[of].dtype)
@@ -180,10 +184,10 @@ def _call(
 
 
 def filled(x: jax.Array) -> jax.Array:
-  """Fills tiles `[tiles, batch, heads, tile, ...]` up with empty places.
+  """Fills up tiles `[tiles, batch, heads, tile, ...]` with empty positions.
 
   Raises:
-    NotImplementedError: a tile is longer than a block of threads takes.
+    NotImplementedError: A tile is longer than a thread block supports.
   """
   missing = TOKENS - x.shape[3]
   if missing < 0:
@@ -199,7 +203,7 @@ def filled(x: jax.Array) -> jax.Array:
 def _given(
   tile: affine.Tile, *names: str, resets: jax.Array | None = None
 ) -> dict[str, jax.Array]:
-  """Arrays of tiles `[tiles, batch, heads, ...]` as kernels read them."""
+  """Returns arrays of tiles `[tiles, batch, heads, ...]` for the kernels."""
   found = {name: getattr(tile, name) for name in names}
   found = {name: filled(x) for name, x in found.items() if x is not None}
   if resets is not None:
@@ -208,7 +212,7 @@ def _given(
 
 
 def block_columns(saved: Any) -> int:
-  """Columns of values per block of threads; half where many would idle."""
+  """Returns value columns per thread block, fewer if half would be idle."""
   _, batch, heads, _, width = saved.shape
   blocks = batch * heads * width // COLUMNS
   return COLUMNS // 2 if 2 * blocks <= smem.MULTIPROCESSORS else COLUMNS
@@ -226,7 +230,7 @@ def forward(
   reset: jax.Array | None = None,
   save: bool = False,
 ) -> dict[str, jax.Array]:
-  """As `pallas_tpu.affine.prepared.forward`, on a GPU."""
+  """Does what `pallas_tpu.affine.prepared.forward` does, on a GPU."""
   given = _given(tile, "write", "key", "erase", resets=resets)
   given |= {"total": tile.total, "memory": memory}
   if resets is not None and reset is not None:
@@ -251,7 +255,7 @@ def forward(
 
 
 def _read(query: jax.Array, saved: jax.Array, dtype: Any) -> jax.Array:
-  """What all tiles' queries read, `[tiles, batch, heads, tile, value]`."""
+  """Reads with all tiles' queries, `[tiles, batch, heads, tile, value]`."""
   by_group = saved.reshape(*query.shape[:3], -1, *saved.shape[3:])
   read = jnp.einsum(
     "...tk,...rkv->...rtv", query, by_group, preferred_element_type=dtype
@@ -267,7 +271,7 @@ def backward(
   *,
   resets: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-  """As `pallas_tpu.affine.prepared.backward`, on a GPU."""
+  """Does what `pallas_tpu.affine.prepared.backward` does, on a GPU."""
   heads, width = saved.shape[2], saved.shape[-1]
   tokens, wide = tile.write.shape[3], tile.write.dtype
   erases = tile.erase is not None
@@ -293,8 +297,8 @@ def backward(
   blocks = width // columns
 
   def by_block(x, dtype):
-    # Rows of fewer bytes than a sector of the device's memory, which its
-    # registers would write, are not.
+    # Registers must not store rows that are shorter than a sector of global
+    # memory, so those arrays get a wider dtype.
     dtype = dtype if blocks == 1 and x.shape[-1] == TOKENS else wide
     shape = *x.shape[:2], heads * blocks, TOKENS, x.shape[-1]
     return jax.ShapeDtypeStruct(shape, dtype)
@@ -303,7 +307,7 @@ def backward(
   results = {
     "d_write": _struct(d_read, wide),
     "d_key": by_block(tile.key, wide if shared else tile.key.dtype),
-    # Read again, for the adjoint of the scale.
+    # The adjoint of the scale also reads this.
     "d_query": by_block(tile.query, wide),
     "d_total": jax.ShapeDtypeStruct((*tile.total.shape, width), wide),
   }
