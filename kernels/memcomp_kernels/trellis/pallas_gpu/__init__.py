@@ -1,1 +1,1 @@
-"""Trellis by Pallas kernels for Hopper GPUs."""
+"""Pallas kernels for Trellis, for Hopper GPUs."""

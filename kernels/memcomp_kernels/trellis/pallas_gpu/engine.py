@@ -1,10 +1,10 @@
 """Trellis by Pallas GPU kernels, forward and backward.
 
-Chunks are laid into tiles of 64 tokens by XLA: as many as a tile has room for,
-or one, filled up with places that change nothing (`TOGETHER`). Writes go from
-tile to tile, each pass of a head by itself (`writes`); reads are of all
-tiles at once (`reads`). Backward starts from the memories before each
-tile, the reads first.
+XLA lays out chunks as tiles of 64 tokens. A tile holds one chunk and empty
+positions that change nothing, or several chunks (`TOGETHER`). Writes go from
+tile to tile, and each pass of a head is independent (`writes`). Reads of all
+tiles run in parallel (`reads`). Backward starts from the memories before each
+tile and runs the reads first.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ from memcomp_kernels.trellis.pallas_gpu.tiles import (
 
 
 def _forward(form, layout, operands, save):
-  """Of `form.Engine`."""
-  del save  # what is saved is there anyway
+  """Runs the forward pass; see `form.Engine`."""
+  del save  # the kernels compute the saved arrays in any case
   laid = Tiles(form, layout, operands)
   given = laid.of_writes(operands)
   given["memory"] = lanes(both(*operands.memories), 1)
@@ -54,7 +54,7 @@ def _forward(form, layout, operands, save):
   read = reads.forward(given, form.spec)
   output = read["output"][..., : laid.inputs.value.shape[-1]]
   memories = parted(passes(written["final"], 1), operands.memories)
-  chunk_start = memories  # not read: a chunk ends with the call
+  chunk_start = memories  # nobody reads this: a chunk ends with the call
   if not form.spec.stale:
     chunk_start = operands.chunk_start
   elif laid.flags is not None:
@@ -71,7 +71,7 @@ def _forward(form, layout, operands, save):
 
 
 def _backward(form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   laid = Tiles(form, layout, operands)
   inputs, like = laid.inputs, operands.memories
   by_reads = _backward_of_reads(laid, form, layout, operands, saved, cotangents)
@@ -115,14 +115,14 @@ def _backward(form, layout, operands, saved, cotangents):
   elif laid.flags is None:
     d_start = zeros
   else:
-    # A row without a chunk hands on the start that it was given.
+    # A row without a last chunk passes on the start that it was given.
     kept = full_tiles.where_last(laid.flags, zeros, cotangents.chunk_start)
     d_start = jax.tree.map(jnp.add, memories("d_start_memory"), kept)
   return form_lib.Operands(memories("d_first"), d_start, d_reset, d_inputs)
 
 
 def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
-  """What reads alone owe to everything; see `reads_backward`."""
+  """Returns the adjoints through the reads alone; see `reads_backward`."""
   given = laid.of_reads(saved["saved"])
   d_output = full_tiles.fill(layout_lib.lay(layout, cotangents.outputs))
   d_output = d_output.astype(given["query"].dtype)
@@ -147,16 +147,17 @@ def _of_gates(d: jax.Array, like: jax.Array) -> jax.Array:
 def _gate_adjoints(
   laid: Tiles, by_reads: jax.Array, found: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-  """Of log decays and rates, `[tiles, batch, heads, 2, tile]`.
+  """Returns adjoints of log decays and rates, `[tiles, batch, heads, 2, tile]`.
 
-  Each term of a read holds exp(log) of its token, each with a direction
-  exp(-log) of that token's, what reaches the tile's end exp(log) of the last;
-  with gradients per token each term of z that of the token before.
+  Each term of a read contains exp(log) of its token. Each term with a direction
+  contains exp(-log) of the direction's token. What reaches the tile's end
+  contains exp(log) of the last token. With gradients per token, each term of z
+  contains exp(log) of the token before.
 
   Args:
-    laid: what the kernels were given.
-    by_reads: reads times their adjoints, `[tiles, batch, heads, 2 * tile]`.
-    found: by the writes.
+    laid: Operands of the kernels.
+    by_reads: Reads times their adjoints, `[tiles, batch, heads, 2 * tile]`.
+    found: Results of `writes_backward`.
   """
   kinds = len(writes_backward.adjoint_kinds(laid.spec))
   d_gates = passes(found["d_gates"])
@@ -174,13 +175,16 @@ def _gate_adjoints(
 
 
 def _to_block_before(x: jax.Array) -> jax.Array:
-  """Sums of blocks `[..., blocks, tokens]`, each where the one before ends."""
-  found = jnp.sum(x, axis=-1)[..., 1:]  # nothing is before the first
+  """Sums blocks `[..., blocks, tokens]`; the sum goes to the block before.
+
+  It is stored at the last token of that block.
+  """
+  found = jnp.sum(x, axis=-1)[..., 1:]  # no block is before the first one
   return jnp.zeros_like(x).at[..., :-1, -1].set(found)
 
 
 def _as_saved(form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   memories = lanes(both(*operands.memories), 1)
   return {"saved": memories.astype(operands.inputs.query.dtype)}
 
@@ -189,16 +193,16 @@ ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
 def _together(form: form_lib.Form) -> form_lib.Form:
-  """The form with as many chunks a tile as it has room for, see `sweeps`.
+  """Returns the form with as many chunks per tile as fit; see `sweeps`.
 
-  Gradients are taken there as if per token, each chunk a block.
+  The form then takes gradients as if per token, with each chunk as a block.
   """
   spec = dataclasses.replace(form.spec, gradient_at="token")
   return dataclasses.replace(form, spec=spec, tile_time=full_tiles.TOKENS)
 
 
 def _no_directions(form, operands, more: int) -> jax.Array:
-  """Where `u` is of `_forward_together`."""
+  """Returns zeros in the shape of `u` of `_forward_together`."""
   batch, time = form_lib.sizes(operands.inputs)
   count = -(-time // full_tiles.TOKENS) + more
   width = PASSES * operands.inputs.query.shape[2]
@@ -207,10 +211,11 @@ def _no_directions(form, operands, more: int) -> jax.Array:
 
 
 def _forward_together(form, layout, operands, save):
-  """Of `form.Engine`: where no chunk is under way several share a tile.
+  """Runs the forward pass; see `form.Engine`.
 
-  What is saved is of one shape either way: `saved` of a memory a chunk, of
-  which the first are used, and `u`, which is zeros where it is not.
+  If chunks start with the call, several share a tile. The saved arrays have the
+  same shapes either way. `saved` has room for one memory per chunk, of which
+  the first ones are used. `u` is zeros where it is not used.
   """
   if layout.flags is not None:
     result, saved = _forward(form, layout, operands, save)
@@ -218,7 +223,7 @@ def _forward_together(form, layout, operands, save):
   _, time = form_lib.sizes(operands.inputs)
   laid = layout_lib.aligned(full_tiles.TOKENS)
   result, saved = _forward(_together(form), laid, operands, save)
-  # Not read: a chunk ends with the call.
+  # Nobody reads this chunk start: a chunk ends with the call.
   result = result._replace(chunk_start=result.memories)
   memories = saved["saved"]
   missing = time // form.tile_time - memories.shape[0]
@@ -227,7 +232,7 @@ def _forward_together(form, layout, operands, save):
 
 
 def _backward_together(form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   if layout.flags is not None:
     saved = {"saved": saved["saved"]}
     return _backward(form, layout, operands, saved, cotangents)
@@ -239,14 +244,16 @@ def _backward_together(form, layout, operands, saved, cotangents):
 
 
 def _as_saved_together(form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   return _as_saved(form, operands) | {"u": _no_directions(form, operands, 0)[0]}
 
 
 TOGETHER = form_lib.Engine(
   _forward_together, _backward_together, _as_saved_together
 )
-"""Where chunks start with the call, of one segment, several share a tile."""
+"""Engine whose tiles hold several chunks.
+
+It does so if chunks start with the call and belong to one segment."""
 
 
 def chunk(
@@ -258,10 +265,10 @@ def chunk(
   reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by GPU kernels; see `Op.chunk`.
+  """Computes what `reference` computes, by GPU kernels; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: the kernels do not do it; says why.
+    NotImplementedError: The kernels cannot run the call; the message says why.
   """
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
@@ -280,9 +287,9 @@ def chunk(
 
 
 def _several(spec: reference.Spec, time: int) -> bool:
-  """Whether a tile has room for several chunks, and chunks end with the call.
+  """Whether several chunks fit in a tile, and chunks end with the call.
 
-  A tile's chunks are one segment's.
+  The chunks of a tile must belong to one segment.
   """
   size = spec.chunk_size
   smaller = size < full_tiles.TOKENS and full_tiles.TOKENS % size == 0
@@ -290,7 +297,7 @@ def _several(spec: reference.Spec, time: int) -> bool:
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if spec.value_readout_phi:

@@ -1,7 +1,7 @@
-"""Trellis's reads as a Pallas GPU kernel, all tiles side by side.
+"""Trellis's reads as a Pallas GPU kernel, with all tiles in parallel.
 
-Of what `writes` leaves: the memories before each tile and the directions
-of its tokens, in both of which reads are products (`tile.py`).
+The kernel uses what `writes` stored: the memory before each tile and the
+directions of its tokens. Given both, reads are matmuls (`trellis.tile`).
 """
 
 from typing import Any
@@ -15,24 +15,24 @@ from memcomp_kernels.pallas_gpu.products import products, transposed
 from memcomp_kernels.trellis import reference
 
 PASSES = "key", "value"
-"""As arrays of both have them, one's rows behind the other's."""
+"""Names of the passes. In an array of both, pass 1's rows come first."""
 GATES = "log_key", "since_key", "log_value", "since_value"
-"""What `gates` of reads hold, by token: of each pass sums of log decays from
-the tile's start, and a copy of them."""
+"""Parts of the reads' `gates`, by token. Each pass has the sums of log decays
+from the tile's start, and a copy of these sums."""
 
 
 def between(refs: dict[str, Any], name: str) -> jax.Array:
-  """Omega of a pass."""
+  """Returns Omega of a pass."""
   return gates.between(refs[f"log_{name}"], refs[f"since_{name}"])
 
 
 def from_start(refs: dict[str, Any], name: str, width: int) -> jax.Array:
-  """Mu of a pass, in `width` columns."""
+  """Returns mu of a pass, in `width` columns."""
   return jnp.exp(gates.along(refs[f"log_{name}"], 0, width))
 
 
 def _body(refs, scalars, carry, spec: reference.Spec):
-  """One tile; see `forward`."""
+  """Computes one tile; see `forward`."""
   del scalars
   refs = refs | gates.parts(refs["gates"], GATES)
   saved, u, written = (
@@ -68,14 +68,14 @@ def forward(
   """Runs the kernel.
 
   Args:
-    operands: by tile `query` `[tiles, batch, heads, tile, width]`; of both
-      passes `written` `[tiles, batch, heads, 2 * tile, width]`, `u` `[..., 2 *
-      tile, slots]` and `saved` `[..., 2 * slots, width]`; float32 `gates`
-      `[tiles, batch, heads, len(GATES) * tile]`.
-    spec: the memory's meaning.
+    operands: Arrays by tile. `query` is `[tiles, batch, heads, tile, width]`.
+      These are of both passes: `written` `[tiles, batch, heads, 2 * tile,
+      width]`, `u` `[..., 2 * tile, slots]` and `saved` `[..., 2 * slots,
+      width]`. `gates` is float32 `[tiles, batch, heads, len(GATES) * tile]`.
+    spec: Options that define the memory.
 
   Returns:
-    `output`, of `query`'s shape and dtype.
+    `output`, with the shape and dtype of `query`.
   """
   query = operands["query"]
   heads, tile = query.shape[2:4]

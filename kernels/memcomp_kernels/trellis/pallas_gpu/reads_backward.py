@@ -1,10 +1,11 @@
-"""Trellis's reads on a GPU, backward: all tiles side by side, each recomputed.
+"""Trellis's reads on a GPU, backward: the kernel recomputes each tile.
 
-The adjoints are those of `_backward_kernel.py`. Both passes end alike: what
-reads (dR, or F) and what it reads for (q, or dY) give the adjoints of what was
-written, of directions and of the memory, by reads alone; `writes_backward`
-has the rest. Directions at the chunk's start are found again, those per token
-were kept.
+All tiles run in parallel. The adjoints are those of
+`trellis.pallas_tpu.backward`. Both passes end in the same way. A pass has its
+reader (dR, or F) and the array that it reads for (q, or dY). From these follow
+the adjoints of written tokens, directions and memory, as far as they come from
+reads. `writes_backward` computes the rest. The kernel recomputes directions at
+the chunk's start; the forward pass saved those per token.
 """
 
 from typing import Any
@@ -28,12 +29,12 @@ from memcomp_kernels.trellis.pallas_gpu.reads import (
 
 
 def _parts(refs: dict[str, Any], name: str) -> dict[str, Any]:
-  """An array of both passes, by pass."""
+  """Returns the references of an array of both passes, by pass."""
   return gates.parts(refs[name], PASSES)
 
 
 def _direct(refs, scalars, spec: reference.Spec) -> None:
-  """Finds and commits directions of both passes, with stale gradients."""
+  """Computes and commits both passes' directions at the chunk's start."""
   rates, u, at = (_parts(refs, name) for name in ("rates", "u", "saved"))
   written = _parts(refs, "written")
   if "continues" in scalars:
@@ -55,12 +56,12 @@ def _direct(refs, scalars, spec: reference.Spec) -> None:
 
 
 def _body(refs, scalars, carry, spec: reference.Spec):
-  """One tile; see `backward`."""
+  """Computes one tile; see `backward`."""
   refs = refs | gates.parts(refs["gates"], GATES)
   d_gates = _parts(refs, "d_gates")
   if spec.stale:
     _direct(refs, scalars, spec)
-  if "continues" in scalars:  # which had other use for the place
+  if "continues" in scalars:  # `_direct` no longer needs these arrays
     own = (pl.ds(0, full_tiles.TOKENS),) * 2
     refs |= {f"scores_{name}": refs[f"at_{name}"].at[own] for name in PASSES}
   saved, u, written = (_parts(refs, x) for x in ("saved", "u", "written"))
@@ -98,7 +99,7 @@ def _body(refs, scalars, carry, spec: reference.Spec):
 
 
 def _finish(refs, name: str, asker: Any) -> None:
-  """Adjoints that a pass leaves, with `asker` what its reads are for."""
+  """Computes a pass's adjoints; `asker` is the array that it reads for."""
   reader, scores = refs[f"reader_{name}"], refs[f"scores_{name}"]
   u = _parts(refs, "u")[name]
   dtype = reader.dtype
@@ -131,17 +132,18 @@ def backward(
   """Runs the kernel.
 
   Args:
-    operands: as of `reads.forward`, and `d_output`. With stale gradients
-      in place of `u` `target` and float32 `rates` `[tiles, batch, heads, 2 *
-      tile]`, and where chunks under way are told apart `continues` `[tiles,
-      batch]` and `start_memory` `[batch, heads, 2 * slots, width]`.
-    spec: the memory's meaning.
+    operands: The operands of `reads.forward`, and `d_output`. With gradients at
+      the chunk's start, `target` and float32 `rates` `[tiles, batch, heads, 2 *
+      tile]` replace `u`. If chunks may have begun before the call, there are
+      also `continues` `[tiles, batch]` and `start_memory` `[batch, heads, 2 *
+      slots, width]`.
+    spec: Options that define the memory.
 
   Returns:
-    `d_query`; by reads alone, of both passes, `d_written` and `d_memory` (of
-    the memories before each tile), as the operands, and float32 `d_u` `[...,
-    2 * tile, slots]`; float32 `d_gates` `[tiles, batch, heads, 2 * tile]`,
-    reads times their adjoints, summed over slots.
+    `d_query`, and the adjoints through reads alone, of both passes. `d_written`
+    and `d_memory` (of the memories before each tile) have the operands' shapes.
+    `d_u` is float32 `[..., 2 * tile, slots]`. `d_gates` is float32 `[tiles,
+    batch, heads, 2 * tile]`: reads times their adjoints, summed over slots.
   """
   saved = operands["saved"]
   shape, dtype = saved.shape, saved.dtype
@@ -167,7 +169,8 @@ def backward(
     operands,
     results
     | {
-      # A sum's first part: rates' adjoints are sums of it over slots.
+      # float32, because the rates' adjoints are sums over slots, and this is
+      # their first term.
       "d_u": jax.ShapeDtypeStruct(of_u, jnp.float32),
       "d_gates": jax.ShapeDtypeStruct((*shape[:3], 2 * tile), jnp.float32),
     },

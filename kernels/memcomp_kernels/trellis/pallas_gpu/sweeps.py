@@ -1,25 +1,27 @@
-"""Trellis's write directions per token on a GPU, exact: by sweeps.
+"""Trellis's exact write directions per token on a GPU, by repeated sweeps.
 
-Inside a tile, of the memory M before it and written keys or values w,
+Within a tile, M is the memory before it, w are the written keys or values, and
+u includes the write rate (see `trellis.tile`):
 
   z_t = mu_{t-1} M w_t - sum_{i<t} Omega_{t-1,i} (w_t . w_i) u_i,   u_t = g(z_t)
 
-(`tile.py`; u has the write rate). All tokens at once, over and over: u <- g(z)
-is a product on the matrix units and g of all rows. Row t does not move once
-those before it do not, so that a tile of 64 tokens is exact after 63 sweeps
-whatever g is, and often after a few: they end when no u moves, as the matrix
-units take it. The adjoint is the same from the last token on, and linear:
+A sweep u <- g(z) updates all tokens at once: it is one matmul, and g of all
+rows. Row t no longer changes once the rows before it do not. So a tile of 64
+tokens is exact after 63 sweeps for any g, and often after a few. The sweeps end
+when no u changes in the dtype of the matmul's operands. The adjoint is the same
+loop from the last token to the first, and it is linear:
 
   dz_t = J_t (du_t - sum_{s>t} Omega_{s-1,t} (w_s . w_t) dz_s)
 
-Chunks of fewer tokens than a tile are such a system too, of blocks: a chunk's
-tokens share the memory before it, so that z_t has Omega_{b-1,i} and the u of
-earlier chunks alone, b the chunk's first token. Four chunks of 16 are exact
-after three sweeps; the fourth finds that nothing moves.
+Chunks shorter than a tile form such a system of blocks. All tokens of a chunk
+share the memory before it, so z_t has Omega_{b-1,i} and only the u of earlier
+chunks, where b is the chunk's first token. Four chunks of 16 are exact after
+three sweeps, and the fourth sweep finds that nothing changes.
 
-Rows to come may overflow on the way, and zero times infinity would spoil rows
-that are done: what is not finite counts as zero until the end. If by then
-something is, all becomes nan, as nothing later would be finite either.
+Later rows may overflow during the sweeps, and zero times infinity would spoil
+finished rows. So values that are not finite count as zero until the end. If
+rows still change after the last sweep, the result has values that are not
+finite. All of it then becomes NaN, as later results would not be finite either.
 """
 
 from collections.abc import Callable
@@ -34,22 +36,25 @@ from memcomp_kernels.pallas_gpu import full_tiles, gates, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
 _LARGEST = 3e38
-"""What counts as finite: below bfloat16's largest number, as stored."""
+"""Bound of values that count as finite, below the largest bfloat16 (stored)."""
 
 
 def couple(refs: dict[str, Any], scores: jax.Array, block: int) -> None:
-  """Stores what u_i is to z_t in `coupling`, with `scores` w_t . w_i."""
+  """Stores the factors of u_i in z_t in `coupling`; `scores` are w_t . w_i."""
   scores = scores * between(refs, block)
   refs["coupling"][...] = scores.astype(refs["coupling"].dtype)
 
 
 def between(refs: dict[str, Any], block: int) -> jax.Array:
-  """Omega_{t-1,i}, zero from the diagonal on; of blocks, Omega_{b-1,i}."""
+  """Returns Omega_{t-1,i}, zero from the diagonal on.
+
+  For blocks, it returns Omega_{b-1,i}.
+  """
   return gates.between(refs["before"], refs["since"], block=block)
 
 
 def from_start(refs: dict[str, Any], width: int) -> jax.Array:
-  """mu_{t-1} (of blocks, mu_{b-1}) in `width` columns."""
+  """Returns mu_{t-1} (for blocks, mu_{b-1}) in `width` columns."""
   return jnp.exp(gates.along(refs["before"], 0, width))
 
 
@@ -59,13 +64,14 @@ def solve(
   directions: Callable[[jax.Array], jax.Array],
   block: int,
 ) -> None:
-  """Finds `u`, `[tokens, slots]` in shared memory; commits it.
+  """Computes `u`, `[tokens, slots]` in shared memory, and commits it.
 
   Args:
-    refs: `written`, committed; places for `coupling` and `u`.
-    memory: reference to the memory before the tile, committed.
-    directions: z -> u.
-    block: tokens whose gradients are taken at one memory, a power of 2.
+    refs: References: `written`, committed, and the results `coupling` and `u`.
+    memory: Reference to the memory before the tile, committed.
+    directions: Maps z to u.
+    block: Number of tokens whose gradients are taken at the same memory, a
+      power of 2.
   """
   written = refs["written"]
   z, scores = products(
@@ -82,16 +88,16 @@ def solve_transposed(
   pull: Callable[[jax.Array], jax.Array],
   block: int,
 ) -> jax.Array:
-  """Finds `dz`, `[tokens, slots]` in shared memory, and commits it.
+  """Computes `dz`, `[tokens, slots]` in shared memory, and commits it.
 
   Args:
-    refs: a place for `dz`; `coupling`, committed.
-    du: the adjoint of u, but for what later tokens owe to it.
-    pull: the adjoint of u -> of z.
-    block: as in `solve`.
+    refs: References: `coupling`, committed, and the result `dz`.
+    du: Adjoint of u, without the part through later tokens.
+    pull: Maps the adjoint of u to the adjoint of z.
+    block: Tokens per block; see `solve`.
 
   Returns:
-    The adjoint of u.
+    The whole adjoint of u.
   """
   coupling = transposed(refs["coupling"])
   _fixed_point(refs["dz"], coupling, lambda found: pull(du - found), block)
@@ -105,7 +111,7 @@ def _fixed_point(
   function: Callable[[jax.Array], jax.Array],
   block: int,
 ) -> None:
-  """Finds x = function(coupling x), in `ref`."""
+  """Solves x = function(coupling x); x is in `ref`."""
 
   def store(x: jax.Array) -> None:
     ref[...] = jnp.where(jnp.abs(x) < _LARGEST, x, 0.0).astype(ref.dtype)

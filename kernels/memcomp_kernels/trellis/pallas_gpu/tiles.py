@@ -1,4 +1,4 @@
-"""Trellis's inputs as GPU kernels take them: full tiles, passes as heads."""
+"""Trellis's inputs in the layout of the GPU kernels: full tiles and passes."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,14 @@ from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import writes
 
 PASSES = 2
-"""Keys, then values: the axis behind that of heads, of all that both have."""
+"""Number of passes: keys, then values. Arrays of both have an axis of passes
+after the axis of heads."""
 
 
 def both(key: jax.Array, value: jax.Array) -> jax.Array:
-  """`[..., heads, m, width]` of each pass -> `[..., heads, 2, m, width]`.
+  """Stacks `[..., heads, m, width]` of each pass, `[..., heads, 2, m, width]`.
 
-  The narrower is filled up with zeros, which its pass does not heed.
+  The function pads the narrower array with zeros, which its pass ignores.
   """
   width = max(key.shape[-1], value.shape[-1])
   return jnp.stack([widened(x, width) for x in (key, value)], axis=-3)
@@ -32,13 +33,16 @@ def widened(x: jax.Array, width: int) -> jax.Array:
 
 
 def parted(x: jax.Array, like: form_lib.Memories) -> form_lib.Memories:
-  """Undoes `both`, for arrays of the widths of `like`."""
+  """Undoes `both`, for arrays with the widths of `like`."""
   key, value = (x[..., i, :, : known.shape[-1]] for i, known in enumerate(like))
   return key, value
 
 
 def lanes(x: jax.Array, axis: int = 2) -> jax.Array:
-  """A pass of a head as a head: `[..., heads, 2, ...]`, heads at `axis`."""
+  """Merges `[..., heads, 2, ...]`: each pass of a head becomes a head.
+
+  Heads are at `axis`.
+  """
   return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
@@ -48,7 +52,7 @@ def passes(x: jax.Array, axis: int = 2) -> jax.Array:
 
 
 def stacked(x: jax.Array, axis: int = 2) -> jax.Array:
-  """One pass's rows behind the other's, of a head; heads at `axis`."""
+  """Merges a head's passes, one's rows after the other's; heads at `axis`."""
   return lanes(x, axis + 1)
 
 
@@ -58,7 +62,7 @@ def unstacked(x: jax.Array) -> jax.Array:
 
 
 def of_passes(x: jax.Array) -> jax.Array:
-  """Gates `[tiles, batch, heads, tile, 1 or 2]` -> `[..., 2, tile]`."""
+  """Converts gates `[..., tile, 1 or 2]` by tile to `[..., 2, tile]`."""
   x = jnp.moveaxis(x.astype(jnp.float32), -1, -2)
   return jnp.broadcast_to(x, (*x.shape[:-2], PASSES, x.shape[-1]))
 
@@ -66,7 +70,7 @@ def of_passes(x: jax.Array) -> jax.Array:
 def of_blocks(
   x: jax.Array, spec: reference.Spec, function: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-  """A function of numbers `[..., blocks, tokens]`, for `x` `[..., tile]`."""
+  """Applies a function of `[..., blocks, tokens]` to `x` `[..., tile]`."""
   if spec.stale:
     return x
   blocks = x.reshape(*x.shape[:-1], -1, spec.chunk_size)
@@ -74,17 +78,17 @@ def of_blocks(
 
 
 class Tiles:
-  """Inputs as kernels take them.
+  """Inputs in the kernels' layout.
 
   Attributes:
-    inputs: full tiles `[tiles, batch, heads, tile, ...]`.
-    written: keys and values, of the larger one's width.
-    rate: `[tiles, batch, heads, 2, tile]`.
-    log: sums of log decays from the tile's start, likewise.
-    before: the same, up to the token before, or of several chunks a tile up to
-      the chunk before.
-    decay: mu and Omega, likewise.
-    flags: of `full_tiles`, or None.
+    inputs: Inputs as full tiles, `[tiles, batch, heads, tile, ...]`.
+    written: Keys and values, padded to the larger one's width.
+    rate: Write rates, `[tiles, batch, heads, 2, tile]`.
+    log: Sums of log decays from the tile's start, shaped as `rate`.
+    before: The same sums up to the token before. If a tile has several chunks,
+      they end with the chunk before.
+    decay: mu and Omega of each pass; see `math.decay`.
+    flags: Flags of `full_tiles`, or None.
   """
 
   def __init__(self, form: form_lib.Form, layout: layout_lib.Layout, operands):
@@ -116,11 +120,11 @@ class Tiles:
 
   @property
   def continues(self) -> bool:
-    """Whether chunks under way are told apart."""
+    """Whether chunks may have begun before the call."""
     return self.flags is not None and self.spec.stale
 
   def of_writes(self, operands: form_lib.Operands) -> dict[str, jax.Array]:
-    """What the writes' kernels take, both ways."""
+    """Returns the operands that both kernels of writes read."""
     kinds = {
       "rate": self.rate,
       "to_end": self.decay.to_end,
@@ -141,7 +145,7 @@ class Tiles:
     return given
 
   def of_reads(self, saved: jax.Array) -> dict[str, jax.Array]:
-    """What the reads' kernels take, both ways, but for directions."""
+    """Returns the operands of both kernels of reads, without directions."""
     return {
       "query": widened(self.inputs.query, self.width),
       "written": stacked(self.written),

@@ -1,12 +1,14 @@
 """Trellis's writes as a Pallas GPU kernel, tile after tile.
 
-Neither pass's writes wait for the other's, nor any write for a read: a block of
-threads has one pass of one head, and leaves what reads start from
-(`reads`), the memory before each tile and what each token writes. So the
-chain from tile to tile is two products long. The algebra is that of `tile.py`,
-with stale gradients a tile a chunk; rates are taken into the directions. "With
-gradients per token" is here for blocks of `spec.chunk_size` tokens: 1, or the
-chunks of which a tile has several (`sweeps`).
+The writes of one pass do not depend on the other pass, and no write depends on
+a read. So each thread block has one pass of one head. It stores what reads
+start from (`reads`): the memory before each tile and each token's direction.
+The chain from tile to tile is therefore only two matmuls long. The algebra is
+that of `trellis.tile`. Directions include the rates.
+
+With gradients at the chunk's start, a tile is a chunk. In this folder,
+"gradients per token" also means per block of `spec.chunk_size` tokens. That is
+1, or the size of the chunks if a tile has several (`sweeps`).
 """
 
 from typing import Any
@@ -28,17 +30,17 @@ from memcomp_kernels.trellis.pallas_gpu import sweeps
 NAME = "memory"
 SLOTS = 64, 128
 DIMS = 64, 128
-"""Of keys and values."""
+"""Supported widths of keys and values."""
 LARGEST = 64 * 128
-"""Slots times dims: what shared memory has room for."""
+"""Largest product of slots and width for which shared memory has room."""
 
 
 def gate_kinds(spec: reference.Spec) -> tuple[str, ...]:
-  """What `gates` of writes hold, by token.
+  """Names of the parts of the writes' `gates`, by token.
 
-  Rates, and what reaches the tile's end; with gradients per token also sums of
-  log decays from the tile's start, up to the token (or the chunk) before and
-  with its own.
+  These are the rates, and the decay to the tile's end. With gradients per
+  token, there are also sums of log decays from the tile's start. One sum ends
+  before the token (or its chunk), the other includes the token's own decay.
   """
   return ("rate", "to_end") + (() if spec.stale else ("before", "since"))
 
@@ -46,13 +48,13 @@ def gate_kinds(spec: reference.Spec) -> tuple[str, ...]:
 def direct(
   refs: dict[str, Any], spec: reference.Spec, z: jax.Array, rate: Any
 ) -> jax.Array:
-  """Directions with rates, float32.
+  """Returns directions multiplied by rates, float32.
 
   Args:
-    refs: `target` among them, read here.
-    spec: the memory's meaning.
-    z: what they are taken at.
-    rate: reference to the tokens' rates.
+    refs: References; this function reads `target`.
+    spec: Options that define the memory.
+    z: Pre-activations at which the directions are taken.
+    rate: Reference to the tokens' rates.
   """
   target = tile_kernel.wide(refs["target"])
   u = rows.write_direction(spec.phi, z, target, spec.phi_eps)
@@ -65,7 +67,7 @@ def _body(
   carry: tile_kernel.Carry,
   spec: reference.Spec,
 ) -> tile_kernel.Carry:
-  """One tile; see `forward`."""
+  """Computes one tile; see `forward`."""
   refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
   dtype = refs["written"].dtype
   memory = starts.reset(refs, scalars, NAME, carry[0])
@@ -100,20 +102,22 @@ def forward(
   """Runs the kernel.
 
   Args:
-    operands: by tile `written` `[tiles, batch, 2 * heads, tile, width]`, keys
-      and values of each head; `target` `[tiles, batch, heads, tile, slots]`;
-      float32 `gates` `[tiles, batch, 2 * heads, kinds * tile]`, see
-      `gate_kinds`, and the tile's whole decay `total` `[tiles, batch,
-      2 * heads]`; `memory` `[batch, 2 * heads, slots, width]`. Where segments
-      are told apart also int32 `[tiles, batch]` `resets` and `reset_memory`;
-      where chunks under way are, `continues`, `last` (the row's last chunk) and
+    operands: Arrays by name. `written` `[tiles, batch, 2 * heads, tile, width]`
+      are the keys and values of each head. `target` is `[tiles, batch, heads,
+      tile, slots]`. `gates` is float32 `[tiles, batch, 2 * heads, kinds *
+      tile]`; see `gate_kinds`. `total` is a tile's whole decay, float32
+      `[tiles, batch, 2 * heads]`. `memory` is `[batch, 2 * heads, slots,
+      width]`. If there are several segments, `resets` is int32 `[tiles, batch]`
+      and `reset_memory` is shaped as `memory`. If chunks may have begun before
+      the call, there are also `continues`, `last` (the row's last chunk) and
       `start_memory`.
-    spec: the memory's meaning.
+    spec: Options that define the memory.
 
   Returns:
-    By tile, in the dtype of what is written: memories before each, `saved`, and
-    directions with rates, `u` `[tiles, batch, 2 * heads, tile, slots]`; the
-    memory `final`; with `last` that at the last chunk's start, `last_memory`.
+    Arrays by name. `saved` are the memories before each tile and `u` the
+    directions with rates, `[tiles, batch, 2 * heads, tile, slots]`. Both have
+    the dtype of `written`. `final` is the memory after the last tile. With
+    `last`, `last_memory` is the memory at the last chunk's start.
   """
   written, memory = operands["written"], operands["memory"]
   num_tiles, _, lanes, tile = written.shape[:4]

@@ -1,10 +1,11 @@
 """Trellis's writes on a GPU, backward: from the last tile to the first.
 
-As forward, one pass of a head a block. What reads owe to the memories and to
-directions comes with each tile (`reads_backward`): the chain is the
-adjoint of the writes alone. Pre-activations are found again; with gradients per
-token directions were kept, and what one token's owes to another's comes by
-`sweeps`. The adjoint of directions without rates is the rates'.
+As forward, a thread block has one pass of one head. `reads_backward` has
+computed, for each tile, the adjoints of memories and directions through the
+reads. So the chain from tile to tile is the adjoint of the writes alone. The
+kernel recomputes pre-activations. With gradients per token, the forward kernel
+saved the directions, and `sweeps` solves for adjoints between tokens. The
+rates' adjoint uses the directions without rates.
 """
 
 from typing import Any
@@ -28,17 +29,17 @@ from memcomp_kernels.trellis.pallas_gpu.writes import NAME, gate_kinds
 
 
 def adjoint_kinds(spec: reference.Spec) -> tuple[str, ...]:
-  """What `d_gates` hold, by token and summed over slots.
+  """Names of the parts of `d_gates`, by token and summed over slots.
 
-  Directions without rates times their adjoints, and the same of what reaches
-  the tile's end; with gradients per token also z times its adjoint, as it has
-  the decay up to the token before.
+  "rate": directions without rates, times their adjoints. "end": the same for
+  what reaches the tile's end. "before", only with gradients per token: z times
+  its adjoint, because z contains the decay up to the token before.
   """
   return ("rate", "end") if spec.stale else ("rate", "end", "before")
 
 
 class _Tile:
-  """One tile; see `backward`."""
+  """Computes one tile; see `backward`."""
 
   def __init__(self, refs, scalars, spec):
     refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
@@ -56,7 +57,7 @@ class _Tile:
     return gates.along(self.refs[name], 0, self.refs["target"].shape[-1])
 
   def start(self) -> Any:
-    """The memory that gradients are taken at; to be committed."""
+    """Returns the memory at which gradients are taken, not yet committed."""
     saved = self.refs["saved"]
     if "continues" not in self.scalars:
       return saved
@@ -69,18 +70,18 @@ class _Tile:
     return self.refs["at"]
 
   def loss(self) -> tuple[str, jax.Array, jax.Array, float]:
-    """What a direction is of: read again each time, as registers are few."""
+    """Returns a direction's arguments, loaded anew, as registers are few."""
     z, target = self.wide("z"), self.wide("target")
     return self.spec.phi, z, target, self.spec.phi_eps
 
   def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
-    """The adjoint of the memory after the tile to that before it."""
+    """Maps the adjoint of the memory after the tile to that before it."""
     refs, scalars = self.refs, self.scalars
     (d_after,) = carry
     written, low = refs["written"], refs["low"]
     self.store("low", d_after)
     d_memory = scalars["total"] * d_after + self.wide("d_memory")
-    if "rest" in refs:  # not in registers, which are few
+    if "rest" in refs:  # registers are few, so shared memory holds this
       self.store("rest", d_memory)
     start = self.start()
     kept = self.wide("saved") * d_after
@@ -128,7 +129,7 @@ class _Tile:
     return (starts.leave(refs, scalars, NAME, d_memory, by_z),)
 
   def after_tokens(self, z: jax.Array, scores: jax.Array) -> jax.Array:
-    """Pre-activations with gradients per token; leaves `coupling`.
+    """Returns pre-activations for gradients per token; stores `coupling`.
 
     Args:
       z: M w.
@@ -141,10 +142,10 @@ class _Tile:
     return sweeps.from_start(refs, z.shape[1]) * z - found
 
   def before_tokens(self, dz: jax.Array) -> jax.Array:
-    """The adjoint of M w; leaves that of w_t . w_i in `coupling`.
+    """Returns the adjoint of M w; stores that of w_t . w_i in `coupling`.
 
     Args:
-      dz: of pre-activations, and in `dz`.
+      dz: Adjoint of pre-activations, which the reference `dz` also holds.
     """
     refs = self.refs
     self.store("d_before", jnp.sum(dz * self.wide("z"), axis=1))
@@ -154,11 +155,11 @@ class _Tile:
     return dz * sweeps.from_start(refs, dz.shape[1])
 
   def direction(self) -> jax.Array:
-    """Without rates."""
+    """Returns directions without rates."""
     return rows.write_direction(*self.loss())
 
   def pull(self, by_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The adjoints of z and of targets, with that of directions."""
+    """Returns the adjoints of z and targets from that of the directions."""
     dz, d_target = rows.write_direction_adjoint(
       *self.loss(), self.row("rate") * by_rate
     )
@@ -173,18 +174,20 @@ def backward(
   """Runs the kernel.
 
   Args:
-    operands: as `forward` takes them but for `memory` and `reset_memory`, and
-      by tile `saved`, with gradients per token `u`, and the adjoints of both by
-      reads, `d_u` and `d_memory`; `d_final`, and with `last` `d_last_memory`.
-    spec: the memory's meaning.
+    operands: The operands of `forward` except `memory` and `reset_memory`.
+      There are also `saved` by tile and, with gradients per token, `u`. `d_u`
+      and `d_memory` are their adjoints through reads. `d_final` is the adjoint
+      of `final` and, with `last`, `d_last_memory` that of `last_memory`.
+    spec: Options that define the memory.
 
   Returns:
-    By tile, in the dtype of what is written, its adjoint by writes,
-    `d_written`, and `d_target` of each pass, as `d_u`; float32 `d_gates`
-    `[tiles, batch, 2 * heads, adjoint_kinds * tile]` and `d_total` `[tiles,
-    batch, 2 * heads, width]` (memories times their adjoints after the tile,
-    summed over slots); `d_first`, that of the memory before the first tile,
-    with `resets` `d_reset_memory`, with `last` `d_start_memory`.
+    Adjoints by name. `d_written` is that of `written` through writes, and
+    `d_target` is that of each pass, shaped as `d_u`. Both have the dtype of
+    `written`. `d_gates` is float32 `[tiles, batch, 2 * heads, adjoint_kinds *
+    tile]`. `d_total` is float32 `[tiles, batch, 2 * heads, width]`: memories
+    times their adjoints after the tile, summed over slots. `d_first` is the
+    adjoint of the memory before the first tile. With `resets` there is
+    `d_reset_memory`, with `last` `d_start_memory`.
   """
   written, final = operands["written"], operands["d_final"]
   shape, dtype = written.shape, written.dtype
@@ -195,7 +198,7 @@ def backward(
   low = jax.ShapeDtypeStruct(final.shape[2:], dtype)
   z = jax.ShapeDtypeStruct(of_u.shape, final.dtype)
   local = {"z": z, "low": low, "dz": of_u, "u_end": of_u}
-  if low.size <= full_tiles.TOKENS**2:  # else there is no room
+  if low.size <= full_tiles.TOKENS**2:  # otherwise there is no room for it
     local["rest"] = jax.ShapeDtypeStruct(low.shape, final.dtype)
   results = {
     "d_written": jax.ShapeDtypeStruct(shape, dtype),
@@ -225,7 +228,7 @@ def backward(
     local=local,
     memories=[*given, *zeroed],
     carried=[("d_final", "d_first")],
-    # Not read once their own adjoints are known.
+    # The body does not read these operands after it stores their adjoints.
     in_place={"d_written": "written", "d_target": "target"},
     zeroed=zeroed,
     reverse=True,
