@@ -1,1 +1,1 @@
-"""Lattice by Pallas TPU kernels."""
+"""Pallas TPU kernels for Lattice."""

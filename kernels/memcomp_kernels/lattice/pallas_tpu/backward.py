@@ -1,8 +1,9 @@
 """Lattice backward on a TPU: from the last tile to the first, token by token.
 
-A tile is computed again from the memory before it, keeping all its memories on
-chip. With D the adjoint of the memory after a token, E that of what it is based
-on, s' the base's columns, and rows by slot:
+The kernel recomputes a tile from the memory before it, and keeps all the tile's
+memories in VMEM. Let D be the adjoint of the memory after a token and E the
+adjoint of the token's base (see `layout`). s' are the base's columns. Rows are
+by slot:
 
   D   <- D + dy q^T                     dq = <s_t, dy>
   dkeep = <s_{t-1}, D>   dwrite = <h, D>   dalong = -<s', D>
@@ -25,39 +26,42 @@ from memcomp_kernels.pallas_tpu import pairs
 
 
 class Refs(NamedTuple):
-  """Blocks of one step, as those of the forward kernel.
+  """Blocks of one step; `forward.Refs` describes those that both kernels have.
 
   Attributes:
-    query: as there.
-    key: as there.
-    value: as there.
-    gates: as there.
-    flags: as there.
-    saved: as there, of the tile.
-    reset: as there.
-    start: as there.
-    d_output: as `value`.
-    d_final: adjoint of the final memory.
-    d_chunk_start: of the last chunk's start; None without flags or chunks.
-    d_query: as `query`.
-    d_key: as `key`.
-    d_value: as `value`.
-    d_gates: as `gates`, each part its share.
-    d_memory: of the memory, carried from tile to tile.
-    d_reset: None without flags.
-    d_start: None without flags or chunks.
-    d_base: of the base, scratch; None without chunks. All scratch is float32.
-    d_squares: `[slots, lanes]`, scratch.
-    states: `[tokens + 1, slots, rows, lanes]`, scratch: the tile's memories.
-    written: `[tokens, rows, lanes]`, scratch: h.
-    shares: `[tokens, slots, lanes]`, scratch: of h along the columns.
-    lengths: `[tokens, 1, lanes]`, scratch: |h|^2.
-    before: `[tokens, 2, slots, lanes]`, scratch: columns before each token;
+    query: See `forward.Refs`.
+    key: See `forward.Refs`.
+    value: See `forward.Refs`.
+    gates: See `forward.Refs`.
+    flags: See `forward.Refs`.
+    saved: See `forward.Refs`; the memory before the tile.
+    reset: See `forward.Refs`.
+    start: See `forward.Refs`.
+    d_output: Adjoint of the output, shaped as `value`.
+    d_final: Adjoint of the final memory.
+    d_chunk_start: Adjoint of the last chunk's start; None without flags or
+      chunks.
+    d_query: Adjoint of `query`.
+    d_key: Adjoint of `key`.
+    d_value: Adjoint of `value`.
+    d_gates: Adjoint of `gates`; each part stores its share.
+    d_memory: Adjoint of the memory, carried from tile to tile.
+    d_reset: Adjoint of `reset`; None without flags.
+    d_start: Adjoint of `start`; None without flags or chunks.
+    d_base: Adjoint of the base, scratch; None without chunks. All scratch is
+      float32.
+    d_squares: Adjoint of `squares`, `[slots, lanes]`, scratch.
+    states: The tile's memories, `[tokens + 1, slots, rows, lanes]`, scratch.
+    written: h of each token, `[tokens, rows, lanes]`, scratch.
+    shares: Products of h with the base's columns, `[tokens, slots, lanes]`,
+      scratch.
+    lengths: |h|^2, `[tokens, 1, lanes]`, scratch.
+    before: Columns before each token, `[tokens, 2, slots, lanes]`, scratch;
       None with chunks.
-    base: as there.
-    rows: as there.
-    squares: as there.
-    untouched: as there.
+    base: See `forward.Refs`.
+    rows: See `forward.Refs`.
+    squares: See `forward.Refs`.
+    untouched: See `forward.Refs`.
   """
 
   query: jax.Ref
@@ -92,7 +96,7 @@ class Refs(NamedTuple):
 
 
 def _recompute(refs: Refs, plan: layout.Plan) -> None:
-  """The tile's memories, and what its tokens found."""
+  """Recomputes the tile's memories and its tokens' writes."""
   refs.states[0] = refs.saved[0, 0]
   forward.begin(refs, plan, refs.states.at[0])
 
@@ -112,7 +116,7 @@ def _recompute(refs: Refs, plan: layout.Plan) -> None:
 
 
 def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
-  """The adjoint through what a tile ends with."""
+  """Computes the adjoint through the normalisation at the tile's end."""
   carried, unit = refs.d_memory.at[0], plan.spec.unit_columns
   last = refs.states.at[plan.tokens]
   if unit:
@@ -141,7 +145,7 @@ def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
 
 
 def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
-  """The adjoint through what a tile begins with."""
+  """Computes the adjoint through what happens at the tile's beginning."""
   refs.rows[forward.KEEP] = 2.0 * pairs.all_parts(
     refs.d_squares[...], plan.lanes.parts
   )
@@ -165,13 +169,13 @@ def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
 
 
 def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
-  """The adjoint through one token."""
+  """Computes the adjoint through one token."""
   spec, parts, carried = plan.spec, plan.lanes.parts, refs.d_memory.at[0]
   rows, state, after = refs.rows, refs.states.at[t], refs.states.at[t + 1]
   base = state if refs.base is None else refs.base
   h, dy = refs.written[t], refs.d_output[0, t].astype(jnp.float32)
   key = refs.key[0, t].astype(jnp.float32)
-  if refs.before is None:  # those of the base
+  if refs.before is None:  # then these are the base's columns
     before = writes.Columns(refs.squares[...], refs.untouched[...])
   else:
     before = writes.Columns(refs.before[t, 0], refs.before[t, 1])
@@ -244,7 +248,7 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
-  """The kernel's body."""
+  """Runs the kernel's body for one grid step."""
 
   @pl.when(pl.program_id(1) == 0)
   def _():

@@ -1,4 +1,4 @@
-"""Calls of Lattice's TPU kernels: their blocks, operands and results."""
+"""Calls Lattice's TPU kernels: builds their blocks, operands and results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from memcomp_kernels.pallas_tpu import device, pairs, vmem
 
 
 class Packed(NamedTuple):
-  """Tokens as the kernels take them, `[blocks, time, ..., lanes]`."""
+  """Tokens in the kernels' layout, `[blocks, time, ..., lanes]`."""
 
   query: jax.Array
   key: jax.Array
@@ -23,7 +23,7 @@ class Packed(NamedTuple):
   gates: jax.Array
 
 
-# How a block follows the grid (blocks, tiles).
+# How a block depends on the grid indices (blocks, tiles).
 _BY_TOKEN, _BY_TILE, _MEMORY = "by token", "by tile", "memory"
 _KINDS = {
   "flags": _BY_TILE,
@@ -45,7 +45,7 @@ def _spec(name: str, x: Any, plan: layout.Plan, at: Callable) -> pl.BlockSpec:
 
 
 def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
-  """The scratch of a kernel, of those that are needed."""
+  """Returns the scratch arrays that a kernel needs, by name."""
   tokens, memory, by_slot = plan.tokens, plan.memory, plan.by_slot
   shapes = {
     "rows": (forward_lib.KINDS, *by_slot),
@@ -69,13 +69,13 @@ def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
 
 
 class _Call(NamedTuple):
-  """A kernel's call, but for its body and operands.
+  """A kernel's call, without its body and operands.
 
   Attributes:
-    name: of the kernel.
-    steps: tiles.
-    specs: of operands and results.
-    scratch: by name.
+    name: Name of the kernel.
+    steps: Number of tiles.
+    specs: Block specs of operands and results, by name.
+    scratch: Scratch arrays by name.
   """
 
   name: str
@@ -95,7 +95,7 @@ def _fit(
   """Lays out a call.
 
   Raises:
-    NotImplementedError: its blocks do not fit on chip.
+    NotImplementedError: Its blocks do not fit in VMEM.
   """
   steps = arrays["query"].shape[1] // plan.tokens
   scratch = _scratch(module.Refs, plan)
@@ -167,18 +167,20 @@ def forward(
   """Runs the forward kernel.
 
   Args:
-    plan: the kernel.
-    packed: tokens of whole tiles.
-    flags: `[blocks, tiles, layout.FLAGS, lanes]`, or None.
-    memory: before the first token, `[blocks, slots, rows, lanes]`.
-    reset: likewise, what segments start from; not read without flags.
-    start: likewise, of a chunk that began before; not read without flags or
-      chunks.
-    save: whether to return `saved`.
+    plan: Plan of the kernel.
+    packed: Tokens of a whole number of tiles.
+    flags: Flags, `[blocks, tiles, layout.FLAGS, lanes]`, or None.
+    memory: Memory before the first token, `[blocks, slots, rows, lanes]`.
+    reset: Memory that segments start from, shaped as `memory`; not read without
+      flags.
+    start: Memory at the start of a chunk that began before the call, shaped as
+      `memory`; not read without flags or chunks.
+    save: Whether to return `saved`.
 
   Returns:
-    `output` as `packed.value`; `final`, `last` (with chunks) as `memory`;
-    `saved` `[tiles, blocks, slots, rows, lanes]`, float32.
+    Arrays by name. `output` is shaped as `packed.value`. `final` and (with
+    chunks) `last` are shaped as `memory`. `saved` is float32 `[tiles, blocks,
+    slots, rows, lanes]`.
   """
   operands = packed._asdict()
   results = {"output": _like(packed.value, packed.query.dtype)}
@@ -210,9 +212,9 @@ def _backward_results(plan, packed, memory) -> dict[str, Any]:
 
 
 def check(plan: layout.Plan, dtype: Any) -> None:
-  """Raises NotImplementedError where the backward kernel cannot fit on chip.
+  """Raises NotImplementedError if the backward kernel does not fit in VMEM.
 
-  It takes more than the forward kernel.
+  The backward kernel needs more VMEM than the forward kernel.
   """
   tokens, lanes, by_slot = plan.tokens, pairs.LANES, plan.by_slot
   struct: Any = jax.ShapeDtypeStruct
@@ -257,19 +259,19 @@ def backward(
   """Runs the backward kernel.
 
   Args:
-    plan: the kernel.
-    packed: as forward.
-    flags: as forward.
-    saved: of the forward kernel.
-    reset: as forward.
-    start: as forward.
-    d_output: as `packed.value`.
-    d_final: adjoint of the final memory.
-    d_chunk_start: of the last chunk's start; not read without chunks.
+    plan: Plan of the kernel.
+    packed: The tokens of `forward`.
+    flags: The flags of `forward`.
+    saved: Result `saved` of the forward kernel.
+    reset: The reset memory of `forward`.
+    start: The chunk start of `forward`.
+    d_output: Adjoint of the output, shaped as `packed.value`.
+    d_final: Adjoint of the final memory.
+    d_chunk_start: Adjoint of the last chunk's start; not read without chunks.
 
   Returns:
-    Adjoints of the fields of `packed`, each `d_` and its name, `d_memory`, and
-    with flags `d_reset`, with chunks `d_start`.
+    Adjoints of the fields of `packed`, each named `d_` and the field's name,
+    and `d_memory`. With flags also `d_reset`, and with chunks `d_start`.
   """
   operands = packed._asdict() | {
     "saved": saved,

@@ -1,15 +1,16 @@
-"""A chunk of Lattice with stale gradients on TPUs' matrix unit, both ways.
+"""A chunk of Lattice with gradients at its start, on TPUs' matrix unit.
 
-The algebra is that of `tile.py`, for normalised columns. A chunk is a tile of
-`pallas_tpu.affine.engine`, whose memory has slots on sublanes:
-`[slots, heads * value]`. Phi is the memory before the chunk, S that before the
-tile. Numbers of a token and slot are `[tile, heads * slots]`. Decays are taken
-apart, e^{G_r - G_i} = e^{G_r} e^{-G_i}, so that
+The pieces compute a chunk forward and backward. The algebra is that of
+`lattice.tile`, for normalised columns. A chunk is a tile of
+`pallas_tpu.affine.engine`. Its memory has slots on sublanes: `[slots, heads *
+value]`. Phi is the memory before the chunk, and S is the memory before the
+tile. Numbers by token and slot are `[tile, heads * slots]`. The kernel factors
+the decays, e^{G_r - G_i} = e^{G_r} e^{-G_i}, so that
 
   b_r = e^{G_r} sum_{i<=r} e^{-G_i} w_i p_i
   A_{r,i} = (q_r e^{G_r}) . (w_i e^{-G_i})
 
-are products of matrices; the caller looks whether e^{-G} stayed in range.
+are matmuls. The caller checks whether e^{-G} stayed in range.
 """
 
 from collections.abc import Generator
@@ -26,7 +27,7 @@ from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
 class _Chunk(NamedTuple):
-  """What both ways know of a chunk's writes.
+  """Intermediate values of a chunk's writes, for both directions.
 
   Attributes:
     h: `[tile, heads * value]`.
@@ -34,10 +35,10 @@ class _Chunk(NamedTuple):
     share: p = h . Phi.
     code: c.
     rate: gamma.
-    plain: a = -gamma c, what is written before contraction.
+    plain: a = -gamma c, the factor of the write before the contraction.
     tangent: |h - Phi p|^2.
-    total: mu^2 + |ds|^2, or 1 where nothing is left of a column.
-    sized: where it is not.
+    total: mu^2 + |ds|^2, or 1 where nothing remains of a column.
+    sized: Whether something remains of the column.
     decay: mu^2.
     write: w = beta a.
     log: G.
@@ -72,7 +73,7 @@ def _objective(tile: tile_lib.Tile) -> str:
 
 
 def _gates(tile: tile_lib.Tile) -> tuple[jax.Array, jax.Array]:
-  """Log decays and rates, of every slot."""
+  """Returns log decays and rates of every slot."""
   slots = tile.plan.key_dim
   return tile.spread("log_decay", slots), tile.spread("rate", slots)
 
@@ -80,7 +81,7 @@ def _gates(tile: tile_lib.Tile) -> tuple[jax.Array, jax.Array]:
 def _writes(
   tile: tile_lib.Tile, gates: tuple[jax.Array, jax.Array], phi: jax.Array
 ) -> Generator[None, None, _Chunk]:
-  """`phi` is Phi as a right operand."""
+  """Computes a chunk's writes; `phi` is Phi as a right operand."""
   wide, objective = jnp.float32, _objective(tile)
   log_decay, rate = gates
   key, h = tile.keys("key"), tile.values("value").astype(wide)
@@ -98,7 +99,7 @@ def _writes(
   if objective == "encoding":
     code = share - code
   plain = -rate * code
-  # Columns are of norm 1 here. Rounding may leave less than nothing.
+  # Columns have norm 1 here. Rounding may make the difference negative.
   tangent = jnp.maximum(length - share * share, 0)
   total = decay + plain * plain * tangent
   sized = total > columns.TINY
@@ -125,12 +126,12 @@ def _writes(
 
 
 def _by_slot(tile: tile_lib.Tile, row: jax.Array) -> jax.Array:
-  """A number of each slot, `[1, heads * slots]`, on all its lanes."""
+  """Spreads each slot's number, `[1, heads * slots]`, over the slot's lanes."""
   return blocks.by_token(row, tile.plan.unit, tile.plan.value_dim)
 
 
 def _scores(tile: tile_lib.Tile, chunk: _Chunk, query: jax.Array):
-  """A, zero for tokens to come; q e^G and w e^-G."""
+  """Returns A (zero for later tokens), q e^G and w e^-G."""
   dtype = tile.dtype
   query = (query * chunk.up).astype(dtype)
   write = (chunk.write * chunk.down).astype(dtype)
@@ -139,16 +140,17 @@ def _scores(tile: tile_lib.Tile, chunk: _Chunk, query: jax.Array):
 
 
 def _ratio(tile: tile_lib.Tile, chunk: _Chunk) -> jax.Array:
-  """The factor of q e^G that `Phi` is read with."""
+  """Returns the factor of q e^G in the read of `Phi`."""
   return tile.running_sum(chunk.down * chunk.write * chunk.share)
 
 
 def _after(
   tile: tile_lib.Tile, chunk: _Chunk, memory: jax.Array, phi: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """S after the writes; what of S and of Phi it has, w e^{G_C - G}.
+  """Returns S after the writes, its factors of S and Phi, and w e^{G_C - G}.
 
-  `memory` is `phi` itself where no chunk came in: then their shares are one.
+  `memory` is `phi` itself if no chunk began before the call. The factor of S
+  then includes that of Phi.
   """
   left = chunk.write * jnp.exp(chunk.last - chunk.log)
   kept = jnp.exp(chunk.last)
@@ -166,21 +168,21 @@ def _after(
 
 
 def _norms(tile: tile_lib.Tile, memory: jax.Array):
-  """Inverse norms of columns on all their lanes, and where there are any."""
+  """Returns inverse norms on all lanes of columns, and which have a norm."""
   squares = tile.spread_sums(memory * memory, tile.plan.value_dim)
   sized = squares > columns.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1)), sized
 
 
 def _if_complete(tile: tile_lib.Tile, new: jax.Array, old: Any):
-  """`new` where the chunk ends with the tile."""
+  """Returns `new` if the chunk ends with the tile, otherwise `old`."""
   if tile.flags is None:
     return new
   return jnp.where(tile.has(plan_lib.COMPLETE), new, old)
 
 
 def forward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A chunk of the forward kernel."""
+  """Computes a chunk in the forward kernel."""
   query, gates = tile.keys("query").astype(jnp.float32), _gates(tile)
   yield schedule.READS
   memory, phi = tile.begin()
@@ -210,7 +212,7 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
 
 
 def backward(tile: tile_lib.Tile) -> schedule.Piece:
-  """A chunk of the backward kernel."""
+  """Computes a chunk in the backward kernel."""
   wide, dtype, plan = jnp.float32, tile.dtype, tile.plan
   unit, value_dim = plan.unit, plan.value_dim
   objective = _objective(tile)
@@ -232,7 +234,7 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   d_scores = jnp.where(tile.seen, blocks.nt(d_output, low_right), 0.0)
   d_scores = d_scores.astype(dtype)
   d_h: Any = blocks.nn(blocks.transpose(scores, unit), d_right)
-  # What reads of the memory and of Phi pass back.
+  # The adjoints of the reads of the memory and of Phi.
   d_along = blocks.nt(d_output, right)
   read = d_along
   if not is_one:
@@ -268,7 +270,7 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   yield None
   last = lax.broadcasted_iota(jnp.int32, (plan.tile, 1), 0) == plan.tile - 1
   d_ratio = d_ratio - jnp.where(last, up * d_end, 0.0)
-  # G's adjoint by b, whose factor e^G stands in `up`.
+  # The adjoint of G through b; its factor e^G is in `up`.
   d_log = d_log - jnp.where(last, b * d_end, 0.0)
   d_sum = tile.running_sum(d_ratio, reverse=True)
   yield None

@@ -1,11 +1,11 @@
 """Lattice as Pallas TPU kernels, forward and backward.
 
-Layout in time, packing and hand-off are those of `chunking.chunked`; one
-kernel each way takes all tokens, and keeps memories on chip. Gradients at the
-chunk's start make a chunk's writes products of matrices (`_chunk_kernel`).
-Gradients per token do not: the vector unit makes each write, for a pair of row
-and head on each lane (`pallas_tpu.pairs`); so it does for chunks and
-meanings that the other kernel is not for.
+`chunking.chunked` defines the layout in time, the packing and the passing of
+state. One kernel per direction runs all tokens and keeps memories in VMEM. With
+gradients at the chunk's start, a chunk's writes are matmuls (`chunk_start`).
+With gradients per token they are not. The vector unit then computes each write,
+with a pair of row and head on each lane (`pallas_tpu.pairs`). It also runs the
+chunks and options that `chunk_start` does not support.
 """
 
 import dataclasses
@@ -29,14 +29,17 @@ from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 
 def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
-  """The inputs, and which of them are taken; None if it is not asked."""
+  """Returns the inputs and the mask of valid tokens (None if not needed)."""
   return (laid, None) if spec.stale else laid
 
 
 def _plan(
   spec: reference.Spec, inputs: reference.Inputs, tokens: int, *, flagged: bool
 ) -> layout_lib.Plan:
-  """The fastest that fits on chip; what fits best if none does."""
+  """Returns the fastest plan that fits in VMEM.
+
+  If none fits, it returns the plan that needs the least.
+  """
   batch, _, heads, value_dim = inputs.value.shape
   plans = [
     layout_lib.Plan(
@@ -44,18 +47,18 @@ def _plan(
       lanes=lanes,
       rows=value_dim // lanes.parts,
       tokens=tokens,
-      flagged=True,  # what takes more
+      flagged=True,  # this needs more VMEM
     )
     for lanes in tilings.lanes(batch * heads, value_dim)
   ]
   fitting = [plan for plan in plans if not _too_large(plan, inputs)]
   plan = next(iter(fitting), min(plans, key=lambda plan: plan.rows))
-  # With chunks a tile must know whether its chunk is complete.
+  # With chunks, a tile must know whether its chunk is complete.
   return dataclasses.replace(plan, flagged=flagged or spec.stale)
 
 
 def _too_large(plan: layout_lib.Plan, inputs: reference.Inputs) -> str | None:
-  """Why a plan's kernels do not fit on chip, or None."""
+  """Returns why a plan's kernels do not fit in VMEM, or None if they fit."""
   try:
     call_lib.check(plan, inputs.query.dtype)
   except NotImplementedError as error:
@@ -64,7 +67,7 @@ def _too_large(plan: layout_lib.Plan, inputs: reference.Inputs) -> str | None:
 
 
 def _pack(plan: layout_lib.Plan, laid: Any) -> call_lib.Packed:
-  """Lays flat inputs `[batch, time, heads, ...]` for the kernels."""
+  """Lays out flat inputs `[batch, time, heads, ...]` for the kernels."""
   spec, lanes = plan.spec, plan.lanes
   inputs, taken = _inputs(spec, laid)
   query, key, value, log_decay, rate = (jnp.moveaxis(x, 2, 1) for x in inputs)
@@ -84,7 +87,7 @@ def _pack(plan: layout_lib.Plan, laid: Any) -> call_lib.Packed:
 
 
 def _pack_memory(lanes: pairs.Lanes, memory: jax.Array) -> jax.Array:
-  """`[batch, heads, value, slots]` to `[blocks, slots, rows, lanes]`."""
+  """Packs `[batch, heads, value, slots]` as `[blocks, slots, rows, lanes]`."""
   return lanes.split(jnp.swapaxes(memory, -1, -2))
 
 
@@ -97,7 +100,10 @@ def _unpack_memory(
 def _flags(
   plan: layout_lib.Plan, layout: layout_chunking.Layout, batch: int, time: int
 ):
-  """`[blocks, tiles, FLAGS, LANES]`, or None where no tile is special."""
+  """Returns flags, `[blocks, tiles, FLAGS, LANES]`.
+
+  The result is None if no tile is special.
+  """
   if not plan.flagged:
     return None
   last = layout_chunking.handed_on(layout, batch, time)
@@ -114,7 +120,7 @@ def _flags(
 
 
 def prepare(form, layout, operands):
-  """The plan, packed operands and their pullback, and flags."""
+  """Returns the plan, packed operands, their pullback, and flags."""
   batch, time = form_lib.sizes(operands.inputs)
   flat = jax.tree.map(
     lambda x: layout_chunking.flat(layout, x), operands.inputs
@@ -127,7 +133,7 @@ def prepare(form, layout, operands):
 
 
 def pack_memories(plan, operands):
-  """The packed memory, what segments start from, and the chunk's start."""
+  """Packs the memory, the memory that segments start from, and chunk starts."""
   return [
     _pack_memory(plan.lanes, x[0])
     for x in (operands.memories, operands.reset, operands.chunk_start)
@@ -135,13 +141,13 @@ def pack_memories(plan, operands):
 
 
 def _where_last(form, layout, batch, time, new, old):
-  """`new` in rows that hand a chunk on."""
+  """Returns `new` for rows that have a last chunk, and `old` for the others."""
   has = jnp.any(layout_chunking.handed_on(layout, batch, time), axis=0)
   return jnp.where(has[:, None, None, None], new, old)
 
 
 def _forward(form, layout, operands, save):
-  """Of `form.Engine`."""
+  """Runs the forward pass; see `form.Engine`."""
   plan, packed, _, flags = prepare(form, layout, operands)
   batch, time = form_lib.sizes(operands.inputs)
   memory, reset, chunk_start = pack_memories(plan, operands)
@@ -160,7 +166,7 @@ def _forward(form, layout, operands, save):
 
 
 def _backward(form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   plan, packed, unpack, flags = prepare(form, layout, operands)
   batch, time = form_lib.sizes(operands.inputs)
   d_output = jnp.moveaxis(
@@ -202,7 +208,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
 
 def _as_saved(form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   (memory,) = operands.memories
   inputs, _ = _inputs(form.spec, operands.inputs)
   plan = _plan(form.spec, inputs, form.tile_time, flagged=False)
@@ -210,7 +216,7 @@ def _as_saved(form, operands):
 
 
 def form(spec: reference.Spec, tiling: tilings.Tiling) -> form_lib.Form:
-  """Lattice for `chunking.chunked`, by these kernels."""
+  """Returns the form of Lattice that runs by these kernels."""
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
   form = xla_chunked.form(spec, tiling)
   return dataclasses.replace(form, engine=ENGINE)
@@ -219,9 +225,10 @@ def form(spec: reference.Spec, tiling: tilings.Tiling) -> form_lib.Form:
 def tokens(
   form: form_lib.Form, inputs: reference.Inputs
 ) -> engine.Tokens | None:
-  """Of `pallas_tpu.affine.engine`; None where columns are not normalised.
+  """Converts inputs to the tokens of `pallas_tpu.affine.engine`, or None.
 
-  And with gradients per token, and for chunks that are too long for it.
+  None means that `chunk_start` cannot run the call: columns are not normalised,
+  gradients are per token, or chunks are too long.
   """
   spec = form.spec
   if not (spec.stale and spec.unit_columns) or form.tile_time > LONGEST:
@@ -244,9 +251,11 @@ def tokens(
 
 
 LONGEST = 128
-"""Chunk of `_chunk_kernel`, in tokens: numbers by two tokens fill registers."""
+"""Maximum tokens per chunk of `chunk_start`: arrays by two tokens fill
+registers."""
 SCHEDULES, STEP_TILES = ((6, 1), (6, 1)), (4, 2)
-"""Of `chunk_start`, as of `plan.Own`; by static cycles."""
+"""Schedules and tiles per step of `chunk_start`; see `plan.Own`. They were
+chosen by static cycle counts."""
 ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
@@ -259,10 +268,11 @@ def chunk(
   reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
+  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: these kernels do not do it; says why.
+    NotImplementedError: These kernels cannot run the call; the message says
+      why.
   """
   tiling = tiling or tilings.Tiling()
   if reason := unsupported(inputs, spec, tiling):
@@ -281,7 +291,7 @@ def unsupported(
   spec: reference.Spec,
   tiling: tilings.Tiling | None = None,
 ) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if spec.sparsity:

@@ -1,9 +1,11 @@
-"""Lattice forward on a TPU: token by token, the memory stays on chip.
+"""Lattice forward on a TPU: token by token, with the memory in VMEM.
 
-A token takes three passes over its memory: h from the base, what h has along
-each column, and then the write, the read and the next memory at once. Nothing
-is approximated: per token this is the definition, but that columns are brought
-to length 1 by what their length must be, and exactly at the end of a tile.
+A token takes three passes over its memory. The first computes h from the base,
+and the second computes h's products with each column. The third does the write,
+the read and the update of the memory together. Per token, the kernel computes
+the definition without approximation, with one difference. It divides columns by
+the length that they must have, and normalises them exactly at the end of a
+tile.
 """
 
 from typing import Any, NamedTuple
@@ -20,29 +22,29 @@ from memcomp_kernels.pallas_tpu import pairs
 
 
 class Refs(NamedTuple):
-  """Blocks of one step, a tile; see `mosaic.pairs` for their shapes.
+  """Blocks of one step, which is a tile; see `pallas_tpu.pairs` for shapes.
 
   Attributes:
-    query: `[1, tokens, slots, lanes]`.
-    key: likewise.
-    value: `[1, tokens, rows, lanes]`.
-    gates: `[1, tokens, layout.ROWS, lanes]`.
-    flags: `[1, 1, layout.FLAGS, lanes]`; None where nothing but whole tiles of
-      one segment comes.
-    memory: before the first token, `[1, slots, rows, lanes]`.
-    reset: what a segment starts from; None without flags.
-    start: of a chunk that began in an earlier call; None without flags or
-      chunks.
-    output: as `value`.
-    final: the memory, carried from tile to tile.
-    last: the start of the last chunk; None likewise.
-    saved: the memory before the tile, `[1, 1, slots, rows, lanes]`; None if not
+    query: Queries, `[1, tokens, slots, lanes]`.
+    key: Keys, `[1, tokens, slots, lanes]`.
+    value: Values, `[1, tokens, rows, lanes]`.
+    gates: Gates, `[1, tokens, layout.ROWS, lanes]`.
+    flags: Flags, `[1, 1, layout.FLAGS, lanes]`; None if all tiles are full and
+      belong to one segment.
+    memory: Memory before the first token, `[1, slots, rows, lanes]`.
+    reset: Memory that a segment starts from; None without flags.
+    start: Memory at the start of a chunk that an earlier call has begun; None
+      without flags or chunks.
+    output: Outputs, shaped as `value`.
+    final: The memory, carried from tile to tile.
+    last: The start of the last chunk; None without flags or chunks.
+    saved: Memory before the tile, `[1, 1, slots, rows, lanes]`; None if not
       wanted.
-    base: the chunk's start, scratch; None without chunks. All scratch is
+    base: The chunk's start, scratch; None without chunks. All scratch is
       float32.
-    rows: `[KINDS, slots, lanes]`, scratch: a token's numbers by slot.
-    squares: `[slots, lanes]`, scratch: of the base's columns.
-    untouched: likewise, see `writes.Columns`.
+    rows: A token's numbers by slot, `[KINDS, slots, lanes]`, scratch.
+    squares: Squared lengths of the base's columns, `[slots, lanes]`, scratch.
+    untouched: See `writes.Columns`; `[slots, lanes]`, scratch.
   """
 
   query: jax.Ref
@@ -63,12 +65,12 @@ class Refs(NamedTuple):
   untouched: jax.Ref
 
 
-# Places in `Refs.rows`.
+# Indices in `Refs.rows`.
 CODE, QUERY, KEEP, WRITE, ALONG, D_SHARE, KINDS = 0, 1, 2, 3, 4, 5, 6
 
 
 def begin(refs: Any, plan: layout.Plan, memory: jax.Ref) -> None:
-  """Resets `memory`, and finds the base of a tile and its columns."""
+  """Resets `memory`, and computes the base of a tile and its columns."""
   if plan.flagged:
     resets = flag(refs, layout.RESETS)
     continues = flag(refs, layout.CONTINUES)
@@ -83,28 +85,28 @@ def begin(refs: Any, plan: layout.Plan, memory: jax.Ref) -> None:
 
 
 def flag(refs: Any, row: int) -> jax.Array:
-  """One of a tile's flags, bool `[1, lanes]`."""
+  """Returns one of a tile's flags, bool `[1, lanes]`."""
   return refs.flags[0, 0, pl.ds(row, 1), :] > 0
 
 
 def squares(plan: layout.Plan, memory: jax.Ref) -> jax.Array:
-  """Of a memory's columns, `[slots, lanes]`."""
+  """Returns the squared lengths of a memory's columns, `[slots, lanes]`."""
   return pairs.all_parts(layout.dots(plan, memory, memory), plan.lanes.parts)
 
 
 def token(
   refs: Any, plan: layout.Plan, t: jax.Array, base: jax.Ref
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Finds a token's write, into `refs.rows`, and the columns after it.
+  """Computes a token's write into `refs.rows`, and the columns after it.
 
   Args:
-    refs: of the kernel.
-    plan: the kernel.
-    t: the token's place in the tile.
-    base: the memory that its gradient is taken at.
+    refs: References of the kernel.
+    plan: Plan of the kernel.
+    t: Index of the token in the tile.
+    base: Memory at which the token's gradient is taken.
 
   Returns:
-    h `[rows, lanes]`, what it has along the columns `[slots, lanes]`, and its
+    h `[rows, lanes]`, its products with the columns `[slots, lanes]`, and its
     squared length `[1, lanes]`.
   """
   spec = plan.spec
@@ -129,7 +131,7 @@ def token(
 
 
 def written(refs: Any, m: int, column: jax.Array, h: jax.Array) -> jax.Array:
-  """A column after a token."""
+  """Returns a column after a token's write."""
   kept = layout.row(refs.rows, KEEP, m) * column
   column = kept + layout.row(refs.rows, WRITE, m) * h
   if refs.base is None:
@@ -138,11 +140,12 @@ def written(refs: Any, m: int, column: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
-  """How columns are brought to length 1 at a tile's end.
+  """Computes how columns are normalised at a tile's end.
 
   Returns:
-    The inverse of their lengths, where they have one; where that is done; and
-    where there is none and the base stands in, bool `[slots, lanes]`.
+    The inverse of their lengths, where they have one. Then two masks, bool
+    `[slots, lanes]`: which columns to normalise, and which columns have no
+    length, such that the base replaces them.
   """
   found = squares(plan, memory)
   sized = found > columns.TINY
@@ -154,7 +157,7 @@ def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
 
 
 def finish(refs: Refs, plan: layout.Plan) -> None:
-  """Brings columns to length 1 at a tile's end."""
+  """Normalises columns to length 1 at a tile's end."""
   if not plan.spec.unit_columns:
     return
   carried = refs.final.at[0]
@@ -171,7 +174,7 @@ def finish(refs: Refs, plan: layout.Plan) -> None:
 
 
 def run(refs: Refs, plan: layout.Plan) -> None:
-  """The kernel's body."""
+  """Runs the kernel's body for one grid step."""
   carried = refs.final.at[0]
 
   @pl.when(pl.program_id(1) == 0)
@@ -180,7 +183,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     if refs.last is not None:
       refs.last[...] = jnp.zeros_like(refs.last)
 
-  if refs.saved is not None:  # before it is reset: so is it read again
+  if refs.saved is not None:  # before the reset, which backward repeats
     refs.saved[0, 0] = carried[...]
   begin(refs, plan, carried)
   if refs.last is not None:

@@ -1,14 +1,14 @@
-"""What the forward and the backward kernel share: sizes, rows, one write.
+"""Sizes, rows and a token's write, which both kernels share.
 
-Pairs of rows and heads are on lanes (`mosaic.pairs`), slots on sublanes; the
-columns of a memory are `[slots, rows, lanes]`. A token's write is
+Pairs of rows and heads are on lanes (`pallas_tpu.pairs`), slots on sublanes.
+The columns of a memory are `[slots, rows, lanes]`. A token's write is
 
   s_t = keep s_{t-1} + write h - along s'
 
-with scalars a slot; `along` is of the stale meaning alone, where s' is the
-column at the chunk's start; per token what stands along a column is in `keep`
-(`writes`). The base of a token is the memory that its gradient is taken at: s'
-or s_{t-1}.
+with one scalar each per slot. Only gradients at the chunk's start have `along`,
+where s' is the column at the chunk's start. With gradients per token, `keep`
+includes the component along a column (see `writes`). The base of a token is the
+memory at which its gradient is taken: s' or s_{t-1}.
 """
 
 import dataclasses
@@ -24,23 +24,24 @@ from memcomp_kernels.lattice import columns, reference
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
 
-# Rows of a token's gates, `[ROWS, lanes]` in float32; the rest are unused.
+# Rows of a token's gates, float32 `[ROWS, lanes]`. The other rows are unused.
 DECAY, RATE, TAKEN, ROWS = 0, 1, 2, 8
 
-# Rows of a tile's flags, `[FLAGS, lanes]` in float32; the rest are unused.
+# Rows of a tile's flags, float32 `[FLAGS, lanes]`. The other rows are unused.
 RESETS, CONTINUES, LAST, COMPLETE, FLAGS = 0, 1, 2, 3, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A kernel, but for the shapes of its operands.
+  """A kernel's sizes and options, without the shapes of its operands.
 
   Attributes:
-    spec: the memory's meaning.
-    lanes: how pairs lie.
-    rows: value dimensions of a lane.
-    tokens: of a tile: the chunk where that is meaning.
-    flagged: whether tiles come with flags.
+    spec: Options that define the memory.
+    lanes: Layout of pairs on lanes.
+    rows: Value dimensions per lane.
+    tokens: Tokens per tile. If the definition depends on chunks, a tile is a
+      chunk.
+    flagged: Whether tiles have flags.
   """
 
   spec: reference.Spec
@@ -51,27 +52,27 @@ class Plan:
 
   @property
   def slots(self) -> int:
-    """Columns of a memory."""
+    """Number of columns of a memory."""
     return self.spec.num_slots
 
   @property
   def memory(self) -> tuple[int, int, int]:
-    """The shape of a block's memory."""
+    """Shape of a block's memory."""
     return self.slots, self.rows, pairs.LANES
 
   @property
   def by_slot(self) -> tuple[int, int]:
-    """The shape of a number a slot."""
+    """Shape of an array with one number per slot."""
     return self.slots, pairs.LANES
 
   def groups(self) -> list[range]:
-    """Slots whose sums over rows fill a register."""
+    """Returns groups of slots whose sums over rows fill a register."""
     size = pairs.SUBLANES
     return [range(i, i + size) for i in range(0, self.slots, size)]
 
 
 class Gates(NamedTuple):
-  """Of one token, `[1, lanes]` each."""
+  """Gates of one token, `[1, lanes]` each; `taken` is 1 for valid tokens."""
 
   decay: jax.Array
   rate: jax.Array
@@ -79,7 +80,7 @@ class Gates(NamedTuple):
 
 
 class Write(NamedTuple):
-  """Of one token, `[slots, lanes]` each; `along` is None per token."""
+  """Write of one token, `[slots, lanes]` each; `along` is None per token."""
 
   keep: jax.Array
   write: jax.Array
@@ -87,12 +88,12 @@ class Write(NamedTuple):
 
 
 def gates(rows: jax.Array) -> Gates:
-  """From a token's rows."""
+  """Returns the gates from a token's rows."""
   return Gates(*(rows[i : i + 1] for i in (DECAY, RATE, TAKEN)))
 
 
 def code(spec: reference.Spec, key: jax.Array, squares: jax.Array) -> jax.Array:
-  """What the base is multiplied with to give Phi k."""
+  """Returns the factors of the base's columns that give Phi k."""
   return writes.over_norm(key, squares, spec)
 
 
@@ -107,19 +108,19 @@ def find(
   """Returns a token's write, and the columns after it.
 
   Args:
-    spec: the memory's meaning.
-    share: the base's columns times h, `[slots, lanes]`.
+    spec: Options that define the memory.
+    share: Products of the base's columns with h, `[slots, lanes]`.
     length: |h|^2, `[1, lanes]`.
-    before: the base's columns.
-    key: `[slots, lanes]`.
-    gates: of the token.
+    before: The base's columns.
+    key: Key of the token, `[slots, lanes]`.
+    gates: Gates of the token.
   """
   if not spec.stale:
     unread: Any = None
     token = writes.Tokens(unread, key, unread, *gates)
     keep, write, after = writes.factors(share, length, before, token, spec)
     return Write(keep, write, None), after
-  # As `tile` has it.
+  # The same algebra as in `lattice.tile`.
   share = writes.over_norm(share, before.squares, spec)
   c = share - key if spec.objective == "encoding" else key
   write = writes.over_norm(-gates.rate * c, before.squares, spec)
@@ -136,23 +137,23 @@ def find(
 
 
 def row(rows: jax.Ref, kind: int, slot: int) -> jax.Array:
-  """One slot's number of a kind, `[1, lanes]`, to be spread over rows.
+  """Loads one slot's number of a kind, `[1, lanes]`, to spread over rows.
 
-  Read by itself, as a load spreads it for nothing.
+  Each row is a load of its own, because a load spreads it at no cost.
   """
   return rows[kind, pl.ds(slot, 1), :]
 
 
 def dots(plan: Plan, memory: jax.Ref, x: Any) -> jax.Array:
-  """Sums over rows of columns times `x`, of a part.
+  """Sums columns times `x` over the rows of a part.
 
   Args:
-    plan: the kernel.
-    memory: `[slots, rows, lanes]`.
+    plan: Plan of the kernel.
+    memory: Columns, `[slots, rows, lanes]`.
     x: `[rows, lanes]`, or another memory.
 
   Returns:
-    `[slots, lanes]`, to be summed over parts.
+    `[slots, lanes]`; the caller sums it over parts.
   """
   found = [
     pairs.sum_rows(
@@ -164,7 +165,7 @@ def dots(plan: Plan, memory: jax.Ref, x: Any) -> jax.Array:
 
 
 def combine(plan: Plan, memory: jax.Ref, rows: jax.Ref, kind: int) -> jax.Array:
-  """The sum of columns, each times its row: `[rows, lanes]`."""
+  """Sums columns, each multiplied by its row's number: `[rows, lanes]`."""
   return functools.reduce(
     operator.add,
     (memory[m] * row(rows, kind, m) for m in range(plan.slots)),
