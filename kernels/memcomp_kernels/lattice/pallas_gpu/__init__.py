@@ -1,1 +1,1 @@
-"""Lattice by Pallas kernels for Hopper GPUs."""
+"""Pallas kernels for Lattice, for Hopper GPUs."""

@@ -1,6 +1,7 @@
-"""Lattice backward on a GPU: from the last chunk to the first, each recomputed.
+"""Lattice backward on a GPU: from the last chunk to the first.
 
-The adjoints are those of `_chunk_kernel.backward`.
+The kernel recomputes each chunk. The adjoints are those of
+`lattice.pallas_tpu.chunk_start.backward`.
 """
 
 from typing import Any
@@ -18,14 +19,14 @@ from memcomp_kernels.pallas_gpu.products import products, transposed
 
 NAME = forward.NAME
 _WIDE = "d_sum_end", "d_log_end", "d_squares"
-"""Numbers of slots in shared memory."""
+"""Names of arrays in shared memory with one number per slot."""
 
 
 class _Chunk(chunk.Chunk):
-  """One chunk, backward; see `backward`."""
+  """Computes one chunk backward; see `backward`."""
 
   def start(self) -> Any:
-    """Reference to Phi, to be committed."""
+    """Returns the reference to Phi, not yet committed."""
     if not self.flagged:
       return self.refs["saved"]
     lax.cond(
@@ -36,7 +37,7 @@ class _Chunk(chunk.Chunk):
     return self.refs["phi"]
 
   def column(self, name: str) -> jax.Array:
-    """Numbers of slots in all rows of tokens."""
+    """Broadcasts numbers of slots to all rows of tokens."""
     return gates.along(self.refs[name], 1, full_tiles.TOKENS)
 
   def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
@@ -47,7 +48,7 @@ class _Chunk(chunk.Chunk):
     self.lay()
     plgpu.commit_smem()
     d_memory, d_phi = self.through_norms(carry[0])
-    # What reads of the memory and of Phi pass back.
+    # The adjoints of the reads of the memory and of Phi.
     ratio = self.ratio()
     self.store("scores", self.late() * ratio)
     plgpu.commit_smem()
@@ -120,14 +121,15 @@ class _Chunk(chunk.Chunk):
     return (starts.leave(refs, scalars, NAME, d_memory, d_phi),)
 
   def through_norms(self, d_after: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Takes the adjoint of the memory after the chunk where it belongs.
+    """Distributes the adjoint of the memory after the chunk.
 
-    Leaves the adjoint of S after the writes in `low`, and what by it all
-    tokens' running sums owe, and their G, in `d_sum_end` and `d_log_end`, by
-    slot: the sums after the last token are sums over all.
+    The method stores the adjoint of S after the writes in `low`. That adjoint
+    also reaches all tokens' running sums and their G. These parts are stored by
+    slot in `d_sum_end` and `d_log_end`, because the sums after the last token
+    run over all tokens.
 
     Returns:
-      What the adjoints of the memory before the tile and of Phi have of it.
+      The parts for the memory before the tile and for Phi.
     """
     refs = self.refs
     (written,) = products([(transposed(refs["left"]), refs["value"])])
@@ -153,12 +155,12 @@ class _Chunk(chunk.Chunk):
   def through_writes(
     self, d_log: jax.Array, d_write: jax.Array, d_share: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adjoints of |h|^2 (by slot), of p and of the key; stores those of gates.
+    """Returns adjoints of |h|^2 (by slot), p and the key; stores the gates'.
 
     Args:
-      d_log: of a token's log decay, beta's with it.
-      d_write: of w.
-      d_share: of p.
+      d_log: Adjoint of a token's log decay, which includes that of log beta.
+      d_write: Adjoint of w.
+      d_share: Adjoint of p.
     """
     of = self.writes()
     inverse = lax.rsqrt(of.total)
@@ -184,15 +186,15 @@ def backward(
   """Runs the kernel.
 
   Args:
-    operands: as `forward` takes them but for `memory` and `reset_memory`, and
-      by tile `saved`, of `forward`, and `d_output`, in the dtype of values;
-      memories `d_final`, and with flags `d_last_memory`.
-    spec: the memory's meaning.
+    operands: The operands of `forward` except `memory` and `reset_memory`. By
+      tile, there are also `saved`, from `forward`, and `d_output`, in the dtype
+      of values. Memories are `d_final` and, with flags, `d_last_memory`.
+    spec: Options that define the memory.
 
   Returns:
-    By tile `d_query`, `d_key` and `d_value`, in the dtype of values, and
-    float32 `d_log_decay` and `d_rate`; memories `d_memory`, with flags also
-    `d_reset_memory` and `d_start_memory`.
+    Adjoints by name. `d_query`, `d_key` and `d_value` are by tile, in the dtype
+    of values. `d_log_decay` and `d_rate` are by tile, float32. `d_memory` and,
+    with flags, `d_reset_memory` and `d_start_memory` are memories.
   """
   value, memory = operands["value"], operands["d_final"]
   flagged = "resets" in operands

@@ -1,9 +1,10 @@
-"""A chunk of Lattice with stale gradients on a GPU: what both ways know of it.
+"""A chunk of Lattice with gradients at its start, on a GPU.
 
-The algebra is that of `tile.py`, for normalised columns, and of
-`_chunk_kernel.py`, which takes decays apart alike: e^{G_r} e^{-G_i}. Slots are
-rows of memories, `[slots, value]`, so that norms of columns are sums of rows,
-which four threads have; numbers of a token and slot are `[tokens, slots]`.
+Both directions share this code. The algebra is that of `lattice.tile`, for
+normalised columns. Decays are factored as in `lattice.pallas_tpu.chunk_start`:
+e^{G_r} e^{-G_i}. Slots are rows of memories, `[slots, value]`, so that norms of
+columns are sums of rows, each held by four threads. Numbers by token and slot
+are `[tokens, slots]`.
 """
 
 from typing import Any, NamedTuple
@@ -19,28 +20,31 @@ from memcomp_kernels.pallas_gpu.products import products, transposed
 
 SLOTS = (64,)
 DIMS = 64, 128
-"""Of values: what shared memory has room for."""
+"""Supported widths of values, for which shared memory has room."""
 LOW = "late", "early", "left", "scores", "seen", "high", "rest"
-"""Of tokens and slots, or tokens, in shared memory, in the dtype of products:
-of `Chunk`. Beside them `low` is of slots and values; h takes the values' place.
-"""
+"""Arrays of `Chunk` in shared memory, by token and slot, or by two tokens.
+
+They have the dtype of products. There is also `low`, by slot and value. h
+overwrites the values."""
 KEPT = "share", "log", "write"
-"""Of tokens and slots there, float32: p, G and w, as registers are few."""
+"""Float32 arrays in shared memory, by token and slot: p, G and w.
+
+They are there because registers are few."""
 WIDE = "end", "along"
-"""Numbers of slots there, float32."""
+"""Float32 arrays in shared memory, with one number per slot."""
 
 
 class Writes(NamedTuple):
-  """Numbers of tokens and slots, of which little is kept: made when needed.
+  """Numbers by token and slot, recomputed when needed to save registers.
 
   Attributes:
     rate: gamma.
     code: c.
-    plain: a = -gamma c, what is written before contraction.
+    plain: a = -gamma c, the factor of the write before the contraction.
     tangent: |h - Phi p|^2.
     decay: mu^2.
-    total: mu^2 + |ds|^2, or 1 where nothing is left of a column.
-    sized: where it is not.
+    total: mu^2 + |ds|^2, or 1 where nothing remains of a column.
+    sized: Whether something remains of the column.
     write: w = beta a.
   """
 
@@ -58,7 +62,7 @@ class Chunk:
   """The writes of one chunk.
 
   Attributes:
-    phi: reference to Phi, in the dtype of products.
+    phi: Reference to Phi, in the dtype of products.
     length: |h|^2, `[tokens, slots]`.
     lowest: G after the chunk, `[slots]`.
   """
@@ -74,44 +78,47 @@ class Chunk:
 
   @property
   def complete(self) -> jax.Array | None:
-    """0. where the chunk goes on in the next tile; None where none does."""
+    """Returns 0. if the chunk continues in the next tile, otherwise 1.
+
+    The result is None if no chunk continues.
+    """
     if not self.flagged:
       return None
     return (self.scalars["complete"] != 0).astype(jnp.float32)
 
   @property
   def share(self) -> jax.Array:
-    """Of h along Phi: p = h . Phi, `[tokens, slots]`; read again each time."""
+    """Products of h with Phi, p = h . Phi, `[tokens, slots]`; loaded anew."""
     return self.wide("share")
 
   @property
   def log(self) -> jax.Array:
-    """G, likewise."""
+    """G, `[tokens, slots]`; loaded anew."""
     return self.wide("log")
 
   @property
   def write(self) -> jax.Array:
-    """w, likewise."""
+    """w, `[tokens, slots]`; loaded anew."""
     return self.wide("write")
 
   def store(self, name: str, x: jax.Array) -> None:
-    """Writes `x` to shared memory in the dtype of the array there."""
+    """Stores `x` in shared memory, in the dtype of the array there."""
     self.refs[name][...] = x.astype(self.refs[name].dtype)
 
   def wide(self, name: str) -> jax.Array:
-    """An array of shared memory in float32."""
+    """Loads an array from shared memory as float32."""
     return tile_kernel.wide(self.refs[name])
 
   def row(self, name: str, width: int = SLOTS[0]) -> jax.Array:
-    """Numbers of tokens, or of slots, in all columns."""
+    """Broadcasts numbers of tokens, or of slots, to all columns."""
     return gates.along(self.refs[name], 0, width)
 
   def late(self) -> jax.Array:
-    """Queries as products take them, q e^G."""
+    """Returns queries as matmuls use them, q e^G."""
     return self.wide("query") * jnp.exp(self.log)
 
   def find(self, phi: Any) -> None:
-    """Finds the writes; `phi` is committed."""
+    """Computes the writes; `phi` is committed."""
     refs, objective = self.refs, self.spec.objective
     h = self.wide("value")
     if objective == "decoding":
@@ -135,12 +142,12 @@ class Chunk:
     self.store("log", self.running_sum(logs))
 
   def writes(self) -> Writes:
-    """What the tokens of the chunk write."""
+    """Returns what the tokens of the chunk write."""
     code, rate = self.wide("key"), self.row("rate")
     if self.spec.objective == "encoding":
       code = self.share - code
     plain = -rate * code
-    # Columns are of norm 1 here. Rounding may leave less than nothing.
+    # Columns have norm 1 here. Rounding may make the difference negative.
     tangent = jnp.maximum(self.length - self.share * self.share, 0.0)
     decay = jnp.exp(2 * self.row("log_decay"))
     total = decay + plain * plain * tangent
@@ -150,10 +157,10 @@ class Chunk:
     return Writes(rate, code, plain, tangent, decay, total, sized, write)
 
   def lay(self) -> None:
-    """Puts what products take in shared memory.
+    """Stores the operands of matmuls in shared memory.
 
-    `late` is q e^G, `early` w e^{-G}, `left` w e^{G_C - G}; by slot, `end` is
-    G_C and `along` what the memory after the chunk has of Phi.
+    `late` is q e^G, `early` is w e^{-G} and `left` is w e^{G_C - G}. By slot,
+    `end` is G_C and `along` is the factor of Phi in the memory after the chunk.
     """
     write, log = self.write, self.log
     left = write * jnp.exp(down_columns(self.lowest, log) - log)
@@ -164,11 +171,11 @@ class Chunk:
     self.store("along", jnp.sum(left * self.share, axis=0))
 
   def ratio(self) -> jax.Array:
-    """The running sums of e^{-G} w p."""
+    """Returns the running sums of e^{-G} w p."""
     return self.running_sum(jnp.exp(-self.log) * self.write * self.share)
 
   def running_sum(self, x: jax.Array, reverse: bool = False) -> jax.Array:
-    """Over tokens, by two products: `x` is the sum of two narrow numbers."""
+    """Sums over tokens by two matmuls; `x` is split into two narrow numbers."""
     refs = self.refs
     high = x.astype(refs["high"].dtype)
     refs["high"][...] = high
@@ -181,28 +188,31 @@ class Chunk:
   def after(
     self, memory: jax.Array, start: jax.Array, written: jax.Array
   ) -> jax.Array:
-    """S after the writes; `written` is the product of `left` and h."""
+    """Returns S after the writes; `written` is the product of `left` and h."""
     kept, along = self.by_slot(memory)
     return kept * memory - along * start + written
 
   def by_slot(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the memory after the chunk has of that before, and of Phi."""
+    """Returns the factors of the memory before the chunk, and of Phi.
+
+    They are their factors in the memory after the chunk.
+    """
     width = memory.shape[1]
     return jnp.exp(self.row("end", width)), self.row("along", width)
 
 
 def sums(x: jax.Array, like: jax.Array) -> jax.Array:
-  """Of rows, in all columns of `like`."""
+  """Sums rows; each sum fills all columns of `like`."""
   return rows.along_rows(jnp.sum(x, axis=1), like)
 
 
 def down_columns(x: jax.Array, like: jax.Array) -> jax.Array:
-  """A number of each column in all its rows."""
+  """Broadcasts one number per column to all rows."""
   return lax.broadcast_in_dim(x, like.shape, (1,))
 
 
 def triangle(x: jax.Array) -> jax.Array:
-  """Where a row is not before its column."""
+  """Returns where a row is not before its column."""
   row, column = (
     plgpu.broadcasted_iota(jnp.int32, x.shape, axis, layout=plgpu.Layout.WGMMA)
     for axis in (0, 1)
@@ -213,12 +223,12 @@ def triangle(x: jax.Array) -> jax.Array:
 def norms(
   memory: jax.Array, complete: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Inverse norms of slots on all their columns, and where there are any.
+  """Returns inverse norms of slots on all columns, and which have a norm.
 
   Args:
-    memory: `[slots, value]`.
-    complete: 0 where the chunk goes on in the next tile: nothing has a norm
-      but 1 then. None for 1.
+    memory: Memory, `[slots, value]`.
+    complete: 0 if the chunk continues in the next tile: all norms are then 1.
+      None stands for 1.
   """
   squares = sums(memory * memory, memory)
   if complete is not None:

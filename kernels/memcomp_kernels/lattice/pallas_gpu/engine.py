@@ -1,7 +1,8 @@
-"""Lattice by Pallas GPU kernels, forward and backward: normalised, by chunks.
+"""Lattice by Pallas GPU kernels, forward and backward.
 
-Whether its decays may be taken apart is known only afterwards: where not, the
-XLA form does the call again.
+The kernels are for normalised columns and gradients at the chunk's start.
+Whether the decays could be factored is known only afterwards. If they could
+not, the XLA form computes the call again.
 """
 
 import dataclasses
@@ -20,12 +21,12 @@ from memcomp_kernels.pallas_gpu import device, full_tiles
 
 
 def _turned(memories: form_lib.Memories) -> jax.Array:
-  """A memory with slots as rows, or back."""
+  """Makes the slots of a memory its rows, or converts back."""
   return jnp.swapaxes(memories[0], -1, -2)
 
 
 def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
-  """What both kernels read, and flags or None."""
+  """Returns the operands that both kernels read, and flags or None."""
   inputs, _, _ = tile_scan.lay(layout, operands)
   inputs = jax.tree.map(full_tiles.fill, inputs)
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
@@ -42,7 +43,7 @@ def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
 
 
 def _forward(form, layout, operands, save):
-  """Of `form.Engine`."""
+  """Runs the forward pass; see `form.Engine`."""
   given, flags = _prepare(form, layout, operands)
   given["memory"] = _turned(operands.memories)
   start = operands.chunk_start
@@ -54,7 +55,8 @@ def _forward(form, layout, operands, save):
     start = full_tiles.where_last(flags, last, start)
   outputs = full_tiles.unlay(form, layout, operands, found["output"])
   result = form_lib.Result((_turned((found["final"],)),), start, outputs, None)
-  failed = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)  # nan, too
+  # Written such that NaN also counts as failed.
+  failed = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)
   result = fallback.forward(failed, form, layout, operands, result)
   if not save:
     return result, None
@@ -63,7 +65,7 @@ def _forward(form, layout, operands, save):
 
 
 def _backward(form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Runs the backward pass; see `form.Engine`."""
   memories, failed = saved
   return fallback.backward(
     jnp.any(failed),
@@ -76,7 +78,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
 
 def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
-  """Adjoints of all operands."""
+  """Returns the adjoints of all operands."""
   given, flags = _prepare(form, layout, operands)
   d_output = full_tiles.fill(layout_lib.lay(layout, cotangents.outputs))
   given |= {
@@ -106,7 +108,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
   zeros = jax.tree.map(jnp.zeros_like, d_memory)
   if flags is None:
     return form_lib.Operands(d_memory, cotangents.chunk_start, zeros, d_inputs)
-  # A row without a chunk hands on the start that it was given.
+  # A row without a last chunk passes on the start that it was given.
   (kept,) = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
   d_start = (_turned((found["d_start_memory"],)) + kept,)
   d_reset = (_turned((found["d_reset_memory"],)),)
@@ -114,7 +116,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
 
 
 def _as_saved(form, operands):
-  """Of `form.Engine`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   memory = _turned(operands.memories)
   return memory.astype(operands.inputs.query.dtype), jnp.zeros((), bool)
 
@@ -130,10 +132,10 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by GPU kernels; see `Op.chunk`.
+  """Computes what `reference` computes, by GPU kernels; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: the kernels do not do it; says why.
+    NotImplementedError: The kernels cannot run the call; the message says why.
   """
   if reason := unsupported(inputs, spec):
     raise NotImplementedError(f"lattice mosaic_gpu: {reason}")
@@ -144,7 +146,7 @@ def chunk(
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if not spec.stale:

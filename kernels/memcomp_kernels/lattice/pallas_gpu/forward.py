@@ -1,6 +1,6 @@
-"""Lattice with stale gradients as a Pallas GPU kernel, forward.
+"""Lattice with gradients at the chunk's start as a Pallas GPU kernel, forward.
 
-A tile is a chunk (`chunk`); the memory stays in registers.
+A tile is a chunk (see `chunk`). The memory stays in registers.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ NAME = "memory"
 
 
 class _Chunk(chunk.Chunk):
-  """One chunk, forward; see `forward`."""
+  """Computes one chunk forward; see `forward`."""
 
   def run(self, carry: tile_kernel.Carry) -> tile_kernel.Carry:
     refs, scalars = self.refs, self.scalars
@@ -57,7 +57,7 @@ class _Chunk(chunk.Chunk):
 def local(
   operands: dict[str, jax.Array], flagged: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """A chunk's arrays in shared memory."""
+  """Returns the shapes of a chunk's arrays in shared memory."""
   value, dtype = operands["value"].shape[3:], operands["value"].dtype
   (slots,) = chunk.SLOTS
   square = jax.ShapeDtypeStruct((full_tiles.TOKENS, slots), dtype)
@@ -76,19 +76,21 @@ def forward(
   """Runs the kernel.
 
   Args:
-    operands: by tile `[tiles, batch, heads, tile, width]`: `query`, `key` (over
-      slots), `value`; float32 `[tiles, batch, heads, tile]` `log_decay` and
-      `rate`; the memory `[batch, heads, slots, value]`, `memory`. Where
-      segments or chunks under way are told apart also `full_tiles.flags` and
-      the memories `reset_memory` and `start_memory`.
-    spec: the memory's meaning.
-    save: whether to return the memories before each tile.
+    operands: Arrays by name. By tile, `[tiles, batch, heads, tile, width]`, are
+      `query`, `key` (over slots) and `value`. Float32 `[tiles, batch, heads,
+      tile]` are `log_decay` and `rate`. `memory` is `[batch, heads, slots,
+      value]`. If there are several segments, or chunks that began before the
+      call, there are also `full_tiles.flags` and the memories `reset_memory`
+      and `start_memory`.
+    spec: Options that define the memory.
+    save: Whether to return the memories before each tile.
 
   Returns:
-    `output`, of `value`'s shape and dtype; `final`, the memory after; `lowest`
-    `[tiles, batch, heads, slots]`, sums of log decays: below
-    `fallback.LOWEST` nothing of this holds. With `save` also `saved`, in the
-    dtype of values; with flags `last_memory`, at the last chunk's start.
+    Arrays by name. `output` has the shape and dtype of `value`. `final` is the
+    memory after the last tile. `lowest` are sums of log decays, `[tiles, batch,
+    heads, slots]`; below `fallback.LOWEST`, all results are invalid. With
+    `save`, `saved` has the dtype of values. With flags, `last_memory` is the
+    memory at the last chunk's start.
   """
   value, memory = operands["value"], operands["memory"]
   flagged = "resets" in operands
