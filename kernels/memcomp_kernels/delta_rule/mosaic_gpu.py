@@ -1,4 +1,4 @@
-"""The delta rule by GPU kernels: the XLA form, its tiles run on chip."""
+"""The delta rule by GPU kernels, which run the tiles of the XLA form."""
 
 from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.pallas_gpu.affine import backend

@@ -1,4 +1,4 @@
-"""The delta rule by TPU kernels, which read tokens where they lie."""
+"""The delta rule by TPU kernels that read tokens in the inputs' layout."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from memcomp_kernels.pallas_tpu.affine import backend, engine
 
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
-  """Of `pallas_tpu.affine.engine`."""
+  """Converts inputs to the tokens of `pallas_tpu.affine.engine`."""
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
   return engine.Tokens(
     query=inputs.query,

@@ -1,4 +1,4 @@
-"""Linear attention by TPU kernels: the XLA form, its tiles run on chip."""
+"""Linear attention by TPU kernels, which run the tiles of the XLA form."""
 
 from memcomp_kernels.linear_attention import tile
 from memcomp_kernels.pallas_tpu.affine import backend

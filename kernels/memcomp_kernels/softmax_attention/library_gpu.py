@@ -1,8 +1,8 @@
-"""Softmax attention by cuDNN's, through `jax.nn.dot_product_attention`.
+"""Softmax attention by cuDNN, through `jax.nn.dot_product_attention`.
 
-Flash attention, forward and backward, causal or over a sliding window; queries
-share keys and values by groups. Its mask of segments is one of pairs of tokens
-in memory, so packed rows are left to the XLA form.
+This is flash attention, forward and backward, causal or over a sliding window.
+Groups of queries share keys and values. cuDNN would need segments as a mask
+over pairs of tokens in memory, so the XLA form runs packed rows.
 """
 
 import re
@@ -13,8 +13,8 @@ import jax
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.softmax_attention import fresh, reference
 
-_WIDTH = 8  # Of head dims: its multiples up to what all its GPUs take.
-_WIDEST = 128
+_WIDTH = 8  # head dims must be multiples of this
+_WIDEST = 128  # largest head dim that all supported GPUs can run
 _LEAST_CAPABILITY = 8  # Ampere
 
 
@@ -28,7 +28,10 @@ def attend(
   size: int,
   implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-  """Of `fresh.Attend`, for one run; `implementation` as of jax.nn."""
+  """Computes attention of one run of tokens; see `fresh.Attend`.
+
+  `implementation` is that of `jax.nn.dot_product_attention`.
+  """
   del run
   local = None if fresh.sees_all(spec, query.shape[1], size) else (size - 1, 0)
   return jax.nn.dot_product_attention(
@@ -51,10 +54,10 @@ def chunk(
   reset_state: reference.State | None = None,
   max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by cuDNN; see `Op.chunk`.
+  """Computes what `reference` computes, by cuDNN; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: the kernel does not do it; says why.
+    NotImplementedError: The kernel cannot run the call; the message says why.
   """
   reason = unsupported(
     state, inputs, spec, segment_ids, reset_state, max_position
@@ -72,7 +75,7 @@ def unsupported(
   reset_state: reference.State | None,
   max_position: int | None,
 ) -> str | None:
-  """Why the kernel cannot do a call here, or None."""
+  """Returns why the kernel cannot run a call, or None if it can."""
   if reason := _unavailable():
     return reason
   if segment_ids is not None:
@@ -93,7 +96,7 @@ def unsupported(
 
 
 def _unavailable() -> str | None:
-  """Why cuDNN's attention cannot run here, or None."""
+  """Returns why cuDNN's attention cannot run here, or None if it can."""
   platform = dispatch.current_platform()
   if platform != "gpu":
     return f"it is a GPU kernel, and the devices in use are of {platform}"

@@ -1,8 +1,8 @@
-"""Softmax attention by splash attention, the TPU kernel that JAX keeps.
+"""Softmax attention by splash attention, a TPU kernel that is part of JAX.
 
-`jax.experimental.pallas.ops.tpu.splash_attention`: flash attention, forward and
-backward, over the blocks that a mask leaves; queries share keys and values by
-groups; packed rows by segment ids, which here are the runs.
+`jax.experimental.pallas.ops.tpu.splash_attention` is flash attention, forward
+and backward, over only the blocks that a mask allows. Groups of queries share
+keys and values. Segment ids separate packed rows; here they are the runs.
 """
 
 import functools
@@ -24,12 +24,12 @@ from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import fresh, reference, tile, tilings
 
-_WIDTH = 64  # Of head dims that were compiled: its multiples up to _WIDEST.
+_WIDTH = 64  # head dims must be multiples of this; others were not compiled
 _WIDEST = 256
 
 
 class _Mask(masks.Mask):
-  """A mask of what `tile.sees`, which the kernel computes from indices."""
+  """The mask of `tile.sees`, which the kernel computes from indices."""
 
   def __init__(self, spec: reference.Spec, time: int, ring: int):
     self._key = spec, time, ring
@@ -54,7 +54,7 @@ class _Mask(masks.Mask):
 def _mask(
   spec: reference.Spec, time: int, padded: int, size: int
 ) -> masks.Mask:
-  """What places see, the fewest comparisons that say so."""
+  """Returns the mask that needs the fewest comparisons."""
   shape = padded, padded
   if fresh.sees_all(spec, time, size):
     return masks.CausalMask(shape)
@@ -65,9 +65,10 @@ def _mask(
 
 
 def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
-  """The kernel of one row.
+  """Returns the kernel of one row.
 
-  Its mask's tables take seconds at 32k tokens; JAX keeps those of equal masks.
+  Its mask's tables take seconds to build for 32k tokens. JAX caches the tables
+  of equal masks.
   """
   sizes = splash.BlockSizes(
     block_q=block,
@@ -88,7 +89,7 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
 
 
 def _with_precision(function: Callable, precision: str) -> Callable:
-  """A function whose products, and its gradient's, have this precision."""
+  """Returns a function whose matmuls, and its gradient's, have a precision."""
 
   def run(*arguments):
     with jax.default_matmul_precision(precision):
@@ -114,11 +115,12 @@ def attend(
   spec: reference.Spec,
   size: int,
 ) -> jax.Array:
-  """Of `fresh.Attend`."""
+  """Computes attention; see `fresh.Attend`."""
   time, heads, dim = query.shape[1:]
   padding = -time % tilings.KERNEL_TILE
   scale = dim**-0.5 if spec.scale is None else spec.scale
-  # Scaled wide: a scale that is rounded itself would bend every score alike.
+  # The scaling is in float32, because rounding the scale itself would shift all
+  # scores by the same factor.
   query = (scale * query.astype(jnp.float32)).astype(query.dtype)
 
   def by_head(x):
@@ -135,7 +137,8 @@ def attend(
   def rows(*arguments):
     return jax.vmap(_kernel(mask, heads, block))(*arguments)
 
-  # float32 is rounded to bfloat16 by default: who hands it in wants it.
+  # By default, TPUs round float32 operands to bfloat16. Who passes float32
+  # wants its precision.
   precision = "default" if query.dtype == jnp.bfloat16 else "highest"
   outputs = _with_precision(rows, precision)(
     by_head(query), by_head(key), by_head(value), ids
@@ -152,10 +155,10 @@ def chunk(
   reset_state: reference.State | None = None,
   max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by splash attention; see `Op.chunk`.
+  """Computes what `reference` computes, by splash attention; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: the kernel does not do it; says why.
+    NotImplementedError: The kernel cannot run the call; the message says why.
   """
   reason = unsupported(
     state, inputs, spec, segment_ids, reset_state, max_position
@@ -173,7 +176,7 @@ def unsupported(
   reset_state: reference.State | None,
   max_position: int | None,
 ) -> str | None:
-  """Why the kernel cannot do a call here, or None."""
+  """Returns why the kernel cannot run a call, or None if it can."""
   if reason := device.unavailable():
     return reason
   call = state, inputs, spec, segment_ids, reset_state, max_position

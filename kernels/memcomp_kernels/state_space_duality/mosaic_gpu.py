@@ -1,4 +1,4 @@
-"""State space duality by GPU kernels: the XLA form, its tiles run on chip."""
+"""State space duality by GPU kernels, which run the tiles of the XLA form."""
 
 from memcomp_kernels.pallas_gpu.affine import backend
 from memcomp_kernels.state_space_duality import tile

@@ -1,4 +1,4 @@
-"""State space duality by TPU kernels, which read tokens where they lie."""
+"""State space duality by TPU kernels that read tokens in the inputs' layout."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from memcomp_kernels.state_space_duality import reference, tile
 
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
-  """Of `pallas_tpu.affine.outer`."""
+  """Converts inputs to the tokens of `pallas_tpu.affine.engine`."""
   del form
   skip = inputs.skip
   return engine.Tokens(

@@ -10,7 +10,7 @@ _ENGINES = backend.ENGINE, backend.CHUNK_ENGINE
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := backend.unsupported(inputs, spec):
     return reason
   if spec.chunked and spec.chunk_size > prepared.TOKENS:

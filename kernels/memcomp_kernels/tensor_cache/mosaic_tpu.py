@@ -13,9 +13,10 @@ from memcomp_kernels.tensor_cache import affine_memory, reference, tile
 
 
 def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
-  """Of `pallas_tpu.affine.engine`; None where slots route.
+  """Converts inputs to the tokens of `pallas_tpu.affine.engine`, or None.
 
-  And where delta reads at another time than it meets what it takes out.
+  None means that these kernels cannot run the call. Either slots are routed, or
+  the delta rule reads the memory after the write but erases before it.
   """
   spec = form.spec
   erase = spec.rule == "delta"
@@ -26,7 +27,7 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
   return engine.Tokens(
     query=inputs.query,
     key=inputs.key,
-    # Timescales are heads that share all else.
+    # Timescales are heads that share everything else.
     value=jnp.repeat(inputs.value, spec.timescales, axis=2),
     log_decay=inputs.log_decay.reshape(*inputs.log_decay.shape[:2], -1),
     rate=inputs.write_rate.reshape(*inputs.write_rate.shape[:2], -1),
@@ -43,7 +44,7 @@ ENGINES = (
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if reason := affine_memory.unsupported(spec):

@@ -1,1 +1,1 @@
-"""Key-Value Means by a Pallas TPU kernel."""
+"""A Pallas TPU kernel for Key-Value Means."""

@@ -1,7 +1,7 @@
-"""Key-Value Means by TPU kernels: the XLA form, its tiles by a kernel.
+"""Key-Value Means by TPU kernels: a kernel runs the tiles of the XLA form.
 
-`_tile_kernel.py` runs a tile forward; the tokens enter the window in plain JAX
-before. Its gradient is that of the XLA form along the routes it took.
+`tile` runs a tile forward. Before it, plain JAX adds the tokens to the window.
+The gradient is that of the XLA form, with the assignments that the kernel made.
 """
 
 import jax
@@ -27,10 +27,11 @@ def chunk(
   reset_state: reference.State | None = None,
   max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, by TPU kernels; see `Op.chunk`.
+  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
 
   Raises:
-    NotImplementedError: these kernels do not do it; says why.
+    NotImplementedError: These kernels cannot run the call; the message says
+      why.
   """
   if reason := unsupported(state, inputs, spec):
     raise NotImplementedError(f"key_value_means mosaic_tpu: {reason}")
@@ -48,7 +49,7 @@ def chunk(
 def unsupported(
   state: reference.State, inputs: reference.Inputs, spec: reference.Spec
 ) -> str | None:
-  """Why the kernels cannot do a call here, or None."""
+  """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
   if spec.chunk_size % tilings.LANES:
@@ -70,7 +71,7 @@ def _run(
   spec: reference.Spec,
   capacity: int,
 ) -> tuple[reference.State, jax.Array]:
-  """As `tile.run`."""
+  """Does what `key_value_means.tile.run` does, by the kernel."""
   return _forward(state, inputs, present, spec, capacity)[0]
 
 
@@ -96,9 +97,9 @@ def _forward(state, inputs, present, spec, capacity):
 
 
 def _operands(state, new, query):
-  """Of the kernel, by name: `state` before a tile, its window after as `new`.
+  """Returns the kernel's operands by name; their rows are padded to lanes.
 
-  Rows fill lanes.
+  `state` is the state before a tile, and `new` holds the window after it.
   """
   padding = -state.keys.shape[2] % tilings.LANES
 
@@ -125,7 +126,7 @@ def _backward(spec, capacity, residuals, cotangents):
   state, inputs, present, where = residuals
 
   def enter(state, block, count, moves, spec):
-    del moves  # known by the rows
+    del moves  # `where` contains this information
     return tile.add_block(state, block, count, where, spec)
 
   def plain(state, inputs):

@@ -1,10 +1,11 @@
-"""A tile of Key-Value Means but for its window: one Pallas TPU kernel.
+"""A tile of Key-Value Means, except its window, as one Pallas TPU kernel.
 
-The leaving chunk enters the rows (scores, ranks, the nearest rows, sums by
-one-hot products) and the current one reads rows and window; no score leaves the
-chip. Rows are on sublanes and tokens on lanes, so that sums over rows add whole
-registers. To enter, all is float32: what is added is cut into three bfloat16
-parts, which a product with ones and zeros sums exactly.
+The chunk that leaves the window enters the rows: scores, ranks, the nearest
+rows, and sums by one-hot matmuls. Then the current chunk reads rows and window.
+No score leaves VMEM. Rows are on sublanes and tokens on lanes, so that sums
+over rows add whole registers. All arrays for entering are float32. The kernel
+splits what it adds into three bfloat16 parts. A matmul with ones and zeros then
+adds these exactly.
 """
 
 import functools
@@ -21,14 +22,14 @@ from memcomp_kernels.math import activations
 from memcomp_kernels.pallas_tpu import blocks, device, vmem
 
 HEADS = 2
-"""Of a grid step, at most."""
+"""Maximum heads per grid step."""
 
 _SCORES = 8
-"""Arrays of a head's scores that a step may hold at once."""
+"""Number of a head's score arrays that a step may hold at once."""
 
 
 def _first(scores: jax.Array, best: jax.Array, index: jax.Array) -> jax.Array:
-  """The first index, along sublanes, whose score is the best of its lane."""
+  """Returns the first index, along sublanes, of each lane's best score."""
   last = float(scores.shape[0] - 1)
   return jnp.min(jnp.where(scores == best, index, last), axis=0, keepdims=True)
 
@@ -40,7 +41,7 @@ def _index(size: int, axis: int) -> jax.Array:
 
 
 def _parts(x: jax.Array) -> list[jax.Array]:
-  """Three bfloat16 arrays whose sum is x, to 24 bits."""
+  """Splits x into three bfloat16 arrays whose sum is x, to 24 bits."""
   parts = []
   for _ in range(3):
     part = x.astype(jnp.bfloat16)
@@ -50,7 +51,7 @@ def _parts(x: jax.Array) -> list[jax.Array]:
 
 
 def _row(column: jax.Array) -> jax.Array:
-  """`[n, 1]` to `[1, n]`."""
+  """Converts a column `[n, 1]` to a row `[1, n]`."""
   return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], 8)))[:1]
 
 
@@ -59,7 +60,7 @@ def _length(x: jax.Array) -> jax.Array:
 
 
 def _body(spec: reference.Spec, heads: int, refs: dict[str, Any]) -> None:
-  """One grid step; see `run`."""
+  """Runs one grid step; see `run`."""
 
   def of_head(h):
     return {
@@ -67,14 +68,14 @@ def _body(spec: reference.Spec, heads: int, refs: dict[str, Any]) -> None:
       for name, ref in refs.items()
     }
 
-  # In lock step: the compiler keeps the program order of products.
+  # Heads run in lock step, because the compiler keeps matmuls in program order.
   live = [_head(spec, of_head(h)) for h in range(heads)]
   while live:
     live = [piece for piece in live if next(piece, True) is None]
 
 
 def _head(spec, refs) -> Iterator[None]:
-  """One head; yields where it waits for products."""
+  """Computes one head; yields where it waits for matmuls."""
   held = yield from _enter(spec, refs)
   yield from _read(spec, refs, held)
 
@@ -123,7 +124,7 @@ def _enter(spec, refs) -> Generator[None, None, tuple[jax.Array, ...]]:
   new_row = jnp.sum(jnp.where(nearest, ranks, 0.0), axis=0, keepdims=True)
   row = jnp.where(new_score > score, length + new_row, row)
   row = jnp.where(appended, length + rank, row)
-  row = jnp.where(moves != 0, row, float(rows))  # none
+  row = jnp.where(moves != 0, row, float(rows))  # `rows` means no row
   yield
   refs["row"][...] = row.astype(jnp.int32)
   refs["appended"][...] = jnp.where(appended, 1, 0)
@@ -178,7 +179,7 @@ def _read(spec, refs, held) -> Iterator[None]:
   causal = _index(chunk, 0) <= _index(chunk, 1)
   parts = [(scores(0, _norm(spec, refs, keys), live), factor * values)]
   for i in range(spec.window_chunks):
-    # Chunk i of the ring is this many chunks old.
+    # Chunk i of the ring is `age` chunks old.
     age = place - i
     age = jnp.where(age < 0, age + spec.window_chunks, age)
     seen = (causal & (age == 0)) | ((age > 0) & (age <= index))
@@ -200,13 +201,16 @@ def _read(spec, refs, held) -> Iterator[None]:
 
 
 def too_large(given: dict[str, Any], spec: reference.Spec) -> str | None:
-  """Why `run` cannot hold one head's rows on chip, or None; shapes will do."""
+  """Returns why `run` cannot hold one head's rows in VMEM, or None if it can.
+
+  `given` may also be shapes.
+  """
   needed = _bytes(given | _results(given, spec), spec, heads=1)
   return vmem.too_large(needed, "kvm_tile", "take fewer rows or smaller chunks")
 
 
 def _results(given: dict[str, Any], spec: reference.Spec) -> dict[str, Any]:
-  """Shapes of what `run` returns."""
+  """Returns the shapes of `run`'s results."""
   batch, heads = given["keys"].shape[:2]
   chunk, value_dim = spec.chunk_size, given["values"].shape[-1]
 
@@ -227,7 +231,10 @@ def _results(given: dict[str, Any], spec: reference.Spec) -> dict[str, Any]:
 def _specs(
   arrays: dict[str, Any], spec: reference.Spec, heads: int
 ) -> dict[str, pl.BlockSpec]:
-  """Blocks of a step: some heads of a row; of the window what leaves it."""
+  """Returns a step's blocks: some heads of a row.
+
+  Of the window before the tile, a block is only the chunk that leaves it.
+  """
 
   def one(name, x):
     shape = list(x.shape[2:])
@@ -246,7 +253,7 @@ def _specs(
 
 
 def _bytes(arrays: dict[str, Any], spec: reference.Spec, heads: int) -> int:
-  """Of on-chip memory for a step of some heads."""
+  """Returns the bytes of VMEM that a step of some heads needs."""
   blocks = _specs(arrays, spec, heads)
   pairs = [(arrays[name], block) for name, block in blocks.items()]
   rows = arrays["keys"].shape[2] + spec.window
@@ -259,21 +266,21 @@ def run(
   """Runs the kernel.
 
   Args:
-    given: by name, `[batch, heads, ...]`, float32 but for `query`: rows `keys`,
-      `values` `[rows, dim]` and `radii` `[1, rows]`; of the window before the
-      tile's tokens, `leaving_keys`, `leaving_values` `[window, dim]` and
-      `leaving_gates` `[1, window]`; after them, `window_keys` and
-      `window_values`; `query` `[chunk, key]`; `scale` and `bias` of LN_s `[1,
-      key]`; `temperatures` `[1, 2]`.
-    counts: int32 `[batch, 6]`: live rows; tokens that get rows of their own;
-      whether the leaving chunk enters at all; whether it is the first; the
-      current chunk's number; its place in the window.
-    spec: the memory's meaning.
+    given: Arrays by name, `[batch, heads, ...]`; all except `query` are
+      float32. Rows are `keys`, `values` `[rows, dim]` and `radii` `[1, rows]`.
+      The window before the tile's tokens is `leaving_keys`, `leaving_values`
+      `[window, dim]` and `leaving_gates` `[1, window]`. The window after them
+      is `window_keys` and `window_values`. `query` is `[chunk, key]`. `scale`
+      and `bias` of LN_s are `[1, key]`. `temperatures` is `[1, 2]`.
+    counts: int32 `[batch, 6]`: the number of live rows; the number of tokens
+      that get new rows; whether the leaving chunk enters at all; whether it is
+      the first; the current chunk's number; its index in the window.
+    spec: Options that define the memory.
 
   Returns:
-    `new_keys`, `new_values`, `new_radii`; `row` and `appended`, int32 `[1,
-    chunk]`, of `tile.Route`, a row past the last is none; `output` `[chunk,
-    value]`.
+    Arrays by name. `new_keys`, `new_values` and `new_radii` are rows. `row` and
+    `appended` are int32 `[1, chunk]`; see `tile.Route`. A `row` past the last
+    one means no row. `output` is `[chunk, value]`.
   """
   batch, num_heads = given["keys"].shape[:2]
   results = _results(given, spec)
