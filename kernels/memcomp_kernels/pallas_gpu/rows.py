@@ -117,8 +117,8 @@ def write_direction_adjoint(
   """Returns the adjoints of `z` and `target`; `d` is that of the direction.
 
   Let e = phi(z) - target. The adjoint of `target` is -J d. That of `z` is
-  J^T (J d + the gradient of d^T J^T e with respect to y, with e fixed), plus
-  the terms from the slope and the inverse, which also depend on z.
+  J^T (J d + g), where g is the gradient of d^T J^T e with respect to y, with e
+  fixed. The slope and the inverse also depend on z and add their own terms.
   """
   parts = _parts(name, z, eps)
   y = parts.y

@@ -212,7 +212,10 @@ def _given(
 
 
 def block_columns(saved: Any) -> int:
-  """Returns value columns per thread block, fewer if half would be idle."""
+  """Returns the number of value columns per thread block.
+
+  It halves them if half of the multiprocessors would otherwise be idle.
+  """
   _, batch, heads, _, width = saved.shape
   blocks = batch * heads * width // COLUMNS
   return COLUMNS // 2 if 2 * blocks <= smem.MULTIPROCESSORS else COLUMNS

@@ -50,7 +50,7 @@ class Refs(NamedTuple):
     query: Queries by token.
     key: Keys by token.
     value: Values by token.
-    target: Targets by slot.
+    target: Targets by slot; by token with gradients per token.
     rows: Gates by unit.
     lanes: Gates by lane; None without gradients per token.
     saved: Halved memories at the chunks' starts.
@@ -62,7 +62,7 @@ class Refs(NamedTuple):
     d_query: Adjoint of queries, by token.
     d_key: Adjoint of keys, by token.
     d_value: Adjoint of values, by token.
-    d_target: Adjoint of targets, by slot.
+    d_target: Adjoint of `target`, in the same layout.
     d_rows: Adjoint of the gates.
     d_lanes: Adjoint of the gates by lane.
     d_memories: Adjoint of the halved memories before the first token.

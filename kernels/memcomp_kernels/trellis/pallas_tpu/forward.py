@@ -34,7 +34,7 @@ class Refs(NamedTuple):
     query: Queries by token.
     key: Keys by token.
     value: Values by token.
-    target: Targets by slot.
+    target: Targets by slot; by token with gradients per token.
     rows: Gates by unit.
     lanes: Gates by lane; None without gradients per token.
     memories: Halved memories before the first token.
