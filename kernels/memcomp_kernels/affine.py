@@ -1,15 +1,15 @@
-"""A tile of a memory that reads and writes change affinely.
+"""One tile of a memory whose reads and writes are affine in the memory.
 
-All but the memory A before the tile is known before the tiles are run, for all
-of them at once. Rows are tokens:
+Only the memory A before the tile depends on earlier tiles. Everything else is
+computed for all tiles at once, before the scan over tiles. Rows are tokens:
 
   E = U - W A                        what the tile writes; U alone without W
   Y = Y_0 + diag(mu) Q A
   A <- a A + K^T E
 
-Where an update is defined per chunk, E and Y have the memory at the chunk's
-start in place of A. Queries and keys may have fewer heads than values: each is
-then shared by as many heads that follow each other.
+Where an update is defined per chunk, E and Y use the memory at the start of the
+chunk in place of A. Queries and keys may have fewer heads than values. Each of
+them is then shared by a group of consecutive heads.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,19 @@ from memcomp_kernels.math import matmul
 
 
 class Tile(NamedTuple):
-  """What a tile needs beside A.
+  """What a tile needs besides A.
 
-  What is multiplied by A or by E has the dtype of products, the rest is float32
+  Factors of matmuls with A or E have the dtype of products. The rest is float32
   or wider.
 
   Attributes:
     write: U, `[batch, heads, tile, value]`.
     erase: W, `[batch, heads, tile, key]`; None for zeros.
     key: K, `[batch, groups, tile, key]`; heads are a multiple of groups.
-    query: Q, likewise; its groups may be others.
+    query: Q, `[batch, groups, tile, key]`; its groups may differ from the
+      key's.
     log_scale: log mu, `[batch, heads, tile]`; None for zeros.
-    output: Y_0, as `write`.
+    output: Y_0, with the shape of `write`.
     total: a, `[batch, heads]`.
   """
 
@@ -55,15 +56,17 @@ def form(
   *,
   wide: bool = False,
 ) -> form_lib.Form:
-  """A memory of one matrix whose tiles are affine and free.
+  """Returns the form of a memory that is one matrix with affine tiles.
+
+  Its tiles are free: their size does not change results.
 
   Args:
     prepare: (inputs `[batch, heads, tile, ...]`, spec, None) -> what the tile
-      needs beside A.
-    spec: the memory's meaning.
+      needs besides A.
+    spec: the memory's options.
     tiling: the size of tiles; it does not change results.
     time: tokens of the call.
-    wide: whether Y keeps the dtype of sums; otherwise it has the query's.
+    wide: whether Y keeps the dtype of sums. Otherwise Y has the query's dtype.
   """
   return form_lib.Form(
     spec=spec,
@@ -93,8 +96,8 @@ def run(
 
   Args:
     memory: A before the tile, `[batch, heads, key, value]`.
-    tile: all else.
-    start: what E and Y have in place of A; None for A.
+    tile: what the tile needs besides A.
+    start: the memory that E and Y use in place of A; None for A itself.
   """
   error, output = meet(memory if start is None else start, tile)
   groups = tile.key.shape[1]

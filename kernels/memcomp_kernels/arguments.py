@@ -1,7 +1,8 @@
-"""The arguments of a one-line call: names, signature, documentation.
+"""The arguments of a direct call of an op: names, signature, documentation.
 
-All of it follows from an `op.Op`: the fields of its `Inputs` and `Spec`, the
-words of their shapes, and their docstrings.
+A direct call is `op(q, k, v, ...)`. Everything here is derived from an `op.Op`:
+the fields of its `Inputs` and `Spec`, their annotated shapes, and their
+docstrings.
 """
 
 import collections
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, shapes
 
 NAMES = {"query": "q", "key": "k", "value": "v", "log_decay": "g"}
-"""Field of `Inputs` -> its name in all one-line calls."""
+"""Maps a field of `Inputs` to its name in the direct calls of all ops."""
 
 CALL = """\
 state: before the first token; default a fresh one. Also `initial_state`.
@@ -29,16 +30,16 @@ max_position: an upper bound of the tokens that `state` has seen, where one is
 implementation: a name, or several in order of preference; default the fastest
   on the platform that can do the call.
 output_final_state: if False the state is returned as None."""
-"""What every one-line call takes beside arrays and fields of the Spec."""
+"""The arguments of every direct call besides arrays and fields of the Spec."""
 
 
 class Bound(NamedTuple):
-  """A one-line call, sorted.
+  """The sorted arguments of a direct call.
 
   Attributes:
-    inputs: of the op.
-    spec: of the op.
-    options: of `init_state`, by name.
+    inputs: the op's `Inputs`.
+    spec: the op's `Spec`.
+    options: options of `init_state`, by name.
   """
 
   inputs: Any
@@ -47,7 +48,7 @@ class Bound(NamedTuple):
 
 
 def names(op: Any) -> dict[str, str]:
-  """Name in a one-line call -> field of `Inputs`, in the call's order."""
+  """Maps names in a direct call to fields of `Inputs`, in the call's order."""
   short = NAMES | dict(op.names)
   found = {
     short.get(name, name): name
@@ -58,14 +59,16 @@ def names(op: Any) -> dict[str, str]:
 
 
 def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
-  """Sorts the arguments of a one-line call.
+  """Sorts the arguments of a direct call.
 
-  Fields of the Spec that are not given follow the arrays: sizes (`num_slots`),
-  and whether an array is there (`forget_gate`).
+  Fields of the Spec that are not given are inferred from the arrays. These are
+  sizes (`num_slots`) and flags that tell whether an array exists
+  (`forget_gate`).
 
   Raises:
-    TypeError: naming an argument that is unknown, missing or given twice.
-    ValueError: by the Spec.
+    TypeError: an argument is unknown, missing or given twice; the message names
+      it.
+    ValueError: the Spec rejects its values.
   """
   if len(arrays) > len(op.order):
     raise TypeError(
@@ -101,13 +104,13 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
 
 
 def _spec_fields(op: Any) -> dict[str, dataclasses.Field]:
-  """Fields of the Spec that a one-line call takes."""
+  """Returns the fields of the Spec that a direct call takes."""
   fields = dataclasses.fields(op.Spec)
   return {f.name: f for f in fields if f.name not in op.fixed}
 
 
 def _unused(op: Any, field: shapes.Field) -> bool:
-  """Whether what the op's name decides leaves no use for an array."""
+  """Whether the options that the op's name fixes make an array useless."""
   condition = field.condition
   return (
     condition is not None
@@ -117,7 +120,7 @@ def _unused(op: Any, field: shapes.Field) -> bool:
 
 
 def _gate(op: Any, field: shapes.Field) -> bool:
-  """Whether the last axis is 1 unless asked for: it may be left out."""
+  """Whether the last axis is 1 by default, so that a call may leave it out."""
   last = field.axes[-1]
   default = getattr(_spec_fields(op).get(last), "default", None)
   return last in ("1", "1|2") or default == 1
@@ -131,7 +134,7 @@ def _array(op: Any, name: str, x: Any) -> jax.Array:
 
 
 def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
-  """Fields of the Spec, as the arrays say."""
+  """Returns the fields of the Spec that can be inferred from the arrays."""
   known, found = _spec_fields(op), {}
   for name, field in shapes.fields(op.Inputs).items():
     x, condition = given.get(name), field.condition
@@ -149,7 +152,7 @@ def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
 
 
 def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
-  """`Inputs`, with None or zeros for what the Spec has no use for."""
+  """Returns `Inputs`, with None or zeros for arrays that the Spec ignores."""
   public = {field: name for name, field in names(op).items()}
   arrays: dict[str, Any] = dict(given)
   missing: list[str] = []
@@ -171,7 +174,7 @@ def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
 
 
 def signature(op: Any) -> inspect.Signature:
-  """What `inspect.signature` and editors show of a one-line call."""
+  """Returns what `inspect.signature` and editors show of a direct call."""
   parameters = []
   for name, field in _arrays(op).items():
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -205,7 +208,7 @@ def _arrays(op: Any) -> dict[str, shapes.Field]:
 
 
 def _axes(op: Any, field: shapes.Field) -> tuple[str, ...]:
-  """The words of an array in a one-line call."""
+  """Returns the axes of an array in a direct call."""
   only_one = _gate(op, field) and field.axes[-1] == "1"
   return field.axes[:-1] if only_one else field.axes
 
@@ -219,7 +222,7 @@ def _may_miss(op: Any, field: shapes.Field) -> bool:
 
 
 def documentation(op: Any) -> str:
-  """What `help` shows of an op: the call, its meaning, its arguments."""
+  """Returns the `help` of an op: the call, its meaning, its arguments."""
   call = f"{op.name}{_short(signature(op))} -> (y, state)"
   fields = _described(op.Inputs)
   arrays = {
@@ -247,7 +250,7 @@ def documentation(op: Any) -> str:
 
 
 def _following(op: Any) -> str:
-  """A line on the fields of the Spec that follow the arrays."""
+  """Returns a line on the fields of the Spec that follow the arrays."""
   known, found = _spec_fields(op), []
   for field in _arrays(op).values():
     found += [axis for axis in field.axes if axis in known]
@@ -276,7 +279,7 @@ def _section(title: str, lines: Mapping[str, str]) -> str:
 
 
 def _described(kind: type) -> dict[str, str]:
-  """Fields' descriptions: the section `Attributes` of a docstring, or none."""
+  """Returns the field descriptions in a docstring's section `Attributes`."""
   text = inspect.getdoc(kind) or ""
   _, _, section = text.partition("Attributes:\n")
   found: dict[str, str] = collections.defaultdict(str)

@@ -1,4 +1,4 @@
-"""What every memory keeps: states, inputs, packing, precision.
+"""The contract of every memory: states, inputs, packing, precision.
 
 A memory is four functions over its own `Spec`, `Inputs` and `State`:
 
@@ -7,23 +7,24 @@ A memory is four functions over its own `Spec`, `Inputs` and `State`:
   reference(state, inputs, *, spec, segment_ids, reset_state)     -> (State, y)
   chunk(state, inputs, *, spec, segment_ids, reset_state, implementation)
 
-`step` is the body of a `lax.scan` (no time axis: `[batch, heads, dim]`), and
-`reference` is the scan of `step`, with time moved to axis 1. `chunk` is the
-same function, fast.
+`step` is the body of a `lax.scan`; its arrays `[batch, heads, dim]` have no
+time axis. `reference` is the scan of `step`, with time moved to axis 1. `chunk`
+computes the same function fast.
 
 `State` and `Inputs` are NamedTuples. Every leaf of a `State` has the batch
-axis first; a field may be None where a Spec needs no such field. Every `State`
-has `segment_id` `[batch]` int32: the segment the state belongs to, 0 as long
-as it has seen no token.
+axis first. A field may be None where a Spec does not need it. Every `State`
+has `segment_id` `[batch]` int32, the segment that the state belongs to. It is 0
+as long as the state has seen no token.
 
-Packing. `segment_ids` `[batch, time]` int32 is the single truth. Where it is 0
-(padding) the state stays as it is and the output is zero. Where it differs
-from the state's `segment_id` (and that is not 0), the token starts from
-`reset_state`: by select, exactly, with no trace of what was before. It must be
-given with `segment_ids`: a state, or `FRESH` for what `init_state` gives. Only
-where `max_position=0` says that the state passed in is fresh may it be left
-out: new segments then start from that. Without `segment_ids` all tokens belong
-to the state's current segment.
+Packing. `segment_ids` `[batch, time]` int32 alone decides where segments are.
+Where it is 0 (padding), the state does not change and the output is zero. Where
+it differs from the state's `segment_id` (and that is not 0), the token starts
+from `reset_state`. This is an exact select, so nothing of the earlier state
+remains. `reset_state` must be given with `segment_ids`. It is a state, or
+`FRESH` for what `init_state` gives. It may be left out only where
+`max_position=0` says that the state passed in is fresh; new segments then start
+from that state. Without `segment_ids` all tokens belong to the state's current
+segment.
 """
 
 import contextlib
@@ -44,16 +45,16 @@ class Fresh(enum.Enum):
 
 
 FRESH: Final = Fresh.FRESH
-"""As `reset_state`: new segments start from what `init_state` gives."""
+"""Value of `reset_state`: new segments start from what `init_state` gives."""
 
 
 @contextlib.contextmanager
 def default_promotion() -> Iterator[None]:
-  """Inside, arrays of different dtypes and ranks meet by JAX's default rules.
+  """Applies JAX's default promotion of dtypes and ranks inside the context.
 
-  A program may forbid that for its own arrays
-  (`jax_numpy_dtype_promotion=strict`, `jax_numpy_rank_promotion=raise`). What a
-  memory does with the arrays it was given is its own affair.
+  A program may forbid promotion for its own arrays
+  (`jax_numpy_dtype_promotion=strict`, `jax_numpy_rank_promotion=raise`). Such a
+  setting must not break the memories, whose code relies on the defaults.
   """
   with (
     jax.numpy_dtype_promotion("standard"),
@@ -63,12 +64,12 @@ def default_promotion() -> Iterator[None]:
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
-  """The dtype of states and sums: float32, or wider if an input is wider."""
+  """Returns the dtype of states and sums: float32, or wider if an input is."""
   return jnp.result_type(jnp.float32, *arrays)
 
 
 def check_state_dtype(dtype: Any) -> None:
-  """Raises ValueError where states would be narrower than float32."""
+  """Raises ValueError if states would be narrower than float32."""
   if jnp.finfo(dtype).bits < 32:
     raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
 
@@ -79,14 +80,14 @@ def check_reset(
   reset_state: Any,
   max_position: int | None,
 ) -> None:
-  """Raises ValueError where it is not said what new segments start from.
+  """Raises ValueError if it is unknown what new segments start from.
 
   Args:
-    name: of the op, for the error.
-    segment_ids: of the call, or None.
-    reset_state: of the call, or None.
-    max_position: of the call; 0 says that the state is fresh, so that new
-      segments start from it as well.
+    name: name of the op, for the error.
+    segment_ids: those of the call, or None.
+    reset_state: that of the call, or None.
+    max_position: that of the call. 0 means that the state is fresh, so that new
+      segments also start from it.
   """
   if segment_ids is not None and reset_state is None and max_position != 0:
     raise ValueError(
@@ -96,7 +97,7 @@ def check_reset(
 
 
 def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:
-  """Selects whole rows of two equal pytrees; `condition` is `[batch]`."""
+  """Selects whole rows from two equal pytrees; `condition` is `[batch]`."""
 
   def select(a, b):
     shape = condition.shape + (1,) * (a.ndim - condition.ndim)
@@ -111,12 +112,12 @@ def segment_starts(
   """Finds where segments start.
 
   Args:
-    segment_ids: `[batch, time]`, 0 is padding.
+    segment_ids: `[batch, time]`; 0 is padding.
     before: `[batch]`, the state's `segment_id`.
 
   Returns:
     starts: bool `[batch, time]`, true at a token whose segment differs from
-      the last real token's (or from the state's).
+      that of the real token before it (or of the state).
     last: int32 `[batch]`, the `segment_id` after the last token.
   """
   time = segment_ids.shape[1]
@@ -146,11 +147,11 @@ def token_positions(
   """Returns each token's position in its segment, int32 `[batch, time]`.
 
   Args:
-    segment_ids: `[batch, time]`, 0 is padding (its positions mean nothing);
-      None if all tokens continue the state's segment.
-    segment_id: `[batch]`, of the state.
+    segment_ids: `[batch, time]`; 0 is padding, whose positions have no meaning.
+      None means that all tokens continue the state's segment.
+    segment_id: `[batch]`, the segment of the state.
     position: `[batch]`, tokens of that segment before this call.
-    time: tokens a row.
+    time: tokens per row.
   """
   if segment_ids is None:
     return position[:, None] + jnp.arange(time, dtype=jnp.int32)
@@ -161,7 +162,7 @@ def token_positions(
 
 
 def next_segment_id(segment_id: jax.Array) -> jax.Array:
-  """The `segment_id` after tokens that came without `segment_ids`."""
+  """Returns the `segment_id` after tokens that came without `segment_ids`."""
   return jnp.maximum(segment_id, 1)
 
 
@@ -172,7 +173,7 @@ def packed_step(
   segment_id: jax.Array,
   reset_state: Any,
 ) -> tuple[Any, jax.Array]:
-  """One step under the packing rules; `segment_id` is `[batch]`."""
+  """Runs one step under the packing rules; `segment_id` is `[batch]`."""
   valid = segment_id != 0
   starts = valid & (state.segment_id != 0) & (state.segment_id != segment_id)
   state = batched_where(starts, reset_state, state)
@@ -200,7 +201,7 @@ def token_scan(
     reset_state: Any = None,
     max_position: int | None = None,
   ) -> tuple[Any, jax.Array]:
-    """Scans `step` over time: the definition that `chunk` must equal."""
+    """Scans `step` over time. `chunk` must equal this definition."""
     del (
       max_position
     )  # a bound of the tokens in the state, which saves a chunk work
@@ -224,16 +225,17 @@ def scan(
   reset_state: Any = None,
   block: int | None = None,
 ) -> tuple[Any, jax.Array]:
-  """Scans `step` over time: the definition of every memory's `reference`.
+  """Scans `step` over time, as every memory's `reference` does.
 
   Args:
     step: (state, inputs without time) -> (state, output without time).
     state: the state before the first token.
     inputs: pytree of `[batch, time, ...]` arrays.
     segment_ids: `[batch, time]` or None.
-    reset_state: what a new segment starts from; default `state`.
+    reset_state: the state that a new segment starts from. The default is
+      `state`.
     block: if given, the scan is checkpointed every `block` tokens, so that
-      its gradient stores time / block states instead of time. Never changes
+      its gradient stores time / block states instead of time. It never changes
       the result.
 
   Returns:
@@ -269,7 +271,7 @@ def scan(
 
 
 def wrong_dtypes(inputs: Any, *names: str) -> str | None:
-  """Why query, key and value are not all of one of some dtypes, or None."""
+  """Says why query, key and value do not share an allowed dtype, or None."""
   dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
   if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
     found = ", ".join(sorted(map(str, dtypes)))

@@ -1,10 +1,11 @@
-"""Gradients of our own: `jax.custom_vjp`, made fit for anybody's program.
+"""Custom gradients: a `jax.custom_vjp` that works in any caller's program.
 
-What `custom_vjp` returns differs from JAX's in two things. Its parts are traced
-under JAX's default promotion, whatever the program that calls us asks for: JAX
-traces a backward pass outside of the call that it belongs to. And forward-mode
-differentiation, which such functions do not have, is refused in words that say
-what to do; so are second derivatives where there are none (`once`).
+It differs from JAX's in two ways. First, its functions are traced under JAX's
+default promotion, whatever setting the caller's program uses. They need this
+because JAX traces a backward pass outside of the call that it belongs to.
+Second, forward-mode differentiation, which such functions do not have, raises
+an error that says what to do. Second derivatives do the same where they do not
+exist (see `once`).
 """
 
 import functools
@@ -36,13 +37,13 @@ def custom_vjp(
   backward: Callable[..., Any],
   nondiff_argnums: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-  """Returns `function` with a gradient of its own.
+  """Returns `function` with a custom gradient.
 
   Args:
     function: as for `jax.custom_vjp`.
-    forward: likewise, its first rule.
-    backward: likewise, its second rule.
-    nondiff_argnums: likewise.
+    forward: the forward rule, as for its `defvjp`.
+    backward: the backward rule, as for its `defvjp`.
+    nondiff_argnums: as for `jax.custom_vjp`.
   """
   promoted = contract.default_promotion
   own = jax.custom_vjp(promoted()(function), nondiff_argnums=nondiff_argnums)
@@ -57,7 +58,7 @@ def custom_vjp(
     try:
       return own(*guarded)
     except TypeError as error:
-      # Under `jax.vmap`, as in `jax.jacfwd`, JAX itself refuses first.
+      # Under `jax.vmap`, as in `jax.jacfwd`, JAX itself raises first.
       if "forward-mode" in str(error):
         raise TypeError(REFUSAL) from None
       raise
@@ -66,10 +67,10 @@ def custom_vjp(
 
 
 def once(tree: Any) -> Any:
-  """The identity, in rules of `custom_vjp` that have no derivative.
+  """The identity, for rules of `custom_vjp` that have no derivative.
 
-  Loops of run-time length and kernels have none; JAX would say so only later,
-  and not what to do.
+  Kernels and loops of run-time length have none. JAX would raise only later,
+  and its error would not say what to do.
   """
   return jax.tree.map(
     lambda x: _once(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
@@ -93,7 +94,7 @@ def _guarded(x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _guard(x: jax.Array) -> jax.Array:
-  """The identity, whose derivative exists in reverse mode alone."""
+  """The identity, whose derivative exists in reverse mode only."""
   return x
 
 
@@ -107,8 +108,8 @@ def _refuse(*_, **__):
   raise TypeError(REFUSAL)
 
 
-# Linear, with a transpose and nothing else: what reverse mode transposes is
-# never run, and what forward mode would run raises.
+# This primitive is linear and has only a transpose. Reverse mode transposes it
+# and never runs it. Forward mode would run it, which raises.
 _reverse_only = core.Primitive("reverse_mode_only")
 _reverse_only.def_impl(_refuse)
 _reverse_only.def_abstract_eval(lambda x: x)

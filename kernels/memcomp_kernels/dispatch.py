@@ -1,11 +1,12 @@
-"""Chooses an implementation by name, or the best for the platform.
+"""Chooses an implementation by name, or the best one for the platform.
 
-The platform is that of the devices in use (a mesh's devices when compiling for
-a pod), not `jax.default_backend()`, which says "cpu" there. A named
-implementation never falls back silently: if it cannot run it raises.
+The platform is the one of the devices in use. When a program is compiled for a
+pod that is not there, these are the devices of the mesh, and
+`jax.default_backend()` would say "cpu". A named implementation never falls back
+silently: if it cannot run, it raises.
 
-`mosaic_*` are kernels of this repository, `library_*` those that a library
-keeps.
+`mosaic_*` are kernels of this repository. `library_*` are kernels that a
+library provides.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
   "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
-  # Not mosaic_gpu, which no GPU has run yet: by name only.
+  # mosaic_gpu runs by name only, because no GPU has run it yet.
   "gpu": ("library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
@@ -31,23 +32,26 @@ _FIRST: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
   "preferred", default=()
 )
 KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
-"""Names of kernels for one platform. They have no float64: tests of their own
-hold them to the XLA form."""
+"""Names of kernels that run on one platform only.
+
+They have no float64. Their own tests compare them with the XLA form.
+"""
 NAMES = ("reference", "xla_chunked", *KERNELS)
 
 
 @contextlib.contextmanager
 def preferring(name: str) -> Iterator[None]:
-  """Inside, memories use the implementation called `name` where it does a call.
+  """Sets the implementation that memories prefer inside the context.
 
-  For whole models, whose layers name none: programs that are traced inside.
-  Where it does not do a call a warning says why.
+  This is for whole models, whose layers name no implementation. It affects
+  programs that are traced inside the context. Where the preferred
+  implementation does not support a call, a warning says why.
 
   Args:
-    name: of an implementation, or empty for no preference.
+    name: name of an implementation, or empty for no preference.
 
   Raises:
-    NotImplementedError: there is no such implementation.
+    NotImplementedError: no implementation has this name.
   """
   if name:
     _check_name(name)
@@ -59,7 +63,7 @@ def preferring(name: str) -> Iterator[None]:
 
 
 def current_platform() -> str:
-  """The platform of the mesh in use, else of the default device."""
+  """Returns the platform of the mesh in use, else of the default device."""
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
   platform = getattr(device, "platform", None) or jax.devices()[0].platform
@@ -67,7 +71,7 @@ def current_platform() -> str:
 
 
 def current_device_kind() -> str:
-  """The kind of device of the mesh in use, else of the default device."""
+  """Returns the device kind of the mesh in use, else of the default device."""
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
   kind = getattr(device, "device_kind", None)
@@ -87,16 +91,17 @@ def _log_once(message: str, level: int = logging.INFO) -> None:
 
 
 class Call(NamedTuple):
-  """One call of a memory's `chunk`, as its implementations are asked about it.
+  """One call of a memory's `chunk`, from which an implementation is chosen.
 
   Attributes:
-    state: before the first token.
+    state: the state before the first token.
     inputs: `[batch, time, heads, ...]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
     segment_ids: `[batch, time]`, or None for one segment.
-    reset_state: what new segments start from; None for `state`, which is fresh.
-    max_position: an upper bound of the tokens in `state`, or None.
-    tiling: how the call is evaluated, or None.
+    reset_state: the state that new segments start from. None means `state`,
+      which is then fresh.
+    max_position: an upper bound of the number of tokens in `state`, or None.
+    tiling: performance options, or None.
   """
 
   state: Any
@@ -110,13 +115,13 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """An implementation that is imported when a call first asks for it.
+  """An implementation whose module is imported when a call first needs it.
 
-  Kernels import Pallas, which takes longer than all the rest.
+  Kernels import Pallas, which takes longer than all other imports.
 
   Attributes:
-    module: its name. It has `unsupported`, which says why a call cannot be
-      done here, or None.
+    module: name of the module. It has a function `unsupported`, which says why
+      it does not support a call, or returns None.
     asks: fields of `Call` that `unsupported` takes.
     function: name of the implementation in the module.
   """
@@ -131,7 +136,7 @@ class Kernel:
     return getattr(module, self.function)(*arguments, **keywords)
 
   def unsupported(self, call: Call) -> str | None:
-    """Says why the implementation cannot do `call`, or None."""
+    """Says why the implementation does not support `call`, or returns None."""
     module = importlib.import_module(self.module)
     return module.unsupported(*(getattr(call, name) for name in self.asks))
 
@@ -140,10 +145,12 @@ class Implementations:
   """The implementations of one memory, by name.
 
   Attributes:
-    memory: its name.
-    functions: by name: (state, inputs, *, spec, segment_ids, reset_state, and
-      its options) -> (state, outputs), or with statistics behind them.
-    options: `max_position` or `tiling` -> names of the functions that take it.
+    memory: name of the memory.
+    functions: functions by name: (state, inputs, *, spec, segment_ids,
+      reset_state, and its options) -> (state, outputs) or (state, outputs,
+      statistics).
+    options: maps `max_position` or `tiling` to the names of the functions that
+      take it.
   """
 
   def __init__(
@@ -157,9 +164,9 @@ class Implementations:
     self.options = options or {}
 
   def default(self, platform: str) -> str:
-    """The name of the implementation that `platform` uses unless told.
+    """Returns the implementation that `platform` uses by default.
 
-    Where it can do the call: `choose` goes on to the next if not.
+    If it does not support a call, `choose` tries the next one.
     """
     return next(self._preferred(platform))
 
@@ -170,7 +177,7 @@ class Implementations:
         yield name
 
   def reason(self, platform: str) -> str:
-    """One line for people: why `default` is what it is."""
+    """Explains in one line why `default` returns what it does."""
     own, preferred = f"mosaic_{platform}", PREFERENCE.get(platform, ())
     chosen = self.default(platform)
     if own in self.functions and own not in preferred:
@@ -182,7 +189,7 @@ class Implementations:
     return f"fastest form on {platform}"
 
   def unsupported(self, name: str, call: Call) -> str | None:
-    """Says why the implementation called `name` cannot do `call`, or None.
+    """Says why implementation `name` does not support `call`, or returns None.
 
     Raises:
       NotImplementedError: no memory has an implementation of that name.
@@ -199,15 +206,16 @@ class Implementations:
     return None
 
   def choose(self, names: str | Sequence[str] | None, call: Call) -> str:
-    """The name of the implementation that does `call`.
+    """Returns the name of the implementation that runs `call`.
 
     Args:
-      names: of an implementation; several in order of preference, of which the
-        first that can do the call is taken; None for the platform's order.
-      call: what is to be done.
+      names: name of an implementation; or several names in order of preference,
+        of which the first that supports the call is chosen; or None for the
+        platform's order.
+      call: the call to run.
 
     Raises:
-      NotImplementedError: none can do it; says why.
+      NotImplementedError: none supports the call; the message says why.
     """
     if isinstance(names, str):
       _check_name(names)
@@ -247,7 +255,7 @@ class Implementations:
     raise NotImplementedError(f"{self.memory} has no implementation")
 
   def run(self, names: str | Sequence[str] | None, call: Call) -> tuple:
-    """Runs `call` by the implementation that `choose` finds."""
+    """Runs `call` with the implementation that `choose` returns."""
     name = self.choose(names, call)
     given = {
       option: getattr(call, option)

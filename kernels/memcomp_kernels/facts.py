@@ -1,8 +1,9 @@
 """What a memory computes and what it costs, in words and formulas.
 
-Every op has `facts(spec)`. docs/memories.md is made from them. They describe
-the default options, with the numbers of `spec`, and follow the fields that make
-another row of the tables: rule, inner model, forget gate, window.
+Every op has `facts(spec)`, and docs/memories.md is generated from them. The
+facts describe the default options, with the numbers of `spec`. They depend on
+those fields of `spec` that make another row of the tables: rule, inner model,
+forget gate, window.
 """
 
 from typing import NamedTuple
@@ -21,22 +22,25 @@ LETTERS = {
   "R": "rows in use, the mean over the n tokens",
   "w": "exact tokens that a token sees, itself included, likewise",
 }
-"""What stands in `Facts.floats` and `Facts.flops`."""
+"""Meaning of the letters in `Facts.floats` and `Facts.flops`."""
 
 
 class Facts(NamedTuple):
   """What a memory computes and costs.
 
-  Texts are lines of Markdown with math in backticks, in the letters of the
-  memory's README.
+  The texts are lines of Markdown with math in backticks. They use the letters
+  of the memory's README.
 
   Attributes:
-    objective: what a token's write makes smaller.
+    objective: the loss that a token's write reduces.
     update: the memory after the token, and what is read.
-    chunk: what the tokens of a chunk share, if its size is meaning.
+    chunk: what the tokens of a chunk share, if the chunk's size changes
+      results.
     source: paper, arXiv number, equations.
-    floats: of one layer's memory, a Python expression of `LETTERS`.
-    flops: forward, for one token and layer, likewise; a multiply-add is two.
+    floats: number of floats in one layer's memory, as a Python expression of
+      `LETTERS`.
+    flops: forward FLOPs per token and layer, as a Python expression of
+      `LETTERS`. A multiply-add counts as two.
   """
 
   objective: str

@@ -1,12 +1,13 @@
-"""An op: a memory's definition, and the functions that are made from it.
+"""`Op`: a memory's definition, and the functions that are derived from it.
 
   from memcomp_kernels import gated_delta_rule
 
   y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
 
-A memory brings its `Spec` (meaning), `Inputs` (what tokens bring), `State`
-(what must be kept), one step as its paper writes it, and its implementations.
-`Inputs` and `State` state their shapes in words (`shapes`).
+A memory defines its `Spec` (its static options), its `Inputs` (the arrays per
+token) and its `State` (what it keeps between calls). It also defines one step
+as its paper writes it, and its implementations. The annotations of `Inputs` and
+`State` state their shapes in words (see `shapes`).
 """
 
 import dataclasses
@@ -30,32 +31,32 @@ Implementation = str | Sequence[str] | None
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
-  """A memory; called with arrays it runs over a sequence.
+  """A memory. Calling it with arrays runs it over a sequence.
 
   Attributes:
     name: public name.
-    about: what it computes, in Markdown; its first line is a sentence.
-    Spec: frozen dataclass of the meaning.
+    about: what the memory computes, in Markdown. Its first line is a sentence.
+    Spec: frozen dataclass of the options that define the computation.
     Inputs: NamedTuple of annotated arrays.
     State: NamedTuple of annotated arrays, with `segment_id`.
     token_step: (state, inputs without time, *, spec) -> (state, y).
-    implementations: by name.
-    order: names of the arrays that a one-line call also takes by position.
-    names: field of `Inputs` -> its name in a one-line call, beside those of
+    implementations: the implementations by name.
+    order: names of the arrays that a direct call also takes by position.
+    names: maps a field of `Inputs` to its name in a direct call, in addition to
       `arguments.NAMES`.
-    make_state: (spec, *, dtype, sizes and options) -> State, as `init_state`;
-      None for zeros.
-    fresh: (spec, state) -> the state before the first token, as `FRESH` asks
-      for; None for `init_state` at the state's sizes.
-    constants: fields of `State` that no token changes: `FRESH` keeps them.
-    room: option of `init_state` -> the word whose size a one-line call gives
-      it.
-    check: (spec, sizes, state or None) raises ValueError: what words cannot
-      say.
-    fixed: fields of `Spec` that the name decides in a one-line call.
-    facts: of a spec, what the memory computes and costs.
-    Tiling: how a call may be evaluated, if there is a choice.
-    pass_state: of a spec, how shards of time pass the state on.
+    make_state: (spec, *, dtype, sizes and options) -> State, as `init_state`.
+      None means a state of zeros.
+    fresh: (spec, state) -> the state before the first token, which `FRESH`
+      stands for. None means `init_state` at the sizes of the state.
+    constants: fields of `State` that no token changes. `FRESH` keeps them.
+    room: maps an option of `init_state` to the axis whose size a direct call
+      gives it.
+    check: (spec, sizes, state or None), raises ValueError for conditions that
+      the annotated shapes cannot express.
+    fixed: fields of `Spec` that the op's name determines in a direct call.
+    facts: spec -> what the memory computes and costs.
+    Tiling: type of the performance options, if there are any.
+    pass_state: spec -> how shards along time pass the state on.
   """
 
   name: str
@@ -92,7 +93,7 @@ class Op:
 
   @functools.cached_property
   def options(self) -> dict[str, inspect.Parameter]:
-    """What `init_state` takes beside sizes and dtype."""
+    """The arguments of `init_state` besides the sizes and the dtype."""
     if self.make_state is None:
       return {}
     parameters = inspect.signature(self.make_state).parameters
@@ -105,12 +106,12 @@ class Op:
     """Returns the state before the first token.
 
     Args:
-      spec: the memory's meaning; default `Spec()`.
-      dtype: of the memory, float32 or float64.
+      spec: the memory's options. The default is `Spec()`.
+      dtype: dtype of the memory, float32 or float64.
       **sizes: batch, heads, key_dim, value_dim, and the op's own options.
 
     Raises:
-      ValueError: `dtype` is narrower than float32, or sizes do not fit.
+      ValueError: `dtype` is narrower than float32, or the sizes do not fit.
     """
     contract.check_state_dtype(dtype)
     spec = self.Spec(**self.fixed) if spec is None else spec
@@ -124,12 +125,12 @@ class Op:
   def step(
     self, state: Any, inputs: Any, *, spec: Any
   ) -> tuple[Any, jax.Array]:
-    """Runs one token: the body of a `lax.scan`.
+    """Runs one token. It is the body of a `lax.scan`.
 
     Args:
-      state: before the token.
+      state: the state before the token.
       inputs: `[batch, heads, ...]` arrays.
-      spec: the memory's meaning.
+      spec: the memory's options.
 
     Returns:
       The state after the token, and y `[batch, heads, value_dim]`.
@@ -150,7 +151,7 @@ class Op:
     reset_state: Any = None,
     max_position: int | None = None,
   ) -> tuple[Any, jax.Array]:
-    """Scans `step` over time: the definition.
+    """Scans `step` over time. This is the definition of the memory.
 
     Arguments and results are those of `chunk`.
     """
@@ -176,29 +177,31 @@ class Op:
     max_position: int | None = None,
     tiling: Any = None,
   ) -> tuple[Any, jax.Array]:
-    """Runs the memory over many tokens; differentiable in state and inputs.
+    """Runs the memory over many tokens, differentiable in state and inputs.
 
     Args:
-      state: before the first token.
+      state: the state before the first token.
       inputs: `[batch, time, heads, ...]` arrays, see `Inputs`.
-      spec: the memory's meaning.
-      segment_ids: int32 `[batch, time]` for packed rows, 0 is padding.
-      reset_state: what new segments start from: a state, or `FRESH` for what
-        `init_state` gives. Needed with `segment_ids`, unless `max_position=0`.
-      implementation: a name, or several in order of preference; default the
-        fastest on the platform that can do the call.
-      max_position: an upper bound of the tokens that the state has seen, and of
-        those that `reset_state` has. 0 says that the state is fresh. Memories
-        that grow save work by it, and lose tokens by a wrong one.
-      tiling: how the call is evaluated, where the memory has a `Tiling`. It
-        changes speed, never results.
+      spec: the memory's options.
+      segment_ids: int32 `[batch, time]` for packed rows; 0 is padding.
+      reset_state: the state that new segments start from: a state, or `FRESH`
+        for what `init_state` gives. It is required with `segment_ids`, unless
+        `max_position=0`.
+      implementation: a name, or several names in order of preference. The
+        default is the fastest on the platform that supports the call.
+      max_position: an upper bound of the number of tokens that the state has
+        seen, and of those that `reset_state` has seen. 0 means that the state
+        is fresh. Memories that grow save work with it, but they lose tokens if
+        it is too low.
+      tiling: performance options, where the memory has a `Tiling`. They never
+        change results.
 
     Returns:
       The state after the last token, and y `[batch, time, heads, value_dim]`
       in the query's dtype.
 
     Raises:
-      NotImplementedError: no implementation that was named can do the call.
+      NotImplementedError: none of the named implementations supports the call.
       ValueError: shapes do not fit the state or each other, or `reset_state` is
         missing.
     """
@@ -225,7 +228,7 @@ class Op:
     max_position: int | None = None,
     tiling: Any = None,
   ) -> tuple[Any, jax.Array, Any]:
-    """Runs `chunk`, and also tells how systems were solved.
+    """Runs `chunk`, and also returns statistics of the linear solves.
 
     Returns:
       What `chunk` returns, and `triangular.Stats` of `[batch, heads]`, or None
@@ -256,10 +259,10 @@ class Op:
     return state, y, stats[0] if stats else None
 
   def fresh_state(self, state: Any, spec: Any) -> Any:
-    """Returns what `FRESH` stands for beside `state`.
+    """Returns the state that `FRESH` stands for in a call with `state`.
 
-    That is what `init_state` gives at the same sizes, with the fields of
-    `state` that no token changes.
+    It is what `init_state` gives at the same sizes, except that it keeps those
+    fields of `state` that no token changes.
     """
     if self.fresh is not None:
       found = self.fresh(spec, state)
@@ -282,10 +285,10 @@ class Op:
     output_final_state: bool = True,
     **keywords: Any,
   ) -> tuple[jax.Array, Any]:
-    """Runs the memory over a sequence; `help` of an op tells its arguments.
+    """Runs the memory over a sequence; `help` of an op lists its arguments.
 
     Raises:
-      NotImplementedError: no implementation that was named can do the call.
+      NotImplementedError: none of the named implementations supports the call.
       TypeError: an argument is unknown, missing or given twice.
       ValueError: shapes do not fit each other or the state, or `reset_state` is
         missing.
@@ -327,7 +330,7 @@ class Op:
     return y, state if output_final_state else None
 
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
-    """Those of some sizes that `init_state` takes."""
+    """Returns the entries of `sizes` that `init_state` takes."""
     return {k: v for k, v in sizes.items() if k in (*_SIZES, *self.options)}
 
   def _check_more(self, check: shapes.Check, state: Any) -> None:
@@ -335,7 +338,7 @@ class Op:
       self.check(check.spec, check.sizes, state)
 
   def _check_position(self, state: Any, max_position: int | None) -> None:
-    """Raises ValueError where `max_position` can be known not to hold."""
+    """Raises ValueError if `max_position` is known to be too low."""
     if (
       max_position is None or "max_position" not in self.implementations.options
     ):
@@ -348,7 +351,7 @@ class Op:
       )
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
-    """The outputs of a call without rows, tokens or heads."""
+    """Returns the outputs of a call without rows, tokens or heads."""
 
     def one(x, time_axis):
       shape = [max(n, 1) for i, n in enumerate(x.shape) if i != time_axis]
@@ -369,14 +372,14 @@ def _is_float(x: jax.Array) -> bool:
 
 
 def _as_ids(segment_ids: Any) -> jax.Array:
-  """Segment ids of whatever integers as int32."""
+  """Returns segment ids of any integer dtype as int32."""
   ids = jnp.asarray(segment_ids)
   integers = jnp.issubdtype(ids.dtype, jnp.integer)
   return ids.astype(jnp.int32) if integers else ids
 
 
 def greatest(counts: jax.Array) -> int | None:
-  """The greatest of some counts, None where this process cannot see them."""
+  """Returns the greatest count, or None if this process cannot read them."""
   if isinstance(counts, jax.core.Tracer) or not counts.size:
     return None
   if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
@@ -385,7 +388,7 @@ def greatest(counts: jax.Array) -> int | None:
 
 
 def _own_buffers(state: Any) -> Any:
-  """The same state, each array in a buffer of its own, as donation asks."""
+  """Gives each array of the state its own buffer, as donation requires."""
   seen: set[int] = set()
 
   def own(x):

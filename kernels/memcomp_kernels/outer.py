@@ -1,13 +1,13 @@
-"""A tile of a memory that sums decayed outer products.
+"""One tile of a memory that sums decayed outer products.
 
   A_t = a_t A_{t-1} + k_t (x) u_t,      y_t = q_t A_t
 
-Rows are tokens. With mu and Omega of `math.decay`, and A before the tile,
+Rows are tokens. `math.decay` defines mu and Omega. With A before the tile,
 
   Y = diag(mu) Q A + (Omega * (Q K^T)) U
   A <- mu_C A + K^T diag(Omega_C) U
 
-which `affine` runs.
+`affine` computes both lines.
 """
 
 import jax
@@ -22,10 +22,10 @@ def prepare(
   written: jax.Array,
   log_decay: jax.Array,
 ) -> affine.Tile:
-  """Does what needs no memory.
+  """Computes what does not depend on the memory.
 
   Args:
-    query: `[batch, groups, tile, key]`, of the dtype of products.
+    query: `[batch, groups, tile, key]`, in the dtype of products.
     key: `[batch, groups, tile, key]`.
     written: U, `[batch, heads, tile, value]`, float32 or wider.
     log_decay: `[batch, heads, tile]`, <= 0.

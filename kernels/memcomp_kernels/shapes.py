@@ -1,18 +1,19 @@
-"""Shapes as words: what the annotations of `Inputs` and `State` say.
+"""Shapes in words: what the annotations of `Inputs` and `State` mean.
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
   skip: Annotated[jax.Array | None, "batch time heads 1", If("skip")]
   position: Annotated[jax.Array, "batch", "int32"]
 
-An axis is
+An axis is one of
 
-  a word        the Spec's number by that name, or else one size in all arrays
-  a number      that many
-  "1|2"         one of these numbers
+  a word        the Spec's number of that name, else a size that is the same in
+                all arrays
+  a number      this size
+  "1|2"         one of these sizes
   "heads/parts" the quotient of two words, without a remainder
 
 Arrays are floating unless a dtype follows the words. `If` says which Specs
-have the array. From these words the ops make checks, states of zeros, errors
+have the array. From these words the ops derive checks, states of zeros, errors
 and signatures.
 """
 
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 Sizes = dict[str, int]
-"""Word -> size."""
+"""Maps the word of an axis to its size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +35,10 @@ class If:
   """Says which Specs have an array.
 
   Attributes:
-    attribute: of the Spec.
-    value: of the attribute, by which the array is there; None for any that is
-      true.
-    required: whether such a Spec needs the array, or merely allows it.
+    attribute: name of an attribute of the Spec.
+    value: value of the attribute for which the array exists. None means any
+      true value.
+    required: whether such a Spec needs the array, or only allows it.
   """
 
   attribute: str
@@ -45,7 +46,7 @@ class If:
   required: bool = True
 
   def allows(self, found: Any) -> bool:
-    """Whether the array is there by this value of the attribute."""
+    """Whether the array exists for this value of the attribute."""
     return bool(found) if self.value is None else found == self.value
 
   def holds(self, spec: Any) -> bool:
@@ -53,20 +54,21 @@ class If:
     return self.allows(getattr(spec, self.attribute))
 
   def told(self, spec: Any) -> str:
-    """The attribute with its value, for errors."""
+    """Returns the attribute with its value, for errors."""
     return f"{self.attribute}={getattr(spec, self.attribute)!r}"
 
 
 class Field(NamedTuple):
-  """What is annotated of one field.
+  """The annotation of one field.
 
   Attributes:
-    name: of the field.
-    axes: its words; empty where it has none.
-    dtype: by name, or None for floating.
-    condition: which Specs have it, or None for all.
-    optional: whether None is a value of it.
-    nested: the NamedTuple of annotated fields that it is, or None.
+    name: name of the field.
+    axes: words of its axes; empty if it has none.
+    dtype: name of the dtype, or None for a floating dtype.
+    condition: which Specs have the field, or None for all.
+    optional: whether the field may be None.
+    nested: the type of the field if that is a NamedTuple of annotated fields,
+      else None.
   """
 
   name: str
@@ -84,7 +86,7 @@ class Field(NamedTuple):
 
 @functools.cache
 def fields(kind: Any) -> dict[str, Field]:
-  """What a NamedTuple's fields are annotated with, by name."""
+  """Returns the annotations of a NamedTuple's fields, by name."""
   found = {}
   hints = typing.get_type_hints(kind, include_extras=True)
   for name, hint in hints.items():
@@ -106,12 +108,12 @@ def fields(kind: Any) -> dict[str, Field]:
 
 
 class Check:
-  """Holds arrays to their words, and finds sizes on the way.
+  """Checks arrays against their annotations and collects sizes meanwhile.
 
   Attributes:
     op: name of the op, for errors.
-    spec: whose numbers are sizes.
-    sizes: all that is known.
+    spec: the Spec whose numbers are sizes.
+    sizes: all sizes known so far.
   """
 
   def __init__(self, op: str, spec: Any, sizes: Sizes | None = None):
@@ -126,14 +128,14 @@ class Check:
     without: tuple[str, ...] = (),
     floats: int = 0,
   ) -> None:
-    """Checks that an annotated NamedTuple fits, in shape and dtype.
+    """Checks shapes and dtypes of an annotated NamedTuple.
 
     Args:
-      values: of a type whose fields are annotated.
-      label: what stands before a field's name in errors.
-      names: field -> another name for it.
+      values: a NamedTuple whose fields are annotated.
+      label: prefix of a field's name in errors.
+      names: maps a field to another name for it.
       without: words of axes that the arrays do not have.
-      floats: bits that floating arrays need at least.
+      floats: minimum number of bits of floating arrays.
 
     Raises:
       ValueError: naming the array, its shape or dtype, and what is expected.
@@ -160,7 +162,7 @@ class Check:
     dtype: str | None = None,
     floats: int = 0,
   ) -> None:
-    """Checks one array; see `arrays`."""
+    """Checks one array; see `arrays` for the arguments."""
     wanted = [self._allowed(axis) for axis in axes]
     if len(axes) != x.ndim or not all(
       not allowed or size in allowed
@@ -185,7 +187,7 @@ class Check:
   def _walk(
     self, values: Any, label: str, names: Mapping[str, str]
   ) -> Iterator[tuple[str, Field, Any]]:
-    """Arrays with words; raises where one is missing, or of no use."""
+    """Yields annotated arrays; raises if one is missing or has no use."""
     for field in fields(type(values)).values():
       x = getattr(values, field.name)
       name = label + names.get(field.name, field.name)
@@ -214,7 +216,7 @@ class Check:
     return size if isinstance(size, int) else default
 
   def _allowed(self, axis: str) -> tuple[int, ...]:
-    """Sizes that an axis may have; empty if it is not known."""
+    """Returns the sizes that an axis may have; empty if none is known."""
     if "|" in axis:
       return tuple(map(int, axis.split("|")))
     if axis.isdigit():
@@ -230,13 +232,14 @@ class Check:
 
 
 def zeros(kind: Any, spec: Any, sizes: Sizes, dtype: Any) -> Any:
-  """An annotated NamedTuple of zeros.
+  """Returns an annotated NamedTuple of zeros.
 
   Args:
     kind: the NamedTuple.
-    spec: whose numbers are sizes, and which says what is None.
-    sizes: of all other words.
-    dtype: of floating arrays.
+    spec: the Spec, whose numbers are sizes, and which decides which fields are
+      None.
+    sizes: sizes of all other words.
+    dtype: dtype of floating arrays.
 
   Raises:
     ValueError: a size is missing.
@@ -260,7 +263,7 @@ def zeros(kind: Any, spec: Any, sizes: Sizes, dtype: Any) -> Any:
 
 
 def _told(axis: str, allowed: tuple[int, ...]) -> str:
-  """An axis in an error: its word, and the size that it must have."""
+  """Returns an axis as errors show it: its word, and its required size."""
   if axis.isdigit() or "|" in axis:
     return " or ".join(map(str, allowed))
   return f"{axis}={allowed[0]}" if allowed else axis

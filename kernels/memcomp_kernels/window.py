@@ -1,21 +1,23 @@
-"""A window over the last tokens of a segment: a ring of rows, as a value.
+"""A window over the last tokens of a segment, kept in a ring buffer.
 
-`rows` is any pytree of `[batch, heads, size, ...]` leaves (keys, values, ...)
-and `position` `[batch]` counts the tokens of the segment so far. The first
-`sink_tokens` tokens stay in rows [0, sink_tokens); token p after them lives in
-row sink_tokens + (p - sink_tokens) mod ring, ring = size - sink_tokens. So
-which token a row holds follows from `position` alone, and token p, as it
-comes, evicts token p - ring.
+`rows` is any pytree of `[batch, heads, size, ...]` leaves (keys, values, ...).
+`position` `[batch]` counts the tokens of the segment so far. The first
+`sink_tokens` tokens (the attention sinks) stay in rows [0, sink_tokens). Every
+later token p is stored in row sink_tokens + (p - sink_tokens) mod ring, where
+ring = size - sink_tokens. So `position` alone determines which token a row
+holds, and token p evicts token p - ring when it arrives.
 
-A decode step is `push`. A call of many tokens is `plan` (integers only), then
-`join`: the ring's tokens and the call's in one line, oldest first, padding
-left out. There, in one segment, a distance of indices is a distance of
-positions, whatever padding lay between:
+A decode step calls `push`. A call of many tokens first calls `plan`, which
+computes integers only. Then `join` concatenates the tokens of the ring and
+those of the call into one line, oldest first, without padding. Within a
+segment, a distance of indices in this line is a distance of positions, even if
+padding lay between the tokens:
 
   token n attends to tokens (n - ring, n] of its run, and to the run's sinks
-  token n evicts token n - ring, if that is of its run and no sink
+  token n evicts token n - ring, if that is in its run and is no sink
 
-A run is a segment within a row; run 0 is the state's.
+A run is a part of a row that belongs to one segment. Run 0 continues the
+state's segment.
 """
 
 import dataclasses
@@ -27,19 +29,19 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, derivative
 
 PADDING = -1
-"""The run of places behind a row's last token."""
+"""The run of the empty places after a row's last token."""
 
 EMPTY = -2
-"""The run of places for which the state held no token."""
+"""The run of the places for which the state held no token."""
 
 
 def held(position: jax.Array, *, size: int, sink_tokens: int = 0) -> jax.Array:
-  """Returns the position of the token in each row, -1 where there is none.
+  """Returns the position of the token in each row, or -1 for an empty row.
 
   Args:
     position: `[batch]`, tokens of the segment so far.
-    size: rows.
-    sink_tokens: rows that the first tokens keep.
+    size: number of rows.
+    sink_tokens: number of rows that keep the first tokens.
 
   Returns:
     int32 `[batch, size]`.
@@ -54,17 +56,18 @@ def held(position: jax.Array, *, size: int, sink_tokens: int = 0) -> jax.Array:
 def push(
   rows: Any, token: Any, position: jax.Array, *, sink_tokens: int = 0
 ) -> tuple[Any, Any, jax.Array]:
-  """Writes one token; the caller counts `position` up.
+  """Writes one token. The caller increments `position`.
 
   Args:
     rows: `[batch, heads, size, ...]` leaves.
     token: `[batch, heads, ...]` leaves.
-    position: `[batch]`, of the token.
-    sink_tokens: rows that the first tokens keep.
+    position: `[batch]`, position of the token.
+    sink_tokens: number of rows that keep the first tokens.
 
   Returns:
-    The new rows; the evicted token, in leaves as `token`'s; and bool `[batch]`,
-    whether there was one (without, the leaves hold what the row held).
+    The new rows; the evicted token, with leaves shaped like those of `token`;
+    and bool `[batch]`, whether a token was evicted. If none was, the leaves
+    hold what the row held.
   """
   size = jax.tree.leaves(rows)[0].shape[2]
   row = row_of(position, size, sink_tokens)
@@ -73,8 +76,8 @@ def push(
   rows = jax.tree.map(
     lambda x, new: x.at[batch, :, row].set(new.astype(x.dtype)), rows, token
   )
-  # Written once, before all that reads them: XLA's fusions on a CPU would write
-  # a copy of all rows for each reader.
+  # The barrier makes XLA write the rows once, before anything reads them.
+  # Without it, XLA's fusions on a CPU write a copy of all rows for each reader.
   rows = jax.lax.optimization_barrier(rows)
   return rows, evicted, position >= size
 
@@ -82,26 +85,27 @@ def push(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """Where the tokens of a call belong; places count along the joined line.
+  """Where the tokens of a call belong. Places count along the joined line.
 
   Attributes:
-    size: rows of the window.
-    sink_tokens: of them, rows that the first tokens keep.
-    prior: places for the ring's tokens; the call's begin there.
-    source: `[batch, time]`, the call's tokens without padding, `time` behind
-      the last; None if there is no padding and one segment.
+    size: number of rows of the window.
+    sink_tokens: how many of them keep the first tokens.
+    prior: number of places for the ring's tokens; the call's tokens follow.
+    source: `[batch, time]`, indices of the call's tokens without padding, and
+      `time` after the last one. None if the call has no padding and one
+      segment.
     place: `[batch, time]`, the inverse of `source`.
-    run: `[batch, prior + time]`, counted from the state's segment; `PADDING`,
-      `EMPTY`.
-    position: `[batch, prior + time]`, of each token in its segment.
-    state_position: `[batch]`, before the call.
-    reset_position: `[batch]`, where new segments start.
-    tokens: `[batch]`, real tokens of the call.
+    run: `[batch, prior + time]`, the run of each place, counted from the
+      state's segment; or `PADDING`, or `EMPTY`.
+    position: `[batch, prior + time]`, position of each token in its segment.
+    state_position: `[batch]`, position before the call.
+    reset_position: `[batch]`, position where new segments start.
+    tokens: `[batch]`, number of real tokens in the call.
     restarted: bool `[batch]`, whether a segment started in the call.
-    inherits: bool scalar, whether one that started found tokens in the window:
-      `reset_position` was not 0.
-    next_position: `[batch]`, after the call.
-    segment_id: `[batch]`, after the call.
+    inherits: bool scalar, whether a segment started with tokens in its window,
+      that is with a `reset_position` other than 0.
+    next_position: `[batch]`, position after the call.
+    segment_id: `[batch]`, segment id after the call.
   """
 
   size: int = dataclasses.field(metadata={"static": True})
@@ -121,7 +125,7 @@ class Plan:
 
   @property
   def ring(self) -> int:
-    """Rows that are overwritten in turn."""
+    """Number of rows that are overwritten in turn."""
     return self.size - self.sink_tokens
 
 
@@ -139,16 +143,17 @@ def plan(
   """Finds where the tokens of a call belong.
 
   Args:
-    segment_ids: `[batch, time]`, 0 is padding; None if all tokens continue the
-      state's segment.
-    segment_id: `[batch]`, of the state.
-    position: `[batch]`, of the state.
-    reset_position: `[batch]`, of the state that new segments start from.
-    time: tokens a row.
-    size: rows of the window.
-    sink_tokens: rows that the first tokens keep.
-    max_position: an upper bound of `position`, if one is known: no places are
-      kept for tokens that cannot be there.
+    segment_ids: `[batch, time]`; 0 is padding. None means that all tokens
+      continue the state's segment.
+    segment_id: `[batch]`, segment of the state.
+    position: `[batch]`, position of the state.
+    reset_position: `[batch]`, position of the state that new segments start
+      from.
+    time: tokens per row.
+    size: number of rows of the window.
+    sink_tokens: number of rows that keep the first tokens.
+    max_position: an upper bound of `position`, if one is known. The plan then
+      keeps no places for tokens that cannot exist.
   """
   ring = size - sink_tokens
   prior = ring if max_position is None else min(ring, max_position)
@@ -176,7 +181,7 @@ def plan(
     first = jax.lax.cummax(jnp.where(starts, line, 0), axis=1)
     origin = jnp.where(run > 0, reset_position - first, position)
     positions = origin + line
-    # Behind the last token the origin is still the last segment's.
+    # After the last token, the origin is still that of the last segment.
     next_position = jnp.where(tokens > 0, origin[:, -1:] + tokens, position)
     run = jnp.where(line < tokens, run, PADDING)
   before = position - prior + jnp.arange(prior, dtype=jnp.int32)
@@ -201,30 +206,30 @@ def plan(
 
 
 def compact(plan: Plan, tokens: Any) -> Any:
-  """Leaves padding out: `[batch, time, ...]`, zeros behind the last token."""
+  """Removes padding: `[batch, time, ...]`, with zeros after the last token."""
   if plan.source is None:
     return tokens
   return jax.tree.map(lambda x: _move(x, plan.source, plan.place), tokens)
 
 
 def restore(plan: Plan, tokens: Any) -> Any:
-  """Undoes `compact`: `[batch, time, ...]`, zeros at padding."""
+  """Undoes `compact`: `[batch, time, ...]`, with zeros at padding."""
   if plan.source is None:
     return tokens
   return jax.tree.map(lambda x: _move(x, plan.place, plan.source), tokens)
 
 
 def join(plan: Plan, rows: Any, tokens: Any) -> Any:
-  """Puts the ring's tokens before the call's.
+  """Puts the ring's tokens before the call's tokens.
 
   Args:
-    plan: of the call.
-    rows: `[batch, heads, size, ...]`, of the state.
-    tokens: `[batch, time, heads, ...]`, of the call.
+    plan: plan of the call.
+    rows: `[batch, heads, size, ...]`, rows of the state.
+    tokens: `[batch, time, heads, ...]`, tokens of the call.
 
   Returns:
-    `[batch, prior + time, heads, ...]` in the dtype of `tokens`, zeros where
-    `plan.run` is `PADDING` or `EMPTY`.
+    `[batch, prior + time, heads, ...]` in the dtype of `tokens`, with zeros
+    where `plan.run` is `PADDING` or `EMPTY`.
   """
   row = row_of(plan.position[:, : plan.prior], plan.size, plan.sink_tokens)
   row = jnp.where(plan.run[:, : plan.prior] == EMPTY, plan.size, row)
@@ -239,13 +244,14 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
   """Returns the token that each token of the call evicts.
 
   Args:
-    plan: of the call.
-    joined: from `join`.
-    reset_rows: of the state that new segments start from.
+    plan: plan of the call.
+    joined: result of `join`.
+    reset_rows: rows of the state that new segments start from.
 
   Returns:
-    `[batch, time, heads, ...]` leaves and bool `[batch, time]`, whether there
-    is one; in the order of `compact`, zeros where there is none.
+    `[batch, time, heads, ...]` leaves, and bool `[batch, time]`, whether a
+    token is evicted. Both are in the order of `compact`. The leaves are zeros
+    where no token is evicted.
   """
   run = plan.run[:, plan.prior :]
   position = plan.position[:, plan.prior :] - plan.ring
@@ -276,21 +282,22 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
 def sinks(
   plan: Plan, rows: Any, joined: Any, place: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
-  """Returns the sinks, before some places, of the runs that go on there.
+  """Returns the sinks before given places, for the runs that continue there.
 
-  At a place at most one run goes on that began before it: whoever sees the
-  line from there on misses the sinks of that run only. What a new segment's
-  state brought is not in it: those are `reset_rows`.
+  At a place, at most one run that began before it continues. So a reader that
+  sees the line only from that place on misses the sinks of that run alone. The
+  result leaves out the sinks that a new segment's state brought; these are in
+  `reset_rows`.
 
   Args:
-    plan: of the call.
-    rows: `[batch, heads, size, ...]`, of the state.
-    joined: from `join`.
+    plan: plan of the call.
+    rows: `[batch, heads, size, ...]`, rows of the state.
+    joined: result of `join`.
     place: int32 `[places]`; may be negative.
 
   Returns:
-    `[batch, places, sink_tokens, heads, ...]` leaves, bool `[batch, places,
-    sink_tokens]`, whether there is one, and `[batch, places]`, the runs.
+    `[batch, places, sink_tokens, heads, ...]` leaves; bool `[batch, places,
+    sink_tokens]`, whether there is a sink; and `[batch, places]`, the runs.
   """
   at = jnp.clip(place, 0, plan.run.shape[1] - 1)
   run = jnp.where(at < plan.prior, 0, plan.run[:, at])
@@ -315,7 +322,7 @@ def sinks(
 
 
 def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
-  """Returns the rows after the call; `plan.next_position` goes with them."""
+  """Returns the rows after the call; `plan.next_position` belongs to them."""
   base = contract.batched_where(plan.restarted, reset_rows, rows)
   base_position = jnp.where(
     plan.restarted, plan.reset_position, plan.state_position
@@ -335,13 +342,13 @@ def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
 
 
 def row_of(position: jax.Array, size: int, sink_tokens: int) -> jax.Array:
-  """The row that keeps the token at a position."""
+  """Returns the row that stores the token at a position."""
   later = sink_tokens + (position - sink_tokens) % (size - sink_tokens)
   return jnp.where(position < sink_tokens, position, later)
 
 
 def expand(condition: jax.Array, x: jax.Array) -> jax.Array:
-  """Appends axes of one to `condition`, as many as `x` has."""
+  """Appends axes of size one to `condition` up to the rank of `x`."""
   return condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
 
 
@@ -350,19 +357,19 @@ def _left(x: jax.Array, count: int) -> list[tuple[int, int]]:
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Places of `x` along axis 1 by `index`; zeros where it is out of range."""
+  """Gathers `x` along axis 1 by `index`; zeros where it is out of range."""
   return jnp.take_along_axis(
     x, expand(index, x), axis=1, mode="fill", fill_value=0
   )
 
 
 def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
-  """Rows of a state's leaf, laid like tokens: `[batch, rows, heads, ...]`."""
+  """Gathers rows of a state's leaf as tokens: `[batch, rows, heads, ...]`."""
   return _take(jnp.moveaxis(x, 2, 1), row)
 
 
 def _moved(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
-  """`_take` by an index whose inverse is known."""
+  """Applies `_take` with an index whose inverse is known."""
   del back
   return _take(x, source)
 
@@ -372,7 +379,7 @@ def _move_fwd(x, source, back):
 
 
 def _move_bwd(back, cotangent):
-  # The transpose of a permutation is a gather, too: no scatter.
+  # The transpose of a permutation is also a gather, so no scatter is needed.
   return _take(cotangent, back), None, None
 
 
