@@ -4,12 +4,12 @@
 
   y, state = gated_delta_rule(q, k, v, g=log_decay, beta=beta)
 
-Every memory is an `op.Op`: called with arrays it runs over a sequence, and
-`help(gated_delta_rule)` tells its arguments. `Spec`, `Inputs`, `State`,
+Every memory is an `op.Op`. Calling it with arrays runs it over a sequence, and
+`help(gated_delta_rule)` lists its arguments. `Spec`, `Inputs`, `State`,
 `init_state`, `step`, `chunk` and `reference` are attributes of it. An op has
-the name of the package that it is defined in, so that `import
-memcomp_kernels.trellis as x` gives the op as well; modules of the package are
-imported by `from memcomp_kernels.trellis import reference`.
+the name of the package that defines it. So `import memcomp_kernels.trellis as
+x` also gives the op. Import modules of the package with `from
+memcomp_kernels.trellis import reference`.
 """
 
 from memcomp_kernels.contract import FRESH

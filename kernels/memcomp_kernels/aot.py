@@ -1,4 +1,4 @@
-"""Compiles for TPUs on any machine: needs the extra `aot` (libtpu)."""
+"""Compiles for TPUs on any machine; requires the extra `aot` (libtpu)."""
 
 import importlib.util
 import os
@@ -14,18 +14,19 @@ def available() -> bool:
 
 
 def devices(topology: str, slices: int = 1) -> list[jax.Device]:
-  """Returns the chips of a topology that is not there.
+  """Returns the chips of a topology; the TPUs need not be present.
 
   Args:
-    topology: of TPUs, such as "v5e:2x2", "v5p:2x2x1" or "v6e:2x2".
-    slices: of that topology, with a network between them, >= 1.
+    topology: name of a TPU topology, such as "v5e:2x2", "v5p:2x2x1" or
+      "v6e:2x2".
+    slices: number of slices of that topology, connected by a network, >= 1.
 
   Raises:
-    RuntimeError: there is no TPU compiler here, or no such topology.
+    RuntimeError: no TPU compiler is installed, or the topology is unknown.
   """
   from jax.experimental import topologies
 
-  # Several processes may compile at once, and no TPU is to be looked for.
+  # Several processes may compile at once, and libtpu must not look for a TPU.
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   if not available():
@@ -43,15 +44,15 @@ def compile_for(topology: str, function: Callable, *arguments: Any) -> Any:
   """Compiles for one chip of a topology.
 
   Args:
-    topology: as of `devices`.
-    function: of arrays.
+    topology: see `devices`.
+    function: a function of arrays.
     *arguments: pytrees of `jax.ShapeDtypeStruct`.
 
   Returns:
     The compiled program: `as_text`, `memory_analysis`, `cost_analysis`.
 
   Raises:
-    RuntimeError: there is no TPU compiler here, or no such topology.
+    RuntimeError: no TPU compiler is installed, or the topology is unknown.
   """
   placed = jax.sharding.SingleDeviceSharding(devices(topology)[0])
   arguments = jax.tree.map(

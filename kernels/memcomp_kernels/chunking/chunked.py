@@ -1,18 +1,18 @@
-"""A recurrence in chunk form: a scan over tiles with a gradient of its own.
+"""A recurrence in chunk form: a scan over tiles with a custom gradient.
 
-What a memory brings (`Form`) is the algebra of one tile, and which fields of
-its State tiles change; layout, packing, hand-off and gradient are here. With
-stale gradients one tile is one chunk of the paper; with gradients per token
-the tile is free, and the result does not depend on it.
+A memory defines the algebra of one tile and the fields of its State that tiles
+change (`Form`). This module handles layout, packing, the state between tiles,
+and the gradient. With chunk-start gradients one tile is one chunk of the paper.
+With gradients per token the tile size is free and does not change the result.
 
-Chunks belong to sequences, not to the grid of the call: a state may arrive in
-the middle of a chunk, and a packed segment starts a chunk wherever it starts,
-or goes on with the chunk that its reset state is inside of.
-Tokens are then laid into tiles by index, each chunk into a tile of its own;
-those of packed rows page by page (`paged`).
+Chunks belong to sequences and are not aligned to the call. A state may arrive
+in the middle of a chunk. A packed segment starts a chunk at its first token, or
+continues the chunk that its reset state is inside of. Tokens are then gathered
+into tiles by index, so that each chunk has a tile of its own. Tiles of packed
+rows run in pages (see `pages`).
 
-The gradient is a reverse scan over tiles that recomputes each tile from its
-start memory: only inputs and tile-start memories are kept.
+The gradient is a reverse scan over tiles, which recomputes each tile from the
+memory at its start. Only inputs and the memories at tile starts are stored.
 """
 
 import dataclasses
@@ -35,12 +35,15 @@ Form, Memories = form_lib.Form, form_lib.Memories
 Operands, Result = form_lib.Operands, form_lib.Result
 
 SAVED = "memories"
-"""Name, for `jax.checkpoint` policies, of a memory's outputs and of what its
-gradient needs besides inputs: with both kept, no tile is run forward again."""
+"""Name, for `jax.checkpoint` policies, of a memory's saved values.
+
+These are its outputs, and what its gradient needs besides inputs. If a policy
+keeps them, no tile is run forward again.
+"""
 
 
 class _Fixed(NamedTuple):
-  """Integers of a call; positions are None without chunks in the meaning."""
+  """Integer arrays of a call; positions are None if Spec defines no chunks."""
 
   position: jax.Array | None
   reset_position: jax.Array | None
@@ -49,7 +52,10 @@ class _Fixed(NamedTuple):
 
 
 def _position(fixed: _Fixed) -> jax.Array:
-  """Tokens since the chunk started; without chunks every token starts one."""
+  """Returns tokens since the chunk started; zeros for memories without chunks.
+
+  Without chunks, a tile may start at every token.
+  """
   if fixed.position is None:
     return jnp.zeros_like(fixed.segment_id)
   return fixed.position
@@ -67,7 +73,7 @@ def _places(form: Form, fixed: _Fixed, time: int) -> layout_lib.Places:
 
 
 def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
-  """Runs `run(layout, operands)` on rows that hold one segment."""
+  """Runs `run(layout, operands)` for rows that hold one segment."""
   chunk = form.tile_time
 
   def aligned(operands):
@@ -92,7 +98,7 @@ def _engine(form: Form, fixed: _Fixed) -> form_lib.Engine:
     return tile_scan.ENGINE
   if fixed.segment_ids is None or fixed.reset_position is None:
     return fallback.guarded(form.engine)
-  # Kernels have segments start with a chunk.
+  # Kernels assume that segments start with a chunk.
   inside = jnp.any(fixed.reset_position % form.tile_time > 0)
   return fallback.guarded(form.engine, lambda *_: inside)
 
@@ -108,7 +114,7 @@ def _run(form: Form, fixed: _Fixed, operands: Operands) -> Result:
 
 def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
   result, saved = _forward(form, fixed, operands, save=True)
-  # Named, so that whoever recomputes a layer may keep them.
+  # The names let a checkpoint policy keep these when it recomputes a layer.
   outputs, saved = jax.tree.map(
     lambda x: checkpoint_name(x, SAVED), (result.outputs, saved)
   )
@@ -116,7 +122,7 @@ def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
 
 
 def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
-  """The result, and what is saved: of one shape whatever the layout."""
+  """Returns the result and the saved memories, of one shape in all layouts."""
   engine = _engine(form, fixed)
   time = form_lib.sizes(operands.inputs)[1]
   if fixed.segment_ids is not None:
@@ -127,8 +133,8 @@ def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
     result, saved = engine.forward(form, layout, operands, save)
     if not save:
       return result, None
-    # Of one tile more than the aligned layout has, the first is left out: its
-    # memories came in.
+    # The indexed layout has one tile more than the aligned layout. Its first
+    # tile is left out, because the memories before it are an argument.
     first = layout.flags is not None
     return result, jax.tree.map(lambda x: x[first:], saved)
 
@@ -167,7 +173,7 @@ def _memories(form: Form, state: Any) -> Memories:
 
 
 def _chunk_start(form: Form, state: Any) -> Memories:
-  """The memories at the start of a chunk under way, else the memories."""
+  """Returns the start of an unfinished chunk, or the memories if none is."""
   memories = _memories(form, state)
   if not form.starts:
     return memories
@@ -188,23 +194,24 @@ def run(
   segment_ids: jax.Array | None = None,
   reset_state: Any = None,
 ) -> tuple[Any, jax.Array, solver.Stats | None]:
-  """Equal to the memory's `reference`, in chunk form.
+  """Computes what the memory's `reference` does, in chunk form.
 
   Args:
     form: the memory.
-    state: before the first token.
+    state: the state before the first token.
     inputs: pytree of `[batch, time, heads, ...]` arrays.
-    segment_ids: `[batch, time]`, 0 is padding; None for one segment.
-    reset_state: what a new segment starts from; default `state`. Where it is
-      inside a chunk the segment's first tokens go on with that.
+    segment_ids: `[batch, time]`; 0 is padding. None for one segment.
+    reset_state: the state that a new segment starts from. The default is
+      `state`. If it is inside a chunk, the segment's first tokens continue that
+      chunk.
 
   Returns:
-    The state after the last token, outputs `[batch, time, heads, ...]`, and how
-    the systems of all tiles were solved, None without any.
+    The state after the last token; outputs `[batch, time, heads, ...]`; and
+    statistics of the linear solves of all tiles, or None if there are none.
   """
-  # A memory of zeros must not be known as such to the compiler: on a CPU
-  # the fused products of jaxlib 0.12.0.1 read memory that was never written
-  # where one of several has a constant operand (tests/kernels/test_zero_state).
+  # The compiler must not know that a memory is zeros. On a CPU, the fused
+  # products of jaxlib 0.12.0.1 read memory that was never written if one of
+  # several has a constant operand (tests/kernels/test_zero_state).
   memories = lax.optimization_barrier(_memories(form, state))
   state = state._replace(**dict(zip(form.memories, memories, strict=True)))
   reset = state if reset_state is None else reset_state
@@ -212,7 +219,7 @@ def run(
     memories=memories,
     chunk_start=_chunk_start(form, state),
     reset=_memories(form, reset),
-    # Kept for the gradient, so only where segments may begin.
+    # It is stored for the gradient, so it is set only if segments may begin.
     reset_start=None if segment_ids is None else _chunk_start(form, reset),
     inputs=inputs,
   )
@@ -226,7 +233,7 @@ def run(
   if position is not None:
     new["position"] = where.position
   if form.starts:
-    # Between two chunks the start is the memory itself.
+    # Between two chunks the chunk start is the memory itself.
     starts = contract.batched_where(
       where.position == 0, result.memories, result.chunk_start
     )
@@ -236,14 +243,15 @@ def run(
 
 
 def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
-  """The implementation of an op that is nothing but a chunk form.
+  """Returns the implementation of an op that consists of a chunk form only.
 
   Args:
-    form: (spec, tiling, time) -> the memory, for calls of `time` tokens.
+    form: (spec, tiling, time) -> the memory's form for calls of `time` tokens.
 
   Returns:
-    What `Op.chunk` calls; statistics come behind outputs where systems were
-    solved. With an `engine` that runs the tiles, as kernels do.
+    The function that `Op.chunk` calls. It returns statistics after the outputs
+    where systems were solved. It takes an `engine` that runs the tiles, as
+    kernels provide.
   """
 
   def chunk(
@@ -256,7 +264,7 @@ def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
     tiling: Any = None,
     engine: form_lib.Engine | None = None,
   ) -> tuple:
-    """Equal to `reference`, in chunk form; see `Op.chunk`."""
+    """Computes what `reference` does, in chunk form; see `Op.chunk`."""
     made = form(spec, tiling, inputs.query.shape[1])
     if engine is not None:
       made = dataclasses.replace(made, engine=engine)

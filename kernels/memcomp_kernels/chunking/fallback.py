@@ -1,6 +1,7 @@
-"""Calls that kernels see only when they run that they cannot do.
+"""Fallback for calls of kernels that turn out to be unsupported at run time.
 
-The XLA form does these calls again.
+Whether a kernel supports some calls depends on values, such as decays. The XLA
+form then runs these calls again.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
 
 LOWEST = -60.0
-"""Of a tile's sums of log decays that are taken apart: exp of twice as much is
-a float32."""
+"""Lowest sum G of log decays in a tile for which kernels may split decays.
+
+They split exp(G_r - G_i) into two factors. Down to this sum the larger factor
+is at most exp(60), about 1e26, which float32 can represent.
+"""
 
 
 def forward(
@@ -26,7 +30,7 @@ def forward(
   operands: form_lib.Operands,
   result: form_lib.Result,
 ) -> form_lib.Result:
-  """`result`, of a kernel, or the XLA form's where `failed`."""
+  """Returns a kernel's `result`, or the XLA form's if `failed`."""
 
   def again():
     found, _ = tile_scan.ENGINE.forward(form, layout, operands, False)
@@ -43,7 +47,7 @@ def backward(
   cotangents: form_lib.Result,
   by_kernel: Callable[[], form_lib.Operands],
 ) -> form_lib.Operands:
-  """`by_kernel()`, or the XLA form's adjoints where `failed`."""
+  """Returns `by_kernel()`, or the XLA form's adjoints if `failed`."""
 
   def again():
     engine = tile_scan.ENGINE
@@ -56,7 +60,7 @@ def backward(
 def filled(
   adjoints: form_lib.Operands, operands: form_lib.Operands
 ) -> form_lib.Operands:
-  """Adjoints by a kernel, which does not read `reset_start`."""
+  """Adds a zero adjoint of `reset_start`, which kernels do not read."""
   if adjoints.reset_start is not None:
     return adjoints
   zeros = jax.tree.map(jnp.zeros_like, operands.reset_start)
@@ -67,12 +71,12 @@ def guarded(
   engine: form_lib.Engine,
   failed: Callable[..., jax.Array | None] = lambda *_: None,
 ) -> form_lib.Engine:
-  """The engine of kernels that cannot do some calls.
+  """Returns an engine of kernels that do not support some calls.
 
   Args:
-    engine: of the kernels.
-    failed: (form, layout, operands) -> whether the call, or this page of it, is
-      one of these, bool; None if it cannot be.
+    engine: engine of the kernels.
+    failed: (form, layout, operands) -> bool, whether the kernels do not support
+      the call or this page of it. None if they certainly support it.
   """
 
   def forward_(form, layout, operands, save):

@@ -1,4 +1,9 @@
-"""What the chunk form needs to know of a memory, and what it computes."""
+"""What the chunk form needs to know about a memory, and what it computes.
+
+The chunk form cuts a sequence into tiles of tokens and computes each tile with
+matrix products. A tile is either a chunk, where the memory's definition has
+chunks, or free, which means that its size does not change results.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +18,7 @@ Memories = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How a chunk form with free tiles is evaluated: speed, never results.
+  """Size of free tiles. It changes the speed, never the results.
 
   Attributes:
     tile_time: tokens per tile, >= 1. Work within a tile grows with its square,
@@ -28,12 +33,12 @@ class Tiling:
 
 
 class Engine(NamedTuple):
-  """Runs laid tokens tile by tile, forward and backward.
+  """Runs the chunk algebra over all tiles, forward and backward.
 
   Attributes:
     forward: (form, layout, operands, save) -> (Result, saved). `saved` is a
-      pytree of `[tiles, ...]` arrays, the memories before each tile as
-      `backward` wants them; what it is without `save` is not read.
+      pytree of `[tiles, ...]` arrays, the memories before each tile in the
+      form that `backward` needs. Without `save` nobody reads it.
     backward: (form, layout, operands, saved, cotangents) -> Operands, with
       `cotangents` a Result without stats.
     as_saved: (form, operands) -> `saved` of the first tile, without the tile
@@ -49,30 +54,31 @@ class Engine(NamedTuple):
 class Form:
   """A memory as the chunk form runs it; hashable.
 
-  Its State is a NamedTuple with `segment_id` int32 `[batch]` and, where chunks
-  are part of the meaning, `position` int32 `[batch]`, tokens since the current
-  one started.
+  Its State is a NamedTuple with `segment_id` int32 `[batch]`. Where chunks are
+  part of the memory's definition, it also has `position` int32 `[batch]`, the
+  number of tokens since the current chunk started.
 
   Attributes:
-    spec: the memory's meaning.
-    tile_time: tokens a tile: the chunk where that is meaning, else free.
+    spec: the memory's options.
+    tile_time: tokens per tile. This is the chunk size where chunks are part of
+      the definition; otherwise it is free.
     run_tile: (memories, starts, inputs, complete, spec, tiling) -> (memories,
-      outputs, stats) for one tile: `inputs` `[batch, heads, tile_time, ...]`
-      hold zeros in empty places, which must change nothing; stale gradients
-      are taken at `starts`; `complete`, bool `[batch]`, tells where the tile's
-      last place is taken, that is where a chunk ends with the tile; `stats`
-      are of `triangular`, `[batch, heads]`, or None.
-    memories: fields of the State that the next token changes, each a pytree of
+      outputs, stats) for one tile. `inputs` `[batch, heads, tile_time, ...]`
+      hold zeros in empty places, which must not change anything. Chunk-start
+      gradients are evaluated at `starts`. `complete`, bool `[batch]`, says
+      whether a token fills the tile's last place, so that a chunk ends with
+      the tile. `stats` are `triangular.Stats` `[batch, heads]`, or None.
+    memories: fields of the State that every token updates, each a pytree of
       arrays `[batch, heads, ...]`.
-    starts: for each of them the field that keeps it from where the current
-      chunk started, or None where no tile reads that; empty where nothing is
-      read of a chunk's start.
-    tiling: what else of the tile's algebra is speed, never meaning.
-    prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs:
-      all of a tile that needs no memory. Tiles are prepared all at once, so
-      that what follows tile after tile is little. None for the inputs as they
-      are.
-    engine: what runs all tiles, one after the other; None for `tile_scan`.
+    starts: for each of `memories` the State's field that keeps its value at the
+      start of the current chunk, or None where no tile reads that value. Empty
+      if no tile reads anything of a chunk's start.
+    tiling: other performance options of the tile; they never change results.
+    prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs.
+      It computes everything of a tile that does not depend on the memory. All
+      tiles are prepared at once, which leaves little work for the sequential
+      loop over tiles. None passes the inputs unchanged.
+    engine: what runs all tiles in order; None for `tile_scan`.
   """
 
   spec: Any
@@ -86,16 +92,17 @@ class Form:
 
 
 class Operands(NamedTuple):
-  """What `chunk` is differentiable in.
+  """The arguments with respect to which `chunk` is differentiable.
 
   Attributes:
-    memories: before the first token.
-    chunk_start: the memories at the start of the chunk under way there.
-    reset: what new segments start from.
-    inputs: of the call.
-    reset_start: as `chunk_start`, for `reset`; None without segments. Only
-      `tile_scan` reads it, see `chunked`; the adjoint that other engines leave
-      out is zero.
+    memories: the memories before the first token.
+    chunk_start: the memories at the start of the chunk that is unfinished
+      there.
+    reset: the memories that new segments start from.
+    inputs: inputs of the call.
+    reset_start: the chunk start that belongs to `reset`; None without segments.
+      Only `tile_scan` reads it, see `chunked`. Other engines leave its adjoint
+      out, which then is zero.
   """
 
   memories: Memories
@@ -106,7 +113,7 @@ class Operands(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What `chunk` computes; `chunk_start` is that of the last token's chunk."""
+  """What `chunk` computes; `chunk_start` belongs to the last token's chunk."""
 
   memories: Memories
   chunk_start: Memories
@@ -115,6 +122,6 @@ class Result(NamedTuple):
 
 
 def sizes(inputs: Any) -> tuple[int, int]:
-  """The inputs' batch and time."""
+  """Returns the batch and time of the inputs."""
   batch, time = jax.tree.leaves(inputs)[0].shape[:2]
   return batch, time

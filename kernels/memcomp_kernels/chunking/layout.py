@@ -1,11 +1,11 @@
 """Lays tokens into tiles and back.
 
-`[batch, time, heads, ...]` to and from `[tiles, batch, heads, chunk, ...]`.
-Where an update is defined per chunk, chunks belong to sequences: a state may
-arrive in the middle of a chunk, and a packed segment starts one, or goes on
-where the state that it starts from stopped. `aligned` is the layout by
-reshaping, right when chunks start at the call's first token. `indexed` gives
-each chunk a tile of its own, whatever arrives.
+This converts `[batch, time, heads, ...]` to `[tiles, batch, heads, chunk, ...]`
+and back. Where an update is defined per chunk, chunks belong to sequences. A
+state may arrive in the middle of a chunk. A packed segment starts a chunk, or
+continues the chunk where the state that it starts from stopped. `aligned` is a
+reshape, correct when chunks start at the call's first token. `indexed` gives
+each chunk a tile of its own, for any call.
 """
 
 import dataclasses
@@ -19,17 +19,18 @@ from memcomp_kernels import contract
 
 
 class Places(NamedTuple):
-  """Where tokens belong.
+  """The tile and slot of every token.
 
   Attributes:
-    tile: `[batch, time]`, the tile of each token; tile 0 is kept for the rest
-      of a chunk that began in an earlier call.
-    slot: `[batch, time]`, its place in the tile, in [0, chunk).
+    tile: `[batch, time]`, the tile of each token. Tile 0 is reserved for the
+      rest of a chunk that began in an earlier call.
+    slot: `[batch, time]`, the token's place in its tile, in [0, chunk).
     valid: bool `[batch, time]`, false at padding.
     starts: bool `[batch, time]`, true where a new segment starts.
-    needed: int32 scalar, tiles needed by the fullest row.
-    position: int32 `[batch]`, tokens since the last chunk started, at the end.
-    segment_id: int32 `[batch]`, the segment of the last token, at the end.
+    needed: int32 scalar, number of tiles that the fullest row needs.
+    position: int32 `[batch]`, tokens since the last chunk started, at the end
+      of the call.
+    segment_id: int32 `[batch]`, the segment of the last token.
   """
 
   tile: jax.Array
@@ -45,7 +46,7 @@ class Flags(NamedTuple):
   """Facts about tiles, each bool `[tiles, batch]`.
 
   Attributes:
-    resets: the tile starts a new segment, which may do so inside a chunk.
+    resets: the tile starts a new segment, possibly inside a chunk.
     continues: the tile continues a chunk that began in an earlier call.
     occupied: the tile holds at least one token.
   """
@@ -60,10 +61,10 @@ class Layout:
   """A way to lay tokens into tiles.
 
   Attributes:
-    chunk: tokens a tile.
-    source: `[batch, tiles * chunk]`, the token at each place, `time` if empty;
-      None for the aligned layout.
-    place: `[batch, time]`, the place of each token, past the end for padding.
+    chunk: tokens per tile.
+    source: `[batch, tiles * chunk]`, the token at each place, `time` if the
+      place is empty; None for the aligned layout.
+    place: `[batch, time]`, the place of each token, out of range for padding.
     flags: None for the aligned layout.
   """
 
@@ -85,16 +86,18 @@ def places(
   """Finds each token's tile and slot.
 
   Args:
-    segment_ids: `[batch, time]`, 0 is padding; None if all tokens continue the
-      state's segment.
-    segment_id: `[batch]`, of the state.
-    position: `[batch]`, of the state: tokens since its chunk started.
-    reset_position: the same of what new segments start from.
-    time: tokens a row.
-    chunk: tokens a chunk.
+    segment_ids: `[batch, time]`; 0 is padding. None means that all tokens
+      continue the state's segment.
+    segment_id: `[batch]`, segment of the state.
+    position: `[batch]`, tokens of the state since its chunk started.
+    reset_position: `[batch]` or int, the same of the state that new segments
+      start from.
+    time: tokens per row.
+    chunk: tokens per chunk.
   """
   if segment_ids is None:
-    # In closed form: scans of constants are run by the compiler, for minutes.
+    # This is a closed form because the compiler takes minutes to fold scans of
+    # constants.
     since = position[:, None] + jnp.arange(time)
     return Places(
       tile=since // chunk,
@@ -108,7 +111,7 @@ def places(
   starts, last_id = contract.segment_starts(segment_ids, segment_id)
   valid = segment_ids != 0
   count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-  # Rank of the token that the current segment starts at; -1 where it came in.
+  # Rank of the current segment's first token; -1 for the segment of the state.
   first = lax.cummax(jnp.where(starts, count - 1, -1), axis=1)
   reset_position = jnp.broadcast_to(reset_position, position.shape)
   before = jnp.where(
@@ -132,7 +135,7 @@ def places(
 
 
 def aligned(chunk: int) -> Layout:
-  """The layout of calls that start with a chunk and hold one segment."""
+  """Returns the layout of calls with one segment that start with a chunk."""
   return Layout(chunk)
 
 
@@ -144,14 +147,16 @@ def indexed(
   num_tiles: int,
   first: jax.Array | int = 0,
 ) -> Layout:
-  """The layout for any call, or for a run of its tiles.
+  """Returns the layout for any call, or for a range of its tiles.
 
   Args:
-    where: of `places`.
-    position: `[batch]`, as there.
-    chunk: tokens a tile.
-    num_tiles: tiles laid out; all if it is at least `where.needed`.
-    first: the first of them. Tokens of other tiles are left out as padding is.
+    where: result of `places`.
+    position: `[batch]`, as passed to `places`.
+    chunk: tokens per tile.
+    num_tiles: number of tiles. They are all tiles if it is at least
+      `where.needed`.
+    first: index of the first tile. Tokens of other tiles are left out, as
+      padding is.
   """
   batch, time = where.tile.shape
   size = num_tiles * chunk
@@ -174,10 +179,10 @@ def indexed(
 
 
 def complete(layout: Layout, batch: int, time: int) -> jax.Array:
-  """Bool `[tiles, batch]`: the tile's last place is taken.
+  """Returns bool `[tiles, batch]`, whether a token fills the last place.
 
-  The chunk that such a tile holds is complete, whether or not it began in an
-  earlier call: a chunk's tokens take their places in order.
+  The chunk in such a tile is complete, even if it began in an earlier call,
+  because the tokens of a chunk fill its places in order.
   """
   if layout.source is None:
     whole = jnp.arange(-(-time // layout.chunk)) < time // layout.chunk
@@ -187,16 +192,16 @@ def complete(layout: Layout, batch: int, time: int) -> jax.Array:
 
 
 def handed_on(layout: Layout, batch: int, time: int) -> jax.Array:
-  """Bool `[tiles, batch]`: the tile's chunk is its row's last one.
+  """Returns bool `[tiles, batch]`, whether a tile holds its row's last chunk.
 
-  None is, in the aligned layout, where rows end with a chunk.
+  In the aligned layout all are false if rows end with a complete chunk.
   """
   if layout.flags is None:
     tile = jnp.arange(-(-time // layout.chunk))[:, None]
     unfinished = (tile == tile.size - 1) & (time % layout.chunk > 0)
     return jnp.broadcast_to(unfinished, (tile.size, batch))
   occupied = layout.flags.occupied
-  # Tiles are occupied up to the last token, but the first may be empty.
+  # All tiles up to the last token are occupied, except possibly the first.
   following = jnp.concatenate(
     [occupied[1:], jnp.zeros_like(occupied[:1])], axis=0
   )
@@ -205,7 +210,10 @@ def handed_on(layout: Layout, batch: int, time: int) -> jax.Array:
 
 
 def flat(layout: Layout, x: jax.Array) -> jax.Array:
-  """`[batch, time, ...]` to `[batch, tiles * chunk, ...]`; zeros if empty."""
+  """Converts `[batch, time, ...]` to `[batch, tiles * chunk, ...]`.
+
+  Empty places hold zeros.
+  """
   if layout.source is not None:
     return _gather(x, layout.source)
   padding = -x.shape[1] % layout.chunk
@@ -215,24 +223,24 @@ def flat(layout: Layout, x: jax.Array) -> jax.Array:
 
 
 def lay(layout: Layout, x: jax.Array) -> jax.Array:
-  """`[batch, time, heads, ...]` to tiles; empty places hold zeros."""
+  """Converts `[batch, time, heads, ...]` to tiles; empty places hold zeros."""
   x = flat(layout, x)
   x = x.reshape(x.shape[0], -1, layout.chunk, *x.shape[2:])
   return jnp.moveaxis(x, (1, 3), (0, 2))
 
 
 def unflat(layout: Layout, x: jax.Array, time: int) -> jax.Array:
-  """Undoes `flat`; padding tokens get zeros."""
+  """Undoes `flat`; padding tokens become zeros."""
   return x[:, :time] if layout.place is None else _gather(x, layout.place)
 
 
 def unlay(layout: Layout, x: jax.Array, time: int) -> jax.Array:
-  """Tiles to `[batch, time, heads, ...]`; padding tokens get zeros."""
+  """Converts tiles to `[batch, time, heads, ...]`; padding becomes zeros."""
   x = jnp.moveaxis(x, (0, 2), (1, 3))
   return unflat(layout, x.reshape(x.shape[0], -1, *x.shape[3:]), time)
 
 
 def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Rows of `x` along axis 1 by `index`; zeros where it is out of range."""
+  """Gathers `x` along axis 1 by `index`; zeros where it is out of range."""
   index = index.reshape(index.shape + (1,) * (x.ndim - 2))
   return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)

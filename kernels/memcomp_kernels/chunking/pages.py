@@ -1,10 +1,10 @@
-"""Packed rows in chunk form: tiles in pages, as many as the rows need.
+"""Packed rows in chunk form: as many pages of tiles as the rows need.
 
-A row of many short segments needs more tiles than one that is filled by whole
-chunks, up to one a token. Tiles are run by pages of a fixed size, in a loop
-whose length is found at run time; nearly always one page holds them all. Work
-grows with the number of tiles, memory does not: what the gradient needs of any
-page but the last is computed again.
+A row of many short segments needs more tiles than a row of full chunks, at most
+one tile per token. Tiles therefore run in pages of a fixed size, in a loop
+whose length is known only at run time. Nearly always one page holds all tiles.
+Work grows with the number of tiles, but memory does not. Only the last page
+keeps what the gradient needs; for the other pages it is recomputed.
 """
 
 import functools
@@ -25,8 +25,8 @@ class Pages(NamedTuple):
   """How tiles are cut into pages.
 
   Attributes:
-    count: int32 scalar, pages that the call needs.
-    layout: of one page, by its number.
+    count: int32 scalar, number of pages that the call needs.
+    layout: page number -> layout of that page.
   """
 
   count: jax.Array
@@ -40,13 +40,13 @@ def cut(
 
   Args:
     where: each token's tile.
-    position: as of `tiles.places`.
-    chunk: tokens a tile.
-    time: tokens a row.
+    position: as passed to `layout.places`.
+    chunk: tokens per tile.
+    time: tokens per row.
   """
   whole = -(-time // chunk)
-  # Enough for documents of four chunks on average: each may leave a tile part
-  # empty.
+  # This is enough for documents of four chunks on average, each of which may
+  # leave one tile partly empty.
   size = min(whole + max(whole // 4, 2), time + 1)
 
   def layout(page):
@@ -58,7 +58,7 @@ def cut(
 
 
 def _run(form, engine, operands, pages, page, carry, save):
-  """One page from `carry`, (memories, start of the current chunk)."""
+  """Runs one page from `carry`, (memories, start of the current chunk)."""
   memories, start = carry
   operands = operands._replace(memories=memories, chunk_start=start)
   return engine.forward(form, pages.layout(page), operands, save)
@@ -75,7 +75,7 @@ def forward(
   operands: form_lib.Operands,
   save: bool,
 ) -> tuple[form_lib.Result, Any]:
-  """Returns the result of all pages, and with `save` what the last saved."""
+  """Returns the result of all pages, and with `save` the last page's saved."""
   operands = derivative.once(operands)
   carry = operands.memories, operands.chunk_start
   run = functools.partial(_run, form, engine, operands, pages)
@@ -91,7 +91,7 @@ def forward(
     if stats is not None:
       both = jax.tree.map(lambda *x: jnp.stack(x), stats, after.stats)
       stats = solver.total(both)
-    # Tokens of other pages are zeros.
+    # The outputs of tokens in other pages are zeros.
     outputs = before.outputs + after.outputs
     return page + 1, after._replace(outputs=outputs, stats=stats), saved
 
@@ -113,10 +113,11 @@ def backward(
   operands, cotangents = derivative.once((operands, cotangents))
 
   def again(page):
-    # A segment has no more tiles than a page: what a page starts from was
-    # written in the one before it, whatever that started from.
+    # A segment has no more tiles than a page. So the page before this one
+    # determines the memories that this page starts from, whatever memories
+    # that page itself started from.
     def body(page, state):
-      # Only the first page may continue a chunk, and reads its start.
+      # Only the first page may continue a chunk and read its start.
       carry = state[0], operands.chunk_start
       result, saved = _run(form, engine, operands, pages, page, carry, True)
       return result.memories, saved

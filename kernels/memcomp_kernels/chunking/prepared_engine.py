@@ -1,9 +1,10 @@
-"""Memories whose tiles are affine, by kernels: engines of chunk forms.
+"""Engines of chunk forms for memories with affine tiles, run by kernels.
 
-An update that is defined by chunk also needs the start of a chunk that goes on
-over the ends of calls. A chunk that came in is one tile whose start is known:
-it is met before the kernel. The last chunk's start is what the kernel ends with
-if that chunk's write is left to the end.
+An update that is defined per chunk also needs the start of a chunk that
+continues across calls. A chunk from an earlier call is one tile whose start is
+known, so that tile is evaluated against its start before the kernel runs. The
+kernel leaves out the write of the last chunk. What it ends with then is the
+start of that chunk, and the write is added afterwards.
 """
 
 import functools
@@ -20,12 +21,12 @@ from memcomp_kernels.chunking import tile_scan
 
 
 class _Prepared(NamedTuple):
-  """What a call needs beside its memories.
+  """What a call needs besides its memories.
 
   Attributes:
-    tile: of all tiles, `[tiles, batch, heads, ...]`.
-    last: where the last chunk's start is asked for, that chunk's tile, `[batch,
-      heads, ...]`, of which `tile` has the reads only; else None.
+    tile: all tiles, `[tiles, batch, heads, ...]`.
+    last: the last chunk's tile, `[batch, heads, ...]`, if the start of the last
+      chunk is needed, else None. `tile` then has only the reads of that chunk.
   """
 
   tile: affine.Tile
@@ -33,7 +34,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(form, layout, asks: bool, inputs, chunk_start) -> _Prepared:
-  """Prepares tiles; `asks` for the start of the last chunk, or does not."""
+  """Prepares tiles; `asks` says if the start of the last chunk is needed."""
   tile = tile_scan.prepare(form, inputs)
   if not asks:
     return _Prepared(tile, None)
@@ -51,9 +52,9 @@ def _prepare(form, layout, asks: bool, inputs, chunk_start) -> _Prepared:
 
 
 def _from_start(layout, tile, chunk_start) -> affine.Tile:
-  """Lets a first tile that continues a chunk meet that chunk's start.
+  """Evaluates a first tile that continues a chunk against that chunk's start.
 
-  Nothing remains to be erased or asked for.
+  The tile then has nothing left to erase or to read.
   """
   if layout.flags is None:
     return tile
@@ -70,7 +71,7 @@ def _from_start(layout, tile, chunk_start) -> affine.Tile:
 
 
 def _last(layout, tile) -> jax.Array:
-  """The tile of each row's last token, `[batch]`; 0 if it has none."""
+  """Returns the tile of each row's last token, `[batch]`; 0 if it has none."""
   num_tiles, batch = tile.total.shape[:2]
   if layout.flags is None:
     return jnp.full(batch, num_tiles - 1)
@@ -85,7 +86,7 @@ def _at(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _choose_start(layout, new: jax.Array, old: jax.Array) -> jax.Array:
-  """`new` in rows in which a chunk began."""
+  """Returns `new` in rows in which a chunk began, else `old`."""
   if layout.flags is None:
     return new
   began = layout.flags.occupied & ~layout.flags.continues
@@ -93,7 +94,7 @@ def _choose_start(layout, new: jax.Array, old: jax.Array) -> jax.Array:
 
 
 def _asks(by_chunk: bool, form, layout, operands) -> bool:
-  """Whether chunks may go on over the ends of the call."""
+  """Whether chunks may continue across the ends of the call."""
   _, time = form_lib.sizes(operands.inputs)
   return by_chunk and (layout.flags is not None or time % form.tile_time != 0)
 
@@ -109,7 +110,7 @@ def _resets(layout) -> jax.Array | None:
 
 
 def _forward(kernel, by_chunk, form, layout, operands, save):
-  """Of `form.Engine`."""
+  """Implements `form.Engine.forward`."""
   inputs, _, _ = tile_scan.lay(layout, operands)
   asks = _asks(by_chunk, form, layout, operands)
   tile, last = _prepare(form, layout, asks, inputs, operands.chunk_start)
@@ -132,7 +133,7 @@ def _forward(kernel, by_chunk, form, layout, operands, save):
 
 
 def _output_dtype(form, memories, tile) -> Any:
-  """As the form's own tile has it."""
+  """Returns the dtype of outputs that the form's own `run_tile` has."""
 
   def one(memories, tile):
     tile = jax.tree.map(lambda x: x[0], tile)
@@ -142,7 +143,7 @@ def _output_dtype(form, memories, tile) -> Any:
 
 
 def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
-  """Of `form.Engine`."""
+  """Implements `form.Engine.backward`."""
   inputs, _, _ = tile_scan.lay(layout, operands)
   asks = _asks(by_chunk, form, layout, operands)
   (tile, last), unprepare = jax.vjp(
@@ -194,7 +195,7 @@ def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
 
 
 def _as_saved(form, operands):
-  """Of `form.Engine`."""
+  """Implements `form.Engine.as_saved`."""
   (memory,) = operands.memories
   return (memory.astype(operands.inputs.query.dtype),)
 
@@ -208,9 +209,9 @@ def engine(
   """Returns the engine of two kernels.
 
   Args:
-    forward: as `pallas_tpu.affine.prepared.forward`.
-    backward: likewise.
-    by_chunk: whether the update is defined by chunk.
+    forward: a function like `pallas_tpu.affine.prepared.forward`.
+    backward: a function like `pallas_tpu.affine.prepared.backward`.
+    by_chunk: whether the update is defined per chunk.
   """
   return form_lib.Engine(
     functools.partial(_forward, forward, by_chunk),
@@ -226,14 +227,15 @@ def implementation(
   memory: str,
   chunk: Callable[..., Any],
 ) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns the `chunk` of a memory by kernels.
+  """Returns the `chunk` of a memory that runs on kernels.
 
   Args:
-    name: of the implementation.
-    engine: of its kernels.
-    unsupported: (inputs, spec) -> why they cannot do a call here, or None.
-    memory: its name.
-    chunk: its XLA form, whose tiles are affine; takes an `engine`.
+    name: name of the implementation.
+    engine: engine of its kernels.
+    unsupported: (inputs, spec) -> why the kernels do not support a call, or
+      None.
+    memory: name of the memory.
+    chunk: its XLA form, whose tiles are affine. It takes an `engine`.
   """
 
   @functools.wraps(chunk)

@@ -1,4 +1,4 @@
-"""The chunk form's tiles by `lax.scan`, each recomputed for its gradient."""
+"""Runs tiles with `lax.scan` and recomputes each one for its gradient."""
 
 from typing import Any
 
@@ -17,8 +17,9 @@ def _body(form: form_lib.Form, resets, carry, laid):
 
   Args:
     form: the memory.
-    resets: what new segments start from, and the start of its chunk.
-    carry: memories, and the start of the current chunk.
+    resets: the memories that new segments start from, and the start of their
+      chunk.
+    carry: the memories, and the start of the current chunk.
     laid: inputs, and facts about the tile.
   """
   reset, reset_start = resets
@@ -42,7 +43,7 @@ def _body(form: form_lib.Form, resets, carry, laid):
 
 
 def prepare(form: form_lib.Form, inputs: Any) -> Any:
-  """What tiles get in place of `inputs` `[tiles, batch, heads, ...]`."""
+  """Returns what tiles get for `inputs` `[tiles, batch, heads, ...]`."""
   if form.prepare is None:
     return inputs
   return jax.vmap(lambda x: form.prepare(x, form.spec, form.tiling))(inputs)
@@ -51,7 +52,7 @@ def prepare(form: form_lib.Form, inputs: Any) -> Any:
 def lay(
   layout: layout_lib.Layout, operands: form_lib.Operands
 ) -> tuple[Any, jax.Array, layout_lib.Flags | None]:
-  """The inputs in tiles, which tiles are complete, and their flags."""
+  """Returns the inputs in tiles, which tiles are complete, and their flags."""
   laid = jax.tree.map(lambda x: layout_lib.lay(layout, x), operands.inputs)
   batch, time = form_lib.sizes(operands.inputs)
   return laid, layout_lib.complete(layout, batch, time), layout.flags
@@ -84,7 +85,7 @@ def forward(
 def backward(
   form: form_lib.Form, layout, operands: form_lib.Operands, before, cotangents
 ):
-  """Reverse scan over tiles, each recomputed from the memories before it."""
+  """Scans tiles in reverse and recomputes each from the memories before it."""
   d_outputs = layout_lib.lay(layout, cotangents.outputs)
   resets = operands.reset, operands.reset_start
   inputs, *laid = lay(layout, operands)
@@ -94,8 +95,8 @@ def backward(
     d_carry, d_resets = carry
     memories, (inputs, complete, flags), d_outputs = x
 
-    # Only a tile that continues a chunk reads the current chunk's start, and
-    # that is always the start which was handed in.
+    # Only a tile that continues a chunk reads the start of the current chunk.
+    # That start is always the one that was passed into the call.
     def tile(resets, carry, inputs):
       laid = inputs, complete, flags
       carry, (outputs, stats) = _body(form, resets, carry, laid)

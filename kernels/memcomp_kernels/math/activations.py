@@ -1,9 +1,9 @@
 """Activations over the slot axis (the last), and their write directions.
 
-`eps` stands inside the root of the layer norm and of the L2 norm; the other
-activations ignore it. It bounds their Jacobian by about 1 / sqrt(eps), so for
-`phi` it is part of the model, not a safeguard. It is a number, or an array
-that broadcasts against one activation's row, `[..., 1]`.
+`eps` is inside the root of the layer norm and of the L2 norm; the other
+activations ignore it. It bounds the norms' Jacobian by about 1 / sqrt(eps). For
+`phi` it is therefore part of the model and not only a safeguard. It is a
+number, or an array that broadcasts against one activation's row, `[..., 1]`.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def l2_norm(x: jax.Array, eps: ArrayLike) -> jax.Array:
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """L2-normalises the last axis in float32 or wider, and back."""
+  """L2-normalises the last axis in float32 or wider, and casts back."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   return l2_norm(wide, 1e-6).astype(x.dtype)
 
@@ -41,12 +41,12 @@ ACTIVATIONS: dict[str, Callable[[jax.Array, ArrayLike], jax.Array]] = {
   "identity": lambda x, eps: x,
 }
 
-# Silu's derivative is at most this (1.0998, at 2.4).
+# The derivative of silu is at most this (1.0998, at 2.4).
 _SILU = 1.0999
 
-# The Jacobian's operator norm is at most factor * eps ** power: a layer norm
-# projects, then divides by at least sqrt(eps), and so does an L2 norm;
-# softmax's diag(p) - p p^T is largest with half the mass on each of two places.
+# The Jacobian's operator norm is at most factor * eps ** power. A layer norm
+# projects, then divides by at least sqrt(eps); an L2 norm does the same. The
+# softmax's diag(p) - p p^T is largest when two entries have half the mass each.
 _STEEPNESS: dict[str, tuple[float, float]] = {
   "ln_silu": (_SILU, -0.5),
   "l2_silu": (_SILU, -0.5),
@@ -63,14 +63,14 @@ def activate(name: str, x: jax.Array, eps: ArrayLike) -> jax.Array:
 
 
 def steepness(name: str, eps: jax.Array | float) -> jax.Array | float:
-  """A bound on the operator norm of the Jacobian, whatever it is taken at.
+  """Returns a bound on the operator norm of the Jacobian at any point.
 
   Args:
-    name: of the activation.
-    eps: of its norm, > 0.
+    name: name of the activation.
+    eps: eps of its norm, > 0.
 
   Returns:
-    As `eps`.
+    The bound, with the type and shape of `eps`.
   """
   factor, power = _STEEPNESS[name]
   return factor * eps**power
@@ -82,10 +82,10 @@ def write_direction(
   """Returns u = J_phi(z)^T (phi(z) - target), the gradient of half the loss.
 
   Args:
-    name: of the activation phi.
+    name: name of the activation phi.
     pre_activation: z, `[..., slots]`.
     target: `[..., slots]`.
-    eps: of phi.
+    eps: eps of phi.
 
   Returns:
     `[..., slots]`: the gradient of |phi(z) - target|^2 / 2 with respect to z.

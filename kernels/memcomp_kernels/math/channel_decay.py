@@ -1,18 +1,20 @@
-"""Decay of every channel at its own pace, along a tile, without any overflow.
+"""Decay with a rate per channel, along a tile, without overflow.
 
-Channels are what decays at a pace of its own: slots, or features of a key.
-With G the running sum of log decays <= 0, per token and channel, the share of
-write i at token r is exp(G_r - G_i), one number per channel: scores
+A channel is anything with a decay of its own: a slot, or a feature of a key.
+G is the running sum of log decays <= 0, per token and channel. The share of
+write i at token r is exp(G_r - G_i), one number per channel. So the scores
 
   A_{r,i} = sum_m q_{r,m} a_{i,m} exp(G_{r,m} - G_{i,m}),   i <= r
 
-are no matrix product as they stand, and the usual split exp(G_r) exp(-G_i)
-overflows on long tiles. A tile is cut into blocks. Within one, shares are
-taken in pairs. Between two, with g the sum before the reading block,
+are not a matrix product as they stand, and the usual split exp(G_r) exp(-G_i)
+overflows on long tiles. A tile is therefore cut into blocks. Within a block,
+shares are computed for every pair of tokens. Between two blocks, with g the sum
+before the reading block,
 
-  exp(G_r - G_i) = exp(G_r - g) exp(g - G_i),   both exponents <= 0,
+  exp(G_r - G_i) = exp(G_r - g) exp(g - G_i),   both exponents <= 0.
 
-each block scales the earlier tokens for itself. All masks precede the exp.
+So each block scales the earlier tokens with factors of its own. All masks are
+applied before the exp.
 """
 
 import dataclasses
@@ -26,12 +28,13 @@ from memcomp_kernels.math import decay, matmul
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How the chunk form is laid out.
+  """Tile and block sizes of the chunk form.
 
   Attributes:
-    tile_time: tokens a tile, a multiple of `block_time`.
-    block_time: tokens between which decays are taken pair by pair, channel by
-      channel; those further apart go through matrix products.
+    tile_time: tokens per tile, a multiple of `block_time`.
+    block_time: tokens per block. Within a block, decays are computed for every
+      pair of tokens and every channel. Tokens of different blocks interact
+      through matrix products.
   """
 
   tile_time: int = 32
@@ -48,13 +51,13 @@ class Tiling:
 
 
 def tile_time(tiling: Tiling, time: int) -> int:
-  """Tokens a tile in a call of `time` tokens: no longer than it needs."""
+  """Returns tokens per tile; no more than a call of `time` tokens needs."""
   blocks = -(-time // tiling.block_time)
   return min(tiling.tile_time, blocks * tiling.block_time)
 
 
 class ChannelDecay(NamedTuple):
-  """Shares along a tile of `time` tokens in blocks of `block`.
+  """Shares along a tile of `time` tokens in blocks of `block` tokens.
 
   Attributes:
     from_start: exp(G_r - G_0), `[..., time, channels]`.
@@ -63,8 +66,8 @@ class ChannelDecay(NamedTuple):
     within: exp(G_r - G_i), `[..., blocks, block, block, channels]`, zero for
       i > r.
     from_block: exp(G_r - g), `[..., blocks, block, channels]`.
-    to_block: exp(g - G_i), `[..., blocks, time, channels]`, zero for i not
-      before the block; None where there is one block.
+    to_block: exp(g - G_i), `[..., blocks, time, channels]`, zero unless i is
+      before the block; None if there is only one block.
   """
 
   from_start: jax.Array
@@ -87,18 +90,18 @@ def channel_decay(log_decay: jax.Array, block: int) -> ChannelDecay:
 
 
 def of_sums(start: jax.Array, sums: jax.Array, block: int) -> ChannelDecay:
-  """Returns the shares where G itself is known; it must not rise.
+  """Returns the shares for a given G, which must not increase with time.
 
   Args:
     start: G_0, `[..., channels]`.
     sums: G, `[..., time, channels]`.
-    block: of tokens; must divide the time.
+    block: tokens per block; must divide the time.
   """
   return _exp(_differences(start, sums, block))
 
 
 def _differences(start, sums, block: int) -> ChannelDecay:
-  """Logs of the shares, without masks."""
+  """Returns the logs of the shares, without masks."""
   before = jnp.concatenate([start[..., None, :], sums[..., :-1, :]], axis=-2)
   blocked = into_blocks(sums, block)
   before = into_blocks(before, block)[..., :1, :]
@@ -114,7 +117,7 @@ def _differences(start, sums, block: int) -> ChannelDecay:
 
 
 def _exp(logs: ChannelDecay) -> ChannelDecay:
-  """Shares of their logs: masked, where they are read."""
+  """Returns the shares from their logs, masked where they are not read."""
   *_, blocks, block, _ = logs.from_block.shape
   causal = jnp.tril(jnp.ones((block, block), bool))[..., None]
   to_block = None
@@ -133,15 +136,15 @@ def _exp(logs: ChannelDecay) -> ChannelDecay:
 
 
 def into_blocks(x: jax.Array, block: int) -> jax.Array:
-  """`[..., time, dim]` to `[..., blocks, block, dim]`."""
+  """Reshapes `[..., time, dim]` to `[..., blocks, block, dim]`."""
   return x.reshape(*x.shape[:-2], -1, block, x.shape[-1])
 
 
 def running_sum(factors: ChannelDecay, writes: jax.Array) -> jax.Array:
-  """sum_{i <= r} exp(G_r - G_i) writes_i, channel by channel.
+  """Returns sum_{i <= r} exp(G_r - G_i) writes_i, channel by channel.
 
   Args:
-    factors: of the tile.
+    factors: shares of the tile.
     writes: `[..., time, channels]`.
   """
   block = factors.within.shape[-2]
@@ -157,13 +160,13 @@ def running_sum(factors: ChannelDecay, writes: jax.Array) -> jax.Array:
 def scores(
   factors: ChannelDecay, query: jax.Array, writes: jax.Array, dtype
 ) -> jax.Array:
-  """The scores A above, zero above the diagonal.
+  """Returns the scores A defined above, zero above the diagonal.
 
   Args:
-    factors: of the tile.
+    factors: shares of the tile.
     query: q, `[batch, heads, time, channels]`.
     writes: a, `[batch, heads, time, channels]`.
-    dtype: of the operands of matrix products.
+    dtype: dtype of the operands of matrix products.
 
   Returns:
     `[batch, heads, time, time]`, float32 or wider.
@@ -184,14 +187,14 @@ def read(
   values: jax.Array,
   dtype,
 ) -> jax.Array:
-  """sum_{i <= r} A_{r,i} values_i, with the scores A above.
+  """Returns sum_{i <= r} A_{r,i} values_i, with the scores A defined above.
 
   Args:
-    factors: of the tile.
+    factors: shares of the tile.
     query: q, `[batch, heads, time, channels]`.
     writes: a, `[batch, heads, time, channels]`.
     values: `[batch, heads, time, value]`.
-    dtype: of the operands of matrix products.
+    dtype: dtype of the operands of matrix products.
 
   Returns:
     `[batch, heads, time, value]`, float32 or wider.
@@ -207,17 +210,17 @@ def read(
 def read_into(
   factors: ChannelDecay, matches: jax.Array, writes: jax.Array, dtype
 ) -> jax.Array:
-  """sum_{i <= r} matches_{r,i} writes_i exp(G_r - G_i), channel by channel.
+  """Returns sum_{i <= r} matches_{r,i} writes_i exp(G_r - G_i), per channel.
 
-  What a query finds in each channel, where the decaying channels are what is
-  read, not what is read by.
+  This is what a query reads when the decaying channels are the content that is
+  read. In `scores` they are the address.
 
   Args:
-    factors: of the tile.
-    matches: `[batch, heads, time, time]`; what is above the diagonal is not
+    factors: shares of the tile.
+    matches: `[batch, heads, time, time]`; entries above the diagonal are not
       read.
     writes: `[batch, heads, time, channels]`.
-    dtype: of the operands of matrix products.
+    dtype: dtype of the operands of matrix products.
 
   Returns:
     `[batch, heads, time, channels]`, float32 or wider.
@@ -237,7 +240,7 @@ def read_into(
 
 
 def _scores(factors, query, writes, dtype):
-  """A within blocks `[..., n, block, block]`, and between: to all tokens."""
+  """Returns A within blocks `[..., n, block, block]`, and to earlier blocks."""
   block = factors.within.shape[-2]
   queries = into_blocks(query, block)
   pairs = factors.within * into_blocks(writes, block)[..., None, :, :]

@@ -1,16 +1,17 @@
-"""Decay factors of a tile: mu and Omega, from log decays, mask before exp.
+"""Decay factors of a tile, mu and Omega, computed from log decays.
 
 With decay factors beta_i = exp(log_decay_i) <= 1 along a tile of tokens,
 
   mu_r        = prod_{j <= r} beta_j              the start state's share at r
   Omega_{r,i} = prod_{i < j <= r} beta_j, i <= r  the share of write i at r
 
-Ratios are differences of cumulative logs: a quotient of cumulative products
-underflows from 64 tokens on at moderate decays.
+Ratios are computed as differences of cumulative logs. A quotient of cumulative
+products would underflow from 64 tokens on at moderate decays. Masks are applied
+before the exp.
 
-Log decays may be as low as -inf, and what comes after a strong one must not
-lose digits to it. So no log decay counts as lower than what exp turns into
-zero anyway, and running sums have two parts (`Sums`).
+Log decays may be as low as -inf, and a strong decay must not cost digits of the
+later ones. Two rules ensure this. Log decays are bounded from below where exp
+is zero anyway, and running sums have two parts (`Sums`).
 """
 
 from typing import NamedTuple
@@ -19,21 +20,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_PARTS = 16  # of 1, that coarse sums are counted in
+_PARTS = 16  # coarse sums count in units of 1 / 16
 
 
 def bounded(log_decay: jax.Array) -> jax.Array:
-  """Log decays no lower than makes a difference: exp of the least is 0."""
+  """Bounds log decays from below without effect: exp of the bound is 0."""
   lowest = -104 if jnp.finfo(log_decay.dtype).bits <= 32 else -746
   return jnp.maximum(log_decay, lowest)
 
 
 def for_one_sum(log_decay: jax.Array) -> jax.Array:
-  """Log decays for kernels that add a tile's up in one float32.
+  """Bounds log decays for kernels that sum those of a tile in one float32.
 
-  At -30 a memory keeps 1e-13 of what it was, far less than float32 tells beside
-  what is written next, and the sum of 64 such still has a float32's last digits
-  for what follows: an error of at most 6e-5.
+  At -30 a memory keeps 1e-13 of its content. That is far below float32's
+  precision next to anything written later. A sum of 64 such log decays still
+  leaves later decays an error of at most 6e-5.
   """
   return jnp.maximum(log_decay, -30.0)
 
@@ -41,13 +42,14 @@ def for_one_sum(log_decay: jax.Array) -> jax.Array:
 class Sums(NamedTuple):
   """Running sums of log decays, as the sums of two parts.
 
-  In one float32 a sum of some -100 per token would keep four digits of what
-  follows. The coarse part counts sixteenths, which add up exactly; the fine
-  part stays small. Differences of each are exact, or nearly so.
+  After log decays of about -100 per token, a sum in one float32 would keep only
+  four digits of the later decays. The coarse part counts sixteenths, which add
+  up exactly. The fine part stays small. Differences of each part are exact or
+  nearly exact.
 
   Attributes:
-    coarse: multiples of 1 / 16; derivatives are zero.
-    fine: the rest.
+    coarse: multiples of 1 / 16, with zero derivative.
+    fine: the remainder.
   """
 
   coarse: jax.Array
@@ -55,34 +57,34 @@ class Sums(NamedTuple):
 
   @property
   def total(self) -> jax.Array:
-    """The sums in one number."""
+    """The sums as one number."""
     return self.coarse + self.fine
 
   def minus(self, other: "Sums") -> jax.Array:
-    """These sums less others of the same tile."""
+    """Returns these sums minus other sums of the same tile."""
     return (self.coarse - other.coarse) + (self.fine - other.fine)
 
 
 def parts(log_decay: jax.Array) -> Sums:
-  """Splits log decays, each by itself, into the parts of sums."""
+  """Splits each log decay into a coarse and a fine part."""
   log_decay = bounded(log_decay)
   coarse = lax.stop_gradient(jnp.round(log_decay * _PARTS) / _PARTS)
   return Sums(coarse, log_decay - coarse)
 
 
 def running_sums(log_decay: jax.Array, axis: int = -1) -> Sums:
-  """Returns the sums up to and with each token; `log_decay` is <= 0."""
+  """Returns the sums through each token, included; `log_decay` is <= 0."""
   return jax.tree.map(lambda x: jnp.cumsum(x, axis=axis), parts(log_decay))
 
 
 def sums_before(log_decay: jax.Array, axis: int = -1) -> Sums:
-  """Returns the sums up to and without each token."""
+  """Returns the sums up to each token, excluded."""
   own, sums = parts(log_decay), running_sums(log_decay, axis)
   return jax.tree.map(jnp.subtract, sums, own)
 
 
 def pairs(later: Sums, earlier: Sums) -> jax.Array:
-  """Differences of all pairs, `[..., later, earlier]`."""
+  """Returns the differences of all pairs, `[..., later, earlier]`."""
   return take(later, (..., slice(None), None)).minus(
     take(earlier, (..., None, slice(None)))
   )
@@ -124,11 +126,11 @@ def decay_factors(log_decay: jax.Array) -> Decay:
 
 
 class DecayBefore(NamedTuple):
-  """Decay factors up to, not including, each token's own.
+  """Decay factors up to each token, without the token's own decay.
 
   Attributes:
     from_start: mu_{r-1}, `[..., time]`.
-    between: Omega_{r-1,i}, `[..., time, time]`, zero from the diagonal on.
+    between: Omega_{r-1,i}, `[..., time, time]`, zero on and above the diagonal.
   """
 
   from_start: jax.Array
@@ -136,7 +138,7 @@ class DecayBefore(NamedTuple):
 
 
 def decay_before(log_decay: jax.Array) -> DecayBefore:
-  """Returns what a token sees before its own step; `[..., time]`, <= 0."""
+  """Returns the factors before each token's step; `[..., time]`, <= 0."""
   before, sums = sums_before(log_decay), running_sums(log_decay)
   time = log_decay.shape[-1]
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
@@ -144,8 +146,8 @@ def decay_before(log_decay: jax.Array) -> DecayBefore:
 
 
 def _between(seen: jax.Array, later: Sums, earlier: Sums) -> jax.Array:
-  """Exp of differences `[..., time, time]` where seen, else zero."""
+  """Returns exp of the differences `[..., time, time]` where `seen`, else 0."""
   difference = pairs(later, earlier)
-  # Unseen differences are positive and exp could overflow: mask the exponent,
-  # not only the result, or its gradient is nan.
+  # Masked differences are positive, so exp could overflow. The exponent must be
+  # masked as well as the result, or the gradient is nan.
   return jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0.0)), 0.0)

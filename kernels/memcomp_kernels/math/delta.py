@@ -1,20 +1,21 @@
-"""The delta rule's writes, exactly, by a unit-triangular system.
+"""The exact writes of the delta rule, from a unit-triangular system.
 
-A memory A [key, value] that writes what it does not yet predict,
+A memory A [key, value] writes the part of a value that it does not predict yet:
 
   A_t = a_t A_{t-1} + eta_t k_t (x) u_t,      u_t = v_t - k_t A',
 
-where A' is a memory that token t sees, has in a tile of tokens the only
-unknowns u, coupled by one lower triangular matrix: with S_{t,i} the share of
-write i in A' (zero for i >= t) and base_t that of the memory before the tile,
+where A' is the memory that token t sees. In a tile of tokens only the u are
+unknown, and one lower triangular matrix couples them. S_{t,i} is the share of
+write i in A' (zero for i >= t), and base_t is the share of the memory A before
+the tile. Then
 
   u_t + sum_{i < t} S_{t,i} eta_i (k_t . k_i) u_i = v_t - base_t k_t A.
 
-Blocks of the diagonal are inverted by substitution, all of them at once; what
-they do to each other are matrix products. Never by powers of the matrix: with
-repeated keys those grow like binomials and cancel. Not by XLA's own solve
-either: on a CPU it is LAPACK's, whose threads wait for each other on small
-systems (6 times slower here on a busy machine).
+Substitution inverts all blocks of the diagonal at once. Matrix products handle
+the coupling between blocks. Two alternatives were rejected. Powers of the
+matrix grow like binomials when keys repeat, and cancel. XLA's own solve on a
+CPU is LAPACK's, whose threads wait for each other on small systems (6 times
+slower here on a busy machine).
 """
 
 import functools
@@ -55,7 +56,7 @@ def _solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def _diagonal_blocks(x: jax.Array) -> jax.Array:
-  """`[..., time, time]` to `[..., blocks, rows, rows]`, zeros past the end."""
+  """Cuts `[..., time, time]` to `[..., blocks, rows, rows]`, zero-padded."""
   time = x.shape[-1]
   size = min(_BLOCK, time)
   padding = -time % size
@@ -67,7 +68,7 @@ def _diagonal_blocks(x: jax.Array) -> jax.Array:
 
 
 def _inverse(x: jax.Array) -> jax.Array:
-  """The inverse of I + strict(x), `[..., rows, rows]`, row after row."""
+  """Returns the inverse of I + strict(x), `[..., rows, rows]`, row by row."""
   size = x.shape[-1]
   unit = jnp.eye(size, dtype=x.dtype)
   rows = [jnp.broadcast_to(unit[0], x[..., 0, :].shape)]
@@ -84,7 +85,7 @@ def _forward(coupling, target):
 
 def _backward(residuals, d_u):
   coupling, u, target = residuals
-  # The transposed system, which goes from the last token to the first.
+  # The transposed system runs from the last token to the first.
   transposed = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
   d_target = jnp.flip(_solve(transposed, jnp.flip(d_u, -2)), -2)
   pairs = matmul.product("...tv,...iv->...ti", d_target, u, u.dtype)
@@ -93,7 +94,7 @@ def _backward(residuals, d_u):
 
 
 def _sum_to(x: jax.Array, like: jax.Array) -> jax.Array:
-  """Sums over the axes that `like` was broadcast along."""
+  """Sums over the axes along which `like` was broadcast."""
   extra = x.ndim - like.ndim
   axes = [
     axis

@@ -1,6 +1,6 @@
 """Feature maps of linear attention, over the last axis, by name.
 
-With features phi >= 0 a sum of phi(q) . phi(k) can stand in for the sum of
+With features phi >= 0, a sum of phi(q) . phi(k) can replace the sum of
 exp(q . k) that attention's softmax divides by.
 """
 

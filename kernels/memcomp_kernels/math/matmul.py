@@ -1,4 +1,4 @@
-"""Matrix products whose rounding is chosen."""
+"""Matrix products with explicit rounding."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ from jax import lax
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-  """A matrix product of `dtype` operands, summed in float32 or wider."""
-  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
-  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
+  """Multiplies operands cast to `dtype`, and sums in float32 or wider."""
+  # bfloat16 operands take one pass of a matrix unit. A TPU would by default
+  # round float32 operands to bfloat16, so they ask for the highest precision.
   precision = (
     lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
   )

@@ -1,22 +1,24 @@
-"""Non-linear, strictly lower triangular systems, solved exactly.
+"""Exact solvers for non-linear, strictly lower triangular systems.
 
-A memory whose gradient is taken at every token has, inside a tile, unknown
-write directions that depend on each other only through a few numbers:
+In a memory whose gradient is taken at every token, the write directions u of a
+tile are unknown. They depend on each other only through a few numbers:
 
   u_t = g(z_t; parameters_t),   z_t = base_t - sum_{i < t} coupling_{t,i} u_i
 
-the non-linear twin of the delta rule's triangular inverse, with no memory
-matrix in sight. Two methods, alone or block by block (`Solver`):
+This is the non-linear counterpart of the delta rule's triangular inverse, and
+it does not contain the memory matrix. There are two methods, which solve a tile
+as a whole or block by block (`Solver`):
 
-  substitution  token by token: one g and `time * slots` multiply-adds each.
-  sweeps        all tokens at once, again and again: z <- base - coupling u.
-                Row t no longer changes once the rows before it do not, so that
-                `time` sweeps are exact whatever g is; often few are enough.
+  substitution  solves token by token: one g and `time * slots` multiply-adds
+                each.
+  sweeps        updates all tokens at once, repeatedly: z <- base - coupling u.
+                Row t is final once the rows before it are. So `time` sweeps are
+                exact for any g; often few are enough.
 
-The gradient is that of the solution, not of the way to it: the transposed
-system dz_t = J_t^T (du_t - sum_{s > t} coupling_{s,t} dz_s), with J_t of g at
-z_t, solved by the same method from the last token on. Where its sweeps do not
-come within the tolerance, a warning is logged.
+The gradient is that of the solution, not of the iterations. It solves the
+transposed system dz_t = J_t^T (du_t - sum_{s > t} coupling_{s,t} dz_s), with
+J_t the Jacobian of g at z_t, by the same method from the last token on. If its
+sweeps do not reach the tolerance, a warning is logged.
 """
 
 import dataclasses
@@ -39,19 +41,20 @@ Direction = Callable[[jax.Array, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Solver:
-  """How a system is solved: speed, never meaning.
+  """How a system is solved. It changes the speed, never the solution.
 
   Attributes:
     method: "substitution", or "sweeps".
-    block_time: tokens solved together, >= 1; blocks follow each other, and
-      what a block does to those after it is a matrix product. None for all.
-    tolerance: of sweeps, >= 0: they end when no z moves by more than this
-      share of the largest |z| of its token and those before it in the block.
-      It is for float32, and shrinks with the rounding unit of wider types. 0
-      sweeps block_time - 1 times without asking, which is exact.
-    max_sweeps: after these, >= 1, a block that has not come within the
-      tolerance is solved by substitution instead. None is block_time, where
-      only what is not finite can be missing.
+    block_time: tokens solved together, >= 1. Blocks are solved in order, and a
+      matrix product passes the effect of a block on to later ones. None for
+      all tokens.
+    tolerance: tolerance of sweeps, >= 0. They end when no z moves by more than
+      this fraction of the largest |z| of its token and earlier tokens of the
+      block. It is for float32, and shrinks with the rounding unit of wider
+      types. 0 always sweeps block_time - 1 times, which is exact.
+    max_sweeps: maximum number of sweeps, >= 1. A block that has not reached the
+      tolerance by then is solved by substitution instead. None is block_time,
+      after which only values that are not finite can miss the tolerance.
   """
 
   method: str = "substitution"
@@ -72,14 +75,14 @@ class Solver:
 
 
 class Stats(NamedTuple):
-  """How systems were solved: float32 `[...]`, one number a system.
+  """How systems were solved: float32 `[...]`, one number per system.
 
   Attributes:
-    blocks: that were solved.
-    sweeps: over all blocks; 0 by substitution.
-    residual: by how much z moved last, as the tolerance takes it, at most of
-      all blocks; 0 by substitution.
-    unreached: blocks that did not come within the tolerance, and were solved
+    blocks: number of blocks that were solved.
+    sweeps: number of sweeps over all blocks; 0 by substitution.
+    residual: the last relative move of z, as compared with the tolerance; the
+      maximum over blocks; 0 by substitution.
+    unreached: number of blocks that did not reach the tolerance and were solved
       by substitution instead.
   """
 
@@ -90,12 +93,12 @@ class Stats(NamedTuple):
 
 
 def no_stats(shape: tuple[int, ...]) -> Stats:
-  """Of nothing solved yet."""
+  """Returns the statistics of zero solves."""
   return Stats(*(jnp.zeros(shape, jnp.float32) for _ in Stats._fields))
 
 
 def total(stats: Stats) -> Stats:
-  """Sums over the leading axis, and the largest residual."""
+  """Sums over the leading axis, but takes the largest residual."""
   sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), stats)
   return sums._replace(residual=jnp.max(stats.residual, axis=0))
 
@@ -107,16 +110,17 @@ def solve(
   parameters: Any,
   solver: Solver | None = None,
 ) -> tuple[jax.Array, Stats]:
-  """Returns u, `[..., time, slots]`, and how it was found, per `[...]`.
+  """Returns u, `[..., time, slots]`, and statistics of the solve, `[...]`.
 
   Args:
     direction: g, (z, parameters) -> u over `[..., slots]`, for rows of any
       leading shape; a hashable function. It must be the gradient in z of some
-      loss of the row, as a write direction is: its Jacobian is symmetric.
+      loss of the row, as a write direction is, so that its Jacobian is
+      symmetric.
     base: `[..., time, slots]`.
     coupling: `[..., time, time]`; only its strict lower triangle is read.
     parameters: pytree of `[..., time, *]` arrays that g takes.
-    solver: how; default `Solver()`.
+    solver: method of solution; default `Solver()`.
   """
   return _solve(direction, solver or Solver(), base, coupling, parameters)
 
@@ -136,7 +140,7 @@ def _solve_bwd(direction, solver, residuals, cotangents):
   du, _ = cotangents
 
   def transposed(row, at):
-    """J_t row: g is a gradient in z, so that J_t is its own transpose."""
+    """Returns J_t row. J_t is symmetric, because g is a gradient in z."""
     z, parameters = at
     return jax.jvp(lambda z: direction(z, parameters), (z,), (row,))[1]
 
@@ -148,7 +152,7 @@ def _solve_bwd(direction, solver, residuals, cotangents):
     transposed, solver, flip(du), transpose, flip((z, parameters))
   )
   if solver.method == "sweeps" and solver.tolerance:
-    # A gradient has no way to return statistics: it says so itself.
+    # A gradient has no way to return statistics, so it logs a warning.
     missed = jnp.sum(stats.unreached)
     lax.cond(
       missed > 0,
@@ -204,7 +208,7 @@ def _in_blocks(direction, solver, base, coupling, parameters):
 
 
 def _substitute(direction, solver, base, coupling, parameters):
-  """Token by token: reads finished rows only, whatever the others hold."""
+  """Solves token by token, and reads finished rows only."""
   del solver
   axis, time = base.ndim - 2, base.shape[-2]
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
@@ -225,14 +229,14 @@ def _substitute(direction, solver, base, coupling, parameters):
 
 
 def _sweep(direction, solver, base, coupling, parameters):
-  """All tokens at once, until nothing moves."""
+  """Updates all tokens at once until nothing moves."""
   time = base.shape[-2]
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
   coupling = jnp.where(strict, coupling, 0)
 
   def sweep(u):
-    # A row that overflows on the way times a masked 0 would be nan: it would
-    # poison rows that are finished.
+    # A row may overflow on the way. Multiplied by a masked 0 it would give nan
+    # in rows that are already finished.
     u = jnp.where(jnp.isfinite(u), u, 0)
     z = base - _product("...ti,...im->...tm", coupling, u)
     return z, direction(z, parameters)
@@ -248,7 +252,7 @@ def _sweep(direction, solver, base, coupling, parameters):
   tolerance = solver.tolerance * min(unit, 1)
 
   def over(residual):
-    return ~(residual <= tolerance)  # nan is
+    return ~(residual <= tolerance)  # also true for nan
 
   def body(carry):
     count, z, u, _ = carry
@@ -256,7 +260,7 @@ def _sweep(direction, solver, base, coupling, parameters):
     moved = jnp.max(jnp.abs(new - z), axis=-1)
     size = lax.cummax(jnp.max(jnp.abs(new), axis=-1), axis=moved.ndim - 1)
     residual = moved / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
-    # What is not finite was left out of the sweep: z may stand still for that.
+    # Sweeps clear values that are not finite, so z may stand still with them.
     sound = jnp.all(jnp.isfinite(u), axis=(-2, -1))
     residual = jnp.where(sound, jnp.max(residual, axis=-1), jnp.inf)
     return count + 1, new, u, residual.astype(jnp.float32)

@@ -1,1 +1,1 @@
-"""Ops over many devices: rows, heads and shards of time."""
+"""Ops over many devices: shards of batch, heads and time."""

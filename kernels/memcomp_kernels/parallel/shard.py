@@ -1,10 +1,10 @@
-"""Runs a memory under `jax.shard_map`: batch, heads and time sharded.
+"""Runs a memory under `jax.shard_map`, with batch, heads and time sharded.
 
-Left to the partitioner, the scan over chunks of a sharded program grew
-all-gathers inside its loop; and a Pallas kernel cannot be partitioned at all.
-So every memory, the XLA form included, runs fully manual on its own rows and
-heads. The memory needs no collective, rows and heads are independent, but where
-time is sharded: there shards hand over the state (`hand_off`).
+If the partitioner sharded the scan over chunks, it would put all-gathers inside
+the loop. It cannot partition a Pallas kernel at all. So every memory, the XLA
+form included, runs fully manual on its own rows and heads. Rows and heads are
+independent, so the memory needs no collective for them. Only where time is
+sharded do shards pass the state on (`state_passing`).
 """
 
 import functools
@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 
 def state_spec(leaf: jax.Array, batch: Axes, heads: Axes) -> PartitionSpec:
-  """The spec of a State's leaf: `[batch]` or `[batch, heads, ...]`."""
+  """Returns the spec of a State's leaf, `[batch]` or `[batch, heads, ...]`."""
   return PartitionSpec(batch, heads) if leaf.ndim > 1 else PartitionSpec(batch)
 
 
@@ -39,23 +39,23 @@ def shard_chunk(
   """Wraps a memory's `chunk` for a mesh.
 
   Args:
-    chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs): the
-      method of an op, where `reset_state` may be `FRESH`.
-    batch_axes: mesh axes that batch is sharded over.
-    head_axes: mesh axes that heads are sharded over.
-    time_axis: mesh axis that time is sharded over, if any.
-    mesh: None is the mesh in use (`jax.set_mesh`).
-    over_time: how shards of time hand over the state, see `hand_off`.
+    chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs). It
+      must be the method of an op if `reset_state` may be `FRESH`.
+    batch_axes: mesh axes over which batch is sharded.
+    head_axes: mesh axes over which heads are sharded.
+    time_axis: mesh axis over which time is sharded, if any.
+    mesh: the mesh; None is the mesh in use (`jax.set_mesh`).
+    over_time: how shards of time pass the state on, see `state_passing`.
     with_stats: whether `chunk` also returns `triangular.Stats` `[batch,
-      heads]`, or None for them.
+      heads]`, or None in their place.
 
   Returns:
-    A function of the same signature; `chunk` itself without a mesh or on one
-    device.
+    A function of the same signature. Without a mesh or on one device it calls
+    `chunk` directly.
 
   Raises:
-    ValueError: from the returned function, where batch, heads or time do not
-      divide.
+    ValueError: from the returned function, if the mesh axes do not divide
+      batch, heads or time.
   """
 
   @functools.wraps(chunk)
@@ -85,11 +85,11 @@ def shard_chunk(
     if reset_state is contract.FRESH:
       if op is None:
         raise TypeError("FRESH asks for the chunk of an op, not a function")
-      # Made here, of all heads: what `shard_map` cuts are arrays.
+      # The state is made here, for all heads, because `shard_map` cuts arrays.
       reset_state = op.fresh_state(state, keywords["spec"])
     shards = in_use.shape.get(time_axis, 1)
     if shards > 1 and max_position is not None:
-      # A bound that holds on every shard, the last one's.
+      # This bound holds on every shard, including the last one.
       time = jax.tree.leaves(inputs)[0].shape[1]
       keywords["max_position"] = max_position + time - time // shards
     function = functools.partial(chunk, **keywords)
@@ -124,8 +124,8 @@ def shard_chunk(
         PartitionSpec(batch_axes, time_axes),
       ),
       out_specs=out_specs,
-      # What is replicated is so by `hand_off.of_last`, and the check does not
-      # know Pallas outputs.
+      # `state_passing.of_last` ensures replication, and the check does not know
+      # Pallas outputs.
       check_vma=False,
     )(state, reset_state, inputs, segment_ids)
     if not with_stats or shards == 1:

@@ -1,17 +1,20 @@
-"""A memory over shards of time: each starts from what the one before found.
+"""State passing: a memory over shards of time (sequence parallelism).
 
-Inside `jax.shard_map` with every axis manual, `state` and `reset_state` are the
-same on all shards of `axis`, inputs and segment ids are the shard's own tokens.
-A way of handing over is a function
+Each shard starts from the state that the shard before it ends with. The code
+runs inside `jax.shard_map` with every axis manual. `state` and `reset_state`
+are the same on all shards of `axis`; inputs and segment ids are the shard's own
+tokens. A strategy (`HandOff`) is a callable
 
   (chunk, axis, state, inputs, segment_ids, reset_state) -> what `chunk` returns
 
-with the state after the last shard's last token, the same on all shards.
+that returns the state after the last shard's last token, the same on all
+shards.
 
-`wavefront.hand_over` does for every memory: shards work at the same time on
+`wavefront.hand_over` works for every memory: shards work at the same time on
 different rows and heads. `linear` is for memories that are linear in state and
-value: they run from nothing and combine, in log2(shards) small messages.
-Attention and Tensor Cache have ways of their own, from the same pieces.
+value. Their shards run from a zero state, then combine in log2(shards) small
+messages. Attention and Tensor Cache build strategies of their own from the same
+functions.
 """
 
 import functools
@@ -39,19 +42,20 @@ def linear(
 ) -> tuple[Any, ...]:
   """Combines shards of a memory that is linear in its state and in values.
 
-  Every shard runs once, from nothing, with values [v | 0] and memories
-  [0 | I] `[key, value + key]`: the second half of what it reads and keeps is
-  what it makes of any state it is handed. Twice the memory's work of one shard
-  (for value_dim = key_dim), and no waiting.
+  Every shard runs once, from a zero state, with values [v | 0] and memories
+  [0 | I] `[key, value + key]`. The second half of its reads and of its memory
+  is then the map that the shard applies to any state it is passed. This costs
+  twice the memory's work of one shard (for value_dim = key_dim), but no shard
+  waits for another.
 
   Args:
-    chunk: see `wavefront.hand_over`; the state has `memory` `[batch, heads,
-      key, value]` and `segment_id` alone, the inputs have `value`.
-    axis: see there, as what follows.
-    state: before the first shard's first token.
-    inputs: of this shard.
-    segment_ids: of this shard, or None.
-    reset_state: what new segments start from; None is `state`.
+    chunk: see `wavefront.hand_over`. The state has only `memory` `[batch,
+      heads, key, value]` and `segment_id`; the inputs have `value`.
+    axis: mesh axis over which time is sharded.
+    state: the state before the first shard's first token.
+    inputs: inputs of this shard.
+    segment_ids: segment ids of this shard, or None.
+    reset_state: the state that new segments start from; None is `state`.
   """
   key_dim, value_dim = state.memory.shape[-2:]
   before = ids_before(axis, state.segment_id, segment_ids)
@@ -76,7 +80,7 @@ def linear(
   )
 
   def then(first, second):
-    """The memory [B | A] of `first` and then `second`, M -> A M + B."""
+    """Combines [B | A] of `first`, then of `second`, where M -> A M + B."""
     found = _matmul(second[..., value_dim:], first)
     return found.at[..., :value_dim].add(second[..., :value_dim])
 
@@ -100,10 +104,10 @@ def scan_before(
   """Combines the values of all shards before this one.
 
   Args:
-    then: associative, (earlier, later) -> both.
-    axis: of the mesh.
-    value: of this shard.
-    nothing: what the first shard gets.
+    then: associative function, (earlier, later) -> both.
+    axis: mesh axis.
+    value: value of this shard.
+    nothing: result on the first shard.
   """
   shards, shard = lax.axis_size(axis), lax.axis_index(axis)
   distance = 1
@@ -124,19 +128,20 @@ def window_before(
   *,
   sink_tokens: int,
 ) -> tuple[Any, jax.Array]:
-  """Rows and position of a `window` that each shard comes upon.
+  """Returns the rows and position of the `window` before each shard.
 
-  What tokens leave in a window does not depend on earlier ones, so all shards
-  find it at once, and windows combine in log2(shards) messages of one each.
+  What tokens leave in a window does not depend on earlier tokens. So all shards
+  compute it at once, and windows combine in log2(shards) messages of one window
+  each.
 
   Args:
-    axis: of the mesh, that time is sharded over.
+    axis: mesh axis over which time is sharded.
     state: rows and position before the first shard's first token.
-    tokens: `[batch, time, heads, ...]` leaves, of this shard.
-    segment_ids: `[batch, time]`, of this shard, or None.
-    segment_id: `[batch]`, of `ids_before`.
+    tokens: `[batch, time, heads, ...]` leaves of this shard.
+    segment_ids: `[batch, time]` of this shard, or None.
+    segment_id: `[batch]`, result of `ids_before`.
     reset: rows and position that new segments start from.
-    sink_tokens: rows that the first tokens keep.
+    sink_tokens: number of rows that keep the first tokens.
   """
   then = functools.partial(windows.then, sink_tokens=sink_tokens)
   rows, position = state
@@ -152,12 +157,12 @@ def window_before(
 def ids_before(
   axis: str, segment_id: jax.Array, segment_ids: jax.Array | None
 ) -> jax.Array:
-  """The segment `[batch]` that each shard's tokens come after.
+  """Returns the segment `[batch]` before each shard's first token.
 
   Args:
-    axis: of the mesh, that time is sharded over.
+    axis: mesh axis over which time is sharded.
     segment_id: `[batch]`, before the first shard's first token.
-    segment_ids: `[batch, time]`, of this shard, or None.
+    segment_ids: `[batch, time]` of this shard, or None.
   """
   if segment_ids is None:
     later = contract.next_segment_id(segment_id)
@@ -174,7 +179,7 @@ def ids_before(
 
 
 def of_last(tree: Any, axis: str) -> Any:
-  """What the last shard has, on all."""
+  """Returns the last shard's value on all shards."""
   last = lax.axis_index(axis) == lax.axis_size(axis) - 1
   return jax.tree.map(
     lambda x: lax.psum(jnp.where(last, x, jnp.zeros_like(x)), axis), tree
@@ -182,7 +187,7 @@ def of_last(tree: Any, axis: str) -> Any:
 
 
 def send(tree: Any, axis: str, distance: int) -> Any:
-  """What the shard `distance` before has; zeros where there is none."""
+  """Receives the value of the shard `distance` before; zeros if none is."""
   shards = lax.axis_size(axis)
   pairs = [
     (i, i + distance) for i in range(shards) if 0 <= i + distance < shards

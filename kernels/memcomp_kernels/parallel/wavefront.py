@@ -1,7 +1,7 @@
-"""A wavefront over shards of time: shard s has part p in turn p + s.
+"""A wavefront over shards of time: shard s works on part p in turn p + s.
 
-The way of handing over (`hand_off`) that does for every memory: parts are rows
-and heads, which know nothing of each other.
+This strategy of `state_passing` works for every memory. The parts are rows and
+heads, which are independent of each other.
 """
 
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ from memcomp_kernels.parallel import state_passing
 
 _PARTS_A_SHARD = 4
 
-# Lanes of a TPU: kernels refuse heads that leave some of them empty.
+# Lanes of a TPU. Kernels reject heads that leave some of them empty.
 _FEATURES = 128
 
 
 class Parts(NamedTuple):
-  """Into how many parts rows and heads are cut; part = row part * heads + head.
+  """Numbers of parts of rows and heads; part = row part * heads + head part.
 
   Attributes:
-    rows: parts of the batch.
-    heads: parts of the heads, of whatever number a leaf has.
+    rows: number of parts of the batch.
+    heads: number of parts of the heads, whatever number of heads a leaf has.
   """
 
   rows: int
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
   @property
   def total(self) -> int:
-    """All parts."""
+    """Number of all parts."""
     return self.rows * self.heads
 
   def take(self, tree: Any, part: jax.Array | int, head_axis: int) -> Any:
@@ -70,17 +70,18 @@ class Parts(NamedTuple):
 
 
 def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
-  """Cuts rows, then heads, until `shards` wait for each other a fifth at most.
+  """Cuts rows, then heads, until at most 20 % of the turns are idle.
 
-  Of `parts + shards - 1` turns each shard works in `parts` (`efficiency`). More
-  parts than that would only make each one's matrices smaller.
+  A shard works in `parts` of `parts + shards - 1` turns (`efficiency`). More
+  parts than needed would only make each part's matrices smaller.
 
   Args:
-    rows: of a device.
-    heads: that can be told apart: the greatest common divisor of what the
-      state's and the inputs' leaves have.
-    features: of a head; heads are kept together until they have 128.
-    shards: of time.
+    rows: rows per device.
+    heads: number of heads that can be separated, which is the greatest common
+      divisor of the numbers that the leaves of state and inputs have.
+    features: features per head. Heads are kept together until they have 128
+      features.
+    shards: number of shards of time.
   """
   enough = _PARTS_A_SHARD * (shards - 1)
   choices = [Parts(r, 1) for r in range(1, rows + 1) if rows % r == 0]
@@ -93,7 +94,7 @@ def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
 
 
 def efficiency(parts: int, shards: int) -> float:
-  """The share of turns in which a shard of a wavefront has work, in (0, 1]."""
+  """Returns the fraction of turns in which a shard has work, in (0, 1]."""
   return parts / (parts + shards - 1)
 
 
@@ -105,22 +106,22 @@ def hand_over(
   segment_ids: jax.Array | None,
   reset_state: Any,
 ) -> tuple[Any, ...]:
-  """Hands over part by part: shard s has part p in turn p + s.
+  """Passes the state on part by part: shard s works on part p in turn p + s.
 
-  The backward pass runs the other way round, from the states that each shard
-  was handed; it computes forward again, so a memory's forward pass runs twice
-  a step.
+  The backward pass runs in the opposite direction, from the states that each
+  shard received. It computes the forward pass again, so a memory's forward pass
+  runs twice per training step.
 
   Args:
     chunk: (state, inputs, *, segment_ids, reset_state) -> (state, outputs) or
-      (state, outputs, stats): leaves of states `[batch]` or `[batch, heads,
+      (state, outputs, stats). Leaves of states are `[batch]` or `[batch, heads,
       ...]`, of inputs and outputs `[batch, time, heads, ...]`, of stats
       `[batch, heads]`.
-    axis: of the mesh, that time is sharded over.
-    state: before the first shard's first token.
-    inputs: of this shard.
-    segment_ids: of this shard, or None.
-    reset_state: what new segments start from; None is `state`.
+    axis: mesh axis over which time is sharded.
+    state: the state before the first shard's first token.
+    inputs: inputs of this shard.
+    segment_ids: segment ids of this shard, or None.
+    reset_state: the state that new segments start from; None is `state`.
   """
   if segment_ids is not None and reset_state is None:
     reset_state = state
@@ -139,7 +140,7 @@ def hand_over(
     )
 
   def take(operands, part):
-    """Of (state, inputs, segment_ids, reset_state), or some of them."""
+    """Takes a part of (state, inputs, segment_ids, reset_state)."""
     axes = 1, 2, 2, 1
     return tuple(
       parts.take(x, part, axis) for x, axis in zip(operands, axes, strict=True)
@@ -148,13 +149,13 @@ def hand_over(
   out_axes = 1, 2, 1
 
   def empty(operands):
-    """Zeros for all that a pass collects."""
+    """Returns zeros for everything that a pass collects."""
     return jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, *operands)
     )
 
   def whose(turn, first):
-    """A part to work on, and whether it is this shard's turn."""
+    """Returns a part to work on, and whether this shard has work."""
     part = turn - first
     here = (part >= 0) & (part < parts.total)
     return jnp.clip(part, 0, parts.total - 1), here
@@ -165,14 +166,14 @@ def hand_over(
     return parts.put(tree, new, part, head_axis)
 
   def forward(operands):
-    # What each part was handed is what the backward pass starts from.
+    # The backward pass starts from the states that were received for each part.
     shard = lax.axis_index(axis)
 
     def body(carry, turn):
       handed, collected, firsts = carry
       part, here = whose(turn, shard)
       own, *rest = take(operands, part)
-      # Where there is nothing to do, the same is done with what is at hand.
+      # A shard without work does the same computation with its own state.
       handed = state_passing.where(here & (shard > 0), handed, own)
       results = run(handed, *rest)
       collected = tuple(
@@ -192,7 +193,7 @@ def hand_over(
 
   def waved_fwd(floats, others):
     collected, firsts = forward(_join(floats, others))
-    # Named, so that whoever recomputes a layer may keep them.
+    # The names let a checkpoint policy keep these when it recomputes a layer.
     collected, firsts = jax.tree.map(
       lambda x: checkpoint_name(x, chunked.SAVED), (collected, firsts)
     )
@@ -228,7 +229,7 @@ def hand_over(
     zeros = jax.tree.map(jnp.zeros_like, floats)
     start = parts.take(zeros[0], 0, 1), zeros
     (_, (state, *rest)), _ = lax.scan(body, start, jnp.arange(turns))
-    # Later shards' first states were handed on, not taken from `state`.
+    # Later shards received their first states; they did not read `state`.
     state = jax.tree.map(lambda x: jnp.where(shard == 0, x, 0), state)
     return (state, *rest), None
 
@@ -238,7 +239,7 @@ def hand_over(
 
 
 def _split(tree: Any) -> tuple[Any, Any]:
-  """Floats and the rest, each with None for the other."""
+  """Splits into floats and the rest, each with None in place of the other."""
 
   def only(wanted):
     return jax.tree.map(

@@ -1,7 +1,7 @@
 """What tokens leave in a window, as values that combine associatively.
 
-For time over chips: each summarises its own tokens, and a scan over the chips
-gives every one the window before its first token.
+This serves time sharded over chips. Each chip summarises its own tokens, and a
+scan over the chips gives each one the window before its first token.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from memcomp_kernels import window
 
 
 class Summary(NamedTuple):
-  """What tokens leave in an empty window: `then` puts summaries together.
+  """What tokens leave in an empty window; `then` combines summaries.
 
   Attributes:
     rows: `[batch, heads, size, ...]` leaves.
-    position: int32 `[batch]`, of the segment at their end, from their own first
-      token (or their segment's start) on.
-    restarted: bool `[batch]`, whether a segment started among them.
+    position: int32 `[batch]`, position of the segment at the end, counted from
+      the first of these tokens or from the start of their last segment.
+    restarted: bool `[batch]`, whether a segment started among these tokens.
   """
 
   rows: Any
@@ -28,15 +28,15 @@ class Summary(NamedTuple):
 
 
 def then(first: Summary, second: Summary, *, sink_tokens: int = 0) -> Summary:
-  """The summary of `first`'s tokens and `second`'s after them; associative.
+  """Returns the summary of `first`'s tokens, then `second`'s; associative.
 
-  `first` may be a state: its rows and position, not restarted.
+  `first` may be a state: its rows and position, with `restarted` false.
   """
   size = jax.tree.leaves(first.rows)[0].shape[2]
   before = jnp.where(second.restarted, 0, first.position)
   position = before + second.position
   token = window.held(position, size=size, sink_tokens=sink_tokens)
-  # A token of `first` has the row that it had: its position is the same.
+  # A token of `first` keeps its row, because its position is the same.
   token -= before[:, None]
   new = second.restarted[:, None] | (token >= 0)
   row = jnp.where(token >= 0, window.row_of(token, size, sink_tokens), size)
@@ -67,9 +67,9 @@ def summarize(
     rows: `[batch, heads, size, ...]` leaves, for their shapes.
     tokens: `[batch, time, heads, ...]` leaves.
     segment_ids: see `window.plan`.
-    segment_id: `[batch]`, of the token before the call.
+    segment_id: `[batch]`, segment of the token before the call.
     reset: rows and position that new segments start from.
-    sink_tokens: rows that the first tokens keep.
+    sink_tokens: number of rows that keep the first tokens.
   """
   reset_rows, reset_position = reset
   empty = jax.tree.map(jnp.zeros_like, rows)
