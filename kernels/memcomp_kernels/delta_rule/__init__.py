@@ -19,7 +19,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   if spec.forget_gate:
     objective = "`|(alpha S)^T k - v|^2 / 2`, after the decay"
     update = "`S <- alpha S + beta k (v - (alpha S)^T k)^T`"

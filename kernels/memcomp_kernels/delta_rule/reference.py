@@ -26,7 +26,7 @@ from memcomp_kernels.shapes import If
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a delta rule memory: changing a field changes the function.
+  """The options of a delta rule memory; changing a field changes the function.
 
   Attributes:
     forget_gate: whether the memory decays (Gated DeltaNet); if False
@@ -47,7 +47,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: what reads the memory.
@@ -89,7 +89,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and o `[batch, heads, value]` in query's dtype.

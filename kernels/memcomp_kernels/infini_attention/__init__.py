@@ -15,7 +15,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
       "`|sigma(k) M' / d - v|^2 / 2`, `d = sigma(k) z' + eps` held fixed, at"

@@ -33,7 +33,7 @@ RULES = ("linear", "delta")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of Infini-attention: changing a field changes the function.
+  """The options of Infini-attention; changing a field changes the function.
 
   Attributes:
     segment_size: tokens that read the memory as it was before the first of
@@ -81,7 +81,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: of local attention.
@@ -169,7 +169,7 @@ def step(
   Args:
     state: before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

@@ -41,7 +41,7 @@ def run(
     inputs: features of queries and of keys, and values, `[batch, heads, tile,
       dim]`.
     complete: not read.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: None: all of the tiling is the tile's size.
 
   Returns:

@@ -26,7 +26,7 @@ def chunk(
   max_position: int | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   reset_state = state if reset_state is None else reset_state
   local, attended = attention.chunk(
     _window(state),

@@ -24,9 +24,9 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 
 def capacity(spec: reference.Spec, length: int) -> int:
-  """The rows that a state needs for sequences of `length` tokens.
+  """Returns the rows that a state needs for sequences of `length` tokens.
 
-  Never less than `spec.chunk_size`, the least that a state can have.
+  This is at least `spec.chunk_size`, the least that a state can have.
   """
   if length < 1:
     raise ValueError(f"length={length} must be at least 1")
@@ -47,20 +47,20 @@ def _make_state(
   norm_scale: jax.Array | None = None,
   norm_bias: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
-    batch: rows.
-    heads: heads.
+    spec: the memory's options.
+    batch: number of rows of the batch.
+    heads: number of heads.
     key_dim: width of keys, more than `spec.rotary_dim`.
     value_dim: width of values.
-    dtype: of the memory.
-    length: tokens that the state shall hold as the budget says; its capacity
-      caps the budget of longer sequences. Default `spec.max_length`.
+    dtype: dtype of the memory.
+    length: tokens for which the state has the rows that the budget allows. Its
+      capacity caps the budget of longer sequences. Default `spec.max_length`.
     temperatures: (tau_state, tau_window), `[heads, 2]`; default ones.
-    norm_scale: of LN_s, `[key_dim]` or `[heads, key_dim]`; default ones.
-    norm_bias: of LN_s, `[key_dim]` or `[heads, key_dim]`; default zeros.
+    norm_scale: scale of LN_s, `[key_dim]` or `[heads, key_dim]`; default ones.
+    norm_bias: bias of LN_s, `[key_dim]` or `[heads, key_dim]`; default zeros.
 
   Raises:
     ValueError: `rotary_dim` leaves nothing of a key, or `length` is less than
@@ -94,12 +94,12 @@ def _make_state(
 
 
 def resize(state: reference.State, capacity: int) -> reference.State:
-  """Gives a state another capacity, between two calls.
+  """Changes the capacity of a state, between two calls.
 
   Args:
-    state: any.
-    capacity: rows that it shall have; live rows must fit. Where `state` is
-      traced they are unknown, and those that do not fit are lost.
+    state: any state.
+    capacity: the new number of rows, into which live rows must fit. If `state`
+      is traced, their number is unknown, and rows that do not fit are lost.
 
   Raises:
     ValueError: live rows do not fit.
@@ -121,7 +121,7 @@ def resize(state: reference.State, capacity: int) -> reference.State:
 
 
 def _fresh(spec: reference.Spec, state: reference.State) -> reference.State:
-  """As `init_state`, with the capacity of `state`."""
+  """Returns a fresh state with the capacity of `state`."""
   del spec
   return jax.tree.map(jnp.zeros_like, state)
 
@@ -142,7 +142,7 @@ def _check(spec, sizes, state):
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
       "none by gradient: a token joins the row of largest `<kbar, LN(K_i)>`,"

@@ -1,8 +1,8 @@
-"""How many rows the memory may hold after how many tokens.
+"""Budgets: how many rows the memory may hold after how many tokens.
 
 A budget is any hashable function of a number of tokens. It is called on the
-host, in Python numbers, at every multiple of the chunk size: a floor inside a
-compiled program could fall differently from one device to the next.
+host, in Python numbers, at every multiple of the chunk size. Inside a compiled
+program a floor could round differently from one device to the next.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ Budget = Callable[[int], int]
 
 @dataclasses.dataclass(frozen=True)
 class FixedBudget:
-  """Always `rows`."""
+  """A constant number of rows."""
 
   rows: int = 256
 
@@ -37,7 +37,7 @@ class PowerLawBudget:
   minimum: int = 256
 
   def __call__(self, tokens: int) -> int:
-    """Returns the power law's rows."""
+    """Returns the rows of the power law."""
     return max(self.minimum, math.floor(self.scale * tokens**self.exponent))
 
 
@@ -48,7 +48,7 @@ class SaturatingBudget:
   limit: int = 1024
 
   def __call__(self, tokens: int) -> int:
-    """Returns the saturating rows."""
+    """Returns the rows of the saturating curve."""
     return max(1, math.floor(self.limit * tokens / (self.limit + tokens)))
 
 
@@ -57,8 +57,8 @@ def table(budget: Budget, chunk_size: int, max_length: int) -> tuple[int, ...]:
   """Returns B(e) at e = chunk_size, 2 chunk_size, ... up to max_length.
 
   Raises:
-    ValueError: naming the budget: it is not a function, does not return whole
-      numbers of at least 1, or shrinks.
+    ValueError: the budget is not a function, does not return whole numbers of
+      at least 1, or shrinks; the message names the budget.
   """
   if not callable(budget):
     raise ValueError(f"budget={budget!r} must be a function of a token count")
@@ -66,7 +66,7 @@ def table(budget: Budget, chunk_size: int, max_length: int) -> tuple[int, ...]:
   for tokens in range(chunk_size, max_length + 1, chunk_size):
     value = budget(tokens)
     try:
-      # A float is welcome where it is whole, as a floor in numpy gives it.
+      # A whole float is accepted, because a floor in numpy returns one.
       whole = int(value) if value == int(value) else operator.index(value)
     except (TypeError, ValueError, OverflowError):
       raise ValueError(
@@ -96,9 +96,9 @@ def live_rows(
 ) -> tuple[int, ...]:
   """Returns the rows that are live while chunk 0, 1, ..., `chunks` is read.
 
-  By the rule of growth, without a cap by the state's capacity: nothing before
-  the window is full, then the first chunk's rows, then towards the budget by
-  at most one chunk of rows a chunk.
+  The count follows the rule of growth, without the cap of the state's capacity.
+  There are no rows before the window is full. Then there are the first chunk's
+  rows. Each later chunk adds at most one chunk of rows, up to the budget.
   """
   limits = table(budget, chunk_size, max_length)
   rows = [0] * window_chunks + [chunk_size]

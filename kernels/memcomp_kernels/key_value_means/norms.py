@@ -14,7 +14,7 @@ def layer_norm(
 
 
 def length(x: jax.Array) -> jax.Array:
-  """The L2 norm over the last axis, whose gradient at zero is zero."""
+  """Returns the L2 norm over the last axis, with zero gradient at zero."""
   squared = jnp.sum(x * x, axis=-1)
   some = squared > 0
   return jnp.where(some, jnp.sqrt(jnp.where(some, squared, 1)), 0)

@@ -1,32 +1,32 @@
 """Key-Value Means token by token (arXiv 2605.09877v3).
 
-Symbols: sK, sV, rho the rows of the memory (sums of keys, sums of values,
-radii), m how many are live; k, v, g key, value and merge gate of a token; C =
-chunk_size, L = window, S = sink_rows, B the budget; e the position of a
-chunk's first token.
+Symbols: sK, sV, rho are the rows of the memory (sums of keys, sums of values,
+radii), and m counts those that are live. k, v, g are key, value and merge gate
+of a token. C = chunk_size, L = window, S = sink_rows, B is the budget, and e
+the position of a chunk's first token.
 
   prepared key   kbar = LN_s([0_r, k_{r:}])                          eq. (1)
   gate           g, a weight > 0: k' = g kbar, v' = g v           eq. (2)-(4)
   first rows     at e = L: sK_i = kbar_i, sV_i = v_i, rho_i = |v_i|, i < C
 
 When a later chunk begins, the oldest chunk of the window leaves it ("Append"
-and "Merge"): with M = max(m, min(B(e), tokens outside the window, capacity)),
+and "Merge"). With M = max(m, min(B(e), tokens outside the window, capacity)),
 the min(M - m, C) tokens of least max_i <kbar_j, LN_s(sK_i)> become rows
 
   sK = kbar_j,   sV = v_j,   rho = |v_j|
 
-and each of the rest joins the row of greatest <kbar_j, LN_s(sK_i)>, the new
-rows included, the first S excluded:
+and each of the other tokens joins the row of greatest <kbar_j, LN_s(sK_i)>,
+including the new rows and excluding the first S:
 
   sK_i += g_j kbar_j,   sV_i += g_j v_j
 
-A token then reads one softmax over the rows and the tokens of the window up to
-itself, which begins with a chunk ("Readout"):
+A token then attends with one softmax to the rows and to the tokens of the
+window up to itself ("Readout"). The window begins at a chunk boundary:
 
   K^A = [tau_state LN_s(sK) ; tau_window k],   V^A = [rho sV / |sV| ; v]
   y = softmax(q K^A^T / sqrt(d)) V^A
 
-Choosing rows is not differentiated. Below, one head at a time.
+The choice of rows has no gradient. The code below handles one head at a time.
 """
 
 import dataclasses
@@ -43,25 +43,26 @@ from memcomp_kernels.key_value_means import budgets, norms
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a Key-Value Means memory.
+  """The options of a Key-Value Means memory.
 
   Attributes:
     chunk_size: C, tokens that leave the window together, >= 1.
-    window_chunks: n >= 1; the newest n chunks (the current one included) are
-      attended to exactly. Nothing is compressed before `window` tokens.
-    sink_rows: S, the first rows of the memory, never merged into, in
-      [0, chunk_size): the first chunk becomes the first rows.
-    rotary_dim: r >= 0, the first channels of a key, zeroed before it enters
-      the memory, which knows no positions.
-    budget: tokens to rows, see `budgets`. The memory never has fewer rows
-      than its first chunk, and never more than its state's capacity.
-    max_length: tokens up to which the budget is asked, >= chunk_size; longer
-      sequences stay at its last value.
-    gate_appends: weigh appended rows by the merge gate as well (the paper
-      does not, its first released code did).
-    value_radius: read values at the length of the token that began the row;
-      if False, the mean: the sum over the number of tokens in the row.
-    norm_eps: inside the layer norm of the memory's keys.
+    window_chunks: n >= 1. Tokens attend exactly to the newest n chunks, the
+      current one included. Nothing is compressed before `window` tokens.
+    sink_rows: S, number of first rows of the memory that nothing is merged
+      into, in [0, chunk_size). The first chunk becomes the first rows.
+    rotary_dim: r >= 0, number of first channels of a key that are set to zero
+      before it enters the memory, which knows no positions.
+    budget: function from tokens to rows, see `budgets`. The memory never has
+      fewer rows than its first chunk, and never more than its state's capacity.
+    max_length: largest number of tokens for which the budget is evaluated, >=
+      chunk_size. Longer sequences keep its last value.
+    gate_appends: whether the merge gate also weighs appended rows. The paper
+      does not do this; its first released code did.
+    value_radius: whether to scale a value that is read to the length of the
+      token that began its row. If False, the value is the mean, the sum over
+      the number of tokens in the row.
+    norm_eps: eps inside the layer norm of the memory's keys.
     radius_eps: the least length that a value sum is divided by.
   """
 
@@ -104,7 +105,7 @@ class Spec:
 
   @property
   def window(self) -> int:
-    """L, the tokens of the window."""
+    """L, the number of tokens in the window."""
     return self.window_chunks * self.chunk_size
 
   @property
@@ -113,7 +114,7 @@ class Spec:
     return budgets.table(self.budget, self.chunk_size, self.max_length)
 
   def live_rows(self, chunks: int) -> tuple[int, ...]:
-    """The rows while chunk 0, 1, ..., `chunks` is read, by the schedule."""
+    """Returns the rows while chunk 0, 1, ..., `chunks` is read."""
     return budgets.live_rows(
       self.budget,
       self.chunk_size,
@@ -124,12 +125,12 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: normalised and rotated.
-    key: normalised and rotated.
-    value: what is kept.
+    query: normalised and rotated query.
+    key: normalised and rotated key.
+    value: the value to keep.
     merge_gate: g > 0, the token's weight in a merge.
   """
 
@@ -147,13 +148,13 @@ class State(NamedTuple):
   Attributes:
     keys: sK, sums of keys.
     values: sV, sums of values.
-    radii: rho, the length of the value that began each row; without
-      `value_radius` the number of tokens in the row.
-    length: rows that are live, the first ones.
-    window_keys: keys of the newest tokens; that at position p stands at p mod
-      window.
-    window_values: their values.
-    window_gates: their merge gates.
+    radii: rho, the length of the value that began each row. Without
+      `value_radius` it is the number of tokens in the row.
+    length: number of live rows, which are the first ones.
+    window_keys: keys of the newest tokens. The key at position p is in row p
+      mod window.
+    window_values: values of the newest tokens.
+    window_gates: merge gates of the newest tokens.
     position: tokens of the current segment so far.
     temperatures: (tau_state, tau_window), which no token changes.
     norm_scale: weight of LN_s, which no token changes.
@@ -180,13 +181,13 @@ _dot = functools.partial(jnp.dot, precision=lax.Precision.HIGHEST)
 
 
 def _new_rows(k_bar, v, spec: Spec):
-  """What tokens are as rows of their own: (sK, sV, rho)."""
+  """Returns the rows (sK, sV, rho) that tokens would begin."""
   rho = norms.length(v) if spec.value_radius else jnp.ones_like(v[..., 0])
   return k_bar, v, rho
 
 
 def _overflow(memory, block, m, n_app, layer_norm, spec: Spec):
-  """Appends `n_app` tokens of the block to one head's rows, merges the rest."""
+  """Appends `n_app` tokens of the block to one head's rows; merges the rest."""
   sK, sV, rho = memory
   k_bar, v, g = block
   row = jnp.arange(sK.shape[0])
@@ -196,10 +197,10 @@ def _overflow(memory, block, m, n_app, layer_norm, spec: Spec):
     return lax.stop_gradient(jnp.where(live, scores, -jnp.inf))
 
   def collect(which, x):
-    """Row i: the sum of x_j over the tokens j with which[j, i]."""
+    """Sums in row i the x_j of the tokens j for which which[j, i] is true."""
     return _dot(which.T.astype(x.dtype), x)
 
-  # Append: the tokens that the memory knows least.
+  # Append the tokens that are least similar to the memory.
   order = jnp.argsort(jnp.max(similarity(row < m, sK), axis=1), stable=True)
   rank = jnp.argsort(order)[:, None]
   begins = (rank < n_app) & (m + rank == row)
@@ -210,7 +211,7 @@ def _overflow(memory, block, m, n_app, layer_norm, spec: Spec):
   sV = jnp.where(new[:, None], collect(begins, new_v), sV)
   rho = jnp.where(new, collect(begins, new_rho), rho)
 
-  # Merge: all of the rest are routed against the same rows.
+  # Merge. All other tokens are routed against the same rows.
   may_merge = (row >= spec.sink_rows) & (row < m + n_app)
   nearest = jnp.argmax(similarity(may_merge, sK), axis=1)[:, None]
   joins = (rank >= n_app) & (nearest == row)
@@ -222,7 +223,7 @@ def _overflow(memory, block, m, n_app, layer_norm, spec: Spec):
 
 
 def _begin_chunk(state: State, spec: Spec) -> State:
-  """Moves the oldest chunk of the window into the memory, for all rows."""
+  """Moves the oldest chunk of the window into the memory, in all batch rows."""
   C, L = spec.chunk_size, spec.window
   capacity = state.keys.shape[2]
   e, m = state.position, state.length
@@ -271,10 +272,10 @@ def _begin_chunk(state: State, spec: Spec) -> State:
 
 
 def _read(q, state: State, spec: Spec):
-  """The readout of the newest token; q is `[batch, heads, key]`."""
+  """Returns the read of the newest token; q is `[batch, heads, key]`."""
   C, L = spec.chunk_size, spec.window
   p = state.position - 1
-  # The newest position that each place of the window may hold.
+  # The newest position that each row of the window may hold.
   held = p[:, None] - (p[:, None] - jnp.arange(L)) % L
   window_start = (p // C + 1) * C - L
   in_window = (held >= window_start[:, None]) & (held >= 0)
@@ -314,12 +315,12 @@ def _read(q, state: State, spec: Spec):
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Makes room where a chunk begins, takes one token in, then reads.
+  """Makes room where a chunk begins, stores one token, then reads.
 
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

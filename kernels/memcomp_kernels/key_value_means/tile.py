@@ -1,18 +1,20 @@
-"""One chunk of Key-Value Means on matrix units; nothing about layout.
+"""The algebra of one chunk of Key-Value Means, as matrix products.
 
-The chunk makes room where it begins, enters the window and reads, all its
-tokens at once:
+All tokens of the chunk are processed at once. The chunk makes room where it
+begins, enters the window and reads:
 
-  route   the tokens that leave the window are ranked by their similarity to
-          the rows: the least similar get rows of their own, the others join
-          the nearest row
-  merge   sK <- sK + A^T (w kbar), A the rows of the tokens as one-hot, w their
-          gates, or 1 for a token with a row of its own; sV likewise; a product
-          or a sum by index, as the platform likes
-  read    one softmax over [rows | window] under one mask
+  route   ranks the tokens that leave the window by their similarity to the
+          rows. The least similar tokens get rows of their own; each of the
+          others joins the nearest row
+  merge   sK <- sK + A^T (w kbar), where A has one-hot rows that say which row
+          each token joins, and w are the gates, or 1 for a token with a row of
+          its own. sV changes in the same way. The platform decides between a
+          product and a sum by index
+  read    computes one softmax over [rows | window] under one mask
 
-An appended token's row is m + its rank. The first chunk is the case of no live
-rows: nothing is similar, ranks are the order of the tokens, all get rows.
+An appended token's row is m + its rank. The first chunk is the case without
+live rows: nothing is similar, ranks are the order of the tokens, and all get
+rows.
 """
 
 import functools
@@ -27,7 +29,7 @@ from memcomp_kernels.key_value_means import norms, reference, tilings
 from memcomp_kernels.math import matmul
 
 ROUTE = "key_value_means_route"
-"""What a backward pass should keep of a tile, so that it need not route."""
+"""Name of the values that a backward pass should keep, so as not to reroute."""
 
 
 class Block(NamedTuple):
@@ -49,7 +51,7 @@ class Route(NamedTuple):
 
   Attributes:
     row: int32 `[batch, heads, chunk]`, the row that each token enters.
-    appended: bool `[batch, heads, chunk]`, it is the token's own.
+    appended: bool `[batch, heads, chunk]`, whether that is the token's own row.
   """
 
   row: jax.Array
@@ -70,12 +72,12 @@ def _rows(state: reference.State) -> jax.Array:
 
 
 def _per_head(x: jax.Array) -> jax.Array:
-  """`[batch]` against `[batch, heads, chunk]`."""
+  """Reshapes `[batch]` to broadcast against `[batch, heads, chunk]`."""
   return x[:, None, None]
 
 
 def leaving(state: reference.State, spec: reference.Spec) -> Block:
-  """The chunk of the window whose place the chunk at `position` takes."""
+  """Returns the chunk of the window that the chunk at `position` replaces."""
   place = (state.position // spec.chunk_size) % spec.window_chunks
 
   def take(x):
@@ -89,14 +91,14 @@ def leaving(state: reference.State, spec: reference.Spec) -> Block:
   return Block(
     keys=_layer_norm(jnp.where(rotary, 0, key), state, spec),
     values=take(state.window_values),
-    gates=jnp.where(first, 1, gate),  # the first rows are tokens as they are
+    gates=jnp.where(first, 1, gate),  # the first rows are not weighed
   )
 
 
 def room(
   state: reference.State, spec: reference.Spec, capacity: int
 ) -> jax.Array:
-  """How many tokens of the leaving chunk get rows of their own, `[batch]`."""
+  """Returns how many leaving tokens get rows of their own, `[batch]`."""
   chunk, index = spec.chunk_size, state.position // spec.chunk_size
   limits = jnp.array(spec.limits, jnp.int32)
   limit = limits[jnp.clip(index, 1, len(spec.limits)) - 1]
@@ -107,7 +109,7 @@ def room(
 
 
 def _weighed(block: Block, appended: jax.Array, spec: reference.Spec):
-  """Keys and values as they are added to their rows."""
+  """Returns keys and values as they are added to their rows."""
   weight = block.gates
   if not spec.gate_appends:
     weight = jnp.where(appended[..., None], 1, weight)
@@ -115,10 +117,10 @@ def _weighed(block: Block, appended: jax.Array, spec: reference.Spec):
 
 
 def _nearest(scores: jax.Array, allowed: jax.Array):
-  """The greatest allowed score of each token, and the first that has it."""
+  """Returns each token's greatest allowed score, and its first index."""
   scores = jnp.where(allowed, scores, -jnp.inf)
   greatest = jnp.max(scores, axis=-1)
-  # Two plain reductions: argmax is ten times slower than both on a CPU.
+  # These are two plain reductions: on a CPU argmax is ten times slower.
   size = scores.shape[-1]
   index = jnp.arange(size, dtype=jnp.int32)
   first = jnp.where(scores == greatest[..., None], index, size - 1)
@@ -126,7 +128,7 @@ def _nearest(scores: jax.Array, allowed: jax.Array):
 
 
 def targets(state: reference.State, spec: reference.Spec) -> jax.Array:
-  """Rows that a merge may go to, bool `[batch, 1, 1, rows]`."""
+  """Returns the rows that a merge may go to, bool `[batch, 1, 1, rows]`."""
   rows = _rows(state)
   live = rows < state.length[:, None]
   return (live & (rows >= spec.sink_rows))[:, None, None]
@@ -138,7 +140,7 @@ def new_targets(
   state: reference.State,
   spec: reference.Spec,
 ):
-  """The nearest appended token of each token: its score, and which it is.
+  """Returns each token's nearest appended token: its score and index.
 
   New rows are tokens of the block, so they are scored before they are in the
   state.
@@ -154,8 +156,8 @@ def new_targets(
 
 
 def _rank(x: jax.Array) -> jax.Array:
-  """Places in a stable ascending sort of the last axis."""
-  # By counting: a chunk is small, and a sort is slow where it is not.
+  """Returns the places in a stable ascending sort of the last axis."""
+  # This counts instead of sorting: a chunk is small, and a sort would be slow.
   index = jnp.arange(x.shape[-1])
   mine, other = x[..., :, None], x[..., None, :]
   before = (other < mine) | ((other == mine) & (index < index[:, None]))
@@ -187,7 +189,7 @@ def route(
 
 
 class Entered(NamedTuple):
-  """Rows after a block has entered them, sK and sV, and where it went."""
+  """Rows sK and sV after a block has entered them, and the block's route."""
 
   keys: jax.Array
   values: jax.Array
@@ -204,11 +206,11 @@ def enter(
   """Routes a block and adds it to the rows.
 
   Args:
-    state: before.
-    block: that leaves the window.
+    state: the state before the block enters.
+    block: the chunk that leaves the window.
     count: `[batch]`, how many of its tokens get rows of their own.
-    moves: bool `[batch]`, whether it enters at all.
-    spec: the memory's meaning.
+    moves: bool `[batch]`, whether the block enters at all.
+    spec: the memory's options.
   """
   row, appended = (
     ad_checkpoint.checkpoint_name(x, ROUTE)
@@ -225,7 +227,7 @@ def add_block(
   where: Route,
   spec: reference.Spec,
 ) -> Entered:
-  """Adds a block to its rows; a row past the last is none."""
+  """Adds a block to its rows; tokens with a row past the last are dropped."""
   new = _weighed(block, where.appended, spec)
   keys, values = (
     _add(state, count, where, x, y)
@@ -235,7 +237,7 @@ def add_block(
 
 
 def _add(state, count, where: Route, x: jax.Array, new: jax.Array):
-  """Adds `new` of tokens to `x` of their rows, new rows from zero."""
+  """Adds `new` of tokens to `x` of their rows; new rows start from zero."""
   add = _add_by_index if tilings.adds_by_index() else _add_by_product
   rows, length = _rows(state), state.length[:, None]
   fresh = (rows >= length) & (rows < length + count[:, None])
@@ -246,7 +248,7 @@ def _add(state, count, where: Route, x: jax.Array, new: jax.Array):
 def moves(
   state: reference.State, present: jax.Array, spec: reference.Spec
 ) -> jax.Array:
-  """Whether a chunk begins with a full window, bool `[batch]`."""
+  """Returns where a chunk begins with a full window, bool `[batch]`."""
   begins = (state.position % spec.chunk_size == 0) & jnp.any(present, axis=-1)
   return begins & (state.position >= spec.window)
 
@@ -261,11 +263,12 @@ def make_room(
   """Moves the oldest chunk of a full window into the memory.
 
   Args:
-    state: before the chunk's first token.
-    moves: bool `[batch]`, where it does.
-    spec: the memory's meaning.
-    capacity: of the state, of which `state` may hold the first rows only.
-    enter: as the function of that name.
+    state: the state before the chunk's first token.
+    moves: bool `[batch]`, for which batch rows this is done.
+    spec: the memory's options.
+    capacity: capacity of the whole state, of which `state` may hold only the
+      first rows.
+    enter: a function like `enter` of this module.
   """
   block = leaving(state, spec)
   count = jnp.where(moves, room(state, spec, capacity), 0)
@@ -283,7 +286,7 @@ def make_room(
 
 
 def _add_by_index(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
-  """Adds `new` to rows of `x`; an index past the last is none."""
+  """Adds `new` to rows of `x`; an index past the last row is dropped."""
 
   def one_head(x, row, new):
     return x.at[row].add(new, mode="drop")
@@ -292,7 +295,7 @@ def _add_by_index(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def _add_by_product(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
-  """As `_add_by_index`, by a product with rows as one-hot."""
+  """Computes `_add_by_index` as a product with one-hot rows."""
   taken = row[..., None] == jnp.arange(x.shape[2])
   return x + matmul.product("bhcr,bhc...->bhr...", taken, new, x.dtype)
 
@@ -324,11 +327,11 @@ def enter_window(
 
 
 def in_window(index: jax.Array, spec: reference.Spec) -> jax.Array:
-  """What the tokens of chunk `index` see of the window.
+  """Returns which tokens of the window the tokens of chunk `index` see.
 
   Args:
-    index: int32 `[batch]`, of the chunk.
-    spec: the memory's meaning.
+    index: int32 `[batch]`, index of the chunk.
+    spec: the memory's options.
 
   Returns:
     bool `[batch, chunk, window]`.
@@ -348,7 +351,7 @@ def read(
   index: jax.Array,
   spec: reference.Spec,
 ) -> jax.Array:
-  """The readout of chunk `index`: `[batch, heads, chunk, value]`, wide."""
+  """Returns the read of chunk `index`: `[batch, heads, chunk, value]`, wide."""
   product = functools.partial(matmul.product, dtype=query.dtype)
   live = _rows(state) < state.length[:, None]
   if spec.value_radius:
@@ -362,7 +365,7 @@ def read(
   def scores(which, keys, visible):
     logits = product("bhcd,bhrd->bhcr", query, keys)
     logits = logits * (scale * temperatures[:, :, which])
-    # Not -inf: a place without a token may see nothing at all.
+    # The mask is not -inf, because an empty place may see nothing at all.
     lowest = jnp.finfo(logits.dtype).min
     return jnp.where(visible[:, None], logits, lowest)
 
@@ -385,19 +388,19 @@ def run(
   capacity: int,
   enter: Callable[..., Entered] = enter,
 ) -> tuple[reference.State, jax.Array]:
-  """Takes in and reads one chunk, or a part of one.
+  """Stores and reads one chunk, or a part of one.
 
   Args:
-    state: before the tile, with as many of its rows as can be live.
+    state: the state before the tile, with as many of its rows as can be live.
     inputs: `[batch, heads, chunk, ...]`, each token at its place in the chunk.
     present: bool `[batch, chunk]`, places that hold a token.
-    spec: the memory's meaning.
+    spec: the memory's options.
     capacity: rows of the whole state.
-    enter: as the function of that name.
+    enter: a function like `enter` of this module.
 
   Returns:
     The state after the tile, and y `[batch, heads, chunk, value]`, undefined
-    where no token is.
+    where there is no token.
   """
   index = state.position // spec.chunk_size
   full = moves(state, present, spec)

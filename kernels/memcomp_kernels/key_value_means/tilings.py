@@ -1,4 +1,4 @@
-"""Sizes that change the speed of Key-Value Means, never its result."""
+"""Performance options of Key-Value Means; they never change results."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,17 @@ from memcomp_kernels.key_value_means import reference
 # Stages shorter than this are not worth a program of their own.
 _SHORTEST_STAGE = 4
 
-# Tokens that are laid into tiles at a time where a row is cut into very many
-# segments: memory grows with its square.
+# Tokens that are laid into tiles at a time if a row has very many segments.
+# Memory grows with the square of this number.
 PIECE = 32
 
 
 LANES = 128
-"""Chunks and rows are multiples of it in TPU kernels."""
+"""In TPU kernels, the numbers of chunks and rows are multiples of this."""
 
 
 class Stage(NamedTuple):
-  """Tiles `start` to `stop`, with the first `rows` of the memory."""
+  """Tiles `start` to `stop`, which use the first `rows` of the memory."""
 
   rows: int
   start: int
@@ -28,17 +28,17 @@ class Stage(NamedTuple):
 def adds_by_index() -> bool:
   """Whether tokens are added to their rows by index, not by a product.
 
-  A CPU adds a row in no time. A GPU would add in no fixed order, and a TPU one
-  row after another; their matrix units take the product.
+  A CPU adds rows by index quickly. A GPU would add them in no fixed order, and
+  a TPU one after another. Their matrix units compute the product.
   """
   return dispatch.current_platform() == "cpu"
 
 
 def tiles_for_packing(whole: int) -> int:
-  """Tiles reserved for packed rows that would fill `whole` tiles unpacked.
+  """Returns the tiles for packed rows that would fill `whole` tiles unpacked.
 
-  Every segment may leave a tile part empty; tiles that stay empty cost memory
-  for their tokens, no time.
+  Every segment may leave a tile partly empty. Tiles that stay empty cost memory
+  for their tokens, but no time.
   """
   return 2 * whole + 2
 
@@ -51,19 +51,19 @@ def stages(
   time: int,
   num_tiles: int,
 ) -> list[Stage]:
-  """Cuts the tiles of a call where the live rows have doubled.
+  """Cuts the tiles of a call into stages where the live rows have doubled.
 
   Args:
-    spec: the memory's meaning.
+    spec: the memory's options.
     capacity: rows of the state.
-    max_position: tokens that a segment may have seen before the call, None if
-      unknown.
-    time: tokens a row.
-    num_tiles: tiles a row.
+    max_position: an upper bound of the tokens that a segment has seen before
+      the call, None if unknown.
+    time: tokens per row.
+    num_tiles: tiles per row.
   """
   if max_position is None:
     return [Stage(capacity, 0, num_tiles)]
-  # In tile i no segment is further than i chunks after the call's first.
+  # In tile i, every segment is at most i chunks after the call's first chunk.
   first, last = (
     max_position // spec.chunk_size,
     (max_position + time - 1) // spec.chunk_size,

@@ -1,18 +1,18 @@
-"""Key-Value Means in chunk form on matrix units, in plain JAX.
+"""Key-Value Means in chunk form, as matrix products in plain JAX.
 
-A scan over tiles, one chunk of a sequence each (`tile.py` has their algebra).
-Chunks belong to sequences, not to the grid of the call: a state may arrive in
-the middle of a chunk. A packed segment begins a chunk wherever it starts, or
-goes on with the one that its reset state is inside of. So tokens are laid into
-tiles by index.
+A scan runs over tiles that hold one chunk of a sequence each (`tile.py` has
+their algebra). Chunks belong to sequences and are not aligned to the call. A
+state may arrive in the middle of a chunk. A packed segment begins a chunk at
+its first token, or continues the chunk that its reset state is inside of. So
+tokens are gathered into tiles by index.
 
-Time follows the rows that are live, not those the state could hold: the scan is
-cut into a few stages, and each carries a slice of the state that is enough for
-the live rows of its tiles. Shapes are static, so this needs a static bound of
-how far the sequences are, `max_position`.
+The time depends on the rows that are live, and not on the state's capacity. The
+scan is cut into a few stages, and each carries a slice of the state that is
+enough for the live rows of its tiles. Shapes are static, so this needs
+`max_position`, a static bound of the sequences' positions.
 
-The gradient recomputes each tile from the state before it; only that state, and
-the choice of rows, is kept.
+The gradient recomputes each tile from the state before it. Only that state and
+the choice of rows are stored.
 """
 
 import functools
@@ -31,7 +31,7 @@ _ROWS = ("keys", "values", "radii")
 
 
 class _Call(NamedTuple):
-  """What is static of a call."""
+  """The static arguments of a call."""
 
   spec: reference.Spec
   max_position: int | None
@@ -39,16 +39,18 @@ class _Call(NamedTuple):
 
 
 def _first_rows(state: reference.State, rows: int) -> reference.State:
-  """The state with the first `rows` of its memory."""
+  """Returns the state with the first `rows` rows of its memory."""
   cut = {name: getattr(state, name)[:, :, :rows] for name in _ROWS}
   return state._replace(**cut)
 
 
 def _recomputed(function: Callable) -> Callable:
-  """As `jax.checkpoint`, with effects, which interpreted kernels have.
+  """Recomputes like `jax.checkpoint`, but allows effects.
+
+  Interpreted kernels have effects.
 
   Args:
-    function: of all the arrays that it reads.
+    function: a function of all the arrays that it reads.
   """
 
   def forward(*arguments):
@@ -61,7 +63,7 @@ def _recomputed(function: Callable) -> Callable:
 
 
 def _scan_tiles(call, capacity, state, reset, laid):
-  """Scans tiles; `laid` is (inputs, present, resets), tiles leading."""
+  """Scans tiles; `laid` is (inputs, present, resets), with tiles leading."""
 
   def run(state, reset, laid):
     inputs, present, resets = laid
@@ -69,7 +71,7 @@ def _scan_tiles(call, capacity, state, reset, laid):
       state = contract.batched_where(resets, reset, state)
     return call.run(state, inputs, present, call.spec, capacity)
 
-  if call.run is tile.run:  # another keeps little by itself
+  if call.run is tile.run:  # other functions store little by themselves
     run = jax.checkpoint(
       run,
       policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
@@ -93,7 +95,7 @@ def _scan_tiles(call, capacity, state, reset, laid):
 
 
 def _run(call, layout, state, reset, inputs):
-  """One call with a layout: the state (but for its segment), the outputs."""
+  """Runs a call in one layout; returns the state (not its segment), outputs."""
   batch, time = inputs.query.shape[:2]
   capacity = state.keys.shape[2]
   present = (
@@ -117,7 +119,7 @@ def _run(call, layout, state, reset, inputs):
     if resets is None:
       full = state
     else:
-      # Rows beyond the stage's slice are not live, and still start anew.
+      # Rows beyond the stage's slice are not live, but must also be reset.
       full = contract.batched_where(jnp.any(part[2], axis=0), reset, state)
     some, output = _scan_tiles(
       call,
@@ -138,7 +140,7 @@ def _run(call, layout, state, reset, inputs):
 
 
 def _in_pieces(call, state, reset, inputs, segment_ids):
-  """As `_run`, for rows cut into any number of segments."""
+  """Does what `_run` does, for rows cut into any number of segments."""
   time = segment_ids.shape[1]
   piece = tilings.PIECE
 
@@ -153,7 +155,7 @@ def _in_pieces(call, state, reset, inputs, segment_ids):
     inputs, segment_ids = x
     return _indexed(call, state, reset, inputs, segment_ids, piece + 1)
 
-  # Where a piece begins, a segment may have seen all that came before.
+  # Where a piece begins, a segment may have seen all tokens before it.
   if call.max_position is not None:
     call = call._replace(max_position=call.max_position + time)
   xs = jax.tree.map(cut, (inputs, segment_ids))
@@ -175,7 +177,7 @@ def _places(spec, state, reset, segment_ids, time):
 
 
 def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
-  """`_run` with tokens laid by index, and the segment after them."""
+  """Calls `_run` with tokens laid by index; also sets the new segment id."""
   spec = call.spec
   where = _places(spec, state, reset, segment_ids, inputs.query.shape[1])
   layout = layout_lib.indexed(
@@ -198,16 +200,16 @@ def chunk(
   max_position: int | None = None,
   run: Callable[..., tuple[reference.State, jax.Array]] = tile.run,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`.
+  """Computes what `reference` does, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `Op.chunk`, as all but `run`.
-    inputs: of the call.
-    spec: the memory's meaning.
-    segment_ids: of packed rows.
-    reset_state: what a new segment starts from.
-    max_position: a bound on `position` of both states.
-    run: as `tile.run`: what runs a tile.
+    state: as in `Op.chunk`, like all arguments except `run`.
+    inputs: inputs of the call.
+    spec: the memory's options.
+    segment_ids: segment ids of packed rows.
+    reset_state: the state that a new segment starts from.
+    max_position: an upper bound of `position` of both states.
+    run: a function like `tile.run`, which runs a tile.
   """
   call = _Call(spec, max_position, run)
   reset = state if reset_state is None else reset_state

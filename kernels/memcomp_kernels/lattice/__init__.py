@@ -32,13 +32,13 @@ def orthonormal_slots(
   num_slots: int,
   dtype: Any = jnp.float32,
 ) -> jax.Array:
-  """Random orthonormal columns, the paper's initial memory.
+  """Returns random orthonormal columns, the paper's initial memory.
 
   Returns:
     `[heads, value_dim, num_slots]`.
 
   Raises:
-    ValueError: more slots than dimensions.
+    ValueError: there are more slots than dimensions.
   """
   if num_slots > value_dim:
     raise ValueError(
@@ -59,22 +59,22 @@ def _make_state(
   dtype: Any,
   memory: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
-    batch: rows.
-    heads: heads.
+    spec: the memory's options.
+    batch: number of rows.
+    heads: number of heads.
     value_dim: rows of the memory.
-    key_dim: ignored, part of every memory's signature: a Lattice key is a code
-      over the slots, `spec.num_slots` wide.
-    dtype: of the memory.
-    memory: initial S `[heads, value_dim, num_slots]`, whose columns are
-      normalised where the update is "normalized" (a zero column there stays
-      zero until it is written); default `orthonormal_slots` of a fixed key.
+    key_dim: ignored. It is part of every memory's signature, but a Lattice key
+      is a code over the slots, `spec.num_slots` wide.
+    dtype: dtype of the memory.
+    memory: initial S `[heads, value_dim, num_slots]`; default
+      `orthonormal_slots` of a fixed key. With the "normalized" update its
+      columns are normalised. A zero column then stays zero until it is written.
 
   Raises:
-    ValueError: the default memory cannot have as many slots.
+    ValueError: the default memory cannot have that many slots.
   """
   del key_dim
   slots = spec.num_slots
@@ -102,7 +102,7 @@ def _make_state(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
       "`|Phi k - v|^2`, `Phi` the slots `s_i` at length 1; or"

@@ -1,7 +1,7 @@
-"""Slots are the columns of S: `[..., value, slots]`; their size and direction.
+"""Norms and directions of the slots, the columns of S `[..., value, slots]`.
 
-A column shorter than `TINY` (squared) has no direction that rounding has not
-made, and every rule here has an answer for it with finite gradients.
+A column with a squared norm below `TINY` has no direction except what rounding
+gives it. Every rule here handles such a column, with finite gradients.
 """
 
 from typing import TYPE_CHECKING
@@ -13,27 +13,27 @@ from jax import lax
 if TYPE_CHECKING:
   from memcomp_kernels.lattice import reference
 
-# Of a squared norm; the derivative of its inverse root is finite in float32.
+# Bound of a squared norm whose inverse root has a finite float32 derivative.
 TINY = 1e-20
 
 
 def squared_norms(S: jax.Array) -> jax.Array:
-  """`[..., value, slots]` to `[..., 1, slots]`."""
+  """Reduces `[..., value, slots]` to `[..., 1, slots]`."""
   return jnp.sum(S * S, axis=-2, keepdims=True)
 
 
 def normalize(S: jax.Array, fallback: jax.Array) -> jax.Array:
-  """Columns over their norms; `fallback`'s where a column has no direction."""
+  """Normalises columns; takes `fallback`'s where a column has no direction."""
   squares = squared_norms(S)
   sized = squares > TINY
   return jnp.where(sized, S * lax.rsqrt(jnp.where(sized, squares, 1)), fallback)
 
 
 def soft_threshold(S: jax.Array, threshold: jax.Array) -> jax.Array:
-  """Moves every entry to zero by at most `threshold`: eq. 18's proximal step.
+  """Moves entries to zero by at most `threshold`; eq. 18's proximal step.
 
-  A column of which nothing would be left stays as it is: a zero column has no
-  direction, so that no later token could write to it along its tangent.
+  A column that would become zero stays as it is. A zero column has no
+  direction, so no later token could write to it along its tangent.
   """
   smaller = S - jnp.clip(S, -threshold, threshold)
   wiped = jnp.all(smaller == 0, axis=-2, keepdims=True)
@@ -43,7 +43,7 @@ def soft_threshold(S: jax.Array, threshold: jax.Array) -> jax.Array:
 def directions(
   S: jax.Array, spec: "reference.Spec"
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns Phi, at which the loss is taken, and the norms it is divided by.
+  """Returns Phi, at which the loss is taken, and the norms to divide by.
 
   "delta" takes the loss on S itself, and "normalized" has unit columns.
   """
@@ -58,7 +58,7 @@ def directions(
 def contraction(mu: jax.Array, squares: jax.Array) -> jax.Array:
   """Returns beta = (mu^2 + |ds|^2)^(-1/2) of eq. 14 with eq. 16.
 
-  It is 1 where nothing is left of a column.
+  It is 1 where nothing of a column remains.
 
   Args:
     mu: the decay.
@@ -75,13 +75,14 @@ def finish(
   rate: jax.Array | None,
   spec: "reference.Spec",
 ) -> jax.Array:
-  """What follows a write: the proximal step, then renormalisation.
+  """Applies what follows a write: the proximal step, then renormalisation.
 
   Args:
-    S: after the write, `[..., value, slots]`.
-    fallback: where a column takes its direction from if it has none.
-    rate: `[...]`, the write rate since the last call; read with sparsity only.
-    spec: the memory's meaning.
+    S: the memory after the write, `[..., value, slots]`.
+    fallback: provides the direction of columns that have none.
+    rate: `[...]`, sum of write rates since the last call; read only with
+      sparsity.
+    spec: the memory's options.
   """
   if spec.sparsity and rate is not None:
     S = soft_threshold(S, spec.sparsity * rate[..., None, None])

@@ -1,9 +1,9 @@
 """Lattice token by token, as the paper writes it (arXiv 2504.05646 v1).
 
 Symbols: S the memory, its columns s_i the slots; k, v, q inputs; gamma =
-write_rate; mu = exp(log_decay); Phi = phi(S) the normalised columns; S' the
-memory at the start of the current chunk (S' = S_{t-1} when gradients are taken
-per token), at which Phi, h and c are taken.
+write_rate; mu = exp(log_decay); Phi = phi(S) the normalised columns. S' is the
+memory at the start of the current chunk, from which Phi, h and c are computed.
+If gradients are taken per token, S' = S_{t-1}.
 
   loss         decoding    |Phi k - v|^2     h = Phi k - v  c = k           (6)
                encoding    |Phi^T v - k|^2   h = v          c = Phi^T v - k (9)
@@ -15,10 +15,11 @@ per token), at which Phi, h and c are taken.
   L1 variant   soft-threshold by gamma lambda, before the norm             (18)
   read         y_t = S_t q_t, after the write
 
-"delta" stands below the paper's ladder: the loss is taken on S, and its
-gradient ds_i = -gamma c_i h is not projected. The factor 2 of the gradients of
-(6) and (9) is absorbed in gamma. Inside a chunk columns are contracted by beta,
-and read; after its last read they are thresholded and renormalised exactly.
+"delta" is a simpler update than any in the paper's ablation. Its loss is taken
+on S, and its gradient ds_i = -gamma c_i h is not projected. gamma absorbs the
+factor 2 of the gradients of (6) and (9). Inside a chunk, columns are contracted
+by beta and then read. After the last read of the chunk they are thresholded and
+renormalised exactly.
 """
 
 import dataclasses
@@ -40,25 +41,26 @@ GRADIENT_AT = ("chunk_start", "token")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a Lattice memory: changing a field changes the function.
+  """The options of a Lattice memory; changing a field changes the function.
 
   Attributes:
-    num_slots: columns m of the memory, >= 1.
-    objective: the inner loss: "decoding" |Phi k - v|^2 (eq. 6), "encoding"
+    num_slots: number of columns m of the memory, >= 1.
+    objective: the inner loss, "decoding" |Phi k - v|^2 (eq. 6), "encoding"
       |Phi^T v - k|^2 (eq. 9) or "similarity" -<Phi^T v, k> (eq. 11).
-    update: the rungs of the paper's ablation. "delta": the loss is taken on
-      the memory itself, no projection. "orthogonal": eq. 13, along the tangent
-      and over the column's norm. "normalized": eq. 14, the same and columns
-      renormalised: Lattice.
-    forget_gate: the L2 variant, eq. 16. If False, `log_decay` is ignored.
-    sparsity: lambda of the L1 variant, eq. 18, >= 0: entries are
+    update: the steps of the paper's ablation. "delta" takes the loss on the
+      memory itself, without projection. "orthogonal" (eq. 13) writes along the
+      tangent, divided by the column's norm. "normalized" (eq. 14) also
+      renormalises columns; this is Lattice.
+    forget_gate: whether to use the L2 variant, eq. 16. If False, `log_decay`
+      is ignored.
+    sparsity: lambda of the L1 variant, eq. 18, >= 0. Entries are
       soft-thresholded by write_rate * sparsity after a write, before
-      renormalisation. 0 is off.
-    gradient_at: where the loss gradient is taken: "token" (the paper: at the
-      memory before each token) or "chunk_start" (at the memory before the
-      chunk, for all its tokens).
-    chunk_size: tokens that share a chunk-start gradient, >= 1. Ignored by
-      "token".
+      renormalisation. 0 turns it off.
+    gradient_at: where the loss gradient is taken. "token" takes it at the
+      memory before each token, as in the paper. "chunk_start" takes it at the
+      memory before the chunk for all tokens of the chunk.
+    chunk_size: tokens that share a chunk-start gradient, >= 1. "token" ignores
+      it.
   """
 
   num_slots: int = 64
@@ -103,13 +105,13 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: q, which reads y = S q.
     key: k, the latent code of the value.
     value: v.
-    log_decay: log mu <= 0; ignored without `Spec.forget_gate`.
+    log_decay: log mu <= 0. Ignored without `Spec.forget_gate`.
     write_rate: gamma >= 0.
   """
 
@@ -124,16 +126,16 @@ class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    memory: S. Its columns are the slots, of norm 1 where the update is
-      "normalized" (at most sqrt(tokens) inside a chunk, with gradients at chunk
-      starts).
-    memory_start: S at the start of the current chunk, equal to `memory` (and
-      never read) while `position` is 0; only with gradients at chunk starts,
-      None otherwise.
-    write_rate_sum: write rates since the chunk started; only with gradients at
-      chunk starts and sparsity, None otherwise.
-    position: tokens since the chunk started, in [0, chunk_size); only with
-      gradients at chunk starts, None otherwise.
+    memory: S. Its columns are the slots. With the "normalized" update they have
+      norm 1. With gradients at chunk starts, their norm may reach
+      sqrt(tokens) inside a chunk.
+    memory_start: S at the start of the current chunk. It equals `memory` and is
+      never read while `position` is 0. It exists only with gradients at chunk
+      starts, and is None otherwise.
+    write_rate_sum: sum of write rates since the chunk started. It exists only
+      with gradients at chunk starts and sparsity, and is None otherwise.
+    position: tokens since the chunk started, in [0, chunk_size). It exists only
+      with gradients at chunk starts, and is None otherwise.
     segment_id: the current segment, 0 before any token.
   """
 
@@ -155,7 +157,7 @@ def loss_factors(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns h `[batch, heads, value]` and c `[batch, heads, slots]`.
 
-  The gradient of the loss with respect to Phi is h c^T (but for a factor 2).
+  The gradient of the loss with respect to Phi is h c^T, without a factor 2.
   """
   if objective == "decoding":
     return _einsum("bhdm,bhm->bhd", Phi, k) - v, k
@@ -165,11 +167,11 @@ def loss_factors(
 
 
 def gradient(S: jax.Array, k: jax.Array, v: jax.Array, spec: Spec) -> jax.Array:
-  """The loss's gradient with respect to S, `[batch, heads, value, slots]`."""
+  """Returns the gradient of the loss in S, `[batch, heads, value, slots]`."""
   Phi, norms = columns.directions(S, spec)
   h, c = loss_factors(spec.objective, Phi, k, v)
   h, c = h[..., :, None], c[..., None, :] / norms
-  if spec.update != "delta":  # P h, for every column
+  if spec.update != "delta":  # apply P to h, for every column
     h = h - Phi * jnp.sum(Phi * h, axis=-2, keepdims=True)
   return h * c
 
@@ -182,7 +184,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

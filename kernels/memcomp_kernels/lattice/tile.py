@@ -1,7 +1,8 @@
-"""One chunk of Lattice on matrix units: the algebra, nothing about layout.
+"""The algebra of one chunk of Lattice, as matrix products.
 
-Rows are tokens; Phi, |s'| are of the chunk's start, S the memory before the
-tile (the start itself, but for a chunk that began in an earlier call):
+Rows are tokens. Phi and |s'| belong to the chunk's start. S is the memory
+before the tile, which is the chunk's start unless the chunk began in an earlier
+call:
 
   H, C     the loss factors h and c of all tokens, by products with Phi
   P = H Phi                     [time, slots], the tangent's share
@@ -15,7 +16,7 @@ with a decay beta mu per slot. With G the running sum of its log and w = beta a,
   Y   = (Q e^G) S^T + A H - (Q b) Phi^T,   A_{r,i} = sum_m Q w_i exp(G_r - G_i)
   S  <- S diag(e^{G_C}) + H^T (w e^{G_C - G}) - Phi diag(b_C)
 
-(`channel_decay` has the scores A). A complete chunk is thresholded and
+`channel_decay` computes the scores A. A complete chunk is thresholded and
 renormalised.
 """
 
@@ -42,11 +43,11 @@ def run(
 
   Args:
     memories: (S,) before the tile; with sparsity (S, sum of write rates).
-    starts: the same at the chunk's start.
+    starts: `memories` at the chunk's start.
     inputs: `[batch, heads, chunk, ...]`.
     complete: bool `[batch]`, whether the chunk ends with the tile.
-    spec: the memory's meaning.
-    tiling: unused: there is nothing to solve.
+    spec: the memory's options.
+    tiling: unused, because there is no system to solve.
 
   Returns:
     The memories after the tile, Y `[batch, heads, chunk, value]`, and None.
@@ -69,14 +70,14 @@ def run(
   else:
     h, c = -value, key
   writes = -rate * c / norms
-  # How much of h lies along each column; "delta" does not take it off.
+  # The component of h along each column; "delta" does not subtract it.
   projected = spec.update != "delta"
   share = product("bhdm,bhtd->bhtm", Phi, h) if projected else jnp.zeros(())
   log_decay = jnp.broadcast_to(log_decay, writes.shape)
   if spec.unit_columns:
-    # |h - Phi p|^2. Columns are of norm 1 here, but derivatives off the unit
-    # sphere are those of the definition, too. Rounding may leave less than
-    # nothing of a value along a column.
+    # This is |h - Phi p|^2. Columns have norm 1 here. The factor `off` makes
+    # derivatives off the unit sphere equal those of the definition. Rounding
+    # could make the square negative, so it is clipped at zero.
     off = 2 - columns.squared_norms(Phi)
     tangent = jnp.sum(h * h, axis=-1, keepdims=True) - off * share * share
     squares = writes * writes * jnp.maximum(tangent, 0)
@@ -106,7 +107,7 @@ def run(
 
 
 def _pad(inputs: reference.Inputs, block: int) -> reference.Inputs:
-  """Zeros after the last token, which change nothing, to whole blocks."""
+  """Pads with zeros, which change nothing, to a whole number of blocks."""
 
   def pad(x):
     missing = -x.shape[-2] % block

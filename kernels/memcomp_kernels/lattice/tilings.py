@@ -1,4 +1,4 @@
-"""Sizes that change the speed of Lattice, never its result."""
+"""Performance options of Lattice; they never change results."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -8,13 +8,15 @@ from memcomp_kernels.lattice import reference
 if TYPE_CHECKING:
   from memcomp_kernels.pallas_tpu import pairs
 
-# Tokens between which decays are taken pair by pair, slot by slot; those
-# further apart go through matrix products. Work on pairs grows with this, work
-# on the rest of a chunk with its inverse.
+# Tokens per block. Within a block, decays are computed for every pair of tokens
+# and every slot; tokens of different blocks interact through matrix products.
+# Work on pairs grows with this number, and work on the rest of a chunk with its
+# inverse.
 BLOCK_TIME = 16
 
-# Tokens a tile of a TPU kernel, with gradients per token: chosen by static
-# cycles (benchmarks/tpu_static.py). The backward kernel keeps as many memories.
+# Tokens per tile of a TPU kernel with gradients per token, chosen by static
+# cycle counts (benchmarks/tpu_static.py). The backward kernel keeps as many
+# memories.
 KERNEL_TIME = 16
 
 SOLVERS = ("substitution", "sweeps")
@@ -22,17 +24,17 @@ SOLVERS = ("substitution", "sweeps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How gradients per token are evaluated.
+  """Performance options with gradients per token; they never change results.
 
   Attributes:
-    tile_time: tokens that are solved together, >= 1: work in a tile grows with
-      its square, work between tiles with the number of tiles.
-    solver: "substitution", token after token; or "sweeps", all tokens at once,
-      again and again until nothing moves.
-    tolerance: sweeps end when no unknown moves by more than this share of the
-      largest of its token or an earlier one; if None 1e-6 in float32 and 1e-14
-      in float64. Where it is not reached, substitution is run after all.
-    kernel_time: tokens a tile of TPU kernels, >= 1; they solve nothing.
+    tile_time: tokens that are solved together, >= 1. Work within a tile grows
+      with its square, work between tiles with the number of tiles.
+    solver: "substitution" solves token after token. "sweeps" updates all tokens
+      at once, repeatedly, until nothing moves.
+    tolerance: sweeps end when no unknown moves by more than this fraction of
+      the largest of its token or an earlier one. None is 1e-6 in float32 and
+      1e-14 in float64. If it is not reached, substitution solves the tile.
+    kernel_time: tokens per tile of TPU kernels, >= 1, which solve no system.
   """
 
   tile_time: int = 8
@@ -53,30 +55,31 @@ class Tiling:
 
 
 def tiling(spec: reference.Spec) -> Tiling:
-  """The fastest on a CPU, for every Spec; no accelerator was measured."""
+  """Returns the fastest options on a CPU; no accelerator was measured."""
   del spec
   return Tiling()
 
 
-# A lane's most value dimensions: what a pass keeps of them in registers.
+# Maximum value dimensions per lane: what a pass keeps of them in registers.
 _ROWS = 64
 
 
 def lanes(num_pairs: int, value_dim: int) -> "list[pairs.Lanes]":
-  """How pairs may lie on lanes, what is thought fastest first.
+  """Returns the possible layouts of pairs on lanes, fastest first.
 
-  As few parts a pair as fill the lanes: what is by slot is done in each part.
+  A pair is one head of one row. The order is an estimate: a pair should have as
+  few parts as fill the lanes, because work per slot is repeated in each part.
 
   Args:
     num_pairs: rows of the batch times heads.
     value_dim: a multiple of 8.
   """
-  # Pallas, which only kernels need, takes long to import.
+  # The import is local because Pallas, which only kernels need, takes long.
   from memcomp_kernels.pallas_tpu import pairs
 
   def cost(lanes):
     rows = value_dim / lanes.parts
-    # Passes over the memory, and what a token takes by slot, in dimensions.
+    # Passes over the memory, then work per token and slot, in dimensions.
     return rows > _ROWS, lanes.blocks * (rows + 8), lanes.parts
 
   choices = [

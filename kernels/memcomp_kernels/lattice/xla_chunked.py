@@ -1,11 +1,11 @@
-"""Lattice in chunk form on matrix units, in plain JAX.
+"""Lattice in chunk form, as matrix products in plain JAX.
 
-A scan over tiles by `chunking.chunked`. With stale gradients one tile is one
-chunk of the meaning (`tile.py`); with gradients per token the tile is free, and
-the result does not depend on it (`token_tile.py`). Only with sparsity as well,
-where every token moves every entry by a threshold, is there no such form:
-tokens are scanned, and the scan is checkpointed, so that its gradient keeps few
-memories.
+`chunking.chunked` scans over tiles. With chunk-start gradients one tile is one
+chunk (`tile.py`). With gradients per token the tile size is free and does not
+change the result (`per_token/tile.py`). Only gradients per token with sparsity
+have no chunk form, because every token moves every entry by a threshold. Tokens
+are then scanned one by one. The scan is checkpointed, so that its gradient
+stores few memories.
 """
 
 import functools
@@ -32,7 +32,7 @@ def chunk(
   reset_state: reference.State | None = None,
   tiling: tilings.Tiling | None = None,
 ) -> tuple:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   packing = {"segment_ids": segment_ids, "reset_state": reset_state}
   if not spec.stale and spec.sparsity:
     step = functools.partial(reference.step, spec=spec)
@@ -43,8 +43,8 @@ def chunk(
 def form(
   spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
 ) -> form_lib.Form:
-  """The memory under the chunk form, but for tokens that are scanned."""
-  del time  # a tile is no shorter where the call is
+  """Returns the form of the memory, for calls that do not scan tokens."""
+  del time  # tiles keep their size in short calls
   if spec.stale:
     summed = spec.sums_rates
     return form_lib.Form(
@@ -52,7 +52,7 @@ def form(
       tile_time=spec.chunk_size,
       run_tile=tile.run,
       memories=("memory", "write_rate_sum") if summed else ("memory",),
-      # At a chunk's start the sum is zero, and no tile reads it.
+      # At a chunk's start the sum is zero, so no tile reads it.
       starts=("memory_start", None) if summed else ("memory_start",),
     )
   tiling = tiling or tilings.tiling(spec)
@@ -69,7 +69,7 @@ _chunk = chunked.implementation(form)
 
 
 def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:
-  """The inputs as `form` wants them."""
+  """Returns the inputs in the structure that `form` expects."""
   if spec.stale:
     return inputs
   taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)

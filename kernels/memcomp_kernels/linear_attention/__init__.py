@@ -15,7 +15,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   del spec
   return op_lib.Facts(
     objective="`-<S^T phi(k), v>`",

@@ -26,7 +26,7 @@ from memcomp_kernels.shapes import If
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of linear attention: changing a field changes the function.
+  """The options of linear attention; changing a field changes the function.
 
   Attributes:
     feature_map: phi of query and key: "elu" (elu + 1), "relu", "softmax" (over
@@ -67,7 +67,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: before the feature map.
@@ -112,7 +112,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

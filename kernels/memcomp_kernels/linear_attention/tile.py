@@ -64,7 +64,7 @@ def chunk(
   tiling: form_lib.Tiling | None = None,
   engine: form_lib.Engine | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   dtype, wide = inputs.query.dtype, state.memory.dtype
   phi = feature_maps.FEATURE_MAPS[spec.feature_map]
 

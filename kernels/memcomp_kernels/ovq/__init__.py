@@ -14,7 +14,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
       "`|K_i - k|^2 + |V_i - v|^2` summed over the tokens of row `i`, that of"

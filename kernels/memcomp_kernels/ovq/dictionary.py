@@ -53,7 +53,7 @@ def assign(
   Args:
     dictionary: before the chunk.
     keys: of the chunk's tokens, `[batch, heads, chunk, key]`.
-    spec: the memory's meaning.
+    spec: the memory's options.
   """
   rows, keys = lax.stop_gradient((dictionary.keys, keys))
   chunk = keys.shape[-2]
@@ -88,7 +88,7 @@ def update(
     dictionary: before the chunk.
     keys: `[batch, heads, chunk, key]`.
     values: `[batch, heads, chunk, value]`.
-    spec: the memory's meaning.
+    spec: the memory's options.
   """
   rows = dictionary.keys.shape[-2]
   joins = jax.nn.one_hot(

@@ -24,7 +24,7 @@ GROWTHS = ("plateau", "linear")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of an OVQ memory: changing a field changes the function.
+  """The options of an OVQ memory; changing a field changes the function.
 
   Attributes:
     chunk_size: tokens that are attended to exactly before they join the
@@ -62,7 +62,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: scaled: scores are products as they are.
@@ -111,7 +111,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

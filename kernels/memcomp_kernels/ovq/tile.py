@@ -49,7 +49,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   form = form_lib.Form(
     spec=spec,
     tile_time=spec.chunk_size,
@@ -91,7 +91,7 @@ def run(
     starts: not read: the dictionary is the one at the chunk's start.
     laid: `[batch, heads, chunk, ...]`.
     complete: bool `[batch]`, where the chunk is whole.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: None: there is nothing to choose.
 
   Returns:

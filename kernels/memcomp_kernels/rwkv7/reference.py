@@ -25,7 +25,7 @@ from memcomp_kernels import contract
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of an RWKV-7 memory: changing a field changes the function.
+  """The options of an RWKV-7 memory; changing a field changes the function.
 
   Attributes:
     scale: of what is read; None is key_dim ** -0.5.
@@ -43,7 +43,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: the receptance r.
@@ -87,7 +87,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and p `[batch, heads, value]` in query's dtype.

@@ -62,7 +62,7 @@ def run(
     inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
       places.
     complete: not read.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: sizes.
 
   Returns:

@@ -31,10 +31,10 @@ def _make_state(
   value_memory: jax.Array | None = None,
   log_total: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
+    spec: the memory's options.
     batch: rows.
     heads: heads.
     key_dim: width of keys.
@@ -64,7 +64,7 @@ def _make_state(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   write = "`K_i <- (1 - w_i) K_i + w_i k`, `V_i <- (1 - w_i) V_i + w_i v`"
   if spec.rule == "gated":
     gates = "`w_i = 1 - alpha_i`, a decay of token and slot"

@@ -65,7 +65,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: what reads the slots.
@@ -117,7 +117,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, ...]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

@@ -71,7 +71,7 @@ _chunk = chunked.implementation(form)
 def chunk(
   state: reference.State, inputs: reference.Inputs, **call: Any
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`."""
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   return _chunk(state, lay(inputs), **call)
 
 
@@ -90,7 +90,7 @@ def run(
     starts: unused: there are no chunks in the meaning.
     laid: `[batch, heads, tile, ...]`.
     complete: unused.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: sizes.
 
   Returns:

@@ -44,7 +44,7 @@ def _make_state(
   dtype: Any,
   length: int | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
     spec: the attention's meaning.
@@ -94,7 +94,7 @@ def _check(spec, sizes, state):
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   kept = "n" if spec.window_size is None else "min(n, W)"
   return op_lib.Facts(
     objective=("none: tokens are kept; `y` minimises `sum_j p_j |y - v_j|^2`"),

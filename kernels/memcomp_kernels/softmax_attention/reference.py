@@ -23,7 +23,7 @@ from memcomp_kernels.shapes import If
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of the attention: changing a field changes the function.
+  """The options of the attention; changing a field changes the function.
 
   Attributes:
     window_size: tokens that a token sees, itself included, >= 1; None is all
@@ -70,7 +70,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: of `query_heads`, a multiple of `heads`: head h of the queries reads

@@ -26,7 +26,7 @@ def _check(spec, sizes, state):
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   del spec
   return op_lib.Facts(
     objective="`-<h^T B, x>`; `C`, `B`, `x` are query, key, value",

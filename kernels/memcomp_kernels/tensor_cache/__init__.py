@@ -29,7 +29,7 @@ def _check(spec, sizes, state):
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective="`-<k A, v>`; `rule=delta`: `|k A' - v|^2 / 2`",
     update=(

@@ -1,8 +1,8 @@
-"""Tensor Cache by kernels: the XLA form, its two parts by kernels.
+"""Tensor Cache by kernels, for the two parts of its XLA form.
 
-Local attention is a library's where that can do the call, else plain JAX. The
-memory's tiles are those of `affine_tile`: each segment, and with "all" each
-chunk, begins a tile of its own.
+Local attention uses a library where that supports the call, else plain JAX. The
+memory's tiles are those of `affine_tile`. Each segment begins a tile of its
+own, and with "all" each chunk does.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from memcomp_kernels.tensor_cache import (
 )
 
 Engines = tuple[form_lib.Engine, form_lib.Engine]
-"""For updates that are not defined by chunk, and for those that are."""
+"""Engines of updates that are not defined per chunk, and of those that are."""
 
 
 def unsupported(spec: reference.Spec) -> str | None:
-  """Why the memory's tiles are not affine, or None."""
+  """Says why the memory's tiles are not affine, or returns None."""
   if spec.rule == "wedge":
     return 'no kernel for rule="wedge"'
   if spec.chunk_mean:
@@ -44,13 +44,14 @@ def implementation(
   library: Any,
   unsupported: Callable[[reference.Inputs, reference.Spec], str | None],
 ) -> Callable[..., tuple[reference.State, jax.Array]]:
-  """Returns a `chunk` whose two parts are run by kernels.
+  """Returns a `chunk` whose two parts run on kernels.
 
   Args:
-    name: of the implementation.
-    engines: of the memory.
-    library: of `softmax_attention`, which attends where it can do the call.
-    unsupported: why a call cannot be done, or None.
+    name: name of the implementation.
+    engines: engines of the memory.
+    library: module of `softmax_attention` that attends where it supports the
+      call.
+    unsupported: says why a call is not supported, or returns None.
   """
 
   def attend(state, inputs, *, spec, **call):
@@ -69,10 +70,10 @@ def implementation(
     reset_state: reference.State | None = None,
     max_position: int | None = None,
   ) -> tuple[reference.State, jax.Array]:
-    """Equal to `reference`, by kernels; see `Op.chunk`.
+    """Computes what `reference` does, by kernels; see `Op.chunk`.
 
     Raises:
-      NotImplementedError: these kernels do not do it; says why.
+      NotImplementedError: the kernels do not support it; the message says why.
     """
     if reason := unsupported(inputs, spec):
       raise NotImplementedError(f"tensor_cache {name}: {reason}")
@@ -98,9 +99,9 @@ def memory(
   writes: jax.Array,
   spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
-  """As `xla_chunked.memory`, its tiles by `engines`."""
+  """Does what `xla_chunked.memory` does, with tiles run by `engines`."""
   engine = engines[spec.chunked]
-  # In the order of `window.compact`: runs, then padding.
+  # The order is that of `window.compact`: runs, then padding.
   ids = None if plan.source is None else plan.run[:, plan.prior :] + 1
   laid = tile.masked(tokens, writes[..., None, None])
   laid = laid._replace(read_route=None, read_mix=None)
@@ -108,7 +109,8 @@ def memory(
   memory, read = scan(spec, engine, laid, lambda x: x.memory)
   normalizer = None, None
   if spec.read_norm:
-    # A vector, in float32: it decides whether a read is divided at all.
+    # The normalizer is a vector, in float32. It decides whether a read is
+    # divided at all.
     wide = laid.log_decay.dtype
     laid = laid._replace(
       query=laid.query.astype(wide),
@@ -126,10 +128,10 @@ def memory(
 
 
 def _scan(state, reset_state, ids, spec, engine, tokens, take):
-  """Runs the arrays that `take` takes from memories, as the chunk form does.
+  """Runs the arrays that `take` selects from memories, in the chunk form.
 
   Returns:
-    The array and that of the chunk's start (None without chunks), `[batch,
+    The array, and that of the chunk's start (None without chunks), `[batch,
     heads, timescales, slots, key, value]`; reads `[batch, time, heads, lanes,
     value]`.
   """
@@ -143,7 +145,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
       lanes(state.memories),
       lanes(state.starts) if spec.chunked else None,
       state.position % spec.chunk_size if spec.chunked else None,
-      jnp.ones_like(state.segment_id),  # of the state's run, in `ids`
+      jnp.ones_like(state.segment_id),  # the id of the state's run in `ids`
     )
 
   batch, time, heads = tokens.query.shape[:3]

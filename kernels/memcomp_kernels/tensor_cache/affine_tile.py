@@ -1,18 +1,19 @@
-"""Tensor Cache's memory as `affine` has it: outer and delta rules.
+"""Tensor Cache's memory in the form of `affine`: outer and delta rules.
 
 Lanes (timescales and slots) are heads that share queries and keys. With E and g
 of `tile.py`, P_{r,i} = E_{b(r),i+1} g_i (q_r . k_i), w_i = E_{C,i+1} g_i, and
 
   (I + S) [U, W] = [V, diag(E_{r,0}) K],  S_{r,i} = E_{r,i+1} g_i (k_r . k_i)
 
-where outer has U = V and W = 0,
+where the outer rule has U = V and W = 0,
 
   "evicted"   A <- E_{C,0} A + K^T diag(w) (U - W A)
               Y = P U + (diag(E_{b(r),0}) Q - P W) A
-  "all"       a tile is a chunk: nothing is read of it, U = V, W = K, Y = Q A
+  "all"       a tile is a chunk, whose tokens do not read its writes: U = V,
+              W = K, Y = Q A
 
-Reads are per lane: weights and the normaliser come after. What writes nothing
-has gates of zero.
+Reads are per lane. Weights and the normaliser are applied afterwards. Tokens
+that write nothing have gates of zero.
 """
 
 import functools
@@ -31,7 +32,7 @@ from memcomp_kernels.tensor_cache import reference, tile
 class Lanes(NamedTuple):
   """The memory's part of the state, `[batch, heads * lanes, key, value]`.
 
-  `start` and `position` are None where nothing is defined by chunk.
+  `start` and `position` are None where nothing is defined per chunk.
   """
 
   memory: jax.Array
@@ -43,11 +44,11 @@ class Lanes(NamedTuple):
 def form(
   spec: reference.Spec, tile_time: int, engine: form_lib.Engine | None = None
 ) -> form_lib.Form:
-  """The memory under the chunk form.
+  """Returns the form of the memory.
 
   Args:
-    spec: the memory's meaning; the rule is not "wedge", writes are no means.
-    tile_time: tokens a tile; the chunk with "all".
+    spec: the memory's options, without "wedge" and chunk means.
+    tile_time: tokens per tile; the chunk size with "all".
     engine: what runs the tiles.
   """
   return form_lib.Form(
@@ -64,7 +65,7 @@ def form(
 def prepare(
   tokens: tile.Tokens, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Does what needs no memory, of tokens `[batch, heads, tile, ...]`."""
+  """Computes what needs no memory, for tokens `[batch, heads, tile, ...]`."""
   del tiling
   return _by_chunk(tokens, spec) if spec.chunked else _evicted(tokens, spec)
 
@@ -83,7 +84,7 @@ def _by_chunk(tokens, spec) -> affine.Tile:
   return affine.Tile(
     write=write,
     erase=lanes(tokens.key) if spec.rule == "delta" else None,
-    # The one factor that is rounded.
+    # This is the only factor that is rounded.
     key=affine.join_heads(share * key).astype(key.dtype),
     query=tokens.query,
     log_scale=None,
@@ -144,15 +145,15 @@ def run(
 
   Args:
     memories: A before the tile, `[batch, heads * lanes, key, value]`.
-    starts: likewise at the chunk's start; None for `memories`.
+    starts: A at the chunk's start, of the same shape; None for `memories`.
     prepared: what else the tile needs.
-    complete: not read.
-    spec: the memory's meaning.
-    tiling: not read.
+    complete: unused.
+    spec: the memory's options.
+    tiling: unused.
 
   Returns:
-    The memory after the tile, reads `[batch, heads * lanes, tile, value]` of
-    its dtype, and None.
+    The memory after the tile; reads `[batch, heads * lanes, tile, value]` in
+    its dtype; and None.
   """
   del complete, tiling
   (memory,) = memories

@@ -1,14 +1,15 @@
-"""Tensor Cache over shards of time: windows and memories combine.
+"""State passing for Tensor Cache: windows and memories combine over shards.
 
-A window is handed over as attention's is (`softmax_attention.over_time`). With
-it, what outer products leave is linear in what was there: for the memory A and
-for S, that of the chunk's start (only with write_population "all"),
+A window is passed on like attention's (`softmax_attention.over_time`). Given
+the window, the memory A after a shard is linear in the memories before it. So
+is S, the memory at the chunk's start (only with write_population "all"):
 
   A <- D_AA A + B_A,   S <- D_SA A + D_SS S + B_S
 
-where D is a number for each memory and row. Every shard finds B and D at once,
-by a run from empty memories with two more columns, in which A and S are one.
-What it is handed follows from the shards before it; it runs again from that.
+where each D is a number per memory and row. All shards find B and D at once.
+For this they run from empty memories with two more columns, in which A and S
+are one. The state before a shard follows from the shards before it, and the
+shard runs again from that state.
 """
 
 import functools
@@ -24,10 +25,10 @@ Levels = tuple[jax.Array, ...]
 
 
 def over_time(spec: reference.Spec) -> state_passing.HandOff:
-  """Returns the way in which shards hand over a Tensor Cache.
+  """Returns the state passing strategy of a Tensor Cache.
 
-  A wavefront for the delta rule and the wedge, which mix rows, and for chunks'
-  means, which are not linear.
+  It is a wavefront for the delta rule and the wedge, which mix rows, and for
+  chunk means, which are not linear.
   """
   if spec.rule != "outer" or spec.chunk_mean:
     return wavefront.hand_over
@@ -81,7 +82,7 @@ def _hand_over(
 
 
 def _with_columns(state: reference.State, *, empty: bool) -> reference.State:
-  """The state with two more columns: zeros, or, of empty memories, D."""
+  """Adds two columns to the memories: zeros, or D for empty memories."""
 
   def wide(memories: Any, column: int) -> Any:
     if memories is None:
@@ -106,7 +107,7 @@ def _pad(x: jax.Array) -> jax.Array:
 
 
 def _levels(state: reference.State) -> Levels:
-  """A and S: the memory's columns, the two of D, the normalizer."""
+  """Returns A and S: the memory's columns, the two of D, the normalizer."""
 
   def level(memories):
     if memories.normalizer is None:
@@ -120,7 +121,7 @@ def _levels(state: reference.State) -> Levels:
 
 
 def _then(value_dim: int, first: Levels, second: Levels) -> Levels:
-  """What `second` makes of `first`."""
+  """Applies `second` to `first`."""
 
   def level(x):
     found = x.at[..., value_dim : value_dim + 2].set(0)
@@ -132,7 +133,7 @@ def _then(value_dim: int, first: Levels, second: Levels) -> Levels:
 
 
 def _memories(like: reference.Memories | None, level: jax.Array) -> Any:
-  """Undoes `_levels` for one."""
+  """Undoes `_levels` for one level."""
   if like is None:
     return None
   memory = level[..., : like.memory.shape[-1]]

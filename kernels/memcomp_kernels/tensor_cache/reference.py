@@ -16,8 +16,8 @@ a read; alpha = read_mix.
   timescales r = q A_fast + alpha q A_slow, one u each                 (13)
   wedge      A <- lambda A + eta (k (x) v - v (x) k)                   (14)
 
-The prediction k A of (4) has A before its decay. What is written, and when it
-is read, is `write_population`: README.md, sections 2 and 3.
+The prediction k A of (4) uses A before its decay. `write_population` determines
+what is written and when it is read; see README.md, sections 2 and 3.
 """
 
 import dataclasses
@@ -39,38 +39,39 @@ ROUTE_BY = ("key", "query")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a Tensor Cache: changing a field changes the function.
+  """The options of a Tensor Cache; changing a field changes the function.
 
   Attributes:
     window_size: W, tokens that are attended to exactly, the current one
       included, >= 1.
-    sink_tokens: of them, the first ones of a segment that never leave, in
-      [0, window_size).
-    rule: what is written: "outer" (3), "delta" (4) or "wedge" (14, which needs
-      key_dim == value_dim).
-    write_population: which tokens are written. "all": every token, at the end
-      of its chunk, and tokens read the memory at their chunk's start (the
-      paper's training forward). "evicted": a token as it leaves the window
-      (the paper's streaming step).
-    chunk_size: tokens a chunk, >= 1, with "all"; ignored by "evicted". Of one
-      longer than the window (the paper's Table 4 has such) tokens are out of
-      sight between their leaving the window and the chunk's end.
-    chunk_mean: the shortcut (6): a chunk writes the outer product of its mean
-      key and mean value, once. It is another function, kept as an ablation;
-      only with "all", "outer" and one slot.
-    num_slots: memories side by side that writes and reads are routed to
+    sink_tokens: how many of them are first tokens of a segment that never
+      leave the window, in [0, window_size).
+    rule: what is written, "outer" (3), "delta" (4) or "wedge" (14). The wedge
+      requires key_dim == value_dim.
+    write_population: which tokens are written. "all" writes every token at the
+      end of its chunk, and tokens read the memory at their chunk's start (the
+      paper's training forward). "evicted" writes a token when it leaves the
+      window (the paper's streaming step).
+    chunk_size: tokens per chunk, >= 1, with "all"; ignored by "evicted". If a
+      chunk is longer than the window (as in the paper's Table 4), nothing can
+      read a token between its leaving the window and the chunk's end.
+    chunk_mean: whether to use the shortcut (6), where a chunk writes the outer
+      product of its mean key and mean value once. It is another function, kept
+      as an ablation. It requires "all", "outer" and one slot.
+    num_slots: number of parallel memories to which writes and reads are routed
       (10)-(12), >= 1.
     timescales: 1, or 2 for a fast and a slow memory (13).
-    route_by: whose route an evicted token takes to a slot: its own ("key") or
+    route_by: whose route an evicted token takes to a slot, its own ("key") or
       that of the token that evicts it ("query"). With "all" they are the same.
-    read_after_write: an evicted token is read by the token that evicts it; if
-      False (the public code's order) by the next one on. Only with "evicted".
-    unit_keys: k / (|k| + 1e-5) on its way into the memory; local attention
-      has keys and queries as they come.
-    unit_queries: the same of the query that reads the memory.
-    value_scale: factor of values on their way into the memory, > 0.
-    read_norm: reads are divided by max(|q . z|, 1), z_t = lambda z_{t-1} +
-      eta k: each slot and timescale by its own z.
+    read_after_write: whether the token that evicts a token reads it. If False
+      (the public code's order), the next token is the first to read it. Only
+      with "evicted".
+    unit_keys: whether the memory receives keys as k / (|k| + 1e-5). Local
+      attention uses keys and queries unchanged.
+    unit_queries: whether the memory is read with queries as q / (|q| + 1e-5).
+    value_scale: factor of values that enter the memory, > 0.
+    read_norm: whether reads are divided by max(|q . z|, 1), z_t = lambda
+      z_{t-1} + eta k. Each slot and timescale has its own z.
   """
 
   window_size: int = 512
@@ -125,7 +126,7 @@ class Spec:
 
   @property
   def chunked(self) -> bool:
-    """Whether every token is written, and read from chunk to chunk."""
+    """Whether every token is written at its chunk's end, not when evicted."""
     return self.write_population == "all"
 
   @property
@@ -140,18 +141,18 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: of local attention and of the memory.
-    key: of local attention and of the memory.
-    value: of local attention and of the memory.
+    query: query of local attention and of the memory.
+    key: key of local attention and of the memory.
+    value: value of local attention and of the memory.
     log_decay: log lambda <= 0 of every timescale, the fast one first.
     write_rate: eta >= 0 of every timescale.
-    write_route: rho in [0, 1], one-hot where a token is written to one slot;
+    write_route: rho in [0, 1], one-hot where a token is written to one slot.
       None with one slot.
-    read_route: pi in [0, 1]; None with one slot.
-    read_mix: alpha of (13); None with one timescale.
+    read_route: pi in [0, 1]. None with one slot.
+    read_mix: alpha of (13). None with one timescale.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -171,7 +172,7 @@ class Inputs(NamedTuple):
 
 
 class Memories(NamedTuple):
-  """The arrays that writes go to.
+  """The arrays that tokens are written to.
 
   Attributes:
     memory: A.
@@ -192,8 +193,8 @@ class Sums(NamedTuple):
   """Sums over the tokens of the current chunk; never read between two chunks.
 
   Attributes:
-    key: of keys.
-    value: of values.
+    key: sum of keys.
+    value: sum of values.
   """
 
   key: Annotated[jax.Array, "batch heads key_dim"]
@@ -201,13 +202,13 @@ class Sums(NamedTuple):
 
 
 class Window(NamedTuple):
-  """The last tokens, in rows as `window` lays them.
+  """The last tokens, in the rows of a `window`.
 
   Attributes:
-    key: as they came.
-    value: as they came.
-    write_route: where an evicted token takes its own route to a slot; None
-      otherwise.
+    key: keys as they came.
+    value: values as they came.
+    write_route: write routes, if an evicted token takes its own route to a
+      slot; None otherwise.
   """
 
   key: Annotated[jax.Array, "batch heads window_size key_dim"]
@@ -225,10 +226,11 @@ class State(NamedTuple):
   Attributes:
     window: the last tokens.
     memories: what has been written so far.
-    starts: `memories` at the start of the current chunk, what is read; equal
-      to `memories` (and never read) between two chunks; only with
-      write_population "all", None otherwise.
-    sums: of the current chunk; only with `chunk_mean`, None otherwise.
+    starts: `memories` at the start of the current chunk, which tokens read. It
+      equals `memories` and is never read between two chunks. It exists only
+      with write_population "all", and is None otherwise.
+    sums: sums over the current chunk. They exist only with `chunk_mean`, and
+      are None otherwise.
     position: tokens of the segment so far.
     segment_id: the current segment, 0 before any token.
   """
@@ -256,14 +258,14 @@ def unit(x: jax.Array) -> jax.Array:
 
 
 def _local_attention(q, held, live):
-  """(1): q `[b, h, d]` over the rows that are `live`, `[b, W]`."""
+  """Computes (1): q `[b, h, d]` over the rows that are `live`, `[b, W]`."""
   scores = _einsum("bhd,bhwd->bhw", q, held.key) / math.sqrt(q.shape[-1])
   scores = jnp.where(live[:, None], scores, -jnp.inf)
   return _einsum("bhw,bhwe->bhe", jax.nn.softmax(scores, axis=-1), held.value)
 
 
 def _read(memories: Memories, q, pi, alpha):
-  """(2), (12), (13): r = sum over timescales and slots."""
+  """Computes (2), (12), (13): r = sum over timescales and slots."""
   A, z = memories
   r = _einsum("bhk,bhnskv->bhnsv", q, A)
   if z is not None:
@@ -278,7 +280,7 @@ def _read(memories: Memories, q, pi, alpha):
 
 
 def _write(memories, seen, k, v, lam, eta, rho, rule):
-  """(3), (4) or (14) into every slot; `seen` is what (4) predicts from."""
+  """Applies (3), (4) or (14) to every slot; (4) predicts from `seen`."""
   A, z = memories
   lam, eta = lam[..., None], eta[..., None]
   if rho is not None:
@@ -298,14 +300,14 @@ def _write(memories, seen, k, v, lam, eta, rho, rule):
 
 
 def entry(spec, token: Window, dtype) -> Window:
-  """A token as it goes into the memory."""
+  """Returns a token as it enters the memory."""
   token = jax.tree.map(lambda x: x.astype(dtype), token)
   key = unit(token.key) if spec.unit_keys else token.key
   return token._replace(key=key, value=spec.value_scale * token.value)
 
 
 def _write_evicted(memories, evicted, exists, gates, spec):
-  """The memories after the token that left the window, if one did."""
+  """Returns the memories after the evicted token, if there was one."""
   lam, eta, rho = gates
   k, v, own_rho = entry(spec, evicted, memories.memory.dtype)
   if spec.routes_evicted:
@@ -315,7 +317,7 @@ def _write_evicted(memories, evicted, exists, gates, spec):
 
 
 def write_chunk_mean(starts, sums, count, gates):
-  """(6) over the tokens of the chunk so far."""
+  """Applies (6) to the tokens of the chunk so far."""
   lam, eta, rho = gates
   count = count.astype(lam.dtype)[:, None, None]
   k, v = sums.key / count, sums.value / count
@@ -328,9 +330,9 @@ def step(
   """Attends to the window, reads the memory, and writes.
 
   Args:
-    state: before the token.
+    state: the state before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and `[batch, heads, 2 * value]` in query's

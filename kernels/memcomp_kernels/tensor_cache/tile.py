@@ -1,8 +1,8 @@
-"""One tile of Tensor Cache's memory on matrix units.
+"""The algebra of one tile of Tensor Cache's memory, as matrix products.
 
-Rows are tokens. Every rule and every order of reads and writes is the same
-algebra; what differs is which writes a row sees. Count boundaries 0..C between
-the tile's C tokens. With a_j the decay of token j (1 if it writes nothing),
+Rows are tokens. All rules and all orders of reads and writes share one algebra.
+They differ in which writes a row sees. Count boundaries 0..C between the tile's
+C tokens. With a_j the decay of token j (1 if it writes nothing),
 
   E_{b,j} = prod_{j <= i < b} a_i      the share at b of what there was at j
 
@@ -12,17 +12,17 @@ and row r, which sees boundary b(r), reads
   y_r = E_{b(r),0} q_r A + sum_i E_{b(r),i+1} g_i (q_r . k_i) u_i.
 
   "evicted"   b(r) = r before, r + 1 after the write
-  "all"       b(r) = the start of r's chunk; before the tile, what is read is
+  "all"       b(r) = the start of r's chunk. If that is before the tile, r reads
               the memory carried from there, with a share of 1
   delta       u_r = v_r - k_r A_{b(r)}: the triangular system of
               `math.delta` (u of (3) and (14) is known)
   a segment   that starts in the tile at token o has E_{b,o} and the state it
               starts from in place of E_{b,0} and A, and only its own writes
 
-Slots and timescales are lanes n, each with its own E; keys are shared, so there
+Slots and timescales are lanes n, each with its own E. Keys are shared, so there
 is one product of scores, and reads sum over lanes inside products. Decays of
-slots are multiplied, not added as logs: 1 + rho (lambda - 1) may be 0, and its
-log has no gradient there.
+slots are multiplied, and not added as logs, because 1 + rho (lambda - 1) may be
+0, where its log has no gradient.
 """
 
 import functools
@@ -38,13 +38,13 @@ from memcomp_kernels.tensor_cache import reference
 
 
 class Tokens(NamedTuple):
-  """What the tokens bring, `[batch, heads, tile, ...]`; zeros where nothing.
+  """The inputs of tokens, `[batch, heads, tile, ...]`; zeros if empty.
 
   Attributes:
-    query: that reads.
-    key: that is written.
-    value: that is written.
-    log_decay: as in `reference.Inputs`, as all below.
+    query: the query that reads.
+    key: the key that is written.
+    value: the value that is written.
+    log_decay: as in `reference.Inputs`, like all fields below.
     write_rate: eta.
     write_route: rho.
     read_route: pi.
@@ -62,13 +62,13 @@ class Tokens(NamedTuple):
 
 
 class Places(NamedTuple):
-  """Where the tokens stand, `[batch, tile]`.
+  """What tokens do at their places, `[batch, tile]`.
 
   Attributes:
     writes: bool, whether the token writes.
     starts: bool, whether a new segment starts there; None if none can.
-    phase: int32, tokens of its chunk before it; None without chunks, -1 at
-      padding.
+    phase: int32, number of tokens before it in its chunk; None without chunks,
+      -1 at padding.
   """
 
   writes: jax.Array
@@ -77,9 +77,10 @@ class Places(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What goes from tile to tile; see `reference.State`.
+  """What is carried from tile to tile; see `reference.State`.
 
-  With `chunk_mean`, `memories` hold the chunks that ended, and are `starts`.
+  With `chunk_mean`, `memories` hold the complete chunks and also serve as
+  `starts`.
   """
 
   memories: reference.Memories
@@ -93,7 +94,7 @@ class _Seen(NamedTuple):
   Attributes:
     base: `[batch, heads, lanes, rows]`, the share of the base memory.
     writes: `[batch, heads, lanes, rows, tile]`, the share of each write.
-    bases: pairs of a memory and the rows whose base it is, bool `[batch,
+    bases: pairs of a memory and the rows that start from it, bool `[batch,
       rows]`.
   """
 
@@ -112,11 +113,11 @@ def run(
   """Reads and writes one tile.
 
   Args:
-    carry: before the tile.
-    reset: what a new segment starts from.
-    tokens: the tile's.
-    places: where they stand.
-    spec: the memory's meaning.
+    carry: the carry before the tile.
+    reset: the carry that a new segment starts from.
+    tokens: tokens of the tile.
+    places: what the tokens do.
+    spec: the memory's options.
 
   Returns:
     The carry after the tile, and reads `[batch, heads, tile, value]` in the
@@ -131,7 +132,7 @@ def run(
     tokens, places, sums = _chunk_means(
       carry.sums, reset.sums, tokens, places, origin, begin, spec, dot
     )
-    begin = None  # nothing is written within a chunk: its start is right here
+    begin = None  # a chunk is written at its end, so all its reads agree
   tokens = masked(tokens, places.writes[:, None, :, None])
   survived, rate = survival(tokens)
 
@@ -182,7 +183,7 @@ def run(
 
 
 def masked(tokens: Tokens, writes: jax.Array) -> Tokens:
-  """Tokens whose gates are zero unless they write; bool, of gates' axes."""
+  """Sets gates to zero unless the token writes; bool with axes of the gates."""
   return tokens._replace(
     log_decay=jnp.where(writes, tokens.log_decay, 0),
     write_rate=jnp.where(writes, tokens.write_rate, 0),
@@ -190,7 +191,7 @@ def masked(tokens: Tokens, writes: jax.Array) -> Tokens:
 
 
 def _latest(flags: jax.Array | None) -> jax.Array | None:
-  """The latest true place at or before each, -1 if none; `[batch, tile]`."""
+  """Returns the latest true place at or before each, or -1; `[batch, tile]`."""
   if flags is None:
     return None
   index = jnp.where(flags, jnp.arange(flags.shape[1]), -1)
@@ -222,7 +223,7 @@ def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
   """Returns E `[..., lanes, C + 1, C + 1]`, and g `[..., lanes, C]`.
 
   Args:
-    tokens: what writes nothing has gates of zero.
+    tokens: tokens whose gates are zero if they write nothing.
   """
   factor, rate = gates(tokens)
   time = factor.shape[-1]
@@ -232,7 +233,7 @@ def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
     sums = decay.running_sums(_lanes(tokens.log_decay[..., None]))
     sums = jax.tree.map(lambda x: jnp.pad(x, start), sums)
     difference = decay.pairs(sums, sums)
-    # Mask the exponent, not only the result, or its gradient is nan.
+    # Mask the exponent as well as the result, or its gradient is nan.
     shares = jnp.exp(jnp.where(kept, difference, 0))
   else:
     factor = jnp.pad(factor, start, constant_values=1)
@@ -243,7 +244,7 @@ def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
 
 
 def _seen(carry, reset, shares, boundary, origin) -> _Seen:
-  """What rows see at `boundary` `[batch, rows]`; -1 is before the tile."""
+  """Returns what rows see at `boundary` `[batch, rows]`; -1 if before."""
   write = jnp.arange(shares.shape[-1] - 1)
   visible = write < boundary[..., None]
   if origin is None:
@@ -263,13 +264,13 @@ def _seen(carry, reset, shares, boundary, origin) -> _Seen:
     ]
   base = jnp.where(here[:, None, None], base, 1)
   writes = jnp.where(visible[:, None, None], shares[..., 1:], 0)
-  # Without chunks, all that is seen is here.
+  # Without chunks there are no starts, and no row sees a boundary before them.
   bases = [pair for pair in bases if pair[0] is not None]
   return _Seen(base, writes, bases)
 
 
 def _from_base(equation, rows, seen: _Seen, dot) -> jax.Array:
-  """A product of rows with the memory that each starts from."""
+  """Multiplies rows with the memory that each starts from."""
   total = jnp.zeros((), seen.base.dtype)
   for memories, own in seen.bases:
     own = own[:, None, None, :, None]
@@ -278,7 +279,7 @@ def _from_base(equation, rows, seen: _Seen, dot) -> jax.Array:
 
 
 def prediction_errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
-  """What the delta rule writes, `[batch, heads, lanes, tile, value]`."""
+  """Returns the delta rule's writes, `[batch, heads, lanes, tile, value]`."""
   coupling = dot("bhrk,bhik->bhri", tokens.key, tokens.key)[:, :, None]
   coupling *= before.writes * rate[..., None, :]
   rows = tokens.key[:, :, None] * before.base[..., None]
@@ -287,7 +288,7 @@ def prediction_errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
 
 
 def read_weights(tokens: Tokens) -> jax.Array:
-  """Products of pi and alpha, lanes last in place of timescales."""
+  """Returns products of pi and alpha, with lanes last for timescales."""
   slots = tokens.read_route
   fast = jnp.ones_like(tokens.log_decay[..., :1])
   mix = fast
@@ -299,7 +300,7 @@ def read_weights(tokens: Tokens) -> jax.Array:
 
 
 def _normalizer(query, read: _Seen, along: jax.Array) -> jax.Array:
-  """max(|q . z|, 1) of each lane; `along` are scores with shares and rates."""
+  """Returns max(|q . z|, 1) per lane; `along` has scores, shares and rates."""
   base = 0
   for memories, own in read.bases:
     part = jnp.einsum(
@@ -314,7 +315,7 @@ def _normalizer(query, read: _Seen, along: jax.Array) -> jax.Array:
 
 
 def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> reference.Memories:
-  """The memories that one row sees."""
+  """Returns the memories that one row sees."""
   base = seen.bases[0][0]
   for memories, own in seen.bases[1:]:
     base = contract.batched_where(
@@ -334,7 +335,7 @@ def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> reference.Memories:
 
 
 def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
-  """(6) as one write at each chunk's last token; and the sums at the end."""
+  """Writes (6) at each chunk's last token; also returns the sums at the end."""
   place = jnp.arange(places.writes.shape[1])
   member = (place <= place[:, None]) & (place >= begin[..., None])
   member &= places.writes[:, None, :]

@@ -1,11 +1,10 @@
-"""Tensor Cache on matrix units, in plain JAX.
+"""Tensor Cache as matrix products, in plain JAX.
 
-Local attention and memory do not see each other: banded attention over the
-window's tokens and the call's (`softmax_attention`), and a scan over tiles of
-the memory (`tile.py` has their algebra). Padding is left out first
-(`window`), so a tile holds tokens of any segments in any phase of
-their chunks. The gradient keeps the memories at tile starts and recomputes the
-rest.
+Local attention and memory are independent. Local attention is banded attention
+over the window's tokens and the call's tokens (`softmax_attention`). The memory
+is a scan over tiles (`tile.py` has their algebra). `window` first removes
+padding, so a tile holds tokens of any segments, in any phase of their chunks.
+The gradient stores the memories at tile starts and recomputes the rest.
 """
 
 import functools
@@ -23,11 +22,11 @@ from memcomp_kernels.tensor_cache import reference, tile, tilings
 
 
 class Kernels(NamedTuple):
-  """What runs the two parts of a call.
+  """The functions that run the two parts of a call.
 
   Attributes:
-    attend: as `chunk` of `softmax_attention.xla_chunked`.
-    memory: as `memory`.
+    attend: a function like `chunk` of `softmax_attention.xla_chunked`.
+    memory: a function like `memory` of this module.
   """
 
   attend: Callable[..., tuple[attention.State, jax.Array]]
@@ -44,16 +43,16 @@ def chunk(
   max_position: int | None = None,
   kernels: Kernels | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in chunk form; see `Op.chunk`.
+  """Computes what `reference` does, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `Op.chunk`, as all but `kernels`.
-    inputs: of the call.
-    spec: the memory's meaning.
-    segment_ids: of packed rows.
-    reset_state: what a new segment starts from.
+    state: as in `Op.chunk`, like all arguments except `kernels`.
+    inputs: inputs of the call.
+    spec: the memory's options.
+    segment_ids: segment ids of packed rows.
+    reset_state: the state that a new segment starts from.
     max_position: an upper bound of `state.position`.
-    kernels: what else runs local attention and memory; None for plain JAX.
+    kernels: what runs local attention and memory; None for plain JAX.
   """
   kernels = kernels or Kernels(attention_xla.chunk, memory)
   local, new = _local_attention(
@@ -90,7 +89,7 @@ def chunk(
 def _local_attention(
   attend, state, inputs, spec, segment_ids, reset_state, max_position
 ):
-  """Returns outputs of the window, and its new state."""
+  """Returns the outputs of local attention, and its new state."""
 
   def own(state):
     return attention.State(
@@ -111,9 +110,9 @@ def _local_attention(
 
 
 def _writes(plan, state, reset_state, inputs, spec):
-  """Returns what each token writes, whether it does, and new rows of routes.
+  """Returns what each token writes, whether it writes, and new rows of routes.
 
-  In the order of `window.compact`.
+  All are in the order of `window.compact`.
   """
   token = reference.Window(inputs.key, inputs.value, inputs.write_route)
   if spec.chunked:
@@ -135,7 +134,7 @@ def _writes(plan, state, reset_state, inputs, spec):
 def _tokens(
   spec, inputs: reference.Inputs, written: reference.Window
 ) -> tile.Tokens:
-  """What the memory sees of the call's tokens, `[batch, time, heads, ...]`."""
+  """Returns the memory's view of the tokens, `[batch, time, heads, ...]`."""
   dtype = inputs.query.dtype
   wide = contract.accumulation_dtype(inputs.query, inputs.log_decay)
   written = reference.entry(spec, written, wide)
@@ -171,12 +170,12 @@ def memory(
   """Runs the memory of a call, in plain JAX.
 
   Args:
-    plan: of the call.
-    state: before it.
-    reset_state: what a new segment starts from.
+    plan: plan of the call.
+    state: the state before the call.
+    reset_state: the state that a new segment starts from.
     tokens: `[batch, time, heads, ...]`, in the order of `window.compact`.
-    writes: bool `[batch, time]`, whether each token writes; likewise.
-    spec: the memory's meaning.
+    writes: bool `[batch, time]`, whether each token writes, in the same order.
+    spec: the memory's options.
 
   Returns:
     The memory's part of the new state, and reads `[batch, time, heads, value]`
@@ -218,14 +217,14 @@ def memory(
 
 
 def _tiles(x: jax.Array, size: int, fill: Any) -> jax.Array:
-  """`[batch, time, ...]` to `[tiles, batch, size, ...]`."""
+  """Cuts `[batch, time, ...]` into `[tiles, batch, size, ...]`."""
   padding = [(0, 0), (0, -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
   x = jnp.pad(x, padding, constant_values=fill)
   return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
 def _carry(state: reference.State, spec: reference.Spec) -> tile.Carry:
-  """What goes from tile to tile, timescales and slots as lanes."""
+  """Returns the scan's carry, with timescales and slots as lanes."""
 
   def lanes(memories):
     return jax.tree.map(
@@ -242,7 +241,7 @@ def _carry(state: reference.State, spec: reference.Spec) -> tile.Carry:
 
 
 def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
-  """The memory's part of the new state from the last tile's carry."""
+  """Returns the memory's part of the new state from the last tile's carry."""
 
   def slots(memories):
     lanes = spec.timescales, spec.num_slots
@@ -257,7 +256,7 @@ def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
   if not spec.chunk_mean:
     starts = contract.batched_where(phase == 0, memories, slots(starts))
     return tile.Carry(memories, starts, None)
-  # The chunk so far writes as if it ended with its last token.
+  # The unfinished chunk writes as if it ended with its last token.
   starts = memories
   last = jnp.maximum(plan.tokens - 1, 0)[:, None, None, None]
   log_decay, rate = (

@@ -31,10 +31,10 @@ def _make_state(
   norm_scale: jax.Array | None = None,
   norm_bias: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
+    spec: the memory's options.
     batch: rows.
     heads: heads.
     key_dim: width of keys.
@@ -91,7 +91,7 @@ def _check(spec, sizes, state):
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   if spec.model == "linear":
     name, model = "TTT-Linear", "x W + b"
     exact = "by substitution"

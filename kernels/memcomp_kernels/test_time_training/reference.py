@@ -85,7 +85,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: what the inner model is asked.
@@ -175,7 +175,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, dim]` in query's dtype.

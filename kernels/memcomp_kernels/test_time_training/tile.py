@@ -61,7 +61,7 @@ def run(
     starts: as `memories`, where the chunk began.
     inputs: `[batch, heads, tile, ...]`.
     complete: bool `[batch]`, where a chunk ends with the tile.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: how the system of gradients per token is solved.
 
   Returns:

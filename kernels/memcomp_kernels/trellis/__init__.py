@@ -33,16 +33,16 @@ def _make_state(
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
-    batch: rows.
-    heads: heads.
+    spec: the memory's options.
+    batch: number of rows.
+    heads: number of heads.
     key_dim: columns of the key memory.
     value_dim: columns of the value memory.
-    dtype: of the memories.
-    key_memory: initial M_K `[heads, num_slots, key_dim]`; default zeros. phi
+    dtype: dtype of the memories.
+    key_memory: initial M_K `[heads, num_slots, key_dim]`; default zeros. A phi
       with a norm has a steep gradient at zero (1 / sqrt(phi_eps)).
     value_memory: initial M_V `[heads, num_slots, value_dim]`; default zeros.
   """
@@ -62,7 +62,7 @@ def _make_state(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
       "`|phi(M w) - alpha|^2 / 2`: of `M_K` with `w = k`, of `M_V` with"

@@ -1,8 +1,8 @@
 """Trellis token by token, as the paper writes it (arXiv 2512.23852).
 
 Symbols: M_K, M_V memories; k, v, q, alpha inputs; beta = exp(log_decay);
-gamma = write_rate; C = chunk_size; M' the memory at the start of the current
-chunk (M' = M_{t-1} when gradients are taken per token).
+gamma = write_rate; C = chunk_size. M' is the memory at the start of the current
+chunk. If gradients are taken per token, M' = M_{t-1}.
 
   loss       l(M; w, alpha) = |phi(M w) - alpha|^2 / 2              eq. (5)-(7)
   gradient   u_t = J_phi(z_t)^T (phi(z_t) - alpha_t), z_t = M' w_t
@@ -11,8 +11,8 @@ chunk (M' = M_{t-1} when gradients are taken per token).
   pass 2     w = v on M_V, read  y_t = M_{V,t}^T f_t                eq. (9)
 
 Both reads come after the write. The paper prints J_phi without the transpose
-and drops the loss's factor 2 between (8) and (9); the README here lists all
-corrections.
+and drops the loss's factor 2 between (8) and (9). The README of this op lists
+all corrections.
 """
 
 import dataclasses
@@ -32,25 +32,27 @@ GRADIENT_AT = ("chunk_start", "token")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a Trellis memory: changing a field changes the function.
+  """The options of a Trellis memory; changing a field changes the function.
 
   Attributes:
-    num_slots: rows m of both memories, >= 1.
+    num_slots: number of rows m of both memories, >= 1.
     phi: the activation inside the loss |phi(M w) - target|^2 of both passes.
-    phi_eps: inside phi's layer norm or L2 norm. It bounds phi's Jacobian by
-      about 1 / sqrt(eps); 1e-6 is the literal layer norm, whose gradients
-      spike on real text, 1.0 trains best.
-    read_activation: f, between the two passes' reads.
-    read_eps: inside f's layer norm or L2 norm.
-    gradient_at: where the loss gradient is taken: "chunk_start" (the paper's
-      mini-batch form: at the memory before the chunk, for all its tokens) or
-      "token" (at the memory before each token: the paper's b = 1).
-    chunk_size: tokens that share a chunk-start gradient, >= 1. Ignored by
-      "token".
+    phi_eps: eps inside phi's layer norm or L2 norm. It bounds phi's Jacobian by
+      about 1 / sqrt(eps). 1e-6 is the literal layer norm, whose gradients spike
+      on real text. 1.0 trains best.
+    read_activation: f, the activation between the reads of the two passes.
+    read_eps: eps inside f's layer norm or L2 norm.
+    gradient_at: where the loss gradient is taken. "chunk_start" is the paper's
+      mini-batch form, which takes it at the memory before the chunk for all
+      tokens of the chunk. "token" takes it at the memory before each token,
+      the paper's b = 1.
+    chunk_size: tokens that share a chunk-start gradient, >= 1. "token" ignores
+      it.
     forget_gate: if False, `log_decay` is ignored and nothing decays.
-    value_readout_phi: apply phi to the output of the second read.
-    first_order: stop the gradient at z = M w, where the inner gradient is
-      taken (an ablation: no differentiation through the inner step).
+    value_readout_phi: whether to apply phi to the output of the second read.
+    first_order: whether to stop the gradient at z = M w, where the inner
+      gradient is taken. This is an ablation without differentiation through
+      the inner step.
   """
 
   num_slots: int = 64
@@ -88,24 +90,24 @@ class Spec:
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   def eps(self, log_phi_eps: jax.Array | None) -> jax.Array | float:
-    """Returns phi's eps where tokens bring `log_phi_eps`, or do not."""
+    """Returns phi's eps, per token if the inputs have `log_phi_eps`."""
     return self.phi_eps if log_phi_eps is None else jnp.exp(log_phi_eps)
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: reads pass 1.
+    query: reads in pass 1.
     key: written in pass 1.
     value: written in pass 2.
     target: alpha, the code that both passes write.
     log_decay: log beta <= 0, one for both passes or one for each, key pass
-      first; ignored without `Spec.forget_gate`.
-    write_rate: gamma >= 0, as `log_decay`.
-    log_phi_eps: log of phi's eps; None takes `Spec.phi_eps`. A logarithm, so
-      that a learned eps stays positive and the zeros of an empty place are an
-      eps of 1.
+      first. Ignored without `Spec.forget_gate`.
+    write_rate: gamma >= 0, one for both passes or one for each, key pass first.
+    log_phi_eps: log of phi's eps; None takes `Spec.phi_eps`. It is a logarithm
+      so that a learned eps stays positive, and so that the zeros of an empty
+      place mean an eps of 1.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -123,12 +125,13 @@ class State(NamedTuple):
   Attributes:
     key_memory: M_K.
     value_memory: M_V.
-    key_memory_start: M_K at the start of the current chunk, equal to
-      `key_memory` (and never read) while `position` is 0; only with gradients
-      at chunk starts, None otherwise.
-    value_memory_start: M_V there.
-    position: tokens since the chunk started, in [0, chunk_size); only with
-      gradients at chunk starts, None otherwise.
+    key_memory_start: M_K at the start of the current chunk. It equals
+      `key_memory` and is never read while `position` is 0. It exists only with
+      gradients at chunk starts, and is None otherwise.
+    value_memory_start: M_V at the start of the current chunk, as
+      `key_memory_start`.
+    position: tokens since the chunk started, in [0, chunk_size). It exists only
+      with gradients at chunk starts, and is None otherwise.
     segment_id: the current segment, 0 before any token.
   """
 
@@ -165,7 +168,7 @@ def step(
   Args:
     state: the memory before the token.
     inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.
@@ -188,7 +191,7 @@ def step(
 
   M_K, M_V = state.key_memory, state.value_memory
   start_K, start_V = M_K, M_V
-  if state.position is not None:  # stale gradients
+  if state.position is not None:  # chunk-start gradients
     start_K, start_V = contract.batched_where(
       state.position == 0,
       (M_K, M_V),

@@ -1,10 +1,10 @@
-"""One tile of Trellis on matrix units: the algebra, nothing about layout.
+"""The algebra of one tile of Trellis, as matrix products.
 
-Rows are tokens, W the written keys or values, g the write rates; M is the
-memory at the tile's start, mu and Omega are of `math.decay`:
+Rows are tokens, W are the written keys or values, and g the write rates. M is
+the memory at the tile's start. `math.decay` defines mu and Omega:
 
-  U       the write directions: at once from Z = W M^T with stale gradients,
-          from a system of their own with gradients per token
+  U       the write directions. With chunk-start gradients they follow directly
+          from Z = W M^T; with gradients per token they solve a system
   pass 1  R = diag(mu) Q M_K^T - (Omega * (Q K^T) diag(g)) U_K,   F = f(R)
   pass 2  Y = diag(mu) F M_V   - (Omega * (F U_V^T) diag(g)) V
   next    M <- mu_C M - (U * g * Omega_C)^T W
@@ -13,7 +13,7 @@ With gradients per token, z_t = M_{t-1} w_t unrolls to
 
   z_t = mu_{t-1} M w_t - sum_{i<t} g_i Omega_{t-1,i} (w_i . w_t) u_i
 
-in which only u is unknown: `math.solver`.
+in which only u is unknown. `math.solver` solves this system.
 """
 
 import functools
@@ -30,12 +30,12 @@ from memcomp_kernels.trellis import reference, tilings
 def form(
   spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
 ) -> form_lib.Form:
-  """The memory under the chunk form.
+  """Returns the form that the chunk form runs.
 
-  With stale gradients one tile is one chunk of the paper; with gradients per
-  token the tile is free, and the result does not depend on it.
+  With chunk-start gradients one tile is one chunk of the paper. With gradients
+  per token the tile size is free and does not change the result.
   """
-  del time  # a tile is no shorter where the call is
+  del time  # tiles keep their size in short calls
   tiling = tiling or tilings.Tiling()
   starts = ("key_memory_start", "value_memory_start") if spec.stale else ()
   return form_lib.Form(
@@ -60,16 +60,16 @@ def run(
 
   Args:
     memories: (M_K, M_V) before the tile.
-    starts: what stale gradients are taken at: `memories` itself, but for a
-      chunk that began in an earlier call.
+    starts: the memories at which chunk-start gradients are taken. These are
+      `memories`, except for a chunk that began in an earlier call.
     inputs: `[batch, heads, tile, ...]`.
-    complete: bool `[batch]`, unused: nothing happens at a chunk's end.
-    spec: the memory's meaning.
+    complete: bool `[batch]`, unused, because nothing happens at a chunk's end.
+    spec: the memory's options.
     tiling: how the system of gradients per token is solved.
 
   Returns:
-    (M_K, M_V) after the tile, Y `[batch, heads, tile, value]`, and how both
-    passes' systems were solved, `[batch, heads]`; None with stale gradients.
+    (M_K, M_V) after the tile; Y `[batch, heads, tile, value]`; and statistics
+    of both passes' solves, `[batch, heads]`, None with chunk-start gradients.
   """
   del complete
   dtype = inputs.query.dtype
@@ -84,7 +84,7 @@ def run(
   to_end = factors.to_end * rate
 
   def system(start, written, gate):
-    """What U follows from: Z, and how its rows hang together."""
+    """Returns Z and the coupling of its rows, which determine U."""
     z = product("bhmd,bhcd->bhcm", start, written)
     if spec.stale:
       return z, None
@@ -99,7 +99,8 @@ def run(
     return kept - product("bhcm,bhcd->bhmd", u, written)
 
   key_memory, value_memory = memories
-  # Neither pass's directions wait for the other's: one system for both.
+  # The write directions of the two passes are independent, so both passes share
+  # one system.
   z, coupling = jax.tree.map(
     lambda *passes: jnp.stack(passes),
     system(starts[0], inputs.key, 0),
@@ -139,7 +140,7 @@ def run(
 
 
 def _direction(spec, z, parameters):
-  """The gradient J_phi(z)^T (phi(z) - target)."""
+  """Returns the gradient J_phi(z)^T (phi(z) - target)."""
   target, log_eps = parameters
   if spec.first_order:
     z = lax.stop_gradient(z)

@@ -1,4 +1,4 @@
-"""Sizes that change the speed of Trellis, never its result."""
+"""Performance options of Trellis; they never change results."""
 
 import dataclasses
 import math
@@ -14,26 +14,30 @@ DECAYS = ("auto", "separable", "safe")
 
 _LANES = 128
 
-_MEMORIES_BYTES = 4 * 2**20  # of a grid step, once; blocks hold eight of them
+_MEMORIES_BYTES = 4 * 2**20  # per grid step, once; blocks hold eight of them
 
 _TILE_TIME = 16
-_TOKEN_TILE = 32  # of TPU kernels, unless heads fill lanes otherwise
+_TOKEN_TILE = 32  # in TPU kernels, unless heads fill lanes otherwise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelTiling:
-  """How a TPU kernel is laid out; see `mosaic.schedule`.
+  """Block sizes and schedule of a TPU kernel; see `mosaic.schedule`.
+
+  A unit is a number of heads that share the 128 lanes.
 
   Attributes:
-    units: of heads a grid step, at most.
-    chunks: of a grid step, at most, or as many as fill 128 lanes with tokens; a
-      power of two.
-    group: units emitted in lock step.
-    skew: stages between two groups.
-    join: sums of products as products of concatenations.
-    rows: of the batch a grid step, at most; of use with gradients per token.
-    lane_heads: of a unit that share lanes there, at most, a power of two; None
-      for all. With fewer a step takes more heads, and cheaper moves.
+    units: maximum number of units per grid step.
+    chunks: maximum number of chunks per grid step, or as many as fill 128 lanes
+      with tokens; a power of two.
+    group: number of units emitted in lock step.
+    skew: number of stages between two groups.
+    join: whether to fuse A@B + C@D into one matmul.
+    rows: maximum number of batch rows per grid step; useful with gradients per
+      token.
+    lane_heads: maximum number of heads of a unit that share lanes with
+      gradients per token, a power of two; None for all. A smaller number gives
+      more heads per grid step, and cheaper moves.
   """
 
   units: int
@@ -54,15 +58,15 @@ class KernelTiling:
   def sizes(
     self, num_units: int, num_chunks: int, tokens: int
   ) -> dict[str, Any]:
-    """The plan's sizes for a call.
+    """Returns the sizes of the kernel's plan for a call.
 
     Args:
-      num_units: of heads.
-      num_chunks: of a row.
-      tokens: of a chunk, a power of two.
+      num_units: number of units of heads.
+      num_chunks: chunks per row.
+      tokens: tokens per chunk, a power of two.
     """
     units = _divisor(num_units, self.units)
-    # Targets have tokens on lanes: a step fills them, or takes all there is.
+    # Targets have tokens on lanes. A step fills the lanes or takes all tokens.
     chunks = max(self.chunks, _LANES // tokens)
     chunks = min(chunks, 2 ** math.ceil(math.log2(num_chunks)))
     group = min(self.group, units)
@@ -77,12 +81,12 @@ class KernelTiling:
   def token_sizes(
     self, num_units: int, batch: int, unit: "layout.Unit"
   ) -> dict[str, Any]:
-    """As `sizes`, with gradients per token.
+    """Returns the sizes of the kernel's plan with gradients per token.
 
     Args:
-      num_units: of heads, a row.
-      batch: rows.
-      unit: of heads.
+      num_units: number of units of heads per row.
+      batch: number of rows.
+      unit: sizes of a unit of heads.
     """
     lane_heads = min(self.lane_heads or unit.heads, unit.heads)
     most = _LANES // (2 * lane_heads)  # both passes of a unit
@@ -101,11 +105,11 @@ class KernelTiling:
     }
 
 
-# Chosen by static cycles (benchmarks/tpu_static.py).
+# Chosen by static cycle counts (benchmarks/tpu_static.py).
 FORWARD = KernelTiling(units=6, chunks=8, group=2, skew=2, join=True)
 BACKWARD = KernelTiling(units=6, chunks=2, group=1, skew=1, join=True)
 _BY_KIND = {
-  # One product of two is slower here, where it takes two passes.
+  # A fused matmul is slower on this chip, where it takes two passes.
   ("backward", "v5e"): KernelTiling(units=6, chunks=2, group=1, skew=3),
 }
 
@@ -121,12 +125,12 @@ TOKEN_BACKWARD = KernelTiling(
 def kernel(
   direction: str, kind: str | None, *, token: bool = False
 ) -> KernelTiling:
-  """The sizes of a kernel.
+  """Returns the default sizes of a kernel.
 
   Args:
     direction: "forward" or "backward".
-    kind: of TPU.
-    token: whether it takes gradients per token.
+    kind: kind of TPU.
+    token: whether gradients are taken per token.
   """
   if token:
     return {"forward": TOKEN_FORWARD, "backward": TOKEN_BACKWARD}[direction]
@@ -135,26 +139,29 @@ def kernel(
 
 
 def _divisor(number: int, most: int) -> int:
-  """The largest divisor of `number` up to `most`."""
+  """Returns the largest divisor of `number` that is at most `most`."""
   return max(n for n in range(1, most + 1) if number % n == 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How the chunk form is laid out.
+  """Performance options of the chunk form; they never change results.
 
   Attributes:
-    tile_time: tokens a tile with gradients per token, >= 1; with stale ones a
-      tile is a chunk. Work in a tile grows with its square, work between tiles
-      with the number of tiles. None for 16. TPU kernels take the nearest that
-      fills their lanes.
-    solver: of the system in a tile with gradients per token; TPU kernels
-      always substitute.
-    forward: of the TPU kernel; None for what suits the kind of TPU.
-    backward: likewise.
-    decay: of TPU kernels: "separable" (mu_r / mu_i, cheaper; overflows where a
-      chunk's decays multiply to less than about exp(-80)), "safe", or "auto":
-      separable where no chunk is below exp(-40), decided at run time.
+    tile_time: tokens per tile with gradients per token, >= 1. With chunk-start
+      gradients a tile is a chunk. Work within a tile grows with its square,
+      work between tiles with the number of tiles. None for 16. TPU kernels use
+      the nearest size that fills their lanes.
+    solver: solver of the system in a tile with gradients per token. TPU kernels
+      always use substitution.
+    forward: sizes of the forward TPU kernel; None for the default of the kind
+      of TPU.
+    backward: sizes of the backward TPU kernel; None for the default of the kind
+      of TPU.
+    decay: how TPU kernels compute decay ratios. "separable" computes mu_r /
+      mu_i, which is cheaper, but overflows where a chunk's decays multiply to
+      less than about exp(-80). "safe" never overflows. "auto" decides at run
+      time, and is separable where no chunk is below exp(-40).
   """
 
   tile_time: int | None = None
@@ -174,7 +181,7 @@ class Tiling:
 
 
 def tile_time(spec: reference.Spec, tiling: Tiling) -> int:
-  """Tokens a tile: the chunk where that is meaning, else free."""
+  """Returns tokens per tile: a chunk with chunk-start gradients, else free."""
   return spec.chunk_size if spec.stale else tiling.tile_time or _TILE_TIME
 
 
@@ -185,17 +192,20 @@ def unit(
   value_dim: int,
   tile: int | None = None,
 ) -> "layout.Unit":
-  """As many heads side by side as fill 128 lanes, of those that divide heads.
+  """Returns a unit: the number of heads side by side that fill 128 lanes.
+
+  The number divides the heads.
 
   Args:
-    spec: the memory's meaning.
-    heads: of a row.
+    spec: the memory's options.
+    heads: heads per row.
     key_dim: width of keys.
     value_dim: width of values.
-    tile: tokens wanted, with gradients per token; None for what suits best.
+    tile: preferred tokens per tile with gradients per token; None for the
+      default.
 
   Raises:
-    NotImplementedError: no number of heads does; says why.
+    NotImplementedError: no number of heads fits; the message says why.
   """
   if reason := unsupported(spec, heads, key_dim, value_dim):
     raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
@@ -205,7 +215,7 @@ def unit(
   else:
     together = _token_heads(heads, key_dim, value_dim, tile)
     tokens = _LANES // together
-  # Pallas, which only kernels need, takes long to import.
+  # The import is local because Pallas, which only kernels need, takes long.
   from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
   return layout.Unit(
@@ -218,21 +228,21 @@ def unit(
 
 
 def _heads(spec, heads, key_dim, value_dim) -> int:
-  """Heads of a unit; 0 if none will do."""
+  """Returns the heads of a unit; 0 if no number fits."""
   wanted = max(_LANES // min(key_dim, value_dim, spec.chunk_size), 1)
   fitting = [n for n in _fitting(heads, key_dim, value_dim) if n <= wanted]
   return max(fitting, default=0)
 
 
 def _token_heads(heads, key_dim, value_dim, tile) -> int:
-  """As `_heads`, with gradients per token: their tiles fill 128 lanes."""
+  """Returns the heads of a unit with gradients per token; tiles fill lanes."""
   wanted = _LANES / (tile or _TOKEN_TILE)
   fitting = [n for n in _fitting(heads, key_dim, value_dim) if n > 1]
   return min(fitting, key=lambda n: abs(n - wanted), default=0)
 
 
 def _fitting(heads, key_dim, value_dim) -> list[int]:
-  """Numbers of heads whose keys and values fill lanes."""
+  """Returns numbers of heads whose keys and values fill lanes."""
   return [
     n
     for n in (1, 2, 4, 8)
@@ -245,7 +255,7 @@ def _fitting(heads, key_dim, value_dim) -> list[int]:
 def unsupported(
   spec: reference.Spec, heads: int, key_dim: int, value_dim: int
 ) -> str | None:
-  """Why there is no layout for these sizes, or None."""
+  """Says why no layout exists for these sizes, or returns None."""
   chunk = spec.chunk_size
   if spec.stale and (chunk < 16 or chunk & (chunk - 1)):
     return f"chunk_size={chunk} must be a power of two of at least 16"

@@ -31,10 +31,10 @@ def _make_state(
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
 ) -> reference.State:
-  """Makes `init_state`.
+  """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the memory's meaning.
+    spec: the memory's options.
     batch: rows.
     heads: heads.
     key_dim: width of keys and codes.
@@ -60,7 +60,7 @@ def _make_state(
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
-  """What it computes and costs, see `Op.facts`."""
+  """Returns the facts of the memory; see `Op.facts`."""
   del spec
   return op_lib.Facts(
     objective=(

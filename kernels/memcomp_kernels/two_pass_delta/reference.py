@@ -55,7 +55,7 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-  """What one token brings; `step` takes it without the axis `time`.
+  """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
     query: r, what is read: a query, or again the token's key.
@@ -116,7 +116,7 @@ def step(
   Args:
     state: the memories before the token.
     inputs: `[batch, heads, ...]` arrays.
-    spec: the memory's meaning.
+    spec: the memory's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

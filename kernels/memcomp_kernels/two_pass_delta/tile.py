@@ -118,7 +118,7 @@ def run(
     inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
       places.
     complete: not read.
-    spec: the memory's meaning.
+    spec: the memory's options.
     tiling: None: all of the tiling is the tile's size.
 
   Returns:

@@ -1,1 +1,1 @@
-"""Lattice with gradients at each token: exact solvers."""
+"""Lattice with gradients per token: exact solvers."""

@@ -1,16 +1,17 @@
 """The writes of a tile by forward substitution, token after token.
 
-Inside a tile of `time` tokens every column is s_t = A_t s_0 + sum_j W_{t,j} h_j
-with A the running product of lambda (`writes`), W_t = lambda_t W_{t-1} and
-W_{t,t} = w_t, per slot. lambda may be negative or zero, so W is what it is: no
-exp of differences of logarithms. A token needs
+Inside a tile every column is s_t = A_t s_0 + sum_j W_{t,j} h_j. Per slot, A is
+the running product of lambda (see `writes`), W_t = lambda_t W_{t-1}, and
+W_{t,t} = w_t. lambda may be negative or zero. So W is computed by products, not
+as exp of differences of logarithms. A token needs
 
   h_t = S_0 (A k_t / n) + sum_j (W_j . k_t / n) h_j - v_t          ("decoding")
   r_t = A (S_0^T h_t) + sum_j W_j (h_j . h_t)
 
-and with h known beforehand ("encoding", "similarity") S_0^T h and h . h of all
-tokens are two matrix products. The gradient runs the same loop backwards, but
-the memory's own is not summed token by token: it is two matrix products, too.
+If h is known beforehand ("encoding", "similarity"), two matrix products give
+S_0^T h and h . h of all tokens. The gradient runs the same loop in reverse.
+Only the memory's own gradient is not summed token by token, but computed by two
+matrix products.
 """
 
 import functools
@@ -33,8 +34,9 @@ class Solution(NamedTuple):
 
   Attributes:
     h: the directions, `[..., time, value]`.
-    from_start: A_t q_t, `[..., time, slots]`: y_t = S_0 from_start_t + ...
-    scores: W_{t,j} . q_t, `[..., time, time]`: ... + sum_j scores_{t,j} h_j.
+    from_start: A_t q_t, `[..., time, slots]`. A read is y_t = S_0 from_start_t
+      + sum_j scores_{t,j} h_j.
+    scores: W_{t,j} . q_t, `[..., time, time]`.
     keep: A after the last token, `[..., slots]`.
     write: W after the last token, `[..., time, slots]`.
     after: the columns after the last token.
@@ -49,7 +51,7 @@ class Solution(NamedTuple):
 
 
 def directions(tokens: writes.Tokens, spec: reference.Spec) -> jax.Array:
-  """The h `[..., time, value]` that are known beforehand: not "decoding"."""
+  """Returns h `[..., time, value]` where it is known: not with "decoding"."""
   return tokens.value if spec.objective == "encoding" else -tokens.value
 
 
@@ -59,8 +61,8 @@ def _solve(
   """Returns the solution of one tile.
 
   Args:
-    spec: the memory's meaning.
-    S: before the tile, `[batch, heads, value, slots]`.
+    spec: the memory's options.
+    S: memory before the tile, `[batch, heads, value, slots]`.
     tokens: `[batch, heads, time, ...]`.
   """
   return _loop(spec, S, tokens, jnp.zeros_like(tokens.key))[0]
@@ -93,8 +95,8 @@ solve = derivative.custom_vjp(_solve, _solve_fwd, _solve_bwd, (0,))
 def _loop(spec, S, tokens, extra):
   """Returns the solution, and A k / n of all tokens.
 
-  `extra`, zeros, is added to S_0^T h: for its cotangent. With "decoding" that
-  of S is what `_solve_bwd` makes of it, and here S is constant.
+  `extra` is zeros, added to S_0^T h only to obtain its cotangent. With
+  "decoding" S is constant here, and `_solve_bwd` computes its cotangent.
   """
   lead, time = S.shape[:2], tokens.key.shape[-2]
   place = jnp.arange(time)
@@ -126,9 +128,9 @@ def _loop(spec, S, tokens, extra):
       h = jnp.where(here, row[..., None, :], h)
     else:
       projected, products, length = known
-    # Rows of W from t on are zero still.
+    # Rows of W from t on are still zero.
     share = A * projected + einsum("bhj,bhjm->bhm", products, W)
-    # Without the barrier XLA computes them anew for each of W's rows.
+    # Without the barrier, XLA recomputes them for each of W's rows.
     keep, write, columns = lax.optimization_barrier(
       writes.factors(share, length, columns, token, spec)
     )

@@ -1,14 +1,14 @@
 """The writes of a tile by sweeps: a fixed point of matrix products.
 
-Given all r, h and |s|^2 of a tile, guessed, all of them follow by a few matrix
-products, those of token t from earlier tokens alone. So a tile of C tokens is
-exact after C - 1 sweeps, which one more confirms, and often after a few. Rows
-to come may overflow on the way, and zero times infinity would spoil rows that
-are done: what is not finite counts as zero until the end. If by then something
-is, or if something still moves, forward substitution takes over.
+Given a guess of all r, h and |s|^2 of a tile, a few matrix products give new
+values. Those of token t depend on earlier tokens alone. So a tile of C tokens
+is exact after C - 1 sweeps, one more confirms it, and often a few suffice. Rows
+that are not final yet may overflow, and zero times infinity would spoil final
+rows. So values that are not finite count as zero until the end. If any are left
+then, or if something still moves, forward substitution solves the tile.
 
 The cotangents of the unknowns solve the transposed system by the same sweeps,
-and substitution takes over likewise.
+and by substitution in the same cases.
 """
 
 import functools
@@ -27,7 +27,7 @@ einsum = substitution.einsum
 
 
 class _Unknowns(NamedTuple):
-  """What the tokens of a tile find: all `[batch, heads, time, ...]`.
+  """The unknowns of a tile's tokens, all `[batch, heads, time, ...]`.
 
   Attributes:
     share: r.
@@ -41,7 +41,7 @@ class _Unknowns(NamedTuple):
 
 
 def _shifted(first: jax.Array, x: jax.Array) -> jax.Array:
-  """What the token before had, along axis 2; `first` for the first token."""
+  """Returns the previous token's value, along axis 2; `first` at token 0."""
   return jnp.concatenate([first[:, :, None], x[:, :, :-1]], axis=2)
 
 
@@ -53,7 +53,7 @@ def _sweep(spec, S, tokens, guess: _Unknowns):
   keep, write, after = writes.factors(share, length, before, tokens, spec)
   t = jnp.arange(keep.shape[-2])[:, None, None]
   j = jnp.arange(keep.shape[-2])[:, None]
-  # [batch, heads, t, j, slots]: products of lambda from j + 1 to t, times w_j.
+  # Products of lambda from j + 1 to t, times w_j: [batch, heads, t, j, slots].
   W = lax.cumprod(jnp.where(t > j, keep[..., :, None, :], 1), axis=2)
   W = jnp.where(t >= j, W * jnp.where(t >= j, write[..., None, :, :], 0), 0)
   A = lax.cumprod(keep, axis=2)
@@ -83,7 +83,7 @@ def _sweep(spec, S, tokens, guess: _Unknowns):
 
 
 def _stale(spec, S, tokens) -> _Unknowns:
-  """The first guess: every token sees the memory before the tile."""
+  """Returns the first guess: every token sees the memory before the tile."""
   time = tokens.key.shape[-2]
   before = jax.tree.map(
     lambda x: jnp.broadcast_to(
@@ -101,16 +101,16 @@ def _stale(spec, S, tokens) -> _Unknowns:
 
 
 def tolerance_of(tiling: tilings.Tiling, dtype: jnp.dtype) -> float:
-  """Returns how little the last sweep may move anything."""
+  """Returns the largest move that still counts as converged."""
   if tiling.tolerance is not None:
     return tiling.tolerance
   return 1e-14 if dtype == jnp.float64 else 1e-6
 
 
 def _moved(new, old, reverse) -> jax.Array:
-  """How far anything moved, over what a token or those done hold.
+  """Returns the largest move, relative to the values up to each token.
 
-  Infinite where something is not finite: that is no fixed point.
+  It is infinite where something is not finite, which is no fixed point.
   """
 
   def moved(x, y):
@@ -124,7 +124,7 @@ def _moved(new, old, reverse) -> jax.Array:
 
 
 def fixed_point(function, start, tolerance, count, reverse=False):
-  """Returns x = function(x), how far it moved last, and the sweeps it took.
+  """Returns x = function(x), its last move, and the number of sweeps.
 
   Values that are not finite are cleared, so that one sweep's overflow does not
   spoil the next.
@@ -153,7 +153,7 @@ def _solve(
   S: jax.Array,
   tokens: writes.Tokens,
 ) -> tuple[substitution.Solution, solver.Stats]:
-  """Equal to `substitution.solve`, but for the tolerance; and how it went."""
+  """Returns `substitution.solve` up to the tolerance, and statistics."""
   return _solve_fwd(spec, tiling, S, tokens)[0]
 
 
@@ -191,7 +191,7 @@ def _solve_bwd(spec, tiling, residuals, cotangents):
     lambda dx: vjp((dx, cotangents))[2],
     jax.tree.map(jnp.zeros_like, x),
     tolerance,
-    tokens.key.shape[-2] + 1,  # zeros tell nothing of the last token
+    tokens.key.shape[-2] + 1,  # the zeros to start from say nothing of a token
     reverse=True,
   )
   return lax.cond(

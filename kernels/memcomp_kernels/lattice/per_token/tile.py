@@ -1,8 +1,8 @@
-"""One tile of Lattice with gradients per token, exactly, on matrix units.
+"""One tile of Lattice with exact gradients per token, as matrix products.
 
-Tokens write along a few numbers that a solver finds (`substitution`, `sweeps`);
-given those, reads and the next memory are matrix products with the memory S_0
-before the tile:
+A solver (`substitution` or `sweeps`) finds the few numbers that determine what
+tokens write. Given those, reads and the next memory are matrix products with
+the memory S_0 before the tile:
 
   Y = (A * Q) S_0^T + scores H,     S = S_0 diag(A_C) + H^T W_C
 """
@@ -20,14 +20,14 @@ from memcomp_kernels.math import matmul, solver
 
 
 class Laid(NamedTuple):
-  """A tile's inputs, and `taken` `[batch, 1, time, 1]`: 0 at empty places."""
+  """Inputs of a tile, and `taken` `[batch, 1, time, 1]`, 0 at empty places."""
 
   inputs: reference.Inputs
   taken: jax.Array
 
   @property
   def query(self) -> jax.Array:
-    """That of the inputs."""
+    """The query of the inputs."""
     return self.inputs.query
 
 
@@ -43,15 +43,15 @@ def run(
 
   Args:
     memories: (S,) before the tile.
-    starts: unused: there are no chunks.
+    starts: unused, because there are no chunks.
     laid: inputs `[batch, heads, tile, ...]`.
-    complete: unused likewise.
-    spec: the memory's meaning.
-    tiling: how it is evaluated.
+    complete: unused, because there are no chunks.
+    spec: the memory's options.
+    tiling: performance options.
 
   Returns:
-    (S,) after the tile, Y `[batch, heads, tile, value]`, and how the writes
-    were found.
+    (S,) after the tile; Y `[batch, heads, tile, value]`; and statistics of the
+    solves.
   """
   del starts, complete
   inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
@@ -73,7 +73,7 @@ def run(
   S = solution.keep[..., None, :] * S
   S = S + product("bhjd,bhjm->bhdm", solution.h, solution.write)
   if spec.unit_columns:
-    # Rounding moves columns off the sphere, and nothing brings them back.
+    # Rounding moves columns off the sphere, so they are normalised here.
     untouched = solution.after.untouched[..., None, :] > 0
     S = jnp.where(untouched, S, columns.normalize(S, S))
   return (S,), output.astype(dtype), stats

@@ -1,24 +1,24 @@
-"""One token's write as two factors a slot: gradients at the token before.
+"""One token's write as two factors per slot, with gradients per token.
 
-Whatever the objective and the update, token t changes column i by
+For every objective and update, token t changes column i to
 
   s_t = lambda_t s_{t-1} + w_t h_t
 
-with scalars lambda and w of slot and token. They depend on the memory only
+with scalars lambda and w per slot and token. They depend on the memory only
 through r = s . h and N = |s|^2, before the token. With n = |s| ("orthogonal",
-where the column has a size) or 1, and a = -gamma c / n:
+if the column is not tiny) or 1, and a = -gamma c / n:
 
   delta        lambda = mu               w = a
   orthogonal   lambda = mu - a r / n^2   w = a
-  normalized   the same times beta = |(mu - a r) s + a h|^(-1)
+  normalized   both of "orthogonal", times beta = |(mu - a r) s + a h|^(-1)
 
-where |(mu - x) s + a h|^2 with a r = x n^2 is, without a difference of large
-numbers,
+To avoid a difference of large numbers, |(mu - x) s + a h|^2 with a r = x n^2 is
+computed as
 
   mu^2 N + a^2 (|h|^2 - (2 n^2 - N) (r / n^2)^2) + 2 mu x (n^2 - N)
 
-N = n^2 leaves its last term out: but not its derivative, and a tile's first
-memory is differentiated off the unit sphere as well.
+The last term is zero for N = n^2, but its derivative is not. It is needed
+because a tile's first memory is differentiated off the unit sphere as well.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from memcomp_kernels.lattice import columns, reference
 
 
 class Tokens(NamedTuple):
-  """What the tokens of a tile bring, in the memory's dtype.
+  """The inputs of a tile's tokens, in the memory's dtype.
 
   Attributes:
     query: `[..., time, slots]`.
@@ -51,10 +51,10 @@ class Tokens(NamedTuple):
 
 
 class Columns(NamedTuple):
-  """What a write needs to know of the columns themselves, `[..., slots]`.
+  """What a write needs to know about the columns, `[..., slots]`.
 
   Attributes:
-    squares: N, |s|^2; after a write that normalised the column it is 1 by
+    squares: N, |s|^2. After a write that normalised the column it is 1 by
       construction, with no derivative.
     untouched: 1 until such a write, then 0.
   """
@@ -64,7 +64,7 @@ class Columns(NamedTuple):
 
 
 def before_tile(S: jax.Array) -> Columns:
-  """The columns of a memory `[..., value, slots]`."""
+  """Returns the columns of a memory `[..., value, slots]`."""
   squares = columns.squared_norms(S)[..., 0, :]
   return Columns(squares, jnp.ones_like(squares))
 
@@ -72,14 +72,14 @@ def before_tile(S: jax.Array) -> Columns:
 def over_norm(
   x: jax.Array, squares: jax.Array, spec: reference.Spec
 ) -> jax.Array:
-  """Divides by n, the columns' norms where the loss is on directions."""
+  """Divides by n, the columns' norms, if the loss is on directions."""
   if spec.update != "orthogonal":
     return x
   return x * lax.rsqrt(_squared_size(squares, spec))
 
 
 def _squared_size(squares, spec):
-  """n^2."""
+  """Returns n^2."""
   if spec.update != "orthogonal":
     return jnp.ones_like(squares)
   return jnp.where(squares > columns.TINY, squares, 1)
@@ -98,8 +98,8 @@ def factors(
     share: r, `[..., slots]`.
     length: |h|^2, `[..., 1]`.
     before: the columns before the token.
-    token: without its time axis, or all tokens of a tile with it.
-    spec: the memory's meaning.
+    token: one token without time axis, or all tokens of a tile with it.
+    spec: the memory's options.
   """
   mu, N = token.decay, before.squares
   size = _squared_size(N, spec)
@@ -112,7 +112,7 @@ def factors(
     along = share / size
     off = write * along
     keep = mu - off
-    # Rounding may leave less than nothing of a value along a column.
+    # Rounding could make the square of the tangent negative.
     tangent = jnp.maximum(length - (2 * size - N) * along * along, 0)
     squares = mu * mu * N + write * write * tangent
     squares = squares + 2 * mu * off * (size - N)
