@@ -7,9 +7,9 @@ exp(log_decay); beta = write_rate.
         + beta_t k_t (v_t - (alpha_t S_{t-1})^T k_t)^T   2412.06464, section 3.1
   o_t = scale S_t^T q_t
 
-The papers write S transposed, and the update as alpha_t S_{t-1} (I - beta_t k_t
-k_t^T) + beta_t v_t k_t^T: the same. alpha_t = 1 is DeltaNet (2406.06484). The
-error is taken after the decay, the output read after the write.
+The papers write S transposed, and write the same update as alpha_t S_{t-1} (I -
+beta_t k_t k_t^T) + beta_t v_t k_t^T. alpha_t = 1 is DeltaNet (2406.06484). The
+error is taken after the decay. The output is read after the write.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ class Spec:
   """The options of a delta rule memory; changing a field changes the function.
 
   Attributes:
-    forget_gate: whether the memory decays (Gated DeltaNet); if False
+    forget_gate: whether the memory decays (Gated DeltaNet). If False
       (DeltaNet), `log_decay` is ignored.
-    scale: of the read, > 0; None is key_dim ** -0.5.
+    scale: factor of the read, > 0; None is key_dim ** -0.5.
   """
 
   forget_gate: bool = True
@@ -42,7 +42,7 @@ class Spec:
       raise ValueError(f"scale={self.scale} must be positive, or None")
 
   def read_scale(self, key_dim: int) -> float:
-    """The factor of a read."""
+    """Returns the factor of a read."""
     return key_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -50,10 +50,10 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: what reads the memory.
-    key: of length 1, or the memory may grow without end.
-    value: what is written.
-    log_decay: log alpha <= 0; ignored without `Spec.forget_gate`.
+    query: the query that reads the memory.
+    key: key of length 1. With longer keys the memory may grow without bound.
+    value: the value that is written.
+    log_decay: log alpha <= 0. Ignored without `Spec.forget_gate`.
     write_rate: beta in [0, 1], or in [0, 2] for transitions with negative
       eigenvalues (arXiv 2411.12537).
   """

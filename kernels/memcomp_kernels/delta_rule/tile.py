@@ -1,15 +1,16 @@
-"""The delta rule in chunk form on matrix units: the algebra of one tile.
+"""The algebra of one tile of the delta rule, as matrix products.
 
-Rows are tokens, S is the memory before the tile, E the rows of errors v - k S'
-with S' the decayed memory that each token meets. With mu and Omega of
+Rows are tokens. S is the memory before the tile. The rows of E are the errors v
+- k S', with S' the decayed memory that each token meets. With mu and Omega of
 `math.decay`,
 
   (I + strict(Omega * K K^T) diag(beta)) E = V - diag(mu) K S
   O = diag(mu) Q S + A E,      A = (Omega * Q K^T) diag(beta)
   S <- mu_C S + K^T diag(Omega_C beta) E
 
-All but S is known before the tiles are run, for all of them at once: with U and
-W what the system makes of V and diag(mu) K (the papers' WY form),
+Only S depends on earlier tiles, so everything else is computed for all tiles at
+once. Let U and W be the solutions of the system for V and for diag(mu) K (the
+papers' WY form). Then
 
   E = U - W S,      O = (diag(mu) Q - A W) S + A U
 """
@@ -28,7 +29,7 @@ from memcomp_kernels.math import decay, delta, matmul
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Does what needs no memory, of inputs `[batch, heads, tile, dim]`."""
+  """Computes what needs no memory, for inputs `[batch, heads, tile, dim]`."""
   del tiling
   query, key = inputs.query, inputs.key
   dtype = query.dtype
@@ -44,7 +45,7 @@ def prepare(
   share = factors.between * jnp.swapaxes(rate, -1, -2)
   from_start = factors.from_start[..., None]
 
-  # The solve reads below the diagonal only, where what t meets is Omega_t.
+  # The solver reads only below the diagonal, where Omega_t is token t's decay.
   coupling = share * product("bhtk,bhik->bhti", key, key)
   target = jnp.concatenate([value, from_start * key], axis=-1)
   solved = delta.solve(coupling, target)
@@ -58,7 +59,7 @@ def prepare(
     erase=error_key.astype(dtype),
     key=(factors.to_end[..., None] * rate * key).astype(dtype),
     query=(scale * from_start * query - inner).astype(dtype),
-    log_scale=None,  # scaled already: A W has no common factor with it
+    log_scale=None,  # it is in the query, since A W does not have this factor
     output=product("bhti,bhiv->bhtv", scores, error),
     total=factors.total,
   )
@@ -67,7 +68,7 @@ def prepare(
 def form(
   spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form."""
+  """Returns the form of the memory."""
   return affine.form(prepare, spec, tiling, time)
 
 

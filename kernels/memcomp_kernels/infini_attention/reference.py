@@ -1,8 +1,8 @@
 """Infini-attention token by token, as the paper writes it (2404.07143).
 
-Symbols: q, k, v of the token, those of the memory without position; sigma = elu
-+ 1; M, z what is written so far; M', z' the same before the current segment;
-g = read_gate, the paper's sigmoid(beta).
+Symbols: q, k, v of the token, where q and k of the memory have no position;
+sigma = elu + 1; M, z what is written so far; M', z' the same before the current
+segment; g = read_gate, the paper's sigmoid(beta).
 
   read     A_mem = sigma(q) M' / (sigma(q) z')                       eq. (3)
   linear   M <- M + sigma(k)^T v,    z <- z + sigma(k)               eq. (4)
@@ -10,9 +10,9 @@ g = read_gate, the paper's sigmoid(beta).
   output   A = g A_mem + (1 - g) A_dot                               eq. (6)
 
 A_dot is softmax attention over the segment's tokens so far, or over a window.
-The paper writes a segment's tokens at once, after it: the sums are the same. In
-segments of one token M' holds all tokens before it. Quotients have eps added to
-their divisor.
+The paper writes a segment's tokens at once, after the segment. The sums are the
+same. In segments of one token M' holds all tokens before it. eps is added to
+the divisor of every quotient.
 """
 
 import dataclasses
@@ -36,13 +36,14 @@ class Spec:
   """The options of Infini-attention; changing a field changes the function.
 
   Attributes:
-    segment_size: tokens that read the memory as it was before the first of
-      them, >= 1. 1 is the form per token: each reads what those before it
-      wrote.
-    window_size: tokens that local attention sees, the current one included,
-      >= 1; None is those of the token's segment (the paper).
-    rule: "linear" writes values, "delta" what the memory does not answer yet.
-    eps: added to the weights' sum, > 0.
+    segment_size: number of tokens that read the memory before the first of
+      them, >= 1. With 1 (the form per token) each token reads what all tokens
+      before it wrote.
+    window_size: number of tokens that local attention sees, the current one
+      included, >= 1. None means the token's segment, as in the paper.
+    rule: "linear" writes values. "delta" writes the error of the memory's
+      prediction of the value.
+    eps: added to the sum of weights, > 0.
   """
 
   segment_size: int = 256
@@ -62,16 +63,16 @@ class Spec:
 
   @property
   def stale(self) -> bool:
-    """Whether several tokens read the memory of one segment's start."""
+    """Whether several tokens read the memory at one segment's start."""
     return self.segment_size > 1
 
   @property
   def window(self) -> int:
-    """Tokens that local attention keeps."""
+    """Number of tokens that local attention keeps."""
     return self.window_size or self.segment_size
 
   def local(self) -> attention.Spec:
-    """The local attention's meaning."""
+    """Returns the options of local attention."""
     if self.window_size is not None:
       return attention.Spec(window_size=self.window_size)
     # A window of one chunk that moves by chunks begins where the segment does.
@@ -84,13 +85,13 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: of local attention.
-    key: of local attention.
-    value: of both.
+    query: query of local attention.
+    key: key of local attention.
+    value: value of both local attention and memory.
     read_gate: g in [0, 1], the share of the memory.
-    memory_query: what reads the memory, before the feature map; None for
-      `query`. The paper's has no rotary position.
-    memory_key: what writes the memory, before the feature map; None for `key`.
+    memory_query: query of the memory, before the feature map; None for `query`.
+      The paper's has no rotary position.
+    memory_key: key of the memory, before the feature map; None for `key`.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -102,11 +103,11 @@ class Inputs(NamedTuple):
 
 
 class Association(NamedTuple):
-  """What is written; float32 or wider.
+  """What has been written to the memory; float32 or wider.
 
   Attributes:
     memory: M.
-    normalizer: z, the sum of keys' features.
+    normalizer: z, the sum of the keys' features.
   """
 
   memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
@@ -117,13 +118,12 @@ class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    keys: of local attention's newest tokens, in rows as `window`
-      lays them.
-    values: of these tokens.
-    association: with all that has been written so far.
-    start: the same before the current segment of `Spec.segment_size` tokens;
-      equal to `association` (and never read) between two of them, None in the
-      form per token.
+    keys: keys of local attention's newest tokens, in the rows of a `window`.
+    values: values of these tokens.
+    association: the memory with everything that has been written so far.
+    start: the memory before the current segment of `Spec.segment_size` tokens.
+      It equals `association` and is never read between two segments. None in
+      the form per token.
     position: tokens of the current sequence so far.
     segment_id: the current sequence, 0 before any token.
   """
@@ -149,7 +149,7 @@ def associate(
   v: jax.Array,
   spec: Spec,
 ) -> tuple[Association, jax.Array]:
-  """Reads, then writes one token's features sigma(q), sigma(k) and v."""
+  """Reads with sigma(q), then writes sigma(k) and v of one token."""
   q, k = features
 
   def answer(x):
@@ -167,7 +167,7 @@ def step(
   """Reads the memory, writes one token, attends.
 
   Args:
-    state: before the token.
+    state: the state before the token.
     inputs: `[batch, heads, dim]` arrays.
     spec: the memory's options.
 

@@ -1,18 +1,18 @@
-"""One tile of Infini-attention's memory on matrix units: no layout.
+"""The algebra of one tile of Infini-attention's memory, as matrix products.
 
-Rows are tokens, Q and K their features, M', z' what they read from before the
-tile, U what they write. In segments all rows read M', z':
+Rows are tokens, Q and K are their features, M' and z' what they read from
+before the tile, and U what they write. In segments all rows read M' and z':
 
   E = V - diag(K z' + eps)^-1 K M',       Y = diag(Q z' + eps)^-1 Q M'
 
-Per token a row also meets what those above it wrote. With S = strict(K K^T),
-R = strict(Q K^T) and 1 a column of ones,
+In the form per token a row also reads what the rows above it wrote. With S =
+strict(K K^T), R = strict(Q K^T) and 1 a column of ones,
 
   d = K z' + S 1 + eps,    (I + diag(d)^-1 S) E = V - diag(d)^-1 K M'
   Y = diag(Q z' + R 1 + eps)^-1 (Q M' + R U)
 
-which is a delta rule's triangular system whose divisors are known. U is E, or V
-with the linear rule; M <- M + K^T U, z <- z + K^T 1. A tile's empty places hold
+This is a delta rule's triangular system with known divisors. U is E, or V with
+the linear rule. Then M <- M + K^T U, z <- z + K^T 1. A tile's empty places hold
 zeros and write nothing.
 """
 
@@ -40,12 +40,12 @@ def run(
     starts: M' and z'.
     inputs: features of queries and of keys, and values, `[batch, heads, tile,
       dim]`.
-    complete: not read.
+    complete: unused.
     spec: the memory's options.
-    tiling: None: all of the tiling is the tile's size.
+    tiling: None, because the tile's size is the only option.
 
   Returns:
-    M and z after the tile, reads `[batch, heads, tile, value]` of their dtype,
+    M and z after the tile; reads `[batch, heads, tile, value]` in their dtype;
     and None.
   """
   del complete, tiling
@@ -56,7 +56,7 @@ def run(
   value = value.astype(memory.dtype)
 
   def met(x):
-    """What rows x meet: sums with eps, M', and shares of rows above."""
+    """Returns reads of M', sums with eps, and shares of the rows above."""
     old = matmul.product("bhtk,bhkv->bhtv", x, start, dtype)
     old, sums = old[..., :-1], old[..., -1:] + spec.eps
     if spec.stale:

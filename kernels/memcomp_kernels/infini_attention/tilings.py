@@ -1,4 +1,4 @@
-"""Sizes that change the speed of Infini-attention, never its result."""
+"""Performance options of Infini-attention; they never change results."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ from memcomp_kernels.infini_attention import reference
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How the memory's chunk form is laid out.
+  """Performance options of the memory; they never change results.
 
   Attributes:
-    tile_time: tokens a tile in the form per token, >= 1; else a tile is a
-      segment.
+    tile_time: tokens per tile in the form per token, >= 1. Otherwise a tile is
+      a segment.
   """
 
   tile_time: int = 64
@@ -22,5 +22,5 @@ class Tiling:
 
 
 def tile_time(spec: reference.Spec, tiling: Tiling, time: int) -> int:
-  """Tokens a tile: the segment where there is one, else free."""
+  """Returns tokens per tile: the segment if there is one, else free."""
   return spec.segment_size if spec.stale else min(tiling.tile_time, time)

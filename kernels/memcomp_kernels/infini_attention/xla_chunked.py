@@ -1,8 +1,8 @@
-"""Infini-attention on matrix units, in plain JAX.
+"""Infini-attention as matrix products, in plain JAX.
 
-Local attention and memory do not see each other: `softmax_attention`, and a
-scan over tiles of the memory by `chunking.chunked` (`tile.py` has their
-algebra). Features are taken before tokens are laid into tiles.
+Local attention and memory are independent. `softmax_attention` computes the
+former. `chunking.chunked` scans over tiles of the memory (`tile.py` has their
+algebra). Feature maps are applied before tokens are laid into tiles.
 """
 
 from typing import NamedTuple
@@ -95,7 +95,7 @@ def _memory(state: reference.State, spec: reference.Spec) -> _Memory:
 
 
 def _written(inputs: reference.Inputs, wide) -> tuple[jax.Array, ...]:
-  """Features of queries and of keys, and values."""
+  """Returns features of queries, features of keys, and values."""
   query, key = inputs.memory_query, inputs.memory_key
   query = inputs.query if query is None else query
   key = inputs.key if key is None else key

@@ -1,4 +1,4 @@
-"""Linear attention (arXiv 2006.16236), with a decay if asked for."""
+"""Linear attention (arXiv 2006.16236), with an optional decay."""
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib

@@ -7,8 +7,9 @@ exp(log_decay), 1 without a forget gate.
   z_t = alpha_t z_{t-1} + phi(k_t)                            eq. (19)
   y_t = S_t^T scale phi(q_t) / (z_t . scale phi(q_t) + eps)   eq. (20)
 
-Without `normalize` there is no z and no division. The paper has no decay; one
-for each token and head is RetNet's (2307.08621) where it is constant.
+Without `normalize` there is no z and no division. The paper has no decay.
+RetNet (2307.08621) has one that is constant per head. Here it is per token and
+head.
 """
 
 import dataclasses
@@ -29,14 +30,14 @@ class Spec:
   """The options of linear attention; changing a field changes the function.
 
   Attributes:
-    feature_map: phi of query and key: "elu" (elu + 1), "relu", "softmax" (over
+    feature_map: phi of query and key, "elu" (elu + 1), "relu", "softmax" (over
       the features) or "identity".
-    normalize: reads are divided by the weights' sum, which needs features that
-      are not negative.
-    forget_gate: whether memory and sum decay.
-    scale: of queries' features, > 0; None is key_dim ** -0.5. With `normalize`
-      it matters beside `eps` only.
-    eps: added to the weights' sum, > 0.
+    normalize: whether reads are divided by the sum of weights. This requires
+      features that are not negative.
+    forget_gate: whether the memory and the sum of features decay.
+    scale: factor of the queries' features, > 0; None is key_dim ** -0.5. With
+      `normalize` it matters only in comparison with `eps`.
+    eps: added to the sum of weights, > 0.
   """
 
   feature_map: str = "elu"
@@ -62,7 +63,7 @@ class Spec:
       raise ValueError(f"eps={self.eps} must be positive")
 
   def read_scale(self, key_dim: int) -> float:
-    """The factor of queries' features."""
+    """Returns the factor of the queries' features."""
     return key_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -70,10 +71,10 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: before the feature map.
-    key: before the feature map.
-    value: what is written.
-    log_decay: log alpha <= 0; None without `Spec.forget_gate`.
+    query: the query before the feature map.
+    key: the key before the feature map.
+    value: the value that is written.
+    log_decay: log alpha <= 0. None without `Spec.forget_gate`.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -89,7 +90,7 @@ class State(NamedTuple):
 
   Attributes:
     memory: S.
-    normalizer: z, the sum of keys' features; None without `Spec.normalize`.
+    normalizer: z, the sum of the keys' features; None without `Spec.normalize`.
     segment_id: the current segment, 0 before any token.
   """
 

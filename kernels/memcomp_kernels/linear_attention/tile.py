@@ -1,8 +1,7 @@
-"""Linear attention in chunk form on matrix units: the algebra of one tile.
+"""The algebra of one tile of linear attention, as matrix products.
 
-Queries and keys are features already. The sum of features is one more column
-of the memory, whose values are 1; where a place is empty they are 0, as all
-else is there.
+Queries and keys are already features. The sum of features is one more column of
+the memory, whose values are 1. In empty places they are 0, like all inputs.
 """
 
 import jax
@@ -18,12 +17,12 @@ from memcomp_kernels.math import feature_maps
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Does what needs no memory.
+  """Computes what needs no memory.
 
   Args:
-    inputs: `[batch, heads, tile, ...]`, features for queries and keys.
-    spec: not read: features are taken before, sums divided after.
-    tiling: None: all of the tiling is the tile's size.
+    inputs: `[batch, heads, tile, ...]`, with features as queries and keys.
+    spec: unused. Features are taken before this, and sums divided after it.
+    tiling: None, because the tile's size is the only option.
   """
   del spec, tiling
   query, key, value, log_decay = inputs
@@ -37,7 +36,7 @@ def prepare(
 def form(
   spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form, of features and joined states."""
+  """Returns the form of the memory, for features and joined states."""
   return affine.form(prepare, spec, tiling, time, wide=True)
 
 
@@ -45,7 +44,7 @@ _chunk = chunked.implementation(form)
 
 
 def _joined(state: reference.State) -> reference.State:
-  """The same state with z as the memory's last column."""
+  """Returns the state with z as the memory's last column."""
   if state.normalizer is None:
     return state
   columns = state.memory, state.normalizer[..., None]

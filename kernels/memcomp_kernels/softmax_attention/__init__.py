@@ -47,15 +47,15 @@ def _make_state(
   """Makes the initial state; see `Op.init_state`.
 
   Args:
-    spec: the attention's meaning.
-    batch: rows.
-    heads: of keys and values; queries may have a multiple of them.
+    spec: the attention's options.
+    batch: number of rows.
+    heads: heads of keys and values. Queries may have a multiple of them.
     key_dim: width of keys.
     value_dim: width of values.
-    dtype: of keys and values.
-    length: tokens that the state must hold where `spec.window_size` is None;
-      not read otherwise. Longer segments lose their oldest tokens but the
-      sinks.
+    dtype: dtype of keys and values.
+    length: number of tokens that the state must hold if `spec.window_size` is
+      None; ignored otherwise. Longer segments lose their oldest tokens, except
+      the sinks.
 
   Raises:
     ValueError: `length` is missing or too short.

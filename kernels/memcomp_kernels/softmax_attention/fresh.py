@@ -1,8 +1,8 @@
 """Attention of a call from a fresh state, by a kernel of a library.
 
-There the line of `window` is the call's own tokens. What a token
-sees is then a fixed mask over places, and in packed rows the runs as well; what
-the state holds afterwards is as in `xla_chunked`.
+In such a call the line of `window` has only the call's own tokens. What a token
+sees is then a fixed mask over places; in packed rows runs must match as well.
+The new state is computed as in `xla_chunked`.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,12 @@ from memcomp_kernels import window
 from memcomp_kernels.softmax_attention import reference
 
 Attend = Callable[..., jax.Array]
-"""(query, key, value, run, *, spec, size) -> outputs: `[batch, time, heads,
-dim]` arrays; run int32 `[batch, time]`, or None for one run; what a place sees
-beside that follows from its index, `spec` and the state's `size`."""
+"""(query, key, value, run, *, spec, size) -> outputs.
+
+These are `[batch, time, heads, dim]` arrays, and run is int32 `[batch, time]`,
+or None for one run. Besides runs, a place's index, `spec` and the state's
+`size` determine what it sees.
+"""
 
 
 def chunk(
@@ -26,7 +29,7 @@ def chunk(
   spec: reference.Spec,
   segment_ids: jax.Array | None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference` for what `unsupported` does not name."""
+  """Computes what `reference` does, where `unsupported` returns None."""
   size = state.keys.shape[2]
   plan = window.plan(
     segment_ids,
@@ -56,7 +59,7 @@ def unsupported(
   reset_state: reference.State | None,
   max_position: int | None,
 ) -> str | None:
-  """Why a call is not one from fresh states with a mask over places, or None.
+  """Says why a call is not from fresh states with a mask over places, or None.
 
   Arguments are those of `Op.chunk`.
   """
@@ -77,5 +80,5 @@ def unsupported(
 
 
 def sees_all(spec: reference.Spec, time: int, size: int) -> bool:
-  """Whether every token sees all before it, in its run."""
+  """Whether every token sees all tokens before it, in its run."""
   return spec.chunk_size is None and time <= size

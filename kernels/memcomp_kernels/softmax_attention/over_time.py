@@ -1,4 +1,4 @@
-"""Softmax attention over shards of time: each is handed its window."""
+"""State passing for softmax attention: each shard receives its window."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from memcomp_kernels.softmax_attention import reference
 
 
 def over_time(spec: reference.Spec) -> state_passing.HandOff:
-  """Returns the way in which shards hand over keys and values.
+  """Returns the state passing strategy for keys and values.
 
-  See `hand_off.window_before`: messages of a window's size, of all keys and
-  values where nothing bounds it.
+  See `state_passing.window_before`. A message has the size of a window, or of
+  all keys and values if nothing bounds the window.
   """
 
   def hand_over(

@@ -2,11 +2,11 @@
 
   y_t = sum_j p_{t,j} v_j,   p_t = softmax over j of scale <q_t, k_j>
 
-over the tokens j that t sees, t itself included: the first `sink_tokens` of
-its segment and the last window_size - sink_tokens, less what a window moved by
-chunks has let go. They are what `window` holds. Heads of queries
-share keys and values by groups (arXiv 2305.13245): head h reads those of head
-h // (heads / kv_heads).
+The sum is over the tokens j that t sees, t itself included. These are the first
+`sink_tokens` of its segment and the last window_size - sink_tokens, except
+those that a window which moves by chunks has dropped. A `window` holds them.
+Heads of queries share keys and values by groups (arXiv 2305.13245): head h
+reads those of head h // (heads / kv_heads).
 """
 
 import dataclasses
@@ -26,15 +26,16 @@ class Spec:
   """The options of the attention; changing a field changes the function.
 
   Attributes:
-    window_size: tokens that a token sees, itself included, >= 1; None is all
-      that the state can hold.
-    sink_tokens: of them, first tokens of the segment that are seen for ever
-      (StreamingLLM); fewer than `window_size`.
-    chunk_size: the window moves by whole chunks: the token at position p sees
-      positions from (p // chunk_size + 1) * chunk_size - window_size on, so
-      between window_size - chunk_size + 1 and window_size tokens (the window of
-      Key-Value Means). Divides `window_size`; None moves it by tokens.
-    scale: of the scores; None is key_dim ** -0.5.
+    window_size: number of tokens that a token sees, itself included, >= 1. None
+      means all that the state can hold.
+    sink_tokens: how many of them are first tokens of the segment, which stay
+      visible for ever (StreamingLLM); fewer than `window_size`.
+    chunk_size: makes the window move by whole chunks. The token at position p
+      sees positions from (p // chunk_size + 1) * chunk_size - window_size on,
+      that is between window_size - chunk_size + 1 and window_size tokens (the
+      window of Key-Value Means). It divides `window_size`. None moves the
+      window by tokens.
+    scale: factor of the scores; None is key_dim ** -0.5.
   """
 
   window_size: int | None = None
@@ -73,13 +74,13 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: of `query_heads`, a multiple of `heads`: head h of the queries reads
-      head h // (query_heads / heads) of keys and values.
-    key: what is attended to.
-    value: what is read.
-    sink_query: the query as the first `sink_tokens` of a segment meet it:
-      StreamingLLM counts its position in the window, not in the text; None
-      where it is `query`.
+    query: query with `query_heads`, a multiple of `heads`. Head h of the
+      queries reads head h // (query_heads / heads) of keys and values.
+    key: the key to attend to.
+    value: the value to read.
+    sink_query: query for the first `sink_tokens` of a segment. StreamingLLM
+      counts its position in the window and not in the text. None means
+      `query`.
   """
 
   query: Annotated[jax.Array, "batch time query_heads key_dim"]
@@ -95,11 +96,11 @@ class Inputs(NamedTuple):
 class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
-  It has room for `length` tokens, as `window` lays them.
+  It has room for `length` tokens, in the rows of a `window`.
 
   Attributes:
-    keys: of the tokens that are kept.
-    values: of the tokens that are kept.
+    keys: keys of the tokens that are kept.
+    values: values of the tokens that are kept.
     position: tokens of the current segment so far.
     segment_id: the current segment, 0 before any token.
   """
@@ -121,9 +122,9 @@ def step(
 
   Args:
     state: the window before the token.
-    inputs: `[batch, heads, dim]` arrays, of key and value `[batch, kv_heads,
+    inputs: `[batch, heads, dim]` arrays; key and value are `[batch, kv_heads,
       dim]`.
-    spec: the attention's meaning.
+    spec: the attention's options.
 
   Returns:
     The state after the token, and y `[batch, heads, value]` in query's dtype.

@@ -1,7 +1,7 @@
-"""One tile of softmax attention on matrix units, and what its queries see.
+"""One tile of softmax attention as matrix products, and what its queries see.
 
-Tokens carry the run they belong to (a segment within a row) and their position
-in it; nothing else decides what is seen, wherever a token lies.
+Tokens carry the run that they belong to (a segment within a row) and their
+position in it. These alone determine what is seen, wherever a token lies.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from memcomp_kernels.softmax_attention import reference
 
 
 class Tokens(NamedTuple):
-  """Keys and values, and what they are of.
+  """Keys and values, with their runs and positions.
 
   Attributes:
     key: `[batch, tokens, kv_heads, key]`.
@@ -37,8 +37,8 @@ def sees(
   Args:
     position: integers of any shape.
     other: integers that broadcast with them.
-    spec: the attention's meaning.
-    ring: rows of the window that are overwritten in turn.
+    spec: the attention's options.
+    ring: number of rows of the window that are overwritten in turn.
 
   Returns:
     bool, of their common shape.
@@ -62,15 +62,15 @@ def attend(
 
   Args:
     query: `[batch, queries, kv_heads, key]`, see `by_group`.
-    tokens: all that may be seen.
-    seen: bool `[batch, queries, tokens]`; what sees nothing gets zeros.
-    spec: the attention's meaning.
-    sink_query: as `query`, for sinks; None for `query`.
+    tokens: all tokens that may be seen.
+    seen: bool `[batch, queries, tokens]`. A query that sees nothing gets zeros.
+    spec: the attention's options.
+    sink_query: query for sinks, of the same shape; None for `query`.
   """
   dtype = query.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
-  # bfloat16 operands are one pass of a matrix unit. float32 ones would be
-  # rounded to bfloat16 by default on a TPU: whoever hands in float32 wants it.
+  # bfloat16 operands take one pass of a matrix unit. A TPU would by default
+  # round float32 operands to bfloat16, so they ask for the highest precision.
   precision = (
     lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
   )
@@ -91,12 +91,12 @@ def attend(
     sinks = (tokens.position < spec.sink_tokens)[:, None, None]
     scores = jnp.where(sinks, of_sinks, scores)
   scores = jnp.where(seen[:, None], scores, -jnp.inf)
-  # Places that fill a tile up see nothing: nan there would reach all values'
-  # adjoints, as zero times nan is nan.
+  # Places that only fill up a tile see nothing. nan there would reach the
+  # adjoints of all values, because zero times nan is nan.
   top = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
   weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
-  # Normalised last: the sum is over what was multiplied, and fewer numbers are
-  # divided.
+  # The division comes last: the sum is then over the weights that were
+  # multiplied, and fewer numbers are divided.
   total = jnp.sum(weights, axis=-1)
   total = jnp.where(total == 0.0, 1.0, total)
   outputs = product("bhqk,bkhd->bqhd", weights, tokens.value)
@@ -104,10 +104,10 @@ def attend(
 
 
 def by_group(query: jax.Array, kv_heads: int) -> jax.Array:
-  """Heads that share keys and values become more queries of one head.
+  """Turns heads that share keys and values into more queries of one head.
 
-  `[batch, queries, heads, dim]` to `[batch, queries * groups, kv_heads, dim]`,
-  so that no key is repeated.
+  `[batch, queries, heads, dim]` becomes `[batch, queries * groups, kv_heads,
+  dim]`, so that no key is repeated.
   """
   batch, queries, heads, dim = query.shape
   if heads == kv_heads:

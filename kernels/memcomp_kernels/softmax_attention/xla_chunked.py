@@ -1,10 +1,10 @@
 """Softmax attention in tiles of queries, in plain JAX.
 
-The window's tokens and the call's are put in one line (`window`),
-where padding is left out. A tile of queries sees the line from one ring before
-it on, and the sinks of the run that goes on there: cost and memory are linear
-in time. Where the ring is as long as the line, a tile sees all of the line up
-to its own part. Each tile is recomputed for its gradient.
+`window` joins the window's tokens and the call's tokens in one line without
+padding. A tile of queries sees the line from one ring before it on, and the
+sinks of the run that continues there. So cost and memory are linear in time. If
+the ring is as long as the line, a tile sees the whole line up to its own part.
+Each tile is recomputed for its gradient.
 """
 
 import functools
@@ -26,8 +26,8 @@ def chunk(
   reset_state: reference.State | None = None,
   max_position: int | None = None,
 ) -> tuple[reference.State, jax.Array]:
-  """Equal to `reference`, in tiles; see `Op.chunk`."""
-  # A fresh state is what new segments start from: nothing is inherited.
+  """Computes what `reference` does, in tiles; see `Op.chunk`."""
+  # New segments then start from a fresh state and inherit no tokens.
   fresh = max_position == 0 and reset_state is None
   reset_state = state if reset_state is None else reset_state
   plan = window.plan(
@@ -46,7 +46,7 @@ def chunk(
   queries = window.compact(plan, (inputs.query, inputs.sink_query))
   operands = queries, joined, rows, reset_rows
 
-  # Both are checkpointed, so that only operands are kept for the gradient.
+  # Both are checkpointed, so the gradient stores only the operands.
   @jax.checkpoint
   def usual(queries, joined, rows, reset_rows):
     del reset_rows
@@ -66,7 +66,7 @@ def chunk(
 
 
 def _attend(plan, spec, queries, joined, rows, reset_rows):
-  """Outputs of the call's tokens, in the order of `window.compact`."""
+  """Returns outputs of the call's tokens, in the order of `window.compact`."""
   time = queries[0].shape[1]
   keys, values = joined
   line = tile.Tokens(keys, values, plan.run, plan.position)
@@ -77,7 +77,7 @@ def _attend(plan, spec, queries, joined, rows, reset_rows):
   if back < time:
     return _band(plan, run, size, back, queries, line, rows, joined)
 
-  # What the state kept of sinks; all others are in the line.
+  # These are the sinks in the state; all others are in the line.
   kept = _sinks(plan, rows, joined, jnp.zeros(1, jnp.int32))
   kept = jax.tree.map(lambda x: x[0], kept)
   size = min(tilings.full_tile(plan.prior + time), time)
@@ -95,7 +95,7 @@ def _attend(plan, spec, queries, joined, rows, reset_rows):
 
 
 def _band(plan, run, size, back, queries, line, rows, joined):
-  """Each tile sees itself and `back` tokens before it."""
+  """Attends in tiles that see themselves and `back` tokens before them."""
   time = queries[0].shape[1]
   tiles = -(-time // size)
   spread = [(0, 0), (back - plan.prior, tiles * size - time)]
@@ -122,7 +122,7 @@ def _band(plan, run, size, back, queries, line, rows, joined):
 
 
 def _sinks(plan, rows, joined, starts) -> tile.Tokens:
-  """Sinks before some places of the line: `[places, batch, sinks, ...]`."""
+  """Returns the sinks before given places: `[places, batch, sinks, ...]`."""
   (keys, values), exists, run = window.sinks(plan, rows, joined, starts)
   run = jnp.where(exists, run[..., None], window.EMPTY)
   position = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
@@ -132,10 +132,10 @@ def _sinks(plan, rows, joined, starts) -> tile.Tokens:
 
 
 def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
-  """Outputs of one tile of queries `[batch, size, ...]`."""
+  """Returns outputs of one tile of queries `[batch, size, ...]`."""
   same = run[:, :, None] == tokens.run[:, None]
   if reset_rows is not None:
-    # What a segment that started in the call found in its window.
+    # These tokens were in the window of a segment that started in the call.
     reset = _held(plan, reset_rows)
     started = (run > 0)[:, :, None] & (reset.run == 0)[:, None]
     tokens = _concatenate(reset, tokens)
@@ -154,7 +154,7 @@ def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
 
 
 def _held(plan, rows) -> tile.Tokens:
-  """The tokens of the state that new segments start from."""
+  """Returns the tokens of the state that new segments start from."""
   position = window.held(
     plan.reset_position, size=plan.size, sink_tokens=plan.sink_tokens
   )
@@ -164,7 +164,7 @@ def _held(plan, rows) -> tile.Tokens:
 
 
 def _over_tiles(run, size, time, queries, *seen):
-  """Maps `run` over tiles of the queries, and what each of them sees."""
+  """Maps `run` over tiles of the queries, with what each of them sees."""
   *query, runs, position = queries
 
   def tiles(x, empty=0):
@@ -184,7 +184,7 @@ def _over_tiles(run, size, time, queries, *seen):
 
 
 def _cut(x, size):
-  """`[batch, tiles * size, ...]` to `[tiles, batch, size, ...]`."""
+  """Cuts `[batch, tiles * size, ...]` into `[tiles, batch, size, ...]`."""
   x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
   return jnp.moveaxis(x, 1, 0)
 

@@ -1,13 +1,13 @@
 """State space duality token by token, as the paper writes it (2405.21060).
 
 Symbols: x the values, B the keys, C the queries; dt = write_rate, dt A =
-log_decay, D = skip; h the state, rows by B (the paper's, transposed).
+log_decay, D = skip; h the state, with rows by B (the transpose of the paper's).
 
   h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t^T     eq. (1a), discretised
   y_t = h_t^T C_t + D x_t                        eq. (1b)
 
-A is a number for each head, not a matrix (section 2.4): that is what makes the
-model dual to attention. Heads of a group share B and C (section 7.2).
+A is a number per head and not a matrix (section 2.4). This makes the model dual
+to attention. Heads of a group share B and C (section 7.2).
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from memcomp_kernels.shapes import If
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of the state space model: a field changes the function.
+  """The options of the model; changing a field changes the function.
 
   Attributes:
-    heads_per_group: heads, which follow each other, that share a query and a
-      key, >= 1; divides the number of heads.
-    skip: whether an output has D x added; if not, `Inputs.skip` is None.
+    heads_per_group: number of consecutive heads that share a query and a key,
+      >= 1. It divides the number of heads.
+    skip: whether D x is added to an output. If False, `Inputs.skip` is None.
   """
 
   heads_per_group: int = 1

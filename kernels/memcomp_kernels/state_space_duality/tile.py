@@ -1,12 +1,13 @@
-"""State space duality in chunk form on matrix units: the algebra of one tile.
+"""The algebra of one tile of state space duality, as matrix products.
 
-With L = Omega of `math.decay`, the paper's 1-semiseparable mask, and h
-before the tile,
+With L = Omega of `math.decay` (the paper's 1-semiseparable mask) and h before
+the tile,
 
   Y = (L * (C B^T)) diag(dt) X + diag(mu) C h + D X
   h <- mu_C h + B^T diag(L_C dt) X
 
-which is `outer` with dt X written. C B^T is computed once a group.
+`outer` computes this with dt X as what is written. C B^T is computed once per
+group.
 """
 
 import jax.numpy as jnp
@@ -20,12 +21,12 @@ from memcomp_kernels.state_space_duality import reference
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Does what needs no memory.
+  """Computes what needs no memory.
 
   Args:
-    inputs: `[batch, heads, tile, ...]`, groups for queries and keys.
-    spec: not read: groups are seen by their shapes.
-    tiling: None: all of the tiling is the tile's size.
+    inputs: `[batch, heads, tile, ...]`; queries and keys have groups as heads.
+    spec: unused, because the shapes show the groups.
+    tiling: None, because the tile's size is the only option.
   """
   del spec, tiling
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
@@ -43,7 +44,7 @@ def prepare(
 def form(
   spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form."""
+  """Returns the form of the memory."""
   return affine.form(prepare, spec, tiling, time)
 
 
