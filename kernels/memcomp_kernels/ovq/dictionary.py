@@ -1,12 +1,14 @@
 """The dictionary: which row each token of a chunk joins, and the new means.
 
-With m rows in use and m' after the chunk, the n = m' - m tokens whose best
-product with a row is smallest found rows of their own, in that order; all
-others join the row that they have the largest product with. An empty dictionary
-is founded by the chunk's first token, and products are with that one.
+Let m rows be in use before the chunk and m' after it. The n = m' - m tokens
+whose largest product with a row is smallest begin rows of their own, in that
+order. Each of the others joins the row with which it has the largest product.
+In an empty dictionary, the chunk's first token begins the first row, and
+products are with that token.
 
-Each row is the mean of all its tokens: with c tokens so far and s of the
-chunk's, (c d + sum) / (c + s). Which row a token joins has no derivative.
+Each row is the mean of all its tokens: with c tokens so far, and s new ones
+from the chunk, it becomes (c d + sum) / (c + s). The choice of rows has no
+derivative.
 """
 
 import functools
@@ -19,12 +21,12 @@ from jax import lax
 if TYPE_CHECKING:
   from memcomp_kernels.ovq import reference
 
-# A token that joins another row than the definition's is no rounding error.
+# This is exact, because a token that joins a different row is a wrong result.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 class Dictionary(NamedTuple):
-  """See `reference.State`."""
+  """The dictionary of a `reference.State`."""
 
   keys: jax.Array
   values: jax.Array
@@ -32,13 +34,13 @@ class Dictionary(NamedTuple):
 
 
 def rows_in_use(counts: jax.Array, spec: "reference.Spec") -> jax.Array:
-  """Rows in use, int32 `[batch, heads]`."""
+  """Returns the number of rows in use, int32 `[batch, heads]`."""
   tokens = jnp.sum(lax.stop_gradient(counts), axis=-1)
   return spec.rows(jnp.round(tokens).astype(jnp.int32))
 
 
 def log_counts(counts: jax.Array, spec: "reference.Spec") -> jax.Array:
-  """What is added to the scores of rows, -inf for those not in use."""
+  """Returns what is added to the scores of rows; -inf for unused rows."""
   place = jnp.arange(counts.shape[-1])
   used = (place < rows_in_use(counts, spec)[..., None]) & (counts > 0)
   bias = jnp.log(jnp.where(used, counts, 1)) if spec.count_bias else 0.0
@@ -48,11 +50,11 @@ def log_counts(counts: jax.Array, spec: "reference.Spec") -> jax.Array:
 def assign(
   dictionary: Dictionary, keys: jax.Array, spec: "reference.Spec"
 ) -> jax.Array:
-  """The row that each token joins, int32 `[batch, heads, chunk]`.
+  """Returns the row that each token joins, int32 `[batch, heads, chunk]`.
 
   Args:
-    dictionary: before the chunk.
-    keys: of the chunk's tokens, `[batch, heads, chunk, key]`.
+    dictionary: the dictionary before the chunk.
+    keys: keys of the chunk's tokens, `[batch, heads, chunk, key]`.
     spec: the memory's options.
   """
   rows, keys = lax.stop_gradient((dictionary.keys, keys))
@@ -69,7 +71,7 @@ def assign(
   with_first = with_first.at[..., 0].set(jnp.inf)
   empty = used == 0
   best = jnp.where(empty[..., None], with_first, best)
-  # The first token's row is there already.
+  # The row of the first token already exists.
   first_new = jnp.where(empty, 1, used)
   rank = jnp.argsort(jnp.argsort(best, axis=-1), axis=-1)
   founds = rank < (after - first_new)[..., None]
@@ -82,10 +84,10 @@ def update(
   values: jax.Array,
   spec: "reference.Spec",
 ) -> Dictionary:
-  """The dictionary after a whole chunk of tokens.
+  """Returns the dictionary after a complete chunk of tokens.
 
   Args:
-    dictionary: before the chunk.
+    dictionary: the dictionary before the chunk.
     keys: `[batch, heads, chunk, key]`.
     values: `[batch, heads, chunk, value]`.
     spec: the memory's options.
@@ -96,7 +98,7 @@ def update(
   )
   joined = jnp.sum(joins, axis=-2)
   counts = dictionary.counts + joined
-  # Empty rows stay as they are. No maximum: counts of 1 would sit in its kink.
+  # Empty rows do not change. A maximum would have its kink at counts of 1.
   share = (1 / jnp.where(counts > 0.5, counts, 1))[..., None]
 
   def mean(old, new):

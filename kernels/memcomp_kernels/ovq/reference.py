@@ -4,8 +4,9 @@
   p_t = softmax over both of <q_t, k_j>, j of the current chunk up to t, and
         <q_t, K_i> + log c_i, i of the rows in use
 
-with K, V, c the dictionary's keys, values and counts. When a chunk is whole its
-tokens join the dictionary (`dictionary.update`) and the chunk is empty again.
+K, V, c are the dictionary's keys, values and counts. When a chunk is complete,
+its tokens join the dictionary (`dictionary.update`) and the chunk is empty
+again.
 """
 
 import dataclasses
@@ -27,14 +28,14 @@ class Spec:
   """The options of an OVQ memory; changing a field changes the function.
 
   Attributes:
-    chunk_size: tokens that are attended to exactly before they join the
-      dictionary together, >= 1.
-    max_rows: N, rows of the dictionary at most, >= 1.
-    growth: rows after t tokens: "plateau" floor(t N / (t + N)), or "linear"
+    chunk_size: number of tokens that are attended to exactly before they join
+      the dictionary together, >= 1.
+    max_rows: N, maximum number of rows of the dictionary, >= 1.
+    growth: rows after t tokens, "plateau" floor(t N / (t + N)), or "linear"
       min(t, N).
-    count_bias: scores of rows get the log of their counts: a row weighs as
-      many tokens as it stands for.
-    normalize_rows: rows have length 1 after every update.
+    count_bias: whether the log of a row's count is added to its scores, so that
+      a row weighs as much as the tokens in it.
+    normalize_rows: whether rows have length 1 after every update.
   """
 
   chunk_size: int = 256
@@ -53,7 +54,7 @@ class Spec:
       )
 
   def rows(self, tokens):
-    """Rows in use after `tokens` (an int, or an array of them) >= 0."""
+    """Returns the rows in use after `tokens` >= 0 (an int, or an array)."""
     if self.growth == "plateau":
       # t N / (t + N) = N - N^2 / (t + N), whose terms do not grow with t.
       return self.max_rows - -(-(self.max_rows**2) // (tokens + self.max_rows))
@@ -65,10 +66,10 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: scaled: scores are products as they are.
-    key: of length 1: tokens join the row that their key has the largest product
-      with.
-    value: what is kept.
+    query: scaled query; scores are plain products with it.
+    key: key of length 1. A token joins the row with which its key has the
+      largest product.
+    value: the value to keep.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -80,12 +81,12 @@ class State(NamedTuple):
   """Everything needed to continue a sequence; floats are float32 or wider.
 
   Attributes:
-    keys: of the dictionary.
-    values: of the dictionary.
-    counts: tokens that each row stands for, of the same dtype; their sum is the
+    keys: keys of the dictionary.
+    values: values of the dictionary.
+    counts: number of tokens in each row, in the same dtype. Their sum is the
       number of tokens in the dictionary.
-    pending_keys: of the current chunk's tokens, zero behind the last.
-    pending_values: of the current chunk's tokens, zero behind the last.
+    pending_keys: keys of the current chunk's tokens, zero after the last.
+    pending_values: values of the current chunk's tokens, zero after the last.
     position: tokens of the current chunk, in [0, chunk_size).
     segment_id: the current segment, 0 before any token.
   """
@@ -106,7 +107,7 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Takes one token into the chunk and attends; a whole chunk is taken up.
+  """Adds a token to the chunk and attends; stores a complete chunk.
 
   Args:
     state: the memory before the token.

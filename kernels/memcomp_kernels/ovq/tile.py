@@ -1,9 +1,9 @@
-"""One chunk of online vector quantisation on matrix units: no layout.
+"""The algebra of one chunk of online vector quantisation, as matrix products.
 
-All tokens of the chunk see the same dictionary, so a tile is one attention over
-[dictionary | chunk up to the token], and one update of the dictionary where the
-chunk is whole. A chunk that began in an earlier call has its first tokens in
-the memories, at the places that are empty in the tile.
+All tokens of the chunk see the same dictionary. So a tile is one attention over
+[dictionary | chunk up to the token], and one update of the dictionary if the
+chunk is complete. If a chunk began in an earlier call, the memories hold its
+first tokens, at the places that are empty in the tile.
 """
 
 import functools
@@ -22,14 +22,14 @@ from memcomp_kernels.ovq import reference
 
 
 class Laid(NamedTuple):
-  """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones."""
+  """Inputs in tiles; `taken` `[batch, time, heads, 1]` is 1 for tokens."""
 
   inputs: reference.Inputs
   taken: jax.Array
 
 
 class Carry(NamedTuple):
-  """A State as tiles have it: `taken` tells which pending places are tokens."""
+  """A State for tiles; `taken` says which pending places hold tokens."""
 
   keys: jax.Array
   values: jax.Array
@@ -83,16 +83,17 @@ def run(
   spec: reference.Spec,
   tiling: None,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Reads one chunk, and writes it where it is whole.
+  """Reads one chunk, and writes it if it is complete.
 
   Args:
-    memories: the dictionary's keys, values and counts; keys and values of
-      the chunk so far, and where they are taken, `[batch, heads, chunk, 1]`.
-    starts: not read: the dictionary is the one at the chunk's start.
+    memories: the dictionary's keys, values and counts; keys and values of the
+      chunk so far; and which of its places are taken, `[batch, heads, chunk,
+      1]`.
+    starts: unused, because the dictionary is the one at the chunk's start.
     laid: `[batch, heads, chunk, ...]`.
-    complete: bool `[batch]`, where the chunk is whole.
+    complete: bool `[batch]`, where the chunk is complete.
     spec: the memory's options.
-    tiling: None: there is nothing to choose.
+    tiling: None, because there are no options.
 
   Returns:
     The memories after the tile, y `[batch, heads, chunk, value]`, and None.
@@ -113,7 +114,7 @@ def run(
   of_chunk = jnp.where(seen, of_chunk, -jnp.inf)
   of_rows = product("bhtk,bhik->bhti", query, D.keys)
   of_rows = of_rows + dictionary_lib.log_counts(D.counts, spec)[:, :, None]
-  # Normalised last: fewer numbers are divided.
+  # The division comes last, because fewer numbers are then divided.
   largest = jnp.maximum(jnp.max(of_chunk, -1), jnp.max(of_rows, -1))
   largest = lax.stop_gradient(largest)[..., None]
   of_chunk, of_rows = jnp.exp(of_chunk - largest), jnp.exp(of_rows - largest)

@@ -1,4 +1,4 @@
-"""RWKV-7: the delta rule with a decay and a rate of every channel."""
+"""RWKV-7: the delta rule with a decay and a rate per channel."""
 
 from typing import Any
 
@@ -34,11 +34,11 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: rows.
-    heads: heads.
+    batch: number of rows.
+    heads: number of heads.
     key_dim: width of keys.
     value_dim: width of values.
-    dtype: of the memory.
+    dtype: dtype of the memory.
     memory: `[heads, key_dim, value_dim]`; default zeros.
   """
   del spec

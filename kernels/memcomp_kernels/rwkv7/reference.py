@@ -8,8 +8,8 @@ kappa^ query, key, value and removal key; w = exp(log_decay), a = write_rate.
   S_t = diag(w_t) S_{t-1} - (a_t * kappa^_t) (S_{t-1}^T kappa^_t)^T + k~_t v_t^T
   p_t = scale S_t^T r_t                                       eq. (18)
 
-What is removed is asked of the memory before the decay; p is read after the
-write. The bonus of eq. (20) adds to p outside of the memory.
+The removed value is read from the memory before the decay. p is read after the
+write. The bonus of eq. (20) is added to p outside of the memory.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Spec:
   """The options of an RWKV-7 memory; changing a field changes the function.
 
   Attributes:
-    scale: of what is read; None is key_dim ** -0.5.
+    scale: factor of reads, > 0; None is key_dim ** -0.5.
   """
 
   scale: float | None = 1.0
@@ -38,7 +38,7 @@ class Spec:
       raise ValueError(f"scale={self.scale} must be positive, or None")
 
   def read_scale(self, key_dim: int) -> float:
-    """The number that reads are multiplied by."""
+    """Returns the factor of reads."""
     return key_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -47,12 +47,12 @@ class Inputs(NamedTuple):
 
   Attributes:
     query: the receptance r.
-    key: the replacement key k~, what is written by.
-    value: what is written.
-    removal_key: kappa^, of length 1: what is removed.
-    log_decay: log w <= 0, of every channel.
-    write_rate: the in-context learning rate a in [0, 1] of every channel: how
-      much of `removal_key` is removed.
+    key: the replacement key k~, the key of the write.
+    value: the value that is written.
+    removal_key: kappa^, of length 1, the key whose value is removed.
+    log_decay: log w <= 0 of every channel.
+    write_rate: the in-context learning rate a in [0, 1] of every channel, the
+      share of `removal_key` that is removed.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]

@@ -1,21 +1,22 @@
-"""One tile of RWKV-7 on matrix units: the algebra, no layout.
+"""The algebra of one tile of RWKV-7, as matrix products.
 
-Rows are tokens; K, V, R, Kappa keys, values, queries and removal keys, B =
-a * Kappa, S the memory before the tile, G the running sums of log w, of token
-and channel. With the scores (`math.channel_decay`)
+Rows are tokens. K, V, R, Kappa are keys, values, queries and removal keys, B =
+a * Kappa, and S is the memory before the tile. G are the running sums of log w,
+per token and channel. With the scores (`math.channel_decay`)
 
   A(X, Y)_{t,i} = sum_c X_{t,c} Y_{i,c} exp(G_{t,c} - G_{i,c}),   i <= t
 
-and A^-, the same with G_{t-1} for G_t and i < t, what tokens remove is U:
+and A^-, the same with G_{t-1} for G_t and i < t, tokens remove the values U:
 
   (I + A^-(Kappa, B)) U = (Kappa * e^{G^-}) S + A^-(Kappa, K) V
 
-unit triangular (`math.delta`), and then
+The system is unit triangular (`math.delta`). Then
 
   P = (R * e^G) S + A(R, K) V - A(R, B) U
   S <- e^{G_C} S + (K * e^{G_C - G})^T V - (B * e^{G_C - G})^T U
 
-A^- is A of rows moved up by one token, moved down again.
+To compute A^-, rows are shifted up by one token, A is computed, and its rows
+are shifted down again.
 """
 
 import functools
@@ -28,14 +29,17 @@ from memcomp_kernels.math import channel_decay, delta, matmul
 from memcomp_kernels.rwkv7 import reference
 
 TILING = channel_decay.Tiling(block_time=4)
-"""At width 32 a gradient takes a CPU 2.1 s in blocks of 16, 1.2 s in blocks of
-8 and 0.25 s in blocks of 4."""
+"""Default sizes, measured on a CPU.
+
+At width 32 a gradient takes 2.1 s in blocks of 16, 1.2 s in blocks of 8 and
+0.25 s in blocks of 4.
+"""
 
 
 def form(
   spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form."""
+  """Returns the form of the memory."""
   tiling = tiling or TILING
   return form_lib.Form(
     spec=spec,
@@ -58,12 +62,12 @@ def run(
 
   Args:
     memories: S before the tile, `[batch, heads, key, value]`.
-    starts: not read: nothing is defined by chunk.
-    inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
-      places.
-    complete: not read.
+    starts: unused, because nothing is defined per chunk.
+    inputs: `[batch, heads, tile, ...]`. Empty places hold zeros, which change
+      nothing.
+    complete: unused.
     spec: the memory's options.
-    tiling: sizes.
+    tiling: tile and block sizes.
 
   Returns:
     The memory after the tile, p `[batch, heads, tile, value]`, and None.
@@ -78,7 +82,7 @@ def run(
   scores = functools.partial(channel_decay.scores, decay, dtype=dtype)
   read = functools.partial(channel_decay.read, decay, dtype=dtype)
 
-  # Row t of what is moved up is of token t + 1, which meets the decay up to t.
+  # Row t of a shifted array is token t + 1, which sees the decay up to t.
   ahead = _moved(kappa, -1)
   base = _moved(read(ahead, k, v), 1)
   before = decay.from_start[..., :-1, :]
@@ -96,7 +100,7 @@ def run(
 
 
 def _moved(x: jax.Array, by: int) -> jax.Array:
-  """Rows `[..., time, dim]` moved down by one, or up; zeros move in."""
+  """Shifts rows `[..., time, dim]` down by one, or up; zeros fill the gap."""
   zeros = jnp.zeros_like(x[..., :1, :])
   if by > 0:
     return jnp.concatenate([zeros, x[..., :-1, :]], axis=-2)

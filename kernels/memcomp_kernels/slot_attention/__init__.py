@@ -35,15 +35,16 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: rows.
-    heads: heads.
+    batch: number of rows.
+    heads: number of heads.
     key_dim: width of keys.
     value_dim: width of values.
-    dtype: of the memory.
+    dtype: dtype of the memory.
     key_memory: `[heads, num_slots, key_dim]`; default zeros, as published.
     value_memory: `[heads, num_slots, value_dim]`; default zeros.
-    log_total: with rule "softmax", `[heads, num_slots]`: the log of the weight
-      that the two memories have beside a token of logit 0; default none.
+    log_total: with rule "softmax", `[heads, num_slots]`, the log of the weight
+      that the two memories have relative to a token of logit 0. The default is
+      no weight.
   """
 
   def fill(initial, *shape, default=0.0):

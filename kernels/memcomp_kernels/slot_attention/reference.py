@@ -1,7 +1,7 @@
 """Slot attention token by token.
 
 Symbols: k, v, q a token's key, value and query; alpha = exp(log_decay) and s =
-write_logit, a number for each slot i.
+write_logit, a number per slot i.
 
   write  K~_i <- a_i K~_i + w_i k,   V~_i <- a_i V~_i + w_i v
   read   y = sum_i p_i V~_i,         p = softmax(scale K~ q)
@@ -10,12 +10,12 @@ Gated Slot Attention (arXiv 2409.07146, eq. (6)-(7)):
 
   a = alpha,              w = 1 - alpha
 
-Attention with bounded-memory control (ABC, arXiv 2110.02488, eq. (4)-(6), its
-learned control exp(s) normalised over the tokens so far):
+Attention with bounded-memory control (ABC, arXiv 2110.02488, eq. (4)-(6)). Its
+learned control exp(s) is normalised over the tokens so far:
 
   z' = log(exp(z) + exp(s)),   a = exp(z - z'),   w = exp(s - z')
 
-The token is read after it is written.
+A token is written before it is read.
 """
 
 import dataclasses
@@ -32,19 +32,20 @@ from memcomp_kernels.shapes import If
 RULES = ("gated", "softmax")
 
 EMPTY = -1e30
-"""The log of no weight at all: finite, so that differences are numbers."""
+"""The log of zero weight. It is finite, so that differences are numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a slot attention memory.
+  """The options of a slot attention memory.
 
   Attributes:
-    num_slots: rows of each memory, >= 1.
-    rule: how slots take tokens up: "gated" (Gated Slot Attention: a decay for
-      each slot, writes are what decay leaves room for) or "softmax" (attention
-      with bounded-memory control: each slot is a softmax average over tokens).
-    scale: of the scores of slots; None is key_dim ** -0.5.
+    num_slots: number of rows of each memory, >= 1.
+    rule: how slots store tokens. "gated" is Gated Slot Attention: each slot has
+      a decay, and a write has the share that the decay frees. "softmax" is
+      attention with bounded-memory control: each slot is a softmax average over
+      tokens.
+    scale: factor of the slots' scores; None is key_dim ** -0.5.
   """
 
   num_slots: int = 64
@@ -60,7 +61,7 @@ class Spec:
       raise ValueError(f"scale={self.scale} must be positive, or None")
 
   def score_scale(self, key_dim: int) -> float:
-    """The number that scores are multiplied by."""
+    """Returns the factor of scores."""
     return key_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -68,11 +69,11 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: what reads the slots.
-    key: what is written to the slots' keys.
-    value: what is written to the slots' values.
-    log_decay: log alpha <= 0 of every slot; for rule "gated" alone.
-    write_logit: s of every slot; for rule "softmax" alone.
+    query: the query that reads the slots.
+    key: the key that is written to the slots' keys.
+    value: the value that is written to the slots' values.
+    log_decay: log alpha <= 0 of every slot, only for rule "gated".
+    write_logit: s of every slot, only for rule "softmax".
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -92,8 +93,8 @@ class State(NamedTuple):
   Attributes:
     key_memory: K~.
     value_memory: V~.
-    log_total: z, the log of the sum of exp(s) so far, `EMPTY` before any token;
-      for rule "softmax" alone.
+    log_total: z, the log of the sum of exp(s) so far, `EMPTY` before any token.
+      Only for rule "softmax".
     segment_id: the current segment, 0 before any token.
   """
 
@@ -131,7 +132,7 @@ def step(
   z = state.log_total
   if z is None:  # "gated"
     a = jnp.exp(log_alpha)
-    w = -jnp.expm1(log_alpha)  # 1 - a, which cancels where little is forgotten
+    w = -jnp.expm1(log_alpha)  # 1 - a would cancel if little is forgotten
   else:
     before, z = z, jnp.logaddexp(z, s)
     a = jnp.exp(before - z)

@@ -1,15 +1,15 @@
-"""One tile of slot attention on matrix units: the algebra, no layout.
+"""The algebra of one tile of slot attention, as matrix products.
 
-Rows are tokens; W are the writes w, G the running sums of log a, both of token
-and slot; K~, V~ the memories before the tile. With
+Rows are tokens. W are the writes w, and G the running sums of log a, both per
+token and slot. K~, V~ are the memories before the tile. With
 
-  D_{r,i} = exp(G_r - G_i) <= 1 for i <= r, of each slot   (`channel_decay`)
+  D_{r,i} = exp(G_r - G_i) <= 1 for i <= r, per slot   (`channel_decay`)
 
   first pass    O = e^{G - G_0} * (Q K~^T) + sum_{i<=r} (q_r . k_i) w_i D_{r,i}
                 P = softmax over slots of scale O
   second pass   Y = (P * e^{G - G_0}) V~ + sum_{i<=r} (P_r . w_i D_{r,i}) v_i
 
-  K~ <- e^{G_C - G_0} K~ + (W * e^{G_C - G})^T K,   V~ likewise
+  K~ <- e^{G_C - G_0} K~ + (W * e^{G_C - G})^T K,   V~ in the same way
 
 "gated" has G the cumulative log decay and w = 1 - alpha. "softmax" has G = -z,
 which is known without a sum of differences, and w = exp(s - z).
@@ -29,10 +29,10 @@ from memcomp_kernels.slot_attention import reference
 
 
 class Laid(NamedTuple):
-  """What is laid into tiles; `taken` `[batch, time, heads, 1]` is of ones.
+  """Inputs in tiles; `taken` `[batch, time, heads, 1]` is 1 for tokens.
 
-  Empty places hold zeros. A write logit of zero is a write, so with "softmax"
-  they are told by what is not one.
+  Empty places hold zeros. A write logit of zero is a write, so "softmax" needs
+  `taken` to recognise empty places.
   """
 
   inputs: reference.Inputs
@@ -40,14 +40,14 @@ class Laid(NamedTuple):
 
   @property
   def query(self) -> jax.Array:
-    """That of the inputs."""
+    """The query of the inputs."""
     return self.inputs.query
 
 
 def form(
   spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form, of inputs as `lay` gives them."""
+  """Returns the form of the memory, for inputs as `lay` returns them."""
   tiling = tiling or channel_decay.Tiling()
   total = ("log_total",) if spec.rule == "softmax" else ()
   return form_lib.Form(
@@ -60,7 +60,7 @@ def form(
 
 
 def lay(inputs: reference.Inputs) -> Laid:
-  """The inputs, and which places of tiles they take."""
+  """Returns the inputs, with `taken` where it is needed."""
   logit = inputs.write_logit
   return Laid(inputs, None if logit is None else jnp.ones_like(logit[..., :1]))
 
@@ -87,11 +87,11 @@ def run(
 
   Args:
     memories: K~, V~ and, with "softmax", z before the tile.
-    starts: unused: there are no chunks in the meaning.
+    starts: unused, because the memory has no chunks.
     laid: `[batch, heads, tile, ...]`.
     complete: unused.
     spec: the memory's options.
-    tiling: sizes.
+    tiling: tile and block sizes.
 
   Returns:
     The memories after the tile, y `[batch, heads, tile, value]`, and None.

@@ -35,19 +35,19 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: rows.
-    heads: heads.
+    batch: number of rows.
+    heads: number of heads.
     key_dim: width of keys.
-    value_dim: width of values, the same.
-    dtype: of the weights.
-    layers: the inner model at first, `[heads, in, out]` and `[heads, out]` a
-      layer, see `Spec.widths`; default zeros, from which "mlp" learns only the
-      bias of its second layer.
-    norm_scale: of the inner layer norm, `[heads, key_dim]`; default ones.
-    norm_bias: of the inner layer norm, `[heads, key_dim]`; default zeros.
+    value_dim: width of values, equal to key_dim.
+    dtype: dtype of the weights.
+    layers: the initial inner model, `[heads, in, out]` and `[heads, out]` per
+      layer, see `Spec.widths`. The default is zeros, from which "mlp" learns
+      only the bias of its second layer.
+    norm_scale: scale of the inner layer norm, `[heads, key_dim]`; default ones.
+    norm_bias: bias of the inner layer norm, `[heads, key_dim]`; default zeros.
 
   Raises:
-    ValueError: widths differ.
+    ValueError: the widths differ.
   """
   if value_dim not in (None, key_dim):
     raise ValueError(

@@ -1,6 +1,6 @@
-"""The inner model over rows of tokens: answers and gradients in closed form.
+"""The inner model over rows of tokens: outputs and gradients in closed form.
 
-A layer is x W + b, GELU stands between two of them, and the loss is
+A layer is x W + b, with GELU between two layers. The loss is
 
   l = |LN(z) - target|^2 / 2,   LN(z) = scale * h + bias,
   h = (z - mean z) / s,         s = sqrt(var z + eps)
@@ -9,8 +9,9 @@ with z the last layer's rows and target = v - k. With g = dl / dh,
 
   dl/dz = (g - mean(g) - h mean(g h)) / s,   g = scale * (LN(z) - target)
 
-the gradient that the weights of the last layer see beside their input; that
-of an earlier one has passed through the next layer's W and through GELU.
+The gradient of the last layer's weights is the outer product of its input with
+dl/dz. For an earlier layer, dl/dz first passes through the next layer's W and
+through GELU.
 """
 
 from typing import NamedTuple
@@ -23,12 +24,12 @@ from memcomp_kernels.math import activations
 
 
 class Labels(NamedTuple):
-  """What z is compared with.
+  """What the loss compares z with.
 
   Attributes:
     target: v - k, `[..., dim]`.
-    scale: weight of the layer norm, `[..., dim]`.
-    bias: its bias.
+    scale: scale of the layer norm, `[..., dim]`.
+    bias: bias of the layer norm, `[..., dim]`.
   """
 
   target: jax.Array
@@ -39,7 +40,7 @@ class Labels(NamedTuple):
 def norm(
   z: jax.Array, scale: jax.Array, bias: jax.Array, eps: float
 ) -> jax.Array:
-  """LN(z) over the last axis."""
+  """Returns LN(z) over the last axis."""
   return scale * activations.layer_norm(z, eps) + bias
 
 
@@ -55,5 +56,5 @@ def gradient(eps: float, z: jax.Array, labels: Labels) -> jax.Array:
 
 
 def gelu(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """GELU (tanh form), and its derivative."""
+  """Returns GELU (tanh form) and its derivative."""
   return jax.jvp(jax.nn.gelu, (z,), (jnp.ones_like(z),))

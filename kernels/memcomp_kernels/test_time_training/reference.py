@@ -2,8 +2,8 @@
 
 Symbols: W the inner model's weights, biases included; k, v, q the training,
 label and test view of a token; eta = write_rate; beta = exp(log_decay); c =
-step_scale; W' the weights at the start of the current chunk (W' = W_{t-1} when
-gradients are taken per token).
+step_scale. W' are the weights at the start of the current chunk. If gradients
+are taken per token, W' = W_{t-1}.
 
   model   f(x; W) = x + LN(model(x; W))               section 2.7
   loss    l(W; t) = |f(k_t; W) - v_t|^2 / 2           eq. (4)
@@ -33,21 +33,22 @@ GRADIENT_AT = ("chunk_start", "token")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a test-time training memory.
+  """The options of a test-time training memory.
 
   Attributes:
-    model: the inner model f: "linear" (one layer) or "mlp" (two, with GELU
-      between them).
-    expansion: hidden features of "mlp" per feature of a key, >= 1. Ignored by
-      "linear".
-    gradient_at: where the inner loss's gradient is taken: "chunk_start" (the
-      paper's mini-batch form: at the weights before the chunk, for all its
-      tokens) or "token" (at the weights before each token: online).
-    chunk_size: tokens that share a chunk-start gradient, >= 1. Ignored by
-      "token".
-    forget_gate: whether weights decay; if False (the paper), `log_decay` is
-      ignored.
-    norm_eps: inside the layer norm of the inner model, > 0. It bounds that
+    model: the inner model f, "linear" (one layer) or "mlp" (two layers with
+      GELU between them).
+    expansion: hidden features of "mlp" per feature of a key, >= 1. "linear"
+      ignores it.
+    gradient_at: where the gradient of the inner loss is taken. "chunk_start" is
+      the paper's mini-batch form, which takes it at the weights before the
+      chunk for all its tokens. "token" takes it at the weights before each
+      token (online).
+    chunk_size: tokens that share a chunk-start gradient, >= 1. "token" ignores
+      it.
+    forget_gate: whether weights decay. If False (as in the paper), `log_decay`
+      is ignored.
+    norm_eps: eps inside the layer norm of the inner model, > 0. It bounds that
       norm's Jacobian by about 1 / sqrt(eps).
   """
 
@@ -77,7 +78,7 @@ class Spec:
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   def widths(self, dim: int) -> tuple[tuple[int, int], ...]:
-    """Features in and out of every inner layer, for keys of `dim`."""
+    """Returns the features in and out of each inner layer; `dim` is the key's."""
     if self.model == "linear":
       return ((dim, dim),)
     hidden = self.expansion * dim
@@ -88,16 +89,16 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: what the inner model is asked.
-    key: what it is trained on.
-    value: what it should answer; as wide as the key, because the inner model
-      answers x + LN(model(x)).
-    log_decay: log beta <= 0; ignored without `Spec.forget_gate`.
+    query: input at which the inner model is read.
+    key: input on which the inner model is trained.
+    value: label of the inner model, as wide as the key, because the inner model
+      outputs x + LN(model(x)).
+    log_decay: log beta <= 0. Ignored without `Spec.forget_gate`.
     write_rate: eta >= 0, the inner learning rate.
-    step_scale: c: at this token the weights stand at this share of the way that
-      the chunk's gradients have gone so far, about 1 / j at the chunk's j-th
-      token in the released models; None is 1. Only with gradients at chunk
-      starts: else scale `write_rate`.
+    step_scale: c. At this token, the weights have moved by this share of the
+      chunk's gradient steps so far. The released models use about 1 / j at the
+      chunk's j-th token. None is 1. It requires gradients at chunk starts;
+      otherwise scale `write_rate`.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -130,13 +131,13 @@ class State(NamedTuple):
 
   Attributes:
     layers: the inner model's weights after all gradients so far, each at its
-      full rate: one layer, or two for "mlp".
-    starts: the weights at the start of the current chunk, equal to `layers`
-      (and never read) while `position` is 0; None with gradients per token.
-    position: tokens since the chunk started, in [0, chunk_size); None with
+      full rate. There is one layer, or two for "mlp".
+    starts: the weights at the start of the current chunk. They equal `layers`
+      and are never read while `position` is 0. None with gradients per token.
+    position: tokens since the chunk started, in [0, chunk_size). None with
       gradients per token.
-    norm_scale: weight of the inner layer norm, which no token changes.
-    norm_bias: its bias, which no token changes.
+    norm_scale: scale of the inner layer norm, which no token changes.
+    norm_bias: bias of the inner layer norm, which no token changes.
     segment_id: the current segment, 0 before any token.
   """
 
@@ -159,7 +160,7 @@ def answer(
   norm_bias: jax.Array,
   eps: float,
 ) -> jax.Array:
-  """f(x; W), `[batch, heads, dim]`."""
+  """Returns f(x; W), `[batch, heads, dim]`."""
   z = x
   for i, (weight, bias) in enumerate(layers):
     z = jax.nn.gelu(z) if i else z
@@ -198,7 +199,7 @@ def step(
     return A - of_head(eta, A) * gradient
 
   W_start = state.layers
-  if state.position is not None:  # stale gradients
+  if state.position is not None:  # chunk-start gradients
     W_start = contract.batched_where(
       state.position == 0, state.layers, state.starts
     )

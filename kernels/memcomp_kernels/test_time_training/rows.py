@@ -1,15 +1,16 @@
 """What a tile writes: for each inner layer, its inputs X and gradients U.
 
-Token i's write to a layer is the outer product -eta_i x_i u_i (and -eta_i u_i
-to its bias), so that X and U say all about a tile's writes. With stale
-gradients they follow from the chunk's start weights by matrix products. With
-gradients per token the weights before token t answer, to an input x_t,
+Token i's write to a layer is the outer product -eta_i x_i u_i, and -eta_i u_i
+to its bias. So X and U describe all writes of a tile. With chunk-start
+gradients, matrix products compute them from the weights at the chunk's start.
+With gradients per token, the weights before token t map an input x_t to
 
   mu_{t-1} (x_t W + b) - sum_{i<t} eta_i Omega_{t-1,i} (x_i . x_t + 1) u_i
 
-with W, b those before the tile. In "linear" the inputs are keys, so that this
-is the system of `math.solver`; in "mlp" those of the second layer are
-unknown as well, and stand in the factor: tokens are taken one by one, by rows.
+with W, b those before the tile. In "linear" the inputs are keys, so this is the
+system of `math.solver`. In "mlp" the inputs of the second layer are unknown as
+well, and they appear in the coupling. Tokens are therefore computed one by one,
+from the rows of earlier tokens.
 """
 
 import functools
@@ -31,8 +32,8 @@ class Rows(NamedTuple):
   """Writes of a tile to one layer.
 
   Attributes:
-    x: its inputs, `[batch, heads, tile, in]`.
-    u: gradients at its outputs, `[batch, heads, tile, out]`.
+    x: the layer's inputs, `[batch, heads, tile, in]`.
+    u: gradients at the layer's outputs, `[batch, heads, tile, out]`.
   """
 
   x: jax.Array
@@ -40,7 +41,7 @@ class Rows(NamedTuple):
 
 
 def apply(product: Product, layer: reference.Layer, x: jax.Array) -> jax.Array:
-  """X W + b, `[batch, heads, tile, out]`."""
+  """Returns x W + b, `[batch, heads, tile, out]`."""
   y = product("bhci,bhio->bhco", x, layer.weight)
   return y + layer.bias[..., None, :]
 
@@ -52,7 +53,7 @@ def at_start(
   labels: inner.Labels,
   eps: float,
 ) -> tuple[Rows, ...]:
-  """All gradients at the weights `starts`."""
+  """Returns all gradients at the weights `starts`."""
   z = apply(product, starts[0], key)
   if len(starts) == 1:
     return (Rows(key, inner.gradient(eps, z, labels)),)
@@ -72,7 +73,7 @@ def per_token_linear(
   eps: float,
   solver: solver_lib.Solver,
 ) -> tuple[tuple[Rows], solver_lib.Stats]:
-  """Gradients at the weights before each token, of one layer."""
+  """Returns the gradients at the weights before each token, for one layer."""
   base = before.from_start[..., None] * apply(product, layer, key)
   coupling = product("bhti,bhsi->bhts", key, key) + 1
   coupling = coupling * before.between * rate[..., None, :]
@@ -90,14 +91,14 @@ def per_token_mlp(
   rate: jax.Array,
   eps: float,
 ) -> tuple[Rows, Rows]:
-  """Gradients at the weights before each token, of two layers.
+  """Returns the gradients at the weights before each token, for two layers.
 
-  By substitution: each token reads the rows of those before it, never a
-  weight that they changed.
+  This is a substitution. Each token reads the rows of earlier tokens, and never
+  the weights that they changed.
   """
   first, second = layers
   base = before.from_start[..., None] * apply(product, first, key)
-  share = before.between * rate[..., None, :]  # 0 from the diagonal on
+  share = before.between * rate[..., None, :]  # 0 on and above the diagonal
   coupling = (product("bhti,bhsi->bhts", key, key) + 1) * share
 
   def weigh(weights, rows):

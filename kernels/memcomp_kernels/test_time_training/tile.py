@@ -1,17 +1,18 @@
-"""One tile of test-time training on matrix units: the algebra, no layout.
+"""The algebra of one tile of test-time training, as matrix products.
 
-Rows are tokens; of each inner layer, X are the inputs and U the gradients that
-the tile writes (`rows`), W, b the weights before it; eta the rates, mu and
-Omega of `math.decay`. The weights after token t answer, to rows R,
+Rows are tokens. For each inner layer, X are the inputs and U the gradients that
+the tile writes (`rows`), and W, b are the weights before the tile. eta are the
+rates, mu and Omega those of `math.decay`. The weights after token t map rows R
+to
 
   diag(mu) (R W + b) - (Omega * (R X^T + 1) diag(eta)) U
 
-and with step scales c, the start W', b' being where the chunk began,
+With step scales c, and W', b' the weights at the chunk's start, they map to
 
-  diag(1 - c) (R W' + b') + diag(c) (that)
+  diag(1 - c) (R W' + b') + diag(c) (the above)
 
-The next layer reads GELU of it. W <- mu_C W - X^T diag(eta Omega_C) U follows,
-and where a chunk ends, W <- W' + c_C (W - W').
+The next layer reads GELU of the result. Then W <- mu_C W - X^T diag(eta
+Omega_C) U, and at the end of a chunk W <- W' + c_C (W - W').
 """
 
 import functools
@@ -28,14 +29,14 @@ from memcomp_kernels.test_time_training import inner, reference, rows, tilings
 def form(
   spec: reference.Spec, tiling: tilings.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form.
+  """Returns the form of the memory.
 
-  With stale gradients one tile is one chunk of the paper; with gradients per
-  token the tile is free, and the result does not depend on it.
+  With chunk-start gradients one tile is one chunk of the paper. With gradients
+  per token the tile size is free and does not change the result.
   """
-  del time  # a tile is no shorter where the call is
+  del time  # tiles keep their size in short calls
   tiling = tiling or tilings.Tiling()
-  constants = "norm_scale", "norm_bias"  # of tokens, not of gradients
+  constants = "norm_scale", "norm_bias"  # no token changes them
   return form_lib.Form(
     spec=spec,
     tiling=tiling,
@@ -58,15 +59,15 @@ def run(
 
   Args:
     memories: layers, norm scale and norm bias before the tile.
-    starts: as `memories`, where the chunk began.
+    starts: `memories` where the chunk began.
     inputs: `[batch, heads, tile, ...]`.
     complete: bool `[batch]`, where a chunk ends with the tile.
     spec: the memory's options.
     tiling: how the system of gradients per token is solved.
 
   Returns:
-    The memories after the tile, y `[batch, heads, tile, dim]`, and how the
-    system was solved, `[batch, heads]`; None where there is none.
+    The memories after the tile; y `[batch, heads, tile, dim]`; and statistics
+    of the solve, `[batch, heads]`, None if there is no system.
   """
   dtype = inputs.query.dtype
   product = functools.partial(matmul.product, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Sizes that change the speed of test-time training, never its result."""
+"""Performance options of test-time training; they never change results."""
 
 import dataclasses
 
@@ -8,13 +8,14 @@ from memcomp_kernels.test_time_training import reference
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How the chunk form is laid out.
+  """Performance options of the chunk form; they never change results.
 
   Attributes:
-    tile_time: tokens a tile with gradients per token, >= 1; with stale ones a
-      tile is a chunk. Work in a tile grows with its square, work between tiles
-      with the number of tiles.
-    solver: of the system in a tile with gradients per token, of "linear".
+    tile_time: tokens per tile with gradients per token, >= 1. With chunk-start
+      gradients a tile is a chunk. Work within a tile grows with its square,
+      work between tiles with the number of tiles.
+    solver: solver of the system in a tile with gradients per token, for
+      "linear".
   """
 
   tile_time: int = 16
@@ -28,5 +29,5 @@ class Tiling:
 
 
 def tile_time(spec: reference.Spec, tiling: Tiling) -> int:
-  """Tokens a tile: the chunk where that is meaning, else free."""
+  """Returns tokens per tile: a chunk with chunk-start gradients, else free."""
   return spec.chunk_size if spec.stale else tiling.tile_time

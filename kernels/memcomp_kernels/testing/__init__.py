@@ -1,7 +1,7 @@
 """Checks that every memory and implementation must pass; users may import it.
 
-`memories` lists what is checked, `checks` holds the contract, `tolerances` its
-bounds.
+`memories` lists what is checked, `checks` has the checks of the contract, and
+`tolerances` has their bounds.
 """
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The contract, as checks of one memory, Spec and implementation.
 
-Each check raises AssertionError where a promise of `contract` is broken. The
-truth is the reference in float64; `jax.enable_x64` is switched inside.
+Each check raises AssertionError if a promise of `contract` is broken. Results
+are compared with the reference in float64. The checks switch `jax.enable_x64`
+themselves.
 """
 
 import dataclasses
@@ -22,15 +23,15 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """What is checked: one implementation of one memory under one Spec.
+  """What is checked: one implementation of one memory with one Spec.
 
   Attributes:
-    memory: of that name.
-    spec: its meaning.
-    implementation: of its chunk function.
-    sizes: of inputs and states.
-    keep: whether what one check compiles serves the next; not where the code
-      is changed in between.
+    memory: the memory under test.
+    spec: its options.
+    implementation: name of the implementation of its chunk function.
+    sizes: sizes of inputs and states.
+    keep: whether later checks reuse what one check compiled. It must be False
+      if the code changes in between.
   """
 
   memory: memory_lib.Memory
@@ -40,19 +41,19 @@ class Subject:
   keep: bool = False
 
   def inputs(self, time: int, seed: int = 0, **changes) -> Any:
-    """Random inputs, in the widest dtype that is switched on."""
+    """Returns random inputs, in the widest dtype that is switched on."""
     sizes = dict(self.sizes) | changes
     return self.memory.make_inputs(
       jax.random.key(seed), self.spec, time=time, **sizes
     )
 
   def state(self, seed: int = 1, **changes) -> Any:
-    """A state before the first token, with random memories."""
+    """Returns a state before the first token, with random memories."""
     sizes = dict(self.sizes) | changes
     return self.memory.make_state(jax.random.key(seed), self.spec, **sizes)
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
-    """The implementation under test."""
+    """Runs the implementation under test."""
     return self.memory.op.chunk(
       state,
       inputs,
@@ -63,7 +64,7 @@ class Subject:
     )
 
   def reference(self, state, inputs, segment_ids=None, reset_state=None):
-    """The definition."""
+    """Runs the definition."""
     return self.memory.op.reference(
       state,
       inputs,
@@ -73,13 +74,13 @@ class Subject:
     )
 
   def step(self, state, inputs):
-    """One token."""
+    """Runs one token."""
     return self.memory.op.step(state, inputs, spec=self.spec)
 
 
 def states_inside(subject: Subject, batch: int) -> Any:
-  """States at places of their own in a chunk, the first one fresh."""
-  # The third is beyond a first chunk of 16 tokens.
+  """Returns states at different places in a chunk; the first one is fresh."""
+  # The third state is beyond a first chunk of 16 tokens.
   seen = np.random.default_rng(11).integers(1, 40, batch)
   seen[:3] = (0, 3, 21)[:batch]
   inputs = subject.inputs(int(seen.max()), 6, batch=batch)
@@ -100,7 +101,7 @@ def assert_agree(
   """Asserts that two results of `value_and_gradients` agree.
 
   Raises:
-    AssertionError: naming what is off, and by how much.
+    AssertionError: they differ; the message says which part, and by how much.
   """
   bounds = tolerances.VALUE[dtype], tolerances.GRADIENT[dtype]
   for a, b, bound, part in zip(
@@ -135,7 +136,7 @@ def check_values(subject: Subject, time: int) -> None:
 def check_finite_differences(subject: Subject, time: int) -> None:
   """Level 5: the reference's gradients are derivatives, in float64.
 
-  By central differences along a random direction of all arguments.
+  Central differences along a random direction of all arguments are compared.
   """
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(time)
@@ -153,7 +154,7 @@ def check_finite_differences(subject: Subject, time: int) -> None:
         direction,
       )
 
-    # The same cotangents as above, applied to the result.
+    # These are the cotangents that `value_and_gradients` draws.
     h, rng = 1e-5, np.random.default_rng(9)
     outputs = []
     for sign in (1, -1):
@@ -175,12 +176,12 @@ def check_finite_differences(subject: Subject, time: int) -> None:
 
 
 def check_precision(subject: Subject, dtype: str, time: int) -> None:
-  """Levels 3 and 5: what rounding loses, inputs rounded first."""
+  """Levels 3 and 5: rounding errors are bounded; inputs are rounded first."""
   with jax.enable_x64(True):
     state = gradients.cast(subject.state(), jnp.float32)
     inputs = gradients.cast(subject.inputs(time), dtype)
-    # Gates are float32 in every run: a bfloat16 log decay of -0.02 is off by
-    # more than anything the memory does.
+    # Gates are float32 in every run. A bfloat16 log decay of -0.02 would err by
+    # more than anything that the memory does.
     inputs = _with_wide_gates(inputs, subject.inputs(time), jnp.float32)
     exact = gradients.cast((state, inputs), jnp.float64)
     expected = value_and_gradients(subject.reference, exact)
@@ -197,17 +198,17 @@ def check_precision(subject: Subject, dtype: str, time: int) -> None:
 def check_hand_off(
   subject: Subject, piece: int, pieces: int, *, with_gradients: bool = True
 ) -> None:
-  """Level 6: pieces with the state passed on equal one call, as do steps.
+  """Level 6: pieces with the state passed on equal one call, and so do steps.
 
-  Of steps only values are compared: the reference is a scan of them, and its
-  gradients are compared elsewhere.
+  For steps only values are compared. The reference is a scan of steps, and
+  other checks compare its gradients.
 
   Args:
     subject: what is checked.
     piece: tokens per piece. If it and the chunk size are coprime, every offset
-      into a chunk is met.
+      into a chunk occurs.
     pieces: number of pieces.
-    with_gradients: whether gradients through every hand-off are compared too.
+    with_gradients: whether gradients through all pieces are compared too.
   """
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(piece * pieces)
@@ -221,7 +222,7 @@ def check_hand_off(
       state, outputs = jax.lax.scan(subject.step, state, by_time)
       return state, jnp.moveaxis(outputs, 0, 1)
 
-    # With the program of `check_truth`.
+    # This is the program that `check_truth` compiled.
     whole = value_and_gradients(subject.chunk, arguments)
     functions = {"steps": by_step}
     if with_gradients:
@@ -242,7 +243,7 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
 
   Args:
     subject: what is checked.
-    lengths: of the segments in the row.
+    lengths: lengths of the segments in the row.
     padding: tokens of padding before, between and after the segments.
   """
   with jax.enable_x64(True):
@@ -253,7 +254,7 @@ def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
     ]
     ids, spans, at = [0] * padding, [], padding
     for i, length in enumerate(lengths):
-      # Ids that neither grow by one nor sort: only equality may matter.
+      # The ids neither grow by one nor are sorted: only equality may matter.
       ids += [(i * 5) % 7 + 1 + 7 * i] * length + [0] * padding
       spans.append((at, at + length))
       at += length + padding
@@ -295,14 +296,14 @@ def check_packed_against_reference(
 ) -> None:
   """Level 7: any segment ids, from states inside a chunk, as the reference.
 
-  New segments start from a fresh state in the first row, from states some way
-  into a sequence in the others.
+  New segments start from a fresh state in the first row, and from states some
+  way into a sequence in the others.
 
   Args:
     subject: what is checked.
     segment_ids: `[batch, time]`, an even number of tokens.
-    in_two: whether to cut the rows in two as well: the second half continues
-      what the first left.
+    in_two: whether to also cut the rows in two. The second half then continues
+      from the state after the first.
     gradient: whether gradients are compared, too.
   """
   with jax.enable_x64(True):
@@ -340,10 +341,10 @@ def check_padding(
   Args:
     subject: what is checked.
     time: tokens per row.
-    batch: rows.
+    batch: number of rows.
     packed_program: whether to run the gradient program that
-      `check_packed_against_reference` compiles for rows of this shape. It costs
-      less than the program of values alone where that check runs too.
+      `check_packed_against_reference` compiles for rows of this shape. If that
+      check runs too, this costs less than a program for values alone.
   """
   with jax.enable_x64(True):
     fresh, state = subject.state(batch=batch), _continued(subject, batch)
@@ -359,7 +360,7 @@ def check_padding(
     errors.assert_equal(outputs, jnp.zeros_like(outputs), "outputs at padding")
 
 
-# The next three take the program of `check_truth`, which is in float64.
+# The next three checks use the program of `check_truth`, which is in float64.
 
 
 def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
@@ -369,7 +370,7 @@ def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
     middle = time // 2
     cotangents = gradients.random_cotangents(subject.chunk, arguments)
     cotangents = [0 * c for c in cotangents]
-    cotangents[-1][:, :middle] = 1.0  # of the outputs, which come last
+    cotangents[-1][:, :middle] = 1.0  # the outputs, which come last
     derivative = gradients.derivative(subject.chunk)
     _, (_, gradient) = derivative(arguments, cotangents)
     late = jax.tree.map(lambda x: x[:, middle:], gradient)
@@ -405,9 +406,9 @@ def check_edges(
 
   Args:
     subject: what is checked.
-    time: tokens.
-    segment_ids: of packed rows; None for one segment.
-    x64: whether in float64 or in float32, which overflows earlier.
+    time: tokens per row.
+    segment_ids: segment ids of packed rows; None for one segment.
+    x64: whether to run in float64 or in float32, which overflows earlier.
   """
   packed = segment_ids is not None
   with jax.enable_x64(x64):
@@ -422,14 +423,15 @@ def check_edges(
 
 
 def check_strong_decays(subject: Subject, time: int, dtype: str) -> None:
-  """Level 8: any log decay down to -inf, values and gradients as the truth.
+  """Level 8: any log decay down to -inf gives the reference's results.
 
-  Some tokens forget all, by log decays of many sizes, others do nearly; what
-  comes after them must lose no digit.
+  Values and gradients are compared. Some tokens forget everything, by log
+  decays of many sizes, and others nearly everything. Later tokens must not lose
+  a digit by this.
 
   Args:
     subject: what is checked.
-    time: tokens.
+    time: tokens per row.
     dtype: "float64" or "float32".
   """
   with jax.enable_x64(True):
@@ -445,9 +447,9 @@ def check_strong_decays(subject: Subject, time: int, dtype: str) -> None:
 
 
 def strong_decays(log_decay: jax.Array) -> jax.Array:
-  """Log decays of which some are strong, drawn by position.
+  """Replaces some log decays with strong ones, drawn by position.
 
-  In the last row nearly all are about as strong as a float32 can tell.
+  In the last row nearly all are about as strong as a float32 can represent.
   """
   rng = np.random.default_rng(13)
   strong = rng.choice([-1e2, -1e3, -1e6, -1e30, -np.inf], log_decay.shape)
@@ -459,7 +461,7 @@ def strong_decays(log_decay: jax.Array) -> jax.Array:
 
 
 def check_empty(subject: Subject) -> None:
-  """Level 8: no rows, or no tokens, give empty outputs and the same state."""
+  """Level 8: without rows or tokens, outputs are empty and states unchanged."""
   for batch, time in ((0, 3), (2, 0)):
     state, inputs = subject.state(batch=batch), subject.inputs(3, batch=batch)
     inputs = jax.tree.map(lambda x, n=time: x[:, :n], inputs)
@@ -486,7 +488,7 @@ def check_empty(subject: Subject) -> None:
 def check_strict(subject: Subject, time: int) -> None:
   """Traces in a program that forbids promotion of dtypes and of ranks.
 
-  Values and gradients, of one segment and of packed rows, and a step.
+  It traces values and gradients, of one segment and of packed rows, and a step.
   """
   state = gradients.cast(subject.state(), jnp.float32)
   wide = subject.inputs(time)
@@ -501,7 +503,7 @@ def check_strict(subject: Subject, time: int) -> None:
     ):
       arguments = state, inputs, *packing
       cotangents = gradients.random_cotangents(subject.reference, arguments)
-      # Compiled: JAX then traces a gradient's rules outside of the call.
+      # With jit, JAX traces a gradient's rules outside of the call.
       differentiated = gradients.differentiated(jax.jit(subject.chunk))
       jax.eval_shape(differentiated, arguments, cotangents)
     first = jax.tree.map(lambda x: x[:, 0], narrow)
@@ -509,7 +511,7 @@ def check_strict(subject: Subject, time: int) -> None:
 
 
 def _continued(subject: Subject, batch: int) -> Any:
-  """A state some tokens after the one that `Subject.state` gives."""
+  """Returns a state some tokens after the state of `Subject.state`."""
   state, inputs = (
     subject.state(seed=3, batch=batch),
     subject.inputs(3, 4, batch=batch),
@@ -518,7 +520,7 @@ def _continued(subject: Subject, batch: int) -> Any:
 
 
 def _cut(tree: Any, pieces: int) -> Any:
-  """`[batch, time, ...]` to `[pieces, batch, time / pieces, ...]`."""
+  """Cuts `[batch, time, ...]` into `[pieces, batch, time / pieces, ...]`."""
 
   def cut(x):
     x = x.reshape(x.shape[0], pieces, -1, *x.shape[2:])
@@ -528,7 +530,7 @@ def _cut(tree: Any, pieces: int) -> Any:
 
 
 def _join(outputs: jax.Array) -> jax.Array:
-  """The reverse of `_cut`, of one array."""
+  """Undoes `_cut` for one array."""
   outputs = jnp.moveaxis(outputs, 0, 1)
   return outputs.reshape(len(outputs), -1, *outputs.shape[3:])
 

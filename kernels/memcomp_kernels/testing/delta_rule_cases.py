@@ -19,7 +19,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
     key=memory.unit(normal(key_dim)),
     value=normal(value_dim),
     log_decay=jax.nn.log_sigmoid(3 + normal(1)),
-    # Up to 2: transitions may have negative eigenvalues.
+    # Rates up to 2 allow transitions with negative eigenvalues.
     write_rate=2 * jax.nn.sigmoid(normal(1)),
   )
 

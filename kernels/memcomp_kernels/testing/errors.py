@@ -8,7 +8,7 @@ import numpy as np
 
 
 def relative_rms(actual: jax.Array, expected: jax.Array) -> float:
-  """|actual - expected| / |expected|; the absolute error where that is 0."""
+  """Returns |actual - expected| / |expected|, or |actual| if expected is 0."""
   got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
   if got.shape != wanted.shape:
     raise AssertionError(f"shapes {got.shape} and {wanted.shape} differ")
@@ -23,7 +23,7 @@ def assert_close(
   """Asserts that all leaves agree to `bound`, integers exactly.
 
   Raises:
-    AssertionError: naming each leaf that is off, and by how much.
+    AssertionError: leaves differ; the message names them, and by how much.
   """
   got, tree = jax.tree_util.tree_flatten_with_path(actual)
   want, expected_tree = jax.tree_util.tree_flatten_with_path(expected)
@@ -34,7 +34,7 @@ def assert_close(
     name = jax.tree_util.keystr(path)
     if jnp.issubdtype(a.dtype, jnp.floating):
       error = relative_rms(a, b)
-      if not error <= bound:  # a nan is wrong, too
+      if not error <= bound:  # nan also counts as wrong
         wrong.append(f"{name} {error:.2e}")
     elif not np.array_equal(a, b):
       wrong.append(f"{name} {a} is not {b}")
@@ -45,16 +45,16 @@ def assert_close(
 def assert_no_worse(
   actual: Any, other: Any, truth: Any, floor: float = 1e-6
 ) -> None:
-  """Asserts that each leaf errs at most twice as much as `other`'s does.
+  """Asserts that each leaf's error is at most twice that of `other`'s leaf.
 
   Args:
-    actual: in low precision.
-    other: likewise, what it is compared with.
-    truth: in a wider one.
-    floor: an error that is let pass.
+    actual: result in low precision.
+    other: result in low precision to compare with.
+    truth: result in a wider precision.
+    floor: an error that is always accepted.
 
   Raises:
-    AssertionError: naming the leaves that do not, with both errors.
+    AssertionError: leaves err more; the message names them, with both errors.
   """
   wrong = []
   for (path, true), a, b in zip(
@@ -63,7 +63,7 @@ def assert_no_worse(
     strict=True,
   ):
     ours, own = relative_rms(a, true), relative_rms(b, true)
-    if not ours <= max(2 * own, floor):  # a nan is worse, too
+    if not ours <= max(2 * own, floor):  # nan also counts as worse
       wrong.append(f"{jax.tree_util.keystr(path)} {ours:.2e}, not {own:.2e}")
   if wrong:
     raise AssertionError("over twice the error: " + "; ".join(wrong))
@@ -73,7 +73,7 @@ def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
   """Asserts that all leaves are equal to the last bit.
 
   Raises:
-    AssertionError: naming the first leaf that differs.
+    AssertionError: a leaf differs; the message names the first one.
   """
   pairs = zip(
     jax.tree_util.tree_leaves_with_path(actual),
@@ -90,7 +90,7 @@ def assert_finite(tree: Any, what: str = "") -> None:
   """Asserts that no leaf holds nan or infinity.
 
   Raises:
-    AssertionError: naming the leaf.
+    AssertionError: a leaf is not finite; the message names it.
   """
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if not bool(jnp.all(jnp.isfinite(leaf))):

@@ -1,7 +1,7 @@
-"""Fences of Pallas GPU kernels, which their interpreter does not look for.
+"""Checks fences of Pallas GPU kernels, which their interpreter does not check.
 
-What registers write to shared memory is there for matrix units, and for copies
-to the device's memory, behind `commit_smem` alone.
+When registers write to shared memory, matrix units and copies to the device's
+memory see the new values only after `commit_smem`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,22 +13,22 @@ _WRITES = "swap", "addupdate"
 _FENCE = "commit_smem"
 _NEEDS = "wgmma_ref", "copy_smem_to_gmem"
 _KNOWN = "get", "load", "copy_gmem_to_smem"
-"""What else may have to do with shared memory."""
+"""Other primitives that may use shared memory."""
 
 
 def missing(function: Callable[..., Any], *arguments: Any) -> list[str]:
-  """What kernels do with shared memory that was not committed; each once.
+  """Returns uses of shared memory that was not committed, each once.
 
-  Bodies of loops are gone through twice, and all branches. Calls of kernels are
-  where they may be lowered: inside `mosaic_gpu.modes.lowered`.
+  Bodies of loops are walked twice, and all branches are. Call it where kernels
+  may be lowered, that is inside `mosaic_gpu.modes.lowered`.
 
   Args:
-    function: calls kernels.
-    *arguments: of it.
+    function: a function that calls kernels.
+    *arguments: arguments of the function.
 
   Raises:
-    ValueError: a primitive has to do with shared memory that this does not
-      know of, or there is no kernel that uses matrix units.
+    ValueError: a primitive uses shared memory in an unknown way, or there is no
+      kernel that uses matrix units.
   """
   walk = _Walk()
   walk.run(jax.make_jaxpr(function)(*arguments).jaxpr, {})
@@ -38,7 +38,7 @@ def missing(function: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 class _Walk:
-  """Goes through a program in order.
+  """Walks through a program in order.
 
   Attributes:
     open: references that were written and not committed.
@@ -52,7 +52,7 @@ class _Walk:
     self.seen: set[str] = set()
 
   def run(self, jaxpr: Any, outer: dict[Any, Any]) -> None:
-    """Takes a program, and what its references are called outside it."""
+    """Walks a program; `outer` maps its references to those of the caller."""
     for eqn in jaxpr.eqns:
       name = eqn.primitive.name
       self.seen.add(name)
@@ -78,14 +78,14 @@ class _Walk:
 
 
 def _is_shared(x: Any) -> bool:
-  """Whether it is a reference to numbers in shared memory."""
+  """Whether `x` is a reference to numbers in shared memory."""
   aval = getattr(x, "aval", None)
   space = getattr(aval, "memory_space", None)
   return str(space).lower().endswith("smem") and "barrier" not in str(aval)
 
 
 def _inside(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
-  """Programs in an equation, and (inner, outer) names of their arguments."""
+  """Yields programs in an equation, with (inner, outer) argument pairs."""
   given = list(eqn.invars)
   if eqn.primitive.name == "cond":
     given = given[1:]

@@ -1,4 +1,4 @@
-"""Values and gradients of functions of trees, compiled."""
+"""Compiled values and gradients of functions of pytrees."""
 
 import functools
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def cast(tree: Any, dtype: Any) -> Any:
 def value_and_gradients(
   function: Callable, arguments: tuple, *, gradient: bool = True
 ) -> tuple[Any, Any]:
-  """Returns function(*arguments), and gradients: see `derivative`.
+  """Returns function(*arguments), and its gradients; see `derivative`.
 
   Args:
-    function: of trees.
-    arguments: its own.
-    gradient: whether gradients are wanted; None in their place if not.
+    function: a function of pytrees.
+    arguments: arguments of the function.
+    gradient: whether to return gradients; if False, None takes their place.
   """
   if not gradient:
     return compiled(function)(*arguments), None
@@ -37,9 +37,9 @@ def value_and_gradients(
 def derivative(function: Callable) -> Callable[..., tuple[Any, Any]]:
   """Returns (arguments, cotangents=None) -> (result, gradients).
 
-  Gradients are of <cotangents, result> with respect to every floating leaf of
-  the arguments (zero for the others). Cotangents are one array for every
-  floating leaf of the result; default random ones.
+  The gradients are those of <cotangents, result> with respect to every floating
+  leaf of the arguments, and zero for other leaves. Cotangents are one array per
+  floating leaf of the result. The default is random ones.
   """
   compiled_ = compiled(function, differentiated)
 
@@ -56,10 +56,10 @@ def derivative(function: Callable) -> Callable[..., tuple[Any, Any]]:
 
 
 def random_cotangents(function: Callable, arguments: tuple) -> list[np.ndarray]:
-  """One for every floating leaf of the result, the final state's included."""
+  """Draws one per floating leaf of the result, the final state included."""
   outputs = jax.tree.leaves(jax.eval_shape(function, *arguments))
-  # Drawn by numpy, outside any compiled function, so that every function, mode
-  # and precision is asked for the same derivative.
+  # numpy draws them outside any compiled function, so that every function, mode
+  # and precision computes the same derivative.
   rng = np.random.default_rng(9)
   return [
     rng.standard_normal(x.shape).astype(np.float32)
@@ -77,8 +77,8 @@ def compiled(
 ) -> Callable:
   """Returns transform(function), compiled.
 
-  Of a method whose object says `keep` the program is kept for the next caller;
-  those of the last few such objects are.
+  If the function is a method whose object sets `keep`, the program is cached
+  for the next caller. The cache holds the programs of the last few objects.
   """
   owner = getattr(function, "__self__", None)
   if getattr(owner, "keep", False):

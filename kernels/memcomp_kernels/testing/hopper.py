@@ -1,7 +1,8 @@
-"""Compiles for an H100 on any machine: needs the extra `aot-gpu`.
+"""Compiles for an H100 on any machine; requires the extra `aot-gpu`.
 
-What XLA, Mosaic GPU and NVIDIA's assembler make of a program, and nothing of
-how long it takes. Kernels are lowered inside `mosaic_gpu.modes.lowered`.
+It shows what XLA, Mosaic GPU and NVIDIA's assembler make of a program. It does
+not show how long the program takes. Kernels are lowered inside
+`mosaic_gpu.modes.lowered`.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from unittest import mock
 
 import jax
 
-# NVIDIA H100 SXM: its data sheet, and the CUDA C Programming Guide's table for
-# compute capability 9.0, as XLA's compiler wants to know it.
+# NVIDIA H100 SXM, from its data sheet and from the CUDA C Programming Guide's
+# table for compute capability 9.0, in the format of XLA's compiler.
 _TARGET = """
 gpu_device_info {
   name: "NVIDIA H100 80GB HBM3"
@@ -56,22 +57,24 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-_THREADS = 128  # a block of ours, one warpgroup
-_REGISTERS = 65536  # of a multiprocessor, handed out eight a thread
-_SHARED, _RESERVED = 233472, 1024  # bytes of one, and of each block
+_THREADS = 128  # per block of our kernels, one warpgroup
+_REGISTERS = 65536  # per multiprocessor, allocated in eights per thread
+_SHARED, _RESERVED = 233472, 1024  # bytes per multiprocessor, and per block
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +\S")  # /*address*/ OPERATION
 
 
 class Kernel(NamedTuple):
-  """What the assembler made of a kernel.
+  """What the assembler reports about a kernel.
 
   Attributes:
-    name: of `tile_kernel.run`.
-    instructions: of a warp, each counted once; most are a tile's.
-    registers: a thread, <= 255.
-    spilled: bytes a thread, stored where registers did not suffice.
-    shared: bytes a block of threads; the most of kernels of one name.
+    name: name given to `tile_kernel.run`.
+    instructions: instructions of a warp, each counted once. Most belong to the
+      loop over tiles.
+    registers: registers per thread, <= 255.
+    spilled: bytes per thread that are stored for lack of registers.
+    shared: bytes of shared memory per block of threads, the maximum over
+      kernels of one name.
   """
 
   name: str
@@ -81,7 +84,7 @@ class Kernel(NamedTuple):
   shared: int
 
   def resident(self) -> int:
-    """How many blocks, of 128 threads, a multiprocessor has room for."""
+    """Returns how many blocks of 128 threads fit on a multiprocessor."""
     registers = -(-self.registers // 8) * 8 * _THREADS
     return min(_REGISTERS // registers, _SHARED // (self.shared + _RESERVED))
 
@@ -92,10 +95,10 @@ def available() -> bool:
 
 
 def device() -> jax.Device:
-  """Returns an H100 that is not there.
+  """Returns an H100 device; the GPU need not be present.
 
   Raises:
-    RuntimeError: there is no GPU compiler here.
+    RuntimeError: no GPU compiler is installed.
   """
   from jax.experimental import topologies
 
@@ -111,15 +114,15 @@ def compile_for(function: Callable, *arguments: Any) -> list[Kernel]:
   """Compiles for an H100.
 
   Args:
-    function: of arrays.
+    function: a function of arrays.
     *arguments: pytrees of `jax.ShapeDtypeStruct`.
 
   Returns:
-    Its Mosaic GPU kernels, by name; those that this process compiled before are
-    left out.
+    Its Mosaic GPU kernels, sorted by name, except those that this process
+    compiled before.
 
   Raises:
-    RuntimeError: there is no GPU compiler here.
+    RuntimeError: no GPU compiler is installed.
   """
   placed = jax.sharding.SingleDeviceSharding(device())
   arguments = jax.tree.map(
@@ -145,7 +148,7 @@ def compile_for(function: Callable, *arguments: Any) -> list[Kernel]:
 
 
 def _name(path: pathlib.Path) -> str:
-  """Of a kernel: files are NAME_NUMBER.KIND."""
+  """Returns the kernel's name; files are named NAME_NUMBER.KIND."""
   return path.name.partition(".")[0].rpartition("_")[0]
 
 
@@ -162,7 +165,7 @@ def _text(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _dumped() -> Iterator[pathlib.Path]:
-  """A folder, to which Mosaic GPU writes what it makes."""
+  """Yields a folder into which Mosaic GPU writes what it compiles."""
   with (
     tempfile.TemporaryDirectory() as folder,
     mock.patch.dict(os.environ, MOSAIC_GPU_DUMP_TO=folder),

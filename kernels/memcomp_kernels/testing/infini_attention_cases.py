@@ -22,7 +22,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
   if spec.window_size is not None:
     return inputs
-  # Those of the paper, which differ by positions.
+  # As in the paper, the memory has its own queries and keys, without positions.
   return inputs._replace(
     memory_query=normal(key_dim), memory_key=normal(key_dim)
   )
@@ -41,7 +41,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   written = state.association
   written = reference.Association(
     0.5 * jax.random.normal(keys[0], written.memory.shape),
-    # Sums of features are not negative.
+    # Sums of features are never negative.
     0.5 + jax.random.uniform(keys[1], written.normalizer.shape),
   )
   start = None if state.start is None else written

@@ -16,8 +16,8 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   def normal(last):
     return jax.random.normal(next(keys), (batch, time, heads, last))
 
-  # Neighbours are alike, as in text: some tokens join a row that another of
-  # their own chunk has just begun.
+  # Neighbours are similar, as in text, so that some tokens join a row that
+  # another token of their own chunk has just begun.
   key = normal(key_dim)
   return key_value_means.Inputs(
     query=normal(key_dim),

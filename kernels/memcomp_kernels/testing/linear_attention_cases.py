@@ -35,7 +35,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   state = state._replace(memory=drawn)
   if state.normalizer is None:
     return state
-  # Sums of features are not negative.
+  # Sums of features are never negative.
   drawn = jax.random.uniform(keys[1], state.normalizer.shape)
   return state._replace(normalizer=0.5 + drawn)
 

@@ -1,4 +1,4 @@
-"""The memories under the contract suite, by name."""
+"""The memories that the contract suite checks, by name."""
 
 from memcomp_kernels.testing import (
   delta_rule_cases,

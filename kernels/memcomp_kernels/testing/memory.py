@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of a memory."""
+"""What the contract suite needs to know about a memory."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,20 +15,20 @@ class Memory:
   """A memory under test.
 
   Attributes:
-    name: of the memory.
-    op: what is tested.
-    specs: the meanings that are checked, by a short name.
-    typical: names of the few Specs that layout, packing and precision are
-      checked with: they do not depend on the rest of the Spec.
+    name: name of the memory.
+    op: the op under test.
+    specs: the Specs that are checked, by a short name.
+    typical: names of the few Specs with which layout, packing and precision are
+      checked. These do not depend on the rest of the Spec.
     make_inputs: (key, spec, batch, time, heads, key_dim, value_dim) -> Inputs
       of ordinary size.
-    make_state: (key, spec, batch, heads, key_dim, value_dim) -> a state as
-      before the first token, with random memories.
+    make_state: (key, spec, batch, heads, key_dim, value_dim) -> a state like
+      those before the first token, with random memories.
     edges: Inputs -> {name: Inputs at an edge of the input's range}.
-    smooth: names of the Specs whose outputs are differentiable functions of
-      all arguments, as their gradients say; default all.
-    composed: names of Specs whose every choice another Spec makes too; they
-      are left to the slow tests.
+    smooth: names of the Specs whose outputs are differentiable functions of all
+      arguments, with the gradients that are computed; default all.
+    composed: names of Specs that only combine options of other Specs. They are
+      left to the slow tests.
   """
 
   name: str

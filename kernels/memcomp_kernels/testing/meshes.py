@@ -1,4 +1,4 @@
-"""A form alone, and under `shard_map` over rows and heads."""
+"""Runs a chunk function alone, and under `shard_map` over rows and heads."""
 
 import math
 from collections.abc import Callable
@@ -20,17 +20,18 @@ def alone_and_over_a_mesh(
   shape: tuple[int, int] = (2, 2),
   **call: Any,
 ) -> tuple[Any, Any]:
-  """Runs a memory's `chunk` without a mesh, then each device its own part.
+  """Runs a memory's `chunk` without a mesh, then sharded over a mesh.
 
   Args:
-    chunk: of the memory's `api`.
-    given: the state, what segments start from or None, and the inputs.
-    differentiate: values and gradients of all that is given, not values alone.
-    shape: devices over rows, and over heads.
-    **call: the rest of the call.
+    chunk: the `chunk` of an op.
+    given: the state; the state that segments start from, or None; the inputs.
+    differentiate: whether to compute gradients of all of `given` besides the
+      values.
+    shape: numbers of devices over rows and over heads.
+    **call: other arguments of the call.
 
   Returns:
-    What it computes without a mesh, and with.
+    The result without a mesh, and the result with it.
   """
 
   def run(state, fresh, inputs):

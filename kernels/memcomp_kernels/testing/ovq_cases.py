@@ -22,14 +22,14 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
 
 
 def _state(key, spec, **sizes):
-  """A dictionary of the first chunk's size, of random rows."""
+  """Returns a state with a dictionary of chunk_size tokens in random rows."""
   keys = jax.random.split(key)
   state = ovq.init_state(
     spec, **sizes, dtype=jax.dtypes.canonicalize_dtype(jnp.float64)
   )
   rows = spec.rows(spec.chunk_size)
   used = (jnp.arange(spec.max_rows) < rows).astype(state.counts.dtype)
-  # As many tokens as a chunk has: what is left is of the first row.
+  # The counts add up to a chunk of tokens; the first row has the remainder.
   counts = jnp.ones(spec.max_rows).at[0].add(spec.chunk_size - rows)
   drawn = jax.random.normal(keys[0], state.keys.shape[1:])
   values = jax.random.normal(keys[1], state.values.shape[1:])
@@ -66,6 +66,6 @@ MEMORY = memory.Memory(
   make_inputs=_inputs,
   make_state=_state,
   edges=_edges,
-  # Rows of zeros are brought to no length: that has no derivative.
+  # Rows of zeros cannot be normalised, so they have no derivative here.
   smooth=("plateau", "linear"),
 )

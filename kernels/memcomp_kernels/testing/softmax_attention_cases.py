@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from memcomp_kernels import softmax_attention
 from memcomp_kernels.testing import memory
 
-# Of full attention's state: more than the suite's longest sequence.
+# Size of full attention's state, more than the suite's longest sequence.
 _LENGTH = 128
 
-# Tokens that the windows with sinks hold before the first token: a segment
-# that starts finds them there, too.
+# Number of tokens that windows with sinks hold before the first token. A
+# segment that starts also finds them there.
 _PREFIX = 3
 
 
@@ -18,7 +18,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   keys = jax.random.split(key, 3)
   shape = batch, time, heads
   query = 2 * jax.random.normal(keys[0], (*shape, key_dim))
-  # Any function of the token: here another vector.
+  # It may be any function of the token; here it is another random vector.
   sinks = spec is not None and spec.sink_tokens
   return softmax_attention.Inputs(
     query=query,

@@ -53,7 +53,7 @@ def _edges(inputs):
 
 
 _SPECS = {
-  # The first one is laid over a mesh: each head has its own group.
+  # The first Spec is also checked over a mesh, so each head has its own group.
   "own": state_space_duality.Spec(skip=False),
   "shared": state_space_duality.Spec(heads_per_group=2),
 }

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from memcomp_kernels import tensor_cache
 from memcomp_kernels.testing import memory
 
-# Tokens that windows with sinks hold before the first token: a segment that
-# starts finds them there, too, and itself in the middle of a chunk.
+# Number of tokens that windows with sinks hold before the first token. A
+# segment that starts also finds them there, in the middle of a chunk.
 _PREFIX = 3
 
 
@@ -29,7 +29,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
     write_rate=0.8 * jax.nn.sigmoid(normal(spec.timescales)),
   )
   if spec.num_slots > 1:
-    # Sharp, but not one-hot: the routes are real numbers to the memory.
+    # Routes are sharp but not one-hot, because the memory accepts any number.
     inputs = inputs._replace(
       write_route=jax.nn.softmax(4 * normal(spec.num_slots)),
       read_route=jax.nn.softmax(normal(spec.num_slots)),

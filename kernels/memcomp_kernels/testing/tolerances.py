@@ -1,6 +1,6 @@
-"""Bounds on relative root-mean-square errors, in one place.
+"""All bounds on relative root-mean-square errors.
 
-Loosening one is a commit of its own, with the reason.
+Loosening a bound is a separate commit that gives the reason.
 """
 
 VALUE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}

@@ -9,7 +9,7 @@ from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
 from memcomp_kernels.testing import memory
 
-# Specs of this phi_eps are checked with inputs that bring their own instead.
+# Specs with this phi_eps are checked with inputs that have log_phi_eps.
 _EPS_IN_INPUTS = 7.0
 
 
@@ -75,7 +75,7 @@ def _specs():
     "chunk-1": spec(chunk_size=1),
     "token": spec(gradient_at="token"),
     "token-first-order": spec(gradient_at="token", first_order=True),
-    # Last: states are handed off in the middle of it as well.
+    # The last Spec is also checked in pieces, with states in mid-sequence.
     "token-eps": spec(
       gradient_at="token", phi="l2_silu", phi_eps=_EPS_IN_INPUTS
     ),

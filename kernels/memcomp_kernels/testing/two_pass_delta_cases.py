@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from memcomp_kernels import two_pass_delta
 from memcomp_kernels.testing import memory
 
-# Specs of this eps are checked with two rates and tokens that only read.
+# Specs with this eps are checked with two rates and tokens that only read.
 _ALL_INPUTS = 0.5
 
 
@@ -19,7 +19,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
     return jax.random.normal(next(keys), (batch, time, heads, last))
 
   every = spec.code_eps == _ALL_INPUTS
-  # Codes are of length sqrt(key_dim).
+  # Codes have length sqrt(key_dim).
   rate = 0.2 * jax.nn.sigmoid(normal(2 if every else 1))
   return two_pass_delta.Inputs(
     query=memory.unit(normal(key_dim + 1)),
@@ -68,7 +68,7 @@ _BASE = two_pass_delta.Spec(code_eps=0.1)
 _SPECS = {
   "write-first": _BASE,
   "read-first": dataclasses.replace(_BASE, read_first=True),
-  # Weight decay that takes some decays to zero.
+  # This weight decay makes some decays zero.
   "weight-decay": two_pass_delta.Spec(
     key_weight_decay=0.5, value_weight_decay=8.0, code_eps=_ALL_INPUTS
   ),

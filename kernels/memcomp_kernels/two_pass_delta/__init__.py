@@ -35,11 +35,11 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: rows.
-    heads: heads.
+    batch: number of rows.
+    heads: number of heads.
     key_dim: width of keys and codes.
     value_dim: width of values.
-    dtype: of the memories.
+    dtype: dtype of the memories.
     source_dim: width of sources and queries; default key_dim.
     key_memory: `[heads, source_dim, key_dim]`; default zeros.
     value_memory: `[heads, key_dim, value_dim]`; default zeros.

@@ -1,4 +1,4 @@
-"""Decay and rate of both passes from what a token brings."""
+"""Decays and rates of both passes, computed from the inputs."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ def of_passes(
 ) -> tuple[Gates, Gates]:
   """Returns (decay, rate), each `[..., 1]`, of the first and second pass.
 
-  The decay is 1 - alpha - theta lambda, but at least 0; a token that is not
+  The decay is 1 - alpha - theta lambda, but at least 0. A token that is not
   active has decay 1 and rate 0.
   """
   kept = jnp.exp(inputs.log_decay.astype(dtype))

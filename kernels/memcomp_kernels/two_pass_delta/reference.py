@@ -1,8 +1,8 @@
 """The two-pass delta rule token by token.
 
-Symbols, rows by what is given: S_K, S_V the memories; x, k, v, r = source, key,
-value, query; alpha = 1 - exp(log_decay), theta = write_rate, lambda the weight
-decays; nsilu(z) = silu(z) / |silu(z)| * sqrt(len z).
+Symbols: S_K, S_V the memories, rows by input; x, k, v, r = source, key, value,
+query; alpha = 1 - exp(log_decay), theta = write_rate, lambda the weight decays;
+nsilu(z) = silu(z) / |silu(z)| * sqrt(len z).
 
   first pass   S_K <- (1 - alpha) S_K - theta (x e_K^T + lambda_k S_K)
                e_K = S_K^T x - k
@@ -11,8 +11,8 @@ decays; nsilu(z) = silu(z) / |silu(z)| * sqrt(len z).
                e_V = S_V^T c - v
   read         y = S_V^T nsilu(S_K^T r)            after the write, or before
 
-Each pass is a gradient step on |S^T x - k|^2 / 2 with weight decay: a gated
-delta rule whose error is taken before the decay.
+Each pass is a gradient step on |S^T x - k|^2 / 2 with weight decay. This is a
+gated delta rule whose error is taken before the decay.
 """
 
 import dataclasses
@@ -31,14 +31,15 @@ from memcomp_kernels.two_pass_delta import gates
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """The meaning of a two-pass delta memory: each field changes the function.
+  """The options of a two-pass delta memory; each field changes the function.
 
   Attributes:
-    key_weight_decay: lambda_k >= 0, of the first pass's memory.
-    value_weight_decay: lambda_v >= 0, of the second pass's memory.
-    read_first: a token is read before it is written; default after.
-    code_eps: inside the norm of a code, > 0. It bounds that norm's Jacobian by
-      about sqrt(key_dim / eps).
+    key_weight_decay: lambda_k >= 0, weight decay of the first pass's memory.
+    value_weight_decay: lambda_v >= 0, weight decay of the second pass's memory.
+    read_first: whether a token is read before it is written. The default is
+      after.
+    code_eps: eps inside the norm of a code, > 0. It bounds that norm's Jacobian
+      by about sqrt(key_dim / eps).
   """
 
   key_weight_decay: float = 0.0
@@ -58,16 +59,16 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: r, what is read: a query, or again the token's key.
-    source: x, what the first pass writes by.
-    key: k, what the first pass should answer.
-    value: v, what the second pass should answer.
+    query: r, which reads; it may be a query, or the token's key again.
+    source: x, the input of the first pass.
+    key: k, the target of the first pass.
+    value: v, the target of the second pass.
     log_decay: log(1 - alpha) <= 0.
     write_rate: theta >= 0, one for both passes or one for each. Steps overshoot
-      from theta |x|^2 = 2 on in the first pass, from theta key_dim = 2 on in
-      the second.
-    active: 1 where the token writes, 0 where it only reads and both memories
-      stay as they are; None is 1.
+      from theta |x|^2 = 2 on in the first pass, and from theta key_dim = 2 on
+      in the second.
+    active: 1 where the token writes. 0 where it only reads and both memories
+      stay unchanged. None is 1.
   """
 
   query: Annotated[jax.Array, "batch time heads source_dim"]
@@ -98,20 +99,20 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def nsilu(z: jax.Array, eps: float) -> jax.Array:
-  """A code of length sqrt(len z)."""
+  """Returns a code of length sqrt(len z)."""
   unit = activations.l2_norm(jax.nn.silu(z), eps)
   return math.sqrt(z.shape[-1]) * unit
 
 
 def answer(S: jax.Array, x: jax.Array) -> jax.Array:
-  """S^T x."""
+  """Returns S^T x."""
   return _einsum("bhio,bhi->bho", S, x)
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads; the other way round with `read_first`.
+  """Writes one token, then reads; in reverse order with `read_first`.
 
   Args:
     state: the memories before the token.

@@ -1,18 +1,18 @@
-"""One tile of the two-pass delta rule on matrix units: the algebra, no layout.
+"""The algebra of one tile of the two-pass delta rule, as matrix products.
 
-Rows are tokens, X what a pass writes by, T its targets, d its decays, theta its
-rates, S its memory before the tile, E = T - X S' the errors at the memory S'
-before each token. With mu and Omega of d (`math.decay`),
+Rows are tokens. For one pass, X are its inputs, T its targets, d its decays,
+theta its rates, and S its memory before the tile. E = T - X S' are the errors
+at the memory S' before each token. With mu and Omega of d (`math.decay`),
 
   (I + strict(Omega_{t-1,i} * X X^T) diag(theta)) E = T - diag(mu_{t-1}) X S
 
-is unit triangular (`math.delta`). With U = diag(theta) E, rows R are
-answered, and the tile ends, with
+is unit triangular (`math.delta`). With U = diag(theta) E, rows R read, and the
+tile leaves the memory,
 
   diag(mu) R S + (Omega * (R X^T)) U,      mu_C S + X^T diag(Omega_C) U
 
-The second pass's X are codes of what the first one answers to its own X at
-every token: one more read.
+The inputs X of the second pass are codes. They are computed from what the first
+pass reads with its own X at every token, which costs one more read.
 """
 
 from typing import NamedTuple
@@ -24,14 +24,15 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, delta, matmul
 from memcomp_kernels.two_pass_delta import gates, reference
 
-# Of a decay, whose log is summed. What is kept of less is zero for any purpose.
+# Lower bound of a decay, because its log is summed. A smaller share is as good
+# as zero.
 _SMALLEST = 1e-30
 
 
 def form(
   spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
 ) -> form_lib.Form:
-  """The memory under the chunk form."""
+  """Returns the form of the memory."""
   tiling = tiling or form_lib.Tiling(tile_time=32)
   return form_lib.Form(
     spec=spec,
@@ -45,11 +46,11 @@ class Pass(NamedTuple):
   """One pass over a tile.
 
   Attributes:
-    memory: before the tile, `[batch, heads, in, out]`.
-    key: what it writes by, `[batch, heads, tile, in]`.
+    memory: memory before the tile, `[batch, heads, in, out]`.
+    key: its inputs, `[batch, heads, tile, in]`.
     written: U, `[batch, heads, tile, out]`.
-    factors: of its decays after each token's write.
-    before: likewise before it.
+    factors: its decay factors after each token's write.
+    before: its decay factors before each token's write.
   """
 
   memory: jax.Array
@@ -59,7 +60,7 @@ class Pass(NamedTuple):
   before: decay.Decay
 
   def read(self, query: jax.Array, *, first: bool = False) -> jax.Array:
-    """What the memory answers after each token's write, or before it."""
+    """Reads the memory after each token's write, or before it if `first`."""
     factors = self.before if first else self.factors
     dtype = self.key.dtype
     scores = matmul.product("bhti,bhsi->bhts", query, self.key, dtype)
@@ -70,7 +71,7 @@ class Pass(NamedTuple):
     )
 
   def end(self) -> jax.Array:
-    """The memory after the tile."""
+    """Returns the memory after the tile."""
     kept = self.factors.to_end[..., None] * self.written
     new = matmul.product("bhti,bhto->bhio", self.key, kept, self.key.dtype)
     return self.factors.total[..., None, None] * self.memory + new
@@ -82,9 +83,9 @@ def solve(
   """Solves for what a pass writes.
 
   Args:
-    memory: before the tile, `[batch, heads, in, out]`.
+    memory: memory before the tile, `[batch, heads, in, out]`.
     of_tokens: decays and rates, each `[batch, heads, tile, 1]`.
-    key: `[batch, heads, tile, in]`, of the dtype of products.
+    key: `[batch, heads, tile, in]`, in the dtype of products.
     target: `[batch, heads, tile, out]`.
   """
   kept, rate = of_tokens
@@ -114,12 +115,12 @@ def run(
 
   Args:
     memories: S_K and S_V before the tile.
-    starts: not read: nothing is defined by chunk.
-    inputs: `[batch, heads, tile, ...]`; zeros, which change nothing, in empty
-      places.
-    complete: not read.
+    starts: unused, because nothing is defined per chunk.
+    inputs: `[batch, heads, tile, ...]`. Empty places hold zeros, which change
+      nothing.
+    complete: unused.
     spec: the memory's options.
-    tiling: None: all of the tiling is the tile's size.
+    tiling: None, because the tile's size is the only option.
 
   Returns:
     The memories after the tile, y `[batch, heads, tile, value]`, and None.
