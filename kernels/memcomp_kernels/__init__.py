@@ -30,7 +30,7 @@ from memcomp_kernels.trellis import trellis
 from memcomp_kernels.two_pass_delta import two_pass_delta
 
 ssd = state_space_duality
-ttt = test_time_training  # whose name pytest takes for that of a test
+ttt = test_time_training  # pytest takes the long name for a test
 
 __all__ = [
   "FRESH",

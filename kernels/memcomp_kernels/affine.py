@@ -78,7 +78,7 @@ def form(
 
 
 def _run_wide(memories, starts, prepared: Tile, complete, spec, tiling):
-  del starts, complete, spec, tiling  # all is prepared, nothing is by chunk
+  del starts, complete, spec, tiling  # nothing is per chunk
   (memory,) = memories
   memory, output = run(memory, prepared)
   return (memory,), output, None
@@ -130,10 +130,10 @@ def add_read(tile: Tile, read: jax.Array) -> jax.Array:
 
 
 def split_heads(x: jax.Array, groups: int) -> jax.Array:
-  """`[batch, heads, ...]` to `[batch, groups, heads / groups, ...]`."""
+  """Splits `[batch, heads, ...]` to `[batch, groups, heads / groups, ...]`."""
   return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
 
 
 def join_heads(x: jax.Array) -> jax.Array:
-  """`[batch, groups, heads / groups, ...]` to `[batch, heads, ...]`."""
+  """Joins `[batch, groups, heads / groups, ...]` to `[batch, heads, ...]`."""
   return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -84,10 +84,10 @@ def check_reset(
 
   Args:
     name: name of the op, for the error.
-    segment_ids: those of the call, or None.
-    reset_state: that of the call, or None.
-    max_position: that of the call. 0 means that the state is fresh, so that new
-      segments also start from it.
+    segment_ids: segment ids of the call, or None.
+    reset_state: reset state of the call, or None.
+    max_position: bound given by the call. 0 means that the state is fresh, so
+      that new segments also start from it.
   """
   if segment_ids is not None and reset_state is None and max_position != 0:
     raise ValueError(
@@ -122,7 +122,7 @@ def segment_starts(
   """
   time = segment_ids.shape[1]
   valid = segment_ids != 0
-  # Index of the latest real token at or before each position, -1 if none.
+  # Index of the latest real token up to each position, or -1 if there is none.
   index = jnp.where(valid, jnp.arange(time), -1)
   latest = lax.cummax(index, axis=1)
   previous = jnp.concatenate(
@@ -202,9 +202,7 @@ def token_scan(
     max_position: int | None = None,
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time. `chunk` must equal this definition."""
-    del (
-      max_position
-    )  # a bound of the tokens in the state, which saves a chunk work
+    del max_position  # only chunk forms save work with this bound
     return scan(
       functools.partial(step, spec=spec),
       state,

@@ -231,7 +231,7 @@ class Op:
     """Runs `chunk`, and also returns statistics of the linear solves.
 
     Returns:
-      What `chunk` returns, and `triangular.Stats` of `[batch, heads]`, or None
+      What `chunk` returns, and `solver.Stats` of `[batch, heads]`, or None
       where nothing was solved.
     """
     contract.check_reset(self.name, segment_ids, reset_state, max_position)
@@ -312,7 +312,7 @@ class Op:
         state = self.init_state(spec, dtype=dtype, **given | options)
         max_position = 0
         if reset_state is contract.FRESH:
-          reset_state = None  # which `state` is
+          reset_state = None  # `state` is fresh
       elif options:
         raise TypeError(
           f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"

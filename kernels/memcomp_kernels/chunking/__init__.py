@@ -1,1 +1,1 @@
-"""Tokens into tiles and pages, and the scan over them."""
+"""Chunk forms: tokens are laid into tiles and pages, and a scan runs them."""

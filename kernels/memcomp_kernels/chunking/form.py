@@ -67,7 +67,7 @@ class Form:
       hold zeros in empty places, which must not change anything. Chunk-start
       gradients are evaluated at `starts`. `complete`, bool `[batch]`, says
       whether a token fills the tile's last place, so that a chunk ends with
-      the tile. `stats` are `triangular.Stats` `[batch, heads]`, or None.
+      the tile. `stats` are `solver.Stats` `[batch, heads]`, or None.
     memories: fields of the State that every token updates, each a pytree of
       arrays `[batch, heads, ...]`.
     starts: for each of `memories` the State's field that keeps its value at the

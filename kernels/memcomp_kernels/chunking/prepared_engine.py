@@ -80,7 +80,7 @@ def _last(layout, tile) -> jax.Array:
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:
-  """`[tiles, batch, ...]` to `[batch, ...]`."""
+  """Takes one tile per row from `[tiles, batch, ...]`: `[batch, ...]`."""
   index = index.reshape(1, -1, *[1] * (x.ndim - 2))
   return jnp.take_along_axis(x, index, axis=0)[0]
 

@@ -13,7 +13,7 @@ from memcomp_kernels.math import solver
 
 
 def _body(form: form_lib.Form, resets, carry, laid):
-  """Scan body over tiles.
+  """Runs one tile, as the body of the scan over tiles.
 
   Args:
     form: the memory.

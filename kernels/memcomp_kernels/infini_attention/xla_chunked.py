@@ -82,7 +82,7 @@ class _Memory(NamedTuple):
 
 
 def _window(state: reference.State) -> attention.State:
-  """Local attention's part of the state."""
+  """Returns local attention's part of the state."""
   return attention.State(
     state.keys, state.values, state.position, state.segment_id
   )

@@ -30,7 +30,7 @@ DEFAULT = FixedBudget()
 
 @dataclasses.dataclass(frozen=True)
 class PowerLawBudget:
-  """max(minimum, floor(scale * tokens ** exponent))."""
+  """A power law: max(minimum, floor(scale * tokens ** exponent))."""
 
   scale: float = 16.0
   exponent: float = 0.5
@@ -43,7 +43,7 @@ class PowerLawBudget:
 
 @dataclasses.dataclass(frozen=True)
 class SaturatingBudget:
-  """max(1, floor(limit * tokens / (limit + tokens)))."""
+  """A saturating curve: max(1, floor(limit * tokens / (limit + tokens)))."""
 
   limit: int = 1024
 

@@ -1,4 +1,4 @@
-"""LN_s, and lengths of vectors that may be zero."""
+"""The layer norm LN_s, and lengths of vectors that may be zero."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from memcomp_kernels.math import activations
 def layer_norm(
   x: jax.Array, *, scale: jax.Array, bias: jax.Array, eps: float
 ) -> jax.Array:
-  """LN_s over the last axis; `scale` and `bias` broadcast against `x`."""
+  """Applies LN_s over the last axis; `scale` and `bias` broadcast with `x`."""
   return activations.layer_norm(x, eps) * scale + bias
 
 

@@ -216,7 +216,7 @@ def enter(
     ad_checkpoint.checkpoint_name(x, ROUTE)
     for x in route(state, block, count, spec)
   )
-  row = jnp.where(moves[:, None, None], row, state.keys.shape[2])  # none
+  row = jnp.where(moves[:, None, None], row, state.keys.shape[2])  # dropped
   return add_block(state, block, count, Route(row, appended), spec)
 
 

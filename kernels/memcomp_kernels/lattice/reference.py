@@ -15,8 +15,8 @@ If gradients are taken per token, S' = S_{t-1}.
   L1 variant   soft-threshold by gamma lambda, before the norm             (18)
   read         y_t = S_t q_t, after the write
 
-"delta" is a simpler update than any in the paper's ablation. Its loss is taken
-on S, and its gradient ds_i = -gamma c_i h is not projected. gamma absorbs the
+"delta" is simpler than the updates above. Its loss is taken on S, and its
+gradient ds_i = -gamma c_i h is not projected. gamma absorbs the
 factor 2 of the gradients of (6) and (9). Inside a chunk, columns are contracted
 by beta and then read. After the last read of the chunk they are thresholded and
 renormalised exactly.
@@ -47,10 +47,11 @@ class Spec:
     num_slots: number of columns m of the memory, >= 1.
     objective: the inner loss, "decoding" |Phi k - v|^2 (eq. 6), "encoding"
       |Phi^T v - k|^2 (eq. 9) or "similarity" -<Phi^T v, k> (eq. 11).
-    update: the steps of the paper's ablation. "delta" takes the loss on the
-      memory itself, without projection. "orthogonal" (eq. 13) writes along the
+    update: how the gradient is applied. "delta" takes the loss on the memory
+      itself, without projection. "orthogonal" (eq. 13) writes along the
       tangent, divided by the column's norm. "normalized" (eq. 14) also
-      renormalises columns; this is Lattice.
+      renormalises columns; this is Lattice. These are the steps of the paper's
+      ablation.
     forget_gate: whether to use the L2 variant, eq. 16. If False, `log_decay`
       is ignored.
     sparsity: lambda of the L1 variant, eq. 18, >= 0. Entries are

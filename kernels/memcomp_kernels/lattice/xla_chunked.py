@@ -20,7 +20,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.per_token import tile as tile_lib
 
-_SCAN_BLOCK = 32  # tokens between two saved states where tokens are scanned
+_SCAN_BLOCK = 32  # tokens between two saved states of a scan
 
 
 def chunk(

@@ -15,14 +15,14 @@ from jax.typing import ArrayLike
 
 
 def layer_norm(x: jax.Array, eps: ArrayLike) -> jax.Array:
-  """Layer norm over the last axis, without parameters."""
+  """Applies a layer norm over the last axis, without parameters."""
   centred = x - jnp.mean(x, axis=-1, keepdims=True)
   variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
   return centred * lax.rsqrt(variance + eps)
 
 
 def l2_norm(x: jax.Array, eps: ArrayLike) -> jax.Array:
-  """X / sqrt(|x|^2 + eps) over the last axis: finite gradients at zero."""
+  """Returns x / sqrt(|x|^2 + eps) over the last axis; gradients are finite."""
   return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 

@@ -1,4 +1,4 @@
-"""Online vector quantisation: a growing dictionary of key-value means."""
+"""Online vector quantisation (OVQ): a growing dictionary of key-value means."""
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib

@@ -46,7 +46,7 @@ def shard_chunk(
     time_axis: mesh axis over which time is sharded, if any.
     mesh: the mesh; None is the mesh in use (`jax.set_mesh`).
     over_time: how shards of time pass the state on, see `state_passing`.
-    with_stats: whether `chunk` also returns `triangular.Stats` `[batch,
+    with_stats: whether `chunk` also returns `solver.Stats` `[batch,
       heads]`, or None in their place.
 
   Returns:

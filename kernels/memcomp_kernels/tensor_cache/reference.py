@@ -250,7 +250,7 @@ NORM_EPS = 1e-5
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """X / (|x| + 1e-5) over the last axis, with a zero gradient at zero."""
+  """Returns x / (|x| + 1e-5) over the last axis; zero gradient at zero."""
   square = jnp.sum(x * x, axis=-1, keepdims=True)
   zero = square == 0
   norm = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))

@@ -204,7 +204,7 @@ def _rows(survival: jax.Array, boundary: jax.Array) -> jax.Array:
 
 
 def _lanes(x: jax.Array) -> jax.Array:
-  """`[batch, heads, tile, timescales, slots]` to `[batch, heads, n, tile]`."""
+  """Maps `[batch, heads, tile, timescales, slots]` to `[..., n, tile]`."""
   return jnp.moveaxis(x.reshape(*x.shape[:3], -1), -1, 2)
 
 
@@ -264,7 +264,7 @@ def _seen(carry, reset, shares, boundary, origin) -> _Seen:
     ]
   base = jnp.where(here[:, None, None], base, 1)
   writes = jnp.where(visible[:, None, None], shares[..., 1:], 0)
-  # Without chunks there are no starts, and no row sees a boundary before them.
+  # Without chunks, no row sees a boundary before the tile, so starts are None.
   bases = [pair for pair in bases if pair[0] is not None]
   return _Seen(base, writes, bases)
 

@@ -78,7 +78,7 @@ class Spec:
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   def widths(self, dim: int) -> tuple[tuple[int, int], ...]:
-    """Returns the features in and out of each inner layer; `dim` is the key's."""
+    """Returns the features in and out of each layer; `dim` is the key's."""
     if self.model == "linear":
       return ((dim, dim),)
     hidden = self.expansion * dim

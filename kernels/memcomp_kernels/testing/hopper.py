@@ -2,7 +2,7 @@
 
 It shows what XLA, Mosaic GPU and NVIDIA's assembler make of a program. It does
 not show how long the program takes. Kernels are lowered inside
-`mosaic_gpu.modes.lowered`.
+`pallas_gpu.device.lowered`.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Kernel(NamedTuple):
   Attributes:
     name: name given to `tile_kernel.run`.
     instructions: instructions of a warp, each counted once. Most belong to the
-      loop over tiles.
+      body of one tile.
     registers: registers per thread, <= 255.
     spilled: bytes per thread that are stored for lack of registers.
     shared: bytes of shared memory per block of threads, the maximum over

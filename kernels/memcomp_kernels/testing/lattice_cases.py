@@ -74,7 +74,7 @@ def _specs():
       gradient_at="token", objective="similarity", update="delta"
     ),
     "token-sparse": spec(gradient_at="token", sparsity=0.1),
-    # The last Spec is also checked in pieces, where rates are summed across calls.
+    # The last Spec is also checked in pieces: rates are summed across calls.
     "chunk-long-sparse": spec(sparsity=0.03, chunk_size=24),
   }
 

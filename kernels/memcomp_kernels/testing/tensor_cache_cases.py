@@ -9,7 +9,7 @@ from memcomp_kernels import tensor_cache
 from memcomp_kernels.testing import memory
 
 # Number of tokens that windows with sinks hold before the first token. A
-# segment that starts also finds them there, in the middle of a chunk.
+# segment that starts also finds them there, so it starts inside a chunk.
 _PREFIX = 3
 
 

@@ -4,13 +4,13 @@ Loosening a bound is a separate commit that gives the reason.
 """
 
 VALUE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
-"""Outputs and states against the float64 reference."""
+"""Bounds of outputs and states compared with the float64 reference."""
 
 GRADIENT = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 2e-2}
-"""Gradients of inputs and initial state against the float64 reference."""
+"""Bounds of gradients of inputs and initial state, compared in the same way."""
 
 FINITE_DIFFERENCE = 1e-6
-"""Directional derivatives in float64 against central differences."""
+"""Bound of directional derivatives compared with central differences."""
 
 SHARDED = 1e-5
-"""Eight devices against one, in float32."""
+"""Bound of results on eight devices compared with one, in float32."""

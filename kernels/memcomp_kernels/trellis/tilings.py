@@ -14,7 +14,7 @@ DECAYS = ("auto", "separable", "safe")
 
 _LANES = 128
 
-_MEMORIES_BYTES = 4 * 2**20  # per grid step, once; blocks hold eight of them
+_MEMORIES_BYTES = 4 * 2**20  # per grid step; blocks hold eight times as much
 
 _TILE_TIME = 16
 _TOKEN_TILE = 32  # in TPU kernels, unless heads fill lanes otherwise
@@ -22,7 +22,7 @@ _TOKEN_TILE = 32  # in TPU kernels, unless heads fill lanes otherwise
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelTiling:
-  """Block sizes and schedule of a TPU kernel; see `mosaic.schedule`.
+  """Block sizes and schedule of a TPU kernel; see `pallas_tpu.schedule`.
 
   A unit is a number of heads that share the 128 lanes.
 
