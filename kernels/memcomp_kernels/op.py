@@ -31,7 +31,7 @@ Implementation = str | Sequence[str] | None
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
-  """A memory. Calling it with arrays runs it over a sequence.
+  """A memory. A direct call, `op(q, k, v)`, runs it over a sequence.
 
   Attributes:
     name: public name.
