@@ -36,6 +36,12 @@ class DataConfig:
     validation: source of the validation tokens; "" takes a share of `source`,
       chosen by a hash of each file's name.
     validation_share: size of that share, in [0, 1).
+    format: "text", or "messages": .jsonl with a conversation per line,
+      `{"messages": [{"role": "user", "content": "..."}, ...]}` with the roles
+      system, user and assistant. The loss then counts only the assistant's
+      tokens and the end of its turn. It needs another packing than "joined".
+    chat_template: how "messages" become text: "chatml" (no dependency), or the
+      `chat_template` of a tokenizer_config.json, given by its path or folder.
     task: a synthetic task (`memcomp.data.synthetic`) to train on instead of
       text. It needs no source. `tokenizer` must be the task's ("none", or
       "bytes" for needles), and `sequence_length` at least that of its longest
@@ -59,6 +65,8 @@ class DataConfig:
   source: str = "stdlib"
   validation: str = ""
   validation_share: float = 0.05
+  format: str = "text"
+  chat_template: str = "chatml"
   task: task_lib.TaskConfig | None = None
   tokenizer: str = "bytes"
   packing: str = "joined"

@@ -11,7 +11,8 @@ class Batch(NamedTuple):
   Attributes:
     tokens: int32 `[batch, time]`, ids in [0, vocab_size); 0 in padding.
     targets: int32 `[batch, time]`, the next token; -1 if there is none (the
-      last token of a document, padding). Exclude those from the loss.
+      last token of a document, padding), or if it is not scored (outside of
+      answers). Exclude those from the loss.
     segment_ids: int32 `[batch, time]`; 0 is padding, other values identify the
       document of a token. With packing "stream", a document keeps its id across
       batches; otherwise ids count 1, 2, ... within the row.

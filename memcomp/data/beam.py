@@ -75,11 +75,13 @@ def _from_anywhere(corpus: units.Corpus) -> units.Corpus:
     dataclasses.replace(file, path=os.path.abspath(file.path))
     for file in corpus.files
   )
-  tokenizer = corpus.tokenizer
-  if os.path.exists(tokenizer):
-    tokenizer = os.path.abspath(tokenizer)
+  named = {
+    name: os.path.abspath(getattr(corpus, name))
+    for name in ("tokenizer", "chat_template")
+    if os.path.exists(getattr(corpus, name))
+  }
   out = os.path.abspath(corpus.out)
-  return dataclasses.replace(corpus, files=files, out=out, tokenizer=tokenizer)
+  return dataclasses.replace(corpus, files=files, out=out, **named)
 
 
 class _Write(apache_beam.DoFn):

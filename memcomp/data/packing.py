@@ -3,7 +3,8 @@
 Every class here is a plan over the lengths of a store; `plan[i]` reads only the
 tokens of row i. Except in `Joined`, the target of a token is the next token of
 its document, even if a row ends between the two. So each token except a
-document's first is predicted once per epoch.
+document's first is predicted once per epoch; of a store with `scored` only
+those, and `Joined` does not take one.
 """
 
 import functools
@@ -383,7 +384,11 @@ def _fill(
     )
     size = end - begin
     result.tokens[at : at + size] = read[:size]
-    result.targets[at : at + len(read) - 1] = read[1 : size + 1]
+    targets = read[1 : size + 1]
+    if store.scored is not None:
+      scored = store.scored.mask(document, begin + 1, begin + len(read))
+      targets = np.where(scored, targets, -1)
+    result.targets[at : at + len(read) - 1] = targets
     result.segment_ids[at : at + size] = segment
     result.positions[at : at + size] = np.arange(position, position + size)
     at += size

@@ -3,8 +3,10 @@ r"""Tokenizes text once, into shards that training reads at random.
   memcomp prepare --source='corpus/*.jsonl.zst' --out=shards \
     --tokenizer=tokenizer.json
 
-Then train with `data.source=shards`. After an interruption, the same command
-resumes. Exit code 2: the input needs a fix; 42: interrupted.
+Then train with `data.source=shards`, and the same `data.format` and
+`data.chat_template` if they are of conversations (--format=messages). After an
+interruption, the same command resumes. Exit code 2: the input needs a fix; 42:
+interrupted.
 """
 
 import argparse
@@ -20,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from memcomp import cli, errors, limits, lock, paths
+from memcomp.data import chat_template as chat_template_lib
+from memcomp.data import formats, shards, sources, text, units
 from memcomp.data import progress as progress_lib
-from memcomp.data import shards, sources, text, units
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data import workers as workers_lib
@@ -46,6 +49,8 @@ def _program(argv: Sequence[str] | None) -> None:
     flags.source,
     flags.out,
     tokenizer=flags.tokenizer,
+    format=flags.format,
+    chat_template=flags.chat_template,
     shard_tokens=flags.shard_tokens,
     workers=flags.workers,
     verify=flags.verify,
@@ -58,6 +63,8 @@ def prepare(
   out: str,
   *,
   tokenizer: str = "bytes",
+  format: str = "text",
+  chat_template: str = chat_template_lib.CHATML,
   shard_tokens: int = 1 << 25,
   workers: int = 1,
   verify: bool = False,
@@ -69,6 +76,8 @@ def prepare(
     source: "stdlib" or comma-separated text files, folders, globs.
     out: folder for the shards; created if missing.
     tokenizer: "bytes" or the path of a tokenizer.json.
+    format: "text" or "messages", see `DataConfig.format`.
+    chat_template: template of "messages", see `DataConfig.chat_template`.
     shard_tokens: maximum tokens per shard, >= 1.
     workers: number of processes, >= 1; does not change the result.
     verify: whether to compare finished shards with their SHA-256, not only
@@ -85,19 +94,23 @@ def prepare(
   limits.check("--workers", workers)
   beam_lib = None if beam is None else _beam()
   loaded = tokenizer_lib.load(tokenizer)
+  of = formats.load(format, chat_template, loaded)
   files = tuple(_find(source))
+  of.check(files)
   corpus = units.Corpus(
     files=files,
     out=out,
     tokenizer=tokenizer,
     shard_tokens=shard_tokens,
     record_tokens=min(units.RECORD_TOKENS, shard_tokens),
+    format=format,
+    chat_template=chat_template,
   )
   # One unit makes about one shard: English text has some 4 bytes per token.
   bytes_per_token = 1 if loaded.vocab_size <= 256 else 4
   work = units.cut(files, shard_tokens * bytes_per_token)
   with _locked(out), units.disk_errors(out):
-    _claim(corpus, loaded)
+    _claim(corpus, of)
     todo = [unit for unit in work if not _is_done(out, unit, verify)]
     progress = progress_lib.Progress(corpus, work, todo)
     if beam_lib is None:
@@ -106,7 +119,7 @@ def prepare(
       done = beam_lib.run(corpus, todo, beam, progress)
     for unit in done:
       progress.finished(unit)
-    tokens = _finish(corpus, work, loaded)
+    tokens = _finish(corpus, work, of)
     progress.close(f"{tokens:,} tokens in {out}")
 
 
@@ -149,6 +162,20 @@ def _flags(
     type=paths.expand,
     default="bytes",
     help="bytes, or the path of a tokenizer.json (default: bytes)",
+  )
+  add(
+    "--format",
+    choices=formats.FORMATS,
+    default="text",
+    help='messages: .jsonl with a field "messages", whose answers alone are'
+    " trained on (default: text)",
+  )
+  add(
+    "--chat_template",
+    type=paths.expand,
+    default=chat_template_lib.CHATML,
+    help="of messages: chatml, or the path of a tokenizer_config.json (default:"
+    " chatml)",
   )
   add(
     "--shard_tokens",
@@ -212,15 +239,25 @@ def _locked(out: str) -> Iterator[None]:
     yield
 
 
-def _claim(corpus: units.Corpus, tokenizer: tokenizer_lib.Tokenizer):
+def _format(format: formats.Format) -> dict[str, Any]:
+  """Returns the entries of plan and manifest about the format."""
+  if format.template is None:
+    return {"format": shards.FORMAT}
+  return {
+    "format": shards.FORMAT_MESSAGES,
+    "chat_template": format.template.fingerprint,
+  }
+
+
+def _claim(corpus: units.Corpus, format: formats.Format):
   """Saves the plan of `out`, or rejects a folder with another plan."""
   stats = [(f.name, os.stat(f.path)) for f in corpus.files]
   listing = [[name, s.st_size, s.st_mtime_ns] for name, s in stats]
   plan = {
     "source": hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16],
-    "tokenizer": tokenizer.fingerprint,
+    "tokenizer": format.tokenizer.fingerprint,
     "shard_tokens": corpus.shard_tokens,
-    "format": shards.FORMAT,
+    **_format(format),
   }
   path = os.path.join(corpus.out, shards.PLAN)
   if not os.path.exists(path):
@@ -268,11 +305,14 @@ def _is_done(out: str, unit: units.Unit, verify: bool) -> bool:
 def _finish(
   corpus: units.Corpus,
   work: list[units.Unit],
-  tokenizer: tokenizer_lib.Tokenizer,
+  format: formats.Format,
 ) -> int:
   """Writes the manifest from the units' indices; returns the token count."""
+  tokenizer = format.tokenizer
   indices = [_index(corpus.out, unit) for unit in work]
-  keys = ("lengths", "file_number", "line", "sizes")
+  keys = ["lengths", "file_number", "line", "sizes"]
+  if format.template:
+    keys += ["counts", "spans"]
   documents: dict[str, list[np.ndarray]] = {key: [] for key in keys}
   for unit in work:
     with np.load(units.index_path(corpus.out, unit, ".npz")) as archive:
@@ -290,7 +330,7 @@ def _finish(
     merged.pop("sizes", None)  # the tokens spell the text
   units.save_arrays(path, **merged)
   manifest = {
-    "format": shards.FORMAT,
+    **_format(format),
     "tokenizer": {
       # Not its path, so that the same corpus gives the same manifest anywhere.
       "name": os.path.basename(tokenizer.name),

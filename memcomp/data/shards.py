@@ -7,7 +7,8 @@ or two records. Beside the shards:
 - manifest.json: counts, and size and SHA-256 of every other file;
 - documents.npz: for each document `lengths`, `file_number` (index into the
 manifest's files) and `line`. If tokens do not spell the text, also `sizes`
-(`tokenizer.measure` of each).
+(`tokenizer.measure` of each). Of conversations, also the answers: `counts` and
+`spans` (see `store.Scored`).
 """
 
 import functools
@@ -29,6 +30,8 @@ MANIFEST = "manifest.json"
 PLAN = "plan.json"  # written first; the manifest is written last
 DOCUMENTS = "documents.npz"
 FORMAT = 1
+FORMAT_MESSAGES = 2
+"""Conversations; versions that do not know them must not read them as text."""
 
 _OPEN_SHARDS = 256
 _SHARE_OF_FILES = 4
@@ -37,7 +40,11 @@ _CACHED_RECORDS = 256  # records of 16,384 tokens: at most 16 MiB
 
 
 class ShardStore:
-  """Documents in shards; the module describes the format."""
+  """Documents in shards; the module describes the format.
+
+  Attributes:
+    chat_template: fingerprint of the conversations' template; None for text.
+  """
 
   def __init__(self, folder: str, tokenizer: tokenizer_lib.Tokenizer):
     """Opens a folder; checks sizes, but reads no tokens.
@@ -80,6 +87,10 @@ class ShardStore:
     self.lengths = documents["lengths"]
     self.num_tokens = int(self.lengths.sum())
     self.sizes = store_lib.sizes_of(documents.get("sizes", []))
+    self.scored, self.chat_template = None, None
+    if manifest["format"] == FORMAT_MESSAGES:
+      self.chat_template = str(manifest["chat_template"])
+      self.scored = store_lib.Scored(documents["counts"], documents["spans"])
     self.names = store_lib.DocumentNames(
       list(manifest["files"]), documents["file_number"], documents["line"]
     )
@@ -177,8 +188,9 @@ def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
     ) from error
   except errors.BAD_JSON as error:
     raise _corrupt(folder, str(error)) from error
-  if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-    raise _corrupt(folder, f'"format" is not {FORMAT}')
+  known = (FORMAT, FORMAT_MESSAGES)
+  if not isinstance(manifest, dict) or manifest.get("format") not in known:
+    raise _corrupt(folder, f'"format" is not {FORMAT} or {FORMAT_MESSAGES}')
   missing = {
     "tokenizer",
     "dtype",

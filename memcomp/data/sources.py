@@ -4,13 +4,20 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcomp import errors, limits, paths
-from memcomp.data import packing, shards, text, token_file
+from memcomp.data import (
+  chat_template,
+  formats,
+  packing,
+  shards,
+  text,
+  token_file,
+)
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
@@ -54,16 +61,24 @@ def open_split(
       length=data_config.sequence_length,
     )
   tokenizer = tokenizer or tokenizer_lib.load(data_config.tokenizer)
+  format = format_of(data_config, tokenizer)
   if data_config.validation:
     is_train = split == "train"
     source = data_config.source if is_train else data_config.validation
-    return open_source(source, tokenizer)
+    return open_source(source, tokenizer, format=format)
   share = data_config.validation_share
 
   def keep(name: str) -> bool:
     return in_validation(name, share) == (split == "validation")
 
-  return open_source(data_config.source, tokenizer, keep=keep)
+  return open_source(data_config.source, tokenizer, format=format, keep=keep)
+
+
+def format_of(
+  data_config: "config_lib.DataConfig", tokenizer: tokenizer_lib.Tokenizer
+) -> formats.Format:
+  """Returns the format of a config's documents; raises UserError."""
+  return formats.load(data_config.format, data_config.chat_template, tokenizer)
 
 
 def open_text(
@@ -128,6 +143,21 @@ def check(data_config: "config_lib.DataConfig") -> None:
     raise errors.UserError(
       f"data.prefetch: must be 0 (off) or more, got {c.prefetch}"
     )
+  if c.format not in formats.FORMATS:
+    raise errors.UserError(
+      f"data.format: unknown {c.format!r}; use one of"
+      f" {', '.join(formats.FORMATS)}"
+    )
+  if c.format == "text" and c.chat_template != chat_template.CHATML:
+    raise errors.UserError(
+      f"data.chat_template = {c.chat_template!r} means nothing to text; set"
+      " data.format to messages, or leave it out"
+    )
+  if c.format == "messages" and c.task is None and c.packing == "joined":
+    raise errors.UserError(
+      "data.packing = 'joined' lets conversations read one another; set"
+      " data.packing to first_fit, concat or stream for data.format = messages"
+    )
   if c.task is not None:
     _check_task(c, c.task)
 
@@ -144,6 +174,7 @@ def _check_task(
   for name, needed in (
     ("tokenizer", task.tokenizer),
     ("packing", "joined"),
+    ("format", "text"),
   ):
     if getattr(c, name) != needed:
       raise errors.UserError(
@@ -163,6 +194,7 @@ def open_source(
   source: str,
   tokenizer: tokenizer_lib.Tokenizer,
   *,
+  format: formats.Format | None = None,
   keep: store_lib.Keep | None = None,
 ) -> store_lib.TokenStore:
   """Opens a source in the syntax of `DataConfig.source`.
@@ -170,19 +202,21 @@ def open_source(
   Args:
     source: paths, or a weighted mixture of them.
     tokenizer: tokenizer for text; it must match that of stored tokens.
+    format: format of the documents, with this tokenizer; None is text.
     keep: selects documents by name.
 
   Raises:
     UserError: missing or broken data, malformed weights, or nothing kept.
   """
+  format = format or formats.Text(tokenizer)
   if ";" not in source and not re.match(r"\s*[\d.]+:", source):
-    return _open_list(source, tokenizer, keep)
+    return _open_list(source, format, keep)
   weights, parts = [], []
   names: dict[Hashable, str] = {}
   for part in source.split(";"):
     weight, path = parse_weight(part)
     weights.append(weight)
-    parts.append(_open_list(path, tokenizer, keep, names))
+    parts.append(_open_list(path, format, keep, names))
   return store_lib.Mixture(parts, weights)
 
 
@@ -217,7 +251,7 @@ def split_list(source: str) -> list[str]:
 
 def _open_list(
   source: str,
-  tokenizer: tokenizer_lib.Tokenizer,
+  format: formats.Format,
   keep: store_lib.Keep | None,
   names: dict[Hashable, str] | None = None,
 ) -> store_lib.TokenStore:
@@ -226,7 +260,9 @@ def _open_list(
   texts: list[str] = []
   for path in split_list(source):
     if _holds(path, shards.MANIFEST):
-      stores.append(_keep(shards.ShardStore(path, tokenizer), keep))
+      found = shards.ShardStore(path, format.tokenizer)
+      _check_format(found, format)
+      stores.append(_keep(found, keep))
     elif _holds(path, shards.PLAN):
       raise errors.UserError(
         f"{path}: memcomp.data.prepare has not finished; run the same command "
@@ -238,16 +274,38 @@ def _open_list(
         " read, which memcomp.data.prepare writes and gcloud storage cp copies"
       )
     elif path.endswith(".bin") and os.path.exists(path):
-      stores.append(_keep(token_file.TokenFileStore(path, tokenizer), keep))
+      if format.template:
+        raise errors.UserError(
+          f"{path}: a token file does not tell answers from questions; give"
+          " .jsonl, or shards, for data.format = messages"
+        )
+      found = token_file.TokenFileStore(path, format.tokenizer)
+      stores.append(_keep(found, keep))
     else:
       texts.append(path)
   if texts:
     files = text.find_all(texts, names)
-    stores.append(read_text(source, files, tokenizer, keep))
+    stores.append(read_text(source, files, format, keep))
   stores = [store for store in stores if store.num_tokens]
   if not stores:
     raise _nothing(source, keep)
   return stores[0] if len(stores) == 1 else store_lib.Concatenation(stores)
+
+
+def _check_format(store: shards.ShardStore, format: formats.Format) -> None:
+  """Raises UserError if shards were prepared in another format."""
+  mine = format.template and format.template.fingerprint
+  if store.chat_template == mine:
+    return
+  if store.chat_template and mine:
+    raise errors.UserError(
+      f"{store.name}: prepared with another chat template"
+      f" ({store.chat_template}, not {mine}); set data.chat_template to it"
+    )
+  theirs = "messages" if store.chat_template else "text"
+  raise errors.UserError(
+    f"{store.name}: prepared from {theirs}; set data.format to {theirs}"
+  )
 
 
 def _holds(path: str, name: str) -> bool:
@@ -265,26 +323,35 @@ def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:
 
 def read_text(
   name: str,
-  files: Iterable[text.TextFile],
-  tokenizer: tokenizer_lib.Tokenizer,
+  files: Sequence[text.TextFile],
+  format: formats.Format,
   keep: store_lib.Keep | None = None,
 ) -> store_lib.ArrayStore:
   """Tokenizes text files into one array in memory; skips empty documents."""
-  parts, lengths, sizes = [], [], []
+  format.check(files)
+  parts, lengths, sizes, counts, spans = [], [], [], [], []
   for file in files:
     if not file.is_jsonl and keep and not keep(file.name):
       continue
-    for line, content in text.documents(file):
+    for line, content in text.documents(file, format.parse):
       if line and keep and not keep(store_lib.document_name(file.name, line)):
         continue
-      ids = tokenizer.encode_bytes(content)
-      if len(ids):
-        parts.append(ids)
-        lengths.append(len(ids))
-        sizes.append(tokenizer_lib.measure(tokenizer, ids))
-  tokens = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
+      found = format.encode(f"{file.path}:{line}", content)
+      if len(found.ids):
+        parts.append(found.ids)
+        lengths.append(len(found.ids))
+        sizes.append(found.size)
+        counts.append(len(found.spans))
+        spans += found.spans
+  tokens = np.zeros(0, format.tokenizer.dtype)
   return store_lib.ArrayStore(
-    name, tokens, np.array(lengths, np.int64), store_lib.sizes_of(sizes)
+    name,
+    np.concatenate(parts) if parts else tokens,
+    np.array(lengths, np.int64),
+    store_lib.sizes_of(sizes),
+    store_lib.Scored(np.array(counts), np.array(spans))
+    if format.template
+    else None,
   )
 
 

@@ -24,6 +24,42 @@ class Sizes(NamedTuple):
   weight: np.ndarray
 
 
+class Scored:
+  """The tokens of documents that the loss counts, as spans.
+
+  Attributes:
+    counts: int64 `[documents]`, number of spans of each document.
+    spans: int64 `[spans, 2]`, first token and end of each in its document; a
+      document's spans are adjacent, in order, and do not overlap.
+  """
+
+  def __init__(self, counts: np.ndarray, spans: np.ndarray):
+    self.counts = np.asarray(counts, np.int64)
+    self.spans = np.asarray(spans, np.int64).reshape(-1, 2)
+    self._first = offsets_of(self.counts)
+    if self._first[-1] != len(self.spans):
+      raise ValueError(f"{self._first[-1]} spans, not {len(self.spans)}")
+
+  def mask(self, document: int, start: int, stop: int) -> np.ndarray:
+    """Whether each of tokens [start, stop) counts, bool `[stop - start]`."""
+    first, end = self._first[document : document + 2]
+    begun, ended = (
+      np.searchsorted(edges, np.arange(start, stop), side="right")
+      for edges in self.spans[first:end].T
+    )
+    return begun > ended
+
+  def of(self, documents: np.ndarray) -> "Scored":
+    """Returns the spans of some documents, int `[documents]`."""
+    counts = self.counts[documents]
+    # Each span's place: its document's first, and its number there.
+    number = np.arange(counts.sum()) - np.repeat(
+      np.cumsum(counts) - counts, counts
+    )
+    places = np.repeat(self._first[documents], counts) + number
+    return Scored(counts, self.spans[places])
+
+
 class TokenStore(Protocol):
   """Documents of tokens.
 
@@ -33,6 +69,7 @@ class TokenStore(Protocol):
     num_tokens: total number of tokens.
     fingerprint: 16 hex digits; equal for stores of equal documents.
     sizes: text sizes; None if the tokens spell the text, as far as is known.
+    scored: the tokens that the loss counts; None for all.
   """
 
   name: str
@@ -40,6 +77,7 @@ class TokenStore(Protocol):
   num_tokens: int
   fingerprint: str
   sizes: Sizes | None
+  scored: Scored | None
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """Returns tokens [start, stop) of a document, int32 `[stop - start]`."""
@@ -83,6 +121,7 @@ class ArrayStore:
     tokens: np.ndarray,
     lengths: np.ndarray,
     sizes: Sizes | None = None,
+    scored: Scored | None = None,
   ):
     """Wraps an array.
 
@@ -91,12 +130,15 @@ class ArrayStore:
       tokens: `[num_tokens]` of any integer type.
       lengths: `[documents]`, with sum `num_tokens`.
       sizes: see `TokenStore`.
+      scored: see `TokenStore`.
     """
     self.name = name
     self.sizes = sizes
+    self.scored = scored
     self.lengths = np.asarray(lengths, np.int64)
     self.num_tokens = int(self.lengths.sum())
-    self.fingerprint = digest(self.lengths, tokens.dtype.str, tokens)
+    marks = () if scored is None else (scored.counts, scored.spans)
+    self.fingerprint = digest(self.lengths, tokens.dtype.str, tokens, *marks)
     self._tokens = tokens
     self._offsets = offsets_of(self.lengths)
 
@@ -122,6 +164,7 @@ class Subset:
     self.num_tokens = int(self.lengths.sum())
     self.fingerprint = digest(store.fingerprint, documents)
     self.sizes = store.sizes and Sizes(*(x[documents] for x in store.sizes))
+    self.scored = store.scored and store.scored.of(documents)
     self._store = store
     self._documents = documents
 
@@ -131,7 +174,7 @@ class Subset:
 
 
 class Concatenation:
-  """Several stores, one after the other."""
+  """Several stores, one after the other; all or none have `scored`."""
 
   def __init__(self, stores: Sequence[TokenStore]):
     self.stores = tuple(stores)
@@ -144,6 +187,12 @@ class Concatenation:
     if any(s.sizes for s in self.stores):
       parts = [s.sizes or _no_sizes(len(s.lengths)) for s in self.stores]
       self.sizes = Sizes(*map(np.concatenate, zip(*parts, strict=True)))
+    self.scored = None
+    if marks := [s.scored for s in self.stores if s.scored]:
+      self.scored = Scored(
+        np.concatenate([x.counts for x in marks]),
+        np.concatenate([x.spans for x in marks]),
+      )
 
   def read(self, document: int, start: int, stop: int) -> np.ndarray:
     """See `TokenStore.read`."""

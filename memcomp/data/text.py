@@ -4,7 +4,8 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from memcomp import errors
 from memcomp.data.files import TextFile, find, find_all
@@ -16,6 +17,7 @@ __all__ = [
   "find_all",
   "json_lines",
   "open_binary",
+  "text_of",
 ]
 
 _ZSTD_WINDOW = 1 << 31
@@ -23,18 +25,49 @@ _ZSTD_WINDOW = 1 << 31
 The library's default is 2^27."""
 
 
-def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
+def text_of(where: str, record: Any) -> bytes:
+  """Returns the field "text" of a JSON line as UTF-8.
+
+  Args:
+    where: file and line, for messages.
+    record: the parsed line.
+
+  Raises:
+    UserError: there is none.
+  """
+  if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+    raise errors.UserError(
+      f'{where}: no field "text" holding a string; each line must '
+      'be an object such as {"text": "..."}'
+    )
+  try:
+    return record["text"].encode()
+  except UnicodeEncodeError as error:
+    raise errors.UserError(
+      f'{where}: "text" has half of a surrogate pair, which has no '
+      "UTF-8 form; remove it"
+    ) from error
+
+
+def documents(
+  file: TextFile, parse: Callable[[str, Any], Any] = text_of
+) -> Iterator[tuple[int, Any]]:
   """Reads the documents of a file.
 
+  Args:
+    file: the file.
+    parse: maps a line's place and its JSON to the content, for .jsonl.
+
   Yields:
-    (line, text): the line number from 1 for .jsonl, else 0; valid UTF-8.
+    (line, content): the line number from 1 for .jsonl, else 0 and the file's
+    bytes, which are valid UTF-8.
 
   Raises:
     UserError: unreadable, truncated, not UTF-8 or not JSON; with the line.
   """
   with open_binary(file.path) as stream:
     if file.is_jsonl:
-      yield from json_lines(file.path, enumerate(stream, 1))
+      yield from json_lines(file.path, enumerate(stream, 1), parse)
     else:
       content = stream.read()
       _check_utf8(file.path, content)
@@ -42,9 +75,11 @@ def documents(file: TextFile) -> Iterator[tuple[int, bytes]]:
 
 
 def json_lines(
-  path: str, lines: Iterator[tuple[int, bytes]]
-) -> Iterator[tuple[int, bytes]]:
-  """Extracts the field "text" from numbered JSON lines; skips blank lines."""
+  path: str,
+  lines: Iterator[tuple[int, bytes]],
+  parse: Callable[[str, Any], Any] = text_of,
+) -> Iterator[tuple[int, Any]]:
+  """Parses numbered JSON lines, see `documents`; skips blank lines."""
   for number, line in lines:
     _check_utf8(path, line, number)
     if line.isspace():
@@ -53,21 +88,9 @@ def json_lines(
       record = json.loads(line.decode())
     except errors.BAD_JSON as error:
       raise errors.UserError(
-        f"{path}:{number}: invalid JSON ({error}); each line must be an object "
-        'such as {"text": "..."}'
+        f"{path}:{number}: invalid JSON ({error}); each line must be an object"
       ) from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-      raise errors.UserError(
-        f'{path}:{number}: no field "text" holding a string; each line must '
-        'be an object such as {"text": "..."}'
-      )
-    try:
-      yield number, record["text"].encode()
-    except UnicodeEncodeError as error:
-      raise errors.UserError(
-        f'{path}:{number}: "text" has half of a surrogate pair, which has no '
-        "UTF-8 form; remove it"
-      ) from error
+    yield number, parse(f"{path}:{number}", record)
 
 
 class open_binary:  # noqa: N801 - used like the function open

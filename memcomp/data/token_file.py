@@ -50,6 +50,7 @@ class TokenFileStore:
     self.lengths = lengths[documents].astype(np.int64)
     self.num_tokens = size
     self.sizes = None
+    self.scored = None
     self.names = [
       store_lib.document_name(os.path.basename(path), int(i) + 1)
       for i in documents

@@ -18,7 +18,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from memcomp import errors
-from memcomp.data import shards, text
+from memcomp.data import chat_template, formats, shards, text
 from memcomp.data import tokenizer as tokenizer_lib
 
 UNITS = "units"
@@ -71,6 +71,8 @@ class Corpus:
     tokenizer: argument of `tokenizer.load`.
     shard_tokens: maximum tokens per shard.
     record_tokens: tokens per record.
+    format: argument of `formats.load`.
+    chat_template: argument of `formats.load`.
   """
 
   files: tuple[text.TextFile, ...]
@@ -78,6 +80,8 @@ class Corpus:
   tokenizer: str
   shard_tokens: int
   record_tokens: int
+  format: str = "text"
+  chat_template: str = chat_template.CHATML
 
 
 def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
@@ -157,18 +161,27 @@ def disk_errors(out: str) -> Iterator[None]:
 
 
 def _write(corpus, unit, tokenizer, progress):
-  lengths, files, lines, sizes = [], [], [], []
+  lengths, files, lines, sizes, counts, spans = [], [], [], [], [], []
+  format = formats.load(corpus.format, corpus.chat_template, tokenizer)
   writer = _Writer(corpus, unit, tokenizer.dtype)
   for part in unit.parts:
-    for line, content in _documents(corpus, part):
-      ids = tokenizer.encode_bytes(content)
-      if len(ids):
-        writer.write(ids)
-        lengths.append(len(ids))
+    path = corpus.files[part.file].path
+    for line, content in _documents(corpus, part, format):
+      found = format.encode(f"{path}:{line}", content)
+      size = len(found.ids)
+      if size:
+        writer.write(found.ids)
+        lengths.append(size)
         files.append(part.file)
         lines.append(line)
-        sizes.append(tokenizer_lib.measure(tokenizer, ids))
-        progress(len(ids))
+        sizes.append(found.size)
+        counts.append(len(found.spans))
+        spans += found.spans
+        progress(size)
+  answers = {}
+  if format.template:
+    answers["counts"] = np.array(counts, np.int64)
+    answers["spans"] = np.array(spans, np.int64).reshape(-1, 2)
   index = {"tokens": sum(lengths), "shards": writer.close()}
   save_arrays(
     index_path(corpus.out, unit, ".npz"),
@@ -176,21 +189,24 @@ def _write(corpus, unit, tokenizer, progress):
     file_number=np.array(files, np.int32),
     line=np.array(lines, np.int64),
     sizes=np.array(sizes, np.int64).reshape(-1, 3),
+    **answers,
   )
   save_json(index_path(corpus.out, unit, ".json"), index)
 
 
-def _documents(corpus: Corpus, part: Part) -> Iterator[tuple[int, bytes]]:
+def _documents(
+  corpus: Corpus, part: Part, format: formats.Format
+) -> Iterator[tuple[int, Any]]:
   file = corpus.files[part.file]
   if part.stop < 0:
-    yield from text.documents(file)
+    yield from text.documents(file, format.parse)
     return
   with text.open_binary(file.path) as stream:
     stream.seek(part.start)
     content = stream.read(part.stop - part.start)
   # Not splitlines, which also cuts at carriage returns.
   lines = enumerate(io.BytesIO(content), part.line)
-  yield from text.json_lines(file.path, lines)
+  yield from text.json_lines(file.path, lines, format.parse)
 
 
 class _Writer:

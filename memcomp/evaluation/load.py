@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, paths
+from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
 from memcomp.layers import projection
@@ -37,6 +38,15 @@ class Checkpoint(NamedTuple):
   model: decoder.Decoder
   tokenizer: tokenizer_lib.Tokenizer
   meta: dict[str, Any]
+
+  def template(self) -> chat_template.Template | None:
+    """Returns the chat template of its training; None if it read text.
+
+    Raises:
+      UserError: it is broken, or a library is missing.
+    """
+    spec = self.meta.get("chat_template")
+    return chat_template.of_spec(spec) if spec else None
 
 
 def open_checkpoint(

@@ -53,10 +53,13 @@ def whole_text(
 ) -> dict[str, Any]:
   """Scores every token except the first, with a fresh state every `window`.
 
+  Of conversations, it scores the answers, and each conversation starts fresh.
+
   Returns:
     `window`, and the figures of `Sums.summary`.
   """
-  count = -(-(text.num_tokens - 1) // window)
+  windows = text.windows(window)
+  count = len(windows)
   rows = min(max(1, _CALL_TOKENS // window), count)
   total = Sums()
   progress = progress_lib.Progress("scoring all windows", count)
@@ -66,13 +69,11 @@ def whole_text(
     tokens = np.zeros((rows, window + 1), np.int32)
     sizes = np.zeros(tokens.shape)
     scored = np.zeros((rows, window), bool)
-    for row in range(min(rows, count - first)):
-      start = (first + row) * window
-      stop = min(start + window + 1, text.num_tokens)
+    for row, (start, stop) in enumerate(windows[first : first + rows]):
       span, of_span = text.read_sized(tokenizer, start, stop)
       tokens[row, : len(span)] = span
       sizes[row, : len(span)] = of_span
-      scored[row, : len(span) - 1] = True
+      scored[row, : len(span) - 1] = text.scored(start + 1, stop)
     nats, _ = score(None, tokens, window)
     total.add(nats[scored], sizes[:, 1:][scored])
     progress.advance(min(rows, count - first))

@@ -80,10 +80,16 @@ def whole_text(found: dict[str, Any]) -> str:
   if whole["bits_per_byte"] is None and not whole["bytes"]:
     return f"nothing was scored of {text['name']}: its tokens have no bytes"
   perplexity = whole["perplexity"]
+  scored = f"all {text['bytes']:,} bytes"
+  if "streamed" not in found:
+    scored = (
+      f"the {whole['bytes']:,} bytes of the answers in"
+      f" {text['documents']:,} conversations"
+    )
   return (
     f"{number(whole['bits_per_byte'])} bits per byte, perplexity "
     f"{'not finite' if perplexity is None else f'{perplexity:,.3f}'} a token: "
-    f"all {text['bytes']:,} bytes in windows of {whole['window']:,} tokens, "
+    f"{scored} in windows of {whole['window']:,} tokens, "
     "each with a fresh state"
   )
 

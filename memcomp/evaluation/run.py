@@ -143,6 +143,12 @@ def run(
     _throughput(opened, numbers, overrides.get("rows", 1), draws, folder)
     return
   store = tasks.open_text(opened, source)
+  for name in ("lengths", "rows"):
+    if store.scored is not None and name in overrides:
+      raise errors.UserError(
+        f"--{name} means nothing to conversations, which are scored in windows"
+        " of the trained length alone; leave it out"
+      )
   folder = report.make_folder(place)
   # Results on other texts must not overwrite the run's own.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
@@ -155,10 +161,13 @@ def run(
   if rotary_scale is not None:
     print(f"rotary positions stretched by {rotary_scale:g} (NTK)")
   print(report.whole_text(found))
-  print(f"\n{report.positions(found['streamed'])}")
   path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
-  report.announce([path, _plot(opened, found, folder / f"{stem}.png")])
+  written: list[pathlib.Path | str] = [path]
+  if "streamed" in found:
+    print(f"\n{report.positions(found['streamed'])}")
+    written.append(_plot(opened, found, folder / f"{stem}.png"))
+  report.announce(written)
 
 
 def _check_options(
@@ -217,7 +226,8 @@ def after_training(
 
   It prints a table of models on the same bytes, the curve by position and a
   sample. It writes `eval/results.json` and `eval/perplexity.png`. A model
-  trained on a task answers its questions instead.
+  trained on a task answers its questions instead. For one trained on
+  conversations it only scores the answers.
 
   Args:
     config: config of the run; its `evaluation` replaces the checkpoint's.
@@ -248,19 +258,26 @@ def after_training(
     print(f"\nnot evaluated: {error}")
   else:
     print("\nevaluating", flush=True)
-    rows = []
-    if settings.byte_models:
-      rows = tasks.compare(opened, validation)
     found = tasks.measure(opened, validation, settings)
-    bits = found["trained_length"]["bits_per_byte"]
-    rows.append({"name": report.model_label(opened), "bits_per_byte": bits})
-    result |= {"comparison": rows, "perplexity": found}
-    print(f"\n{report.comparison(rows, found['text']['bytes'])}")
+    result["perplexity"] = found
+    if validation.scored is None:
+      rows = []
+      if settings.byte_models:
+        rows = tasks.compare(opened, validation)
+      bits = found["trained_length"]["bits_per_byte"]
+      rows.append({"name": report.model_label(opened), "bits_per_byte": bits})
+      result["comparison"] = rows
+      print(f"\n{report.comparison(rows, found['text']['bytes'])}")
     print(f"  {report.whole_text(found)}")
-    print(f"\n{report.positions(found['streamed'])}")
-    written.append(_plot(opened, found, folder / "perplexity.png"))
-  print(f"\n{report.sampling(settings, config.seed)}", flush=True)
-  result["sample"] = tasks.show_sample(opened, settings, config.seed)
+    if "streamed" in found:
+      print(f"\n{report.positions(found['streamed'])}")
+      written.append(_plot(opened, found, folder / "perplexity.png"))
+  if opened.config.data.format == "messages":
+    run_folder = report.shown(folder.parent)
+    print(f"\ntalk to it: memcomp chat --checkpoint={run_folder}")
+  else:
+    print(f"\n{report.sampling(settings, config.seed)}", flush=True)
+    result["sample"] = tasks.show_sample(opened, settings, config.seed)
   path = folder / "results.json"
   report.write_json(path, result)
   report.announce([path, *written])

@@ -41,7 +41,8 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
   """
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
   if source:
-    store = sources.open_source(source, tokenizer)
+    format = sources.format_of(data, tokenizer)
+    store = sources.open_source(source, tokenizer, format=format)
   else:
     store = sources.open_text(data, "validation", tokenizer=tokenizer)
   if store.num_tokens < 2:
@@ -69,7 +70,8 @@ def measure(
 
   Returns:
     `text` (its description), `task_hash`, `trained_length`
-    (`perplexity.whole_text`) and `streamed` (`perplexity.streamed`).
+    (`perplexity.whole_text`) and, except for conversations, `streamed`
+    (`perplexity.streamed`).
   """
   tokenizer = checkpoint.tokenizer
   score = perplexity.make_score(checkpoint.model)
@@ -81,14 +83,16 @@ def measure(
     "rows": settings.rows,
   }
   whole = perplexity.whole_text(score, stream, tokenizer, task["window"])
-  return {
+  found = {
     "text": about,
     "task_hash": report.task_hash(
       **task, text=store.fingerprint, tokenizer=tokenizer.fingerprint
     ),
     "trained_length": whole,
-    "streamed": perplexity.streamed(score, stream, tokenizer, **task),
   }
+  if store.scored is None:
+    found["streamed"] = perplexity.streamed(score, stream, tokenizer, **task)
+  return found
 
 
 def compare(
@@ -170,7 +174,10 @@ def talk(
   stop_strings: Sequence[str] = (),
   opening: str = "",
 ) -> None:
-  """Runs `inference.chat` in the terminal; it reads `opening` first."""
+  """Runs `inference.chat` in the terminal; it reads `opening` first.
+
+  A model that was trained on conversations takes it as the system's message.
+  """
   owner = saved.Owner(
     checkpoint.model, checkpoint.config.model, checkpoint.tokenizer
   )
@@ -179,6 +186,7 @@ def talk(
     tokens=settings.sample_tokens,
     settings=_draws(settings, seed),
     stop_strings=stop_strings,
+    template=checkpoint.template(),
   )
   print(report.model_label(checkpoint, step=True))
   conversation.run(opening)

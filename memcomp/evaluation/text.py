@@ -1,5 +1,7 @@
 """The documents of a store as one stream of tokens or bytes."""
 
+import itertools
+
 import numpy as np
 
 from memcomp.data import store as store_lib
@@ -24,6 +26,36 @@ class Stream:
     span = store_lib.pieces(self._offsets, start, stop)
     parts = [self.store.read(*piece) for piece in span]
     return np.concatenate([np.zeros(0, np.int32), *parts])
+
+  def scored(self, start: int, stop: int) -> np.ndarray:
+    """Whether each of tokens [start, stop) is scored, bool."""
+    marks = self.store.scored
+    if marks is None:
+      return np.ones(stop - start, bool)
+    span = store_lib.pieces(self._offsets, start, stop)
+    parts = [marks.mask(*piece) for piece in span]
+    return np.concatenate([np.zeros(0, bool), *parts])
+
+  def windows(self, size: int) -> list[tuple[int, int]]:
+    """Cuts the stream for scoring with a fresh state in each window.
+
+    A window's first token is not predicted in it, but in the one before. A
+    conversation starts a window of its own.
+
+    Args:
+      size: predicted tokens per window.
+
+    Returns:
+      (start, stop) of each window, at most `size + 1` tokens.
+    """
+    edges = [0, self.num_tokens]
+    if self.store.scored is not None:
+      edges = self._offsets.tolist()
+    return [
+      (start, min(start + size + 1, end))
+      for first, end in itertools.pairwise(edges)
+      for start in range(first, end - 1, size)
+    ]
 
   def read_sized(
     self, tokenizer: tokenizer_lib.Tokenizer, start: int, stop: int

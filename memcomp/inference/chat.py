@@ -1,8 +1,9 @@
 """A conversation in a terminal: the model reads each line and continues.
 
-The text alternates between typed lines, each with a line break, and answers.
-There are no other markers. A session is a value, so undoing a turn means
-returning to the previous one.
+Without a chat template, the text alternates between typed lines, each with a
+line break, and answers; there are no other markers. With one, lines and answers
+are the messages of a conversation, written as in training. A session is a
+value, so undoing a turn means returning to the previous one.
 """
 
 import collections
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from memcomp import errors, limits, paths
+from memcomp.data import chat_template
 from memcomp.inference import (
   contents,
+  dialogue,
   generate,
   prefill,
   sample,
@@ -33,9 +36,11 @@ _UNDO = 8
 """Maximum number of turns to undo; each keeps a state."""
 
 HELP = """\
-Type a line: the model reads it and continues. An empty line only continues.
+Type a line: the model reads it and continues. An empty line only continues;
+in a conversation, an answer that was cut off.
 Ctrl-C stops an answer; the model remembers what it has shown.
-  /read FILE        read a text file, of any length
+  /read FILE        read a text file, of any length (a conversation reads it
+                    as the beginning of the next message)
   /state            what the memories contain
   /save FOLDER      keep the session on disk
   /load FOLDER      continue a saved session
@@ -46,11 +51,16 @@ Ctrl-C stops an answer; the model remembers what it has shown.
   /quit             leave (Ctrl-D)"""
 
 
+_Place = tuple[session_lib.Session, dialogue.Dialogue | None]
+"""A session and what was said in it."""
+
+
 class Chat:
   """One conversation.
 
   Attributes:
     session: the text that the model has read so far.
+    said: the messages of a conversation; None without a chat template.
     stops: what ends an answer, or None.
   """
 
@@ -61,6 +71,7 @@ class Chat:
     tokens: int,
     settings: sample.Settings,
     stop_strings: Sequence[str] = (),
+    template: chat_template.Template | None = None,
     ask: Callable[[str], str] | None = None,
   ):
     """Starts with an empty text.
@@ -70,6 +81,8 @@ class Chat:
       tokens: maximum length of an answer.
       settings: sampling settings.
       stop_strings: texts that end an answer; they are read, but not shown.
+      template: chat template of the model's training; None for a model that
+        was trained on text.
       ask: shows a prompt and returns a line, or raises EOFError at the end;
         default `input`.
 
@@ -80,21 +93,26 @@ class Chat:
     limits.check("tokens", tokens)
     self._tokens = tokens
     self._settings = settings
+    self._template = template
     self.stops = self._make_stops(stop_strings)
     self._ask = ask or input
-    self._before = collections.deque[session_lib.Session](maxlen=_UNDO)
-    self.session = session_lib.start(owner.model)
+    self._before = collections.deque[_Place](maxlen=_UNDO)
+    self.said: dialogue.Dialogue | None
+    self._restart()
 
   def run(self, opening: str = "") -> None:
     """Runs the conversation until the end of the input.
 
     Args:
-      opening: text to read first.
+      opening: text to read first; in a conversation the system's message.
     """
     with contextlib.suppress(ImportError):
       importlib.import_module("readline")  # for line editing and history
     print("Type a line, or /help. Ctrl-D leaves.")
-    if opening:
+    if opening and self.said is not None:
+      system = chat_template.Message("system", opening)
+      self.said = self.said._replace(messages=(system,))
+    elif opening:
       self._turn(lambda: self._read(self._encode(opening)))
     while True:
       try:
@@ -131,20 +149,28 @@ class Chat:
 
   def _turn(self, do: Callable[[], None]) -> None:
     """Runs a change of the session that can be undone."""
-    before = self.session
+    before = self.session, self.said
     try:
       do()
     finally:  # also after an interrupt
-      if self.session is not before:
+      if self.session is not before[0] or self.said is not before[1]:
         self._before.append(before)
 
+  def _restart(self) -> None:
+    self.session = session_lib.start(self._owner.model)
+    self.said = None
+    if self._template is not None:
+      self.said = dialogue.Dialogue(self._template)
+
   def _answer(self, line: str) -> None:
-    read = self.session
-    if line:
-      ids = self._encode(line + "\n")
-      read = prefill.read(self._owner.model, read, [ids])
+    read, text, asked = self.session, line + "\n" * bool(line), None
+    if self.said is not None:
+      asked, text = self.said.ask(line)
+    if text:
+      read = prefill.read(self._owner.model, read, [self._encode(text)])
     shown = stop.Text(self._owner.tokenizer, self.stops)
     made, seconds, then = 0, 0.0, None
+    ids, answer = [], ""
     with terminal.Interrupt() as interrupt:
       for piece in generate.generate(
         self._owner.model,
@@ -154,17 +180,32 @@ class Chat:
         stops=self.stops,
         vocab_size=self._owner.tokenizer.vocab_size,
       ):
+        ids += piece.ids[0].tolist()
+        new = [shown.push(token) for token in piece.ids[0].tolist()]
+        answer += "".join(new)
         self.session = piece.session
-        for token in piece.ids[0]:
-          terminal.show(shown.push(int(token)))
+        self.said = asked and asked.answered(answer, ended=self._has_ended(ids))
+        for part in new:
+          terminal.show(part)
         now = time.monotonic()
         if then is not None:  # compiling may have delayed the first piece
           made, seconds = made + len(piece.ids[0]), seconds + now - then
         then = now
         if interrupt.requested:
           break
-    terminal.show(shown.finish() + "\n")
+    rest = shown.finish()
+    self.said = asked and asked.answered(
+      answer + rest, ended=self._has_ended(ids)
+    )
+    terminal.show(rest + "\n")
     self._tell(f"{made / seconds:,.0f} tokens/s" if made else "a short answer")
+
+  def _has_ended(self, ids: Sequence[int]) -> bool:
+    """Whether the model ended its answer, instead of a limit or a user."""
+    if self._template is None or self.stops is None:
+      return False
+    text = b"".join(map(self._owner.tokenizer.token_bytes, ids))
+    return ids[-1] in self.stops.ids or self._template.stop.encode() in text
 
   def _read(self, ids: np.ndarray) -> None:
     self.session = prefill.read(self._owner.model, self.session, [ids])
@@ -192,7 +233,16 @@ class Chat:
     ids = self._owner.tokenizer.encode_bytes(text)
     if not len(ids):
       raise errors.UserError(f"{name} is empty; there is nothing to read")
-    self._turn(lambda: self._read(ids))
+    if self.said is None:
+      self._turn(lambda: self._read(ids))
+    else:
+      self._turn(lambda: self._hold(text.decode()))
+
+  def _hold(self, text: str) -> None:
+    assert self.said is not None
+    held = "\n".join(part for part in (self.said.held, text) if part)
+    self.said = self.said._replace(held=held)
+    self._tell(f"{len(held):,} characters begin the next message")
 
   def _state(self, unused: str) -> None:
     layers = contents.measure(self._owner.model, self.session)
@@ -201,7 +251,8 @@ class Chat:
 
   def _save(self, folder: str) -> None:
     self._need(folder, "/save FOLDER")
-    size = saved.save(folder, self.session, self._owner)
+    said = None if self.said is None else self.said.to_dict()
+    size = saved.save(folder, self.session, self._owner, said)
     print(f"saved {folder}: {size:,} bytes")
 
   def _load(self, folder: str) -> None:
@@ -211,19 +262,35 @@ class Chat:
       raise errors.UserError(
         f"{folder} holds {len(session.position)} texts; a chat takes one"
       )
-    self._before.append(self.session)
-    self.session = session
+    self._turn(lambda: self._go_on(session, self._said_in(folder)))
     self._tell(f"from {folder}")
+
+  def _go_on(
+    self, session: session_lib.Session, said: dialogue.Dialogue | None
+  ) -> None:
+    self.session, self.said = session, said
+
+  def _said_in(self, folder: str) -> dialogue.Dialogue | None:
+    """Returns the messages of a saved session."""
+    if self._template is None:
+      return None
+    found = saved.load_dialogue(folder)
+    if found is None:
+      raise errors.UserError(
+        f"{folder} holds a text without messages; a conversation cannot go on"
+        " from it"
+      )
+    with errors.malformed(f"the dialogue in {folder}", "restore it"):
+      return dialogue.of_dict(self._template, found)
 
   def _undo(self, unused: str) -> None:
     if not self._before:
       raise errors.UserError("there is no turn to undo")
-    self.session = self._before.pop()
+    self.session, self.said = self._before.pop()
     self._tell("as before the last turn")
 
   def _new(self, unused: str) -> None:
-    self._before.append(self.session)
-    self.session = session_lib.start(self._owner.model)
+    self._turn(self._restart)
     self._tell("all forgotten")
 
   def _set(self, assignment: str) -> None:
@@ -266,7 +333,8 @@ class Chat:
     return self._owner.tokenizer.encode(text)
 
   def _make_stops(self, strings: Sequence[str]) -> stop.Stops | None:
-    return stop.make(strings, self._owner.tokenizer)
+    own = [self._template.stop] if self._template else []
+    return stop.make([*own, *strings], self._owner.tokenizer)
 
 
 def _tell_error(error: Exception) -> None:

@@ -44,7 +44,10 @@ class Owner(NamedTuple):
 
 
 def save(
-  folder: str | os.PathLike, session: session_lib.Session, owner: Owner
+  folder: str | os.PathLike,
+  session: session_lib.Session,
+  owner: Owner,
+  dialogue: dict[str, Any] | None = None,
 ) -> int:
   """Writes a session to a folder, completely or not at all.
 
@@ -52,6 +55,8 @@ def save(
     folder: folder to create.
     session: any number of texts.
     owner: the model that has read them.
+    dialogue: what `load_dialogue` returns, for JSON; None for a text without
+      messages.
 
   Returns:
     Bytes on disk.
@@ -69,6 +74,8 @@ def save(
       name: [list(x.shape), str(x.dtype)] for name, x in _named(session)
     },
   }
+  if dialogue is not None:
+    meta["dialogue"] = dialogue
   with disk.new_folder(folder) as partial:
     with ocp.StandardCheckpointer() as writer:
       writer.save(partial / _ARRAYS, dict(_named(session)))
@@ -129,6 +136,12 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
   return jax.tree.unflatten(
     jax.tree.structure(new), [found[name] for name in names]
   )
+
+
+def load_dialogue(folder: str | os.PathLike) -> dict[str, Any] | None:
+  """Returns the `dialogue` of a folder that `load` has read."""
+  path = pathlib.Path(paths.expand(folder)).absolute() / _META
+  return paths.read_json(path, "restore it from a copy").get("dialogue")
 
 
 def parameter_hash(model: decoder.Decoder) -> str:

@@ -33,6 +33,7 @@ TOKENIZER = "tokenizer.json"
 _FREE = (
   "evaluation",
   "data.tokenizer",  # its fingerprint is compared instead
+  "data.chat_template",  # the fingerprint of the data depends on it
   "mesh",
   "model.remat",
   "data.prefetch",

@@ -106,6 +106,11 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   found = []
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
+    if "perplexity" in result and "streamed" not in result["perplexity"]:
+      raise errors.UserError(
+        f"{path} is of a run on conversations, which are not compared; score"
+        " its answers with --task=perplexity"
+      )
     if "perplexity" in result:
       with errors.malformed(f"{path}", "evaluate the run again"):
         for count in ("seed", "parameters", "state_bytes"):

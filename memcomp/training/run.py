@@ -11,7 +11,7 @@ from etils import epath
 
 from memcomp import config as config_lib
 from memcomp import disk, errors, paths, sharding
-from memcomp.data import sources
+from memcomp.data import chat_template, sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import overview
 from memcomp.runs import load
@@ -222,13 +222,18 @@ def make_meta(
     tokenizer: tokenizer of the training.
     params: the parameters or their shapes.
   """
-  return {
+  meta = {
     "config": config_lib.to_dict(config),
     "param_count": sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
     "tokenizer": tokenizer.fingerprint,
     "ends": list(tokenizer.ends),
     "versions": processes.versions(),
   }
+  if config.data.format == "messages":
+    # Whole, so that a chat does not need the tokenizer's folder.
+    template = chat_template.load(config.data.chat_template)
+    meta["chat_template"] = template.spec
+  return meta
 
 
 def _check_meta(

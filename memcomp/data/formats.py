@@ -1,0 +1,182 @@
+"""The formats of documents: text, or conversations with a chat template."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from memcomp import errors
+from memcomp.data import chat_template, text
+from memcomp.data import tokenizer as tokenizer_lib
+
+FORMATS = ("text", "messages")
+
+_LIKE = '{"messages": [{"role": "user", "content": "..."}, ...]}'
+
+
+class Document(NamedTuple):
+  """An encoded document.
+
+  Attributes:
+    ids: `[tokens]` of the tokenizer's dtype.
+    size: byte counts, see `tokenizer.measure`.
+    spans: first token and end of each answer; empty for text.
+  """
+
+  ids: np.ndarray
+  size: tuple[int, int, int]
+  spans: list[tuple[int, int]]
+
+
+class Format(Protocol):
+  """Reads and encodes documents."""
+
+  @property
+  def tokenizer(self) -> tokenizer_lib.Tokenizer:
+    """Tokenizer of the ids."""
+    ...
+
+  @property
+  def template(self) -> chat_template.Template | None:
+    """Template of conversations, whose answers alone count; None for text."""
+    ...
+
+  def check(self, files: Iterable[text.TextFile]) -> None:
+    """Raises UserError for a file that cannot have such documents."""
+    ...
+
+  def parse(self, where: str, record: Any) -> Any:
+    """Returns the content of a JSON line; raises UserError naming `where`."""
+    ...
+
+  def encode(self, where: str, content: Any) -> Document:
+    """Returns the document of a content; raises UserError naming `where`."""
+    ...
+
+
+class Text:
+  """Plain text; JSON lines have it in the field "text"."""
+
+  template = None
+  parse = staticmethod(text.text_of)
+
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
+    self.tokenizer = tokenizer
+
+  def check(self, files: Iterable[text.TextFile]) -> None:
+    """See `Format.check`."""
+
+  def encode(self, where: str, content: bytes) -> Document:
+    """See `Format.encode`."""
+    ids = self.tokenizer.encode_bytes(content)
+    return Document(ids, tokenizer_lib.measure(self.tokenizer, ids), [])
+
+
+class Messages:
+  """Conversations: JSON lines with the field "messages"."""
+
+  def __init__(
+    self, tokenizer: tokenizer_lib.Tokenizer, template: chat_template.Template
+  ):
+    self.tokenizer = tokenizer
+    self.template = template
+
+  def check(self, files: Iterable[text.TextFile]) -> None:
+    """See `Format.check`."""
+    for file in files:
+      if not file.is_jsonl:
+        raise errors.UserError(
+          f"{file.path}: data.format = messages reads .jsonl, a conversation in"
+          f" each line ({_LIKE}); leave this file out"
+        )
+
+  def parse(self, where: str, record: Any) -> list[chat_template.Message]:
+    """See `Format.parse`."""
+    listed = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(listed, list) or not listed:
+      raise errors.UserError(
+        f'{where}: no field "messages" holding a list; each line must be an'
+        f" object such as {_LIKE}"
+      )
+    found = [
+      _message(f"{where}: messages[{i}]", x) for i, x in enumerate(listed)
+    ]
+    if all(message.role != "assistant" for message in found):
+      raise errors.UserError(
+        f"{where}: no message of the assistant, so that there is nothing to"
+        " learn; remove this line"
+      )
+    return found
+
+  def encode(
+    self, where: str, content: list[chat_template.Message]
+  ) -> Document:
+    """See `Format.encode`."""
+    try:
+      parts = self.template.parts(content)
+    except errors.UserError as error:
+      raise errors.UserError(f"{where}: {error}") from error
+    encoded = [self.tokenizer.encode(part.text) for part in parts]
+    ends = np.cumsum([len(ids) for ids in encoded]).tolist()
+    sizes = [tokenizer_lib.measure(self.tokenizer, ids) for ids in encoded]
+    return Document(
+      np.concatenate(encoded),
+      tuple(np.sum(sizes, axis=0).tolist()),
+      [
+        (end - len(ids), end)
+        for part, ids, end in zip(parts, encoded, ends, strict=True)
+        if part.is_answer and len(ids)
+      ],
+    )
+
+
+def load(
+  format: str, template: str, tokenizer: tokenizer_lib.Tokenizer
+) -> Format:
+  """Returns a format.
+
+  Args:
+    format: one of `FORMATS`.
+    template: argument of `chat_template.load`, for "messages".
+    tokenizer: tokenizer of the ids.
+
+  Raises:
+    UserError: the format is unknown, or see `chat_template.load`.
+  """
+  if format == "text":
+    return Text(tokenizer)
+  if format == "messages":
+    return Messages(tokenizer, chat_template.load(template))
+  raise errors.UserError(
+    f"data.format: unknown {format!r}; use one of {', '.join(FORMATS)}"
+  )
+
+
+def _message(where: str, record: Any) -> chat_template.Message:
+  """Returns a checked message."""
+  if not isinstance(record, dict):
+    record = {}
+  role, content = record.get("role"), record.get("content")
+  if role not in chat_template.ROLES:
+    raise errors.UserError(
+      f"{where}: role {role!r} is unknown; it must be one of"
+      f" {', '.join(chat_template.ROLES)}"
+    )
+  if not isinstance(content, str):
+    raise errors.UserError(
+      f"{where}: the content of role {role} is no string but"
+      f" {type(content).__name__}; write its text, or remove this line"
+    )
+  if role == "assistant" and not content.strip():
+    raise errors.UserError(
+      f"{where}: the assistant says nothing; write an answer, or remove this"
+      " line"
+    )
+  try:
+    content.encode()
+  except UnicodeEncodeError as error:
+    raise errors.UserError(
+      f"{where}: the content has half of a surrogate pair, which has no UTF-8"
+      " form; remove it"
+    ) from error
+  return chat_template.Message(role, content)
