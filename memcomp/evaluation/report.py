@@ -82,9 +82,10 @@ def whole_text(found: dict[str, Any]) -> str:
   perplexity = whole["perplexity"]
   scored = f"all {text['bytes']:,} bytes"
   if "streamed" not in found:
+    count = text["documents"]
     scored = (
-      f"the {whole['bytes']:,} bytes of the answers in"
-      f" {text['documents']:,} conversations"
+      f"the {whole['bytes']:,} bytes of the answers in {count:,}"
+      f" conversation{'s' * (count != 1)}"
     )
   return (
     f"{number(whole['bits_per_byte'])} bits per byte, perplexity "
