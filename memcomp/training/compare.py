@@ -106,19 +106,19 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   found = []
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
-    if "perplexity" in result and "streamed" not in result["perplexity"]:
-      raise errors.UserError(
-        f"{path} is of a run on conversations, which are not compared; score"
-        " its answers with --task=perplexity"
-      )
     if "perplexity" in result:
       with errors.malformed(f"{path}", "evaluate the run again"):
+        config = workdir_lib.config_of(result["config"], str(path.parent))
+        if config.data.format == "messages":
+          raise errors.UserError(
+            f"{path} is of a run on conversations, which are not compared;"
+            " score its answers with --task=perplexity"
+          )
         for count in ("seed", "parameters", "state_bytes"):
           result[count] = int(result[count])
         summary(result["name"], [result], 0.0)
         _ = result["perplexity"]["streamed"]["positions"]
         _ = result["perplexity"]["text"], result["perplexity"]["task_hash"]
-        config = workdir_lib.config_of(result["config"], str(path.parent))
         result["config"] = config_lib.to_dict(config)
       found.append(result)
   if not found:
