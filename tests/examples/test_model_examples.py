@@ -115,3 +115,74 @@ def test_as_many_kinds_of_mixers_as_wanted():
   assert config.layer_names() == names
   model = Decoder(config, rngs=nnx.Rngs(0))
   assert call(model, TOKENS).shape == (2, 24, 256)
+
+
+def test_a_layer_in_a_model_of_your_own():
+  # quoted: a model of your own
+  from flax import nnx
+
+  from memcomp.layers import GatedDeltaNet
+
+  class Model(nnx.Module):
+    def __init__(self, rngs):
+      self.embed = nnx.Embed(256, 32, rngs=rngs)
+      self.norm = nnx.LayerNorm(32, rngs=rngs)
+      self.mixer = GatedDeltaNet(32, heads=2, rngs=rngs)
+      self.head = nnx.Linear(32, 256, rngs=rngs)
+
+    def __call__(self, tokens):  # [batch, time] to [batch, time, 256]
+      x = self.embed(tokens)
+      x = x + self.mixer(self.norm(x))
+      return self.head(x)
+
+    def step(self, token, state):  # [batch] to [batch, 256]
+      x = self.embed(token)
+      y, state = self.mixer.step(self.norm(x), state)
+      return self.head(x + y), state
+
+  # end
+
+  # quoted: training it
+  import jax.numpy as jnp
+  import optax
+
+  text = "to be or not to be, that is the question. " * 4
+  tokens = jnp.array([list(text.encode())])  # [1, time]
+
+  model = Model(nnx.Rngs(0))
+  optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+  @nnx.jit
+  def train_step(model, optimizer, tokens):
+    def loss_of(model):
+      return optax.softmax_cross_entropy_with_integer_labels(
+        model(tokens[:, :-1]), tokens[:, 1:]
+      ).mean()
+
+    loss, gradient = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, gradient)
+    return loss
+
+  losses = [train_step(model, optimizer, tokens) for _ in range(60)]
+  # end
+
+  # quoted: decoding
+  @nnx.jit
+  def next_byte(model, token, state):
+    logits, state = model.step(token, state)
+    return logits.argmax(-1), state
+
+  state = model.mixer.init_state(batch=1)
+  for byte in b"to be or ":
+    token, state = next_byte(model, jnp.array([byte]), state)
+  answer = []
+  for _ in range(9):
+    answer.append(int(token[0]))
+    token, state = next_byte(model, token, state)
+  print(bytes(answer))
+  # end
+  assert losses[0] > 5 and losses[-1] < 1
+  assert bytes(answer) == b"not to be"
+  state = model.mixer.init_state(batch=1)
+  logits, _ = nnx.jit(lambda m, t, s: m.step(t, s))(model, tokens[:, 0], state)
+  np.testing.assert_allclose(logits, call(model, tokens)[:, 0], atol=1e-4)

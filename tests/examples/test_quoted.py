@@ -8,7 +8,13 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ("README.md", "docs/use.md", "kernels/README.md")
+PAGES = (
+  "README.md",
+  "docs/index.md",
+  "docs/tutorials/layer.md",
+  "docs/use.md",
+  "kernels/README.md",
+)
 
 
 def meaning(code: str) -> str:
