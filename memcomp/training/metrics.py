@@ -147,9 +147,10 @@ def truncate(path: pathlib.Path, step: int) -> None:
     os.truncate(path, kept)
 
 
-def read(path: pathlib.Path) -> list[dict[str, Any]]:
+def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
   """Returns the objects of a metrics.jsonl, without a truncated last line."""
-  lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+  text = pathlib.Path(path).read_text(encoding="utf-8")
+  lines = text.splitlines(keepends=True)
   return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
