@@ -203,8 +203,8 @@ a chunk computes, the source, and the costs. For measured times and recall see
 ## What a token does
 
 The formulas describe one head. `q`, `k`, `v` are query, key and value; other
-letters are those of the mixer's page. A token brings decays in [0, 1] (`beta` of
-Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
+letters are those of the mixer's page. A token brings decays in [0, 1] (`beta`
+of Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
 two-pass delta) and rates (`gamma`, `beta` of the delta rule, `eta`, `dt`, `a`,
 `theta`). `<-` writes. A token reads after its own write, unless a prime (`M'`)
 says otherwise.

@@ -7,8 +7,13 @@ import textwrap
 
 import pytest
 
+from memcomp.models import pages
+
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ("README.md", "docs/use.md", "kernels/README.md")
+PAGES = (
+  *("README.md", "docs/use.md", "kernels/README.md"),
+  *(f"docs/{path.name}" for path in pages.pages().values()),
+)
 
 
 def meaning(code: str) -> str:
