@@ -80,7 +80,7 @@ def option_table(names: list[str]) -> str:
   about = _attributes(configs[0])
   several = len(configs) > 1
   heads = [f"`{n}`" for n in names] if several else ["default"]
-  rows = []
+  rows: list[tuple[str | int, ...]] = []
   for field in _own_fields(configs[0]):
     values = (_default(config, field.name) for config in configs)
     rows.append((f"`{field.name}`", *values, about[field.name]))
@@ -103,8 +103,9 @@ def _own_fields(config: Any) -> list[dataclasses.Field]:
 
 def _default(config: Any, name: str) -> str:
   field = next(f for f in dataclasses.fields(config) if f.name == name)
-  if field.default is dataclasses.MISSING:
-    return f"`{field.default_factory().method}`"  # of a solver
+  make: Any = field.default_factory
+  if make is not dataclasses.MISSING:
+    return f"`{make().method}`"  # of a solver
   return f"`{field.default}`"
 
 
