@@ -1,6 +1,6 @@
 """Pages of the site that come from outside docs/, and the links to them.
 
-MkDocs calls the functions `on_*`. The READMEs of kernels/, CONTRIBUTING.md and
+MkDocs calls the functions `on_*`. The README of kernels/, CONTRIBUTING.md and
 CHANGELOG.md become pages without a second copy. Their links, and those of
 docs/ to them, are written for the repository; here they are turned to the
 pages of the site.
@@ -20,9 +20,6 @@ PAGES = {
   "kernels/README.md": "kernels.md",
   "CONTRIBUTING.md": "contributing.md",
   "CHANGELOG.md": "changelog.md",
-} | {
-  path.relative_to(ROOT).as_posix(): f"derivations/{path.parent.name}.md"
-  for path in ROOT.glob("kernels/memcomp_kernels/*/README.md")
 }
 """Files of the repository, and the pages that they become."""
 

@@ -1,9 +1,9 @@
 """What a memory computes and what it costs, in words and formulas.
 
-Every op has `facts(spec)`, and docs/memories.md is generated from them. The
-facts describe the default options, with the numbers of `spec`. They depend on
-those fields of `spec` that make another row of the tables: rule, inner model,
-forget gate, window.
+Every op has `facts(spec)`. docs/memories.md and the tables of the memories'
+pages are generated from them. The facts describe the default options, with the
+numbers of `spec`. They depend on those fields of `spec` that make another row
+of the tables: rule, inner model, forget gate, window.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Facts(NamedTuple):
   """What a memory computes and costs.
 
   The texts are lines of Markdown with math in backticks. They use the letters
-  of the memory's README.
+  of the memory's page in docs.
 
   Attributes:
     objective: the loss that a token's write reduces.

@@ -109,23 +109,23 @@ def page() -> str:
   """The text of docs/memories.md."""
   lengths = [f"{n:,}" for n in LENGTHS]
   return _PAGE.format(
-    writes=_table(
+    writes=markdown(
       ["mixer", "objective of a token", "update, then read"],
       [(r.label, r.facts.objective, r.facts.update) for r in _distinct_rows()],
     ),
-    chunks=_table(
-      ["mixer", "what a chunk computes", "source", "pages"],
+    chunks=markdown(
+      ["mixer", "what a chunk computes", "source", "page"],
       [
-        (r.label, r.facts.chunk, r.facts.source, _pages(r.name))
+        (r.label, r.facts.chunk, r.facts.source, _page(r.name))
         for r in _distinct_rows()
       ],
     ),
-    floats=_table(
+    floats=markdown(
       ["mixer", "sizes", "floats", *lengths, f"all, {lengths[-1]}"],
       [
         (
           r.label,
-          _sizes(r),
+          sizes_in_use(r),
           formula(r.facts.floats),
           *(r.config.state_floats(n) for n in LENGTHS),
           whole_state_floats(r.config, LENGTHS[-1]),
@@ -133,7 +133,7 @@ def page() -> str:
         for r in rows()
       ],
     ),
-    flops=_table(
+    flops=markdown(
       ["mixer", "flops", *lengths],
       [
         (
@@ -144,7 +144,7 @@ def page() -> str:
         for r in rows()
       ],
     ),
-    letters=_table(
+    letters=markdown(
       ["letter", "what"],
       [(f"`{a}`", b) for a, b in facts_lib.LETTERS.items()],
     ),
@@ -162,18 +162,16 @@ def _distinct_rows() -> list[Row]:
   return list(words.values())
 
 
-def _sizes(row: Row) -> str:
+def sizes_in_use(row: Row) -> str:
   """The sizes that the row's formulas use and its config determines."""
   used = re.findall(r"\w+", f"{row.facts.floats} {row.facts.flops}")
   chosen = (f"{a}={x}" for a, x in sizes(row.config).items() if a in used)
   return f"`{', '.join(chosen)}`"
 
 
-def _pages(name: str) -> str:
+def _page(name: str) -> str:
   memory = registry.memory_of(name)
-  layer = f"{memory}.md"
-  derivation = f"../kernels/memcomp_kernels/{memory}/README.md"
-  return f"[layer]({layer}), [derivation]({derivation})"
+  return f"[{memory}]({memory}.md)"
 
 
 def formula(expression: str) -> str:
@@ -181,8 +179,8 @@ def formula(expression: str) -> str:
   return f"`{expression.replace(' * ', ' ').replace('**', '^')}`"
 
 
-def _table(head: list[str], body: list[tuple[str | int, ...]]) -> str:
-  """A Markdown table with right-aligned numbers and escaped bars."""
+def markdown(head: list[str], body: list[tuple[str | int, ...]]) -> str:
+  """Formats a Markdown table with right-aligned numbers and escaped bars."""
 
   def line(cells):
     texts = (f"{x:,}" if isinstance(x, int) else x for x in cells)
@@ -205,8 +203,8 @@ a chunk computes, the source, and the costs. For measured times and recall see
 ## What a token does
 
 The formulas describe one head. `q`, `k`, `v` are query, key and value; other
-letters are those of the derivation. A token brings decays in [0, 1] (`beta` of
-Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
+letters are those of the mixer's page. A token brings decays in [0, 1] (`beta`
+of Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
 two-pass delta) and rates (`gamma`, `beta` of the delta rule, `eta`, `dt`, `a`,
 `theta`). `<-` writes. A token reads after its own write, unless a prime (`M'`)
 says otherwise.

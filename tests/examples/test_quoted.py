@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from memcomp.models import pages
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = (
   "README.md",
@@ -14,6 +16,7 @@ PAGES = (
   "docs/tutorials/layer.md",
   "docs/use.md",
   "kernels/README.md",
+  *(f"docs/{path.name}" for path in pages.pages().values()),
 )
 
 

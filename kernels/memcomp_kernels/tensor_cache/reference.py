@@ -17,7 +17,7 @@ a read; alpha = read_mix.
   wedge      A <- lambda A + eta (k (x) v - v (x) k)                   (14)
 
 The prediction k A of (4) uses A before its decay. `write_population` determines
-what is written and when it is read; see README.md, sections 2 and 3.
+what is written and when it is read; see docs/tensor_cache.md.
 """
 
 import dataclasses

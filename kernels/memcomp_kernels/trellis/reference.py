@@ -11,8 +11,8 @@ chunk. If gradients are taken per token, M' = M_{t-1}.
   pass 2     w = v on M_V, read  y_t = M_{V,t}^T f_t                eq. (9)
 
 Both reads come after the write. The paper prints J_phi without the transpose
-and drops the loss's factor 2 between (8) and (9). The README of this op lists
-all corrections.
+and drops the loss's factor 2 between (8) and (9). docs/trellis.md lists all
+corrections.
 """
 
 import dataclasses

@@ -51,7 +51,7 @@ def test_columns_stay_units_over_many_tokens(gradient_at):
     # along a column |h|^2 - r^2 cancels; each tile's end renormalises them.
     np.testing.assert_allclose(read, 1, atol=2e-4)
     assert np.quantile(np.abs(read - 1), 0.8) < 1e-6
-  else:  # beta keeps column r of a chunk below sqrt(r), the README's bound
+  else:  # beta keeps column r of a chunk below sqrt(r), docs/lattice.md's bound
     read = read.reshape(-1, spec.chunk_size)
     bound = np.sqrt(np.arange(1, spec.chunk_size + 1)) + 1e-6
     assert np.all(read <= bound) and np.any(read > 1.5)
