@@ -150,9 +150,8 @@ def test_the_wheel(wheel):
   assert (metadata["Name"], metadata["Version"]) == ("memcomp", VERSION)
   assert metadata["License-Expression"] == "Apache-2.0"
   assert content[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-  assert (
-    metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
-  )
+  text = metadata.get_payload(decode=True).decode("utf-8")
+  assert text.strip() == (ROOT / "README.md").read_text("utf-8").strip()
   # Of the machine that built it, nothing.
   for place in (ROOT, pathlib.Path.home(), wheel.parent):
     found = [n for n, text in content.items() if f"{place}/".encode() in text]

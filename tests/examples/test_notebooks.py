@@ -13,7 +13,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "docs/notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAX_BYTES = 400_000
+MAX_BYTES = 700_000
 """Of a notebook with its outputs."""
 
 _MACHINE = re.compile(
