@@ -41,16 +41,21 @@ def checkout(tmp_path):
 def run(checkout, *options, before=(), ignored=None, **variables):
   """pytest of `options`: exit code and what it printed."""
   paths = os.pathsep.join([str(checkout), str(checkout / "kernels")])
-  done = subprocess.run(
-    [*before, sys.executable, "-m", "pytest", *options],
-    cwd=checkout,
-    env=os.environ | {"PYTHONPATH": paths} | variables,
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    start_new_session=True,
-    preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN)),
-  )
+  # The process inherits what is ignored here.
+  before_it = ignored and signal.signal(ignored, signal.SIG_IGN)
+  try:
+    done = subprocess.run(
+      [*before, sys.executable, "-m", "pytest", *options],
+      cwd=checkout,
+      env=os.environ | {"PYTHONPATH": paths} | variables,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+  finally:
+    if ignored:
+      signal.signal(ignored, before_it)
   return done.returncode, done.stdout.decode(errors="replace")
 
 
