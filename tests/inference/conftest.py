@@ -1,6 +1,8 @@
 import inference_cases as cases
 import pytest
 
+from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.inference import chat, saved
 from memcomp.models import decoder
 
 
@@ -12,3 +14,31 @@ def config() -> decoder.DecoderConfig:
 @pytest.fixture(scope="session")
 def model(config) -> decoder.Decoder:
   return cases.build(config)
+
+
+@pytest.fixture(scope="session")
+def owner(model, config) -> saved.Owner:
+  return saved.Owner(model, config, tokenizer_lib.ByteTokenizer())
+
+
+@pytest.fixture
+def talk_by(owner, capsys):
+  """Runs a chat on some lines; returns it and what it printed.
+
+  A line that is an exception is raised where it would have been typed.
+  """
+
+  def run(*lines, opening="", **options):
+    rest = iter(lines)
+
+    def ask(prompt):
+      line = next(rest, EOFError)
+      if isinstance(line, type):
+        raise line
+      return line
+
+    conversation = chat.Chat(owner, ask=ask, **options)
+    conversation.run(opening)
+    return conversation, capsys.readouterr().out
+
+  return run

@@ -9,40 +9,17 @@ import pytest
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import chat, generate, prefill, sample, saved
+from memcomp.inference import generate, prefill, sample
 
 BYTES = tokenizer_lib.ByteTokenizer()
 SETTINGS = sample.Settings(temperature=0.8, seed=3)
 LONG = "a" * 300
 
 
-@pytest.fixture(scope="module")
-def owner(model, config):
-  return saved.Owner(model, config, BYTES)
-
-
 @pytest.fixture
-def talk(owner, capsys):
-  """Runs a chat on some lines; returns it and what it printed."""
-
-  def run(*lines, opening="", **more):
-    rest = iter(lines)
-
-    def ask(prompt):
-      try:
-        line = next(rest)
-      except StopIteration:
-        raise EOFError from None
-      if isinstance(line, type):
-        raise line
-      return line
-
-    more = {"tokens": 20, "settings": SETTINGS} | more
-    conversation = chat.Chat(owner, ask=ask, **more)
-    conversation.run(opening)
-    return conversation, capsys.readouterr().out
-
-  return run
+def talk(talk_by):
+  defaults = {"tokens": 20, "settings": SETTINGS}
+  return lambda *lines, **more: talk_by(*lines, **defaults | more)
 
 
 def answer(owner, session, line, tokens=20, settings=SETTINGS, **more):

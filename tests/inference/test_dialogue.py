@@ -8,7 +8,7 @@ import pytest
 from memcomp import errors
 from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import chat, dialogue, prefill, saved
+from memcomp.inference import dialogue, prefill, saved
 
 BYTES = tokenizer_lib.ByteTokenizer()
 CHATML = chat_template.load("chatml")
@@ -25,30 +25,10 @@ SYSTEM = chat_template.Message("system", "Be short.")
 TURNS = (("Hi?", "Hello"), ("Bye.", " Yes  "), ("?", "No\n\nnever"))
 
 
-@pytest.fixture(scope="module")
-def owner(model, config):
-  return saved.Owner(model, config, BYTES)
-
-
 @pytest.fixture
-def talk(owner, capsys):
-  """Runs a chat on some lines; returns it and what it printed."""
-
-  def run(*lines, opening="", **more):
-    rest = iter(lines)
-
-    def ask(prompt):
-      try:
-        return next(rest)
-      except StopIteration:
-        raise EOFError from None
-
-    more = {"tokens": 4, "settings": cases.GREEDY, "template": CHATML} | more
-    conversation = chat.Chat(owner, ask=ask, **more)
-    conversation.run(opening)
-    return conversation, capsys.readouterr().out
-
-  return run
+def talk(talk_by):
+  defaults = {"tokens": 4, "settings": cases.GREEDY, "template": CHATML}
+  return lambda *lines, **more: talk_by(*lines, **defaults | more)
 
 
 def reads(owner, *texts, tokens=4):
