@@ -11,6 +11,7 @@ import inspect
 import pathlib
 import posixpath
 import re
+from html import unescape
 from typing import Any
 
 from mkdocs.structure.files import File
@@ -23,8 +24,12 @@ PAGES = {
 }
 """Files of the repository, and the pages that they become."""
 
+SHORT_CODE = 24
+"""Characters of code that stay in one line, also on a phone."""
+
 _SOURCES = {page: source for source, page in PAGES.items()}
-_BARS = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+_SPAN = re.compile(r"`([^`\n]+)`")
+_CODE = re.compile(r"<code>([^<\n]+)</code>")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -56,7 +61,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     to = posixpath.relpath(path, posixpath.dirname(f"docs/{here}"))
     return f"{image}[{text}]({to}{anchor or ''})"
 
-  return _BARS.sub(_code_with_bars, _LINK.sub(turn, markdown))
+  return _SPAN.sub(_code_with_bars, _LINK.sub(turn, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+  """Marks short code, which the stylesheet keeps in one line."""
+
+  def mark(code: re.Match) -> str:
+    is_short = len(unescape(code[1])) <= SHORT_CODE
+    return f'<code class="whole">{code[1]}</code>' if is_short else code[0]
+
+  return _CODE.sub(mark, html)
 
 
 def ops_page() -> str:
@@ -127,6 +142,8 @@ def layers_page() -> str:
 
 def _code_with_bars(span: re.Match) -> str:
   r"""Code of a table with `\|`, whose backslash Python-Markdown would show."""
+  if r"\|" not in span[1]:
+    return span[0]
   text = span[1].replace(r"\|", "|")
   escaped = (c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
   return f"<code>{''.join(escaped)}</code>"
