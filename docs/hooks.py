@@ -24,8 +24,8 @@ PAGES = {
 }
 """Files of the repository, and the pages that they become."""
 
-SHORT_CODE = 24
-"""Characters of code that stay in one line, also on a phone."""
+SHORT_WORD, SHORT_FORMULA = 40, 24
+"""Characters of code, without and with spaces, that fit a line of a phone."""
 
 _SOURCES = {page: source for source, page in PAGES.items()}
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -68,8 +68,11 @@ def on_page_content(html: str, **_: Any) -> str:
   """Marks short code, which the stylesheet keeps in one line."""
 
   def mark(code: re.Match) -> str:
-    is_short = len(unescape(code[1])) <= SHORT_CODE
-    return f'<code class="whole">{code[1]}</code>' if is_short else code[0]
+    text = unescape(code[1])
+    room = SHORT_FORMULA if " " in text else SHORT_WORD
+    if len(text) > room or ", " in text:  # lists may break
+      return code[0]
+    return f'<code class="whole">{code[1]}</code>'
 
   return _CODE.sub(mark, html)
 
