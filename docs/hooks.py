@@ -11,6 +11,7 @@ import inspect
 import pathlib
 import posixpath
 import re
+from html import unescape
 from typing import Any
 
 from mkdocs.structure.files import File
@@ -23,8 +24,12 @@ PAGES = {
 }
 """Files of the repository, and the pages that they become."""
 
+SHORT_WORD, SHORT_FORMULA = 40, 24
+"""Characters of code, without and with spaces, that fit a line of a phone."""
+
 _SOURCES = {page: source for source, page in PAGES.items()}
-_BARS = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+_SPAN = re.compile(r"`([^`\n]+)`")
+_CODE = re.compile(r"<code>([^<\n]+)</code>")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -56,7 +61,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     to = posixpath.relpath(path, posixpath.dirname(f"docs/{here}"))
     return f"{image}[{text}]({to}{anchor or ''})"
 
-  return _BARS.sub(_code_with_bars, _LINK.sub(turn, markdown))
+  return _SPAN.sub(_code_with_bars, _LINK.sub(turn, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+  """Marks short code, which the stylesheet keeps in one line."""
+
+  def mark(code: re.Match) -> str:
+    text = unescape(code[1])
+    room = SHORT_FORMULA if " " in text else SHORT_WORD
+    if len(text) > room or ", " in text:  # lists may break
+      return code[0]
+    return f'<code class="whole">{code[1]}</code>'
+
+  return _CODE.sub(mark, html)
 
 
 def ops_page() -> str:
@@ -127,6 +145,8 @@ def layers_page() -> str:
 
 def _code_with_bars(span: re.Match) -> str:
   r"""Code of a table with `\|`, whose backslash Python-Markdown would show."""
+  if r"\|" not in span[1]:
+    return span[0]
   text = span[1].replace(r"\|", "|")
   escaped = (c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
   return f"<code>{''.join(escaped)}</code>"

@@ -1,7 +1,6 @@
 """Inference by context: every mixer in the comparison's small model.
 
-  python benchmarks/model/inference.py --runs=inference.jsonl \
-    --out=docs/results/inference
+  python benchmarks/model/inference.py --runs=inference.jsonl --out=inference
 
 Time of a token, speed of reading (medians over turns) and bytes of state behind
 contexts of 1k to 128k tokens of random ids, one text, weights of the start.

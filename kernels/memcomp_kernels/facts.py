@@ -19,8 +19,8 @@ LETTERS = {
   "e": "hidden features of the inner MLP per feature of a key",
   "n": "tokens of the sequence",
   "r": "rows in use after n tokens, by a budget or schedule",
-  "R": "rows in use, the mean over the n tokens",
-  "w": "exact tokens that a token sees, itself included, likewise",
+  "R": "rows in use; the mean over the n tokens",
+  "w": "tokens that a token sees exactly, itself included; the mean",
 }
 """Meaning of the letters in `Facts.floats` and `Facts.flops`."""
 
@@ -32,8 +32,8 @@ class Facts(NamedTuple):
   of the memory's page in docs.
 
   Attributes:
-    objective: the loss that a token's write reduces.
-    update: the memory after the token, and what is read.
+    objective: the loss that a token's write reduces. The recurrence is on the
+      memory's page.
     chunk: what the tokens of a chunk share, if the chunk's size changes
       results.
     source: paper, arXiv number, equations.
@@ -44,7 +44,6 @@ class Facts(NamedTuple):
   """
 
   objective: str
-  update: str
   chunk: str
   source: str
   floats: str

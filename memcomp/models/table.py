@@ -109,16 +109,13 @@ def page() -> str:
   """The text of docs/memories.md."""
   lengths = [f"{n:,}" for n in LENGTHS]
   return _PAGE.format(
-    writes=markdown(
-      ["mixer", "objective of a token", "update, then read"],
-      [(r.label, r.facts.objective, r.facts.update) for r in _distinct_rows()],
+    objectives=markdown(
+      ["mixer", "objective of a token", "source"],
+      [(_link(r), r.facts.objective, r.facts.source) for r in _distinct_rows()],
     ),
     chunks=markdown(
-      ["mixer", "what a chunk computes", "source", "page"],
-      [
-        (r.label, r.facts.chunk, r.facts.source, _page(r.name))
-        for r in _distinct_rows()
-      ],
+      ["mixer", "what a chunk computes"],
+      [(_link(r), r.facts.chunk) for r in _distinct_rows()],
     ),
     floats=markdown(
       ["mixer", "sizes", "floats", *lengths, f"all, {lengths[-1]}"],
@@ -158,7 +155,7 @@ def _distinct_rows() -> list[Row]:
   """The rows except variants that share their mixer's words."""
   words: dict[tuple, Row] = {}
   for row in rows():
-    words.setdefault((row.name, *row.facts[:4]), row)
+    words.setdefault((row.name, *row.facts[:3]), row)
   return list(words.values())
 
 
@@ -169,9 +166,9 @@ def sizes_in_use(row: Row) -> str:
   return f"`{', '.join(chosen)}`"
 
 
-def _page(name: str) -> str:
-  memory = registry.memory_of(name)
-  return f"[{memory}]({memory}.md)"
+def _link(row: Row) -> str:
+  """The row's label, linked to the page of its memory."""
+  return f"[{row.label}]({registry.memory_of(row.name)}.md)"
 
 
 def formula(expression: str) -> str:
@@ -193,47 +190,62 @@ def markdown(head: list[str], body: list[tuple[str | int, ...]]) -> str:
 _PAGE = """\
 <!-- Written by `python -m memcomp.models.table > docs/memories.md`. -->
 
-# The memories side by side
+# All memories side by side
 
-Every mixer of `memcomp/layers/registry.py`: what a token writes and reads, what
-a chunk computes, the source, and the costs. For measured times and recall see
-[results/memories.md](results/memories.md). For models built from mixers see
-[models.md](models.md).
+Every memory and attention in one place: what a token's write improves, what a
+chunk computes, how large the state is, and what a token costs. Each name leads
+to its page, with the recurrence, the chunk form and all options.
 
-## What a token does
+How to choose:
 
-The formulas describe one head. `q`, `k`, `v` are query, key and value; other
-letters are those of the mixer's page. A token brings decays in [0, 1] (`beta`
-of Trellis, `alpha`, `mu`, `lambda`, `exp(dt A)`, `w` of RWKV-7; `1 - alpha` of
-two-pass delta) and rates (`gamma`, `beta` of the delta rule, `eta`, `dt`, `a`,
-`theta`). `<-` writes. A token reads after its own write, unless a prime (`M'`)
-says otherwise.
+- **Quality.** No large model was trained here. In one small model on the same
+  bytes Mamba-2 and Gated DeltaNet lead ([all mixers, one
+  model](results/compare.md)).
+- **Recall.** What a state of each size can hold was [measured on key-value
+  pairs](results/memories.md#recall). Full attention keeps every pair, and its
+  state grows.
+- **Size of the state.** It is fixed for all but full attention and Key-Value
+  Means with a growing budget. OVQ's grows up to a bound. The sizes are
+  [below](#floats-of-the-state).
+- **Speed.** [Time by length](results/memories.md) was measured on CPUs only.
+  [Flops](#flops-of-a-token) are below.
+- **Where it runs.** Each memory's page lists its TPU and GPU kernels.
+- **Trained chunk size.** Memories that are not "exact at any tile" below are
+  another function with another chunk size.
 
-{writes}
+[Build a model of any mixers](models.md) combines them, layer by layer.
+
+## What a token improves
+
+A write is a step down an objective. The formulas describe one head. `q`, `k`,
+`v` are query, key and value; other letters are those of the mixer's page. A
+prime (`M'`) marks the memory before the token's write or before its chunk, see
+the next table.
+
+{objectives}
 
 ## What a chunk computes
 
 Every `chunk` equals its `reference`, which runs token by token, and a sequence
-can be cut anywhere. "Exact at any tile" means that tile sizes affect speed
-only. Elsewhere the chunk size is a field of the `Spec`, and another size is
-another function.
+can be cut anywhere. "Exact at any tile" means that the sizes of chunks and
+tiles affect speed only. Elsewhere the chunk size is a field of the `Spec`, and
+another size is another function.
 
 {chunks}
 
 ## Floats of the state
 
-The figures are for one layer of the preset `<mixer>-{size}` (d_model {d_model})
-and one sequence after {lengths} tokens. They count
-what reads need between two chunks. "All" counts the layer's complete state:
-also the copy from a chunk's start that tokens within the chunk need,
-convolution taps, shifted tokens, norms and factors from outside, and rows not
-yet in use.
+The state of one layer and one sequence, after {lengths} tokens. The
+figures are for the preset `<mixer>-{size}` (d_model {d_model}). They count what
+reads need between two chunks. "All" counts the layer's complete state. That
+includes the copy from a chunk's start, convolution taps, shifted tokens, norms
+and factors from outside, and rows that are not in use yet.
 
 {floats}
 
 ## Flops of a token
 
-Forward flops of the memory in one layer, without projections: the mean over
+Forward flops of the memory in one layer, without projections, as the mean over
 sequences of {lengths} tokens. A multiply-add counts as two.
 
 {flops}

@@ -82,8 +82,7 @@ scalar_gla = Op(
   ),
   facts=lambda spec: Facts(
     objective="`-<S^T k, v>`",
-    update="`S <- alpha S + k v^T`; `y = scale S^T q`",
-    chunk="exact at any tile",
+    chunk="Exact at any tile.",
     source="GLA, arXiv 2312.06635, section 4.1",
     floats="H * d_k * d_v",
     flops="4 * H * d_k * d_v",

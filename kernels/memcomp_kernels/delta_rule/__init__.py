@@ -22,18 +22,15 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
   if spec.forget_gate:
     objective = "`|(alpha S)^T k - v|^2 / 2`, after the decay"
-    update = "`S <- alpha S + beta k (v - (alpha S)^T k)^T`"
     source = "Gated DeltaNet, arXiv 2412.06464, section 3.1, chunks 3.3"
   else:
     objective = "`|S^T k - v|^2 / 2`"
-    update = "`S <- S + beta k (v - S^T k)^T`"
     source = (
       "DeltaNet, arXiv 2406.06484, chunks section 3.2; first in 2102.11174"
     )
   return op_lib.Facts(
     objective=objective,
-    update=f"{update}; `y = scale S^T q`",
-    chunk="exact at any tile: a unit-triangular system (WY form)",
+    chunk="Exact at any tile: a unit-triangular system (WY form).",
     source=source,
     floats="H * d_k * d_v",
     flops="6 * H * d_k * d_v",

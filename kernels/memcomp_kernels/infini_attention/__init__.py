@@ -21,15 +21,10 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       "`|sigma(k) M' / d - v|^2 / 2`, `d = sigma(k) z' + eps` held fixed, at"
       " rate `d`; `rule=linear`: `-<sigma(k) M, v>`"
     ),
-    update=(
-      "`M <- M + sigma(k)^T (v - sigma(k) M' / d)`, `z <- z + sigma(k)`;"
-      " `y = g sigma(q) M' / (sigma(q) z' + eps) + (1 - g) y_local`, of softmax"
-      " attention; `sigma = elu + 1`"
-    ),
     chunk=(
-      f"segments of {spec.segment_size} tokens read and correct `M'`, `z'`, the"
-      " memory before the segment, and attend within it; `segment_size=1`: the"
-      " memory before the token, exact at any tile"
+      "Tokens read and correct `M'`, `z'`, the memory before their segment of"
+      f" {spec.segment_size} tokens, and attend within it. With"
+      " `segment_size=1` it is the memory before the token: exact at any tile."
     ),
     source="Infini-attention, arXiv 2404.07143, eq. (3)-(6)",
     floats="H * (min(n, C) * (d_k + d_v) + d_k * (d_v + 1))",

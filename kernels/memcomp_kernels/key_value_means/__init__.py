@@ -145,19 +145,13 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective=(
-      "none by gradient: a token joins the row of largest `<kbar, LN(K_i)>`,"
-      " `kbar` the normalised key without its rotary channels"
-    ),
-    update=(
-      "tokens leaving the window: those least like any row found new ones up"
-      " to the budget, the others `K_i += g kbar`, `V_i += g v` of theirs;"
-      " `y = [rho V / |V|; v]^T softmax([tau_s LN(K); tau_w k] q / sqrt(d_k))`"
-      " over rows and window"
+      "None by gradient: a token joins the row of largest `<kbar, LN(K_i)>`."
+      " `kbar` is the normalised key without its rotary channels"
     ),
     chunk=(
-      f"chunks of {spec.chunk_size} leave a window of {spec.window_chunks} of"
-      " them, as the next one begins; a chunk's tokens choose among the same"
-      " rows, by a choice without a gradient"
+      f"The window has {spec.window_chunks} chunks of {spec.chunk_size} tokens."
+      " When a chunk begins, the oldest one moves into the rows. Its"
+      " tokens choose among the same rows, by a choice without a gradient."
     ),
     source=(
       "Key-Value Means, arXiv 2605.09877 v3, eq. (1)-(4), Append, Merge,"

@@ -108,16 +108,10 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       "`|Phi k - v|^2`, `Phi` the slots `s_i` at length 1; or"
       " `|Phi^T v - k|^2`, or `-<Phi^T v, k>` (`objective`)"
     ),
-    update=(
-      "`s_i <- b_i (mu s_i + d_i)`, `d_i = -gamma k_i P_i (Phi k - v)`,"
-      " `P_i = I - Phi_i Phi_i^T`, `b_i = (mu^2 + |d_i|^2)^(-1/2)`: the length"
-      " stays 1 where `Phi` is the slots themselves; `y = S q`"
-    ),
     chunk=(
-      f"`Phi` is the slots before a chunk of {spec.chunk_size} tokens, at its"
-      " end slots are brought to length 1; `gradient_at=token`: the slots"
-      " before the token, exact at any tile, by substitution or by sweeps to a"
-      " tolerance"
+      f"`Phi` is the slots before a chunk of {spec.chunk_size} tokens. Slots"
+      " get length 1 at its end. With `gradient_at=token` it is the slots"
+      " before the token: exact at any tile, by substitution or sweeps."
     ),
     source="Lattice, arXiv 2504.05646 v1, eq. (6)-(14), (16); chunks are ours",
     floats="H * m * d_v",

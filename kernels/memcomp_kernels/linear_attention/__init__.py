@@ -19,11 +19,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   del spec
   return op_lib.Facts(
     objective="`-<S^T phi(k), v>`",
-    update=(
-      "`S <- S + phi(k) v^T`, `z <- z + phi(k)`;"
-      " `y = S^T f / (z . f + eps)`, `f = scale phi(q)`, `phi = elu + 1`"
-    ),
-    chunk="exact at any tile: matrix products",
+    chunk="Exact at any tile: matrix products.",
     source=(
       "Linear attention, arXiv 2006.16236, eq. (18)-(20); with a decay RetNet,"
       " 2307.08621"

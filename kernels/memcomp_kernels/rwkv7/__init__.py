@@ -56,15 +56,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   return op_lib.Facts(
     objective=(
       "`|S^T kappa^ - v|^2 / 2` at a rate `a` of each channel, if"
-      " `k~ = a * kappa^`; else what is removed and what is written are apart"
-    ),
-    update=(
-      "`S <- diag(w) S - (a * kappa^) (S^T kappa^)^T + k~ v^T`;"
-      " `y = scale S^T r`"
+      " `k~ = a * kappa^`; otherwise removed and written keys differ"
     ),
     chunk=(
-      "exact at any tile: a unit-triangular system; its scores are made in"
-      " blocks, as each channel has a decay of its own"
+      "Exact at any tile: a unit-triangular system. Scores are computed in"
+      " blocks, because each channel has its own decay."
     ),
     source="RWKV-7, arXiv 2503.14456, eq. (17)-(18)",
     floats="H * d_k * d_v",

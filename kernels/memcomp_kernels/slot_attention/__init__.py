@@ -66,26 +66,23 @@ def _make_state(
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
-  write = "`K_i <- (1 - w_i) K_i + w_i k`, `V_i <- (1 - w_i) V_i + w_i v`"
   if spec.rule == "gated":
-    gates = "`w_i = 1 - alpha_i`, a decay of token and slot"
+    weights = "`w_i = 1 - alpha_i`, a decay of token and slot"
     source = "Gated Slot Attention, arXiv 2409.07146, eq. (6)-(7)"
     floats = "H * m * (d_k + d_v)"
   else:
-    gates = (
-      "`w_i = exp(s_i - z_i)`, `z_i <- log(exp z_i + exp s_i)` first: an"
-      " average over all tokens"
-    )
+    weights = "`w_i` makes slots averages over all tokens"
     source = (
       "ABC, arXiv 2110.02488, eq. (4)-(6), over the sum of weights as released"
     )
     floats = "H * m * (d_k + d_v + 1)"
   return op_lib.Facts(
-    objective="`sum_i w_i (|K_i - k|^2 + |V_i - v|^2) / 2`, at rate 1",
-    update=f"{write}; {gates}; `y = V^T softmax(scale K q)`",
+    objective=(
+      f"`sum_i w_i (|K_i - k|^2 + |V_i - v|^2) / 2`, at rate 1; {weights}"
+    ),
     chunk=(
-      "exact at any tile: matrix products between blocks, pairs of tokens in"
-      " one, as each slot has a decay of its own"
+      "Exact at any tile: matrix products between blocks, pairs of tokens"
+      " within one, because each slot has its own decay."
     ),
     source=source,
     floats=floats,

@@ -97,12 +97,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
   kept = "n" if spec.window_size is None else "min(n, W)"
   return op_lib.Facts(
-    objective=("none: tokens are kept; `y` minimises `sum_j p_j |y - v_j|^2`"),
-    update=(
-      "keep `k`, `v`, let the oldest go with a window; `y = sum_j p_j v_j`,"
-      " `p = softmax_j(scale <q, k_j>)`"
-    ),
-    chunk="exact at any tile",
+    objective="None: tokens are kept. `y` minimises `sum_j p_j |y - v_j|^2`",
+    chunk="Exact at any tile.",
     source=(
       "Attention, arXiv 1706.03762, eq. (1); with shared keys and values"
       " 2305.13245, with sinks StreamingLLM, 2309.17453"

@@ -30,8 +30,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   del spec
   return op_lib.Facts(
     objective="`-<h^T B, x>`; `C`, `B`, `x` are query, key, value",
-    update="`h <- exp(dt A) h + dt B x^T`; `y = h^T C + D x`",
-    chunk="exact at any tile: matrix products",
+    chunk="Exact at any tile: matrix products.",
     source="Mamba2, arXiv 2405.21060, eq. (1a)-(1b), chunks section 6",
     floats="H * d_k * d_v",
     flops="4 * H * d_k * d_v",

@@ -32,16 +32,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
     objective="`-<k A, v>`; `rule=delta`: `|k A' - v|^2 / 2`",
-    update=(
-      "`A <- lambda A + eta k^T v`; `rule=delta`: `v - k A'` for `v`; the layer"
-      " adds `r = q A'` to softmax attention over a window, each by a"
-      " projection of its own"
-    ),
     chunk=(
-      f"tokens of a chunk of {spec.chunk_size} read and correct `A'`, the"
-      " memory before the chunk; `write_population=evicted`: a token is written"
-      " as it leaves the window, `A'` is the memory before the token, exact at"
-      " any tile"
+      "Tokens read and correct `A'`, the memory before their chunk of"
+      f" {spec.chunk_size}. With `write_population=evicted` a token is written"
+      " when it leaves the window, and `A'` is the memory before it: exact at"
+      " any tile."
     ),
     source=(
       "Tensor Cache, arXiv 2605.22884, eq. (1)-(5), chunks (8)-(9), options"

@@ -104,17 +104,13 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     flops = "H * (14 * e * d_k**2 + 4 * (1 + e) * C * d_k)"
   return op_lib.Facts(
     objective=f"`l(W) = |f(k; W) - v|^2 / 2`, `f(x; W) = x + LN({model})`",
-    update=(
-      "`A <- A - eta grad l(W')`, `W = W' + c (A - W')`, `c` about `1 / j` at a"
-      " chunk's token `j`, or 1; `y = f(q; W)`"
-    ),
     chunk=(
-      f"gradients at `W'`, the weights before a chunk of {spec.chunk_size}"
-      " tokens, and `A = W'` there; `gradient_at=token`: at the weights before"
-      f" the token, `c = 1`, exact at any tile, {exact}"
+      "Gradients are taken at `W'`, the weights before a chunk of"
+      f" {spec.chunk_size} tokens. With `gradient_at=token` they are taken at"
+      f" the weights before the token: exact at any tile, {exact}."
     ),
     source=(
-      f"{name}, arXiv 2407.04620, eq. (4)-(6), section 2.7; `c` as released"
+      f"{name}, arXiv 2407.04620, eq. (4)-(6), section 2.7, and released code"
     ),
     floats=floats,
     flops=flops,

@@ -67,11 +67,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       "`|S_K^T x - k|^2 / 2`, then `|S_V^T c - v|^2 / 2` of the code"
       " `c = nsilu(S_K^T x)`"
     ),
-    update=(
-      "`S <- max(1 - alpha - theta lambda, 0) S - theta w (S^T w - u)^T`: `S_K`"
-      " with `w, u = x, k`, then `S_V` with `c, v`; `y = S_V^T nsilu(S_K^T q)`"
-    ),
-    chunk="exact at any tile: two unit-triangular systems, one after the other",
+    chunk="Exact at any tile: two unit-triangular systems in turn.",
     source=(
       "a third party's description of Trellis (2512.23852), which is another"
       " memory"
