@@ -36,7 +36,6 @@ MAIN = {
 """Name, colour (Okabe and Ito) and marker of what the overview shows."""
 
 
-
 def read(folder: pathlib.Path) -> Run:
   """A line of data from an evaluated run."""
   found = json.loads((folder / "eval/results.json").read_text("utf-8"))
@@ -78,7 +77,9 @@ def mean(group: list[Run], name: str) -> np.ndarray:
 
 def beyond(group: list[Run]) -> list[int]:
   """Buckets that begin at the trained length or later."""
-  return [i for i, at in enumerate(group[0]["first"]) if at >= group[0]["window"]]
+  return [
+    i for i, at in enumerate(group[0]["first"]) if at >= group[0]["window"]
+  ]
 
 
 def multiples(group: list[Run]) -> list[str]:
