@@ -5,8 +5,6 @@ write rate sigmoid(x W_b), decay -> delta rule -> RMS norm of each head
 (* SiLU(x W_g)) -> W_o (arXiv 2406.06484, 2412.06464; docs/delta_rule.md).
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,14 +19,13 @@ option = options.option
 _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class GatedDeltaNetConfig(options.MixerConfig):
+@options.config_class
+class GatedDeltaNetConfig(options.MatrixConfig):
   """Options of Gated DeltaNet; `DeltaNetConfig` has other defaults.
 
   By default, six heads; keys have 3/4 of the width and values 3/2.
 
   Attributes:
-    forget_gate: whether memories decay, by one number per token and head.
     output_gate: whether the normalized output is multiplied by SiLU(x W_g).
     negative_eigenvalues: whether write rates are in (0, 2) instead of (0, 1)
       (arXiv 2411.12537).
@@ -36,7 +33,10 @@ class GatedDeltaNetConfig(options.MixerConfig):
     norm_eps: added to the mean square by the norm of each head.
   """
 
-  forget_gate: bool = True
+  Spec = delta_rule.Spec
+  left_out = ("scale",)
+  products = 3  # prediction, write and read
+
   output_gate: bool = True
   negative_eigenvalues: bool = False
   convolution_width: int = option(4, options.taps)
@@ -47,25 +47,8 @@ class GatedDeltaNetConfig(options.MixerConfig):
     keys = max(1, round(0.75 * d_model))
     return 6, keys, 2 * keys
 
-  def spec(self) -> delta_rule.Spec:
-    """The kernel's `Spec`."""
-    return delta_rule.Spec(forget_gate=self.forget_gate)
 
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, per layer."""
-    del length
-    return self.heads * self.key_dim * self.value_dim
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes prediction, write and read.
-    """
-    del length
-    return 6 * self.heads * self.key_dim * self.value_dim
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class DeltaNetConfig(GatedDeltaNetConfig):
   """Options of DeltaNet: those of `GatedDeltaNetConfig` without gates.
 
@@ -93,7 +76,7 @@ class GatedDeltaNet(convolved.ConvolvedMixer):
     self.value = make.project(values)
     self.write_rate = make.project(self.heads)
     self.decay_step, self.decay = nnx.data(None), nnx.data(None)
-    if config.forget_gate:
+    if self.spec.forget_gate:
       self.decay_step = make.project(self.heads)
       self.decay = step_size.StepSize(
         self.heads, **_DECAY_RATES, rngs=make.rngs

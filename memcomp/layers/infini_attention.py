@@ -9,7 +9,7 @@ docs/infini_attention.md explains our choices and those of Tensor Cache's
 baseline.
 """
 
-import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,58 +17,47 @@ import jax.numpy as jnp
 from memcomp.layers import base, linear, options, projection, rotary
 from memcomp_kernels import contract, infini_attention
 
-_SPEC = infini_attention.Spec()
 
-
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class InfiniAttentionConfig(projection.ProjectionConfig):
   """Options of Infini-attention, in addition to `ProjectionConfig`.
 
   Attributes:
-    segment_size: tokens that read the same memory, the one before all of them;
-      1 updates the memory after every token.
     window_size: number of newest tokens in local attention; 0 attends to the
       current segment.
-    rule: "linear" or "delta".
     rotate_memory: whether the memory's queries and keys are also rotated.
     gate_init: initial weight of the memory, in (0, 1).
   """
 
-  segment_size: int = _SPEC.segment_size
-  window_size: int = _SPEC.window_size or 0
-  rule: str = _SPEC.rule
+  Spec = infini_attention.Spec
+  left_out = ("eps",)
+
+  window_size: int = 0
   rotate_memory: bool = False
   gate_init: float = options.option(0.5, options.inside(0, 1))
 
-  def spec(self) -> infini_attention.Spec:
-    """The kernel's `Spec`.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    return infini_attention.Spec(
-      segment_size=self.segment_size,
-      window_size=self.window_size or None,
-      rule=self.rule,
-    )
+  def derived(self) -> dict[str, Any]:
+    """The window, if there is one."""
+    return {"window_size": self.window_size or None}
 
   def state_floats(self, length: int) -> int:
     """Floats of window and memory after `length` tokens, per layer."""
-    kept = min(length, self.window_size or self.segment_size)
+    kept = min(length, self.window_size or self.spec().segment_size)
     window = kept * (self.key_dim + self.value_dim)
     memory = self.key_dim * (self.value_dim + 1)
     return self.heads * (window + memory)
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of window and memory per token and layer."""
-    size = min(self.window_size or self.segment_size, length)
+    spec = self.spec()
     if self.window_size:
-      pairs = size * (size + 1) // 2 + (length - size) * size
+      pairs = options.pairs_in_window(length, self.window_size)
     else:
+      size = spec.segment_size
       whole, rest = divmod(length, size)
       pairs = whole * size * (size + 1) // 2 + rest * (rest + 1) // 2
     local = 2 * (self.key_dim + self.value_dim) * pairs // length
-    passes = {"linear": 2, "delta": 3}[self.rule]
+    passes = {"linear": 2, "delta": 3}[spec.rule]
     memory = 2 * passes * self.key_dim * self.value_dim
     return self.heads * (local + memory)
 
@@ -82,23 +71,15 @@ class InfiniAttention(projection.ProjectedMixer):
 
   def build(self, config: InfiniAttentionConfig, make: base.Make) -> None:
     """Makes the parameters."""
-    # The layer rotates later, because the memory takes unrotated keys.
     self.projection = projection.Projection(
-      dataclasses.replace(config, rotary_dim=0),
-      self.d_model,
-      std=make.std,
-      rngs=make.rngs,
+      config, self.d_model, std=make.std, rngs=make.rngs
     )
+    # The layer rotates later, because the memory takes unrotated keys.
+    self.rotary = self.projection.rotary
+    self.projection.rotary = rotary.Rotary(dim=0)
     self.out = make.out(self.heads * self.value_dim)
     self.read_gate = linear.constant_param(
       jnp.full(self.heads, linear.logit(config.gate_init)), ("heads",)
-    )
-    self.rotary = rotary.Rotary(
-      dim=config.rotary_dim or 0,
-      base=config.rotary_base,
-      frequencies=config.rotary_frequencies,
-      scale=config.rotary_scale,
-      reversed=config.rotary_reversed,
     )
     self.rotate_memory = config.rotate_memory
 

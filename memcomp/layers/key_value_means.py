@@ -4,7 +4,6 @@ x -> q, k, v (`layers.projection`, with the options of GPTAlpha-2) and a merge
 gate 1 + ELU(x W_g) -> one softmax over a compressed memory and a window -> W_o.
 """
 
-import dataclasses
 import importlib
 from typing import Any
 
@@ -16,26 +15,16 @@ from memcomp.layers import base, linear, options, projection, rotary
 from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import budgets
 
-_SPEC = key_value_means.Spec()
 
-
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class KeyValueMeansConfig(projection.ProjectionConfig):
   """Options of Key-Value Means, in addition to `ProjectionConfig`.
 
   The defaults are the paper's: half of the key is rotated, and query and key
   have a layer norm. The `rotary_dim` rotated channels of keys are zeroed for
-  the memory, which has no positions. Fields from `chunk_size` to `max_length`
-  belong to the kernel's `Spec`.
+  the memory, which has no positions.
 
   Attributes:
-    chunk_size: tokens per chunk.
-    window_chunks: number of newest chunks with exact attention.
-    sink_rows: number of first rows, which are never merged into.
-    gate_appends: whether the merge gate also weights appended rows.
-    value_radius: if True, read values have the length of their row's first
-      token; if False, they are the mean over the row's tokens.
-    max_length: number of tokens up to which the budget grows.
     budget: number of rows as a function of tokens: "fixed" (`budget_rows`),
       "power" (max(budget_rows, floor(budget_scale * tokens^budget_exponent))),
       "saturating" (floor(N tokens / (N + tokens)), N = budget_rows), or your
@@ -48,42 +37,26 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
       two per head; if False, 1.
   """
 
-  chunk_size: int = _SPEC.chunk_size
-  window_chunks: int = _SPEC.window_chunks
-  sink_rows: int = _SPEC.sink_rows
-  gate_appends: bool = _SPEC.gate_appends
-  value_radius: bool = _SPEC.value_radius
-  max_length: int = _SPEC.max_length
+  Spec = key_value_means.Spec
+  left_out = ("norm_eps", "radius_eps")
+
   budget: str = "fixed"
   budget_rows: int = options.option(256, options.at_least(1))
   budget_scale: float = 16.0
   budget_exponent: float = 0.5
   merge_gate: bool = True
   temperatures: bool = True
-  rotary_frequencies: str = projection.rotary_frequencies("inclusive")
-  normalize_key: str = projection.normalize_key("layer")
+  rotary_frequencies: str = "inclusive"
+  normalize_key: str = "layer"
 
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines; by default half the key rotates."""
     found = options.MixerConfig.fill(self, d_model)
     return found | rotary.fill(self, found, share=0.5)
 
-  def spec(self) -> key_value_means.Spec:
-    """The kernel's `Spec`.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    return key_value_means.Spec(
-      chunk_size=self.chunk_size,
-      window_chunks=self.window_chunks,
-      sink_rows=self.sink_rows,
-      rotary_dim=self.rotary_dim or 0,
-      budget=self._budget(),
-      max_length=self.max_length,
-      gate_appends=self.gate_appends,
-      value_radius=self.value_radius,
-    )
+  def derived(self) -> dict[str, Any]:
+    """The rotated channels, and the budget as a function."""
+    return {"rotary_dim": self.rotary_dim or 0, "budget": self._budget()}
 
   def _budget(self) -> budgets.Budget:
     if self.budget == "fixed":
@@ -110,17 +83,18 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
   def state_floats(self, length: int) -> int:
     """Floats of memory and window after `length` tokens, per layer."""
     spec = self.spec()
-    rows = spec.live_rows(max(length - 1, 0) // self.chunk_size)[-1]
+    rows = spec.live_rows(max(length - 1, 0) // spec.chunk_size)[-1]
     # A row also has a radius, and a token of the window also has a gate.
     entries = rows + min(length, spec.window)
     return self.heads * entries * (self.key_dim + self.value_dim + 1)
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of memory and window per token and layer."""
-    spec, chunk = self.spec(), self.chunk_size
+    spec = self.spec()
+    chunk = spec.chunk_size
     chunks = -(-length // chunk)
     rows = sum(spec.live_rows(chunks - 1)) / chunks
-    before = sum(min(c, self.window_chunks - 1) for c in range(chunks))
+    before = sum(min(c, spec.window_chunks - 1) for c in range(chunks))
     window = chunk * before / chunks + (chunk + 1) / 2
     dims = self.key_dim + self.value_dim
     # Reads of both, then scores against the rows and sums into them.

@@ -17,58 +17,24 @@ from memcomp_kernels.lattice import orthonormal_slots
 
 option = options.option
 MEMORY_INITS = ("learned", "fixed")
-_SPEC = lattice.Spec()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class LatticeConfig(options.MixerConfig):
+@options.config_class
+class LatticeConfig(solved.SolvedConfig):
   """Options of Lattice.
-
-  Fields from `num_slots` to `chunk_size` belong to
-  `memcomp_kernels.lattice.reference.Spec`.
 
   Attributes:
     num_slots: slots per head, at most value_dim: the initial slots are
       orthonormal.
-    objective: "decoding", "encoding" or "similarity".
-    update: "delta", "orthogonal" or "normalized".
-    forget_gate: whether the memory decays (L2).
-    sparsity: strength of the L1 variant; 0 is off.
-    gradient_at: "chunk_start" or "token".
-    chunk_size: tokens that share a chunk-start gradient.
     key_dim: unused; a key is a code over the slots.
-    normalize: vectors with L2 normalization: "none", "qk" or "qkv".
-    decay_init: initial decay factor, in (0, 1).
-    write_rate_init: initial write rate, in (0, write_rate_scale).
-    write_rate_scale: maximum write rate.
     memory_init: whether the orthonormal initial slots are "learned" or "fixed".
     post_norm: whether a layer norm follows the memory.
-    convolution_width: taps of the short convolutions; 0 for none.
-    convolve_value: whether v has a convolution too.
-    solver: solver of the per-token gradients.
   """
 
   Spec = lattice.Spec
 
-  num_slots: int = _SPEC.num_slots
-  objective: str = _SPEC.objective
-  update: str = _SPEC.update
-  forget_gate: bool = _SPEC.forget_gate
-  sparsity: float = _SPEC.sparsity
-  gradient_at: str = _SPEC.gradient_at
-  chunk_size: int = _SPEC.chunk_size
-  normalize: str = option("qk", options.one_of(solved.NORMALIZE))
-  decay_init: float = option(0.982, options.inside(0, 1))
-  write_rate_init: float = 0.3
-  write_rate_scale: float = 1.0
   memory_init: str = option("learned", options.one_of(MEMORY_INITS))
   post_norm: bool = False
-  convolution_width: int = option(4, options.taps)
-  convolve_value: bool = False
-
-  solver: options.SolverConfig = dataclasses.field(
-    default_factory=options.SolverConfig
-  )
 
   def tiling(self) -> lattice.Tiling:
     """The kernel's tiling, with the solver of the per-token gradients."""
@@ -83,18 +49,18 @@ class LatticeConfig(options.MixerConfig):
 
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
-    self.solver.validate()
-    options.check_write_rate(self)
-    if self.value_dim and self.num_slots > self.value_dim:
+    solved.SolvedConfig.check(self)
+    slots = self.spec().num_slots
+    if self.value_dim and slots > self.value_dim:
       raise ValueError(
-        f"num_slots={self.num_slots} must be at most value_dim="
+        f"num_slots={slots} must be at most value_dim="
         f"{self.value_dim}: the initial slots are orthonormal"
       )
 
   def state_floats(self, length: int) -> int:
     """Floats of the memory per sequence of any length, per layer."""
     del length
-    return self.heads * self.num_slots * self.value_dim
+    return self.heads * self.spec().num_slots * self.value_dim
 
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
@@ -102,10 +68,11 @@ class LatticeConfig(options.MixerConfig):
     A multiply-add counts as two. Includes loss, tangent, write and read.
     """
     del length
-    per_head = 8 * self.num_slots * self.value_dim
-    if self.spec().stale:
+    spec = self.spec()
+    per_head = 8 * spec.num_slots * self.value_dim
+    if spec.stale:
       # Within a chunk, reads use a score matrix that is weighted slot by slot.
-      per_head += self.chunk_size * (3 * self.num_slots + 2 * self.value_dim)
+      per_head += spec.chunk_size * (3 * spec.num_slots + 2 * self.value_dim)
     return self.heads * per_head
 
 
@@ -117,7 +84,7 @@ class Lattice(solved.SolvedMixer):
 
   def build(self, config: LatticeConfig, make: base.Make) -> None:
     """Makes the parameters."""
-    heads, slots = self.heads, config.num_slots
+    heads, slots = self.heads, self.spec.num_slots
     codes, values = heads * slots, heads * self.value_dim
     self.query_key = make.project(codes)
     self.value = make.project(values)

@@ -4,7 +4,7 @@ x -> W_q, W_k, W_v -> q, k, v -> linear attention with optional decay
 (-> RMS norm of each head) -> W_o (arXiv 2006.16236; docs/linear_attention.md).
 """
 
-import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,47 +22,38 @@ _NORM_EPS = 1e-5
 _TOKEN_DECAY_POWER = 1 / 16
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class LinearAttentionConfig(options.MixerConfig):
   """Options of linear attention.
 
   Attributes:
-    feature_map: see `memcomp_kernels.linear_attention.reference.Spec`.
-    normalize: whether reads are divided by the sum of the weights.
     decay: "none" (the paper), "head" (RetNet: 1 - 2^(-5-h) in head h) or
       "token" (depends on the token).
     output_norm: whether an RMS norm follows in each head.
   """
 
-  feature_map: str = linear_attention.Spec().feature_map
-  normalize: bool = linear_attention.Spec().normalize
+  Spec = linear_attention.Spec
+  left_out = ("forget_gate", "scale", "eps")
+
   decay: str = option("none", options.one_of(DECAYS))
   output_norm: bool = False
 
-  def spec(self) -> linear_attention.Spec:
-    """The kernel's `Spec`.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    return linear_attention.Spec(
-      feature_map=self.feature_map,
-      normalize=self.normalize,
-      forget_gate=self.decay != "none",
-    )
+  def derived(self) -> dict[str, Any]:
+    """Whether the memory decays."""
+    return {"forget_gate": self.decay != "none"}
 
   def state_floats(self, length: int) -> int:
     """Floats of the memory for any length, per layer."""
     del length
-    return self.heads * self.key_dim * (self.value_dim + self.normalize)
+    columns = self.value_dim + self.spec().normalize
+    return self.heads * self.key_dim * columns
 
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
 
     A multiply-add counts as two. Includes write and read.
     """
-    del length
-    return 4 * self.heads * self.key_dim * (self.value_dim + self.normalize)
+    return 4 * self.state_floats(length)
 
 
 class LinearAttention(base.Mixer):

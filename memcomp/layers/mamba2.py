@@ -21,8 +21,8 @@ _DECAY_RATES = {"smallest_rate": 1.0, "largest_rate": 16.0}
 _NORM_EPS = 1e-5
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Mamba2Config(options.MixerConfig):
+@options.config_class
+class Mamba2Config(options.MatrixConfig):
   """Options of Mamba2.
 
   By default, heads of 64 features, twice the width in total, and a state of
@@ -36,6 +36,10 @@ class Mamba2Config(options.MixerConfig):
     convolution_width: taps of the short convolution on x, B and C; 0 for none.
   """
 
+  Spec = state_space_duality.Spec
+  left_out = ("heads_per_group", "skip")
+  products = 2  # write and read
+
   key_dim: int = option(128, options.at_least(1))
   groups: int = option(1, options.at_least(1))
   convolution_width: int = option(4, options.taps)
@@ -44,29 +48,14 @@ class Mamba2Config(options.MixerConfig):
     """Sizes for heads of 64 features, twice the width in total."""
     return max(1, 2 * d_model // 64), self.key_dim, 2 * d_model
 
-  def spec(self) -> state_space_duality.Spec:
-    """The kernel's `Spec`."""
-    return state_space_duality.Spec(
-      heads_per_group=max(1, self.heads // self.groups)
-    )
+  def derived(self) -> dict[str, Any]:
+    """The heads that share B and C."""
+    return {"heads_per_group": max(1, self.heads // self.groups)}
 
   def check(self) -> None:
     """Raises ValueError if the groups do not divide the heads."""
     if self.heads and self.heads % self.groups:
       raise ValueError(f"groups={self.groups} must divide heads={self.heads}")
-
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, per layer."""
-    del length
-    return self.heads * self.key_dim * self.value_dim
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes write and read.
-    """
-    del length
-    return 4 * self.heads * self.key_dim * self.value_dim
 
 
 class Mamba2(convolved.ConvolvedMixer):

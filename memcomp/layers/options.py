@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from memcomp_kernels.math import solver
 
@@ -86,10 +86,10 @@ def check_fields(config: Any) -> None:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class MixerConfig(abc.ABC):
-  """Options of all mixers; subclasses add their own.
+  """Options of all mixers; subclasses add those of their `Spec` and their own.
 
   If a size is 0, it follows from the layer's width by the mixer's published
-  rule; see `at_width`.
+  rule; see `at_width`. Subclasses are made by `config_class`.
 
   Attributes:
     heads: number of independent memories.
@@ -97,12 +97,24 @@ class MixerConfig(abc.ABC):
     value_dim: value features per head.
   """
 
-  Spec: ClassVar[Any]
-  """The kernel's `Spec`; the config has all of its fields."""
+  Spec: ClassVar[Any] = None
+  """The kernel's `Spec`, whose fields are options of the mixer."""
+  left_out: ClassVar[tuple[str, ...]] = ()
+  """Fields of `Spec` that are no options."""
 
   heads: int = option(0, not_negative)
   key_dim: int = option(0, not_negative)
   value_dim: int = option(0, not_negative)
+
+  if TYPE_CHECKING:  # type checkers do not see the fields from `Spec`
+
+    def __init__(self, **options: Any): ...
+
+  @classmethod
+  def spec_fields(cls) -> list[dataclasses.Field]:
+    """The fields of `Spec` that are options."""
+    fields = dataclasses.fields(cls.Spec) if cls.Spec else ()
+    return [field for field in fields if field.name not in cls.left_out]
 
   @property
   def random(self) -> bool:
@@ -120,8 +132,12 @@ class MixerConfig(abc.ABC):
     Raises:
       ValueError: naming the field that is out of range.
     """
-    names = [field.name for field in dataclasses.fields(self.Spec)]
-    return self.Spec(**{name: getattr(self, name) for name in names})
+    given = {f.name: getattr(self, f.name) for f in self.spec_fields()}
+    return self.Spec(**(given | self.derived()))
+
+  def derived(self) -> dict[str, Any]:
+    """Fields of `Spec` that follow from options, or differ from theirs."""
+    return {}
 
   def check(self) -> None:  # noqa: B027 (most mixers have nothing to check)
     """Raises ValueError if valid fields contradict each other."""
@@ -186,6 +202,54 @@ class MixerConfig(abc.ABC):
 
     The mean over a sequence of `length` tokens; a multiply-add counts as two.
     """
+
+
+def config_class[T: MixerConfig](cls: type[T]) -> type[T]:
+  """Makes a subclass of `MixerConfig` a dataclass with the fields of its Spec.
+
+  Types and defaults are the Spec's. A field that the class declares itself
+  replaces the Spec's, for another default, type or check. A field of a base
+  class is not replaced; if the class only gives it another default, the checks
+  of its value stay.
+  """
+  inherited = {field.name: field for field in dataclasses.fields(cls)}
+  own = inspect.get_annotations(cls)
+  for name in own.keys() & inherited.keys():
+    default = cls.__dict__[name]
+    if not isinstance(default, dataclasses.Field):
+      checks = inherited[name].metadata.get("checks", ())
+      setattr(cls, name, option(default, *checks))
+  annotations = {}
+  for field in cls.spec_fields():
+    if field.name not in inherited:
+      annotations[field.name] = field.type
+      if field.name not in own:
+        setattr(cls, field.name, field.default)
+  cls.__annotations__ = annotations | own
+  return dataclasses.dataclass(kw_only=True, slots=True)(cls)
+
+
+@config_class
+class MatrixConfig(MixerConfig):
+  """Options of a mixer with a memory of key_dim times value_dim per head."""
+
+  products: ClassVar[int]
+  """Products of the memory and vectors per token: reads and outer products."""
+
+  def state_floats(self, length: int) -> int:
+    """Floats of the memory for any length, per layer."""
+    del length
+    return self.heads * self.key_dim * self.value_dim
+
+  def memory_flops(self, length: int) -> int:
+    """Forward flops of the memory's products per token and layer."""
+    return 2 * self.products * self.state_floats(length)
+
+
+def pairs_in_window(length: int, window: int) -> int:
+  """Pairs of a token and one that it sees: itself or one of the newest."""
+  window = min(window, length)
+  return window * (window + 1) // 2 + (length - window) * window
 
 
 SOLVERS = ("auto", *solver.METHODS)

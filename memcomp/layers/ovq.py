@@ -6,43 +6,26 @@ dictionary and the current chunk -> W_o (baseline of arXiv 2605.09877;
 docs/ovq.md).
 """
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, linear, projection
+from memcomp.layers import base, linear, options, projection
 from memcomp_kernels import ovq
 
-_SPEC = ovq.Spec()
 
-
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class OVQConfig(projection.ProjectionConfig):
   """Options of OVQ, in addition to `ProjectionConfig`.
 
-  The dictionary has no positions, so there are no rotary channels. Fields from
-  `chunk_size` to `normalize_rows` belong to the memory's `Spec`
-  (`memcomp_kernels.ovq.reference`).
-
-  Attributes:
-    chunk_size: tokens between two updates of the dictionary.
-    max_rows: maximum number of rows in the dictionary.
-    growth: "plateau" or "linear".
-    count_bias: whether a row's weight counts the tokens it represents.
-    normalize_rows: whether rows have length 1 after every update.
+  The dictionary has no positions, so there are no rotary channels.
   """
 
   Spec = ovq.Spec
 
-  chunk_size: int = _SPEC.chunk_size
-  max_rows: int = _SPEC.max_rows
-  growth: str = _SPEC.growth
-  count_bias: bool = _SPEC.count_bias
-  normalize_rows: bool = _SPEC.normalize_rows
   rotary_dim: int | None = 0
-  normalize_key: str = projection.normalize_key("l2")
+  normalize_key: str = "l2"
 
   def check(self) -> None:
     """Raises ValueError if there are rotary channels."""
@@ -54,14 +37,16 @@ class OVQConfig(projection.ProjectionConfig):
 
   def state_floats(self, length: int) -> int:
     """Floats of dictionary and chunk after `length` tokens, per layer."""
-    whole = length // self.chunk_size * self.chunk_size
+    spec = self.spec()
+    whole = length // spec.chunk_size * spec.chunk_size
     row = self.key_dim + self.value_dim
-    rows = self.spec().rows(whole) * (row + 1)
-    return self.heads * (rows + min(length, self.chunk_size) * row)
+    rows = spec.rows(whole) * (row + 1)
+    return self.heads * (rows + min(length, spec.chunk_size) * row)
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of the memory per token and layer."""
-    spec, chunk = self.spec(), self.chunk_size
+    spec = self.spec()
+    chunk = spec.chunk_size
     chunks = -(-length // chunk)
     rows = sum(spec.rows(c * chunk) for c in range(chunks)) / chunks
     dims = self.key_dim + self.value_dim

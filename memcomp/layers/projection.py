@@ -9,7 +9,6 @@ GPTAlpha-2 (Key-Value Means, arXiv 2605.09877, appendix B). For a in {q, k, v}:
   q, k <- rotate(norm(q)), rotate(norm(k))       eq. (10)-(11)
 """
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -27,17 +26,7 @@ VALUE_RESIDUALS = ("none", "static", "dynamic", "scalar")
 KEY_NORMS = ("none", "layer", "l2")
 
 
-def normalize_key(default: str) -> Any:
-  """The field `normalize_key` with another default."""
-  return option(default, options.one_of(KEY_NORMS))
-
-
-def rotary_frequencies(default: str) -> Any:
-  """The field `rotary_frequencies` with another default."""
-  return option(default, options.one_of(rotary.FREQUENCIES))
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class ProjectionConfig(options.MixerConfig):
   """Options that attention-like mixers share.
 
@@ -63,11 +52,13 @@ class ProjectionConfig(options.MixerConfig):
 
   rotary_dim: int | None = None
   rotary_base: float = option(10_000.0, options.at_least(1))
-  rotary_frequencies: str = rotary_frequencies("standard")
+  rotary_frequencies: str = option(
+    "standard", options.one_of(rotary.FREQUENCIES)
+  )
   rotary_scale: float = option(1.0, options.at_least(1))
   rotary_reversed: bool = False
   projection_bias: bool = False
-  normalize_key: str = normalize_key("none")
+  normalize_key: str = option("none", options.one_of(KEY_NORMS))
   key_norm_eps: float = option(norm.EPS, options.positive)
   token_shift: bool = False
   value_residual: str = option("none", options.one_of(VALUE_RESIDUALS))

@@ -10,7 +10,6 @@ With x_j = x + mu_j (x_{t-1} - x), a learned mu for each j:
 docs/rwkv7.md explains our choices.
 """
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -39,12 +38,11 @@ _STRONGEST = -math.exp(-0.5)
 _NORM_EPS = 1e-5  # times key_dim, as released
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class RWKV7Config(options.MixerConfig):
+@options.config_class
+class RWKV7Config(options.MatrixConfig):
   """Options of RWKV-7.
 
   Attributes:
-    scale: scale of reads, see the kernel's `Spec`.
     value_residual: "dynamic" mixes values with the first layer's, with a weight
       per channel and token; or "none".
     decay_rank: rank of the decay's low-rank map; 0 uses the released rule.
@@ -54,8 +52,8 @@ class RWKV7Config(options.MixerConfig):
   """
 
   Spec = rwkv7.Spec
+  products = 4  # removal, two writes and the read
 
-  scale: float | None = rwkv7.Spec().scale
   value_residual: str = option("dynamic", options.one_of(VALUE_RESIDUALS))
   decay_rank: int = option(0, options.not_negative)
   rate_rank: int = option(0, options.not_negative)
@@ -76,19 +74,6 @@ class RWKV7Config(options.MixerConfig):
       "value": rank(self.value_rank, 1.7 * wide),
       "gate": rank(self.gate_rank, 5.0),
     }
-
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, per layer."""
-    del length
-    return self.heads * self.key_dim * self.value_dim
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes the removal, two writes and the read.
-    """
-    del length
-    return 8 * self.heads * self.key_dim * self.value_dim
 
 
 class RWKV7State(NamedTuple):

@@ -9,7 +9,6 @@
 docs/slot_attention.md explains our choices.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -29,19 +28,13 @@ from memcomp_kernels import slot_attention
 
 option = options.option
 _NORM_EPS = 1e-5
-_SPEC = slot_attention.Spec()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class SlotAttentionConfig(options.MixerConfig):
   """Options of slot attention, with the defaults of Gated Slot Attention.
 
-  `num_slots`, `rule` and `scale` belong to the kernel's `Spec`.
-
   Attributes:
-    num_slots: rows of each memory per head.
-    rule: "gated" or "softmax".
-    scale: scale of the slot scores; None is key_dim ** -0.5.
     silu_inputs: whether SiLU is applied to query, key and value.
     gate_divisor: c of alpha = sigmoid(.)^(1/c), for "gated".
     logit_limit: write logits are clipped to +- this, for "softmax".
@@ -54,9 +47,6 @@ class SlotAttentionConfig(options.MixerConfig):
 
   Spec = slot_attention.Spec
 
-  num_slots: int = _SPEC.num_slots
-  rule: str = _SPEC.rule
-  scale: float | None = _SPEC.scale
   silu_inputs: bool = True
   gate_divisor: float = option(8.0, options.positive)
   logit_limit: float = option(32.0, options.positive)
@@ -76,8 +66,9 @@ class SlotAttentionConfig(options.MixerConfig):
   def state_floats(self, length: int) -> int:
     """Floats of the memory per sequence of any length, per layer."""
     del length
-    dims = self.key_dim + self.value_dim + (self.rule == "softmax")
-    return self.heads * self.num_slots * dims
+    spec = self.spec()
+    dims = self.key_dim + self.value_dim + (spec.rule == "softmax")
+    return self.heads * spec.num_slots * dims
 
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
@@ -86,10 +77,11 @@ class SlotAttentionConfig(options.MixerConfig):
     token.
     """
     del length
-    return 4 * self.heads * self.num_slots * (self.key_dim + self.value_dim)
+    slots = self.heads * self.spec().num_slots
+    return 4 * slots * (self.key_dim + self.value_dim)
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class BoundedMemoryConfig(SlotAttentionConfig):
   """Options of attention with bounded-memory control.
 
@@ -138,7 +130,7 @@ class SlotAttention(convolved.ConvolvedMixer):
     keys, values = self.heads * self.key_dim, self.heads * self.value_dim
     self.query, self.key = make.project(keys), make.project(keys)
     self.value = make.project(values)
-    self.control = make.project(self.heads * config.num_slots)
+    self.control = make.project(self.heads * self.spec.num_slots)
     self.gate = nnx.data(None)
     if config.output_gate:
       self.gate = make.project(values)

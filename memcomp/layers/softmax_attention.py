@@ -10,7 +10,7 @@ x -> q, k, v (`layers.projection`) -> attention -> W_o. The options give:
   those of `layers.projection`   GPTAlpha-2
 """
 
-import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -22,7 +22,7 @@ option = options.option
 SINK_POSITIONS = ("window", "text")
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class SoftmaxAttentionConfig(projection.ProjectionConfig):
   """Options of softmax attention, in addition to `ProjectionConfig`.
 
@@ -30,7 +30,6 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
     kv_heads: number of key and value heads, a divisor of `heads`; 0 for as many
       as `heads`. Query head h reads head h // (heads / kv_heads).
     window_size: number of newest tokens to attend to; 0 for all.
-    sink_tokens: number of first tokens that stay visible beside a window.
     sink_positions: how the distance to sinks is measured. "window" counts
       positions in the window, at most window_size - 1 (StreamingLLM, section
       3.2). "text" counts positions in the text.
@@ -39,24 +38,21 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       given. Newer tokens then replace the oldest.
   """
 
+  Spec = attention.Spec
+  left_out = ("scale",)
+
   kv_heads: int = option(0, options.not_negative)
   window_size: int = 0
-  sink_tokens: int = 0
   sink_positions: str = option("window", options.one_of(SINK_POSITIONS))
   chunk_size: int = 0
   max_length: int = option(8192, options.at_least(1))
 
-  def spec(self) -> attention.Spec:
-    """The kernel's `Spec`.
-
-    Raises:
-      ValueError: naming the field that is out of range.
-    """
-    return attention.Spec(
-      window_size=self.window_size or None,
-      sink_tokens=self.sink_tokens,
-      chunk_size=self.chunk_size or None,
-    )
+  def derived(self) -> dict[str, Any]:
+    """The sizes of window and chunk, if there are any."""
+    return {
+      "window_size": self.window_size or None,
+      "chunk_size": self.chunk_size or None,
+    }
 
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
@@ -75,8 +71,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of scores and sums per token and layer."""
-    window = min(self.window_size or length, length)
-    pairs = window * (window + 1) // 2 + (length - window) * window
+    pairs = options.pairs_in_window(length, self.window_size or length)
     dims = self.key_dim + self.value_dim
     return 2 * self.heads * dims * pairs // length
 
@@ -102,7 +97,7 @@ class SoftmaxAttention(projection.ProjectedMixer):
     self.max_length = config.max_length
     self.turns_for_sinks = (
       config.sink_positions == "window"
-      and min(config.sink_tokens, config.window_size, config.rotary_dim or 0)
+      and min(self.spec.sink_tokens, config.window_size, config.rotary_dim or 0)
       > 0
     )
 

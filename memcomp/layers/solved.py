@@ -4,15 +4,48 @@ Both have convolutions on projections of x, gates for decay and write rate, and
 a solver for per-token gradients.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 
-from memcomp.layers import base, convolved, linear
+from memcomp.layers import base, convolved, linear, options
 from memcomp_kernels.math import activations
 
+option = options.option
 NORMALIZE = ("none", "qk", "qkv")
 """Vectors that may have an L2 normalization before the memory."""
+
+
+@options.config_class
+class SolvedConfig(options.MixerConfig):
+  """Options that both layers have.
+
+  Attributes:
+    normalize: vectors with L2 normalization: "none", "qk" or "qkv".
+    decay_init: initial decay factor, in (0, 1).
+    write_rate_init: initial write rate, in (0, write_rate_scale).
+    write_rate_scale: maximum write rate.
+    convolution_width: taps of the short convolutions; 0 for none.
+    convolve_value: whether v has a convolution too.
+    solver: solver of the per-token gradients.
+  """
+
+  normalize: str = option("qk", options.one_of(NORMALIZE))
+  decay_init: float = option(0.982, options.inside(0, 1))
+  write_rate_init: float = 0.3
+  write_rate_scale: float = 1.0
+  convolution_width: int = option(4, options.taps)
+  convolve_value: bool = False
+
+  solver: options.SolverConfig = dataclasses.field(
+    default_factory=options.SolverConfig
+  )
+
+  def check(self) -> None:
+    """Raises ValueError if fields contradict each other."""
+    self.solver.validate()
+    options.check_write_rate(self)
 
 
 class SolvedState(NamedTuple):

@@ -11,7 +11,6 @@ reads by the query (softmax over the top k), and writes by the key or the query
 paper leaves open.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -23,7 +22,6 @@ from memcomp_kernels import tensor_cache
 from memcomp_kernels.tensor_cache import reference
 
 option = options.option
-_SPEC = tensor_cache.Spec()
 # Logits of decays and rates are clamped to +-10, so decays are below 0.99996.
 _LARGEST_LOGIT = 10.0
 _LARGEST = 1 / (1 + math.exp(-_LARGEST_LOGIT))
@@ -36,29 +34,14 @@ def _share(x: float) -> str | None:
   return f"must be in ({1 - _LARGEST:.6f}, {_LARGEST:.6f})"
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class TensorCacheConfig(projection.ProjectionConfig):
   """Options of Tensor Cache, in addition to `ProjectionConfig`.
 
   `normalize_key` applies to query and key everywhere, but `unit_keys` and
-  `unit_queries` only in the memory. Fields from `window_size` to `read_norm`
-  belong to the kernel's `Spec`.
+  `unit_queries` only in the memory.
 
   Attributes:
-    window_size: number of newest tokens in local attention.
-    sink_tokens: number of first tokens that never leave the window.
-    rule: "outer", "delta" or "wedge".
-    write_population: tokens to write, "all" or "evicted".
-    chunk_size: for "all", tokens between two updates of the readable memory.
-    chunk_mean: whether to write chunk means, a shortcut (an ablation).
-    num_slots: number of memories to route to.
-    timescales: 1, or 2 for a fast and a slow memory.
-    route_by: route of an evicted token: that of its "key" or "query".
-    read_after_write: whether reads include the token that is just evicted.
-    unit_keys: whether the memory gets k / |k|.
-    unit_queries: whether the memory gets q / |q|.
-    value_scale: factor of values in the memory.
-    read_norm: whether reads are divided by max(|q . z|, 1).
     decay_init: initial lambda of the only or the fast memory.
     write_rate_init: initial eta of the only or the fast memory.
     slow_decay_init: initial lambda of the slow memory.
@@ -72,20 +55,6 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
   Spec = tensor_cache.Spec
 
-  window_size: int = _SPEC.window_size
-  sink_tokens: int = _SPEC.sink_tokens
-  rule: str = _SPEC.rule
-  write_population: str = _SPEC.write_population
-  chunk_size: int = _SPEC.chunk_size
-  chunk_mean: bool = _SPEC.chunk_mean
-  num_slots: int = _SPEC.num_slots
-  timescales: int = _SPEC.timescales
-  route_by: str = _SPEC.route_by
-  read_after_write: bool = _SPEC.read_after_write
-  unit_keys: bool = _SPEC.unit_keys
-  unit_queries: bool = _SPEC.unit_queries
-  value_scale: float = _SPEC.value_scale
-  read_norm: bool = _SPEC.read_norm
   decay_init: float = option(0.995, _share)
   write_rate_init: float = option(0.05, _share)
   slow_decay_init: float = option(0.9995, _share)
@@ -98,39 +67,41 @@ class TensorCacheConfig(projection.ProjectionConfig):
   @property
   def random(self) -> bool:
     """Whether training draws random numbers, which it does for write routes."""
-    return self.num_slots > 1
+    return self.spec().num_slots > 1
 
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
     projection.ProjectionConfig.check(self)
-    if self.rule == "wedge" and self.key_dim != self.value_dim:
+    spec = self.spec()
+    if spec.rule == "wedge" and self.key_dim != self.value_dim:
       raise ValueError(
         f'rule="wedge" needs key_dim={self.key_dim} and'
         f" value_dim={self.value_dim} equal"
       )
-    if not 1 <= self.top_k_slots <= self.num_slots:
+    if not 1 <= self.top_k_slots <= spec.num_slots:
       raise ValueError(
         f"top_k_slots={self.top_k_slots} must be in"
-        f" [1, num_slots={self.num_slots}]"
+        f" [1, num_slots={spec.num_slots}]"
       )
 
   def state_floats(self, length: int) -> int:
     """Floats of window and memory after `length` tokens, per layer."""
-    kept = min(length, self.window_size)
+    spec = self.spec()
+    kept = min(length, spec.window_size)
     window = kept * (self.key_dim + self.value_dim)
-    if self.spec().routes_evicted:
-      window += kept * self.num_slots
-    lanes = self.timescales * self.num_slots
-    columns = self.value_dim + self.read_norm
+    if spec.routes_evicted:
+      window += kept * spec.num_slots
+    lanes = spec.timescales * spec.num_slots
+    columns = self.value_dim + spec.read_norm
     return self.heads * (window + lanes * self.key_dim * columns)
 
   def memory_flops(self, length: int) -> int:
     """Mean forward flops of window and memory per token and layer."""
-    window = min(self.window_size, length)
-    pairs = window * (window + 1) // 2 + (length - window) * window
+    spec = self.spec()
+    pairs = options.pairs_in_window(length, spec.window_size)
     local = 2 * (self.key_dim + self.value_dim) * pairs // length
-    passes = {"outer": 2, "delta": 3, "wedge": 3}[self.rule]
-    lanes = self.timescales * self.num_slots
+    passes = {"outer": 2, "delta": 3, "wedge": 3}[spec.rule]
+    lanes = spec.timescales * spec.num_slots
     memory = 2 * passes * lanes * self.key_dim * self.value_dim
     return self.heads * (local + memory)
 
@@ -145,17 +116,16 @@ class TensorCache(projection.ProjectedMixer):
   def build(self, config: TensorCacheConfig, make: base.Make) -> None:
     """Makes the parameters."""
     heads, values = self.heads, self.heads * self.value_dim
+    slots, timescales = self.spec.num_slots, self.spec.timescales
     self.projection = projection.Projection(
       config, self.d_model, std=make.std, rngs=make.rngs
     )
     self.out, self.memory_out = make.out(values), make.out(values, make.std)
 
     def logits(*probabilities):
-      row = jnp.array(
-        [linear.logit(p) for p in probabilities[: config.timescales]]
-      )
+      row = jnp.array([linear.logit(p) for p in probabilities[:timescales]])
       return linear.constant_param(
-        jnp.broadcast_to(row, (heads, config.timescales)), ("heads", None)
+        jnp.broadcast_to(row, (heads, timescales)), ("heads", None)
       )
 
     self.log_decay = logits(config.decay_init, config.slow_decay_init)
@@ -164,7 +134,7 @@ class TensorCache(projection.ProjectedMixer):
     )
     self.read_mix = nnx.data(
       linear.constant_param(jnp.zeros(heads), ("heads",))
-      if config.timescales > 1
+      if timescales > 1
       else None
     )
     self.read_gate = linear.constant_param(
@@ -178,11 +148,11 @@ class TensorCache(projection.ProjectedMixer):
     self.slot_keys = nnx.data(
       linear.normal_param(
         make.rngs,
-        (heads, config.num_slots, self.key_dim),
+        (heads, slots, self.key_dim),
         ("heads", "slots", "key_dim"),
         std=make.std,
       )
-      if config.num_slots > 1
+      if slots > 1
       else None
     )
     self.top_k_slots = config.top_k_slots

@@ -6,7 +6,6 @@ rate gate -> test-time training -> layer norm -> * GELU(x W_g) -> W_o
 choices).
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -18,23 +17,13 @@ from memcomp_kernels import contract, test_time_training
 from memcomp_kernels.test_time_training import reference
 
 option = options.option
-_SPEC = test_time_training.Spec()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class TestTimeTrainingConfig(options.MixerConfig):
   """Options of test-time training.
 
-  Fields from `model` to `norm_eps` belong to
-  `memcomp_kernels.test_time_training.reference.Spec`.
-
   Attributes:
-    model: "linear" or "mlp".
-    expansion: hidden features of "mlp" per key feature.
-    gradient_at: "chunk_start" or "token".
-    chunk_size: tokens that share a chunk-start gradient.
-    forget_gate: whether the inner weights decay.
-    norm_eps: epsilon of the inner layer norm.
     key_dim: features of a head's query, key and value.
     value_dim: must equal key_dim.
     decay_init: initial decay factor, in (0, 1).
@@ -56,12 +45,6 @@ class TestTimeTrainingConfig(options.MixerConfig):
 
   Spec = test_time_training.Spec
 
-  model: str = _SPEC.model
-  expansion: int = _SPEC.expansion
-  gradient_at: str = _SPEC.gradient_at
-  chunk_size: int = _SPEC.chunk_size
-  forget_gate: bool = _SPEC.forget_gate
-  norm_eps: float = _SPEC.norm_eps
   decay_init: float = option(0.982, options.inside(0, 1))
   write_rate_init: float = 0.5
   write_rate_scale: float = 1.0
@@ -107,7 +90,7 @@ class TestTimeTrainingConfig(options.MixerConfig):
     per_head = 6 * sum(sizes) + 2 * sum(sizes[1:])
     if spec.stale:
       # Within a chunk, reads use one score matrix per inner layer.
-      per_head += 2 * self.chunk_size * sum(a + b for a, b in widths)
+      per_head += 2 * spec.chunk_size * sum(a + b for a, b in widths)
     return self.heads * per_head
 
 
@@ -140,12 +123,12 @@ class TestTimeTraining(convolved.ConvolvedMixer):
     rate = config.write_rate_init / config.write_rate_scale
     self.write_rate = make.project(heads, linear.logit(rate))
     self.log_decay = nnx.data(None)
-    if config.forget_gate:
+    if self.spec.forget_gate:
       self.log_decay = make.project(heads, linear.logit(config.decay_init))
     self.step_offset = nnx.data(None)
     if config.average_step and self.spec.stale:
       self.step_offset = linear.constant_param(
-        jnp.zeros(config.chunk_size), (None,)
+        jnp.zeros(self.spec.chunk_size), (None,)
       )
     self.out = make.out(width)
     self.post_norm = norm.LayerNorm(width, name="heads")

@@ -19,70 +19,34 @@ from memcomp_kernels.math import solver as solver_lib
 
 option = options.option
 _NO_EPS = ("silu", "softmax", "identity")
-_SPEC = trellis.Spec()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class TrellisConfig(options.MixerConfig):
+@options.config_class
+class TrellisConfig(solved.SolvedConfig):
   """Options of Trellis.
 
-  Fields from `num_slots` to `first_order` belong to
-  `memcomp_kernels.trellis.reference.Spec`.
-
   Attributes:
-    num_slots: slots per head.
-    phi: activation in the memory's loss.
-    phi_eps: epsilon of phi's norm; the initial value if it is learned.
-    read_activation: f, between the two reads.
-    read_eps: epsilon of f's norm.
-    gradient_at: "chunk_start" or "token".
-    chunk_size: tokens that share a chunk-start gradient.
-    forget_gate: whether memories decay.
-    value_readout_phi: whether phi is applied to the second read.
-    first_order: whether to stop gradients through the inner step.
-    normalize: vectors with L2 normalization: "none", "qk" or "qkv".
     separate_gates: whether each pass has its own decay and rate.
-    decay_init: initial decay factor, in (0, 1).
-    write_rate_init: initial write rate, in (0, write_rate_scale).
     write_rate_scale: maximum write rate. Stable updates need rate * |written|^2
       * |J_phi|^2 < 2.
     rate_bound: upper bound of rate * |written|^2 * |J_phi|^2 for each pass, see
       `bounded_rate`; 0 is off.
-    learn_phi_eps: whether phi_eps is learned, one per head.
+    learn_phi_eps: whether phi_eps is learned, one per head; `phi_eps` is then
+      its initial value.
     learned_memory: whether the initial memory is learned; else it is zero.
     memory_std: initial standard deviation of the learned initial memory.
-    convolution_width: taps of the short convolutions; 0 for none.
     convolve_value: whether v has a convolution too (the paper: q and k only).
-    solver: solver of the per-token gradients.
   """
 
   Spec = trellis.Spec
 
-  num_slots: int = _SPEC.num_slots
-  phi: str = _SPEC.phi
-  phi_eps: float = _SPEC.phi_eps
-  read_activation: str = _SPEC.read_activation
-  read_eps: float = _SPEC.read_eps
-  gradient_at: str = _SPEC.gradient_at
-  chunk_size: int = _SPEC.chunk_size
-  forget_gate: bool = _SPEC.forget_gate
-  value_readout_phi: bool = _SPEC.value_readout_phi
-  first_order: bool = _SPEC.first_order
-  normalize: str = option("qkv", options.one_of(solved.NORMALIZE))
-  separate_gates: bool = False
-  decay_init: float = option(0.982, options.inside(0, 1))
+  normalize: str = "qkv"
   write_rate_init: float = 0.03
-  write_rate_scale: float = 1.0
+  separate_gates: bool = False
   rate_bound: float = option(0.0, options.not_negative)
   learn_phi_eps: bool = False
   learned_memory: bool = True
   memory_std: float = 0.5
-  convolution_width: int = option(4, options.taps)
-  convolve_value: bool = False
-
-  solver: options.SolverConfig = dataclasses.field(
-    default_factory=options.SolverConfig
-  )
 
   def tiling(self) -> trellis.Tiling:
     """The kernel's tiling, with the solver of the per-token gradients."""
@@ -99,25 +63,26 @@ class TrellisConfig(options.MixerConfig):
 
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
-    self.solver.validate()
-    options.check_write_rate(self)
-    if self.learn_phi_eps and self.phi in _NO_EPS:
+    solved.SolvedConfig.check(self)
+    spec = self.spec()
+    if self.learn_phi_eps and spec.phi in _NO_EPS:
       raise ValueError(
-        f"learn_phi_eps=True: phi={self.phi!r} has no eps; choose a phi with a"
+        f"learn_phi_eps=True: phi={spec.phi!r} has no eps; choose a phi with a"
         " norm, or learn_phi_eps=False"
       )
-    steep = self.phi not in _NO_EPS and self.phi_eps < 1e-3
+    steep = spec.phi not in _NO_EPS and spec.phi_eps < 1e-3
     if steep and not self.learned_memory:
       raise ValueError(
-        f"learned_memory=False with phi={self.phi!r} has a gradient of"
-        f" 1 / sqrt(phi_eps={self.phi_eps}) at the zero memory; raise"
+        f"learned_memory=False with phi={spec.phi!r} has a gradient of"
+        f" 1 / sqrt(phi_eps={spec.phi_eps}) at the zero memory; raise"
         " phi_eps or learn the memory"
       )
 
   def state_floats(self, length: int) -> int:
     """Floats of the memory per sequence of any length, per layer."""
     del length
-    return self.heads * self.num_slots * (self.key_dim + self.value_dim)
+    slots = self.heads * self.spec().num_slots
+    return slots * (self.key_dim + self.value_dim)
 
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
@@ -126,11 +91,11 @@ class TrellisConfig(options.MixerConfig):
     by token.
     """
     del length
-    per_head = 6 * self.num_slots * (self.key_dim + self.value_dim)
-    if self.spec().stale:
+    spec, dims = self.spec(), self.key_dim + self.value_dim
+    per_head = 6 * spec.num_slots * dims
+    if spec.stale:
       # Within a chunk, reads use two score matrices per pass.
-      dims = self.key_dim + self.value_dim + 2 * self.num_slots
-      per_head += 2 * self.chunk_size * dims
+      per_head += 2 * spec.chunk_size * (dims + 2 * spec.num_slots)
     return self.heads * per_head
 
 
@@ -143,7 +108,7 @@ class Trellis(solved.SolvedMixer):
 
   def build(self, config: TrellisConfig, make: base.Make) -> None:
     """Makes the parameters."""
-    heads, slots = self.heads, config.num_slots
+    heads, slots = self.heads, self.spec.num_slots
     keys, values = heads * self.key_dim, heads * self.value_dim
     passes = 2 if config.separate_gates else 1
     self.query_key = make.project(keys)
@@ -155,7 +120,7 @@ class Trellis(solved.SolvedMixer):
     self.post_norm = norm.LayerNorm(values, name="heads")
     self.log_phi_eps = nnx.data(None)
     if config.learn_phi_eps:
-      start = jnp.full(heads, math.log(config.phi_eps))
+      start = jnp.full(heads, math.log(self.spec.phi_eps))
       self.log_phi_eps = linear.constant_param(start, ("heads",))
     self.build_convolutions(config, make, keys)
 

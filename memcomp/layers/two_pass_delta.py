@@ -5,7 +5,6 @@ alpha = sigmoid, theta = softplus, both linear in (k, v) of a head
 -> memory -> RMS norm -> W_o                     (docs/two_pass_delta.md)
 """
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -19,21 +18,13 @@ from memcomp_kernels.math import activations
 
 option = options.option
 READ_PATHS = ("query", "key")
-_SPEC = two_pass_delta.Spec()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@options.config_class
 class TwoPassDeltaConfig(options.MixerConfig):
   """Options of the two-pass delta rule.
 
-  Fields from `key_weight_decay` to `code_eps` belong to
-  `memcomp_kernels.two_pass_delta.reference.Spec`.
-
   Attributes:
-    key_weight_decay: weight decay of the first pass's memory.
-    value_weight_decay: weight decay of the second pass's memory.
-    read_first: whether a token is read before it is written.
-    code_eps: epsilon of the code's norm.
     read_path: what is read: a separate "query", or the "key".
     normalize: whether sources and queries have length 1.
     decay_init: initial 1 - alpha, in (0, 1).
@@ -49,10 +40,6 @@ class TwoPassDeltaConfig(options.MixerConfig):
 
   Spec = two_pass_delta.Spec
 
-  key_weight_decay: float = _SPEC.key_weight_decay
-  value_weight_decay: float = _SPEC.value_weight_decay
-  read_first: bool = _SPEC.read_first
-  code_eps: float = _SPEC.code_eps
   read_path: str = option("query", options.one_of(READ_PATHS))
   normalize: bool = True
   decay_init: float = option(0.982, options.inside(0, 1))

@@ -5,7 +5,7 @@
 A page docs/<memory>.md marks where a table belongs by two comments, for example
 `<!-- options: trellis -->` and `<!-- end -->`; what stands between them is
 replaced. Formulas are the `facts` of the ops, options the fields and docstrings
-of the layers' configs. Run it in a clone.
+of the layers' configs and the ops' Specs. Run it in a clone.
 """
 
 import argparse
@@ -94,11 +94,13 @@ def _own_fields(config: Any) -> list[dataclasses.Field]:
     for other in _SHARED.values():
       if issubclass(config, other):
         shared |= {f.name: f.default for f in dataclasses.fields(other)}
-  return [
+  fields = [
     field
     for field in dataclasses.fields(config)
     if field.name not in shared or shared[field.name] != field.default
   ]
+  of_spec = [field.name for field in config.spec_fields()]
+  return sorted(fields, key=lambda field: field.name not in of_spec)
 
 
 def _default(config: Any, name: str) -> str:
@@ -110,9 +112,9 @@ def _default(config: Any, name: str) -> str:
 
 
 def _attributes(config: Any) -> dict[str, str]:
-  """Descriptions of fields, from the docstrings of a config and its bases."""
+  """Descriptions of fields: those of a config, of its bases, of its Spec."""
   found: dict[str, str] = {}
-  for base in config.__mro__:
+  for base in (*config.__mro__, config.Spec):
     text = inspect.cleandoc(base.__doc__ or "")
     _, _, listed = text.partition("\nAttributes:\n")
     for name, words in re.findall(
