@@ -31,7 +31,7 @@ import contextlib
 import enum
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +159,20 @@ def token_positions(
   rank = jnp.cumsum(segment_ids != 0, axis=1, dtype=jnp.int32) - 1
   origin = lax.cummax(jnp.where(starts, rank, -position[:, None]), axis=1)
   return rank - origin
+
+
+class MatrixState(NamedTuple):
+  """Everything needed to continue a sequence; floats are float32 or wider.
+
+  It is the `State` of memories that are one matrix per head.
+
+  Attributes:
+    memory: the matrix.
+    segment_id: the current segment, 0 before any token.
+  """
+
+  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
+  segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
 def next_segment_id(segment_id: jax.Array) -> jax.Array:

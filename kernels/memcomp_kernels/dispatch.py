@@ -123,17 +123,20 @@ class Kernel:
     module: name of the module. It has a function `unsupported`, which says why
       it does not support a call, or returns None.
     asks: fields of `Call` that `unsupported` takes.
-    function: name of the implementation in the module.
+    form: the XLA form whose tiles the module's `ENGINE` runs. None means that
+      the module has an implementation, `chunk`.
   """
 
   module: str
   asks: tuple[str, ...] = ("inputs", "spec")
-  function: str = "chunk"
+  form: Callable[..., Any] | None = None
 
   def __call__(self, *arguments: Any, **keywords: Any) -> Any:
     """Runs the implementation."""
     module = importlib.import_module(self.module)
-    return getattr(module, self.function)(*arguments, **keywords)
+    if self.form is None:
+      return module.chunk(*arguments, **keywords)
+    return self.form(*arguments, engine=module.ENGINE, **keywords)
 
   def unsupported(self, call: Call) -> str | None:
     """Says why the implementation does not support `call`, or returns None."""

@@ -44,8 +44,8 @@ class Op:
     order: names of the arrays that a direct call also takes by position.
     names: maps a field of `Inputs` to its name in a direct call, in addition to
       `arguments.NAMES`.
-    make_state: (spec, *, dtype, sizes and options) -> State, as `init_state`.
-      None means a state of zeros.
+    make_state: (spec, `shapes.StateSizes`, *, options) -> State, as
+      `init_state`. None means a state of zeros.
     fresh: (spec, state) -> the state before the first token, which `FRESH`
       stands for. None means `init_state` at the sizes of the state.
     constants: fields of `State` that no token changes. `FRESH` keeps them.
@@ -93,12 +93,11 @@ class Op:
 
   @functools.cached_property
   def options(self) -> dict[str, inspect.Parameter]:
-    """The arguments of `init_state` besides the sizes and the dtype."""
+    """The arguments of `init_state` that not every op has."""
     if self.make_state is None:
       return {}
     parameters = inspect.signature(self.make_state).parameters
-    known = (*_SIZES, "spec", "dtype")
-    return {k: v for k, v in parameters.items() if k not in known}
+    return dict([*parameters.items()][2:])
 
   def init_state(
     self, spec: Any = None, *, dtype: Any = jnp.float32, **sizes: Any
@@ -117,7 +116,9 @@ class Op:
     spec = self.Spec(**self.fixed) if spec is None else spec
     with contract.default_promotion():
       if self.make_state is not None:
-        return _own_buffers(self.make_state(spec, dtype=dtype, **sizes))
+        common = {name: sizes.pop(name, None) for name in _SIZES}
+        made = shapes.StateSizes(**common, dtype=dtype)
+        return _own_buffers(self.make_state(spec, made, **sizes))
       if self.check is not None:
         self.check(spec, sizes, None)
       return shapes.zeros(self.State, spec, sizes, dtype)

@@ -24,6 +24,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 Sizes = dict[str, int]
@@ -229,6 +230,47 @@ class Check:
     if size % parts:
       raise ValueError(f"{self.op}: {part}={parts} must divide {whole}={size}")
     return (size // parts,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateSizes:
+  """Sizes and dtype of the state that an op makes before the first token.
+
+  Attributes:
+    batch: number of rows.
+    heads: number of heads.
+    key_dim: width of keys; None if it was not given.
+    value_dim: width of values; None if it was not given.
+    dtype: dtype of floating arrays.
+  """
+
+  batch: int
+  heads: int
+  key_dim: Any
+  value_dim: Any
+  dtype: Any
+
+  def filled(
+    self, given: Any, *shape: int | None, default: float = 0.0
+  ) -> jax.Array:
+    """Returns an array for all rows and heads.
+
+    Args:
+      given: `[heads, *shape]`, or what broadcasts to it. None is the default.
+      shape: all axes after the heads.
+      default: number in place of an array that is not given.
+
+    Raises:
+      ValueError: a size is missing.
+    """
+    if None in shape:
+      raise ValueError("key_dim or value_dim is missing")
+    given = jnp.asarray(default if given is None else given, self.dtype)
+    return jnp.broadcast_to(given, (self.batch, self.heads, *shape))
+
+  def counts(self) -> jax.Array:
+    """Returns a zero for each row."""
+    return jnp.zeros(self.batch, jnp.int32)
 
 
 def zeros(kind: Any, spec: Any, sizes: Sizes, dtype: Any) -> Any:

@@ -218,30 +218,3 @@ def engine(
     functools.partial(_backward, backward, by_chunk),
     _as_saved,
   )
-
-
-def implementation(
-  name: str,
-  engine: form_lib.Engine,
-  unsupported: Callable[[Any, Any], str | None],
-  memory: str,
-  chunk: Callable[..., Any],
-) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns the `chunk` of a memory that runs on kernels.
-
-  Args:
-    name: name of the implementation.
-    engine: engine of its kernels.
-    unsupported: (inputs, spec) -> why the kernels do not support a call, or
-      None.
-    memory: name of the memory.
-    chunk: its XLA form, whose tiles are affine. It takes an `engine`.
-  """
-
-  @functools.wraps(chunk)
-  def by_kernels(state, inputs, *, spec, **rest):
-    if reason := unsupported(inputs, spec):
-      raise NotImplementedError(f"{memory} {name}: {reason}")
-    return chunk(state, inputs, spec=spec, engine=engine, **rest)
-
-  return by_kernels

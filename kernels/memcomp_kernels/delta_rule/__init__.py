@@ -13,8 +13,12 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "delta_rule",
   reference=reference.reference,
   xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_tpu"),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.delta_rule.mosaic_gpu"),
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.delta_rule.mosaic_tpu", form=tile.chunk
+  ),
+  mosaic_gpu=dispatch.Kernel(
+    "memcomp_kernels.pallas_gpu.affine.backend", form=tile.chunk
+  ),
 )
 
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.delta_rule import reference, tile
+from memcomp_kernels.delta_rule import reference
 from memcomp_kernels.pallas_tpu.affine import backend, engine
 
 
@@ -24,6 +24,4 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
 
 
 ENGINE = engine.engine(tokens, backend.ENGINE)
-
-chunk = backend.implementation("delta_rule", tile.chunk, ENGINE)
 unsupported = backend.unsupported

@@ -13,14 +13,13 @@ error is taken after the decay. The output is read after the write.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
@@ -65,42 +64,20 @@ class Inputs(NamedTuple):
   write_rate: Annotated[jax.Array, "batch time heads 1"]
 
 
-class State(NamedTuple):
-  """Everything needed to continue a sequence; floats are float32 or wider.
-
-  Attributes:
-    memory: S.
-    segment_id: the current segment, 0 before any token.
-  """
-
-  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
-  segment_id: Annotated[jax.Array, "batch", "int32"]
-
-
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+State = contract.MatrixState
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and o `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   S = state.memory
   q, k, v, log_alpha, beta = (x.astype(S.dtype) for x in inputs)
   if spec.forget_gate:
     S = jnp.exp(log_alpha)[..., None] * S
-  error = v - _einsum("bhkv,bhk->bhv", S, k)
-  S = S + _einsum("bhk,bhv->bhkv", k, beta * error)
-  o = spec.read_scale(k.shape[-1]) * _einsum("bhkv,bhk->bhv", S, q)
+  error = v - einsum("bhkv,bhk->bhv", S, k)
+  S = S + einsum("bhk,bhv->bhkv", k, beta * error)
+  o = spec.read_scale(k.shape[-1]) * einsum("bhkv,bhk->bhv", S, q)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, segment_id), o.astype(inputs.query.dtype)
 

@@ -16,15 +16,13 @@ the divisor of every quotient.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import feature_maps
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 from memcomp_kernels.softmax_attention import reference as attention
 
@@ -136,9 +134,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
 sigma = feature_maps.FEATURE_MAPS["elu"]
 
 
@@ -153,27 +148,18 @@ def associate(
   q, k = features
 
   def answer(x):
-    sums = _einsum("bhk,bhk->bh", x, start.normalizer)[..., None]
-    return _einsum("bhk,bhkv->bhv", x, start.memory) / (sums + spec.eps)
+    sums = einsum("bhk,bhk->bh", x, start.normalizer)[..., None]
+    return einsum("bhk,bhkv->bhv", x, start.memory) / (sums + spec.eps)
 
   u = v - answer(k) if spec.rule == "delta" else v
-  M = written.memory + _einsum("bhk,bhv->bhkv", k, u)
+  M = written.memory + einsum("bhk,bhv->bhkv", k, u)
   return Association(M, written.normalizer + k), answer(q)
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Reads the memory, writes one token, attends.
-
-  Args:
-    state: the state before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Reads the memory, writes one token, attends; see `Op.step`."""
   dtype = state.keys.dtype
   q, k, v, g, memory_q, memory_k = jax.tree.map(
     lambda x: x.astype(dtype), inputs

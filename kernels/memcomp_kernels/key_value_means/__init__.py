@@ -1,11 +1,9 @@
 """Key-Value Means: an expandable block-recurrent memory (arXiv 2605.09877)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.key_value_means import reference, xla_chunked
 
@@ -36,12 +34,8 @@ def capacity(spec: reference.Spec, length: int) -> int:
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   length: int | None = None,
   temperatures: jax.Array | None = None,
   norm_scale: jax.Array | None = None,
@@ -51,11 +45,8 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: number of rows of the batch.
-    heads: number of heads.
-    key_dim: width of keys, more than `spec.rotary_dim`.
-    value_dim: width of values.
-    dtype: dtype of the memory.
+    sizes: sizes and dtype of the state. `key_dim` is more than
+      `spec.rotary_dim`.
     length: tokens for which the state has the rows that the budget allows. Its
       capacity caps the budget of longer sequences. Default `spec.max_length`.
     temperatures: (tau_state, tau_window), `[heads, 2]`; default ones.
@@ -67,29 +58,21 @@ def _make_state(
       1.
   """
   rows = capacity(spec, spec.max_length if length is None else length)
+  key_dim, value_dim = sizes.key_dim, sizes.value_dim
   _check(spec, {"rows": rows, "key_dim": key_dim}, None)
-
-  def zeros(*shape):
-    return jnp.zeros((batch, heads, *shape), dtype)
-
-  def constant(given, default, size):
-    if given is None:
-      return jnp.full((batch, heads, size), default, dtype)
-    return jnp.broadcast_to(given.astype(dtype), (batch, heads, size))
-
   return reference.State(
-    keys=zeros(rows, key_dim),
-    values=zeros(rows, value_dim),
-    radii=zeros(rows),
-    length=jnp.zeros(batch, jnp.int32),
-    window_keys=zeros(spec.window, key_dim),
-    window_values=zeros(spec.window, value_dim),
-    window_gates=zeros(spec.window),
-    position=jnp.zeros(batch, jnp.int32),
-    temperatures=constant(temperatures, 1, 2),
-    norm_scale=constant(norm_scale, 1, key_dim),
-    norm_bias=constant(norm_bias, 0, key_dim),
-    segment_id=jnp.zeros(batch, jnp.int32),
+    keys=sizes.filled(None, rows, key_dim),
+    values=sizes.filled(None, rows, value_dim),
+    radii=sizes.filled(None, rows),
+    length=sizes.counts(),
+    window_keys=sizes.filled(None, spec.window, key_dim),
+    window_values=sizes.filled(None, spec.window, value_dim),
+    window_gates=sizes.filled(None, spec.window),
+    position=sizes.counts(),
+    temperatures=sizes.filled(temperatures, 2, default=1.0),
+    norm_scale=sizes.filled(norm_scale, key_dim, default=1.0),
+    norm_bias=sizes.filled(norm_bias, key_dim),
+    segment_id=sizes.counts(),
   )
 
 

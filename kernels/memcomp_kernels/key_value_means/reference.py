@@ -315,16 +315,7 @@ def _read(q, state: State, spec: Spec):
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Makes room where a chunk begins, stores one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Makes room where a chunk begins, stores a token, reads; see `Op.step`."""
   dtype = state.keys.dtype
   q, k, v, g = (x.astype(dtype) for x in inputs)
   p = state.position

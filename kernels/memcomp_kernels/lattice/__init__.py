@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.lattice import columns, reference, tilings, xla_chunked
 
@@ -51,24 +51,16 @@ def orthonormal_slots(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  value_dim: int,
-  key_dim: int | None = None,
-  dtype: Any,
   memory: jax.Array | None = None,
 ) -> reference.State:
   """Makes the initial state; see `Op.init_state`.
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    value_dim: rows of the memory.
-    key_dim: ignored. It is part of every memory's signature, but a Lattice key
-      is a code over the slots, `spec.num_slots` wide.
-    dtype: dtype of the memory.
+    sizes: sizes and dtype of the state. `key_dim` is ignored, because a Lattice
+      key is a code over the slots, `spec.num_slots` wide.
     memory: initial S `[heads, value_dim, num_slots]`; default
       `orthonormal_slots` of a fixed key. With the "normalized" update its
       columns are normalised. A zero column then stays zero until it is written.
@@ -76,28 +68,25 @@ def _make_state(
   Raises:
     ValueError: the default memory cannot have that many slots.
   """
-  del key_dim
-  slots = spec.num_slots
+  dtype, slots = sizes.dtype, spec.num_slots
   if memory is None:
     memory = orthonormal_slots(
       jax.random.key(0),
-      heads=heads,
-      value_dim=value_dim,
+      heads=sizes.heads,
+      value_dim=sizes.value_dim,
       num_slots=slots,
       dtype=dtype,
     )
   memory = memory.astype(dtype)
   if spec.unit_columns:
     memory = columns.normalize(memory, memory)
-  memory = jnp.broadcast_to(memory, (batch, heads, value_dim, slots))
+  memory = sizes.filled(memory, sizes.value_dim, slots)
   return reference.State(
     memory=memory,
     memory_start=memory if spec.stale else None,
-    write_rate_sum=jnp.zeros((batch, heads), dtype)
-    if spec.sums_rates
-    else None,
-    position=jnp.zeros(batch, jnp.int32) if spec.stale else None,
-    segment_id=jnp.zeros(batch, jnp.int32),
+    write_rate_sum=sizes.filled(None) if spec.sums_rates else None,
+    position=sizes.counts() if spec.stale else None,
+    segment_id=sizes.counts(),
   )
 
 

@@ -23,15 +23,14 @@ renormalised exactly.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.lattice import columns
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 OBJECTIVES = ("decoding", "encoding", "similarity")
@@ -149,10 +148,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def loss_factors(
   objective: str, Phi: jax.Array, k: jax.Array, v: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -161,9 +156,9 @@ def loss_factors(
   The gradient of the loss with respect to Phi is h c^T, without a factor 2.
   """
   if objective == "decoding":
-    return _einsum("bhdm,bhm->bhd", Phi, k) - v, k
+    return einsum("bhdm,bhm->bhd", Phi, k) - v, k
   if objective == "encoding":
-    return v, _einsum("bhdm,bhd->bhm", Phi, v) - k
+    return v, einsum("bhdm,bhd->bhm", Phi, v) - k
   return -v, k
 
 
@@ -180,16 +175,7 @@ def gradient(S: jax.Array, k: jax.Array, v: jax.Array, spec: Spec) -> jax.Array:
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   S = state.memory
   q, k, v, log_decay, write_rate = (x.astype(S.dtype) for x in inputs)
   if not spec.forget_gate:
@@ -201,7 +187,7 @@ def step(
     written = mu * S - gamma * gradient(S, k, v, spec)
     S = columns.finish(written, S, write_rate[..., 0], spec)
     state = state._replace(memory=S)
-    y = _einsum("bhdm,bhm->bhd", S, q)
+    y = einsum("bhdm,bhm->bhd", S, q)
   else:
     start, rate = state.memory_start, state.write_rate_sum
     start = contract.batched_where(state.position == 0, S, start)
@@ -209,7 +195,7 @@ def step(
     S = mu * S + ds
     if spec.unit_columns:
       S = columns.contraction(mu, columns.squared_norms(ds)) * S
-    y = _einsum("bhdm,bhm->bhd", S, q)  # before the chunk is finished
+    y = einsum("bhdm,bhm->bhd", S, q)  # before the chunk is finished
     if rate is not None:
       rate = rate + write_rate[..., 0]
     position = (state.position + 1) % spec.chunk_size

@@ -10,7 +10,9 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "linear_attention",
   reference=reference.reference,
   xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel("memcomp_kernels.linear_attention.mosaic_tpu"),
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.pallas_tpu.affine.backend", form=tile.chunk
+  ),
 )
 
 

@@ -13,15 +13,14 @@ head.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import feature_maps
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
@@ -101,23 +100,10 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   S, z, _ = state
   phi = feature_maps.FEATURE_MAPS[spec.feature_map]
   q, k, v = (x.astype(S.dtype) for x in inputs[:3])
@@ -125,11 +111,11 @@ def step(
   alpha = jnp.ones((), S.dtype)
   if inputs.log_decay is not None:
     alpha = jnp.exp(inputs.log_decay.astype(S.dtype))
-  S = alpha[..., None] * S + _einsum("bhk,bhv->bhkv", k, v)
-  y = _einsum("bhkv,bhk->bhv", S, q)
+  S = alpha[..., None] * S + einsum("bhk,bhv->bhkv", k, v)
+  y = einsum("bhkv,bhk->bhv", S, q)
   if z is not None:
     z = alpha * z + k
-    y = y / (_einsum("bhk,bhk->bh", z, q)[..., None] + spec.eps)
+    y = y / (einsum("bhk,bhk->bh", z, q)[..., None] + spec.eps)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, z, segment_id), y.astype(inputs.query.dtype)
 

@@ -1,8 +1,16 @@
 """Matrix products with explicit rounding."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+"""`jnp.einsum` that does not round float32 to bfloat16, a TPU's default.
+
+Definitions use it, and choices that rounding would change.
+"""
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:

@@ -11,18 +11,16 @@ from the chunk, it becomes (c d + sum) / (c + s). The choice of rows has no
 derivative.
 """
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels.math.matmul import einsum
+
 if TYPE_CHECKING:
   from memcomp_kernels.ovq import reference
-
-# This is exact, because a token that joins a different row is a wrong result.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 class Dictionary(NamedTuple):
@@ -63,11 +61,11 @@ def assign(
   tokens = jnp.sum(lax.stop_gradient(dictionary.counts), axis=-1)
   after = spec.rows(jnp.round(tokens).astype(jnp.int32) + chunk)
 
-  products = _einsum("bhtk,bhnk->bhtn", keys, rows)
+  products = einsum("bhtk,bhnk->bhtn", keys, rows)
   in_use = jnp.arange(rows.shape[-2]) < used[..., None, None]
   products = jnp.where(in_use, products, -jnp.inf)
   best, joined = jnp.max(products, -1), jnp.argmax(products, -1)
-  with_first = _einsum("bhtk,bhk->bht", keys, keys[..., 0, :])
+  with_first = einsum("bhtk,bhk->bht", keys, keys[..., 0, :])
   with_first = with_first.at[..., 0].set(jnp.inf)
   empty = used == 0
   best = jnp.where(empty[..., None], with_first, best)
@@ -102,7 +100,7 @@ def update(
   share = (1 / jnp.where(counts > 0.5, counts, 1))[..., None]
 
   def mean(old, new):
-    sums = _einsum("bhtn,bhtd->bhnd", joins, new)
+    sums = einsum("bhtn,bhtd->bhnd", joins, new)
     found = old + share * (sums - joined[..., None] * old)
     if not spec.normalize_rows:
       return found

@@ -10,14 +10,13 @@ again.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 
 GROWTHS = ("plateau", "linear")
@@ -100,23 +99,10 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Adds a token to the chunk and attends; stores a complete chunk.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Adds a token to the chunk, attends, stores whole chunks; see `Op.step`."""
   dtype = state.keys.dtype
   q, k, v = (x.astype(dtype) for x in inputs)
   place = jnp.arange(spec.chunk_size)
@@ -126,12 +112,12 @@ def step(
   D = dictionary_lib.Dictionary(state.keys, state.values, state.counts)
 
   seen = place <= state.position[:, None]
-  of_chunk = _einsum("bhk,bhjk->bhj", q, keys)
+  of_chunk = einsum("bhk,bhjk->bhj", q, keys)
   of_chunk = jnp.where(seen[:, None], of_chunk, -jnp.inf)
-  of_rows = _einsum("bhk,bhik->bhi", q, D.keys)
+  of_rows = einsum("bhk,bhik->bhi", q, D.keys)
   of_rows = of_rows + dictionary_lib.log_counts(D.counts, spec)
   p = jax.nn.softmax(jnp.concatenate([of_rows, of_chunk], -1), axis=-1)
-  y = _einsum("bhj,bhjv->bhv", p, jnp.concatenate([D.values, values], 2))
+  y = einsum("bhj,bhjv->bhv", p, jnp.concatenate([D.values, values], 2))
 
   position = (state.position + 1) % spec.chunk_size
   whole = position == 0

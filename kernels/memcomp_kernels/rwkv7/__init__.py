@@ -1,11 +1,8 @@
 """RWKV-7: the delta rule with a decay and a rate per channel."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.parallel import state_passing
@@ -22,32 +19,20 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   memory: jax.Array | None = None,
 ) -> reference.State:
   """Makes the initial state; see `Op.init_state`.
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    key_dim: width of keys.
-    value_dim: width of values.
-    dtype: dtype of the memory.
+    sizes: sizes and dtype of the state.
     memory: `[heads, key_dim, value_dim]`; default zeros.
   """
   del spec
-  shape = batch, heads, key_dim, value_dim
-  if memory is None:
-    filled = jnp.zeros(shape, dtype)
-  else:
-    filled = jnp.broadcast_to(memory.astype(dtype), shape)
-  return reference.State(filled, jnp.zeros(batch, jnp.int32))
+  filled = sizes.filled(memory, sizes.key_dim, sizes.value_dim)
+  return reference.State(filled, sizes.counts())
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:

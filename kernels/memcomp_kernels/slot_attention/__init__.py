@@ -1,12 +1,10 @@
 """Slot attention: bounded memories read by two softmax passes (GSA, ABC)."""
 
 import dataclasses
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.slot_attention import reference, tile
 
@@ -21,12 +19,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
   log_total: jax.Array | None = None,
@@ -35,32 +29,21 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    key_dim: width of keys.
-    value_dim: width of values.
-    dtype: dtype of the memory.
+    sizes: sizes and dtype of the state.
     key_memory: `[heads, num_slots, key_dim]`; default zeros, as published.
     value_memory: `[heads, num_slots, value_dim]`; default zeros.
     log_total: with rule "softmax", `[heads, num_slots]`, the log of the weight
       that the two memories have relative to a token of logit 0. The default is
       no weight.
   """
-
-  def fill(initial, *shape, default=0.0):
-    if initial is None:
-      return jnp.full((batch, heads, *shape), default, dtype)
-    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
-
-  slots = spec.num_slots
-  total = None
+  slots, total = spec.num_slots, None
   if spec.rule == "softmax":
-    total = fill(log_total, slots, default=reference.EMPTY)
+    total = sizes.filled(log_total, slots, default=reference.EMPTY)
   return reference.State(
-    key_memory=fill(key_memory, slots, key_dim),
-    value_memory=fill(value_memory, slots, value_dim),
+    key_memory=sizes.filled(key_memory, slots, sizes.key_dim),
+    value_memory=sizes.filled(value_memory, slots, sizes.value_dim),
     log_total=total,
-    segment_id=jnp.zeros(batch, jnp.int32),
+    segment_id=sizes.counts(),
   )
 
 

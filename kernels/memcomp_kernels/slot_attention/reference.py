@@ -19,14 +19,13 @@ A token is written before it is read.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 RULES = ("gated", "softmax")
@@ -106,23 +105,10 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, ...]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   dtype = state.key_memory.dtype
   q, k, v, log_alpha, s = jax.tree.map(
     lambda x: None if x is None else x.astype(dtype),
@@ -140,8 +126,8 @@ def step(
   K = a[..., None] * state.key_memory + w[..., None] * k[..., None, :]
   V = a[..., None] * state.value_memory + w[..., None] * v[..., None, :]
   scale = spec.score_scale(q.shape[-1])
-  p = jax.nn.softmax(scale * _einsum("bhmk,bhk->bhm", K, q), axis=-1)
-  y = _einsum("bhm,bhmv->bhv", p, V)
+  p = jax.nn.softmax(scale * einsum("bhmk,bhk->bhm", K, q), axis=-1)
+  y = einsum("bhm,bhmv->bhv", p, V)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(K, V, z, segment_id), y.astype(inputs.query.dtype)
 

@@ -1,10 +1,6 @@
 """Softmax attention over all tokens, or a window of them (the baseline)."""
 
-from typing import Any
-
-import jax.numpy as jnp
-
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.softmax_attention import over_time, reference, xla_chunked
 
@@ -36,23 +32,16 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   length: int | None = None,
 ) -> reference.State:
   """Makes the initial state; see `Op.init_state`.
 
   Args:
     spec: the attention's options.
-    batch: number of rows.
-    heads: heads of keys and values. Queries may have a multiple of them.
-    key_dim: width of keys.
-    value_dim: width of values.
-    dtype: dtype of keys and values.
+    sizes: sizes and dtype of the state. `heads` are those of keys and values.
+      Queries may have a multiple of them.
     length: number of tokens that the state must hold if `spec.window_size` is
       None; ignored otherwise. Longer segments lose their oldest tokens, except
       the sinks.
@@ -68,12 +57,11 @@ def _make_state(
         f" sink_tokens={spec.sink_tokens}: window_size is None"
       )
     size = length
-  shape = (batch, heads, size)
   return reference.State(
-    keys=jnp.zeros((*shape, key_dim), dtype),
-    values=jnp.zeros((*shape, value_dim), dtype),
-    position=jnp.zeros(batch, jnp.int32),
-    segment_id=jnp.zeros(batch, jnp.int32),
+    keys=sizes.filled(None, size, sizes.key_dim),
+    values=sizes.filled(None, size, sizes.value_dim),
+    position=sizes.counts(),
+    segment_id=sizes.counts(),
   )
 
 

@@ -21,15 +21,36 @@ or None for one run. Besides runs, a place's index, `spec` and the state's
 """
 
 
-def chunk(
-  attend: Attend,
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` does, where `unsupported` returns None."""
+def implementation(
+  name: str, attend: Attend, unsupported: Callable[..., str | None]
+) -> Callable[..., tuple[reference.State, jax.Array]]:
+  """Returns the `chunk` of a library's kernel; see `Op.chunk`.
+
+  Args:
+    name: name of the implementation.
+    attend: the kernel.
+    unsupported: (state, inputs, spec, segment_ids, reset_state, max_position)
+      -> why the kernel cannot run a call, or None.
+  """
+
+  def chunk(
+    state,
+    inputs,
+    *,
+    spec,
+    segment_ids=None,
+    reset_state=None,
+    max_position=None,
+  ):
+    call = state, inputs, spec, segment_ids, reset_state, max_position
+    if reason := unsupported(*call):
+      raise NotImplementedError(f"softmax_attention {name}: {reason}")
+    return _chunk(attend, state, inputs, spec, segment_ids)
+
+  return chunk
+
+
+def _chunk(attend, state, inputs, spec, segment_ids):
   size = state.keys.shape[2]
   plan = window.plan(
     segment_ids,

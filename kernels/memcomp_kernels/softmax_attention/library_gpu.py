@@ -45,28 +45,6 @@ def attend(
   )
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by cuDNN; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: The kernel cannot run the call; the message says why.
-  """
-  reason = unsupported(
-    state, inputs, spec, segment_ids, reset_state, max_position
-  )
-  if reason:
-    raise NotImplementedError(f"softmax_attention library_gpu: {reason}")
-  return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=None)
-
-
 def unsupported(
   state: reference.State,
   inputs: reference.Inputs,
@@ -93,6 +71,9 @@ def unsupported(
   if dim % _WIDTH or dim > _WIDEST:
     return f"key_dim={dim} is not a multiple of {_WIDTH} up to {_WIDEST}"
   return contract.wrong_dtypes(inputs, "bfloat16", "float16")
+
+
+chunk = fresh.implementation("library_gpu", attend, unsupported)
 
 
 def _unavailable() -> str | None:

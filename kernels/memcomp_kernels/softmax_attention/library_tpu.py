@@ -146,28 +146,6 @@ def attend(
   return jnp.swapaxes(outputs, 1, 2)[:, :time]
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by splash attention; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: The kernel cannot run the call; the message says why.
-  """
-  reason = unsupported(
-    state, inputs, spec, segment_ids, reset_state, max_position
-  )
-  if reason:
-    raise NotImplementedError(f"softmax_attention library_tpu: {reason}")
-  return fresh.chunk(attend, state, inputs, spec=spec, segment_ids=segment_ids)
-
-
 def unsupported(
   state: reference.State,
   inputs: reference.Inputs,
@@ -188,3 +166,6 @@ def unsupported(
         f"{name}={x.shape[-1]} is not a multiple of {_WIDTH} up to {_WIDEST}"
       )
   return contract.wrong_dtypes(inputs, "bfloat16", "float32")
+
+
+chunk = fresh.implementation("library_tpu", attend, unsupported)

@@ -10,14 +10,13 @@ reads those of head h // (heads / kv_heads).
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract, window
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
@@ -111,24 +110,10 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the window before the token.
-    inputs: `[batch, heads, dim]` arrays; key and value are `[batch, kv_heads,
-      dim]`.
-    spec: the attention's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   dtype = state.keys.dtype
   q, k, v = (x.astype(dtype) for x in inputs[:3])
   t = state.position
@@ -144,7 +129,7 @@ def step(
 
   def products(q, K):
     groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])
-    return scale * _einsum("bhgd,bhjd->bhgj", groups, K)
+    return scale * einsum("bhgd,bhjd->bhgj", groups, K)
 
   scores = products(q, K)
   if inputs.sink_query is not None:
@@ -154,7 +139,7 @@ def step(
       axis=-1,
     )
   p = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
-  y = _einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], -1)
+  y = einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], -1)
   state = State(
     keys=K,
     values=V,

@@ -11,8 +11,12 @@ IMPLEMENTATIONS = dispatch.Implementations(
   "state_space_duality",
   reference=reference.reference,
   xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_tpu"),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.state_space_duality.mosaic_gpu"),
+  mosaic_tpu=dispatch.Kernel(
+    "memcomp_kernels.state_space_duality.mosaic_tpu", form=tile.chunk
+  ),
+  mosaic_gpu=dispatch.Kernel(
+    "memcomp_kernels.pallas_gpu.affine.backend", form=tile.chunk
+  ),
 )
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu.affine import backend, engine
-from memcomp_kernels.state_space_duality import reference, tile
+from memcomp_kernels.state_space_duality import reference
 
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
@@ -24,6 +24,4 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
 
 
 ENGINE = engine.engine(tokens, backend.ENGINE)
-
-chunk = backend.implementation("state_space_duality", tile.chunk, ENGINE)
 unsupported = backend.unsupported

@@ -11,14 +11,13 @@ to attention. Heads of a group share B and C (section 7.2).
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
@@ -64,40 +63,18 @@ class Inputs(NamedTuple):
   skip: Annotated[jax.Array | None, "batch time heads 1", If("skip")] = None
 
 
-class State(NamedTuple):
-  """Everything needed to continue a sequence; floats are float32 or wider.
-
-  Attributes:
-    memory: h.
-    segment_id: the current segment, 0 before any token.
-  """
-
-  memory: Annotated[jax.Array, "batch heads key_dim value_dim"]
-  segment_id: Annotated[jax.Array, "batch", "int32"]
-
-
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+State = contract.MatrixState
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   h = state.memory
   C, B, x, dtA, dt, D = jax.tree.map(lambda a: a.astype(h.dtype), inputs)
   B, C = (jnp.repeat(a, spec.heads_per_group, axis=1) for a in (B, C))
-  h = jnp.exp(dtA)[..., None] * h + _einsum("bhn,bhp->bhnp", B, dt * x)
-  y = _einsum("bhnp,bhn->bhp", h, C)
+  h = jnp.exp(dtA)[..., None] * h + einsum("bhn,bhp->bhnp", B, dt * x)
+  y = einsum("bhnp,bhn->bhp", h, C)
   if D is not None:
     y = y + D * x
   segment_id = contract.next_segment_id(state.segment_id)

@@ -1,11 +1,8 @@
 """Test-time training: a memory that is a small model (arXiv 2407.04620)."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.test_time_training import reference, tile
@@ -21,12 +18,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int | None = None,
-  dtype: Any,
   layers: reference.Layers | None = None,
   norm_scale: jax.Array | None = None,
   norm_bias: jax.Array | None = None,
@@ -35,11 +28,7 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    key_dim: width of keys.
-    value_dim: width of values, equal to key_dim.
-    dtype: dtype of the weights.
+    sizes: sizes and dtype of the state. Keys and values are equally wide.
     layers: the initial inner model, `[heads, in, out]` and `[heads, out]` per
       layer, see `Spec.widths`. The default is zeros, from which "mlp" learns
       only the bias of its second layer.
@@ -49,32 +38,26 @@ def _make_state(
   Raises:
     ValueError: the widths differ.
   """
+  key_dim, value_dim = sizes.key_dim, sizes.value_dim
   if value_dim not in (None, key_dim):
     raise ValueError(
       f"key_dim={key_dim} and value_dim={value_dim} must be equal: the inner"
       " model answers x + LN(model(x))"
     )
-
-  def fill(initial, *shape, default=0.0):
-    if initial is None:
-      return jnp.full((batch, heads, *shape), default, dtype)
-    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
-
   widths = spec.widths(key_dim)
   filled = tuple(
-    reference.Layer(fill(weight, *width), fill(bias, width[1]))
+    reference.Layer(sizes.filled(weight, *width), sizes.filled(bias, width[1]))
     for (weight, bias), width in zip(
       layers or [(None, None)] * len(widths), widths, strict=True
     )
   )
-  integer = jnp.zeros(batch, jnp.int32)
   return reference.State(
     layers=filled,
     starts=filled if spec.stale else None,
-    position=integer if spec.stale else None,
-    norm_scale=fill(norm_scale, key_dim, default=1.0),
-    norm_bias=fill(norm_bias, key_dim),
-    segment_id=integer,
+    position=sizes.counts() if spec.stale else None,
+    norm_scale=sizes.filled(norm_scale, key_dim, default=1.0),
+    norm_bias=sizes.filled(norm_bias, key_dim),
+    segment_id=sizes.counts(),
   )
 
 

@@ -16,15 +16,14 @@ Without forget gate and with c = 1, A_t = W_t is the paper's mini-batch step.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 MODELS = ("linear", "mlp")
@@ -149,10 +148,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def answer(
   layers: Layers,
   x: jax.Array,
@@ -164,23 +159,14 @@ def answer(
   z = x
   for i, (weight, bias) in enumerate(layers):
     z = jax.nn.gelu(z) if i else z
-    z = _einsum("bhi,bhio->bho", z, weight) + bias
+    z = einsum("bhi,bhio->bho", z, weight) + bias
   return x + norm_scale * activations.layer_norm(z, eps) + norm_bias
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, dim]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   dtype = state.norm_scale.dtype
   q, k, v, log_beta, eta, c = jax.tree.map(lambda x: x.astype(dtype), inputs)
 

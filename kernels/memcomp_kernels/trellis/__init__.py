@@ -1,11 +1,8 @@
 """Trellis: a two-pass key-value compression memory (arXiv 2512.23852)."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.trellis import reference, tile, tilings
@@ -24,12 +21,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
 ) -> reference.State:
@@ -37,28 +30,18 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    key_dim: columns of the key memory.
-    value_dim: columns of the value memory.
-    dtype: dtype of the memories.
+    sizes: sizes and dtype of the state.
     key_memory: initial M_K `[heads, num_slots, key_dim]`; default zeros. A phi
       with a norm has a steep gradient at zero (1 / sqrt(phi_eps)).
     value_memory: initial M_V `[heads, num_slots, value_dim]`; default zeros.
   """
-
-  def memory(initial, dim):
-    shape = (batch, heads, spec.num_slots, dim)
-    if initial is None:
-      return jnp.zeros(shape, dtype)
-    return jnp.broadcast_to(initial.astype(dtype), shape)
-
-  memories = memory(key_memory, key_dim), memory(value_memory, value_dim)
-  starts = memories if spec.stale else (None, None)
-  position = jnp.zeros(batch, jnp.int32) if spec.stale else None
-  return reference.State(
-    *memories, *starts, position, jnp.zeros(batch, jnp.int32)
+  memories = (
+    sizes.filled(key_memory, spec.num_slots, sizes.key_dim),
+    sizes.filled(value_memory, spec.num_slots, sizes.value_dim),
   )
+  starts = memories if spec.stale else (None, None)
+  position = sizes.counts() if spec.stale else None
+  return reference.State(*memories, *starts, position, sizes.counts())
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:

@@ -16,7 +16,6 @@ corrections.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 GRADIENT_AT = ("chunk_start", "token")
@@ -147,10 +147,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def _gates(inputs: Inputs, spec: Spec, dtype) -> tuple:
   """Returns (beta_K, beta_V), (gamma_K, gamma_V), each `[batch, heads]`."""
   log_decay = inputs.log_decay.astype(dtype)
@@ -163,16 +159,7 @@ def _gates(inputs: Inputs, spec: Spec, dtype) -> tuple:
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads.
-
-  Args:
-    state: the memory before the token.
-    inputs: `[batch, heads, dim]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads; see `Op.step`."""
   dtype = state.key_memory.dtype
   q, k, v, alpha, log_eps = jax.tree.map(
     lambda x: x.astype(dtype),
@@ -182,7 +169,7 @@ def step(
   eps = spec.eps(log_eps)
 
   def write(M, M_start, w, beta, gamma):
-    z = _einsum("bhmd,bhd->bhm", M_start, w)
+    z = einsum("bhmd,bhd->bhm", M_start, w)
     if spec.first_order:
       z = lax.stop_gradient(z)
     u = activations.write_direction(spec.phi, z, alpha, eps)
@@ -201,9 +188,9 @@ def step(
   M_V = write(M_V, start_V, v, beta[1], gamma[1])
 
   f = activations.activate(
-    spec.read_activation, _einsum("bhmd,bhd->bhm", M_K, q), spec.read_eps
+    spec.read_activation, einsum("bhmd,bhd->bhm", M_K, q), spec.read_eps
   )
-  y = _einsum("bhmd,bhm->bhd", M_V, f)
+  y = einsum("bhmd,bhm->bhd", M_V, f)
   if spec.value_readout_phi:
     y = activations.activate(spec.phi, y, eps)
 

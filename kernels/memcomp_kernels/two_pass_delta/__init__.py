@@ -1,11 +1,8 @@
 """Two-pass delta rule: keys, then values, compressed by regression."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.two_pass_delta import reference, tile
@@ -21,12 +18,8 @@ IMPLEMENTATIONS = dispatch.Implementations(
 
 def _make_state(
   spec: reference.Spec,
+  sizes: shapes.StateSizes,
   *,
-  batch: int,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  dtype: Any,
   source_dim: int | None = None,
   key_memory: jax.Array | None = None,
   value_memory: jax.Array | None = None,
@@ -35,27 +28,17 @@ def _make_state(
 
   Args:
     spec: the memory's options.
-    batch: number of rows.
-    heads: number of heads.
-    key_dim: width of keys and codes.
-    value_dim: width of values.
-    dtype: dtype of the memories.
+    sizes: sizes and dtype of the state.
     source_dim: width of sources and queries; default key_dim.
     key_memory: `[heads, source_dim, key_dim]`; default zeros.
     value_memory: `[heads, key_dim, value_dim]`; default zeros.
   """
   del spec
-
-  def fill(initial, *shape):
-    if initial is None:
-      return jnp.zeros((batch, heads, *shape), dtype)
-    return jnp.broadcast_to(initial.astype(dtype), (batch, heads, *shape))
-
-  source_dim = key_dim if source_dim is None else source_dim
+  source_dim = sizes.key_dim if source_dim is None else source_dim
   return reference.State(
-    key_memory=fill(key_memory, source_dim, key_dim),
-    value_memory=fill(value_memory, key_dim, value_dim),
-    segment_id=jnp.zeros(batch, jnp.int32),
+    key_memory=sizes.filled(key_memory, source_dim, sizes.key_dim),
+    value_memory=sizes.filled(value_memory, sizes.key_dim, sizes.value_dim),
+    segment_id=sizes.counts(),
   )
 
 

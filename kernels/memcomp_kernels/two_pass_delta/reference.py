@@ -16,16 +16,14 @@ gated delta rule whose error is taken before the decay.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.two_pass_delta import gates
 
 
@@ -94,10 +92,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
 def nsilu(z: jax.Array, eps: float) -> jax.Array:
   """Returns a code of length sqrt(len z)."""
   unit = activations.l2_norm(jax.nn.silu(z), eps)
@@ -106,22 +100,13 @@ def nsilu(z: jax.Array, eps: float) -> jax.Array:
 
 def answer(S: jax.Array, x: jax.Array) -> jax.Array:
   """Returns S^T x."""
-  return _einsum("bhio,bhi->bho", S, x)
+  return einsum("bhio,bhi->bho", S, x)
 
 
 def step(
   state: State, inputs: Inputs, *, spec: Spec
 ) -> tuple[State, jax.Array]:
-  """Writes one token, then reads; in reverse order with `read_first`.
-
-  Args:
-    state: the memories before the token.
-    inputs: `[batch, heads, ...]` arrays.
-    spec: the memory's options.
-
-  Returns:
-    The state after the token, and y `[batch, heads, value]` in query's dtype.
-  """
+  """Writes one token, then reads, or reads first; see `Op.step`."""
   S_K, S_V = state.key_memory, state.value_memory
   dtype = S_K.dtype
   r, x, k, v = (a.astype(dtype) for a in inputs[:4])
@@ -130,7 +115,7 @@ def step(
   def write(S, gates, x, target):
     decay, theta = gates
     e = answer(S, x) - target
-    return decay[..., None] * S - _einsum("bhi,bho->bhio", x, theta * e)
+    return decay[..., None] * S - einsum("bhi,bho->bhio", x, theta * e)
 
   def read():
     return answer(S_V, nsilu(answer(S_K, r), spec.code_eps))

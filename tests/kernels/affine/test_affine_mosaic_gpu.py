@@ -8,7 +8,6 @@ them.
 
 import dataclasses
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -51,20 +50,20 @@ def function(form, spec, ids=None):
   return run
 
 
-def module(name, form):
-  return importlib.import_module(f"memcomp_kernels.{name}.{form}")
+def implementation(name, form):
+  return memories.MEMORIES[name].op.implementations.functions[form]
 
 
 def check(name, spec, given, ids=None, *, gradient=True, **mode):
   """Kernels err by no more than twice what the XLA form errs by itself."""
-  xla = module(name, "tile").chunk
+  xla = implementation(name, "xla_chunked")
   of = functools.partial(gradients.value_and_gradients, gradient=gradient)
   truth = of(
     function(memories.MEMORIES[name].op.reference, spec, ids),
     gradients.cast(given, jnp.float32),
   )
   expected = of(function(xla, spec, ids), given)
-  kernels = module(name, "mosaic_gpu").chunk
+  kernels = implementation(name, "mosaic_gpu")
   with device.tried(**mode):
     actual = of(function(kernels, spec, ids), given)
   errors.assert_no_worse(actual, expected, truth)
@@ -130,7 +129,7 @@ def test_tensor_cache(name):
 
 def lower(name, spec, given):
   """Of values and gradients, for a GPU: the program's text."""
-  kernels = function(module(name, "mosaic_gpu").chunk, spec)
+  kernels = function(implementation(name, "mosaic_gpu"), spec)
 
   def both(*given):
     return gradients.value_and_gradients(kernels, given)

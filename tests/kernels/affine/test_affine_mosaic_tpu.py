@@ -5,8 +5,6 @@ keys), in tiles that kernels over tokens do not take, and of linear attention
 (whose memory has one column more).
 """
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,8 +54,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
 def both(name, given, segment_ids=None, gradient=True, **mode):
   """Values and gradients of the XLA form and of the kernels."""
   _, spec, given = given
-  xla = importlib.import_module(f"memcomp_kernels.{name}.tile").chunk
-  kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
+  implementations = memories.MEMORIES[name].op.implementations.functions
 
   def run(chunk):
     def function(state, fresh, inputs):
@@ -73,7 +70,10 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
   with device.interpreted(**mode):
-    return run(xla), run(kernels.chunk)
+    return (
+      run(implementations["xla_chunked"]),
+      run(implementations["mosaic_tpu"]),
+    )
 
 
 def assert_close(expected, actual, dtype="float32"):

@@ -1,7 +1,5 @@
 """Kernels of affine tiles lower and compile for TPUs, without one."""
 
-import importlib
-
 import generations
 import jax
 import jax.numpy as jnp
@@ -30,7 +28,7 @@ def gradient(name, key_dim, value_dim, tile_time):
   """Forward and backward, and shapes of its arguments."""
   memory = memories.MEMORIES[name]
   spec = memory.specs[SPECS[name]]
-  kernels = importlib.import_module(f"memcomp_kernels.{name}.mosaic_tpu")
+  chunk = memory.op.implementations.functions["mosaic_tpu"]
   sizes = {
     "batch": 1,
     "heads": HEADS,
@@ -51,7 +49,7 @@ def gradient(name, key_dim, value_dim, tile_time):
 
   def function(state, inputs):
     def objective(memory, inputs):
-      _, y = kernels.chunk(
+      _, y = chunk(
         state._replace(memory=memory),
         inputs,
         spec=spec,

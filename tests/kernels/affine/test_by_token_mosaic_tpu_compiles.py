@@ -10,9 +10,7 @@ import pytest
 from memcomp_kernels import aot, state_space_duality
 from memcomp_kernels import delta_rule as delta_api
 from memcomp_kernels.chunking import form
-from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.state_space_duality import mosaic_tpu
 
 CASES = [  # kernel, heads that share a key, key dim, value dim, tile
   ("outer", 1, 64, 64, 64),
@@ -41,13 +39,13 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
   """Forward and backward, and shapes of its arguments."""
   if name == "delta":
     spec, module = delta_api.Spec(), delta_api
-    chunk, tiling = delta_tpu.chunk, form.Tiling(tile_time=tile_time)
   else:
     spec, module = (
       state_space_duality.Spec(heads_per_group=shared),
       state_space_duality,
     )
-    chunk, tiling = mosaic_tpu.chunk, form.Tiling(tile_time=tile_time)
+  chunk = module.implementations.functions["mosaic_tpu"]
+  tiling = form.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
   gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)
   inputs = module.Inputs(

@@ -22,8 +22,7 @@ from memcomp_kernels import derivative
 from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, writes
 from memcomp_kernels.math import solver
-
-einsum = substitution.einsum
+from memcomp_kernels.math.matmul import einsum
 
 
 class _Unknowns(NamedTuple):

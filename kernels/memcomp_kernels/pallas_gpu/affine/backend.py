@@ -5,7 +5,6 @@ updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
 that are defined by chunk.
 """
 
-import functools
 from typing import Any
 
 from memcomp_kernels import contract
@@ -32,9 +31,3 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
   if value_dim % prepared.COLUMNS:
     return f"value_dim={value_dim} is no multiple of {prepared.COLUMNS}"
   return None
-
-
-implementation = functools.partial(
-  prepared_engine.implementation, "mosaic_gpu", ENGINE, unsupported
-)
-"""Maps (a memory's name, its XLA form) to its `chunk` by these kernels."""

@@ -5,13 +5,9 @@ updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
 that are defined by chunk.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import prepared
@@ -28,14 +24,3 @@ def unsupported(inputs: Any, spec: Any) -> str | None:
   if reason := device.unavailable():
     return reason
   return contract.wrong_dtypes(inputs, "bfloat16", "float32")
-
-
-def implementation(
-  memory: str,
-  chunk: Callable[..., Any],
-  engine: form_lib.Engine = ENGINE,
-) -> Callable[..., tuple[Any, jax.Array]]:
-  """Returns a memory's implementation: its XLA form, run by an engine."""
-  return prepared_engine.implementation(
-    "mosaic_tpu", engine, unsupported, memory, chunk
-  )
