@@ -24,15 +24,8 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  state = delta_rule.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-  )
+def _state(key, spec, **sizes):
+  state = memory.fresh(delta_rule, spec, **sizes)
   drawn = 0.5 * jax.random.normal(key, state.memory.shape)
   return state._replace(memory=drawn)
 
@@ -41,16 +34,8 @@ def _edges(inputs):
   full = jnp.ones_like
   repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
   twice = 2 * full(inputs.write_rate)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+  return memory.edges(inputs, *memory.GATES, *memory.KEYS, "zero queries") | {
     "reflects repeated keys": inputs._replace(write_rate=twice, key=repeated),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
   }
 
 

@@ -1,7 +1,6 @@
 """Infini-attention under the contract suite."""
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import infini_attention
 from memcomp_kernels.infini_attention import reference
@@ -28,15 +27,8 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  state = infini_attention.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-  )
+def _state(key, spec, **sizes):
+  state = memory.fresh(infini_attention, spec, **sizes)
   keys = jax.random.split(key)
   written = state.association
   written = reference.Association(
@@ -49,14 +41,9 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
 
 
 def _edges(inputs):
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  edges = {
+  edges = memory.edges(inputs, *memory.KEYS, "zero queries") | {
     "local only": inputs._replace(read_gate=0 * inputs.read_gate),
     "memory only": inputs._replace(read_gate=1 + 0 * inputs.read_gate),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
     "keys without features": inputs._replace(key=-1e4 + 0 * inputs.key),
   }
   if inputs.memory_key is None:

@@ -25,32 +25,22 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  return lattice.init_state(
+def _state(key, spec, **sizes):
+  shape = sizes["heads"], sizes["value_dim"], spec.num_slots
+  return memory.fresh(
+    lattice,
     spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-    memory=jax.random.normal(key, (heads, value_dim, spec.num_slots)),
+    **sizes,
+    memory=jax.random.normal(key, shape),
   )
 
 
 def _edges(inputs):
   full = jnp.ones_like
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+  return memory.edges(inputs, *memory.GATES, *memory.KEYS) | {
     "forgets all and writes nothing": inputs._replace(
       log_decay=-1e4 * full(inputs.log_decay), write_rate=0 * inputs.write_rate
     ),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
   }
 
 

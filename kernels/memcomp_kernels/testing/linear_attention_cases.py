@@ -21,15 +21,8 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   return inputs._replace(log_decay=jax.nn.log_sigmoid(3 + normal(1)))
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  state = linear_attention.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-  )
+def _state(key, spec, **sizes):
+  state = memory.fresh(linear_attention, spec, **sizes)
   keys = jax.random.split(key)
   drawn = 0.5 * jax.random.normal(keys[0], state.memory.shape)
   state = state._replace(memory=drawn)
@@ -41,12 +34,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
 
 
 def _edges(inputs):
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  edges = {
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
+  edges = memory.edges(inputs, *memory.KEYS, "zero queries") | {
     "keys without features": inputs._replace(key=-1e4 + 0 * inputs.key),
     "queries without features": inputs._replace(query=-1e4 + 0 * inputs.query),
   }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.math import activations
@@ -45,3 +46,38 @@ class Memory:
 def unit(x: jax.Array) -> jax.Array:
   """L2-normalises the last axis."""
   return activations.l2_norm(x, 0.0)
+
+
+def fresh(op: op_lib.Op, spec: Any, **sizes: Any) -> Any:
+  """The op's state before the first token, as wide as the program allows."""
+  dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
+  return op.init_state(spec, dtype=dtype, **sizes)
+
+
+def _repeated(x: jax.Array) -> jax.Array:
+  return jnp.broadcast_to(x[:, :1], x.shape)
+
+
+EDGES: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
+  "forgets all": ("log_decay", lambda x: -1e4 * jnp.ones_like(x)),
+  "forgets nothing": ("log_decay", lambda x: 0 * x),
+  "writes nothing": ("write_rate", lambda x: 0 * x),
+  "writes all": ("write_rate", jnp.ones_like),
+  "zero keys": ("key", lambda x: 0 * x),
+  "zero queries": ("query", lambda x: 0 * x),
+  "zero values": ("value", lambda x: 0 * x),
+  "repeated keys": ("key", _repeated),
+}
+"""Edges that many memories have: the field of `Inputs`, and what it becomes."""
+
+GATES = ("forgets all", "forgets nothing", "writes nothing", "writes all")
+KEYS = ("zero keys", "zero values", "repeated keys")
+
+
+def edges(inputs: Any, *names: str) -> dict[str, Any]:
+  """The inputs at the edges of these names."""
+  found = {}
+  for name in names:
+    field, change = EDGES[name]
+    found[name] = inputs._replace(**{field: change(getattr(inputs, field))})
+  return found

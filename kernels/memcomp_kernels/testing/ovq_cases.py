@@ -41,11 +41,7 @@ def _state(key, spec, **sizes):
 
 
 def _edges(inputs):
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
+  return memory.edges(inputs, *memory.KEYS) | {
     "large queries": inputs._replace(query=1e4 * inputs.query),
   }
 

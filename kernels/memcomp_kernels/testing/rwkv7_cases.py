@@ -24,15 +24,13 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  return rwkv7.init_state(
+def _state(key, spec, **sizes):
+  empty = memory.fresh(rwkv7, spec, **sizes)
+  return memory.fresh(
+    rwkv7,
     spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-    memory=jax.random.normal(key, (heads, key_dim, value_dim)),
+    **sizes,
+    memory=jax.random.normal(key, empty.memory.shape[1:]),
   )
 
 

@@ -22,28 +22,21 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   return inputs._replace(write_logit=2 * logit)
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
+def _state(key, spec, **sizes):
+  empty = memory.fresh(slot_attention, spec, **sizes)
   keys = jax.random.split(key, 3)
-  shape = heads, spec.num_slots
-  return slot_attention.init_state(
+  return memory.fresh(
+    slot_attention,
     spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-    key_memory=jax.random.normal(keys[0], (*shape, key_dim)),
-    value_memory=jax.random.normal(keys[1], (*shape, value_dim)),
-    log_total=jax.random.normal(keys[2], shape),
+    **sizes,
+    key_memory=jax.random.normal(keys[0], empty.key_memory.shape[1:]),
+    value_memory=jax.random.normal(keys[1], empty.value_memory.shape[1:]),
+    log_total=jax.random.normal(keys[2], empty.key_memory.shape[1:3]),
   )
 
 
 def _edges(inputs):
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  cases = {
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
+  cases = memory.edges(inputs, *memory.KEYS) | {
     "long keys": inputs._replace(key=30 * inputs.key),
   }
   if inputs.log_decay is not None:

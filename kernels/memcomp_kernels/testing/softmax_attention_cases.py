@@ -54,11 +54,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
 
 
 def _edges(inputs):
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
+  return memory.edges(inputs, *memory.KEYS) | {
     "huge scores": inputs._replace(query=1e4 * inputs.query),
   }
 

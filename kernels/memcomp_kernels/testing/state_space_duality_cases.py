@@ -1,7 +1,6 @@
 """State space duality under the contract suite."""
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import state_space_duality
 from memcomp_kernels.testing import memory
@@ -24,32 +23,14 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   return inputs._replace(skip=normal(heads, 1)) if spec.skip else inputs
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  state = state_space_duality.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-  )
+def _state(key, spec, **sizes):
+  state = memory.fresh(state_space_duality, spec, **sizes)
   drawn = 0.5 * jax.random.normal(key, state.memory.shape)
   return state._replace(memory=drawn)
 
 
 def _edges(inputs):
-  full = jnp.ones_like(inputs.log_decay)
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full),
-    "forgets nothing": inputs._replace(log_decay=0 * full),
-    "writes nothing": inputs._replace(write_rate=0 * full),
-    "writes all": inputs._replace(write_rate=full),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
-  }
+  return memory.edges(inputs, *memory.GATES, *memory.KEYS, "zero queries")
 
 
 _SPECS = {

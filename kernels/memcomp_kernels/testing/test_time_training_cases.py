@@ -52,17 +52,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
 
 
 def _edges(inputs):
-  full = jnp.ones_like
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
-  }
+  return memory.edges(inputs, *memory.GATES, *memory.KEYS)
 
 
 _SPECS = {

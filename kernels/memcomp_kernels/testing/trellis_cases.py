@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import trellis
 from memcomp_kernels.math import activations
@@ -30,33 +29,20 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim, passes=1):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
+def _state(key, spec, **sizes):
+  empty = memory.fresh(trellis, spec, **sizes)
   keys = jax.random.split(key)
-  shape = heads, spec.num_slots
-  return trellis.init_state(
+  return memory.fresh(
+    trellis,
     spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-    key_memory=0.5 * jax.random.normal(keys[0], (*shape, key_dim)),
-    value_memory=0.5 * jax.random.normal(keys[1], (*shape, value_dim)),
+    **sizes,
+    key_memory=0.5 * jax.random.normal(keys[0], empty.key_memory.shape[1:]),
+    value_memory=0.5 * jax.random.normal(keys[1], empty.value_memory.shape[1:]),
   )
 
 
 def _edges(inputs):
-  full = jnp.ones_like
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
-  }
+  return memory.edges(inputs, *memory.GATES, *memory.KEYS)
 
 
 def _specs():
