@@ -200,21 +200,25 @@ def _as_saved(form, operands):
   return (memory.astype(operands.inputs.query.dtype),)
 
 
-def engine(
+def engines(
   forward: Callable[..., dict[str, jax.Array]],
   backward: Callable[..., dict[str, jax.Array]],
-  *,
-  by_chunk: bool,
-) -> form_lib.Engine:
-  """Returns the engine of two kernels.
+) -> tuple[form_lib.Engine, form_lib.Engine]:
+  """Returns the engines of two kernels.
+
+  The first is for updates whose definition does not depend on chunks, the
+  second for updates that are defined per chunk.
 
   Args:
     forward: a function like `pallas_tpu.affine.prepared.forward`.
     backward: a function like `pallas_tpu.affine.prepared.backward`.
-    by_chunk: whether the update is defined per chunk.
   """
-  return form_lib.Engine(
-    functools.partial(_forward, forward, by_chunk),
-    functools.partial(_backward, backward, by_chunk),
-    _as_saved,
-  )
+
+  def engine(by_chunk):
+    return form_lib.Engine(
+      functools.partial(_forward, forward, by_chunk),
+      functools.partial(_backward, backward, by_chunk),
+      _as_saved,
+    )
+
+  return engine(False), engine(True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.infini_attention import reference, tile, tilings
+from memcomp_kernels.infini_attention import reference, tile
 from memcomp_kernels.softmax_attention import softmax_attention as attention
 
 
@@ -24,7 +24,7 @@ def chunk(
   segment_ids: jax.Array | None = None,
   reset_state: reference.State | None = None,
   max_position: int | None = None,
-  tiling: tilings.Tiling | None = None,
+  tiling: form_lib.Tiling | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   reset_state = state if reset_state is None else reset_state
@@ -38,9 +38,11 @@ def chunk(
     max_position=max_position,
   )
   time = inputs.query.shape[1]
+  # Tiles are segments; in the form per token, their size is free.
+  free = min((tiling or form_lib.Tiling()).tile_time, time)
   form = form_lib.Form(
     spec=spec,
-    tile_time=tilings.tile_time(spec, tiling or tilings.Tiling(), time),
+    tile_time=spec.segment_size if spec.stale else free,
     run_tile=tile.run,
     memories=("memory", "normalizer"),
     starts=("memory_start", "normalizer_start") if spec.stale else (),

@@ -38,7 +38,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.key_value_means import budgets, norms
+from memcomp_kernels.key_value_means import budgets
+from memcomp_kernels.math import activations
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,9 +181,23 @@ class State(NamedTuple):
 _dot = functools.partial(jnp.dot, precision=lax.Precision.HIGHEST)
 
 
+def normed(
+  x: jax.Array, *, scale: jax.Array, bias: jax.Array, eps: float
+) -> jax.Array:
+  """Applies LN_s over the last axis; `scale` and `bias` broadcast with `x`."""
+  return activations.layer_norm(x, eps) * scale + bias
+
+
+def length(x: jax.Array) -> jax.Array:
+  """Returns the L2 norm over the last axis, with zero gradient at zero."""
+  squared = jnp.sum(x * x, axis=-1)
+  some = squared > 0
+  return jnp.where(some, jnp.sqrt(jnp.where(some, squared, 1)), 0)
+
+
 def _new_rows(k_bar, v, spec: Spec):
   """Returns the rows (sK, sV, rho) that tokens would begin."""
-  rho = norms.length(v) if spec.value_radius else jnp.ones_like(v[..., 0])
+  rho = length(v) if spec.value_radius else jnp.ones_like(v[..., 0])
   return k_bar, v, rho
 
 
@@ -237,7 +252,7 @@ def _begin_chunk(state: State, spec: Spec) -> State:
     e, m, n_app, first = row
     sK, sV, rho, window_k, window_v, window_g, scale, bias = head
     layer_norm = functools.partial(
-      norms.layer_norm, scale=scale, bias=bias, eps=spec.norm_eps
+      normed, scale=scale, bias=bias, eps=spec.norm_eps
     )
     k, v, g = (
       lax.dynamic_slice_in_dim(x, e % L, C)
@@ -285,11 +300,11 @@ def _read(q, state: State, spec: Spec):
     live, in_window = row
     q, sK, sV, rho, window_k, window_v, tau, scale, bias = head
     if spec.value_radius:
-      size = jnp.maximum(norms.length(sV), spec.radius_eps)
+      size = jnp.maximum(length(sV), spec.radius_eps)
       sV = rho[:, None] * sV / size[:, None]
     else:
       sV = sV / jnp.where(live, rho, 1)[:, None]
-    sK = norms.layer_norm(sK, scale=scale, bias=bias, eps=spec.norm_eps)
+    sK = normed(sK, scale=scale, bias=bias, eps=spec.norm_eps)
     K_A = jnp.concatenate([tau[0] * sK, tau[1] * window_k])
     V_A = jnp.concatenate([sV, window_v])
     scores = _dot(K_A, q) / jnp.sqrt(q.shape[0])

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
-from memcomp_kernels.key_value_means import norms, reference, tilings
+from memcomp_kernels.key_value_means import reference, tilings
 from memcomp_kernels.math import matmul
 
 ROUTE = "key_value_means_route"
@@ -59,7 +59,7 @@ class Route(NamedTuple):
 
 
 def _layer_norm(x: jax.Array, state: reference.State, spec: reference.Spec):
-  return norms.layer_norm(
+  return reference.normed(
     x,
     scale=state.norm_scale[:, :, None],
     bias=state.norm_bias[:, :, None],
@@ -276,7 +276,7 @@ def make_room(
   radii = jnp.ones_like(state.radii, shape=where.row.shape)
   if spec.value_radius:
     _, new = _weighed(block, where.appended, spec)
-    radii = jnp.where(where.appended, norms.length(new), 0)
+    radii = jnp.where(where.appended, reference.length(new), 0)
   return state._replace(
     keys=keys,
     values=values,
@@ -355,7 +355,7 @@ def read(
   product = functools.partial(matmul.product, dtype=query.dtype)
   live = _rows(state) < state.length[:, None]
   if spec.value_radius:
-    size = jnp.maximum(norms.length(state.values), spec.radius_eps)
+    size = jnp.maximum(reference.length(state.values), spec.radius_eps)
     factor = state.radii / size
   else:
     factor = 1 / jnp.where(live[:, None], state.radii, 1)

@@ -10,7 +10,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import infini_attention
-from memcomp_kernels.infini_attention import reference, tilings, xla_chunked
+from memcomp_kernels.chunking import form
+from memcomp_kernels.infini_attention import reference, xla_chunked
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(infini_attention)
@@ -181,7 +182,7 @@ def test_segment_size_is_meaning():
 def test_any_tile_per_token(tile_time):
   inputs = inputs_for(TOKEN, 21)
   state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)
-  tiling = tilings.Tiling(tile_time=tile_time)
+  tiling = form.Tiling(tile_time=tile_time)
   found = programs.compiled(xla_chunked.chunk)(
     state, inputs, spec=TOKEN, tiling=tiling
   )
@@ -213,4 +214,4 @@ def test_chunk_names_what_does_not_fit():
       state, inputs, spec=infini_attention.Spec(segment_size=3)
     )
   with pytest.raises(ValueError, match="tile_time="):
-    tilings.Tiling(tile_time=0)
+    form.Tiling(tile_time=0)

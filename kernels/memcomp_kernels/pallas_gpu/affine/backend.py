@@ -1,8 +1,6 @@
 """GPU kernels for memories whose tiles are affine.
 
-The kernels run as the engines of `chunking.prepared_engine`. `ENGINE` is for
-updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
-that are defined by chunk.
+They are the GPU's counterpart of `pallas_tpu.affine.backend`.
 """
 
 from typing import Any
@@ -12,9 +10,8 @@ from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.pallas_gpu.affine import prepared
 
-ENGINE, CHUNK_ENGINE = (
-  prepared_engine.engine(prepared.forward, prepared.backward, by_chunk=by_chunk)
-  for by_chunk in (False, True)
+ENGINE, CHUNK_ENGINE = prepared_engine.engines(
+  prepared.forward, prepared.backward
 )
 
 

@@ -12,9 +12,8 @@ from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import prepared
 
-ENGINE, CHUNK_ENGINE = (
-  prepared_engine.engine(prepared.forward, prepared.backward, by_chunk=by_chunk)
-  for by_chunk in (False, True)
+ENGINE, CHUNK_ENGINE = prepared_engine.engines(
+  prepared.forward, prepared.backward
 )
 
 
