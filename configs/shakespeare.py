@@ -36,8 +36,13 @@ MIXERS: dict[str, options.MixerConfig] = {
   "infini": infini_attention.InfiniAttentionConfig(
     **_HEADS, segment_size=_WINDOW
   ),
+  # As in the paper's runs; the layer's default has unit keys and queries.
   "tensor_cache": tensor_cache.TensorCacheConfig(
-    **_HEADS, window_size=_WINDOW, write_population="evicted"
+    **_HEADS,
+    window_size=_WINDOW,
+    write_population="evicted",
+    unit_keys=False,
+    unit_queries=False,
   ),
 }
 

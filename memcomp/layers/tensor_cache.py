@@ -42,6 +42,10 @@ class TensorCacheConfig(projection.ProjectionConfig):
   `unit_queries` only in the memory.
 
   Attributes:
+    unit_keys: whether the memory receives keys of length 1, as in the authors'
+      code. Without, it loses to its own window on text
+      (docs/results/compare.md). The paper's main runs have False.
+    unit_queries: whether the memory receives queries of length 1.
     decay_init: initial lambda of the only or the fast memory.
     write_rate_init: initial eta of the only or the fast memory.
     slow_decay_init: initial lambda of the slow memory.
@@ -55,6 +59,8 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
   Spec = tensor_cache.Spec
 
+  unit_keys: bool = True
+  unit_queries: bool = True
   decay_init: float = option(0.995, _share)
   write_rate_init: float = option(0.05, _share)
   slow_decay_init: float = option(0.9995, _share)
