@@ -19,13 +19,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import flags
 
 from memcomp import cli, limits, sharding
 from memcomp.compiling import report
+
+Row = dict[str, Any]
+"""What is known of a row of the results, as JSON."""
 
 TOKENS = 2**19
 """Tokens per step, as in the papers."""
@@ -112,11 +115,11 @@ def command(
   ]
 
 
-def one(name: str, topology: str, length: int, seconds: int) -> dict[str, Any]:
+def one(name: str, topology: str, length: int, seconds: int) -> Row:
   """Compiles a row: returns its report, or the "reason" why it has none."""
   from memcomp.compiling import chips
 
-  row: dict[str, Any] = {
+  row: Row = {
     "name": name,
     "topology": topology,
     "length": length,
@@ -149,73 +152,140 @@ def reason(stderr: str) -> str:
 
 _HEAD = """# Training steps compiled for pods
 
-Written by `python -m memcomp.compiling.table`; [how and why](../pods.md). Each
-step has half a million tokens. Memory is per device, and `of` is its share of
-the device's memory. Flops are the program's over the model's. Kernels have
-their executions per step (all branches of a conditional count). Collectives
-have executions and MiB, per device and step. On TPU7x, gathers and scatters are
-loops of permutes inside products, so they count as inner loops. A loop of
-unknown length counts as one turn, so these MiB are too low. Seconds are for two
-cores that also did other work. Nothing here ran on a TPU.
+{verdict}
 
+The TPU compiler compiled each step for all chips of a topology. **None ran on a
+TPU**, so nothing here says how fast a step is. Tokens per step: {tokens:,}.
+
+    python -m memcomp.compiling.table
+
+Models are those of `configs/lm.py`. [Compile for pods](../pods.md) explains
+what is counted. `docs/results/pods.json` has more of each step: its settings,
+kernels, kinds of collectives, and the time to compile.
 """
 
 
-def text(
-  rows: Iterable[dict[str, Any]], wanted: Iterable[tuple[str, str, int]]
-) -> str:
+def text(rows: Iterable[Row], wanted: Iterable[tuple[str, str, int]]) -> str:
   """The page: all rows, and the wanted ones without a result."""
   known = {(r["name"], r["topology"], r["length"]): r for r in rows}
-  lines = [
-    "| model | chips | tokens a row | mesh | arguments, temporaries, all, MiB |"
-    " of | flops | kernels | gathered | scattered | reduced | other | in inner"
-    " loops | compiled, s |",
-    "|" + "---|" * 14,
+  keys = list(dict.fromkeys([*wanted, *known]))
+  sections = (
+    (
+      "Memory",
+      "GiB per device, and the share of the device's memory.",
+      _memory,
+    ),
+    (
+      "Work",
+      "Flops of the program over those of the model. What is above 1 is"
+      " recomputation, and work that shards of time do twice.",
+      lambda row: f"{row['flops']['ratio']:.2f}",
+    ),
+    (
+      "Traffic",
+      "MiB of all collectives, per device and step. TPU7x gathers and scatters"
+      " in loops of unknown length. Each of them counts as one turn, so its"
+      " figures are too low.",
+      lambda row: f"{_moved(row):,.0f}",
+    ),
+    ("Meshes", "Devices along each axis of the mesh.", _mesh),
+  )
+  parts = [_HEAD.format(verdict=_verdict(known), tokens=TOKENS)]
+  for title, said, cell in sections:
+    table = _pivot(known, keys, cell, merged=cell is _mesh)
+    parts.append(f"\n## {title}\n\n{said}\n\n{table}\n")
+  failed = [
+    f"{_called(key)}: {said}"
+    for key in keys
+    if (said := _failure(known.get(key, {})))
   ]
-  missing: dict[tuple[str, int], list[str]] = {}
-  for name, topology, length in dict.fromkeys([*wanted, *known]):
-    if row := known.get((name, topology, length)):
-      cells = [name, topology, f"{length:,}", *_cells(row)]
-      lines.append("| " + " | ".join(cells) + " |")
-    else:
-      missing.setdefault((name, length), []).append(topology)
-  lines += ["", "Not compiled yet:", ""] if missing else []
-  for (name, length), topologies in missing.items():
-    lines.append(f"- {name}, {length:,} tokens a row: {', '.join(topologies)}")
-  return _HEAD + "\n".join(lines) + "\n"
+  missing = [_called(k) for k in keys if k not in known]
+  for title, lines in (("No program", failed), ("Not compiled yet", missing)):
+    if lines:
+      parts.append(f"\n## {title}\n\n" + "".join(f"- {x}\n" for x in lines))
+  return "".join(parts)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-  if "reason" in row:
-    said, *_ = row["reason"].removeprefix("error: ").split(". ")
-    return [said.replace("|", "/"), *[""] * 10]
-  memory, kinds = row["memory_per_device"], dict(row["collectives"])
-  mib = {
-    k: memory[k] / report.MIB for k in ("arguments", "temporaries", "total")
-  }
-  inner = sum(kind["in_inner_loops"] for kind in kinds.values())
-  cells = [_moved([kinds.pop(k)] if k in kinds else []) for k in _KINDS]
-  return [
-    " x ".join(f"{a} {n}" for a, n in row["mesh"].items() if n > 1) or "1",
-    ", ".join(f"{n:,.0f}" for n in mib.values()),
-    f"{memory['total'] / memory['available']:.1%}",
-    f"{row['flops']['ratio']:.2f}",
-    ", ".join(f"{n} {k}" for k, n in row["kernels"].items()) or "none",
-    *cells,
-    _moved(kinds.values()),
-    str(inner),
-    f"{row['seconds']['compile']:.0f}",
+def _called(key: tuple[str, str, int]) -> str:
+  name, topology, length = key
+  return f"{name} on {topology}, {length:,} tokens a row"
+
+
+def _failure(row: Row) -> str:
+  """The first sentence of why a row has no program; empty if it has one."""
+  said, *_ = row.get("reason", "").removeprefix("error: ").split(". ")
+  return said.replace("|", "/")
+
+
+def _share(row: Row) -> float:
+  memory = row["memory_per_device"]
+  return memory["total"] / memory["available"]
+
+
+def _verdict(known: dict[tuple[str, str, int], Row]) -> str:
+  without = [
+    key for key, row in known.items() if "reason" in row or _share(row) > 1
   ]
+  fit = len(known) - len(without)
+  said = f"**{fit} of {len(known)} training steps fit into their chips.**"
+  if without:
+    said += " Too large: " + "; ".join(map(_called, without)) + "."
+  return said
 
 
-_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
+def _pivot(
+  known: dict[tuple[str, str, int], Row],
+  keys: list[tuple[str, str, int]],
+  cell: Callable[[Row], str],
+  *,
+  merged: bool,
+) -> str:
+  """A table with a row per length and model, and a column per topology.
+
+  Args:
+    known: rows by (name, topology, length).
+    keys: the rows of the table, in order.
+    cell: what a row's cell says.
+    merged: whether models with equal cells share a row.
+  """
+  topologies = list(dict.fromkeys(topology for _, topology, _ in keys))
+  found: dict[tuple[Any, ...], list[str]] = {}
+  for name, length in dict.fromkeys((name, length) for name, _, length in keys):
+    cells = []
+    for topology in topologies:
+      row = known.get((name, topology, length))
+      cells.append(
+        "" if row is None else "none" if "reason" in row else cell(row)
+      )
+    found.setdefault((length, *cells, "" if merged else name), []).append(name)
+  lines = [["tokens a row", "model", *topologies], ["---:", "---"]]
+  lines[1] += ["---:"] * len(topologies)
+  for (length, *cells, _), names in found.items():
+    lines.append([f"{length:,}", ", ".join(names), *cells])
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _moved(kinds: Collection[dict[str, int]]) -> str:
-  """Number of executions, and total MiB."""
-  number = sum(kind["executions"] for kind in kinds)
-  mib = sum(kind["bytes"] for kind in kinds) / report.MIB
-  return f"{number}, {mib:,.0f}" if kinds else "0"
+def _memory(row: Row) -> str:
+  return f"{row['memory_per_device']['total'] / 2**30:.2f} ({_share(row):.1%})"
+
+
+def _moved(row: Row) -> float:
+  """MiB of all collectives."""
+  return sum(x["bytes"] for x in row["collectives"].values()) / report.MIB
+
+
+def _mesh(row: Row) -> str:
+  return ", ".join(f"{a} {n}" for a, n in row["mesh"].items() if n > 1) or "1"
+
+
+def _summary(row: Row) -> str:
+  """A line about a row that was just compiled."""
+  if failure := _failure(row):
+    return failure
+  return (
+    f"{_memory(row)} GiB, flops {row['flops']['ratio']:.2f},"
+    f" {_moved(row):,.0f} MiB moved, {row['seconds']['compile']:.0f} s"
+  )
 
 
 def main() -> int:
@@ -240,7 +310,7 @@ def main() -> int:
     print(*key, flush=True)
     name, topology, length = key
     rows.append(one(name, topology, length, seconds=_SECONDS.value))
-    print("  " + ", ".join(_cells(rows[-1])), flush=True)
+    print("  " + _summary(rows[-1]), flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n")
   path.with_suffix(".md").write_text(text(rows, wanted))

@@ -50,6 +50,9 @@ _OF_RUN = {
     "learning_rate", None, "Peak learning rate of memcomp train."
   ),
   "data.source": flags.DEFINE_string("source", None, "Text to train on."),
+  "data.validation": flags.DEFINE_string(
+    "validation", None, "Text to validate on. Default: a share of --source."
+  ),
   "data.sequence_length": flags.DEFINE_integer(
     "sequence_length", None, "Tokens per row."
   ),

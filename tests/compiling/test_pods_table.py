@@ -1,6 +1,8 @@
 """The table of compiled steps: its meshes, its rows, its going on."""
 
 import json
+import pathlib
+import shutil
 
 import pytest
 from absl import flags
@@ -85,7 +87,7 @@ def test_the_table_goes_on_and_guesses_nothing(monkeypatch, tmp_path):
     del seconds
     compiled.append((name, topology, length))
     row = {"name": name, "topology": topology, "length": length}
-    return row | (ROW if name == "a" else {"reason": "error: x | y. z"})
+    return row | (ROW if name != "b" else {"reason": "error: x | y. z"})
 
   monkeypatch.setattr(table, "one", one)
   path = tmp_path / "pods.json"
@@ -99,26 +101,73 @@ def test_the_table_goes_on_and_guesses_nothing(monkeypatch, tmp_path):
       **more,
     ):
       assert table.main() == 0
-    text = path.with_suffix(".md").read_text()
-    return text.splitlines()[text.splitlines().index("|" + "---|" * 14) + 1 :]
+    return path.with_suffix(".md").read_text()
+
+  def section(text, title):
+    _, found = text.split(f"## {title}\n")
+    return [
+      line
+      for line in found.split("\n## ")[0].splitlines()
+      if line.startswith(("|", "-"))
+    ]
 
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
-  run(["a"])
-  lines = run(["a", "b"])
-  assert compiled == [("a", "v5e:2x2", 2048), ("b", "v5e:2x2", 2048)]
-  assert [row["name"] for row in json.loads(path.read_text())] == ["a", "b"]
-  assert lines == [
-    "| a | v5e:2x2 | 2,048 | replica 2 x fsdp 4 | 1, 3, 4 | 10.0% | 1.33 |"
-    " 12 forward, 24 backward | 3, 2 | 0 | 0 | 1, 1 | 5 | 61 |",
-    "| b | v5e:2x2 | 2,048 | x / y |" + "  |" * 10,
+  assert "**1 of 1 training steps fit into their chips.**\n" in run(["a"])
+  text = run(["a", "b", "c"])
+  assert compiled == [(name, "v5e:2x2", 2048) for name in "abc"]
+  assert [row["name"] for row in json.loads(path.read_text())] == [*"abc"]
+  assert (
+    "**2 of 3 training steps fit into their chips.** Too large: b on v5e:2x2,"
+    " 2,048 tokens a row.\n"
+  ) in text
+  assert section(text, "Memory")[2:] == [
+    "| 2,048 | a | 0.00 (10.0%) |",
+    "| 2,048 | b | none |",
+    "| 2,048 | c | 0.00 (10.0%) |",
   ]
-  missing = run(["c"], only_text=True)
-  assert len(compiled) == 2
-  assert missing == [
-    *lines,
-    "",
-    "Not compiled yet:",
-    "",
-    "- c, 2,048 tokens a row: v5e:2x2",
+  assert section(text, "Work")[2] == "| 2,048 | a | 1.33 |"
+  assert section(text, "Traffic")[2] == "| 2,048 | a | 3 |"
+  assert section(text, "Meshes")[2:] == [
+    "| 2,048 | a, c | replica 2, fsdp 4 |",
+    "| 2,048 | b | none |",
   ]
+  failed = ["- b on v5e:2x2, 2,048 tokens a row: x / y"]
+  assert section(text, "No program") == failed
+  assert "Not compiled yet" not in text
+  text = run(["d"], only_text=True)
+  assert len(compiled) == 3
+  assert section(text, "Not compiled yet") == [
+    "- d on v5e:2x2, 2,048 tokens a row"
+  ]
+  assert section(text, "Memory")[2:4] == [
+    "| 2,048 | d |  |",
+    "| 2,048 | a | 0.00 (10.0%) |",
+  ]
+
+
+def test_a_step_that_needs_more_than_a_device_has_does_not_fit():
+  large = ROW["memory_per_device"] | {"total": 41 * 2**20}
+  key = ("a", "v5e:2x2", 2048)
+  row = dict(zip(("name", "topology", "length"), key, strict=True))
+  row |= ROW | {"memory_per_device": large}
+  text = table.text([row], [key])
+  assert "**0 of 1 training steps fit" in text
+  assert "| 2,048 | a | 0.04 (102.5%) |" in text
+
+
+def test_the_page_is_that_of_its_results(tmp_path):
+  folder = pathlib.Path(__file__).parents[2] / "docs" / "results"
+  shutil.copy(folder / "pods.json", tmp_path)
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  results = str(tmp_path / "pods.json")
+  with flagsaver.flagsaver(results=results, only_text=True):
+    assert table.main() == 0
+  page, expected = (
+    (path / "pods.md").read_text(encoding="utf-8")
+    for path in (folder, tmp_path)
+  )
+  assert page == expected, (
+    "docs/results/pods.md is old: python -m memcomp.compiling.table --only_text"
+  )

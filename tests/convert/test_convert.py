@@ -51,12 +51,11 @@ def source(tmp_path_factory):
   return folder
 
 
-def command(folder, workdir, *flags):
+def command(folder, workdir, *flags, program=("-m", "memcomp.convert")):
   return subprocess.run(
     [
       sys.executable,
-      "-m",
-      "memcomp.convert",
+      *program,
       f"--checkpoint={folder / 'llama'}",
       f"--workdir={workdir}",
       f"--source={folder / 'text'}",
@@ -134,6 +133,29 @@ def test_training_goes_on_from_it(converted, tmp_path):
   data = workdir / "checkpoints" / "3" / "data" / "metadata"
   assert json.loads(data.read_text())["step"] == 30 + 3
   assert np.isfinite(json.loads(lines[0])["loss"])
+
+
+_SHOWS_OVERRIDES = """
+from memcomp.convert import __main__, convert
+convert.convert = lambda *_, overrides, **__: print(sorted(overrides.items()))
+__main__.main()
+"""
+
+
+def test_flags_are_fields_of_the_run(source, tmp_path):
+  done = command(
+    source,
+    tmp_path / "out",
+    "--mixer=linear_attention",
+    "--steps=3",
+    "--validation=held-out",
+    program=("-c", _SHOWS_OVERRIDES),
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines() == [
+    f"[('data.source', '{source / 'text'}'), ('data.validation', 'held-out'),"
+    " ('training.steps', 3)]"
+  ]
 
 
 def test_no_run_is_no_config():
