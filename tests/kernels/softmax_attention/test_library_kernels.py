@@ -14,7 +14,7 @@ import rotation
 from memcomp_kernels import dispatch, softmax_attention
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device as device_lib
-from memcomp_kernels.softmax_attention import library_gpu
+from memcomp_kernels.softmax_attention import fresh, library_gpu
 from memcomp_kernels.testing import checks, errors, gradients, memories
 
 MEMORY = memories.MEMORIES["softmax_attention"]
@@ -160,11 +160,14 @@ CUDNN = ["full", "full, more than it holds", "window"]
 def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
   """Through the same function of JAX, which has a form for the CPU."""
   spec, time, changes, _ = CASES[name]
-  monkeypatch.setattr(library_gpu, "unsupported", lambda *call: None)
+  attend = functools.partial(library_gpu.attend, implementation="xla")
+
+  def can(*call):
+    return None
+
+  monkeypatch.setattr(library_gpu, "unsupported", can)
   monkeypatch.setattr(
-    library_gpu,
-    "attend",
-    functools.partial(library_gpu.attend, implementation="xla"),
+    library_gpu, "chunk", fresh.implementation("library_gpu", attend, can)
   )
   given = arguments(spec, time, **(changes | {"key_dim": 64}))
   checks.assert_agree(
