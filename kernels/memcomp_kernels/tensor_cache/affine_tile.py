@@ -17,7 +17,7 @@ that write nothing have gates of zero.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -152,11 +152,21 @@ def run(
     tiling: unused.
 
   Returns:
-    The memory after the tile; reads `[batch, heads * lanes, tile, value]` in
-    its dtype; and None.
+    The memory after the tile; reads `[batch, heads * lanes, tile, value]`; and
+    None.
   """
   del complete, tiling
   (memory,) = memories
   start = starts[0] if spec.chunked and starts is not None else None
   memory, output = affine.run(memory, prepared, start)
-  return (memory,), output, None
+  dtype = output_dtype(spec, prepared.query.dtype, output.dtype)
+  return (memory,), output.astype(dtype), None
+
+
+def output_dtype(spec: reference.Spec, dtype: Any, wide: Any) -> Any:
+  """Returns the dtype of reads: the queries', or `wide` if lanes are summed.
+
+  The kernels write the same, because both may run pages of one call.
+  """
+  plain = spec.timescales == spec.num_slots == 1 and not spec.read_norm
+  return dtype if plain else wide

@@ -9,7 +9,12 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import backend, engine
 from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import affine_memory, reference, tile
+from memcomp_kernels.tensor_cache import (
+  affine_memory,
+  affine_tile,
+  reference,
+  tile,
+)
 
 
 def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
@@ -22,7 +27,6 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
   erase = spec.rule == "delta"
   if inputs.write_route is not None or (erase and spec.read_after_write):
     return None
-  plain = spec.timescales == 1 and not spec.read_norm
   read = "after" if spec.read_after_write else "before"
   return engine.Tokens(
     query=inputs.query,
@@ -32,7 +36,7 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
     log_decay=inputs.log_decay.reshape(*inputs.log_decay.shape[:2], -1),
     rate=inputs.write_rate.reshape(*inputs.write_rate.shape[:2], -1),
     read="start" if spec.chunked else read,
-    dtype=inputs.query.dtype if plain else jnp.float32,
+    dtype=affine_tile.output_dtype(spec, inputs.query.dtype, jnp.float32),
     erase=erase,
   )
 

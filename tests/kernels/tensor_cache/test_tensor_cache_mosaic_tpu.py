@@ -145,6 +145,31 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
   errors.assert_no_worse(ours, xla, truth, floor=2**-8)
 
 
+def test_packed_bfloat16_can_fall_back_on_the_xla_form():
+  """Both have reads of one dtype. The call is traced, not run."""
+  sizes = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
+  inputs = MEMORY.make_inputs(jax.random.key(0), BY_CHUNK, time=32, **sizes)
+  vectors = ("query", "key", "value")
+  inputs = inputs._replace(
+    **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in vectors}
+  )
+
+  def call(state, inputs, ids):
+    return tensor_cache.chunk(
+      state,
+      inputs,
+      spec=BY_CHUNK,
+      segment_ids=ids,
+      reset_state=state,
+      implementation="mosaic_tpu",
+    )[1]
+
+  state = tensor_cache.init_state(BY_CHUNK, **sizes)
+  with device.interpreted():
+    y = jax.eval_shape(call, state, inputs, jnp.ones((2, 32), jnp.int32))
+  assert y.dtype == jnp.bfloat16
+
+
 @pytest.mark.slow
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
