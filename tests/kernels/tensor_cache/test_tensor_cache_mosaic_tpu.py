@@ -147,8 +147,9 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
 
 def test_packed_bfloat16_can_fall_back_on_the_xla_form():
   """Both have reads of one dtype. The call is traced, not run."""
+  spec = tensor_cache.Spec(window_size=64, chunk_size=64)
   sizes = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
-  inputs = MEMORY.make_inputs(jax.random.key(0), BY_CHUNK, time=32, **sizes)
+  inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=128, **sizes)
   vectors = ("query", "key", "value")
   inputs = inputs._replace(
     **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in vectors}
@@ -158,15 +159,15 @@ def test_packed_bfloat16_can_fall_back_on_the_xla_form():
     return tensor_cache.chunk(
       state,
       inputs,
-      spec=BY_CHUNK,
+      spec=spec,
       segment_ids=ids,
       reset_state=state,
       implementation="mosaic_tpu",
     )[1]
 
-  state = tensor_cache.init_state(BY_CHUNK, **sizes)
+  state = tensor_cache.init_state(spec, **sizes)
   with device.interpreted():
-    y = jax.eval_shape(call, state, inputs, jnp.ones((2, 32), jnp.int32))
+    y = jax.eval_shape(call, state, inputs, jnp.ones((2, 128), jnp.int32))
   assert y.dtype == jnp.bfloat16
 
 
