@@ -300,7 +300,11 @@ def test_strong_decays(subject):
 # One of those whose sums over tiles the others share.
 @subjects(decaying_forms, often=("state_space_duality",))
 def test_strong_decays_in_float32(subject):
-  checks.check_strong_decays(subject, TIME, "float32")
+  # After a token that forgets everything, a column of Lattice has a direction
+  # that does not depend on the size of its entry of the key. The gradient of
+  # that entry is rounding divided by it, in the reference as well.
+  least_key = 0.05 if subject.memory.name == "lattice" else 0.0
+  checks.check_strong_decays(subject, TIME, "float32", least_key=least_key)
 
 
 @SLOW

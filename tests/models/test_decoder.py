@@ -48,7 +48,7 @@ class Compiled:
     return self.run_logits(self.params if params is None else params, hidden)
 
   def gradient(self, params, ids, segment_ids=None):
-    """Of `loss`, by parameter."""
+    """Returns the gradient of `loss`, by parameter."""
     return self.run_gradient(*self._padded(ids, segment_ids, None, params))
 
   def steps(self, ids):

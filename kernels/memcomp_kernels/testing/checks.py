@@ -422,32 +422,28 @@ def check_edges(
       errors.assert_finite(derivative(arguments), name)
 
 
-def check_strong_decays(subject: Subject, time: int, dtype: str) -> None:
+def check_strong_decays(
+  subject: Subject, time: int, dtype: str, *, least_key: float = 0.0
+) -> None:
   """Level 8: any log decay down to -inf gives the reference's results.
 
   Values and gradients are compared. Some tokens forget everything, by log
   decays of many sizes, and others nearly everything. Later tokens must not lose
   a digit by this.
 
-  In float32, keys have no entries near zero. After a token that forgets
-  everything, a column that is normalized has a direction that does not depend
-  on the size of its key entry k. The gradient of k is then rounding divided by
-  k, in the reference as well.
-
   Args:
     subject: what is checked.
     time: tokens per row.
     dtype: "float64" or "float32".
+    least_key: least magnitude of a key's entries.
   """
   with jax.enable_x64(True):
     state = gradients.cast(subject.state(), dtype)
     inputs = gradients.cast(subject.inputs(time), dtype)
     inputs = inputs._replace(log_decay=strong_decays(inputs.log_decay))
-    if dtype == "float32":
-      key = inputs.key
-      inputs = inputs._replace(
-        key=jnp.where(jnp.abs(key) < 0.05, jnp.copysign(0.05, key), key)
-      )
+    key = inputs.key
+    key = jnp.copysign(jnp.maximum(jnp.abs(key), least_key), key)
+    inputs = inputs._replace(key=key)
     exact = gradients.cast((state, inputs), jnp.float64)
     expected = value_and_gradients(subject.reference, exact)
     errors.assert_finite(expected, "reference")
