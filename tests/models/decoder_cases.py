@@ -97,7 +97,7 @@ OFTEN = (*FOUR, "hybrid")
 # Every option of the block, two kinds of layer, values handed up.
 HYBRID = {
   "mixers": {
-    "memory": MIXERS["trellis"],
+    "memory": MIXERS["linear_attention"],
     "window": softmax_attention.SoftmaxAttentionConfig(
       heads=2,
       key_dim=8,
