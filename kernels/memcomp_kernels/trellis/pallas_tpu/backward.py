@@ -22,10 +22,10 @@ dM' U^T K, decayed. This needs no division by a decay. But it is a difference,
 exact only up to the rounding of its terms. Where tokens forget nearly all, a
 gradient below that rounding is lost.
 
-With gradients per token, `substitution` computes U and dZ. dZ decays as Z does
-and replaces the dZ above. Z contains products of written tokens, which add
-(A + A^T) K to dK. In that term, A is the adjoint dZ^T U of these products,
-decayed. dV gets the corresponding term.
+With gradients per token (`per_token`), `substitution` computes U and dZ. dZ
+decays as Z does and replaces the dZ above. Z contains products of written
+tokens, which add (A + A^T) K to dK. In that term, A is the adjoint dZ^T U of
+these products, decayed. dV gets the corresponding term.
 """
 
 from typing import Any, NamedTuple
@@ -35,9 +35,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
-from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout
-from memcomp_kernels.trellis.pallas_tpu import substitution
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -97,8 +95,8 @@ class Refs(NamedTuple):
   solver: Any
 
 
-def run(refs: Refs, plan: layout.Plan) -> None:
-  """Runs the kernel's body for one grid step."""
+def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
+  """Runs the kernel's body for one grid step; arguments as in `forward`."""
   unit = plan.unit
   heads, tokens = unit.heads, unit.tokens
   batch, step = pl.program_id(0), pl.program_id(2)
@@ -112,38 +110,32 @@ def run(refs: Refs, plan: layout.Plan) -> None:
         refs.carried[p][g] = refs.d_final[p][plan.place(g)]
       if flagged:
         refs.d_reset[p][...] = jnp.zeros_like(refs.d_reset[p])
-        if not plan.token:
-          refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
+      if refs.d_start is not None:
+        refs.d_start[p][...] = jnp.zeros_like(refs.d_start[p])
 
   causal = blocks.causal(tokens, heads)
   anticausal = blocks.causal(tokens, heads, transposed=True)
   strict = causal & ~anticausal, anticausal & ~causal
 
   def piece(s: int, g: int) -> schedule.Piece:
-    q, k, v, target = layout.load(refs, plan, s, g)
+    q, k, v = layout.load(refs, plan, s, g)
+    directions = writes.Directions(refs, plan, s, g)
     place = plan.place(g)
     dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
-    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
+    gates = writes.Gates.of(refs.rows[(*place, s)], plan)
     dtype = q.dtype
     memories = [saved[(s, *place)] for saved in refs.saved]
     starts = memories
     resets: Any = None  # not read without flags
     continues: Any = None
     last: Any = None
-    # For gradients at the chunk's start: the pullbacks of both passes'
-    # directions, then their results. They are None for gradients per token.
-    pull1: Any = None
-    pull2: Any = None
-    first: Any = (None,) * 4
-    second: Any = (None,) * 4
-    by_coupling: Any = [], []
     if flagged:
       chunk = (last_step - step) * plan.chunks + s
       flags = refs.flags[batch * plan.rows + place[0], chunk]
       resets = (flags & layout.RESETS) != 0
       continues = (flags & layout.CONTINUES) != 0
       last = (flags & layout.LAST) != 0
-      if s == 0 and not plan.token:
+      if s == 0 and refs.start is not None:
         starts = [
           jnp.where(continues, start[place], memory.astype(jnp.float32)).astype(
             dtype
@@ -152,10 +144,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
         ]
     kb, vb = blocks.diagonal(k, heads), blocks.diagonal(v, heads)
     z1, z2 = nt(starts[0], kb), nt(starts[1], vb)
-    if plan.token:
-      written = nt(k, kb), nt(v, vb)
-      substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
-      yield schedule.MEETS
+    yield from directions.begin(gates, (z1, z2), lambda: (nt(k, kb), nt(v, vb)))
     yield None
     qb, dyb = blocks.diagonal(q, heads), blocks.diagonal(dy, heads)
     scores = nt(q, kb)
@@ -167,18 +156,13 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       mq, ndy = nt(memories[0], qb), nt(memories[1], dyb)
     yield None
 
-    if plan.token:
-      u1, u2 = substitution.take_back(refs.solver, plan, g)
-    else:
-      u2: Any = None
-      u1, pull1 = layout.direction(plan, z1, target, gates.eps, gates.rate[0])
+    u1 = directions.write_again(0)
     u1b = u1.astype(dtype)
     pb = blocks.diagonal(gates.weigh(0, scores, causal).astype(dtype), heads)
     yield None
     factors = [(memories[0], qb), (u1b, pb)] if join else [(u1b, pb)]
     rest = blocks.sum_nt(join, *factors)
-    if not plan.token:
-      u2, pull2 = layout.direction(plan, z2, target, gates.eps, gates.rate[1])
+    u2 = directions.write_again(1)
     u2b = u2.astype(dtype)
     db = blocks.diagonal(gates.weigh(1, d, causal).astype(dtype), heads)
     yield None
@@ -213,10 +197,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     a = (d_read if plan.safe else e).astype(dtype)
     e = e.astype(dtype)
     yield None
-    dz2: Any = None
-    if not plan.token:
-      second = pull2(du2)
-      dz2 = second[0].astype(dtype)
+    directions.take_adjoint(1, du2)
     by_update = ends[0] * nt(seen[0], kb)
     d_ends = gates.sum_ends(d_kept, (by_update * u1, d_update))
     du1 = nn(a, pb) + by_update
@@ -226,29 +207,15 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     )
     et = blocks.transpose(e, heads)
     yield None
-    if plan.token:
-      substitution.stage_adjoint(refs.solver, plan, g, (du1, du2))
-      yield schedule.MEETS
-      raw = substitution.take_back(refs.solver, plan, g)
-      dz1, dz2 = (
-        (dz * jnp.exp(prev)).astype(dtype)
-        for dz, prev in zip(raw, gates.prev, strict=True)
-      )
-      by_coupling = [
-        [(_coupled(gates, p, dz, u, strict).astype(dtype), written)]
-        for p, (dz, u, written) in enumerate(
-          zip(raw, (u1b, u2b), (kb, vb), strict=True)
-        )
-      ]
-    else:
-      first = pull1(du1)
-      dz1 = first[0].astype(dtype)
+    directions.take_adjoint(0, du1)
+    yield from directions.end()
+    dz1, dz2 = directions.pulled()
+    by_products = directions.by_products((u1b, u2b), (kb, vb), strict)
     dz2t = blocks.transpose(dz2, heads)
     code_y = (code * gates.mu[1]).astype(dtype) if plan.safe else codeb
     by_pass2 = [(code_y, dyb), (dz2, vb)]
     yield None
-    if not plan.token:
-      layout.store_target(refs.d_target, plan, s, g, first[1] + second[1])
+    directions.finish()
     if plan.safe:  # U without decay to the end, and A as pass 1 weighs it
       at = blocks.transpose(a, heads)
       u1s, u2s = (blocks.transpose(u, heads) for u in (u1b, u2b))
@@ -265,9 +232,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     by_pass1 = [(e, qb), (dz1, kb)]
     dz1t = blocks.transpose(dz1, heads)
     yield None
-    refs.d_rows[(*place, s)] = gates.row_adjoints(
-      d_reads, (first[2], second[2]), (first[3], second[3]), d_ends
-    )
+    refs.d_rows[(*place, s)] = directions.row_adjoints(d_reads, d_ends)
     for p, factors in enumerate((by_pass1, by_pass2)):
       if not flagged:
         refs.carried[p][g] = kept[p] + blocks.sum_nn(plan.join, *factors)
@@ -275,9 +240,9 @@ def run(refs: Refs, plan: layout.Plan) -> None:
       by_read, by_z = (nn(*pair) for pair in factors)
       d_memory = kept[p] + by_read
       d_begin = by_z
-      if not plan.token:
+      if refs.d_chunk_start is not None:
         d_begin += jnp.where(last, refs.d_chunk_start[p][place], 0.0)
-      if s == 0 and not plan.token:
+      if s == 0 and refs.d_start is not None:
         refs.d_start[p][place] += jnp.where(continues, d_begin, 0.0)
         d_memory = d_memory + jnp.where(continues, 0.0, d_begin)
       else:
@@ -295,59 +260,19 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     ]
     after = [blocks.diagonal(x, heads) for x in seen]
     dv = blocks.sum_nn(
-      plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]), *by_coupling[1]
+      plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]), *by_products[1]
     )
     layout.store(refs.d_value, plan, s, g, dv)
     yield None
     dk = blocks.sum_nn(
-      plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]), *by_coupling[0]
+      plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]), *by_products[0]
     )
     layout.store(refs.d_key, plan, s, g, dk)
 
-  order = {"group": plan.group, "skew": plan.skew}
-  if plan.token:
-    _by_substitution(refs, plan, piece, order)
-  else:
-    chunks = range(plan.chunks - 1, -1, -1)
-    schedule.run(piece, chunks=chunks, units=plan.units, **order)
+  writes.backward(refs, plan, piece)
 
   @pl.when(step == last_step)
   def _():
     for d_memories, carried in zip(refs.d_memories, refs.carried, strict=True):
       for g in range(plan.step_units):
         d_memories[plan.place(g)] = carried[g]
-
-
-def _by_substitution(refs, plan, piece, order) -> None:
-  """Emits the pieces of a tile, which meet twice."""
-  pieces = [piece(0, g) for g in range(plan.step_units)]
-  schedule.meet(pieces, **order)
-  substitution.solve(refs.solver, refs.lanes, plan)
-  substitution.send_back(refs.solver, plan, refs.solver.u)
-  schedule.meet(pieces, **order)
-  substitution.solve_transposed(refs.solver, refs.lanes, refs.d_lanes, plan)
-  substitution.send_back(refs.solver, plan, refs.solver.z)
-  substitution.send_targets_back(refs.solver, plan)
-  for g in range(plan.step_units):
-    d_target = substitution.target_of(refs.solver, plan, g)
-    layout.store(refs.d_target, plan, 0, g, d_target)
-  schedule.meet(pieces, **order)
-
-
-def _coupled(gates, p, dz, u, strict) -> jax.Array:
-  """Returns the adjoint of w_t . w_i, for both tokens, `[tokens, lanes]`.
-
-  Args:
-    gates: Gates of the unit.
-    p: The pass.
-    dz: dz by slot, float32.
-    u: Write directions by slot, in the dtype of products.
-    strict: Masks, bool: the lane's token is before the row's, and transposed.
-  """
-  heads = gates.plan.unit.heads
-  dz = dz.astype(u.dtype)
-  by_row, by_lane = strict
-  seen = nn(blocks.transpose(dz, heads), blocks.diagonal(u, heads))
-  seen = gates.weigh_before(p, seen, by_row, transposed=False)
-  sees = nn(blocks.transpose(u, heads), blocks.diagonal(dz, heads))
-  return seen + gates.weigh_before(p, sees, by_lane, transposed=True)

@@ -7,11 +7,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.pallas_tpu import blocks, device, vmem
+from memcomp_kernels.pallas_tpu import device, vmem
 from memcomp_kernels.trellis.pallas_tpu import backward as backward_lib
+from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
-from memcomp_kernels.trellis.pallas_tpu import substitution
+
+
+def writes(plan: layout_lib.Plan) -> Any:
+  """Returns the module of a plan's write directions."""
+  token = isinstance(plan, layout_lib.PerTokenPlan)
+  return per_token if token else chunk_start
 
 
 class Packed(NamedTuple):
@@ -26,7 +32,12 @@ class Packed(NamedTuple):
 
 
 class _Blocks:
-  """Block specs of a kernel over the grid (rows, units, chunks)."""
+  """Block specs of a kernel over the grid (rows, units, chunks).
+
+  Attributes:
+    plan: Plan of the kernel.
+    at: Maps a grid step to its block of chunks.
+  """
 
   def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
     self.plan = plan
@@ -37,29 +48,11 @@ class _Blocks:
     shape = plan.rows, unit.tokens * plan.chunks, plan.units * width
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, self.at(i), u))
 
-  def target(self) -> pl.BlockSpec:
-    unit, plan = self.plan.unit, self.plan
-    if plan.token:
-      return self.by_token(unit.heads * unit.slots)
-    rows = plan.units * unit.heads * unit.slots
-    shape = 1, rows, unit.tokens * plan.chunks
-    return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i)))
-
   def rows(self) -> pl.BlockSpec:
     plan = self.plan
     sizes = plan.chunks, len(plan.row_names), plan.unit.lanes
     shape = plan.rows, plan.units, *sizes
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
-
-  def lanes(self) -> pl.BlockSpec | None:
-    plan = self.plan
-    if not plan.token:
-      return None
-    sizes = len(plan.lane_row_names), plan.unit.tokens, blocks.LANES
-    shape = 1, 1, 1, plan.lane_groups, *sizes
-    return pl.BlockSpec(
-      shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0, 0, 0)
-    )
 
   def memories(self) -> layout_lib.Pair:
     plan = self.plan
@@ -170,21 +163,20 @@ def forward(
     "query": block.by_token(keys),
     "key": block.by_token(keys),
     "value": block.by_token(values),
-    "target": block.target(),
     "rows": block.rows(),
-    "lanes": block.lanes(),
+    **writes(plan).blocks_of(block),
     "memories": block.memories(),
   }
   if flagged:
     operands["reset"], specs["reset"] = reset, block.memories()
-  if flagged and not plan.token:
+  if flagged and writes(plan).READS_START:
     operands["start"], specs["start"] = start, block.memories()
   results: dict[str, Any] = {
     "output": struct(packed.value.shape, packed.query.dtype)
   }
   result_specs: dict[str, Any] = {"output": block.by_token(values)}
   results["final"], result_specs["final"] = like, block.memories()
-  if flagged and not plan.token:
+  if flagged and writes(plan).READS_START:
     results["last"], result_specs["last"] = like, block.memories()
   if save:
     results["saved"] = jax.tree.map(
@@ -195,7 +187,7 @@ def forward(
 
   def body(refs, plan):
     absent = dict.fromkeys(forward_lib.Refs._fields)
-    forward_lib.run(forward_lib.Refs(**(absent | refs)), plan)
+    forward_lib.run(forward_lib.Refs(**(absent | refs)), plan, writes(plan))
 
   return _call(
     body,
@@ -253,9 +245,8 @@ def backward(
     "query": block.by_token(keys),
     "key": block.by_token(keys),
     "value": block.by_token(values),
-    "target": block.target(),
     "rows": block.rows(),
-    "lanes": block.lanes(),
+    **writes(plan).blocks_of(block),
   }
   specs: dict[str, Any] = inputs | {
     "saved": block.saved(),
@@ -273,7 +264,7 @@ def backward(
   results["d_memories"], result_specs["d_memories"] = like, block.memories()
   if flagged:
     results["d_reset"], result_specs["d_reset"] = like, block.memories()
-  if flagged and not plan.token:
+  if flagged and writes(plan).READS_START:
     operands |= {
       "start": start,
       "d_chunk_start": cotangents["chunk_start"],
@@ -284,7 +275,7 @@ def backward(
 
   def body(refs, plan):
     absent = dict.fromkeys(backward_lib.Refs._fields)
-    backward_lib.run(backward_lib.Refs(**(absent | refs)), plan)
+    backward_lib.run(backward_lib.Refs(**(absent | refs)), plan, writes(plan))
 
   return _call(
     body,
@@ -303,7 +294,5 @@ def _scratch(plan: layout_lib.Plan, *, backward: bool) -> dict[str, Any]:
     pltpu.VMEM((plan.step_units, plan.unit.slots, width), jnp.float32)
     for width in plan.unit.widths
   )
-  solver = None
-  if plan.token:
-    solver = substitution.scratch(plan, backward=backward)
+  solver = writes(plan).scratch(plan, backward=backward)
   return {"carried": carried, "solver": solver}

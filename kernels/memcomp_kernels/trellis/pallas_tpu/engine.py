@@ -56,10 +56,10 @@ def _plan(
     sizes = tiling.token_sizes(units, inputs.query.shape[0], unit)
   else:
     sizes = tiling.sizes(units, num_chunks, unit.tokens)
-  return layout_lib.Plan(
+  kind = layout_lib.PerTokenPlan if token else layout_lib.ChunkStartPlan
+  return kind(
     unit=unit,
     **sizes,
-    token=token,
     phi=spec.phi,
     phi_eps=spec.phi_eps if inputs.log_phi_eps is None else None,
     read=spec.read_activation,
@@ -68,6 +68,10 @@ def _plan(
     first_order=spec.first_order,
     shared=inputs.log_decay.shape[-1] == inputs.write_rate.shape[-1] == 1,
   )
+
+
+def _reads_start(plan: layout_lib.Plan) -> bool:
+  return call_lib.writes(plan).READS_START
 
 
 def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
@@ -115,49 +119,18 @@ def _pack(
     gates[f"rate{p}"] = scale * rows(rate[..., p % rate.shape[-1]])
   if inputs.log_phi_eps is not None:
     gates["eps"] = rows(jnp.exp(inputs.log_phi_eps[..., 0].astype(jnp.float32)))
-  lanes = None
-  if plan.token:
-    lanes = _pack_lanes(plan, gates)
+  writes = call_lib.writes(plan)
+  lanes = writes.lay_lanes(plan, gates)
   none = jnp.zeros_like(gates["log0"])
   gates = [gates.get(name, none) for name in plan.row_names]
   return call_lib.Packed(
     by_token(inputs.query),
     by_token(inputs.key),
     by_token(inputs.value),
-    target if plan.token else jnp.swapaxes(target, 1, 2),
+    writes.lay_target(target),
     jnp.stack(gates, axis=3),
     lanes,
   )
-
-
-def _pack_lanes(plan: layout_lib.Plan, gates: dict[str, jax.Array]):
-  """Converts rows `[batch, units, tiles, heads * tokens]` to rows by lane."""
-  unit = plan.unit
-
-  def by_lane(name):
-    one = gates["eps"] if name == "eps" else gates[f"{name}0"]
-    x = jnp.stack([one, gates.get(f"{name}1", one)])
-    _, batch, units, tiles_, _ = x.shape
-    x = x.reshape(
-      2,
-      batch // plan.rows,
-      plan.rows,
-      units // plan.units,
-      plan.units,
-      tiles_,
-      plan.lane_groups,
-      plan.lane_heads,
-      unit.tokens,
-    )
-    # [steps of rows, of units, tiles, groups, tokens, heads, passes, rows,
-    # units]
-    x = jnp.transpose(x, (1, 3, 5, 6, 8, 7, 0, 2, 4))
-    x = x.reshape(*x.shape[:6], 2 * plan.step_units)
-    free = plan.lane_rows - x.shape[-1]
-    x = jnp.pad(x, [(0, 0)] * 6 + [(0, free)])
-    return x.reshape(*x.shape[:5], -1)
-
-  return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=4)
 
 
 def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
@@ -191,7 +164,7 @@ def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
     resets, continues, occupied = layout.flags
     flags += layout_lib.RESETS * resets
     flags += layout_lib.CONTINUES * (continues & occupied)
-  elif plan.token or time % layout.chunk == 0:
+  elif not _reads_start(plan) or time % layout.chunk == 0:
     return None
   flags = flags.T.astype(jnp.int32)
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
@@ -200,9 +173,7 @@ def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
 def _by_range(plan, form, packed, run):
   """Calls `run(plan)`, separable if every chunk's decay is within the range."""
   safe = dataclasses.replace(plan, safe=True)
-  if plan.token:
-    return run(plan)
-  if not form.spec.forget_gate or form.tiling.decay == "separable":
+  if plan.safe or not form.spec.forget_gate or form.tiling.decay == "separable":
     return run(plan)
   if form.tiling.decay == "safe":
     return run(safe)
@@ -246,10 +217,8 @@ def _forward(form, layout, operands, save):
   outputs = results["output"][:, : num_chunks * plan.unit.tokens]
   outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
   final = _unpack_memories(plan.unit, results["final"], 2.0)
-  chunk_start = final  # nobody reads this: a chunk ends with the call
-  if plan.token:
-    chunk_start = operands.chunk_start
-  elif flags is not None:
+  chunk_start = final  # not read: a chunk ends with the call, or none does
+  if flags is not None and _reads_start(plan):
     chunk_start = jax.tree.map(
       lambda new, old: _where_any(flags, new, old),
       _unpack_memories(plan.unit, results["last"], 2.0),
@@ -308,12 +277,11 @@ def _backward(form, layout, operands, saved, cotangents):
   d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
   if flags is None:
     zeros = jax.tree.map(jnp.zeros_like, d_memories)
-    d_start = cotangents.chunk_start if plan.token else zeros
-    return form_lib.Operands(d_memories, d_start, zeros, d_inputs)
+    return form_lib.Operands(d_memories, zeros, zeros, d_inputs)
   d_reset = _unpack_memories(unit, results["d_reset"], 0.5)
-  if plan.token:
-    d_start = cotangents.chunk_start
-    return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
+  if not _reads_start(plan):
+    zeros = jax.tree.map(jnp.zeros_like, d_memories)
+    return form_lib.Operands(d_memories, zeros, d_reset, d_inputs)
   d_start = jax.tree.map(
     lambda new, kept: new + _where_any(flags, 0.0, kept),
     _unpack_memories(unit, results["d_start"], 0.5),

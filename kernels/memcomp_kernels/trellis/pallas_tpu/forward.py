@@ -7,8 +7,8 @@ Omega_{ri} = mu_r / mu_i for i <= r. Write rates absorb 1 / mu_i and reads
 absorb mu_r, so that one scaled U serves both the reads and the update. The safe
 form multiplies scores with Omega instead.
 
-With gradients per token, `substitution` computes U, and all units of a step
-meet for it. The decay then has the safe form, and a step has one tile.
+Where U comes from depends on where gradients are taken: `chunk_start` and
+`per_token`.
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
-from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as layout
-from memcomp_kernels.trellis.pallas_tpu import substitution
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -68,8 +66,14 @@ class Refs(NamedTuple):
   solver: Any
 
 
-def run(refs: Refs, plan: layout.Plan) -> None:
-  """Runs the kernel's body for one grid step."""
+def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
+  """Runs the kernel's body for one grid step.
+
+  Args:
+    refs: Blocks.
+    plan: Plan of the kernel.
+    writes: The module `chunk_start` or `per_token`.
+  """
   unit = plan.unit
   heads, tokens = unit.heads, unit.tokens
   batch, step = pl.program_id(0), pl.program_id(2)
@@ -86,9 +90,10 @@ def run(refs: Refs, plan: layout.Plan) -> None:
   causal = blocks.causal(tokens, heads)
 
   def piece(s: int, g: int) -> schedule.Piece:
-    q, k, v, target = layout.load(refs, plan, s, g)
+    q, k, v = layout.load(refs, plan, s, g)
+    directions = writes.Directions(refs, plan, s, g)
     place = plan.place(g)
-    gates = gates_lib.gates(refs.rows[(*place, s)], plan)
+    gates = writes.Gates.of(refs.rows[(*place, s)], plan)
     omega = gates.omega(causal)
     yield schedule.READS
     memories = [carried[g] for carried in refs.carried]
@@ -120,10 +125,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     mk, mv = (memory.astype(dtype) for memory in memories)
     z1 = nt(starts[0].astype(dtype), kb)
     z2 = nt(starts[1].astype(dtype), vb)
-    if plan.token:
-      written = nt(k, kb), nt(v, vb)
-      substitution.stage(refs.solver, plan, g, (z1, z2), written, target)
-      yield schedule.MEETS
+    yield from directions.begin(gates, (z1, z2), lambda: (nt(k, kb), nt(v, vb)))
     yield None
     scores = nt(q, kb)
     qb = blocks.diagonal(q, heads)
@@ -131,15 +133,10 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     join = plan.join and not plan.safe
     mq = None if join else nt(mk, qb)
     yield None
-    if plan.token:
-      u1, u2 = substitution.take_back(refs.solver, plan, g)
-    else:
-      u2: Any = None
-      u1 = activations.direction(plan.phi, z1, target, gates.eps, gates.rate[0])
+    u1 = directions.write(0)
     u1b = u1.astype(dtype)
     yield None
-    if not plan.token:
-      u2 = activations.direction(plan.phi, z2, target, gates.eps, gates.rate[1])
+    u2 = directions.write(1)
     u2b = u2.astype(dtype)
     scores = gates.weigh(0, scores, causal, omega[0]).astype(dtype)
     pb = blocks.diagonal(scores, heads)
@@ -167,15 +164,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     yield None
     layout.store(refs.output, plan, s, g, gates.output(fm, rest))
 
-  order = {"group": plan.group, "skew": plan.skew}
-  if plan.token:
-    pieces = [piece(0, g) for g in range(plan.step_units)]
-    schedule.meet(pieces, **order)
-    substitution.solve(refs.solver, refs.lanes, plan)
-    substitution.send_back(refs.solver, plan, refs.solver.u)
-    schedule.meet(pieces, **order)
-  else:
-    schedule.run(piece, chunks=range(plan.chunks), units=plan.units, **order)
+  writes.forward(refs, plan, piece)
 
   @pl.when(step == pl.num_programs(2) - 1)
   def _():

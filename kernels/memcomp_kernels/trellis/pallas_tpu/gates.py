@@ -1,7 +1,8 @@
 """The gates of a chunk, as the forward and the backward kernel use them."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from memcomp_kernels.pallas_tpu import blocks
 from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gates:
   """The gates of one chunk and unit, for both passes.
 
@@ -20,36 +21,62 @@ class Gates:
   Attributes:
     plan: Plan of the kernel.
     log_decay: Cumulative log decay, a pair of `[1, lanes]`.
-    write_rate: Write rates times -`activations.rate_scale`, a pair of `[1,
-      lanes]`. The negative sign means that every write is added.
-    eps: Epsilon of the activation phi.
     mu: exp(log_decay).
     inverse: Factor of U besides the write rate: 1 / mu if separable, None if
       safe.
     total: mu of the last token, a pair of `[1, width]`.
     to_end: Factor of U in the memory's update, a pair of `[1, lanes]`. It is
       None if separable, where `total` scales the whole sum.
-    prev: Cumulative log decay before the token's own decay, a pair of `[1,
-      lanes]`. Only for gradients per token, where `write_rate` is None.
   """
 
   plan: layout.Plan
   log_decay: layout.Pair
-  write_rate: Any
-  eps: Any
   mu: layout.Pair
   inverse: Any
   total: layout.Pair
   to_end: Any
-  prev: Any = None
 
-  @property
-  def rate(self) -> layout.Pair:
-    """The factor of U."""
-    first, second = self.write_rate
-    if self.inverse is None:
-      return first, second
-    return first * self.inverse[0], second * self.inverse[1]
+  @classmethod
+  def of(cls, rows: jax.Array, plan: Any) -> Self:
+    """Computes the gates of a chunk from its rows."""
+    unit = plan.unit
+    at = {name: i for i, name in enumerate(plan.row_names)}
+
+    def row(name):
+      return rows[at[name] : at[name] + 1]
+
+    def pair(name, function=lambda row: row):
+      first = function(row(f"{name}0"))
+      return first, first if plan.shared else function(row(f"{name}1"))
+
+    log_decay, end = pair("log"), pair("end")
+    total = tuple(
+      jnp.exp(
+        row if plan.square else blocks.first_of_heads(row, unit.heads, dim)
+      )
+      for row, dim in zip(end, unit.dims, strict=True)
+    )
+    if plan.shared and plan.square:
+      total = total[0], total[0]
+    to_end = None
+    if plan.safe:
+      to_end = tuple(
+        jnp.exp(last - row) for last, row in zip(end, log_decay, strict=True)
+      )
+    return cls(
+      plan=plan,
+      log_decay=log_decay,
+      total=total,
+      to_end=to_end,
+      **cls.more(plan, row, pair),
+      mu=pair("log", jnp.exp),
+      inverse=None if plan.safe else pair("log", lambda row: jnp.exp(-row)),
+    )
+
+  @staticmethod
+  def more(plan: Any, row: Callable, pair: Callable) -> dict[str, Any]:
+    """Returns what a kind of plan adds, from `row(name)` and `pair(name)`."""
+    raise NotImplementedError
 
   def read(self, start: jax.Array | None, rest: jax.Array) -> jax.Array:
     """Combines pass 1's reads, halved.
@@ -72,21 +99,12 @@ class Gates:
     return (self.mu_by_token() * start if self.plan.safe else start) + rest
 
   def omega(self, causal: jax.Array) -> tuple[Any, Any]:
-    """Returns Omega, a pair of `[tokens, lanes]`; None if separable.
+    """Returns Omega for the forward kernel's `weigh`; None to compute it there.
 
-    The forward kernel computes it early and lets the matrix unit spread it.
-    Both are faster there, because that kernel holds fewer arrays at a time.
+    It is a pair of `[tokens, lanes]`.
     """
-    if not self.plan.safe or self.plan.token:
-      return None, None
-    unit = self.plan.unit
-
-    def between(row):
-      column = blocks.by_token(row, unit.heads, unit.tokens)
-      return jnp.exp(jnp.where(causal, column - row, -jnp.inf))
-
-    first = between(self.log_decay[0])
-    return first, first if self.plan.shared else between(self.log_decay[1])
+    del causal
+    return None, None
 
   def weigh(
     self, p: int, scores: jax.Array, causal: jax.Array, omega: Any = None
@@ -113,26 +131,6 @@ class Gates:
     column = blocks.spread(blocks.as_column(row), unit.heads, unit.tokens)
     return scores * jnp.exp(jnp.where(anticausal, row - column, -jnp.inf))
 
-  def weigh_before(
-    self, p: int, scores: jax.Array, strict: jax.Array, *, transposed: bool
-  ) -> jax.Array:
-    """Multiplies scores with the decay up to just before the later token.
-
-    Args:
-      p: The pass.
-      scores: Scores, `[tokens, lanes]`.
-      strict: Mask, bool `[tokens, lanes]`: the written token is before the
-        other token.
-      transposed: Whether rows are the written tokens.
-    """
-    unit = self.plan.unit
-    row, column = self.log_decay[p], self.prev[p]
-    if transposed:
-      row, column = column, row
-    column = blocks.spread(blocks.as_column(column), unit.heads, unit.tokens)
-    log = row - column if transposed else column - row
-    return scores * jnp.exp(jnp.where(strict, log, -jnp.inf))
-
   def between(self, p: int, causal: jax.Array) -> jax.Array:
     """Computes Omega `[tokens, lanes]`; it masks before exp."""
     unit, row = self.plan.unit, self.log_decay[p]
@@ -148,10 +146,7 @@ class Gates:
 
   def mu_by_token(self) -> jax.Array:
     """Returns pass 2's mu, `[tokens, width]`."""
-    unit, row = self.plan.unit, self.mu[1]
-    if self.plan.token:  # here the vector unit spreads it
-      return blocks.spread(blocks.as_column(row), unit.heads, unit.value_dim)
-    return blocks.by_token(row, unit.heads, unit.value_dim)
+    raise NotImplementedError
 
   def advance(
     self, p: int, memory: jax.Array, u: jax.Array, written: jax.Array
@@ -193,89 +188,3 @@ class Gates:
       return jnp.where(lane == 0, whole, 0.0) + layout.sum_slots(update)
 
     return end(kept[0], update[0]), end(kept[1], update[1])
-
-  def row_adjoints(
-    self,
-    d_reads: layout.Pair,
-    d_rate: layout.Pair,
-    d_eps: layout.Pair,
-    d_ends: layout.Pair,
-  ) -> jax.Array:
-    """Returns the adjoint of the rows.
-
-    Args:
-      d_reads: Result of `sum_reads`.
-      d_rate: Adjoint of the scaled rates, `[1, lanes]`; not read if rates are
-        rows by lane.
-      d_eps: Adjoint of eps, `[1, lanes]`; not read unless eps is a row.
-      d_ends: Result of `sum_ends`.
-    """
-    plan = self.plan
-    if plan.token:
-      return self._token_row_adjoints(d_reads, d_ends)
-    log_decay = [-d * rate for d, rate in zip(d_rate, self.rate, strict=True)]
-    if self.inverse is not None:
-      d_rate = tuple(d * x for d, x in zip(d_rate, self.inverse, strict=True))
-    rows = {"log": log_decay, "rate": d_rate}
-    named = {
-      f"{name}{p}": x for name, pair in rows.items() for p, x in enumerate(pair)
-    }
-    for p in (0, 1):
-      named[f"log{p}"] += d_reads[p]
-      named[f"end{p}"] = d_ends[p]
-    if plan.shared:
-      for name in ("log", "rate", "end"):
-        named[f"{name}0"] += named[f"{name}1"]
-    if plan.phi_eps is None:
-      named["eps"] = d_eps[0] + d_eps[1]
-    none = jnp.zeros_like(d_rate[0])
-    return jnp.concatenate([named.get(n, none) for n in plan.row_names], 0)
-
-  def _token_row_adjoints(
-    self, d_reads: layout.Pair, d_ends: layout.Pair
-  ) -> jax.Array:
-    """Returns the adjoint of the rows by unit, for gradients per token."""
-    plan = self.plan
-    named = {f"log{p}": x for p, x in enumerate(d_reads)}
-    named |= {f"end{p}": x for p, x in enumerate(d_ends)}
-    if plan.shared:
-      for name in ("log", "end"):
-        named[f"{name}0"] += named[f"{name}1"]
-    none = jnp.zeros_like(named["log0"])
-    return jnp.concatenate([named.get(n, none) for n in plan.row_names], 0)
-
-
-def gates(rows: jax.Array, plan: layout.Plan) -> Gates:
-  """Computes the gates of a chunk from its rows."""
-  unit = plan.unit
-  at = {name: i for i, name in enumerate(plan.row_names)}
-
-  def pair(name, function=lambda row: row):
-    first = function(rows[at[f"{name}0"] : at[f"{name}0"] + 1])
-    if plan.shared:
-      return first, first
-    return first, function(rows[at[f"{name}1"] : at[f"{name}1"] + 1])
-
-  log_decay, end = pair("log"), pair("end")
-  total = tuple(
-    jnp.exp(row if plan.square else blocks.first_of_heads(row, unit.heads, dim))
-    for row, dim in zip(end, unit.dims, strict=True)
-  )
-  if plan.shared and plan.square:
-    total = total[0], total[0]
-  to_end = None
-  if plan.safe:
-    to_end = tuple(
-      jnp.exp(last - row) for last, row in zip(end, log_decay, strict=True)
-    )
-  return Gates(
-    plan=plan,
-    log_decay=log_decay,
-    write_rate=None if plan.token else pair("rate"),
-    eps=rows[at["eps"] : at["eps"] + 1] if "eps" in at else plan.phi_eps,
-    mu=pair("log", jnp.exp),
-    inverse=None if plan.safe else pair("log", lambda row: jnp.exp(-row)),
-    total=total,
-    to_end=to_end,
-    prev=pair("prev") if plan.token else None,
-  )

@@ -53,9 +53,12 @@ class Unit:
     return self.heads * self.tokens
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
   """A kernel's sizes and options, without the shapes of its operands.
+
+  Its two kinds differ in where gradients of writes are taken: `ChunkStartPlan`
+  and `PerTokenPlan`.
 
   Attributes:
     unit: Sizes of a unit.
@@ -73,9 +76,6 @@ class Plan:
     shared: Whether both passes have the same gates.
     join: Whether to fuse sums of matmuls into one matmul of concatenations.
     rows: Rows of the batch per grid step.
-    token: Whether gradients are taken per token (`substitution`), not at the
-      chunk's start. A chunk is then a tile of any length.
-    lane_heads: Heads of a unit that share lanes in `substitution`.
   """
 
   unit: Unit
@@ -92,35 +92,29 @@ class Plan:
   shared: bool
   join: bool
   rows: int = 1
-  token: bool = False
-  lane_heads: int = 1
 
   @property
   def row_names(self) -> tuple[str, ...]:
     """Names of the rows of a chunk's gates, float32 `[rows, heads * tokens]`.
 
-    The rows are the cumulative log decay, the write rate and the last token's
-    cumulative log decay: one each per pass, or one for both if shared. Then
-    come phi's eps and unused rows up to whole registers. With gradients per
-    token, rate and eps are rows by lane. The cumulative log decay before the
-    token's own then replaces the rate.
+    The rows are the cumulative log decay, the second row of the kind of plan,
+    and the last token's cumulative log decay: one each per pass, or one for
+    both if shared. Then come further rows of the kind of plan, and unused rows
+    up to whole registers.
     """
     passes = "0" if self.shared else "01"
-    second = "prev" if self.token else "rate"
-    names = [f"{row}{p}" for row in ("log", second, "end") for p in passes]
-    if self.phi_eps is None and not self.token:
-      names.append("eps")
-    size = 4 if len(names) <= 4 else 8
-    return (*names, *(f"unused{i}" for i in range(size - len(names))))
+    names = ("log", self._second_row, "end")
+    rows = [f"{name}{p}" for name in names for p in passes] + self._more_rows
+    size = 4 if len(rows) <= 4 else 8
+    return (*rows, *(f"unused{i}" for i in range(size - len(rows))))
 
   @property
-  def lane_row_names(self) -> tuple[str, ...]:
-    """Names of rows by lane, `[tokens, 128]` per group of heads.
+  def _second_row(self) -> str:
+    raise NotImplementedError
 
-    Each row holds both passes.
-    """
-    eps = ("eps",) if self.phi_eps is None else ()
-    return ("log", "prev", "rate", *eps)
+  @property
+  def _more_rows(self) -> list[str]:
+    return []
 
   @property
   def step_units(self) -> int:
@@ -130,6 +124,54 @@ class Plan:
   def place(self, g: int) -> tuple[int, int]:
     """Returns the row of a grid step's unit `g`, and the unit's index in it."""
     return divmod(g, self.units)
+
+  @property
+  def square(self) -> bool:
+    """Whether memories are as wide as arrays by slot."""
+    return self.unit.widths == (self.unit.lanes,) * 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChunkStartPlan(Plan):
+  """Gradients of all writes of a chunk are taken at its start.
+
+  The second row is the write rate; a further row is phi's eps.
+  """
+
+  @property
+  def _second_row(self) -> str:
+    return "rate"
+
+  @property
+  def _more_rows(self) -> list[str]:
+    return ["eps"] if self.phi_eps is None else []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerTokenPlan(Plan):
+  """The gradient of each write is taken at the memory before its token.
+
+  A chunk is then a tile of any length. The second row is the cumulative log
+  decay before the token's own. Rates and eps are rows by lane.
+
+  Attributes:
+    lane_heads: Heads of a unit that share lanes in `substitution`.
+  """
+
+  lane_heads: int = 1
+
+  @property
+  def _second_row(self) -> str:
+    return "prev"
+
+  @property
+  def lane_row_names(self) -> tuple[str, ...]:
+    """Names of rows by lane, `[tokens, 128]` per group of heads.
+
+    Each row holds both passes.
+    """
+    eps = ("eps",) if self.phi_eps is None else ()
+    return ("log", "prev", "rate", *eps)
 
   @property
   def lane_groups(self) -> int:
@@ -144,11 +186,6 @@ class Plan:
   def lane_row(self, p: int, g: int) -> int:
     """Returns the lane of pass `p` of unit `g` among a head's lanes."""
     return p * self.step_units + g
-
-  @property
-  def square(self) -> bool:
-    """Whether memories are as wide as arrays by slot."""
-    return self.unit.widths == (self.unit.lanes,) * 2
 
 
 def sum_slots(x: jax.Array) -> jax.Array:
@@ -182,46 +219,13 @@ def tokens_of(plan: Plan, s: int, g: int, width: int):
 
 
 def load(refs: Any, plan: Plan, s: int, g: int):
-  """Loads query, key and value by token, and the target.
-
-  The target is prepared and by slot. With gradients per token, it is unchanged
-  and by token.
-  """
-  unit = plan.unit
-  keys, values = unit.widths
-  if plan.token:
-    target = refs.target[tokens_of(plan, s, g, unit.heads * unit.slots)]
-  else:
-    target = load_target(refs.target, plan, s, g)
+  """Loads query, key and value by token."""
+  keys, values = plan.unit.widths
   return (
     refs.query[tokens_of(plan, s, g, keys)],
     refs.key[tokens_of(plan, s, g, keys)],
     refs.value[tokens_of(plan, s, g, values)],
-    target,
   )
-
-
-def load_target(ref: jax.Ref, plan: Plan, s: int, g: int) -> jax.Array:
-  """Loads a chunk's and unit's target by slot, float32 `[slots, lanes]`."""
-  unit = plan.unit
-  rows = unit.heads * unit.slots
-  block = ref[0, pl.ds(g * rows, rows), :]
-  lanes = slice(s * unit.tokens, (s + 1) * unit.tokens)
-  target = blocks.side_by_side(block, unit.heads, lanes)
-  return activations.prepare_target(plan.phi, target.astype(jnp.float32))
-
-
-def store_target(
-  ref: jax.Ref, plan: Plan, s: int, g: int, d_prepared: jax.Array
-) -> None:
-  """Stores the adjoint of a chunk's targets; `d_prepared` is by slot."""
-  unit = plan.unit
-  # `prepare_target` is a projection, and so its own adjoint.
-  d = activations.prepare_target(plan.phi, d_prepared).astype(ref.dtype)
-  for h in range(unit.heads):
-    rows = pl.ds((g * unit.heads + h) * unit.slots, unit.slots)
-    lanes = pl.ds(s * unit.tokens, unit.tokens)
-    ref[0, rows, lanes] = d[:, h * unit.tokens : (h + 1) * unit.tokens]
 
 
 def store(ref: jax.Ref, plan: Plan, s: int, g: int, x: jax.Array) -> None:

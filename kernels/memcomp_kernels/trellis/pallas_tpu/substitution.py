@@ -29,6 +29,8 @@ from jax.experimental.pallas import tpu as pltpu
 from memcomp_kernels.pallas_tpu import activations, lanes
 from memcomp_kernels.trellis.pallas_tpu import plan as layout
 
+Plan = layout.PerTokenPlan
+
 
 class Scratch(NamedTuple):
   """Scratch of one tile, float32; see `pallas_tpu.lanes` for the layouts.
@@ -58,7 +60,7 @@ class Scratch(NamedTuple):
   back: Any
 
 
-def scratch(plan: layout.Plan, *, backward: bool) -> Scratch:
+def scratch(plan: Plan, *, backward: bool) -> Scratch:
   """Returns the shapes of `Scratch`."""
   unit, rows = plan.unit, plan.lane_rows
   slots, tokens = unit.slots, unit.tokens
@@ -83,7 +85,7 @@ def scratch(plan: layout.Plan, *, backward: bool) -> Scratch:
 
 def stage(
   refs: Scratch,
-  plan: layout.Plan,
+  plan: Plan,
   g: int,
   reads: layout.Pair,
   scores: layout.Pair,
@@ -109,9 +111,7 @@ def stage(
       refs.by_token[register, tokens, pl.ds(0, part.shape[1])] = part
 
 
-def stage_adjoint(
-  refs: Scratch, plan: layout.Plan, g: int, du: layout.Pair
-) -> None:
+def stage_adjoint(refs: Scratch, plan: Plan, g: int, du: layout.Pair) -> None:
   """Stores a unit's adjoint of u by slot, in the place of M w."""
   slots = plan.unit.slots
   for p in (0, 1):
@@ -124,13 +124,13 @@ def _registers(x: jax.Array) -> list[jax.Array]:
   return [x[:, i : i + width] for i in range(0, x.shape[1], width)]
 
 
-def _columns_to_lanes(refs: Scratch, plan: layout.Plan) -> None:
+def _columns_to_lanes(refs: Scratch, plan: Plan) -> None:
   unit = plan.unit
   for slot in range(0, unit.slots, plan.lane_heads):
     _to_lanes(refs.by_slot, refs.base, plan, slot, unit.slots, unit.tokens)
 
 
-def _tokens_to_lanes(refs: Scratch, plan: layout.Plan, token: int) -> None:
+def _tokens_to_lanes(refs: Scratch, plan: Plan, token: int) -> None:
   """Moves targets and coupling of `lane_heads` tokens to lanes."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   _to_lanes(refs.by_token, refs.target, plan, token, tokens, slots)
@@ -150,7 +150,7 @@ class _Rows(NamedTuple):
   """A group's rows by lane; users load them late, as registers are few."""
 
   ref: jax.Ref
-  plan: layout.Plan
+  plan: Plan
   group: int
 
   def of(self, name: str, tokens: Any) -> Any:
@@ -161,7 +161,7 @@ class _Rows(NamedTuple):
     return self.ref[0, 0, 0, self.group, at, tokens, :]
 
 
-def _blocks(plan: layout.Plan) -> list[range]:
+def _blocks(plan: Plan) -> list[range]:
   """Blocks of tokens whose sums are computed together.
 
   Each block reads every earlier u only once.
@@ -171,7 +171,7 @@ def _blocks(plan: layout.Plan) -> list[range]:
   return [range(first, first + size) for first in range(0, tokens, size)]
 
 
-def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
+def solve(refs: Scratch, rows: jax.Ref, plan: Plan) -> None:
   """Computes u (and z) by lane from what `stage` stored."""
   unit, groups = plan.unit, range(plan.lane_groups)
   slots, tokens = unit.slots, unit.tokens
@@ -196,7 +196,7 @@ def solve(refs: Scratch, rows: jax.Ref, plan: layout.Plan) -> None:
             z[k] = z[k] + weights[k][i : i + 1] * u
 
 
-def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
+def _begin(refs: Scratch, plan: Plan, c: int, block: range, rows: _Rows):
   """Returns a block's decayed M w, and the factors of earlier u in its z."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   z, weights = [], []
@@ -214,7 +214,7 @@ def _begin(refs: Scratch, plan: layout.Plan, c: int, block: range, rows: _Rows):
   return z, weights
 
 
-def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
+def _write(refs: Scratch, plan: Plan, c, t: int, z, rows: _Rows):
   """Computes a token's u from its complete z."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   target = activations.prepare_target(plan.phi, refs.target[c, at, :])
@@ -226,7 +226,7 @@ def _write(refs: Scratch, plan: layout.Plan, c, t: int, z, rows: _Rows):
   return u
 
 
-def send_back(refs: Scratch, plan: layout.Plan, source: jax.Ref) -> None:
+def send_back(refs: Scratch, plan: Plan, source: jax.Ref) -> None:
   """Converts columns by lane, one token after the other, to units by slot."""
   unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
   slots = unit.slots
@@ -241,7 +241,7 @@ def send_back(refs: Scratch, plan: layout.Plan, source: jax.Ref) -> None:
     refs.back[pl.ds(slot * rows, size * rows), :] = lanes.from_lanes(found)
 
 
-def take_back(refs: Scratch, plan: layout.Plan, g: int) -> layout.Pair:
+def take_back(refs: Scratch, plan: Plan, g: int) -> layout.Pair:
   """Returns a unit's columns by slot, of both passes, after `send_back`."""
   return tuple(
     refs.back[
@@ -252,7 +252,7 @@ def take_back(refs: Scratch, plan: layout.Plan, g: int) -> layout.Pair:
 
 
 def solve_transposed(
-  refs: Scratch, rows: jax.Ref, d_rows: jax.Ref, plan: layout.Plan
+  refs: Scratch, rows: jax.Ref, d_rows: jax.Ref, plan: Plan
 ) -> None:
   """Computes dz from the stored du, after `solve`, and the adjoints of g.
 
@@ -284,7 +284,7 @@ def solve_transposed(
       _pull(refs, d_rows, plan, c, block.start, du[0], own)
 
 
-def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
+def _pull(refs: Scratch, d_rows, plan: Plan, c, t: int, du, rows: _Rows):
   """Computes a token's dz from its complete du."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
   z = refs.z[c, at, :]
@@ -303,7 +303,7 @@ def _pull(refs: Scratch, d_rows, plan: layout.Plan, c, t: int, du, rows: _Rows):
   return dz
 
 
-def send_targets_back(refs: Scratch, plan: layout.Plan) -> None:
+def send_targets_back(refs: Scratch, plan: Plan) -> None:
   """Converts the adjoint of targets to units, in the place of targets."""
   unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
   slots, tokens = unit.slots, unit.tokens
@@ -321,7 +321,7 @@ def send_targets_back(refs: Scratch, plan: layout.Plan) -> None:
       refs.by_token[at] = part
 
 
-def target_of(refs: Scratch, plan: layout.Plan, g: int) -> jax.Array:
+def target_of(refs: Scratch, plan: Plan, g: int) -> jax.Array:
   """Returns the adjoint of a unit's targets, summed over both passes."""
   tokens = plan.unit.tokens
   width = plan.unit.heads * plan.unit.slots
