@@ -1,66 +1,31 @@
 """The language model: embedding, scan over blocks, norm, head."""
 
-import functools
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import base, linear, norm, short_convolution
-from memcomp.models import block, decoder_config, unstacked
+from memcomp.layers import base
+from memcomp.models import (
+  block,
+  decoder_config,
+  decoder_state,
+  unstacked,
+  vocabulary,
+)
 from memcomp.models import stacks as stacks_lib
 from memcomp.sharding import explicit
 from memcomp_kernels import contract
 from memcomp_kernels.math import solver
 
 DecoderConfig = decoder_config.DecoderConfig
+DecoderState = decoder_state.DecoderState
 Call = base.Call
 
 
-class DecoderState(NamedTuple):
-  """State of the decoder.
-
-  Attributes:
-    taps: taps of the embedding convolution, or None.
-    segment_id: int32 `[batch]`, 0 before any token.
-    layers: one entry per stack of blocks (`Decoder.stacks`), stacked by layer
-      along axis 0, or an `unstacked.Unstacked` (see `by_layer`).
-  """
-
-  taps: jax.Array | None
-  segment_id: jax.Array
-  layers: tuple[Any, ...]
-
-  def of_segment(self, segment_id: jax.Array) -> "DecoderState":
-    """Returns the same memories as those of another segment.
-
-    Tokens of that segment then go on from them; of any other, they start anew.
-
-    Args:
-      segment_id: int32 `[batch]`.
-    """
-    # Every memory's state has this field, wherever a mixer keeps that state.
-    field = jax.tree_util.GetAttrKey("segment_id")
-
-    def relabel(path, leaf):
-      if path[-1] == field:
-        return jnp.broadcast_to(segment_id, leaf.shape)
-      return leaf
-
-    return jax.tree_util.tree_map_with_path(relabel, self)
-
-  def by_layer(self) -> "DecoderState":
-    """Returns the state with unstacked layers, for a loop of `step`."""
-    return self._replace(layers=tuple(map(unstacked.unstack, self.layers)))
-
-  def stacked(self) -> "DecoderState":
-    """Reverses `by_layer`."""
-    return self._replace(layers=tuple(map(unstacked.stack, self.layers)))
-
-
-class Decoder(nnx.Module):
+class Decoder(vocabulary.Vocabulary):
   """A decoder-only language model.
 
   Args:
@@ -80,31 +45,7 @@ class Decoder(nnx.Module):
     rules: sharding.Rules = sharding.NONE,
   ):
     config.validate()
-    self.rules = rules
-    table = (config.vocab_size, config.d_model)
-    self.embedding = linear.normal_param(
-      rngs, table, ("vocab", "embed"), std=config.embedding_std
-    )
-    self.head = nnx.data(None)
-    if not config.tied_embeddings:
-      self.head = linear.normal_param(
-        rngs,
-        table,
-        ("vocab", "embed"),
-        std=config.head_std or config.init_std,
-        init="orthogonal" if config.head_std else "normal",
-      )
-    self.convolution = nnx.data(None)
-    if config.embedding_convolution:
-      self.convolution = short_convolution.ShortConvolution(
-        config.d_model, config.embedding_convolution, rngs=rngs
-      )
-    new_norm = functools.partial(norm.NORMS[config.norm], eps=config.norm_eps)
-    self.embedding_norm = nnx.data(
-      new_norm(config.d_model) if config.embedding_norm else None
-    )
-    self.norm = new_norm(config.d_model)
-
+    super().__init__(config, rngs=rngs, rules=rules)
     stacks = stacks_lib.stacks_of(config)
 
     def build(stack):
@@ -130,7 +71,6 @@ class Decoder(nnx.Module):
       for stack in stacks
     )
     self.num_layers = config.num_layers
-    self.dtype = config.dtype
     self.remat = config.remat
 
   def _split(self):
@@ -383,45 +323,6 @@ class Decoder(nnx.Module):
     first = jax.tree.map(lambda p: p[0], params)
     return nnx.merge(graphdef, first).first_value(x)
 
-  def tables(self) -> tuple[jax.Array, jax.Array]:
-    """Embedding and head tables for a training step, `[shards, vocab, d]`.
-
-    Tied tables are one array. Each table is gathered once, and the gradients of
-    all its uses are summed once: see `sharding.gathered`.
-    """
-
-    def gathered(table):
-      return sharding.gathered(table[...], self.dtype, self.rules)
-
-    embedding = gathered(self.embedding)
-    if self.head is None:
-      return embedding, embedding
-    return embedding, gathered(self.head)
-
-  @contract.default_promotion()
-  def logits(
-    self, hidden: jax.Array, table: jax.Array | None = None
-  ) -> jax.Array:
-    """Maps hidden `[..., d_model]` to float32 logits `[..., vocab]`.
-
-    Args:
-      hidden: normalized output of the last block.
-      table: head table from `tables`; by default the parameter itself.
-    """
-    if table is None:
-      head = self.embedding if self.head is None else self.head
-      table = self.rules.constrain(head[...], "vocab", None)[None]
-
-    def project(table, hidden):
-      return jnp.einsum(
-        "...d,vd->...v",
-        hidden,
-        table.astype(hidden.dtype),
-        preferred_element_type=jnp.promote_types(hidden.dtype, jnp.float32),
-      )
-
-    return sharding.per_shard(project, table, hidden, self.rules)
-
   @contract.default_promotion()
   def memory_norms(self, state: DecoderState) -> jax.Array:
     """Root mean square of each layer's memories, float32 `[layers]`."""
@@ -460,32 +361,3 @@ class Decoder(nnx.Module):
     order = [depth for stack in self.stacks for depth in stack.depths]
     by_layer = sorted(range(len(order)), key=order.__getitem__)
     return jnp.concatenate(by_stack)[jnp.array(by_layer)]
-
-  @contract.default_promotion()
-  def embed(
-    self,
-    tokens: jax.Array,
-    state: DecoderState,
-    segment_ids: jax.Array | None = None,
-    table: jax.Array | None = None,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """Maps tokens `[batch, time]` to the first block's input, and new taps."""
-    if table is None:
-      table = self.embedding[...][None]
-
-    def look_up(table, tokens):
-      return jnp.take(table, tokens, axis=0).astype(self.dtype)
-
-    x = sharding.per_shard(look_up, table, tokens, self.rules)
-    taps = state.taps
-    if self.convolution is not None and taps is not None:
-      x, taps = self.convolution(
-        x,
-        taps,
-        segment_ids=segment_ids,
-        segment_id=state.segment_id,
-        rules=self.rules,
-      )
-    if self.embedding_norm is not None:
-      x = self.embedding_norm(x)
-    return self.rules.constrain(x, "batch", "time", "act_embed"), taps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from own_memory import Inputs, Spec, State, scalar_gla
 
-from memcomp_kernels.testing import checks, memory
+from memcomp_kernels.testing import checks, memory, packed_checks, subjects
 
 
 def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
@@ -27,7 +27,7 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
 
 
 IDS = np.array([[1] * 9 + [2] * 12 + [0] * 4 + [3] * 5, [1] * 20 + [4] * 10])
-SUBJECT = checks.Subject(
+SUBJECT = subjects.Subject(
   memory.Memory(
     name="scalar_gla",
     op=scalar_gla,
@@ -50,7 +50,7 @@ SUBJECT = checks.Subject(
   [
     (checks.check_truth, (29,)),
     (checks.check_hand_off, (7, 3)),
-    (checks.check_packed_against_reference, (IDS,)),
+    (packed_checks.check_packed_against_reference, (IDS,)),
     (checks.check_edges, (29,)),
     (checks.check_strong_decays, (29, "float64")),
   ],

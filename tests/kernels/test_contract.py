@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, packed_checks, subjects
 
 SLOW = pytest.mark.slow
 
@@ -78,7 +78,7 @@ PACKED_GRADIENT = ("trellis", "lattice", "tensor_cache")
 ONE = ("trellis",)
 
 
-def subjects(keep, *, often=None):
+def subjects_of(keep, *, often=None):
   """Parametrizes a test by those of ALL that `keep` takes.
 
   Args:
@@ -97,7 +97,7 @@ def subjects(keep, *, often=None):
     "subject",
     [
       pytest.param(
-        checks.Subject(memory, memory.specs[name], implementation, keep=True),
+        subjects.Subject(memory, memory.specs[name], implementation, keep=True),
         id=f"{memory.name}-{name}-{implementation}",
         marks=marks(memory, name),
       )
@@ -120,7 +120,7 @@ def decaying_forms(memory, name, implementation):
 
 @functools.cache
 def decays(memory, spec):
-  inputs = checks.Subject(memory, spec, "reference").inputs(1)
+  inputs = subjects.Subject(memory, spec, "reference").inputs(1)
   return getattr(inputs, "log_decay", None) is not None
 
 
@@ -160,111 +160,111 @@ def handed_off(memory, name, implementation):
   )
 
 
-@subjects(typical_forms, often=MAIN)
+@subjects_of(typical_forms, often=MAIN)
 def test_truth(subject):
   checks.check_truth(subject, TIME)
 
 
 @SLOW
-@subjects(other_forms)
+@subjects_of(other_forms)
 def test_truth_of_other_specs(subject):
   checks.check_truth(subject, TIME)
 
 
-@subjects(options, often=("lattice-token-similarity",))
+@subjects_of(options, often=("lattice-token-similarity",))
 def test_values_of_options(subject):
   checks.check_values(subject, TIME)
 
 
 @SLOW
-@subjects(typical_forms)
+@subjects_of(typical_forms)
 @pytest.mark.parametrize("time", [1, 63, 64, 100])
 def test_lengths(subject, time):
   checks.check_values(subject, time)
 
 
-@subjects(smooth_forms, often=FIRST)
+@subjects_of(smooth_forms, often=FIRST)
 def test_finite_differences(subject):
   checks.check_finite_differences(subject, TIME)
 
 
-@subjects(typical_forms, often=FIRST_OF_FOUR)
+@subjects_of(typical_forms, often=FIRST_OF_FOUR)
 def test_precision(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
 @SLOW
-@subjects(typical_forms)
+@subjects_of(typical_forms)
 def test_precision_in_float32(subject):
   checks.check_precision(subject, "float32", TIME)
 
 
 @SLOW
-@subjects(typical_reference, often=FOUR)
+@subjects_of(typical_reference, often=FOUR)
 def test_precision_of_the_reference(subject):
   checks.check_precision(subject, "bfloat16", TIME)
 
 
-@subjects(handed_off, often=FIRST)
+@subjects_of(handed_off, often=FIRST)
 def test_hand_off_at_every_offset(subject):
   checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
 
 
 # By the chain rule: `test_truth` compares gradients of states, first and last.
 @SLOW
-@subjects(handed_off)
+@subjects_of(handed_off)
 def test_gradients_through_hand_offs(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
 
-@subjects(typical_reference, often=ONE)
+@subjects_of(typical_reference, often=ONE)
 def test_hand_off_of_the_reference(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
 
 # Of the reference; the forms are held to it on packed rows below.
 @SLOW
-@subjects(typical_reference)
+@subjects_of(typical_reference)
 @pytest.mark.parametrize(
   ("lengths", "padding"),
   [([3, 21, 16, 9], 0), ([5, 1, 20], 3), ([1] * 12, 1)],
   ids=["split", "padded", "single tokens"],
 )
 def test_packing(subject, lengths, padding):
-  checks.check_packing(subject, lengths, padding)
+  packed_checks.check_packing(subject, lengths, padding)
 
 
 # In the decoder's tests every mixer is held to it.
-@subjects(typical_forms, often=(*FIRST_OF_FOUR, *BY_CHUNK))
+@subjects_of(typical_forms, often=(*FIRST_OF_FOUR, *BY_CHUNK))
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
-  checks.check_packed_against_reference(
+  packed_checks.check_packed_against_reference(
     subject, rows, in_two=False, gradient=subject.memory.name in PACKED_GRADIENT
   )
 
 
 @SLOW
-@subjects(first_forms)
+@subjects_of(first_forms)
 def test_packed_rows_in_two_calls(subject):
-  checks.check_packed_against_reference(subject, PACKED)
+  packed_checks.check_packed_against_reference(subject, PACKED)
 
 
 @SLOW
-@subjects(further_forms)
+@subjects_of(further_forms)
 def test_packed_rows_of_further_specs_in_two_calls(subject):
-  checks.check_packed_against_reference(subject, PACKED)
+  packed_checks.check_packed_against_reference(subject, PACKED)
 
 
 @SLOW
-@subjects(other_forms)
+@subjects_of(other_forms)
 def test_packed_rows_of_other_specs(subject):
-  checks.check_packed_against_reference(subject, PACKED, in_two=False)
+  packed_checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
 # In the decoder's tests every mixer is held to it, to the last bit as well.
-@subjects(typical_forms, often=FIRST_OF_FOUR)
+@subjects_of(typical_forms, often=FIRST_OF_FOUR)
 def test_padding(subject):
-  checks.check_padding(
+  packed_checks.check_padding(
     subject,
     PACKED.shape[1],
     len(PACKED),
@@ -272,33 +272,33 @@ def test_padding(subject):
   )
 
 
-@subjects(typical_reference, often=ONE)
+@subjects_of(typical_reference, often=ONE)
 def test_padding_of_the_reference(subject):
-  checks.check_padding(subject, PACKED.shape[1], len(PACKED))
+  packed_checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
 
-@subjects(typical_forms, often=MAIN)
+@subjects_of(typical_forms, often=MAIN)
 def test_causal(subject):
   checks.check_causal(subject, TIME)
 
 
-@subjects(typical_forms, often=MAIN)
+@subjects_of(typical_forms, often=MAIN)
 def test_deterministic(subject):
   checks.check_deterministic(subject, TIME)
 
 
-@subjects(typical_forms, often=MAIN)
+@subjects_of(typical_forms, often=MAIN)
 def test_edges(subject):
   checks.check_edges(subject, TIME)
 
 
-@subjects(decaying_forms, often=MAIN)
+@subjects_of(decaying_forms, often=MAIN)
 def test_strong_decays(subject):
   checks.check_strong_decays(subject, TIME, "float64")
 
 
 # One of those whose sums over tiles the others share.
-@subjects(decaying_forms, often=("state_space_duality",))
+@subjects_of(decaying_forms, often=("state_space_duality",))
 def test_strong_decays_in_float32(subject):
   # After a token that forgets everything, a column of Lattice has a direction
   # that does not depend on the size of its entry of the key. The gradient of
@@ -308,35 +308,35 @@ def test_strong_decays_in_float32(subject):
 
 
 @SLOW
-@subjects(typical_forms)
+@subjects_of(typical_forms)
 def test_causality_edges_and_determinism_in_float32(subject):
   checks.check_causal(subject, TIME, x64=False)
   checks.check_edges(subject, TIME, x64=False)
   checks.check_deterministic(subject, TIME, x64=False)
 
 
-@subjects(typical_reference, often=ONE)
+@subjects_of(typical_reference, often=ONE)
 def test_edges_of_the_reference(subject):
   checks.check_edges(subject, TIME)
 
 
 @SLOW
-@subjects(other_forms)
+@subjects_of(other_forms)
 def test_edges_of_other_specs(subject):
   checks.check_edges(subject, PACKED.shape[1], PACKED)
 
 
 @SLOW
-@subjects(first_forms)
+@subjects_of(first_forms)
 def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)
 
 
-@subjects(first_forms, often=FIRST_OF_FOUR)
+@subjects_of(first_forms, often=FIRST_OF_FOUR)
 def test_nothing_to_do(subject):
   checks.check_empty(subject)
 
 
-@subjects(first_forms, often=FIRST_OF_FOUR)
+@subjects_of(first_forms, often=FIRST_OF_FOUR)
 def test_strict_programs(subject):
   checks.check_strict(subject, PIECE)

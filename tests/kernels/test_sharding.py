@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 
 from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
-  checks,
   errors,
   gradients,
   memories,
+  subjects,
   tolerances,
 )
 
@@ -30,7 +30,7 @@ def test_eight_devices_equal_one(name, packed, gradient):
   memory = memories.MEMORIES[name]
   spec = next(iter(memory.specs.values()))
   sizes = {"batch": 8, "heads": 2, "key_dim": 5, "value_dim": 7}
-  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
   arguments = subject.state(), subject.inputs(40)
   ids = None
   if packed:

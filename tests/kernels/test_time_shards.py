@@ -7,10 +7,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from memcomp_kernels.parallel import shard, state_passing, wavefront
 from memcomp_kernels.testing import (
-  checks,
   errors,
   gradients,
   memories,
+  subjects,
   tolerances,
 )
 
@@ -67,11 +67,11 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   # Two heads of seven features at a time, of four.
   monkeypatch.setattr(wavefront, "_FEATURES", 14)
   sizes = {"batch": 2, "heads": 4, "key_dim": 5, "value_dim": 7}
-  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
   arguments = subject.state(), subject.inputs(36)
   ids = None
   if packed:
-    arguments = *arguments, checks.states_inside(subject, 2)
+    arguments = *arguments, subjects.states_inside(subject, 2)
     # Segments within shards of nine, over them, one of padding alone.
     rows = [[1] * 4 + [2] * 20 + [3] * 12, [1] * 8 + [0] * 11 + [2] * 17]
     ids = jax.numpy.asarray(np.array(rows), "int32")
@@ -98,7 +98,7 @@ def test_new_segments_start_from_the_state_before_the_first_shard():
   memory = memories.MEMORIES["trellis"]
   spec = next(iter(memory.specs.values()))
   sizes = {"batch": 1, "heads": 1, "key_dim": 3, "value_dim": 3}
-  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
   state, inputs = subject.state(), subject.inputs(12)
   ids = jax.numpy.asarray([[1] * 8 + [2] * 4], "int32")
 
@@ -176,7 +176,7 @@ def test_efficiency_is_that_of_the_program(monkeypatch):
   memory = memories.MEMORIES["trellis"]
   spec = next(iter(memory.specs.values()))
   sizes = {"batch": 3, "heads": 2, "key_dim": 5, "value_dim": 7}
-  subject = checks.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
 
   def loss(inputs):
     chunk = shard.shard_chunk(

@@ -5,116 +5,22 @@ are compared with the reference in float64. The checks switch `jax.enable_x64`
 themselves.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels.testing import errors, gradients, tolerances
-from memcomp_kernels.testing import memory as memory_lib
+from memcomp_kernels.testing import errors, gradients, subjects, tolerances
 from memcomp_kernels.testing.gradients import is_float, value_and_gradients
-
-SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-  """What is checked: one implementation of one memory with one Spec.
-
-  Attributes:
-    memory: the memory under test.
-    spec: its options.
-    implementation: name of the implementation of its chunk function.
-    sizes: sizes of inputs and states.
-    keep: whether later checks reuse what one check compiled. It must be False
-      if the code changes in between.
-  """
-
-  memory: memory_lib.Memory
-  spec: Any
-  implementation: str
-  sizes: tuple[tuple[str, int], ...] = tuple(SIZES.items())
-  keep: bool = False
-
-  def inputs(self, time: int, seed: int = 0, **changes) -> Any:
-    """Returns random inputs, in the widest dtype that is switched on."""
-    sizes = dict(self.sizes) | changes
-    return self.memory.make_inputs(
-      jax.random.key(seed), self.spec, time=time, **sizes
-    )
-
-  def state(self, seed: int = 1, **changes) -> Any:
-    """Returns a state before the first token, with random memories."""
-    sizes = dict(self.sizes) | changes
-    return self.memory.make_state(jax.random.key(seed), self.spec, **sizes)
-
-  def chunk(self, state, inputs, segment_ids=None, reset_state=None):
-    """Runs the implementation under test."""
-    return self.memory.op.chunk(
-      state,
-      inputs,
-      spec=self.spec,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-      implementation=self.implementation,
-    )
-
-  def reference(self, state, inputs, segment_ids=None, reset_state=None):
-    """Runs the definition."""
-    return self.memory.op.reference(
-      state,
-      inputs,
-      spec=self.spec,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-    )
-
-  def step(self, state, inputs):
-    """Runs one token."""
-    return self.memory.op.step(state, inputs, spec=self.spec)
-
-
-def states_inside(subject: Subject, batch: int) -> Any:
-  """Returns states at different places in a chunk; the first one is fresh."""
-  # The third state is beyond a first chunk of 16 tokens.
-  seen = np.random.default_rng(11).integers(1, 40, batch)
-  seen[:3] = (0, 3, 21)[:batch]
-  inputs = subject.inputs(int(seen.max()), 6, batch=batch)
-  ids = np.arange(seen.max()) < seen[:, None]
-  state = subject.state(seed=5, batch=batch)
-  found, _ = subject.reference(
-    state, inputs, jnp.asarray(ids, jnp.int32), state
-  )
-  return found
-
-
-def assert_agree(
-  actual: tuple[Any, Any],
-  expected: tuple[Any, Any],
-  what: str,
-  dtype: str = "float64",
-) -> None:
-  """Asserts that two results of `value_and_gradients` agree.
-
-  Raises:
-    AssertionError: they differ; the message says which part, and by how much.
-  """
-  bounds = tolerances.VALUE[dtype], tolerances.GRADIENT[dtype]
-  for a, b, bound, part in zip(
-    actual, expected, bounds, ("values", "gradients"), strict=True
-  ):
-    errors.assert_close(a, b, bound, f"{what}: {part}")
+from memcomp_kernels.testing.subjects import Subject
 
 
 def check_truth(subject: Subject, time: int) -> None:
   """Levels 2 and 5: float64 values and gradients equal the reference's."""
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(time)
-    assert_agree(
+    subjects.assert_agree(
       value_and_gradients(subject.chunk, arguments),
       value_and_gradients(subject.reference, arguments),
       f"time {time}",
@@ -192,7 +98,7 @@ def check_precision(subject: Subject, dtype: str, time: int) -> None:
   for leaf in jax.tree.leaves(got_state):
     if is_float(leaf) and leaf.dtype != jnp.float32:
       raise AssertionError(f"a state is {leaf.dtype}, not float32")
-  assert_agree(results, expected, dtype, dtype)
+  subjects.assert_agree(results, expected, dtype, dtype)
 
 
 def check_hand_off(
@@ -214,8 +120,10 @@ def check_hand_off(
     arguments = subject.state(), subject.inputs(piece * pieces)
 
     def in_pieces(state, inputs):
-      state, outputs = jax.lax.scan(subject.chunk, state, _cut(inputs, pieces))
-      return state, _join(outputs)
+      state, outputs = jax.lax.scan(
+        subject.chunk, state, subjects.cut_time(inputs, pieces)
+      )
+      return state, subjects.join_time(outputs)
 
     def by_step(state, inputs):
       by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs)
@@ -226,7 +134,9 @@ def check_hand_off(
     whole = value_and_gradients(subject.chunk, arguments)
     functions = {"steps": by_step}
     if with_gradients:
-      assert_agree(value_and_gradients(in_pieces, arguments), whole, "pieces")
+      subjects.assert_agree(
+        value_and_gradients(in_pieces, arguments), whole, "pieces"
+      )
     else:
       functions["pieces"] = in_pieces
     for name, function in functions.items():
@@ -236,128 +146,6 @@ def check_hand_off(
         tolerances.VALUE["float64"],
         name,
       )
-
-
-def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
-  """Level 7: a packed row equals its segments alone, forward and backward.
-
-  Args:
-    subject: what is checked.
-    lengths: lengths of the segments in the row.
-    padding: tokens of padding before, between and after the segments.
-  """
-  with jax.enable_x64(True):
-    state = subject.state(batch=1)
-    parts = [
-      subject.inputs(length, seed=i, batch=1)
-      for i, length in enumerate(lengths)
-    ]
-    ids, spans, at = [0] * padding, [], padding
-    for i, length in enumerate(lengths):
-      # The ids neither grow by one nor are sorted: only equality may matter.
-      ids += [(i * 5) % 7 + 1 + 7 * i] * length + [0] * padding
-      spans.append((at, at + length))
-      at += length + padding
-    segment_ids = jnp.array([ids], jnp.int32)
-
-    def packed(state, parts):
-      def pack(*leaves):
-        gap = jnp.full_like(leaves[0][:, :1], 3.0)
-        gap = jnp.repeat(gap, padding, axis=1)
-        joined = [gap]
-        for leaf in leaves:
-          joined += [leaf, gap]
-        return jnp.concatenate(joined, axis=1)
-
-      final, outputs = subject.chunk(
-        state, jax.tree.map(pack, *parts), segment_ids, state
-      )
-      final = final._replace(segment_id=jnp.ones_like(final.segment_id))
-      return final, [outputs[:, a:b] for a, b in spans]
-
-    def separate(state, parts):
-      results = [subject.reference(state, part) for part in parts]
-      return results[-1][0], [outputs for _, outputs in results]
-
-    arguments = state, parts
-    assert_agree(
-      value_and_gradients(packed, arguments),
-      value_and_gradients(separate, arguments),
-      "packed",
-    )
-
-
-def check_packed_against_reference(
-  subject: Subject,
-  segment_ids: np.ndarray,
-  *,
-  in_two: bool = True,
-  gradient: bool = True,
-) -> None:
-  """Level 7: any segment ids, from states inside a chunk, as the reference.
-
-  New segments start from a fresh state in the first row, and from states some
-  way into a sequence in the others.
-
-  Args:
-    subject: what is checked.
-    segment_ids: `[batch, time]`, an even number of tokens.
-    in_two: whether to also cut the rows in two. The second half then continues
-      from the state after the first.
-    gradient: whether gradients are compared, too.
-  """
-  with jax.enable_x64(True):
-    batch, time = segment_ids.shape
-    ids = jnp.asarray(segment_ids, jnp.int32)
-    state, reset = _continued(subject, batch), states_inside(subject, batch)
-    inputs = subject.inputs(time, batch=batch)
-
-    def two_calls(state, inputs, ids, reset):
-      def body(state, half):
-        inputs, ids = half
-        return subject.chunk(state, inputs, ids, reset)
-
-      halves = _cut((inputs, ids), 2)
-      state, outputs = jax.lax.scan(body, state, halves)
-      return state, _join(outputs)
-
-    arguments = state, inputs, ids, reset
-    measured = functools.partial(
-      value_and_gradients, arguments=arguments, gradient=gradient
-    )
-    expected = measured(subject.reference)
-    functions: dict[str, Callable] = {"one call": subject.chunk}
-    if in_two:
-      functions["two calls"] = two_calls
-    for name, function in functions.items():
-      assert_agree(measured(function), expected, name)
-
-
-def check_padding(
-  subject: Subject, time: int, batch: int, *, packed_program: bool = False
-) -> None:
-  """Level 7: padding leaves the state bit-equal and outputs exact zeros.
-
-  Args:
-    subject: what is checked.
-    time: tokens per row.
-    batch: number of rows.
-    packed_program: whether to run the gradient program that
-      `check_packed_against_reference` compiles for rows of this shape. If that
-      check runs too, this costs less than a program for values alone.
-  """
-  with jax.enable_x64(True):
-    fresh, state = subject.state(batch=batch), _continued(subject, batch)
-    inputs = subject.inputs(time, batch=batch)
-    inputs = jax.tree.map(lambda x: x + jnp.nan, inputs)
-    none = jnp.zeros((batch, time), jnp.int32)
-    arguments = state, inputs, none, fresh
-    if packed_program:
-      (new_state, outputs), _ = value_and_gradients(subject.chunk, arguments)
-    else:
-      new_state, outputs = gradients.compiled(subject.chunk)(*arguments)
-    errors.assert_equal(new_state, state, "state after padding")
-    errors.assert_equal(outputs, jnp.zeros_like(outputs), "outputs at padding")
 
 
 # The next three checks use the program of `check_truth`, which is in float64.
@@ -449,7 +237,7 @@ def check_strong_decays(
     errors.assert_finite(expected, "reference")
   with jax.enable_x64(dtype == "float64"):
     results = value_and_gradients(subject.chunk, (state, inputs))
-  assert_agree(results, expected, f"strong decays in {dtype}", dtype)
+  subjects.assert_agree(results, expected, f"strong decays in {dtype}", dtype)
 
 
 def strong_decays(log_decay: jax.Array) -> jax.Array:
@@ -514,31 +302,6 @@ def check_strict(subject: Subject, time: int) -> None:
       jax.eval_shape(differentiated, arguments, cotangents)
     first = jax.tree.map(lambda x: x[:, 0], narrow)
     jax.eval_shape(subject.step, state, first)
-
-
-def _continued(subject: Subject, batch: int) -> Any:
-  """Returns a state some tokens after the state of `Subject.state`."""
-  state, inputs = (
-    subject.state(seed=3, batch=batch),
-    subject.inputs(3, 4, batch=batch),
-  )
-  return subject.reference(state, inputs)[0]
-
-
-def _cut(tree: Any, pieces: int) -> Any:
-  """Cuts `[batch, time, ...]` into `[pieces, batch, time / pieces, ...]`."""
-
-  def cut(x):
-    x = x.reshape(x.shape[0], pieces, -1, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
-
-  return jax.tree.map(cut, tree)
-
-
-def _join(outputs: jax.Array) -> jax.Array:
-  """Undoes `_cut` for one array."""
-  outputs = jnp.moveaxis(outputs, 0, 1)
-  return outputs.reshape(len(outputs), -1, *outputs.shape[3:])
 
 
 def _with_wide_gates(inputs: Any, wide: Any, dtype: Any) -> Any:

@@ -7,11 +7,11 @@ import pytest
 
 from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.math import decay, delta
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["delta_rule"]
 GATED, PLAIN = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("gated", "not-gated")
 )
 

@@ -8,11 +8,11 @@ import pytest
 from memcomp_kernels.infini_attention import tile
 from memcomp_kernels.math import delta
 from memcomp_kernels.softmax_attention import tile as attention_tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["infini_attention"]
 SEGMENTS, LINEAR, TOKEN = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("segments", "segments-linear-window", "token")
 )
 

@@ -12,7 +12,13 @@ import rotation
 
 from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import budgets, capacity, resize, tilings
-from memcomp_kernels.testing import checks, errors, gradients, memories
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  gradients,
+  memories,
+  subjects,
+)
 
 COMPILED = programs.of(key_value_means)
 MEMORY = memories.MEMORIES["key_value_means"]
@@ -297,7 +303,7 @@ def test_seen_changes_nothing():
   sizes = {"capacity": state.keys.shape[2], "time": 28, "num_tiles": 7}
   assert len(tilings.stages(spec, max_position=0, **sizes)) == 2
   assert len(tilings.stages(spec, max_position=None, **sizes)) == 1
-  checks.assert_agree(
+  subjects.assert_agree(
     gradients.value_and_gradients(chunk_seen(spec, 0), (state, inputs)),
     gradients.value_and_gradients(chunk_seen(spec, None), (state, inputs)),
     "fresh",
@@ -384,7 +390,7 @@ def test_stages_follow_the_live_rows():
 def test_rows_are_added_by_product_elsewhere(monkeypatch):
   monkeypatch.setattr(tilings, "adds_by_index", lambda: False)
   spec = MEMORY.specs["power"]
-  checks.check_truth(checks.Subject(MEMORY, spec, "xla_chunked"), 18)
+  checks.check_truth(subjects.Subject(MEMORY, spec, "xla_chunked"), 18)
 
 
 @pytest.mark.slow

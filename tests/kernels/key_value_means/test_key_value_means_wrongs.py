@@ -7,11 +7,11 @@ import pytest
 
 from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import tile, xla_chunked
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["key_value_means"]
-POWER = checks.Subject(MEMORY, MEMORY.specs["power"], "xla_chunked")
-FIXED = checks.Subject(MEMORY, MEMORY.specs["fixed"], "xla_chunked")
+POWER = subjects.Subject(MEMORY, MEMORY.specs["power"], "xla_chunked")
+FIXED = subjects.Subject(MEMORY, MEMORY.specs["fixed"], "xla_chunked")
 
 
 def assert_red(subject=POWER):

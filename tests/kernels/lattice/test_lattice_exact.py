@@ -17,6 +17,8 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
+  packed_checks,
+  subjects,
   tolerances,
 )
 
@@ -36,7 +38,7 @@ sweeps_at_least = pytest.mark.parametrize(
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject(checks.Subject):
+class Subject(subjects.Subject):
   tiling: tilings.Tiling = SOLVERS[0]
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
@@ -64,7 +66,7 @@ def assert_exact(subjects, state, inputs, what=""):
     )
     for one in subjects:
       found = gradients.value_and_gradients(one.chunk, (state, inputs))
-      checks.assert_agree(found, expected, f"{one.tiling} {what}")
+      subjects.assert_agree(found, expected, f"{one.tiling} {what}")
 
 
 def drawn(one, time):
@@ -191,7 +193,7 @@ def test_packed():
   rows[0] = 1  # continues the state's segment
   rows[1, 2:9], rows[1, 13:] = 1, 2  # padding inside
   rows[2] = np.repeat([3, 5, 2], 8)
-  checks.check_packed_against_reference(subject(SOLVERS[1]), rows)
+  packed_checks.check_packed_against_reference(subject(SOLVERS[1]), rows)
 
 
 def tile(one, time):
@@ -298,7 +300,7 @@ def test_empty_places_that_count(monkeypatch):
   rows = np.ones((2, 24), np.int32)
   rows[1] = 0  # its derivative is not that of a renormalised memory
   with pytest.raises(AssertionError, match="over 1e-1"):
-    checks.check_packed_against_reference(one, rows)
+    packed_checks.check_packed_against_reference(one, rows)
 
 
 def test_tilings_name_the_field_out_of_range():

@@ -9,13 +9,19 @@ import pytest
 
 from memcomp_kernels.lattice import columns, tile
 from memcomp_kernels.math import channel_decay
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  memories,
+  subjects,
+  tolerances,
+)
 
 MEMORY = memories.MEMORIES["lattice"]
 
 
 def subject(name="chunk-decoding"):
-  return checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  return subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
 
 
 def assert_red(name="chunk-decoding"):

@@ -8,11 +8,11 @@ import pytest
 from memcomp_kernels import affine
 from memcomp_kernels.linear_attention import tile
 from memcomp_kernels.math import decay, feature_maps
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["linear_attention"]
 DECAYED, PLAIN, NO_SUM = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("decayed", "plain", "no-sum")
 )
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.ovq import dictionary, tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["ovq"]
-SUBJECT = checks.Subject(MEMORY, MEMORY.specs["plateau"], "xla_chunked")
+SUBJECT = subjects.Subject(MEMORY, MEMORY.specs["plateau"], "xla_chunked")
 
 
 def patched(monkeypatch, **functions):

@@ -7,7 +7,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import contract, window
-from memcomp_kernels.testing import checks, gradients
+from memcomp_kernels.testing import gradients, subjects
 
 HEADS = 2
 
@@ -149,7 +149,7 @@ def test_a_call_is_its_pushes(size, sinks, reset_positions):
 
     return gradients.value_and_gradients(run, floats)
 
-  checks.assert_agree(result(by_plan), result(by_push), "window")
+  subjects.assert_agree(result(by_plan), result(by_push), "window")
 
 
 @RESETS

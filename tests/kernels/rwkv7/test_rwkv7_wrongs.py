@@ -7,10 +7,10 @@ import pytest
 
 from memcomp_kernels.math import channel_decay, delta
 from memcomp_kernels.rwkv7 import tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["rwkv7"]
-SUBJECT = checks.Subject(MEMORY, MEMORY.specs["released"], "xla_chunked")
+SUBJECT = subjects.Subject(MEMORY, MEMORY.specs["released"], "xla_chunked")
 
 
 def patched(monkeypatch, module, **functions):

@@ -8,11 +8,11 @@ import rotation
 
 from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["slot_attention"]
 GATED, SOFTMAX = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("gated", "softmax")
 )
 

@@ -16,6 +16,8 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
+  packed_checks,
+  subjects,
   tolerances,
 )
 
@@ -34,7 +36,7 @@ GROUPED = dataclasses.replace(ONE, make_inputs=grouped_inputs)
 
 
 def subject(name, implementation="xla_chunked"):
-  return checks.Subject(GROUPED, GROUPED.specs[name], implementation)
+  return subjects.Subject(GROUPED, GROUPED.specs[name], implementation)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_equals_repeated_keys_and_values(name, implementation):
 
   with jax.enable_x64(True):
     arguments = this.state(), this.inputs(37)
-    checks.assert_agree(
+    subjects.assert_agree(
       gradients.value_and_gradients(this.chunk, arguments),
       gradients.value_and_gradients(repeated, arguments),
       "grouped",
@@ -80,7 +82,7 @@ def test_equals_repeated_keys_and_values(name, implementation):
 @pytest.mark.slow
 def test_keeps_the_contract():
   checks.check_hand_off(subject("full"), piece=5, pieces=3)
-  checks.check_packing(subject("window-sinks"), [3, 12], 2)
+  packed_checks.check_packing(subject("window-sinks"), [3, 12], 2)
 
 
 def test_heads_that_do_not_divide():

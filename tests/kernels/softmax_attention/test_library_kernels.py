@@ -15,7 +15,7 @@ from memcomp_kernels import dispatch, softmax_attention
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device as device_lib
 from memcomp_kernels.softmax_attention import fresh, library_gpu
-from memcomp_kernels.testing import checks, errors, gradients, memories
+from memcomp_kernels.testing import errors, gradients, memories, subjects
 
 MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
@@ -107,7 +107,7 @@ def test_splash_equals_the_xla_form(name):
   with device_lib.interpreted():
     found = run("library_tpu", spec, given, ids)
   expected = run("xla_chunked", spec, given, ids)
-  checks.assert_agree(found, expected, name, "float32")
+  subjects.assert_agree(found, expected, name, "float32")
   if ids is not None:
     padding = found[0][1][ids == 0]
     errors.assert_equal(padding, jnp.zeros_like(padding), "padding")
@@ -170,7 +170,7 @@ def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
     library_gpu, "chunk", fresh.implementation("library_gpu", attend, can)
   )
   given = arguments(spec, time, **(changes | {"key_dim": 64}))
-  checks.assert_agree(
+  subjects.assert_agree(
     run("library_gpu", spec, given),
     run("xla_chunked", spec, given),
     name,

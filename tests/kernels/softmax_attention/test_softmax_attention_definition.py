@@ -12,7 +12,7 @@ import rotation
 
 from memcomp_kernels import softmax_attention
 from memcomp_kernels.softmax_attention import tilings
-from memcomp_kernels.testing import checks, errors, gradients, memories
+from memcomp_kernels.testing import errors, gradients, memories, subjects
 
 COMPILED = programs.of(softmax_attention)
 MEMORY = memories.MEMORIES["softmax_attention"]
@@ -161,7 +161,7 @@ def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
 
   monkeypatch.setattr(tilings, "full_tile", lambda keys: 4)
   monkeypatch.setattr(tilings, "window_tile", lambda ring: 8)
-  checks.assert_agree(
+  subjects.assert_agree(
     run(softmax_attention.chunk), run(softmax_attention.reference), "tiles"
   )
 

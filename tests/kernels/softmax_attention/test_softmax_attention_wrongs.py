@@ -8,12 +8,12 @@ import pytest
 
 from memcomp_kernels import window
 from memcomp_kernels.softmax_attention import tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, packed_checks, subjects
 
 MEMORY = memories.MEMORIES["softmax_attention"]
-WINDOW = checks.Subject(MEMORY, MEMORY.specs["window"], "xla_chunked")
-SINKS = checks.Subject(MEMORY, MEMORY.specs["window-sinks"], "xla_chunked")
-FULL = checks.Subject(MEMORY, MEMORY.specs["full"], "xla_chunked")
+WINDOW = subjects.Subject(MEMORY, MEMORY.specs["window"], "xla_chunked")
+SINKS = subjects.Subject(MEMORY, MEMORY.specs["window-sinks"], "xla_chunked")
+FULL = subjects.Subject(MEMORY, MEMORY.specs["full"], "xla_chunked")
 
 
 def with_plan(monkeypatch, wrong):
@@ -52,7 +52,7 @@ def test_segments_that_leak(monkeypatch):
 
   with_plan(monkeypatch, wrong)
   with pytest.raises(AssertionError, match="packed"):
-    checks.check_packing(FULL, [5, 9], 1)
+    packed_checks.check_packing(FULL, [5, 9], 1)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_prefix_that_is_lost(monkeypatch):
 
   with_plan(monkeypatch, wrong)
   with pytest.raises(AssertionError, match="packed"):
-    checks.check_packing(SINKS, [5, 9], 1)
+    packed_checks.check_packing(SINKS, [5, 9], 1)
 
 
 def test_sinks_that_are_forgotten(monkeypatch):

@@ -6,11 +6,11 @@ import pytest
 from memcomp_kernels import affine
 from memcomp_kernels.math import decay
 from memcomp_kernels.state_space_duality import tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["state_space_duality"]
 OWN, SHARED = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("own", "shared")
 )
 
@@ -56,7 +56,7 @@ def test_heads_of_a_group_in_turn(monkeypatch):
     return jnp.swapaxes(x.reshape(x.shape[0], -1, groups, *x.shape[2:]), 1, 2)
 
   sizes = dict(OWN.sizes) | {"heads": 4}
-  subject = checks.Subject(
+  subject = subjects.Subject(
     MEMORY, SHARED.spec, "xla_chunked", tuple(sizes.items())
   )
   monkeypatch.setattr(affine, "split_heads", split_heads)

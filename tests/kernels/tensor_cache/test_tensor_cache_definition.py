@@ -11,7 +11,7 @@ import rotation
 
 from memcomp_kernels import tensor_cache
 from memcomp_kernels.tensor_cache import tilings
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 COMPILED = programs.of(tensor_cache)
 MEMORY = memories.MEMORIES["tensor_cache"]
@@ -380,7 +380,7 @@ def test_bytes_of_the_state():
 def test_tiles_are_speed(monkeypatch, name):
   monkeypatch.setattr(tilings, "tile_time", lambda spec, time: 5)
   checks.check_values(
-    checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked"), 23
+    subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked"), 23
   )
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.tensor_cache import tile, xla_chunked
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, packed_checks, subjects
 
 MEMORY = memories.MEMORIES["tensor_cache"]
 
 
 def subject(name):
-  return checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  return subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
 
 
 def red(name, time=19):
@@ -113,7 +113,7 @@ def test_segments_that_leak(monkeypatch):
   monkeypatch.setattr(xla_chunked.tile, "Places", leaky)
   with pytest.raises(AssertionError, match="packed"):
     # Long enough that tokens of the first segment leave the window.
-    checks.check_packing(subject("evicted-delta"), [14, 9], 1)
+    packed_checks.check_packing(subject("evicted-delta"), [14, 9], 1)
 
 
 @pytest.mark.slow

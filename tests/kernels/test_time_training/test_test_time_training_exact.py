@@ -8,13 +8,20 @@ import pytest
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.math import solver
 from memcomp_kernels.test_time_training import tile, tilings
-from memcomp_kernels.testing import checks, errors, memories, tolerances
+from memcomp_kernels.testing import (
+  checks,
+  errors,
+  memories,
+  packed_checks,
+  subjects,
+  tolerances,
+)
 
 MEMORY = memories.MEMORIES["test_time_training"]
 
 
 def subject(name):
-  return checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  return subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def test_precision(name):
 
 @pytest.mark.slow
 def test_packed_mlp():
-  checks.check_packing(subject("mlp-token"), [5, 9], 1)
+  packed_checks.check_packing(subject("mlp-token"), [5, 9], 1)
 
 
 def test_tiling_names_the_field():

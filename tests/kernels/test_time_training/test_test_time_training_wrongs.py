@@ -9,11 +9,11 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.test_time_training import inner, rows, tile
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["test_time_training"]
 STALE, TOKEN, TOKEN_MLP = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("linear", "linear-token", "mlp-token")
 )
 

@@ -9,12 +9,12 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.math import activations, decay
 from memcomp_kernels.math import solver as solver_lib
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, packed_checks, subjects
 from memcomp_kernels.trellis import tile
 
 TRELLIS = memories.MEMORIES["trellis"]
-STALE = checks.Subject(TRELLIS, TRELLIS.specs["chunk-ln_silu"], "xla_chunked")
-EXACT = checks.Subject(TRELLIS, TRELLIS.specs["token"], "xla_chunked")
+STALE = subjects.Subject(TRELLIS, TRELLIS.specs["chunk-ln_silu"], "xla_chunked")
+EXACT = subjects.Subject(TRELLIS, TRELLIS.specs["token"], "xla_chunked")
 
 
 def masked_decay(causal, exp_first=False):
@@ -121,7 +121,7 @@ def test_first_order_gradient_only(monkeypatch):
 def test_segments_that_leak(monkeypatch):
   with_flags(monkeypatch, resets=False)
   with pytest.raises(AssertionError, match="packed"):
-    checks.check_packing(STALE, [5, 9], 1)
+    packed_checks.check_packing(STALE, [5, 9], 1)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_a_reset_without_its_gradient(monkeypatch):
 
   monkeypatch.setattr(tile_scan, "ENGINE", right._replace(backward=wrong))
   with pytest.raises(AssertionError, match="packed: gradients"):
-    checks.check_packing(STALE, [5, 9], 1)
+    packed_checks.check_packing(STALE, [5, 9], 1)
 
 
 @pytest.mark.slow

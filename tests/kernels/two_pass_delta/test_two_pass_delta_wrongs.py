@@ -5,12 +5,12 @@ import types as python_types
 import pytest
 
 from memcomp_kernels.math import decay
-from memcomp_kernels.testing import checks, memories
+from memcomp_kernels.testing import checks, memories, subjects
 from memcomp_kernels.two_pass_delta import gates, tile
 
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SUBJECT, READ_FIRST, ALL_INPUTS = (
-  checks.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
+  subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
   for name in ("write-first", "read-first", "weight-decay")
 )
 
