@@ -143,59 +143,88 @@ def draw_gains(groups, path: pathlib.Path) -> None:
   canvas.savefig(path, dpi=120, metadata={"Software": None})
 
 
-def draw_overview(groups, recall: list[Run], path: pathlib.Path) -> None:
-  """Reading on, and recall, of the four memories and two attentions."""
-  canvas = figure.Figure(figsize=(11, 4.3), layout="constrained")
-  reading, holding = canvas.subplots(1, 2)
-  base = groups["sliding_window", True]
-  for mixer, (label, colour, marker) in MAIN.items():
+def apart(places: dict[str, float], least: float) -> dict[str, float]:
+  """Moves labels up until each is `least` above the one below it."""
+  moved: dict[str, float] = {}
+  for name in sorted(places, key=places.__getitem__):
+    moved[name] = max([places[name], *(y + least for y in moved.values())])
+  return moved
+
+
+def draw_reading(groups, axes) -> None:
+  """Bits per byte by position, beside the window's."""
+  (base,) = groups["sliding_window", True][:1]
+  highest, ends = 0.2, {}
+  for mixer, (_, colour, marker) in MAIN.items():
     group = groups.get((mixer, True)) or groups.get((mixer, False))
-    style = {"color": colour, "marker": marker, "markersize": 5}
-    if group is not None:
-      over = [mean([run], "carried") - mean(base, "carried") for run in group]
-      x = np.arange(len(group[0]["first"]))
-      y = np.mean(over, axis=0)
-      reading.plot(x, y, **style)
-      reading.fill_between(
-        x, np.min(over, axis=0), np.max(over, axis=0), color=colour, alpha=0.15
-      )
-      seen = min(y[-1], 0.19)
-      reading.annotate(label, (x[-1] + 0.15, seen), color=colour, va="center")
-    sizes = [run for run in recall if run["mixer"] == mixer]
-    if sizes:
-      found = np.array([run["accuracy"]["16"] for run in sizes])
-      state = [4 * run["state_floats"] for run in sizes]
-      holding.plot(state, found.mean(axis=1), **style)
-      holding.fill_between(
-        state, found.min(axis=1), found.max(axis=1), color=colour, alpha=0.15
-      )
-      holding.annotate(
-        label,
-        (state[0], found[0].mean()),
-        xytext=(-6, 0),
-        textcoords="offset points",
-        color=colour,
-        ha="right",
-        va="center",
-      )
-  first, window = base[0]["first"], base[0]["window"]
-  ticks = [f"{at / window:g}" for at in first]
-  reading.set_xticks(range(len(first)), ticks)
-  reading.set_xlim(-0.3, len(first) + 1.6)
-  reading.set_ylim(-0.12, 0.2)
-  reading.set(
+    if group is None:
+      continue
+    over = [np.array(run["carried"]) - base["carried"] for run in group]
+    x, y = np.arange(len(over[0])), np.mean(over, axis=0)
+    axes.plot(x, y, color=colour, marker=marker, markersize=5)
+    axes.fill_between(
+      x, np.min(over, axis=0), np.max(over, axis=0), color=colour, alpha=0.15
+    )
+    ends[mixer] = min(y[-1], highest - 0.008)
+  last = len(base["first"]) - 1
+  for mixer, y in apart(ends, 0.014).items():
+    name, colour, _ = MAIN[mixer]
+    axes.annotate(name, (last + 0.2, y), color=colour, va="center")
+  ticks = [f"{at / base['window']:g}" for at in base["first"]]
+  axes.set_xticks(range(last + 1), ticks)
+  axes.set_xlim(-0.3, last + 2.6)
+  axes.set_ylim(-0.06, highest)
+  axes.set(
     title="Reading on, the state carried",
     xlabel="position, in multiples of the trained length",
-    ylabel="bits per byte beside a window of 64\n(lower is better)",
+    ylabel="bits per byte more than a window of 64",
   )
-  holding.set_xscale("log", base=2)
-  holding.set_xlim(left=700)
-  holding.set_ylim(0.5, 1.02)
-  holding.set(
+
+
+def draw_recall(recall: list[Run], axes) -> None:
+  """Accuracy at 16 pairs by bytes of state."""
+  starts = {}
+  for mixer, (_, colour, marker) in MAIN.items():
+    sizes = [run for run in recall if run["mixer"] == mixer]
+    if not sizes:
+      continue
+    found = np.array([run["accuracy"]["16"] for run in sizes])
+    state = [4 * run["state_floats"] for run in sizes]
+    axes.plot(
+      state, found.mean(axis=1), color=colour, marker=marker, markersize=5
+    )
+    axes.fill_between(
+      state, found.min(axis=1), found.max(axis=1), color=colour, alpha=0.15
+    )
+    starts[mixer] = state[0], found[0].mean()
+  for mixer, y in apart({k: y for k, (_, y) in starts.items()}, 0.03).items():
+    name, colour, _ = MAIN[mixer]
+    full = mixer == "softmax_attention"  # right of the others: label above
+    axes.annotate(
+      name,
+      (starts[mixer][0], y),
+      xytext=(0, 8) if full else (-7, 0),
+      textcoords="offset points",
+      color=colour,
+      ha="center" if full else "right",
+      va="center",
+    )
+  axes.set_xscale("log", base=2)
+  axes.set_xlim(left=600)
+  axes.set_ylim(0.5, 1.05)
+  axes.set(
     title="16 pairs recalled",
     xlabel="bytes of state per layer",
     ylabel="accuracy, mean and range of two seeds",
   )
+
+
+def draw_overview(groups, recall: list[Run], path: pathlib.Path) -> None:
+  """Reading on, and recall, of the four memories and two attentions."""
+  canvas = figure.Figure(figsize=(11, 4.3), layout="constrained")
+  reading, holding = canvas.subplots(1, 2)
+  draw_reading(groups, reading)
+  draw_recall(recall, holding)
   for axes in (reading, holding):
     axes.grid(alpha=0.3)
   canvas.savefig(path, dpi=120, metadata={"Software": None})
