@@ -137,7 +137,9 @@ def draw_gains(groups, path: pathlib.Path) -> None:
     axes.minorticks_off()
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
-  panels[0, 0].legend(fontsize=8)
+  # Of a panel with both lines, if there is one.
+  most = max(panels.flat, key=lambda axes: len(axes.get_lines()))
+  most.legend(fontsize=8)
   canvas.supxlabel("position, in multiples of the trained length", fontsize=10)
   canvas.supylabel("bits per byte, carried minus fresh state", fontsize=10)
   canvas.savefig(path, dpi=120, metadata={"Software": None})

@@ -274,3 +274,38 @@ def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
     return (*result,) if stats is None else (*result, stats)
 
   return chunk
+
+
+def by_kernels(
+  form: Callable[..., Form], lay: Callable[[Any, Any], Any]
+) -> Callable[..., tuple]:
+  """Returns the implementation of an op whose tiles kernels run.
+
+  Args:
+    form: (spec, tiling, inputs, packed) -> the memory's form with its engine.
+      `inputs` are those of the call, `packed` says whether it has segment ids.
+    lay: (inputs, spec) -> the inputs as the form takes them.
+
+  Returns:
+    The function that `Op.chunk` calls, after the kernel's `unsupported`.
+  """
+
+  def chunk(
+    state: Any,
+    inputs: Any,
+    *,
+    spec: Any,
+    segment_ids: jax.Array | None = None,
+    reset_state: Any = None,
+    tiling: Any = None,
+  ) -> tuple:
+    """Computes what `reference` does, by kernels; see `Op.chunk`."""
+    return run(
+      form(spec, tiling, inputs, segment_ids is not None),
+      state,
+      lay(inputs, spec),
+      segment_ids=segment_ids,
+      reset_state=reset_state,
+    )[:2]
+
+  return chunk

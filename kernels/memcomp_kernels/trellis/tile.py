@@ -48,6 +48,14 @@ def form(
   )
 
 
+def lay_for_kernels(
+  inputs: reference.Inputs, spec: reference.Spec
+) -> reference.Inputs:
+  """Returns inputs whose log decays a kernel may add up over a tile."""
+  del spec
+  return inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
+
+
 def run(
   memories: form_lib.Memories,
   starts: form_lib.Memories,

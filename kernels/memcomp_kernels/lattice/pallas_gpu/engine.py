@@ -124,25 +124,15 @@ def _as_saved(form, operands):
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by GPU kernels; see `Op.chunk`.
+def form(
+  spec: reference.Spec, tiling: None, inputs: reference.Inputs, packed: bool
+) -> form_lib.Form:
+  """Returns the form that these kernels run; see `chunked.by_kernels`."""
+  del inputs, packed
+  return dataclasses.replace(xla_chunked.form(spec, tiling), engine=ENGINE)
 
-  Raises:
-    NotImplementedError: The kernels cannot run the call; the message says why.
-  """
-  if reason := unsupported(inputs, spec):
-    raise NotImplementedError(f"lattice mosaic_gpu: {reason}")
-  form = dataclasses.replace(xla_chunked.form(spec, None), engine=ENGINE)
-  return chunked.run(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )[:2]
+
+chunk = chunked.by_kernels(form, xla_chunked.lay)
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:

@@ -215,8 +215,9 @@ def _as_saved(form, operands):
   return _pack_memory(plan.lanes, memory)
 
 
-def form(spec: reference.Spec, tiling: tilings.Tiling) -> form_lib.Form:
+def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> form_lib.Form:
   """Returns the form of Lattice that runs by these kernels."""
+  tiling = tiling or tilings.Tiling()
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
   form = xla_chunked.form(spec, tiling)
   return dataclasses.replace(form, engine=ENGINE)
@@ -259,31 +260,9 @@ chosen by static cycle counts."""
 ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: These kernels cannot run the call; the message says
-      why.
-  """
-  tiling = tiling or tilings.Tiling()
-  if reason := unsupported(inputs, spec, tiling):
-    raise NotImplementedError(f"lattice mosaic_tpu: {reason}")
-  return chunked.run(
-    form(spec, tiling),
-    state,
-    xla_chunked.lay(inputs, spec),
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-  )[:2]
+chunk = chunked.by_kernels(
+  lambda spec, tiling, inputs, packed: form(spec, tiling), xla_chunked.lay
+)
 
 
 def unsupported(
@@ -298,7 +277,7 @@ def unsupported(
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
-  kernel_form = form(spec, tiling or tilings.Tiling())
+  kernel_form = form(spec, tiling)
   if engine.serves(tokens, kernel_form, inputs):
     return None
   if spec.num_slots % pairs.SUBLANES:

@@ -17,7 +17,6 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import device, full_tiles, rows
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_gpu import (
@@ -256,34 +255,23 @@ TOGETHER = form_lib.Engine(
 It does so if chunks start with the call and belong to one segment."""
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
+def form(
   spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by GPU kernels; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: The kernels cannot run the call; the message says why.
-  """
-  if reason := unsupported(inputs, spec):
-    raise NotImplementedError(f"trellis mosaic_gpu: {reason}")
+  tiling: tilings.Tiling | None,
+  inputs: reference.Inputs,
+  packed: bool,
+) -> form_lib.Form:
+  """Returns the form that these kernels run; see `chunked.by_kernels`."""
   tiling, engine = tiling or tilings.Tiling(), ENGINE
   if not spec.stale:
     tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
     spec = dataclasses.replace(spec, chunk_size=1)
-  elif segment_ids is None and _several(spec, inputs.query.shape[1]):
+  elif not packed and _several(spec, inputs.query.shape[1]):
     engine = TOGETHER
-  form = tile.form(spec, tiling)
-  form = dataclasses.replace(form, engine=engine)
-  inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
-  return chunked.run(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )[:2]
+  return dataclasses.replace(tile.form(spec, tiling), engine=engine)
+
+
+chunk = chunked.by_kernels(form, tile.lay_for_kernels)
 
 
 def _several(spec: reference.Spec, time: int) -> bool:

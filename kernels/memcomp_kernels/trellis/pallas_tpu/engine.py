@@ -24,7 +24,6 @@ from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
-from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_tpu import activations, device
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
@@ -300,36 +299,25 @@ def _as_saved(form, operands):
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
+def form(
   spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: These kernels cannot run the call; the message says
-      why.
-  """
+  tiling: tilings.Tiling | None,
+  inputs: reference.Inputs,
+  packed: bool,
+) -> form_lib.Form:
+  """Returns the form that these kernels run; see `chunked.by_kernels`."""
+  del packed
   tiling = tiling or tilings.Tiling()
-  if reason := unsupported(inputs, spec):
-    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
   if not spec.stale:
     heads, key_dim = inputs.query.shape[2:]
     unit = tilings.unit(
       spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
     )
     tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
-  form = tile.form(spec, tiling)
-  form = dataclasses.replace(form, engine=ENGINE)
-  inputs = inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
-  return chunked.run(
-    form, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-  )[:2]
+  return dataclasses.replace(tile.form(spec, tiling), engine=ENGINE)
+
+
+chunk = chunked.by_kernels(form, tile.lay_for_kernels)
 
 
 def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
