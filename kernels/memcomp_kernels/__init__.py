@@ -14,6 +14,7 @@ memcomp_kernels.trellis import reference`.
 
 from memcomp_kernels.contract import FRESH
 from memcomp_kernels.delta_rule import delta_rule, gated_delta_rule
+from memcomp_kernels.dispatch import default_implementation
 from memcomp_kernels.infini_attention import infini_attention
 from memcomp_kernels.key_value_means import key_value_means
 from memcomp_kernels.lattice import lattice
@@ -35,6 +36,7 @@ ttt = test_time_training  # pytest takes the long name for a test
 __all__ = [
   "FRESH",
   "Op",
+  "default_implementation",
   "delta_rule",
   "gated_delta_rule",
   "gated_slot_attention",
@@ -54,3 +56,8 @@ __all__ = [
   "ttt",
   "two_pass_delta",
 ]
+
+
+def __dir__():
+  """Names the public part, without the modules that it comes from."""
+  return __all__

@@ -143,12 +143,30 @@ def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
       if condition.value is None and flag:
         found[condition.attribute] = x is not None
       elif condition.value is not None and x is not None:
+        if condition.attribute in found:
+          _raise_rivals(op, given, condition.attribute)
         found[condition.attribute] = condition.value
     if x is not None and x.ndim == len(field.axes):
       for axis, size in zip(field.axes, x.shape, strict=True):
         if axis in known:
           found.setdefault(axis, size)
   return found
+
+
+def _raise_rivals(op: Any, given: dict[str, jax.Array], attribute: str):
+  """Raises TypeError for arrays that ask for different values of an option."""
+  public = {field: name for name, field in names(op).items()}
+  conditions = {
+    public[name]: field.condition
+    for name, field in shapes.fields(op.Inputs).items()
+    if name in given and field.condition is not None
+  }
+  rivals = [
+    f"{name} for {attribute}={condition.value!r}"
+    for name, condition in conditions.items()
+    if condition.attribute == attribute
+  ]
+  raise TypeError(f"{op.name}: give one alone: {', '.join(rivals)}")
 
 
 def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
@@ -163,11 +181,11 @@ def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
     unread = condition is not None and not condition.holds(spec)
     if field.optional and (unread or not (condition and condition.required)):
       arrays[name] = None
-    elif unread and (like := given.get("write_rate")) is not None:
+    elif not unread:
+      missing.append(public.get(name, name))
+    elif (like := given.get("write_rate")) is not None:
       shape = (*like.shape[:3], 1)
       arrays[name] = jnp.zeros(shape, contract.accumulation_dtype(like))
-    else:
-      missing.append(public.get(name, name))
   if missing:
     raise TypeError(f"{op.name}: missing {', '.join(missing)}")
   return op.Inputs(**arrays)

@@ -40,7 +40,7 @@ NAMES = ("reference", "xla_chunked", *KERNELS)
 
 
 @contextlib.contextmanager
-def preferring(name: str) -> Iterator[None]:
+def default_implementation(name: str) -> Iterator[None]:
   """Sets the implementation that memories prefer inside the context.
 
   This is for whole models, whose layers name no implementation. It affects
@@ -221,7 +221,6 @@ class Implementations:
       NotImplementedError: none supports the call; the message says why.
     """
     if isinstance(names, str):
-      _check_name(names)
       if names not in self.functions:
         have = ", ".join(self.functions)
         raise NotImplementedError(
@@ -232,6 +231,11 @@ class Implementations:
       return names
     if names is None:
       return self._best(call)
+    if not names:
+      raise ValueError(
+        f"{self.memory}: implementation={names!r} names none; leave it out for"
+        " the default"
+      )
     reasons = []
     for name in names:
       reason = self.unsupported(name, call)
@@ -240,7 +244,7 @@ class Implementations:
       reasons.append(f"{name} ({reason})")
     raise NotImplementedError(
       f"{self.memory}: no implementation that was named can do this call:"
-      f" {'; '.join(reasons) or 'none was named'}"
+      f" {'; '.join(reasons)}"
     )
 
   def _best(self, call: Call) -> str:

@@ -136,6 +136,7 @@ class Op:
     Returns:
       The state after the token, and y `[batch, heads, value_dim]`.
     """
+    self._check_kinds(state=state, inputs=inputs, spec=spec)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs, without=("time",))
@@ -236,11 +237,15 @@ class Op:
       where nothing was solved.
     """
     contract.check_reset(self.name, segment_ids, reset_state, max_position)
+    self._check_kinds(state=state, inputs=inputs, spec=spec)
+    if reset_state is not None and reset_state is not contract.FRESH:
+      self._check_kinds(reset_state=reset_state)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)
     if segment_ids is not None:
-      segment_ids, axes = _as_ids(segment_ids), ("batch", "time")
+      segment_ids = _as_ids(segment_ids, self.name)
+      axes = "batch", "time"
       check.array("segment_ids", axes, segment_ids, dtype="int32")
     self._check_more(check, state)
     self._check_position(state, max_position)
@@ -305,7 +310,7 @@ class Op:
       public = {field: name for name, field in arguments.names(self).items()}
       check.arrays(inputs, names=public)
       if segment_ids is not None:
-        segment_ids = _as_ids(segment_ids)
+        segment_ids = _as_ids(segment_ids, self.name)
       if state is None:
         given = self._given(check.sizes)
         given |= {k: check.sizes[word] for k, word in self.room.items()}
@@ -329,6 +334,19 @@ class Op:
         max_position=max_position,
       )
     return y, state if output_final_state else None
+
+  def _check_kinds(self, **arguments: Any) -> None:
+    """Raises TypeError if an argument is not of this op's own type."""
+    for name, x in arguments.items():
+      kind, make = {
+        "inputs": (self.Inputs, "Inputs(...)"),
+        "spec": (self.Spec, "Spec(...)"),
+      }.get(name, (self.State, "init_state(...)"))
+      if not isinstance(x, kind):
+        raise TypeError(
+          f"{self.name}: {name} is of type {type(x).__name__}; make it by"
+          f" {self.name}.{make}"
+        )
 
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
     """Returns the entries of `sizes` that `init_state` takes."""
@@ -372,11 +390,14 @@ def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _as_ids(segment_ids: Any) -> jax.Array:
+def _as_ids(segment_ids: Any, op: str) -> jax.Array:
   """Returns segment ids of any integer dtype as int32."""
   ids = jnp.asarray(segment_ids)
-  integers = jnp.issubdtype(ids.dtype, jnp.integer)
-  return ids.astype(jnp.int32) if integers else ids
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise ValueError(
+      f"{op}: segment_ids has dtype {ids.dtype}, expected an integer dtype"
+    )
+  return ids.astype(jnp.int32)
 
 
 def greatest(counts: jax.Array) -> int | None:

@@ -83,3 +83,8 @@ __all__ = [
   "TwoPassDelta",
   "TwoPassDeltaConfig",
 ]
+
+
+def __dir__():
+  """Names the public part, without the modules that it comes from."""
+  return __all__

@@ -118,6 +118,11 @@ class Mixer(nnx.Module):
     rules: sharding.Rules = sharding.NONE,
     **given: Any,
   ):
+    if not isinstance(rngs, nnx.Rngs):
+      raise TypeError(
+        f"{type(self).__name__}: rngs is of type {type(rngs).__name__},"
+        " expected flax.nnx.Rngs, such as nnx.Rngs(0)"
+      )
     config = options.configure(type(self).__name__, self.Config, d_model, given)
     self.d_model, self.rules = d_model, rules
     self.heads = config.heads
@@ -139,6 +144,11 @@ class Mixer(nnx.Module):
       d_model: number of input and output features.
       keywords: `rngs`, and optionally `std`, `out_std` and `rules`.
     """
+    if not isinstance(config, cls.Config):
+      raise TypeError(
+        f"{cls.__name__}.from_config: config is of type"
+        f" {type(config).__name__}, expected {cls.Config.__name__}"
+      )
     return cls(d_model, **keywords, **options.values(config))
 
   # Subclasses must define these methods.
@@ -272,7 +282,7 @@ class Mixer(nnx.Module):
     Raises:
       ValueError: x has the wrong shape.
     """
-    self._check(x, "batch, time")
+    self._check(x, "batch, time", state, segment_ids)
     fresh = state is None
     if not x.shape[1]:  # without tokens the state stays unchanged
       return x if fresh else (x, state)
@@ -334,7 +344,7 @@ class Mixer(nnx.Module):
     Returns:
       y with the shape of x, and the new state.
     """
-    self._check(x, "batch")
+    self._check(x, "batch", state)
 
     def token(self, x, state, first_value):
       x = x[:, None]
@@ -354,12 +364,33 @@ class Mixer(nnx.Module):
       heads=self.heads,
     )
 
-  def _check(self, x, names):
-    axes = len(names.split(", ")) + 1
+  def _check(self, x, names, state=None, segment_ids=None):
+    me, axes = type(self).__name__, len(names.split(", ")) + 1
     if x.ndim != axes or x.shape[-1] != self.d_model:
       raise ValueError(
-        f"{type(self).__name__}: x has shape {x.shape}, expected [{names},"
+        f"{me}: x has shape {x.shape}, expected [{names},"
         f" d_model={self.d_model}]"
+      )
+    if segment_ids is not None and segment_ids.shape != x.shape[:2]:
+      raise ValueError(
+        f"{me}: segment_ids has shape {segment_ids.shape}, expected"
+        f" {x.shape[:2]}, as x"
+      )
+    if state is None:
+      return
+    # Of linear attention the state is the memory.
+    whole = hasattr(state, "segment_id")
+    memory = state if whole else getattr(state, "memory", None)
+    if not hasattr(memory, "segment_id"):
+      raise TypeError(
+        f"{me}: state is of type {type(state).__name__}; make it by"
+        f" init_state({x.shape[0]})"
+      )
+    rows = len(memory.segment_id)
+    if rows != x.shape[0]:
+      raise ValueError(
+        f"{me}: state has {rows} rows, x has {x.shape[0]}; make it by"
+        f" init_state({x.shape[0]})"
       )
 
   def _sequence(self, x, state, call):
@@ -398,7 +429,7 @@ class Mixer(nnx.Module):
 
   def _without_kernels_if_partitioned(self):
     if self.rules.needs_xla_form():
-      return dispatch.preferring("xla_chunked")
+      return dispatch.default_implementation("xla_chunked")
     return contextlib.nullcontext()
 
   # Subclasses use these helpers.

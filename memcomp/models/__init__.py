@@ -7,3 +7,8 @@ logits = model(tokens)                     # [batch, time, vocab_size]
 from memcomp.models.decoder import Decoder, DecoderConfig, DecoderState
 
 __all__ = ["Decoder", "DecoderConfig", "DecoderState"]
+
+
+def __dir__():
+  """Names the public part, without the modules that it comes from."""
+  return __all__

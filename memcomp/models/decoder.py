@@ -149,7 +149,8 @@ class Decoder(vocabulary.Vocabulary):
     """Predicts the token after each token.
 
     Args:
-      tokens: int `[batch, time]`.
+      tokens: int `[batch, time]`, in [0, vocab_size). That is not checked: the
+        logits of a row with a higher id are nan.
       state: state from `init_state` or a call; by default a fresh one.
       segment_ids: `[batch, time]`, 0 is padding; None for one segment.
 
@@ -157,6 +158,12 @@ class Decoder(vocabulary.Vocabulary):
       Float32 logits `[batch, time, vocab]`; with `state`, a tuple of the logits
       and the new state.
     """
+    self._check(tokens, 2, "batch, time")
+    if segment_ids is not None and segment_ids.shape != tokens.shape:
+      raise ValueError(
+        f"Decoder: segment_ids has shape {segment_ids.shape}, expected"
+        f" {tokens.shape}, as tokens"
+      )
     fresh = state is None
 
     def predict(self, tokens, state, segment_ids):
@@ -261,6 +268,7 @@ class Decoder(vocabulary.Vocabulary):
 
     The new state is stacked or unstacked like the given one.
     """
+    self._check(tokens, 1, "batch")
     return explicit.call(
       self,
       Decoder._step,
@@ -269,6 +277,14 @@ class Decoder(vocabulary.Vocabulary):
       names=("batch",),
       like=lambda: (tokens, state),
     )
+
+  def _check(self, tokens, axes, names):
+    tokens = jnp.asarray(tokens)
+    if tokens.ndim != axes or not jnp.issubdtype(tokens.dtype, jnp.integer):
+      raise ValueError(
+        f"Decoder: tokens is {tokens.dtype} of shape {tokens.shape}, expected"
+        f" integers [{names}]"
+      )
 
   def _step(self, tokens, state):
     x, taps = self.embed(tokens[:, None], state)

@@ -220,7 +220,7 @@ def _forward(model, config, params, batch, begin=None, noise=None):
   `begin` maps the module to the state before the batch; None is a fresh one.
   """
   extra = {} if noise is None else {"noise": noise}
-  prefer = dispatch.preferring(config.training.implementation)
+  prefer = dispatch.default_implementation(config.training.implementation)
   with prefer:
     module = nnx.merge(model.graphdef, params)
     embedding, head = module.tables()

@@ -184,6 +184,24 @@ def test_an_input_of_another_width():
     layer.step(np.zeros((8, 1, 32), np.float32), None)
 
 
+def test_what_does_not_fit_the_input_is_one_line():
+  layer, x = layers.Trellis(32, rngs=nnx.Rngs(0)), jnp.zeros((2, 8, 32))
+  rows = r"Trellis: state has 3 rows, x has 2; make it by init_state\(2\)"
+  with pytest.raises(ValueError, match=rows):
+    layer(x, layer.init_state(3))
+  with pytest.raises(ValueError, match=rows):
+    layer.step(x[:, 0], layer.init_state(3))
+  with pytest.raises(TypeError, match="Trellis: state is of type tuple; make"):
+    layer(x, (x,))
+  said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
+  with pytest.raises(ValueError, match=said):
+    layer(x, segment_ids=jnp.zeros((2, 9), int))
+  with pytest.raises(TypeError, match="rngs is of type int, expected flax"):
+    layers.Trellis(32, rngs=0)
+  with pytest.raises(TypeError, match="LatticeConfig, expected TrellisConfig"):
+    layers.Trellis.from_config(layers.LatticeConfig(), 32, rngs=nnx.Rngs(0))
+
+
 def test_shapes_in_the_signatures_are_checked():
   layer = layers.Trellis(32, heads=4, rngs=nnx.Rngs(0))
   with pytest.raises(jaxtyping.TypeCheckError, match="batch time d_model"):

@@ -129,6 +129,18 @@ def test_nothing_gives_nothing(shape):
   assert step.shape == (shape[0], 50)
 
 
+def test_tokens_that_are_none_are_one_line():
+  model = cases.build(cases.config("linear_attention"))
+  ids = jnp.ones((2, 4), int)
+  for tokens in (ids[0], ids[None], ids.astype(float)):
+    with pytest.raises(ValueError, match=r"expected integers \[batch, time\]"):
+      model(tokens)
+  with pytest.raises(ValueError, match=r"expected integers \[batch\]"):
+    model.step(ids, model.init_state(2))
+  with pytest.raises(ValueError, match=r"expected \(2, 4\), as tokens"):
+    model(ids, segment_ids=jnp.ones((2, 5), int))
+
+
 def test_a_program_may_forbid_promotion():
   """Of dtypes and of ranks, of its own arrays."""
   model = cases.build(cases.config("gated_delta_net"))

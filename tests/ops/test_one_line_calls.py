@@ -226,3 +226,74 @@ def test_forward_mode_is_refused_however_it_is_asked_for():
     with pytest.raises(TypeError) as raised:
       ask()
     assert str(raised.value) == derivative.REFUSAL
+
+
+def _mistakes():
+  q, gate = jnp.ones((2, 8, 2, 4)), jnp.ones((2, 8, 2))
+  codes = jnp.ones((2, 8, 2, 3))
+  op, slots = memcomp_kernels.gated_delta_rule, memcomp_kernels.slot_attention
+  call = functools.partial(op, q, q, q, g=-gate, beta=gate)
+  _, state = call()
+  plain = memcomp_kernels.delta_rule
+  return {
+    "what is missing, not what is unread": (
+      lambda: plain(q, q, q),
+      TypeError,
+      "delta_rule: missing beta",
+    ),
+    "two of which one is meant": (
+      lambda: slots(q, q, q, g=codes, s=codes),
+      TypeError,
+      "slot_attention: give one alone: g for rule='gated', s for"
+      " rule='softmax'",
+    ),
+    "an array for a state": (
+      lambda: call(state=state.memory),
+      TypeError,
+      "gated_delta_rule: state is of type ArrayImpl; make it by"
+      " gated_delta_rule.init_state(...)",
+    ),
+    "another op's reset state": (
+      lambda: call(
+        state=state,
+        segment_ids=jnp.ones((2, 8), int),
+        reset_state=memcomp_kernels.lattice.init_state(
+          batch=2, heads=2, key_dim=4, value_dim=64
+        ),
+      ),
+      TypeError,
+      "gated_delta_rule: reset_state is of type State; make it by"
+      " gated_delta_rule.init_state(...)",
+    ),
+    "a tuple for inputs": (
+      lambda: op.chunk(state, (q, q, q, -gate, gate), spec=op.Spec()),
+      TypeError,
+      "gated_delta_rule: inputs is of type tuple; make it by"
+      " gated_delta_rule.Inputs(...)",
+    ),
+    "floats for segment ids": (
+      lambda: call(segment_ids=jnp.ones((2, 8))),
+      ValueError,
+      "gated_delta_rule: segment_ids has dtype float32, expected an integer"
+      " dtype",
+    ),
+    "an implementation that it lacks": (
+      lambda: call(implementation="xla"),
+      NotImplementedError,
+      "delta_rule has no xla implementation; it has: reference, xla_chunked,"
+      " mosaic_tpu, mosaic_gpu",
+    ),
+    "no implementation": (
+      lambda: call(implementation=()),
+      ValueError,
+      "delta_rule: implementation=() names none; leave it out for the default",
+    ),
+  }
+
+
+@pytest.mark.parametrize("mistake", _mistakes())
+def test_mistakes_are_one_line(mistake):
+  run, error, said = _mistakes()[mistake]
+  with pytest.raises(error) as raised:
+    run()
+  assert str(raised.value) == said

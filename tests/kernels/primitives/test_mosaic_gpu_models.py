@@ -93,5 +93,5 @@ def test_solvers_are_the_xla_forms(name):
 
 def test_no_such_implementation():
   said = pytest.raises(NotImplementedError, match="'mosaic' is unknown")
-  with said, dispatch.preferring("mosaic"):
+  with said, dispatch.default_implementation("mosaic"):
     pass
