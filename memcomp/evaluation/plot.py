@@ -44,7 +44,7 @@ def by_position(
     ],
     marker="o",
     capsize=3,
-    label="state handed on (bars: standard error over spans)",
+    label="state carried (bars: standard error over spans)",
   )
   window = streamed["window"]
   axes.plot(
@@ -110,7 +110,7 @@ def side_by_side(
   window, end = found["task"]["window"], found["task"]["streamed_to"]
   for key, marker, label in (
     ("bits_per_byte", "o", f"fresh windows of {window:,}"),
-    ("late_bits_per_byte", "|", f"state handed on, up to token {end:,}"),
+    ("late_bits_per_byte", "|", f"state carried, up to token {end:,}"),
   ):
     bits.errorbar(
       _values(rows, key),

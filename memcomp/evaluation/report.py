@@ -118,7 +118,7 @@ def positions(streamed: dict[str, Any]) -> str:
     f"bits per byte by position: {streamed['rows']} spans of "
     f"{streamed['positions']:,} tokens; trained at {window:,}"
   ]
-  rows = [("position", "state handed on", f"fresh every {window:,}")]
+  rows = [("position", "state carried", f"fresh every {window:,}")]
   for bucket in streamed["buckets"]:
     if bucket["bits_per_byte"] is None and not bucket["bytes"]:
       continue
