@@ -174,7 +174,7 @@ def draw_reading(groups, axes) -> None:
     axes.annotate(name, (last + 0.2, y), color=colour, va="center")
   ticks = [f"{at / base['window']:g}" for at in base["first"]]
   axes.set_xticks(range(last + 1), ticks)
-  axes.set_xlim(-0.3, last + 2.6)
+  axes.set_xlim(-0.3, last + 2.9)
   axes.set_ylim(-0.06, highest)
   axes.set(
     title="Reading on, the state carried",
