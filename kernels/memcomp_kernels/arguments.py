@@ -261,8 +261,8 @@ def documentation(op: Any) -> str:
     options = "Fresh state, options of `init_state`: " + ", ".join(op.options)
     parts.append(textwrap.fill(options, 80, subsequent_indent="  "))
   parts.append(
-    "Returns y `[batch, time, heads, value_dim]` in the dtype of q, and the"
-    " state\nafter the last token."
+    f"Returns y `[{op.output}]` in the dtype of q,\nand the state after the"
+    " last token."
   )
   return "\n\n".join(parts)
 

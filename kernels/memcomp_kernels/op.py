@@ -57,6 +57,7 @@ class Op:
     facts: spec -> what the memory computes and costs.
     Tiling: type of the performance options, if there are any.
     pass_state: spec -> how shards along time pass the state on.
+    output: axes of the outputs y.
   """
 
   name: str
@@ -79,6 +80,7 @@ class Op:
   pass_state: Callable[[Any], state_passing.HandOff] = lambda _: (
     wavefront.hand_over
   )
+  output: str = "batch, time, heads, value_dim"
 
   def __post_init__(self):
     for name, value in {
@@ -134,7 +136,7 @@ class Op:
       spec: the memory's options.
 
     Returns:
-      The state after the token, and y `[batch, heads, value_dim]`.
+      The state after the token, and y, with the axes of `output` but time.
     """
     self._check_kinds(state=state, inputs=inputs, spec=spec)
     check = shapes.Check(self.name, spec)
@@ -199,8 +201,8 @@ class Op:
         change results.
 
     Returns:
-      The state after the last token, and y `[batch, time, heads, value_dim]`
-      in the query's dtype.
+      The state after the last token, and y, with the axes of `output`, in the
+      query's dtype.
 
     Raises:
       NotImplementedError: none of the named implementations supports the call.
@@ -324,6 +326,8 @@ class Op:
           f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"
           " state is given"
         )
+      elif segment_ids is None:
+        self._check_room(state, spec, check.sizes["time"])
       state, y = self.chunk(
         state,
         inputs,
@@ -368,6 +372,25 @@ class Op:
         f"{self.name}: the state has seen {position} tokens, more than the"
         f" bound that was given for them, {max_position}"
       )
+
+  def _check_room(self, state: Any, spec: Any, time: int) -> None:
+    """Raises ValueError if a state would lose tokens for want of room.
+
+    A direct call makes states as long as its own tokens; see `room`. A window
+    bounds what is needed, and layers have bounds of their own.
+    """
+    if not self.room or getattr(spec, "window_size", None) is not None:
+      return
+    self._check_kinds(state=state)
+    check, read = shapes.Check(self.name, spec), greatest(state.position)
+    check.arrays(state, label="state.", floats=32)
+    for option in self.room:
+      size = check.sizes[option]
+      if read is not None and read + time > size:
+        raise ValueError(
+          f"{self.name}: the state has room for {size} tokens and holds {read};"
+          f" {time} more need {option}={read + time} in the first call"
+        )
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
     """Returns the outputs of a call without rows, tokens or heads."""

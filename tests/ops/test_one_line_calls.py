@@ -297,3 +297,33 @@ def test_mistakes_are_one_line(mistake):
   with pytest.raises(error) as raised:
     run()
   assert str(raised.value) == said
+
+
+def test_softmax_attention_needs_room_for_later_calls():
+  op = memcomp_kernels.softmax_attention
+  q = jax.random.normal(jax.random.key(0), (1, 8, 1, 4))
+  first, last = q[:, :4], q[:, 4:]
+  expected, _ = op(q, q, q)
+  _, state = op(first, first, first)
+  with pytest.raises(ValueError) as raised:
+    op(last, last, last, state=state)
+  assert str(raised.value) == (
+    "softmax_attention: the state has room for 4 tokens and holds 4; 4 more"
+    " need length=8 in the first call"
+  )
+  for options in ({"length": 8}, {"window_size": 8}):
+    keywords = {k: v for k, v in options.items() if k != "length"}
+    _, state = op(first, first, first, **options)
+    found, _ = op(last, last, last, state=state, **keywords)
+    errors.assert_close(found, expected[:, 4:], 1e-5)
+
+
+@pytest.mark.parametrize("name", ["lattice", "tensor_cache"])
+def test_help_tells_the_shape_of_the_output(name):
+  case = op_cases.CASES[name]
+  y, _ = jax.eval_shape(case, case.arrays(case.inputs()))
+  op = getattr(memcomp_kernels, name)
+  width = case.inputs().value.shape[-1] * (1 + (name == "tensor_cache"))
+  assert y.shape[-1] == width
+  assert f"Returns y `[{op.output}]`" in op.__doc__
+  assert op.output.endswith("2 * value_dim") == (name == "tensor_cache")

@@ -102,8 +102,8 @@ softmax_attention = op_lib.Op(
   Softmax attention over all tokens so far, or a window of them.
 
   Heads of queries may share keys and values (grouped-query attention). Without
-  `window_size` a fresh state holds as many tokens as the call has: ask for
-  `length` where more calls follow, or they lose the oldest tokens.
+  `window_size` a fresh state holds as many tokens as the call has: give
+  `length`, the tokens of all calls, where more calls follow.
   """,
   Spec=reference.Spec,
   Inputs=reference.Inputs,
@@ -113,6 +113,7 @@ softmax_attention = op_lib.Op(
   facts=_facts,
   make_state=_make_state,
   room={"length": "time"},
+  output="batch, time, query_heads, value_dim",
   pass_state=over_time.over_time,
   check=_check,
 )

@@ -53,7 +53,8 @@ tensor_cache = op_lib.Op(
   Tensor Cache (arXiv 2605.22884): a window beside a decayed memory.
 
   `y` has local attention over the window in its first value_dim numbers, and
-  what the memory answers in its last value_dim.
+  what the memory answers in its last value_dim. The layer `TensorCache` sets
+  `unit_keys` and `unit_queries`, without which models train worse.
   """,
   Spec=reference.Spec,
   Inputs=reference.Inputs,
@@ -63,4 +64,5 @@ tensor_cache = op_lib.Op(
   facts=_facts,
   check=_check,
   pass_state=over_time.over_time,
+  output="batch, time, heads, 2 * value_dim",
 )
