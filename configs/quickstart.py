@@ -2,7 +2,7 @@
 
   python train.py --config=configs/quickstart.py
 
-Hardware: 2 CPU cores, no download. Time: 8 to 13 minutes including evaluation.
+Hardware: 2 CPU cores, no download. Time: 8 to 15 minutes including evaluation.
 Expected: at most 1.85 bits per byte on the validation files. A fifth of the
 rows start from the state that another text left (training.state_passing), so
 that the memory learns to read on beyond its window.

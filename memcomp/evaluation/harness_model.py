@@ -24,8 +24,6 @@ from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import likelihood, load
 from memcomp.inference import complete, sample
 
-ROLLING = ("stream", "window")
-
 
 class Model(model_lib.TemplateLM):
   """Answers the harness's requests.

@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
     query: the query that reads the memory.
     key: key of length 1. With longer keys the memory may grow without bound.
     value: the value that is written.
-    log_decay: log alpha <= 0. Ignored without `Spec.forget_gate`.
+    log_decay: log alpha <= 0. Only Gated DeltaNet has it.
     write_rate: beta in [0, 1], or in [0, 2] for transitions with negative
       eigenvalues (arXiv 2411.12537).
   """

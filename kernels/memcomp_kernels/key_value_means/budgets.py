@@ -61,7 +61,10 @@ def table(budget: Budget, chunk_size: int, max_length: int) -> tuple[int, ...]:
       at least 1, or shrinks; the message names the budget.
   """
   if not callable(budget):
-    raise ValueError(f"budget={budget!r} must be a function of a token count")
+    raise ValueError(
+      f"budget={budget!r} must be a function of a token count,"
+      " such as FixedBudget(256)"
+    )
   rows: list[int] = []
   for tokens in range(chunk_size, max_length + 1, chunk_size):
     value = budget(tokens)

@@ -54,7 +54,8 @@ class Spec:
       into, in [0, chunk_size). The first chunk becomes the first rows.
     rotary_dim: r >= 0, number of first channels of a key that are set to zero
       before it enters the memory, which knows no positions.
-    budget: function from tokens to rows, see `budgets`. The memory never has
+    budget: function from tokens to rows, such as `budgets.FixedBudget(256)` of
+      `memcomp_kernels.key_value_means.budgets`. The memory never has
       fewer rows than its first chunk, and never more than its state's capacity.
     max_length: largest number of tokens for which the budget is evaluated, >=
       chunk_size. Longer sequences keep its last value.

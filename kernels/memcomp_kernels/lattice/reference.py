@@ -108,10 +108,10 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: q, which reads y = S q.
+    query: q, the weights of the slots that are read: y = S q.
     key: k, the latent code of the value.
-    value: v.
-    log_decay: log mu <= 0. Ignored without `Spec.forget_gate`.
+    value: v, the value that is written.
+    log_decay: log mu <= 0. Ignored unless `forget_gate`.
     write_rate: gamma >= 0.
   """
 

@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
     query: the query before the feature map.
     key: the key before the feature map.
     value: the value that is written.
-    log_decay: log alpha <= 0. None without `Spec.forget_gate`.
+    log_decay: log alpha <= 0. None unless `forget_gate`.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]
@@ -89,7 +89,7 @@ class State(NamedTuple):
 
   Attributes:
     memory: S.
-    normalizer: z, the sum of the keys' features; None without `Spec.normalize`.
+    normalizer: z, the sum of the keys' features; None unless `normalize`.
     segment_id: the current segment, 0 before any token.
   """
 

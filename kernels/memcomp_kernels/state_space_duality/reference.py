@@ -47,12 +47,13 @@ class Inputs(NamedTuple):
   Heads of a group share query and key.
 
   Attributes:
-    query: C.
-    key: B.
-    value: x.
+    query: C of the paper, which reads the state.
+    key: B of the paper, under which the value is written.
+    value: x of the paper, the value that is written.
     log_decay: dt A <= 0.
     write_rate: dt >= 0.
-    skip: D; None without `Spec.skip`.
+    skip: D, the factor of the value that is added to the output. None unless
+      `skip` is set.
   """
 
   query: Annotated[jax.Array, "batch time heads/heads_per_group key_dim"]

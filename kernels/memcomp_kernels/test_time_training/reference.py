@@ -92,7 +92,7 @@ class Inputs(NamedTuple):
     key: input on which the inner model is trained.
     value: label of the inner model, as wide as the key, because the inner model
       outputs x + LN(model(x)).
-    log_decay: log beta <= 0. Ignored without `Spec.forget_gate`.
+    log_decay: log beta <= 0. Ignored unless `forget_gate`.
     write_rate: eta >= 0, the inner learning rate.
     step_scale: c. At this token, the weights have moved by this share of the
       chunk's gradient steps so far. The released models use about 1 / j at the

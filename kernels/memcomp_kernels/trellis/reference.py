@@ -103,11 +103,11 @@ class Inputs(NamedTuple):
     value: written in pass 2.
     target: alpha, the code that both passes write.
     log_decay: log beta <= 0, one for both passes or one for each, key pass
-      first. Ignored without `Spec.forget_gate`.
+      first. Ignored unless `forget_gate`.
     write_rate: gamma >= 0, one for both passes or one for each, key pass first.
     log_phi_eps: log of phi's eps; None takes `Spec.phi_eps`. It is a logarithm
-      so that a learned eps stays positive, and so that the zeros of an empty
-      place mean an eps of 1.
+      so that a learned eps stays positive, and because padding is filled with
+      zeros, which then mean an eps of 1.
   """
 
   query: Annotated[jax.Array, "batch time heads key_dim"]

@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
   """The inputs of one token; `step` takes them without the axis `time`.
 
   Attributes:
-    query: r, which reads; it may be a query, or the token's key again.
+    query: r, which reads the memories: a query, or the token's key again.
     source: x, the input of the first pass.
     key: k, the target of the first pass.
     value: v, the target of the second pass.
