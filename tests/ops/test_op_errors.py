@@ -97,7 +97,7 @@ ERRORS = {
   "segment ids of another kind": (
     lambda: gated_delta_rule(q, k, v, g, beta, segment_ids=ids > 0),
     ValueError,
-    "gated_delta_rule: segment_ids has dtype bool, expected int32",
+    "gated_delta_rule: segment_ids has dtype bool, expected an integer dtype",
   ),
   "no reset_state": (
     lambda: gated_delta_rule(q, k, v, g, beta, state=STATE, segment_ids=ids),
@@ -198,7 +198,7 @@ ERRORS = {
   ),
   "a bound that does not hold": (
     lambda: softmax_attention(
-      q, k, v, state=softmax_attention(q, k, v)[1], max_position=2
+      q, k, v, state=softmax_attention(q, k, v, length=6)[1], max_position=2
     ),
     ValueError,
     "softmax_attention: the state has seen 3 tokens, more than the bound that"
@@ -207,8 +207,54 @@ ERRORS = {
   "an implementation": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation="fast"),
     NotImplementedError,
-    "implementation 'fast' is unknown; choose from reference, xla_chunked,"
-    " mosaic_tpu, library_tpu, mosaic_gpu, library_gpu",
+    "delta_rule has no fast implementation; it has: reference, xla_chunked,"
+    " mosaic_tpu, mosaic_gpu",
+  ),
+  "no implementation": (
+    lambda: gated_delta_rule(q, k, v, g, beta, implementation=()),
+    ValueError,
+    "delta_rule: implementation=() names none; leave it out for the default",
+  ),
+  "what is missing, not what is unread": (
+    lambda: delta_rule(q, k, v),
+    TypeError,
+    "delta_rule: missing beta",
+  ),
+  "two of which one is meant": (
+    lambda: slot_attention(q, k, v, g=q, s=q),
+    TypeError,
+    "slot_attention: give one alone: g for rule='gated', s for rule='softmax'",
+  ),
+  "an array for a state": (
+    lambda: gated_delta_rule(q, k, v, g, beta, state=STATE.memory),
+    TypeError,
+    "gated_delta_rule: state is of type ArrayImpl; make it by"
+    " gated_delta_rule.init_state(...)",
+  ),
+  "another op's reset state": (
+    lambda: gated_delta_rule(
+      q,
+      k,
+      v,
+      g,
+      beta,
+      state=STATE,
+      segment_ids=ids,
+      reset_state=linear_attention.init_state(
+        batch=2, heads=2, key_dim=4, value_dim=4
+      ),
+    ),
+    TypeError,
+    "gated_delta_rule: reset_state is of type State; make it by"
+    " gated_delta_rule.init_state(...)",
+  ),
+  "a tuple for inputs": (
+    lambda: gated_delta_rule.chunk(
+      STATE, (q, k, v, g, beta), spec=gated_delta_rule.Spec()
+    ),
+    TypeError,
+    "gated_delta_rule: inputs is of type tuple; make it by"
+    " gated_delta_rule.Inputs(...)",
   ),
   "an implementation that there is not": (
     lambda: ttt(q, k, q, eta=beta, implementation="mosaic_tpu"),
