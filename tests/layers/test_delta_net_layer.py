@@ -19,7 +19,9 @@ PLAIN = delta_net.DeltaNetConfig(heads=2, key_dim=4, value_dim=6)
 
 def build(config=SMALL, **changes):
   config = dataclasses.replace(config, **changes)
-  return delta_net.DeltaNet.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
+  gated = isinstance(config, delta_net.GatedDeltaNetConfig)
+  layer = delta_net.GatedDeltaNet if gated else delta_net.DeltaNet
+  return layer.from_config(config, 8, std=0.3, rngs=nnx.Rngs(0))
 
 
 def drawn(time=9):

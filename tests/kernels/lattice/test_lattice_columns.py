@@ -173,5 +173,8 @@ def test_chunk_names_what_does_not_fit():
     r"state\.write_rate_sum is missing.*the same spec",
     spec=lattice.Spec(num_slots=6, sparsity=0.1),
   )
-  for name, message in (("library_gpu", "no library_gpu"), ("fast", "unknown")):
+  for name, message in (
+    ("library_gpu", "no library_gpu"),
+    ("fast", "has no fast"),
+  ):
     refused(message, implementation=name, error=NotImplementedError)
