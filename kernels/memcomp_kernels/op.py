@@ -18,9 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from memcomp_kernels import arguments, contract, dispatch, shapes
+from memcomp_kernels import arguments, checks, contract, dispatch, shapes
 from memcomp_kernels.facts import Facts
 from memcomp_kernels.parallel import state_passing, wavefront
 
@@ -138,7 +137,7 @@ class Op:
     Returns:
       The state after the token, and y, with the axes of `output` but time.
     """
-    self._check_kinds(state=state, inputs=inputs, spec=spec)
+    checks.kinds(self, state=state, inputs=inputs, spec=spec)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs, without=("time",))
@@ -239,18 +238,19 @@ class Op:
       where nothing was solved.
     """
     contract.check_reset(self.name, segment_ids, reset_state, max_position)
-    self._check_kinds(state=state, inputs=inputs, spec=spec)
+    checks.kinds(self, state=state, inputs=inputs, spec=spec)
     if reset_state is not None and reset_state is not contract.FRESH:
-      self._check_kinds(reset_state=reset_state)
+      checks.kinds(self, reset_state=reset_state)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)
     if segment_ids is not None:
-      segment_ids = _as_ids(segment_ids, self.name)
+      segment_ids = checks.segment_ids(self, segment_ids)
       axes = "batch", "time"
       check.array("segment_ids", axes, segment_ids, dtype="int32")
-    self._check_more(check, state)
-    self._check_position(state, max_position)
+    if self.check is not None:
+      self.check(spec, check.sizes, state)
+    checks.position(self, state, max_position)
     with contract.default_promotion():
       if segment_ids is None:
         reset_state = None
@@ -312,7 +312,7 @@ class Op:
       public = {field: name for name, field in arguments.names(self).items()}
       check.arrays(inputs, names=public)
       if segment_ids is not None:
-        segment_ids = _as_ids(segment_ids, self.name)
+        segment_ids = checks.segment_ids(self, segment_ids)
       if state is None:
         given = self._given(check.sizes)
         given |= {k: check.sizes[word] for k, word in self.room.items()}
@@ -327,7 +327,7 @@ class Op:
           " state is given"
         )
       elif segment_ids is None:
-        self._check_room(state, spec, check.sizes["time"])
+        checks.room(self, state, spec, check.sizes["time"])
       state, y = self.chunk(
         state,
         inputs,
@@ -339,58 +339,9 @@ class Op:
       )
     return y, state if output_final_state else None
 
-  def _check_kinds(self, **arguments: Any) -> None:
-    """Raises TypeError if an argument is not of this op's own type."""
-    for name, x in arguments.items():
-      kind, make = {
-        "inputs": (self.Inputs, "Inputs(...)"),
-        "spec": (self.Spec, "Spec(...)"),
-      }.get(name, (self.State, "init_state(...)"))
-      if not isinstance(x, kind):
-        raise TypeError(
-          f"{self.name}: {name} is of type {type(x).__name__}; make it by"
-          f" {self.name}.{make}"
-        )
-
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
     """Returns the entries of `sizes` that `init_state` takes."""
     return {k: v for k, v in sizes.items() if k in (*_SIZES, *self.options)}
-
-  def _check_more(self, check: shapes.Check, state: Any) -> None:
-    if self.check is not None:
-      self.check(check.spec, check.sizes, state)
-
-  def _check_position(self, state: Any, max_position: int | None) -> None:
-    """Raises ValueError if `max_position` is known to be too low."""
-    if (
-      max_position is None or "max_position" not in self.implementations.options
-    ):
-      return
-    position = greatest(state.position)
-    if max_position < 0 or (position is not None and position > max_position):
-      raise ValueError(
-        f"{self.name}: the state has seen {position} tokens, more than the"
-        f" bound that was given for them, {max_position}"
-      )
-
-  def _check_room(self, state: Any, spec: Any, time: int) -> None:
-    """Raises ValueError if a state would lose tokens for want of room.
-
-    A direct call makes states as long as its own tokens; see `room`. A window
-    bounds what is needed, and layers have bounds of their own.
-    """
-    if not self.room or getattr(spec, "window_size", None) is not None:
-      return
-    self._check_kinds(state=state)
-    check, read = shapes.Check(self.name, spec), greatest(state.position)
-    check.arrays(state, label="state.", floats=32)
-    for option in self.room:
-      size = check.sizes[option]
-      if read is not None and read + time > size:
-        raise ValueError(
-          f"{self.name}: the state has room for {size} tokens and holds {read};"
-          f" {time} more need {option}={read + time} in the first call"
-        )
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
     """Returns the outputs of a call without rows, tokens or heads."""
@@ -411,25 +362,6 @@ class Op:
 
 def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _as_ids(segment_ids: Any, op: str) -> jax.Array:
-  """Returns segment ids of any integer dtype as int32."""
-  ids = jnp.asarray(segment_ids)
-  if not jnp.issubdtype(ids.dtype, jnp.integer):
-    raise ValueError(
-      f"{op}: segment_ids has dtype {ids.dtype}, expected an integer dtype"
-    )
-  return ids.astype(jnp.int32)
-
-
-def greatest(counts: jax.Array) -> int | None:
-  """Returns the greatest count, or None if this process cannot read them."""
-  if isinstance(counts, jax.core.Tracer) or not counts.size:
-    return None
-  if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
-    return None
-  return int(np.asarray(counts).max())
 
 
 def _own_buffers(state: Any) -> Any:

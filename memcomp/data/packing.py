@@ -8,7 +8,6 @@ those, and `Joined` does not take one.
 """
 
 import functools
-import hashlib
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from memcomp import errors
 from memcomp.data import batch as batch_lib
+from memcomp.data import order as order_lib
 from memcomp.data import store as store_lib
 
 PACKINGS = ("joined", "concat", "first_fit", "stream")
@@ -102,7 +102,7 @@ class FirstFit:
     check_targets(store)
     self._store = store
     self._length = sequence_length
-    order = permutation(len(store.lengths), "first_fit", seed)
+    order = order_lib.permutation(len(store.lengths), "first_fit", seed)
     lengths = store.lengths[order]
     counts = -(-lengths // sequence_length)
     document = np.repeat(order, counts)
@@ -110,7 +110,7 @@ class FirstFit:
     number = np.arange(len(document)) - np.repeat(first, counts)
     begin = number * sequence_length
     end = np.minimum(begin + sequence_length, np.repeat(lengths, counts))
-    row = first_fit(end - begin, sequence_length)
+    row = order_lib.first_fit(end - begin, sequence_length)
     by_row = np.argsort(row, kind="stable")
     self._pieces = np.stack([document, begin, end], axis=1)[by_row]
     self._first = np.searchsorted(row[by_row], np.arange(row.max() + 2))
@@ -204,7 +204,7 @@ class Stream:
   def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     size = len(self._store.lengths)
     if self._shuffle:
-      order = permutation(size, "stream", self._seed, epoch)
+      order = order_lib.permutation(size, "stream", self._seed, epoch)
     else:
       order = np.arange(size)
     return order, store_lib.offsets_of(self._store.lengths[order])
@@ -259,7 +259,7 @@ class Stretches:
     self._count = -(-store.num_tokens // (sequence_length * windows))
     self.steps_per_epoch = -(-self._count // num_streams) * windows
     self._order = functools.lru_cache(maxsize=2)(
-      functools.partial(permutation, self._count, "stretches", seed)
+      functools.partial(order_lib.permutation, self._count, "stretches", seed)
     )
 
   def __len__(self) -> int:
@@ -279,56 +279,6 @@ class Stretches:
       ((d, begin, end, first_id + d, begin) for d, begin, end in span),
       self._length,
     )
-
-
-def first_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-  """Puts each item into the first bin that has room.
-
-  Args:
-    sizes: int `[items]` in [1, capacity].
-    capacity: capacity of each bin.
-
-  Returns:
-    int64 `[items]`, the bin of each item; bins are numbered as they open.
-  """
-  items = len(sizes)
-  leaves = 1 << max(0, (items - 1).bit_length())
-  # Node k holds the largest room of the bins below it. Its children are 2k and
-  # 2k+1, so going left first finds the first bin.
-  room = [capacity] * (2 * leaves)
-  bins = np.empty(items, np.int64)
-  for item, size in enumerate(sizes.tolist()):
-    node = 1
-    while node < leaves:
-      node *= 2
-      if room[node] < size:
-        node += 1
-    bins[item] = node - leaves
-    room[node] -= size
-    while node > 1:
-      left = room[node & ~1]
-      right = room[node | 1]
-      node //= 2
-      largest = left if left > right else right
-      if room[node] == largest:
-        break
-      room[node] = largest
-  return bins
-
-
-def permutation(size: int, *key: str | int) -> np.ndarray:
-  """Returns a permutation determined by `key`, int64 `[size]`.
-
-  It sorts by a hash, because the numbers of numpy's generators may change
-  between versions.
-  """
-  seed = hashlib.sha256(repr(key).encode()).digest()[:8]
-  # splitmix64; the multiplications wrap on purpose.
-  x = np.arange(1, size + 1, dtype=np.uint64)
-  x = x * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(seed, "<u8")
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return np.argsort(x ^ (x >> np.uint64(31)), kind="stable")
 
 
 def check_one_row(store: store_lib.TokenStore, sequence_length: int):

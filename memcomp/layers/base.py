@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from memcomp import sharding
-from memcomp.layers import linear, options, short_convolution
+from memcomp.layers import call_checks, linear, options, parameters
 from memcomp.sharding import explicit
 from memcomp_kernels import Op, dispatch
 from memcomp_kernels.math import solver
@@ -33,47 +33,6 @@ class Call(NamedTuple):
   first_value: jax.Array | None = None
   noise: jax.Array | None = None
   max_position: int | None = None
-
-
-class Make:
-  """Makes the parameters of a mixer with common random streams and scales."""
-
-  def __init__(self, rngs: nnx.Rngs, d_model: int, std: float, out_std: float):
-    self.rngs, self.d_model = rngs, d_model
-    self.std, self.out_std = std, out_std
-
-  def project(
-    self, width: int, bias: float | None = None, name: str | None = "heads"
-  ) -> linear.Linear:
-    """A linear map from d_model to `width` features; `name` is their axis."""
-    return linear.Linear(
-      self.d_model,
-      width,
-      ("embed", name),
-      std=self.std,
-      bias=bias,
-      rngs=self.rngs,
-    )
-
-  def out(self, width: int, std: float | None = None) -> linear.Linear:
-    """A linear map from the features of all heads to d_model."""
-    return linear.Linear(
-      width,
-      self.d_model,
-      ("heads", "embed"),
-      std=self.out_std if std is None else std,
-      rngs=self.rngs,
-    )
-
-  def convolution(
-    self, channels: int, width: int, **keywords: Any
-  ) -> short_convolution.ShortConvolution | None:
-    """A short convolution of `width` taps; None if `width` is 0."""
-    if not width:
-      return nnx.data(None)
-    return short_convolution.ShortConvolution(
-      channels, width, rngs=self.rngs, **keywords
-    )
 
 
 class Mixer(nnx.Module):
@@ -107,6 +66,8 @@ class Mixer(nnx.Module):
   def __init_subclass__(cls, **keywords: Any):
     super().__init_subclass__(**keywords)
     cls.__signature__ = options.signature(Mixer.__init__, cls.Config)
+    about = cls.__dict__.get("__doc__") or cls.__name__
+    cls.__doc__ = options.documentation(about, cls.Config)
 
   def __init__(
     self,
@@ -129,9 +90,8 @@ class Mixer(nnx.Module):
     self.key_dim, self.value_dim = config.key_dim, config.value_dim
     self.spec = config.spec()
     self.has_stats = False
-    self.build(
-      config, Make(rngs, d_model, std, std if out_std is None else out_std)
-    )
+    out_std = std if out_std is None else out_std
+    self.build(config, parameters.Make(rngs, d_model, std, out_std))
 
   @classmethod
   def from_config(
@@ -153,7 +113,7 @@ class Mixer(nnx.Module):
 
   # Subclasses must define these methods.
 
-  def build(self, config: Any, make: Make) -> None:
+  def build(self, config: Any, make: parameters.Make) -> None:
     """Makes the parameters; all sizes in `config` are filled in."""
     raise NotImplementedError
 
@@ -282,7 +242,7 @@ class Mixer(nnx.Module):
     Raises:
       ValueError: x has the wrong shape.
     """
-    self._check(x, "batch, time", state, segment_ids)
+    call_checks.check(self, x, "batch, time", state, segment_ids)
     fresh = state is None
     if not x.shape[1]:  # without tokens the state stays unchanged
       return x if fresh else (x, state)
@@ -322,7 +282,7 @@ class Mixer(nnx.Module):
       What a call returns, and statistics `[batch, heads]`, or None where
       nothing is solved by sweeps.
     """
-    self._check(x, "batch, time")
+    call_checks.check(self, x, "batch, time")
     if not x.shape[1]:
       return x, state, None
     return self._sequence(x, state, Call(**options))
@@ -344,7 +304,7 @@ class Mixer(nnx.Module):
     Returns:
       y with the shape of x, and the new state.
     """
-    self._check(x, "batch", state)
+    call_checks.check(self, x, "batch", state)
 
     def token(self, x, state, first_value):
       x = x[:, None]
@@ -363,35 +323,6 @@ class Mixer(nnx.Module):
       like=lambda: (x, state),
       heads=self.heads,
     )
-
-  def _check(self, x, names, state=None, segment_ids=None):
-    me, axes = type(self).__name__, len(names.split(", ")) + 1
-    if x.ndim != axes or x.shape[-1] != self.d_model:
-      raise ValueError(
-        f"{me}: x has shape {x.shape}, expected [{names},"
-        f" d_model={self.d_model}]"
-      )
-    if segment_ids is not None and segment_ids.shape != x.shape[:2]:
-      raise ValueError(
-        f"{me}: segment_ids has shape {segment_ids.shape}, expected"
-        f" {x.shape[:2]}, as x"
-      )
-    if state is None:
-      return
-    # Of linear attention the state is the memory.
-    whole = hasattr(state, "segment_id")
-    memory = state if whole else getattr(state, "memory", None)
-    if not hasattr(memory, "segment_id"):
-      raise TypeError(
-        f"{me}: state is of type {type(state).__name__}; make it by"
-        f" init_state({x.shape[0]})"
-      )
-    rows = len(memory.segment_id)
-    if rows != x.shape[0]:
-      raise ValueError(
-        f"{me}: state has {rows} rows, x has {x.shape[0]}; make it by"
-        f" init_state({x.shape[0]})"
-      )
 
   def _sequence(self, x, state, call):
     """Returns y, the new state and statistics, under Auto mesh axes."""

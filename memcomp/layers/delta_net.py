@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, convolved, linear, norm, options, step_size
+from memcomp.layers import (
+  base,
+  convolved,
+  linear,
+  norm,
+  options,
+  parameters,
+  step_size,
+)
 from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
 
@@ -69,7 +77,7 @@ class GatedDeltaNet(convolved.ConvolvedMixer):
   Config = GatedDeltaNetConfig
   op = delta_rule
 
-  def build(self, config: GatedDeltaNetConfig, make: base.Make) -> None:
+  def build(self, config: GatedDeltaNetConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     keys, values = self.heads * self.key_dim, self.heads * self.value_dim
     self.query, self.key = make.project(keys), make.project(keys)

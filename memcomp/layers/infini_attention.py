@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, linear, options, projection, rotary
+from memcomp.layers import linear, options, parameters, projection, rotary
 from memcomp_kernels import contract, infini_attention
 
 
@@ -69,7 +69,7 @@ class InfiniAttention(projection.ProjectedMixer):
   op = infini_attention
   memory_fields = ("association.memory",)
 
-  def build(self, config: InfiniAttentionConfig, make: base.Make) -> None:
+  def build(self, config: InfiniAttentionConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     self.projection = projection.Projection(
       config, self.d_model, std=make.std, rngs=make.rngs

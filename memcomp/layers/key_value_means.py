@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, options, projection, rotary
+from memcomp.layers import base, linear, options, parameters, projection, rotary
 from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import budgets
 
@@ -108,7 +108,7 @@ class KeyValueMeans(projection.ProjectedMixer):
   op = key_value_means
   memory_fields = ("keys", "values")
 
-  def build(self, config: KeyValueMeansConfig, make: base.Make) -> None:
+  def build(self, config: KeyValueMeansConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     self.projection = projection.Projection(
       config, self.d_model, std=make.std, rngs=make.rngs

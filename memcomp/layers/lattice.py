@@ -11,7 +11,7 @@ import dataclasses
 import jax
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, solved
+from memcomp.layers import linear, norm, options, parameters, solved
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import orthonormal_slots
 
@@ -82,7 +82,7 @@ class Lattice(solved.SolvedMixer):
   Config = LatticeConfig
   op = lattice
 
-  def build(self, config: LatticeConfig, make: base.Make) -> None:
+  def build(self, config: LatticeConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads, slots = self.heads, self.spec.num_slots
     codes, values = heads * slots, heads * self.value_dim

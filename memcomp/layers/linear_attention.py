@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options
+from memcomp.layers import base, linear, norm, options, parameters
 from memcomp_kernels import linear_attention
 
 option = options.option
@@ -62,7 +62,7 @@ class LinearAttention(base.Mixer):
   Config = LinearAttentionConfig
   op = linear_attention
 
-  def build(self, config: LinearAttentionConfig, make: base.Make) -> None:
+  def build(self, config: LinearAttentionConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     keys, values = self.heads * self.key_dim, self.heads * self.value_dim
     self.query, self.key = make.project(keys), make.project(keys)

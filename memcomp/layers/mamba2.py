@@ -11,7 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, convolved, linear, norm, options, step_size
+from memcomp.layers import (
+  convolved,
+  linear,
+  norm,
+  options,
+  parameters,
+  step_size,
+)
 from memcomp_kernels import state_space_duality
 
 option = options.option
@@ -64,7 +71,7 @@ class Mamba2(convolved.ConvolvedMixer):
   Config = Mamba2Config
   op = state_space_duality
 
-  def build(self, config: Mamba2Config, make: base.Make) -> None:
+  def build(self, config: Mamba2Config, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads, groups = self.heads, config.groups
     keys, values = groups * self.key_dim, heads * self.value_dim

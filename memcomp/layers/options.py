@@ -9,6 +9,8 @@ import abc
 import dataclasses
 import difflib
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -312,6 +314,35 @@ def configure(
     return made.at_width(d_model)
   except ValueError as error:
     raise ValueError(f"{layer}: {error}") from None
+
+
+def meanings(config: type[MixerConfig]) -> dict[str, str]:
+  """What each option means: docstrings of a config, its bases and its Spec."""
+  found: dict[str, str] = {}
+  for base in (*config.__mro__, config.Spec):
+    text = inspect.cleandoc(base.__doc__ or "")
+    _, _, listed = text.partition("\nAttributes:\n")
+    for name, words in re.findall(
+      r"^  (\w+): (.*?)(?=^  \w+: |^\S|\Z)", listed, re.DOTALL | re.MULTILINE
+    ):
+      found.setdefault(name, " ".join(words.split()))
+  return found
+
+
+def documentation(about: str, config: type[MixerConfig]) -> str:
+  """A layer's docstring with all its options, for `help`."""
+  about_of = meanings(config)
+  lines = [inspect.cleandoc(about), "", "Options:"]
+  lines += (
+    textwrap.fill(
+      f"{field.name}: {about_of.get(field.name, '')}".rstrip(": "),
+      width=78,
+      initial_indent="  ",
+      subsequent_indent="    ",
+    )
+    for field in dataclasses.fields(config)
+  )
+  return "\n".join(lines)
 
 
 def signature(function: Callable, config: type) -> inspect.Signature:

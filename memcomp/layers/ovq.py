@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import base, linear, options, projection
+from memcomp.layers import linear, options, parameters, projection
 from memcomp_kernels import ovq
 
 
@@ -61,7 +61,7 @@ class OVQ(projection.ProjectedMixer):
   op = ovq
   memory_fields = ("keys", "values")
 
-  def build(self, config: OVQConfig, make: base.Make) -> None:
+  def build(self, config: OVQConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     self.projection = projection.Projection(
       config, self.d_model, std=make.std, rngs=make.rngs

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from memcomp.layers import base, linear, low_rank, options, token_shift
+from memcomp.layers import (
+  base,
+  linear,
+  low_rank,
+  options,
+  parameters,
+  token_shift,
+)
 from memcomp_kernels import rwkv7
 from memcomp_kernels.math import activations
 
@@ -97,7 +104,7 @@ class RWKV7(base.Mixer):
   Config = RWKV7Config
   op = rwkv7
 
-  def build(self, config: RWKV7Config, make: base.Make) -> None:
+  def build(self, config: RWKV7Config, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads, key_dim, d_model = self.heads, self.key_dim, self.d_model
     key_width, value_width = heads * key_dim, heads * self.value_dim

@@ -21,6 +21,7 @@ from memcomp.layers import (
   linear,
   norm,
   options,
+  parameters,
   positions,
   rotary,
 )
@@ -125,7 +126,7 @@ class SlotAttention(convolved.ConvolvedMixer):
   op = slot_attention
   memory_fields = ("key_memory", "value_memory")
 
-  def build(self, config: SlotAttentionConfig, make: base.Make) -> None:
+  def build(self, config: SlotAttentionConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     keys, values = self.heads * self.key_dim, self.heads * self.value_dim
     self.query, self.key = make.project(keys), make.project(keys)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from memcomp.layers import base, options, projection
+from memcomp.layers import options, parameters, projection
 from memcomp_kernels import contract
 from memcomp_kernels import softmax_attention as attention
 
@@ -83,7 +83,9 @@ class SoftmaxAttention(projection.ProjectedMixer):
   op = attention
   memory_fields = ("keys", "values")
 
-  def build(self, config: SoftmaxAttentionConfig, make: base.Make) -> None:
+  def build(
+    self, config: SoftmaxAttentionConfig, make: parameters.Make
+  ) -> None:
     """Makes the parameters."""
     self.kv_heads = config.kv_heads or self.heads
     self.projection = projection.Projection(

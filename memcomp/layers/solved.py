@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from memcomp.layers import base, convolved, linear, options
+from memcomp.layers import base, convolved, linear, options, parameters
 from memcomp_kernels.math import activations
 
 option = options.option
@@ -65,7 +65,7 @@ class SolvedMixer(convolved.ConvolvedMixer):
   log_decay: linear.Linear
   write_rate: linear.Linear
 
-  def build_gates(self, config: Any, make: base.Make, count: int) -> None:
+  def build_gates(self, config: Any, make: parameters.Make, count: int) -> None:
     """Makes the projections of `count` decays and write rates."""
     self.log_decay = make.project(count, linear.logit(config.decay_init))
     rate = config.write_rate_init / config.write_rate_scale
@@ -73,7 +73,7 @@ class SolvedMixer(convolved.ConvolvedMixer):
     self.write_rate_scale = config.write_rate_scale
 
   def build_convolutions(
-    self, config: Any, make: base.Make, key_width: int
+    self, config: Any, make: parameters.Make, key_width: int
   ) -> None:
     """Makes the convolutions, and keeps the options that all calls share."""
     width = config.convolution_width

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, options, projection
+from memcomp.layers import linear, options, parameters, projection
 from memcomp_kernels import tensor_cache
 from memcomp_kernels.tensor_cache import reference
 
@@ -119,7 +119,7 @@ class TensorCache(projection.ProjectedMixer):
   op = tensor_cache
   memory_fields = ("memories.memory",)
 
-  def build(self, config: TensorCacheConfig, make: base.Make) -> None:
+  def build(self, config: TensorCacheConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads, values = self.heads, self.heads * self.value_dim
     slots, timescales = self.spec.num_slots, self.spec.timescales

@@ -12,7 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, convolved, linear, norm, options, rotary
+from memcomp.layers import (
+  base,
+  convolved,
+  linear,
+  norm,
+  options,
+  parameters,
+  rotary,
+)
 from memcomp_kernels import contract, test_time_training
 from memcomp_kernels.test_time_training import reference
 
@@ -111,7 +119,9 @@ class TestTimeTraining(convolved.ConvolvedMixer):
   convolved_names = ("query", "key")
   op = test_time_training
 
-  def build(self, config: TestTimeTrainingConfig, make: base.Make) -> None:
+  def build(
+    self, config: TestTimeTrainingConfig, make: parameters.Make
+  ) -> None:
     """Makes the parameters."""
     heads, dim, taps = self.heads, self.key_dim, config.convolution_width
     width = heads * dim

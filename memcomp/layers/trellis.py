@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, bounded_rate, linear, norm, options, solved
+from memcomp.layers import (
+  base,
+  bounded_rate,
+  linear,
+  norm,
+  options,
+  parameters,
+  solved,
+)
 from memcomp_kernels import trellis
 from memcomp_kernels.math import solver as solver_lib
 
@@ -106,7 +114,7 @@ class Trellis(solved.SolvedMixer):
   op = trellis
   memory_fields = ("key_memory", "value_memory")
 
-  def build(self, config: TrellisConfig, make: base.Make) -> None:
+  def build(self, config: TrellisConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads, slots = self.heads, self.spec.num_slots
     keys, values = heads * self.key_dim, heads * self.value_dim

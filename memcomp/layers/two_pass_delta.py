@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import base, linear, norm, options, positions
+from memcomp.layers import base, linear, norm, options, parameters, positions
 from memcomp_kernels import two_pass_delta
 from memcomp_kernels.math import activations
 
@@ -84,7 +84,7 @@ class TwoPassDelta(base.Mixer):
   op = two_pass_delta
   memory_fields = ("key_memory", "value_memory")
 
-  def build(self, config: TwoPassDeltaConfig, make: base.Make) -> None:
+  def build(self, config: TwoPassDeltaConfig, make: parameters.Make) -> None:
     """Makes the parameters."""
     heads = self.heads
     keys, values = heads * self.key_dim, heads * self.value_dim

@@ -10,7 +10,6 @@ of the layers' configs and the ops' Specs. Run it in a clone.
 
 import argparse
 import dataclasses
-import inspect
 import pathlib
 import re
 import sys
@@ -77,7 +76,7 @@ def costs(names: list[str]) -> str:
 def option_table(names: list[str]) -> str:
   """The options of layers, with the default of each and what it does."""
   configs = [_SHARED.get(n) or registry.config_of(n) for n in names]
-  about = _attributes(configs[0])
+  about = options.meanings(configs[0])
   several = len(configs) > 1
   heads = [f"`{n}`" for n in names] if several else ["default"]
   rows: list[tuple[str | int, ...]] = []
@@ -109,19 +108,6 @@ def _default(config: Any, name: str) -> str:
   if make is not dataclasses.MISSING:
     return f"`{make().method}`"  # of a solver
   return f"`{field.default}`"
-
-
-def _attributes(config: Any) -> dict[str, str]:
-  """Descriptions of fields: those of a config, of its bases, of its Spec."""
-  found: dict[str, str] = {}
-  for base in (*config.__mro__, config.Spec):
-    text = inspect.cleandoc(base.__doc__ or "")
-    _, _, listed = text.partition("\nAttributes:\n")
-    for name, words in re.findall(
-      r"^  (\w+): (.*?)(?=^  \w+: |^\S|\Z)", listed, re.DOTALL | re.MULTILINE
-    ):
-      found.setdefault(name, " ".join(words.split()))
-  return found
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,8 @@
 """A layer in anybody's code: a width, options by keyword, one-line mistakes."""
 
+import dataclasses
 import inspect
+import re
 
 import beartype
 import jax
@@ -208,6 +210,14 @@ def test_shapes_in_the_signatures_are_checked():
     CALL(layer, jnp.zeros((8, 32)))
   with pytest.raises(jaxtyping.TypeCheckError, match="batch time"):
     CALL(layer, jnp.zeros((2, 8, 32)), segment_ids=jnp.zeros((2, 9), int))
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_help_says_what_every_option_means(name):
+  mixer = registry.MIXERS[name]
+  listed = mixer.__doc__.partition("\nOptions:\n")[2]
+  for field in dataclasses.fields(mixer.Config):
+    assert re.search(rf"^  {field.name}: \S", listed, re.MULTILINE), field.name
 
 
 def test_help_shows_every_option():

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import dispatch, shapes
+from memcomp_kernels import checks, dispatch, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.key_value_means import reference, xla_chunked
 
@@ -87,7 +87,7 @@ def resize(state: reference.State, capacity: int) -> reference.State:
   Raises:
     ValueError: live rows do not fit.
   """
-  live = op_lib.greatest(state.length)
+  live = checks.greatest(state.length)
   if live is not None and live > capacity:
     raise ValueError(
       f"capacity={capacity} must be at least {live}, the rows that are live"

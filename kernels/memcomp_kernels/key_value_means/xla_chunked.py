@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract, derivative, op
+from memcomp_kernels import checks, contract, derivative
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.key_value_means import reference, tile, tilings
 
@@ -213,7 +213,7 @@ def chunk(
   """
   call = _Call(spec, max_position, run)
   reset = state if reset_state is None else reset_state
-  held = op.greatest(reset.position)
+  held = checks.greatest(reset.position)
   if max_position is not None and held is not None and held > max_position:
     raise ValueError(
       f"key_value_means: reset_state has seen {held} tokens, more than the"

@@ -1,0 +1,77 @@
+"""Checks of a call's arguments beside those of shapes, which `shapes` does.
+
+Each takes the `op.Op` and raises one line that names the argument and the fix.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memcomp_kernels import shapes
+
+
+def kinds(op: Any, **arguments: Any) -> None:
+  """Raises TypeError if an argument is not of the op's own type."""
+  for name, x in arguments.items():
+    kind, make = {
+      "inputs": (op.Inputs, "Inputs(...)"),
+      "spec": (op.Spec, "Spec(...)"),
+    }.get(name, (op.State, "init_state(...)"))
+    if not isinstance(x, kind):
+      raise TypeError(
+        f"{op.name}: {name} is of type {type(x).__name__}; make it by"
+        f" {op.name}.{make}"
+      )
+
+
+def segment_ids(op: Any, ids: Any) -> jax.Array:
+  """Returns segment ids as int32; ValueError if they are no integers."""
+  ids = jnp.asarray(ids)
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise ValueError(
+      f"{op.name}: segment_ids has dtype {ids.dtype}, expected an integer dtype"
+    )
+  return ids.astype(jnp.int32)
+
+
+def position(op: Any, state: Any, max_position: int | None) -> None:
+  """Raises ValueError if `max_position` is known to be too low."""
+  if max_position is None or "max_position" not in op.implementations.options:
+    return
+  read = greatest(state.position)
+  if max_position < 0 or (read is not None and read > max_position):
+    raise ValueError(
+      f"{op.name}: the state has seen {read} tokens, more than the bound that"
+      f" was given for them, {max_position}"
+    )
+
+
+def room(op: Any, state: Any, spec: Any, time: int) -> None:
+  """Raises ValueError if a state would lose tokens for want of room.
+
+  A direct call makes states as long as its own tokens; see `Op.room`. A window
+  bounds what is needed, and layers have bounds of their own.
+  """
+  if not op.room or getattr(spec, "window_size", None) is not None:
+    return
+  kinds(op, state=state)
+  check, read = shapes.Check(op.name, spec), greatest(state.position)
+  check.arrays(state, label="state.", floats=32)
+  for option in op.room:
+    size = check.sizes[option]
+    if read is not None and read + time > size:
+      raise ValueError(
+        f"{op.name}: the state has room for {size} tokens and holds {read};"
+        f" {time} more need {option}={read + time} in the first call"
+      )
+
+
+def greatest(counts: jax.Array) -> int | None:
+  """Returns the greatest count, or None if this process cannot read them."""
+  if isinstance(counts, jax.core.Tracer) or not counts.size:
+    return None
+  if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
+    return None
+  return int(np.asarray(counts).max())

@@ -1,0 +1,62 @@
+"""Checks of a layer's arguments, one line for each mistake."""
+
+from typing import Any
+
+import jax
+
+
+def check(
+  layer: Any,
+  x: jax.Array,
+  axes: str,
+  state: Any = None,
+  segment_ids: jax.Array | None = None,
+) -> None:
+  """Checks the arguments of a call of a mixer or of its step.
+
+  Args:
+    layer: the mixer.
+    x: the input.
+    axes: names of its axes but the last, which is d_model.
+    state: the state before x, or None.
+    segment_ids: of packed rows, or None.
+
+  Raises:
+    TypeError: the state is no state of a layer.
+    ValueError: a shape is not that of x, or x has not the layer's width.
+  """
+  name = type(layer).__name__
+  if x.ndim != len(axes.split(", ")) + 1 or x.shape[-1] != layer.d_model:
+    raise ValueError(
+      f"{name}: x has shape {x.shape}, expected [{axes},"
+      f" d_model={layer.d_model}]"
+    )
+  if segment_ids is not None and segment_ids.shape != x.shape[:2]:
+    raise ValueError(
+      f"{name}: segment_ids has shape {segment_ids.shape}, expected"
+      f" {x.shape[:2]}, as x"
+    )
+  if state is None:
+    return
+  # Of linear attention the state is the memory.
+  whole = hasattr(state, "segment_id")
+  memory = state if whole else getattr(state, "memory", None)
+  if not isinstance(memory, layer.op.State):
+    raise TypeError(
+      f"{name}: state is of type {_kind(state)}; make it by"
+      f" init_state({x.shape[0]})"
+    )
+  rows = len(memory.segment_id)
+  if rows != x.shape[0]:
+    raise ValueError(
+      f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
+      f" init_state({x.shape[0]})"
+    )
+
+
+def _kind(state: Any) -> str:
+  """Names the type of a state in a message, with the module if that helps."""
+  kind = type(state)
+  if kind.__name__ == "State":
+    return f"{kind.__module__}.State"
+  return kind.__name__
