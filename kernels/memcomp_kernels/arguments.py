@@ -182,13 +182,29 @@ def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
     if field.optional and (unread or not (condition and condition.required)):
       arrays[name] = None
     elif not unread:
-      missing.append(public.get(name, name))
+      missing.append(_ways(op, name, condition, public))
     elif (like := given.get("write_rate")) is not None:
       shape = (*like.shape[:3], 1)
       arrays[name] = jnp.zeros(shape, contract.accumulation_dtype(like))
   if missing:
     raise TypeError(f"{op.name}: missing {', '.join(missing)}")
   return op.Inputs(**arrays)
+
+
+def _ways(
+  op: Any, name: str, condition: shapes.If | None, public: Mapping[str, str]
+) -> str:
+  """Names a missing array, and those of other values of the same option."""
+  if condition is None or condition.value is None:
+    return public.get(name, name)
+  ways = [
+    f"{public[other]} for {condition.attribute}={field.condition.value!r}"
+    for other, field in shapes.fields(op.Inputs).items()
+    if field.condition is not None
+    and field.condition.attribute == condition.attribute
+    and other in public
+  ]
+  return " or ".join(ways) if len(ways) > 1 else public.get(name, name)
 
 
 def signature(op: Any) -> inspect.Signature:

@@ -183,7 +183,7 @@ ERRORS = {
   "neither": (
     lambda: slot_attention(q, k, v),
     TypeError,
-    "slot_attention: missing g",
+    "slot_attention: missing g for rule='gated' or s for rule='softmax'",
   ),
   "heads of a group": (
     lambda: ssd(q, k, v, g, dt=beta, heads_per_group=3),
