@@ -140,7 +140,7 @@ def test_derivatives(name):
     )
 
 
-@CASES
+@pytest.mark.parametrize("name", rotation.cases(op_cases.CASES, KINDS))
 def test_mapped_in_bfloat16(name):
   """Outputs are as wide as queries, states are float32."""
   case = op_cases.CASES[name]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rotation
 import training_cases
 
 from memcomp import config as config_lib
@@ -96,8 +97,12 @@ def _by_hand(config, mesh, batches):
 
 
 @pytest.mark.usefixtures("leaky_model")
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+  ("packed", "parts"),
+  rotation.cases(
+    [(False, 1), (True, 1), (False, 2), (True, 2)], [(False, 1), (True, 2)]
+  ),
+)
 def test_losses_and_parameters_of_a_loop_by_hand(packed, parts):
   config, mesh = _setup(accumulation=parts)
   batches = [_batch(i, packed=packed) for i in range(4)]
@@ -109,7 +114,9 @@ def test_losses_and_parameters_of_a_loop_by_hand(packed, parts):
 
 
 @pytest.mark.usefixtures("leaky_model")
-@pytest.mark.parametrize("sizes", [{"replica": 2}, {"fsdp": 4}])
+@pytest.mark.parametrize(
+  "sizes", rotation.cases([{"replica": 2}, {"fsdp": 4}], [{"fsdp": 4}])
+)
 def test_a_mesh_draws_and_passes_the_same(sizes):
   config, mesh = _setup(accumulation=4 // np.prod(list(sizes.values())))
   batches = [_batch(i) for i in range(4)]
