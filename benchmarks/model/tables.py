@@ -14,6 +14,7 @@ from typing import Any
 
 import length
 import numpy as np
+import rates
 
 Run = dict[str, Any]
 
@@ -80,7 +81,12 @@ def gains(folder: pathlib.Path) -> str:
   return length.table(length.grouped(length.lines(folder / "length.jsonl")))
 
 
-TABLES = {"recall": recall, "length": gains}
+def by_rate(folder: pathlib.Path) -> str:
+  """Bits per byte of each mixer by learning rate."""
+  return rates.table(length.lines(folder / "rates.jsonl"))
+
+
+TABLES = {"recall": recall, "length": gains, "rates": by_rate}
 
 
 def main() -> None:

@@ -206,23 +206,14 @@ def token_scan(
     step: (state, inputs without time, *, spec) -> (state, output).
   """
 
-  def reference(
-    state: Any,
-    inputs: Any,
-    *,
-    spec: Any,
-    segment_ids: jax.Array | None = None,
-    reset_state: Any = None,
-    max_position: int | None = None,
-  ) -> tuple[Any, jax.Array]:
-    """Scans `step` over time. `chunk` must equal this definition."""
-    del max_position  # only chunk forms save work with this bound
+  def reference(call: Any) -> tuple[Any, jax.Array]:
+    """Scans `step` over time. Every other implementation must equal it."""
     return scan(
-      functools.partial(step, spec=spec),
-      state,
-      inputs,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
+      functools.partial(step, spec=call.spec),
+      call.state,
+      call.inputs,
+      segment_ids=call.segment_ids,
+      reset_state=call.reset_state,
     )
 
   return reference

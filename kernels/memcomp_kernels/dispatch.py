@@ -91,7 +91,7 @@ def _log_once(message: str, level: int = logging.INFO) -> None:
 
 
 class Call(NamedTuple):
-  """One call of a memory's `chunk`, from which an implementation is chosen.
+  """One call of a memory's `chunk`: what every implementation takes.
 
   Attributes:
     state: the state before the first token.
@@ -112,6 +112,11 @@ class Call(NamedTuple):
   max_position: int | None = None
   tiling: Any = None
 
+  @property
+  def reset(self) -> Any:
+    """The state that new segments start from."""
+    return self.state if self.reset_state is None else self.reset_state
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -122,26 +127,23 @@ class Kernel:
   Attributes:
     module: name of the module. It has a function `unsupported`, which says why
       it does not support a call, or returns None.
-    asks: fields of `Call` that `unsupported` takes.
     form: the XLA form whose tiles the module's `ENGINE` runs. None means that
       the module has an implementation, `chunk`.
   """
 
   module: str
-  asks: tuple[str, ...] = ("inputs", "spec")
   form: Callable[..., Any] | None = None
 
-  def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+  def __call__(self, call: Call) -> tuple:
     """Runs the implementation."""
     module = importlib.import_module(self.module)
     if self.form is None:
-      return module.chunk(*arguments, **keywords)
-    return self.form(*arguments, engine=module.ENGINE, **keywords)
+      return module.chunk(call)
+    return self.form(call, engine=module.ENGINE)
 
   def unsupported(self, call: Call) -> str | None:
     """Says why the implementation does not support `call`, or returns None."""
-    module = importlib.import_module(self.module)
-    return module.unsupported(*(getattr(call, name) for name in self.asks))
+    return importlib.import_module(self.module).unsupported(call)
 
 
 class Implementations:
@@ -149,11 +151,10 @@ class Implementations:
 
   Attributes:
     memory: name of the memory.
-    functions: functions by name: (state, inputs, *, spec, segment_ids,
-      reset_state, and its options) -> (state, outputs) or (state, outputs,
+    functions: functions by name: `Call` -> (state, outputs) or (state, outputs,
       statistics).
     options: maps `max_position` or `tiling` to the names of the functions that
-      take it.
+      read it.
   """
 
   def __init__(
@@ -263,17 +264,4 @@ class Implementations:
 
   def run(self, names: str | Sequence[str] | None, call: Call) -> tuple:
     """Runs `call` with the implementation that `choose` returns."""
-    name = self.choose(names, call)
-    given = {
-      option: getattr(call, option)
-      for option, takers in self.options.items()
-      if name in takers
-    }
-    return self.functions[name](
-      call.state,
-      call.inputs,
-      spec=call.spec,
-      segment_ids=call.segment_ids,
-      reset_state=call.reset_state,
-      **given,
-    )
+    return self.functions[self.choose(names, call)](call)

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from memcomp_kernels import dispatch
+
 STATIC = {"spec", "tiling", "implementation", "max_position"}
 
 
@@ -20,6 +22,26 @@ def compiled(function: Callable) -> Callable:
   """Returns `function`, compiled once per Spec and shapes."""
   names = STATIC & set(inspect.signature(function).parameters)
   return jax.jit(function, static_argnames=sorted(names))
+
+
+@functools.cache
+def direct(function: Callable) -> Callable:
+  """Returns an implementation as a function of state, inputs and options."""
+
+  def run(
+    state,
+    inputs,
+    *,
+    spec,
+    segment_ids=None,
+    reset_state=None,
+    max_position=None,
+    tiling=None,
+  ):
+    options = segment_ids, reset_state, max_position, tiling
+    return function(dispatch.Call(state, inputs, spec, *options))
+
+  return run
 
 
 def of(api: Any) -> types.SimpleNamespace:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from memcomp_kernels import contract, derivative
+from memcomp_kernels import contract, derivative, dispatch
 from memcomp_kernels.chunking import fallback, tile_scan
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
@@ -187,23 +187,14 @@ def _chunk_start(form: Form, state: Any) -> Memories:
 
 
 def run(
-  form: Form,
-  state: Any,
-  inputs: Any,
-  *,
-  segment_ids: jax.Array | None = None,
-  reset_state: Any = None,
+  form: Form, call: dispatch.Call
 ) -> tuple[Any, jax.Array, solver.Stats | None]:
   """Computes what the memory's `reference` does, in chunk form.
 
   Args:
     form: the memory.
-    state: the state before the first token.
-    inputs: pytree of `[batch, time, heads, ...]` arrays.
-    segment_ids: `[batch, time]`; 0 is padding. None for one segment.
-    reset_state: the state that a new segment starts from. The default is
-      `state`. If it is inside a chunk, the segment's first tokens continue that
-      chunk.
+    call: the call, with state and inputs as the form has them. If its reset
+      state is inside a chunk, a segment's first tokens continue that chunk.
 
   Returns:
     The state after the last token; outputs `[batch, time, heads, ...]`; and
@@ -212,9 +203,10 @@ def run(
   # The compiler must not know that a memory is zeros. On a CPU, the fused
   # products of jaxlib 0.12.0.1 read memory that was never written if one of
   # several has a constant operand (tests/kernels/test_zero_state).
-  memories = lax.optimization_barrier(_memories(form, state))
-  state = state._replace(**dict(zip(form.memories, memories, strict=True)))
-  reset = state if reset_state is None else reset_state
+  memories = lax.optimization_barrier(_memories(form, call.state))
+  inputs, segment_ids = call.inputs, call.segment_ids
+  state = call.state._replace(**dict(zip(form.memories, memories, strict=True)))
+  reset = state if call.reset_state is None else call.reset_state
   operands = Operands(
     memories=memories,
     chunk_start=_chunk_start(form, state),
@@ -255,22 +247,13 @@ def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
   """
 
   def chunk(
-    state: Any,
-    inputs: Any,
-    *,
-    spec: Any,
-    segment_ids: jax.Array | None = None,
-    reset_state: Any = None,
-    tiling: Any = None,
-    engine: form_lib.Engine | None = None,
+    call: dispatch.Call, engine: form_lib.Engine | None = None
   ) -> tuple:
     """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-    made = form(spec, tiling, inputs.query.shape[1])
+    made = form(call.spec, call.tiling, call.inputs.query.shape[1])
     if engine is not None:
       made = dataclasses.replace(made, engine=engine)
-    *result, stats = run(
-      made, state, inputs, segment_ids=segment_ids, reset_state=reset_state
-    )
+    *result, stats = run(made, call)
     return (*result,) if stats is None else (*result, stats)
 
   return chunk
@@ -290,22 +273,11 @@ def by_kernels(
     The function that `Op.chunk` calls, after the kernel's `unsupported`.
   """
 
-  def chunk(
-    state: Any,
-    inputs: Any,
-    *,
-    spec: Any,
-    segment_ids: jax.Array | None = None,
-    reset_state: Any = None,
-    tiling: Any = None,
-  ) -> tuple:
+  def chunk(call: dispatch.Call) -> tuple:
     """Computes what `reference` does, by kernels; see `Op.chunk`."""
-    return run(
-      form(spec, tiling, inputs, segment_ids is not None),
-      state,
-      lay(inputs, spec),
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-    )[:2]
+    packed = call.segment_ids is not None
+    made = form(call.spec, call.tiling, call.inputs, packed)
+    laid = call._replace(inputs=lay(call.inputs, call.spec))
+    return run(made, laid)[:2]
 
   return chunk

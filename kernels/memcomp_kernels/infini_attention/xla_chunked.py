@@ -10,36 +10,28 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference, tile
 from memcomp_kernels.softmax_attention import softmax_attention as attention
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-  tiling: form_lib.Tiling | None = None,
-) -> tuple[reference.State, jax.Array]:
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  reset_state = state if reset_state is None else reset_state
+  state, inputs, spec, segment_ids = call[:4]
   local, attended = attention.chunk(
     _window(state),
     attention.Inputs(inputs.query, inputs.key, inputs.value),
     spec=spec.local(),
     segment_ids=segment_ids,
-    reset_state=_window(reset_state),
+    reset_state=_window(call.reset),
     implementation="xla_chunked",
-    max_position=max_position,
+    max_position=call.max_position,
   )
   time = inputs.query.shape[1]
   # Tiles are segments; in the form per token, their size is free.
-  free = min((tiling or form_lib.Tiling()).tile_time, time)
+  free = min((call.tiling or form_lib.Tiling()).tile_time, time)
   form = form_lib.Form(
     spec=spec,
     tile_time=spec.segment_size if spec.stale else free,
@@ -49,10 +41,11 @@ def chunk(
   )
   memory, read, _ = chunked.run(
     form,
-    _memory(state, spec),
-    _written(inputs, state.keys.dtype),
-    segment_ids=segment_ids,
-    reset_state=_memory(reset_state, spec),
+    call._replace(
+      state=_memory(state, spec),
+      inputs=_written(inputs, state.keys.dtype),
+      reset_state=_memory(call.reset, spec),
+    ),
   )
   gate = inputs.read_gate.astype(read.dtype)
   y = gate * read + (1 - gate) * attended.astype(read.dtype)

@@ -16,7 +16,6 @@ IMPLEMENTATIONS = dispatch.Implementations(
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(
     "memcomp_kernels.key_value_means.pallas_tpu.engine",
-    asks=("state", "inputs", "spec"),
   ),
 )
 

@@ -23,14 +23,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import checks, contract, derivative
+from memcomp_kernels import checks, contract, derivative, dispatch
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.key_value_means import reference, tile, tilings
 
 _ROWS = ("keys", "values", "radii")
 
 
-class _Call(NamedTuple):
+class _Options(NamedTuple):
   """The static arguments of a call."""
 
   spec: reference.Spec
@@ -62,16 +62,16 @@ def _recomputed(function: Callable) -> Callable:
   return derivative.custom_vjp(function, forward, backward)
 
 
-def _scan_tiles(call, capacity, state, reset, laid):
+def _scan_tiles(options, capacity, state, reset, laid):
   """Scans tiles; `laid` is (inputs, present, resets), with tiles leading."""
 
   def run(state, reset, laid):
     inputs, present, resets = laid
     if resets is not None:
       state = contract.batched_where(resets, reset, state)
-    return call.run(state, inputs, present, call.spec, capacity)
+    return options.run(state, inputs, present, options.spec, capacity)
 
-  if call.run is tile.run:  # other functions store little by themselves
+  if options.run is tile.run:  # other functions store little by themselves
     run = jax.checkpoint(
       run,
       policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
@@ -94,7 +94,7 @@ def _scan_tiles(call, capacity, state, reset, laid):
   return lax.scan(body, state, laid)
 
 
-def _run(call, layout, state, reset, inputs):
+def _run(options, layout, state, reset, inputs):
   """Runs a call in one layout; returns the state (not its segment), outputs."""
   batch, time = inputs.query.shape[:2]
   capacity = state.keys.shape[2]
@@ -109,9 +109,9 @@ def _run(call, layout, state, reset, inputs):
   )
   outputs = []
   for stage in tilings.stages(
-    call.spec,
+    options.spec,
     capacity=capacity,
-    max_position=call.max_position,
+    max_position=options.max_position,
     time=time,
     num_tiles=present.shape[0],
   ):
@@ -122,7 +122,7 @@ def _run(call, layout, state, reset, inputs):
       # Rows beyond the stage's slice are not live, but must also be reset.
       full = contract.batched_where(jnp.any(part[2], axis=0), reset, state)
     some, output = _scan_tiles(
-      call,
+      options,
       capacity,
       _first_rows(state, stage.rows),
       _first_rows(reset, stage.rows),
@@ -139,7 +139,7 @@ def _run(call, layout, state, reset, inputs):
   return state, layout_lib.unlay(layout, jnp.concatenate(outputs), time)
 
 
-def _in_pieces(call, state, reset, inputs, segment_ids):
+def _in_pieces(options, state, reset, inputs, segment_ids):
   """Does what `_run` does, for rows cut into any number of segments."""
   time = segment_ids.shape[1]
   piece = tilings.PIECE
@@ -153,11 +153,11 @@ def _in_pieces(call, state, reset, inputs, segment_ids):
   @_recomputed
   def run(state, reset, x):
     inputs, segment_ids = x
-    return _indexed(call, state, reset, inputs, segment_ids, piece + 1)
+    return _indexed(options, state, reset, inputs, segment_ids, piece + 1)
 
   # Where a piece begins, a segment may have seen all tokens before it.
-  if call.max_position is not None:
-    call = call._replace(max_position=call.max_position + time)
+  if options.max_position is not None:
+    options = options._replace(max_position=options.max_position + time)
   xs = jax.tree.map(cut, (inputs, segment_ids))
   state, outputs = lax.scan(lambda state, x: run(state, reset, x), state, xs)
   outputs = jnp.moveaxis(outputs, 0, 1)
@@ -176,9 +176,9 @@ def _places(spec, state, reset, segment_ids, time):
   )
 
 
-def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
+def _indexed(options, state, reset, inputs, segment_ids, num_tiles):
   """Calls `_run` with tokens laid by index; also sets the new segment id."""
-  spec = call.spec
+  spec = options.spec
   where = _places(spec, state, reset, segment_ids, inputs.query.shape[1])
   layout = layout_lib.indexed(
     where,
@@ -186,60 +186,53 @@ def _indexed(call, state, reset, inputs, segment_ids, num_tiles):
     chunk=spec.chunk_size,
     num_tiles=num_tiles,
   )
-  state, outputs = _run(call, layout, state, reset, inputs)
+  state, outputs = _run(options, layout, state, reset, inputs)
   return state._replace(segment_id=where.segment_id), outputs
 
 
 def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
+  call: dispatch.Call,
   run: Callable[..., tuple[reference.State, jax.Array]] = tile.run,
 ) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `Op.chunk`, like all arguments except `run`.
-    inputs: inputs of the call.
-    spec: the memory's options.
-    segment_ids: segment ids of packed rows.
-    reset_state: the state that a new segment starts from.
-    max_position: an upper bound of `position` of both states.
+    call: the call.
     run: a function like `tile.run`, which runs a tile.
+
+  Raises:
+    ValueError: the reset state has seen more tokens than `max_position`.
   """
-  call = _Call(spec, max_position, run)
-  reset = state if reset_state is None else reset_state
+  state, inputs, spec, segment_ids = call[:4]
+  reset, max_position = call.reset, call.max_position
   held = checks.greatest(reset.position)
   if max_position is not None and held is not None and held > max_position:
     raise ValueError(
       f"key_value_means: reset_state has seen {held} tokens, more than the"
       f" bound that was given for them, {max_position}"
     )
+  options = _Options(spec, max_position, run)
   time, size = inputs.query.shape[1], spec.chunk_size
   whole = -(-time // size)
   if segment_ids is None:
     if max_position == 0:  # all rows start with a chunk
       state, outputs = _run(
-        call, layout_lib.aligned(size), state, reset, inputs
+        options, layout_lib.aligned(size), state, reset, inputs
       )
       segment_id = contract.next_segment_id(state.segment_id)
       return state._replace(segment_id=segment_id), outputs
     num_tiles = -(-(time + size - 1) // size)
-    return _indexed(call, state, reset, inputs, None, num_tiles)
+    return _indexed(options, state, reset, inputs, None, num_tiles)
 
   num_tiles = min(tilings.tiles_for_packing(whole), time + 1)
-  usual = functools.partial(_indexed, call, num_tiles=num_tiles)
+  usual = functools.partial(_indexed, options, num_tiles=num_tiles)
   if num_tiles == time + 1:
     return usual(state, reset, inputs, segment_ids)
   where = _places(spec, state, reset, segment_ids, time)
   return lax.cond(
     where.needed <= num_tiles,
     usual,
-    functools.partial(_in_pieces, call),
+    functools.partial(_in_pieces, options),
     state,
     reset,
     inputs,

@@ -18,7 +18,6 @@ IMPLEMENTATIONS = dispatch.Implementations(
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(
     "memcomp_kernels.lattice.pallas_tpu.engine",
-    asks=("inputs", "spec", "tiling"),
   ),
   mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
 )

@@ -11,10 +11,9 @@ stores few memories.
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.lattice import reference, tile, tilings
@@ -23,21 +22,18 @@ from memcomp_kernels.lattice.per_token import tile as tile_lib
 _SCAN_BLOCK = 32  # tokens between two saved states of a scan
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: tilings.Tiling | None = None,
-) -> tuple:
+def chunk(call: dispatch.Call) -> tuple:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  packing = {"segment_ids": segment_ids, "reset_state": reset_state}
-  if not spec.stale and spec.sparsity:
-    step = functools.partial(reference.step, spec=spec)
-    return contract.scan(step, state, inputs, block=_SCAN_BLOCK, **packing)
-  return _chunk(state, lay(inputs, spec), spec=spec, tiling=tiling, **packing)
+  if not call.spec.stale and call.spec.sparsity:
+    return contract.scan(
+      functools.partial(reference.step, spec=call.spec),
+      call.state,
+      call.inputs,
+      segment_ids=call.segment_ids,
+      reset_state=call.reset_state,
+      block=_SCAN_BLOCK,
+    )
+  return _chunk(call._replace(inputs=lay(call.inputs, call.spec)))
 
 
 def form(

@@ -7,7 +7,7 @@ the memory, whose values are 1. In empty places they are 0, like all inputs.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import affine, outer
+from memcomp_kernels import affine, dispatch, outer
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference
@@ -54,17 +54,11 @@ def _joined(state: reference.State) -> reference.State:
 
 
 def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  tiling: form_lib.Tiling | None = None,
-  engine: form_lib.Engine | None = None,
+  call: dispatch.Call, engine: form_lib.Engine | None = None
 ) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  dtype, wide = inputs.query.dtype, state.memory.dtype
+  spec, inputs, reset = call.spec, call.inputs, call.reset_state
+  dtype, wide = inputs.query.dtype, call.state.memory.dtype
   phi = feature_maps.FEATURE_MAPS[spec.feature_map]
 
   def features(x):
@@ -74,16 +68,16 @@ def chunk(
   if spec.normalize:
     ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
     value = jnp.concatenate([value, ones], axis=-1)
+  laid = inputs._replace(
+    query=features(inputs.query), key=features(inputs.key), value=value
+  )
   joined, y = _chunk(
-    _joined(state),
-    inputs._replace(
-      query=features(inputs.query), key=features(inputs.key), value=value
+    call._replace(
+      state=_joined(call.state),
+      inputs=laid,
+      reset_state=None if reset is None else _joined(reset),
     ),
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=None if reset_state is None else _joined(reset_state),
-    tiling=tiling,
-    engine=engine,
+    engine,
   )
   y = spec.read_scale(inputs.key.shape[-1]) * y
   if not spec.normalize:

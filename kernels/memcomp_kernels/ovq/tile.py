@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import matmul
@@ -41,27 +41,19 @@ class Carry(NamedTuple):
   segment_id: jax.Array
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-) -> tuple[reference.State, jax.Array]:
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   form = form_lib.Form(
-    spec=spec,
-    tile_time=spec.chunk_size,
+    spec=call.spec,
+    tile_time=call.spec.chunk_size,
     run_tile=run,
     memories=Carry._fields[:6],
   )
+  laid = Laid(call.inputs, jnp.ones_like(call.inputs.query[..., :1]))
+  reset = None if call.reset_state is None else _carry(call.reset_state)
   carry, y, _ = chunked.run(
     form,
-    _carry(state),
-    Laid(inputs, jnp.ones_like(inputs.query[..., :1])),
-    segment_ids=segment_ids,
-    reset_state=None if reset_state is None else _carry(reset_state),
+    call._replace(state=_carry(call.state), inputs=laid, reset_state=reset),
   )
   fields = carry._asdict()
   del fields["taken"]

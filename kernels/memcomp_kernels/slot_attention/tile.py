@@ -16,12 +16,13 @@ which is known without a sum of differences, and w = exp(s - z).
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, matmul
@@ -68,11 +69,9 @@ def lay(inputs: reference.Inputs) -> Laid:
 _chunk = chunked.implementation(form)
 
 
-def chunk(
-  state: reference.State, inputs: reference.Inputs, **call: Any
-) -> tuple[reference.State, jax.Array]:
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  return _chunk(state, lay(inputs), **call)
+  return _chunk(call._replace(inputs=lay(call.inputs)))
 
 
 def run(

@@ -14,17 +14,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
   **{
-    name: dispatch.Kernel(
-      f"memcomp_kernels.softmax_attention.{name}",
-      asks=(
-        "state",
-        "inputs",
-        "spec",
-        "segment_ids",
-        "reset_state",
-        "max_position",
-      ),
-    )
+    name: dispatch.Kernel(f"memcomp_kernels.softmax_attention.{name}")
     for name in _LIBRARY
   },
 )

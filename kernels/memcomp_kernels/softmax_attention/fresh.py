@@ -5,11 +5,12 @@ sees is then a fixed mask over places; in packed rows runs must match as well.
 The new state is computed as in `xla_chunked`.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 
-from memcomp_kernels import window
+from memcomp_kernels import dispatch, window
 from memcomp_kernels.softmax_attention import reference
 
 Attend = Callable[..., jax.Array]
@@ -22,35 +23,14 @@ or None for one run. Besides runs, a place's index, `spec` and the state's
 
 
 def implementation(
-  name: str, attend: Attend, unsupported: Callable[..., str | None]
-) -> Callable[..., tuple[reference.State, jax.Array]]:
-  """Returns the `chunk` of a library's kernel; see `Op.chunk`.
-
-  Args:
-    name: name of the implementation.
-    attend: the kernel.
-    unsupported: (state, inputs, spec, segment_ids, reset_state, max_position)
-      -> why the kernel cannot run a call, or None.
-  """
-
-  def chunk(
-    state,
-    inputs,
-    *,
-    spec,
-    segment_ids=None,
-    reset_state=None,
-    max_position=None,
-  ):
-    call = state, inputs, spec, segment_ids, reset_state, max_position
-    if reason := unsupported(*call):
-      raise NotImplementedError(f"softmax_attention {name}: {reason}")
-    return _chunk(attend, state, inputs, spec, segment_ids)
-
-  return chunk
+  attend: Attend,
+) -> Callable[[dispatch.Call], tuple[reference.State, jax.Array]]:
+  """Returns the `chunk` of a library's kernel, `attend`; see `Op.chunk`."""
+  return functools.partial(_chunk, attend)
 
 
-def _chunk(attend, state, inputs, spec, segment_ids):
+def _chunk(attend, call):
+  state, inputs, spec, segment_ids = call[:4]
   size = state.keys.shape[2]
   plan = window.plan(
     segment_ids,
@@ -72,27 +52,18 @@ def _chunk(attend, state, inputs, spec, segment_ids):
   return state, window.restore(plan, outputs)
 
 
-def unsupported(
-  state: reference.State,
-  inputs: reference.Inputs,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None,
-  reset_state: reference.State | None,
-  max_position: int | None,
-) -> str | None:
-  """Says why a call is not from fresh states with a mask over places, or None.
-
-  Arguments are those of `Op.chunk`.
-  """
-  if max_position != 0:
+def unsupported(call: dispatch.Call) -> str | None:
+  """Says why a call is not from a fresh state with a fixed mask, or None."""
+  inputs, spec = call.inputs, call.spec
+  if call.max_position != 0:
     return "the state may hold tokens: give max_position=0 where it is fresh"
   if inputs.sink_query is not None:
     return "sinks meet a query of their own, sink_query"
-  if segment_ids is None:
+  if call.segment_ids is None:
     return None
-  if reset_state is not None:
+  if call.reset_state is not None:
     return "reset_state may hold tokens: leave it out where state is fresh"
-  if sees_all(spec, inputs.query.shape[1], state.keys.shape[2]):
+  if sees_all(spec, inputs.query.shape[1], call.state.keys.shape[2]):
     return None
   for name in ("sink_tokens", "chunk_size"):
     if getattr(spec, name):

@@ -45,21 +45,14 @@ def attend(
   )
 
 
-def unsupported(
-  state: reference.State,
-  inputs: reference.Inputs,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None,
-  reset_state: reference.State | None,
-  max_position: int | None,
-) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernel cannot run a call, or None if it can."""
   if reason := _unavailable():
     return reason
+  state, inputs, spec, segment_ids = call[:4]
   if segment_ids is not None:
     return "packed rows (segment_ids) would need a mask of time x time"
-  call = state, inputs, spec, segment_ids, reset_state, max_position
-  if reason := fresh.unsupported(*call):
+  if reason := fresh.unsupported(call):
     return reason
   if not fresh.sees_all(spec, inputs.query.shape[1], state.keys.shape[2]):
     for name in ("sink_tokens", "chunk_size"):
@@ -73,7 +66,7 @@ def unsupported(
   return contract.wrong_dtypes(inputs, "bfloat16", "float16")
 
 
-chunk = fresh.implementation("library_gpu", attend, unsupported)
+chunk = fresh.implementation(attend)
 
 
 def _unavailable() -> str | None:

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_mask as masks,
 )
 
-from memcomp_kernels import contract, derivative, window
+from memcomp_kernels import contract, derivative, dispatch, window
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import fresh, reference, tile, tilings
@@ -146,20 +146,13 @@ def attend(
   return jnp.swapaxes(outputs, 1, 2)[:, :time]
 
 
-def unsupported(
-  state: reference.State,
-  inputs: reference.Inputs,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None,
-  reset_state: reference.State | None,
-  max_position: int | None,
-) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernel cannot run a call, or None if it can."""
   if reason := device.unavailable():
     return reason
-  call = state, inputs, spec, segment_ids, reset_state, max_position
-  if reason := fresh.unsupported(*call):
+  if reason := fresh.unsupported(call):
     return reason
+  inputs = call.inputs
   for name, x in (("key_dim", inputs.key), ("value_dim", inputs.value)):
     if x.shape[-1] % _WIDTH or x.shape[-1] > _WIDEST:
       return (
@@ -168,4 +161,4 @@ def unsupported(
   return contract.wrong_dtypes(inputs, "bfloat16", "float32")
 
 
-chunk = fresh.implementation("library_tpu", attend, unsupported)
+chunk = fresh.implementation(attend)

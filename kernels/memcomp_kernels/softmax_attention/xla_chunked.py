@@ -13,23 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import window
+from memcomp_kernels import dispatch, window
 from memcomp_kernels.softmax_attention import reference, tile, tilings
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-) -> tuple[reference.State, jax.Array]:
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in tiles; see `Op.chunk`."""
+  state, inputs, spec, segment_ids = call[:4]
+  reset_state, max_position = call.reset, call.max_position
   # New segments then start from a fresh state and inherit no tokens.
-  fresh = max_position == 0 and reset_state is None
-  reset_state = state if reset_state is None else reset_state
+  fresh = max_position == 0 and call.reset_state is None
   plan = window.plan(
     segment_ids,
     state.segment_id,

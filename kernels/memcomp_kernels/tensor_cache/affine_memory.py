@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import window
+from memcomp_kernels import dispatch, window
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
@@ -39,55 +39,23 @@ def unsupported(spec: reference.Spec) -> str | None:
 
 
 def implementation(
-  name: str,
-  engines: Engines,
-  library: Any,
-  unsupported: Callable[[reference.Inputs, reference.Spec], str | None],
-) -> Callable[..., tuple[reference.State, jax.Array]]:
+  engines: Engines, library: Any
+) -> Callable[[dispatch.Call], tuple[reference.State, jax.Array]]:
   """Returns a `chunk` whose two parts run on kernels.
 
   Args:
-    name: name of the implementation.
     engines: engines of the memory.
     library: module of `softmax_attention` that attends where it supports the
       call.
-    unsupported: says why a call is not supported, or returns None.
   """
 
-  def attend(state, inputs, *, spec, **call):
-    can = library.unsupported(state, inputs, spec, **call) is None
-    function = library.chunk if can else attention_xla.chunk
-    return function(state, inputs, spec=spec, **call)
+  def attend(call):
+    if library.unsupported(call) is None:
+      return library.chunk(call)
+    return attention_xla.chunk(call)
 
   kernels = xla_chunked.Kernels(attend, functools.partial(memory, engines))
-
-  def chunk(
-    state: reference.State,
-    inputs: reference.Inputs,
-    *,
-    spec: reference.Spec,
-    segment_ids: jax.Array | None = None,
-    reset_state: reference.State | None = None,
-    max_position: int | None = None,
-  ) -> tuple[reference.State, jax.Array]:
-    """Computes what `reference` does, by kernels; see `Op.chunk`.
-
-    Raises:
-      NotImplementedError: the kernels do not support it; the message says why.
-    """
-    if reason := unsupported(inputs, spec):
-      raise NotImplementedError(f"tensor_cache {name}: {reason}")
-    return xla_chunked.chunk(
-      state,
-      inputs,
-      spec=spec,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-      max_position=max_position,
-      kernels=kernels,
-    )
-
-  return chunk
+  return functools.partial(xla_chunked.chunk, kernels=kernels)
 
 
 def memory(
@@ -152,10 +120,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
   size = spec.chunk_size if spec.chunked else tilings.tile_time(spec, time)
   new, read, _ = chunked.run(
     affine_tile.form(spec, size, engine),
-    parts(state),
-    tokens,
-    segment_ids=ids,
-    reset_state=parts(reset_state),
+    dispatch.Call(parts(state), tokens, spec, ids, parts(reset_state)),
   )
   lanes = heads, spec.timescales, spec.num_slots
   memory, start = jax.tree.map(

@@ -2,23 +2,23 @@
 
 import functools
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.pallas_gpu.affine import backend, prepared
 from memcomp_kernels.softmax_attention import library_gpu
-from memcomp_kernels.tensor_cache import affine_memory, reference
+from memcomp_kernels.tensor_cache import affine_memory
 
 _ENGINES = backend.ENGINE, backend.CHUNK_ENGINE
 
 
-def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := backend.unsupported(inputs, spec):
+  if reason := backend.unsupported(call):
     return reason
+  spec = call.spec
   if spec.chunked and spec.chunk_size > prepared.TOKENS:
     return f"chunk_size={spec.chunk_size} is more than {prepared.TOKENS}"
   return affine_memory.unsupported(spec)
 
 
-chunk = affine_memory.implementation(
-  "mosaic_gpu", _ENGINES, library_gpu, unsupported
-)
+chunk = affine_memory.implementation(_ENGINES, library_gpu)
 memory = functools.partial(affine_memory.memory, _ENGINES)

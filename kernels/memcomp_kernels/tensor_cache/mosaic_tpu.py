@@ -4,7 +4,7 @@ import functools
 
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import backend, engine
@@ -12,7 +12,6 @@ from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import (
   affine_memory,
   affine_tile,
-  reference,
   tile,
 )
 
@@ -47,16 +46,14 @@ ENGINES = (
 )
 
 
-def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
-  if reason := affine_memory.unsupported(spec):
+  if reason := affine_memory.unsupported(call.spec):
     return reason
-  return contract.wrong_dtypes(inputs, "bfloat16", "float32")
+  return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")
 
 
-chunk = affine_memory.implementation(
-  "mosaic_tpu", ENGINES, library_tpu, unsupported
-)
+chunk = affine_memory.implementation(ENGINES, library_tpu)
 memory = functools.partial(affine_memory.memory, ENGINES)

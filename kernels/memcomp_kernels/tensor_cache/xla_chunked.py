@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract, window
+from memcomp_kernels import contract, dispatch, window
 from memcomp_kernels.softmax_attention import reference as attention
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
 from memcomp_kernels.tensor_cache import reference, tile, tilings
@@ -34,31 +34,18 @@ class Kernels(NamedTuple):
 
 
 def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-  kernels: Kernels | None = None,
+  call: dispatch.Call, kernels: Kernels | None = None
 ) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`.
 
   Args:
-    state: as in `Op.chunk`, like all arguments except `kernels`.
-    inputs: inputs of the call.
-    spec: the memory's options.
-    segment_ids: segment ids of packed rows.
-    reset_state: the state that a new segment starts from.
-    max_position: an upper bound of `state.position`.
+    call: the call.
     kernels: what runs local attention and memory; None for plain JAX.
   """
   kernels = kernels or Kernels(attention_xla.chunk, memory)
-  local, new = _local_attention(
-    kernels.attend, state, inputs, spec, segment_ids, reset_state, max_position
-  )
-  reset_state = state if reset_state is None else reset_state
+  state, inputs, spec, segment_ids = call[:4]
+  reset_state, max_position = call.reset, call.max_position
+  local, new = _local_attention(kernels.attend, call)
   plan = window.plan(
     segment_ids,
     state.segment_id,
@@ -86,10 +73,9 @@ def chunk(
   return state, jnp.concatenate([local, reads], axis=-1)
 
 
-def _local_attention(
-  attend, state, inputs, spec, segment_ids, reset_state, max_position
-):
+def _local_attention(attend, call):
   """Returns the outputs of local attention, and its new state."""
+  inputs, spec = call.inputs, call.spec
 
   def own(state):
     return attention.State(
@@ -97,14 +83,14 @@ def _local_attention(
     )
 
   new, outputs = attend(
-    own(state),
-    attention.Inputs(inputs.query, inputs.key, inputs.value),
-    spec=attention.Spec(
-      window_size=spec.window_size, sink_tokens=spec.sink_tokens
-    ),
-    segment_ids=segment_ids,
-    reset_state=None if reset_state is None else own(reset_state),
-    max_position=max_position,
+    call._replace(
+      state=own(call.state),
+      inputs=attention.Inputs(inputs.query, inputs.key, inputs.value),
+      spec=attention.Spec(
+        window_size=spec.window_size, sink_tokens=spec.sink_tokens
+      ),
+      reset_state=None if call.reset_state is None else own(call.reset_state),
+    )
   )
   return outputs, new
 

@@ -12,6 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -51,7 +52,8 @@ def function(form, spec, ids=None):
 
 
 def implementation(name, form):
-  return memories.MEMORIES[name].op.implementations.functions[form]
+  functions = memories.MEMORIES[name].op.implementations.functions
+  return programs.direct(functions[form])
 
 
 def check(name, spec, given, ids=None, *, gradient=True, **mode):

@@ -8,6 +8,7 @@ keys), in tiles that kernels over tokens do not take, and of linear attention
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -54,7 +55,7 @@ def arguments(name, time, *, dtype="float32", batch=1):
 def both(name, given, segment_ids=None, gradient=True, **mode):
   """Values and gradients of the XLA form and of the kernels."""
   _, spec, given = given
-  implementations = memories.MEMORIES[name].op.implementations.functions
+  functions = memories.MEMORIES[name].op.implementations.functions
 
   def run(chunk):
     def function(state, fresh, inputs):
@@ -71,8 +72,8 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
 
   with device.interpreted(**mode):
     return (
-      run(implementations["xla_chunked"]),
-      run(implementations["mosaic_tpu"]),
+      run(programs.direct(functions["xla_chunked"])),
+      run(programs.direct(functions["mosaic_tpu"])),
     )
 
 

@@ -3,6 +3,7 @@
 import generations
 import jax
 import jax.numpy as jnp
+import programs
 import pytest
 
 from memcomp_kernels import aot
@@ -28,7 +29,7 @@ def gradient(name, key_dim, value_dim, tile_time):
   """Forward and backward, and shapes of its arguments."""
   memory = memories.MEMORIES[name]
   spec = memory.specs[SPECS[name]]
-  chunk = memory.op.implementations.functions["mosaic_tpu"]
+  chunk = programs.direct(memory.op.implementations.functions["mosaic_tpu"])
   sizes = {
     "batch": 1,
     "heads": HEADS,

@@ -14,6 +14,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import delta_rule as delta_api
+from memcomp_kernels import dispatch
 from memcomp_kernels import state_space_duality as duality_api
 from memcomp_kernels import tensor_cache as tensor_cache_api
 from memcomp_kernels.chunking import chunked
@@ -165,10 +166,9 @@ def run(
       )
     new, outputs, _ = chunked.run(
       form(spec, engine, tile_time),
-      state,
-      inputs,
-      segment_ids=None if ids is None else jnp.array(ids),
-      reset_state=fresh,
+      dispatch.Call(
+        state, inputs, spec, None if ids is None else jnp.array(ids), fresh
+      ),
     )
     return floats(new), outputs
 

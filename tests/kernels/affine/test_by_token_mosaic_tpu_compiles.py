@@ -5,6 +5,7 @@ import re
 import generations
 import jax
 import jax.numpy as jnp
+import programs
 import pytest
 
 from memcomp_kernels import aot, state_space_duality
@@ -44,7 +45,7 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
       state_space_duality.Spec(heads_per_group=shared),
       state_space_duality,
     )
-  chunk = module.implementations.functions["mosaic_tpu"]
+  chunk = programs.direct(module.implementations.functions["mosaic_tpu"])
   tiling = form.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
   gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)

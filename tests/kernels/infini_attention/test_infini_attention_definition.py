@@ -183,7 +183,7 @@ def test_any_tile_per_token(tile_time):
   inputs = inputs_for(TOKEN, 21)
   state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)
   tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(xla_chunked.chunk)(
+  found = programs.compiled(programs.direct(xla_chunked.chunk))(
     state, inputs, spec=TOKEN, tiling=tiling
   )
   expected = COMPILED.reference(state, inputs, spec=TOKEN)

@@ -9,6 +9,7 @@ import generations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 from jax.sharding import Mesh
@@ -64,7 +65,8 @@ def arguments(
 
 def values(chunk, spec, given, **call):
   with device.interpreted():
-    return jax.jit(lambda *x: chunk(*x, spec=spec, **call))(*given)
+    run = programs.direct(chunk)
+    return jax.jit(lambda *x: run(*x, spec=spec, **call))(*given)
 
 
 def assert_agree(spec, given, mode=None, *, gradient=True, **call):
@@ -72,7 +74,7 @@ def assert_agree(spec, given, mode=None, *, gradient=True, **call):
 
   def run(chunk):
     def function(*given):
-      return chunk(*given, spec=spec, **call)
+      return programs.direct(chunk)(*given, spec=spec, **call)
 
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
@@ -191,7 +193,9 @@ def gradient(dim, capacity=None):
 
   def function(state, inputs):
     def objective(inputs):
-      _, y = engine.chunk(state, inputs, spec=spec)
+      _, y = key_value_means.chunk(
+        state, inputs, spec=spec, implementation="mosaic_tpu"
+      )
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective)(inputs)
@@ -228,7 +232,7 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
 
   with device.interpreted():
     monkeypatch.setattr(vmem, "LIMIT", 0)
-    reason = engine.unsupported(*given, spec) or ""
+    reason = engine.unsupported(dispatch.Call(*given, spec)) or ""
   (needed,) = re.findall(r"needs ([\d,]+) bytes", reason)
   needed = int(needed.replace(",", ""))
   assert kernels(needed) and not kernels(needed - 1)

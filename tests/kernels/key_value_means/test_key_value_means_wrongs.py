@@ -22,9 +22,9 @@ def assert_red(subject=POWER):
 def with_spec(monkeypatch, **changes):
   """Changes the Spec for the chunk form only."""
 
-  def chunk(*args, spec, **keywords):
-    spec = dataclasses.replace(spec, **changes)
-    return xla_chunked.chunk(*args, spec=spec, **keywords)
+  def chunk(call):
+    spec = dataclasses.replace(call.spec, **changes)
+    return xla_chunked.chunk(call._replace(spec=spec))
 
   monkeypatch.setitem(
     key_value_means.implementations.functions, "xla_chunked", chunk

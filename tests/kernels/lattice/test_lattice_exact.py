@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -42,7 +43,7 @@ class Subject(subjects.Subject):
   tiling: tilings.Tiling = SOLVERS[0]
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
-    return xla_chunked.chunk(
+    return programs.direct(xla_chunked.chunk)(
       state,
       inputs,
       spec=self.spec,

@@ -64,8 +64,8 @@ def check(spec, given, ids=None, *, gradient=True, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
   of = functools.partial(run, gradient=gradient)
   truth = of(lattice.reference, spec, gradients.cast(given, jnp.float32), ids)
-  expected = of(xla_chunked.chunk, spec, given, ids)
-  actual = of(engine.chunk, spec, given, ids, **mode)
+  expected = of(programs.direct(xla_chunked.chunk), spec, given, ids)
+  actual = of(programs.direct(engine.chunk), spec, given, ids, **mode)
   errors.assert_no_worse(actual, expected, truth)
 
 
@@ -159,8 +159,8 @@ def test_decays_out_of_range():
   state, fresh, inputs = arguments(SPEC, 20)
   inputs = inputs._replace(log_decay=inputs.log_decay.at[0, 9].set(-jnp.inf))
   given = state, fresh, inputs
-  actual = run(engine.chunk, SPEC, given)
-  expected = run(xla_chunked.chunk, SPEC, given)
+  actual = run(programs.direct(engine.chunk), SPEC, given)
+  expected = run(programs.direct(xla_chunked.chunk), SPEC, given)
   errors.assert_close(actual, expected, 0.0, "equal")
 
 
@@ -170,7 +170,9 @@ def test_lowers(value_dim):
   state, fresh, inputs = arguments(SPEC, 20, before=16, value_dim=value_dim)
 
   def loss(inputs):
-    _, output = engine.chunk(state, inputs, spec=SPEC, reset_state=fresh)
+    _, output = programs.direct(engine.chunk)(
+      state, inputs, spec=SPEC, reset_state=fresh
+    )
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
   with device.lowered():
@@ -196,4 +198,4 @@ def test_says_why_not(monkeypatch):
       ({"num_slots": 32}, "num_slots=32 is none of"),
     ):
       spec = dataclasses.replace(SPEC, **change)
-      assert said in engine.unsupported(inputs, spec)
+      assert said in engine.unsupported(dispatch.Call(None, inputs, spec))

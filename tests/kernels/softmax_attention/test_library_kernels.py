@@ -162,13 +162,8 @@ def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
   spec, time, changes, _ = CASES[name]
   attend = functools.partial(library_gpu.attend, implementation="xla")
 
-  def can(*call):
-    return None
-
-  monkeypatch.setattr(library_gpu, "unsupported", can)
-  monkeypatch.setattr(
-    library_gpu, "chunk", fresh.implementation("library_gpu", attend, can)
-  )
+  monkeypatch.setattr(library_gpu, "unsupported", lambda call: None)
+  monkeypatch.setattr(library_gpu, "chunk", fresh.implementation(attend))
   given = arguments(spec, time, **(changes | {"key_dim": 64}))
   subjects.assert_agree(
     run("library_gpu", spec, given),
@@ -283,7 +278,7 @@ def test_gpus_without_the_kernel(capability, monkeypatch):
   device = python_types.SimpleNamespace(compute_capability=capability)
   monkeypatch.setattr(library_gpu.jax, "devices", lambda: [device])
   monkeypatch.setattr(dispatch, "current_platform", lambda: "gpu")
-  said = library_gpu.unsupported(*call()[:6])
+  said = library_gpu.unsupported(call())
   assert f"capability {capability} is not" in said
 
 

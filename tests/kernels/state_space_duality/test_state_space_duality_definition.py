@@ -123,7 +123,7 @@ def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
   tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(tile.chunk)(
+  found = programs.compiled(programs.direct(tile.chunk))(
     state, inputs, spec=SHARED, tiling=tiling
   )
   expected = COMPILED.reference(state, inputs, spec=SHARED)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels import contract, tensor_cache
+from memcomp_kernels import contract, dispatch, tensor_cache
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import mosaic_tpu, xla_chunked
@@ -61,9 +61,9 @@ def arguments(spec, time, dtype="float32"):
   return state, fresh, inputs._replace(**low)
 
 
-def no_attention(state, inputs, **_):
+def no_attention(call):
   """Local attention is tested by itself."""
-  return state, jnp.zeros_like(inputs.value)
+  return call.state, jnp.zeros_like(call.inputs.value)
 
 
 def run(memory, spec, given, ids=None, *, gradient=True, **mode):
@@ -71,11 +71,7 @@ def run(memory, spec, given, ids=None, *, gradient=True, **mode):
 
   def function(state, fresh, inputs):
     return xla_chunked.chunk(
-      state,
-      inputs,
-      spec=spec,
-      segment_ids=ids,
-      reset_state=fresh,
+      dispatch.Call(state, inputs, spec, ids, fresh),
       kernels=xla_chunked.Kernels(no_attention, memory),
     )
 
@@ -192,9 +188,9 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
   """Where it can: from a fresh state, in packed rows too."""
   calls, right = [], library_tpu.chunk
 
-  def counted(*arguments, **call):
+  def counted(call):
     calls.append(call)
-    return right(*arguments, **call)
+    return right(call)
 
   monkeypatch.setattr(library_tpu, "chunk", counted)
   sizes = {"batch": 1, "heads": 1, "key_dim": 64, "value_dim": 64}

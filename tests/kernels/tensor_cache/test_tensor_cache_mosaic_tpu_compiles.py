@@ -3,6 +3,7 @@
 import generations
 import jax
 import jax.numpy as jnp
+import programs
 import pytest
 
 from memcomp_kernels import aot, tensor_cache
@@ -49,7 +50,9 @@ def gradient(name, dim):
   def function(inputs):
     def objective(inputs):
       state = tensor_cache.init_state(spec, **sizes)
-      _, y = mosaic_tpu.chunk(state, inputs, spec=spec, max_position=0)
+      _, y = programs.direct(mosaic_tpu.chunk)(
+        state, inputs, spec=spec, max_position=0
+      )
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective)(inputs)
@@ -102,7 +105,9 @@ def test_a_block_that_cannot_fit_says_so():
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(
-      lambda state, inputs: mosaic_tpu.chunk(state, inputs, spec=spec),
+      lambda state, inputs: programs.direct(mosaic_tpu.chunk)(
+        state, inputs, spec=spec
+      ),
       state,
       inputs,
     )

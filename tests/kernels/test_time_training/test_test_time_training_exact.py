@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import programs
 import pytest
 
 from memcomp_kernels.chunking import chunked
@@ -42,7 +43,9 @@ def subject(name):
 def test_any_tile_is_the_recurrence(name, tiling):
   case = subject(name)
   chunk = functools.partial(
-    chunked.implementation(tile.form), spec=case.spec, tiling=tiling
+    programs.direct(chunked.implementation(tile.form)),
+    spec=case.spec,
+    tiling=tiling,
   )
   with jax.enable_x64(True):
     arguments = case.state(), case.inputs(37)

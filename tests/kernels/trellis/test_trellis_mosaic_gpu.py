@@ -68,7 +68,7 @@ def check(spec, given, ids=None, *, gradient=True, of_start=True, **mode):
   truth = of(run(trellis.reference), gradients.cast(given, jnp.float32))
   expected = of(run(XLA), given)
   with device.tried(**mode):
-    actual = of(run(engine.chunk), given)
+    actual = of(run(programs.direct(engine.chunk)), given)
   found = actual, expected, truth
   if not of_start:
     found = ((values, adjoints[1:]) for values, adjoints in found)
@@ -193,7 +193,7 @@ def test_sweeps_that_overflow(strength, finite):
     return after.key_memory
 
   with device.tried():
-    actual = memory(engine.chunk)
+    actual = memory(programs.direct(engine.chunk))
   if finite:
     errors.assert_close(actual, memory(XLA), 0.1, "key memory")
   else:
@@ -260,7 +260,9 @@ def test_lowers(spec, kernels, dim, slots):
   state, fresh, inputs = arguments(spec, 70, key_dim=dim, value_dim=dim)
 
   def loss(inputs):
-    _, output = engine.chunk(state, inputs, spec=spec, reset_state=fresh)
+    _, output = programs.direct(engine.chunk)(
+      state, inputs, spec=spec, reset_state=fresh
+    )
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
   with device.lowered():
@@ -303,8 +305,8 @@ def test_says_why_not(monkeypatch):
       ({"num_slots": 32}, "num_slots=32 is none of"),
     ):
       spec = dataclasses.replace(SPEC, **change)
-      assert said in engine.unsupported(inputs, spec)
+      assert said in engine.unsupported(dispatch.Call(None, inputs, spec))
     spec = dataclasses.replace(SPEC, num_slots=128)
     _, _, inputs = arguments(spec, 8, value_dim=128)
     said = "num_slots=128 times value_dim=128 is more than 8192"
-    assert said in engine.unsupported(inputs, spec)
+    assert said in engine.unsupported(dispatch.Call(None, inputs, spec))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -309,4 +310,8 @@ def test_blocks_that_cannot_fit_say_how_much_they_need():
     pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VMEM"),
   ):
     big = tiling(units=12, chunks=64)
-    jax.eval_shape(lambda: engine.chunk(state, inputs, spec=spec, tiling=big))
+    jax.eval_shape(
+      lambda: programs.direct(engine.chunk)(
+        state, inputs, spec=spec, tiling=big
+      )
+    )

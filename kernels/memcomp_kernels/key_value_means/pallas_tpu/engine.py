@@ -7,7 +7,7 @@ The gradient is that of the XLA form, with the assignments that the kernel made.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, derivative
+from memcomp_kernels import contract, derivative, dispatch
 from memcomp_kernels.key_value_means import (
   reference,
   tile,
@@ -18,40 +18,16 @@ from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
 from memcomp_kernels.pallas_tpu import device
 
 
-def chunk(
-  state: reference.State,
-  inputs: reference.Inputs,
-  *,
-  spec: reference.Spec,
-  segment_ids: jax.Array | None = None,
-  reset_state: reference.State | None = None,
-  max_position: int | None = None,
-) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`.
-
-  Raises:
-    NotImplementedError: These kernels cannot run the call; the message says
-      why.
-  """
-  if reason := unsupported(state, inputs, spec):
-    raise NotImplementedError(f"key_value_means mosaic_tpu: {reason}")
-  return xla_chunked.chunk(
-    state,
-    inputs,
-    spec=spec,
-    segment_ids=segment_ids,
-    reset_state=reset_state,
-    max_position=max_position,
-    run=run,
-  )
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
+  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`."""
+  return xla_chunked.chunk(call, run)
 
 
-def unsupported(
-  state: reference.State, inputs: reference.Inputs, spec: reference.Spec
-) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
+  state, inputs, spec = call[:3]
   if spec.chunk_size % tilings.LANES:
     return f"chunk_size={spec.chunk_size} is not a multiple of {tilings.LANES}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):

@@ -10,7 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked, fallback, tile_scan
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
@@ -135,10 +135,11 @@ def form(
 chunk = chunked.by_kernels(form, xla_chunked.lay)
 
 
-def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
+  inputs, spec = call.inputs, call.spec
   if not spec.stale:
     return "no kernel for gradients per token"
   if not spec.unit_columns:

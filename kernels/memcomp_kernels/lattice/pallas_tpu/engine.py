@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
@@ -265,14 +265,11 @@ chunk = chunked.by_kernels(
 )
 
 
-def unsupported(
-  inputs: reference.Inputs,
-  spec: reference.Spec,
-  tiling: tilings.Tiling | None = None,
-) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
+  inputs, spec, tiling = call.inputs, call.spec, call.tiling
   if spec.sparsity:
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):

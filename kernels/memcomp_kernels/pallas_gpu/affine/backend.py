@@ -3,9 +3,7 @@
 They are the GPU's counterpart of `pallas_tpu.affine.backend`.
 """
 
-from typing import Any
-
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.pallas_gpu.affine import prepared
@@ -15,11 +13,11 @@ ENGINE, CHUNK_ENGINE = prepared_engine.engines(
 )
 
 
-def unsupported(inputs: Any, spec: Any) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  del spec
   if reason := device.unavailable():
     return reason
+  inputs = call.inputs
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
   key_dim, value_dim = inputs.query.shape[-1], inputs.value.shape[-1]

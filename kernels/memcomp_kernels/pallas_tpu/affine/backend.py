@@ -5,9 +5,7 @@ updates whose definition does not depend on chunks, `CHUNK_ENGINE` for updates
 that are defined by chunk.
 """
 
-from typing import Any
-
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import prepared
@@ -17,9 +15,8 @@ ENGINE, CHUNK_ENGINE = prepared_engine.engines(
 )
 
 
-def unsupported(inputs: Any, spec: Any) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  del spec
   if reason := device.unavailable():
     return reason
-  return contract.wrong_dtypes(inputs, "bfloat16", "float32")
+  return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")

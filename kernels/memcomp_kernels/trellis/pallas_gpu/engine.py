@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
@@ -284,10 +284,11 @@ def _several(spec: reference.Spec, time: int) -> bool:
   return smaller and time % size == 0
 
 
-def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
+  inputs, spec = call.inputs, call.spec
   if spec.value_readout_phi:
     return "no kernel for value_readout_phi=True"
   if inputs.log_phi_eps is not None:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_chunking
@@ -320,10 +320,11 @@ def form(
 chunk = chunked.by_kernels(form, tile.lay_for_kernels)
 
 
-def unsupported(inputs: reference.Inputs, spec: reference.Spec) -> str | None:
+def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
+  inputs, spec = call.inputs, call.spec
   if spec.value_readout_phi:
     return "no kernel for value_readout_phi=True"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
