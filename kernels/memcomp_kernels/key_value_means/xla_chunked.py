@@ -25,7 +25,7 @@ from jax import lax
 
 from memcomp_kernels import checks, contract, derivative, dispatch
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.key_value_means import reference, tile, tilings
+from memcomp_kernels.key_value_means import reference, rows, tile, tilings
 
 _ROWS = ("keys", "values", "radii")
 
@@ -74,7 +74,7 @@ def _scan_tiles(options, capacity, state, reset, laid):
   if options.run is tile.run:  # other functions store little by themselves
     run = jax.checkpoint(
       run,
-      policy=jax.checkpoint_policies.save_only_these_names(tile.ROUTE),
+      policy=jax.checkpoint_policies.save_only_these_names(rows.ROUTE),
       prevent_cse=False,  # a scan is its own barrier
     )
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import key_value_means
-from memcomp_kernels.key_value_means import tile, xla_chunked
+from memcomp_kernels.key_value_means import rows, tile, xla_chunked
 from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["key_value_means"]
@@ -43,7 +43,7 @@ def test_routing_against_the_rows_before_the_append(monkeypatch):
     none = jnp.zeros(block.gates.shape[:-1])
     return none - jnp.inf, none.astype(jnp.int32)
 
-  monkeypatch.setattr(tile, "new_targets", without)
+  monkeypatch.setattr(rows, "new_targets", without)
   assert_red()
   checks.check_values(  # without appends there is nothing to miss
     dataclasses.replace(FIXED, spec=MEMORY.specs["no-sink"]), 37

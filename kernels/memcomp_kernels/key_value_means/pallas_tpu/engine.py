@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, derivative, dispatch
 from memcomp_kernels.key_value_means import (
   reference,
+  rows,
   tile,
   tilings,
   xla_chunked,
@@ -58,15 +59,15 @@ def _forward(state, inputs, present, spec, capacity):
   count = jnp.where(moves, tile.room(state, spec, capacity), 0)
   first, place = state.position == spec.window, index % spec.window_chunks
   counts = jnp.stack([state.length, count, moves, first, index, place], axis=1)
-  rows = state.keys.shape[2]
+  size = state.keys.shape[2]
   new = tile.enter_window(state, inputs, present, spec)
   given = _operands(state, new, inputs.query)
   found = tile_lib.run(given, counts.astype(jnp.int32), spec)
-  where = tile.Route(found["row"][:, :, 0], found["appended"][:, :, 0] > 0)
+  where = rows.Route(found["row"][:, :, 0], found["appended"][:, :, 0] > 0)
   new = new._replace(
-    keys=found["new_keys"][:, :, :rows],
-    values=found["new_values"][:, :, :rows],
-    radii=found["new_radii"][:, :, 0, :rows],
+    keys=found["new_keys"][:, :, :size],
+    values=found["new_values"][:, :, :size],
+    radii=found["new_radii"][:, :, 0, :size],
     length=state.length + count,
   )
   return (new, found["output"]), (state, inputs, present, where)
@@ -103,7 +104,7 @@ def _backward(spec, capacity, residuals, cotangents):
 
   def enter(state, block, count, moves, spec):
     del moves  # `where` contains this information
-    return tile.add_block(state, block, count, where, spec)
+    return rows.add_block(state, block, count, where, spec)
 
   def plain(state, inputs):
     return tile.run(state, inputs, present, spec, capacity, enter)

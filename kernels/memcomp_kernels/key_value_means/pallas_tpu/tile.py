@@ -279,7 +279,7 @@ def run(
 
   Returns:
     Arrays by name. `new_keys`, `new_values` and `new_radii` are rows. `row` and
-    `appended` are int32 `[1, chunk]`; see `tile.Route`. A `row` past the last
+    `appended` are int32 `[1, chunk]`; see `rows.Route`. A `row` past the last
     one means no row. `output` is `[chunk, value]`.
   """
   batch, num_heads = given["keys"].shape[:2]
