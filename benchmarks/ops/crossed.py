@@ -8,6 +8,7 @@ nor does what makes kernels compile without a TPU.
 """
 
 import argparse
+import importlib
 import pathlib
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import memcomp_kernels
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.testing import memories
 
@@ -49,6 +50,9 @@ def chunk(
 ) -> dict[str, set[str]]:
   """Returns what the `chunk` of a memory enters."""
   memory = memories.MEMORIES[name]
+  function = memory.op.implementations.functions[implementation]
+  if isinstance(function, dispatch.Kernel):
+    importlib.import_module(function.module)
   spec = memory.op.Spec(**fields)
   inputs = memory.make_inputs(jax.random.key(0), spec, time=TIME, **SIZES)
   narrow = {
