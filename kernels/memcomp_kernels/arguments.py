@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract, shapes
+from memcomp_kernels import checks, contract, shapes
 
 NAMES = {"query": "q", "key": "k", "value": "v", "log_decay": "g"}
 """Maps a field of `Inputs` to its name in the direct calls of all ops."""
@@ -66,8 +66,8 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
   (`forget_gate`).
 
   Raises:
-    TypeError: an argument is unknown, missing or given twice; the message names
-      it.
+    TypeError: an argument is unknown, missing, given twice or of a wrong type;
+      the message names it.
     ValueError: the Spec rejects its values.
   """
   if len(arrays) > len(op.order):
@@ -99,6 +99,7 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
         f"{op.name}: no argument {name!r}; beside those of every call it takes"
         f" {', '.join(takes)}"
       )
+  checks.options(op, spec)
   meaning = op.Spec(**dict(op.fixed) | _follow(op, given) | spec)
   return Bound(_inputs(op, given, meaning), meaning, options)
 

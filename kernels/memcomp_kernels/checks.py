@@ -3,6 +3,10 @@
 Each takes the `op.Op` and raises one line that names the argument and the fix.
 """
 
+import dataclasses
+import numbers
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,19 +15,51 @@ import numpy as np
 
 from memcomp_kernels import shapes
 
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
+
+
+def kind(x: Any) -> str:
+  """Names the type of x; of a memory's own types with the memory."""
+  name = type(x).__name__
+  if name in ("Inputs", "Spec", "State"):
+    return f"{type(x).__module__}.{name}"
+  return name
+
 
 def kinds(op: Any, **arguments: Any) -> None:
   """Raises TypeError if an argument is not of the op's own type."""
   for name, x in arguments.items():
-    kind, make = {
+    expected, make = {
       "inputs": (op.Inputs, "Inputs(...)"),
       "spec": (op.Spec, "Spec(...)"),
     }.get(name, (op.State, "init_state(...)"))
-    if not isinstance(x, kind):
+    if not isinstance(x, expected):
       raise TypeError(
-        f"{op.name}: {name} is of type {type(x).__name__}; make it by"
-        f" {op.name}.{make}"
+        f"{op.name}: {name} is of type {kind(x)}; make it by {op.name}.{make}"
       )
+
+
+def options(op: Any, given: Mapping[str, Any]) -> None:
+  """Raises TypeError if an option is of another type than its field of Spec."""
+  fields = {field.name: field.type for field in dataclasses.fields(op.Spec)}
+  for name, x in given.items():
+    declared = fields[name]
+    union = isinstance(declared, types.UnionType)
+    allowed = declared.__args__ if union else (declared,)
+    if not any(_is(x, t) for t in allowed):
+      words = " or ".join(getattr(t, "__name__", str(t)) for t in allowed)
+      raise TypeError(
+        f"{op.name}: {name}={x!r} is of type {kind(x)}, expected"
+        f" {words.replace('NoneType', 'None')}"
+      )
+
+
+def _is(x: Any, expected: Any) -> bool:
+  if not isinstance(expected, type):
+    return True  # such as a function, whose type says little
+  if isinstance(x, bool) and expected in _NUMBERS:
+    return False
+  return isinstance(x, _NUMBERS.get(expected, expected))
 
 
 def segment_ids(op: Any, ids: Any) -> jax.Array:

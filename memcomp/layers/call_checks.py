@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from memcomp_kernels import checks
+
 
 def check(
   layer: Any,
@@ -43,7 +45,8 @@ def check(
   memory = state if whole else getattr(state, "memory", None)
   if not isinstance(memory, layer.op.State):
     raise TypeError(
-      f"{name}: state is of type {_kind(state)}; make it by"
+      f"{name}: state is of type"
+      f" {checks.kind(state if memory is None else memory)}; make it by"
       f" init_state({x.shape[0]})"
     )
   rows = len(memory.segment_id)
@@ -52,11 +55,3 @@ def check(
       f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
       f" init_state({x.shape[0]})"
     )
-
-
-def _kind(state: Any) -> str:
-  """Names the type of a state in a message, with the module if that helps."""
-  kind = type(state)
-  if kind.__name__ == "State":
-    return f"{kind.__module__}.State"
-  return kind.__name__

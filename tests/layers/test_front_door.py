@@ -195,6 +195,9 @@ def test_what_does_not_fit_the_input_is_one_line():
     layer.step(x[:, 0], layer.init_state(3))
   with pytest.raises(TypeError, match="Trellis: state is of type tuple; make"):
     layer(x, (x,))
+  other = layers.Lattice(32, num_slots=8, rngs=nnx.Rngs(0)).init_state(2)
+  with pytest.raises(TypeError, match=r"lattice\.\w+\.State; make it"):
+    layer(x, other)
   said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
   with pytest.raises(ValueError, match=said):
     layer(x, segment_ids=jnp.zeros((2, 9), int))

@@ -225,6 +225,16 @@ ERRORS = {
     TypeError,
     "slot_attention: give one alone: g for rule='gated', s for rule='softmax'",
   ),
+  "a word for a number": (
+    lambda: gated_delta_rule(q, k, v, g, beta, scale="1"),
+    TypeError,
+    "gated_delta_rule: scale='1' is of type str, expected float or None",
+  ),
+  "a fraction for a count": (
+    lambda: linear_attention(q, k, v, normalize=1.5),
+    TypeError,
+    "linear_attention: normalize=1.5 is of type float, expected bool",
+  ),
   "an array for a state": (
     lambda: gated_delta_rule(q, k, v, g, beta, state=STATE.memory),
     TypeError,
@@ -245,7 +255,8 @@ ERRORS = {
       ),
     ),
     TypeError,
-    "gated_delta_rule: reset_state is of type State; make it by"
+    "gated_delta_rule: reset_state is of type"
+    " memcomp_kernels.linear_attention.reference.State; make it by"
     " gated_delta_rule.init_state(...)",
   ),
   "a tuple for inputs": (
