@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -91,7 +92,9 @@ def differentiated(run):
 @functools.cache
 def expected(name):
   state, _ = typical()
-  run = differentiated(functools.partial(reference.reference, spec=SPEC))
+  run = differentiated(
+    functools.partial(programs.direct(reference.reference), spec=SPEC)
+  )
   return run(state, harder()[name])
 
 
