@@ -137,6 +137,9 @@ def draw_gains(groups, path: pathlib.Path) -> None:
     axes.minorticks_off()
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
+  # The lowest of each column, whether or not its row is full.
+  for axes in panels.flat[max(0, len(mixers) - columns) : len(mixers)]:
+    axes.tick_params(labelbottom=True)
   # Of a panel with both lines, if there is one.
   most = max(panels.flat, key=lambda axes: len(axes.get_lines()))
   most.legend(fontsize=8)
