@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -145,7 +145,8 @@ def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
         found[condition.attribute] = x is not None
       elif condition.value is not None and x is not None:
         if condition.attribute in found:
-          _raise_rivals(op, given, condition.attribute)
+          rivals = ", ".join(_choices(op, condition.attribute, given))
+          raise TypeError(f"{op.name}: give one alone: {rivals}")
         found[condition.attribute] = condition.value
     if x is not None and x.ndim == len(field.axes):
       for axis, size in zip(field.axes, x.shape, strict=True):
@@ -154,20 +155,15 @@ def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
   return found
 
 
-def _raise_rivals(op: Any, given: dict[str, jax.Array], attribute: str):
-  """Raises TypeError for arrays that ask for different values of an option."""
-  public = {field: name for name, field in names(op).items()}
-  conditions = {
-    public[name]: field.condition
-    for name, field in shapes.fields(op.Inputs).items()
-    if name in given and field.condition is not None
-  }
-  rivals = [
+def _choices(op: Any, attribute: str, among: Container[str]) -> list[str]:
+  """Names the arrays in `among` that ask for a value of an option."""
+  return [
     f"{name} for {attribute}={condition.value!r}"
-    for name, condition in conditions.items()
-    if condition.attribute == attribute
+    for name, field in names(op).items()
+    if field in among
+    and (condition := shapes.fields(op.Inputs)[field].condition) is not None
+    and condition.attribute == attribute
   ]
-  raise TypeError(f"{op.name}: give one alone: {', '.join(rivals)}")
 
 
 def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
@@ -183,29 +179,17 @@ def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
     if field.optional and (unread or not (condition and condition.required)):
       arrays[name] = None
     elif not unread:
-      missing.append(_ways(op, name, condition, public))
+      ways: list[str] = []
+      if condition is not None and condition.value is not None:
+        ways = _choices(op, condition.attribute, shapes.fields(op.Inputs))
+      alone = public.get(name, name)
+      missing.append(" or ".join(ways) if len(ways) > 1 else alone)
     elif (like := given.get("write_rate")) is not None:
       shape = (*like.shape[:3], 1)
       arrays[name] = jnp.zeros(shape, contract.accumulation_dtype(like))
   if missing:
     raise TypeError(f"{op.name}: missing {', '.join(missing)}")
   return op.Inputs(**arrays)
-
-
-def _ways(
-  op: Any, name: str, condition: shapes.If | None, public: Mapping[str, str]
-) -> str:
-  """Names a missing array, and those of other values of the same option."""
-  if condition is None or condition.value is None:
-    return public.get(name, name)
-  ways = [
-    f"{public[other]} for {condition.attribute}={field.condition.value!r}"
-    for other, field in shapes.fields(op.Inputs).items()
-    if field.condition is not None
-    and field.condition.attribute == condition.attribute
-    and other in public
-  ]
-  return " or ".join(ways) if len(ways) > 1 else public.get(name, name)
 
 
 def signature(op: Any) -> inspect.Signature:
