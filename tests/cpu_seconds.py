@@ -15,9 +15,10 @@ import pytest
 LIMIT = 20.0
 """Seconds a test may take that is in everybody's run, on an idle machine."""
 
-ROOM = 2.0
+ROOM = 3.0
 """How many times longer it may take elsewhere before it is an error: what
-compiling loses to the other worker is not in `slowdown`."""
+compiling loses to the other worker is not in `slowdown`. One test of 26 seconds
+took 59 on another machine."""
 
 LEFT_OUT = {"slow", "aot", "aot_gpu", "harness"}
 """Marks of tests that are not: they may take longer."""
