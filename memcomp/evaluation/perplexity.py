@@ -126,9 +126,10 @@ def streamed(
   Returns:
     `window`, `lengths`, `rows`, `positions`, `starts` (tokens), the figures of
     `Sums.summary` over all positions, and `buckets`: the same from position
-    `first` to `last`, with `std_over_rows` of the bits per byte (None for one
-    row) and `fresh_bits_per_byte` of the same tokens with a fresh state every
-    window.
+    `first` to `last`, with `std_over_rows` of the bits per byte;
+    `fresh_bits_per_byte` of the same tokens with a fresh state every window;
+    and `gain_error`, the standard error over rows of what the carried state
+    saves, in bits per byte. The first and the last are None for one row.
   """
   positions = min(lengths * window, text.num_tokens - 1)
   starts = span_starts(text.num_tokens, positions + 1, rows)
@@ -152,6 +153,8 @@ def streamed(
         **sums.summary(),
         "std_over_rows": _row_std(nats[part], num_bytes[part]),
         "fresh_bits_per_byte": fresh_sums.summary()["bits_per_byte"],
+        # Rows differ far more than what the state saves in each of them.
+        "gain_error": _row_error(fresh[part] - nats[part], num_bytes[part]),
       }
     )
   return {
@@ -225,6 +228,11 @@ def _row_std(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
     return None
   bits = nats.sum(1, dtype=np.float64) / size
   return finite(float(bits.std(ddof=1)) / math.log(2))
+
+
+def _row_error(nats: np.ndarray, num_bytes: np.ndarray) -> float | None:
+  std = _row_std(nats, num_bytes)
+  return None if std is None else std / math.sqrt(len(nats))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))

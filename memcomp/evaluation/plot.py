@@ -24,32 +24,22 @@ def by_position(
   Returns:
     `path`, or a line that explains why there is no figure.
   """
-  canvas = figures.new_canvas(7.5, 5)
+  canvas = figures.new_canvas(7.5, 6)
   if canvas is None:
     return figures.MISSING.format(path.name)
-  buckets = streamed["buckets"]
-  axes = canvas.subplots()
-  axes.set_xscale("log", base=2)
+  buckets, window = streamed["buckets"], streamed["window"]
+  bits, gain = canvas.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+  bits.set_xscale("log", base=2)
   # A log axis has no 0, so the first bucket is an octave wide like the others.
   edges = [b["first"] or (b["last"] + 1) / 2 for b in buckets]
   ends = [b["last"] + 1 for b in buckets]
   centres = [(a * b) ** 0.5 for a, b in zip(edges, ends, strict=True)]
-  axes.errorbar(
+  carried = _values(buckets, "bits_per_byte")
+  fresh = _values(buckets, "fresh_bits_per_byte")
+  bits.plot(centres, carried, marker="o", label="state carried")
+  bits.plot(
     centres,
-    _values(buckets, "bits_per_byte"),
-    # Spans differ far more than positions. So bars show the error of the mean,
-    # and the table shows the standard deviation.
-    yerr=[
-      std / streamed["rows"] ** 0.5 for std in _values(buckets, "std_over_rows")
-    ],
-    marker="o",
-    capsize=3,
-    label="state carried (bars: standard error over spans)",
-  )
-  window = streamed["window"]
-  axes.plot(
-    centres,
-    _values(buckets, "fresh_bits_per_byte"),
+    fresh,
     marker="s",
     markersize=4,
     linestyle="--",
@@ -57,14 +47,26 @@ def by_position(
     label=f"same tokens, fresh state every {window:,}",
   )
   if whole["bits_per_byte"] is not None:
-    axes.axhline(
+    bits.axhline(
       whole["bits_per_byte"],
       linestyle=":",
       color="0.5",
       label=f"whole text, windows of {window:,}: {whole['bits_per_byte']:.3f}",
     )
-  axes.axvline(window, color="tab:red", linewidth=1)
-  axes.annotate(
+  # Spans differ far more than what the state saves in each of them. So bars are
+  # at the difference, where they say whether it is more than chance.
+  gain.errorbar(
+    centres,
+    [b - a for a, b in zip(carried, fresh, strict=True)],
+    yerr=_values(buckets, "gain_error"),
+    marker="o",
+    capsize=3,
+  )
+  gain.axhline(0, color="0.5", linestyle="--")
+  for axes in (bits, gain):
+    axes.axvline(window, color="tab:red", linewidth=1)
+    axes.grid(alpha=0.3)
+  bits.annotate(
     f"trained length {window:,}",
     (window, 0),
     xycoords=("data", "axes fraction"),
@@ -74,16 +76,17 @@ def by_position(
     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
   )
   ticks = [*edges, *ends[-1:]]
-  axes.set_xticks(ticks, ["0", *(f"{t:,}" for t in ticks[1:])])
-  axes.minorticks_off()
-  axes.set(
+  gain.set_xticks(ticks, ["0", *(f"{t:,}" for t in ticks[1:])])
+  gain.minorticks_off()
+  bits.set(ylabel="bits per byte (lower is better)", title=title)
+  gain.set(
     xlabel="position in the text (tokens, log scale)",
-    ylabel="bits per byte (lower is better)",
-    title=title,
+    ylabel="saved by the state",
   )
-  axes.grid(alpha=0.3)
+  if streamed["rows"] > 1:
+    gain.set_title("bars: standard error over spans", fontsize="small")
   # Below the axes, where no curve can run into it.
-  canvas.legend(loc="outside lower center", fontsize="small")
+  canvas.legend(loc="outside lower center", fontsize="small", ncols=2)
   return figures.save(canvas, path)
 
 

@@ -118,23 +118,22 @@ def positions(streamed: dict[str, Any]) -> str:
     f"bits per byte by position: {streamed['rows']} spans of "
     f"{streamed['positions']:,} tokens; trained at {window:,}"
   ]
-  rows = [("position", "state carried", f"fresh every {window:,}")]
+  rows = [("position", "state carried", f"fresh every {window:,}", "gain")]
   for bucket in streamed["buckets"]:
     if bucket["bits_per_byte"] is None and not bucket["bytes"]:
       continue
-    value = number(bucket["bits_per_byte"])
-    if bucket["std_over_rows"] is not None:
-      value += f" +- {bucket['std_over_rows']:.3f}"
-    rows.append(
-      (
-        f"{bucket['first']:,}-{bucket['last']:,}",
-        value,
-        number(bucket["fresh_bits_per_byte"]),
-      )
-    )
+    carried, fresh = bucket["bits_per_byte"], bucket["fresh_bits_per_byte"]
+    if None in (carried, fresh):
+      gain = "not finite"
+    else:
+      gain = f"{fresh - carried:+.3f}"
+      if bucket["gain_error"] is not None:
+        gain += f" +- {bucket['gain_error']:.3f}"
+    place = f"{bucket['first']:,}-{bucket['last']:,}"
+    rows.append((place, number(carried), number(fresh), gain))
   lines += _aligned(rows)
   if streamed["rows"] > 1:
-    lines.append("  (+- is the standard deviation over the spans)")
+    lines.append("  (+- is the standard error over the spans)")
   return "\n".join(lines)
 
 

@@ -120,6 +120,7 @@ def test_buckets_add_up(score, store):
   assert buckets[0]["bits_per_byte"] == buckets[0]["fresh_bits_per_byte"]
   assert buckets[3]["bits_per_byte"] != buckets[3]["fresh_bits_per_byte"]
   assert all(b["std_over_rows"] > 0 for b in buckets)
+  assert buckets[0]["gain_error"] == 0.0
 
 
 def test_bucket_of_one_row_by_hand(model, score, store):
@@ -131,6 +132,25 @@ def test_bucket_of_one_row_by_hand(model, score, store):
   bits = nats[64:128].mean() / math.log(2)
   assert found["buckets"][2]["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
   assert found["buckets"][2]["std_over_rows"] is None
+  assert found["buckets"][2]["gain_error"] is None
+
+
+def test_the_error_of_the_gain_is_of_pairs(model, score, store):
+  stream = text.Stream(store)
+  found = perplexity.streamed(
+    score, stream, BYTES, window=32, lengths=4, rows=3
+  )
+  spans = np.stack([stream.read(s, s + 129) for s in found["starts"]])
+  cuts = [direct(model, spans[:, i : i + 33]) for i in range(0, 128, 32)]
+  saved = np.concatenate(cuts, axis=1) - direct(model, spans)
+  bits = saved[:, 64:].mean(1) / math.log(2)
+  bucket = found["buckets"][2]
+  gain = bucket["fresh_bits_per_byte"] - bucket["bits_per_byte"]
+  assert gain == pytest.approx(bits.mean(), rel=1e-4)
+  error = bits.std(ddof=1) / math.sqrt(3)
+  assert bucket["gain_error"] == pytest.approx(error, rel=1e-4)
+  shown = report.positions(found).splitlines()[-2].split()
+  assert shown[-3:] == [f"{gain:+.3f}", "+-", f"{error:.3f}"]
 
 
 def test_short_text_is_used_as_far_as_it_goes(score):
@@ -202,6 +222,6 @@ def test_nothing_is_no_figure():
   assert report.whole_text({"trained_length": whole, "text": text}) == (
     "nothing was scored of the text: its tokens have no bytes"
   )
-  bucket = {"first": 0, "last": 1, "std_over_rows": None} | found
+  bucket = {"first": 0, "last": 1, "gain_error": None} | found
   bucket["fresh_bits_per_byte"] = None
   assert "0-1" not in report.positions(streamed | {"buckets": [bucket]})

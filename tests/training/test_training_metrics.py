@@ -167,6 +167,21 @@ def test_loss_curve(tmp_path):
   assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_fall_of_the_first_steps_does_not_flatten_the_curve(
+  tmp_path, monkeypatch
+):
+  pytest.importorskip("matplotlib")
+  drawn = []
+  monkeypatch.setattr(figures, "save", lambda canvas, _: drawn.append(canvas))
+  bits = [16.0, 5.0, math.nan, *(3 - i / 100 for i in range(97))]
+  with metrics.Log(tmp_path, resume_at=0, tensorboard=False) as log:
+    for step, x in enumerate(bits, 1):
+      log.write(_record(step, bits_per_byte=x))
+  plot.loss_curve(tmp_path)
+  low, high = drawn[0].axes[0].get_ylim()
+  assert 1.9 < low < 2.04 and 3.0 < high < 4.0
+
+
 @pytest.mark.parametrize(
   "name", ["a$b", "a$b$c", "$x^$_{", "a\\$b$", "a_b^c%#&", "\udcff", "\x01日本"]
 )

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from memcomp_kernels import aot, dispatch, key_value_means
 from memcomp_kernels.key_value_means import budgets, xla_chunked
 from memcomp_kernels.key_value_means.pallas_tpu import engine
-from memcomp_kernels.pallas_tpu import device, vmem
+from memcomp_kernels.pallas_tpu import device, launch
 from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
   errors,
@@ -225,13 +225,13 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
   given = arguments(spec, 256)
 
   def kernels(limit):
-    monkeypatch.setattr(vmem, "LIMIT", limit)
+    monkeypatch.setattr(launch, "LIMIT", limit)
     chunk = functools.partial(key_value_means.chunk, spec=spec)
     with device.interpreted():
       return str(jax.make_jaxpr(chunk)(*given)).count("name=kvm_tile")
 
   with device.interpreted():
-    monkeypatch.setattr(vmem, "LIMIT", 0)
+    monkeypatch.setattr(launch, "LIMIT", 0)
     reason = engine.unsupported(dispatch.Call(*given, spec)) or ""
   (needed,) = re.findall(r"needs ([\d,]+) bytes", reason)
   needed = int(needed.replace(",", ""))

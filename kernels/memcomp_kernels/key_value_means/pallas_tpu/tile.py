@@ -15,14 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.key_value_means import reference
 from memcomp_kernels.math import activations
-from memcomp_kernels.pallas_tpu import blocks, device, vmem
+from memcomp_kernels.pallas_tpu import blocks, launch
 
 HEADS = 2
 """Maximum heads per grid step."""
+
+_FIX = "take fewer rows or smaller chunks"
 
 _SCORES = 8
 """Number of a head's score arrays that a step may hold at once."""
@@ -206,7 +207,7 @@ def too_large(given: dict[str, Any], spec: reference.Spec) -> str | None:
   `given` may also be shapes.
   """
   needed = _bytes(given | _results(given, spec), spec, heads=1)
-  return vmem.too_large(needed, "kvm_tile", "take fewer rows or smaller chunks")
+  return launch.too_large(needed, "kvm_tile", _FIX)
 
 
 def _results(given: dict[str, Any], spec: reference.Spec) -> dict[str, Any]:
@@ -254,10 +255,9 @@ def _specs(
 
 def _bytes(arrays: dict[str, Any], spec: reference.Spec, heads: int) -> int:
   """Returns the bytes of VMEM that a step of some heads needs."""
-  blocks = _specs(arrays, spec, heads)
-  pairs = [(arrays[name], block) for name, block in blocks.items()]
   rows = arrays["keys"].shape[2] + spec.window
-  return vmem.num_bytes(pairs, []) + _SCORES * rows * spec.chunk_size * 4
+  size = launch.num_bytes(arrays, _specs(arrays, spec, heads), {})
+  return size + _SCORES * rows * spec.chunk_size * 4
 
 
 def run(
@@ -286,29 +286,20 @@ def run(
   results = _results(given, spec)
   arrays = given | results
   choices = [n for n in range(HEADS, 0, -1) if num_heads % n == 0]
-  heads = next((n for n in choices if _bytes(arrays, spec, n) <= vmem.LIMIT), 1)
+  heads = next(
+    (n for n in choices if _bytes(arrays, spec, n) <= launch.LIMIT), 1
+  )
   if reason := too_large(given, spec):
     raise NotImplementedError(reason)
-  by_name = _specs(arrays, spec, heads)
-
-  def kernel(*refs):
-    names = ["counts", *given, *results]
-    _body(spec, heads, dict(zip(names, refs, strict=True)))
-
-  outputs = pl.pallas_call(
-    kernel,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=(batch, num_heads // heads),
-      in_specs=[by_name[name] for name in given],
-      out_specs=[by_name[name] for name in results],
-    ),
-    out_shape=list(results.values()),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel"),
-      vmem_limit_bytes=vmem.LIMIT,
-    ),
-    name="kvm_tile",
-    interpret=device.interpret(),
-  )(counts, *given.values())
-  return dict(zip(results, outputs, strict=True))
+  return launch.run(
+    functools.partial(_body, spec, heads),
+    "kvm_tile",
+    (batch, num_heads // heads),
+    given,
+    results,
+    specs=_specs(arrays, spec, heads),
+    scratch={},
+    fix=_FIX,
+    scalars={"counts": counts},
+    sequential=0,
+  )

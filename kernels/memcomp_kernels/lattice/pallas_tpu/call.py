@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from memcomp_kernels.lattice.pallas_tpu import backward as backward_lib
 from memcomp_kernels.lattice.pallas_tpu import forward as forward_lib
 from memcomp_kernels.lattice.pallas_tpu import layout
-from memcomp_kernels.pallas_tpu import device, pairs, vmem
+from memcomp_kernels.pallas_tpu import launch, pairs
 
 
 class Packed(NamedTuple):
@@ -22,6 +22,8 @@ class Packed(NamedTuple):
   value: jax.Array
   gates: jax.Array
 
+
+_FIX = "take shorter tiles (Tiling.kernel_time, chunk_size)"
 
 # How a block depends on the grid indices (blocks, tiles).
 _BY_TOKEN, _BY_TILE, _MEMORY = "by token", "by tile", "memory"
@@ -68,49 +70,16 @@ def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
   }
 
 
-class _Call(NamedTuple):
-  """A kernel's call, without its body and operands.
-
-  Attributes:
-    name: Name of the kernel.
-    steps: Number of tiles.
-    specs: Block specs of operands and results, by name.
-    scratch: Scratch arrays by name.
-  """
-
-  name: str
-  steps: int
-  specs: dict[str, pl.BlockSpec]
-  scratch: dict[str, Any]
-
-
-def _fit(
-  module: Any,
-  plan: layout.Plan,
-  name: str,
-  arrays: dict[str, Any],
-  *,
-  reverse: bool,
-) -> _Call:
-  """Lays out a call.
-
-  Raises:
-    NotImplementedError: Its blocks do not fit in VMEM.
-  """
+def _specs(
+  plan: layout.Plan, arrays: dict[str, Any], *, reverse: bool
+) -> dict[str, pl.BlockSpec]:
+  """Returns the block specs of operands and results, by name."""
   steps = arrays["query"].shape[1] // plan.tokens
-  scratch = _scratch(module.Refs, plan)
 
   def at(i):
     return steps - 1 - i if reverse else i
 
-  specs = {name: _spec(name, x, plan, at) for name, x in arrays.items()}
-  needed = vmem.num_bytes(
-    [(x, specs[name]) for name, x in arrays.items()], list(scratch.values())
-  )
-  vmem.check(
-    needed, name, "take shorter tiles (Tiling.kernel_time, chunk_size)"
-  )
-  return _Call(name, steps, specs, scratch)
+  return {name: _spec(name, x, plan, at) for name, x in arrays.items()}
 
 
 def _call(
@@ -123,36 +92,17 @@ def _call(
   reverse: bool,
 ) -> dict[str, jax.Array]:
   """Runs a kernel over the grid (blocks, tiles)."""
-  call = _fit(module, plan, name, operands | results, reverse=reverse)
-  _, steps, specs, scratch = call
-
-  def kernel(*refs):
-    given = dict.fromkeys(module.Refs._fields)
-    names = [*operands, *results, *scratch]
-    module.run(module.Refs(**given | dict(zip(names, refs, strict=True))), plan)
-
-  outputs = pl.pallas_call(
-    kernel,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=0,
-      grid=(plan.lanes.blocks, steps),
-      in_specs=[specs[name] for name in operands],
-      out_specs=[specs[name] for name in results],
-      scratch_shapes=list(scratch.values()),
-    ),
-    out_shape=list(results.values()),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=vmem.LIMIT,
-    ),
-    name=name,
-    interpret=device.interpret(),
-  )(*operands.values())
-  return dict(zip(results, outputs, strict=True))
-
-
-def _like(x: jax.Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+  absent = dict.fromkeys(module.Refs._fields)
+  return launch.run(
+    lambda refs: module.run(module.Refs(**absent | refs), plan),
+    name,
+    (plan.lanes.blocks, operands["query"].shape[1] // plan.tokens),
+    operands,
+    results,
+    specs=_specs(plan, operands | results, reverse=reverse),
+    scratch=_scratch(module.Refs, plan),
+    fix=_FIX,
+  )
 
 
 def forward(
@@ -183,14 +133,14 @@ def forward(
     slots, rows, lanes]`.
   """
   operands = packed._asdict()
-  results = {"output": _like(packed.value, packed.query.dtype)}
+  results = {"output": launch.struct(packed.value, packed.query.dtype)}
   if flags is not None:
     operands |= {"flags": flags, "reset": reset}
     if plan.spec.stale:
       operands["start"] = start
-      results["last"] = _like(memory)
+      results["last"] = launch.struct(memory)
   operands["memory"] = memory
-  results["final"] = _like(memory)
+  results["final"] = launch.struct(memory)
   if save:
     blocks, *shape = memory.shape
     tiles = packed.query.shape[1] // plan.tokens
@@ -202,12 +152,14 @@ def forward(
 
 
 def _backward_results(plan, packed, memory) -> dict[str, Any]:
-  results = {f"d_{name}": _like(x) for name, x in packed._asdict().items()}
-  results["d_memory"] = _like(memory)
+  results = {
+    f"d_{name}": launch.struct(x) for name, x in packed._asdict().items()
+  }
+  results["d_memory"] = launch.struct(memory)
   if plan.flagged:
-    results["d_reset"] = _like(memory)
+    results["d_reset"] = launch.struct(memory)
     if plan.spec.stale:
-      results["d_start"] = _like(memory)
+      results["d_start"] = launch.struct(memory)
   return results
 
 
@@ -236,13 +188,10 @@ def check(plan: layout.Plan, dtype: Any) -> None:
     if plan.spec.stale:
       operands |= {"start": memory, "d_chunk_start": memory}
   results = _backward_results(plan, packed, memory)
-  _fit(
-    backward_lib,
-    plan,
-    "lattice_backward",
-    operands | results,
-    reverse=True,
-  )
+  arrays = operands | results
+  specs = _specs(plan, arrays, reverse=True)
+  scratch = _scratch(backward_lib.Refs, plan)
+  launch.check("lattice_backward", arrays, specs, scratch, _FIX)
 
 
 def backward(

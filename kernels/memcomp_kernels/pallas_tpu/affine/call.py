@@ -1,5 +1,6 @@
 """Calls the kernels over tokens: builds their blocks, operands and results."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.pallas_tpu import device, schedule, vmem
+from memcomp_kernels.pallas_tpu import launch, schedule
 from memcomp_kernels.pallas_tpu.affine import chunk_start as chunk_start_lib
 from memcomp_kernels.pallas_tpu.affine import delta, outer, tile
 from memcomp_kernels.pallas_tpu.affine.plan import COARSE, Plan, split
@@ -105,7 +106,6 @@ def _call(
   batch, time = operands["query"].shape[:2]
   steps = time // plan.tokens
   memory = plan.step_units, plan.key_dim, plan.value_width
-  carried = pltpu.VMEM(memory, jnp.float32)
 
   def at(i):
     return steps - 1 - i if direction == "backward" else i
@@ -133,38 +133,17 @@ def _call(
       )
     return pl.BlockSpec(block, lambda b, u, i, *_: (b, at(i), u))
 
-  name = f"{kernel(plan)[0]}_{direction}"
-  arrays = operands | results
-  specs = {key: spec(key, x) for key, x in arrays.items()}
-  needed = vmem.num_bytes(
-    [(arrays[key], specs[key]) for key in arrays], [carried]
+  return launch.run(
+    functools.partial(body, plan=plan),
+    f"{kernel(plan)[0]}_{direction}",
+    (batch, plan.steps, steps),
+    operands,
+    results,
+    specs={key: spec(key, x) for key, x in (operands | results).items()},
+    scratch={"carried": pltpu.VMEM(memory, jnp.float32)},
+    fix="take a shorter tile (Tiling.tile_time)",
+    scalars={"flags": flags},
   )
-  vmem.check(needed, name, "take a shorter tile (Tiling.tile_time)")
-
-  def run(*refs):
-    names = [*operands, *results, "carried"]
-    if flags is not None:
-      names = ["flags", *names]
-    body(dict(zip(names, refs, strict=True)), plan)
-
-  outputs = pl.pallas_call(
-    run,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=0 if flags is None else 1,
-      grid=(batch, plan.steps, steps),
-      in_specs=[specs[key] for key in operands],
-      out_specs=[specs[key] for key in results],
-      scratch_shapes=[carried],
-    ),
-    out_shape=list(results.values()),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=vmem.LIMIT,
-    ),
-    name=name,
-    interpret=device.interpret(),
-  )(*(() if flags is None else (flags,)), *operands.values())
-  return dict(zip(results, outputs, strict=True))
 
 
 _struct = jax.ShapeDtypeStruct

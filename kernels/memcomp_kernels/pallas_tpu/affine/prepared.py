@@ -6,6 +6,7 @@ tiles at once. One grid step runs several tiles of several heads. The body
 interleaves their matmuls, because the TPU compiler keeps matmuls in order.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels import affine
-from memcomp_kernels.pallas_tpu import blocks, device, vmem
+from memcomp_kernels.pallas_tpu import blocks, launch
 
 HEADS, TILES = 12, 4
 """Maximum heads and tiles per grid step.
@@ -151,7 +152,6 @@ def _call(
   per_step = num_heads if groups == num_heads else num_heads // groups
   heads = max(n for n in range(1, HEADS + 1) if per_step % n == 0)
   key_dim, value_dim = operands["key"].shape[-1], operands["write"].shape[-1]
-  carried = pltpu.VMEM((heads, key_dim, value_dim), jnp.float32)
   arrays = operands | results
 
   def specs(size):
@@ -175,39 +175,24 @@ def _call(
 
     return {name: spec(x) for name, x in arrays.items()}
 
-  def needed(size):
-    pairs = [(arrays[name], spec) for name, spec in specs(size).items()]
-    return vmem.num_bytes(pairs, [carried])
-
+  scratch = {"carried": pltpu.VMEM((heads, key_dim, value_dim), jnp.float32)}
   sizes = [math.gcd(num_tiles, TILES >> i) for i in range(TILES.bit_length())]
-  size = next((n for n in sizes if needed(n) <= vmem.LIMIT), 1)
-  vmem.check(needed(size), name, "take a shorter tile (Tiling.tile_time)")
-  by_name = specs(size)
 
-  def kernel(*refs):
-    names = [*operands, *results, "carried"]
-    if resets is not None:
-      names = ["resets", *names]
-    body(dict(zip(names, refs, strict=True)), size, heads)
+  def fits(size):
+    return launch.num_bytes(arrays, specs(size), scratch) <= launch.LIMIT
 
-  outputs = pl.pallas_call(
-    kernel,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=0 if resets is None else 1,
-      grid=(batch, num_heads // heads, num_tiles // size),
-      in_specs=[by_name[name] for name in operands],
-      out_specs=[by_name[name] for name in results],
-      scratch_shapes=[carried],
-    ),
-    out_shape=list(results.values()),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=vmem.LIMIT,
-    ),
-    name=name,
-    interpret=device.interpret(),
-  )(*(() if resets is None else (resets,)), *operands.values())
-  return dict(zip(results, outputs, strict=True))
+  size = next(filter(fits, sizes), 1)
+  return launch.run(
+    functools.partial(body, size=size, heads=heads),
+    name,
+    (batch, num_heads // heads, num_tiles // size),
+    operands,
+    results,
+    specs=specs(size),
+    scratch=scratch,
+    fix="take a shorter tile (Tiling.tile_time)",
+    scalars={"resets": resets},
+  )
 
 
 def _operands(tile: affine.Tile) -> dict[str, jax.Array]:
@@ -224,10 +209,6 @@ def _operands(tile: affine.Tile) -> dict[str, jax.Array]:
     "total": total,
   }
   return {name: x for name, x in operands.items() if x is not None}
-
-
-def _struct(x: jax.Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
 
 
 def forward(
@@ -257,7 +238,7 @@ def forward(
     batch, heads, key, value]`, in the dtype of products.
   """
   given = _operands(tile) | {"memory": memory}
-  results = {"read": _struct(tile.write), "final": _struct(memory)}
+  results = {"read": launch.struct(tile.write), "final": launch.struct(memory)}
   if save:
     shape = tile.write.shape[0], *memory.shape
     results["saved"] = jax.ShapeDtypeStruct(shape, tile.query.dtype)
@@ -309,17 +290,17 @@ def backward(
   shared = tile.key.shape[2] != heads
   wide = tile.write.dtype
   results = {
-    "d_write": _struct(tile.write),
+    "d_write": launch.struct(tile.write),
     "d_key": of_heads(tile.key, wide if shared else tile.key.dtype),
     # The adjoint of the scale also reads this.
     "d_query": of_heads(tile.query, wide),
-    "d_total": _struct(given["total"]),
-    "d_memory": _struct(d_final),
+    "d_total": launch.struct(given["total"]),
+    "d_memory": launch.struct(d_final),
   }
   if tile.erase is not None:
-    results["d_erase"] = _struct(tile.erase)
+    results["d_erase"] = launch.struct(tile.erase)
   if resets is not None:
-    results["d_reset"] = _struct(d_final)
+    results["d_reset"] = launch.struct(d_final)
   found = _call(
     _backward_body,
     "affine_backward",

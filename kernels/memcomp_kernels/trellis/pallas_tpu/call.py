@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.pallas_tpu import device, vmem
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.trellis.pallas_tpu import backward as backward_lib
 from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
@@ -75,53 +75,40 @@ class _Blocks:
     )
 
 
-def _call(body, plan, name, operands, specs, results, result_specs, scratch):
-  """Runs `body(refs by name, plan)` on dicts of pytrees; None has no block."""
+def _call(
+  module: Any,
+  plan: layout_lib.Plan,
+  name: str,
+  operands: dict[str, Any],
+  results: dict[str, Any],
+  specs: dict[str, Any],
+  flags: jax.Array | None,
+) -> dict[str, Any]:
+  """Runs a kernel over the grid (rows, units, chunks)."""
   batch, time = operands["query"].shape[:2]
   unit = plan.unit
   units = operands["query"].shape[2] // unit.widths[0]
-  flags = operands.pop("flags")
-  structure = jax.tree.structure((operands, results, scratch))
-
-  def kernel(*refs):
-    given = {}
-    if flags is not None:
-      given["flags"], *refs = refs
-    for named in jax.tree.unflatten(structure, refs):
-      given |= named
-    body(given, plan)
-
-  grid = (
-    batch // plan.rows,
-    units // plan.units,
-    time // (unit.tokens * plan.chunks),
+  absent = dict.fromkeys(module.Refs._fields)
+  carried = tuple(
+    pltpu.VMEM((plan.step_units, unit.slots, width), jnp.float32)
+    for width in unit.widths
   )
-  flat = jax.tree.leaves
-  arrays = flat([operands, results])
-  needed = vmem.num_bytes(
-    list(zip(arrays, flat([specs, result_specs]), strict=True)), flat(scratch)
-  )
-  fix = "take fewer units or chunks a step (tilings.KernelTiling)"
-  vmem.check(needed, name, fix)
-  grid_spec = pltpu.PrefetchScalarGridSpec(
-    num_scalar_prefetch=0 if flags is None else 1,
-    grid=grid,
-    in_specs=flat(specs),
-    out_specs=flat(result_specs),
-    scratch_shapes=flat(scratch),
-  )
-  outputs = pl.pallas_call(
-    kernel,
-    grid_spec=grid_spec,
-    out_shape=flat(results),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=vmem.LIMIT,
+  solver = writes(plan).scratch(plan, backward=module is backward_lib)
+  return launch.run(
+    lambda refs: module.run(module.Refs(**absent | refs), plan, writes(plan)),
+    name,
+    (
+      batch // plan.rows,
+      units // plan.units,
+      time // (unit.tokens * plan.chunks),
     ),
-    name=name,
-    interpret=device.interpret(),
-  )(*(() if flags is None else (flags,)), *flat(operands))
-  return jax.tree.unflatten(jax.tree.structure(results), outputs)
+    operands,
+    results,
+    specs=specs,
+    scratch={"carried": carried, "solver": solver},
+    fix="take fewer units or chunks a step (tilings.KernelTiling)",
+    scalars={"flags": flags},
+  )
 
 
 def forward(
@@ -158,7 +145,7 @@ def forward(
   struct = jax.ShapeDtypeStruct
   like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
   flagged = flags is not None
-  operands = {"flags": flags, **packed._asdict(), "memories": memories}
+  operands = {**packed._asdict(), "memories": memories}
   specs: dict[str, Any] = {
     "query": block.by_token(keys),
     "key": block.by_token(keys),
@@ -174,30 +161,17 @@ def forward(
   results: dict[str, Any] = {
     "output": struct(packed.value.shape, packed.query.dtype)
   }
-  result_specs: dict[str, Any] = {"output": block.by_token(values)}
-  results["final"], result_specs["final"] = like, block.memories()
+  specs["output"] = block.by_token(values)
+  results["final"], specs["final"] = like, block.memories()
   if flagged and writes(plan).READS_START:
-    results["last"], result_specs["last"] = like, block.memories()
+    results["last"], specs["last"] = like, block.memories()
   if save:
     results["saved"] = jax.tree.map(
       lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
     )
-    result_specs["saved"] = block.saved()
-  scratch = _scratch(plan, backward=False)
-
-  def body(refs, plan):
-    absent = dict.fromkeys(forward_lib.Refs._fields)
-    forward_lib.run(forward_lib.Refs(**(absent | refs)), plan, writes(plan))
-
+    specs["saved"] = block.saved()
   return _call(
-    body,
-    plan,
-    "trellis_forward",
-    operands,
-    specs,
-    results,
-    result_specs,
-    scratch,
+    forward_lib, plan, "trellis_forward", operands, results, specs, flags
   )
 
 
@@ -235,7 +209,6 @@ def backward(
   )
   flagged = flags is not None
   operands = {
-    "flags": flags,
     **packed._asdict(),
     "saved": saved,
     "d_output": cotangents["output"],
@@ -258,41 +231,17 @@ def backward(
     for name, x in packed._asdict().items()
     if x is not None
   }
-  result_specs: dict[str, Any] = {
-    name: inputs[name.removeprefix("d_")] for name in results
-  }
-  results["d_memories"], result_specs["d_memories"] = like, block.memories()
+  specs |= {name: inputs[name.removeprefix("d_")] for name in results}
+  results["d_memories"], specs["d_memories"] = like, block.memories()
   if flagged:
-    results["d_reset"], result_specs["d_reset"] = like, block.memories()
+    results["d_reset"], specs["d_reset"] = like, block.memories()
   if flagged and writes(plan).READS_START:
     operands |= {
       "start": start,
       "d_chunk_start": cotangents["chunk_start"],
     }
     specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
-    results["d_start"], result_specs["d_start"] = like, block.memories()
-  scratch = _scratch(plan, backward=True)
-
-  def body(refs, plan):
-    absent = dict.fromkeys(backward_lib.Refs._fields)
-    backward_lib.run(backward_lib.Refs(**(absent | refs)), plan, writes(plan))
-
+    results["d_start"], specs["d_start"] = like, block.memories()
   return _call(
-    body,
-    plan,
-    "trellis_backward",
-    operands,
-    specs,
-    results,
-    result_specs,
-    scratch,
+    backward_lib, plan, "trellis_backward", operands, results, specs, flags
   )
-
-
-def _scratch(plan: layout_lib.Plan, *, backward: bool) -> dict[str, Any]:
-  carried = tuple(
-    pltpu.VMEM((plan.step_units, plan.unit.slots, width), jnp.float32)
-    for width in plan.unit.widths
-  )
-  solver = writes(plan).scratch(plan, backward=backward)
-  return {"carried": carried, "solver": solver}

@@ -1,0 +1,136 @@
+"""Runs a TPU kernel over a grid, within the VMEM that it may use.
+
+Operands, results and scratch are dictionaries of pytrees. An entry that is None
+has no block, and the kernel gets None for it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from memcomp_kernels.pallas_tpu import device
+
+LIMIT = 64 * 2**20
+"""Bytes that a kernel may use; v5e and v6e have 128 MiB, v5p has 64 MiB."""
+
+Named = Mapping[str, Any]
+
+
+def num_bytes(arrays: Named, specs: Named, scratch: Named) -> int:
+  """Returns the bytes of a kernel's blocks (two buffers each) and scratch.
+
+  Args:
+    arrays: Arrays or their shapes, by name.
+    specs: Block specs of the arrays.
+    scratch: Memory references.
+  """
+  size = 0
+  blocks = zip(_flat(arrays), _flat({k: specs[k] for k in arrays}), strict=True)
+  for array, spec in blocks:
+    size += 2 * math.prod(spec.block_shape) * array.dtype.itemsize
+  for reference in _flat(scratch):
+    size += math.prod(reference.shape) * reference.dtype.itemsize
+  return size
+
+
+def too_large(needed: int, name: str, fix: str) -> str | None:
+  """Returns why a kernel's blocks cannot fit, or None if they fit.
+
+  Args:
+    needed: Bytes that the kernel needs.
+    name: Name of the kernel.
+    fix: What the user can do about it.
+  """
+  if needed <= LIMIT:
+    return None
+  return f"{name} needs {needed:,} bytes of VMEM, more than {LIMIT:,}: {fix}"
+
+
+def check(
+  name: str, arrays: Named, specs: Named, scratch: Named, fix: str
+) -> None:
+  """Raises NotImplementedError with the reason of `too_large`, if any."""
+  if reason := too_large(num_bytes(arrays, specs, scratch), name, fix):
+    raise NotImplementedError(reason)
+
+
+def run(
+  body: Callable[[dict[str, Any]], None],
+  name: str,
+  grid: tuple[int, ...],
+  operands: Named,
+  results: Named,
+  *,
+  specs: Named,
+  scratch: Named,
+  fix: str,
+  scalars: Named | None = None,
+  sequential: int = 1,
+) -> dict[str, Any]:
+  """Runs a kernel.
+
+  Args:
+    body: Takes the references by name: scalars, operands, results, scratch.
+    name: Name of the kernel.
+    grid: Number of steps along each axis.
+    operands: Arrays.
+    results: Shapes of what is returned.
+    specs: Block specs of operands and results. Where there are scalars, their
+      index maps get those after the indices of the grid.
+    scratch: Memory references that last from step to step.
+    fix: What the user can do if the blocks do not fit.
+    scalars: Integers that a kernel reads before it starts; None are left out.
+    sequential: Number of the grid's last axes that run in order.
+
+  Returns:
+    The results, by name.
+
+  Raises:
+    NotImplementedError: The blocks do not fit in VMEM.
+  """
+  check(name, {**operands, **results}, specs, scratch, fix)
+  before = {k: x for k, x in (scalars or {}).items() if x is not None}
+  named = {**before, **operands, **results, **scratch}
+  structure = jax.tree.structure(list(named.values()))
+
+  def kernel(*refs):
+    body(dict(zip(named, jax.tree.unflatten(structure, refs), strict=True)))
+
+  def of(arrays):
+    return _flat({k: specs[k] for k in arrays})
+
+  parallel = ("parallel",) * (len(grid) - sequential)
+  outputs = pl.pallas_call(
+    kernel,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=len(before),
+      grid=grid,
+      in_specs=of(operands),
+      out_specs=of(results),
+      scratch_shapes=_flat(scratch),
+    ),
+    out_shape=_flat(results),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=parallel + ("arbitrary",) * sequential,
+      vmem_limit_bytes=LIMIT,
+    ),
+    name=name,
+    interpret=device.interpret(),
+  )(*before.values(), *_flat(operands))
+  structure = jax.tree.structure(list(results.values()))
+  outputs = jax.tree.unflatten(structure, outputs)
+  return dict(zip(results, outputs, strict=True))
+
+
+def struct(x: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
+  """Returns the shape and dtype of x, or its shape in another dtype."""
+  return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def _flat(named: Named) -> list[Any]:
+  """Returns the leaves, in the order of the names."""
+  return jax.tree.leaves(list(named.values()))
