@@ -62,8 +62,8 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
   """Sorts the arguments of a direct call.
 
   Fields of the Spec that are not given are inferred from the arrays. These are
-  sizes (`num_slots`) and flags that tell whether an array exists
-  (`forget_gate`).
+  sizes (`num_slots`), their quotients (`heads_per_group`) and flags that tell
+  whether an array exists (`forget_gate`).
 
   Raises:
     TypeError: an argument is unknown, missing, given twice or of a wrong type;
@@ -77,7 +77,7 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
     )
   of_spec = _spec_fields(op)
   fields = names(op)
-  fields |= {x: x for x in fields.values()}
+  fields |= {x: x for x in fields.values() if x not in of_spec}
   given: dict[str, Any] = {}
   spec: dict[str, Any] = {}
   options: dict[str, Any] = {}
@@ -137,6 +137,7 @@ def _array(op: Any, name: str, x: Any) -> jax.Array:
 def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
   """Returns the fields of the Spec that can be inferred from the arrays."""
   known, found = _spec_fields(op), {}
+  sizes: dict[str, int] = {}
   for name, field in shapes.fields(op.Inputs).items():
     x, condition = given.get(name), field.condition
     if condition is not None and condition.attribute in known:
@@ -150,8 +151,14 @@ def _follow(op: Any, given: dict[str, jax.Array]) -> dict[str, Any]:
         found[condition.attribute] = condition.value
     if x is not None and x.ndim == len(field.axes):
       for axis, size in zip(field.axes, x.shape, strict=True):
-        if axis in known:
-          found.setdefault(axis, size)
+        sizes.setdefault(axis, size)
+  for axis, size in sizes.items():
+    whole, _, part = axis.partition("/")
+    if axis in known:
+      found[axis] = size
+    elif part in known and whole in sizes and size:
+      # What does not divide is an error of shapes, which says so.
+      found[part] = max(1, sizes[whole] // size)
   return found
 
 

@@ -19,7 +19,7 @@ FOLLOW = {
   "lattice": ("forget_gate", "num_slots"),
   "linear_attention": ("forget_gate",),
   "slot_attention": ("num_slots", "rule"),
-  "state_space_duality": ("skip",),
+  "state_space_duality": ("heads_per_group", "skip"),
   "tensor_cache": ("num_slots", "timescales"),
   "test_time_training": ("forget_gate",),
   "trellis": ("forget_gate", "num_slots"),

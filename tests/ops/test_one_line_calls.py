@@ -247,6 +247,17 @@ def test_softmax_attention_needs_room_for_later_calls():
     errors.assert_close(found, expected[:, 4:], 1e-5)
 
 
+def test_heads_that_share_a_key_follow_from_the_arrays():
+  ssd = memcomp_kernels.ssd
+  draw = functools.partial(jax.random.normal, jax.random.key(0))
+  q, k, v = draw((2, 5, 2, 4)), draw((2, 5, 2, 4)) / 2, draw((2, 5, 6, 3))
+  g = -jnp.ones((2, 5, 6))
+  found, _ = ssd(q, k, v, g, dt=-g)
+  q, k = (jnp.repeat(x, 3, axis=2) for x in (q, k))
+  expected, _ = ssd(q, k, v, g, dt=-g, heads_per_group=1, skip=False)
+  errors.assert_close(found, expected, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["lattice", "tensor_cache"])
 def test_help_tells_the_shape_of_the_output(name):
   case = op_cases.CASES[name]

@@ -190,6 +190,17 @@ ERRORS = {
     ValueError,
     "state_space_duality: heads_per_group=3 must divide heads=4",
   ),
+  "groups that do not divide": (
+    lambda: ssd(q[:, :, :3], k[:, :, :3], v, g, dt=beta),
+    ValueError,
+    "state_space_duality: q has shape (2, 3, 3, 5), expected [batch=2, time=3,"
+    " heads/heads_per_group=4, key_dim=5]",
+  ),
+  "an array that an option refuses": (
+    lambda: ssd(q, k, v, g, dt=beta, D=beta, skip=False),
+    ValueError,
+    "state_space_duality: D is given, but skip=False has no use for it",
+  ),
   "heads of queries": (
     lambda: softmax_attention(q[:, :, :3], k[:, :, :2], v[:, :, :2]),
     ValueError,
