@@ -1,9 +1,10 @@
-"""Bits per byte of one mixer's runs by learning rate and seed, as data.
+"""Bits per byte of runs of `configs/compare.py`, as data.
 
   python benchmarks/model/rates.py --out=docs/results/rates.jsonl RUN...
 
-Each RUN is the folder of a run that was evaluated; its config says the mixer
-and the rate. `python benchmarks/model/tables.py` writes the table.
+Each RUN is the folder of a run that was evaluated. Its config says the mixer,
+the rate, the seed, and which options are not those of `configs/compare.py`.
+`python benchmarks/model/tables.py` writes the tables.
 """
 
 import argparse
@@ -13,22 +14,37 @@ from typing import Any
 
 import numpy as np
 
+from memcomp import config
+from memcomp.models import comparison
+
 Run = dict[str, Any]
 
 
 def read(folder: pathlib.Path) -> Run:
-  """Rate, seed and bits per byte of a run."""
+  """Mixer, rate, seed, changed options and bits per byte of a run."""
   found = json.loads((folder / "eval/results.json").read_text("utf-8"))
-  return {
-    "mixer": found["name"].removeprefix("compare-"),
+  mixer = found["name"].removeprefix("compare-")
+  run = {
+    "mixer": mixer,
     "learning_rate": found["config"]["optimizer"]["learning_rate"],
     "seed": found["seed"],
     "bits": round(found["perplexity"]["trained_length"]["bits_per_byte"], 4),
   }
+  changes = _changes(mixer, found["config"]["model"])
+  return run | ({"changes": changes} if changes else {})
 
 
-def table(runs: list[Run]) -> str:
+def _changes(mixer: str, model: dict[str, Any]) -> dict[str, Any]:
+  """Options of the mixer, and the dtype, that are not the comparison's."""
+  usual = config.to_dict(comparison.language_model(mixer))
+  pairs = [(model["mixers"]["memory"], usual["mixers"]["memory"])]
+  pairs += [({"dtype": model["dtype"]}, {"dtype": usual["dtype"]})]
+  return {k: a[k] for a, b in pairs for k in a if a[k] != b.get(k)}
+
+
+def by_rate(runs: list[Run]) -> str:
   """Rates with seed 0, which chose; then the chosen rate with other seeds."""
+  runs = [run for run in runs if "changes" not in run]
   rates = sorted({run["learning_rate"] for run in runs})
   rows = []
   for mixer in dict.fromkeys(run["mixer"] for run in runs):
@@ -42,8 +58,46 @@ def table(runs: list[Run]) -> str:
     rows.append((mean, [mixer, *tried, f"{best:g}", each]))
   head = ["model", *(f"{rate:g}" for rate in rates), "chosen", "other seeds"]
   rule = ["---", *["---:" for _ in rates], "---:", "---"]
-  lines = [head, rule, *(row for _, row in sorted(rows, key=lambda x: x[0]))]
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  return _lines(head, rule, *(row for _, row in sorted(rows)))
+
+
+def by_option(runs: list[Run]) -> str:
+  """Changed options: bits by seed, and their mean less that of no change.
+
+  Differences are of the same rate and seeds.
+  """
+  usual, changed = {}, {}
+  for run in runs:
+    key = run["mixer"], run["learning_rate"]
+    if changes := run.get("changes"):
+      name = ", ".join(f"`{k}={v}`" for k, v in changes.items())
+      changed.setdefault((*key, name), {})[run["seed"]] = run["bits"]
+    else:
+      usual.setdefault(key, {})[run["seed"]] = run["bits"]
+  rows = []
+  for (mixer, rate, name), bits in changed.items():
+    base = usual[mixer, rate]
+    less = [bits[seed] - base[seed] for seed in sorted(bits)]
+    cells = [
+      f"{rate:g}",
+      *(", ".join(f"{x[s]:.3f}" for s in sorted(bits)) for x in (base, bits)),
+    ]
+    row = [mixer, name, *cells, ", ".join(f"{x:+.3f}" for x in less)]
+    rows.append((mixer, np.mean(less), row))
+  head = [
+    "model",
+    "changed",
+    "rate",
+    "unchanged, by seed",
+    "changed, by seed",
+    "difference",
+  ]
+  rule = ["---", "---", "---:", "---", "---", "---"]
+  return _lines(head, rule, *(row for *_, row in sorted(rows)))
+
+
+def _lines(*rows: list[str]) -> str:
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def main() -> None:
@@ -56,7 +110,12 @@ def main() -> None:
   flags = parser.parse_args()
   runs = sorted(
     map(read, flags.runs),
-    key=lambda r: (r["mixer"], r["learning_rate"], r["seed"]),
+    key=lambda r: (
+      r["mixer"],
+      r["learning_rate"],
+      str(r.get("changes", "")),
+      r["seed"],
+    ),
   )
   text = "".join(json.dumps(run) + "\n" for run in runs)
   flags.out.write_text(text, encoding="utf-8")

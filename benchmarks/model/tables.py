@@ -83,10 +83,20 @@ def gains(folder: pathlib.Path) -> str:
 
 def by_rate(folder: pathlib.Path) -> str:
   """Bits per byte of each mixer by learning rate."""
-  return rates.table(length.lines(folder / "rates.jsonl"))
+  return rates.by_rate(length.lines(folder / "rates.jsonl"))
 
 
-TABLES = {"recall": recall, "length": gains, "rates": by_rate}
+def by_option(folder: pathlib.Path) -> str:
+  """Bits per byte of mixers with one or several of their options changed."""
+  return rates.by_option(length.lines(folder / "rates.jsonl"))
+
+
+TABLES = {
+  "recall": recall,
+  "length": gains,
+  "rates": by_rate,
+  "options": by_option,
+}
 
 
 def main() -> None:

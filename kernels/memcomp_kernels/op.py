@@ -189,7 +189,7 @@ class Op:
       segment_ids: int32 `[batch, time]` for packed rows; 0 is padding.
       reset_state: the state that new segments start from: a state, or `FRESH`
         for what `init_state` gives. It is required with `segment_ids`, unless
-        `max_position=0`.
+        `max_position=0`, and not read without.
       implementation: a name, or several names in order of preference. The
         default is the fastest on the platform that supports the call.
       max_position: an upper bound of the number of tokens that the state has
