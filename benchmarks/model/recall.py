@@ -39,6 +39,9 @@ _STEPS = flags.DEFINE_integer("steps", 500, "Updates.")
 _BATCH = flags.DEFINE_integer("batch", 32, "Rows an update.")
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak learning rate.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each model.")
+_OPTIONS = flags.DEFINE_string(
+  "options", "{}", "Options of the mixers that are not the usual, as JSON."
+)
 _RUNS = flags.DEFINE_string("runs", "recall.jsonl", "Finished models.")
 _OUT = flags.DEFINE_string("out", "recall", "Path of the results, no suffix.")
 _REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
@@ -61,6 +64,8 @@ Run = dict[str, Any]
 def measure(named: Run, task: Task) -> Run:
   """Trains what `named` says with all its seeds; one line of results."""
   config = recall_training.model_config(named["mixer"], task, named["head_dim"])
+  memory = dataclasses.replace(config.mixers["memory"], **named["options"])
+  config = dataclasses.replace(config, mixers={"memory": memory})
   begun, seeds = time.monotonic(), named["seeds"]
   runs = recall_training.train(config, task, list(range(seeds)))
   return named | {
@@ -81,7 +86,9 @@ def table(task: Task, runs: list[Run]) -> str:
     "|---|---:|---:|---:" + "|---" * len(task.pairs) + "|",
   ]
   for run in runs:
-    cells = [run["mixer"], str(run["head_dim"]), f"{run['state_floats']:,}"]
+    changed = "".join(f", {k}={v}" for k, v in run["options"].items())
+    name = run["mixer"] + changed
+    cells = [name, str(run["head_dim"]), f"{run['state_floats']:,}"]
     cells.append(f"{run['task']['steps']:,}")
     for n in task.pairs:
       found = run["accuracy"][str(n)]
@@ -106,6 +113,9 @@ def draw(task: Task, runs: list[Run], path: pathlib.Path) -> None:
     return
   canvas = figure.Figure(figsize=(11, 5.2), layout="constrained")
   panels = canvas.subplots(1, len(task.pairs[-2:]), sharey=True, squeeze=False)
+  runs = [run for run in runs if not run["options"]]
+  if not runs:
+    return
   mixers = dict.fromkeys(run["mixer"] for run in runs)
   fewest = min(run["task"]["steps"] for run in runs)
   names = [x for x in _MEMORIES if x in mixers]
@@ -165,6 +175,7 @@ def main(argv):
   sizes = [int(x) for x in _HEAD_DIMS.value]
   for mixer, size in [] if _REPORT.value else itertools.product(mixers, sizes):
     named = {"mixer": mixer, "head_dim": size, "seeds": _SEEDS.value}
+    named["options"] = json.loads(_OPTIONS.value)
     if any((named | {"task": of_task}).items() <= run.items() for run in runs):
       continue
     runs.append(measure(named, task) | {"task": of_task})
@@ -186,17 +197,17 @@ def _mean(run: Run, task: Task) -> float:
 def _read(path: pathlib.Path, of_task: Run) -> list[Run]:
   """Finished models of the same task, after however many updates."""
   lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  runs = [json.loads(line) for line in lines]
+  runs = [{"options": {}} | json.loads(line) for line in lines]
   return [
     run for run in runs if run["task"] | {"steps": 0} == of_task | {"steps": 0}
   ]
 
 
 def _longest(runs: list[Run]) -> list[Run]:
-  """Of each mixer and size the run of the most updates."""
-  found: dict[tuple[str, int], Run] = {}
+  """Of each mixer, options and size the run of the most updates."""
+  found: dict[tuple[str, str, int], Run] = {}
   for run in sorted(runs, key=lambda run: run["task"]["steps"]):
-    found[run["mixer"], run["head_dim"]] = run
+    found[run["mixer"], str(run["options"]), run["head_dim"]] = run
   return list(found.values())
 
 

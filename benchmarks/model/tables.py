@@ -20,6 +20,9 @@ Run = dict[str, Any]
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
 
+_RATE = 5e-3
+"""Learning rate of the runs of recall that are compared."""
+
 _BLOCK = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -69,6 +72,18 @@ def recall(folder: pathlib.Path, updates: str, heads: str = "") -> str:
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def recall_options(folder: pathlib.Path) -> str:
+  """Accuracy at the most pairs by seed, of other options and rates."""
+  rows = [["mixer", "changed", "16 pairs, by seed"], ["---", "---", "---"]]
+  for run in length.lines(folder / "recall-options.jsonl"):
+    changed = [f"`{k}={v}`" for k, v in run["options"].items()]
+    if (rate := run["task"]["learning_rate"]) != _RATE:
+      changed.append(f"learning rate {rate:g}")
+    each = ", ".join(f"{x:.2f}" for x in run["accuracy"]["16"])
+    rows.append([run["mixer"], ", ".join(changed) or "nothing", each])
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def seeds(found: list[float]) -> str:
   """The mean; in brackets each seed's, where they differ."""
   each = [f"{x:.3f}" for x in found]
@@ -93,6 +108,7 @@ def by_option(folder: pathlib.Path) -> str:
 
 TABLES = {
   "recall": recall,
+  "recall options": recall_options,
   "length": gains,
   "rates": by_rate,
   "options": by_option,
