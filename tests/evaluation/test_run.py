@@ -47,7 +47,9 @@ def test_perplexity(call, run_folder):
   assert [b["last"] for b in found["streamed"]["buckets"]] == [31, 63, 127]
 
   assert f"{whole['bits_per_byte']:.3f} bits per byte" in out
-  assert re.search(r"64-127 +\d\.\d{3} \+- \d\.\d{3} +\d\.\d{3}\n", out)
+  number = r"\d\.\d{3}"
+  columns = rf"{number} +{number} +[+-]{number} \+- {number}\n"
+  assert re.search(rf"64-127 +{columns}", out)
   assert "perplexity.json\n" in out and "perplexity.png\n" in out
 
 
