@@ -62,9 +62,10 @@ def by_rate(runs: list[Run]) -> str:
 
 
 def by_option(runs: list[Run]) -> str:
-  """Changed options: bits by seed, and their mean less that of no change.
+  """Changed options: bits by seed beside those without the change.
 
-  Differences are of the same rate and seeds.
+  Differences are of the same rate and seed; runs without a partner are left
+  out.
   """
   usual, changed = {}, {}
   for run in runs:
@@ -76,13 +77,19 @@ def by_option(runs: list[Run]) -> str:
       usual.setdefault(key, {})[run["seed"]] = run["bits"]
   rows = []
   for (mixer, rate, name), bits in changed.items():
-    base = usual[mixer, rate]
-    less = [bits[seed] - base[seed] for seed in sorted(bits)]
-    cells = [
+    base = usual.get((mixer, rate), {})
+    both = sorted(bits.keys() & base.keys())
+    if not both:
+      continue
+    less = [bits[seed] - base[seed] for seed in both]
+    cells = [", ".join(f"{x[s]:.3f}" for s in both) for x in (base, bits)]
+    row = [
+      mixer,
+      name,
       f"{rate:g}",
-      *(", ".join(f"{x[s]:.3f}" for s in sorted(bits)) for x in (base, bits)),
+      *cells,
+      ", ".join(f"{x:+.3f}" for x in less),
     ]
-    row = [mixer, name, *cells, ", ".join(f"{x:+.3f}" for x in less)]
     rows.append((mixer, np.mean(less), row))
   head = [
     "model",
