@@ -58,7 +58,7 @@ def by_rate(runs: list[Run]) -> str:
     rows.append((mean, [mixer, *tried, f"{best:g}", each]))
   head = ["model", *(f"{rate:g}" for rate in rates), "chosen", "other seeds"]
   rule = ["---", *["---:" for _ in rates], "---:", "---"]
-  return _lines(head, rule, *(row for _, row in sorted(rows)))
+  return markdown(head, rule, *(row for _, row in sorted(rows)))
 
 
 def by_option(runs: list[Run]) -> str:
@@ -100,10 +100,11 @@ def by_option(runs: list[Run]) -> str:
     "difference",
   ]
   rule = ["---", "---", "---:", "---", "---", "---"]
-  return _lines(head, rule, *(row for *_, row in sorted(rows)))
+  return markdown(head, rule, *(row for *_, row in sorted(rows)))
 
 
-def _lines(*rows: list[str]) -> str:
+def markdown(*rows: list[str]) -> str:
+  """Returns a table of the rows; the second is its rule."""
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -20,9 +20,6 @@ Run = dict[str, Any]
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
 
-_RATE = 5e-3
-"""Learning rate of the runs of recall that are compared."""
-
 _BLOCK = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -69,19 +66,17 @@ def recall(folder: pathlib.Path, updates: str, heads: str = "") -> str:
     rows.append([run["mixer"], str(run["head_dim"]), state, *found])
   if size:  # it stands above the table
     rows = [row[:1] + row[2:] for row in rows]
-  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+  return rates.markdown(*rows)
 
 
 def recall_options(folder: pathlib.Path) -> str:
-  """Accuracy at the most pairs by seed, of other options and rates."""
+  """Accuracy at the most pairs by seed, of other options."""
   rows = [["mixer", "changed", "16 pairs, by seed"], ["---", "---", "---"]]
   for run in length.lines(folder / "recall-options.jsonl"):
     changed = [f"`{k}={v}`" for k, v in run["options"].items()]
-    if (rate := run["task"]["learning_rate"]) != _RATE:
-      changed.append(f"learning rate {rate:g}")
     each = ", ".join(f"{x:.2f}" for x in run["accuracy"]["16"])
     rows.append([run["mixer"], ", ".join(changed) or "nothing", each])
-  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+  return rates.markdown(*rows)
 
 
 def seeds(found: list[float]) -> str:

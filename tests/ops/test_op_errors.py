@@ -191,10 +191,10 @@ ERRORS = {
     "state_space_duality: heads_per_group=3 must divide heads=4",
   ),
   "groups that do not divide": (
-    lambda: ssd(q[:, :, :3], k[:, :, :3], v, g, dt=beta),
+    lambda: ssd(q, k, v[:, :, :3], g[..., :3], dt=beta[..., :3]),
     ValueError,
-    "state_space_duality: q has shape (2, 3, 3, 5), expected [batch=2, time=3,"
-    " heads/heads_per_group=4, key_dim=5]",
+    "state_space_duality: q has shape (2, 3, 4, 5), expected [batch=2, time=3,"
+    " heads/heads_per_group=3, key_dim=5]",
   ),
   "an array that an option refuses": (
     lambda: ssd(q, k, v, g, dt=beta, D=beta, skip=False),
