@@ -178,8 +178,11 @@ def trellis(part, config, x):
     found = np.einsum("hmd,hd->hm", M_K, q[t])
     found = layer_norm(silu(found), config["read_eps"])
     outputs.append(np.einsum("hmd,hm->hd", M_V, found).reshape(-1))
-  y = layer_norm(np.stack(outputs), 1e-6)
-  y = y * part.get("post_norm.weight") + part.get("post_norm.bias")
+  y, scale = np.stack(outputs), part.get("post_norm.weight")
+  if config.get("head_norm", False):  # older exports do not have the option
+    y = rms_norm(split(y, heads), 1.0, 1e-6).reshape(y.shape) * scale
+  else:
+    y = layer_norm(y, 1e-6) * scale + part.get("post_norm.bias")
   return part("out", y * gelu(part("gate", x)))
 
 

@@ -44,6 +44,8 @@ class TrellisConfig(solved.SolvedConfig):
     learned_memory: whether the initial memory is learned; else it is zero.
     memory_std: initial standard deviation of the learned initial memory.
     convolve_value: whether v has a convolution too (the paper: q and k only).
+    head_norm: whether an RMS norm of each head follows the memory, as in Gated
+      DeltaNet, in place of the paper's layer norm over all heads.
   """
 
   Spec = trellis.Spec
@@ -55,6 +57,7 @@ class TrellisConfig(solved.SolvedConfig):
   learn_phi_eps: bool = False
   learned_memory: bool = True
   memory_std: float = 0.5
+  head_norm: bool = False
 
   def tiling(self) -> trellis.Tiling:
     """The kernel's tiling, with the solver of the per-token gradients."""
@@ -125,7 +128,11 @@ class Trellis(solved.SolvedMixer):
     self.gate = make.project(values)
     self.build_gates(config, make, heads * passes)
     self.out = make.out(values)
-    self.post_norm = norm.LayerNorm(values, name="heads")
+    self.post_norm = (
+      norm.RMSNorm(values, name="heads", groups=heads)
+      if config.head_norm
+      else norm.LayerNorm(values, name="heads")
+    )
     self.log_phi_eps = nnx.data(None)
     if config.learn_phi_eps:
       start = jnp.full(heads, math.log(self.spec.phi_eps))
@@ -185,6 +192,6 @@ class Trellis(solved.SolvedMixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Applies layer norm, gate and output projection."""
+    """Applies norm, gate and output projection."""
     y = linear.join_heads(y)
     return self.out(self.post_norm(y) * jax.nn.gelu(self.gate(x)))

@@ -36,7 +36,8 @@ def test_of_files(run, logits, params, tmp_path, limit):
     assert_close(numpy_forward.forward(config, arrays, row), expected)
 
 
-def test_options_of_trellis():
+@pytest.mark.parametrize("head_norm", [False, True])
+def test_options_of_trellis(head_norm):
   config = tiny_config()
   config.model = decoder.DecoderConfig(
     d_model=16,
@@ -56,6 +57,7 @@ def test_options_of_trellis():
         normalize="qk",
         phi_eps=0.5,
         write_rate_scale=2.0,
+        head_norm=head_norm,
       )
     },
   )

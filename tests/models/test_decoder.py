@@ -363,7 +363,7 @@ KNOBS = {
   "readout": [{"value_readout_phi": True}],
   "order": [{"first_order": True}],
   "memory": [{"learned_memory": False}],
-  "norm": [{"normalize": "none"}, {"normalize": "qk"}],
+  "norm": [{"normalize": "none"}, {"normalize": "qk"}, {"head_norm": True}],
   "convolution": [{"convolution_width": 0}, {"convolve_value": True}],
 }
 
