@@ -4,6 +4,7 @@
 
 Each RUN is the folder of a run that was evaluated. Its config says the mixer,
 the rate, the seed, and which options are not those of `configs/compare.py`.
+Lines are added to the data, in place of earlier ones that are equal in these.
 `python benchmarks/model/tables.py` writes the tables.
 """
 
@@ -12,6 +13,7 @@ import json
 import pathlib
 from typing import Any
 
+import length
 import numpy as np
 
 from memcomp import config
@@ -32,6 +34,12 @@ def read(folder: pathlib.Path) -> Run:
   }
   changes = _changes(mixer, found["config"]["model"])
   return run | ({"changes": changes} if changes else {})
+
+
+def identity(run: Run) -> tuple:
+  """What two runs of one line of data share; also the order of the lines."""
+  changes = str(run.get("changes", ""))
+  return run["mixer"], run["learning_rate"], changes, run["seed"]
 
 
 def _changes(mixer: str, model: dict[str, Any]) -> dict[str, Any]:
@@ -109,23 +117,16 @@ def markdown(*rows: list[str]) -> str:
 
 
 def main() -> None:
-  """Writes the data of the runs that are named."""
+  """Adds the runs that are named to the data."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("runs", nargs="+", type=pathlib.Path)
   flags = parser.parse_args()
-  runs = sorted(
-    map(read, flags.runs),
-    key=lambda r: (
-      r["mixer"],
-      r["learning_rate"],
-      str(r.get("changes", "")),
-      r["seed"],
-    ),
-  )
-  text = "".join(json.dumps(run) + "\n" for run in runs)
+  known = length.lines(flags.out) + [read(run) for run in flags.runs]
+  runs = {identity(run): run for run in known}
+  text = "".join(json.dumps(runs[key]) + "\n" for key in sorted(runs))
   flags.out.write_text(text, encoding="utf-8")
 
 

@@ -71,11 +71,15 @@ def recall(folder: pathlib.Path, updates: str, heads: str = "") -> str:
 
 def recall_options(folder: pathlib.Path) -> str:
   """Accuracy at the most pairs by seed, of other options."""
-  rows = [["mixer", "changed", "16 pairs, by seed"], ["---", "---", "---"]]
+  rows = [
+    ["mixer", "heads of", "changed", "16 pairs, by seed"],
+    ["---", "---:", "---", "---"],
+  ]
   for run in length.lines(folder / "recall-options.jsonl"):
     changed = [f"`{k}={v}`" for k, v in run["options"].items()]
     each = ", ".join(f"{x:.2f}" for x in run["accuracy"]["16"])
-    rows.append([run["mixer"], ", ".join(changed) or "nothing", each])
+    what = ", ".join(changed) or "nothing"
+    rows.append([run["mixer"], str(run["head_dim"]), what, each])
   return rates.markdown(*rows)
 
 
