@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 sys.path.insert(0, str(ROOT / "benchmarks/model"))
 
+import length  # noqa: E402
+import rates  # noqa: E402
 import tables  # noqa: E402
 
 PAGES = [
@@ -35,3 +37,13 @@ def test_a_changed_figure_is_written_anew():
 def test_every_kind_of_table_is_in_use():
   text = "".join((RESULTS / name).read_text() for name in PAGES)
   assert all(f"<!-- table: {kind}" in text for kind in tables.TABLES)
+
+
+def test_runs_are_added_and_take_the_place_of_their_equals(tmp_path):
+  out = tmp_path / "rates.jsonl"
+  run = {"mixer": "trellis", "learning_rate": 0.004, "seed": 0, "bits": 2.2}
+  other, option = run | {"seed": 1}, run | {"changes": {"memory_std": 0.1}}
+  length.added(out, [other, option, run], rates.identity)
+  better = run | {"bits": 2.1}
+  found = length.added(out, [better], rates.identity)
+  assert found == length.lines(out) == [better, other, option]

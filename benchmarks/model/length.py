@@ -18,6 +18,7 @@ which also shows recall against state (recall.jsonl of the same folder).
 import argparse
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,20 @@ def lines(path: pathlib.Path) -> list[Run]:
   if not path.exists():
     return []
   return [json.loads(x) for x in path.read_text("utf-8").splitlines()]
+
+
+def added(
+  path: pathlib.Path, runs: list[Run], identity: Callable[[Run], tuple]
+) -> list[Run]:
+  """Writes runs into a file of lines; returns all that it then holds, in order.
+
+  A run takes the place of one with the same identity.
+  """
+  known = {identity(run): run for run in lines(path) + runs}
+  ordered = [known[key] for key in sorted(known)]
+  text = "".join(json.dumps(run) + "\n" for run in ordered)
+  path.write_text(text, encoding="utf-8")
+  return ordered
 
 
 def grouped(runs: list[Run]) -> dict[tuple[str, bool], list[Run]]:
@@ -249,13 +264,8 @@ def main() -> None:
   parser.add_argument("runs", nargs="*", type=pathlib.Path)
   parser.add_argument("--data", type=pathlib.Path, required=True)
   arguments = parser.parse_args()
-  runs = {identity(run): run for run in lines(arguments.data)}
-  runs |= {identity(run): run for run in map(read, arguments.runs)}
-  ordered = [runs[key] for key in sorted(runs)]
-  arguments.data.write_text(
-    "".join(json.dumps(run) + "\n" for run in ordered), encoding="utf-8"
-  )
-  groups = grouped(ordered)
+  runs = [read(run) for run in arguments.runs]
+  groups = grouped(added(arguments.data, runs, identity))
   print(table(groups))
   folder = arguments.data.parent
   draw_gains(groups, folder / "length.png")

@@ -124,10 +124,7 @@ def main() -> None:
   parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("runs", nargs="+", type=pathlib.Path)
   flags = parser.parse_args()
-  known = length.lines(flags.out) + [read(run) for run in flags.runs]
-  runs = {identity(run): run for run in known}
-  text = "".join(json.dumps(runs[key]) + "\n" for key in sorted(runs))
-  flags.out.write_text(text, encoding="utf-8")
+  length.added(flags.out, [read(run) for run in flags.runs], identity)
 
 
 if __name__ == "__main__":
