@@ -82,12 +82,15 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove(folder: pathlib.Path) -> None:
-  """Removes a folder in which threads of a failed save may still write."""
-  for _ in range(40):
-    shutil.rmtree(folder, ignore_errors=True)
+  """Removes a folder in which threads of a failed save may still write.
+
+  They make their folders anew, so it has to stay away for a moment.
+  """
+  for _ in range(20):
     if not folder.exists():
       return
-    time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.1)
 
 
 @contextlib.contextmanager
