@@ -16,7 +16,9 @@ inputs and outputs, once (twice with gradients). Rivals (flash-linear-attention
 on PyTorch) are timed where they can be imported: `gpu_rivals.py`. Training
 steps of whole models: `gpu_steps.py`. Last, what is reached of the goals:
 `gpu_goals.py`. With --json rows are kept as they are made; what a file has is
-not measured again.
+not measured again. Most of the time goes to compiling: without XLA's search for
+the fastest matrix products it is a fraction, and the XLA form may be slower,
+XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false".
 
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
 times are then of no use. What a GPU would run is known, though: with --static
@@ -32,6 +34,7 @@ import pathlib
 import statistics
 import sys
 import time
+import traceback
 from typing import Any, NamedTuple
 
 import gpu_goals
@@ -83,6 +86,11 @@ kernels may go about in another way. On a GPU only: interpreting takes long."""
 _ALL = flags.DEFINE_bool("all", False, "All cases, rivals and training steps.")
 _CASES = flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}.")
 _SHAPES = flags.DEFINE_list("shapes", [], f"Of {', '.join(SHAPES)}.")
+_FORMS = flags.DEFINE_list(
+  "forms",
+  ["mosaic_gpu", "library_gpu", "xla_chunked"],
+  "Those that are timed, the fastest first; reference is one, too.",
+)
 _STEPS = flags.DEFINE_bool("steps", False, "Training steps of whole models.")
 _JSON = flags.DEFINE_string("json", "", "Rows are kept here, and found again.")
 _STATIC = flags.DEFINE_bool("static", False, "Compile for an H100 only.")
@@ -127,10 +135,9 @@ def function(case: Case, form: str):
 
 
 def forms(case: Case) -> list[str]:
-  """Those that a GPU may have, the fastest first."""
+  """Those of --forms that the memory has."""
   functions = memories.MEMORIES[case.memory].op.implementations.functions
-  order = ("mosaic_gpu", "library_gpu", "xla_chunked", "reference")
-  return [name for name in order if name in functions]
+  return [name for name in _FORMS.value if name in functions]
 
 
 def check(case: Case, form: str, heads: str, dim: int) -> str | None:
@@ -223,6 +230,8 @@ class Rows:
       try:
         row = key | make()
       except Exception as error:  # of one form; the others are measured
+        if not isinstance(error, NotImplementedError):
+          traceback.print_exc()
         lines = str(error).splitlines() or [""]
         row = key | {"error": f"{type(error).__name__}: {lines[0]}"[:200]}
       self.rows.append(row)
@@ -372,23 +381,25 @@ def run_all(rows, device, names, shapes, every) -> bool:
           skipped.add((name, form, dim))
           failed |= not said.startswith(NotImplementedError.__name__)
   top = rows.make(lambda: ceilings(every is _SMALL), ceilings=device)
-  timed = []
-  for shape in shapes:
-    for name in names:
-      case = CASES[name]
-      todo = [
-        (form, functools.partial(measure, case, form, every[shape]))
-        for form in forms(case)
-        if (name, form, every[shape][-1]) not in skipped
-      ]
-      if case.rival:
-        rival = functools.partial(
-          gpu_rivals.measure, case.rival, every[shape], _REPEATS.value
-        )
-        todo.append((f"fla {case.rival}", rival))
-      for form, make in todo:
-        key = {"case": name, "shape": shape, "form": form, "device": device}
-        timed.append(rows.make(make, **key))
+  timed = []  # rivals last: they try many variants before a first call
+  for form, shape, name in itertools.product(
+    (*_FORMS.value, "rival"), shapes, names
+  ):
+    case, sizes = CASES[name], every[shape]
+    if form == "rival":
+      if not case.rival:
+        continue
+      form = f"fla {case.rival}"
+      make = functools.partial(
+        gpu_rivals.measure, case.rival, sizes, _REPEATS.value
+      )
+    elif form in forms(case) and (name, form, sizes[-1]) not in skipped:
+      make = functools.partial(measure, case, form, sizes)
+    else:
+      continue
+    key = {"case": name, "shape": shape, "form": form, "device": device}
+    timed.append(rows.make(make, **key))
+  timed.sort(key=lambda row: (shapes.index(row["shape"]), row["case"]))
   if "error" in top:
     print(f"ceilings: {top['error']}")
   else:

@@ -105,12 +105,66 @@ def by_option(folder: pathlib.Path) -> str:
   return rates.by_option(length.lines(folder / "rates.jsonl"))
 
 
+def gpu_checks(folder: pathlib.Path) -> str:
+  """Which calls of each kernel a GPU has computed right."""
+  found: dict[tuple[str, str], dict[int, list[str]]] = {}
+  for row in length.lines(folder / "gpu.jsonl"):
+    if "check" in row and row["wrong"] is None:
+      dims = found.setdefault((row["check"], row["form"]), {})
+      dims.setdefault(row["dim"], []).append(row["heads"])
+  rows = [["case", "form", "dims of 64", "dims of 128"], ["---"] * 4]
+  for names, dims in sorted(found.items()):
+    rows.append(
+      [*names, *(", ".join(dims.get(n, ["not run"])) for n in (64, 128))]
+    )
+  return rates.markdown(*rows)
+
+
+def gpu_forms(folder: pathlib.Path) -> str:
+  """Times of an op by form."""
+  rows = [
+    ["case", "form", "forward, ms", "with gradients, ms", "matrix products"],
+    ["---", "---", "---:", "---:", "---"],
+  ]
+  for row in length.lines(folder / "gpu.jsonl"):
+    if "case" in row:
+      times = [f"{1e3 * row[x]:.2f}" for x in ("forward_s", "both_s")]
+      searched = "not searched" if row["xla_flags"] else "searched"
+      rows.append([row["case"], row["form"], *times, searched])
+  return rates.markdown(*rows)
+
+
+def gpu_steps(folder: pathlib.Path) -> str:
+  """Times of training steps of whole models."""
+  found = [x for x in length.lines(folder / "gpu.jsonl") if "step" in x]
+  least = next(x["step_s"] for x in found if x["step"] == "softmax_attention")
+  rows = [
+    ["model", "form", "step, ms", "tokens/s", "of attention's", "loss, step 7"],
+    ["---", "---", "---:", "---:", "---:", "---:"],
+  ]
+  for row in sorted(found, key=lambda x: x["step_s"]):
+    rows.append(
+      [
+        row["step"],
+        row["form"] or "default",
+        f"{1e3 * row['step_s']:.0f}",
+        f"{row['tokens'] / row['step_s']:,.0f}",
+        f"{least / row['step_s']:.2f}",
+        f"{row['loss']:.4f}",
+      ]
+    )
+  return rates.markdown(*rows)
+
+
 TABLES = {
   "recall": recall,
   "recall options": recall_options,
   "length": gains,
   "rates": by_rate,
   "options": by_option,
+  "gpu checks": gpu_checks,
+  "gpu forms": gpu_forms,
+  "gpu steps": gpu_steps,
 }
 
 

@@ -24,7 +24,7 @@ _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
   "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
-  # mosaic_gpu runs by name only, because no GPU has run it yet.
+  # mosaic_gpu runs by name only, until all of its tests have passed on a GPU.
   "gpu": ("library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
@@ -185,7 +185,7 @@ class Implementations:
     own, preferred = f"mosaic_{platform}", PREFERENCE.get(platform, ())
     chosen = self.default(platform)
     if own in self.functions and own not in preferred:
-      return f"{own} by name only: no {platform} has run it yet"
+      return f"{own} by name only: not all of its tests ran on a {platform} yet"
     if chosen not in KERNELS and preferred:
       return f"no {own} kernel for {self.memory} yet"
     if isinstance(self.functions[chosen], Kernel):

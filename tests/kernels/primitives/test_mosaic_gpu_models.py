@@ -1,6 +1,6 @@
 """Training steps of models by the GPU kernels, lowered for `cuda`.
 
-Layers name no implementation: kernels that no GPU has run are theirs only by
+Layers name no implementation: kernels whose tests no GPU has run are theirs only by
 `training.implementation`.
 """
 
