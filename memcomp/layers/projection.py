@@ -32,7 +32,7 @@ class ProjectionConfig(options.MixerConfig):
 
   Attributes:
     rotary_dim: query and key channels that are rotated; even, at most key_dim;
-      0 for none; None for all.
+      0 for none; None for all (Key-Value Means: half, and less than all).
     rotary_base: base of the rotary frequencies.
     rotary_frequencies: "standard" base^(-2j/r), or "inclusive"
       base^(-j/(r/2-1)), whose slowest is exactly 1/base (GPTAlpha-2).

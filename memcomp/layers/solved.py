@@ -28,7 +28,8 @@ class SolvedConfig(options.MixerConfig):
     write_rate_scale: maximum write rate.
     convolution_width: taps of the short convolutions; 0 for none.
     convolve_value: whether v has a convolution too.
-    solver: solver of the per-token gradients.
+    solver: how per-token gradients are solved, a `SolverConfig`; in a config
+      its fields are set, such as `solver.method=sweeps`.
   """
 
   normalize: str = option("qk", options.one_of(NORMALIZE))
@@ -44,6 +45,11 @@ class SolvedConfig(options.MixerConfig):
 
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
+    if not isinstance(self.solver, options.SolverConfig):
+      raise ValueError(
+        f"solver={self.solver!r} must be a SolverConfig, such as"
+        ' SolverConfig(method="sweeps")'
+      )
     self.solver.validate()
     options.check_write_rate(self)
 

@@ -52,6 +52,9 @@ class TensorCacheConfig(projection.ProjectionConfig):
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g).
     token_gate: whether g depends on the token, by a map that starts at zero.
+    route_by: whose scores choose the slots that a token is written to: its own
+      key's ("key"), or a query's ("query"), with "all" its own and with
+      "evicted" that of the token that evicts it.
     top_k_slots: number of slots that a token reads.
     temperature: temperature of the routes; 1 / sqrt(key_dim) makes them sharp
       enough for choices.

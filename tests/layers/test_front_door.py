@@ -159,6 +159,12 @@ MISTAKES = [
     {"heads": "4"},
     "Trellis: heads='4' is str, not a number",
   ),
+  (
+    ValueError,
+    {"solver": "sweeps"},
+    "Trellis: solver='sweeps' must be a SolverConfig, such as"
+    ' SolverConfig(method="sweeps")',
+  ),
 ]
 
 
