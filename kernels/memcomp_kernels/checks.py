@@ -73,11 +73,17 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
 
 
 def position(op: Any, state: Any, max_position: int | None) -> None:
-  """Raises ValueError if `max_position` is known to be too low."""
-  if max_position is None or "max_position" not in op.implementations.options:
+  """Raises ValueError if `max_position` is no bound, or known to be too low."""
+  if max_position is None:
+    return
+  if not _is(max_position, int) or max_position < 0:
+    raise ValueError(
+      f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"
+    )
+  if "max_position" not in op.implementations.options:
     return
   read = greatest(state.position)
-  if max_position < 0 or (read is not None and read > max_position):
+  if read is not None and read > max_position:
     raise ValueError(
       f"{op.name}: the state has seen {read} tokens, more than the bound that"
       f" was given for them, {max_position}"

@@ -29,6 +29,8 @@ import jax.numpy as jnp
 
 Sizes = dict[str, int]
 """Maps the word of an axis to its size."""
+_WIDTHS = ("key_dim", "value_dim")
+"""Axes without which there is no memory; rows, tokens and heads may be none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +175,11 @@ class Check:
       raise ValueError(
         f"{self.op}: {name} has shape {x.shape}, expected [{told}]"
       )
+    for axis, size in zip(axes, x.shape, strict=True):
+      if axis in _WIDTHS and size == 0:
+        raise ValueError(
+          f"{self.op}: {name} has shape {x.shape}; {axis} must be at least 1"
+        )
     if dtype is None:
       fits = jnp.issubdtype(x.dtype, jnp.floating) and (
         jnp.finfo(x.dtype).bits >= floats

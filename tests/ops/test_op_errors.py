@@ -215,6 +215,16 @@ ERRORS = {
     "softmax_attention: the state has seen 3 tokens, more than the bound that"
     " was given for them, 2",
   ),
+  "a bound that is no count": (
+    lambda: gated_delta_rule(q, k, v, g, beta, state=STATE, max_position=1.5),
+    ValueError,
+    "gated_delta_rule: max_position=1.5 must be an integer, 0 or more",
+  ),
+  "no channels": (
+    lambda: gated_delta_rule(q[..., :0], k[..., :0], v, g, beta),
+    ValueError,
+    "gated_delta_rule: q has shape (2, 3, 4, 0); key_dim must be at least 1",
+  ),
   "an implementation": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation="fast"),
     NotImplementedError,
