@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import checks, contract, shapes
+from memcomp_kernels import checks, shapes
 
 NAMES = {"query": "q", "key": "k", "value": "v", "log_decay": "g"}
 """Maps a field of `Inputs` to its name in the direct calls of all ops."""
@@ -88,7 +88,7 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
       if field in given and x is not None:
         raise TypeError(f"{op.name}: {name} is given twice")
       if x is not None:
-        given[field] = _array(op, field, x)
+        given[field] = _array(op, name, shapes.fields(op.Inputs)[field], x)
     elif name in of_spec:
       spec[name] = x
     elif name in op.options:
@@ -127,8 +127,8 @@ def _gate(op: Any, field: shapes.Field) -> bool:
   return last in ("1", "1|2") or default == 1
 
 
-def _array(op: Any, name: str, x: Any) -> jax.Array:
-  x, field = jnp.asarray(x), shapes.fields(op.Inputs)[name]
+def _array(op: Any, name: str, field: shapes.Field, x: Any) -> jax.Array:
+  x = checks.array(op, name, x)
   if _gate(op, field) and x.ndim == len(field.axes) - 1:
     return x[..., None]
   return x
@@ -191,9 +191,8 @@ def _inputs(op: Any, given: dict[str, jax.Array], spec: Any) -> Any:
         ways = _choices(op, condition.attribute, shapes.fields(op.Inputs))
       alone = public.get(name, name)
       missing.append(" or ".join(ways) if len(ways) > 1 else alone)
-    elif (like := given.get("write_rate")) is not None:
-      shape = (*like.shape[:3], 1)
-      arrays[name] = jnp.zeros(shape, contract.accumulation_dtype(like))
+    elif (like := given.get("query")) is not None:
+      arrays[name] = jnp.zeros((*like.shape[:3], 1), jnp.float32)
   if missing:
     raise TypeError(f"{op.name}: missing {', '.join(missing)}")
   return op.Inputs(**arrays)

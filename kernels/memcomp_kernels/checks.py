@@ -16,6 +16,7 @@ import numpy as np
 from memcomp_kernels import shapes
 
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
+_LEAST = -(2**31)
 
 
 def kind(x: Any) -> str:
@@ -62,9 +63,47 @@ def _is(x: Any, expected: Any) -> bool:
   return isinstance(x, _NUMBERS.get(expected, expected))
 
 
+def sizes(op: Any, given: Mapping[str, Any]) -> None:
+  """Raises an error if arguments of `init_state` are unknown or no counts."""
+  for name in ("batch", "heads"):
+    if given.get(name) is None:
+      raise ValueError(f"{op.name}: {name} is missing")
+  fields = shapes.fields(op.State).values()
+  words = {word for field in fields for word in field.axes}
+  known = dict.fromkeys((*shapes.SIZES, *op.options))
+  for name, x in given.items():
+    if name not in known and (op.make_state or name not in words):
+      raise TypeError(
+        f"{op.name}: init_state has no argument {name!r}; beside spec and dtype"
+        f" it takes {', '.join(known)}"
+      )
+    counts = x is not None and name in (*shapes.SIZES, *op.room)
+    if counts and (not _is(x, int) or x < 0):
+      raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
+
+
+def array(op: Any, name: str, x: Any) -> jax.Array:
+  """Returns x as an array of JAX; TypeError if it is none."""
+  try:
+    if not isinstance(x, str):  # of which JAX only warns
+      return jnp.asarray(x)
+  except (TypeError, ValueError):
+    pass
+  raise TypeError(
+    f"{op.name}: {name} is of type {kind(x)}, expected an array of numbers"
+  )
+
+
 def segment_ids(op: Any, ids: Any) -> jax.Array:
-  """Returns segment ids as int32; ValueError if they are no integers."""
-  ids = jnp.asarray(ids)
+  """Returns segment ids as int32; ValueError if they are no such integers."""
+  if isinstance(ids, np.ndarray) and ids.dtype.itemsize > 4 and ids.size:
+    low, high = ids.min(), ids.max()
+    if not _LEAST <= low <= high <= -_LEAST - 1:
+      raise ValueError(
+        f"{op.name}: segment_ids has numbers from {low} to {high}, more than"
+        " int32 holds; number the documents of a row from 1 on"
+      )
+  ids = array(op, "segment_ids", ids)
   if not jnp.issubdtype(ids.dtype, jnp.integer):
     raise ValueError(
       f"{op.name}: segment_ids has dtype {ids.dtype}, expected an integer dtype"
@@ -72,15 +111,19 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
   return ids.astype(jnp.int32)
 
 
+def bound(op: Any, max_position: Any) -> None:
+  """Raises ValueError if `max_position` is given and counts nothing."""
+  if max_position is None or (_is(max_position, int) and max_position >= 0):
+    return
+  raise ValueError(
+    f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"
+  )
+
+
 def position(op: Any, state: Any, max_position: int | None) -> None:
   """Raises ValueError if `max_position` is no bound, or known to be too low."""
-  if max_position is None:
-    return
-  if not _is(max_position, int) or max_position < 0:
-    raise ValueError(
-      f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"
-    )
-  if "max_position" not in op.implementations.options:
+  bound(op, max_position)
+  if max_position is None or "max_position" not in op.implementations.options:
     return
   read = greatest(state.position)
   if read is not None and read > max_position:
@@ -101,12 +144,14 @@ def room(op: Any, state: Any, spec: Any, time: int) -> None:
   kinds(op, state=state)
   check, read = shapes.Check(op.name, spec), greatest(state.position)
   check.arrays(state, label="state.", floats=32)
+  held = "" if read is None else f" and holds {read}"
+  needed = time + (read or 0)
   for option in op.room:
     size = check.sizes[option]
-    if read is not None and read + time > size:
+    if needed > size:
       raise ValueError(
-        f"{op.name}: the state has room for {size} tokens and holds {read};"
-        f" {time} more need {option}={read + time} in the first call"
+        f"{op.name}: the state has room for {size} tokens{held}; {time} more"
+        f" need {option}={needed} in the first call"
       )
 
 

@@ -70,8 +70,12 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
 
 def check_state_dtype(dtype: Any) -> None:
   """Raises ValueError if states would be narrower than float32."""
-  if jnp.finfo(dtype).bits < 32:
-    raise ValueError(f"dtype={jnp.dtype(dtype)}: states need at least float32")
+  try:
+    kind = jnp.dtype(dtype if dtype is not None else "")
+  except TypeError:
+    raise ValueError(f"dtype={dtype!r} is no dtype: float32 or wider") from None
+  if not jnp.issubdtype(kind, jnp.floating) or jnp.finfo(kind).bits < 32:
+    raise ValueError(f"dtype={kind}: states need at least float32")
 
 
 def check_reset(

@@ -232,6 +232,13 @@ class Implementations:
       return names
     if names is None:
       return self._best(call)
+    words = isinstance(names, Sequence) and all(
+      isinstance(name, str) for name in names
+    )
+    if not words:
+      raise TypeError(
+        f"{self.memory}: implementation={names!r} must be a name, or several"
+      )
     if not names:
       raise ValueError(
         f"{self.memory}: implementation={names!r} names none; leave it out for"

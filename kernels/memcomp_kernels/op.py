@@ -23,8 +23,6 @@ from memcomp_kernels import arguments, checks, contract, dispatch, shapes
 from memcomp_kernels.facts import Facts
 from memcomp_kernels.parallel import state_passing, wavefront
 
-_SIZES = ("batch", "heads", "key_dim", "value_dim")
-
 Implementation = str | Sequence[str] | None
 
 
@@ -115,9 +113,11 @@ class Op:
     """
     contract.check_state_dtype(dtype)
     spec = self.Spec(**self.fixed) if spec is None else spec
+    checks.kinds(self, spec=spec)
+    checks.sizes(self, sizes)
     with contract.default_promotion():
       if self.make_state is not None:
-        common = {name: sizes.pop(name, None) for name in _SIZES}
+        common = {name: sizes.pop(name, None) for name in shapes.SIZES}
         made = shapes.StateSizes(**common, dtype=dtype)
         return _own_buffers(self.make_state(spec, made, **sizes))
       if self.check is not None:
@@ -305,6 +305,7 @@ class Op:
       raise TypeError(
         f"{self.name}: state and initial_state are the same; give one"
       )
+    checks.bound(self, max_position)
     state = initial_state if state is None else state
     with contract.default_promotion():
       inputs, spec, options = arguments.bind(self, arrays, keywords)
@@ -315,19 +316,25 @@ class Op:
         segment_ids = checks.segment_ids(self, segment_ids)
       if state is None:
         given = self._given(check.sizes)
-        given |= {k: check.sizes[word] for k, word in self.room.items()}
+        given |= {k: max(1, check.sizes[x]) for k, x in self.room.items()}
         dtype = contract.accumulation_dtype(*jax.tree.leaves(inputs))
         state = self.init_state(spec, dtype=dtype, **given | options)
         max_position = 0
         if reset_state is contract.FRESH:
           reset_state = None  # `state` is fresh
+        if segment_ids is None and self.room.keys() & options:
+          checks.room(self, state, spec, check.sizes["time"])
       elif options:
         raise TypeError(
           f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"
           " state is given"
         )
-      elif segment_ids is None:
-        checks.room(self, state, spec, check.sizes["time"])
+      else:
+        checks.kinds(self, state=state)
+        known = shapes.Check(self.name, spec, check.sizes)
+        known.arrays(state, label="state.", floats=32)
+        if segment_ids is None:
+          checks.room(self, state, spec, check.sizes["time"])
       state, y = self.chunk(
         state,
         inputs,
@@ -341,7 +348,9 @@ class Op:
 
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
     """Returns the entries of `sizes` that `init_state` takes."""
-    return {k: v for k, v in sizes.items() if k in (*_SIZES, *self.options)}
+    return {
+      k: v for k, v in sizes.items() if k in (*shapes.SIZES, *self.options)
+    }
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
     """Returns the outputs of a call without rows, tokens or heads."""

@@ -19,6 +19,7 @@ and signatures.
 
 import dataclasses
 import functools
+import numbers
 import types as python_types
 import typing
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ import jax.numpy as jnp
 
 Sizes = dict[str, int]
 """Maps the word of an axis to its size."""
+SIZES = ("batch", "heads", "key_dim", "value_dim")
+"""Words whose sizes `init_state` takes in every op."""
 _WIDTHS = ("key_dim", "value_dim")
 """Axes without which there is no memory; rows, tokens and heads may be none."""
 
@@ -182,7 +185,7 @@ class Check:
         )
     if dtype is None:
       fits = jnp.issubdtype(x.dtype, jnp.floating) and (
-        jnp.finfo(x.dtype).bits >= floats
+        jnp.finfo(x.dtype).bits >= max(floats, 16)
       )
       dtype = "float32 or float64" if floats else "a floating dtype"
     else:
@@ -211,6 +214,9 @@ class Check:
       elif field.nested is not None:
         yield from self._walk(x, f"{name}.", {})
       elif field.axes:
+        if not hasattr(x, "ndim"):
+          kind = type(x).__name__
+          raise TypeError(f"{self.op}: {name} is of type {kind}, no array")
         yield name, field, x
 
   def _why(self, field: Field, does: str, label: str) -> str:
@@ -221,7 +227,7 @@ class Check:
 
   def _of_spec(self, axis: str, default: int) -> int:
     size = getattr(self.spec, axis, None)
-    return size if isinstance(size, int) else default
+    return int(size) if isinstance(size, numbers.Integral) else default
 
   def _allowed(self, axis: str) -> tuple[int, ...]:
     """Returns the sizes that an axis may have; empty if none is known."""
@@ -273,7 +279,14 @@ class StateSizes:
     if None in shape:
       raise ValueError("key_dim or value_dim is missing")
     given = jnp.asarray(default if given is None else given, self.dtype)
-    return jnp.broadcast_to(given, (self.batch, self.heads, *shape))
+    whole = (self.batch, self.heads, *shape)
+    try:
+      return jnp.broadcast_to(given, whole)
+    except ValueError:
+      raise ValueError(
+        f"an initial value has shape {given.shape}, expected {whole[1:]} (heads"
+        " first) or what broadcasts to it"
+      ) from None
 
   def counts(self) -> jax.Array:
     """Returns a zero for each row."""
@@ -303,7 +316,8 @@ def zeros(kind: Any, spec: Any, sizes: Sizes, dtype: Any) -> Any:
       shape = []
       for axis in field.axes:
         size = getattr(spec, axis, None)
-        size = size if isinstance(size, int) else sizes.get(axis)
+        if not isinstance(size, numbers.Integral):
+          size = sizes.get(axis)
         if size is None:
           raise ValueError(f"{axis} is missing")
         shape.append(size)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import memcomp_kernels
@@ -10,10 +11,12 @@ from memcomp_kernels import (
   delta_rule,
   gated_delta_rule,
   key_value_means,
+  lattice,
   linear_attention,
   slot_attention,
   softmax_attention,
   ssd,
+  tensor_cache,
   trellis,
   ttt,
 )
@@ -58,8 +61,8 @@ ERRORS = {
   "state of another size": (
     lambda: gated_delta_rule(q[:1], k[:1], v[:1], g[:1], beta[:1], state=STATE),
     ValueError,
-    "gated_delta_rule: query has shape (1, 3, 4, 5), expected [batch=2, time=3,"
-    " heads=4, key_dim=5]",
+    "gated_delta_rule: state.memory has shape (2, 4, 5, 7), expected [batch=1,"
+    " heads=4, key_dim=5, value_dim=7]",
   ),
   "narrow state": (
     lambda: gated_delta_rule(
@@ -220,6 +223,73 @@ ERRORS = {
     ValueError,
     "gated_delta_rule: max_position=1.5 must be an integer, 0 or more",
   ),
+  "a gate of another shape where the decay is left out": (
+    lambda: delta_rule(q, k, v, beta[0]),
+    ValueError,
+    "delta_rule: beta has shape (3, 4), expected [batch=2, time=3, heads=4, 1]",
+  ),
+  "no array": (
+    lambda: gated_delta_rule("q", k, v, g, beta),
+    TypeError,
+    "gated_delta_rule: q is of type str, expected an array of numbers",
+  ),
+  "a narrow dtype": (
+    lambda: gated_delta_rule(q.astype("float8_e4m3fn"), k, v, g, beta),
+    ValueError,
+    "gated_delta_rule: q has dtype float8_e4m3fn, expected a floating dtype",
+  ),
+  "a state with a number in place of an array": (
+    lambda: gated_delta_rule(q, k, v, g, beta, state=STATE._replace(memory=0)),
+    TypeError,
+    "gated_delta_rule: state.memory is of type int, no array",
+  ),
+  "segment ids beyond int32": (
+    lambda: gated_delta_rule(
+      q, k, v, g, beta, segment_ids=np.full((2, 3), 2**32)
+    ),
+    ValueError,
+    "gated_delta_rule: segment_ids has numbers from 4294967296 to 4294967296,"
+    " more than int32 holds; number the documents of a row from 1 on",
+  ),
+  "less room than tokens": (
+    lambda: softmax_attention(q, k, v, length=2),
+    ValueError,
+    "softmax_attention: the state has room for 2 tokens; 3 more need length=3"
+    " in the first call",
+  ),
+  "an implementation that is no name": (
+    lambda: gated_delta_rule(q, k, v, g, beta, implementation=1),
+    TypeError,
+    "delta_rule: implementation=1 must be a name, or several",
+  ),
+  "an unknown size": (
+    lambda: gated_delta_rule.init_state(batch=2, heads=4, key_dims=5),
+    TypeError,
+    "gated_delta_rule: init_state has no argument 'key_dims'; beside spec and"
+    " dtype it takes batch, heads, key_dim, value_dim",
+  ),
+  "a size that is no count": (
+    lambda: gated_delta_rule.init_state(
+      batch=2.0, heads=4, key_dim=5, value_dim=7
+    ),
+    ValueError,
+    "gated_delta_rule: batch=2.0 must be an integer, 0 or more",
+  ),
+  "an initial memory of another shape": (
+    lambda: lattice.init_state(
+      batch=2, heads=4, value_dim=7, memory=jnp.ones(3)
+    ),
+    ValueError,
+    "an initial value has shape (3,), expected (4, 7, 64) (heads first) or what"
+    " broadcasts to it",
+  ),
+  "a dtype that is none": (
+    lambda: gated_delta_rule.init_state(
+      batch=2, heads=4, key_dim=5, value_dim=7, dtype=jnp.int32
+    ),
+    ValueError,
+    "dtype=int32: states need at least float32",
+  ),
   "no channels": (
     lambda: gated_delta_rule(q[..., :0], k[..., :0], v, g, beta),
     ValueError,
@@ -319,6 +389,16 @@ def test_one_line(name):
   with pytest.raises(kind) as raised:
     jax.eval_shape(call) if name != "a bound that does not hold" else call()
   assert str(raised.value) == text
+
+
+def test_sizes_of_numpy_and_no_tokens():
+  """What is right is not refused."""
+  cache = {"g": g, "write_rate": beta}
+  _, expected = tensor_cache(q, k, v, **cache, window_size=2)
+  _, found = tensor_cache(q, k, v, **cache, window_size=np.int64(2))
+  assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, expected)
+  none = (x[:, :0] for x in (q, k, v))
+  assert softmax_attention(*none)[0].shape == (2, 0, 4, 7)
 
 
 def test_what_the_ops_ask_for_is_asked_by_chunk_as_well():

@@ -76,10 +76,9 @@ def _make_state(
       num_slots=slots,
       dtype=dtype,
     )
-  memory = memory.astype(dtype)
+  memory = sizes.filled(memory, sizes.value_dim, slots)
   if spec.unit_columns:
     memory = columns.normalize(memory, memory)
-  memory = sizes.filled(memory, sizes.value_dim, slots)
   return reference.State(
     memory=memory,
     memory_start=memory if spec.stale else None,
