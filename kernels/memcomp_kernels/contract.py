@@ -181,7 +181,7 @@ class MatrixState(NamedTuple):
 
 def next_segment_id(segment_id: jax.Array) -> jax.Array:
   """Returns the `segment_id` after tokens that came without `segment_ids`."""
-  return jnp.maximum(segment_id, 1)
+  return jnp.where(segment_id == 0, 1, segment_id)
 
 
 def packed_step(

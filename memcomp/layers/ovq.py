@@ -19,7 +19,8 @@ from memcomp_kernels import ovq
 class OVQConfig(projection.ProjectionConfig):
   """Options of OVQ, in addition to `ProjectionConfig`.
 
-  The dictionary has no positions, so there are no rotary channels.
+  Attributes:
+    rotary_dim: always 0, because the dictionary knows no positions.
   """
 
   Spec = ovq.Spec

@@ -42,7 +42,7 @@ class TestTimeTrainingConfig(options.MixerConfig):
       by 1 / j plus a learned number (as released). If False, by 1 (as printed).
       Only for chunk-start gradients.
     rotary_dim: q and k channels rotated by the position in the chunk; even, 0
-      for none, None for all.
+      for none, None for all. Not read with gradients per token.
     weight_std: initial standard deviation of the learned initial inner weights.
     convolution_width: taps of short convolutions on q and k, which then share a
       projection (the paper's Mamba backbone); 0 for none.

@@ -233,7 +233,7 @@ class Decoder(vocabulary.Vocabulary):
     layers = tuple(unstacked.field(r, 0) for r in results)
     stats = [unstacked.field(r, 1) for r in results]
     if segment_ids is None:
-      last = jnp.maximum(state.segment_id, 1)
+      last = contract.next_segment_id(state.segment_id)
     else:
       _, last = contract.segment_starts(segment_ids, state.segment_id)
     return self.norm(x), DecoderState(taps, last, layers), self._stats(stats)
@@ -294,7 +294,9 @@ class Decoder(vocabulary.Vocabulary):
 
     before = state.segment_id
     x, layers = self._run(run, x[:, 0], state.layers, Call(), None, "none")
-    state = DecoderState(taps, jnp.maximum(state.segment_id, 1), layers)
+    state = DecoderState(
+      taps, contract.next_segment_id(state.segment_id), layers
+    )
     return self.logits(self.norm(x)), state
 
   def _run(self, run, x, states, call, noise, remat):

@@ -236,10 +236,10 @@ another size is another function.
 ## Floats of the state
 
 The state of one layer and one sequence, after {lengths} tokens. The
-figures are for the preset `<mixer>-{size}` (d_model {d_model}). They count what
-reads need between two chunks. "All" counts the layer's complete state. That
-includes the copy from a chunk's start, convolution taps, shifted tokens, norms
-and factors from outside, and rows that are not in use yet.
+figures are for the preset `<mixer>-{size}` (d_model {d_model}). They count
+what reads need at most, without the copy from a chunk's start. "All" counts
+the layer's complete state. That includes this copy, convolution taps, shifted
+tokens, norms and factors from outside, and rows that are not in use yet.
 
 {floats}
 

@@ -10,7 +10,7 @@ import pytest
 import rotation
 
 import memcomp_kernels
-from memcomp_kernels import derivative
+from memcomp_kernels import FRESH, derivative, linear_attention
 from memcomp_kernels.testing import errors, gradients, tolerances
 
 CASES = pytest.mark.parametrize("name", op_cases.CASES)
@@ -226,6 +226,19 @@ def test_forward_mode_is_refused_however_it_is_asked_for():
     with pytest.raises(TypeError) as raised:
       ask()
     assert str(raised.value) == derivative.REFUSAL
+
+
+@pytest.mark.parametrize("number", [5, -5])
+def test_a_segment_goes_on_after_a_call_without_ids(number):
+  """Any number but 0, which is padding, names a segment."""
+  q = jnp.ones((1, 2, 1, 3))
+  ids = jnp.full((1, 2), number)
+  _, state = linear_attention(q, q, q, segment_ids=ids)
+  _, state = linear_attention(q, q, q, state=state)
+  again = {"segment_ids": ids, "reset_state": FRESH}
+  _, found = linear_attention(q, q, q, state=state, **again)
+  _, expected = linear_attention(q, q, q, state=state)
+  errors.assert_equal(found, expected, "state")
 
 
 def test_softmax_attention_needs_room_for_later_calls():
