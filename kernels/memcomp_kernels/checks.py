@@ -133,6 +133,18 @@ def position(op: Any, state: Any, max_position: int | None) -> None:
     )
 
 
+def place(op: Any, state: Any, spec: Any) -> None:
+  """Raises ValueError if a state is known to be of a longer chunk."""
+  if not op.chunks or state.position is None:
+    return
+  read = greatest(state.position)
+  if read is not None and read >= spec.chunk_size:
+    raise ValueError(
+      f"{op.name}: the state is {read} tokens into its chunk, and"
+      f" chunk_size={spec.chunk_size}; give the spec that made the state"
+    )
+
+
 def room(op: Any, state: Any, spec: Any, time: int) -> None:
   """Raises ValueError if a state would lose tokens for want of room.
 

@@ -48,6 +48,7 @@ class Op:
     constants: fields of `State` that no token changes. `FRESH` keeps them.
     room: maps an option of `init_state` to the axis whose size a direct call
       gives it.
+    chunks: whether `position` of `State` counts from the start of a chunk.
     check: (spec, sizes, state or None), raises ValueError for conditions that
       the annotated shapes cannot express.
     fixed: fields of `Spec` that the op's name determines in a direct call.
@@ -71,6 +72,7 @@ class Op:
   fresh: Callable[[Any, Any], Any] | None = None
   constants: tuple[str, ...] = ()
   room: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  chunks: bool = False
   check: Callable[[Any, shapes.Sizes, Any], None] | None = None
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   Tiling: Any = None
@@ -251,6 +253,7 @@ class Op:
     if self.check is not None:
       self.check(spec, check.sizes, state)
     checks.position(self, state, max_position)
+    checks.place(self, state, spec)
     with contract.default_promotion():
       if segment_ids is None:
         reset_state = None

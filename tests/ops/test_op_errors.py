@@ -26,6 +26,10 @@ v = jnp.zeros((2, 3, 4, 7))
 g = beta = jnp.zeros((2, 3, 4))
 ids = jnp.ones((2, 3), jnp.int32)
 STATE = gated_delta_rule.init_state(batch=2, heads=4, key_dim=5, value_dim=7)
+SLOTS = lattice.init_state(
+  lattice.Spec(num_slots=5), batch=2, heads=4, value_dim=7
+)
+LATE = SLOTS._replace(position=jnp.full(2, 3))
 
 # name -> (call, exception, its text)
 ERRORS = {
@@ -290,6 +294,12 @@ ERRORS = {
     ValueError,
     "dtype=int32: states need at least float32",
   ),
+  "a state of longer chunks": (
+    lambda: lattice(q, k, v, g=g, write_rate=beta, chunk_size=2, state=LATE),
+    ValueError,
+    "lattice: the state is 3 tokens into its chunk, and chunk_size=2; give the"
+    " spec that made the state",
+  ),
   "no channels": (
     lambda: gated_delta_rule(q[..., :0], k[..., :0], v, g, beta),
     ValueError,
@@ -383,11 +393,15 @@ ERRORS = {
 }
 
 
+# Calls that read what their arrays hold.
+OF_VALUES = ("a bound that does not hold", "a state of longer chunks")
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_one_line(name):
   call, kind, text = ERRORS[name]
   with pytest.raises(kind) as raised:
-    jax.eval_shape(call) if name != "a bound that does not hold" else call()
+    call() if name in OF_VALUES else jax.eval_shape(call)
   assert str(raised.value) == text
 
 

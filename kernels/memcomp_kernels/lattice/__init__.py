@@ -122,5 +122,6 @@ lattice = op_lib.Op(
   implementations=IMPLEMENTATIONS,
   facts=_facts,
   make_state=_make_state,
+  chunks=True,
   Tiling=tilings.Tiling,
 )

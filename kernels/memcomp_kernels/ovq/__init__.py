@@ -44,6 +44,7 @@ ovq = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
+  chunks=True,
   implementations=IMPLEMENTATIONS,
   facts=_facts,
 )

@@ -120,6 +120,7 @@ test_time_training = op_lib.Op(
   facts=_facts,
   names={"write_rate": "eta"},
   make_state=_make_state,
+  chunks=True,
   constants=("norm_scale", "norm_bias"),
   check=_check,
 )

@@ -79,5 +79,6 @@ trellis = op_lib.Op(
   implementations=IMPLEMENTATIONS,
   facts=_facts,
   make_state=_make_state,
+  chunks=True,
   Tiling=tilings.Tiling,
 )
