@@ -99,8 +99,11 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
         f"{op.name}: no argument {name!r}; beside those of every call it takes"
         f" {', '.join(takes)}"
       )
-  checks.options(op, spec)
-  meaning = op.Spec(**dict(op.fixed) | _follow(op, given) | spec)
+  found = _follow(op, given)
+  try:
+    meaning = op.Spec(**dict(op.fixed) | found | spec)
+  except TypeError as error:
+    raise TypeError(f"{op.name}: {error}") from None
   return Bound(_inputs(op, given, meaning), meaning, options)
 
 

@@ -3,9 +3,6 @@
 Each takes the `op.Op` and raises one line that names the argument and the fix.
 """
 
-import dataclasses
-import numbers
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels import shapes
+from memcomp_kernels import contract, shapes
 
-_NUMBERS = {int: numbers.Integral, float: numbers.Real}
 _LEAST = -(2**31)
-
-
-def kind(x: Any) -> str:
-  """Names the type of x; of a memory's own types with the memory."""
-  name = type(x).__name__
-  if name in ("Inputs", "Spec", "State"):
-    return f"{type(x).__module__}.{name}"
-  return name
 
 
 def kinds(op: Any, **arguments: Any) -> None:
@@ -36,31 +24,9 @@ def kinds(op: Any, **arguments: Any) -> None:
     }.get(name, (op.State, "init_state(...)"))
     if not isinstance(x, expected):
       raise TypeError(
-        f"{op.name}: {name} is of type {kind(x)}; make it by {op.name}.{make}"
+        f"{op.name}: {name} is of type {contract.kind(x)}; make it by"
+        f" {op.name}.{make}"
       )
-
-
-def options(op: Any, given: Mapping[str, Any]) -> None:
-  """Raises TypeError if an option is of another type than its field of Spec."""
-  fields = {field.name: field.type for field in dataclasses.fields(op.Spec)}
-  for name, x in given.items():
-    declared = fields[name]
-    union = isinstance(declared, types.UnionType)
-    allowed = declared.__args__ if union else (declared,)
-    if not any(_is(x, t) for t in allowed):
-      words = " or ".join(getattr(t, "__name__", str(t)) for t in allowed)
-      raise TypeError(
-        f"{op.name}: {name}={x!r} is of type {kind(x)}, expected"
-        f" {words.replace('NoneType', 'None')}"
-      )
-
-
-def _is(x: Any, expected: Any) -> bool:
-  if not isinstance(expected, type):
-    return True  # such as a function, whose type says little
-  if isinstance(x, bool) and expected in _NUMBERS:
-    return False
-  return isinstance(x, _NUMBERS.get(expected, expected))
 
 
 def sizes(op: Any, given: Mapping[str, Any]) -> None:
@@ -78,7 +44,7 @@ def sizes(op: Any, given: Mapping[str, Any]) -> None:
         f" it takes {', '.join(known)}"
       )
     counts = x is not None and name in (*shapes.SIZES, *op.room)
-    if counts and (not _is(x, int) or x < 0):
+    if counts and (not contract.is_a(x, int) or x < 0):
       raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
 
 
@@ -90,7 +56,8 @@ def array(op: Any, name: str, x: Any) -> jax.Array:
   except (TypeError, ValueError):
     pass
   raise TypeError(
-    f"{op.name}: {name} is of type {kind(x)}, expected an array of numbers"
+    f"{op.name}: {name} is of type {contract.kind(x)}, expected an array of"
+    " numbers"
   )
 
 
@@ -113,7 +80,9 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
 
 def bound(op: Any, max_position: Any) -> None:
   """Raises ValueError if `max_position` is given and counts nothing."""
-  if max_position is None or (_is(max_position, int) and max_position >= 0):
+  if max_position is None or (
+    contract.is_a(max_position, int) and max_position >= 0
+  ):
     return
   raise ValueError(
     f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from memcomp_kernels import checks
+from memcomp_kernels import contract
 
 
 def check(
@@ -46,7 +46,7 @@ def check(
   if not isinstance(memory, layer.op.State):
     raise TypeError(
       f"{name}: state is of type"
-      f" {checks.kind(state if memory is None else memory)}; make it by"
+      f" {contract.kind(state if memory is None else memory)}; make it by"
       f" init_state({x.shape[0]})"
     )
   rows = len(memory.segment_id)

@@ -7,7 +7,6 @@ decay by token.) All that a new memory needs stands here: what tokens bring and
 what is kept, one token as the paper writes it, and one tile of the chunk form.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from memcomp_kernels.facts import Facts
 from memcomp_kernels.parallel import state_passing
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The meaning; `scale` is that of reads, > 0."""
 

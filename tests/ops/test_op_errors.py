@@ -1,5 +1,7 @@
 """What a call in one line refuses, in one line."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from memcomp_kernels import (
   trellis,
   ttt,
 )
+from memcomp_kernels.testing import memories
 
 q = k = jnp.zeros((2, 3, 4, 5))
 v = jnp.zeros((2, 3, 4, 7))
@@ -403,6 +406,16 @@ def test_one_line(name):
   with pytest.raises(kind) as raised:
     call() if name in OF_VALUES else jax.eval_shape(call)
   assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("name", memories.MEMORIES)
+def test_a_spec_checks_the_types_of_its_fields(name):
+  op = memories.MEMORIES[name].op
+  field = dataclasses.fields(op.Spec)[0].name
+  with pytest.raises(TypeError, match=rf"^{field}=\[1\] is of type list, exp"):
+    op.Spec(**{field: [1]})
+  assert op.Spec() == op.Spec() != 0
+  assert hash(op.Spec()) == hash(op.Spec())
 
 
 def test_sizes_of_numpy_and_no_tokens():

@@ -12,7 +12,6 @@ beta_t k_t k_t^T) + beta_t v_t k_t^T. alpha_t = 1 is DeltaNet (2406.06484). The
 error is taken after the decay. The output is read after the write.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a delta rule memory; changing a field changes the function.
 

@@ -15,7 +15,6 @@ same. In segments of one token M' holds all tokens before it. eps is added to
 the divisor of every quotient.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -29,7 +28,7 @@ from memcomp_kernels.softmax_attention import reference as attention
 RULES = ("linear", "delta")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of Infini-attention; changing a field changes the function.
 

@@ -29,7 +29,6 @@ window up to itself ("Readout"). The window begins at a chunk boundary:
 The choice of rows has no gradient. The code below handles one head at a time.
 """
 
-import dataclasses
 import functools
 from typing import Annotated, NamedTuple
 
@@ -42,7 +41,7 @@ from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.math import activations
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a Key-Value Means memory.
 

@@ -22,7 +22,6 @@ by beta and then read. After the last read of the chunk they are thresholded and
 renormalised exactly.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -38,7 +37,7 @@ UPDATES = ("delta", "orthogonal", "normalized")
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a Lattice memory; changing a field changes the function.
 

@@ -12,7 +12,6 @@ RetNet (2307.08621) has one that is constant per head. Here it is per token and
 head.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of linear attention; changing a field changes the function.
 

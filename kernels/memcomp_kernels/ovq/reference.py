@@ -9,7 +9,6 @@ its tokens join the dictionary (`dictionary.update`) and the chunk is empty
 again.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ from memcomp_kernels.ovq import dictionary as dictionary_lib
 GROWTHS = ("plateau", "linear")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of an OVQ memory; changing a field changes the function.
 

@@ -12,7 +12,6 @@ The removed value is read from the memory before the decay. p is read after the
 write. The bonus of eq. (20) is added to p outside of the memory.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of an RWKV-7 memory; changing a field changes the function.
 

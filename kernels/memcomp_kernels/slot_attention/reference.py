@@ -18,7 +18,6 @@ learned control exp(s) is normalised over the tokens so far:
 A token is written before it is read.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -34,7 +33,7 @@ EMPTY = -1e30
 """The log of zero weight. It is finite, so that differences are numbers."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a slot attention memory.
 

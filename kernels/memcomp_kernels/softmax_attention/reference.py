@@ -9,7 +9,6 @@ Heads of queries share keys and values by groups (arXiv 2305.13245): head h
 reads those of head h // (heads / kv_heads).
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of the attention; changing a field changes the function.
 

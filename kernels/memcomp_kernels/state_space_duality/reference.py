@@ -10,7 +10,6 @@ A is a number per head and not a matrix (section 2.4). This makes the model dual
 to attention. Heads of a group share B and C (section 7.2).
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of the model; changing a field changes the function.
 

@@ -20,7 +20,6 @@ The prediction k A of (4) uses A before its decay. `write_population` determines
 what is written and when it is read; see docs/tensor_cache.md.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Annotated, NamedTuple
@@ -37,7 +36,7 @@ WRITE_POPULATIONS = ("all", "evicted")
 ROUTE_BY = ("key", "query")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a Tensor Cache; changing a field changes the function.
 

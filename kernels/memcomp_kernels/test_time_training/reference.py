@@ -15,7 +15,6 @@ The output is read after the write. The chunk's last W_t is the next chunk's W'.
 Without forget gate and with c = 1, A_t = W_t is the paper's mini-batch step.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -30,7 +29,7 @@ MODELS = ("linear", "mlp")
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a test-time training memory.
 

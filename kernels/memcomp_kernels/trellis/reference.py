@@ -15,7 +15,6 @@ and drops the loss's factor 2 between (8) and (9). docs/trellis.md lists all
 corrections.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -30,7 +29,7 @@ from memcomp_kernels.shapes import If
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a Trellis memory; changing a field changes the function.
 

@@ -15,7 +15,6 @@ Each pass is a gradient step on |S^T x - k|^2 / 2 with weight decay. This is a
 gated delta rule whose error is taken before the decay.
 """
 
-import dataclasses
 import math
 from typing import Annotated, NamedTuple
 
@@ -27,7 +26,7 @@ from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.two_pass_delta import gates
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@contract.options
 class Spec:
   """The options of a two-pass delta memory; each field changes the function.
 
