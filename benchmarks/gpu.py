@@ -18,7 +18,8 @@ steps of whole models: `gpu_steps.py`. Last, what is reached of the goals:
 `gpu_goals.py`. With --json rows are kept as they are made; what a file has is
 not measured again. Most of the time goes to compiling: without XLA's search for
 the fastest matrix products it is a fraction, and the XLA form may be slower,
-XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false".
+XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false". With
+--checks nothing is timed, so that cases may run side by side.
 
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
 times are then of no use. What a GPU would run is known, though: with --static
@@ -91,6 +92,7 @@ _FORMS = flags.DEFINE_list(
   ["mosaic_gpu", "library_gpu", "xla_chunked"],
   "Those that are timed, the fastest first; reference is one, too.",
 )
+_CHECKS = flags.DEFINE_bool("checks", False, "Check kernels, time nothing.")
 _STEPS = flags.DEFINE_bool("steps", False, "Training steps of whole models.")
 _JSON = flags.DEFINE_string("json", "", "Rows are kept here, and found again.")
 _STATIC = flags.DEFINE_bool("static", False, "Compile for an H100 only.")
@@ -380,6 +382,8 @@ def run_all(rows, device, names, shapes, every) -> bool:
         if said:
           skipped.add((name, form, dim))
           failed |= not said.startswith(NotImplementedError.__name__)
+  if _CHECKS.value:
+    return failed
   top = rows.make(lambda: ceilings(every is _SMALL), ceilings=device)
   timed = []  # rivals last: they try many variants before a first call
   for form, shape, name in itertools.product(
