@@ -15,7 +15,7 @@ import op_cases
 import pytest
 import rotation
 
-from memcomp_kernels import FRESH, derivative
+from memcomp_kernels import FRESH, derivative, lattice
 from memcomp_kernels.testing import errors, gradients, tolerances
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "use.md"
@@ -132,6 +132,33 @@ def test_gradient_of_a_gradient(name):
     packed.lower(inputs.value)
   assert str(raised.value) == derivative.SECOND
   assert "\n" not in derivative.SECOND
+
+
+@pytest.mark.parametrize("objective", ["decoding", "encoding"])
+def test_gradient_of_a_gradient_per_token(objective):
+  """Refused where the solver's gradient is made by hand, else right.
+
+  More tokens than a tile of the solver has: the memory before it has a part.
+  """
+  q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 11, 1, 4))
+  rate = jnp.full((1, 11, 1), 0.3)
+  options = {"gradient_at": "token", "objective": objective}
+
+  def second(form):
+    def loss(k):
+      run = functools.partial(lattice, implementation=form)
+      y, _ = run(q, k, v, g=-rate, write_rate=rate, **options)
+      return jnp.sum(y * y)
+
+    first = jax.grad(loss)
+    return jax.jit(jax.grad(lambda k: jnp.sum(jnp.sin(first(k)))))(k)
+
+  if objective == "decoding":
+    with pytest.raises(TypeError, match="gradient of a gradient"):
+      second(None)
+    return
+  bound = tolerances.GRADIENT["float32"]
+  errors.assert_close(second(None), second("reference"), bound, objective)
 
 
 def test_the_table_in_the_docs():
