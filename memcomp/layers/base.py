@@ -282,7 +282,8 @@ class Mixer(nnx.Module):
       What a call returns, and statistics `[batch, heads]`, or None where
       nothing is solved by sweeps.
     """
-    call_checks.check(self, x, "batch, time")
+    call_checks.check(self, x, "batch, time", state, options.get("segment_ids"))
+    call_checks.check_state(self, len(x), state)
     if not x.shape[1]:
       return x, state, None
     return self._sequence(x, state, Call(**options))
@@ -305,6 +306,7 @@ class Mixer(nnx.Module):
       y with the shape of x, and the new state.
     """
     call_checks.check(self, x, "batch", state)
+    call_checks.check_state(self, len(x), state)
 
     def token(self, x, state, first_value):
       x = x[:, None]

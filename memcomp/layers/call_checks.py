@@ -3,8 +3,18 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from memcomp_kernels import contract
+
+
+def check_state(layer: Any, rows: int, state: Any) -> None:
+  """Raises TypeError if there is no state."""
+  if state is None:
+    raise TypeError(
+      f"{type(layer).__name__}: state is missing; make the first by"
+      f" init_state({rows})"
+    )
 
 
 def check(
@@ -24,10 +34,21 @@ def check(
     segment_ids: of packed rows, or None.
 
   Raises:
-    TypeError: the state is no state of a layer.
-    ValueError: a shape is not that of x, or x has not the layer's width.
+    TypeError: x is no array, or the state no state of a layer.
+    ValueError: a shape is not that of x, or x has not the layer's width or no
+      floating dtype.
   """
   name = type(layer).__name__
+  for told, array in (("x", x), ("segment_ids", segment_ids)):
+    if array is not None and not hasattr(array, "ndim"):
+      raise TypeError(
+        f"{name}: {told} is of type {contract.kind(array)}, expected an array"
+      )
+  if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits < 16:
+    raise ValueError(
+      f"{name}: x has dtype {x.dtype}, expected a floating dtype; embed tokens"
+      " first"
+    )
   if x.ndim != len(axes.split(", ")) + 1 or x.shape[-1] != layer.d_model:
     raise ValueError(
       f"{name}: x has shape {x.shape}, expected [{axes},"

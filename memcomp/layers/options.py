@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from memcomp_kernels import contract
 from memcomp_kernels.math import solver
 
 Check = Callable[[Any], str | None]
@@ -77,6 +78,10 @@ def check_fields(config: Any) -> None:
   """
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
+    if field.type is int and not contract.is_a(value, int):
+      raise ValueError(
+        f"{field.name}={value!r} is {type(value).__name__}, not an integer"
+      )
     for check in field.metadata.get("checks", ()):
       try:
         reason = check(value)

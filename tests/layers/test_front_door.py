@@ -157,7 +157,17 @@ MISTAKES = [
   (
     ValueError,
     {"heads": "4"},
-    "Trellis: heads='4' is str, not a number",
+    "Trellis: heads='4' is str, not an integer",
+  ),
+  (
+    ValueError,
+    {"key_dim": 1.5},
+    "Trellis: key_dim=1.5 is float, not an integer",
+  ),
+  (
+    ValueError,
+    {"decay_init": "0.9"},
+    "Trellis: decay_init='0.9' is str, not a number",
   ),
   (
     ValueError,
@@ -207,6 +217,17 @@ def test_what_does_not_fit_the_input_is_one_line():
   said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
   with pytest.raises(ValueError, match=said):
     layer(x, segment_ids=jnp.zeros((2, 9), int))
+  for call, said in (
+    (lambda: layer(x.astype(int)), "x has dtype int32, expected a floating"),
+    (lambda: layer(x.tolist()), "x is of type list, expected an array"),
+    (lambda: layer(x, segment_ids=[[1]]), "segment_ids is of type list, exp"),
+  ):
+    with pytest.raises((TypeError, ValueError), match=f"Trellis: {said}"):
+      call()
+  said = r"Trellis: state is missing; make the first by init_state\(2\)"
+  for call in (layer.with_stats, lambda x, s: layer.step(x[:, 0], s)):
+    with pytest.raises(TypeError, match=said):
+      call(x, None)
   with pytest.raises(TypeError, match="rngs is of type int, expected flax"):
     layers.Trellis(32, rngs=0)
   with pytest.raises(TypeError, match="LatticeConfig, expected TrellisConfig"):
