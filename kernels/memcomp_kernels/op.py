@@ -143,6 +143,7 @@ class Op:
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs, without=("time",))
+    state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       return self.token_step(state, inputs, spec=spec)
 

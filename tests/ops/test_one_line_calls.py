@@ -228,6 +228,19 @@ def test_forward_mode_is_refused_however_it_is_asked_for():
     assert str(raised.value) == derivative.REFUSAL
 
 
+def test_a_state_that_was_saved_takes_a_step():
+  """Numpy's arrays have not all methods of JAX's."""
+  op = memcomp_kernels.softmax_attention
+  q = jnp.ones((1, 2, 1, 3))
+  _, state = op(q, q, q, window_size=4)
+  inputs = op.Inputs(q[:, 0], q[:, 0], q[:, 0])
+  found, expected = (
+    op.step(x, inputs, spec=op.Spec(window_size=4))
+    for x in (jax.device_get(state), state)
+  )
+  errors.assert_equal(found, expected, "step")
+
+
 @pytest.mark.parametrize("number", [5, -5])
 def test_a_segment_goes_on_after_a_call_without_ids(number):
   """Any number but 0, which is padding, names a segment."""
