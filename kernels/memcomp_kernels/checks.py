@@ -102,6 +102,15 @@ def position(op: Any, state: Any, max_position: int | None) -> None:
     )
 
 
+def fresh(op: Any, state: Any) -> None:
+  """Raises ValueError if a state is known not to be fresh."""
+  if greatest(state.segment_id != 0):
+    raise ValueError(
+      f"{op.name}: max_position=0 says that the state is fresh, but it has seen"
+      " tokens; give reset_state"
+    )
+
+
 def place(op: Any, state: Any, spec: Any) -> None:
   """Raises ValueError if a state is known to be of a longer chunk."""
   if not op.chunks or state.position is None:

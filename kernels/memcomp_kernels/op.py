@@ -255,6 +255,8 @@ class Op:
       self.check(spec, check.sizes, state)
     checks.position(self, state, max_position)
     checks.place(self, state, spec)
+    if segment_ids is not None and reset_state is None:
+      checks.fresh(self, state)
     with contract.default_promotion():
       if segment_ids is None:
         reset_state = None
@@ -264,11 +266,14 @@ class Op:
         check.arrays(reset_state, label="reset_state.", floats=32)
       if 0 in inputs.query.shape[:3]:
         return state, self._nothing(state, inputs, spec), None
+      dtype = inputs.query.dtype
+      if dtype == jnp.float16:  # whose range is too small for states
+        inputs = jax.tree.map(_as_float32, inputs)
       call = dispatch.Call(
         state, inputs, spec, segment_ids, reset_state, max_position, tiling
       )
       state, y, *stats = self.implementations.run(implementation, call)
-    return state, y, stats[0] if stats else None
+    return state, y.astype(dtype), stats[0] if stats else None
 
   def fresh_state(self, state: Any, spec: Any) -> Any:
     """Returns the state that `FRESH` stands for in a call with `state`.
@@ -375,6 +380,10 @@ class Op:
 
 def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _as_float32(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
 def _own_buffers(state: Any) -> Any:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from memcomp_kernels import contract
 from memcomp_kernels.math import solver
 
+_EXACT = {int: "an integer", bool: "True or False"}
+
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value in a few words, or None."""
 
@@ -78,9 +80,10 @@ def check_fields(config: Any) -> None:
   """
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
-    if field.type is int and not contract.is_a(value, int):
+    wanted = _EXACT.get(field.type)
+    if wanted and not contract.is_a(value, field.type):
       raise ValueError(
-        f"{field.name}={value!r} is {type(value).__name__}, not an integer"
+        f"{field.name}={value!r} is {type(value).__name__}, not {wanted}"
       )
     for check in field.metadata.get("checks", ()):
       try:

@@ -166,6 +166,11 @@ MISTAKES = [
   ),
   (
     ValueError,
+    {"separate_gates": "False"},
+    "Trellis: separate_gates='False' is str, not True or False",
+  ),
+  (
+    ValueError,
     {"decay_init": "0.9"},
     "Trellis: decay_init='0.9' is str, not a number",
   ),

@@ -228,6 +228,21 @@ def test_forward_mode_is_refused_however_it_is_asked_for():
     assert str(raised.value) == derivative.REFUSAL
 
 
+def test_float16_has_the_range_of_float32_inside():
+  """The state here is more than float16 holds; what is read of it is less."""
+  op, q = memcomp_kernels.gated_delta_rule, jnp.full((1, 2, 1, 3), 0.1)
+  q, gate = q.astype(jnp.float16), jnp.ones((1, 2, 1))
+  state = op.init_state(batch=1, heads=1, key_dim=3, value_dim=3)
+  state = state._replace(memory=jnp.full_like(state.memory, 2e5))
+  (y, after), (expected, known) = (
+    op(q, q, q, g=-gate, beta=gate, state=state, implementation=form)
+    for form in (None, "reference")
+  )
+  assert y.dtype == jnp.float16
+  errors.assert_close(y, expected, 2e-3, "y")
+  errors.assert_close(after, known, 1e-5, "state")
+
+
 def test_a_state_that_was_saved_takes_a_step():
   """Numpy's arrays have not all methods of JAX's."""
   op = memcomp_kernels.softmax_attention

@@ -297,6 +297,21 @@ ERRORS = {
     ValueError,
     "dtype=int32: states need at least float32",
   ),
+  "a state that is not fresh": (
+    lambda: gated_delta_rule(
+      q,
+      k,
+      v,
+      g,
+      beta,
+      state=STATE._replace(segment_id=jnp.ones(2, jnp.int32)),
+      segment_ids=ids,
+      max_position=0,
+    ),
+    ValueError,
+    "gated_delta_rule: max_position=0 says that the state is fresh, but it has"
+    " seen tokens; give reset_state",
+  ),
   "a state of longer chunks": (
     lambda: lattice(q, k, v, g=g, write_rate=beta, chunk_size=2, state=LATE),
     ValueError,
@@ -397,7 +412,11 @@ ERRORS = {
 
 
 # Calls that read what their arrays hold.
-OF_VALUES = ("a bound that does not hold", "a state of longer chunks")
+OF_VALUES = (
+  "a bound that does not hold",
+  "a state that is not fresh",
+  "a state of longer chunks",
+)
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -21,6 +21,10 @@ from memcomp_kernels.ovq import dictionary as dictionary_lib
 GROWTHS = ("plateau", "linear")
 
 
+_MOST_ROWS = 46_340
+"""Its square is an int32; see `Spec.rows`."""
+
+
 @contract.options
 class Spec:
   """The options of an OVQ memory; changing a field changes the function.
@@ -28,7 +32,7 @@ class Spec:
   Attributes:
     chunk_size: number of tokens that are attended to exactly before they join
       the dictionary together, >= 1.
-    max_rows: N, maximum number of rows of the dictionary, >= 1.
+    max_rows: N, maximum number of rows of the dictionary, in [1, 46340].
     growth: rows after t tokens, "plateau" floor(t N / (t + N)), or "linear"
       min(t, N).
     count_bias: whether the log of a row's count is added to its scores, so that
@@ -46,6 +50,8 @@ class Spec:
     for name in ("chunk_size", "max_rows"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if self.max_rows > _MOST_ROWS:
+      raise ValueError(f"max_rows={self.max_rows} must be at most {_MOST_ROWS}")
     if self.growth not in GROWTHS:
       raise ValueError(
         f"growth={self.growth!r} is not one of: {', '.join(GROWTHS)}"
