@@ -172,7 +172,8 @@ def test_imports_with_no_clone(programs, tmp_path):
   assert version == f"memcomp {VERSION}\n"
   found = json.loads(run(programs / "python", "-c", IMPORTS, cwd=tmp_path))
   assert all(f"{programs.parent}/" in file for file in found["files"])
-  assert not any(str(ROOT) in path for path in found["path"])
+  # An environment may lie in the clone, or beside it under a longer name.
+  assert not {str(ROOT), str(ROOT / "kernels")} & {*found["path"]}
   assert found["smoke"] == "smoke-lattice"
   assert found["version"] == [VERSION, VERSION]
   assert set(found["configs"]) == {
