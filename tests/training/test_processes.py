@@ -28,10 +28,11 @@ def losses(workdir):
 def assert_same_losses(ours, expected):
   """Sums are taken in another order: training lets that grow, slowly.
 
-  Another batch would change a loss by a tenth.
+  After a hundred steps to .3 % where it was most. Another batch would change a
+  loss by a tenth.
   """
   np.testing.assert_allclose(ours[:20], expected[:20], rtol=1e-6)
-  np.testing.assert_allclose(ours, expected, rtol=1e-3)
+  np.testing.assert_allclose(ours, expected, rtol=1e-2)
 
 
 @pytest.fixture(scope="module")

@@ -58,14 +58,14 @@ def subject(tiling=SOLVERS[0], **fields):
   return Subject(MEMORY, spec, "xla_chunked", tiling=tiling)
 
 
-def assert_exact(subjects, state, inputs, what=""):
+def assert_exact(several, state, inputs, what=""):
   """Values and gradients of each are the reference's."""
   with jax.enable_x64(True):
     state, inputs = gradients.cast((state, inputs), jnp.float64)
     expected = gradients.value_and_gradients(
-      subjects[0].reference, (state, inputs)
+      several[0].reference, (state, inputs)
     )
-    for one in subjects:
+    for one in several:
       found = gradients.value_and_gradients(one.chunk, (state, inputs))
       subjects.assert_agree(found, expected, f"{one.tiling} {what}")
 
