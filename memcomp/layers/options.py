@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from memcomp_kernels import contract
 from memcomp_kernels.math import solver
 
-_EXACT = {int: "an integer", bool: "True or False"}
+_EXACT: dict[Any, str] = {int: "an integer", bool: "True or False"}
 
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value in a few words, or None."""
