@@ -123,7 +123,7 @@ def place(op: Any, state: Any, spec: Any) -> None:
     )
 
 
-def room(op: Any, state: Any, spec: Any, time: int) -> None:
+def room(op: Any, state: Any, spec: Any, sizes: shapes.Sizes) -> None:
   """Raises ValueError if a state would lose tokens for want of room.
 
   A direct call makes states as long as its own tokens; see `Op.room`. A window
@@ -131,13 +131,11 @@ def room(op: Any, state: Any, spec: Any, time: int) -> None:
   """
   if not op.room or getattr(spec, "window_size", None) is not None:
     return
-  kinds(op, state=state)
-  check, read = shapes.Check(op.name, spec), greatest(state.position)
-  check.arrays(state, label="state.", floats=32)
+  time, read = sizes["time"], greatest(state.position)
   held = "" if read is None else f" and holds {read}"
   needed = time + (read or 0)
   for option in op.room:
-    size = check.sizes[option]
+    size = sizes[option]
     if needed > size:
       raise ValueError(
         f"{op.name}: the state has room for {size} tokens{held}; {time} more"

@@ -331,19 +331,15 @@ class Op:
         max_position = 0
         if reset_state is contract.FRESH:
           reset_state = None  # `state` is fresh
-        if segment_ids is None and self.room.keys() & options:
-          checks.room(self, state, spec, check.sizes["time"])
       elif options:
         raise TypeError(
           f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"
           " state is given"
         )
-      else:
-        checks.kinds(self, state=state)
-        known = shapes.Check(self.name, spec, check.sizes)
-        known.arrays(state, label="state.", floats=32)
-        if segment_ids is None:
-          checks.room(self, state, spec, check.sizes["time"])
+      checks.kinds(self, state=state)
+      check.arrays(state, label="state.", floats=32)
+      if segment_ids is None:
+        checks.room(self, state, spec, check.sizes)
       state, y = self.chunk(
         state,
         inputs,
