@@ -76,3 +76,27 @@ def check(
       f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
       f" init_state({x.shape[0]})"
     )
+  if not whole:
+    _check_beside_memory(layer, rows, state)
+
+
+def _check_beside_memory(layer: Any, rows: int, state: Any) -> None:
+  """Raises ValueError if a part of the state is not of this layer's size.
+
+  The op checks the memory, whose size may depend on the length of the text.
+  """
+  fresh = jax.eval_shape(lambda: layer.fresh_state(rows))
+  given, expected = (
+    {
+      jax.tree_util.keystr(path): leaf.shape
+      for path, leaf in jax.tree.leaves_with_path(x._replace(memory=None))
+    }
+    for x in (state, fresh)
+  )
+  for part in given | expected:
+    shape, own = given.get(part), expected.get(part)
+    if shape != own:
+      raise ValueError(
+        f"{type(layer).__name__}: state{part} has shape {shape}, expected"
+        f" {own}; make it by this layer's init_state({rows})"
+      )

@@ -24,20 +24,22 @@ X = jax.ShapeDtypeStruct((2, 8, 64), jnp.float32)
 
 @pytest.mark.parametrize("name", registry.MIXERS)
 @pytest.mark.parametrize(
-  "dtype", rotation.cases(["float32", "bfloat16"], ["float32"])
+  "dtype", rotation.cases(["float32", "bfloat16", "float64"], ["float32"])
 )
 def test_a_width_is_enough(name, dtype):
   mixer = registry.MIXERS[name]
   assert getattr(layers, mixer.__name__) is mixer
   assert getattr(layers, mixer.Config.__name__) is mixer.Config
-  x = jax.ShapeDtypeStruct(X.shape, dtype)
+  with jax.enable_x64(dtype == "float64"):
+    x = jax.ShapeDtypeStruct(X.shape, dtype)
 
   def whole(x):
     layer = mixer(64, rngs=nnx.Rngs(0))
     y, state = CALL(layer, x, state=layer.init_state(2))
     return CALL(layer, x), y, STEP(layer, x[:, 0], state)
 
-  alone, y, (y_t, _) = jax.eval_shape(whole, x)
+  with jax.enable_x64(dtype == "float64"):
+    alone, y, (y_t, _) = jax.eval_shape(whole, x)
   assert alone.shape == y.shape == x.shape and y_t.shape == (2, 64)
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
 
@@ -219,6 +221,11 @@ def test_what_does_not_fit_the_input_is_one_line():
   other = layers.Lattice(32, num_slots=8, rngs=nnx.Rngs(0)).init_state(2)
   with pytest.raises(TypeError, match=r"lattice\.\w+\.State; make it"):
     layer(x, other)
+  longer = layers.Trellis(32, convolution_width=8, rngs=nnx.Rngs(0))
+  said = r"Trellis: state.query_taps has shape \(2, 7, 32\), expected"
+  for call in (layer, lambda x, s: layer.step(x[:, 0], s)):
+    with pytest.raises(ValueError, match=said):
+      call(x, longer.init_state(2))
   said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
   with pytest.raises(ValueError, match=said):
     layer(x, segment_ids=jnp.zeros((2, 9), int))

@@ -11,7 +11,7 @@ import rotation
 
 import memcomp_kernels
 from memcomp_kernels import FRESH, derivative, linear_attention
-from memcomp_kernels.testing import errors, gradients, tolerances
+from memcomp_kernels.testing import errors, gradients, memories, tolerances
 
 CASES = pytest.mark.parametrize("name", op_cases.CASES)
 
@@ -241,6 +241,43 @@ def test_float16_has_the_range_of_float32_inside():
   assert y.dtype == jnp.float16
   errors.assert_close(y, expected, 2e-3, "y")
   errors.assert_close(after, known, 1e-5, "state")
+
+
+@pytest.mark.parametrize(
+  "name", rotation.cases(memories.MEMORIES, ["trellis", "delta_rule"])
+)
+@pytest.mark.parametrize("wide", ["inputs", "state"])
+def test_one_part_in_float64_makes_the_call_float64(name, wide):
+  """The state keeps its dtype, as a scan over calls needs."""
+  memory = memories.MEMORIES[name]
+  spec = memory.specs[memory.typical[0]]
+  sizes = {"batch": 1, "heads": 2, "key_dim": 4, "value_dim": 4}
+  with jax.enable_x64(True):
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, spec, time=5, **sizes)
+    state = memory.make_state(key, spec, **sizes)
+    call = {"inputs": inputs, "state": state}
+    narrow = "state" if wide == "inputs" else "inputs"
+    # Both have numbers that float32 holds.
+    call = jax.tree.map(_rounded, call)
+    op = memory.op
+    _, expected = op.chunk(**call, spec=spec, implementation="xla_chunked")
+    call[narrow] = jax.tree.map(_as_float32, call[narrow])
+    after, y = op.chunk(**call, spec=spec, implementation="xla_chunked")
+    errors.assert_equal(
+      y.astype(jnp.float32), expected.astype(jnp.float32), "y"
+    )
+    assert y.dtype == call["inputs"].query.dtype
+    dtypes = [x.dtype for x in jax.tree.leaves(call["state"])]
+    assert [x.dtype for x in jax.tree.leaves(after)] == dtypes
+
+
+def _as_float32(x):
+  return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
+
+
+def _rounded(x):
+  return _as_float32(x).astype(x.dtype)
 
 
 def test_a_state_that_was_saved_takes_a_step():
