@@ -143,6 +143,9 @@ class Op:
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs, without=("time",))
+    if self.check is not None:
+      self.check(spec, check.sizes, state)
+    checks.place(self, state, spec)
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       wide_state, wide_inputs = _one_width((state, inputs))

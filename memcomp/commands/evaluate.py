@@ -147,28 +147,33 @@ def program() -> None:
 
 def run_task(task: str) -> None:
   """Runs `task` with the other flags."""
-  if task == "compare":
-    from memcomp.training import compare
-
-    compare.run(_CHECKPOINT.value, _OUT.value)
-    return
   from memcomp.evaluation import run
 
   given = {k: f.value for k, f in _SETTINGS.items() if f.value is not None}
+  options = {k: f.value for k, f in _OPTIONS.items() if f.value is not None}
+  common = {
+    "step": _STEP.value,
+    "source": _SOURCE.value,
+    "out": _OUT.value,
+    "seed": _SEED.value,
+    "prompt_file": _PROMPT_FILE.value,
+    "rotary_scale": _ROTARY_SCALE.value,
+    "contexts": _CONTEXTS.value,
+  }
+  if task == "compare":
+    from memcomp.training import compare
+
+    run.check_flags(task, common | {"stop": _STOP.value} | given | options)
+    compare.run(_CHECKPOINT.value, _OUT.value)
+    return
   run.run(
     _CHECKPOINT.value,
     task,
-    step=_STEP.value,
-    source=_SOURCE.value,
-    out=_OUT.value,
-    seed=_SEED.value,
-    prompt_file=_PROMPT_FILE.value,
-    rotary_scale=_ROTARY_SCALE.value,
+    **common,
     stop_strings=_STOP.value,
     tensor=_TENSOR.value,
-    contexts=_CONTEXTS.value,
     overrides=given,
-    options={k: f.value for k, f in _OPTIONS.items() if f.value is not None},
+    options=options,
   )
 
 

@@ -14,7 +14,6 @@ from memcomp import errors, paths
 from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
-from memcomp.layers import projection
 from memcomp.models import abstract, decoder, overview
 from memcomp.runs import load as load_lib
 from memcomp.runs import workdir as workdir_lib
@@ -127,7 +126,8 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
       the run's.
 
   Raises:
-    UserError: out of range, or the model has no rotary channels to stretch.
+    UserError: out of range, or the model has no rotary channels to stretch, or
+      some that cannot be.
   """
   if not 1 <= rotary_scale < math.inf:
     raise errors.UserError(
@@ -136,18 +136,24 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
     )
   config = copy.deepcopy(checkpoint.config)
   # A single pair of channels has one frequency, which NTK does not change.
-  used = [config.model.mixers[name] for name in set(config.model.layer_names())]
+  used: list[Any] = [
+    config.model.mixers[name] for name in set(config.model.layer_names())
+  ]
   rotated = [
     mixer
     for mixer in used
-    if isinstance(mixer, projection.ProjectionConfig)
-    and (mixer.at_width(config.model.d_model).rotary_dim or 0) > 2
+    if (getattr(mixer.at_width(config.model.d_model), "rotary_dim", 0) or 0) > 2
   ]
-  if not rotated:
+  fixed = any(not hasattr(mixer, "rotary_scale") for mixer in rotated)
+  if fixed or not rotated:
     names = overview.mixer_names(config.model)
+    have = (
+      "rotary channels that cannot be stretched"
+      if fixed
+      else ("no rotary channels to stretch")
+    )
     raise errors.UserError(
-      f"--rotary_scale={rotary_scale:g}: {names} has no rotary channels to"
-      " stretch; leave the flag out"
+      f"--rotary_scale={rotary_scale:g}: {names} has {have}; leave the flag out"
     )
   for mixer in rotated:
     mixer.rotary_scale = rotary_scale

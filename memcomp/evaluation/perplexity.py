@@ -121,17 +121,19 @@ def streamed(
   """Scores `rows` spans of `lengths * window` tokens; reports by position.
 
   Spans start at even distances in the text. If the text is shorter than a span,
-  they are cut to its length.
+  they are cut to its length. Spans do not overlap, so a short text has fewer of
+  them: errors are over rows, and equal rows would make them small.
 
   Returns:
-    `window`, `lengths`, `rows`, `positions`, `starts` (tokens), the figures of
-    `Sums.summary` over all positions, and `buckets`: the same from position
-    `first` to `last`, with `std_over_rows` of the bits per byte;
+    `window`, `lengths`, `rows` (spans scored), `positions`, `starts` (tokens),
+    the figures of `Sums.summary` over all positions, and `buckets`: the same
+    from position `first` to `last`, with `std_over_rows` of the bits per byte;
     `fresh_bits_per_byte` of the same tokens with a fresh state every window;
     and `gain_error`, the standard error over rows of what the carried state
     saves, in bits per byte. The first and the last are None for one row.
   """
   positions = min(lengths * window, text.num_tokens - 1)
+  rows = min(rows, (text.num_tokens - 1) // positions)
   starts = span_starts(text.num_tokens, positions + 1, rows)
   spans = [text.read_sized(tokenizer, s, s + positions + 1) for s in starts]
   tokens = np.stack([span for span, _ in spans])

@@ -113,9 +113,9 @@ def sampling(settings: config_lib.EvaluationConfig, seed: int) -> str:
 
 def positions(streamed: dict[str, Any]) -> str:
   """Returns the table of bits per byte by position."""
-  window = streamed["window"]
+  window, spans = streamed["window"], streamed["rows"]
   lines = [
-    f"bits per byte by position: {streamed['rows']} spans of "
+    f"bits per byte by position: {spans} span{'s' * (spans != 1)} of "
     f"{streamed['positions']:,} tokens; trained at {window:,}"
   ]
   rows = [("position", "state carried", f"fresh every {window:,}", "gain")]
@@ -132,7 +132,7 @@ def positions(streamed: dict[str, Any]) -> str:
     place = f"{bucket['first']:,}-{bucket['last']:,}"
     rows.append((place, number(carried), number(fresh), gain))
   lines += _aligned(rows)
-  if streamed["rows"] > 1:
+  if spans > 1:
     lines.append("  (+- is the standard error over the spans)")
   return "\n".join(lines)
 

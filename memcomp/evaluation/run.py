@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,18 @@ OF_RUNS = ("compare",)
 """Further tasks of `eval.py`, from `memcomp.training`, on several runs."""
 
 _MAKE_TEXT = ("sample", "chat")
+
+_DRAWS = (
+  *("prompt", "prompt_file", "sample_tokens", "stop", "seed", "temperature"),
+  *("top_k", "top_p", "min_p", "repetition_penalty"),
+)
+_FLAGS = {
+  "perplexity": ("source", "lengths", "rows", "out"),
+  "sample": _DRAWS,
+  "chat": _DRAWS,
+  "throughput": ("contexts", "rows", "seed", "out"),
+}
+"""Flags of the tasks that are not in modules of their own."""
 
 
 def run(
@@ -93,13 +105,27 @@ def run(
     )
   if seed is not None:
     limits.check_seed("--seed", seed)
+  if task == "capacity" and checkpoint:
+    raise errors.UserError(
+      "--task=capacity asks a memory alone; leave out --checkpoint"
+    )
+  check_flags(
+    task,
+    {
+      "step": step,
+      "rotary_scale": rotary_scale,
+      "seed": seed,
+      "source": source,
+      "out": out,
+      "prompt_file": prompt_file,
+      "stop": stop_strings,
+      "contexts": contexts,
+      **(overrides or {}),
+      **(options or {}),
+    },
+  )
   if task == "capacity":
-    if checkpoint:
-      raise errors.UserError(
-        "--task=capacity asks a memory alone; leave out --checkpoint"
-      )
     given = {**(overrides or {}), **(options or {})}
-    _check_options(given, task, capacity.run)
     out = out or "runs/capacity"
     report.announce(capacity.run(pathlib.Path(out), seed=seed or 0, **given))
     return
@@ -116,7 +142,6 @@ def run(
   given = dict(options or {})
   if task in _MODULES:
     given |= overrides | ({"contexts": contexts} if contexts else {})
-  _check_options(given, task, _MODULES.get(task))
   opened = load.open_checkpoint(checkpoint, step, _mesh(tensor, task))
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
@@ -131,6 +156,10 @@ def run(
     tasks.talk(opened, settings, draws, stop_strings, opening)
     return
   place = pathlib.Path(out or opened.workdir / "eval")
+  # Results of the run itself must not be overwritten by those of another step.
+  suffix = "" if step is None else f"-step{opened.step}"
+  if rotary_scale is not None:
+    suffix += f"-rotary{rotary_scale:g}"
   if task in _MODULES:
     folder = report.make_folder(place)
     if seed is not None:
@@ -139,8 +168,8 @@ def run(
     return
   if task == "throughput":
     numbers = tasks.contexts(contexts)
-    folder = report.make_folder(place)
-    _throughput(opened, numbers, overrides.get("rows", 1), draws, folder)
+    stem = report.make_folder(place) / f"throughput{suffix}"
+    _throughput(opened, numbers, overrides.get("rows", 1), draws, stem)
     return
   store = tasks.open_text(opened, source)
   for name in ("lengths", "rows"):
@@ -152,9 +181,9 @@ def run(
   folder = report.make_folder(place)
   # Results on other texts must not overwrite the run's own.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
+  stem += suffix
   result = report.describe(opened)
   if rotary_scale is not None:
-    stem += f"-rotary{rotary_scale:g}"
     result["rotary_scale"] = rotary_scale
   found = tasks.measure(opened, store, settings)
   print(report.model_label(opened, step=True))
@@ -170,18 +199,25 @@ def run(
   report.announce(written)
 
 
-def _check_options(
-  given: dict[str, Any], task: str, measure: Callable[..., Any] | None
-) -> None:
-  """Raises UserError for a flag that the task does not support."""
-  known = []
+def check_flags(task: str, given: Mapping[str, Any]) -> None:
+  """Raises UserError for a flag that the task does not read.
+
+  Args:
+    task: name of the task.
+    given: values by flag; None and what is empty was not given.
+  """
+  known = set(_FLAGS.get(task, ("out",)))
+  measure = capacity.run if task == "capacity" else _MODULES.get(task)
   if measure:
     parameters = inspect.signature(measure).parameters.values()
-    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
-  for name in given:
-    if name not in known:
+    known |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
+  if task not in ("capacity", *OF_RUNS):
+    known |= {"step", "rotary_scale"}
+  for name, value in given.items():
+    if name not in known and value not in (None, "", (), []):
+      flag = "tokens" if name == "sample_tokens" else name
       raise errors.UserError(
-        f"--{name} means nothing to --task={task}; leave it out"
+        f"--{flag} means nothing to --task={task}; leave it out"
       )
 
 
@@ -190,20 +226,19 @@ def _throughput(
   contexts: Sequence[int],
   batch: int,
   seed: int,
-  folder: pathlib.Path,
+  stem: pathlib.Path,
 ) -> None:
   """Times inference; prints a table, and writes it as JSON and PNG."""
   rows = tasks.time_inference(opened, contexts, batch, seed)
   label = report.model_label(opened, step=True)
   device = f"{jax.devices()[0].device_kind}, {batch} side by side"
   print(f"{label}\n{device}\n{report.throughput(rows)}")
-  path = folder / "throughput.json"
+  path = stem.with_name(f"{stem.name}.json")
   found = {"device": device, "batch": batch, "throughput": rows}
   report.write_json(path, {**report.describe(opened), **found})
   title = f"{opened.config.name}: {device}"
-  report.announce(
-    [path, plot.by_context(rows, title, folder / "throughput.png")]
-  )
+  picture = stem.with_name(f"{stem.name}.png")
+  report.announce([path, plot.by_context(rows, title, picture)])
 
 
 def _mesh(tensor: int, task: str) -> Mesh | None:

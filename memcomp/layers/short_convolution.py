@@ -141,7 +141,16 @@ class ShortConvolution(nnx.Module):
     segment_id: jax.Array | None = None,
     rules: sharding.Rules = sharding.NONE,
   ) -> tuple[jax.Array, jax.Array]:
-    """See `short_convolution`; `rules` shard batch and time."""
+    """See `short_convolution`; `rules` shard batch and time.
+
+    Raises:
+      ValueError: the taps are of another width.
+    """
+    if taps.shape[1:] != (self.width - 1, self.channels):
+      raise ValueError(
+        f"state: its convolution has [taps, channels]={taps.shape[1:]},"
+        f" expected {(self.width - 1, self.channels)}; make it by init_state"
+      )
     bias = None if self.bias is None else self.bias[...]
 
     def local(x, taps, parameters, segment_ids, segment_id):

@@ -268,9 +268,26 @@ def test_lengths_that_hold_nothing_are_left_out(
   assert found == {(k, n) for k, values in lengths.items() for n in values}
 
 
-def test_flags_of_one_task_are_refused_by_others(call, trained):
-  code, _, err = call(
-    f"--checkpoint={trained}", "--task=sample", "--needles=single_1"
-  )
+@pytest.mark.parametrize(
+  ("task", "flag"),
+  [
+    ("sample", "--needles=single_1"),
+    ("sample", "--source=notes"),
+    ("sample", "--out=there"),
+    ("chat", "--lengths=3"),
+    ("perplexity", "--tokens=3"),
+    ("perplexity", "--contexts=9"),
+    ("perplexity", "--stop=x"),
+    ("throughput", "--prompt_file=absent"),
+    ("niah", "--source=notes"),
+    ("compare", "--step=2"),
+    ("compare", "--rows=2"),
+    ("capacity", "--step=2"),
+  ],
+)
+def test_flags_of_one_task_are_refused_by_others(task, flag, call, trained):
+  checkpoint = () if task == "capacity" else (f"--checkpoint={trained}",)
+  code, _, err = call(*checkpoint, f"--task={task}", flag)
   assert code == 2
-  assert "--needles means nothing to --task=sample; leave it out" in err
+  name = flag.partition("=")[0]
+  assert err == f"error: {name} means nothing to --task={task}; leave it out\n"

@@ -162,10 +162,21 @@ def test_short_text_is_used_as_far_as_it_goes(score):
     score, stream, BYTES, window=32, lengths=16, rows=2
   )
   assert found["positions"] == 19
-  assert found["starts"] == [0, 0]
+  assert (found["starts"], found["rows"]) == ([0], 1)
   whole = perplexity.whole_text(score, stream, BYTES, 32)
   assert whole["tokens"] == 19
   assert whole["bits_per_byte"] == pytest.approx(found["bits_per_byte"])
+
+
+def test_errors_are_over_spans_that_do_not_overlap(score, store):
+  """899 tokens are predicted: three spans of 256, however many are asked for."""
+  found = perplexity.streamed(
+    score, text.Stream(store), BYTES, window=32, lengths=8, rows=16
+  )
+  assert (found["starts"], found["rows"]) == ([0, 322, 643], 3)
+  assert report.positions(found).startswith(
+    "bits per byte by position: 3 spans of 256 tokens; trained at 32\n"
+  )
 
 
 def test_bucket_ranges():

@@ -15,7 +15,7 @@ from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import byte_models, load, perplexity, run, tasks, text
 from memcomp.inference import generate, sample
-from memcomp.layers import softmax_attention
+from memcomp.layers import slot_attention, softmax_attention
 from memcomp.models import abstract
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -74,6 +74,13 @@ def test_other_text_and_settings(call, run_folder, tmp_path):
   code, _, _ = call(*arguments, f"--out={tmp_path / 'a/b'}")
   assert code == 0
   assert cases.is_figure(tmp_path / "a/b/perplexity.png")
+  assert not (run_folder / "eval/perplexity.json").exists()
+
+  # Nor does a step that was asked for replace the result of the newest.
+  code, _, _ = call(*arguments, "--step=3", "--lengths=1", "--rows=1")
+  assert code == 0
+  assert (run_folder / "eval/perplexity-step3.json").exists()
+  assert cases.is_figure(run_folder / "eval/perplexity-step3.png")
   assert not (run_folder / "eval/perplexity.json").exists()
 
 
@@ -136,6 +143,19 @@ def test_rotary_scales_that_are_mistakes(scale, said, call, trained):
 
 
 @pytest.mark.slow
+def test_rotary_channels_that_cannot_be_stretched(trained):
+  """Not even where another mixer of the model can."""
+  opened = load.open_checkpoint(trained)
+  model = opened.config.model
+  attention = softmax_attention.SoftmaxAttentionConfig(rotary_dim=8)
+  slots = slot_attention.BoundedMemoryConfig(rotary_dim=8)
+  model.mixers = {"a": attention, "b": slots}
+  model.num_layers = 2
+  for model.pattern in ("b", "a+b"):
+    with pytest.raises(errors.UserError, match="that cannot be stretched"):
+      load.stretch(opened, 4)
+
+
 def test_throughput(call, run_folder):
   code, out, _ = call(
     f"--checkpoint={run_folder}",

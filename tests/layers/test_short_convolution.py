@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rotation
+from flax import nnx
 
-from memcomp.layers.short_convolution import short_convolution
+from memcomp.layers.short_convolution import (
+  ShortConvolution,
+  short_convolution,
+)
 
 
 def operands(time, channels=3, width=4, batch=1, seed=0):
@@ -134,3 +138,14 @@ def test_a_segment_goes_on_in_the_next_call():
       segment_id=jnp.array([5]),
     )
     assert np.allclose(y, whole[:, 2:], rtol=1e-6) == same
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_taps_of_another_width_are_refused(width):
+  """Wider ones would be read as if they were these."""
+  ours, other = (ShortConvolution(3, n, rngs=nnx.Rngs(0)) for n in (4, width))
+  said = (
+    rf"state: its convolution has \[taps, channels\]=\({width - 1}, 3\), exp"
+  )
+  with pytest.raises(ValueError, match=said):
+    ours(jnp.zeros((1, 5, 3)), other.init_state(1))

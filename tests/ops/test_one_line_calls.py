@@ -293,6 +293,34 @@ def test_a_state_that_was_saved_takes_a_step():
   errors.assert_equal(found, expected, "step")
 
 
+def test_a_step_refuses_a_state_of_another_spec():
+  """As a call of many tokens does."""
+  attention, trellis = (
+    memcomp_kernels.softmax_attention,
+    memcomp_kernels.trellis,
+  )
+  q = jnp.ones((1, 2, 1, 3))
+  _, state = attention(q, q, q, window_size=2)
+  inputs = attention.Inputs(q[:, 0], q[:, 0], q[:, 0])
+  with pytest.raises(
+    ValueError, match=r"state holds 2 tokens, spec.window_siz"
+  ):
+    attention.step(state, inputs, spec=attention.Spec(window_size=8))
+  subject = memories.MEMORIES["trellis"]
+  sizes = {"batch": 1, "heads": 1, "key_dim": 3, "value_dim": 3}
+  spec = trellis.Spec(chunk_size=4)
+  key = jax.random.key(0)
+  state = subject.make_state(key, spec, **sizes)
+  state = state._replace(position=jnp.array([3], jnp.int32))
+  inputs = subject.make_inputs(key, spec, time=1, **sizes)
+  with pytest.raises(ValueError, match="3 tokens into its chunk"):
+    trellis.step(
+      state,
+      jax.tree.map(lambda x: x[:, 0], inputs),
+      spec=trellis.Spec(chunk_size=2),
+    )
+
+
 @pytest.mark.parametrize("number", [5, -5])
 def test_a_segment_goes_on_after_a_call_without_ids(number):
   """Any number but 0, which is padding, names a segment."""
