@@ -74,6 +74,24 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
   return jnp.result_type(jnp.float32, *arrays)
 
 
+def one_width(call: Any) -> Any:
+  """Widens the arrays of a call to the dtype of its sums.
+
+  float16 becomes float32, as its range is too small for states. Both become
+  float64 where something else is. bfloat16 stays: products are computed in it.
+  """
+  wide = accumulation_dtype(*jax.tree.leaves(call))
+  return jax.tree.map(
+    lambda x: x.astype(wide) if x.dtype in (jnp.float16, jnp.float32) else x,
+    call,
+  )
+
+
+def like(state: Any, given: Any) -> Any:
+  """Returns a new state with the dtypes of the one that was given."""
+  return jax.tree.map(lambda x, own: x.astype(own.dtype), state, given)
+
+
 def check_state_dtype(dtype: Any) -> None:
   """Raises ValueError if states would be narrower than float32."""
   try:

@@ -148,9 +148,9 @@ class Op:
     checks.place(self, state, spec)
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
-      wide_state, wide_inputs = _one_width((state, inputs))
+      wide_state, wide_inputs = contract.one_width((state, inputs))
       new_state, y = self.token_step(wide_state, wide_inputs, spec=spec)
-      return _like(new_state, state), y.astype(inputs.query.dtype)
+      return contract.like(new_state, state), y.astype(inputs.query.dtype)
 
   def reference(
     self,
@@ -272,14 +272,15 @@ class Op:
       if 0 in inputs.query.shape[:3]:
         return state, self._nothing(state, inputs, spec), None
       dtype, given = inputs.query.dtype, state
-      if dtype == jnp.float16:  # whose range is too small for states
-        inputs = jax.tree.map(_as_float32, inputs)
-      state, inputs, reset_state = _one_width((state, inputs, reset_state))
+      state, inputs, reset_state = contract.one_width(
+        (state, inputs, reset_state)
+      )
       call = dispatch.Call(
         state, inputs, spec, segment_ids, reset_state, max_position, tiling
       )
       state, y, *stats = self.implementations.run(implementation, call)
-    return _like(state, given), y.astype(dtype), stats[0] if stats else None
+      state = contract.like(state, given)
+    return state, y.astype(dtype), stats[0] if stats else None
 
   def fresh_state(self, state: Any, spec: Any) -> Any:
     """Returns the state that `FRESH` stands for in a call with `state`.
@@ -382,23 +383,6 @@ class Op:
 
 def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _as_float32(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
-
-
-def _one_width(call: Any) -> Any:
-  """Widens what is float32 in a call where something else is float64."""
-  wide = contract.accumulation_dtype(*jax.tree.leaves(call))
-  return jax.tree.map(
-    lambda x: x.astype(wide) if x.dtype == jnp.float32 else x, call
-  )
-
-
-def _like(state: Any, given: Any) -> Any:
-  """Returns a new state with the dtypes of the one that was given."""
-  return jax.tree.map(lambda x, own: x.astype(own.dtype), state, given)
 
 
 def _own_buffers(state: Any) -> Any:
