@@ -142,7 +142,6 @@ class Checkpoints:
     Raises:
       UserError: every checkpoint is damaged; also errors of `check`.
     """
-    damaged = []
     for step in reversed(self.steps()):
       path = self._root / str(step)
       reason = None
@@ -158,14 +157,14 @@ class Checkpoints:
           if whole or not processes.is_alone():
             raise  # the files are unchanged, so the reader is at fault
           reason = " ".join(str(error).split())[:200]
-      damaged.append(step)
       print(
         f"checkpoint {path} is damaged ({reason}); moved to {self._aside}, "
         "trying the one before",
         flush=True,
       )
       self._set_aside(step)
-    if damaged:
+    # Also what an earlier start set aside: a restart must not begin anew.
+    if processes.of_first(any(self._aside.glob("*"))):
       raise errors.UserError(
         f"every checkpoint of {self._root} is damaged (see {self._aside}); "
         "restore one from a copy, or start anew with another --workdir"
