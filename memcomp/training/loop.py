@@ -11,7 +11,9 @@ import numpy as np
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data import sources
+from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.data.synthetic import task as task_lib
 from memcomp.training import (
   checkpoint,
   metrics,
@@ -159,14 +161,36 @@ def token_bytes(
   """Returns the bytes of each token; None if each is one byte.
 
   If tokens do not spell the text of `store`, a token has its mean share of the
-  text's bytes over all documents, float32.
+  text's bytes over all documents, float32. Parts of a mixture count by their
+  weights; a part that spells its text, or does not know it, by its spelling.
   """
   sizes = tokenizer.bytes_of(np.arange(tokenizer.vocab_size))
-  of_text = getattr(store, "sizes", None)
-  if of_text is not None:
-    mean = of_text.text.sum() / of_text.weight.sum()
-    return (tokenizer_lib.weights(sizes) * mean).astype(np.float32)
-  return None if (sizes == 1).all() else sizes
+  if isinstance(store, task_lib.Source) or store.sizes is None:
+    return None if (sizes == 1).all() else sizes
+  text, weight = _per_token(sizes, store)
+  return (tokenizer_lib.weights(sizes) * (text / weight)).astype(np.float32)
+
+
+def _per_token(sizes: np.ndarray, store: store_lib.TokenStore) -> np.ndarray:
+  """Returns the mean bytes of text and the mean weight of a token."""
+  if isinstance(store, store_lib.Concatenation):
+    shares = [part.num_tokens for part in store.stores]
+    if isinstance(store, store_lib.Mixture):
+      shares = store.weights
+    parts = [_per_token(sizes, part) for part in store.stores]
+    return np.average(parts, axis=0, weights=shares)
+  if store.sizes is not None:
+    return np.array([x.sum() for x in store.sizes]) / store.num_tokens
+  # Of some documents, because a corpus may be larger than memory.
+  found, tokens = np.zeros(2), 0
+  for document in range(0, len(store.lengths), 1 + len(store.lengths) // 64):
+    stop = min(4096, int(store.lengths[document]))
+    of_ids = sizes[store.read(document, 0, stop)]
+    if store.scored is not None:
+      of_ids = of_ids[store.scored.mask(document, 0, stop)]
+    found += of_ids.sum(), tokenizer_lib.weights(of_ids).sum()
+    tokens += stop
+  return found / tokens
 
 
 def _diverged(

@@ -110,6 +110,25 @@ def test_a_store_whose_tokens_spell_the_text_has_no_sizes(
   assert loop.token_bytes(tokenizer_lib.ByteTokenizer(), store) is None
 
 
+def test_a_part_with_sizes_does_not_stretch_the_others(tmp_path):
+  """Bytes are counted by a part's rows, whether it has sizes or not."""
+  tokenizer, (odd_store, _) = odd("special", tmp_path, ["<|endoftext|>" * 50])
+  (tmp_path / "plain.txt").write_text("plain " * 20)
+  plain = sources.open_source(str(tmp_path / "plain.txt"), tokenizer)
+  np.arange(120, dtype="<u2").tofile(tmp_path / "flat.bin")
+  flat = sources.open_source(str(tmp_path / "flat.bin"), tokenizer)
+  assert plain.sizes is None and flat.sizes is None
+  for part in (plain, flat):
+    mixed = store_lib.Mixture([part, odd_store], [0.99, 0.01])
+    per_token = loop.token_bytes(tokenizer, mixed)
+    # A token of the odd part stands for 13 bytes.
+    np.testing.assert_allclose(per_token, 0.99 + 0.01 * 13, rtol=1e-6)
+    joined = store_lib.Concatenation([part, odd_store])
+    per_token = loop.token_bytes(tokenizer, joined)
+    expected = (120 + 50 * 13) / (120 + 50)
+    np.testing.assert_allclose(per_token, expected, rtol=1e-6)
+
+
 def test_bits_per_byte_of_a_text_with_unknown_words(tmp_path):
   documents = ["hello unseen world", "hello, you in the world"]
   tokenizer, (store, _) = odd("words", tmp_path, documents)
