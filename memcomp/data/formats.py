@@ -19,7 +19,8 @@ class Document(NamedTuple):
 
   Attributes:
     ids: `[tokens]` of the tokenizer's dtype.
-    size: byte counts, see `tokenizer.measure`.
+    size: byte counts, see `tokenizer.measure`; of a conversation, those of its
+      answers.
     spans: first token and end of each answer; empty for text.
   """
 
@@ -118,7 +119,13 @@ class Messages:
       raise errors.UserError(f"{where}: {error}") from error
     encoded = [self.tokenizer.encode(part.text) for part in parts]
     ends = np.cumsum([len(ids) for ids in encoded]).tolist()
-    sizes = [tokenizer_lib.measure(self.tokenizer, ids) for ids in encoded]
+    # Of the answers alone: marks that are special tokens spell nothing, and the
+    # length of a question must not change the bytes of its answer.
+    sizes = [
+      tokenizer_lib.measure(self.tokenizer, ids)
+      for part, ids in zip(parts, encoded, strict=True)
+      if part.is_answer
+    ]
     return Document(
       np.concatenate(encoded),
       tuple(np.sum(sizes, axis=0).tolist()),

@@ -7,8 +7,8 @@ or two records. Beside the shards:
 - manifest.json: counts, and size and SHA-256 of every other file;
 - documents.npz: for each document `lengths`, `file_number` (index into the
 manifest's files) and `line`. If tokens do not spell the text, also `sizes`
-(`tokenizer.measure` of each). Of conversations, also the answers: `counts` and
-`spans` (see `store.Scored`).
+(`tokenizer.measure` of each, or of its answers). Of conversations, also the
+answers: `counts` and `spans` (see `store.Scored`).
 """
 
 import functools

@@ -13,6 +13,8 @@ Keep = Callable[[str], bool]
 class Sizes(NamedTuple):
   """Bytes of documents whose tokens do not spell their text.
 
+  Of conversations only the answers count, except in shards of early versions.
+
   Attributes:
     text: int64 `[documents]`, bytes of the text.
     weight: int64 `[documents]`, total weight of the document's tokens, which

@@ -64,7 +64,7 @@ class Stream:
 
     If a document's tokens do not spell its text, they share its bytes in
     proportion to what they spell. The bytes always sum to the length of the
-    text.
+    text; of a conversation, those of its answers do.
     """
     parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0)]
     for document, begin, end in store_lib.pieces(self._offsets, start, stop):
@@ -113,11 +113,16 @@ def as_bytes(
 def num_bytes(
   store: store_lib.TokenStore, tokenizer: tokenizer_lib.Tokenizer
 ) -> int:
-  """Returns the bytes of the text of a store."""
+  """Returns the bytes of a store's text; of conversations, the answers'."""
   if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
+    if store.scored is not None:
+      return int(np.diff(store.scored.spans).sum())
     return store.num_tokens
   total = 0.0
   for document, length in enumerate(store.lengths):
     tokens = store.read(document, 0, int(length))
-    total += _sizes(store, tokenizer, document, tokens).sum()
+    sizes = _sizes(store, tokenizer, document, tokens)
+    if store.scored is not None:
+      sizes = sizes[store.scored.mask(document, 0, int(length))]
+    total += sizes.sum()
   return round(total)

@@ -1,8 +1,10 @@
+import json
+
 import numpy as np
 import odd_tokenizers
 import pytest
 
-from memcomp.data import prepare, sources
+from memcomp.data import formats, prepare, sources
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import perplexity, text
@@ -127,6 +129,35 @@ def test_a_part_with_sizes_does_not_stretch_the_others(tmp_path):
     per_token = loop.token_bytes(tokenizer, joined)
     expected = (120 + 50 * 13) / (120 + 50)
     np.testing.assert_allclose(per_token, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("marks", [["<|im_start|>", "<|im_end|>"], []])
+def test_a_question_does_not_change_the_bytes_of_its_answer(tmp_path, marks):
+  """Also where the marks of the template are tokens that spell nothing."""
+  made = odd_tokenizers.byte_level()
+  made.add_special_tokens(marks)
+  name = odd_tokenizers.save(made, tmp_path)
+  tokenizer = tokenizer_lib.load(name)
+  answer = "Hello there<|im_end|>"
+  for number, question in enumerate(("Hi", "Say hello, please. " * 9)):
+    path, shards = tmp_path / f"{number}.jsonl", str(tmp_path / f"out{number}")
+    turns = [("user", question), ("assistant", "Hello there")]
+    talk = {"messages": [{"role": r, "content": c} for r, c in turns]}
+    path.write_text(f"{json.dumps(talk)}\n" * 3)
+    prepare.prepare(str(path), shards, tokenizer=name, format="messages")
+    format = formats.load("messages", "chatml", tokenizer)
+    for source in (str(path), shards):
+      store = sources.open_source(source, tokenizer, format=format)
+      stream = text.Stream(store)
+      ids, sizes = stream.read_sized(tokenizer, 0, store.num_tokens)
+      scored = stream.scored(0, store.num_tokens)
+      per_token = loop.token_bytes(tokenizer, store)
+      for found in (
+        sizes[scored].sum(),
+        scored.sum() if per_token is None else per_token[ids[scored]].sum(),
+        text.num_bytes(store, tokenizer),
+      ):
+        assert found == pytest.approx(3 * len(answer), rel=1e-6)
 
 
 def test_bits_per_byte_of_a_text_with_unknown_words(tmp_path):
