@@ -23,6 +23,7 @@ training.watchdog_seconds), 130 aborted.
 import pathlib
 import runpy
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import flags
@@ -124,12 +125,7 @@ def main() -> NoReturn:
 
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
-  config = cli.require("config")
-  if _INIT_FROM.value is not None:
-    # Set both: the config may belong to a run that itself began from another.
-    config.training.init_from = _INIT_FROM.value
-    config.training.keep_optimizer = _KEEP_OPTIMIZER.value
-    config.training.init_partially = _INIT_PARTIALLY.value
+  config = _with_start(cli.require("config"))
   for name, others in _ONLY_WITH.items():
     if flags.FLAGS[name].present and not any(
       flags.FLAGS[other].value for other in others
@@ -165,6 +161,28 @@ def program() -> int:
   return run.run(config, workdir, _CHECKPOINTS.value)
 
 
+def _with_start(config):
+  """Returns a config with the fields that --init_from sets."""
+  if _INIT_FROM.value is not None:
+    # Set all: the config may belong to a run that itself began from another.
+    config.training.init_from = _INIT_FROM.value
+    config.training.keep_optimizer = _KEEP_OPTIMIZER.value
+    config.training.init_partially = _INIT_PARTIALLY.value
+  return config
+
+
+def _config_of(arguments: Sequence[str]):
+  """Returns the config that the flags of one run describe."""
+  argv = ["memcomp train", *arguments]
+  values = flags.FlagValues()
+  values.set_gnu_getopt(True)  # values of other flags may stand in between
+  config_flags.DEFINE_config_file(
+    "config", flag_values=values, lock_config=True, sys_argv=argv
+  )
+  values(argv, known_only=True)
+  return _with_start(values["config"].value)
+
+
 def _compile_only(config, workdir: str) -> int:
   import jax
 
@@ -188,6 +206,7 @@ def _train_each(each: str, steps: int) -> int:
     seeds=_SEEDS.value,
     workdir=pathlib.Path(_WORKDIR.value or f"runs/{pathlib.Path(path).stem}"),
     steps=steps,
+    config_of=_config_of,
   )
 
 

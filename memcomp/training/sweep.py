@@ -1,7 +1,7 @@
 """Runs a config file many times, each in a separate process, one by one.
 
-The same sweep again resumes: it skips trained and evaluated runs, and
-interrupted runs continue from their checkpoints.
+The same sweep again resumes: it skips trained and evaluated runs of the same
+config, and interrupted runs continue from their checkpoints.
 """
 
 import json
@@ -9,10 +9,12 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.runs import workdir as workdir_lib
 
 _OWN = ("config", "each", "seeds", "workdir")
 """Flags that the sweep sets itself for every run."""
@@ -27,6 +29,7 @@ def run(
   seeds: int,
   workdir: pathlib.Path,
   steps: int,
+  config_of: Callable[[Sequence[str]], config_lib.Config],
 ) -> int:
   """Runs a program for each name and seed.
 
@@ -38,6 +41,7 @@ def run(
     seeds: each name is run with seeds 0 .. seeds-1.
     workdir: the runs are in `<workdir>/<name>-<seed>`.
     steps: a run evaluated at this step is finished.
+    config_of: returns the config that the flags of a run describe.
 
   Returns:
     0, or the exit code of the first failed run. The sweep stops if the user
@@ -45,7 +49,7 @@ def run(
     crashes.
 
   Raises:
-    UserError: the flags also set a seed.
+    UserError: the flags also set a seed; or a finished run has another config.
   """
   shared = _without(flags, _OWN)
   if any(a.lstrip("-").startswith("config.seed") for a in shared):
@@ -54,19 +58,21 @@ def run(
   failed: dict[str, int] = {}
   for number, (name, seed) in enumerate(runs, 1):
     folder = workdir / f"{name}-{seed}"
-    print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
-    if _is_finished(folder, steps):
-      print(": done before", flush=True)
-      continue
-    print(flush=True)
-    command = [
-      *program,
+    given = [
       f"--config={config}:{name}",
       f"--config.seed={seed}",
       f"--workdir={folder}",
       *shared,
     ]
-    code = _call(command)
+    finished = _is_finished(folder, steps)
+    if finished:
+      workdir_lib.check(folder, config_of(given))
+    print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
+    if finished:
+      print(": done before", flush=True)
+      continue
+    print(flush=True)
+    code = _call([*program, *given])
     if code in (errors.EXIT_RESUMABLE, 130) or code < 0:
       print("stopped; the same command goes on", file=sys.stderr)
       return abs(code)

@@ -6,8 +6,11 @@ import sys
 
 import pytest
 import training_cases
+from absl import flags
 
+from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.commands import train
 from memcomp.training import sweep
 
 # Says what it was given, leaves what a finished run leaves, and ends as asked.
@@ -41,6 +44,7 @@ def run(program, tmp_path, *flags, names=("a", "b"), seeds=2):
     seeds=seeds,
     workdir=tmp_path / "runs",
     steps=3,
+    config_of=lambda given: training_cases.tiny(steps=3),
   )
 
 
@@ -68,6 +72,29 @@ def test_what_is_done_is_left_out(program, tmp_path, capsys):
   assert run(program, tmp_path) == 0
   assert capsys.readouterr().out.count("done before") == 4
   assert len(flags_of(tmp_path, "a-0")) == 1
+
+
+def test_what_is_done_with_another_config_is_refused(program, tmp_path, capsys):
+  run(program, tmp_path)
+  config = training_cases.tiny(steps=3)
+  path = tmp_path / "runs" / "b-1" / "config.json"
+  path.write_text(config_lib.to_json(config))
+  assert run(program, tmp_path) == 0
+  config.optimizer.learning_rate = 0.5
+  path.write_text(config_lib.to_json(config))
+  with pytest.raises(errors.UserError, match=r"b-1 .*learning_rate was 0\.5"):
+    run(program, tmp_path)
+  assert len(flags_of(tmp_path, "a-0")) == 1
+
+
+# ml_collections loads the file in a way that Python will drop.
+@pytest.mark.filterwarnings("ignore:the load_module")
+def test_the_config_of_a_run_is_read_from_its_flags(tmp_path):
+  flags.FLAGS.mark_as_parsed()
+  path = training_cases.write_config(tmp_path)
+  given = ("--each", "a,b", "--config.optimizer.b1", "0.5", "--x=1")
+  found = train._config_of([f"--config={path}:a", "--config.seed=4", *given])
+  assert (found.name, found.seed, found.optimizer.b1) == ("tiny", 4, 0.5)
 
 
 def test_one_that_fails_does_not_stop_the_rest(program, tmp_path, capfd):
@@ -120,7 +147,7 @@ def test_a_signal_reaches_the_run(tmp_path):
     "import pathlib, sys\n"
     "from memcomp.training import sweep\n"
     f"sys.exit(sweep.run([sys.executable, {str(child)!r}], [], config='c', names=['a', 'b'],"
-    f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), steps=1))\n"
+    f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), steps=1, config_of=None))\n"
   )
   process = subprocess.Popen(
     [sys.executable, "-c", parent],
