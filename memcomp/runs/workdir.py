@@ -192,6 +192,27 @@ def keep_tokenizer(
       temporary.write_bytes(tokenizer.content)
 
 
+def check_tokenizer(
+  place: str | os.PathLike, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Checks that `keep_tokenizer` replaces nobody's file in a new run's folder.
+
+  Raises:
+    UserError: the folder has another file of that name.
+  """
+  if not isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
+    return
+  path = paths.of(place) / TOKENIZER
+  with disk.clear_errors(f"cannot read {path}"):
+    same = not path.exists() or path.read_bytes() == tokenizer.content
+  if not same:
+    raise errors.UserError(
+      f"{path} is another tokenizer than data.tokenizer ({tokenizer.name}), and"
+      " a run keeps its own there; move it away, or choose another --workdir or"
+      " --checkpoints"
+    )
+
+
 def load_tokenizer(
   name: str, place: str | os.PathLike, fingerprint: str | None = None
 ) -> tokenizer_lib.Tokenizer:

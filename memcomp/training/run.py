@@ -76,6 +76,10 @@ def run(
       mesh = sharding.make_mesh(config.mesh)
       validate.check_mesh(config, mesh)
       workdir_lib.check(workdir, config)
+      steps = load.list_steps(place / checkpoint.FOLDER)
+      begun = place == paths.of(workdir) and (workdir / "config.json").exists()
+      if not (begun or steps):
+        workdir_lib.check_tokenizer(place, tokenizer)
       # Open the data before creating the folder, so that mistakes leave
       # nothing.
       train = sources.open_split(config.data, "train", tokenizer=tokenizer)
@@ -87,7 +91,7 @@ def run(
       )
       store = _validation_store(config, tokenizer, mesh)
       seen["validation data"] = store.fingerprint if store else "none"
-      seen["checkpoints"] = str(load.list_steps(place / checkpoint.FOLDER))
+      seen["checkpoints"] = str(steps)
     with processes.together("claiming the run's folder"):
       if processes.is_first():
         stack.enter_context(workdir_lib.claim(workdir, config, place))

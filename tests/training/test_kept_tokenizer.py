@@ -120,6 +120,27 @@ def test_training_goes_on_without_the_file(
   assert kept.vocab_size == 257, "what the checkpoints need stays"
 
 
+def test_a_tokenizer_of_somebody_else_is_not_replaced(
+  config, here, tmp_path, monkeypatch
+):
+  mine = tmp_path / "mine"
+  mine.mkdir()
+  (mine / workdir.TOKENIZER).write_text("mine")
+  for workdir_, checkpoints in ((mine, ""), (tmp_path / "new", str(mine))):
+    with pytest.raises(
+      errors.UserError, match="is another tokenizer than data"
+    ):
+      run.run(config, workdir_, checkpoints)
+  assert (mine / workdir.TOKENIZER).read_text() == "mine"
+  assert not (tmp_path / "new").exists() and len(list(mine.iterdir())) == 1
+  # The run's own, from before it was killed, is no obstacle, and neither is a
+  # copy.
+  for content in ((here / workdir.TOKENIZER).read_text(), "mine"):
+    (mine / workdir.TOKENIZER).write_text(content)
+    monkeypatch.setattr(run, "_train", lambda *_: errors.EXIT_RESUMABLE)
+    assert run.run(config, mine) == errors.EXIT_RESUMABLE
+
+
 def test_bytes_have_no_file(text, tmp_path):
   assert run.run(training_cases.tiny(text, steps=4), tmp_path / "a") == 0
   assert not (tmp_path / "a" / workdir.TOKENIZER).exists()
