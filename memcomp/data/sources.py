@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import re
+import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,15 @@ def open_split(
   def keep(name: str) -> bool:
     return in_validation(name, share) == (split == "validation")
 
-  return open_source(data_config.source, tokenizer, format=format, keep=keep)
+  store = open_source(data_config.source, tokenizer, format=format, keep=keep)
+  if split == "validation" and len({*map(_is_text, _parts(store))}) > 1:
+    print(
+      "warning: data.source has stored tokens beside text; what is in both may"
+      " be in both splits; name a text of its own in data.validation",
+      file=sys.stderr,
+      flush=True,
+    )
+  return store
 
 
 def format_of(
@@ -256,13 +265,14 @@ def _open_list(
   names: dict[Hashable, str] | None = None,
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
-  stores: list[store_lib.TokenStore] = []
+  stored: dict[str, store_lib.TokenStore] = {}  # each place counts once
   texts: list[str] = []
   for path in split_list(source):
+    place = os.path.realpath(path)
     if _holds(path, shards.MANIFEST):
       found = shards.ShardStore(path, format.tokenizer)
       _check_format(found, format)
-      stores.append(_keep(found, keep))
+      stored.setdefault(place, _keep(found, keep))
     elif _holds(path, shards.PLAN):
       raise errors.UserError(
         f"{path}: memcomp.data.prepare has not finished; run the same command "
@@ -280,9 +290,10 @@ def _open_list(
           " .jsonl, or shards, for data.format = messages"
         )
       found = token_file.TokenFileStore(path, format.tokenizer)
-      stores.append(_keep(found, keep))
+      stored.setdefault(place, _keep(found, keep))
     else:
       texts.append(path)
+  stores = list(stored.values())
   if texts:
     files = text.find_all(texts, names)
     stores.append(read_text(source, files, format, keep))
@@ -306,6 +317,16 @@ def _check_format(store: shards.ShardStore, format: formats.Format) -> None:
   raise errors.UserError(
     f"{store.name}: prepared from {theirs}; set data.format to {theirs}"
   )
+
+
+def _parts(store: store_lib.TokenStore) -> list[store_lib.TokenStore]:
+  if isinstance(store, store_lib.Concatenation):
+    return [part for each in store.stores for part in _parts(each)]
+  return [store]
+
+
+def _is_text(store: store_lib.TokenStore) -> bool:
+  return isinstance(store, store_lib.ArrayStore)
 
 
 def _holds(path: str, name: str) -> bool:
