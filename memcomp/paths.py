@@ -42,6 +42,20 @@ def is_remote(path: str | os.PathLike) -> bool:
   return os.fspath(path).startswith(_SCHEME)
 
 
+def check_local(flag: str, path: str | os.PathLike) -> None:
+  """Checks that a folder to write to is not in a bucket.
+
+  Raises:
+    UserError: it is.
+  """
+  if is_remote(path):
+    raise errors.UserError(
+      f"--{flag}={os.fspath(path)}: only checkpoints are written to a bucket,"
+      " which has no locks and no renames; name a folder on this machine and"
+      " copy it"
+    )
+
+
 def of(path: str | os.PathLike) -> epath.Path:
   """Returns an absolute path object for this machine or a bucket.
 

@@ -29,7 +29,7 @@ from typing import NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from memcomp import cli, errors, limits
+from memcomp import cli, errors, limits, paths
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -186,6 +186,7 @@ def _config_of(arguments: Sequence[str]):
 def _compile_only(config, workdir: str) -> int:
   import jax
 
+  paths.check_local("workdir", workdir)
   # The devices are only described, so no accelerator must start.
   jax.config.update("jax_platforms", "cpu")
   from memcomp.compiling import compile_only
@@ -196,6 +197,7 @@ def _compile_only(config, workdir: str) -> int:
 def _train_each(each: str, steps: int) -> int:
   from memcomp.training import sweep
 
+  paths.check_local("workdir", _WORKDIR.value or "")
   path = config_flags.get_config_filename(flags.FLAGS["config"])
   path = path.partition(":")[0]
   return sweep.run(

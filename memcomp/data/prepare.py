@@ -90,6 +90,7 @@ def prepare(
   """
   if not out:
     raise errors.UserError("--out is empty; name a folder for the shards")
+  paths.check_local("out", out)
   limits.check("--shard_tokens", shard_tokens, 1, 2**40)
   limits.check("--workers", workers)
   beam_lib = None if beam is None else _beam()
@@ -209,14 +210,14 @@ def _flags(
 
 
 def _find(source: str) -> list[text.TextFile]:
-  paths = sources.split_list(source)
-  for path in paths:
+  listed = sources.split_list(source)
+  for path in listed:
     if ";" in path or path.endswith(".bin"):
       raise errors.UserError(
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
-  return text.find_all(paths)
+  return text.find_all(listed)
 
 
 @contextlib.contextmanager

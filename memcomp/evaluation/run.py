@@ -103,6 +103,7 @@ def run(
     raise errors.UserError(
       f"--task={task} is unknown; give one of: {', '.join((*TASKS, *OF_RUNS))}"
     )
+  paths.check_local("out", out)
   if seed is not None:
     limits.check_seed("--seed", seed)
   if task == "capacity" and checkpoint:

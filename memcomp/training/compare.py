@@ -35,6 +35,7 @@ def run(checkpoint: str | pathlib.Path | None, out: str = "") -> None:
   """
   if not checkpoint:
     raise errors.UserError("--checkpoint is missing; give it, or see --help")
+  paths.check_local("out", out)
   runs = pathlib.Path(checkpoint)
   folder = report.make_folder(pathlib.Path(out)) if out else runs
   of_tasks = compare_tasks.compare(runs)

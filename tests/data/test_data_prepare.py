@@ -366,6 +366,7 @@ def test_two_runs_at_once_are_refused(corpus, tmp_path):
     ({"source": "missing"}, "no such file"),
     ({"out": "/proc/none"}, "--out: cannot write to /proc/none"),
     ({"out": ""}, "--out is empty"),
+    ({"out": "gs://b/s"}, "--out=gs://b/s: only checkpoints are written to"),
     ({"tokenizer": "bites"}, "unknown tokenizer"),
   ],
 )

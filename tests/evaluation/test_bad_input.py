@@ -11,6 +11,8 @@ BAD = {
   "out below a file": ((*PERPLEXITY, "--out=file/x"), "file"),
   "out in /proc": ((*PERPLEXITY, "--out=/proc/x"), "/proc/x"),
   "out of nobody": ((*PERPLEXITY, "--out=~nobody-of-it/x"), "no home folder"),
+  "out in a bucket": ((*PERPLEXITY, "--out=gs://b/x"), "--out=gs://b/x: only"),
+  "out of runs": (("--task=compare", "--out=gs://b/x"), "--out=gs://b/x: only"),
   "source too long": ((*PERPLEXITY, f"--source={LONG}"), "File name too long"),
   "source below a file": ((*PERPLEXITY, "--source=file/x"), "file/x"),
   "source of nobody": ((*PERPLEXITY, "--source=~nobody-of-it"), "no home"),

@@ -152,6 +152,14 @@ BAD = {
   "workdir too long": ([C, f"--workdir={LONG}"], "File name too long"),
   "workdir in /proc": ([C, "--workdir=/proc/x"], "/proc/x"),
   "workdir of nobody": ([C, "--workdir=~nobody-of-it/x"], "no home folder"),
+  "runs in a bucket": (
+    [C, "--each=a", "--workdir=gs://b/runs"],
+    "--workdir=gs://b/runs: only checkpoints",
+  ),
+  "report in a bucket": (
+    [C, "--compile_only", "--workdir=gs://b/runs"],
+    "--workdir=gs://b/runs: only checkpoints",
+  ),
   "checkpoints below a file": ([C, "--checkpoints=tiny.py/x"], "tiny.py/x"),
   "cache of nobody": ([C, "--compilation_cache=~nobody-of-it"], "no home"),
   "tokenizer too long": (
