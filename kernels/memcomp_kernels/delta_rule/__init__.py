@@ -17,7 +17,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
     "memcomp_kernels.delta_rule.mosaic_tpu", form=tile.chunk
   ),
   mosaic_gpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_gpu.affine.backend", form=tile.chunk
+    "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
   ),
 )
 

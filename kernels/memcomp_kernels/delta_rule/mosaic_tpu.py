@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference
-from memcomp_kernels.pallas_tpu.affine import backend, engine
+from memcomp_kernels.pallas_tpu.affine import engine, prepared
 
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
@@ -23,5 +23,5 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
   )
 
 
-ENGINE = engine.engine(tokens, backend.ENGINE)
-unsupported = backend.unsupported
+ENGINE = engine.engine(tokens, prepared.ENGINE)
+unsupported = prepared.unsupported

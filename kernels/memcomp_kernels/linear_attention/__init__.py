@@ -11,7 +11,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
   reference=reference.reference,
   xla_chunked=tile.chunk,
   mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_tpu.affine.backend", form=tile.chunk
+    "memcomp_kernels.pallas_tpu.affine.prepared", form=tile.chunk
   ),
 )
 

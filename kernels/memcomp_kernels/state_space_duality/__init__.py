@@ -15,7 +15,7 @@ IMPLEMENTATIONS = dispatch.Implementations(
     "memcomp_kernels.state_space_duality.mosaic_tpu", form=tile.chunk
   ),
   mosaic_gpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_gpu.affine.backend", form=tile.chunk
+    "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
   ),
 )
 

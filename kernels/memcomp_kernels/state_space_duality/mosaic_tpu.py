@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.pallas_tpu.affine import backend, engine
+from memcomp_kernels.pallas_tpu.affine import engine, prepared
 from memcomp_kernels.state_space_duality import reference
 
 
@@ -23,5 +23,5 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
   )
 
 
-ENGINE = engine.engine(tokens, backend.ENGINE)
-unsupported = backend.unsupported
+ENGINE = engine.engine(tokens, prepared.ENGINE)
+unsupported = prepared.unsupported

@@ -21,7 +21,6 @@ from memcomp_kernels.tensor_cache import (
   affine_tile,
   reference,
   tile,
-  tilings,
   xla_chunked,
 )
 
@@ -117,7 +116,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
     )
 
   batch, time, heads = tokens.query.shape[:3]
-  size = spec.chunk_size if spec.chunked else tilings.tile_time(spec, time)
+  size = spec.chunk_size if spec.chunked else tile.tile_time(spec, time)
   new, read, _ = chunked.run(
     affine_tile.form(spec, size, engine),
     dispatch.Call(parts(state), tokens, spec, ids, parts(reset_state)),

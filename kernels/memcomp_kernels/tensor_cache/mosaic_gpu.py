@@ -3,16 +3,16 @@
 import functools
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.pallas_gpu.affine import backend, prepared
+from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.softmax_attention import library_gpu
 from memcomp_kernels.tensor_cache import affine_memory
 
-_ENGINES = backend.ENGINE, backend.CHUNK_ENGINE
+_ENGINES = prepared.ENGINE, prepared.CHUNK_ENGINE
 
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := backend.unsupported(call):
+  if reason := prepared.unsupported(call):
     return reason
   spec = call.spec
   if spec.chunked and spec.chunk_size > prepared.TOKENS:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.pallas_tpu.affine import backend, engine
+from memcomp_kernels.pallas_tpu.affine import engine, prepared
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import (
   affine_memory,
@@ -41,8 +41,8 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
 
 
 ENGINES = (
-  engine.engine(tokens, backend.ENGINE),
-  engine.engine(tokens, backend.CHUNK_ENGINE),
+  engine.engine(tokens, prepared.ENGINE),
+  engine.engine(tokens, prepared.CHUNK_ENGINE),
 )
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from memcomp_kernels import contract, dispatch, window
 from memcomp_kernels.softmax_attention import reference as attention
 from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
-from memcomp_kernels.tensor_cache import reference, tile, tilings
+from memcomp_kernels.tensor_cache import reference, tile
 
 
 class Kernels(NamedTuple):
@@ -178,7 +178,7 @@ def memory(
     phase = jnp.where(run >= 0, phase, -1)
   places = tile.Places(writes, starts, phase)
 
-  size = tilings.tile_time(spec, time)
+  size = tile.tile_time(spec, time)
   laid = jax.tree.map(
     lambda x: jnp.moveaxis(_tiles(x, size, False), 2, 3), tokens
   )

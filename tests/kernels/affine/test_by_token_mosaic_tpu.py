@@ -22,7 +22,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import tile as delta_tile
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.pallas_tpu.affine import backend
+from memcomp_kernels.pallas_tpu.affine import prepared
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import tile as duality_tile
 from memcomp_kernels.tensor_cache import affine_tile
@@ -259,7 +259,7 @@ def test_other_tiles_go_by_other_kernels(tile_time, calls):
   spec, given = arguments("skip", 48)
   ours = run(engine_of(spec), spec, given, tile_time=tile_time)
   assert calls == {"affine_forward", "affine_backward"}
-  assert_close(ours, run(backend.ENGINE, spec, given, tile_time=tile_time))
+  assert_close(ours, run(prepared.ENGINE, spec, given, tile_time=tile_time))
 
 
 @pytest.mark.slow

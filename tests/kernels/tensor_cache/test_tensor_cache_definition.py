@@ -10,7 +10,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import tensor_cache
-from memcomp_kernels.tensor_cache import tilings
+from memcomp_kernels.tensor_cache import tile
 from memcomp_kernels.testing import checks, memories, subjects
 
 COMPILED = programs.of(tensor_cache)
@@ -378,7 +378,7 @@ def test_bytes_of_the_state():
   ),
 )
 def test_tiles_are_speed(monkeypatch, name):
-  monkeypatch.setattr(tilings, "tile_time", lambda spec, time: 5)
+  monkeypatch.setattr(tile, "tile_time", lambda spec, time: 5)
   checks.check_values(
     subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked"), 23
   )

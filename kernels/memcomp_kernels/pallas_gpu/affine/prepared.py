@@ -20,8 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels import affine
-from memcomp_kernels.pallas_gpu import smem, tile_kernel
+from memcomp_kernels import affine, contract, dispatch
+from memcomp_kernels.chunking import prepared_engine
+from memcomp_kernels.pallas_gpu import device, smem, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
 COLUMNS = 64
@@ -341,3 +342,21 @@ def backward(
     if f"d_{name}" in found:
       found[f"d_{name}"] = by_head(f"d_{name}", getattr(tile, name))
   return found
+
+
+ENGINE, CHUNK_ENGINE = prepared_engine.engines(forward, backward)
+
+
+def unsupported(call: dispatch.Call) -> str | None:
+  """Returns why the kernels cannot run a call, or None if they can."""
+  if reason := device.unavailable():
+    return reason
+  inputs = call.inputs
+  if reason := contract.wrong_dtypes(inputs, "bfloat16"):
+    return reason
+  key_dim, value_dim = inputs.query.shape[-1], inputs.value.shape[-1]
+  if key_dim not in KEY_DIMS:
+    return f"key_dim={key_dim} is none of {KEY_DIMS}"
+  if value_dim % COLUMNS:
+    return f"value_dim={value_dim} is no multiple of {COLUMNS}"
+  return None

@@ -17,8 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels import affine
-from memcomp_kernels.pallas_tpu import blocks, launch
+from memcomp_kernels import affine, contract, dispatch
+from memcomp_kernels.chunking import prepared_engine
+from memcomp_kernels.pallas_tpu import blocks, device, launch
 
 HEADS, TILES = 12, 4
 """Maximum heads and tiles per grid step.
@@ -311,3 +312,13 @@ def backward(
   )
   found["d_total"] = jnp.sum(found["d_total"], axis=(-1, -2))
   return found
+
+
+ENGINE, CHUNK_ENGINE = prepared_engine.engines(forward, backward)
+
+
+def unsupported(call: dispatch.Call) -> str | None:
+  """Returns why the kernels cannot run a call, or None if they can."""
+  if reason := device.unavailable():
+    return reason
+  return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")
