@@ -118,6 +118,19 @@ def test_damage_is_repaired(damage, corpus, prepared):
   assert contents(prepared) == before
 
 
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
+def test_a_damaged_index_of_a_unit_is_written_again(place, corpus, prepared):
+  before = contents(prepared)
+  path = sorted(prepared.glob("units/*.npz"))[1]
+  content = bytearray(path.read_bytes())
+  whole = bytes(content)
+  content[int(place * len(content))] ^= 0xFF
+  path.write_bytes(content)
+  prepare.prepare(corpus, str(prepared), shard_tokens=20_000)
+  assert contents(prepared) == before
+  assert path.read_bytes() == whole
+
+
 def test_shards_in_a_bucket_are_read(prepared, tmp_path, monkeypatch):
   buckets.make(tmp_path / "service", monkeypatch)
   here = sources.open_source(str(prepared), tokenizer_lib.load("bytes"))
