@@ -120,11 +120,13 @@ def _train(
 ) -> int:
   abstract = state_lib.abstract_state(config, mesh)
   meta = make_meta(config, tokenizer, abstract.params)
+  validation = store.fingerprint if store else None
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
     # A converted model may have other ends than its tokenizer.
-    meta.update({k: saved[k] for k in ("ends", "init_from") if k in saved})
+    kept = ("ends", "init_from", "validation")
+    meta.update({k: saved[k] for k in kept if k in saved})
 
   with (
     jax.set_mesh(mesh),
@@ -143,8 +145,16 @@ def _train(
     print(_describe(config, mesh, meta), flush=True)
     if restored:
       print(f"{place}: going on from step {restored.step}", flush=True)
+      if validation and meta.get("validation", validation) != validation:
+        print(
+          "the validation text has changed since then; validation losses"
+          " before and after are of different texts",
+          flush=True,
+        )
     elif config.training.init_from:
       restored = _begin_from(config, mesh, tokenizer, feed, meta)
+    if validation:
+      meta["validation"] = validation
     # Inside all other contexts, so that it does not even wait for a save.
     with faults.end_at_once():
       code = loop.train(

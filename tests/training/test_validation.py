@@ -1,13 +1,14 @@
 """The validation loss: of the same text whatever the batch, or of nothing."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 import training_cases
 
-from memcomp import errors, sharding
+from memcomp import errors, integrity, sharding
 from memcomp.data import sources
 from memcomp.training import run, state, validation
 
@@ -83,3 +84,28 @@ def test_batches_of_which_nothing_is_scored(text, tmp_path, capsys):
   assert last["validation_bits_per_byte"] is None
   assert last["loss"] > 0
   assert "validation of nothing" in capsys.readouterr().out
+
+
+def test_a_resumed_run_tells_of_another_validation_text(tmp_path, text, capsys):
+  config = training_cases.tiny(text, steps=4, evaluate_every=2)
+  config.training.checkpoint_every = 2
+  config.training.keep_checkpoints = 9
+  config.data.validation = write_lines(tmp_path / "held.jsonl", [40, 50])
+  folder = tmp_path / "run"
+
+  def resume():
+    shutil.rmtree(folder / "checkpoints/4")
+    assert run.run(config, folder) == 0
+    return "validation text has changed" in capsys.readouterr().out
+
+  assert run.run(config, folder) == 0
+  assert not resume()
+  write_lines(tmp_path / "held.jsonl", [40, 60])
+  assert resume()
+  # Checkpoints of before do not know their validation text.
+  path = folder / "checkpoints/2"
+  meta = json.loads((path / "meta/metadata").read_text())
+  assert meta.pop("validation")
+  (path / "meta/metadata").write_text(json.dumps(meta))
+  integrity.write(path)
+  assert not resume()
