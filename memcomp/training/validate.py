@@ -93,6 +93,7 @@ def check(config: config_lib.Config) -> None:
   _check_schedule(config)
   _check_batch(config)
   _check_start(config.training)
+  _check_evaluation(config.evaluation)
   task = config.data.task
   if task is not None and task.ids() > config.model.vocab_size:
     raise errors.UserError(
@@ -224,6 +225,17 @@ def _check_start(training: config_lib.TrainingConfig) -> None:
       "training.keep_optimizer needs moments of all parameters, which"
       " training.init_partially does not have; leave one of them out"
     )
+
+
+def _check_evaluation(settings: config_lib.EvaluationConfig) -> None:
+  """Checks early what is used only after the last step."""
+  # A late import, because training does not depend on evaluation.
+  from memcomp.evaluation import tasks
+
+  try:
+    tasks.check(settings)
+  except errors.UserError as error:
+    raise errors.UserError(f"evaluation.{error}") from error
 
 
 def _require(config, path, accepts, rule) -> None:

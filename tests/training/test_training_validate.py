@@ -68,6 +68,11 @@ def test_the_tiny_config_is_fine():
     ("data.sequence_length", 0),
     ("data.packing", "nonsense"),
     ("seed", -1),
+    ("evaluation.rows", 0),
+    ("evaluation.lengths", 0),
+    ("evaluation.sample_tokens", -1),
+    ("evaluation.temperature", -1.0),
+    ("evaluation.top_p", 0.0),
   ],
 )
 def test_a_value_out_of_range_is_named(path, value):
