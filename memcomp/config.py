@@ -155,7 +155,8 @@ class TrainingConfig:
     watchdog_seconds: end the process and print its threads' stacks if there is
       no progress (step, validation, save) for this time; 0 is never. The time
       starts at the first step, so that compilation is not limited.
-    profile_start: first step of the profiler trace; negative is off.
+    profile_start: first step of the profiler trace, from 0; negative is off. A
+      run that resumes beyond it traces the first steps that it takes.
     profile_steps: number of steps in the trace.
     tensorboard: whether to also write TensorBoard files (extra `tb`).
   """

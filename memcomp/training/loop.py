@@ -89,7 +89,7 @@ def train(
     metrics.open_log(
       run.workdir, resume_at=done, tensorboard=training.tensorboard
     ) as log,
-    profiler.Window(training, run.workdir) as window,
+    profiler.Window(training, run.workdir, first=done) as window,
     progress,
     watchdog.Watchdog(
       training.watchdog_seconds,

@@ -10,18 +10,27 @@ from memcomp import config as config_lib
 class Window:
   """Traces steps [profile_start, profile_start + profile_steps), from 0.
 
-  Use it in `with`, so that a run that ends inside the window ends the trace.
+  A process that begins later traces its first `profile_steps` steps. Use it in
+  `with`, so that a run that ends inside the window ends the trace.
   """
 
-  def __init__(self, config: config_lib.TrainingConfig, workdir: pathlib.Path):
-    self._start = config.profile_start
-    self._stop = config.profile_start + config.profile_steps
+  def __init__(
+    self,
+    config: config_lib.TrainingConfig,
+    workdir: pathlib.Path,
+    *,
+    first: int = 0,
+  ):
+    """Plans the trace; `first` is the index of the process's first step."""
+    self._on = config.profile_start >= 0
+    self._start = max(config.profile_start, first)
+    self._stop = self._start + config.profile_steps
     self._directory = workdir / "profile"
     self._tracing = False
 
   def before(self, index: int) -> None:
     """Call this before the step with this index starts."""
-    if 0 <= self._start == index:
+    if self._on and index == self._start:
       jax.profiler.start_trace(self._directory)
       self._tracing = True
 

@@ -90,6 +90,13 @@ def check(config: config_lib.Config) -> None:
     lambda v: v in ("", *dispatch.NAMES),
     f"must be empty or one of {', '.join(dispatch.NAMES)}",
   )
+  steps = config.training.steps
+  _require(
+    config,
+    "training.profile_start",
+    lambda v: v < steps,
+    f"counts from 0 and must be below training.steps = {steps}; -1 is off",
+  )
   _check_schedule(config)
   _check_batch(config)
   _check_start(config.training)

@@ -47,6 +47,7 @@ def test_the_tiny_config_is_fine():
     ("training.checkpoint_every", 0),
     ("training.keep_checkpoints", 0),
     ("training.profile_steps", 0),
+    ("training.profile_start", 8),
     ("optimizer.learning_rate", 0.0),
     ("optimizer.learning_rate", -1e-3),
     ("optimizer.learning_rate", math.nan),

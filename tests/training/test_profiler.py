@@ -1,0 +1,25 @@
+"""Which steps are traced."""
+
+import jax
+import pytest
+import training_cases
+
+from memcomp.training import profiler
+
+
+@pytest.mark.parametrize(
+  ("start", "first", "expected"),
+  [(3, 0, [3, 4]), (3, 3, [3, 4]), (3, 5, [5, 6]), (7, 5, [7]), (-1, 5, [])],
+)
+def test_the_window_of_a_process(start, first, expected, tmp_path, monkeypatch):
+  traced, tracing = [], []
+  monkeypatch.setattr(jax.profiler, "start_trace", tracing.append)
+  monkeypatch.setattr(jax.profiler, "stop_trace", tracing.clear)
+  config = training_cases.tiny(profile_start=start, profile_steps=2).training
+  with profiler.Window(config, tmp_path, first=first) as window:
+    for index in range(first, config.steps):
+      window.before(index)
+      traced += [index] * len(tracing)
+      window.after(index, ())
+  assert traced == expected
+  assert not tracing
