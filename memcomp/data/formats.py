@@ -137,6 +137,23 @@ class Messages:
     )
 
 
+def check(format: str, template: str) -> None:
+  """Checks the arguments of `load`, without opening anything.
+
+  Raises:
+    UserError: the format is unknown, or text has a template.
+  """
+  if format not in FORMATS:
+    raise errors.UserError(
+      f"data.format: unknown {format!r}; use one of {', '.join(FORMATS)}"
+    )
+  if format == "text" and template != chat_template.CHATML:
+    raise errors.UserError(
+      f"data.chat_template = {template!r} means nothing to text; set"
+      " data.format to messages, or leave it out"
+    )
+
+
 def load(
   format: str, template: str, tokenizer: tokenizer_lib.Tokenizer
 ) -> Format:
@@ -148,15 +165,12 @@ def load(
     tokenizer: tokenizer of the ids.
 
   Raises:
-    UserError: the format is unknown, or see `chat_template.load`.
+    UserError: see `check` and `chat_template.load`.
   """
+  check(format, template)
   if format == "text":
     return Text(tokenizer)
-  if format == "messages":
-    return Messages(tokenizer, chat_template.load(template))
-  raise errors.UserError(
-    f"data.format: unknown {format!r}; use one of {', '.join(FORMATS)}"
-  )
+  return Messages(tokenizer, chat_template.load(template))
 
 
 def _message(where: str, record: Any) -> chat_template.Message:

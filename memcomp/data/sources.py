@@ -12,7 +12,6 @@ import numpy as np
 
 from memcomp import errors, limits, paths
 from memcomp.data import (
-  chat_template,
   formats,
   packing,
   shards,
@@ -152,16 +151,7 @@ def check(data_config: "config_lib.DataConfig") -> None:
     raise errors.UserError(
       f"data.prefetch: must be 0 (off) or more, got {c.prefetch}"
     )
-  if c.format not in formats.FORMATS:
-    raise errors.UserError(
-      f"data.format: unknown {c.format!r}; use one of"
-      f" {', '.join(formats.FORMATS)}"
-    )
-  if c.format == "text" and c.chat_template != chat_template.CHATML:
-    raise errors.UserError(
-      f"data.chat_template = {c.chat_template!r} means nothing to text; set"
-      " data.format to messages, or leave it out"
-    )
+  formats.check(c.format, c.chat_template)
   if c.format == "messages" and c.task is None and c.packing == "joined":
     raise errors.UserError(
       "data.packing = 'joined' lets conversations read one another; set"

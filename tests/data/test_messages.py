@@ -189,6 +189,9 @@ def test_what_does_not_go_together(tmp_path):
   ):
     with pytest.raises(errors.UserError, match=error):
       sources.open_split(data(source, **fields), "train")
+  text, out = str(tmp_path / "b.txt"), str(tmp_path / "out")
+  with pytest.raises(errors.UserError, match="means nothing to text"):
+    prepare.prepare(text, out, chat_template="x")
 
 
 def test_a_template_of_a_tokenizer(tmp_path):
