@@ -131,20 +131,25 @@ class _NoLog(Log):
 
 
 def truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after `step`, and a truncated last line."""
+  """Drops the lines after `step`, and those that cannot be read."""
   if not path.exists():
     return
-  kept = 0
-  with open(path, "rb") as file:
-    for line in file:
-      try:
-        if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-          break
-      except (*errors.BAD_JSON, KeyError, TypeError):
-        break
-      kept += len(line)
+  lines = path.read_bytes().splitlines(keepends=True)
+  kept = [line for line in lines if _is_of(line, step)]
   with disk.clear_errors(f"cannot write {path}"):
-    os.truncate(path, kept)
+    if kept == lines[: len(kept)]:
+      os.truncate(path, sum(map(len, kept)))  # also on a full disk
+      return
+    with disk.replacing(path) as temporary:
+      temporary.write_bytes(b"".join(kept))
+
+
+def _is_of(line: bytes, step: int) -> bool:
+  """Whether a line is a whole record of a step up to `step`."""
+  try:
+    return line.endswith(b"\n") and json.loads(line)["step"] <= step
+  except (*errors.BAD_JSON, KeyError, TypeError):
+    return False
 
 
 def read(path: str | pathlib.Path) -> list[dict[str, Any]]:

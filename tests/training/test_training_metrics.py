@@ -56,6 +56,15 @@ def test_a_line_cut_short_is_dropped(tmp_path):
   assert path.read_text() == '{"step": 1}\n'
 
 
+@pytest.mark.parametrize("bad", ["\0\0\0", "[]", '{"step": "2"}', "{}", ""])
+def test_a_bad_line_does_not_take_the_others_along(tmp_path, bad):
+  path = tmp_path / metrics.FILE
+  path.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n{{"step": 4}}\n')
+  metrics.truncate(path, 3)
+  assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+  assert [p.name for p in tmp_path.iterdir()] == [metrics.FILE]
+
+
 def test_bits_per_byte_counts_bytes_not_tokens():
   fetched = dict.fromkeys(
     ("learning_rate", "grad_norm", "z_loss"), np.float32(0)
