@@ -7,7 +7,6 @@ name (`export.names`), whatever the layers' pattern is called.
 """
 
 import functools
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -67,7 +66,8 @@ def begin(
     UserError: there is nothing to read, or arrays do not fit (it names them).
   """
   training = config.training
-  opened = load.open_checkpoint(training.init_from, mesh=mesh)
+  where = paths.expand(training.init_from)
+  opened = load.open_checkpoint(where, mesh=mesh)
   source = opened.config.model
   mine = {e.name: e for e in names.entries(config.model)}
   theirs = {e.name: e for e in names.entries(source)}
@@ -90,12 +90,12 @@ def begin(
     )
   opt_state = None
   if training.keep_optimizer:
-    opt_state = _moments(config, mesh, opened, mine, theirs)
+    opt_state = _moments(config, where, mesh, opened, mine, theirs)
   state = _start(config, mesh, opened, mine, theirs, taken, opt_state)
   record: dict[str, Any] = {
-    "path": os.fspath(training.init_from),
+    "path": where,
     "step": opened.step,
-    "sha256": _digest(training.init_from, opened.step),
+    "sha256": _digest(where, opened.step),
     "optimizer": "kept" if training.keep_optimizer else "fresh",
     "changes": workdir.changes(
       config_lib.to_dict(source), config.model, prefix="model"
@@ -197,9 +197,10 @@ def _start(config, mesh, opened, mine, theirs, taken, opt_state):
   return replaced(start, params, opt_state)
 
 
-def _moments(config, mesh, opened, mine, theirs) -> optax.ScaleByAdamState:
+def _moments(
+  config, where, mesh, opened, mine, theirs
+) -> optax.ScaleByAdamState:
   """Returns Adam's moments and their count from the checkpoint of a run."""
-  where = config.training.init_from
   try:
     root, _ = load_lib.locate(where)
   except errors.UserError as error:

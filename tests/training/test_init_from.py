@@ -127,6 +127,13 @@ def test_from_an_export(tmp_path, source, text):
     _begin(_config(text, out, keep_optimizer=True))
 
 
+def test_a_home_in_a_config_is_expanded(tmp_path, source, text, monkeypatch):
+  folder, _ = source
+  monkeypatch.setenv("HOME", str(tmp_path))
+  begun = _begin(_config(text, "~/source", keep_optimizer=True))
+  assert begun.record["path"] == str(folder)
+
+
 def test_a_run_goes_on_from_its_own_checkpoint(tmp_path, source, text):
   folder, _ = source
   config = _config(text, folder, steps=6, keep_checkpoints=9)
