@@ -17,7 +17,8 @@ class LossSums(NamedTuple):
     nll: float32 scalar, negative log-likelihood in nats.
     log_z_squared: float32 scalar, squared log-normalizer of the logits.
     count: int32 scalar, number of scored tokens.
-    right: int32 scalar, number of scored tokens that are the most likely.
+    right: int32 scalar, number of scored tokens that are the most likely; of
+      equally likely ones the first counts, as in evaluation.
   """
 
   nll: jax.Array
@@ -89,12 +90,14 @@ def _sums(logits: jax.Array, targets: jax.Array) -> LossSums:
   # it partitions along a sharded vocabulary.
   chosen = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
   picked = jnp.where(chosen == targets[..., None], shifted, 0.0).sum(-1)
+  # After the shift, the most likely token has logit 0. A minimum of numbers
+  # partitions along a sharded vocabulary as the sums do.
+  best = jnp.where(shifted >= 0, chosen, logits.shape[-1]).min(-1)
   scored = targets >= 0
   log_z = log_sum + offset[..., 0]
   return LossSums(
     nll=jnp.where(scored, log_sum - picked, 0.0).sum(),
     log_z_squared=jnp.where(scored, log_z**2, 0.0).sum(),
     count=scored.sum(dtype=jnp.int32),
-    # After the shift, the most likely token has logit 0.
-    right=(scored & (picked >= 0)).sum(dtype=jnp.int32),
+    right=(scored & (best == targets)).sum(dtype=jnp.int32),
   )

@@ -39,6 +39,16 @@ def test_is_the_cross_entropy_of_scored_tokens():
   )
 
 
+def test_of_equally_likely_tokens_one_is_right():
+  """Otherwise a head of zeros, or bfloat16, would be right on all of them."""
+  logits = jnp.array([[[1.0, 2.0, 2.0], [3.0, 3.0, 3.0]]] * 3)
+  for dtype in (jnp.float32, jnp.bfloat16):
+    for target in range(3):
+      targets = jnp.full((3, 2), target)
+      found = loss.next_token_loss(lambda x: x, logits.astype(dtype), targets)
+      assert found.right == (jnp.argmax(logits, -1) == target).sum()
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 9, 10, 99])
 def test_chunks_change_nothing(chunk):
   hidden, table, targets = _case()
