@@ -60,9 +60,10 @@ def convert(
     fsdp: number of devices that shard parameters and batch.
 
   Returns:
-    The contents of `convert.json`: `copied` arrays, relative squared `errors`
-    of every new mixer by distillation step, and validation losses (`nats` per
-    token, `bits` per byte) of `teacher`, `swapped` and `distilled`.
+    The contents of `convert.json`: `copied` arrays, those of the old mixers
+    that were `left`, relative squared `errors` of every new mixer by
+    distillation step, and validation losses (`nats` per token, `bits` per byte)
+    of `teacher`, `swapped` and `distilled`.
 
   Raises:
     UserError: no checkpoint; bad mixer, layers, config or data; `workdir`
@@ -110,11 +111,14 @@ def convert(
       f" {len(swapped.copied)} arrays of the old mixers taken over",
       flush=True,
     )
+    if swapped.left:
+      print(f"without a place in the new ones: {_by_path(swapped.left)}")
     report: dict[str, Any] = {
       "source": config.name,
       "source_step": opened.step,
       "layers": layers,
       "copied": swapped.copied,
+      "left": swapped.left,
       "distill_steps": distill_steps,
       "distill_learning_rate": distill_learning_rate,
       "errors": {},
@@ -164,6 +168,11 @@ def _config(
   opt.warmup_steps = min(opt.warmup_steps, steps // 10)
   opt.final_learning_rate = min(opt.final_learning_rate, opt.learning_rate)
   return config
+
+
+def _by_path(left: list[str]) -> str:
+  """The arrays of mixers without their layers, each once."""
+  return ", ".join(dict.fromkeys(n.split(".mixer.", 1)[1] for n in left))
 
 
 def _scorer(config, opened: load.Checkpoint, mesh):

@@ -2,9 +2,9 @@
 
 Embeddings, norms, channel mixers and head stay. The new mixer inherits the old
 projections that match in name and shape (query, key, value, output). Key and
-value heads that several queries share are repeated. Everything else starts as
-in a new model. T2R (arXiv 2103.13076) converts softmax to linear attention in
-this way.
+value heads that several queries share are repeated, unless the new mixer shares
+them as well. Everything else starts as in a new model. T2R (arXiv 2103.13076)
+converts softmax to linear attention in this way.
 """
 
 import dataclasses
@@ -24,7 +24,19 @@ from memcomp.export import names
 from memcomp.layers import options, registry
 from memcomp.models import abstract, decoder
 
-_SAME_SIZES = ("heads", "key_dim", "value_dim", "rotary_dim", "rotary_base")
+# Fields whose value the new mixer needs for the old projections to mean the
+# same in it.
+_INHERITED = (
+  "heads",
+  "key_dim",
+  "value_dim",
+  "rotary_dim",
+  "rotary_base",
+  "rotary_frequencies",
+  "rotary_scale",
+  "rotary_reversed",
+  "projection_bias",
+)
 
 # Other sources for a new projection that the old mixer lacks: keys write a
 # memory.
@@ -38,11 +50,13 @@ class Swapped(NamedTuple):
     config: config of the new model.
     params: parameters of the new model.
     copied: flat names of the new mixers' inherited arrays.
+    left: flat names of the old mixers' arrays that no new mixer inherited.
   """
 
   config: decoder.DecoderConfig
   params: Any
   copied: list[str]
+  left: list[str]
 
 
 def swap(
@@ -79,7 +93,7 @@ def swap(
   theirs = names.flatten(changed, fresh)
   old_mixers = config.layer_mixers()
   new_layers = set(layers)
-  copied, found = [], {}
+  copied, used, found = [], set(), {}
   for name, array in theirs.items():
     depth, path = _mixer_path(name)
     found[name] = array
@@ -88,12 +102,16 @@ def swap(
       continue
     source = _source(ours, depth, path)
     if source is not None:
-      source = _repeat_shared_heads(source, path, old_mixers[depth])
-      if source.shape == array.shape:
-        found[name] = source
+      inherited = ours[source]
+      if inherited.shape != array.shape:
+        inherited = _repeat_shared_heads(inherited, path, old_mixers[depth])
+      if inherited.shape == array.shape:
+        found[name] = inherited
         copied.append(name)
+        used.add(source)
+  left = [n for n in ours if n not in used and _mixer_path(n)[0] in new_layers]
   params = names.unflatten(changed, found.__getitem__, mesh)
-  return Swapped(changed, params, copied)
+  return Swapped(changed, params, copied, left)
 
 
 def config_with(
@@ -119,6 +137,7 @@ def config_with(
     )
   old = config.layer_names()
   kept = {old[depth] for depth in depths if depth not in layers}
+  _check_first_values(config, layers)
   kind = registry.name_of(mixer)
   numbered = (f"{kind}_{number}" for number in itertools.count(2))
   name = next(n for n in itertools.chain([kind], numbered) if n not in kept)
@@ -136,10 +155,30 @@ def config_with(
   return changed
 
 
+def _check_first_values(
+  config: decoder.DecoderConfig, layers: Sequence[int]
+) -> None:
+  """Raises UserError if a kept layer would read another first value.
+
+  A value residual reads the value of the first layer of its mixer's name.
+  """
+  old = config.layer_names()
+  for depth, name in enumerate(old):
+    first = old.index(name)
+    residual = getattr(config.mixers[name], "value_residual", "none")
+    if residual != "none" and first in layers and depth not in layers:
+      raise errors.UserError(
+        f"--layers: layer {depth} is kept and reads the value of layer {first}"
+        f" (value_residual={residual!r}); keep layer {first}, or convert layer"
+        f" {depth} too"
+      )
+
+
 def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   """Parses a mixer flag, `NAME` or `NAME:FIELD=VALUE,...`.
 
-  Heads, widths and rotary positions default to those of `like`.
+  Heads, widths, rotary positions and biases of the projections default to those
+  of `like`.
 
   Raises:
     UserError: the mixer or field is unknown.
@@ -153,7 +192,7 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   default = kind()
   values = {
     field: getattr(like, field)
-    for field in _SAME_SIZES
+    for field in _INHERITED
     if field in fields
     and hasattr(like, field)
     # Mixers without rotary positions by default stay without.
@@ -198,15 +237,14 @@ def _mixer_path(name: str) -> tuple[int | None, str]:
   return int(parts[1]), ".".join(parts[3:])
 
 
-def _source(ours, depth, path) -> np.ndarray | None:
-  """The old mixer's array with this name or role."""
+def _source(ours, depth, path) -> str | None:
+  """The flat name of the old mixer's array with this name or role."""
   path = path.removeprefix("projection.")
   role, dot, kind = path.partition(".")
   for name in (path, _FALLBACK_ROLES.get(role, role) + dot + kind):
     for prefix in ("", "projection."):
-      array = ours.get(f"layers.{depth}.mixer.{prefix}{name}")
-      if array is not None:
-        return array
+      if (found := f"layers.{depth}.mixer.{prefix}{name}") in ours:
+        return found
   return None
 
 

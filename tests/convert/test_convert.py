@@ -98,6 +98,7 @@ def test_the_command_says_what_it_does(converted):
   assert errors_[-1] < 0.8 * errors_[0]
   assert "layers.1.mixer.value.weight" in report["copied"]
   assert report["layers"] == [1]
+  assert report["left"] == []
 
 
 def test_it_is_a_run(converted):
@@ -197,16 +198,16 @@ def test_nothing_is_overwritten(source, converted):
   assert (workdir / "config.json").read_text() == before
 
 
-def test_interrupted_it_leaves_nothing(source, tmp_path, monkeypatch):
+def test_interrupted_it_leaves_nothing(source, tmp_path, monkeypatch, capsys):
   def interrupt(*unused, **more):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(convert.swap, "swap", interrupt)
+  monkeypatch.setattr(convert.validation, "make", interrupt)
   with pytest.raises(KeyboardInterrupt):
     convert.convert(
       source / "llama",
       tmp_path / "out",
-      "linear_attention",
+      "trellis",
       overrides={
         "data.source": str(source / "text"),
         "data.sequence_length": 16,
@@ -214,6 +215,9 @@ def test_interrupted_it_leaves_nothing(source, tmp_path, monkeypatch):
       },
     )
   assert not list(tmp_path.iterdir())
+  # Query and key are one there, and what had no place has been named.
+  said = "without a place in the new ones: projection.query.weight"
+  assert said in capsys.readouterr().out.splitlines()
 
 
 def test_a_written_config_is_whole(converted):

@@ -53,6 +53,29 @@ def test_heads_that_were_shared_are_repeated(params):
   assert expected.std() > 0.5
 
 
+@pytest.mark.parametrize("fields", ["", ",kv_heads=1"])
+def test_a_window_of_the_whole_text_is_the_same_function(params, fields):
+  """With heads that stay shared, too; nothing has to be asked for."""
+  odd = {"rotary_scale": 4.0, "rotary_frequencies": "inclusive"}
+  old = dataclasses.replace(GROUPED, **odd, rotary_reversed=True)
+  model = dataclasses.replace(MODEL, mixers={"memory": old})
+  new = swap.parse(f"softmax_attention:window_size=64{fields}", old)
+  found = swap.swap(model, params, new, fresh=_drawn(model, new))
+  np.testing.assert_allclose(
+    logits_of(found.config, found.params),
+    logits_of(model, params),
+    atol=1e-5,
+    rtol=0,
+  )
+  assert len(found.copied) == 4 * 7
+  assert not found.left
+
+
+def _drawn(model, mixer):
+  changed = swap.config_with(model, mixer, range(model.num_layers))
+  return runs.random_params(config_lib.Config(name="new", model=changed))
+
+
 def test_what_is_no_mixer_stays(params):
   changed = swap.config_with(MODEL, TRELLIS, range(4))
   fresh = runs.random_params(config_lib.Config(name="new", model=changed))
@@ -78,6 +101,13 @@ def test_what_is_no_mixer_stays(params):
       np.testing.assert_array_equal(theirs[theirs_], expected, theirs_)
       assert theirs_ in found.copied
   assert len(found.copied) == 4 * 3
+  # A shared query and key has no place for the query, nor for biases.
+  lost = ("query.weight", "query.bias", "key.bias", "value.bias")
+  assert set(found.left) == {
+    f"layers.{depth}.mixer.projection.{array}"
+    for depth in range(4)
+    for array in lost
+  }
 
 
 def test_some_layers(params):
@@ -131,7 +161,10 @@ def test_a_mixer_is_written_as_a_flag():
   assert (found.heads, found.key_dim, found.value_dim) == (2, 8, 8)
   assert (found.num_slots, found.forget_gate, found.phi) == (4, False, "silu")
   assert swap.parse("softmax_attention:heads=4", GROUPED).heads == 4
-  assert swap.parse("softmax_attention", GROUPED).rotary_dim == 4
+  found = swap.parse("softmax_attention", GROUPED)
+  assert (found.rotary_dim, found.projection_bias) == (4, True)
+  found = swap.parse("softmax_attention:projection_bias=false", GROUPED)
+  assert not found.projection_bias
   # It knows no positions, whatever the old one has.
   assert swap.parse("ovq", GROUPED).rotary_dim == 0
 
@@ -157,3 +190,16 @@ def test_layers_that_are_not_there():
   for layers in ([], [4], [0, -1]):
     with pytest.raises(errors.UserError, match="give some of 0 to 3"):
       swap.config_with(MODEL, LINEAR, layers)
+
+
+def test_a_kept_layer_s_first_value_stays_its_source():
+  residual = dataclasses.replace(GROUPED, value_residual="static")
+  model = dataclasses.replace(
+    MODEL, mixers={"a": residual, "b": LINEAR}, pattern="1*b,3*a"
+  )
+  for layers in ([1], [1, 3]):
+    with pytest.raises(errors.UserError) as error:
+      swap.config_with(model, LINEAR, layers)
+    assert "layer 2 is kept and reads the value of layer 1" in str(error.value)
+  for layers in ([0], [2, 3], [1, 2, 3]):
+    swap.config_with(model, LINEAR, layers)
