@@ -18,6 +18,7 @@ from memcomp import disk, errors, integrity, limits, paths, progress, sharding
 from memcomp.convert import distill, swap
 from memcomp.data import sources
 from memcomp.evaluation import load
+from memcomp.export import huggingface
 from memcomp.models import abstract, decoder, overview
 from memcomp.runs import workdir as workdir_lib
 from memcomp.training import checkpoint, loop, validate, validation
@@ -81,7 +82,10 @@ def convert(
     )
   mesh = sharding.make_mesh(config_lib.MeshConfig(fsdp=fsdp))
   opened = load.open_checkpoint(source, step, mesh)
-  config = _config(opened.config, overrides or {}, fsdp)
+  trained = opened.config
+  if huggingface.is_checkpoint(source):
+    trained = huggingface.config_of(source)  # its rows are those of a new run
+  config = _config(trained, overrides or {}, fsdp)
   old = opened.config.model
   layers = sorted(set(range(old.num_layers) if layers is None else layers))
   # If `layers` are out of range, any mixer will do: `config_with` raises.

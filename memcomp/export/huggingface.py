@@ -23,6 +23,10 @@ from memcomp.models import abstract, decoder
 
 MODEL_TYPES = ("llama", "qwen2")
 
+MAX_WINDOW = 2048
+"""Maximum length at which a checkpoint is scored. Its positions may go far
+beyond what a default evaluation should read at once."""
+
 _TOP = {
   "embedding.weight": "model.embed_tokens.weight",
   "head.weight": "lm_head.weight",
@@ -51,6 +55,8 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
 def config_of(path: str | os.PathLike) -> config_lib.Config:
   """Returns a config with a checkpoint's model and tokenizer.
 
+  It is the config of a run to train; the rest of it is as in any new one.
+
   Raises:
     UserError: a field of its config.json is wrong or unsupported.
   """
@@ -63,6 +69,9 @@ def config_of(path: str | os.PathLike) -> config_lib.Config:
 
 def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
   """Reads a checkpoint with its tokenizer.
+
+  The length of its rows is the number of its positions, at most `MAX_WINDOW`,
+  because it is evaluated in windows of that.
 
   Args:
     path: the folder.
@@ -81,6 +90,8 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
   model, params = load_params(folder, mesh)
   tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
   config = config_of(folder)
+  _, mixer = _config(folder, read.settings(folder))
+  config.data.sequence_length = min(mixer.max_length, MAX_WINDOW)
   graphdef = abstract.model_of(model).graphdef
   meta = {
     "config": config_lib.to_dict(config),

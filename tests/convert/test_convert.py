@@ -159,6 +159,23 @@ def test_flags_are_fields_of_the_run(source, tmp_path):
   ]
 
 
+def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
+  """Not at the length of its positions, which is for scoring it."""
+  lengths = []
+
+  def stop(config):
+    lengths.append(config.data.sequence_length)
+    raise errors.UserError("enough")
+
+  monkeypatch.setattr(convert.validate, "check", stop)
+  for overrides in ({}, {"data.sequence_length": 16}):
+    with pytest.raises(errors.UserError, match="enough"):
+      convert.convert(
+        source / "llama", "out", "linear_attention", overrides=overrides
+      )
+  assert lengths == [256, 16]
+
+
 def test_no_run_is_no_config():
   get_config = runpy.run_path(str(ROOT / "configs" / "run.py"))["get_config"]
   with pytest.raises(errors.UserError, match="FOLDER"):

@@ -171,15 +171,31 @@ def test_arrays_of_wrong_shapes(copy):
       assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_with_its_tokenizer_is_opened_as_a_run(copy, tmp_path):
-  with pytest.raises(errors.UserError, match=r"no tokenizer\.json"):
-    load.open_checkpoint(copy)
+def give_tokenizer(folder):
   import tokenizers
 
   vocab = {chr(65 + i): i for i in range(48)}
   tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="A")).save(
-    str(copy / "tokenizer.json")
+    str(folder / "tokenizer.json")
   )
+
+
+@pytest.mark.parametrize(("longest", "window"), [(64, 64), (131_072, 2048)])
+def test_it_is_scored_at_its_own_length_and_trained_at_the_default(
+  copy, longest, window
+):
+  give_tokenizer(copy)
+  change(copy, max_position_embeddings=longest)
+  opened = load.open_checkpoint(copy)
+  assert opened.config.data.sequence_length == window
+  assert opened.meta["config"]["data"]["sequence_length"] == window
+  assert load.config_of(copy).data.sequence_length == 256
+
+
+def test_a_checkpoint_with_its_tokenizer_is_opened_as_a_run(copy, tmp_path):
+  with pytest.raises(errors.UserError, match=r"no tokenizer\.json"):
+    load.open_checkpoint(copy)
+  give_tokenizer(copy)
   opened = load.open_checkpoint(copy)
   assert opened.tokenizer.vocab_size == 48
   assert opened.config.name == "llama"
