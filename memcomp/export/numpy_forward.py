@@ -186,9 +186,12 @@ def trellis(part, config, x):
   return part("out", y * gelu(part("gate", x)))
 
 
-def rotate(x, dim, base):
-  """Rotates pairs (2 j, 2 j + 1) of the first `dim` channels by position."""
-  frequencies = base ** (-np.arange(dim // 2) / (dim // 2))
+def rotate(x, dim, base, turn):
+  """Rotates pairs (2 j, 2 j + 1) of the first `dim` channels by position.
+
+  `turn` is 1, or -1 to rotate the other way.
+  """
+  frequencies = turn * base ** (-np.arange(dim // 2) / (dim // 2))
   angle = np.arange(len(x))[:, None, None] * frequencies
   even, odd = x[..., 0:dim:2], x[..., 1:dim:2]
   y = x.copy()
@@ -216,7 +219,8 @@ def softmax_attention(part, config, x):
   k = split(part("projection.key", x), kv_heads)
   v = split(part("projection.value", x), kv_heads)
   dim, base = config["rotary_dim"], config["rotary_base"]
-  q, k = rotate(q, dim, base), rotate(k, dim, base)
+  turn = -1 if config.get("rotary_reversed", False) else 1
+  q, k = rotate(q, dim, base, turn), rotate(k, dim, base, turn)
   # Query head h reads head h // (heads / kv_heads).
   k, v = (np.repeat(a, heads // kv_heads, axis=1) for a in (k, v))
   scores = np.einsum("qhd,khd->hqk", q, k) / config["key_dim"] ** 0.5
@@ -270,6 +274,12 @@ def forward(config, arrays, tokens):
 
 def main(folder, text):
   """Prints the most likely next bytes after a text."""
+  saved = json.loads((pathlib.Path(folder) / "config.json").read_text())
+  tokenizer = saved["config"]["data"]["tokenizer"]
+  if tokenizer != "bytes":
+    sys.exit(
+      f"{folder} has the tokenizer {tokenizer!r}, not bytes; give `forward` ids"
+    )
   logits = forward(*read(folder), list(text.encode()))[-1]
   shares = np.exp(logits - logits.max())
   shares /= shares.sum()
@@ -278,4 +288,6 @@ def main(folder, text):
 
 
 if __name__ == "__main__":
+  if len(sys.argv) != 3:
+    sys.exit("usage: python numpy_forward.py FOLDER TEXT")
   main(*sys.argv[1:])

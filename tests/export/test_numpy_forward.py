@@ -14,7 +14,7 @@ from export_cases import tiny_config
 
 from memcomp import config as config_lib
 from memcomp.export import huggingface, names, numpy_forward, write
-from memcomp.layers import trellis
+from memcomp.layers import softmax_attention, trellis
 from memcomp.models import abstract, decoder
 
 FILE = pathlib.Path(numpy_forward.__file__)
@@ -84,6 +84,49 @@ def test_of_softmax_attention(name):
     config_lib.to_dict(config), names.flatten(config, params), tokens[0]
   )
   assert_close(found, expected[0])
+
+
+def test_rotation_the_other_way():
+  mixer = softmax_attention.SoftmaxAttentionConfig(
+    heads=2, kv_heads=1, rotary_reversed=True
+  )
+  config = tiny_config()
+  config.model = decoder.DecoderConfig(
+    d_model=16, num_layers=1, mlp_dim=16, mixers={"memory": mixer}
+  )
+  params = runs.random_params(config)
+  model = abstract.merge(abstract.model_of(config.model).graphdef, params)
+  tokens = np.random.default_rng(1).integers(0, 256, (1, 12))
+  expected = jax.jit(model.__call__)(tokens)[0]
+  arrays = names.flatten(config.model, params)
+  saved = config_lib.to_dict(config.model)
+  assert_close(numpy_forward.forward(saved, arrays, tokens[0]), expected)
+  # Exports from before the option rotate as they did.
+  del saved["mixers"]["memory"]["rotary_reversed"]
+  numpy_forward.forward(saved, arrays, tokens[0])
+
+
+@pytest.mark.parametrize(
+  ("arguments", "said"),
+  [
+    ([], "usage: python numpy_forward.py FOLDER TEXT"),
+    (["{out}", "a", "b"], "usage: python numpy_forward.py FOLDER TEXT"),
+    (["{out}", "def"], "{out} has the tokenizer 'tokenizer.json', not bytes"),
+  ],
+)
+def test_mistakes_at_the_command_are_told(tmp_path, arguments, said):
+  saved = {"data": {"tokenizer": "tokenizer.json"}, "model": {}}
+  (tmp_path / "config.json").write_text(json.dumps({"config": saved}))
+  given = [argument.format(out=tmp_path) for argument in arguments]
+  done = subprocess.run(
+    [sys.executable, str(FILE), *given],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 1
+  (line,) = done.stderr.splitlines()
+  assert line.startswith(said.format(out=tmp_path)), line
 
 
 def test_what_it_has_not_is_told():
