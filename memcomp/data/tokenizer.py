@@ -267,6 +267,10 @@ class Decoder:
     """Returns the text that `piece` completes, possibly empty."""
     return self._utf8.decode(piece)
 
+  def pending(self) -> bytes:
+    """Returns the first bytes of a character that is not complete."""
+    return self._utf8.getstate()[0]
+
   def finish(self) -> str:
     """Returns the rest: U+FFFD if the text ends inside a character."""
     return self._utf8.decode(b"", final=True)

@@ -51,8 +51,9 @@ Ctrl-C stops an answer; the model remembers what it has shown.
   /quit             leave (Ctrl-D)"""
 
 
-_Place = tuple[session_lib.Session, dialogue.Dialogue | None]
-"""A session and what was said in it."""
+_Place = tuple[session_lib.Session, dialogue.Dialogue | None, bytes]
+"""A session, what was said in it, and the end of an answer that was cut off,
+which is not shown before it is certain that no stop string begins there."""
 
 
 class Chat:
@@ -96,6 +97,7 @@ class Chat:
     self._template = template
     self.stops = self._make_stops(stop_strings)
     self._ask = ask or input
+    self._rest = b""
     self._before = collections.deque[_Place](maxlen=_UNDO)
     self.said: dialogue.Dialogue | None
     self._restart()
@@ -149,7 +151,7 @@ class Chat:
 
   def _turn(self, do: Callable[[], None]) -> None:
     """Runs a change of the session that can be undone."""
-    before = self.session, self.said
+    before = self.session, self.said, self._rest
     try:
       do()
     finally:  # also after an interrupt
@@ -158,7 +160,7 @@ class Chat:
 
   def _restart(self) -> None:
     self.session = session_lib.start(self._owner.model)
-    self.said = None
+    self.said, self._rest = None, b""
     if self._template is not None:
       self.said = dialogue.Dialogue(self._template)
 
@@ -168,7 +170,8 @@ class Chat:
       asked, text = self.said.ask(line)
     if text:
       read = prefill.read(self._owner.model, read, [self._encode(text)])
-    shown = stop.Text(self._owner.tokenizer, self.stops)
+    rest = b"" if text else self._rest  # no text goes on with an answer
+    shown = stop.Text(self._owner.tokenizer, self.stops, rest)
     made, seconds, then = 0, 0.0, None
     ids, answer = [], ""
     with terminal.Interrupt() as interrupt:
@@ -179,12 +182,18 @@ class Chat:
         settings=self._settings,
         stops=self.stops,
         vocab_size=self._owner.tokenizer.vocab_size,
+        node=shown.node,
       ):
         ids += piece.ids[0].tolist()
         new = [shown.push(token) for token in piece.ids[0].tolist()]
         answer += "".join(new)
         self.session = piece.session
-        self.said = asked and asked.answered(answer, ended=self._has_ended(ids))
+        self.said = asked and asked.answered(
+          answer + _decoded(shown.rest()),
+          ended=self._has_ended(rest, ids),
+          again=_decoded(rest),
+        )
+        self._rest = b"" if shown.stopped else shown.rest()
         for part in new:
           terminal.show(part)
         now = time.monotonic()
@@ -193,22 +202,19 @@ class Chat:
         then = now
         if interrupt.requested:
           break
-    rest = shown.finish()
-    self.said = asked and asked.answered(
-      answer + rest, ended=self._has_ended(ids)
-    )
-    terminal.show(rest + "\n")
+    terminal.show((shown.finish() if shown.stopped else "") + "\n")
     self._tell(f"{made / seconds:,.0f} tokens/s" if made else "a short answer")
 
-  def _has_ended(self, ids: Sequence[int]) -> bool:
+  def _has_ended(self, rest: bytes, ids: Sequence[int]) -> bool:
     """Whether the model ended its answer, instead of a limit or a user."""
     if self._template is None or self.stops is None:
       return False
-    text = b"".join(map(self._owner.tokenizer.token_bytes, ids))
+    text = rest + b"".join(map(self._owner.tokenizer.token_bytes, ids))
     return ids[-1] in self.stops.ids or self._template.stop.encode() in text
 
   def _read(self, ids: np.ndarray) -> None:
     self.session = prefill.read(self._owner.model, self.session, [ids])
+    self._rest = b""
     self._tell(f"{len(ids):,} of them now")
 
   def _tell(self, more: str) -> None:
@@ -252,7 +258,7 @@ class Chat:
   def _save(self, folder: str) -> None:
     self._need(folder, "/save FOLDER")
     said = None if self.said is None else self.said.to_dict()
-    size = saved.save(folder, self.session, self._owner, said)
+    size = saved.save(folder, self.session, self._owner, said, self._rest)
     print(f"saved {folder}: {size:,} bytes")
 
   def _load(self, folder: str) -> None:
@@ -262,13 +268,12 @@ class Chat:
       raise errors.UserError(
         f"{folder} holds {len(session.position)} texts; a chat takes one"
       )
-    self._turn(lambda: self._go_on(session, self._said_in(folder)))
+    place = session, self._said_in(folder), saved.load_rest(folder)
+    self._turn(lambda: self._go_on(place))
     self._tell(f"from {folder}")
 
-  def _go_on(
-    self, session: session_lib.Session, said: dialogue.Dialogue | None
-  ) -> None:
-    self.session, self.said = session, said
+  def _go_on(self, place: _Place) -> None:
+    self.session, self.said, self._rest = place
 
   def _said_in(self, folder: str) -> dialogue.Dialogue | None:
     """Returns the messages of a saved session."""
@@ -286,7 +291,7 @@ class Chat:
   def _undo(self, unused: str) -> None:
     if not self._before:
       raise errors.UserError("there is no turn to undo")
-    self.session, self.said = self._before.pop()
+    self.session, self.said, self._rest = self._before.pop()
     self._tell("as before the last turn")
 
   def _new(self, unused: str) -> None:
@@ -335,6 +340,10 @@ class Chat:
   def _make_stops(self, strings: Sequence[str]) -> stop.Stops | None:
     own = [self._template.stop] if self._template else []
     return stop.make([*own, *strings], self._owner.tokenizer)
+
+
+def _decoded(rest: bytes) -> str:
+  return rest.decode(errors="replace")
 
 
 def _tell_error(error: Exception) -> None:

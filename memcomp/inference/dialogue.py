@@ -45,11 +45,21 @@ class Dialogue(NamedTuple):
       )
     return self, ""
 
-  def answered(self, content: str, *, ended: bool) -> "Dialogue":
-    """Adds (the next part of) an answer; `ended` if the model ended it."""
+  def answered(
+    self, content: str, *, ended: bool, again: str = ""
+  ) -> "Dialogue":
+    """Adds (the next part of) an answer.
+
+    Args:
+      content: its text.
+      ended: whether the model ended it.
+      again: end of the part before, which the model may not have meant so:
+        `content` has it once more, as far as it stays.
+    """
     messages = self.messages
     if messages and messages[-1].role == "assistant":
-      messages, content = messages[:-1], messages[-1].content + content
+      before = messages[-1].content.removesuffix(again)
+      messages, content = messages[:-1], before + content
     return Dialogue(
       self.template,
       (*messages, chat_template.Message("assistant", content)),

@@ -45,6 +45,7 @@ def generate(
   settings: sample.Settings | Sequence[sample.Settings],
   stops: stop.Stops | None = None,
   vocab_size: int | None = None,
+  node: int = 0,
   piece_tokens: int = PIECE,
 ) -> Iterator[Piece]:
   """Continues every text of a session until all have stopped.
@@ -61,6 +62,8 @@ def generate(
     stops: what ends a row.
     vocab_size: ids from here on are never drawn, because the model's vocabulary
       may exceed the tokenizer's; None is the model's.
+    node: `stop.Text.node` of texts that go on, so that a stop string may have
+      begun before.
     piece_tokens: tokens per call; does not change results.
 
   Raises:
@@ -76,7 +79,7 @@ def generate(
   batch = len(position)
   knobs = sample.knobs(settings, batch)
   automaton = None if stops is None else (stops.table, stops.final)
-  node = np.zeros(batch, np.int32)
+  nodes = np.full(batch, node, np.int32)
   left = np.full(batch, tokens, np.int32)
   known = vocab_size or session.used.shape[1]
   graphdef, params = nnx.split(model)
@@ -86,12 +89,12 @@ def generate(
       room = min(tokens, made + max(_AHEAD, piece_tokens))
       session = session_lib.grow(model, session, int(position.max()) + room)
     with session_lib.on_mesh_of(params):
-      ids, session, node, left_ = make_tokens(
+      ids, session, nodes, left_ = make_tokens(
         graphdef,
         piece_tokens,
         params,
         session,
-        node,
+        nodes,
         left,
         knobs,
         known,
@@ -101,7 +104,7 @@ def generate(
     made += piece_tokens
     stopped = np.zeros(batch, bool)
     if stops is not None:
-      stopped = stops.final[np.asarray(node)]
+      stopped = stops.final[np.asarray(nodes)]
     yield Piece([row[row >= 0] for row in ids], session, stopped)
 
 

@@ -48,6 +48,7 @@ def save(
   session: session_lib.Session,
   owner: Owner,
   dialogue: dict[str, Any] | None = None,
+  rest: bytes = b"",
 ) -> int:
   """Writes a session to a folder, completely or not at all.
 
@@ -57,6 +58,7 @@ def save(
     owner: the model that has read them.
     dialogue: what `load_dialogue` returns, for JSON; None for a text without
       messages.
+    rest: what `load_rest` returns: bytes of an answer that was cut off.
 
   Returns:
     Bytes on disk.
@@ -76,6 +78,8 @@ def save(
   }
   if dialogue is not None:
     meta["dialogue"] = dialogue
+  if rest:
+    meta["rest"] = rest.hex()
   with disk.new_folder(folder) as partial:
     with ocp.StandardCheckpointer() as writer:
       writer.save(partial / _ARRAYS, dict(_named(session)))
@@ -140,8 +144,13 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
 
 def load_dialogue(folder: str | os.PathLike) -> dict[str, Any] | None:
   """Returns the `dialogue` of a folder that `load` has read."""
-  path = pathlib.Path(paths.expand(folder)).absolute() / _META
-  return paths.read_json(path, "restore it from a copy").get("dialogue")
+  return _meta(folder).get("dialogue")
+
+
+def load_rest(folder: str | os.PathLike) -> bytes:
+  """Returns the `rest` of a folder that `load` has read."""
+  with errors.malformed(f"{folder}/{_META}", "restore it from a copy"):
+    return bytes.fromhex(_meta(folder).get("rest", ""))
 
 
 def parameter_hash(model: decoder.Decoder) -> str:
@@ -177,6 +186,11 @@ def _check_owner(folder, saved: dict[str, Any], owner: Owner) -> None:
     f"{folder} is a session of another model ({reason}); open the checkpoint"
     " that it was made with"
   )
+
+
+def _meta(folder: str | os.PathLike) -> dict[str, Any]:
+  path = pathlib.Path(paths.expand(folder)).absolute() / _META
+  return paths.read_json(path, "restore it from a copy")
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:

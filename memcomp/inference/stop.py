@@ -108,35 +108,59 @@ class Text:
 
   It holds back bytes that may become a stop string, and the first bytes of a
   character until it is complete.
+
+  Attributes:
+    node: row of `Stops.table` after the bytes so far.
+    stopped: whether a stop string or end token has come.
   """
 
   def __init__(
-    self, tokenizer: tokenizer_lib.Tokenizer, stops: Stops | None = None
+    self,
+    tokenizer: tokenizer_lib.Tokenizer,
+    stops: Stops | None = None,
+    rest: bytes = b"",
   ):
-    """Starts an empty text."""
+    """Starts an empty text, or goes on with one that left this `rest`.
+
+    Args:
+      tokenizer: the model's tokenizer.
+      stops: what ends the text.
+      rest: `rest()` of the text so far. It decides what the next bytes may
+        complete, so no other bytes are needed.
+    """
     self._tokenizer = tokenizer
     self._stops = stops
     self._decoder = tokenizer_lib.Decoder(tokenizer)
-    self._held = bytearray()
-    self._node = 0
+    self._held = bytearray(rest)
+    self.node = 0
     self.stopped = False
+    if stops is not None:
+      for byte in rest:
+        self.node, _, matched = stops.advance(self.node, byte)
+        if matched:  # by a stop string that is new: what has come stays
+          self.node = 0
 
   def push(self, token: int) -> str:
     """Returns the text that is certain after `token`; may be empty."""
     if self.stopped:
       return ""
     if self._stops is None:
-      return self._decoder.push(token)
+      self._held += self._tokenizer.token_bytes(token)
+      return self._give(len(self._held))
     self.stopped = token in self._stops.ids
     depth = 0 if self.stopped else len(self._held)
     for byte in self._tokenizer.token_bytes(token):
       self._held.append(byte)
-      self._node, depth, matched = self._stops.advance(self._node, byte)
+      self.node, depth, matched = self._stops.advance(self.node, byte)
       if matched:
         del self._held[-matched:]
         self.stopped, depth = True, 0
         break
     return self._give(len(self._held) - depth)
+
+  def rest(self) -> bytes:
+    """Returns the bytes that are held back."""
+    return self._decoder.pending() + bytes(self._held)
 
   def finish(self) -> str:
     """Returns the remaining text; invalid UTF-8 becomes U+FFFD."""

@@ -91,6 +91,42 @@ def test_an_empty_line_goes_on_with_an_answer(owner, talk):
   assert "error: there is no answer that was cut off" in out
 
 
+def test_an_end_that_a_limit_has_cut_is_found_in_the_rest(
+  owner, talk, tmp_path
+):
+  asked = BYTES.encode("[user] one\n[assistant] ")
+  session = cases.read(owner.model, [asked])
+  (ids,) = cases.joined(cases.pieces(owner.model, session, 16))
+  end = "B-"  # the model happens to write it
+  size = bytes(ids).index(end.encode())
+  shown = BYTES.decode(ids[:size])
+  template = chat_template.of_spec(
+    {
+      "name": "jinja",
+      "source": "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+      "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}"
+      "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}",
+      "tokens": {"eos_token": end},
+    }
+  )
+  whole, _ = talk("one", template=template, tokens=40)
+  assert whole.said is not None
+  assert whole.said.messages[-1].content == shown
+  assert whole.said.unread == "\n"
+  folder = tmp_path / "talk"
+  cut, out = talk("one", f"/save {folder}", template=template, tokens=size + 1)
+  # Half of the end has come, which is not shown, but the model has read it.
+  assert shown + "\n[" in out
+  assert cut.said.messages[-1].content.endswith(end[0])
+  for found, _ in (
+    talk("one", "", template=template, tokens=size + 1),
+    talk(f"/load {folder}", "", template=template, tokens=size + 1),
+    talk("one", "two", "/undo", "", template=template, tokens=size + 1),
+  ):
+    assert found.said == whole.said
+    assert_equal(found.session, whole.session)
+
+
 def test_an_answer_with_a_stop_string_of_the_user_is_cut_off(owner, talk):
   _, (answer,) = reads(
     owner, "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"

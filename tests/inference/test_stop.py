@@ -73,6 +73,33 @@ def test_random_texts_are_cut_as_plainly(kind, strings, words):
     assert stopped == (end and int(np.argmax(lengths >= end)) + 1)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_a_text_that_goes_on_is_as_if_it_had_not_been_cut(kind, words):
+  tokenizer = BYTES if kind == "bytes" else words
+  rng = np.random.default_rng(1)
+  known = (
+    [*b"abc", *"ñ".encode()] if kind == "bytes" else [0, 1, 2, *range(10, 16)]
+  )
+  stops = stop.Stops(["abca", "bcñ"], tokenizer)
+  for _ in range(30):
+    tokens = rng.choice(known, 25)
+    whole = text = stop.Text(tokenizer, stops)
+    parts = [[], []]
+    text = stop.Text(tokenizer, stops)
+    for token in map(int, tokens):
+      for one, part in zip((whole, text), parts, strict=True):
+        part.append(one.push(token))
+      assert (text.node, text.rest()) == (whole.node, whole.rest())
+      if not text.stopped:
+        text = stop.Text(tokenizer, stops, text.rest())
+    assert parts[0] == parts[1]
+  # Other stop strings do not end what has come already.
+  text = stop.Text(BYTES, stop.Stops(["b"], BYTES), b"ab")
+  assert (text.stopped, text.node) == (False, 0)
+  assert text.push(ord("c")) == "abc"
+  assert stop.Text(BYTES, None, b"ab").push(ord("c")) == "abc"
+
+
 def test_only_what_may_become_a_stop_string_is_held_back():
   shown, whole, stopped = feed(BYTES, ["\n\nUser"], b"one\n\ntwo\nUs")
   assert shown[3:9] == [
