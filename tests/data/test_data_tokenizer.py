@@ -148,7 +148,14 @@ def dropout(built):
   built.model.dropout = 0.5
 
 
-@pytest.mark.parametrize("switch_on", [truncation, padding, dropout])
+def beginning(built):
+  built.post_processor = tokenizers.processors.TemplateProcessing(
+    single="<|end|> $A",
+    special_tokens=[("<|end|>", built.token_to_id("<|end|>"))],
+  )
+
+
+@pytest.mark.parametrize("switch_on", [truncation, padding, dropout, beginning])
 def test_what_a_file_asks_for_beside_ids(switch_on, tmp_path):
   path = byte_level(tmp_path)
   plain = tokenizer_lib.load(path).encode(TEXT * 20).tolist()
@@ -157,6 +164,14 @@ def test_what_a_file_asks_for_beside_ids(switch_on, tmp_path):
   built.save(path)
   assert tokenizers.Tokenizer.from_file(path).encode(TEXT * 20).ids != plain
   assert tokenizer_lib.load(path).encode(TEXT * 20).tolist() == plain
+
+
+def test_a_special_token_can_be_written_in_front_of_a_text(tmp_path):
+  """As docs/export.md advises for a beginning of text."""
+  tokenizer = tokenizer_lib.load(byte_level(tmp_path))
+  first, *rest = tokenizer.encode("<|end|>" + TEXT).tolist()
+  assert tokenizer.token_bytes(first) == b""
+  assert rest == tokenizer.encode(TEXT).tolist()
 
 
 def test_fingerprints_tell_tokenizers_apart(tmp_path):
