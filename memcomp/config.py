@@ -212,7 +212,8 @@ class EvaluationConfig:
     rows: number of rows to stream in parallel.
     byte_models: whether to also fit order-k byte models and run gzip.
     prompt: text that the final sample continues.
-    sample_tokens: length of the sample in tokens.
+    sample_tokens: length of the sample in tokens; 0 for no sample after
+      training.
     temperature: temperature of the sample; 0 is greedy.
     top_k: sample from this many most likely tokens; 0 is all.
     top_p: sample from the most likely tokens of this mass, in (0, 1].
