@@ -1,6 +1,5 @@
 """Reads an exported model onto any mesh, without a run."""
 
-import json
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -38,15 +37,23 @@ class Exported(NamedTuple):
 
 
 def settings(path: str | os.PathLike, name: str = CONFIG) -> dict[str, Any]:
-  """Returns a folder's `config.json`, or `name`; empty if there is none."""
+  """Returns a folder's `config.json`, or `name`; empty if there is none.
+
+  Raises:
+    UserError: it is no JSON object, in a folder with arrays. In others, such as
+      a run's, it does not decide what the folder is.
+  """
   if paths.is_remote(path):
     return {}
+  folder = pathlib.Path(path)
   try:
-    text = (pathlib.Path(path) / name).read_text(encoding="utf-8")
-    found = json.loads(text)
-  except (OSError, *errors.BAD_JSON):
+    return paths.read_json(folder / name, "restore it from a copy")
+  except (OSError, ValueError):  # ValueError for a null byte
     return {}
-  return found if isinstance(found, dict) else {}
+  except errors.UserError:
+    if (folder / ORBAX).exists() or any(folder.glob("*.safetensors")):
+      raise
+    return {}
 
 
 def is_export(path: str | os.PathLike) -> bool:

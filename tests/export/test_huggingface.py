@@ -180,6 +180,21 @@ def give_tokenizer(folder):
   )
 
 
+@pytest.mark.parametrize("text", ['{"format": "memc', "[]", "\xff", "[" * 9999])
+def test_settings_that_are_no_json_are_not_taken_for_absent(copy, text):
+  give_tokenizer(copy)
+  path = copy / "config.json"
+  path.write_text(text, encoding="latin-1")
+  with pytest.raises(errors.UserError) as caught:
+    load.open_checkpoint(copy)
+  message = str(caught.value)
+  assert message.startswith(f"{path} is no") and "restore it" in message
+  # That of a run is not needed, and other folders are none of ours.
+  (copy / "model.safetensors").unlink()
+  with pytest.raises(errors.UserError, match="no checkpoint in"):
+    load.open_checkpoint(copy)
+
+
 @pytest.mark.parametrize(("longest", "window"), [(64, 64), (131_072, 2048)])
 def test_it_is_scored_at_its_own_length_and_trained_at_the_default(
   copy, longest, window
