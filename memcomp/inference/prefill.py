@@ -116,16 +116,34 @@ def columns(
   Returns:
     Ids, int32 `[texts, stop - start]`, and a bool mask that is False for
     padding.
+
+  Raises:
+    UserError: ids are no whole numbers, or beyond int32.
   """
   ids = np.zeros((len(texts), stop - start), np.int32)
   real = np.zeros(ids.shape, bool)
   for row, text in enumerate(texts):
     shift = total - len(text)
-    part = text[max(start - shift, 0) : max(stop - shift, 0)]
+    part = np.asarray(text[max(start - shift, 0) : max(stop - shift, 0)])
     if len(part):
+      _check_fits(part)  # int32 would wrap it, or cut its fraction off
       ids[row, -len(part) :] = part
       real[row, -len(part) :] = True
   return ids, real
+
+
+def _check_fits(ids: np.ndarray) -> None:
+  """Raises UserError if int32 cannot hold some ids."""
+  if ids.dtype.kind not in "iu":
+    raise errors.UserError(
+      f"ids are {ids.dtype}: give whole numbers, as a tokenizer gives them"
+    )
+  for one in (int(ids.min()), int(ids.max())):
+    if not -(2**31) <= one < 2**31:
+      raise errors.UserError(
+        f"id {one} is none of any model's: use the tokenizer that it was"
+        " trained with"
+      )
 
 
 @functools.partial(jax.jit, static_argnums=0)

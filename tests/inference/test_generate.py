@@ -197,6 +197,11 @@ def test_number_of_tokens_and_texts(model):
     prefill.read(model, session, [PROMPT, PROMPT])
   with pytest.raises(errors.UserError, match="id 256 is none of the model's"):
     prefill.read(model, session, [np.array([3, 256])])
+  for wrong in (2**32 + 3, -(2**32) + 3, 2**31):
+    with pytest.raises(errors.UserError, match=f"id {wrong} is none"):
+      prefill.read(model, session, [np.array([3, wrong])])
+  with pytest.raises(errors.UserError, match="ids are float64: give whole"):
+    prefill.read(model, session, [np.array([3, 1.7])])
 
 
 def test_rows_stop_on_their_own(model):
