@@ -50,6 +50,12 @@ class Settings:
       value = getattr(self, name)
       if not (_is_number(value) and math.isfinite(value) and accepts(value)):
         raise errors.UserError(f"{name}={value}: give {rule}")
+      with np.errstate(over="ignore"):
+        narrow = float(np.float32(value))
+      if not (math.isfinite(narrow) and accepts(narrow)):
+        raise errors.UserError(
+          f"{name}={value}: give {rule} in float32, where it is {narrow}"
+        )
     for name, rule, accepts in (
       ("top_k", "a whole number, 0 (all tokens) or more", lambda x: x >= 0),
       ("seed", limits.A_SEED, limits.is_seed),
