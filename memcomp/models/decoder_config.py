@@ -5,7 +5,8 @@ import keyword
 
 import jax
 
-from memcomp.layers import mlp, norm, options, trellis
+from memcomp.layers import mlp, options, trellis
+from memcomp.layers import norm as norm_lib
 from memcomp.models import legacy_mixers
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels.chunking import chunked
@@ -24,6 +25,12 @@ the mixer's output, also what the memory's backward pass needs (so that its
 kernel runs forward only once), or the results of its linear maps."""
 
 DTYPES = ("float32", "bfloat16")
+
+option = options.option
+
+
+def _text(x: object) -> str | None:
+  return None if isinstance(x, str) else f"is {type(x).__name__}, not text"
 
 
 @legacy_mixers.accept_old_fields
@@ -61,27 +68,27 @@ class DecoderConfig:
     remat: what a block keeps for its backward pass, see `REMAT`.
   """
 
-  vocab_size: int = 256
-  d_model: int = 768
-  num_layers: int = 12
-  mlp_dim: int = 2048
+  vocab_size: int = option(256, options.at_least(1))
+  d_model: int = option(768, options.at_least(1))
+  num_layers: int = option(12, options.at_least(1))
+  mlp_dim: int = option(2048, options.at_least(1))
   mixers: dict[str, options.MixerConfig] = dataclasses.field(
     default_factory=lambda: {"memory": trellis.TrellisConfig()}
   )
-  pattern: str = ""
-  channel_mixer: str = "swiglu"
-  norm: str = "rms"
-  norm_eps: float = 1e-6
-  residual_scale: float = 1.0
+  pattern: str = option("", _text)
+  channel_mixer: str = option("swiglu", options.one_of(mlp.CHANNEL_MIXERS))
+  norm: str = option("rms", options.one_of(norm_lib.NORMS))
+  norm_eps: float = option(1e-6, options.positive)
+  residual_scale: float = option(1.0, options.positive)
   embedding_norm: bool = False
-  embedding_convolution: int = 0
+  embedding_convolution: int = option(0, options.taps)
   tied_embeddings: bool = True
-  init_std: float = 0.02
-  embedding_std: float = 0.02
-  head_std: float = 0.0
+  init_std: float = option(0.02, options.positive)
+  embedding_std: float = option(0.02, options.positive)
+  head_std: float = option(0.0, options.not_negative)
   zero_init_out: bool = False
-  dtype: str = "float32"
-  remat: str = "none"
+  dtype: str = option("float32", options.one_of(DTYPES))
+  remat: str = option("none", options.one_of(REMAT))
 
   def __post_init__(self):
     self._check_mixers()
@@ -90,27 +97,7 @@ class DecoderConfig:
 
   def validate(self) -> None:
     """Raises ValueError naming the field that is out of range."""
-    for name in ("vocab_size", "d_model", "num_layers", "mlp_dim"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    for name, choices in (
-      ("dtype", DTYPES),
-      ("remat", REMAT),
-      ("channel_mixer", mlp.CHANNEL_MIXERS),
-      ("norm", norm.NORMS),
-    ):
-      if getattr(self, name) not in choices:
-        raise ValueError(
-          f"{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}"
-        )
-    width = self.embedding_convolution
-    if width < 0 or width == 1:
-      raise ValueError(f"embedding_convolution={width} must be 0 or at least 2")
-    for name in ("init_std", "embedding_std", "norm_eps", "residual_scale"):
-      if not getattr(self, name) > 0:
-        raise ValueError(f"{name}={getattr(self, name)} must be positive")
-    if self.head_std < 0:
-      raise ValueError(f"head_std={self.head_std} must not be negative")
+    options.check_fields(self)
     self._check_mixers()
     for name, mixer in self.mixers.items():
       try:
@@ -118,6 +105,11 @@ class DecoderConfig:
         mixer.at_width(self.d_model)
       except ValueError as error:
         raise ValueError(f"mixers.{name}: {error}") from error
+      except TypeError as error:
+        raise ValueError(
+          f"mixers.{name}: a field has a wrong type, or names a function that"
+          f" takes other arguments ({error}); correct it"
+        ) from error
     self.parts()
 
   def _check_mixers(self) -> None:

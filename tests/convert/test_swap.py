@@ -178,6 +178,7 @@ def test_a_mixer_is_written_as_a_flag():
     ("trellis:num_slots=0", "num_slots=0 must be at least 1"),
     ("trellis:num_slots=1.5", "1.5"),
     ("softmax_attention:value_residual=scalar", "leave value_residual"),
+    ("key_value_means:budget=os:getcwd", "getcwd() takes no arguments"),
   ],
 )
 def test_mistakes_are_told(text, message):

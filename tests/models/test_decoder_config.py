@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
+from flax import nnx
 
 from memcomp.layers import linear_attention, softmax_attention, trellis
-from memcomp.models import decoder_config, overview
+from memcomp.models import decoder, decoder_config, overview
 
 SIZES = {"heads": 2, "key_dim": 8, "value_dim": 8}
 TRELLIS = trellis.TrellisConfig(**SIZES)
@@ -53,6 +54,25 @@ def test_a_mixer_out_of_range_is_named():
   odd = dataclasses.replace(TRELLIS, heads=3, key_dim=0)
   with pytest.raises(ValueError, match=r"^mixers\.memory: heads=3 does not"):
     config({"memory": odd}).validate()
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"num_layers": 1.0}, "num_layers=1.0 is float, not an integer"),
+    ({"d_model": None}, "d_model=None is NoneType, not an integer"),
+    ({"norm_eps": "1e-6"}, "norm_eps='1e-6' is str, not a number"),
+    ({"tied_embeddings": "no"}, "tied_embeddings='no' is str, not True"),
+    ({"pattern": 5}, "pattern=5 is int, not text"),
+    ({"head_std": -1.0}, "head_std=-1.0 must not be negative"),
+    ({"embedding_convolution": 1}, "embedding_convolution=1 must be 0 or"),
+    ({"remat": "all"}, "remat='all' is not one of: none, block"),
+  ],
+)
+def test_a_field_of_a_wrong_type_or_out_of_range_is_named(fields, message):
+  wrong = dataclasses.replace(config({"memory": TRELLIS}), **fields)
+  with pytest.raises(ValueError, match=message):
+    decoder.Decoder(wrong, rngs=nnx.Rngs(0))
 
 
 def test_one_mixer_needs_no_pattern_and_several_do():
