@@ -53,9 +53,15 @@ def read(
     mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: there is none, it is damaged, or written by another version.
+    UserError: there is none, it is damaged, written by another version, or
+      `path` is of another step.
   """
   root, named = locate(path)
+  if named is not None and step not in (None, named):
+    raise errors.UserError(
+      f"{path} is of step {named}; leave out --step={step}, or give the folder"
+      " of the run"
+    )
   step = named if step is None else step
   steps = list_steps(root)
   if step is not None and step not in steps:

@@ -310,6 +310,9 @@ def test_steps_and_damage(run_folder, call, capsys):
   assert load.open_checkpoint(run_folder).step == 5
   assert load.open_checkpoint(run_folder, 3).step == 3
   assert load.open_checkpoint(run_folder / "checkpoints/3").step == 3
+  with pytest.raises(errors.UserError, match="3 is of step 3; leave out --st"):
+    load.open_checkpoint(run_folder / "checkpoints/3", 5)
+  assert load.open_checkpoint(run_folder / "checkpoints/3", 3).step == 3
   arrays = [p for p in (run_folder / "checkpoints/5/params").rglob("*/d/*")]
   arrays[0].write_bytes(arrays[0].read_bytes()[:-1])
   assert load.open_checkpoint(run_folder).step == 3
