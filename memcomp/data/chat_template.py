@@ -160,28 +160,48 @@ def load(name: str) -> Template:
   if path.is_dir():
     path /= _CONFIG
   try:
-    found = paths.read_json(path, f"give {CHATML}, or the path of a {_CONFIG}")
-    source = _source(found, path.parent / _BESIDE)
+    spec = _spec(path, f"give {CHATML}, or the path of a {_CONFIG}")
   except OSError as error:
     raise errors.UserError(
       f"cannot read chat template {name}: {error.strerror or error}; give"
       f" {CHATML}, or the path of a {_CONFIG}"
     ) from error
-  if not source:
+  if spec is None:
     raise errors.UserError(
       f"{os.fspath(path)}: no chat_template in it; give {CHATML}, or the"
       " tokenizer of a model that chats"
     )
+  try:
+    return of_spec(spec)
+  except errors.UserError as error:
+    raise errors.UserError(f"{os.fspath(path)}: {error}") from error
+
+
+def spec_in(folder: str | os.PathLike) -> dict[str, Any] | None:
+  """Returns the `Template.spec` of a tokenizer's folder; None without one.
+
+  It is not compiled, so that a model opens without the library.
+
+  Raises:
+    UserError: its tokenizer_config.json is damaged.
+  """
+  try:
+    return _spec(paths.of(folder) / _CONFIG, "restore it from a copy")
+  except OSError:
+    return None
+
+
+def _spec(path: Any, fix: str) -> dict[str, Any] | None:
+  found = paths.read_json(path, fix)
+  source = _source(found, path.parent / _BESIDE)
   tokens = {
     key: value.get("content") if isinstance(value, dict) else value
     for key, value in found.items()
     if key.endswith("_token")
   }
   tokens = {k: v for k, v in tokens.items() if isinstance(v, str)}
-  try:
-    return of_spec({"name": "jinja", "source": source, "tokens": tokens})
-  except errors.UserError as error:
-    raise errors.UserError(f"{os.fspath(path)}: {error}") from error
+  spec = {"name": "jinja", "source": source, "tokens": tokens}
+  return spec if source else None
 
 
 def of_spec(spec: dict[str, Any]) -> Template:

@@ -41,6 +41,8 @@ class Checkpoint(NamedTuple):
   def template(self) -> chat_template.Template | None:
     """Returns the chat template of its training; None if it read text.
 
+    That of a Hugging Face checkpoint is its tokenizer's.
+
     Raises:
       UserError: it is broken, or a library is missing.
     """

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, limits, sharding
+from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import names, read, tensors
 from memcomp.layers import softmax_attention
@@ -100,6 +101,8 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     "ends": tokenizer.ends,
     "step": 0,
   }
+  if spec := chat_template.spec_in(folder):
+    meta["chat_template"] = spec
   return read.Exported(
     abstract.merge(graphdef, params), tokenizer, config, meta
   )

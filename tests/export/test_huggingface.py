@@ -195,6 +195,34 @@ def test_settings_that_are_no_json_are_not_taken_for_absent(copy, text):
     load.open_checkpoint(copy)
 
 
+def test_it_is_asked_by_the_template_of_its_tokenizer(copy, tmp_path):
+  give_tokenizer(copy)
+  assert load.open_checkpoint(copy).template() is None
+  source = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+  )
+  config = {
+    "chat_template": source,
+    "bos_token": {"content": "<s>"},
+    "eos_token": "</s>",
+  }
+  (copy / "tokenizer_config.json").write_text(json.dumps(config))
+  write.export(copy, tmp_path / "out")
+  for folder in (copy, tmp_path / "out"):
+    template = load.open_checkpoint(folder).template()
+    assert template is not None
+    assert template.ask([], "A") == "<s>[user] A</s>[assistant] "
+    assert template.stop == "</s>"
+  # Other tasks do not need it, so what is wrong in it is told by chat alone.
+  broken = config | {"chat_template": "{% if %}"}
+  (copy / "tokenizer_config.json").write_text(json.dumps(broken))
+  opened = load.open_checkpoint(copy)
+  with pytest.raises(errors.UserError, match="is no Jinja template"):
+    opened.template()
+
+
 @pytest.mark.parametrize(("longest", "window"), [(64, 64), (131_072, 2048)])
 def test_it_is_scored_at_its_own_length_and_trained_at_the_default(
   copy, longest, window
