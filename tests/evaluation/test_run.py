@@ -226,7 +226,8 @@ def test_after_training(run_folder, capsys, monkeypatch):
   monkeypatch.chdir(run_folder.parent)
   run.after_training(config, run_folder)
   out, err = capsys.readouterr()
-  assert err == ""
+  # On a busy machine it says how far it is.
+  assert all(line.endswith(" s left") for line in err.splitlines())
   result = json.loads((run_folder / "eval/results.json").read_text())
   assert cases.is_figure(run_folder / "eval/perplexity.png")
 
