@@ -147,6 +147,9 @@ def run(
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
   settings = dataclasses.replace(opened.config.evaluation, **overrides)
+  if not settings.sample_tokens and "sample_tokens" not in overrides:
+    # The run's 0 only says that no sample follows its training.
+    settings.sample_tokens = config_lib.EvaluationConfig().sample_tokens
   tasks.check(settings)
   draws = seed or 0
   if task == "sample":

@@ -141,28 +141,17 @@ def show_sample(
   checkpoint: load.Checkpoint,
   settings: config_lib.EvaluationConfig,
   seed: int,
-  stop_strings: Sequence[str] | None = None,
+  stop_strings: Sequence[str] = (),
 ) -> dict[str, Any]:
-  """Prints a prompt and its continuation as it is made; returns both.
-
-  Args:
-    checkpoint: the model.
-    settings: prompt, number of tokens and how they are drawn.
-    seed: seed of the draws.
-    stop_strings: texts that end a sample that a user asks for; None for the one
-      after training, which a config may leave out with `sample_tokens=0`.
-  """
+  """Prints a prompt and its continuation as it is made; returns both."""
   draws = _draws(settings, seed)
-  tokens = settings.sample_tokens
-  if stop_strings is not None:
-    tokens = _asked_tokens(checkpoint, settings)
   pieces = generate.text(
     checkpoint.model,
     checkpoint.tokenizer,
     settings.prompt,
-    tokens=tokens,
+    tokens=settings.sample_tokens,
     settings=draws,
-    stop_strings=stop_strings or (),
+    stop_strings=stop_strings,
   )
   made = []
   for number, piece in enumerate(pieces):
@@ -173,7 +162,7 @@ def show_sample(
   return {
     "prompt": settings.prompt,
     "text": "".join(made),
-    "tokens": tokens,
+    "tokens": settings.sample_tokens,
     **dataclasses.asdict(draws),
   }
 
@@ -194,7 +183,7 @@ def talk(
   )
   conversation = chat.Chat(
     owner,
-    tokens=_asked_tokens(checkpoint, settings),
+    tokens=settings.sample_tokens,
     settings=_draws(settings, seed),
     stop_strings=stop_strings,
     template=checkpoint.template(),
@@ -250,18 +239,6 @@ def read_prompt(path: str) -> str:
       f"prompt {path} is empty; give some text to continue"
     )
   return prompt
-
-
-def _asked_tokens(
-  checkpoint: load.Checkpoint, settings: config_lib.EvaluationConfig
-) -> int:
-  """The tokens of a sample or answer; the default if the run's config has 0.
-
-  There it only says that no sample follows the training.
-  """
-  if settings.sample_tokens or checkpoint.config.evaluation.sample_tokens:
-    return settings.sample_tokens
-  return config_lib.EvaluationConfig().sample_tokens
 
 
 def _draws(settings: config_lib.EvaluationConfig, seed: int) -> sample.Settings:
