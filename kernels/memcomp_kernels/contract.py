@@ -75,10 +75,10 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
 
 
 def one_width(call: Any) -> Any:
-  """Widens the arrays of a call to the dtype of its sums.
+  """Widens float16, and float32 where something of the call is float64.
 
   float16 becomes float32, as its range is too small for states. Both become
-  float64 where something else is. bfloat16 stays: products are computed in it.
+  float64 beside it. bfloat16 stays, because products are computed in it.
   """
   wide = accumulation_dtype(*jax.tree.leaves(call))
   return jax.tree.map(

@@ -163,7 +163,10 @@ def run_task(task: str) -> None:
   if task == "compare":
     from memcomp.training import compare
 
-    run.check_flags(task, common | {"stop": _STOP.value} | given | options)
+    more = {"stop": _STOP.value, "tensor": _TENSOR.value}
+    if more["tensor"] == 1:
+      del more["tensor"]
+    run.check_flags(task, common | more | given | options)
     compare.run(_CHECKPOINT.value, _OUT.value)
     return
   run.run(

@@ -171,6 +171,8 @@ def _config(
   steps, opt = config.training.steps, config.optimizer
   opt.warmup_steps = min(opt.warmup_steps, steps // 10)
   opt.final_learning_rate = min(opt.final_learning_rate, opt.learning_rate)
+  if config.training.profile_start >= steps:
+    config.training.profile_start = -1
   return config
 
 

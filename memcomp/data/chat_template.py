@@ -160,7 +160,8 @@ def load(name: str) -> Template:
   if path.is_dir():
     path /= _CONFIG
   try:
-    spec = _spec(path, f"give {CHATML}, or the path of a {_CONFIG}")
+    found = paths.read_json(path, f"give {CHATML}, or the path of a {_CONFIG}")
+    spec = _spec(found, path.parent / _BESIDE)
   except OSError as error:
     raise errors.UserError(
       f"cannot read chat template {name}: {error.strerror or error}; give"
@@ -183,17 +184,17 @@ def spec_in(folder: str | os.PathLike) -> dict[str, Any] | None:
   It is not compiled, so that a model opens without the library.
 
   Raises:
-    UserError: its tokenizer_config.json is damaged.
+    UserError: one of its files is damaged.
   """
-  try:
-    return _spec(paths.of(folder) / _CONFIG, "restore it from a copy")
-  except OSError:
-    return None
+  path = paths.of(folder) / _CONFIG
+  found = {}
+  if path.exists():
+    found = paths.read_json(path, "restore it from a copy")
+  return _spec(found, path.parent / _BESIDE)
 
 
-def _spec(path: Any, fix: str) -> dict[str, Any] | None:
-  found = paths.read_json(path, fix)
-  source = _source(found, path.parent / _BESIDE)
+def _spec(found: dict[str, Any], beside: Any) -> dict[str, Any] | None:
+  source = _source(found, beside)
   tokens = {
     key: value.get("content") if isinstance(value, dict) else value
     for key, value in found.items()
@@ -282,7 +283,12 @@ def _source(config: dict[str, Any], beside: Any) -> str:
     named = [x for x in found if isinstance(x, dict)]
     found = {x.get("name"): x.get("template") for x in named}.get("default")
   if found is None and beside.exists():
-    return beside.read_text()
+    try:
+      return beside.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+      raise errors.UserError(
+        f"{beside} is not UTF-8 (byte {error.start}); restore it from a copy"
+      ) from error
   return found if isinstance(found, str) else ""
 
 

@@ -247,6 +247,7 @@ def _format(format: formats.Format) -> dict[str, Any]:
   return {
     "format": shards.FORMAT_MESSAGES,
     "chat_template": format.template.fingerprint,
+    "sizes": "answers",  # before, they were those of the whole conversation
   }
 
 

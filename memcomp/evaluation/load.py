@@ -14,6 +14,7 @@ from memcomp import errors, paths
 from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.export import huggingface, read
+from memcomp.layers import registry
 from memcomp.models import abstract, decoder, overview
 from memcomp.runs import load as load_lib
 from memcomp.runs import workdir as workdir_lib
@@ -146,16 +147,20 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
     for mixer in used
     if (getattr(mixer.at_width(config.model.d_model), "rotary_dim", 0) or 0) > 2
   ]
-  fixed = any(not hasattr(mixer, "rotary_scale") for mixer in rotated)
+  fixed = {
+    registry.name_of(mixer)
+    for mixer in rotated
+    if not hasattr(mixer, "rotary_scale")
+  }
   if fixed or not rotated:
-    names = overview.mixer_names(config.model)
-    have = (
-      "rotary channels that cannot be stretched"
-      if fixed
-      else ("no rotary channels to stretch")
+    why = (
+      f"{overview.mixer_names(config.model)} has no rotary channels to stretch"
     )
+    if fixed:
+      names = ", ".join(sorted(fixed))
+      why = f"{names} has rotary channels that cannot be stretched"
     raise errors.UserError(
-      f"--rotary_scale={rotary_scale:g}: {names} has {have}; leave the flag out"
+      f"--rotary_scale={rotary_scale:g}: {why}; leave the flag out"
     )
   for mixer in rotated:
     mixer.rotary_scale = rotary_scale

@@ -121,6 +121,7 @@ def run(
       "prompt_file": prompt_file,
       "stop": stop_strings,
       "contexts": contexts,
+      "tensor": None if tensor == 1 else tensor,
       **(overrides or {}),
       **(options or {}),
     },
@@ -160,8 +161,9 @@ def run(
     tasks.talk(opened, settings, draws, stop_strings, opening)
     return
   place = pathlib.Path(out or opened.workdir / "eval")
-  # Results of the run itself must not be overwritten by those of another step.
-  suffix = "" if step is None else f"-step{opened.step}"
+  # Results of the run itself must not be overwritten by those of a named step.
+  named = step is not None or pathlib.Path(checkpoint).name == str(opened.step)
+  suffix = f"-step{opened.step}" if named else ""
   if rotary_scale is not None:
     suffix += f"-rotary{rotary_scale:g}"
   if task in _MODULES:
@@ -216,7 +218,7 @@ def check_flags(task: str, given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(measure).parameters.values()
     known |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
   if task not in ("capacity", *OF_RUNS):
-    known |= {"step", "rotary_scale"}
+    known |= {"step", "rotary_scale", "tensor"}
   for name, value in given.items():
     if name not in known and value not in (None, "", (), []):
       flag = "tokens" if name == "sample_tokens" else name
@@ -314,7 +316,7 @@ def after_training(
   if opened.config.data.format == "messages":
     run_folder = report.shown(folder.parent)
     print(f"\ntalk to it: memcomp chat --checkpoint={run_folder}")
-  else:
+  elif settings.sample_tokens:
     print(f"\n{report.sampling(settings, config.seed)}", flush=True)
     result["sample"] = tasks.show_sample(opened, settings, config.seed)
   path = folder / "results.json"

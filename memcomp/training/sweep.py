@@ -54,21 +54,23 @@ def run(
   shared = _without(flags, _OWN)
   if any(a.lstrip("-").startswith("config.seed") for a in shared):
     raise errors.UserError("--config.seed: with --each seeds come by --seeds")
-  runs = [(name, seed) for seed in range(seeds) for name in names]
-  failed: dict[str, int] = {}
-  for number, (name, seed) in enumerate(runs, 1):
-    folder = workdir / f"{name}-{seed}"
-    given = [
+  runs = {
+    workdir / f"{name}-{seed}": [
       f"--config={config}:{name}",
       f"--config.seed={seed}",
-      f"--workdir={folder}",
+      f"--workdir={workdir / f'{name}-{seed}'}",
       *shared,
     ]
-    finished = _is_finished(folder, steps)
-    if finished:
-      workdir_lib.check(folder, config_of(given))
+    for seed in range(seeds)
+    for name in names
+  }
+  finished = [folder for folder in runs if _is_finished(folder, steps)]
+  for folder in finished:
+    workdir_lib.check(folder, config_of(runs[folder]))
+  failed: dict[str, int] = {}
+  for number, (folder, given) in enumerate(runs.items(), 1):
     print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
-    if finished:
+    if folder in finished:
       print(": done before", flush=True)
       continue
     print(flush=True)
@@ -80,8 +82,8 @@ def run(
       return code
     if code:
       failed[folder.name] = code
-  for folder, code in failed.items():
-    print(f"{folder} ended with exit code {code}", file=sys.stderr)
+  for name, code in failed.items():
+    print(f"{name} ended with exit code {code}", file=sys.stderr)
   return next(iter(failed.values()), 0)
 
 

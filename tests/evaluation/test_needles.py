@@ -282,6 +282,8 @@ def test_lengths_that_hold_nothing_are_left_out(
     ("niah", "--source=notes"),
     ("compare", "--step=2"),
     ("compare", "--rows=2"),
+    ("compare", "--tensor=2"),
+    ("capacity", "--tensor=2"),
     ("capacity", "--step=2"),
   ],
 )

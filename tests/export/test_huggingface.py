@@ -11,6 +11,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from memcomp import errors
+from memcomp.data import chat_template
 from memcomp.evaluation import load
 from memcomp.export import huggingface, read, write
 from memcomp.layers import softmax_attention
@@ -221,6 +222,16 @@ def test_it_is_asked_by_the_template_of_its_tokenizer(copy, tmp_path):
   opened = load.open_checkpoint(copy)
   with pytest.raises(errors.UserError, match="is no Jinja template"):
     opened.template()
+
+
+def test_a_template_in_a_file_of_its_own_is_enough(tmp_path):
+  assert chat_template.spec_in(tmp_path) is None
+  (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+  spec = chat_template.spec_in(tmp_path)
+  assert spec is not None and spec["source"] == "{{ messages }}"
+  (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
+  with pytest.raises(errors.UserError, match=r"is not UTF-8 \(byte 1\); rest"):
+    chat_template.spec_in(tmp_path)
 
 
 @pytest.mark.parametrize(("longest", "window"), [(64, 64), (131_072, 2048)])

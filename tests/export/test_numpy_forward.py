@@ -101,9 +101,14 @@ def test_rotation_the_other_way():
   arrays = names.flatten(config.model, params)
   saved = config_lib.to_dict(config.model)
   assert_close(numpy_forward.forward(saved, arrays, tokens[0]), expected)
-  # Exports from before the option rotate as they did.
-  del saved["mixers"]["memory"]["rotary_reversed"]
-  numpy_forward.forward(saved, arrays, tokens[0])
+  # Exports from before the option rotate as without it.
+  fields = saved["mixers"]["memory"]
+  fields["rotary_reversed"] = False
+  usual = numpy_forward.forward(saved, arrays, tokens[0])
+  del fields["rotary_reversed"]
+  before = numpy_forward.forward(saved, arrays, tokens[0])
+  np.testing.assert_array_equal(before, usual)
+  assert np.abs(before - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,17 @@ def test_an_end_that_a_limit_has_cut_is_found_in_the_rest(
 ):
   asked = BYTES.encode("[user] one\n[assistant] ")
   session = cases.read(owner.model, [asked])
-  (ids,) = cases.joined(cases.pieces(owner.model, session, 16))
-  end = "B-"  # the model happens to write it
-  size = bytes(ids).index(end.encode())
+  (ids,) = cases.joined(cases.pieces(owner.model, session, 32))
+  # The end is what the model happens to write, at a first time.
+  made = bytes(ids)
+  size = next(
+    i
+    for i in range(1, len(made) - 1)
+    if made[i : i + 2].isascii()
+    and made[i : i + 2].decode().isprintable()
+    and made.index(made[i : i + 2]) == i
+  )
+  end = made[size : size + 2].decode()
   shown = BYTES.decode(ids[:size])
   template = chat_template.of_spec(
     {
