@@ -164,8 +164,6 @@ def run_task(task: str) -> None:
     from memcomp.training import compare
 
     more = {"stop": _STOP.value, "tensor": _TENSOR.value}
-    if more["tensor"] == 1:
-      del more["tensor"]
     run.check_flags(task, common | more | given | options)
     compare.run(_CHECKPOINT.value, _OUT.value)
     return

@@ -70,8 +70,7 @@ def convert(
     UserError: no checkpoint; bad mixer, layers, config or data; `workdir`
       exists; a full disk.
   """
-  if paths.is_remote(workdir):
-    raise errors.UserError(f"--workdir={workdir}: keep it on this machine")
+  paths.check_local("workdir", workdir)
   out = pathlib.Path(workdir).absolute()
   disk.require_free(out)
   limits.check("--distill_steps", distill_steps, 0)

@@ -283,12 +283,9 @@ def _source(config: dict[str, Any], beside: Any) -> str:
     named = [x for x in found if isinstance(x, dict)]
     found = {x.get("name"): x.get("template") for x in named}.get("default")
   if found is None and beside.exists():
-    try:
-      return beside.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-      raise errors.UserError(
-        f"{beside} is not UTF-8 (byte {error.start}); restore it from a copy"
-      ) from error
+    text = beside.read_bytes()
+    with errors.malformed(os.fspath(beside), "restore it from a copy"):
+      return text.decode()
   return found if isinstance(found, str) else ""
 
 

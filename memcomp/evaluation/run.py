@@ -121,7 +121,7 @@ def run(
       "prompt_file": prompt_file,
       "stop": stop_strings,
       "contexts": contexts,
-      "tensor": None if tensor == 1 else tensor,
+      "tensor": tensor,
       **(overrides or {}),
       **(options or {}),
     },
@@ -210,7 +210,7 @@ def check_flags(task: str, given: Mapping[str, Any]) -> None:
 
   Args:
     task: name of the task.
-    given: values by flag; None and what is empty was not given.
+    given: values by flag; None, what is empty and one device were not given.
   """
   known = set(_FLAGS.get(task, ("out",)))
   measure = capacity.run if task == "capacity" else _MODULES.get(task)
@@ -220,7 +220,8 @@ def check_flags(task: str, given: Mapping[str, Any]) -> None:
   if task not in ("capacity", *OF_RUNS):
     known |= {"step", "rotary_scale", "tensor"}
   for name, value in given.items():
-    if name not in known and value not in (None, "", (), []):
+    absent = 1 if name == "tensor" else None
+    if name not in known and value not in (absent, "", (), []):
       flag = "tokens" if name == "sample_tokens" else name
       raise errors.UserError(
         f"--{flag} means nothing to --task={task}; leave it out"

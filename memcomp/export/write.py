@@ -58,11 +58,7 @@ def export(
   Raises:
     UserError: no checkpoint, `out` exists, bad settings, or a full disk.
   """
-  if paths.is_remote(out):
-    raise errors.UserError(
-      f"--out={out}: a bucket has no renames, so an export there could be left"
-      " half made; write it to this machine and copy it"
-    )
+  paths.check_local("out", out)
   out = pathlib.Path(out).absolute()
   _check(format, dtype, shard_bytes)
   disk.require_free(out)

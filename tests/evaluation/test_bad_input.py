@@ -2,6 +2,8 @@
 
 import pytest
 
+from memcomp import errors
+
 LONG = "a" * 300
 SAMPLE = ("--task=sample", "--tokens=2")
 PERPLEXITY = ("--task=perplexity", "--lengths=1", "--rows=1")
@@ -100,3 +102,103 @@ def test_the_home_folder_in_flags(call, trained, tmp_path, monkeypatch):
   assert (code, err) == (0, "")
   assert list((trained.parent / "results").glob("perplexity-*.json"))
   assert not list(tmp_path.iterdir())
+
+
+COMMANDS = [
+  (["--task=perplexity"], "--checkpoint is missing"),
+  (["--checkpoint=RUN"], "--task is missing"),
+  (["--checkpoint=RUN", "--task=perplexty"], "--task=perplexty is unknown"),
+  (["--checkpoint=TMP/none", "--task=sample"], "no checkpoint in"),
+  (["--checkpoint=TMP/empty", "--task=sample"], "no checkpoint in"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--step=9"],
+    "no checkpoint of step 9",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt="], "the prompt is empty"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/empty"],
+    "is empty",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/no"],
+    "cannot read",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP"], "cannot read"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--prompt_file=TMP/latin"],
+    "not UTF-8",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--prompt=\udcff"], "surrogate"),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--tokens=-1"],
+    "sample_tokens=-1: give 0",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--temperature=-1"],
+    "temperature=-1.0: ",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--top_p=0"], "top_p=0.0: "),
+  (["--checkpoint=RUN", "--task=sample", "--top_k=-3"], "top_k=-3: "),
+  (["--checkpoint=RUN", "--task=sample", "--seed=-1"], "seed=-1: "),
+  (["--checkpoint=RUN", "--task=sample", "--min_p=2"], "min_p=2.0: "),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--repetition_penalty=0"],
+    "repetition_penalty=0.0: ",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--stop="], "a stop string is empty"),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--tensor=2"],
+    "perplexity runs on one device",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=sample", "--tensor=4"],
+    "does not divide over mesh.tensor = 4",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--lengths=0"],
+    "lengths=0: give 1",
+  ),
+  (["--checkpoint=RUN", "--task=perplexity", "--rows=0"], "rows=0: give 1"),
+  (["--checkpoint=RUN", "--task=perplexity", "--rows=x"], "--rows=x"),
+  (
+    ["--checkpoint=RUN", "--task=throughput", "--contexts=8,x"],
+    "--contexts=8,x: give",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--source=TMP/no"],
+    "no such file",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--source=TMP/one.txt"],
+    "give more",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--out=TMP/empty"],
+    "not a folder",
+  ),
+  (
+    ["--checkpoint=RUN", "--task=perplexity", "--out=TMP/empty/x"],
+    "not a folder",
+  ),
+  (["--checkpoint=RUN", "--task=sample", "--promt=x"], "did you mean --prompt"),
+]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"), COMMANDS, ids=[c[1] for c in COMMANDS]
+)
+def test_a_command_that_cannot_be(call, trained, tmp_path, arguments, message):
+  (tmp_path / "empty").touch()
+  (tmp_path / "latin").write_bytes(b"caf\xe9")
+  (tmp_path / "one.txt").write_text("x")
+  before = sorted(trained.rglob("*"))
+  arguments = [
+    a.replace("RUN", str(trained)).replace("TMP", str(tmp_path))
+    for a in arguments
+  ]
+  code, out, err = call(*arguments)
+  assert code == errors.EXIT_BAD_INPUT
+  assert out == ""
+  assert err.startswith("error: ") and err.count("\n") == 1
+  assert message in err
+  assert sorted(trained.rglob("*")) == before

@@ -11,7 +11,6 @@ from memcomp_kernels import (
   delta_rule,
   gated_delta_rule,
   key_value_means,
-  lattice,
   linear_attention,
   slot_attention,
   softmax_attention,
@@ -26,10 +25,6 @@ v = jnp.zeros((2, 3, 4, 7))
 g = beta = jnp.zeros((2, 3, 4))
 ids = jnp.ones((2, 3), jnp.int32)
 STATE = gated_delta_rule.init_state(batch=2, heads=4, key_dim=5, value_dim=7)
-SLOTS = lattice.init_state(
-  lattice.Spec(num_slots=5), batch=2, heads=4, value_dim=7
-)
-LATE = SLOTS._replace(position=jnp.full(2, 3))
 
 # name -> (call, exception, its text)
 ERRORS = {
