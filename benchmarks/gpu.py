@@ -5,8 +5,9 @@
   python benchmarks/gpu.py --all --json=gpu.jsonl # may be cut off and repeated
 
 Checks are first: values and gradients in bfloat16 against float32, where a
-kernel may err twice as much as the XLA form. A form that fails is not timed,
-and the exit status is then 1; nor is one that does not do the call.
+kernel may err twice as much as the XLA form (both on the CPU). A form that
+fails is not timed, and the exit status is then 1; nor is one that does not do
+the call.
 
 Then each form, forward and forward with gradients of all inputs: compiled,
 warmed up, medians of single calls, each waited for; inputs are larger than the
@@ -155,8 +156,10 @@ def check(case: Case, form: str, heads: str, dim: int) -> str | None:
       )
     )(inputs)
 
-  truth = both("xla_chunked", jnp.float32)
-  own, ours = (both(name, jnp.bfloat16) for name in ("xla_chunked", form))
+  on_cpu = gradients.on_cpu(both)
+  truth = on_cpu("xla_chunked", jnp.float32)
+  own = on_cpu("xla_chunked", jnp.bfloat16)
+  ours = both(form, jnp.bfloat16)
   try:
     errors.assert_no_worse(ours, own, truth)
   except AssertionError as error:

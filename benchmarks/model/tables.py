@@ -121,35 +121,74 @@ def gpu_checks(folder: pathlib.Path) -> str:
 
 
 def gpu_forms(folder: pathlib.Path) -> str:
-  """Times of an op by form."""
+  """Times of ops by kernels, and by the XLA form."""
   rows = [
-    ["case", "form", "forward, ms", "with gradients, ms", "matrix products"],
-    ["---", "---", "---:", "---:", "---"],
+    [
+      *("case", "shape", "kernels: forward, ms", "with gradients"),
+      *("XLA form: forward, ms", "with gradients", "over the kernels'"),
+    ],
+    [*["---"] * 2, *["---:"] * 5],
   ]
-  for row in length.lines(folder / "gpu.jsonl"):
-    if "case" in row:
-      times = [f"{1e3 * row[x]:.2f}" for x in ("forward_s", "both_s")]
-      searched = "not searched" if row["xla_flags"] else "searched"
-      rows.append([row["case"], row["form"], *times, searched])
+  found = [x for x in length.lines(folder / "gpu.jsonl") if "both_s" in x]
+  for row in found:
+    if row["form"] != "xla_chunked":
+      continue
+    kernels = next(
+      (
+        x
+        for x in found
+        if x["form"] in ("mosaic_gpu", "library_gpu")
+        and (x["case"], x["shape"]) == (row["case"], row["shape"])
+      ),
+      {},
+    )
+    times = [
+      f"{1e3 * x[name]:.2f}" if x else ""
+      for x in (kernels, row)
+      for name in ("forward_s", "both_s")
+    ]
+    ratio = f"{row['both_s'] / kernels['both_s']:.1f}" if kernels else ""
+    rows.append([row["case"], row["shape"], *times, ratio])
+  return rates.markdown(*rows)
+
+
+def gpu_rivals(folder: pathlib.Path) -> str:
+  """Times of flash-linear-attention's forward, and of ours."""
+  rows = [["case", "shape", "flash-linear-attention, ms", "ours, ms"]]
+  rows.append([*["---"] * 2, *["---:"] * 2])
+  found = [x for x in length.lines(folder / "gpu.jsonl") if "case" in x]
+  for row in found:
+    if not row["form"].startswith("fla "):
+      continue
+    at = row["case"], row["shape"], "mosaic_gpu"
+    ours = next(x for x in found if (x["case"], x["shape"], x["form"]) == at)
+    times = [f"{1e3 * x['forward_s']:.2f}" for x in (row, ours)]
+    rows.append([row["case"], row["shape"], *times])
   return rates.markdown(*rows)
 
 
 def gpu_steps(folder: pathlib.Path) -> str:
   """Times of training steps of whole models."""
   found = [x for x in length.lines(folder / "gpu.jsonl") if "step" in x]
-  least = next(x["step_s"] for x in found if x["step"] == "softmax_attention")
+  base = {
+    x["length"]: x["step_s"] for x in found if x["step"] == "softmax_attention"
+  }
   rows = [
-    ["model", "form", "step, ms", "tokens/s", "of attention's", "loss, step 7"],
-    ["---", "---", "---:", "---:", "---:", "---:"],
+    [
+      *("model", "form", "tokens a row", "step, ms", "tokens/s"),
+      *("of attention's", "loss, step 7"),
+    ],
+    [*["---"] * 2, *["---:"] * 5],
   ]
-  for row in sorted(found, key=lambda x: x["step_s"]):
+  for row in sorted(found, key=lambda x: (x["length"], x["step_s"])):
     rows.append(
       [
         row["step"],
-        row["form"] or "default",
+        row["form"],
+        f"{row['length']:,}",
         f"{1e3 * row['step_s']:.0f}",
         f"{row['tokens'] / row['step_s']:,.0f}",
-        f"{least / row['step_s']:.2f}",
+        f"{base[row['length']] / row['step_s']:.2f}",
         f"{row['loss']:.4f}",
       ]
     )
@@ -164,6 +203,7 @@ TABLES = {
   "options": by_option,
   "gpu checks": gpu_checks,
   "gpu forms": gpu_forms,
+  "gpu rivals": gpu_rivals,
   "gpu steps": gpu_steps,
 }
 

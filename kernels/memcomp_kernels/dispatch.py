@@ -24,8 +24,7 @@ _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
   "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
-  # mosaic_gpu runs by name only, until all of its tests have passed on a GPU.
-  "gpu": ("library_gpu", "xla_chunked", "reference"),
+  "gpu": ("mosaic_gpu", "library_gpu", "xla_chunked", "reference"),
 }
 DEFAULT_PREFERENCE = ("xla_chunked", "reference")
 _FIRST: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
@@ -182,12 +181,9 @@ class Implementations:
 
   def reason(self, platform: str) -> str:
     """Explains in one line why `default` returns what it does."""
-    own, preferred = f"mosaic_{platform}", PREFERENCE.get(platform, ())
     chosen = self.default(platform)
-    if own in self.functions and own not in preferred:
-      return f"{own} by name only: not all of its tests ran on a {platform} yet"
-    if chosen not in KERNELS and preferred:
-      return f"no {own} kernel for {self.memory} yet"
+    if chosen not in KERNELS and platform in PREFERENCE:
+      return f"no mosaic_{platform} kernel for {self.memory} yet"
     if isinstance(self.functions[chosen], Kernel):
       return f"fastest form on {platform}, for the calls that it can do"
     return f"fastest form on {platform}"

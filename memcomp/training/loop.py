@@ -132,6 +132,7 @@ def train(
       if saving:
         record.drain()
       if record.worst >= training.max_nonfinite_steps:
+        record.drain()  # Python may crash if it ends while a GPU is at work
         return _diverged(run, record.worst, number, checkpoints)
       # Skipped steps learned nothing; saving would only remove older
       # checkpoints.

@@ -298,12 +298,14 @@ def test_diverging_stops_and_keeps_the_good_checkpoint(
   config.training.steps = 40
   config.training.max_nonfinite_steps = 5
   config.training.log_every = 4
+  config.training.checkpoint_every = 4
   code = run.run(config, tmp_path / "a")
   assert code == errors.EXIT_DIVERGED
-  assert checkpoint.latest_step(tmp_path / "a") == 3
+  assert checkpoint.latest_step(tmp_path / "a") == 4
   (line,) = capsys.readouterr().err.splitlines()
-  assert "not finite in 5 steps in a row" in line
-  assert "checkpoint of step 3 stays" in line and "learning_rate" in line
+  # Two steps were under way; they end before the process does.
+  assert "not finite in 7 steps in a row, up to step 11" in line
+  assert "checkpoint of step 4 stays" in line and "learning_rate" in line
   assert _steps(tmp_path / "a")[-1] <= 12
 
 

@@ -35,7 +35,7 @@ def tried(**params) -> contextlib.AbstractContextManager[None]:
   """Context in which kernels run on a GPU if it supports them.
 
   Otherwise they run in the interpreter, as in `interpreted`. Tests use this
-  context: with JAX_PLATFORMS=cuda they test the real kernels.
+  context: with JAX_PLATFORMS=cuda,cpu they test the real kernels.
 
   Args:
     **params: Arguments of `interpreted`.

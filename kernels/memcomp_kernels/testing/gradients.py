@@ -104,3 +104,18 @@ def differentiated(function: Callable) -> Callable:
     return total, result
 
   return jax.grad(objective, has_aux=True, allow_int=True)
+
+
+def on_cpu(function: Callable) -> Callable:
+  """Returns `function`, run on the CPU also where there is a GPU.
+
+  For what a kernel is compared with: XLA compiles that in seconds for a CPU, in
+  minutes for a GPU. Where JAX_PLATFORMS is set it names both: cuda,cpu.
+  """
+
+  @functools.wraps(function)
+  def run(*args, **kwargs):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+      return function(*args, **kwargs)
+
+  return run

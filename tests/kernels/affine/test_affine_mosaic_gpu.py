@@ -1,9 +1,9 @@
 """GPU kernels of affine tiles: interpreted, against the XLA forms; lowered.
 
 Without a GPU: the interpreter knows shared memory, copies and barriers, and
-lowering finds layouts that matrix units cannot take. With JAX_PLATFORMS=cuda
-and a Hopper GPU the same tests run the kernels there, in place of interpreting
-them.
+lowering finds layouts that matrix units cannot take. With a Hopper GPU and
+JAX_PLATFORMS=cuda,cpu the same tests run the kernels there, in place of
+interpreting them.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 QUERIES = ("query", "key", "value")
 
 
+@gradients.on_cpu
 def arguments(name, spec, time, *, key_dim=64, value_dim=64, batch=1):
   """A state, another that segments start from, and inputs in bfloat16."""
   memory = memories.MEMORIES[name]
@@ -60,11 +61,12 @@ def check(name, spec, given, ids=None, *, gradient=True, **mode):
   """Kernels err by no more than twice what the XLA form errs by itself."""
   xla = implementation(name, "xla_chunked")
   of = functools.partial(gradients.value_and_gradients, gradient=gradient)
-  truth = of(
+  on_cpu = gradients.on_cpu(of)
+  truth = on_cpu(
     function(memories.MEMORIES[name].op.reference, spec, ids),
     gradients.cast(given, jnp.float32),
   )
-  expected = of(function(xla, spec, ids), given)
+  expected = on_cpu(function(xla, spec, ids), given)
   kernels = implementation(name, "mosaic_gpu")
   with device.tried(**mode):
     actual = of(function(kernels, spec, ids), given)
@@ -168,6 +170,7 @@ def test_tensor_cache_lowers(name):
 
 
 def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
+  monkeypatch.setattr(device, "unavailable", lambda: "no GPU")
   with device.tried(detect_races=True):
     assert device.interpret().detect_races
   monkeypatch.setattr(device, "unavailable", lambda: None)
@@ -205,12 +208,12 @@ def test_says_why_not(monkeypatch):
     given = arguments("tensor_cache", long, 8)
     with pytest.raises(NotImplementedError, match="chunk_size=128 is more"):
       chunk(given[0], given[2], long, "tensor_cache")
-  assert api.implementations.default("gpu") == "xla_chunked"
+  assert api.implementations.default("gpu") == "mosaic_gpu"
 
 
 @pytest.mark.slow
 def test_packing_of_many_blocks(busy):
-  test_packing("delta_rule")
+  test_packing("delta_rule", gradient=True)
 
 
 def test_few_blocks_have_half_the_columns():

@@ -25,6 +25,7 @@ MEMORY = memories.MEMORIES["lattice"]
 COMPILED = programs.of(lattice)
 
 
+@gradients.on_cpu
 def arguments(spec, time, batch=1, before=5, value_dim=64):
   """A state inside a chunk, one that segments start from, and inputs."""
   sizes = {
@@ -63,8 +64,9 @@ def run(chunk, spec, given, ids=None, *, gradient=True, **mode):
 def check(spec, given, ids=None, *, gradient=True, **mode):
   """The kernel errs by no more than twice what the XLA form errs by itself."""
   of = functools.partial(run, gradient=gradient)
-  truth = of(lattice.reference, spec, gradients.cast(given, jnp.float32), ids)
-  expected = of(programs.direct(xla_chunked.chunk), spec, given, ids)
+  on_cpu, wide = gradients.on_cpu(of), gradients.cast(given, jnp.float32)
+  truth = on_cpu(lattice.reference, spec, wide, ids)
+  expected = on_cpu(programs.direct(xla_chunked.chunk), spec, given, ids)
   actual = of(programs.direct(engine.chunk), spec, given, ids, **mode)
   errors.assert_no_worse(actual, expected, truth)
 

@@ -1,8 +1,4 @@
-"""Training steps of models by the GPU kernels, lowered for `cuda`.
-
-Layers name no implementation: kernels whose tests no GPU has run are theirs only by
-`training.implementation`.
-"""
+"""Training steps of models by the GPU kernels, lowered for `cuda`."""
 
 import itertools
 import re
@@ -79,8 +75,16 @@ def test_training_steps_use_the_kernels(name, packing):
   assert lowered(one_layer(name, packing)) == KERNELS[name]
 
 
-def test_none_unless_asked():
-  assert not lowered(one_layer("mamba2", "joined", ""))
+@pytest.mark.parametrize(
+  "device_kind, kernels",
+  [("NVIDIA H100 80GB HBM3", KERNELS["mamba2"]), ("NVIDIA A100", set())],
+)
+def test_the_default(device_kind, kernels, monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "gpu")
+  monkeypatch.setattr(
+    device, "unavailable", lambda: None if kernels else "not a Hopper GPU"
+  )
+  assert lowered(one_layer("mamba2", "joined", "")) == kernels
 
 
 @pytest.mark.parametrize("name", ["trellis", "lattice"])
