@@ -53,7 +53,6 @@ from memcomp_kernels.testing import errors, gradients, hopper, memories
 _HOLDS_ALL = {"softmax_attention"}
 _TOLD_SEEN = {"softmax_attention", "key_value_means", "tensor_cache"}
 """Whose `chunk` takes `max_position`: 0, as states are fresh here."""
-_LOW = ("query", "key", "value", "target")
 
 
 class Case(NamedTuple):
@@ -114,14 +113,11 @@ def arguments(case: Case, shape: tuple[int, ...], dtype: Any) -> Any:
   sizes = {"batch": batch, "heads": heads, "key_dim": dim, "value_dim": dim}
   inputs = memory.make_inputs(jax.random.key(0), spec, time=length, **sizes)
   inputs = gradients.cast(inputs, jnp.float32)
-  low = {
-    name: getattr(inputs, name).astype(dtype)
-    for name in _LOW
-    if hasattr(inputs, name)
-  }
   if case.memory in _HOLDS_ALL:
     sizes["length"] = length
-  return memory.op.init_state(spec, **sizes), inputs._replace(**low)
+  return memory.op.init_state(spec, **sizes), gradients.cast_operands(
+    inputs, dtype
+  )
 
 
 def function(case: Case, form: str):

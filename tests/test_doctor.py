@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,10 @@ def test_fits(version, wanted, expected):
   assert doctor.fits(version, wanted) is expected
 
 
+class Inputs(NamedTuple):
+  value: jax.Array
+
+
 def toy_memory(spoil=lambda x: x, name="toy"):
   """A running sum in two forms: compiles in no time, unlike a real memory."""
 
@@ -144,13 +149,14 @@ def toy_memory(spoil=lambda x: x, name="toy"):
 
     @staticmethod
     def chunk(state, inputs, *, spec, implementation):
+      value = inputs.value
       if implementation == "xla_chunked":
-        inputs = spoil(inputs)
-      y = state[:, None] + jnp.cumsum(inputs, axis=1)
+        value = spoil(value)
+      y = state[:, None] + jnp.cumsum(value, axis=1)
       return y[:, -1], y
 
   def make_inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
-    return jax.random.normal(key, (batch, time, heads, value_dim))
+    return Inputs(jax.random.normal(key, (batch, time, heads, value_dim)))
 
   def make_state(key, spec, *, batch, heads, key_dim, value_dim):
     return jax.random.normal(key, (batch, heads, value_dim))
@@ -208,14 +214,23 @@ def test_few_memories_are_tested_unless_all_are_asked_for(
   assert "not tested" not in out
 
 
-def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
+@pytest.mark.parametrize(
+  ("refused", "said"),
+  [
+    ({"float32", "bfloat16"}, "library_tpu not tested: too small a call"),
+    ({"float32"}, "library_tpu against reference, values and gradients: "),
+  ],
+)
+def test_a_kernel_that_cannot_do_the_self_test(
+  refused, said, only, monkeypatch, capsys
+):
   toy = toy_memory()
   chunk = toy.op.chunk
 
-  def refusing(*arguments, implementation, **keywords):
-    if implementation == "library_tpu":
+  def refusing(state, inputs, *, implementation, spec):
+    if implementation == "library_tpu" and str(inputs.value.dtype) in refused:
       raise NotImplementedError("too small a call")
-    return chunk(*arguments, implementation=implementation, **keywords)
+    return chunk(state, inputs, implementation=implementation, spec=spec)
 
   monkeypatch.setattr(toy.op, "chunk", staticmethod(refusing))
   toy.op.implementations.functions["library_tpu"] = None
@@ -223,7 +238,8 @@ def test_a_kernel_that_cannot_do_the_self_test(only, monkeypatch, capsys):
   monkeypatch.setattr(memories, "MEMORIES", {"toy": toy})
   assert only("self-test", "--all") == 0
   out = capsys.readouterr().out
-  assert "    toy: library_tpu not tested: too small a call" in out
+  assert f"    toy: {said}" in out
+  assert (" in bfloat16 (" in out) == ("bfloat16" not in refused)
   assert "    toy: xla_chunked against reference" in out
 
 

@@ -19,6 +19,15 @@ def cast(tree: Any, dtype: Any) -> Any:
   return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, tree)
 
 
+def cast_operands(inputs: Any, dtype: Any) -> Any:
+  """Casts what a memory multiplies as matrices; its gates stay as they are."""
+  names = ("query", "key", "value", "target")
+  found = {
+    x: getattr(inputs, x).astype(dtype) for x in names if x in inputs._fields
+  }
+  return inputs._replace(**found)
+
+
 def value_and_gradients(
   function: Callable, arguments: tuple, *, gradient: bool = True
 ) -> tuple[Any, Any]:

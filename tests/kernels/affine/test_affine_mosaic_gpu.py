@@ -26,7 +26,6 @@ SPECS = {
   "state_space_duality": "shared",  # heads share keys
 }
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
-QUERIES = ("query", "key", "value")
 
 
 @gradients.on_cpu
@@ -40,9 +39,8 @@ def arguments(name, spec, time, *, key_dim=64, value_dim=64, batch=1):
     "value_dim": value_dim,
   }
   inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
-  low = {x: getattr(inputs, x).astype("bfloat16") for x in QUERIES}
   states = [memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)]
-  return *states, inputs._replace(**low)
+  return *states, gradients.cast_operands(inputs, "bfloat16")
 
 
 def function(form, spec, ids=None):

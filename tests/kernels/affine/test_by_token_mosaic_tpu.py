@@ -94,11 +94,7 @@ def arguments(name, time, dtype="float32"):
   is_cache = isinstance(spec, tensor_cache_api.Spec)
   memory_of = memories.MEMORIES[MODULES[type(spec)][0]]
   inputs = memory_of.make_inputs(jax.random.key(0), spec, time=time, **sizes)
-  low = {
-    field: getattr(inputs, field).astype(dtype)
-    for field in ("query", "key", "value")
-  }
-  inputs = inputs._replace(**low)
+  inputs = gradients.cast_operands(inputs, dtype)
   lanes = heads * (spec.timescales if is_cache else 1)
   keys = jax.random.split(jax.random.key(1), 4)
   held = [

@@ -54,13 +54,9 @@ def arguments(
   """A fresh state and inputs."""
   sizes: dict[str, Any] = {"batch": batch, **sizes}
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **sizes)
-  low = {
-    name: getattr(inputs, name).astype(dtype)
-    for name in ("query", "key", "value")
-  }
-  low["merge_gate"] = inputs.merge_gate.astype("float32")
+  inputs = inputs._replace(merge_gate=inputs.merge_gate.astype("float32"))
   state = key_value_means.init_state(spec, length=length or time, **sizes)
-  return state, inputs._replace(**low)
+  return state, gradients.cast_operands(inputs, dtype)
 
 
 def values(chunk, spec, given, **call):

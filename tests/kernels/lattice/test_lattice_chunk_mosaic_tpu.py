@@ -46,11 +46,7 @@ def arguments(spec, time, *, position=0, heads=2, dtype="float32", dim=16):
     state, _ = lattice.chunk(
       state, before, spec=spec, implementation="xla_chunked"
     )
-  low = {
-    name: getattr(inputs, name).astype(dtype)
-    for name in ("query", "key", "value")
-  }
-  return state, fresh, inputs._replace(**low)
+  return state, fresh, gradients.cast_operands(inputs, dtype)
 
 
 def run(implementation, spec, given, ids=None, *, gradient=True, **mode):

@@ -44,11 +44,7 @@ def arguments(spec, time, batch=1, before=5, value_dim=64):
   begun = jax.tree.map(lambda x: x[:, :before], inputs)
   state, _ = COMPILED.reference(state, begun, spec=spec)
   inputs = jax.tree.map(lambda x: x[:, before:], inputs)
-  low = {
-    name: getattr(inputs, name).astype("bfloat16")
-    for name in ("query", "key", "value")
-  }
-  return state, fresh, inputs._replace(**low)
+  return state, fresh, gradients.cast_operands(inputs, "bfloat16")
 
 
 def run(chunk, spec, given, ids=None, *, gradient=True, **mode):

@@ -35,12 +35,7 @@ def arguments(spec, time, *, dtype="float32", position=0, **sizes):
   """A state (inside a chunk if `position`), a fresh one, and inputs."""
   sizes = SMALL | sizes
   inputs = LATTICE.make_inputs(jax.random.key(0), spec, time=time, **sizes)
-  inputs = inputs._replace(
-    **{
-      name: getattr(inputs, name).astype(dtype)
-      for name in ("query", "key", "value")
-    }
-  )
+  inputs = gradients.cast_operands(inputs, dtype)
   state, fresh = (
     LATTICE.make_state(jax.random.key(seed), spec, **sizes) for seed in (1, 2)
   )

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.pallas_gpu import device
-from memcomp_kernels.testing import hopper, memories
+from memcomp_kernels.testing import gradients, hopper, memories
 
 pytestmark = [
   pytest.mark.aot_gpu,
   pytest.mark.skipif(not hopper.available(), reason="needs the extra aot-gpu"),
 ]
-LOW = ("query", "key", "value", "target")
 TRELLIS = {"num_slots": 64, "chunk_size": 64}
 # memory, Spec, key and value dims -> bytes a thread spilled by kernel; kernels
 # that are not named spill nothing. Of jax 0.11.2 and 0.12.0, the one that spills
@@ -85,13 +84,8 @@ def test_compiles(case):
   def arguments():
     key = jax.random.key(0)
     inputs = memory.make_inputs(key, spec, time=1024, **sizes)
-    low = {
-      name: getattr(inputs, name).astype("bfloat16")
-      for name in LOW
-      if hasattr(inputs, name)
-    }
     state = memory.make_state(key, spec, **sizes)
-    return state, inputs._replace(**low)
+    return state, gradients.cast_operands(inputs, "bfloat16")
 
   def loss(state, inputs):
     run = functools.partial(memory.op.chunk, implementation="mosaic_gpu")

@@ -54,11 +54,7 @@ def arguments(spec, time, dtype="float32"):
   if spec.chunked:  # whose start is another memory
     state = state._replace(starts=fresh.memories, position=state.position + 3)
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
-  low = {
-    name: getattr(inputs, name).astype(dtype)
-    for name in ("query", "key", "value")
-  }
-  return state, fresh, inputs._replace(**low)
+  return state, fresh, gradients.cast_operands(inputs, dtype)
 
 
 def no_attention(call):
@@ -146,10 +142,7 @@ def test_packed_bfloat16_can_fall_back_on_the_xla_form():
   spec = tensor_cache.Spec(window_size=64, chunk_size=64)
   sizes = {"batch": 2, "heads": 2, "key_dim": 64, "value_dim": 64}
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=128, **sizes)
-  vectors = ("query", "key", "value")
-  inputs = inputs._replace(
-    **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in vectors}
-  )
+  inputs = gradients.cast_operands(inputs, "bfloat16")
 
   def call(state, inputs, ids):
     return tensor_cache.chunk(

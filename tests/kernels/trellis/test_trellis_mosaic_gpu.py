@@ -49,11 +49,7 @@ def arguments(spec, time, batch=1, before=5, key_dim=64, value_dim=64):
   begun = jax.tree.map(lambda x: x[:, :before], inputs)
   state, _ = COMPILED.reference(states[0], begun, spec=spec)
   inputs = jax.tree.map(lambda x: x[:, before:], inputs)
-  low = {
-    name: getattr(inputs, name).astype("bfloat16")
-    for name in ("query", "key", "value", "target")
-  }
-  return state, states[1], inputs._replace(**low)
+  return state, states[1], gradients.cast_operands(inputs, "bfloat16")
 
 
 def check(spec, given, ids=None, *, gradient=True, of_start=True, **mode):
