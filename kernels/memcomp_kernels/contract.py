@@ -31,6 +31,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import math
 import numbers
 import types
 import typing
@@ -206,9 +207,16 @@ def is_a(x: Any, expected: Any) -> bool:
   return isinstance(x, _NUMBERS.get(expected, expected))
 
 
+def check_finite(name: str, x: Any) -> None:
+  """Raises ValueError if x is a number that is nan or infinite."""
+  real = isinstance(x, numbers.Real) and not isinstance(x, numbers.Integral)
+  if real and not math.isfinite(x):
+    raise ValueError(f"{name}={x} must be finite")
+
+
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(Spec: Any) -> Any:
-  """Makes a frozen dataclass whose fields are checked for their types.
+  """Makes a frozen dataclass whose fields have their types and are finite.
 
   Every `Spec` is one. Fields are keywords. The class's own `__post_init__`
   runs afterwards.
@@ -226,6 +234,7 @@ def options(Spec: Any) -> Any:
           f"{field.name}={x!r} is of type {kind(x)}, expected"
           f" {words.replace('NoneType', 'None')}"
         )
+      check_finite(field.name, x)
     check_values(self)
 
   Spec.__post_init__ = check

@@ -85,6 +85,7 @@ def check_fields(config: Any) -> None:
       raise ValueError(
         f"{field.name}={value!r} is {type(value).__name__}, not {wanted}"
       )
+    contract.check_finite(field.name, value)
     for check in field.metadata.get("checks", ()):
       try:
         reason = check(value)

@@ -69,6 +69,11 @@ def test_another_default_keeps_the_checks():
       config(slots=0).validate()
 
 
+def test_numbers_are_finite():
+  with pytest.raises(ValueError, match=r"^forget=inf must be finite$"):
+    Config(forget=float("inf")).validate()
+
+
 def test_only_fields_can_be_set():
   config = Other()
   config.slots = 3

@@ -1,6 +1,7 @@
 """What an op's states and options refuse, in one line."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -237,6 +238,16 @@ def test_a_spec_checks_the_types_of_its_fields(name):
     op.Spec(**{field: [1]})
   assert op.Spec() == op.Spec() != 0
   assert hash(op.Spec()) == hash(op.Spec())
+
+
+@pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", memories.MEMORIES)
+def test_a_spec_takes_finite_numbers(name, x):
+  Spec = memories.MEMORIES[name].op.Spec
+  for field in dataclasses.fields(Spec):
+    if field.type in (float, float | None):
+      with pytest.raises(ValueError, match=f"^{field.name}={x} must be finite"):
+        Spec(**{field.name: x})
 
 
 def test_the_most_rows_of_a_dictionary():
