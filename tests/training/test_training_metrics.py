@@ -10,7 +10,7 @@ import training_cases
 
 from memcomp import errors, figures
 from memcomp.models import abstract, overview
-from memcomp.training import flops, metrics, plot
+from memcomp.training import flops, metrics, plot, run
 
 
 def _record(step, **fields):
@@ -248,3 +248,19 @@ def test_utilisation_where_the_peak_is_known():
   v5e = [_Device("TPU v5 lite")] * 4
   assert flops.utilisation(197e12 * 4 * 0.25, v5e) == pytest.approx(0.25)
   assert flops.utilisation(1e12, jax.devices("cpu")) is None
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_tensorboard_by_config(tmp_path, text):
+  pytest.importorskip("tensorboardX")
+  config = training_cases.tiny(text, tensorboard=True)
+  run.run(config, tmp_path / "a")
+  assert list((tmp_path / "a/tensorboard").iterdir())
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_tensorboard_missing(tmp_path, text, monkeypatch):
+  monkeypatch.setitem(sys.modules, "tensorboardX", None)
+  config = training_cases.tiny(text, tensorboard=True)
+  with pytest.raises(errors.UserError, match=r"memcomp\[tb\]"):
+    run.run(config, tmp_path / "a")

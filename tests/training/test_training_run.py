@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import types
 
 import jax
@@ -386,41 +385,3 @@ def test_no_permission_for_the_folder(tmp_path, config, monkeypatch):
   monkeypatch.setattr(integrity, "replace_text", refuse)
   with pytest.raises(errors.UserError, match="Permission denied; change"):
     run.run(config, tmp_path / "a")
-
-
-def test_profiler_window(tmp_path, config, capsys):
-  config.training.profile_start = 3
-  config.training.profile_steps = 2
-  run.run(config, tmp_path / "a")
-  assert "profiler trace" in capsys.readouterr().out
-  assert list((tmp_path / "a/profile").rglob("*.xplane.pb"))
-
-
-def test_tensorboard_by_config(tmp_path, config):
-  pytest.importorskip("tensorboardX")
-  config.training.tensorboard = True
-  run.run(config, tmp_path / "a")
-  assert list((tmp_path / "a/tensorboard").iterdir())
-
-
-def test_tensorboard_missing(tmp_path, config, monkeypatch):
-  monkeypatch.setitem(sys.modules, "tensorboardX", None)
-  config.training.tensorboard = True
-  with pytest.raises(errors.UserError, match=r"memcomp\[tb\]"):
-    run.run(config, tmp_path / "a")
-
-
-@pytest.mark.slow
-def test_validation_is_the_mean_over_its_tokens(tmp_path, config):
-  config.data.packing = "first_fit"
-  config.training.evaluate_every = 8
-  config.training.evaluate_batches = 100
-  run.run(config, tmp_path / "a")
-  once = training_cases.curve(tmp_path / "a")[-1]
-  config.training.batch_size = 4
-  config.training.accumulation = 4
-  run.run(config, tmp_path / "b")
-  parts = training_cases.curve(tmp_path / "b")[-1]
-  np.testing.assert_allclose(
-    once["validation_loss"], parts["validation_loss"], rtol=1e-4
-  )

@@ -109,3 +109,20 @@ def test_a_resumed_run_tells_of_another_validation_text(tmp_path, text, capsys):
   (path / "meta/metadata").write_text(json.dumps(meta))
   integrity.write(path)
   assert not resume()
+
+
+@pytest.mark.slow
+def test_validation_is_the_mean_over_its_tokens(tmp_path, text):
+  config = training_cases.tiny(text)
+  config.data.packing = "first_fit"
+  config.training.evaluate_every = 8
+  config.training.evaluate_batches = 100
+  run.run(config, tmp_path / "a")
+  once = training_cases.curve(tmp_path / "a")[-1]
+  config.training.batch_size = 4
+  config.training.accumulation = 4
+  run.run(config, tmp_path / "b")
+  parts = training_cases.curve(tmp_path / "b")[-1]
+  np.testing.assert_allclose(
+    once["validation_loss"], parts["validation_loss"], rtol=1e-4
+  )
