@@ -65,7 +65,7 @@ def current_platform() -> str:
   """Returns the platform of the mesh in use, else of the default device."""
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
-  platform = getattr(device, "platform", None) or jax.devices()[0].platform
+  platform = getattr(device, "platform", None) or default_device().platform
   return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
 
 
@@ -74,7 +74,15 @@ def current_device_kind() -> str:
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
   kind = getattr(device, "device_kind", None)
-  return kind or jax.devices()[0].device_kind
+  return kind or default_device().device_kind
+
+
+def default_device() -> jax.Device:
+  """Returns the device on which programs of uncommitted arrays run."""
+  chosen = jax.config.jax_default_device
+  if isinstance(chosen, str):  # a platform
+    return jax.devices(chosen)[0]
+  return chosen or jax.devices()[0]
 
 
 def _check_name(name: str) -> None:
@@ -197,6 +205,9 @@ class Implementations:
     _check_name(name)
     if name not in self.functions:
       return "there is none"
+    given = jax.tree.leaves((call.state, call.inputs, call.reset_state))
+    if name in KERNELS and any(x.dtype == "float64" for x in given):
+      return "it has no float64"
     takers = self.options.get("tiling", ())
     if call.tiling not in (None, type(call.tiling)()) and name not in takers:
       return f"it has no {call.tiling}: leave tiling out"

@@ -55,6 +55,7 @@ def run_sharded(
   if rules.shards("time") == 1:
     return local(x, taps, parameters, segment_ids, segment_id)
   (axis,) = rules.axes("time")
+  rules.check_divides(x, "batch", "time", None)
   if segment_id is None:
     segment_id = jnp.zeros(x.shape[0], jnp.int32)
 

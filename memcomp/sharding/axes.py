@@ -129,6 +129,12 @@ class Rules:
     mesh = self.active_mesh()
     if mesh is None:
       return x
+    self.check_divides(x, *names)
+    place = NamedSharding(mesh, self.spec(*names))
+    return jax.lax.with_sharding_constraint(x, place)
+
+  def check_divides(self, x: jax.Array, *names: str | None) -> None:
+    """Raises ValueError if the mesh does not divide one of these axes of x."""
     for name, size in zip(names, x.shape, strict=True):
       if name is not None and size % self.shards(name):
         raise ValueError(
@@ -136,8 +142,6 @@ class Rules:
           f" {self.axes(name)} = {self.shards(name)}; change {name}, or the"
           " sharding rules"
         )
-    place = NamedSharding(mesh, self.spec(*names))
-    return jax.lax.with_sharding_constraint(x, place)
 
   def indivisible_axes(
     self, variables: nnx.State, mesh: Mesh

@@ -218,6 +218,18 @@ def test_what_does_not_divide_is_named():
     rules.place(layer)
 
 
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_time_that_does_not_divide_is_named(name):
+  mesh = jax.make_mesh(
+    (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  layer = make(name, sharding.rules(mesh, batch="data", time="model"))
+  with pytest.raises(
+    ValueError, match=r"^time=14 does not divide over the mesh"
+  ):
+    jax.eval_shape(layer, X[:, :14])
+
+
 def test_rules_of_another_mesh_than_that_in_use():
   rules = sharding.rules(heads="model")
   other = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))

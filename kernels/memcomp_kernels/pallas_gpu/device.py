@@ -5,7 +5,6 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels import dispatch
@@ -68,7 +67,7 @@ def unavailable() -> str | None:
   platform = dispatch.current_platform()
   if platform != "gpu":
     return f"it is a GPU kernel, and the devices in use are of {platform}"
-  device = jax.devices()[0]
+  device = dispatch.default_device()
   capability = str(getattr(device, "compute_capability", "unknown"))
   if not capability.startswith("9."):
     return (

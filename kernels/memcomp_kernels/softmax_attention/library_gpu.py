@@ -74,7 +74,7 @@ def _unavailable() -> str | None:
   platform = dispatch.current_platform()
   if platform != "gpu":
     return f"it is a GPU kernel, and the devices in use are of {platform}"
-  capability = getattr(jax.devices()[0], "compute_capability", None)
+  capability = getattr(dispatch.default_device(), "compute_capability", None)
   major = re.match(r"\d+", str(capability))
   if major is None or int(major[0]) < _LEAST_CAPABILITY:
     return f"compute capability {capability} is not one of NVIDIA's from 8.0 on"

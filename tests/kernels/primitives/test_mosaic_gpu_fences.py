@@ -21,8 +21,8 @@ CASES = {
 }
 
 
-def missing(case, packed=False, time=130):
-  """Forward and backward, of whole segments or packed ones."""
+def program(case, packed=False, time=130):
+  """Forward and backward, of whole segments or packed ones; arguments."""
   memory = memories.MEMORIES[case.partition("-")[0]]
   spec = memory.op.Spec(**CASES[case])
   sizes = {"batch": 1, "heads": 2, "key_dim": 64, "value_dim": 64}
@@ -41,10 +41,12 @@ def missing(case, packed=False, time=130):
   def both(*given):
     return gradients.value_and_gradients(run, given)
 
+  return both, state, gradients.cast_operands(inputs, "bfloat16")
+
+
+def missing(*case, **kwargs):
   with device.lowered():
-    return fences.missing(
-      both, state, gradients.cast_operands(inputs, "bfloat16")
-    )
+    return fences.missing(*program(*case, **kwargs))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,15 @@ def missing(case, packed=False, time=130):
 @pytest.mark.parametrize("case", CASES)
 def test_none_is_missing(case, packed):
   assert not missing(case, packed)
+
+
+@pytest.mark.parametrize("case", rotation.cases(CASES, ["state_space_duality"]))
+def test_programs_whose_numbers_have_64_bits(case):
+  function, *given = program(case)
+  with jax.enable_x64(True), device.lowered():
+    traced = jax.jit(function).trace(*given)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert "mosaic_gpu" in text
 
 
 def test_missing_ones_are_found(monkeypatch):

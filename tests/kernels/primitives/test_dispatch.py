@@ -1,0 +1,42 @@
+"""What an implementation is chosen by."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memcomp_kernels import dispatch
+from memcomp_kernels.pallas_gpu import device as gpu
+from memcomp_kernels.pallas_tpu import device as tpu
+from memcomp_kernels.testing import gradients, memories
+
+
+@pytest.mark.parametrize("chosen", [None, "cpu", 3])
+def test_the_default_device(chosen):
+  devices = jax.devices()
+  device = devices[chosen] if isinstance(chosen, int) else chosen
+  with jax.default_device(device):
+    assert dispatch.default_device() == devices[chosen == 3 and 3]
+
+
+@pytest.mark.parametrize("wide", ["state", "log_decay", "reset_state"])
+@pytest.mark.parametrize(
+  ("name", "kernels"), [("mosaic_gpu", gpu), ("mosaic_tpu", tpu)]
+)
+def test_kernels_have_no_float64(name, kernels, wide):
+  memory = memories.MEMORIES["state_space_duality"]
+  spec = memory.op.Spec()
+  sizes = {"batch": 1, "heads": 2, "key_dim": 64, "value_dim": 64}
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=8, **sizes)
+  inputs = gradients.cast_operands(inputs, "bfloat16")
+  state = memory.make_state(jax.random.key(1), spec, **sizes)
+  call = dispatch.Call(state, inputs, spec, reset_state=state)
+  implementations = memory.op.implementations
+  with jax.enable_x64(True), kernels.interpreted():
+    assert implementations.unsupported(name, call) is None
+    if wide == "log_decay":
+      changed = inputs._replace(log_decay=inputs.log_decay.astype(jnp.float64))
+      call = call._replace(inputs=changed)
+    else:
+      call = call._replace(**{wide: gradients.cast(state, jnp.float64)})
+    assert implementations.unsupported(name, call) == "it has no float64"
+    assert implementations.choose((name, "xla_chunked"), call) == "xla_chunked"
