@@ -223,8 +223,8 @@ def self_test(everything: bool = False) -> Iterator[Line]:
 def _compared(memory, name: str) -> Line:
   """Compares an implementation of a memory with its definition."""
   start = time.monotonic()
-  # The first call that the implementation can do.
-  for dtype in SELF_TEST_BOUND:
+  said = ""
+  for dtype in SELF_TEST_BOUND:  # the first call that the implementation can do
     try:
       with _quick_compilation():
         error = _largest_error(memory, name, dtype)
