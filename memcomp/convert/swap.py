@@ -73,7 +73,8 @@ def swap(
 
   Args:
     config: config of the old model.
-    params: parameters of the old model, nested dicts of arrays.
+    params: parameters of the old model, nested dicts of arrays or an
+      `nnx.State`.
     mixer: config of the new mixer.
     layers: depths to convert; None is all.
     fresh: initial parameters of the new model, for arrays that are not
@@ -84,6 +85,7 @@ def swap(
   Raises:
     UserError: there is no such layer, or the new config is invalid.
   """
+  params = abstract.plain(params)
   if layers is None:
     layers = range(config.num_layers)
   changed = config_with(config, mixer, layers)

@@ -327,8 +327,8 @@ def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:
   if keep is None:
     return errors.UserError(f"{source}: no text in it; give files with text")
   return errors.UserError(
-    f"{source}: this split gets no text; give more documents, change "
-    "data.validation_share, or name a source of its own in data.validation"
+    f"{source}: too few documents for both training and validation; give more,"
+    " change data.validation_share, or name text of its own in data.validation"
   )
 
 

@@ -79,7 +79,8 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: see `load_params`; or there is no tokenizer.json.
+    UserError: see `load_params`; or tokenizer.json is missing, or has more ids
+      than the model.
   """
   folder = pathlib.Path(path).absolute()
   if not (folder / read.TOKENIZER).exists():
@@ -89,6 +90,12 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
     )
   tokenizer = tokenizer_lib.load(str(folder / read.TOKENIZER))
   model, params = load_params(folder, mesh)
+  if tokenizer.vocab_size > model.vocab_size:
+    raise errors.UserError(
+      f"{folder / read.TOKENIZER} has {tokenizer.vocab_size} ids, more than the"
+      f" model's {model.vocab_size}; put the tokenizer there that the model was"
+      " trained with"
+    )
   tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
   config = config_of(folder)
   _, mixer = _config(folder, read.settings(folder))

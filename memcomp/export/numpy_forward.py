@@ -274,6 +274,9 @@ def forward(config, arrays, tokens):
 
 def main(folder, text):
   """Prints the most likely next bytes after a text."""
+  for name in ("config.json", "model.safetensors"):
+    if not (pathlib.Path(folder) / name).exists():
+      sys.exit(f"{folder} has no {name}; export a model there as safetensors")
   saved = json.loads((pathlib.Path(folder) / "config.json").read_text())
   tokenizer = saved["config"]["data"]["tokenizer"]
   if tokenizer != "bytes":

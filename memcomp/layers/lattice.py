@@ -53,8 +53,8 @@ class LatticeConfig(solved.SolvedConfig):
     slots = self.spec().num_slots
     if self.value_dim and slots > self.value_dim:
       raise ValueError(
-        f"num_slots={slots} must be at most value_dim="
-        f"{self.value_dim}: the initial slots are orthonormal"
+        f"num_slots={slots} must be at most value_dim={self.value_dim}, as the"
+        " initial slots are orthonormal; give fewer slots, or fewer heads"
       )
 
   def state_floats(self, length: int) -> int:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import runs
+from flax import nnx
 
 from memcomp import config as config_lib
 from memcomp import errors
@@ -34,6 +35,15 @@ TOKENS = np.random.default_rng(0).integers(0, 24, (2, 9))
 @pytest.fixture(scope="module")
 def params():
   return runs.random_params(config_lib.Config(name="old", model=MODEL))
+
+
+def test_parameters_as_flax_gives_them(params):
+  state = nnx.state(decoder.Decoder(MODEL, rngs=nnx.Rngs(0)), nnx.Param)
+  found = swap.swap(MODEL, state, GROUPED)
+  ours = names.flatten(MODEL, abstract.plain(state))
+  jax.tree.map(
+    np.testing.assert_array_equal, names.flatten(MODEL, found.params), ours
+  )
 
 
 def logits_of(config, params):

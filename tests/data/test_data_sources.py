@@ -175,7 +175,7 @@ def test_named_validation(corpus):
 def test_no_share_is_all_train(corpus):
   c = config(corpus, validation_share=0.0)
   assert texts(sources.open_split(c, "train")) == EVERYTHING
-  with pytest.raises(errors.UserError, match=r"gets no text.*validation_share"):
+  with pytest.raises(errors.UserError, match=r"too few documents.*validation_share"):
     sources.open_split(c, "validation")
 
 
@@ -384,7 +384,7 @@ def test_one_file_cannot_be_split(corpus):
   with pytest.raises(errors.UserError, match=r"data\.validation$") as caught:
     for split in sources.SPLITS:
       sources.open_split(config(corpus / "b.txt"), split)
-  assert "b.txt: this split gets no text" in str(caught.value)
+  assert "b.txt: too few documents for both" in str(caught.value)
 
 
 def test_unknown_split(corpus):

@@ -172,13 +172,21 @@ def test_arrays_of_wrong_shapes(copy):
       assert "\n" not in str(caught.value)
 
 
-def give_tokenizer(folder):
+def give_tokenizer(folder, ids=48):
   import tokenizers
 
-  vocab = {chr(65 + i): i for i in range(48)}
+  vocab = {chr(65 + i): i for i in range(ids)}
   tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="A")).save(
     str(folder / "tokenizer.json")
   )
+
+
+def test_the_tokenizer_of_another_model_is_refused(copy):
+  give_tokenizer(copy, 49)
+  with pytest.raises(
+    errors.UserError, match="has 49 ids, more than the model's"
+  ):
+    load.open_checkpoint(copy)
 
 
 @pytest.mark.parametrize("text", ['{"format": "memc', "[]", "\xff", "[" * 9999])

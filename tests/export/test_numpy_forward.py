@@ -117,9 +117,14 @@ def test_rotation_the_other_way():
     ([], "usage: python numpy_forward.py FOLDER TEXT"),
     (["{out}", "a", "b"], "usage: python numpy_forward.py FOLDER TEXT"),
     (["{out}", "def"], "{out} has the tokenizer 'tokenizer.json', not bytes"),
+    (["{out}/no", "def"], "{out}/no has no config.json; export a model there"),
+    (["{out}/orbax", "a"], "{out}/orbax has no model.safetensors; export"),
   ],
 )
 def test_mistakes_at_the_command_are_told(tmp_path, arguments, said):
+  (tmp_path / "orbax").mkdir()
+  (tmp_path / "orbax/config.json").touch()
+  (tmp_path / "model.safetensors").touch()
   saved = {"data": {"tokenizer": "tokenizer.json"}, "model": {}}
   (tmp_path / "config.json").write_text(json.dumps({"config": saved}))
   given = [argument.format(out=tmp_path) for argument in arguments]
