@@ -19,8 +19,10 @@ steps of whole models: `gpu_steps.py`. Last, what is reached of the goals:
 `gpu_goals.py`. With --json rows are kept as they are made; what a file has is
 not measured again. Most of the time goes to compiling: without XLA's search for
 the fastest matrix products it is a fraction, and the XLA form may be slower,
-XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false". With
---checks nothing is timed, so that cases may run side by side.
+XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false".
+Processes of one case each compile side by side, and with the same --lock=FILE
+take turns at what is timed (XLA_PYTHON_CLIENT_PREALLOCATE=false leaves memory
+to the others).
 
 Without a GPU everything runs as far as it goes, small, kernels interpreted:
 times are then of no use. What a GPU would run is known, though: with --static
@@ -29,6 +31,8 @@ what NVIDIA's assembler says of their registers is printed; with --static
 --steps whole training steps, and what memory they need (half an hour or more).
 """
 
+import contextlib
+import fcntl
 import functools
 import itertools
 import json
@@ -37,6 +41,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gpu_goals
@@ -92,6 +97,7 @@ _FORMS = flags.DEFINE_list(
   ["mosaic_gpu", "library_gpu", "xla_chunked"],
   "Those that are timed, the fastest first; reference is one, too.",
 )
+_LOCK = flags.DEFINE_string("lock", "", "A file; its users take turns.")
 _CHECKS = flags.DEFINE_bool("checks", False, "Check kernels, time nothing.")
 _STEPS = flags.DEFINE_bool("steps", False, "Training steps of whole models.")
 _JSON = flags.DEFINE_string("json", "", "Rows are kept here, and found again.")
@@ -163,16 +169,29 @@ def check(case: Case, form: str, heads: str, dim: int) -> str | None:
   return None
 
 
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+  """Waits until no other process with the same --lock times anything."""
+  if not _LOCK.value:
+    yield
+    return
+  with open(_LOCK.value, "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
 def seconds(run: Any) -> float:
   """The median of single calls, waited for, after two that are not timed."""
+  jax.block_until_ready(run())  # compiles
   found = []
-  for i in range(_REPEATS.value + 2):
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    found.append(time.perf_counter() - start)
-    if i == 2 and found[-1] > 1:  # slow enough to be steady
-      break
-  return statistics.median(found[2:])
+  with turn():
+    for i in range(_REPEATS.value + 1):
+      start = time.perf_counter()
+      jax.block_until_ready(run())
+      found.append(time.perf_counter() - start)
+      if i == 1 and found[-1] > 1:  # slow enough to be steady
+        break
+  return statistics.median(found[1:])
 
 
 def ceilings(small: bool) -> dict[str, float]:
@@ -295,7 +314,22 @@ def main(argv: list[str]) -> None:
     if not hopper.available():
       sys.exit('--static needs the GPU compiler: pip install -e ".[aot-gpu]"')
     if names:
-      static(names, shapes)
+      import gpu_static
+
+      gpu_static.report(
+        (
+          (
+            name,
+            shape,
+            function(CASES[name], "mosaic_gpu"),
+            functools.partial(
+              arguments, CASES[name], SHAPES[shape], jnp.bfloat16
+            ),
+          )
+          for name, shape in itertools.product(names, shapes)
+          if "mosaic_gpu" in forms(CASES[name])
+        )
+      )
     if _STEPS.value:
       import gpu_steps
 
@@ -315,41 +349,10 @@ def main(argv: list[str]) -> None:
         print(f"\ntraining steps left out: {error}; pip install -e .")
         failed = True
       else:
-        gpu_steps.report(rows, device, small=not on_gpu)
+        gpu_steps.report(rows, device, turn, small=not on_gpu)
   if _ALL.value:
     gpu_goals.report(rows, device, shapes=list(SHAPES))
   sys.exit(1 if failed else 0)
-
-
-def static(names: list[str], shapes: list[str]) -> None:
-  """Prints what the assembler makes of the kernels, for an H100."""
-  print(f"H100, jax {jax.__version__}; registers and spills are of a thread\n")
-  print(
-    "| case | shape | kernel | instructions | registers | spilled, bytes"
-    " | shared memory, KiB | blocks a multiprocessor |\n" + "|---" * 8 + "|"
-  )
-  for name, shape in itertools.product(names, shapes):
-    case = CASES[name]
-    if "mosaic_gpu" not in forms(case):
-      continue
-    run = function(case, "mosaic_gpu")
-
-    def loss(state, inputs, run=run):
-      return jnp.sum(jnp.square(run(state, inputs).astype(jnp.float32)))
-
-    given = jax.eval_shape(
-      functools.partial(arguments, case, SHAPES[shape], jnp.bfloat16)
-    )
-    with device_lib.lowered():
-      found = hopper.compile_for(jax.grad(loss, argnums=1), *given)
-    # Called with chunks under way and without: one row each.
-    for kernel in dict.fromkeys(found):
-      print(
-        f"| {name} | {shape} | {kernel.name} | {kernel.instructions}"
-        f" | {kernel.registers} | {kernel.spilled} | {kernel.shared / 1024:.0f}"
-        f" | {kernel.resident()} |",
-        flush=True,
-      )
 
 
 def run_all(rows, device, names, shapes, every) -> bool:
@@ -394,7 +397,7 @@ def run_all(rows, device, names, shapes, every) -> bool:
         continue
       form = f"fla {case.rival}"
       make = functools.partial(
-        gpu_rivals.measure, case.rival, sizes, _REPEATS.value
+        gpu_rivals.measure, case.rival, sizes, _REPEATS.value, turn
       )
     elif form in forms(case) and (name, form, sizes[-1]) not in skipped:
       make = functools.partial(measure, case, form, sizes)

@@ -40,13 +40,16 @@ RIVALS = {
 }
 
 
-def measure(name: str, shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
+def measure(
+  name: str, shape: tuple[int, ...], repeats: int, turn: Any
+) -> dict[str, Any]:
   """Times of a rival, by CUDA's events: medians of single calls.
 
   Args:
     name: of `RIVALS`.
     shape: batch, time, heads, dim.
     repeats: timed calls.
+    turn: returns a context in which nobody else uses the GPU.
 
   Raises:
     NotImplementedError: PyTorch, a GPU for it or flash-linear-attention is
@@ -84,13 +87,14 @@ def measure(name: str, shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
     for _ in range(3):
       run()
     found = []
-    for _ in range(repeats):
-      start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-      start.record()
-      run()
-      end.record()
-      torch.cuda.synchronize()
-      found.append(start.elapsed_time(end) / 1e3)
+    with turn():
+      for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / 1e3)
     return statistics.median(found)
 
   with torch.no_grad():

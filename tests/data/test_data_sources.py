@@ -175,7 +175,9 @@ def test_named_validation(corpus):
 def test_no_share_is_all_train(corpus):
   c = config(corpus, validation_share=0.0)
   assert texts(sources.open_split(c, "train")) == EVERYTHING
-  with pytest.raises(errors.UserError, match=r"too few documents.*validation_share"):
+  with pytest.raises(
+    errors.UserError, match=r"too few documents.*validation_share"
+  ):
     sources.open_split(c, "validation")
 
 
