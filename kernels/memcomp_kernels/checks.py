@@ -3,6 +3,7 @@
 Each takes the `op.Op` and raises one line that names the argument and the fix.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +64,11 @@ def array(op: Any, name: str, x: Any) -> jax.Array:
 
 def segment_ids(op: Any, ids: Any) -> jax.Array:
   """Returns segment ids as int32; ValueError if they are no such integers."""
-  if isinstance(ids, np.ndarray) and ids.dtype.itemsize > 4 and ids.size:
+  if isinstance(ids, (list, tuple)):
+    with contextlib.suppress(ValueError):  # of uneven rows
+      ids = np.array(ids)
+  wide = getattr(getattr(ids, "dtype", None), "itemsize", 0) > 4
+  if wide and _readable(ids):
     low, high = ids.min(), ids.max()
     if not _LEAST <= low <= high <= -_LEAST - 1:
       raise ValueError(
@@ -145,8 +150,11 @@ def room(op: Any, state: Any, spec: Any, sizes: shapes.Sizes) -> None:
 
 def greatest(counts: jax.Array) -> int | None:
   """Returns the greatest count, or None if this process cannot read them."""
-  if isinstance(counts, jax.core.Tracer) or not counts.size:
-    return None
-  if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
-    return None
-  return int(np.asarray(counts).max())
+  return int(np.asarray(counts).max()) if _readable(counts) else None
+
+
+def _readable(x: Any) -> bool:
+  """Whether this process can read numbers of x, and there are some."""
+  if isinstance(x, jax.core.Tracer) or not x.size:
+    return False
+  return not isinstance(x, jax.Array) or x.is_fully_addressable

@@ -251,6 +251,8 @@ class Implementations:
         f"{self.memory}: implementation={names!r} names none; leave it out for"
         " the default"
       )
+    for name in names:
+      _check_name(name)
     reasons = []
     for name in names:
       reason = self.unsupported(name, call)

@@ -143,7 +143,7 @@ def program() -> int:
   if _EACH.value is not None:
     if _CHECKPOINTS.value:
       raise errors.UserError("--checkpoints is of one run; leave out --each")
-    return _train_each(_EACH.value, config.training.steps)
+    return _train_each(_EACH.value)
   workdir = _WORKDIR.value or f"runs/{config.name}"
   if _COMPILE_ONLY.value:
     return _compile_only(config, workdir)
@@ -194,7 +194,7 @@ def _compile_only(config, workdir: str) -> int:
   return compile_only.run(config, _TOPOLOGY.value, workdir, _SLICES.value)
 
 
-def _train_each(each: str, steps: int) -> int:
+def _train_each(each: str) -> int:
   from memcomp.training import sweep
 
   paths.check_local("workdir", _WORKDIR.value or "")
@@ -207,7 +207,6 @@ def _train_each(each: str, steps: int) -> int:
     names=sweep.choose(each, runpy.run_path(path), path),
     seeds=_SEEDS.value,
     workdir=pathlib.Path(_WORKDIR.value or f"runs/{pathlib.Path(path).stem}"),
-    steps=steps,
     config_of=_config_of,
   )
 

@@ -3,6 +3,7 @@
 import os
 from typing import Any, NamedTuple
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
@@ -139,15 +140,32 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
 
 def _read(root: epath.Path, step: int, mesh: Mesh | None) -> Read:
   path = root / str(step)
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-    meta = reader.restore(path / "meta")
   if mesh is None:
     mesh = sharding.one_device()
+  readers = _readers(mesh)
+  handler = ocp.JsonCheckpointHandler(multiprocessing_options=readers)
+  with ocp.Checkpointer(handler, multiprocessing_options=readers) as reader:
+    meta = reader.restore(path / "meta")
   with errors.malformed(f"the meta of {path}", "restore it from a copy"):
     config = workdir.config_of(meta["config"], str(root))
     target = abstract.params_of(abstract.model_of(config.model), mesh)
-  with ocp.StandardCheckpointer() as reader:
+  with ocp.StandardCheckpointer(multiprocessing_options=readers) as reader:
     return Read(step, meta, reader.restore(path / "params", target))
+
+
+def _readers(mesh: Mesh) -> ocp.options.MultiprocessingOptions:
+  """The processes that read together: those of the mesh's devices.
+
+  The first process evaluates alone, after the others have left.
+  """
+  found = {device.process_index for device in mesh.devices.flat}
+  if len(found) == jax.process_count():
+    return ocp.options.MultiprocessingOptions()
+  return ocp.options.MultiprocessingOptions(
+    primary_host=min(found),
+    active_processes=found,
+    barrier_sync_key_prefix="-".join(map(str, sorted(found))),
+  )
 
 
 def _why_unreadable(root: epath.Path, step: int, error: Exception) -> str:

@@ -28,7 +28,6 @@ def run(
   names: Sequence[str],
   seeds: int,
   workdir: pathlib.Path,
-  steps: int,
   config_of: Callable[[Sequence[str]], config_lib.Config],
 ) -> int:
   """Runs a program for each name and seed.
@@ -40,8 +39,8 @@ def run(
     names: arguments of its `get_config`.
     seeds: each name is run with seeds 0 .. seeds-1.
     workdir: the runs are in `<workdir>/<name>-<seed>`.
-    steps: a run evaluated at this step is finished.
-    config_of: returns the config that the flags of a run describe.
+    config_of: returns the config that the flags of a run describe. A run that
+      was evaluated at its last step is finished.
 
   Returns:
     0, or the exit code of the first failed run. The sweep stops if the user
@@ -64,9 +63,13 @@ def run(
     for seed in range(seeds)
     for name in names
   }
-  finished = [folder for folder in runs if _is_finished(folder, steps)]
-  for folder in finished:
-    workdir_lib.check(folder, config_of(runs[folder]))
+  finished = []
+  for folder, given in runs.items():
+    if evaluated := _evaluated(folder):
+      wanted = config_of(given)
+      if evaluated >= wanted.training.steps:
+        workdir_lib.check(folder, wanted)
+        finished.append(folder)
   failed: dict[str, int] = {}
   for number, (folder, given) in enumerate(runs.items(), 1):
     print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
@@ -131,12 +134,13 @@ def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
   return chosen
 
 
-def _is_finished(folder: pathlib.Path, steps: int) -> bool:
+def _evaluated(folder: pathlib.Path) -> int:
+  """The step at which a run was evaluated, 0 if it was not."""
   try:
     result = json.loads((folder / "eval" / "results.json").read_text())
-    return result["step"] >= steps
+    return int(result["step"])
   except (FileNotFoundError, *errors.BAD_JSON, KeyError, TypeError):
-    return False
+    return 0
 
 
 def _call(command: list[str]) -> int:

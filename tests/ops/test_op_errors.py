@@ -156,6 +156,20 @@ ERRORS = {
     "gated_delta_rule: segment_ids has numbers from 4294967296 to 4294967296,"
     " more than int32 holds; number the documents of a row from 1 on",
   ),
+  "listed segment ids beyond int32": (
+    lambda: gated_delta_rule(q, k, v, g, beta, segment_ids=[[1, 2, -(2**32)]]),
+    ValueError,
+    "gated_delta_rule: segment_ids has numbers from -4294967296 to 2, more than"
+    " int32 holds; number the documents of a row from 1 on",
+  ),
+  "an implementation behind one that does": (
+    lambda: gated_delta_rule(
+      q, k, v, g, beta, implementation=("xla_chunked", "fast")
+    ),
+    NotImplementedError,
+    "implementation 'fast' is unknown; choose from reference, xla_chunked,"
+    " mosaic_tpu, library_tpu, mosaic_gpu, library_gpu",
+  ),
   "an implementation that is no name": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation=1),
     TypeError,

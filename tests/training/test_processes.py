@@ -19,6 +19,12 @@ LENGTH = (
   # Rows take over the state of the row before, on whichever device that is.
   "--config.training.state_passing=0.3",
 )
+EVALUATED = (
+  "--config.evaluation.run_after_training=True",
+  "--config.evaluation.lengths=2",
+  "--config.evaluation.rows=1",
+  "--config.evaluation.sample_tokens=4",
+)
 
 
 def losses(workdir):
@@ -59,9 +65,10 @@ def test_the_losses_of_one_process_and_one_set_of_files(
   config, one_process, tmp_path
 ):
   workdir = tmp_path / "two"
-  both = start_two(config, workdir, *LENGTH)
+  both = start_two(config, workdir, *LENGTH, *EVALUATED)
   (code, out, err), (code_b, out_b, err_b) = ends(both)
   assert (code, code_b) == (0, 0), err + err_b
+  assert json.loads((workdir / "eval/results.json").read_text())["step"] == 100
   assert_same_losses(losses(workdir), one_process)
   assert "step 100/100" in out and "step" not in out_b
   assert (workdir / "config.json").exists()

@@ -35,7 +35,7 @@ def program(tmp_path):
   return str(path)
 
 
-def run(program, tmp_path, *flags, names=("a", "b"), seeds=2):
+def run(program, tmp_path, *flags, names=("a", "b"), seeds=2, steps=None):
   return sweep.run(
     [sys.executable, program],
     flags,
@@ -43,8 +43,9 @@ def run(program, tmp_path, *flags, names=("a", "b"), seeds=2):
     names=names,
     seeds=seeds,
     workdir=tmp_path / "runs",
-    steps=3,
-    config_of=lambda given: training_cases.tiny(steps=3),
+    config_of=lambda given: training_cases.tiny(
+      steps=(steps or {}).get(given[0].rpartition(":")[2], 3)
+    ),
   )
 
 
@@ -72,6 +73,14 @@ def test_what_is_done_is_left_out(program, tmp_path, capsys):
   assert run(program, tmp_path) == 0
   assert capsys.readouterr().out.count("done before") == 4
   assert len(flags_of(tmp_path, "a-0")) == 1
+
+
+def test_each_is_done_at_its_own_last_step(program, tmp_path, capsys):
+  run(program, tmp_path, seeds=1, steps={"a": 2, "b": 4})
+  run(program, tmp_path, seeds=1, steps={"a": 2, "b": 4})
+  assert capsys.readouterr().out.count("done before") == 1
+  assert len(flags_of(tmp_path, "a-0")) == 1
+  assert len(flags_of(tmp_path, "b-0")) == 2  # it was evaluated at step 3
 
 
 def test_what_is_done_with_another_config_is_refused(program, tmp_path, capsys):
@@ -147,7 +156,7 @@ def test_a_signal_reaches_the_run(tmp_path):
     "import pathlib, sys\n"
     "from memcomp.training import sweep\n"
     f"sys.exit(sweep.run([sys.executable, {str(child)!r}], [], config='c', names=['a', 'b'],"
-    f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), steps=1, config_of=None))\n"
+    f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), config_of=None))\n"
   )
   process = subprocess.Popen(
     [sys.executable, "-c", parent],
