@@ -43,15 +43,16 @@ def assert_close(
 
 
 def assert_no_worse(
-  actual: Any, other: Any, truth: Any, floor: float = 1e-6
+  actual: Any, other: Any, truth: Any, floor: float = 1e-6, times: float = 2.0
 ) -> None:
-  """Asserts that each leaf's error is at most twice that of `other`'s leaf.
+  """Asserts that each leaf's error is at most `times` that of `other`'s leaf.
 
   Args:
     actual: result in low precision.
     other: result in low precision to compare with.
     truth: result in a wider precision.
     floor: an error that is always accepted.
+    times: another factor than the usual needs a reason.
 
   Raises:
     AssertionError: leaves err more; the message names them, with both errors.
@@ -63,10 +64,10 @@ def assert_no_worse(
     strict=True,
   ):
     ours, own = relative_rms(a, true), relative_rms(b, true)
-    if not ours <= max(2 * own, floor):  # nan also counts as worse
+    if not ours <= max(times * own, floor):  # nan also counts as worse
       wrong.append(f"{jax.tree_util.keystr(path)} {ours:.2e}, not {own:.2e}")
   if wrong:
-    raise AssertionError("over twice the error: " + "; ".join(wrong))
+    raise AssertionError(f"over {times:g} times the error: " + "; ".join(wrong))
 
 
 def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
