@@ -163,7 +163,7 @@ def run(
     for (_, last), value in zip(carried, final, strict=True):
       own[last][...] = value
 
-  run = plgpu.kernel(
+  launch = plgpu.kernel(
     kernel,
     out_type=list(results.values()),
     scratch_types=[
@@ -185,5 +185,5 @@ def run(
   )
   # The kernel's own numbers have 32 bits where the program's have 64, too.
   with jax.enable_x64(False):
-    outputs = run(*operands.values())
+    outputs = launch(*operands.values())
   return dict(zip(results, outputs, strict=True))
