@@ -241,13 +241,18 @@ def test_a_spec_checks_the_types_of_its_fields(name):
 
 
 @pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("name", memories.MEMORIES)
-def test_a_spec_takes_finite_numbers(name, x):
-  Spec = memories.MEMORIES[name].op.Spec
-  for field in dataclasses.fields(Spec):
-    if field.type in (float, float | None):
-      with pytest.raises(ValueError, match=f"^{field.name}={x} must be finite"):
-        Spec(**{field.name: x})
+@pytest.mark.parametrize(
+  ("name", "field"),
+  [
+    (name, field.name)
+    for name, memory in memories.MEMORIES.items()
+    for field in dataclasses.fields(memory.op.Spec)
+    if field.type in (float, float | None)
+  ],
+)
+def test_a_spec_takes_finite_numbers(name, field, x):
+  with pytest.raises(ValueError, match=f"^{field}={x} must be finite"):
+    memories.MEMORIES[name].op.Spec(**{field: x})
 
 
 def test_the_most_rows_of_a_dictionary():
