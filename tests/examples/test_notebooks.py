@@ -100,6 +100,20 @@ def test_outputs_are_of_the_code(path):
   assert images
 
 
+def test_the_trained_state_helps():
+  """As the notebook says beneath: from the second window on."""
+  notebook = read(FOLDER / "train_and_sample.ipynb")
+  printed = "".join(
+    line
+    for cell in execute.code_cells(notebook)
+    for output in cell["outputs"]
+    for line in output.get("text", [])
+  )
+  pairs = re.findall(r"([\d.]+) handed on, ([\d.]+) fresh", printed)
+  assert len(pairs) == 5
+  assert all(float(on) < float(fresh) for on, fresh in pairs[1:])
+
+
 @by_name(NOTEBOOKS)
 def test_no_path_of_a_machine_and_no_address(path):
   for cell in read(path)["cells"]:
@@ -145,6 +159,21 @@ def test_first_code_cell_where_nothing_is_installed(tmp_path, monkeypatch):
   address = "https://example.org/memcomp.git"
   exec(first.replace('REPOSITORY = ""', f'REPOSITORY = "{address}"'), {})
   assert [command[-2] for command in ran] == [str(tmp_path), f"git+{address}"]
+
+
+def test_first_code_cell_where_numpy_was_loaded(tmp_path, monkeypatch):
+  """As on Colab: what was upgraded under a running Python needs a new one."""
+  first = source(execute.code_cells(read(NOTEBOOKS[0]))[0])
+  (tmp_path / "memcomp").mkdir()
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+  exec(first, {})
+  monkeypatch.setattr("numpy.__version__", "2.1.3")
+  with pytest.raises(
+    RuntimeError, match=r"numpy 2\.1\.3 .*restart the session"
+  ):
+    exec(first, {})
 
 
 def test_a_cell_that_raises_fails(tmp_path):
