@@ -42,25 +42,27 @@ def test_cut_anywhere(cut, packed):
   x, weight, bias, taps = operands(9)
   ids = jnp.ones((1, 9), jnp.int32) if packed else None
 
-  def run(x, taps, part):
+  def run(taps, start, stop):
     if not packed:
-      return short_convolution(x[:, part], weight, bias, taps)
+      return short_convolution(x[:, start:stop], weight, bias, taps)
     return short_convolution(
-      x[:, part],
+      x[:, start:stop],
       weight,
       bias,
       taps,
-      segment_ids=ids[:, part],
-      segment_id=jnp.array([0 if part.start is None else 1]),
+      segment_ids=ids[:, start:stop],
+      segment_id=jnp.array([min(start, 1)]),
     )
 
-  whole, last = run(x, taps, slice(None, None))
-  first, taps = run(x, taps, slice(None, cut))
-  second, taps = run(x, taps, slice(cut, None))
-  np.testing.assert_allclose(
-    jnp.concatenate([first, second], axis=1), whole, rtol=1e-6
-  )
-  np.testing.assert_array_equal(taps, last)
+  @jax.jit
+  def whole_and_pieces(taps):
+    first, middle = run(taps, 0, cut)
+    second, last = run(middle, cut, 9)
+    return run(taps, 0, 9), (jnp.concatenate([first, second], axis=1), last)
+
+  (whole, last), (pieces, last_of_pieces) = whole_and_pieces(taps)
+  np.testing.assert_allclose(pieces, whole, rtol=1e-6)
+  np.testing.assert_array_equal(last_of_pieces, last)
 
 
 def test_packed_rows_equal_their_segments_values_and_gradients():
@@ -92,15 +94,16 @@ def test_packed_rows_equal_their_segments_values_and_gradients():
       leaves = jax.tree.leaves(function(*args))
       return sum(jnp.sum(jnp.sin(i + leaf)) for i, leaf in enumerate(leaves))
 
-    return jax.grad(total, argnums=(0, 1, 2))(x, weight, bias)
-
-  for a, b in (
-    (packed(x, weight, bias), separate(x, weight, bias)),
-    (objective(packed), objective(separate)),
-  ):
-    jax.tree.map(
-      lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-5, atol=1e-6), a, b
+    return function(x, weight, bias), jax.grad(total, argnums=(0, 1, 2))(
+      x, weight, bias
     )
+
+  found, expected = jax.jit(lambda: (objective(packed), objective(separate)))()
+  jax.tree.map(
+    lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-5, atol=1e-6),
+    found,
+    expected,
+  )
 
 
 def test_padding_leaves_the_taps_alone():
@@ -119,8 +122,9 @@ def test_padding_leaves_the_taps_alone():
 
 def test_a_segment_goes_on_in_the_next_call():
   x, weight, bias, taps = operands(6)
-  whole, _ = short_convolution(x, weight, bias, taps)
-  _, taps = short_convolution(
+  convolve = jax.jit(short_convolution)
+  whole, _ = convolve(x, weight, bias, taps)
+  _, taps = convolve(
     x[:, :2],
     weight,
     bias,
@@ -129,7 +133,7 @@ def test_a_segment_goes_on_in_the_next_call():
     segment_id=jnp.array([0]),
   )
   for segment, same in ((5, True), (6, False)):
-    y, _ = short_convolution(
+    y, _ = convolve(
       x[:, 2:],
       weight,
       bias,

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +13,14 @@ VOCAB, WIDTH = 11, 6
 
 def _case(batch=3, time=10, ignored=0.3):
   rng = np.random.default_rng(0)
-  hidden = jnp.array(rng.normal(size=(batch, time, WIDTH)), jnp.float32)
-  table = jnp.array(rng.normal(size=(WIDTH, VOCAB)), jnp.float32)
+  hidden = rng.normal(size=(batch, time, WIDTH)).astype(np.float32)
+  table = rng.normal(size=(WIDTH, VOCAB)).astype(np.float32)
   targets = rng.integers(0, VOCAB, (batch, time))
   targets[rng.random(targets.shape) < ignored] = loss.IGNORED
-  return hidden, table, jnp.array(targets, jnp.int32)
+  return hidden, table, targets.astype(np.int32)
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def _sums(hidden, table, targets, chunk=0):
   return loss.next_token_loss(lambda h: h @ table, hidden, targets, chunk=chunk)
 
@@ -26,10 +29,13 @@ def test_is_the_cross_entropy_of_scored_tokens():
   hidden, table, targets = _case()
   sums = _sums(hidden, table, targets)
   scored = np.asarray(targets) >= 0
-  each = optax.softmax_cross_entropy_with_integer_labels(
-    hidden @ table, jnp.maximum(targets, 0)
+  each = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(
+    hidden @ table, np.maximum(targets, 0)
   )
-  log_z = jax.nn.logsumexp(hidden @ table, -1)
+  each = np.asarray(each)
+  log_z = np.asarray(
+    jax.jit(jax.nn.logsumexp, static_argnums=1)(hidden @ table, -1)
+  )
   assert int(sums.count) == scored.sum()
   best = np.argmax(hidden @ table, -1) == np.asarray(targets)
   assert int(sums.right) == (best & scored).sum() > 0
@@ -57,7 +63,9 @@ def test_chunks_change_nothing(chunk):
     sums = _sums(hidden, table, targets, chunk)
     return sums.nll + 0.1 * sums.log_z_squared, (sums.count, sums.right)
 
-  both = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+  both = jax.jit(
+    jax.value_and_grad(total, argnums=(0, 1), has_aux=True), static_argnums=2
+  )
   (want, count), want_grads = both(hidden, table, 0)
   (got, chunk_count), grads = both(hidden, table, chunk)
   assert count == chunk_count
@@ -85,7 +93,7 @@ def test_chunks_keep_the_logits_of_one_chunk():
 
 def test_ignored_tokens_get_no_gradient():
   hidden, table, targets = _case()
-  grad = jax.grad(lambda h: _sums(h, table, targets).nll)(hidden)
+  grad = jax.jit(jax.grad(lambda h: _sums(h, table, targets).nll))(hidden)
   assert (np.asarray(grad)[np.asarray(targets) < 0] == 0).all()
 
 

@@ -1,5 +1,7 @@
 """The window: rows by hand, and calls of many tokens against pushes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from memcomp_kernels import contract, window
 from memcomp_kernels.testing import gradients, subjects
 
 HEADS = 2
+held = jax.jit(window.held, static_argnames=("size", "sink_tokens"))
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +23,15 @@ def float64():
 
 def test_rows_by_hand():
   """Two sinks and a ring of three: tokens 0 to 8 leave 0 1 | 8 6 7."""
-  rows, position = jnp.zeros((1, 1, 5)), jnp.zeros(1, jnp.int32)
-  gone = []
+  rows, position = np.zeros((1, 1, 5)), np.zeros(1, np.int32)
+  push, gone = jax.jit(functools.partial(window.push, sink_tokens=2)), []
   for p in range(9):
-    token = jnp.full((1, 1), 10.0 + p)
-    rows, evicted, evicts = window.push(rows, token, position, sink_tokens=2)
+    rows, evicted, evicts = push(rows, np.full((1, 1), 10.0 + p), position)
     position += 1
     if evicts[0]:
       gone.append(float(evicted[0, 0]))
-    expected = window.held(position, size=5, sink_tokens=2)[0]
-    live = np.array(expected) >= 0
+    expected = np.array(held(position, size=5, sink_tokens=2))[0]
+    live = expected >= 0
     np.testing.assert_array_equal(live, np.arange(5) < p + 1)
     np.testing.assert_array_equal(rows[0, 0][live] - 10, expected[live])
   np.testing.assert_array_equal(rows[0, 0], [10, 11, 18, 16, 17])
@@ -46,33 +48,27 @@ def segment_rows(time=20):
   return rows  # the last is padding
 
 
-def random_state(size, positions, key):
-  positions = jnp.asarray(positions, jnp.int32)
-  shape = positions.shape[0], HEADS, size
-  keys = jax.random.split(key)
-  rows = {
-    "key": jax.random.normal(keys[0], (*shape, 3)),
-    "route": jax.random.normal(keys[1], shape),
+def random_rows(rng, *shape):
+  return {
+    "key": rng.standard_normal((*shape, 3)),
+    "route": rng.standard_normal(shape),
   }
-  live = window.held(positions, size=size) >= 0
-  rows = jax.tree.map(
-    lambda x: jnp.where(live.reshape(-1, 1, size, *[1] * (x.ndim - 3)), x, 0),
-    rows,
-  )
+
+
+def random_state(rng, size, positions):
+  positions = np.array(positions, np.int32)
+  rows = random_rows(rng, len(positions), HEADS, size)
+  empty = np.array(held(positions, size=size)) < 0
+  for x in rows.values():
+    np.moveaxis(x, 1, 0)[:, empty] = 0
   return rows, positions
 
 
 def setting(size, positions, reset_positions):
-  ids = jnp.asarray(segment_rows())
-  batch, time = ids.shape
-  state = random_state(size, positions, jax.random.key(0))
-  reset = random_state(size, reset_positions, jax.random.key(1))
-  shape, keys = (batch, time, HEADS), jax.random.split(jax.random.key(2))
-  tokens = {
-    "key": jax.random.normal(keys[0], (*shape, 3)),
-    "route": jax.random.normal(keys[1], shape),
-  }
-  return ids, state, reset, tokens
+  rng, ids = np.random.default_rng(0), segment_rows()
+  state = random_state(rng, size, positions)
+  reset = random_state(rng, size, reset_positions)
+  return ids, state, reset, random_rows(rng, *ids.shape, HEADS)
 
 
 def by_push(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
@@ -160,26 +156,30 @@ def test_what_a_token_sees(size, sinks, reset_positions):
     size, [0, 1, 3, 6, 13, 5], reset_positions
   )
   batch, time = ids.shape
-  plan = window.plan(
-    ids,
-    jnp.ones_like(state[1]),
-    *(state[1], reset[1]),
-    time=time,
-    size=size,
-    sink_tokens=sinks,
-  )
-  joined = window.join(plan, state[0], tokens)["route"]
-  places = jnp.arange(plan.prior, plan.prior + time) - plan.ring + 1
-  found, exists, runs = window.sinks(plan, state[0]["route"], joined, places)
-  held = window.held(reset[1], size=size, sink_tokens=sinks)
-  plan, joined, found, exists, runs, held, ids, tokens, places = jax.tree.map(
-    np.asarray,
-    (plan, joined, found, exists, runs, held, ids, tokens["route"], places),
-  )
+
+  @jax.jit
+  def seen_by_tokens(ids, state, reset, tokens):
+    plan = window.plan(
+      ids,
+      jnp.ones_like(state[1]),
+      *(state[1], reset[1]),
+      time=time,
+      size=size,
+      sink_tokens=sinks,
+    )
+    joined = window.join(plan, state[0], tokens)["route"]
+    places = jnp.arange(plan.prior, plan.prior + time) - plan.ring + 1
+    sinks_of = window.sinks(plan, state[0]["route"], joined, places)
+    return plan, joined, sinks_of, places
+
+  found = seen_by_tokens(ids, state, reset, tokens)
+  plan, joined, (found, exists, runs), places = jax.device_get(found)
+  reset_held = np.array(held(reset[1], size=size, sink_tokens=sinks))
+  ids, tokens = jax.device_get((ids, tokens["route"]))
 
   def contents(state, b):
     """Position to token of a window."""
-    live = np.array(window.held(state[1], size=size, sink_tokens=sinks))[b]
+    live = np.array(held(state[1], size=size, sink_tokens=sinks))[b]
     rows = np.array(state[0]["route"])[b, 0]
     return {int(p): x for p, x in zip(live, rows, strict=True) if p >= 0}
 
@@ -207,9 +207,10 @@ def test_what_a_token_sees(size, sinks, reset_positions):
       if runs[b, rank] == run:
         seen += list(found[b, rank, :, 0][exists[b, rank]])
       if run > 0:
-        near = (held[b] > position - plan.ring) | (held[b] < sinks)
+        before = reset_held[b]
+        near = (before > position - plan.ring) | (before < sinks)
         rows = np.array(reset[0]["route"])[b, 0]
-        seen += list(rows[near & (held[b] >= 0)])
+        seen += list(rows[near & (before >= 0)])
       np.testing.assert_array_equal(
         np.sort(seen), np.sort(list(inside.values()))
       )
@@ -236,6 +237,7 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(max_position):
       plan, state[0], reset[0], joined
     )
 
+  run = jax.jit(run, static_argnums=0)
   for packing in (ids, None):
     expected = run(None, packing)
     jax.tree.map(
@@ -245,8 +247,9 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(max_position):
 
 def test_without_segment_ids_all_goes_on():
   _, state, reset, tokens = setting(5, [0, 1, 3, 6, 13, 5], [0] * 6)
-  ids = jnp.ones((6, 20), jnp.int32)
+  ids = np.ones((6, 20), np.int32)
 
+  @jax.jit
   def run(ids):
     plan = window.plan(
       ids,
