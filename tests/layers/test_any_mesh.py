@@ -4,6 +4,7 @@ Losses, gradients, outputs and states agree to 1e-5 of the largest value.
 """
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ IDS = jnp.sort(jax.random.randint(jax.random.key(2), (ROWS, TIME), 0, 4))[
 ]
 
 
-def make(name, rules=sharding.NONE):
+def new(name, rules=sharding.NONE):
   return registry.MIXERS[name](
     WIDTH,
     **SIZES,
@@ -46,6 +47,18 @@ def make(name, rules=sharding.NONE):
     rngs=nnx.Rngs(0),
     rules=rules,
   )
+
+
+@functools.cache
+def parameters(name):
+  return jax.jit(lambda: nnx.split(new(name))[1])()
+
+
+def make(name, rules=sharding.NONE):
+  """Layers of a name have the same parameters."""
+  abstract = nnx.eval_shape(lambda: new(name, rules))
+  own = jax.tree.map(lambda x: x, parameters(name))  # layers change theirs
+  return nnx.merge(nnx.split(abstract)[0], own)
 
 
 def run(layer, x, state, ids, gradient):
@@ -192,7 +205,9 @@ def test_inside_the_callers_shard_map():
       out_specs=rows,
     )(params, x)
 
-  close(sharded(params, X), make("gated_delta_net")(X))
+  close(
+    sharded(params, X), nnx.jit(lambda layer: layer(X))(make("gated_delta_net"))
+  )
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,9 @@ def test_forward_mode_is_refused_however_it_is_asked_for():
   for ask in (
     lambda: jax.jvp(outputs, (v,), (v,)),
     lambda: jax.jvp(jax.jit(outputs), (v,), (v,)),
-    lambda: jax.jacfwd(outputs)(v),
     lambda: jax.jit(jax.jacfwd(outputs))(v),
-    lambda: jax.linearize(outputs, v)[1](v),
-    lambda: jax.hessian(lambda v: jnp.sum(outputs(v)))(v),
+    lambda: jax.jit(lambda v: jax.linearize(outputs, v)[1](v))(v),
+    lambda: jax.eval_shape(jax.hessian(lambda v: jnp.sum(outputs(v))), v),
   ):
     with pytest.raises(TypeError) as raised:
       ask()
@@ -234,10 +233,12 @@ def test_float16_has_the_range_of_float32_inside():
   q, gate = q.astype(jnp.float16), jnp.ones((1, 2, 1))
   state = op.init_state(batch=1, heads=1, key_dim=3, value_dim=3)
   state = state._replace(memory=jnp.full_like(state.memory, 2e5))
-  (y, after), (expected, known) = (
-    op(q, q, q, g=-gate, beta=gate, state=state, implementation=form)
-    for form in (None, "reference")
-  )
+  (y, after), (expected, known) = jax.jit(
+    lambda: [
+      op(q, q, q, g=-gate, beta=gate, state=state, implementation=form)
+      for form in (None, "reference")
+    ]
+  )()
   assert y.dtype == jnp.float16
   errors.assert_close(y, expected, 2e-3, "y")
   errors.assert_close(after, known, 1e-5, "state")
@@ -260,10 +261,14 @@ def test_one_part_in_float64_makes_the_call_float64(name, wide):
     narrow = "state" if wide == "inputs" else "inputs"
     # Both have numbers that float32 holds.
     call = jax.tree.map(_rounded, call)
-    op = memory.op
-    _, expected = op.chunk(**call, spec=spec, implementation="xla_chunked")
+
+    @jax.jit
+    def chunk(call):
+      return memory.op.chunk(**call, spec=spec, implementation="xla_chunked")
+
+    _, expected = chunk(call)
     call[narrow] = jax.tree.map(_as_float32, call[narrow])
-    after, y = op.chunk(**call, spec=spec, implementation="xla_chunked")
+    after, y = chunk(call)
     errors.assert_equal(
       y.astype(jnp.float32), expected.astype(jnp.float32), "y"
     )
@@ -284,7 +289,7 @@ def test_a_state_that_was_saved_takes_a_step():
   """Numpy's arrays have not all methods of JAX's."""
   op = memcomp_kernels.softmax_attention
   q = jnp.ones((1, 2, 1, 3))
-  _, state = op(q, q, q, window_size=4)
+  _, state = jax.jit(lambda q: op(q, q, q, window_size=4))(q)
   inputs = op.Inputs(q[:, 0], q[:, 0], q[:, 0])
   found, expected = (
     op.step(x, inputs, spec=op.Spec(window_size=4))
@@ -324,13 +329,18 @@ def test_a_step_refuses_a_state_of_another_spec():
 @pytest.mark.parametrize("number", [5, -5])
 def test_a_segment_goes_on_after_a_call_without_ids(number):
   """Any number but 0, which is padding, names a segment."""
-  q = jnp.ones((1, 2, 1, 3))
-  ids = jnp.full((1, 2), number)
-  _, state = linear_attention(q, q, q, segment_ids=ids)
-  _, state = linear_attention(q, q, q, state=state)
-  again = {"segment_ids": ids, "reset_state": FRESH}
-  _, found = linear_attention(q, q, q, state=state, **again)
-  _, expected = linear_attention(q, q, q, state=state)
+
+  @jax.jit
+  def states():
+    q = jnp.ones((1, 2, 1, 3))
+    ids = jnp.full((1, 2), number)
+    _, state = linear_attention(q, q, q, segment_ids=ids)
+    _, state = linear_attention(q, q, q, state=state)
+    again = {"segment_ids": ids, "reset_state": FRESH}
+    _, found = linear_attention(q, q, q, state=state, **again)
+    return found, linear_attention(q, q, q, state=state)[1]
+
+  found, expected = states()
   errors.assert_equal(found, expected, "state")
 
 
@@ -354,7 +364,9 @@ def test_softmax_attention_needs_room_for_later_calls():
 
 
 def test_heads_that_share_a_key_follow_from_the_arrays():
-  ssd = memcomp_kernels.ssd
+  ssd = jax.jit(
+    memcomp_kernels.ssd, static_argnames=["heads_per_group", "skip"]
+  )
   draw = functools.partial(jax.random.normal, jax.random.key(0))
   q, k, v = draw((2, 5, 2, 4)), draw((2, 5, 2, 4)) / 2, draw((2, 5, 6, 3))
   g = -jnp.ones((2, 5, 6))

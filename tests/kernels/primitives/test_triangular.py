@@ -60,8 +60,12 @@ def direction_of(phi, eps=0.1):
 
 
 def differentiated(function, arguments, cotangent):
-  value, vjp = jax.vjp(function, *arguments)
-  return value, vjp(jnp.asarray(cotangent))
+  @jax.jit
+  def both(arguments, cotangent):
+    value, vjp = jax.vjp(function, *arguments)
+    return value, vjp(cotangent)
+
+  return both(arguments, cotangent)
 
 
 # The others take turns: whole memories are solved by them in every run.
