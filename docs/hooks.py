@@ -29,7 +29,8 @@ SHORT_WORD, SHORT_FORMULA = 40, 24
 
 _SOURCES = {page: source for source, page in PAGES.items()}
 _SPAN = re.compile(r"`([^`\n]+)`")
-_CODE = re.compile(r"<code>([^<\n]+)</code>")
+_CODE = re.compile(r"(?<!</span>)<code>([^<]+)</code>")  # not whole blocks
+_FLAG = re.compile(r"--[\w.]{1,38}")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -65,13 +66,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-  """Marks short code, which the stylesheet keeps in one line."""
+  """Marks short code and names of flags, which stay in one line."""
 
   def mark(code: re.Match) -> str:
     text = unescape(code[1])
     room = SHORT_FORMULA if " " in text else SHORT_WORD
     if len(text) > room or ", " in text:  # lists may break
-      return code[0]
+      flags = _FLAG.sub(r'<span class="whole">\g<0></span>', code[1])
+      return f"<code>{flags}</code>"
     return f'<code class="whole">{code[1]}</code>'
 
   return _CODE.sub(mark, html)
@@ -80,6 +82,7 @@ def on_page_content(html: str, **_: Any) -> str:
 def ops_page() -> str:
   """The documentation that `help(op)` prints, for every op."""
   import memcomp_kernels
+  from memcomp_kernels import shapes
 
   ops = {
     op.name: op
@@ -91,17 +94,16 @@ def ops_page() -> str:
     "",
     "Each memory is a function of arrays: `from memcomp_kernels import NAME`."
     " [The contract](../kernels.md) says what holds for all of them. This page"
-    " is what `help(NAME)` prints.",
+    " is what `help(NAME)` prints, with the shapes of inputs and state. Sizes"
+    " such as `num_slots`, and the conditions of the last column, are fields of"
+    " the op's `Spec`.",
   ]
   for name, op in ops.items():
     lines += ["", f"## {name}", "", "```text", inspect.getdoc(op), "```"]
     for part in (op.Inputs, op.State):
       lines += ["", f"`{part.__name__}`: {_first_line(part)}", ""]
-      lines += ["| field | shape and dtype |", "|---|---|"]
-      lines += [
-        f"| `{field}` | `{_shape(kind)}` |"
-        for field, kind in part.__annotations__.items()
-      ]
+      lines += ["| field | shape | dtype | present if |", "|---|---|---|---|"]
+      lines += [_row(field) for field in shapes.fields(part).values()]
   return "\n".join(lines) + "\n"
 
 
@@ -156,8 +158,22 @@ def _first_line(part: type) -> str:
   return (inspect.getdoc(part) or "").split("\n", 1)[0]
 
 
-def _shape(kind: Any) -> str:
-  return getattr(kind, "__name__", str(kind)).replace("|", "or")
+def _row(field: Any) -> str:
+  """A field of `Inputs` or `State` as a row: its name, shape and dtype."""
+  if field.nested is not None:
+    shape, dtype = "fields of its own", ""
+  else:
+    axes = (axis.replace("|", " or ") for axis in field.axes)
+    shape, dtype = f"`[{', '.join(axes)}]`", field.dtype or "floating"
+  condition = ""
+  if field.condition is not None:
+    value = field.condition.value
+    told = "" if value is None else f"={value!r}"
+    condition = f"`{field.condition.attribute}{told}`"
+    condition += "" if field.required else ", optional"
+  elif field.optional:
+    condition = "optional"
+  return f"| `{field.name}` | {shape} | {dtype} | {condition} |"
 
 
 def _attributes(config: type) -> dict[str, str]:
