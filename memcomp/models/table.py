@@ -207,11 +207,13 @@ How to choose:
 - **Size of the state.** It is fixed for all but full attention and Key-Value
   Means with a growing budget. OVQ's grows up to a bound. The sizes are
   [below](#floats-of-the-state).
-- **Speed.** [Time by length](results/memories.md) was measured on CPUs only.
+- **Speed.** [Time by length](results/memories.md) was measured on CPUs, and
+  [the memories with GPU kernels](results/gpu.md) on one H200.
   [Flops](#flops-of-a-token) are below.
 - **Where it runs.** Each memory's page lists its TPU and GPU kernels.
-- **Trained chunk size.** Memories that are not "exact at any tile" below are
-  another function with another chunk size.
+- **Trained chunk size.** A memory that is not "exact at any tile" below
+  computes another function with another chunk size. Keep the size that you
+  trained with.
 
 [Build a model of any mixers](models.md) combines them, layer by layer.
 
