@@ -430,7 +430,7 @@ def two_pass_delta():
 
 
 def ovq():
-  """A chunk is attended to exactly, then joins means or founds new ones."""
+  """A chunk is attended to exactly, then joins rows or becomes new ones."""
   c = Canvas(9.2, 4.1)
   cell, y = 0.26, 2.25
   c.grid("rows", 2.4, y, 2, 9, "state", cell=cell)
@@ -444,8 +444,8 @@ def ovq():
   c.text(
     0.3,
     3.8,
-    "when the chunk is whole: tokens least like any row found new ones, by the"
-    " schedule;",
+    "when the chunk is complete: the tokens least like any row become new rows,"
+    " as many as the schedule says;",
     ha="left",
     size=10,
   )

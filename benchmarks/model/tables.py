@@ -8,6 +8,7 @@ stands between them is replaced. Run it after a change of the data.
 """
 
 import argparse
+import json
 import pathlib
 import re
 from typing import Any
@@ -93,6 +94,19 @@ def seeds(found: list[float]) -> str:
 def gains(folder: pathlib.Path) -> str:
   """Bits per byte that the carried state gains, by position."""
   return length.table(length.grouped(length.lines(folder / "length.jsonl")))
+
+
+def time_by_length(folder: pathlib.Path, column: str) -> str:
+  """Microseconds a token of each memory; `column` is of the file's rows."""
+  measured = json.loads((folder / "lengths.json").read_text("utf-8"))["rows"]
+  lengths = sorted({row["length"] for row in measured})
+  rows = [["memory", *(f"{n:,}" for n in lengths), "32k / 4k"]]
+  rows.append(["---"] * len(rows[0]))
+  for memory in dict.fromkeys(row["memory"] for row in measured):
+    found = {r["length"]: r[column] for r in measured if r["memory"] == memory}
+    cells = [f"{found[n]:#.3g}".rstrip(".") for n in lengths]
+    rows.append([memory, *cells, f"{found[32768] / found[4096]:.2f}"])
+  return rates.markdown(*rows)
 
 
 def by_rate(folder: pathlib.Path) -> str:
@@ -199,6 +213,7 @@ TABLES = {
   "recall": recall,
   "recall options": recall_options,
   "length": gains,
+  "lengths": time_by_length,
   "rates": by_rate,
   "options": by_option,
   "gpu checks": gpu_checks,

@@ -2,7 +2,8 @@
 
   python benchmarks/ops/lengths.py
   python benchmarks/ops/lengths.py --lengths=1024,4096 \
-    --memories=trellis,softmax-full --plot=FILE.png --json=FILE.json
+    --memories=trellis,softmax-full --json=FILE.json --plot=FILE.png
+  python benchmarks/ops/lengths.py --measured=FILE.json --plot=FILE.png
 
 Forward, and forward+backward with gradients of all inputs and of the initial
 state; softmax attention over all tokens and over a window beside the memories.
@@ -35,6 +36,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each.")
 _BACKWARD = flags.DEFINE_bool("backward", True, "Time the gradient as well.")
 _PLOT = flags.DEFINE_string("plot", None, "Also draw the figure here (PNG).")
 _JSON = flags.DEFINE_string("json", None, "Also write the rows here.")
+_MEASURED = flags.DEFINE_string(
+  "measured", None, "Rows that --json wrote; then nothing is measured."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,32 +174,50 @@ def table(rows, lengths: list[int], column: str, title: str) -> str:
 
 def draw(rows, file: str) -> None:
   """Draws time per token and state bytes against length."""
-  from matplotlib import pyplot
+  from matplotlib import figure, ticker
 
   columns = [
-    ("forward_us", "forward, us / token"),
-    ("forward_backward_us", "forward + backward, us / token"),
-    ("state_bytes", "state, bytes"),
+    ("forward_us", 1, "forward, microseconds a token"),
+    ("forward_backward_us", 1, "forward and backward, microseconds a token"),
+    ("state_bytes", 1 / 1024, "state, KiB"),
   ]
   columns = [c for c in columns if c[0] in rows[0]]
-  figure, axes = pyplot.subplots(
-    1, len(columns), figsize=(4.5 * len(columns), 4)
-  )
-  for axis, (column, title) in zip(axes, columns, strict=True):
-    for label in dict.fromkeys(row["memory"] for row in rows):
-      points = [(r["length"], r[column]) for r in rows if r["memory"] == label]
-      axis.loglog(*zip(*points, strict=True), marker="o", ms=3, label=label)
-    axis.set_xscale("log", base=2)
-    axis.set_xlabel("tokens")
-    axis.set_title(title, fontsize=10)
-    axis.grid(alpha=0.3)
-  axes[0].legend(fontsize=7)
-  figure.tight_layout()
-  figure.savefig(file, dpi=120)
+  canvas = figure.Figure(figsize=(4.2 * len(columns), 4.6))
+  canvas.set_layout_engine("constrained")
+  panels = canvas.subplots(1, len(columns), squeeze=False)[0]
+  labels = list(dict.fromkeys(row["memory"] for row in rows))
+  for index, label in enumerate(labels):
+    own = [row for row in rows if row["memory"] == label]
+    for axes, (column, scale, _) in zip(panels, columns, strict=True):
+      axes.plot(
+        [row["length"] for row in own],
+        [scale * row[column] for row in own],
+        color=f"C{index % 10}",
+        marker="osD^vPX"[index % 7],
+        linestyle="--" if label.startswith("softmax") else "-",
+        label=label if axes is panels[0] else None,
+      )
+  lengths = sorted({row["length"] for row in rows})
+  for axes, (_, _, title) in zip(panels, columns, strict=True):
+    axes.set(xscale="log", yscale="log", xlabel="tokens", title=title)
+    axes.set_xticks(lengths, [f"{n / 1024:g}k" for n in lengths], minor=False)
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(alpha=0.3)
+  canvas.legend(loc="outside lower center", ncols=4)
+  canvas.savefig(file, dpi=120)
 
 
 def main(_):
   """Measures, prints the tables, writes what was asked for."""
+  if _MEASURED.value:
+    with open(_MEASURED.value) as file:
+      rows = json.load(file)["rows"]
+    if _PLOT.value:
+      draw(rows, _PLOT.value)
+    return
   lengths = [int(n) for n in _LENGTHS.value]
   chosen = cases()
   if _MEMORIES.value:
