@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from memcomp_kernels import contract, shapes
 
@@ -22,7 +23,10 @@ def kinds(op: Any, **arguments: Any) -> None:
     expected, make = {
       "inputs": (op.Inputs, "Inputs(...)"),
       "spec": (op.Spec, "Spec(...)"),
+      "tiling": (op.Tiling, "Tiling(...)"),
     }.get(name, (op.State, "init_state(...)"))
+    if expected is None:
+      raise TypeError(f"{op.name}: it has no {name}; leave it out")
     if not isinstance(x, expected):
       raise TypeError(
         f"{op.name}: {name} is of type {contract.kind(x)}; make it by"
@@ -45,7 +49,9 @@ def sizes(op: Any, given: Mapping[str, Any]) -> None:
         f" it takes {', '.join(known)}"
       )
     counts = x is not None and name in (*shapes.SIZES, *op.room)
-    if counts and (not contract.is_a(x, int) or x < 0):
+    # A program for any batch, by `jax.export`, has a symbol for its size.
+    whole = contract.is_a(x, int) or export.is_symbolic_dim(x)
+    if counts and (not whole or x < 0):
       raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
 
 

@@ -249,6 +249,8 @@ class Op:
     checks.kinds(self, state=state, inputs=inputs, spec=spec)
     if reset_state is not None and reset_state is not contract.FRESH:
       checks.kinds(self, reset_state=reset_state)
+    if tiling is not None:
+      checks.kinds(self, tiling=tiling)
     check = shapes.Check(self.name, spec)
     check.arrays(state, label="state.", floats=32)
     check.arrays(inputs)

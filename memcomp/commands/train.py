@@ -163,6 +163,10 @@ def program() -> int:
 
 def _with_start(config):
   """Returns a config with the fields that --init_from sets."""
+  if _INIT_FROM.value == "":
+    raise errors.UserError(
+      "--init_from is empty; give a checkpoint, or leave it out"
+    )
   if _INIT_FROM.value is not None:
     # Set all: the config may belong to a run that itself began from another.
     config.training.init_from = _INIT_FROM.value

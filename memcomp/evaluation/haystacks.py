@@ -88,6 +88,8 @@ def read_essay(source: str) -> str:
   if source.endswith(".json"):
     try:
       text = json.loads(text)["text"]
+      if not isinstance(text, str):
+        raise TypeError(type(text))
     except (*errors.BAD_JSON, KeyError, TypeError) as error:
       raise errors.UserError(
         f"--essay_file={source}: no JSON object with a text; give one, or a"

@@ -274,9 +274,12 @@ def forward(config, arrays, tokens):
 
 def main(folder, text):
   """Prints the most likely next bytes after a text."""
+  held = [path.name for path in pathlib.Path(folder).glob("*")]
   for name in ("config.json", "model.safetensors"):
-    if not (pathlib.Path(folder) / name).exists():
+    if not {name, f"{name}.index.json"} & set(held):
       sys.exit(f"{folder} has no {name}; export a model there as safetensors")
+  if not text:
+    sys.exit("the text is empty; give at least one byte")
   saved = json.loads((pathlib.Path(folder) / "config.json").read_text())
   tokenizer = saved["config"]["data"]["tokenizer"]
   if tokenizer != "bytes":

@@ -383,6 +383,11 @@ class Mixer(nnx.Module):
     return linear.split_heads(x, self.heads, self.rules)
 
 
+def copied(parameter: nnx.Variable, field: jax.Array) -> jax.Array:
+  """Returns a parameter in place of a state's field, which keeps its dtype."""
+  return jnp.broadcast_to(parameter[...].astype(field.dtype), field.shape)
+
+
 def wide(x: jax.Array) -> jax.Array:
   """Casts x to float32 unless it is wider; gates are computed in this dtype."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))

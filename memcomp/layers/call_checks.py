@@ -80,6 +80,15 @@ def check(
     _check_beside_memory(layer, rows, state)
 
 
+def check_first_value(first: jax.Array, shape: tuple[int, ...]) -> None:
+  """Raises ValueError if values of the first layer would be broadcast."""
+  if first.shape != shape:
+    raise ValueError(
+      f"first_value has shape {first.shape}, expected {shape}; make it by"
+      " value_of of the first layer of this kind"
+    )
+
+
 def _check_beside_memory(layer: Any, rows: int, state: Any) -> None:
   """Raises ValueError if a part of the state is not of this layer's size.
 

@@ -135,16 +135,13 @@ class KeyValueMeans(projection.ProjectedMixer):
 
   def load(self, memory):
     """Copies learned parameters into the memory state, which contains them."""
-    batch = memory.segment_id.shape[0]
-    shape = (batch, self.heads, self.key_dim)
     memory = memory._replace(
-      norm_scale=jnp.broadcast_to(self.norm_scale[...], shape),
-      norm_bias=jnp.broadcast_to(self.norm_bias[...], shape),
+      norm_scale=base.copied(self.norm_scale, memory.norm_scale),
+      norm_bias=base.copied(self.norm_bias, memory.norm_bias),
     )
     if self.temperatures is not None:
-      shape = (batch, self.heads, 2)
       memory = memory._replace(
-        temperatures=jnp.broadcast_to(self.temperatures[...], shape)
+        temperatures=base.copied(self.temperatures, memory.temperatures)
       )
     return memory
 

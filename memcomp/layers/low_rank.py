@@ -15,7 +15,8 @@ class LowRank(nnx.Module):
     in_dim: number of input features.
     rank: number of features between A and B.
     out_dim: number of output features.
-    activation: f.
+    activation: f, "tanh" or "sigmoid"; None for the identity. A name, because
+      layers with functions of JAX cannot be pickled.
     bias: initial bias `[out_dim]`; None for none.
     rngs: random streams.
   """
@@ -38,5 +39,7 @@ class LowRank(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps `[..., in_dim]` to `[..., out_dim]`; float32 or wider with bias."""
     y = self.down(x)
-    y = self.up(y if self.activation is None else self.activation(y))
+    if self.activation is not None:
+      y = getattr(jax.nn, self.activation)(y)
+    y = self.up(y)
     return y if self.bias is None else y + self.bias[...]

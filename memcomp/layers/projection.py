@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import base, linear, norm, options, rotary, token_shift
+from memcomp.layers import (
+  base,
+  call_checks,
+  linear,
+  norm,
+  options,
+  rotary,
+  token_shift,
+)
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
 
@@ -211,6 +219,7 @@ class Projection(nnx.Module):
     segment_ids = call.segment_ids
     query, key, value = self.query(x), self.key(x), self.value(x)
     if self.residual_logit is not None and call.first_value is not None:
+      call_checks.check_first_value(call.first_value, value.shape)
       share = self._share(x, self.residual_logit[...]).astype(value.dtype)
       first = call.first_value.astype(value.dtype)
       value = value + share * (first - value)

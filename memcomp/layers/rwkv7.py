@@ -20,6 +20,7 @@ from jax import lax
 
 from memcomp.layers import (
   base,
+  call_checks,
   linear,
   low_rank,
   options,
@@ -132,7 +133,7 @@ class RWKV7(base.Mixer):
       d_model,
       ranks["decay"],
       key_width,
-      activation=jnp.tanh,
+      activation="tanh",
       bias=_decay_bias(heads, key_dim, jnp.zeros(())),
       rngs=make.rngs,
     )
@@ -157,7 +158,7 @@ class RWKV7(base.Mixer):
       d_model,
       ranks["gate"],
       value_width,
-      activation=jax.nn.sigmoid,
+      activation="sigmoid",
       bias=None,
       rngs=make.rngs,
     )
@@ -246,6 +247,8 @@ class RWKV7(base.Mixer):
     value, dtype = self.value(x_of["value"]), query.dtype
     first = call.first_value
     if self.value_share is not None and first is not None:
+      width = 2 * value.shape[-1]
+      call_checks.check_first_value(first, (*value.shape[:-1], width))
       here, there = jnp.split(first.astype(dtype), 2, axis=-1)
       there, last_value = self._before(there, state.last_value, state, call)
       state = state._replace(last_value=last_value)

@@ -189,10 +189,9 @@ class TestTimeTraining(convolved.ConvolvedMixer):
 
   def load(self, memory):
     """Copies the learned inner norm into the state, which contains it."""
-    shape = memory.norm_scale.shape
     return memory._replace(
-      norm_scale=jnp.broadcast_to(self.norm_scale[...], shape),
-      norm_bias=jnp.broadcast_to(self.norm_bias[...], shape),
+      norm_scale=base.copied(self.norm_scale, memory.norm_scale),
+      norm_bias=base.copied(self.norm_bias, memory.norm_bias),
     )
 
   def inputs(self, x, state, call):

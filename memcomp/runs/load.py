@@ -128,7 +128,8 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
     UserError: there is none.
   """
   path = paths.of(path)
-  if path.name.isdecimal() and (path / "params").is_dir():
+  # An export has no meta; its folder may be called anything.
+  if path.name.isdecimal() and (path / "meta").is_dir():
     return path.parent, int(path.name)
   for root in (path / "checkpoints", path):
     if list_steps(root):

@@ -52,6 +52,9 @@ _FREE = (
 them."""
 
 
+_SHOWN = 8
+"""Maximum number of changed fields in a message."""
+
 _LOCK = ".lock"
 _WAIT_SECONDS = 60
 """Time for a shared disk to show what another machine has written."""
@@ -141,9 +144,12 @@ def check_same(
   what = "config"
   if any(line.startswith("model.") for line in changed):
     what = "model"
+  shown = "; ".join(changed[:_SHOWN])
+  if more := len(changed[_SHOWN:]):
+    shown += f"; and {more} more"
   raise errors.UserError(
-    f"{where} holds a run with another {what} ({'; '.join(changed)}): set the "
-    "fields back to continue it, or choose another --workdir"
+    f"{where} holds a run with another {what} ({shown}): set the fields back to"
+    " continue it, or choose another --workdir"
   )
 
 
@@ -258,10 +264,17 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
   path = workdir / "config.json"
   if path.exists():
-    check_same(_read(path), config, str(workdir))
+    saved = _read(path)
+    if "format" in saved:
+      raise errors.UserError(
+        f"{workdir} holds an exported model; choose another --workdir"
+      )
+    check_same(saved, config, str(workdir))
   else:
     for name in ("metrics.jsonl", "checkpoints"):
-      if (workdir / name).exists():
+      found = workdir / name
+      # An empty folder remains of a run that could not begin.
+      if found.exists() and not (found.is_dir() and not any(found.iterdir())):
         raise errors.UserError(
           f"{workdir} holds {name} but no config.json, so it cannot be told "
           "whose it is; choose another --workdir"
@@ -284,7 +297,9 @@ def claim(
     checkpoints: folder of the checkpoints, if not in `workdir`.
 
   Raises:
-    UserError: another process holds it; no space or permission.
+    UserError: another process holds it; no space or permission. If the body
+      raises one before the run has logged anything, the folder is free again
+      for a run with another config.
   """
   folders = {workdir}
   if checkpoints is not None and not paths.is_remote(checkpoints):
@@ -294,11 +309,16 @@ def claim(
       with disk.clear_errors(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
       stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
+    path = workdir / "config.json"
+    begins = not path.exists()
     with disk.clear_errors(f"cannot write {workdir}"):
-      integrity.replace_text(
-        workdir / "config.json", config_lib.to_json(config)
-      )
-    yield
+      integrity.replace_text(path, config_lib.to_json(config))
+    try:
+      yield
+    except errors.UserError:
+      if begins and not (workdir / "metrics.jsonl").exists():
+        path.unlink(missing_ok=True)
+      raise
 
 
 def claimed_by(checkpoints: epath.Path) -> str:

@@ -98,11 +98,15 @@ def train(
   ):
     record = recorder.Recorder(config, run.mesh, log, progress)
     batch, place = next(feed)
+    compiled: set[Any] = set()
     for number in range(done + 1, training.steps + 1):
       last = number == training.steps
       evaluated = _due(number, training.evaluate_every)
       window.before(number - 1)
       asked = request and request(bool(stop.requested))
+      if batch.tokens.shape not in compiled:
+        watch.rest()
+        compiled.add(batch.tokens.shape)
       state, measured = train_step(state, batch, asked)
       window.after(number - 1, measured)
       # The device works on this step while the host fetches the next batch.
@@ -111,6 +115,9 @@ def train(
       if evaluated and validate:
         record.drain()
         jax.block_until_ready(measured)
+        if validate not in compiled:
+          watch.rest()
+          compiled.add(validate)
         start = time.perf_counter()
         extra = validate(state.params)
         record.pause(time.perf_counter() - start)

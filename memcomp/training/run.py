@@ -137,8 +137,6 @@ def _train(
   ):
     with processes.together("reading the checkpoint"):
       restored = checkpoints.restore(abstract, check)
-      if processes.is_first():
-        workdir_lib.keep_tokenizer(place, tokenizer)
     if restored and restored.step >= config.training.steps:
       print(f"{place}: all {restored.step} steps are done", flush=True)
       return 0
@@ -153,6 +151,9 @@ def _train(
         )
     elif config.training.init_from:
       restored = _begin_from(config, mesh, tokenizer, feed, meta)
+    with processes.together("keeping the tokenizer"):
+      if processes.is_first():
+        workdir_lib.keep_tokenizer(place, tokenizer)
     if validation:
       meta["validation"] = validation
     # Inside all other contexts, so that it does not even wait for a save.
@@ -196,6 +197,9 @@ def _validation_store(
 ) -> sources.Split | None:
   """Opens the data of the validation loss early, to find mistakes."""
   if not config.training.evaluate_every:
+    # The evaluation after training would find the mistake too late.
+    if config.data.validation and config.evaluation.run_after_training:
+      sources.open_split(config.data, "validation", tokenizer=tokenizer)
     return None
   store = sources.open_split(config.data, "validation", tokenizer=tokenizer)
   rows = config.training.batch_size // config.training.accumulation

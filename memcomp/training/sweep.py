@@ -19,6 +19,13 @@ from memcomp.runs import workdir as workdir_lib
 _OWN = ("config", "each", "seeds", "workdir")
 """Flags that the sweep sets itself for every run."""
 
+_STOPPED = (
+  errors.EXIT_RESUMABLE,
+  128 + signal.SIGINT,
+  128 + signal.SIGTERM,
+)
+"""Exit codes of a run that the user has stopped."""
+
 
 def run(
   program: Sequence[str],
@@ -43,9 +50,9 @@ def run(
       was evaluated at its last step is finished.
 
   Returns:
-    0, or the exit code of the first failed run. The sweep stops if the user
-    stops a run or its input needs a fix. It continues if a run diverges or
-    crashes.
+    0, or the exit code of the first failed run (128 + N for a run that signal N
+    ended). The sweep stops if the user stops a run or its input needs a fix. It
+    continues if a run diverges, crashes or is killed.
 
   Raises:
     UserError: the flags also set a seed; or a finished run has another config.
@@ -78,16 +85,22 @@ def run(
       continue
     print(flush=True)
     code = _call([*program, *given])
-    if code in (errors.EXIT_RESUMABLE, 130) or code < 0:
+    code = 128 - code if code < 0 else code
+    if code in _STOPPED:
       print("stopped; the same command goes on", file=sys.stderr)
-      return abs(code)
-    if code == errors.EXIT_BAD_INPUT:
+    if code in _STOPPED or code == errors.EXIT_BAD_INPUT:
+      _tell(failed)
       return code
     if code:
       failed[folder.name] = code
-  for name, code in failed.items():
-    print(f"{name} ended with exit code {code}", file=sys.stderr)
+  _tell(failed)
   return next(iter(failed.values()), 0)
+
+
+def _tell(failed: dict[str, int]) -> None:
+  for name, code in failed.items():
+    by = f" (signal {code - 128})" * (code > 128)
+    print(f"{name} ended with exit code {code}{by}", file=sys.stderr)
 
 
 def started_by() -> list[str]:
@@ -127,9 +140,14 @@ def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
       continue
     try:
       file["get_config"](name)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # the file's own, whatever it raises
+      kind = (
+        ""
+        if isinstance(error, (ValueError, TypeError))
+        else f"{type(error).__name__}: "
+      )
       raise errors.UserError(
-        f"--each: {path} does not take {name!r}: {error}"
+        f"--each: {path} does not take {name!r}: {kind}{error}"
       ) from error
   return chosen
 

@@ -16,10 +16,11 @@ _SECONDS_TO_WRITE = 10
 class Watchdog:
   """Checks, while entered, that `beat` is called regularly.
 
-  It waits forever for the first beat. Later, after `seconds` without one, it
-  writes the stack of every thread to stderr and a file, and ends the process
-  with `errors.EXIT_HUNG`. An exception would not reach a process that hangs in
-  a collective or on a disk. Whoever started the run can restart it.
+  It waits forever for the first beat, and for one after `rest`. Later, after
+  `seconds` without one, it writes the stack of every thread to stderr and a
+  file, and ends the process with `errors.EXIT_HUNG`. An exception would not
+  reach a process that hangs in a collective or on a disk. Whoever started the
+  run can restart it.
   """
 
   def __init__(self, seconds: float, file: pathlib.Path):
@@ -42,6 +43,10 @@ class Watchdog:
     """Reports that training has progressed within this step."""
     self._step = step
     self._beats += 1
+
+  def rest(self) -> None:
+    """Waits forever for the next beat: compiling may take long."""
+    self._beats = 0
 
   def __enter__(self) -> "Watchdog":
     if self._seconds:

@@ -214,12 +214,14 @@ def test_own_words_and_essay(tmp_path):
 
   (tmp_path / "nounlist.txt").write_text("\n")
   essay.write_text('["text"]')
+  (tmp_path / "number.json").write_text('{"text": 3}')
   (tmp_path / "empty.txt").write_text(" \n")
   (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
   for function, name, said in (
     (haystacks.read_words, "", "nounlist.txt is empty"),
     (haystacks.read_words, "absent", "cannot read adjectivelist.txt"),
     (haystacks.read_essay, "essay.json", "no JSON object with a text"),
+    (haystacks.read_essay, "number.json", "no JSON object with a text"),
     (haystacks.read_essay, "empty.txt", "is empty"),
     (haystacks.read_essay, "absent.txt", "cannot read absent.txt"),
     (haystacks.read_essay, "latin.txt", r"not UTF-8 \(byte 3\)"),

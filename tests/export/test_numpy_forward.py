@@ -28,9 +28,11 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("limit", [9000, 10**9])
-def test_of_files(run, logits, params, tmp_path, limit):
+def test_of_files(run, logits, params, tmp_path, limit, capsys):
   """Reading one file, and several."""
   out = write.export(run, tmp_path / "out", shard_bytes=limit)
+  numpy_forward.main(out, "a")
+  assert len(capsys.readouterr().out.splitlines()) == 5
   config, arrays = numpy_forward.read(out)
   for row, expected in zip(logits.tokens, logits(params), strict=True):
     assert_close(numpy_forward.forward(config, arrays, row), expected)
@@ -116,6 +118,7 @@ def test_rotation_the_other_way():
   [
     ([], "usage: python numpy_forward.py FOLDER TEXT"),
     (["{out}", "a", "b"], "usage: python numpy_forward.py FOLDER TEXT"),
+    (["{out}", ""], "the text is empty; give at least one byte"),
     (["{out}", "def"], "{out} has the tokenizer 'tokenizer.json', not bytes"),
     (["{out}/no", "def"], "{out}/no has no config.json; export a model there"),
     (["{out}/orbax", "a"], "{out}/orbax has no model.safetensors; export"),

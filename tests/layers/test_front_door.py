@@ -1,7 +1,10 @@
 """A layer in anybody's code: a width, options by keyword, one-line mistakes."""
 
+import copy
 import dataclasses
+import functools
 import inspect
+import pickle
 import re
 
 import beartype
@@ -42,6 +45,53 @@ def test_a_width_is_enough(name, dtype):
     alone, y, (y_t, _) = jax.eval_shape(whole, x)
   assert alone.shape == y.shape == x.shape and y_t.shape == (2, 64)
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_parameters_may_be_narrow(name):
+  """Of a layer that was cast to bfloat16; its state stays float32."""
+
+  def whole(x):
+    layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+    narrow = jax.tree.map(
+      lambda p: p.astype(jnp.bfloat16), nnx.state(layer, nnx.Param)
+    )
+    nnx.update(layer, narrow)
+    ids = jnp.ones(x.shape[:2], jnp.int32)
+    y, state = layer(x, layer.init_state(2), segment_ids=ids)
+    y_t, state = layer.step(x[:, 0], state)
+    return y, layer(x), y_t, state
+
+  *outputs, state = jax.eval_shape(whole, X.update(dtype=jnp.bfloat16))
+  assert {y.dtype for y in outputs} == {jnp.dtype("bfloat16")}
+  assert "float32" in {x.dtype.name for x in jax.tree.leaves(state)}
+
+
+@pytest.mark.parametrize("name", registry.MIXERS)
+def test_a_copy_and_one_from_a_file_are_the_same_layer(name):
+  """So that `jax.jit` does not compile them again."""
+  layer = nnx.eval_shape(lambda: registry.MIXERS[name](64, rngs=nnx.Rngs(0)))
+  for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+    assert nnx.graphdef(other) == nnx.graphdef(layer)
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "width"),
+  [("rwkv7", {}, 128), ("softmax_attention", {"value_residual": "static"}, 64)],
+)
+def test_values_of_the_first_layer_are_not_broadcast(name, options, width):
+  def whole(shape):
+    layer = registry.MIXERS[name](64, heads=1, rngs=nnx.Rngs(0), **options)
+    return layer(jnp.ones(X.shape), first_value=jnp.ones(shape))
+
+  jax.eval_shape(lambda: whole((2, 8, width)))
+  for shape in ((2, 1, width), (1, 8, width), (2, 8, 1), (width,)):
+    with pytest.raises(ValueError) as raised:
+      jax.eval_shape(functools.partial(whole, shape))
+    assert str(raised.value) == (
+      f"first_value has shape {shape}, expected (2, 8, {width}); make it by"
+      " value_of of the first layer of this kind"
+    )
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import op_cases
 import pytest
 
 import memcomp_kernels
@@ -209,6 +210,16 @@ ERRORS = {
     "gated_delta_rule: inputs is of type tuple; make it by"
     " gated_delta_rule.Inputs(...)",
   ),
+  "a tiling of what has none": (
+    lambda: gated_delta_rule.chunk(
+      STATE,
+      gated_delta_rule.Inputs(q, k, v, g[..., None], beta[..., None]),
+      spec=gated_delta_rule.Spec(),
+      tiling=16,
+    ),
+    TypeError,
+    "gated_delta_rule: it has no tiling; leave it out",
+  ),
   "an implementation that there is not": (
     lambda: ttt(q, k, q, eta=beta, implementation="mosaic_tpu"),
     NotImplementedError,
@@ -240,6 +251,16 @@ def test_one_line(name):
   with pytest.raises(kind) as raised:
     jax.eval_shape(call)
   assert str(raised.value) == text
+
+
+def test_a_number_for_a_tiling():
+  case = op_cases.CASES["trellis"]
+  call = {"spec": case.spec, "tiling": 16}
+  with pytest.raises(TypeError) as raised:
+    case.op.chunk(case.fresh(), case.inputs(), **call)
+  assert str(raised.value) == (
+    "trellis: tiling is of type int; make it by trellis.Tiling(...)"
+  )
 
 
 def test_sizes_of_numpy_and_no_tokens():

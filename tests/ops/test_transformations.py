@@ -14,6 +14,7 @@ import numpy as np
 import op_cases
 import pytest
 import rotation
+from jax import export
 
 from memcomp_kernels import FRESH, derivative, lattice
 from memcomp_kernels.testing import errors, gradients, tolerances
@@ -170,3 +171,17 @@ def test_the_table_in_the_docs():
   ):
     said = text.partition(lines)[2].partition(".")[0]
     assert set(re.findall("`([a-z_0-9]+)`", said)) == set(names), lines
+
+
+@CASES
+def test_exported_for_any_batch(name):
+  """By `jax.export`, whose symbols are no numbers."""
+  case = op_cases.CASES[name]
+  arrays = case.arrays(case.inputs())
+  (batch,) = export.symbolic_shape("batch")
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), arrays
+  )
+  call = jax.jit(case)
+  found = export.export(call)(shapes).call(arrays)
+  errors.assert_close(found, call(arrays), 1e-5, name)

@@ -116,9 +116,10 @@ def test_everything_but_the_model_may_differ(source, text, group, field, value):
     np.testing.assert_array_equal(begun.state.carry.memory[:, 0], start)
 
 
-def test_from_an_export(tmp_path, source, text):
+@pytest.mark.parametrize("name", ["export", "3"])  # 3 is no step
+def test_from_an_export(tmp_path, source, text, name):
   folder, _ = source
-  out = write.export(folder, tmp_path / "export", format="orbax")
+  out = write.export(folder, tmp_path / name, format="orbax")
   begun = _begin(_config(text, out))
   _equal(begun.state.params, load_lib.load_params(folder)[1])
   assert begun.record["sha256"] == integrity.digest(out)
@@ -186,6 +187,19 @@ def test_what_does_not_fit_is_named(source, text):
   shown = init_from.describe(begun.record)
   assert "1 arrays start fresh: embedding.weight" in shown
   assert "vocab_size was 256, is 300" in shown
+
+
+def test_a_folder_is_free_after_a_start_that_failed(tmp_path, source, text):
+  """The corrected command may have it; so may quite another run."""
+  wrong = _config(text, tmp_path / "absent")
+  right = _config(text, source[0])
+  right.optimizer.learning_rate *= 2
+  with pytest.raises(errors.UserError, match="no checkpoint in"):
+    run.run(wrong, tmp_path / "new")
+  assert run.run(right, tmp_path / "new") == 0
+  with pytest.raises(errors.UserError, match="another config"):
+    run.run(wrong, tmp_path / "new")
+  assert run.run(right, tmp_path / "new") == 0
 
 
 def test_nothing_to_read(tmp_path, text):

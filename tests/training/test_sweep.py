@@ -15,13 +15,15 @@ from memcomp.training import sweep
 
 # Says what it was given, leaves what a finished run leaves, and ends as asked.
 PROGRAM = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 flags = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
 folder = pathlib.Path(flags["workdir"])
 (folder / "eval").mkdir(parents=True, exist_ok=True)
 with open(folder / "flags", "a") as log:
   print(*sys.argv[1:], file=log)
 code = int(flags.get("code_" + folder.name, 0))
+if code < 0:
+  os.kill(os.getpid(), -code)
 step = 3 if code == 0 else 1
 (folder / "eval" / "results.json").write_text(json.dumps({"step": step}))
 sys.exit(code)
@@ -114,10 +116,30 @@ def test_one_that_fails_does_not_stop_the_rest(program, tmp_path, capfd):
   assert len(flags_of(tmp_path, "a-0")) == 2
 
 
-@pytest.mark.parametrize("code", [errors.EXIT_RESUMABLE, errors.EXIT_BAD_INPUT])
-def test_one_that_is_stopped_stops_the_rest(code, program, tmp_path):
-  assert run(program, tmp_path, f"--code_b-0={code}") == code
+def test_one_that_is_killed_does_not_stop_the_rest(program, tmp_path, capfd):
+  assert run(program, tmp_path, "--code_a-0=-9") == 128 + 9
+  assert (tmp_path / "runs" / "b-1").exists()
+  told = "a-0 ended with exit code 137 (signal 9)"
+  assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("code", "expected"),
+  [
+    (errors.EXIT_RESUMABLE, errors.EXIT_RESUMABLE),
+    (errors.EXIT_BAD_INPUT, errors.EXIT_BAD_INPUT),
+    (-2, 130),
+    (-15, 143),
+  ],
+)
+def test_one_that_is_stopped_stops_the_rest(
+  code, expected, program, tmp_path, capfd
+):
+  """Those that failed before are named all the same."""
+  flags = f"--code_a-0={errors.EXIT_DIVERGED}", f"--code_b-0={code}"
+  assert run(program, tmp_path, *flags) == expected
   assert not (tmp_path / "runs" / "a-1").exists()
+  assert "a-0 ended with exit code 43" in capfd.readouterr().err
 
 
 def test_a_seed_beside_the_seeds_is_refused(program, tmp_path):
@@ -138,6 +160,7 @@ def test_names():
     (",", file, "empty"),
     ("all", {"get_config": get_config}, "f.py lists no NAMES"),
     ("a", {"get_config": lambda: None}, "does not take 'a'"),
+    ("a", {"get_config": {}.__getitem__}, "does not take 'a': KeyError: 'a'"),
   ):
     with pytest.raises(errors.UserError, match=said):
       sweep.choose(names, given, "f.py")

@@ -68,6 +68,7 @@ C = "--config=tiny.py"
 LONG = "a" * 300
 BAD = {
   "unknown field": ([C, "--config.training.stepz=3"], "training.steps"),
+  "nothing to begin from": ([C, "--init_from="], "--init_from is empty"),
   "unknown group": ([C, "--config.trainin.steps=3"], "training.steps"),
   "field elsewhere": ([C, "--config.steps=3"], "training.steps"),
   "field of the mixer": (
@@ -139,6 +140,14 @@ BAD = {
   "negative": ([C, "--config.training.batch_size=-1"], "at least 1"),
   "not finite": ([C, "--config.optimizer.learning_rate=nan"], "finite"),
   "missing data": ([C, "--config.data.source=/nowhere"], "/nowhere"),
+  "missing validation": (
+    [
+      C,
+      "--config.data.validation=/nowhere",
+      "--config.evaluation.run_after_training=True",
+    ],
+    "/nowhere",
+  ),
   "empty data": ([C, "--config.data.source=empty"], "empty"),
   "too many devices": ([C, "--config.mesh.fsdp=64"], "64 devices"),
   "batch over mesh": (

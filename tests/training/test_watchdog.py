@@ -2,8 +2,9 @@ import threading
 import time
 
 import pytest
+import training_cases
 
-from memcomp.training import watchdog
+from memcomp.training import run, validation, watchdog
 
 
 @pytest.fixture
@@ -33,6 +34,39 @@ def test_without_a_beat_for_long_it_ends_the_process(ended, tmp_path, capfd):
 def test_the_first_beat_takes_its_time(ended, tmp_path):
   with watchdog.Watchdog(0.2, tmp_path / "stacks.txt"):
     assert not ended.wait(1)
+
+
+def test_a_rest_takes_its_time(ended, tmp_path):
+  with watchdog.Watchdog(0.2, tmp_path / "stacks.txt") as watch:
+    watch.beat(1)
+    watch.rest()
+    assert not ended.wait(1)
+    watch.beat(2)
+    assert ended.wait(20)
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_the_first_validation_takes_its_time(
+  ended, tmp_path, text, monkeypatch
+):
+  """It compiles."""
+  make = validation.make
+
+  def slow_at_first(*arguments):
+    validate, seconds = make(*arguments), [5.0]
+
+    def call(params):
+      time.sleep(seconds.pop() if seconds else 0)
+      return validate(params)
+
+    return call
+
+  monkeypatch.setattr(validation, "make", slow_at_first)
+  config = training_cases.tiny(
+    text, steps=3, evaluate_every=1, watchdog_seconds=2.0
+  )
+  assert run.run(config, tmp_path / "run") == 0
+  assert not ended.is_set()
 
 
 def test_beats_keep_it_quiet(ended, tmp_path):

@@ -31,3 +31,25 @@ def test_fields_that_a_version_has_not_are_named(config):
     workdir.check_same(saved, config, "here")
   with pytest.raises(errors.UserError, match="its config has depth"):
     workdir.config_of(saved, "here")
+
+
+def test_the_folder_of_another_thing_is_one_short_line(config, tmp_path):
+  """An exported model, or a run of which nearly every field differs."""
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps({"format": "memcomp", "config": {}}))
+  with pytest.raises(errors.UserError, match="holds an exported model"):
+    workdir.check(tmp_path, config)
+  saved = config_lib.to_dict(config)
+  saved["model"] = {f"field{i}": i for i in range(100)}
+  path.write_text(json.dumps(saved))
+  with pytest.raises(errors.UserError, match=r"and \d+ more") as caught:
+    workdir.check(tmp_path, config)
+  assert len(str(caught.value)) < 1000
+
+
+def test_an_empty_folder_of_checkpoints_is_nobodys(config, tmp_path):
+  (tmp_path / "checkpoints").mkdir()
+  workdir.check(tmp_path, config)
+  (tmp_path / "checkpoints/3").mkdir()
+  with pytest.raises(errors.UserError, match="holds checkpoints but no config"):
+    workdir.check(tmp_path, config)
