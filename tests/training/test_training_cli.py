@@ -144,9 +144,10 @@ BAD = {
     [
       C,
       "--config.data.validation=/nowhere",
+      "--config.training.evaluate_every=0",
       "--config.evaluation.run_after_training=True",
     ],
-    "/nowhere",
+    "/nowhere: no such file",
   ),
   "empty data": ([C, "--config.data.source=empty"], "empty"),
   "too many devices": ([C, "--config.mesh.fsdp=64"], "64 devices"),

@@ -63,7 +63,7 @@ def test_the_first_validation_takes_its_time(
 
   monkeypatch.setattr(validation, "make", slow_at_first)
   config = training_cases.tiny(
-    text, steps=3, evaluate_every=1, watchdog_seconds=2.0
+    text, steps=6, evaluate_every=4, watchdog_seconds=2.0
   )
   assert run.run(config, tmp_path / "run") == 0
   assert not ended.is_set()
