@@ -159,7 +159,7 @@ def _first_line(part: type) -> str:
 
 
 def _row(field: Any) -> str:
-  """A field of `Inputs` or `State` as a row: its name, shape and dtype."""
+  """A field of `Inputs` or `State`: name, shape, dtype and condition."""
   if field.nested is not None:
     shape, dtype = "fields of its own", ""
   else:

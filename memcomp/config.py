@@ -153,8 +153,9 @@ class TrainingConfig:
     checkpoint_every: steps between two checkpoints.
     keep_checkpoints: number of newest checkpoints to keep on disk, >= 1.
     watchdog_seconds: end the process and print its threads' stacks if there is
-      no progress (step, validation, save) for this time; 0 is never. The time
-      starts at the first step, so that compilation is not limited.
+      no progress (step, validation, save) for this time; 0 is never. What
+      compiles is not limited: the first step, the first validation, and the
+      first step of another row length.
     profile_start: first step of the profiler trace, from 0; negative is off. A
       run that resumes beyond it traces the first steps that it takes.
     profile_steps: number of steps in the trace.

@@ -213,10 +213,10 @@ def draw(rows, file: str) -> None:
 def main(_):
   """Measures, prints the tables, writes what was asked for."""
   if _MEASURED.value:
+    if not _PLOT.value:
+      raise app.UsageError("--measured is drawn: give --plot=FILE.png")
     with open(_MEASURED.value) as file:
-      rows = json.load(file)["rows"]
-    if _PLOT.value:
-      draw(rows, _PLOT.value)
+      draw(json.load(file)["rows"], _PLOT.value)
     return
   lengths = [int(n) for n in _LENGTHS.value]
   chosen = cases()

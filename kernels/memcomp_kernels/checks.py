@@ -50,8 +50,8 @@ def sizes(op: Any, given: Mapping[str, Any]) -> None:
       )
     counts = x is not None and name in (*shapes.SIZES, *op.room)
     # A program for any batch, by `jax.export`, has a symbol for its size.
-    whole = contract.is_a(x, int) or export.is_symbolic_dim(x)
-    if counts and (not whole or x < 0):
+    counts = counts and not export.is_symbolic_dim(x)
+    if counts and (not contract.is_a(x, int) or x < 0):
       raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
 
 

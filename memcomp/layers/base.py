@@ -242,7 +242,7 @@ class Mixer(nnx.Module):
     Raises:
       ValueError: x has the wrong shape.
     """
-    call_checks.check(self, x, "batch, time", state, segment_ids)
+    call_checks.check(self, x, "batch, time", state, segment_ids, first_value)
     fresh = state is None
     if not x.shape[1]:  # without tokens the state stays unchanged
       return x if fresh else (x, state)
@@ -282,8 +282,9 @@ class Mixer(nnx.Module):
       What a call returns, and statistics `[batch, heads]`, or None where
       nothing is solved by sweeps.
     """
-    call_checks.check(self, x, "batch, time", state, options.get("segment_ids"))
-    call_checks.check_state(self, len(x), state)
+    ids, first = options.get("segment_ids"), options.get("first_value")
+    call_checks.check(self, x, "batch, time", state, ids, first)
+    call_checks.check_state(self, x.shape[0], state)
     if not x.shape[1]:
       return x, state, None
     return self._sequence(x, state, Call(**options))
@@ -305,8 +306,8 @@ class Mixer(nnx.Module):
     Returns:
       y with the shape of x, and the new state.
     """
-    call_checks.check(self, x, "batch", state)
-    call_checks.check_state(self, len(x), state)
+    call_checks.check(self, x, "batch", state, first_value=first_value)
+    call_checks.check_state(self, x.shape[0], state)
 
     def token(self, x, state, first_value):
       x = x[:, None]
@@ -384,8 +385,9 @@ class Mixer(nnx.Module):
 
 
 def copied(parameter: nnx.Variable, field: jax.Array) -> jax.Array:
-  """Returns a parameter in place of a state's field, which keeps its dtype."""
-  return jnp.broadcast_to(parameter[...].astype(field.dtype), field.shape)
+  """Returns a parameter as a state's field, in the wider dtype of the two."""
+  dtype = jnp.promote_types(parameter.dtype, field.dtype)
+  return jnp.broadcast_to(parameter[...].astype(dtype), field.shape)
 
 
 def wide(x: jax.Array) -> jax.Array:

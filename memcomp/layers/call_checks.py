@@ -23,6 +23,7 @@ def check(
   axes: str,
   state: Any = None,
   segment_ids: jax.Array | None = None,
+  first_value: jax.Array | None = None,
 ) -> None:
   """Checks the arguments of a call of a mixer or of its step.
 
@@ -32,6 +33,7 @@ def check(
     axes: names of its axes but the last, which is d_model.
     state: the state before x, or None.
     segment_ids: of packed rows, or None.
+    first_value: values of the first layer, or None; of any width here.
 
   Raises:
     TypeError: x is no array, or the state no state of a layer.
@@ -39,7 +41,8 @@ def check(
       floating dtype.
   """
   name = type(layer).__name__
-  for told, array in (("x", x), ("segment_ids", segment_ids)):
+  arrays = {"x": x, "segment_ids": segment_ids, "first_value": first_value}
+  for told, array in arrays.items():
     if array is not None and not hasattr(array, "ndim"):
       raise TypeError(
         f"{name}: {told} is of type {contract.kind(array)}, expected an array"
@@ -59,6 +62,11 @@ def check(
       f"{name}: segment_ids has shape {segment_ids.shape}, expected"
       f" {x.shape[:2]}, as x"
     )
+  if first_value is not None and first_value.shape[:-1] != x.shape[:-1]:
+    raise ValueError(
+      f"{name}: first_value has shape {first_value.shape}, expected [{axes},"
+      f" width] as x, whose shape is {x.shape}"
+    )
   if state is None:
     return
   # Of linear attention the state is the memory.
@@ -70,7 +78,7 @@ def check(
       f" {contract.kind(state if memory is None else memory)}; make it by"
       f" init_state({x.shape[0]})"
     )
-  rows = len(memory.segment_id)
+  rows = memory.segment_id.shape[0]
   if rows != x.shape[0]:
     raise ValueError(
       f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
@@ -80,12 +88,12 @@ def check(
     _check_beside_memory(layer, rows, state)
 
 
-def check_first_value(first: jax.Array, shape: tuple[int, ...]) -> None:
-  """Raises ValueError if values of the first layer would be broadcast."""
-  if first.shape != shape:
+def check_width(first_value: jax.Array, width: int) -> None:
+  """Raises ValueError if values of the first layer have another width."""
+  if first_value.shape[-1] != width:
     raise ValueError(
-      f"first_value has shape {first.shape}, expected {shape}; make it by"
-      " value_of of the first layer of this kind"
+      f"first_value has width {first_value.shape[-1]}, expected {width}; it is"
+      " what `value_of` of the first layer returns"
     )
 
 

@@ -16,7 +16,7 @@ class LowRank(nnx.Module):
     rank: number of features between A and B.
     out_dim: number of output features.
     activation: f, "tanh" or "sigmoid"; None for the identity. A name, because
-      layers with functions of JAX cannot be pickled.
+      jitted functions cannot be pickled.
     bias: initial bias `[out_dim]`; None for none.
     rngs: random streams.
   """

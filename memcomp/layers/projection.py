@@ -219,7 +219,7 @@ class Projection(nnx.Module):
     segment_ids = call.segment_ids
     query, key, value = self.query(x), self.key(x), self.value(x)
     if self.residual_logit is not None and call.first_value is not None:
-      call_checks.check_first_value(call.first_value, value.shape)
+      call_checks.check_width(call.first_value, value.shape[-1])
       share = self._share(x, self.residual_logit[...]).astype(value.dtype)
       first = call.first_value.astype(value.dtype)
       value = value + share * (first - value)

@@ -247,8 +247,7 @@ class RWKV7(base.Mixer):
     value, dtype = self.value(x_of["value"]), query.dtype
     first = call.first_value
     if self.value_share is not None and first is not None:
-      width = 2 * value.shape[-1]
-      call_checks.check_first_value(first, (*value.shape[:-1], width))
+      call_checks.check_width(first, 2 * value.shape[-1])
       here, there = jnp.split(first.astype(dtype), 2, axis=-1)
       there, last_value = self._before(there, state.last_value, state, call)
       state = state._replace(last_value=last_value)

@@ -273,7 +273,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   else:
     for name in ("metrics.jsonl", "checkpoints"):
       found = workdir / name
-      # An empty folder remains of a run that could not begin.
+      # A run that could not begin leaves an empty folder.
       if found.exists() and not (found.is_dir() and not any(found.iterdir())):
         raise errors.UserError(
           f"{workdir} holds {name} but no config.json, so it cannot be told "

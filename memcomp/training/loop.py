@@ -98,15 +98,17 @@ def train(
   ):
     record = recorder.Recorder(config, run.mesh, log, progress)
     batch, place = next(feed)
-    compiled: set[Any] = set()
+    shapes: set[tuple[int, ...]] = set()
+    compiling, validated = 0, False
     for number in range(done + 1, training.steps + 1):
       last = number == training.steps
       evaluated = _due(number, training.evaluate_every)
       window.before(number - 1)
       asked = request and request(bool(stop.requested))
-      if batch.tokens.shape not in compiled:
+      if batch.tokens.shape not in shapes:
         watch.rest()
-        compiled.add(batch.tokens.shape)
+        shapes.add(batch.tokens.shape)
+        compiling = number - done
       state, measured = train_step(state, batch, asked)
       window.after(number - 1, measured)
       # The device works on this step while the host fetches the next batch.
@@ -115,9 +117,9 @@ def train(
       if evaluated and validate:
         record.drain()
         jax.block_until_ready(measured)
-        if validate not in compiled:
+        if not validated:
           watch.rest()
-          compiled.add(validate)
+          validated = True
         start = time.perf_counter()
         extra = validate(state.params)
         record.pause(time.perf_counter() - start)
@@ -129,8 +131,8 @@ def train(
         logged=logged or evaluated or last,
         extra=extra,
       )
-      # The first step waits for the slowest process to compile.
-      if record.came_back:
+      # A step that compiles waits for the slowest process.
+      if record.came_back >= compiling:
         watch.beat(number)
       checkpoints.poll()
       # Read once: a signal between two reads would stop without a save.

@@ -90,6 +90,8 @@ def run(
         )
       )
       store = _validation_store(config, tokenizer, mesh)
+      if not (begun or steps or store) and processes.is_first():
+        _check_validation(config, tokenizer)
       seen["validation data"] = store.fingerprint if store else "none"
       seen["checkpoints"] = str(steps)
     with processes.together("claiming the run's folder"):
@@ -137,6 +139,14 @@ def _train(
   ):
     with processes.together("reading the checkpoint"):
       restored = checkpoints.restore(abstract, check)
+
+    def keep_tokenizer():
+      with processes.together("keeping the tokenizer"):
+        if processes.is_first():
+          workdir_lib.keep_tokenizer(place, tokenizer)
+
+    if restored:
+      keep_tokenizer()
     if restored and restored.step >= config.training.steps:
       print(f"{place}: all {restored.step} steps are done", flush=True)
       return 0
@@ -151,9 +161,7 @@ def _train(
         )
     elif config.training.init_from:
       restored = _begin_from(config, mesh, tokenizer, feed, meta)
-    with processes.together("keeping the tokenizer"):
-      if processes.is_first():
-        workdir_lib.keep_tokenizer(place, tokenizer)
+    keep_tokenizer()  # of a new run, once it can begin
     if validation:
       meta["validation"] = validation
     # Inside all other contexts, so that it does not even wait for a save.
@@ -197,14 +205,22 @@ def _validation_store(
 ) -> sources.Split | None:
   """Opens the data of the validation loss early, to find mistakes."""
   if not config.training.evaluate_every:
-    # The evaluation after training would find the mistake too late.
-    if config.data.validation and config.evaluation.run_after_training:
-      sources.open_split(config.data, "validation", tokenizer=tokenizer)
     return None
   store = sources.open_split(config.data, "validation", tokenizer=tokenizer)
   rows = config.training.batch_size // config.training.accumulation
   with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=False):
     return store
+
+
+def _check_validation(
+  config: config_lib.Config, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Opens what only the evaluation after training reads, to find mistakes.
+
+  After training it is too late: the folder is another config's by then.
+  """
+  if config.data.validation and config.evaluation.run_after_training:
+    sources.open_split(config.data, "validation", tokenizer=tokenizer)
 
 
 def _evaluate(

@@ -21,8 +21,7 @@ _OWN = ("config", "each", "seeds", "workdir")
 
 _STOPPED = (
   errors.EXIT_RESUMABLE,
-  128 + signal.SIGINT,
-  128 + signal.SIGTERM,
+  *(128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)),
 )
 """Exit codes of a run that the user has stopped."""
 
@@ -78,6 +77,7 @@ def run(
         workdir_lib.check(folder, wanted)
         finished.append(folder)
   failed: dict[str, int] = {}
+  by_signal: set[str] = set()
   for number, (folder, given) in enumerate(runs.items(), 1):
     print(f"\n[{number}/{len(runs)}] {folder}", end="", flush=True)
     if folder in finished:
@@ -85,22 +85,24 @@ def run(
       continue
     print(flush=True)
     code = _call([*program, *given])
-    code = 128 - code if code < 0 else code
+    if code < 0:
+      by_signal.add(folder.name)
+      code = 128 - code
     if code in _STOPPED:
       print("stopped; the same command goes on", file=sys.stderr)
     if code in _STOPPED or code == errors.EXIT_BAD_INPUT:
-      _tell(failed)
+      _tell(failed, by_signal)
       return code
     if code:
       failed[folder.name] = code
-  _tell(failed)
+  _tell(failed, by_signal)
   return next(iter(failed.values()), 0)
 
 
-def _tell(failed: dict[str, int]) -> None:
+def _tell(failed: dict[str, int], by_signal: set[str]) -> None:
   for name, code in failed.items():
-    by = f" (signal {code - 128})" * (code > 128)
-    print(f"{name} ended with exit code {code}{by}", file=sys.stderr)
+    signal_of = f" (signal {code - 128})" if name in by_signal else ""
+    print(f"{name} ended with exit code {code}{signal_of}", file=sys.stderr)
 
 
 def started_by() -> list[str]:
@@ -140,6 +142,8 @@ def choose(names: str, file: Mapping[str, Any], path: str) -> list[str]:
       continue
     try:
       file["get_config"](name)
+    except errors.UserError:
+      raise
     except Exception as error:  # the file's own, whatever it raises
       kind = (
         ""

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import inspect
 import pickle
 import re
@@ -47,24 +46,47 @@ def test_a_width_is_enough(name, dtype):
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", registry.MIXERS)
-def test_parameters_may_be_narrow(name):
-  """Of a layer that was cast to bfloat16; its state stays float32."""
+def test_parameters_may_be_narrow(name, dtype):
+  """Of a layer that was cast; its memory stays float32."""
 
   def whole(x):
     layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
     narrow = jax.tree.map(
-      lambda p: p.astype(jnp.bfloat16), nnx.state(layer, nnx.Param)
+      lambda p: p.astype(dtype), nnx.state(layer, nnx.Param)
     )
     nnx.update(layer, narrow)
     ids = jnp.ones(x.shape[:2], jnp.int32)
     y, state = layer(x, layer.init_state(2), segment_ids=ids)
     y_t, state = layer.step(x[:, 0], state)
-    return y, layer(x), y_t, state
+    return y, layer(x), y_t, getattr(state, "memory", state)
 
-  *outputs, state = jax.eval_shape(whole, X.update(dtype=jnp.bfloat16))
-  assert {y.dtype for y in outputs} == {jnp.dtype("bfloat16")}
-  assert "float32" in {x.dtype.name for x in jax.tree.leaves(state)}
+  *outputs, memory = jax.eval_shape(whole, X.update(dtype=dtype))
+  assert {y.dtype.name for y in outputs} == {dtype}
+  dtypes = {x.dtype.name for x in jax.tree.leaves(memory)}
+  assert dtypes - {"int32"} == {"float32"}
+
+
+@pytest.mark.parametrize(
+  "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
+)
+def test_exported_for_any_batch(name):
+  """By `jax.export`: calls, calls that read on, and steps."""
+  layer = registry.MIXERS[name](64, heads=2, rngs=nnx.Rngs(0))
+
+  def whole(x):
+    y, state = layer(x, layer.init_state(x.shape[0]))
+    return layer(x), y, layer.step(x[:, 0], state)[0]
+
+  (batch,) = jax.export.symbolic_shape("batch")
+  run = jax.jit(whole)
+  exported = jax.export.export(run)(
+    jax.ShapeDtypeStruct((batch, *X.shape[1:]), X.dtype)
+  )
+  x = np.random.default_rng(0).standard_normal((3, *X.shape[1:])).astype("f")
+  for found, expected in zip(exported.call(x), run(x), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
@@ -80,18 +102,37 @@ def test_a_copy_and_one_from_a_file_are_the_same_layer(name):
   [("rwkv7", {}, 128), ("softmax_attention", {"value_residual": "static"}, 64)],
 )
 def test_values_of_the_first_layer_are_not_broadcast(name, options, width):
-  def whole(shape):
-    layer = registry.MIXERS[name](64, heads=1, rngs=nnx.Rngs(0), **options)
-    return layer(jnp.ones(X.shape), first_value=jnp.ones(shape))
+  layer = nnx.eval_shape(
+    lambda: registry.MIXERS[name](64, heads=1, rngs=nnx.Rngs(0), **options)
+  )
+  graph, params = nnx.split(layer)
 
-  jax.eval_shape(lambda: whole((2, 8, width)))
-  for shape in ((2, 1, width), (1, 8, width), (2, 8, 1), (width,)):
-    with pytest.raises(ValueError) as raised:
-      jax.eval_shape(functools.partial(whole, shape))
-    assert str(raised.value) == (
-      f"first_value has shape {shape}, expected (2, 8, {width}); make it by"
-      " value_of of the first layer of this kind"
-    )
+  def call(shape, step):
+    def run(params, first_value):
+      layer, x = nnx.merge(graph, params), jnp.ones(X.shape)
+      if step:
+        return layer.step(x[:, 0], layer.init_state(2), first_value=first_value)
+      return layer(x, first_value=first_value)
+
+    first = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.eval_shape(run, params, first)
+
+  call((2, 8, width), False), call((2, width), True)
+  kind = type(layer).__name__
+  for shape, step in (
+    ((2, 1, width), False),
+    ((1, 8, width), False),
+    ((width,), False),
+    ((1, width), True),
+    ((2, 1, width), True),
+  ):
+    axes = "[batch, width]" if step else "[batch, time, width]"
+    said = f"{kind}: first_value has shape {shape}, expected {axes} as x, whose"
+    with pytest.raises(ValueError, match=re.escape(said)):
+      call(shape, step)
+  for shape, step in (((2, 8, 1), False), ((2, 1), True)):
+    with pytest.raises(ValueError, match=f"has width 1, expected {width}; it"):
+      call(shape, step)
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)

@@ -1,10 +1,13 @@
+import itertools
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 import training_cases
 
-from memcomp.training import run, validation, watchdog
+from memcomp.training import feed, run, validation, watchdog
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_the_first_validation_takes_its_time(
   make = validation.make
 
   def slow_at_first(*arguments):
-    validate, seconds = make(*arguments), [5.0]
+    validate, seconds = make(*arguments), [7.0]
 
     def call(params):
       time.sleep(seconds.pop() if seconds else 0)
@@ -63,10 +66,30 @@ def test_the_first_validation_takes_its_time(
 
   monkeypatch.setattr(validation, "make", slow_at_first)
   config = training_cases.tiny(
-    text, steps=6, evaluate_every=4, watchdog_seconds=2.0
+    text, steps=6, evaluate_every=4, watchdog_seconds=4.0
   )
   assert run.run(config, tmp_path / "run") == 0
   assert not ended.is_set()
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_the_first_step_of_another_row_length_takes_its_time(
+  tmp_path, text, monkeypatch
+):
+  fetch, fetched, rested = feed.Feed.__next__, itertools.count(1), []
+
+  def longer_at_last(self):
+    batch, place = fetch(self)
+    if next(fetched) > 3:
+      batch = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, 4)), mode="edge"), batch
+      )
+    return batch, place
+
+  monkeypatch.setattr(feed.Feed, "__next__", longer_at_last)
+  monkeypatch.setattr(watchdog.Watchdog, "rest", lambda _: rested.append(1))
+  assert run.run(training_cases.tiny(text, steps=6), tmp_path / "run") == 0
+  assert len(rested) == 2
 
 
 def test_beats_keep_it_quiet(ended, tmp_path):
