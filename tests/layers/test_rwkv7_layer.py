@@ -137,6 +137,7 @@ def test_output_by_the_formula():
   _, p = rwkv7.reference(state.memory, inputs, spec=layer.spec)
   centred = p - p.mean(-1, keepdims=True)
   normed = centred / jnp.sqrt(p.var(-1, keepdims=True) + 4e-5)
+  normed *= (2 / 4) ** 0.7  # the second layer of four, as `build` says
   bonus = (inputs.query * inputs.key * -0.04).sum(-1, keepdims=True)
   y = (normed + bonus * inputs.value).reshape(2, 7, -1) * gate
   got, _ = layer(x, state)
