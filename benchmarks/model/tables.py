@@ -11,11 +11,16 @@ import argparse
 import json
 import pathlib
 import re
+import sys
 from typing import Any
 
 import length
 import numpy as np
 import rates
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "ops"))
+
+import by_length
 
 Run = dict[str, Any]
 
@@ -98,15 +103,8 @@ def gains(folder: pathlib.Path) -> str:
 
 def time_by_length(folder: pathlib.Path, column: str) -> str:
   """Microseconds a token of each memory; `column` is of the file's rows."""
-  measured = json.loads((folder / "lengths.json").read_text("utf-8"))["rows"]
-  lengths = sorted({row["length"] for row in measured})
-  rows = [["memory", *(f"{n:,}" for n in lengths), "32k / 4k"]]
-  rows.append(["---"] * len(rows[0]))
-  for memory in dict.fromkeys(row["memory"] for row in measured):
-    found = {r["length"]: r[column] for r in measured if r["memory"] == memory}
-    cells = [f"{found[n]:#.3g}".rstrip(".") for n in lengths]
-    rows.append([memory, *cells, f"{found[32768] / found[4096]:.2f}"])
-  return rates.markdown(*rows)
+  measured = json.loads((folder / "lengths.json").read_text("utf-8"))
+  return by_length.table(measured["rows"], column)
 
 
 def by_rate(folder: pathlib.Path) -> str:

@@ -19,6 +19,7 @@ import statistics
 import time
 from typing import Any
 
+import by_length
 import jax
 import jax.numpy as jnp
 from absl import app, flags
@@ -157,21 +158,6 @@ def measure(case_by_label: dict[str, Case], lengths: list[int]):
   return rows
 
 
-def table(rows, lengths: list[int], column: str, title: str) -> str:
-  """Returns microseconds per token by memory and length, as markdown."""
-  lines = [f"\n{title}\n"]
-  lines.append("| memory | " + " | ".join(map(str, lengths)) + " | 32k / 4k |")
-  lines.append("|---|" + "---|" * (len(lengths) + 1))
-  for label in dict.fromkeys(row["memory"] for row in rows):
-    found = {r["length"]: r[column] for r in rows if r["memory"] == label}
-    cells = [f"{found[n]:,.3g}" for n in lengths]
-    ratio = "-"
-    if 4096 in found and 32768 in found:
-      ratio = f"{found[32768] / found[4096]:.2f}"
-    lines.append(f"| {label} | " + " | ".join([*cells, ratio]) + " |")
-  return "\n".join(lines)
-
-
 def draw(rows, file: str) -> None:
   """Draws time per token and state bytes against length."""
   from matplotlib import figure, ticker
@@ -240,7 +226,7 @@ def main(_):
   }
   for column, title in titles.items():
     if column in rows[0]:
-      print(table(rows, lengths, column, title))
+      print(f"\n{title}\n\n{by_length.table(rows, column)}", end="")
   if _PLOT.value:
     draw(rows, _PLOT.value)
   if _JSON.value:

@@ -82,7 +82,7 @@ def open_checkpoint(
     ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
     trained_with, _ = str(meta["tokenizer"]), int(meta["param_count"])
   model = load_lib.module_of(config, params)
-  workdir = root.parent if root.name == "checkpoints" else root
+  workdir = root.parent if root.name == workdir_lib.CHECKPOINTS else root
   tokenizer = workdir_lib.load_tokenizer(
     config.data.tokenizer, workdir, trained_with
   )

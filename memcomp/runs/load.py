@@ -13,7 +13,6 @@ from memcomp import errors, integrity, paths, sharding
 from memcomp.models import abstract, decoder
 from memcomp.runs import workdir
 
-_FOLDER = "checkpoints"
 _COMMITTED = "commit_success.txt"  # orbax's
 _TRIES = 100
 """Maximum number of checkpoints that a trainer may replace during a read."""
@@ -130,10 +129,10 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   """
   path = paths.of(path)
   # An export has no meta, and its folder may be called anything.
-  is_step = (path / "meta").is_dir() or path.parent.name == _FOLDER
+  is_step = (path / "meta").is_dir() or path.parent.name == workdir.CHECKPOINTS
   if path.name.isdecimal() and is_step and (path / "params").is_dir():
     return path.parent, int(path.name)
-  for root in (path / _FOLDER, path):
+  for root in (path / workdir.CHECKPOINTS, path):
     if list_steps(root):
       return root, None
   raise errors.UserError(

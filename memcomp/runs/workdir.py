@@ -29,6 +29,7 @@ from memcomp.layers import options, registry
 from memcomp.models import decoder, legacy_mixers
 
 TOKENIZER = "tokenizer.json"
+CHECKPOINTS = "checkpoints"
 
 _FREE = (
   "evaluation",
@@ -271,7 +272,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
       )
     check_same(saved, config, str(workdir))
   else:
-    for name in ("metrics.jsonl", "checkpoints"):
+    for name in ("metrics.jsonl", CHECKPOINTS):
       found = workdir / name
       # A run that could not begin leaves an empty folder.
       if found.exists() and not (found.is_dir() and not any(found.iterdir())):

@@ -18,6 +18,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from memcomp import disk, errors, integrity, paths
 from memcomp.layers import solved
+from memcomp.runs import workdir
 from memcomp.runs.load import latest_step, load_model, load_params
 from memcomp.training import processes
 from memcomp.training import state as state_lib
@@ -29,8 +30,6 @@ __all__ = [
   "load_model",
   "load_params",
 ]
-
-FOLDER = "checkpoints"
 
 
 class Restored(NamedTuple):
@@ -62,7 +61,7 @@ class Checkpoints:
     Raises:
       UserError: it cannot be written.
     """
-    self._root = paths.of(directory) / FOLDER
+    self._root = paths.of(directory) / workdir.CHECKPOINTS
     self._aside = paths.of(directory) / "damaged"
     self._saving: int | None = None
     self._hashing: threading.Thread | None = None

@@ -76,7 +76,7 @@ def run(
       mesh = sharding.make_mesh(config.mesh)
       validate.check_mesh(config, mesh)
       workdir_lib.check(workdir, config)
-      steps = load.list_steps(place / checkpoint.FOLDER)
+      steps = load.list_steps(place / workdir_lib.CHECKPOINTS)
       begun = place == paths.of(workdir) and (workdir / "config.json").exists()
       if not (begun or steps):
         workdir_lib.check_tokenizer(place, tokenizer)
