@@ -1,4 +1,4 @@
-"""The decoder: steps, packing, hand-off, precision, knobs."""
+"""The decoder: steps, packing, hand-off, precision."""
 
 import dataclasses
 
@@ -11,9 +11,8 @@ import rotation
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import registry, trellis
+from memcomp.layers import registry
 from memcomp.models import overview
-from memcomp_kernels import trellis as trellis_op
 from memcomp_kernels.testing import errors
 
 
@@ -300,52 +299,6 @@ def test_every_parameter_is_trained(model):
     assert jnp.any(variable[...] != 0), name
 
 
-def loss_and_gradient(config):
-  graph, params = nnx.split(cases.build(config))
-
-  def loss(params):
-    return jnp.mean(jnp.sin(nnx.merge(graph, params)(cases.tokens(2, 20))))
-
-  return jax.jit(jax.value_and_grad(loss))(params)
-
-
-@pytest.fixture(scope="module")
-def base():
-  return loss_and_gradient(cases.config())
-
-
-@pytest.mark.parametrize(
-  "remat",
-  rotation.cases(["block", "mixer_out", "memories", "dots"], ["memories"]),
-)
-@pytest.mark.parametrize(
-  "name",
-  # What they keep differs.
-  rotation.cases(
-    ["linear_attention", "trellis", "key_value_means"], ["linear_attention"]
-  ),
-)
-def test_remat_changes_nothing(name, remat):
-  kept, again = (
-    loss_and_gradient(cases.config(name, remat=x)) for x in ("none", remat)
-  )
-  errors.assert_close(again, kept, 1e-5)
-
-
-@pytest.mark.slow
-def test_memories_that_are_kept_are_not_run_again():
-  def scans(remat):
-    graph, params = nnx.split(cases.build(cases.config(remat=remat)))
-
-    def loss(params):
-      return jnp.sum(nnx.merge(graph, params).hidden(cases.tokens(2, 20))[0])
-
-    return str(jax.make_jaxpr(jax.grad(loss))(params)).count("scan[")
-
-  # Of tiles: forward, and backward; else forward once more.
-  assert scans("memories") < scans("mixer_out") == scans("block")
-
-
 # What each does in bfloat16 its own tests say; here, what differs in kind.
 @those_in(())
 def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
@@ -361,75 +314,6 @@ def test_bfloat16_stays_near_float32_and_keeps_wide_states(model):
     assert leaf.dtype in (jnp.float32, jnp.int32)
   expected = exact.logits(exact(ids)[0])
   assert errors.relative_rms(narrow.logits(hidden), expected) < 0.05
-
-
-KNOBS = {
-  "phi": [{"phi": p} for p in ("identity", "silu", "softmax", "l2", "l2_silu")],
-  "read": [{"read_activation": f} for f in ("l2_silu", "softmax")],
-  "slots": [{"num_slots": 3}, {"num_slots": 12}],
-  "token": [{"gradient_at": "token"}],
-  "forget": [{"forget_gate": False}],
-  "gates": [{"separate_gates": True}],
-  "readout": [{"value_readout_phi": True}],
-  "order": [{"first_order": True}],
-  "memory": [{"learned_memory": False}],
-  "norm": [{"normalize": "none"}, {"normalize": "qk"}, {"head_norm": True}],
-  "convolution": [{"convolution_width": 0}, {"convolve_value": True}],
-}
-
-
-# All take the same way into the model, as remat does in every run.
-COMPUTED = ()
-
-
-@pytest.mark.parametrize(
-  "change",
-  [
-    pytest.param(
-      change, marks=[pytest.mark.slow] * (index > 0 or name not in COMPUTED)
-    )
-    for name, group in KNOBS.items()
-    for index, change in enumerate(group)
-  ],
-  ids=str,
-)
-def test_every_ablation_is_one_override(change, base):
-  """Each changes the function or its gradient, and nothing breaks."""
-  value, gradient = loss_and_gradient(cases.config(mixer=change))
-  errors.assert_finite((value, gradient))
-
-  def of_keys(gradient):
-    return gradient["layers"]["0"]["mixer"]["query_key"]["kernel"][...]
-
-  same = errors.relative_rms(of_keys(gradient), of_keys(base[1])) < 1e-4
-  assert value != base[0] or not same
-
-
-@pytest.mark.parametrize(
-  ("where", "change"),
-  [
-    ("model", {"d_model": 0}),
-    ("model", {"dtype": "float16"}),
-    ("model", {"remat": "all"}),
-    ("model", {"embedding_convolution": 1}),
-    ("model", {"init_std": 0.0}),
-    ("mixer", {"heads": -1}),
-    ("mixer", {"phi": "relu"}),
-    ("mixer", {"normalize": "all"}),
-    ("mixer", {"decay_init": 1.0}),
-    ("mixer", {"write_rate_init": 2.0}),
-    ("mixer", {"convolution_width": 1}),
-    ("mixer", {"learned_memory": False, "phi_eps": 1e-6}),
-  ],
-  ids=str,
-)
-def test_bad_fields_are_named(where, change):
-  name = next(iter(change))
-  with pytest.raises(ValueError, match=f"{name}="):
-    if where == "model":
-      cases.build(cases.config(**change))
-    else:
-      cases.build(cases.config(mixer=change))
 
 
 def test_state_and_flops_by_hand():
@@ -463,7 +347,3 @@ def test_memory_norms_of_more_entries_than_int32_counts():
   model = cases.build(cases.config("softmax_attention"))
   state = jax.eval_shape(lambda: model.init_state(2**20, 2**12))
   assert jax.eval_shape(model.memory_norms, state).dtype == jnp.float32
-
-
-def test_the_layer_repeats_the_kernels_defaults():
-  assert trellis.TrellisConfig().spec() == trellis_op.Spec()
