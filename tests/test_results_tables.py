@@ -3,7 +3,9 @@
 After a change of the data: python benchmarks/model/tables.py
 """
 
+import csv
 import pathlib
+import re
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 sys.path.insert(0, str(ROOT / "benchmarks/model"))
 
+import csv_tables  # noqa: E402
 import length  # noqa: E402
 import rates  # noqa: E402
 import tables  # noqa: E402
@@ -34,9 +37,40 @@ def test_a_changed_figure_is_written_anew():
   assert tables.filled(changed) == text
 
 
-def test_every_kind_of_table_is_in_use():
+def marked():
+  """Names of the tables of all pages: a kind, and its options."""
   text = "".join((RESULTS / name).read_text() for name in PAGES)
-  assert all(f"<!-- table: {kind}" in text for kind in tables.TABLES)
+  return re.findall(r"<!-- table: ([^\n]+) -->", text)
+
+
+def test_every_kind_of_table_is_in_use():
+  assert {name.split(", ")[0] for name in marked()} == set(tables.TABLES)
+
+
+def test_every_file_of_csv_has_a_table():
+  files = [csv_tables.file_of(kind, RESULTS) for kind in csv_tables.TABLES]
+  assert sorted(files) == sorted(RESULTS.glob("*.csv"))
+
+
+@pytest.mark.parametrize("kind", csv_tables.TABLES)
+def test_tables_show_all_rows_and_columns_of_their_file(kind, tmp_path):
+  source = csv_tables.file_of(kind, RESULTS)
+  with source.open(encoding="utf-8", newline="") as file:
+    heads, *rows = csv.reader(file)
+  names = [n for n in marked() if n.split(", ")[0] == kind]
+  options = [n.split(", ")[1:] for n in names]
+
+  def written(rows):
+    with csv_tables.file_of(kind, tmp_path).open(
+      "w", encoding="utf-8", newline=""
+    ) as file:
+      csv.writer(file).writerows([heads, *rows])
+    return [csv_tables.table(kind, tmp_path, *option) for option in options]
+
+  shown = written(rows)
+  assert sum(x.count("\n") - 2 for x in shown) == len(rows)
+  for i in range(1, len(heads)):  # an option chooses rows by the first
+    assert written([[*r[:i], "", *r[i + 1 :]] for r in rows]) != shown, heads[i]
 
 
 def test_runs_are_added_and_take_the_place_of_their_equals(tmp_path):

@@ -8,12 +8,14 @@ stands between them is replaced. Run it after a change of the data.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import re
 import sys
 from typing import Any
 
+import csv_tables
 import length
 import numpy as np
 import rates
@@ -218,6 +220,10 @@ TABLES = {
   "gpu forms": gpu_forms,
   "gpu rivals": gpu_rivals,
   "gpu steps": gpu_steps,
+  **{
+    kind: functools.partial(csv_tables.table, kind)
+    for kind in csv_tables.TABLES
+  },
 }
 
 
