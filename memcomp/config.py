@@ -78,9 +78,13 @@ class DataConfig:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
-  """AdamW with warmup and a schedule.
+  """AdamW or Muon, with warmup and a schedule.
 
   Attributes:
+    name: "adamw", or "muon", which orthogonalizes the momentum of each layer's
+      matrices (arXiv 2502.16982) and leaves all other parameters to AdamW. Its
+      updates are as large as AdamW's, so rates and weight decay carry over.
+    momentum: decay of Muon's momentum.
     learning_rate: peak value.
     final_learning_rate: value at the last step.
     schedule: schedule after the warmup: "cosine", "linear" or
@@ -101,6 +105,8 @@ class OptimizerConfig:
     clip_norm: maximum global norm of the gradients; 0 is off.
   """
 
+  name: str = "adamw"
+  momentum: float = 0.95
   learning_rate: float = 3e-3
   final_learning_rate: float = 1e-5
   schedule: str = "cosine"
@@ -141,7 +147,7 @@ class TrainingConfig:
       that instead.
     init_partially: whether to use only the arrays of `init_from` that match in
       name and shape; otherwise a mismatch is an error.
-    keep_optimizer: whether to also use Adam's moments of `init_from`, which
+    keep_optimizer: whether to also use the moments of `init_from`, which
       must be a run. The schedule starts anew.
     max_nonfinite_steps: stop after this many consecutive steps with a
       non-finite loss or gradient; each such step is skipped and counted.

@@ -22,12 +22,15 @@ class Model(NamedTuple):
     decayed: `nnx.State` of bool like `variables`: whether weight decay applies.
     hidden: `nnx.State` of bool like `variables`: whether it is a matrix between
       features, not an embedding table.
+    in_layers: `nnx.State` of bool like `variables`: whether it is such a matrix
+      of a layer, neither embedding nor head.
   """
 
   graphdef: Any
   variables: Any
   decayed: Any
   hidden: Any
+  in_layers: Any
 
 
 def model_of(config: decoder.DecoderConfig) -> Model:
@@ -42,11 +45,16 @@ def model_of(config: decoder.DecoderConfig) -> Model:
     variables,
     is_leaf=_is_variable,
   )
-  hidden = nnx.from_flat_state(
-    (path, is_decayed and path != ("embedding",))
-    for path, is_decayed in nnx.to_flat_state(decayed)
-  )
-  return Model(graphdef, variables, decayed, hidden)
+
+  def only(chosen):
+    return nnx.from_flat_state(
+      (path, is_decayed and chosen(path))
+      for path, is_decayed in nnx.to_flat_state(decayed)
+    )
+
+  hidden = only(lambda path: path != ("embedding",))
+  in_layers = only(lambda path: path not in (("embedding",), ("head",)))
+  return Model(graphdef, variables, decayed, hidden, in_layers)
 
 
 def merge(graphdef: Any, params: Any) -> decoder.Decoder:

@@ -13,6 +13,7 @@ import jax
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from optax import contrib
 
 from memcomp import config as config_lib
 from memcomp import errors, integrity, paths
@@ -48,7 +49,7 @@ def begin(
 ) -> Begun:
   """Returns the state before the first step, from `training.init_from`.
 
-  The optimizer is fresh. With `training.keep_optimizer`, Adam's moments and
+  The optimizer is fresh. With `training.keep_optimizer`, its moments and
   their count come from the source, but the schedule starts anew.
 
   Args:
@@ -192,15 +193,20 @@ def _start(config, mesh, opened, mine, theirs, taken, opt_state):
   params = abstract.plain(nnx.split(opened.model)[1])
   start = state_lib.initial_state(config, mesh)
   if opt_state is not None:
-    opt_state = _with_adam(start.opt_state, opt_state)
+    opt_state = _with_moments(start.opt_state, opt_state)
     start = start._replace(opt_state=())
   return replaced(start, params, opt_state)
 
 
-def _moments(
-  config, where, mesh, opened, mine, theirs
-) -> optax.ScaleByAdamState:
-  """Returns Adam's moments and their count from the checkpoint of a run."""
+def _moments(config, where, mesh, opened, mine, theirs) -> list[Any]:
+  """Returns moments and their counts from the checkpoint of a run."""
+  names = [c.optimizer.name for c in (config, opened.config)]
+  if names[0] != names[1]:
+    raise errors.UserError(
+      f"--keep_optimizer: the moments in {where} are of {names[1]}, and"
+      f" optimizer.name is {names[0]}; leave the flag out, or set it to"
+      f" {names[1]}"
+    )
   try:
     root, _ = load_lib.locate(where)
   except errors.UserError as error:
@@ -235,23 +241,21 @@ def _moments(
     ocp.StandardCheckpointer() as reader,
   ):
     found = reader.restore(root / str(opened.step) / "state", rest)
-  (adam,) = _adam_states(found["opt_state"])
-  return adam
+  leaves = jax.tree.leaves(found["opt_state"], is_leaf=_are_moments)
+  return [x for x in leaves if _are_moments(x)]
 
 
-def _is_adam(x: Any) -> bool:
-  return isinstance(x, optax.ScaleByAdamState)
+def _are_moments(x: Any) -> bool:
+  return isinstance(x, optax.ScaleByAdamState | contrib.MuonState)
 
 
-def _adam_states(opt_state: Any) -> list[optax.ScaleByAdamState]:
-  leaves = jax.tree.leaves(opt_state, is_leaf=_is_adam)
-  return [x for x in leaves if _is_adam(x)]
-
-
-def _with_adam(opt_state: Any, adam: optax.ScaleByAdamState) -> Any:
+def _with_moments(opt_state: Any, moments: list[Any]) -> Any:
   """Replaces the moments of an optimizer state; its schedule is at 0."""
+  rest = iter(moments)
   return jax.tree.map(
-    lambda x: adam if _is_adam(x) else x, opt_state, is_leaf=_is_adam
+    lambda x: next(rest) if _are_moments(x) else x,
+    opt_state,
+    is_leaf=_are_moments,
   )
 
 

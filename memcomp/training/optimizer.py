@@ -1,4 +1,4 @@
-"""AdamW with warmup and a schedule."""
+"""AdamW or Muon, with warmup and a schedule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from memcomp import config as config_lib
 
+NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "constant_then_decay")
 
 Schedule = Callable[[Any], jax.Array]
@@ -48,8 +50,9 @@ def make(
   decayed: Any,
   hidden: Any = None,
   width: int = 0,
+  in_layers: Any = None,
 ) -> optax.GradientTransformation:
-  """Returns clip -> Adam -> weight decay -> learning rate.
+  """Returns clip -> Adam or Muon -> weight decay -> learning rate.
 
   Args:
     config: validated config (`validate.check`).
@@ -58,6 +61,8 @@ def make(
     hidden: bool tree like the parameters; True is a matrix between features,
       whose rates scale with the width. Required with `base_width`.
     width: d_model, required with `base_width`.
+    in_layers: bool tree like the parameters; True is a matrix of a layer, with
+      axes (..., in, out), which Muon updates. Required with "muon".
   """
   schedule = make_schedule(config, steps)
 
@@ -66,8 +71,13 @@ def make(
     return config.weight_decay * schedule(count) / config.learning_rate
 
   decay = corrected if config.corrected_decay else config.weight_decay
+  adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
+  if config.name == "muon":
+    others = jax.tree.map(lambda x: not x, in_layers)
+    muon = optax.masked(_muon(config.momentum), in_layers)
+    adam = optax.chain(muon, optax.masked(adam, others))
   parts = [
-    optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
+    adam,
     optax.add_decayed_weights(decay, mask=decayed),
     optax.scale_by_learning_rate(schedule),
   ]
@@ -78,3 +88,28 @@ def make(
   if config.clip_norm > 0:
     parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
   return optax.chain(*parts)
+
+
+_ADAMS_RMS = 0.2
+"""Root mean square of Adam's updates, as found by arXiv 2502.16982."""
+
+
+def _muon(momentum: float) -> optax.GradientTransformation:
+  """Muon with updates as large as Adam's, so that rates and decay carry over.
+
+  Axes before the last two, such as layers of a stack, are of other matrices.
+  """
+
+  def matrices(tree):
+    return jax.tree.map(
+      lambda x: contrib.MuonDimensionNumbers(x.ndim - 2, x.ndim - 1), tree
+    )
+
+  def as_adam(update):
+    # An orthogonal matrix has the root mean square 1 / sqrt(its longer side).
+    return _ADAMS_RMS * max(update.shape[-2:]) ** 0.5 * update
+
+  return optax.chain(
+    contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=matrices),
+    optax.stateless(lambda updates, _: jax.tree.map(as_adam, updates)),
+  )

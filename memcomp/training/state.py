@@ -46,6 +46,7 @@ def make_optimizer(
     abstract.plain(model.decayed),
     abstract.plain(model.hidden),
     config.model.d_model,
+    abstract.plain(model.in_layers),
   )
 
 
@@ -59,13 +60,14 @@ def abstract_state(
   """
   model = abstract.model_of(config.model)
   params = abstract.on_mesh(model.variables, mesh)
-  # Adam's moments keep the Variables that they come from, and so their axes.
+  # Moments keep the Variables that they come from, and so their axes.
   tx = optimizer.make(
     config.optimizer,
     config.training.steps,
     model.decayed,
     model.hidden,
     config.model.d_model,
+    model.in_layers,
   )
   opt_state = jax.eval_shape(tx.init, model.variables)
   scalar: Any = jax.ShapeDtypeStruct(

@@ -37,7 +37,7 @@ _NOT_NEGATIVE = (
   "training.watchdog_seconds",
 )
 _POSITIVE = ("optimizer.learning_rate", "optimizer.eps")
-_BELOW_ONE = ("optimizer.b1", "optimizer.b2")
+_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "optimizer.momentum")
 
 
 def check(config: config_lib.Config) -> None:
@@ -97,7 +97,7 @@ def check(config: config_lib.Config) -> None:
     lambda v: v < steps,
     f"counts from 0 and must be below training.steps = {steps}; -1 is off",
   )
-  _check_schedule(config)
+  _check_optimizer(config)
   _check_batch(config)
   _check_start(config.training)
   _check_evaluation(config.evaluation)
@@ -174,8 +174,19 @@ def check_vocabulary(config: config_lib.Config, vocab_size: int) -> None:
     )
 
 
-def _check_schedule(config: config_lib.Config) -> None:
+def _check_optimizer(config: config_lib.Config) -> None:
   opt, steps = config.optimizer, config.training.steps
+  if opt.name not in optimizer.NAMES:
+    raise errors.UserError(
+      f"optimizer.name = {opt.name!r} is unknown; choose one of "
+      f"{', '.join(optimizer.NAMES)}"
+    )
+  if opt.name == "muon" and opt.base_width:
+    raise errors.UserError(
+      f"optimizer.base_width = {opt.base_width} scales Adam's rates, and"
+      " optimizer.name = 'muon' updates those matrices otherwise; set"
+      " base_width to 0"
+    )
   if opt.schedule not in optimizer.SCHEDULES:
     raise errors.UserError(
       f"optimizer.schedule = {opt.schedule!r} is unknown; choose one of "

@@ -56,6 +56,11 @@ def _equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def _moments(state):
+  leaves = jax.tree.leaves(state.opt_state, is_leaf=init_from._are_moments)
+  return [x for x in leaves if init_from._are_moments(x)]
+
+
 def _meta(folder):
   return load_lib.read(folder).meta
 
@@ -87,6 +92,7 @@ def test_lengths_one_command_each(tmp_path, source, text, capsys):
     ("data", "packing", "first_fit"),
     ("data", "seed", 5),
     ("optimizer", "clip_norm", 0.0),
+    ("optimizer", "name", "muon"),
     ("optimizer", "schedule", "constant_then_decay"),
     ("training", "state_passing", 0.5),
     ("model", "dtype", "bfloat16"),
@@ -108,8 +114,9 @@ def test_everything_but_the_model_may_differ(source, text, group, field, value):
     assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
     assert made.sharding.is_equivalent_to(wanted.sharding, made.ndim)
   assert int(begun.state.step) == 0
-  (adam,) = init_from._adam_states(begun.state.opt_state)
-  assert int(adam.count) == 0 and not any(map(np.any, jax.tree.leaves(adam.mu)))
+  for moments in _moments(begun.state):
+    assert int(moments.count) == 0
+    assert not any(map(np.any, jax.tree.leaves(moments.mu)))
   # A carry starts from the learned memory of the source.
   if begun.state.carry is not None:
     start = begun.state.params["start"]
@@ -148,25 +155,33 @@ def test_a_run_goes_on_from_its_own_checkpoint(tmp_path, source, text):
   assert _meta(tmp_path / "new")["init_from"] == record
 
 
-def test_the_optimizer_is_kept_on_request(tmp_path, source, text):
-  folder, old = source
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_optimizer_is_kept_on_request(tmp_path, text, name):
+  old = training_cases.tiny(text, steps=3)
+  old.optimizer.name = name
+  folder = tmp_path / "source"
+  assert run.run(old, folder) == 0
   config = _config(text, folder, keep_optimizer=True)
+  config.optimizer.name = name
   config.optimizer.clip_norm = 0.0  # Another chain around the same moments.
   begun = _begin(config)
   mesh = sharding.make_mesh(old.mesh)
   saved = checkpoint.Checkpoints(folder, keep=1)
   restored = saved.restore(state.abstract_state(old, mesh), lambda meta: None)
   saved.close()
-  (wanted,) = init_from._adam_states(restored.state.opt_state)
-  (kept,) = init_from._adam_states(begun.state.opt_state)
-  _equal(kept, wanted)
-  assert int(kept.count) == 3
+  kept = _moments(begun.state)
+  assert len(kept) == (1 if name == "adamw" else 2)  # Muon's and Adam's
+  _equal(kept, _moments(restored.state))
+  assert all(int(x.count) == 3 for x in kept)
   # The schedule's own count is back at the start.
   assert sorted(
     int(x) for x in jax.tree.leaves(begun.state.opt_state) if (x.ndim == 0)
-  ) == [0, 3]
+  ) == [0] + len(kept) * [3]
   assert begun.record["optimizer"] == "kept"
   assert run.run(config, tmp_path / "new") == 0
+  config.optimizer.name = "muon" if name == "adamw" else "adamw"
+  with pytest.raises(errors.UserError, match=f"are of {name}, and"):
+    _begin(config)
 
 
 def test_what_does_not_fit_is_named(source, text):

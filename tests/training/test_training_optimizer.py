@@ -2,8 +2,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from memcomp import config as config_lib
+from memcomp.models import abstract, decoder
 from memcomp.training import optimizer
 
 
@@ -112,3 +114,59 @@ def test_rates_follow_the_width():
   # a decay whose product with the rate is as before.
   np.testing.assert_allclose(updates["w"], -(0.25 + 0.5), rtol=1e-5)
   np.testing.assert_allclose(updates["table"], -(1 + 0.5), rtol=1e-5)
+
+
+def _orthogonalized(matrix):
+  """Five steps of Muon's Newton-Schulz iteration, in float64."""
+  wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+  x = wide / np.linalg.norm(wide)
+  for _ in range(5):
+    a = x @ x.T
+    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+  return x if wide is matrix else x.T
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 8)])
+def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
+  config = _config(
+    name="muon",
+    momentum=0.8,
+    clip_norm=0,
+    warmup_steps=0,
+    weight_decay=0.5,
+    schedule="linear",
+  )
+  rng = np.random.default_rng(0)
+  params = {"stack": rng.normal(size=(2, *shape)), "table": np.ones(shape)}
+  grads = [
+    {"stack": rng.normal(size=(2, *shape)), "table": np.ones(shape)}
+    for _ in range(3)
+  ]
+  decayed = {"stack": True, "table": False}
+  tx = optimizer.make(config, 10, decayed, in_layers=decayed)
+  state, rate = tx.init(params), optimizer.make_schedule(config, 10)
+  momentum, weight = np.zeros((2, *shape)), params["stack"]
+  for step, gradient in enumerate(grads):
+    g, b = gradient["stack"], config.momentum
+    momentum = b * momentum + (1 - b) * g
+    # Nesterov's look ahead, with both terms corrected for their start.
+    ahead = b * momentum / (1 - b ** (step + 2))
+    ahead += (1 - b) * g / (1 - b ** (step + 1))
+    update = np.stack([_orthogonalized(x) for x in ahead])
+    update *= 0.2 * max(shape) ** 0.5
+    expected = -float(rate(step)) * (update + 0.5 * weight)
+    found, state = tx.update(gradient, state, params)
+    np.testing.assert_allclose(found["stack"], expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found["table"], -float(rate(step)), rtol=1e-5)
+  # As large as Adam's updates of the same rate.
+  assert 0.15 < np.sqrt(np.mean(update**2)) < 0.25
+
+
+def test_muon_updates_matrices_of_layers():
+  config = decoder.DecoderConfig(tied_embeddings=False)
+  model = abstract.model_of(config)
+  flat = nnx.to_flat_state(model.in_layers)
+  taken = {path[-2] for path, chosen in flat if chosen}
+  assert {"query_key", "value", "out", "up", "down"} <= taken
+  left = {path[-1] for path, chosen in flat if not chosen}
+  assert {"embedding", "head", "bias", "scale", "key_memory"} <= left

@@ -9,6 +9,7 @@ import types
 import jax
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 import memcomp.evaluation
@@ -76,6 +77,7 @@ def slow(*values):
     slow("first_fit", {}),
     slow("stream", {}),
     ("stream", {"carry_state": True}),
+    ("stream", {"optimizer": "muon"}),
     slow("joined", {"state_passing": 0.4}),
     ("first_fit", {"state_passing": 0.4}),
     slow("stream", {"carry_state": True, "state_passing": 0.4}),
@@ -85,6 +87,7 @@ def test_resuming_equals_going_on(tmp_path, config, packing, fields):
   config.data.packing = packing
   if "state_passing" in fields and packing == "stream":
     config.data.stretch = 2
+  config.optimizer.name = fields.pop("optimizer", "adamw")
   for name, value in fields.items():
     setattr(config.training, name, value)
   config.training.accumulation = 2
@@ -209,7 +212,11 @@ def test_what_may_change_on_resuming(tmp_path, config):
   np.testing.assert_allclose(records[-1]["loss"], whole[-1]["loss"], rtol=1e-5)
 
 
-def test_from_eight_devices_to_four_to_one(tmp_path, config):
+@pytest.mark.parametrize(
+  "optimizer", rotation.cases(["adamw", "muon"], ["muon"])
+)
+def test_from_eight_devices_to_four_to_one(tmp_path, config, optimizer):
+  config.optimizer.name = optimizer
   config.training.steps = 9
   config.training.batch_size = 16
   config.training.keep_checkpoints = 9

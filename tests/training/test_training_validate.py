@@ -54,6 +54,8 @@ def test_the_tiny_config_is_fine():
     ("optimizer.learning_rate", math.inf),
     ("optimizer.final_learning_rate", -1.0),
     ("optimizer.final_learning_rate", 1.0),
+    ("optimizer.name", "adam"),
+    ("optimizer.momentum", 1.0),
     ("optimizer.schedule", "cosin"),
     ("optimizer.warmup_steps", -1),
     ("optimizer.warmup_steps", 8),
@@ -115,6 +117,10 @@ def test_fields_that_must_agree():
   assert "accumulation = 3" in _message("training.accumulation", 3)
   assert "packing to stream" in _message("training.carry_state", True)
   assert "below 8" in _message("optimizer.warmup_steps", 20)
+  config = training_cases.tiny()
+  config.optimizer.name, config.optimizer.base_width = "muon", 64
+  with pytest.raises(errors.UserError, match="set base_width to 0"):
+    validate.check(config)
 
 
 def test_rows_that_do_not_divide_over_the_mesh():
