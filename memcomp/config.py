@@ -84,7 +84,7 @@ class OptimizerConfig:
     name: "adamw", or "muon", which orthogonalizes the momentum of each layer's
       matrices (arXiv 2502.16982) and leaves all other parameters to AdamW. Its
       updates are as large as AdamW's, so rates and weight decay carry over.
-    momentum: decay of Muon's momentum.
+    momentum: decay of Muon's momentum; AdamW has `b1`, `b2` and `eps`.
     learning_rate: peak value.
     final_learning_rate: value at the last step.
     schedule: schedule after the warmup: "cosine", "linear" or

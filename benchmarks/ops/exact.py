@@ -157,6 +157,8 @@ def real_case(name: str) -> tuple[Any, Any]:
   config.model.mixers["memory"] = registry.config_of(name)(
     heads=_HEADS.value, num_slots=_DIM, value_dim=_DIM, gradient_at="token"
   )
+  config.optimizer.name = "adamw"  # these inputs are of few, fresh updates
+  config.training.state_passing = 0.0
   config.training.steps = _UPDATES.value
   config.optimizer.warmup_steps = max(_UPDATES.value // 20, 1)
   mesh = sharding.make_mesh(config.mesh)

@@ -56,7 +56,7 @@ _INIT_FROM = cli.DEFINE_path(
 _KEEP_OPTIMIZER = flags.DEFINE_bool(
   "keep_optimizer",
   False,
-  "With --init_from, a run: take its optimizer's moments too.",
+  "With --init_from, a run of the same optimizer.name: take its moments too.",
 )
 _INIT_PARTIALLY = flags.DEFINE_bool(
   "init_partially",

@@ -61,8 +61,7 @@ def make(
   tx = optimizer.make(
     settings,
     steps,
-    _mixers(abstract.plain(model.decayed), stacks),
-    _mixers(abstract.plain(model.hidden), stacks),
+    abstract.Masks(*(_mixers(abstract.plain(x), stacks) for x in model.masks)),
     student.d_model,
   )
 

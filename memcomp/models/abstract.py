@@ -13,24 +13,33 @@ from memcomp import sharding
 from memcomp.models import decoder
 
 
+class Masks(NamedTuple):
+  """How parameters are updated: trees of bool like the parameters.
+
+  Attributes:
+    decayed: it has weight decay.
+    hidden: it is a matrix between features, not an embedding table.
+    in_layers: it is such a matrix of a layer, neither embedding nor head; the
+      last two axes are the matrix.
+  """
+
+  decayed: Any
+  hidden: Any = None
+  in_layers: Any = None
+
+
 class Model(NamedTuple):
   """A model without its arrays.
 
   Attributes:
     graphdef: structure; `nnx.merge(graphdef, params)` is the module.
     variables: `nnx.State` of abstract `nnx.Param`s with their metadata.
-    decayed: `nnx.State` of bool like `variables`: whether weight decay applies.
-    hidden: `nnx.State` of bool like `variables`: whether it is a matrix between
-      features, not an embedding table.
-    in_layers: `nnx.State` of bool like `variables`: whether it is such a matrix
-      of a layer, neither embedding nor head.
+    masks: each an `nnx.State` of bool like `variables`.
   """
 
   graphdef: Any
   variables: Any
-  decayed: Any
-  hidden: Any
-  in_layers: Any
+  masks: Masks
 
 
 def model_of(config: decoder.DecoderConfig) -> Model:
@@ -54,7 +63,7 @@ def model_of(config: decoder.DecoderConfig) -> Model:
 
   hidden = only(lambda path: path != ("embedding",))
   in_layers = only(lambda path: path not in (("embedding",), ("head",)))
-  return Model(graphdef, variables, decayed, hidden, in_layers)
+  return Model(graphdef, variables, Masks(decayed, hidden, in_layers))
 
 
 def merge(graphdef: Any, params: Any) -> decoder.Decoder:

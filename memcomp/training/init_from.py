@@ -200,13 +200,6 @@ def _start(config, mesh, opened, mine, theirs, taken, opt_state):
 
 def _moments(config, where, mesh, opened, mine, theirs) -> list[Any]:
   """Returns moments and their counts from the checkpoint of a run."""
-  names = [c.optimizer.name for c in (config, opened.config)]
-  if names[0] != names[1]:
-    raise errors.UserError(
-      f"--keep_optimizer: the moments in {where} are of {names[1]}, and"
-      f" optimizer.name is {names[0]}; leave the flag out, or set it to"
-      f" {names[1]}"
-    )
   try:
     root, _ = load_lib.locate(where)
   except errors.UserError as error:
@@ -214,6 +207,13 @@ def _moments(config, where, mesh, opened, mine, theirs) -> list[Any]:
       f"--keep_optimizer: {where} holds no optimizer, which only the"
       " checkpoint of a run does; leave the flag out"
     ) from error
+  here, there = (c.optimizer.name for c in (config, opened.config))
+  if here != there:
+    raise errors.UserError(
+      f"--keep_optimizer: the moments in {where} are of {there}, and"
+      f" optimizer.name is {here}; leave the flag out, or set"
+      f" optimizer.name to {there}"
+    )
   places = [
     {name: (e.leaf, e.place) for name, e in side.items()}
     for side in (mine, theirs)

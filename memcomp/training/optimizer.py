@@ -9,6 +9,7 @@ import optax
 from optax import contrib
 
 from memcomp import config as config_lib
+from memcomp.models import abstract
 
 NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "constant_then_decay")
@@ -47,22 +48,17 @@ def make_schedule(config: config_lib.OptimizerConfig, steps: int) -> Schedule:
 def make(
   config: config_lib.OptimizerConfig,
   steps: int,
-  decayed: Any,
-  hidden: Any = None,
+  masks: abstract.Masks,
   width: int = 0,
-  in_layers: Any = None,
 ) -> optax.GradientTransformation:
   """Returns clip -> Adam or Muon -> weight decay -> learning rate.
 
   Args:
     config: validated config (`validate.check`).
     steps: number of updates in the whole run.
-    decayed: bool tree like the parameters; True has weight decay.
-    hidden: bool tree like the parameters; True is a matrix between features,
-      whose rates scale with the width. Required with `base_width`.
+    masks: trees like the parameters. `base_width` needs `hidden`, whose rates
+      scale with the width, and "muon" needs `in_layers`, which it updates.
     width: d_model, required with `base_width`.
-    in_layers: bool tree like the parameters; True is a matrix of a layer, with
-      axes (..., in, out), which Muon updates. Required with "muon".
   """
   schedule = make_schedule(config, steps)
 
@@ -71,20 +67,22 @@ def make(
     return config.weight_decay * schedule(count) / config.learning_rate
 
   decay = corrected if config.corrected_decay else config.weight_decay
-  adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
+  direction = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
   if config.name == "muon":
-    others = jax.tree.map(lambda x: not x, in_layers)
-    muon = optax.masked(_muon(config.momentum), in_layers)
-    adam = optax.chain(muon, optax.masked(adam, others))
+    others = jax.tree.map(lambda x: not x, masks.in_layers)
+    direction = optax.chain(
+      optax.masked(_muon(config.momentum), masks.in_layers),
+      optax.masked(direction, others),
+    )
   parts = [
-    adam,
-    optax.add_decayed_weights(decay, mask=decayed),
+    direction,
+    optax.add_decayed_weights(decay, mask=masks.decayed),
     optax.scale_by_learning_rate(schedule),
   ]
   if config.base_width:
     # Before the decay, so that rate / r times decay * r keeps the product.
     scale = optax.scale(config.base_width / width)
-    parts.insert(1, optax.masked(scale, hidden))
+    parts.insert(1, optax.masked(scale, masks.hidden))
   if config.clip_norm > 0:
     parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
   return optax.chain(*parts)

@@ -43,10 +43,8 @@ def make_optimizer(
   return optimizer.make(
     config.optimizer,
     config.training.steps,
-    abstract.plain(model.decayed),
-    abstract.plain(model.hidden),
+    abstract.plain(model.masks),
     config.model.d_model,
-    abstract.plain(model.in_layers),
   )
 
 
@@ -64,10 +62,8 @@ def abstract_state(
   tx = optimizer.make(
     config.optimizer,
     config.training.steps,
-    model.decayed,
-    model.hidden,
+    model.masks,
     config.model.d_model,
-    model.in_layers,
   )
   opt_state = jax.eval_shape(tx.init, model.variables)
   scalar: Any = jax.ShapeDtypeStruct(

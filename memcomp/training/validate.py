@@ -183,9 +183,9 @@ def _check_optimizer(config: config_lib.Config) -> None:
     )
   if opt.name == "muon" and opt.base_width:
     raise errors.UserError(
-      f"optimizer.base_width = {opt.base_width} scales Adam's rates, and"
-      " optimizer.name = 'muon' updates those matrices otherwise; set"
-      " base_width to 0"
+      f"optimizer.base_width = {opt.base_width} scales AdamW's rates of"
+      " matrices, which optimizer.name = 'muon' updates; set base_width to 0,"
+      " or optimizer.name to adamw"
     )
   if opt.schedule not in optimizer.SCHEDULES:
     raise errors.UserError(

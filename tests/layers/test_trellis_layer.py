@@ -71,7 +71,7 @@ def test_learned_eps_is_not_decayed():
   found = abstract.model_of(model)
   flags = {
     path: flag
-    for path, flag in nnx.to_flat_state(found.decayed)
+    for path, flag in nnx.to_flat_state(found.masks.decayed)
     if "log_phi_eps" in path
   }
   assert list(flags.values()) == [False]

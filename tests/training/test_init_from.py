@@ -114,9 +114,11 @@ def test_everything_but_the_model_may_differ(source, text, group, field, value):
     assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
     assert made.sharding.is_equivalent_to(wanted.sharding, made.ndim)
   assert int(begun.state.step) == 0
-  for moments in _moments(begun.state):
-    assert int(moments.count) == 0
-    assert not any(map(np.any, jax.tree.leaves(moments.mu)))
+  moments = _moments(begun.state)
+  assert len(moments) == (2 if config.optimizer.name == "muon" else 1)
+  for x in moments:
+    assert int(x.count) == 0
+    assert not any(map(np.any, jax.tree.leaves(x.mu)))
   # A carry starts from the learned memory of the source.
   if begun.state.carry is not None:
     start = begun.state.params["start"]
@@ -131,8 +133,10 @@ def test_from_an_export(tmp_path, source, text, name):
   _equal(begun.state.params, load_lib.load_params(folder)[1])
   assert begun.record["sha256"] == integrity.digest(out)
   assert load.config_of(out).data.source == text
-  with pytest.raises(errors.UserError, match="holds no optimizer"):
-    _begin(_config(text, out, keep_optimizer=True))
+  config = _config(text, out, keep_optimizer=True)
+  for config.optimizer.name in ("adamw", "muon"):
+    with pytest.raises(errors.UserError, match="holds no optimizer"):
+      _begin(config)
 
 
 def test_a_home_in_a_config_is_expanded(tmp_path, source, text, monkeypatch):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -5,8 +7,10 @@ import pytest
 from flax import nnx
 
 from memcomp import config as config_lib
-from memcomp.models import abstract, decoder
+from memcomp.models import abstract, comparison
 from memcomp.training import optimizer
+
+Masks = abstract.Masks
 
 
 def _config(**fields):
@@ -58,7 +62,7 @@ def test_one_step_is_a_schedule_too(schedule):
 def test_weight_decay_is_on_marked_parameters_only():
   params = {"matrix": jnp.ones((2, 2)), "bias": jnp.ones(2)}
   config = _config(warmup_steps=0, weight_decay=0.1)
-  tx = optimizer.make(config, 10, {"matrix": True, "bias": False})
+  tx = optimizer.make(config, 10, Masks({"matrix": True, "bias": False}))
   zero = {"matrix": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
   updates, _ = tx.update(zero, tx.init(params), params)
   np.testing.assert_allclose(updates["matrix"], -0.1, rtol=1e-6)
@@ -69,7 +73,7 @@ def test_weight_decay_is_on_marked_parameters_only():
 def test_clipping_by_the_global_norm(clip_norm, scale):
   params = {"w": jnp.zeros(2)}
   config = _config(clip_norm=clip_norm, b1=0.0, weight_decay=0.0)
-  tx = optimizer.make(config, 10, {"w": True})
+  tx = optimizer.make(config, 10, Masks({"w": True}))
   grads = {"w": jnp.array([3.0, 4.0])}
   _, state = tx.update(grads, tx.init(params), params)
   adam = optax.tree_utils.tree_get(state, "mu")
@@ -81,7 +85,7 @@ def test_adam_takes_its_coefficients():
   config = _config(
     b1=0.5, b2=0.25, eps=1.0, clip_norm=0, weight_decay=0, warmup_steps=0
   )
-  tx = optimizer.make(config, 10, {"w": False})
+  tx = optimizer.make(config, 10, Masks({"w": False}))
   state = tx.init(params)
   updates, state = tx.update({"w": jnp.array([2.0])}, state, params)
   # Bias-corrected moments of the first step are g and g**2.
@@ -95,7 +99,7 @@ def test_corrected_decay_follows_the_rate_twice():
     warmup_steps=0, schedule="linear", weight_decay=0.5, corrected_decay=True
   )
   params = {"w": jnp.ones(1)}
-  tx = optimizer.make(config, 10, {"w": True})
+  tx = optimizer.make(config, 10, Masks({"w": True}))
   state, rate = tx.init(params), optimizer.make_schedule(config, 10)
   for step in range(10):
     updates, state = tx.update({"w": jnp.zeros(1)}, state, params)
@@ -107,7 +111,9 @@ def test_rates_follow_the_width():
   config = _config(warmup_steps=0, weight_decay=0.5, base_width=64, clip_norm=0)
   params = {"w": jnp.ones(1), "table": jnp.ones(1)}
   hidden = {"w": True, "table": False}
-  tx = optimizer.make(config, 10, {"w": True, "table": True}, hidden, 256)
+  tx = optimizer.make(
+    config, 10, Masks({"w": True, "table": True}, hidden), 256
+  )
   gradient = {"w": jnp.ones(1), "table": jnp.ones(1)}
   updates, _ = tx.update(gradient, tx.init(params), params)
   # Adam's first update is 1; four times the width, a quarter of the rate, and
@@ -143,7 +149,7 @@ def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
     for _ in range(3)
   ]
   decayed = {"stack": True, "table": False}
-  tx = optimizer.make(config, 10, decayed, in_layers=decayed)
+  tx = optimizer.make(config, 10, Masks(decayed, in_layers=decayed))
   state, rate = tx.init(params), optimizer.make_schedule(config, 10)
   momentum, weight = np.zeros((2, *shape)), params["stack"]
   for step, gradient in enumerate(grads):
@@ -162,11 +168,24 @@ def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
   assert 0.15 < np.sqrt(np.mean(update**2)) < 0.25
 
 
+def _taken(name):
+  """Last names of the parameters that Muon updates in a model, by layer."""
+  config = dataclasses.replace(
+    comparison.language_model(name), tied_embeddings=False
+  )
+  flat = nnx.to_flat_state(abstract.model_of(config).masks.in_layers)
+  return {path[2:] for path, chosen in flat if chosen}
+
+
 def test_muon_updates_matrices_of_layers():
-  config = decoder.DecoderConfig(tied_embeddings=False)
-  model = abstract.model_of(config)
-  flat = nnx.to_flat_state(model.in_layers)
-  taken = {path[-2] for path, chosen in flat if chosen}
-  assert {"query_key", "value", "out", "up", "down"} <= taken
-  left = {path[-1] for path, chosen in flat if not chosen}
-  assert {"embedding", "head", "bias", "scale", "key_memory"} <= left
+  mixer = "query_key", "target", "value", "gate", "log_decay", "write_rate"
+  assert _taken("trellis") == {
+    *(("mixer", name, "kernel") for name in (*mixer, "out")),
+    *(("mlp", name, "kernel") for name in ("up", "gate", "down")),
+  }
+
+
+@pytest.mark.parametrize("name", comparison.NAMES)
+def test_muon_updates_nothing_but_kernels(name):
+  # The gates of two-pass delta are kernels, one for each pass.
+  assert {path[-1] for path in _taken(name)} <= {"kernel", "gates"}

@@ -87,9 +87,11 @@ def test_resuming_equals_going_on(tmp_path, config, packing, fields):
   config.data.packing = packing
   if "state_passing" in fields and packing == "stream":
     config.data.stretch = 2
-  config.optimizer.name = fields.pop("optimizer", "adamw")
   for name, value in fields.items():
-    setattr(config.training, name, value)
+    if name == "optimizer":
+      config.optimizer.name = value
+    else:
+      setattr(config.training, name, value)
   config.training.accumulation = 2
   config.training.evaluate_every = 4
   config.training.keep_checkpoints = 9

@@ -119,7 +119,7 @@ def test_fields_that_must_agree():
   assert "below 8" in _message("optimizer.warmup_steps", 20)
   config = training_cases.tiny()
   config.optimizer.name, config.optimizer.base_width = "muon", 64
-  with pytest.raises(errors.UserError, match="set base_width to 0"):
+  with pytest.raises(errors.UserError, match="set base_width to 0, or"):
     validate.check(config)
 
 
