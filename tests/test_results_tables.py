@@ -1,8 +1,9 @@
-"""Tables of docs/results stand in the pages as their data says.
+"""Tables stand in the pages as the data in docs/results say.
 
 After a change of the data: python benchmarks/model/tables.py
 """
 
+import collections
 import csv
 import pathlib
 import re
@@ -19,14 +20,16 @@ import length  # noqa: E402
 import rates  # noqa: E402
 import tables  # noqa: E402
 
-PAGES = [
-  p.name for p in RESULTS.glob("*.md") if "<!-- table: " in p.read_text()
-]
+PAGES = {
+  str(page.relative_to(ROOT)): page
+  for page in tables.pages()
+  if tables.BLOCK.search(page.read_text())
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_tables_are_those_of_the_data(name):
-  text = (RESULTS / name).read_text()
+  text = PAGES[name].read_text()
   assert tables.filled(text) == text, "run python benchmarks/model/tables.py"
 
 
@@ -39,7 +42,7 @@ def test_a_changed_figure_is_written_anew():
 
 def marked():
   """Names of the tables of all pages: a kind, and its options."""
-  text = "".join((RESULTS / name).read_text() for name in PAGES)
+  text = "".join(page.read_text() for page in PAGES.values())
   return re.findall(r"<!-- table: ([^\n]+) -->", text)
 
 
@@ -48,7 +51,8 @@ def test_every_kind_of_table_is_in_use():
 
 
 def test_every_file_of_csv_has_a_table():
-  files = [csv_tables.file_of(kind, RESULTS) for kind in csv_tables.TABLES]
+  kinds = [*csv_tables.TABLES, "quickstart coders"]  # beside runs there
+  files = [csv_tables.file_of(kind, RESULTS) for kind in kinds]
   assert sorted(files) == sorted(RESULTS.glob("*.csv"))
 
 
@@ -71,6 +75,30 @@ def test_tables_show_all_rows_and_columns_of_their_file(kind, tmp_path):
   assert sum(x.count("\n") - 2 for x in shown) == len(rows)
   for i in range(1, len(heads)):  # an option chooses rows by the first
     assert written([[*r[:i], "", *r[i + 1 :]] for r in rows]) != shown, heads[i]
+
+
+def figures(text):
+  """Its numbers of three decimals, without the zero before the point."""
+  found = re.findall(r"(?<![\d.,])\d*\.\d{3}(?!\d)", text)
+  return {x.lstrip("0") for x in found}
+
+
+def test_figures_in_prose_are_those_of_a_table():
+  """A figure that several pages quote stands in a table made from data.
+
+  So measuring anew finds the quotations of what was measured before. A figure
+  that stands in one place alone needs no table, nor does what programs print.
+  """
+  measured, quoted = set(), collections.defaultdict(set)
+  for page in tables.pages():
+    text = page.read_text("utf-8")
+    for block in tables.BLOCK.finditer(text):
+      measured |= figures(block[0])
+    prose = re.sub(r"(?m)^    .*$", "", tables.BLOCK.sub("", text))
+    for figure in figures(prose):
+      quoted[figure].add(page.relative_to(ROOT))
+  several = {x: pages for x, pages in quoted.items() if len(pages) > 1}
+  assert not {x: pages for x, pages in several.items() if x not in measured}
 
 
 def test_runs_are_added_and_take_the_place_of_their_equals(tmp_path):

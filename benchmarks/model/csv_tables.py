@@ -27,7 +27,8 @@ def table(kind: str, folder: pathlib.Path, option: str = "") -> str:
   """The table of a kind, without columns that are empty in all of its rows."""
   rows = lines(file_of(kind, folder))
   if option:
-    rows = [row for row in rows if next(iter(row.values())) == option]
+    first = next(iter(rows[0]))
+    rows = [row for row in rows if str(row.get(first)) == option]
   columns = []
   for heading, *forms in TABLES[kind]:
     cells = [_cell(forms, row, rows[0]) for row in rows]
@@ -268,6 +269,17 @@ TABLES: dict[str, list[tuple[Any, ...]]] = {
     ("peak before", "{peak_before_mib} MiB"),
     ("peak after", "{peak_after_mib} MiB"),
     ("tokens/s", "{tokens_per_second:,}"),
+  ],
+  "quickstart forms": [
+    ("form", "{form}"),
+    ("forward ms", "{forward_ms:.1f}"),
+    ("forward+backward ms", "{both_ms:.1f}"),
+    ("of reference", "{speedup:.1f}x"),
+    ("bwd / fwd", "{ratio:.1f}"),
+  ],
+  "quickstart settings": [
+    ("changed", "{changed}"),
+    *((f"seed {i}", f"{{bits_seed{i}:.3f}}", "-") for i in range(3)),
   ],
   "shakespeare": [
     ("", _later_seed),

@@ -32,7 +32,7 @@ def read(folder: pathlib.Path) -> Run:
     "seed": found["seed"],
     "bits": round(found["perplexity"]["trained_length"]["bits_per_byte"], 4),
   }
-  changes = _changes(mixer, found["config"]["model"])
+  changes = _changes(mixer, found["config"])
   return run | ({"changes": changes} if changes else {})
 
 
@@ -42,11 +42,15 @@ def identity(run: Run) -> tuple:
   return run["mixer"], run["learning_rate"], changes, run["seed"]
 
 
-def _changes(mixer: str, model: dict[str, Any]) -> dict[str, Any]:
-  """Options of the mixer, and the dtype, that are not the comparison's."""
-  usual = config.to_dict(comparison.language_model(mixer))
-  pairs = [(model["mixers"]["memory"], usual["mixers"]["memory"])]
-  pairs += [({"dtype": model["dtype"]}, {"dtype": usual["dtype"]})]
+def _changes(mixer: str, run: dict[str, Any]) -> dict[str, Any]:
+  """What is not the comparison's: options of the mixer, dtype, optimizer."""
+  model, usual = run["model"], config.to_dict(comparison.language_model(mixer))
+  name = run["optimizer"].get("name", "adamw")  # that of earlier runs
+  pairs = [
+    (model["mixers"]["memory"], usual["mixers"]["memory"]),
+    ({"dtype": model["dtype"]}, {"dtype": usual["dtype"]}),
+    ({"optimizer.name": name}, {"optimizer.name": "adamw"}),
+  ]
   return {k: a[k] for a, b in pairs for k in a if a[k] != b.get(k)}
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results that are made from data beside the pages.
+"""Writes the tables of pages that are made from data in docs/results.
 
   python benchmarks/model/tables.py
 
@@ -18,6 +18,7 @@ from typing import Any
 import csv_tables
 import length
 import numpy as np
+import quickstart
 import rates
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "ops"))
@@ -26,9 +27,15 @@ import by_length
 
 Run = dict[str, Any]
 
-RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
 
-_BLOCK = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[pathlib.Path]:
+  """The pages that may have such tables."""
+  return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(text: str, folder: pathlib.Path = RESULTS) -> str:
@@ -39,7 +46,7 @@ def filled(text: str, folder: pathlib.Path = RESULTS) -> str:
     kind, *options = name.split(", ")
     return f"{start}\n{TABLES[kind](folder, *options)}\n{end}"
 
-  return _BLOCK.sub(write, text)
+  return BLOCK.sub(write, text)
 
 
 def recall(folder: pathlib.Path, updates: str, heads: str = "") -> str:
@@ -117,6 +124,35 @@ def by_rate(folder: pathlib.Path) -> str:
 def by_option(folder: pathlib.Path) -> str:
   """Bits per byte of mixers with one or several of their options changed."""
   return rates.by_option(length.lines(folder / "rates.jsonl"))
+
+
+def quickstart_positions(folder: pathlib.Path, case: str) -> str:
+  """Bits per byte by position of the runs of a case."""
+  return quickstart.positions(_quickstarts(folder, case))
+
+
+def quickstart_carried(folder: pathlib.Path, case: str, label: str) -> str:
+  """The same of one run, a row with its state carried and one without."""
+  return quickstart.reading_on(_quickstarts(folder, case), label)
+
+
+def quickstart_coders(folder: pathlib.Path) -> str:
+  """Bits per byte of the whole text, beside those of other programs."""
+  rows = [["", "bits per byte"], ["---", "---"]]
+  for row in csv_tables.lines(folder / "quickstart-coders.csv"):
+    rows.append([row["coder"], f"{row['bits']:.3f}"])
+  for case, name in quickstart.NAMES.items():
+    bits = quickstart.whole_text(_quickstarts(folder, case))
+    rows.append([f"{name}, by seed", bits])
+  return rates.markdown(*rows)
+
+
+def _quickstarts(folder: pathlib.Path, case: str) -> list[Run]:
+  runs = length.lines(folder / "quickstart.jsonl")
+  found = [run for run in runs if run["case"] == case]
+  if not found:
+    raise ValueError(f"quickstart.jsonl has no run of the case {case!r}")
+  return found
 
 
 def gpu_checks(folder: pathlib.Path) -> str:
@@ -216,6 +252,9 @@ TABLES = {
   "lengths": time_by_length,
   "rates": by_rate,
   "options": by_option,
+  "quickstart": quickstart_positions,
+  "quickstart carried": quickstart_carried,
+  "quickstart coders": quickstart_coders,
   "gpu checks": gpu_checks,
   "gpu forms": gpu_forms,
   "gpu rivals": gpu_rivals,
@@ -232,8 +271,8 @@ def main() -> None:
   argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   ).parse_args()
-  for path in RESULTS.glob("*.md"):
-    path.write_text(filled(path.read_text("utf-8")), encoding="utf-8")
+  for page in pages():
+    page.write_text(filled(page.read_text("utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
