@@ -4,9 +4,9 @@
 
 Each row reads on in its file for four windows of 256 bytes and carries its
 state (truncated backpropagation through time); then it jumps to another place.
-A fifth of the rows begin from the state that another text left. Hardware: 2 CPU
-cores. Time: 10 to 20 minutes. Expected: about 1.84 bits per byte on fresh
-windows, and .025 to .033 less at every later position with the state carried,
+A third of the rows begin from the state that another text left. Hardware: 2 CPU
+cores. Time: 10 to 20 minutes. Expected: about 1.76 bits per byte on fresh
+windows, and .038 to .043 less at every later position with the state carried,
 up to 64 times the window (one seed).
 """
 
