@@ -9,10 +9,11 @@ matplotlib (extra `plot`) alone.
 import argparse
 import pathlib
 
+import baselines
 import memories
 import system
 
-DIAGRAMS = memories.DIAGRAMS | system.DIAGRAMS
+DIAGRAMS = memories.DIAGRAMS | baselines.DIAGRAMS | system.DIAGRAMS
 
 
 def main(argv: list[str] | None = None) -> None:

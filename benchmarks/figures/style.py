@@ -158,6 +158,11 @@ class Canvas:
         x, y, text, ha=how.get("ha", "center"), size=how.get("size", 10.5)
       )
 
+  def chain(self, *pairs, **how):
+    """Arrows without labels; each of `pairs` is "a.side b.side"."""
+    for pair in pairs:
+      self.arrow(*pair.split(), **how)
+
   def _point(self, where):
     if not isinstance(where, str):
       return where
