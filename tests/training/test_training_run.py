@@ -72,12 +72,11 @@ def slow(*values):
 @pytest.mark.parametrize(
   ("packing", "fields"),
   [
-    ("joined", {}),
+    ("joined", {"optimizer": "muon"}),
     slow("concat", {}),
     slow("first_fit", {}),
     slow("stream", {}),
     ("stream", {"carry_state": True}),
-    ("stream", {"optimizer": "muon"}),
     slow("joined", {"state_passing": 0.4}),
     ("first_fit", {"state_passing": 0.4}),
     slow("stream", {"carry_state": True, "state_passing": 0.4}),
