@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import evaluation_cases as cases
@@ -9,6 +10,7 @@ from absl.testing import flagsaver
 from memcomp import cli
 from memcomp.commands import evaluate
 from memcomp.data import store as store_lib
+from memcomp.evaluation import harness
 from memcomp.models import abstract, decoder
 
 
@@ -60,3 +62,11 @@ def call(capsys):
     return stop.value.code, *capsys.readouterr()
 
   return call
+
+
+@pytest.fixture
+def environment(monkeypatch):
+  """What `harness.run` sets is of one test."""
+  names = "TQDM_DISABLE", "DISABLE_MULTIPROC", "HF_HOME", "XDG_CACHE_HOME"
+  for name in (*harness._OFFLINE, *names):
+    monkeypatch.setenv(name, os.environ.get(name, ""))

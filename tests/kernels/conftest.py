@@ -1,7 +1,14 @@
-"""The order of the contract's checks, and which Pallas kernels run."""
+"""The order of the contract's checks, float64, and which Pallas kernels run."""
 
+import jax
 import pytest
 from jax.experimental import pallas as pl
+
+
+@pytest.fixture
+def float64():
+  with jax.enable_x64(True):
+    yield
 
 
 @pytest.fixture

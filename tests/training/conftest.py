@@ -1,10 +1,13 @@
 import subprocess
 
+import checkpoint_cases
 import leaky
 import pytest
 import training_cases
 
+from memcomp import sharding
 from memcomp.models import decoder
+from memcomp.training import state
 
 
 @pytest.fixture
@@ -28,3 +31,14 @@ def small_disk(tmp_path):
     pytest.skip("mounting a small disk is not permitted here")
   yield folder
   subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def case(tmp_path):
+  """Makes (config, mesh, state, folder of checkpoints with steps 1, 2, 3)."""
+  config = training_cases.tiny(carry_state=True)
+  config.data.packing = "stream"
+  mesh = sharding.make_mesh(config.mesh)
+  start = state.initial_state(config, mesh)
+  checkpoint_cases.save(tmp_path, config, start, 1, 2, 3)
+  return config, mesh, start, tmp_path
