@@ -19,10 +19,7 @@ SIZES = {"batch": 2, "heads": 3, "key_dim": 5, "value_dim": 4}
 TOKENS = 3
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_token(name, change=None, **fields):

@@ -20,10 +20,7 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 GATED, PLAIN = delta_rule.Spec(), delta_rule.Spec(forget_gate=False)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

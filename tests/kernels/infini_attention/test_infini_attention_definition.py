@@ -21,10 +21,7 @@ SEGMENTS = infini_attention.Spec(segment_size=4)
 TOKEN = infini_attention.Spec(segment_size=1, window_size=4)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def inputs_for(spec, time=12):

@@ -18,11 +18,7 @@ from lattice_by_hand import (
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import orthonormal_slots, reference
 
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("gradient_at", reference.GRADIENT_AT)

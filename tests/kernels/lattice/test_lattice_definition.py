@@ -27,10 +27,7 @@ DELTA = lattice.Spec(
 )
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def difference(a, b):

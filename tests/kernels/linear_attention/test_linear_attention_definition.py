@@ -18,10 +18,7 @@ MEMORY = memories.MEMORIES["linear_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

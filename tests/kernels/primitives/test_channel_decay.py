@@ -10,10 +10,7 @@ from memcomp_kernels.math import channel_decay
 TIME, CHANNELS = 8, 3
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def drawn(*shape, seed=0):

@@ -13,10 +13,7 @@ from memcomp_kernels.math import delta
 solve = jax.jit(delta.solve)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def loop(coupling, target, numpy=np):

@@ -1,17 +1,12 @@
 """A tile of decayed outer products, against a plain loop."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from memcomp_kernels import affine, outer
 
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -7,11 +7,7 @@ import pytest
 
 from memcomp_kernels.math import decay
 
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_decay_factors_by_hand():

@@ -15,10 +15,7 @@ HEADS = 2
 held = jax.jit(window.held, static_argnames=("size", "sink_tokens"))
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_rows_by_hand():

@@ -14,10 +14,7 @@ MEMORY = memories.MEMORIES["slot_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

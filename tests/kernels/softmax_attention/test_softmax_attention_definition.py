@@ -19,10 +19,7 @@ MEMORY = memories.MEMORIES["softmax_attention"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def inputs_for(time):

@@ -21,10 +21,7 @@ OWN, SHARED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

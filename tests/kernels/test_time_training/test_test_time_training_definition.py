@@ -17,10 +17,7 @@ MEMORY = memories.MEMORIES["test_time_training"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 6}
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

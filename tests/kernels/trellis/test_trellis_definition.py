@@ -14,10 +14,7 @@ COMPILED = programs.of(trellis)
 MEMORY = memories.MEMORIES["trellis"]
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def one_head(*rows):

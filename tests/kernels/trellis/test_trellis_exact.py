@@ -39,10 +39,7 @@ TILINGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def typical():
