@@ -40,12 +40,14 @@ def make_optimizer(
   config: config_lib.Config, model: abstract.Model
 ) -> optax.GradientTransformation:
   """Returns the optimizer of a run, for plain parameters."""
-  return optimizer.make(
-    config.optimizer,
-    config.training.steps,
-    abstract.plain(model.masks),
-    config.model.d_model,
-  )
+  return _optimizer(config, abstract.plain(model.masks))
+
+
+def _optimizer(
+  config: config_lib.Config, masks: abstract.Masks
+) -> optax.GradientTransformation:
+  steps, width = config.training.steps, config.model.d_model
+  return optimizer.make(config.optimizer, steps, masks, width)
 
 
 def abstract_state(
@@ -59,12 +61,7 @@ def abstract_state(
   model = abstract.model_of(config.model)
   params = abstract.on_mesh(model.variables, mesh)
   # Moments keep the Variables that they come from, and so their axes.
-  tx = optimizer.make(
-    config.optimizer,
-    config.training.steps,
-    model.masks,
-    config.model.d_model,
-  )
+  tx = _optimizer(config, model.masks)
   opt_state = jax.eval_shape(tx.init, model.variables)
   scalar: Any = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec())
