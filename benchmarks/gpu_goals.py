@@ -13,7 +13,7 @@ def goals(
   """Yields what a goal says, what was measured and whether it is reached.
 
   Args:
-    rows: `gpu.Rows`.
+    rows: `gpu_rows.Rows`.
     device: whose.
     shapes: names of what forms were timed at.
   """

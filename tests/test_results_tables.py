@@ -84,10 +84,10 @@ def figures(text):
 
 
 def test_figures_in_prose_are_those_of_a_table():
-  """A figure that several pages quote stands in a table made from data.
+  """So measuring anew finds the quotations of what was measured before.
 
-  So measuring anew finds the quotations of what was measured before. A figure
-  that stands in one place alone needs no table, nor does what programs print.
+  A figure that stands on one page of the results alone needs no table, nor does
+  what programs print.
   """
   measured, quoted = set(), collections.defaultdict(set)
   for page in tables.pages():
@@ -96,9 +96,13 @@ def test_figures_in_prose_are_those_of_a_table():
       measured |= figures(block[0])
     prose = re.sub(r"(?m)^    .*$", "", tables.BLOCK.sub("", text))
     for figure in figures(prose):
-      quoted[figure].add(page.relative_to(ROOT))
-  several = {x: pages for x, pages in quoted.items() if len(pages) > 1}
-  assert not {x: pages for x, pages in several.items() if x not in measured}
+      quoted[figure].add(page)
+  assert not {
+    figure: pages
+    for figure, pages in quoted.items()
+    if figure not in measured
+    and (len(pages) > 1 or pages.isdisjoint(RESULTS.iterdir()))
+  }
 
 
 def test_runs_are_added_and_take_the_place_of_their_equals(tmp_path):

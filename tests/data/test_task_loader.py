@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from loader_cases import assert_equal, take
 
 from memcomp import config as config_lib
 from memcomp import errors
@@ -40,16 +41,6 @@ def make(name, *, split="train", shuffle=True, batch_size=4, **changes):
     shuffle=shuffle,
     local_rows=local_rows,
   )
-
-
-def take(iterator, count):
-  return [next(iterator) for _ in range(count)]
-
-
-def assert_equal(first, second):
-  for a, b in zip(first, second, strict=True):
-    for x, y in zip(a, b, strict=True):
-      np.testing.assert_array_equal(x, y)
 
 
 @every
