@@ -140,8 +140,8 @@ class TrainingConfig:
       state: the final state of the row at the same index one step before. There
       is no gradient into it, and its text may be unrelated. The memory then
       learns to continue from states older than a row. The draw depends only on
-      `seed` and the step; other rows start as usual. Growing memories keep the
-      newest of their `max_length` tokens.
+      `seed` and the step; other rows start as usual. Full attention keeps the
+      newest of its `max_length` tokens, which must hold a row.
     init_from: run, export or Hugging Face checkpoint that provides a new run's
       initial parameters; "" draws them. A run with a checkpoint resumes from
       that instead.

@@ -76,16 +76,47 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
 
 
 def one_width(call: Any) -> Any:
-  """Widens float16, and float32 where something of the call is float64.
+  """Widens float16, and every float where something of the call is float64.
 
-  float16 becomes float32, as its range is too small for states. Both become
-  float64 beside it. bfloat16 stays, because products are computed in it.
+  float16 becomes float32, as its range is too small for states. bfloat16 stays
+  beside float32, because products are computed in it.
   """
   wide = accumulation_dtype(*jax.tree.leaves(call))
+  narrow = [jnp.float16, jnp.float32]
+  if wide == jnp.float64:
+    narrow.append(jnp.bfloat16)
   return jax.tree.map(
-    lambda x: x.astype(wide) if x.dtype in (jnp.float16, jnp.float32) else x,
-    call,
+    lambda x: x.astype(wide) if x.dtype in narrow else x, call
   )
+
+
+def varying(tree: Any) -> frozenset[str]:
+  """Returns the mesh axes of a `shard_map` over which any of the arrays varies.
+
+  It is empty outside of one, and with `check_vma=False`.
+  """
+
+  def of(x):
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
+    return kind.vma if manual is None else manual.varying
+
+  return frozenset().union(*map(of, jax.tree.leaves(tree)))
+
+
+def vary_like(tree: Any, given: Any) -> Any:
+  """Marks arrays in a `shard_map` as varying over the mesh axes of others.
+
+  Scans require that their carry varies as their inputs do, and a fresh state
+  does not.
+  """
+  over = varying(given)
+
+  def one(leaf):
+    missing = tuple(over - varying(leaf))
+    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(one, tree)
 
 
 def like(state: Any, given: Any) -> Any:

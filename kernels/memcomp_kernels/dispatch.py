@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from memcomp_kernels import contract
+
 _logger = logging.getLogger("memcomp")
 
 PREFERENCE = {
@@ -35,6 +37,7 @@ KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
 
 They have no float64. Their own tests compare them with the XLA form.
 """
+_UNTYPED = ("library_tpu", "mosaic_gpu", "library_gpu")
 NAMES = ("reference", "xla_chunked", *KERNELS)
 
 
@@ -208,6 +211,11 @@ class Implementations:
     given = jax.tree.leaves((call.state, call.inputs, call.reset_state))
     if name in KERNELS and any(x.dtype == "float64" for x in given):
       return "it has no float64"
+    if name in _UNTYPED and contract.varying(given):
+      return (
+        "in a shard_map it needs check_vma=False, for its results do not say"
+        " over which mesh axes they vary"
+      )
     takers = self.options.get("tiling", ())
     if call.tiling not in (None, type(call.tiling)()) and name not in takers:
       return f"it has no {call.tiling}: leave tiling out"

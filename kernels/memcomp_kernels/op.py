@@ -121,7 +121,7 @@ class Op:
       if self.make_state is not None:
         common = {name: sizes.pop(name, None) for name in shapes.SIZES}
         made = shapes.StateSizes(**common, dtype=dtype)
-        return _own_buffers(self.make_state(spec, made, **sizes))
+        return _own_buffers(self.make_state(spec, made, **sizes), sizes)
       if self.check is not None:
         self.check(spec, sizes, None)
       return shapes.zeros(self.State, spec, sizes, dtype)
@@ -158,22 +158,14 @@ class Op:
     inputs: Any,
     *,
     spec: Any,
-    segment_ids: jax.Array | None = None,
-    reset_state: Any = None,
-    max_position: int | None = None,
+    **options: Any,
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time. This is the definition of the memory.
 
     Arguments and results are those of `chunk`.
     """
     return self.chunk(
-      state,
-      inputs,
-      spec=spec,
-      segment_ids=segment_ids,
-      reset_state=reset_state,
-      max_position=max_position,
-      implementation="reference",
+      state, inputs, spec=spec, **options, implementation="reference"
     )
 
   def chunk(
@@ -272,10 +264,12 @@ class Op:
       elif reset_state is not None:
         check.arrays(reset_state, label="reset_state.", floats=32)
       if 0 in inputs.query.shape[:3]:
-        return state, self._nothing(state, inputs, spec), None
+        y = self._nothing(state, inputs, spec)
+        return jax.tree.map(jnp.asarray, state), y, None
       dtype, given = inputs.query.dtype, state
-      state, inputs, reset_state = contract.one_width(
-        (state, inputs, reset_state)
+      arrays = contract.one_width((state, inputs, reset_state, segment_ids))
+      state, inputs, reset_state, segment_ids = contract.vary_like(
+        arrays, arrays
       )
       call = dispatch.Call(
         state, inputs, spec, segment_ids, reset_state, max_position, tiling
@@ -337,9 +331,10 @@ class Op:
         given |= {k: max(1, check.sizes[x]) for k, x in self.room.items()}
         dtype = contract.accumulation_dtype(*jax.tree.leaves(inputs))
         state = self.init_state(spec, dtype=dtype, **given | options)
-        max_position = 0
         if reset_state is contract.FRESH:
           reset_state = None  # `state` is fresh
+        if reset_state is None or segment_ids is None:
+          max_position = 0  # else it also bounds what `reset_state` has seen
       elif options:
         raise TypeError(
           f"{self.name}: {', '.join(options)}: for a fresh state alone, and a"
@@ -387,9 +382,9 @@ def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _own_buffers(state: Any) -> Any:
+def _own_buffers(state: Any, given: Any) -> Any:
   """Gives each array of the state its own buffer, as donation requires."""
-  seen: set[int] = set()
+  seen = set(map(id, jax.tree.leaves(given)))
 
   def own(x):
     again = id(x) in seen and not isinstance(x, jax.core.Tracer)

@@ -72,23 +72,3 @@ def _explicit_mesh(tree: Any) -> Any:
     if AxisType.Explicit in mesh.axis_types:
       return mesh
   return None
-
-
-def vary_like(x: jax.Array, tree: Any) -> Any:
-  """Marks arrays in a `shard_map` as varying over the same mesh axes as x.
-
-  The scan over chunks requires that its carry varies as its inputs do.
-  """
-
-  def varying(leaf):
-    kind = jax.typeof(leaf)
-    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
-    return kind.vma if manual is None else manual.varying
-
-  over = varying(x)
-
-  def one(leaf):
-    missing = tuple(over - varying(leaf))
-    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-  return jax.tree.map(one, tree)

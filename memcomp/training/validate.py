@@ -7,8 +7,9 @@ import jax
 from memcomp import config as config_lib
 from memcomp import errors, limits, sharding
 from memcomp.data import sources
+from memcomp.layers import softmax_attention
 from memcomp.models import abstract
-from memcomp.training import optimizer
+from memcomp.training import optimizer, passing
 from memcomp_kernels import dispatch
 
 _AT_LEAST_ONE = (
@@ -229,6 +230,23 @@ def _check_batch(config: config_lib.Config) -> None:
       "training.carry_state needs rows that continue one another, but "
       f"data.packing = {config.data.packing!r}; set data.packing to stream"
     )
+  if passing.keeps_state(config):
+    _check_room(config)
+
+
+def _check_room(config: config_lib.Config) -> None:
+  """Checks that a state that rows pass on has room for a row."""
+  rows = config.data.sequence_length
+  for name, mixer in config.model.mixers.items():
+    if not isinstance(mixer, softmax_attention.SoftmaxAttentionConfig):
+      continue
+    if mixer.max_length < rows and not mixer.window_size:
+      raise errors.UserError(
+        f"model.mixers.{name}.max_length = {mixer.max_length} tokens is the"
+        " room of a state that rows pass on, and data.sequence_length ="
+        f" {rows}: attention would forget within a row; set max_length to"
+        f" {rows} or more"
+      )
 
 
 def _check_start(training: config_lib.TrainingConfig) -> None:

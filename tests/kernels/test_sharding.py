@@ -57,3 +57,33 @@ def test_eight_devices_equal_one(name, packed, gradient):
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
   for collective in ("all-gather", "all-reduce", "all-to-all"):
     assert collective not in lowered  # rows and heads are independent
+
+
+@pytest.mark.parametrize("name", ["trellis", "delta_rule"])
+@pytest.mark.parametrize(("batch", "time"), [(0, 4), (2, 0)])
+def test_nothing_over_shards_of_time(name, batch, time):
+  """The two strategies that pass states on; no rows, then no tokens."""
+  memory = memories.MEMORIES[name]
+  spec = memory.specs[memory.typical[0]]
+  sizes = {"heads": 2, "key_dim": 4, "value_dim": 4}
+  key = jax.random.key(0)
+  inputs = memory.make_inputs(key, spec, batch=2, time=4, **sizes)
+  inputs = jax.tree.map(lambda x: x[:batch, :time], inputs)
+  state = memory.make_state(key, spec, batch=2, **sizes)
+  state = jax.tree.map(lambda x: x[:batch], state)
+  chunk = shard.shard_chunk(
+    memory.op.chunk,
+    batch_axes=(),
+    head_axes=(),
+    time_axis="time",
+    mesh=jax.make_mesh((2,), ("time",)),
+    over_time=memory.op.pass_state(spec),
+  )
+  for ids in (None, jax.numpy.ones((batch, time), "int32")):
+    after, y = jax.eval_shape(
+      functools.partial(chunk, spec=spec, segment_ids=ids, reset_state=state),
+      state,
+      inputs,
+    )
+    assert y.shape[:2] == (batch, time)
+    assert jax.tree.map(np.shape, after) == jax.tree.map(np.shape, state)

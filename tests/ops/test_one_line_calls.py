@@ -277,6 +277,30 @@ def test_one_part_in_float64_makes_the_call_float64(name, wide):
     assert [x.dtype for x in jax.tree.leaves(after)] == dtypes
 
 
+@pytest.mark.parametrize("name", memories.MEMORIES)
+def test_bfloat16_beside_float64(name):
+  """Gates that NumPy has made in float64, and all else in bfloat16."""
+  memory = memories.MEMORIES[name]
+  sizes = {"batch": 1, "heads": 2, "key_dim": 4, "value_dim": 4}
+  products = ("query", "key", "value")
+  for spec in memory.specs.values():
+    with jax.enable_x64(True):
+      key = jax.random.key(0)
+      inputs = memory.make_inputs(key, spec, time=5, **sizes)
+      narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
+      inputs = inputs._replace(**narrow)
+      state = memory.make_state(key, spec, **sizes)
+
+      def loss(inputs, state=state, spec=spec):
+        _, y = memory.op.chunk(
+          state, inputs, spec=spec, implementation="xla_chunked"
+        )
+        assert y.dtype == jnp.bfloat16
+        return jnp.sum(y.astype(jnp.float32))
+
+      jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
+
+
 def _as_float32(x):
   return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
 
@@ -324,6 +348,25 @@ def test_a_step_refuses_a_state_of_another_spec():
       jax.tree.map(lambda x: x[:, 0], inputs),
       spec=trellis.Spec(chunk_size=2),
     )
+
+
+def test_segments_start_from_a_prompt_that_is_longer_than_the_call():
+  """A fresh state says nothing of how much `reset_state` has seen."""
+  case = op_cases.CASES["key_value_means"]
+  prompt = case.inputs()
+  arrays = case.arrays(jax.tree.map(lambda x: x[:, :HALF], prompt))
+
+  @jax.jit
+  def run(prompt, arrays):
+    form = {"implementation": "reference"}
+    _, state = case(case.arrays(prompt), **form)
+    call = functools.partial(case, arrays, segment_ids=IDS, reset_state=state)
+    return call()[0], call(**form)[0], state
+
+  found, expected, state = run(prompt, arrays)
+  errors.assert_close(found, expected, tolerances.VALUE["float32"], "y")
+  # Not of a traced state, whose count can be read.
+  case(arrays, segment_ids=IDS, reset_state=state, implementation="reference")
 
 
 @pytest.mark.parametrize("number", [5, -5])

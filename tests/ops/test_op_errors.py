@@ -279,6 +279,14 @@ def test_sizes_of_numpy_and_no_tokens():
   assert nothing.shape == (2, 0, 4, 7)
 
 
+def test_a_saved_state_and_no_tokens():
+  """What comes back is an array of JAX, as from every other call."""
+  state = gated_delta_rule.init_state(batch=2, heads=4, key_dim=5, value_dim=7)
+  none = [x[:, :0] for x in (q, k, v, g, beta)]
+  _, after = gated_delta_rule(*none, state=jax.device_get(state))
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(after))
+
+
 def test_what_the_ops_ask_for_is_asked_by_chunk_as_well():
   inputs = gated_delta_rule.Inputs(q, k, v, g[..., None], beta[..., None])
   call = {"spec": gated_delta_rule.Spec(), "segment_ids": ids}

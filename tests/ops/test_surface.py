@@ -202,6 +202,21 @@ def test_a_donated_state():
   call(state)
 
 
+def test_a_fresh_state_has_arrays_of_its_own():
+  """Donating it leaves the first memory that it was made of."""
+  memory = jnp.ones((1, 2, 3, 4))
+  state = memcomp_kernels.trellis.init_state(
+    memcomp_kernels.trellis.Spec(num_slots=3),
+    batch=1,
+    heads=2,
+    key_dim=4,
+    value_dim=4,
+    key_memory=memory,
+  )
+  jax.jit(lambda state: state, donate_argnums=0)(state)
+  assert not memory.is_deleted()
+
+
 def test_fresh_over_a_mesh():
   """`FRESH` is made of all heads before rows and heads are cut.
 

@@ -15,8 +15,11 @@ import op_cases
 import pytest
 import rotation
 from jax import export
+from jax.sharding import AxisType, PartitionSpec
 
-from memcomp_kernels import FRESH, derivative, lattice
+from memcomp_kernels import FRESH, derivative, gated_delta_rule, lattice
+from memcomp_kernels.pallas_gpu import device as gpu
+from memcomp_kernels.pallas_tpu import device as tpu
 from memcomp_kernels.testing import errors, gradients, tolerances
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "use.md"
@@ -95,6 +98,80 @@ def test_donated_states(name):
   errors.assert_close(found, expected, tolerances.VALUE["float32"], name)
   floats = filter(gradients.is_float, jax.tree.leaves(given))
   assert any(x.is_deleted() for x in floats)
+
+
+@pytest.mark.parametrize("name", op_cases.CASES)
+def test_in_the_callers_shard_map(name):
+  """JAX checks there what varies over the mesh, and loops must agree."""
+  case = op_cases.CASES[name]
+  inputs = jax.tree.map(lambda x: x[:, :TIME], case.inputs())
+  mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+  rows = PartitionSpec("data")
+
+  def loss(arrays, ids):
+    run = jax.shard_map(
+      lambda arrays, ids: case(arrays, segment_ids=ids)[0],
+      mesh=mesh,
+      in_specs=rows,
+      out_specs=rows,
+    )
+    return jnp.sum(run(arrays, ids))
+
+  for ids in (None, IDS):
+    jax.eval_shape(jax.grad(loss), case.arrays(inputs), ids)
+
+
+def test_numbers_in_the_callers_shard_map():
+  case = op_cases.CASES["gated_delta_rule"]
+  arrays = case.arrays(jax.tree.map(lambda x: x[:, :TIME], case.inputs()))
+  mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+  rows = PartitionSpec("data")
+
+  def run(arrays, ids):
+    return case(arrays, segment_ids=ids)[0]
+
+  sharded = jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows)
+  found = jax.jit(sharded)(arrays, IDS)
+  expected = jax.jit(run)(arrays, IDS)
+  errors.assert_close(found, expected, tolerances.SHARDED, "y")
+
+
+@pytest.mark.parametrize(
+  ("platform", "name", "context"),
+  [
+    ("tpu", "mosaic_tpu", tpu.compiled),
+    ("gpu", "mosaic_gpu", gpu.lowered),
+  ],
+)
+def test_kernels_in_the_callers_shard_map(platform, name, context):
+  """A TPU's say over what their results vary; a GPU's ask not to check it."""
+  q = jnp.ones((2, 128, 1, 128), jnp.bfloat16)
+  g = -jnp.ones((2, 128, 1))
+  mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+  rows = PartitionSpec("data")
+
+  def run(implementation, check):
+    call = functools.partial(gated_delta_rule, implementation=implementation)
+    with context():
+      return jax.eval_shape(
+        jax.shard_map(
+          lambda q, g: call(q, q, q, g=g, beta=-g)[0],
+          mesh=mesh,
+          in_specs=rows,
+          out_specs=rows,
+          check_vma=check,
+        ),
+        q,
+        g,
+      )
+
+  run(name, False)
+  if platform == "tpu":
+    run(name, True)
+    return
+  with pytest.raises(NotImplementedError, match="needs check_vma=False"):
+    run(name, True)
+  run((name, "xla_chunked"), True)
 
 
 @CASES

@@ -168,11 +168,14 @@ def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
   assert 0.15 < np.sqrt(np.mean(update**2)) < 0.25
 
 
-def _taken(name):
+def _taken(name, **options):
   """Last names of the parameters that Muon updates in a model, by layer."""
-  config = dataclasses.replace(
-    comparison.language_model(name), tied_embeddings=False
-  )
+  config = comparison.language_model(name)
+  mixers = {
+    name: dataclasses.replace(mixer, **options)
+    for name, mixer in config.mixers.items()
+  }
+  config = dataclasses.replace(config, tied_embeddings=False, mixers=mixers)
   flat = nnx.to_flat_state(abstract.model_of(config).masks.in_layers)
   return {path[2:] for path, chosen in flat if chosen}
 
@@ -189,3 +192,8 @@ def test_muon_updates_matrices_of_layers():
 def test_muon_updates_nothing_but_kernels(name):
   # The gates of two-pass delta are kernels, one for each pass.
   assert {path[-1] for path in _taken(name)} <= {"kernel", "gates"}
+
+
+def test_muon_spreads_the_keys_of_slots():
+  taken = _taken("tensor_cache", num_slots=4) - _taken("tensor_cache")
+  assert taken == {("mixer", "slot_keys")}

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import jax
@@ -6,6 +7,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
+from memcomp.layers import registry
 from memcomp.training import validate
 
 
@@ -121,6 +123,25 @@ def test_fields_that_must_agree():
   config.optimizer.name, config.optimizer.base_width = "muon", 64
   with pytest.raises(errors.UserError, match="set base_width to 0, or"):
     validate.check(config)
+
+
+def test_attention_that_would_forget_within_a_row():
+  """A state that rows pass on has a room of its own, which a row must fit."""
+  config = training_cases.tiny()
+  mixer = registry.config_of("softmax_attention")
+  config.training.state_passing = 0.5
+  rows = config.data.sequence_length
+  config.model = dataclasses.replace(
+    config.model, mixers={"memory": mixer(heads=1, max_length=rows)}
+  )
+  validate.check(config)
+  config.model = dataclasses.replace(
+    config.model, mixers={"memory": mixer(heads=1, max_length=rows - 1)}
+  )
+  with pytest.raises(errors.UserError, match=f"set max_length to {rows} or"):
+    validate.check(config)
+  config.training.state_passing = 0
+  validate.check(config)
 
 
 def test_rows_that_do_not_divide_over_the_mesh():

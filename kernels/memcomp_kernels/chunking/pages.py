@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import derivative
+from memcomp_kernels import contract, derivative
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import solver
@@ -64,8 +64,10 @@ def _run(form, engine, operands, pages, page, carry, save):
   return engine.forward(form, pages.layout(page), operands, save)
 
 
-def _zeros(tree: Any) -> Any:
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+def _zeros(tree: Any, operands: Any) -> Any:
+  """Returns zeros shaped like `tree`, as the carry of a loop over pages."""
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+  return contract.vary_like(zeros, operands)
 
 
 def forward(
@@ -80,7 +82,8 @@ def forward(
   carry = operands.memories, operands.chunk_start
   run = functools.partial(_run, form, engine, operands, pages)
   result, saved = _zeros(
-    jax.eval_shape(lambda carry: run(jnp.int32(0), carry, save), carry)
+    jax.eval_shape(lambda carry: run(jnp.int32(0), carry, save), carry),
+    operands,
   )
   result = result._replace(memories=carry[0], chunk_start=carry[1])
 
@@ -122,7 +125,7 @@ def backward(
       result, saved = _run(form, engine, operands, pages, page, carry, True)
       return result.memories, saved
 
-    state = operands.memories, _zeros(saved)
+    state = operands.memories, _zeros(saved, operands)
     return lax.fori_loop(jnp.maximum(page - 1, 0), page + 1, body, state)[1]
 
   def body(state):
@@ -143,7 +146,7 @@ def backward(
     }
     return page - 1, d._replace(**sums)
 
-  d = _zeros(operands)._replace(
+  d = _zeros(operands, operands)._replace(
     memories=cotangents.memories, chunk_start=cotangents.chunk_start
   )
   return lax.while_loop(

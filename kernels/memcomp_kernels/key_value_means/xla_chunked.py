@@ -84,6 +84,7 @@ def _scan_tiles(options, capacity, state, reset, laid):
       return run(state, reset, laid)
     value = inputs.value
     outputs = jnp.zeros(value.shape, inputs.query.dtype)
+    outputs = contract.vary_like(outputs, value)
     return lax.cond(
       jnp.any(present),
       lambda state: run(state, reset, laid),

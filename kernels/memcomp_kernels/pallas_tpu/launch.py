@@ -12,6 +12,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from memcomp_kernels import contract
 from memcomp_kernels.pallas_tpu import device
 
 LIMIT = 64 * 2**20
@@ -103,6 +104,8 @@ def run(
   def of(arrays):
     return _flat({k: specs[k] for k in arrays})
 
+  given = *before.values(), *_flat(operands)
+  given = contract.vary_like(given, given)
   parallel = ("parallel",) * (len(grid) - sequential)
   outputs = pl.pallas_call(
     kernel,
@@ -113,14 +116,14 @@ def run(
       out_specs=of(results),
       scratch_shapes=_flat(scratch),
     ),
-    out_shape=_flat(results),
+    out_shape=_varying(_flat(results), given[0]),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=parallel + ("arbitrary",) * sequential,
       vmem_limit_bytes=LIMIT,
     ),
     name=name,
     interpret=device.interpret(),
-  )(*before.values(), *_flat(operands))
+  )(*given)
   structure = jax.tree.structure(list(results.values()))
   outputs = jax.tree.unflatten(structure, outputs)
   return dict(zip(results, outputs, strict=True))
@@ -129,6 +132,16 @@ def run(
 def struct(x: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
   """Returns the shape and dtype of x, or its shape in another dtype."""
   return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def _varying(shapes: list[Any], given: jax.Array) -> list[Any]:
+  """Returns the shapes of results that, in a `shard_map`, vary as `given`."""
+  kind = jax.typeof(given)
+  if hasattr(kind, "manual_axis_type"):  # from jax 0.12 on
+    varies = {"manual_axis_type": kind.manual_axis_type}
+  else:
+    varies = {"vma": kind.vma}
+  return [jax.ShapeDtypeStruct(x.shape, x.dtype, **varies) for x in shapes]
 
 
 def _flat(named: Named) -> list[Any]:

@@ -50,8 +50,8 @@ def shard_chunk(
       heads]`, or None in their place.
 
   Returns:
-    A function of the same signature. Without a mesh or on one device it calls
-    `chunk` directly.
+    A function of the same signature. Without a mesh, on one device, and
+    without rows or tokens it calls `chunk` directly.
 
   Raises:
     ValueError: from the returned function, if the mesh axes do not divide
@@ -68,7 +68,8 @@ def shard_chunk(
     **keywords: Any,
   ) -> tuple[Any, ...]:
     in_use = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    if in_use.empty or in_use.size == 1:
+    nothing = 0 in jax.tree.leaves(inputs)[0].shape[:2]
+    if in_use.empty or in_use.size == 1 or nothing:
       return chunk(
         state,
         inputs,
