@@ -10,7 +10,6 @@ from absl import flags
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import tile as delta_rule
 from memcomp_kernels.key_value_means import budgets
@@ -107,6 +106,11 @@ class Case:
   def time(self) -> int:
     """Tokens of a row; Key-Value Means is counted by a tile."""
     return self.chunk if self.memory == "key_value_means" else TIME
+
+  @property
+  def layout(self) -> layout_lib.Layout:
+    """Of whole tiles."""
+    return layout_lib.Layout(self.batch, self.time, self.chunk)
 
   @property
   def trips(self) -> int:
@@ -236,7 +240,7 @@ def trips_of_xla(case: Case) -> tuple[int, ...]:
   """Of the loops of the XLA form, the outermost first."""
   if case.memory == "key_value_means":
     return (1,)
-  tile = case.form(tile_scan.ENGINE).tile_time
+  tile = case.form(form_lib.ENGINE).tile_time
   inner = (tile,) if case.memory.endswith("-token") else ()
   return TIME // tile, *inner
 
@@ -283,7 +287,7 @@ def key_value_means_tile(case: Case, run: Callable) -> tuple[Callable, tuple]:
 
 def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
   """As `kernel_alone`."""
-  form, layout = case.form(case.engine), layout_lib.aligned(case.chunk)
+  form, layout = case.form(case.engine), case.layout
   plans = []
 
   def packed():
@@ -313,7 +317,7 @@ def _lattice_alone(case: Case) -> tuple[Callable, tuple]:
 
 def _lattice_chunk_alone(case: Case) -> tuple[Callable, tuple]:
   """As `kernel_alone`: the XLA form of decays out of range stands beside it."""
-  form, layout = case.form(case.engine), layout_lib.aligned(case.chunk)
+  form, layout = case.form(case.engine), case.layout
   plans = []
 
   def packed():

@@ -39,8 +39,6 @@ from tpu_cases import Case
 
 from memcomp_kernels import aot
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.key_value_means import tile as key_value_means_tile
 from memcomp_kernels.key_value_means.pallas_tpu import (
   engine as key_value_means_tpu,
@@ -74,7 +72,7 @@ _GROWTH = 1.05  # of cycles, before a comparison fails
 
 def functions(case: Case, engine: form_lib.Engine):
   """The forward and the backward pass of whole chunks."""
-  form, layout = case.form(engine), layout_lib.aligned(case.chunk)
+  form, layout = case.form(engine), case.layout
 
   def forward(operands):
     save = case.direction != "forward"
@@ -102,7 +100,7 @@ def whole_pass(case: Case, *, xla: bool = False) -> tuple[Callable, tuple]:
   if case.memory == "key_value_means":
     run = key_value_means_tile.run if xla else key_value_means_tpu.run
     return tpu_cases.key_value_means_tile(case, run)
-  engine = tile_scan.ENGINE if xla else case.engine
+  engine = form_lib.ENGINE if xla else case.engine
   function = functions(case, engine)[case.direction == "backward"]
   return function, arguments(case, engine)
 
@@ -201,7 +199,7 @@ def error(case: Case) -> float:
     cotangents = cotangents._replace(chunk_start=unread)
     return backward(operands, saved, cotangents).inputs
 
-  truth = jax.jit(lambda x: run(tile_scan.ENGINE, x))(wide)
+  truth = jax.jit(lambda x: run(form_lib.ENGINE, x))(wide)
   with device.interpreted():
     ours = jax.jit(lambda x: run(case.engine, x))(given)
   pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True)

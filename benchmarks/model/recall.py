@@ -27,6 +27,7 @@ import recall_training
 from absl import app, flags
 
 from memcomp.layers import registry
+from memcomp.training import optimizer
 
 _MIXERS = flags.DEFINE_list("mixers", None, "Mixers; default all there are.")
 _HEAD_DIMS = flags.DEFINE_list(
@@ -38,6 +39,7 @@ _VOCAB = flags.DEFINE_integer("vocab", 66, "Token ids.")
 _STEPS = flags.DEFINE_integer("steps", 500, "Updates.")
 _BATCH = flags.DEFINE_integer("batch", 32, "Rows an update.")
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak learning rate.")
+_OPTIMIZER = flags.DEFINE_enum("optimizer", "adamw", optimizer.NAMES, "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each model.")
 _OPTIONS = flags.DEFINE_string(
   "options", "{}", "Options of the mixers that are not the usual, as JSON."
@@ -167,6 +169,7 @@ def main(argv):
     steps=_STEPS.value,
     batch=_BATCH.value,
     learning_rate=_RATE.value,
+    optimizer=_OPTIMIZER.value,
   )
   path, out = pathlib.Path(_RUNS.value), pathlib.Path(_OUT.value)
   of_task = json.loads(json.dumps(dataclasses.asdict(task)))
@@ -197,10 +200,16 @@ def _mean(run: Run, task: Task) -> float:
 def _read(path: pathlib.Path, of_task: Run) -> list[Run]:
   """Finished models of the same task, after however many updates."""
   lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  runs = [{"options": {}} | json.loads(line) for line in lines]
+  runs = [_said(json.loads(line)) for line in lines]
   return [
     run for run in runs if run["task"] | {"steps": 0} == of_task | {"steps": 0}
   ]
+
+
+def _said(run: Run) -> Run:
+  """A run, with what the oldest lines leave unsaid."""
+  task = {"optimizer": "adamw"} | run["task"]
+  return {"options": {}} | run | {"task": task}
 
 
 def _longest(runs: list[Run]) -> list[Run]:

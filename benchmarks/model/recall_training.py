@@ -15,8 +15,10 @@ import optax
 from absl import logging
 from flax import nnx
 
+from memcomp import config as config_lib
 from memcomp.data.synthetic import mqar
-from memcomp.models import decoder, small
+from memcomp.models import abstract, decoder, small
+from memcomp.training import optimizer as optimizer_lib
 
 FRESH_ROWS = 512
 _WARMUP = 50
@@ -33,6 +35,7 @@ class Task:
   steps: int
   batch: int
   learning_rate: float
+  optimizer: str = "adamw"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,31 @@ def rows_at(task: Task, step: int) -> tuple[int, int, int]:
   return task.batch * task.length // length, length, task.pairs[0]
 
 
+def make_optimizer(
+  config: decoder.DecoderConfig, task: Task
+) -> optax.GradientTransformation:
+  """AdamW, or Muon for the matrices of layers and AdamW for all else."""
+  warmup = min(_WARMUP, task.steps // 4)
+  if task.optimizer != "adamw":
+    settings = config_lib.OptimizerConfig(
+      name=task.optimizer,
+      learning_rate=task.learning_rate,
+      final_learning_rate=0.0,
+      warmup_steps=warmup,
+      b2=0.98,
+      weight_decay=0.1,
+      clip_norm=1.0,
+    )
+    masks = abstract.model_of(config).masks
+    return optimizer_lib.make(settings, task.steps, masks)
+  rate = optax.warmup_cosine_decay_schedule(
+    0.0, task.learning_rate, warmup, task.steps
+  )
+  return optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.1)
+  )
+
+
 def stack(trees: list[Any]) -> Any:
   """Stacks equal trees on a new first axis."""
   return jax.tree.map(
@@ -115,13 +143,7 @@ def train(
 
   made = [fresh_params(seed) for seed in seeds]
   graph, params = made[0][0], stack([params for _, params in made])
-  warmup = min(_WARMUP, task.steps // 4)
-  rate = optax.warmup_cosine_decay_schedule(
-    0.0, task.learning_rate, warmup, task.steps
-  )
-  optimizer = optax.chain(
-    optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.1)
-  )
+  optimizer = make_optimizer(config, task)
 
   def logits_of(params, inputs):
     return nnx.merge(graph, params)(inputs)

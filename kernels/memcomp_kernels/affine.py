@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import matmul
+from memcomp_kernels.math import decay, matmul
 
 
 class Tile(NamedTuple):
@@ -87,6 +87,45 @@ def _run_wide(memories, starts, prepared: Tile, complete, spec, tiling):
 def _run_tile(memories, starts, prepared: Tile, *rest):
   memories, output, _ = _run_wide(memories, starts, prepared, *rest)
   return memories, output.astype(prepared.query.dtype), None
+
+
+def outer_tile(
+  query: jax.Array,
+  key: jax.Array,
+  written: jax.Array,
+  log_decay: jax.Array,
+) -> Tile:
+  """Returns the tile of a memory that sums decayed outer products.
+
+    A_t = a_t A_{t-1} + k_t (x) u_t,      y_t = q_t A_t
+
+  With A before the tile, and mu and Omega of `math.decay`,
+
+    Y = diag(mu) Q A + (Omega * (Q K^T)) U
+    A <- mu_C A + K^T diag(Omega_C) U
+
+  Args:
+    query: `[batch, groups, tile, key]`, in the dtype of products.
+    key: `[batch, groups, tile, key]`.
+    written: U, `[batch, heads, tile, value]`, float32 or wider.
+    log_decay: `[batch, heads, tile]`, <= 0.
+  """
+  dtype, groups = query.dtype, query.shape[1]
+  factors = decay.decay_factors(log_decay)
+  scores = matmul.product("bgtk,bgik->bgti", query, key, dtype)
+  share = split_heads(factors.between, groups) * scores[:, :, None]
+  output = matmul.product(
+    "bgnti,bgniv->bgntv", share, split_heads(written, groups), dtype
+  )
+  return Tile(
+    write=factors.to_end[..., None] * written,
+    erase=None,
+    key=key,
+    query=query,
+    log_scale=decay.running_sums(log_decay).total,
+    output=join_heads(output),
+    total=factors.total,
+  )
 
 
 def run(

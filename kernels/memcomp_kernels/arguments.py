@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Container, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,20 +33,6 @@ output_final_state: if False the state is returned as None."""
 """The arguments of every direct call besides arrays and fields of the Spec."""
 
 
-class Bound(NamedTuple):
-  """The sorted arguments of a direct call.
-
-  Attributes:
-    inputs: the op's `Inputs`.
-    spec: the op's `Spec`.
-    options: options of `init_state`, by name.
-  """
-
-  inputs: Any
-  spec: Any
-  options: dict[str, Any]
-
-
 def names(op: Any) -> dict[str, str]:
   """Maps names in a direct call to fields of `Inputs`, in the call's order."""
   short = NAMES | dict(op.names)
@@ -58,12 +44,17 @@ def names(op: Any) -> dict[str, str]:
   return {name: found[name] for name in op.order} | found
 
 
-def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
+def bind(
+  op: Any, arrays: tuple, keywords: Mapping[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
   """Sorts the arguments of a direct call.
 
   Fields of the Spec that are not given are inferred from the arrays. These are
   sizes (`num_slots`), their quotients (`heads_per_group`) and flags that tell
   whether an array exists (`forget_gate`).
+
+  Returns:
+    The op's `Inputs`, its `Spec`, and options of `init_state` by name.
 
   Raises:
     TypeError: an argument is unknown, missing, given twice or of a wrong type;
@@ -104,7 +95,7 @@ def bind(op: Any, arrays: tuple, keywords: Mapping[str, Any]) -> Bound:
     meaning = op.Spec(**dict(op.fixed) | found | spec)
   except TypeError as error:
     raise TypeError(f"{op.name}: {error}") from None
-  return Bound(_inputs(op, given, meaning), meaning, options)
+  return _inputs(op, given, meaning), meaning, options
 
 
 def _spec_fields(op: Any) -> dict[str, dataclasses.Field]:
@@ -209,9 +200,7 @@ def signature(op: Any) -> inspect.Signature:
     if name in op.order:
       kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     annotation: Any = Annotated[jax.Array, " ".join(_axes(op, field))]
-    default = inspect.Parameter.empty
-    if field.optional or (field.condition and not _unused(op, field)):
-      default = None if _may_miss(op, field) else default
+    default = None if _may_miss(op, field) else inspect.Parameter.empty
     parameters.append(
       inspect.Parameter(name, kind, default=default, annotation=annotation)
     )

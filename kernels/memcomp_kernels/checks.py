@@ -103,9 +103,10 @@ def bound(op: Any, max_position: Any) -> None:
 def position(op: Any, state: Any, max_position: int | None) -> None:
   """Raises ValueError if `max_position` is no bound, or known to be too low."""
   bound(op, max_position)
-  if max_position is None or "max_position" not in op.implementations.options:
+  count = None if op.chunks else getattr(state, "position", None)
+  if max_position is None or count is None:
     return
-  read = greatest(state.position)
+  read = greatest(count)
   if read is not None and read > max_position:
     raise ValueError(
       f"{op.name}: the state has seen {read} tokens, more than the bound that"
@@ -122,7 +123,7 @@ def fresh(op: Any, state: Any) -> None:
     )
 
 
-def place(op: Any, state: Any, spec: Any) -> None:
+def chunk_position(op: Any, state: Any, spec: Any) -> None:
   """Raises ValueError if a state is known to be of a longer chunk."""
   if not op.chunks or state.position is None:
     return

@@ -5,7 +5,7 @@ default promotion, whatever setting the caller's program uses. They need this
 because JAX traces a backward pass outside of the call that it belongs to.
 Second, forward-mode differentiation, which such functions do not have, raises
 an error that says what to do. Second derivatives do the same where they do not
-exist (see `once`).
+exist (see `only_first`).
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
@@ -29,6 +30,19 @@ SECOND = (
   " rows, kernels and solvers per token; use one segment a row, or"
   ' implementation="reference"'
 )
+
+
+SAVED = "memories"
+"""Name, for `jax.checkpoint` policies, of a memory's saved values.
+
+These are its outputs, and what its gradient needs besides inputs. If a policy
+keeps them when it recomputes a layer, no tile is run forward again.
+"""
+
+
+def saved(tree: Any) -> Any:
+  """Gives arrays the name `SAVED`."""
+  return jax.tree.map(lambda x: checkpoint_name(x, SAVED), tree)
 
 
 def custom_vjp(
@@ -66,24 +80,25 @@ def custom_vjp(
   return call
 
 
-def once(tree: Any) -> Any:
-  """The identity, for rules of `custom_vjp` that have no derivative.
+def only_first(tree: Any) -> Any:
+  """The identity, whose derivative raises: for rules of `custom_vjp`.
 
   Kernels and loops of run-time length have none. JAX would raise only later,
   and its error would not say what to do.
   """
   return jax.tree.map(
-    lambda x: _once(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    lambda x: _only_first(x) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    tree,
   )
 
 
 @jax.custom_jvp
-def _once(x: jax.Array) -> jax.Array:
+def _only_first(x: jax.Array) -> jax.Array:
   return x
 
 
-@_once.defjvp
-def _once_jvp(primals, tangents):
+@_only_first.defjvp
+def _only_first_jvp(primals, tangents):
   del primals, tangents
   raise TypeError(SECOND)
 

@@ -24,21 +24,21 @@ from memcomp_kernels import contract
 
 _logger = logging.getLogger("memcomp")
 
-PREFERENCE = {
-  "tpu": ("mosaic_tpu", "library_tpu", "xla_chunked", "reference"),
-  "gpu": ("mosaic_gpu", "library_gpu", "xla_chunked", "reference"),
+_KERNELS = {
+  "tpu": ("mosaic_tpu", "library_tpu"),
+  "gpu": ("mosaic_gpu", "library_gpu"),
 }
-DEFAULT_PREFERENCE = ("xla_chunked", "reference")
+_EVERYWHERE = ("xla_chunked", "reference")
 _FIRST: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
   "preferred", default=()
 )
-KERNELS = ("mosaic_tpu", "library_tpu", "mosaic_gpu", "library_gpu")
+KERNELS = *_KERNELS["tpu"], *_KERNELS["gpu"]
 """Names of kernels that run on one platform only.
 
 They have no float64. Their own tests compare them with the XLA form.
 """
 _UNTYPED = ("library_tpu", "mosaic_gpu", "library_gpu")
-NAMES = ("reference", "xla_chunked", *KERNELS)
+NAMES = "reference", "xla_chunked", *KERNELS
 
 
 @contextlib.contextmanager
@@ -163,19 +163,18 @@ class Implementations:
     memory: name of the memory.
     functions: functions by name: `Call` -> (state, outputs) or (state, outputs,
       statistics).
-    options: maps `max_position` or `tiling` to the names of the functions that
-      read it.
+    tiling: names of the functions that read a `tiling`.
   """
 
   def __init__(
     self,
     memory: str,
-    options: dict[str, tuple[str, ...]] | None = None,
+    tiling: tuple[str, ...] = (),
     **functions: Callable,
   ):
     self.memory = memory
     self.functions = functions
-    self.options = options or {}
+    self.tiling = tiling
 
   def default(self, platform: str) -> str:
     """Returns the implementation that `platform` uses by default.
@@ -185,15 +184,15 @@ class Implementations:
     return next(self._preferred(platform))
 
   def _preferred(self, platform: str):
-    preferred = PREFERENCE.get(platform, DEFAULT_PREFERENCE)
-    for name in dict.fromkeys(_FIRST.get() + preferred):
+    preferred = *_KERNELS.get(platform, ()), *_EVERYWHERE
+    for name in dict.fromkeys((*_FIRST.get(), *preferred)):
       if name in self.functions:
         yield name
 
   def reason(self, platform: str) -> str:
     """Explains in one line why `default` returns what it does."""
     chosen = self.default(platform)
-    if chosen not in KERNELS and platform in PREFERENCE:
+    if chosen not in KERNELS and platform in _KERNELS:
       return f"no mosaic_{platform} kernel for {self.memory} yet"
     if isinstance(self.functions[chosen], Kernel):
       return f"fastest form on {platform}, for the calls that it can do"
@@ -216,8 +215,8 @@ class Implementations:
         "in a shard_map it needs check_vma=False, for its results do not say"
         " over which mesh axes they vary"
       )
-    takers = self.options.get("tiling", ())
-    if call.tiling not in (None, type(call.tiling)()) and name not in takers:
+    usual = call.tiling in (None, type(call.tiling)())
+    if not usual and name not in self.tiling:
       return f"it has no {call.tiling}: leave tiling out"
     function = self.functions[name]
     if isinstance(function, Kernel):

@@ -145,7 +145,7 @@ class Op:
     check.arrays(inputs, without=("time",))
     if self.check is not None:
       self.check(spec, check.sizes, state)
-    checks.place(self, state, spec)
+    checks.chunk_position(self, state, spec)
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       wide_state, wide_inputs = contract.one_width((state, inputs))
@@ -253,7 +253,7 @@ class Op:
     if self.check is not None:
       self.check(spec, check.sizes, state)
     checks.position(self, state, max_position)
-    checks.place(self, state, spec)
+    checks.chunk_position(self, state, spec)
     if segment_ids is not None and reset_state is None:
       checks.fresh(self, state)
     with contract.default_promotion():

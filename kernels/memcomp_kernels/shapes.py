@@ -122,9 +122,9 @@ class Check:
     sizes: all sizes known so far.
   """
 
-  def __init__(self, op: str, spec: Any, sizes: Sizes | None = None):
+  def __init__(self, op: str, spec: Any):
     self.op, self.spec = op, spec
-    self.sizes: Sizes = dict(sizes or {})
+    self.sizes: Sizes = {}
 
   def arrays(
     self,

@@ -9,14 +9,14 @@ from memcomp.layers import mlp, options, trellis
 from memcomp.layers import norm as norm_lib
 from memcomp.models import legacy_mixers
 from memcomp.models import pattern as pattern_lib
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels import derivative
 
 REMAT = {
   "none": None,
   "block": jax.checkpoint_policies.nothing_saveable,
   "mixer_out": jax.checkpoint_policies.save_only_these_names("mixer_out"),
   "memories": jax.checkpoint_policies.save_only_these_names(
-    "mixer_out", chunked.SAVED
+    "mixer_out", derivative.SAVED
   ),
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }

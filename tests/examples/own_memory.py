@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import Op, affine, contract, dispatch, outer
+from memcomp_kernels import Op, affine, contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.facts import Facts
 from memcomp_kernels.parallel import state_passing
@@ -59,7 +59,7 @@ def prepare(inputs: Inputs, spec: Spec, tiling: None) -> affine.Tile:
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   value, log_decay = inputs.value.astype(wide), inputs.log_decay.astype(wide)
   query = spec.scale * inputs.query
-  return outer.prepare(query, inputs.key, value, log_decay[..., 0])
+  return affine.outer_tile(query, inputs.key, value, log_decay[..., 0])
 
 
 def form(spec: Spec, tiling, time: int):

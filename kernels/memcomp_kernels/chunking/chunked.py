@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import contract, derivative, dispatch
-from memcomp_kernels.chunking import fallback, tile_scan
+from memcomp_kernels.chunking import fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import pages as pages_lib
@@ -33,13 +32,6 @@ from memcomp_kernels.math import solver
 
 Form, Memories = form_lib.Form, form_lib.Memories
 Operands, Result = form_lib.Operands, form_lib.Result
-
-SAVED = "memories"
-"""Name, for `jax.checkpoint` policies, of a memory's saved values.
-
-These are its outputs, and what its gradient needs besides inputs. If a policy
-keeps them, no tile is run forward again.
-"""
 
 
 class _Fixed(NamedTuple):
@@ -49,6 +41,10 @@ class _Fixed(NamedTuple):
   reset_position: jax.Array | None
   segment_id: jax.Array
   segment_ids: jax.Array | None
+
+
+def _time(inputs: Any) -> int:
+  return jax.tree.leaves(inputs)[0].shape[1]
 
 
 def _position(fixed: _Fixed) -> jax.Array:
@@ -74,10 +70,10 @@ def _places(form: Form, fixed: _Fixed, time: int) -> layout_lib.Places:
 
 def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
   """Runs `run(layout, operands)` for rows that hold one segment."""
-  chunk = form.tile_time
+  batch, chunk = fixed.segment_id.shape[0], form.tile_time
 
   def aligned(operands):
-    return run(layout_lib.aligned(chunk), operands)
+    return run(layout_lib.Layout(batch, time, chunk), operands)
 
   def indexed(operands):
     layout = layout_lib.indexed(
@@ -95,12 +91,45 @@ def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
 
 def _engine(form: Form, fixed: _Fixed) -> form_lib.Engine:
   if form.engine is None:
-    return tile_scan.ENGINE
-  if fixed.segment_ids is None or fixed.reset_position is None:
-    return fallback.guarded(form.engine)
-  # Kernels assume that segments start with a chunk.
-  inside = jnp.any(fixed.reset_position % form.tile_time > 0)
-  return fallback.guarded(form.engine, lambda *_: inside)
+    return form_lib.ENGINE
+  inside = None
+  if fixed.segment_ids is not None and fixed.reset_position is not None:
+    # Kernels assume that segments start with a chunk.
+    inside = jnp.any(fixed.reset_position % form.tile_time > 0)
+  return _guarded(form.engine, inside)
+
+
+def _guarded(
+  engine: form_lib.Engine, failed: jax.Array | None
+) -> form_lib.Engine:
+  """Returns an engine of kernels, which the XLA form replaces if `failed`.
+
+  Args:
+    engine: engine of the kernels, which has no second derivative.
+    failed: bool, whether the kernels do not support the call. None if they
+      certainly support it.
+  """
+
+  def forward(form, layout, operands, save):
+    operands = derivative.only_first(operands)
+    result, saved = engine.forward(form, layout, operands, save)
+    if failed is not None:
+      result = fallback.forward(failed, form, layout, operands, result)
+    return result, saved
+
+  def backward(form, layout, operands, saved, cotangents):
+    operands, cotangents = derivative.only_first((operands, cotangents))
+
+    def by_kernel():
+      return engine.backward(form, layout, operands, saved, cotangents)
+
+    if failed is None:
+      return fallback.filled(by_kernel(), operands)
+    return fallback.backward(
+      failed, form, layout, operands, cotangents, by_kernel
+    )
+
+  return form_lib.Engine(forward, backward, engine.as_saved)
 
 
 def _pages(form: Form, fixed: _Fixed, time: int) -> pages_lib.Pages:
@@ -114,17 +143,14 @@ def _run(form: Form, fixed: _Fixed, operands: Operands) -> Result:
 
 def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
   result, saved = _forward(form, fixed, operands, save=True)
-  # The names let a checkpoint policy keep these when it recomputes a layer.
-  outputs, saved = jax.tree.map(
-    lambda x: checkpoint_name(x, SAVED), (result.outputs, saved)
-  )
+  outputs, saved = derivative.saved((result.outputs, saved))
   return result._replace(outputs=outputs), (fixed, operands, saved)
 
 
 def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
   """Returns the result and the saved memories, of one shape in all layouts."""
   engine = _engine(form, fixed)
-  time = form_lib.sizes(operands.inputs)[1]
+  time = _time(operands.inputs)
   if fixed.segment_ids is not None:
     pages = _pages(form, fixed, time)
     return pages_lib.forward(form, engine, pages, operands, save)
@@ -144,7 +170,7 @@ def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
 def _chunk_bwd(form: Form, residuals, cotangents):
   fixed, operands, saved = residuals
   engine = _engine(form, fixed)
-  time = form_lib.sizes(operands.inputs)[1]
+  time = _time(operands.inputs)
   cotangents = cotangents._replace(stats=None)
   if fixed.segment_ids is not None:
     pages = _pages(form, fixed, time)
@@ -220,7 +246,7 @@ def run(
   )
   fixed = _Fixed(position, reset_position, state.segment_id, segment_ids)
   result = _chunk(form, fixed, operands)
-  where = _places(form, fixed, form_lib.sizes(inputs)[1])
+  where = _places(form, fixed, _time(inputs))
   new: dict[str, Any] = {"segment_id": where.segment_id}
   if position is not None:
     new["position"] = where.position

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import derivative
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 
 LOWEST = -60.0
 """Lowest sum G of log decays in a tile for which kernels may split decays.
@@ -33,7 +31,7 @@ def forward(
   """Returns a kernel's `result`, or the XLA form's if `failed`."""
 
   def again():
-    found, _ = tile_scan.ENGINE.forward(form, layout, operands, False)
+    found, _ = form_lib.ENGINE.forward(form, layout, operands, False)
     return found._replace(stats=result.stats)
 
   return lax.cond(failed, again, lambda: result)
@@ -50,7 +48,7 @@ def backward(
   """Returns `by_kernel()`, or the XLA form's adjoints if `failed`."""
 
   def again():
-    engine = tile_scan.ENGINE
+    engine = form_lib.ENGINE
     _, saved = engine.forward(form, layout, operands, True)
     return engine.backward(form, layout, operands, saved, cotangents)
 
@@ -65,37 +63,3 @@ def filled(
     return adjoints
   zeros = jax.tree.map(jnp.zeros_like, operands.reset_start)
   return adjoints._replace(reset_start=zeros)
-
-
-def guarded(
-  engine: form_lib.Engine,
-  failed: Callable[..., jax.Array | None] = lambda *_: None,
-) -> form_lib.Engine:
-  """Returns an engine of kernels that do not support some calls.
-
-  Args:
-    engine: engine of the kernels.
-    failed: (form, layout, operands) -> bool, whether the kernels do not support
-      the call or this page of it. None if they certainly support it.
-  """
-
-  def forward_(form, layout, operands, save):
-    operands = derivative.once(operands)
-    result, saved = engine.forward(form, layout, operands, save)
-    found = failed(form, layout, operands)
-    if found is not None:
-      result = forward(found, form, layout, operands, result)
-    return result, saved
-
-  def backward_(form, layout, operands, saved, cotangents):
-    operands, cotangents = derivative.once((operands, cotangents))
-
-    def by_kernel():
-      return engine.backward(form, layout, operands, saved, cotangents)
-
-    found = failed(form, layout, operands)
-    if found is None:
-      return filled(by_kernel(), operands)
-    return backward(found, form, layout, operands, cotangents, by_kernel)
-
-  return form_lib.Engine(forward_, backward_, engine.as_saved)

@@ -1,4 +1,4 @@
-"""What the chunk form needs to know about a memory, and what it computes.
+"""What the chunk form needs to know about a memory; the scan over its tiles.
 
 The chunk form cuts a sequence into tiles of tokens and computes each tile with
 matrix products. A tile is either a chunk, where the memory's definition has
@@ -10,7 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
+from memcomp_kernels import contract
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import solver
 
 Memories = tuple[Any, ...]
@@ -78,7 +82,7 @@ class Form:
       It computes everything of a tile that does not depend on the memory. All
       tiles are prepared at once, which leaves little work for the sequential
       loop over tiles. None passes the inputs unchanged.
-    engine: what runs all tiles in order; None for `tile_scan`.
+    engine: what runs all tiles in order; None for `ENGINE`.
   """
 
   spec: Any
@@ -101,7 +105,7 @@ class Operands(NamedTuple):
     reset: the memories that new segments start from.
     inputs: inputs of the call.
     reset_start: the chunk start that belongs to `reset`; None without segments.
-      Only `tile_scan` reads it, see `chunked`. Other engines leave its adjoint
+      Only `ENGINE` reads it, see `chunked`. Other engines leave its adjoint
       out, which then is zero.
   """
 
@@ -121,7 +125,111 @@ class Result(NamedTuple):
   stats: solver.Stats | None
 
 
-def sizes(inputs: Any) -> tuple[int, int]:
-  """Returns the batch and time of the inputs."""
-  batch, time = jax.tree.leaves(inputs)[0].shape[:2]
-  return batch, time
+def _body(form: Form, resets, carry, laid):
+  """Runs one tile, as the body of the scan over tiles.
+
+  Args:
+    form: the memory.
+    resets: the memories that new segments start from, and the start of their
+      chunk.
+    carry: the memories, and the start of the current chunk.
+    laid: inputs, and facts about the tile.
+  """
+  reset, reset_start = resets
+  memories, current_start = carry
+  inputs, complete, flags = laid
+  if flags is None:
+    starts = memories
+  else:
+    memories = contract.batched_where(flags.resets, reset, memories)
+    starts = contract.batched_where(flags.continues, current_start, memories)
+    if reset_start is not None:
+      starts = contract.batched_where(flags.resets, reset_start, starts)
+    current_start = contract.batched_where(
+      flags.occupied, starts, current_start
+    )
+  memories, outputs, stats = form.run_tile(
+    memories, starts, inputs, complete, form.spec, form.tiling
+  )
+  carry = memories, starts if flags is None else current_start
+  return carry, (outputs, stats)
+
+
+def prepare(form: Form, inputs: Any) -> Any:
+  """Returns what tiles get for `inputs` `[tiles, batch, heads, ...]`."""
+  if form.prepare is None:
+    return inputs
+  return jax.vmap(lambda x: form.prepare(x, form.spec, form.tiling))(inputs)
+
+
+def _forward(
+  form: Form,
+  layout: layout_lib.Layout,
+  operands: Operands,
+  save: bool,
+) -> tuple[Result, Memories]:
+  """Returns the result, and the memories before each tile."""
+
+  def body(carry, laid):
+    new_carry, results = _body(form, resets, carry, laid)
+    return new_carry, (*results, carry[0])
+
+  carry = operands.memories, operands.chunk_start
+  resets = operands.reset, operands.reset_start
+  inputs = prepare(form, layout_lib.lay(layout, operands.inputs))
+  laid = inputs, layout_lib.complete(layout), layout.flags
+  carry, (outputs, stats, before) = lax.scan(body, carry, laid)
+  outputs = layout_lib.unlay(layout, outputs)
+  if stats is not None:
+    stats = solver.total(stats)
+  return Result(*carry, outputs, stats), before
+
+
+def _backward(form: Form, layout, operands: Operands, before, cotangents):
+  """Scans tiles in reverse and recomputes each from the memories before it."""
+  d_outputs = layout_lib.lay(layout, cotangents.outputs)
+  resets = operands.reset, operands.reset_start
+  inputs = layout_lib.lay(layout, operands.inputs)
+  prepared, unprepare = jax.vjp(lambda x: prepare(form, x), inputs)
+  laid = prepared, layout_lib.complete(layout), layout.flags
+
+  def body(carry, x):
+    d_carry, d_resets = carry
+    memories, (inputs, complete, flags), d_outputs = x
+
+    # Only a tile that continues a chunk reads the start of the current chunk.
+    # That start is always the one that was passed into the call.
+    def tile(resets, carry, inputs):
+      laid = inputs, complete, flags
+      carry, (outputs, stats) = _body(form, resets, carry, laid)
+      return (carry, outputs), stats
+
+    _, vjp, _ = jax.vjp(
+      tile,
+      resets,
+      (memories, operands.chunk_start),
+      inputs,
+      has_aux=True,
+    )
+    d_resets_tile, d_carry, d_inputs = vjp((d_carry, d_outputs))
+    if flags is not None:
+      d_resets = jax.tree.map(jnp.add, d_resets, d_resets_tile)
+    return (d_carry, d_resets), d_inputs
+
+  d_carry = cotangents.memories, cotangents.chunk_start
+  d_resets = jax.tree.map(jnp.zeros_like, resets)
+  (d_carry, d_resets), d_inputs = lax.scan(
+    body,
+    (d_carry, d_resets),
+    (before, laid, d_outputs),
+    reverse=True,
+  )
+  (d_inputs,) = unprepare(d_inputs)
+  d_inputs = layout_lib.unlay(layout, d_inputs)
+  d_memories, d_chunk_start = d_carry
+  d_reset, d_reset_start = d_resets
+  return Operands(d_memories, d_chunk_start, d_reset, d_inputs, d_reset_start)
+
+
+ENGINE = Engine(_forward, _backward, lambda form, operands: operands.memories)
+"""Runs tiles with `lax.scan` and recomputes each one for its gradient."""

@@ -3,13 +3,13 @@
 This converts `[batch, time, heads, ...]` to `[tiles, batch, heads, chunk, ...]`
 and back. Where an update is defined per chunk, chunks belong to sequences. A
 state may arrive in the middle of a chunk. A packed segment starts a chunk, or
-continues the chunk where the state that it starts from stopped. `aligned` is a
-reshape, correct when chunks start at the call's first token. `indexed` gives
-each chunk a tile of its own, for any call.
+continues the chunk where the state that it starts from stopped. The aligned
+layout is a reshape, correct when chunks start at the call's first token.
+`indexed` gives each chunk a tile of its own, for any call.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,12 @@ class Flags(NamedTuple):
 class Layout:
   """A way to lay tokens into tiles.
 
+  `Layout(batch, time, chunk)` is the aligned layout, of calls with one segment
+  that start with a chunk.
+
   Attributes:
+    batch: rows of the call.
+    time: tokens per row.
     chunk: tokens per tile.
     source: `[batch, tiles * chunk]`, the token at each place, `time` if the
       place is empty; None for the aligned layout.
@@ -68,6 +73,8 @@ class Layout:
     flags: None for the aligned layout.
   """
 
+  batch: int
+  time: int
   chunk: int
   source: jax.Array | None = None
   place: jax.Array | None = None
@@ -134,11 +141,6 @@ def places(
   )
 
 
-def aligned(chunk: int) -> Layout:
-  """Returns the layout of calls with one segment that start with a chunk."""
-  return Layout(chunk)
-
-
 def indexed(
   where: Places,
   position: jax.Array,
@@ -175,31 +177,32 @@ def indexed(
   )
   continues = (position > 0)[:, None] & (jnp.arange(num_tiles) + first == 0)
   flags = Flags(resets.T, continues.T, occupied.T)
-  return Layout(chunk, source, place, flags)
+  return Layout(batch, time, chunk, source, place, flags)
 
 
-def complete(layout: Layout, batch: int, time: int) -> jax.Array:
+def complete(layout: Layout) -> jax.Array:
   """Returns bool `[tiles, batch]`, whether a token fills the last place.
 
   The chunk in such a tile is complete, even if it began in an earlier call,
   because the tokens of a chunk fill its places in order.
   """
+  batch, time, chunk = layout.batch, layout.time, layout.chunk
   if layout.source is None:
-    whole = jnp.arange(-(-time // layout.chunk)) < time // layout.chunk
+    whole = jnp.arange(-(-time // chunk)) < time // chunk
     return jnp.broadcast_to(whole[:, None], (whole.shape[0], batch))
-  last = layout.source.reshape(batch, -1, layout.chunk)[..., -1]
+  last = layout.source.reshape(batch, -1, chunk)[..., -1]
   return (last < time).T
 
 
-def handed_on(layout: Layout, batch: int, time: int) -> jax.Array:
+def handed_on(layout: Layout) -> jax.Array:
   """Returns bool `[tiles, batch]`, whether a tile holds its row's last chunk.
 
   In the aligned layout all are false if rows end with a complete chunk.
   """
   if layout.flags is None:
-    tile = jnp.arange(-(-time // layout.chunk))[:, None]
-    unfinished = (tile == tile.size - 1) & (time % layout.chunk > 0)
-    return jnp.broadcast_to(unfinished, (tile.size, batch))
+    tile = jnp.arange(-(-layout.time // layout.chunk))[:, None]
+    unfinished = (tile == tile.size - 1) & (layout.time % layout.chunk > 0)
+    return jnp.broadcast_to(unfinished, (tile.size, layout.batch))
   occupied = layout.flags.occupied
   # All tiles up to the last token are occupied, except possibly the first.
   following = jnp.concatenate(
@@ -209,35 +212,52 @@ def handed_on(layout: Layout, batch: int, time: int) -> jax.Array:
   return occupied & ~later
 
 
-def flat(layout: Layout, x: jax.Array) -> jax.Array:
+def flat(layout: Layout, tree: Any) -> Any:
   """Converts `[batch, time, ...]` to `[batch, tiles * chunk, ...]`.
 
   Empty places hold zeros.
   """
-  if layout.source is not None:
-    return _gather(x, layout.source)
-  padding = -x.shape[1] % layout.chunk
-  if not padding:
-    return x
-  return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+  def one(x):
+    if layout.source is not None:
+      return _gather(x, layout.source)
+    padding = -layout.time % layout.chunk
+    if not padding:
+      return x
+    return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+  return jax.tree.map(one, tree)
 
 
-def lay(layout: Layout, x: jax.Array) -> jax.Array:
+def lay(layout: Layout, tree: Any) -> Any:
   """Converts `[batch, time, heads, ...]` to tiles; empty places hold zeros."""
-  x = flat(layout, x)
-  x = x.reshape(x.shape[0], -1, layout.chunk, *x.shape[2:])
-  return jnp.moveaxis(x, (1, 3), (0, 2))
+
+  def one(x):
+    x = x.reshape(x.shape[0], -1, layout.chunk, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 3), (0, 2))
+
+  return jax.tree.map(one, flat(layout, tree))
 
 
-def unflat(layout: Layout, x: jax.Array, time: int) -> jax.Array:
+def unflat(layout: Layout, tree: Any) -> Any:
   """Undoes `flat`; padding tokens become zeros."""
-  return x[:, :time] if layout.place is None else _gather(x, layout.place)
+
+  def one(x):
+    if layout.place is None:
+      return x[:, : layout.time]
+    return _gather(x, layout.place)
+
+  return jax.tree.map(one, tree)
 
 
-def unlay(layout: Layout, x: jax.Array, time: int) -> jax.Array:
+def unlay(layout: Layout, tree: Any) -> Any:
   """Converts tiles to `[batch, time, heads, ...]`; padding becomes zeros."""
-  x = jnp.moveaxis(x, (0, 2), (1, 3))
-  return unflat(layout, x.reshape(x.shape[0], -1, *x.shape[3:]), time)
+
+  def one(x):
+    x = jnp.moveaxis(x, (0, 2), (1, 3))
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+  return unflat(layout, jax.tree.map(one, tree))
 
 
 def _gather(x: jax.Array, index: jax.Array) -> jax.Array:

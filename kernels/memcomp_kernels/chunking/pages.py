@@ -78,7 +78,7 @@ def forward(
   save: bool,
 ) -> tuple[form_lib.Result, Any]:
   """Returns the result of all pages, and with `save` the last page's saved."""
-  operands = derivative.once(operands)
+  operands = derivative.only_first(operands)
   carry = operands.memories, operands.chunk_start
   run = functools.partial(_run, form, engine, operands, pages)
   result, saved = _zeros(
@@ -113,7 +113,7 @@ def backward(
   cotangents: form_lib.Result,
 ) -> form_lib.Operands:
   """Returns the adjoints of `operands`, from the last page to the first."""
-  operands, cotangents = derivative.once((operands, cotangents))
+  operands, cotangents = derivative.only_first((operands, cotangents))
 
   def again(page):
     # A segment has no more tiles than a page. So the page before this one

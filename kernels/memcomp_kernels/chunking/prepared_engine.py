@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from memcomp_kernels import affine, contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 
 
 class _Prepared(NamedTuple):
@@ -35,7 +34,7 @@ class _Prepared(NamedTuple):
 
 def _prepare(form, layout, asks: bool, inputs, chunk_start) -> _Prepared:
   """Prepares tiles; `asks` says if the start of the last chunk is needed."""
-  tile = tile_scan.prepare(form, inputs)
+  tile = form_lib.prepare(form, inputs)
   if not asks:
     return _Prepared(tile, None)
   tile = _from_start(layout, tile, chunk_start)
@@ -93,10 +92,10 @@ def _choose_start(layout, new: jax.Array, old: jax.Array) -> jax.Array:
   return contract.batched_where(jnp.any(began, axis=0), new, old)
 
 
-def _asks(by_chunk: bool, form, layout, operands) -> bool:
+def _asks(by_chunk: bool, layout) -> bool:
   """Whether chunks may continue across the ends of the call."""
-  _, time = form_lib.sizes(operands.inputs)
-  return by_chunk and (layout.flags is not None or time % form.tile_time != 0)
+  unfinished = layout.time % layout.chunk != 0
+  return by_chunk and (layout.flags is not None or unfinished)
 
 
 def _write_last(memory: jax.Array, last: affine.Tile) -> jax.Array:
@@ -111,8 +110,8 @@ def _resets(layout) -> jax.Array | None:
 
 def _forward(kernel, by_chunk, form, layout, operands, save):
   """Implements `form.Engine.forward`."""
-  inputs, _, _ = tile_scan.lay(layout, operands)
-  asks = _asks(by_chunk, form, layout, operands)
+  inputs = layout_lib.lay(layout, operands.inputs)
+  asks = _asks(by_chunk, layout)
   tile, last = _prepare(form, layout, asks, inputs, operands.chunk_start)
   (memory,), (reset,), (start,) = (
     operands.memories,
@@ -122,8 +121,7 @@ def _forward(kernel, by_chunk, form, layout, operands, save):
   found = kernel(tile, memory, resets=_resets(layout), reset=reset, save=save)
   outputs = affine.add_read(tile, found["read"])
   outputs = outputs.astype(_output_dtype(form, operands.memories, tile))
-  _, time = form_lib.sizes(operands.inputs)
-  outputs = layout_lib.unlay(layout, outputs, time)
+  outputs = layout_lib.unlay(layout, outputs)
   final = found["final"]
   if last is not None:
     start = _choose_start(layout, final, start)
@@ -144,8 +142,8 @@ def _output_dtype(form, memories, tile) -> Any:
 
 def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
   """Implements `form.Engine.backward`."""
-  inputs, _, _ = tile_scan.lay(layout, operands)
-  asks = _asks(by_chunk, form, layout, operands)
+  inputs = layout_lib.lay(layout, operands.inputs)
+  asks = _asks(by_chunk, layout)
   (tile, last), unprepare = jax.vjp(
     functools.partial(_prepare, form, layout, asks),
     inputs,
@@ -186,8 +184,7 @@ def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
     total=found["d_total"],
   )
   d_inputs, (d_met,) = unprepare(_Prepared(d_tile, d_last))
-  _, time = form_lib.sizes(operands.inputs)
-  d_inputs = jax.tree.map(lambda x: layout_lib.unlay(layout, x, time), d_inputs)
+  d_inputs = layout_lib.unlay(layout, d_inputs)
   d_reset = found.get("d_reset", jnp.zeros_like(d_final))
   return form_lib.Operands(
     (found["d_memory"],), (d_start + d_met,), (d_reset,), d_inputs

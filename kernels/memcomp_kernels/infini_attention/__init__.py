@@ -8,7 +8,6 @@ __all__ = ["infini_attention"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "infini_attention",
-  options={"max_position": ("reference", "xla_chunked")},
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
 )

@@ -11,7 +11,6 @@ __all__ = ["key_value_means"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "key_value_means",
-  options={"max_position": ("reference", "xla_chunked", "mosaic_tpu")},
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(

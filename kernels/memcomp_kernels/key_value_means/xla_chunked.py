@@ -97,14 +97,14 @@ def _scan_tiles(options, capacity, state, reset, laid):
 
 def _run(options, layout, state, reset, inputs):
   """Runs a call in one layout; returns the state (not its segment), outputs."""
-  batch, time = inputs.query.shape[:2]
+  batch, time = layout.batch, layout.time
   capacity = state.keys.shape[2]
   present = (
     layout_lib.lay(layout, jnp.ones((batch, time, 1), jnp.int8))[:, :, 0] > 0
   )
   resets = None if layout.flags is None else layout.flags.resets
   laid = (
-    jax.tree.map(lambda x: layout_lib.lay(layout, x), inputs),
+    layout_lib.lay(layout, inputs),
     present,
     resets,
   )
@@ -137,7 +137,7 @@ def _run(options, layout, state, reset, inputs):
     }
     state = some._replace(**whole)
     outputs.append(output)
-  return state, layout_lib.unlay(layout, jnp.concatenate(outputs), time)
+  return state, layout_lib.unlay(layout, jnp.concatenate(outputs))
 
 
 def _in_pieces(options, state, reset, inputs, segment_ids):
@@ -213,13 +213,12 @@ def chunk(
       f" bound that was given for them, {max_position}"
     )
   options = _Options(spec, max_position, run)
-  time, size = inputs.query.shape[1], spec.chunk_size
+  (batch, time), size = inputs.query.shape[:2], spec.chunk_size
   whole = -(-time // size)
   if segment_ids is None:
     if max_position == 0:  # all rows start with a chunk
-      state, outputs = _run(
-        options, layout_lib.aligned(size), state, reset, inputs
-      )
+      layout = layout_lib.Layout(batch, time, size)
+      state, outputs = _run(options, layout, state, reset, inputs)
       segment_id = contract.next_segment_id(state.segment_id)
       return state._replace(segment_id=segment_id), outputs
     num_tiles = -(-(time + size - 1) // size)

@@ -13,7 +13,7 @@ __all__ = ["lattice"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "lattice",
-  options={"tiling": ("xla_chunked", "mosaic_tpu")},
+  tiling=("xla_chunked", "mosaic_tpu"),
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel(

@@ -12,15 +12,30 @@ RetNet (2307.08621) has one that is constant per head. Here it is per token and
 head.
 """
 
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.math import feature_maps
 from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.shapes import If
+
+FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "elu": lambda x: jax.nn.elu(x) + 1,
+  "relu": jax.nn.relu,
+  "softmax": lambda x: jax.nn.softmax(x, axis=-1),
+  "identity": lambda x: x,
+}
+"""phi over the last axis, by name."""
+
+NOT_NEGATIVE = ("elu", "relu", "softmax")
+"""Names of the maps whose features are never negative.
+
+With these a sum of phi(q) . phi(k) can replace the sum of exp(q . k) that
+attention's softmax divides by.
+"""
 
 
 @contract.options
@@ -45,12 +60,12 @@ class Spec:
   eps: float = 1e-6
 
   def __post_init__(self):
-    if self.feature_map not in feature_maps.FEATURE_MAPS:
-      choices = ", ".join(feature_maps.FEATURE_MAPS)
+    if self.feature_map not in FEATURE_MAPS:
+      choices = ", ".join(FEATURE_MAPS)
       raise ValueError(
         f"feature_map={self.feature_map!r} is not one of: {choices}"
       )
-    if self.normalize and self.feature_map not in feature_maps.NOT_NEGATIVE:
+    if self.normalize and self.feature_map not in NOT_NEGATIVE:
       raise ValueError(
         f"normalize=True divides by a sum that feature_map={self.feature_map!r}"
         " lets pass through zero"
@@ -104,7 +119,7 @@ def step(
 ) -> tuple[State, jax.Array]:
   """Writes one token, then reads; see `Op.step`."""
   S, z, _ = state
-  phi = feature_maps.FEATURE_MAPS[spec.feature_map]
+  phi = FEATURE_MAPS[spec.feature_map]
   q, k, v = (x.astype(S.dtype) for x in inputs[:3])
   q, k = spec.read_scale(k.shape[-1]) * phi(q), phi(k)
   alpha = jnp.ones((), S.dtype)

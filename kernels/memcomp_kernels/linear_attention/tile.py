@@ -7,11 +7,10 @@ the memory, whose values are 1. In empty places they are 0, like all inputs.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import affine, dispatch, outer
+from memcomp_kernels import affine, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference
-from memcomp_kernels.math import feature_maps
 
 
 def prepare(
@@ -30,7 +29,7 @@ def prepare(
   if log_decay is None:
     log_decay = jnp.zeros((*key.shape[:-1], 1))
   log_decay = log_decay[..., 0].astype(wide)
-  return outer.prepare(query, key, value.astype(wide), log_decay)
+  return affine.outer_tile(query, key, value.astype(wide), log_decay)
 
 
 def form(
@@ -59,7 +58,7 @@ def chunk(
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   spec, inputs, reset = call.spec, call.inputs, call.reset_state
   dtype, wide = inputs.query.dtype, call.state.memory.dtype
-  phi = feature_maps.FEATURE_MAPS[spec.feature_map]
+  phi = reference.FEATURE_MAPS[spec.feature_map]
 
   def features(x):
     return phi(x.astype(wide)).astype(dtype)

@@ -1,9 +1,9 @@
 """Decay factors of a tile, mu and Omega, computed from log decays.
 
-With decay factors beta_i = exp(log_decay_i) <= 1 along a tile of tokens,
+With decay factors alpha_i = exp(log_decay_i) <= 1 along a tile of tokens,
 
-  mu_r        = prod_{j <= r} beta_j              the start state's share at r
-  Omega_{r,i} = prod_{i < j <= r} beta_j, i <= r  the share of write i at r
+  mu_r        = prod_{j <= r} alpha_j              the start state's share at r
+  Omega_{r,i} = prod_{i < j <= r} alpha_j, i <= r  the share of write i at r
 
 Ratios are computed as differences of cumulative logs. A quotient of cumulative
 products would underflow from 64 tokens on at moderate decays. Masks are applied
@@ -27,16 +27,6 @@ def bounded(log_decay: jax.Array) -> jax.Array:
   """Bounds log decays from below without effect: exp of the bound is 0."""
   lowest = -104 if jnp.finfo(log_decay.dtype).bits <= 32 else -746
   return jnp.maximum(log_decay, lowest)
-
-
-def for_one_sum(log_decay: jax.Array) -> jax.Array:
-  """Bounds log decays for kernels that sum those of a tile in one float32.
-
-  At -30 a memory keeps 1e-13 of its content. That is far below float32's
-  precision next to anything written later. A sum of 64 such log decays still
-  leaves later decays an error of at most 6e-5.
-  """
-  return jnp.maximum(log_decay, -30.0)
 
 
 class Sums(NamedTuple):

@@ -74,6 +74,10 @@ class Solver:
       raise ValueError(f"max_sweeps={self.max_sweeps} must be at least 1")
 
 
+SUBSTITUTION = Solver()
+"""All tokens of a tile one after the other."""
+
+
 class Stats(NamedTuple):
   """How systems were solved: float32 `[...]`, one number per system.
 
@@ -130,7 +134,9 @@ def _solved(direction, solver, base, coupling, parameters):
 
 
 def _solve_fwd(direction, solver, base, coupling, parameters):
-  base, coupling, parameters = derivative.once((base, coupling, parameters))
+  base, coupling, parameters = derivative.only_first(
+    (base, coupling, parameters)
+  )
   z, u, stats = _in_blocks(direction, solver, base, coupling, parameters)
   return (u, stats), (z, u, coupling, parameters)
 

@@ -22,23 +22,15 @@ def fill(x: jax.Array) -> jax.Array:
   return jnp.pad(x, [(0, 0)] * 3 + [(0, missing)] + [(0, 0)] * (x.ndim - 4))
 
 
-def unlay(
-  form: form_lib.Form,
-  layout: layout_lib.Layout,
-  operands: form_lib.Operands,
-  x: jax.Array,
-) -> jax.Array:
+def unlay(layout: layout_lib.Layout, x: jax.Array) -> jax.Array:
   """Converts full tiles `[tiles, batch, heads, ...]` to the inputs' layout.
 
   That layout is `[batch, time, heads, ...]`.
   """
-  _, time = form_lib.sizes(operands.inputs)
-  return layout_lib.unlay(layout, x[:, :, :, : form.tile_time], time)
+  return layout_lib.unlay(layout, x[:, :, :, : layout.chunk])
 
 
-def flags(
-  layout: layout_lib.Layout, batch: int, time: int
-) -> dict[str, jax.Array] | None:
+def flags(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
   """Returns flags, int32 `[tiles, batch]` by name, or None.
 
   None means that no chunk is special. `resets` is set where a segment starts,
@@ -46,11 +38,11 @@ def flags(
   row's last chunk, whose start is passed on. `complete` is set where a chunk
   ends with the tile.
   """
-  last = layout_lib.handed_on(layout, batch, time)
+  last = layout_lib.handed_on(layout)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
     continues &= occupied
-  elif time % layout.chunk:
+  elif layout.time % layout.chunk:
     resets = continues = jnp.zeros_like(last)
   else:
     return None
@@ -58,7 +50,7 @@ def flags(
     "resets": resets,
     "continues": continues,
     "last": last,
-    "complete": layout_lib.complete(layout, batch, time),
+    "complete": layout_lib.complete(layout),
   }
   return {name: x.astype(jnp.int32) for name, x in found.items()}
 

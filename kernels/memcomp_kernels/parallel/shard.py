@@ -21,11 +21,6 @@ from memcomp_kernels.parallel import state_passing, wavefront
 Axes = tuple[str, ...]
 
 
-def state_spec(leaf: jax.Array, batch: Axes, heads: Axes) -> PartitionSpec:
-  """Returns the spec of a State's leaf, `[batch]` or `[batch, heads, ...]`."""
-  return PartitionSpec(batch, heads) if leaf.ndim > 1 else PartitionSpec(batch)
-
-
 def shard_chunk(
   chunk: Callable[..., tuple[Any, jax.Array]],
   *,
@@ -96,7 +91,9 @@ def shard_chunk(
     function = functools.partial(chunk, **keywords)
 
     def state_specs(tree):
-      return jax.tree.map(lambda x: state_spec(x, batch_axes, head_axes), tree)
+      heads_too = PartitionSpec(batch_axes, head_axes)
+      rows = PartitionSpec(batch_axes)
+      return jax.tree.map(lambda x: heads_too if x.ndim > 1 else rows, tree)
 
     time_axes = (time_axis,) if shards > 1 else ()
     token_spec = PartitionSpec(batch_axes, time_axes, head_axes)

@@ -19,14 +19,13 @@ functions.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
-from memcomp_kernels.parallel import windows
+from memcomp_kernels import contract, window
 
 Chunk = Callable[..., tuple[Any, ...]]
 HandOff = Callable[..., tuple[Any, ...]]
@@ -143,15 +142,95 @@ def window_before(
     reset: rows and position that new segments start from.
     sink_tokens: number of rows that keep the first tokens.
   """
-  then = functools.partial(windows.then, sink_tokens=sink_tokens)
+  then = functools.partial(_after, sink_tokens=sink_tokens)
   rows, position = state
-  own = windows.summarize(
+  own = _summarize(
     rows, tokens, segment_ids, segment_id, reset, sink_tokens=sink_tokens
   )
   nothing = jax.tree.map(jnp.zeros_like, own)
-  start = windows.Summary(rows, position, nothing.restarted)
+  start = _Summary(rows, position, nothing.restarted)
   found = then(start, scan_before(then, axis, own, nothing))
   return found.rows, found.position
+
+
+class _Summary(NamedTuple):
+  """What tokens leave in an empty window; `_after` combines summaries.
+
+  Attributes:
+    rows: `[batch, heads, size, ...]` leaves.
+    position: int32 `[batch]`, position of the segment at the end, counted from
+      the first of these tokens or from the start of their last segment.
+    restarted: bool `[batch]`, whether a segment started among these tokens.
+  """
+
+  rows: Any
+  position: jax.Array
+  restarted: jax.Array
+
+
+def _after(first: _Summary, second: _Summary, *, sink_tokens: int) -> _Summary:
+  """Returns the summary of `first`'s tokens, then `second`'s; associative.
+
+  `first` may be a state: its rows and position, with `restarted` false.
+  """
+  size = jax.tree.leaves(first.rows)[0].shape[2]
+  before = jnp.where(second.restarted, 0, first.position)
+  position = before + second.position
+  token = window.held(position, size=size, sink_tokens=sink_tokens)
+  # A token of `first` keeps its row, because its position is the same.
+  token -= before[:, None]
+  new = second.restarted[:, None] | (token >= 0)
+  row = jnp.where(token >= 0, window.row_of(token, size, sink_tokens), size)
+
+  def one(x, y):
+    y = jnp.moveaxis(window.rows_at(y, row), 1, 2)
+    return jnp.where(window.expand(new[:, None], y), y, x)
+
+  return _Summary(
+    jax.tree.map(one, first.rows, second.rows),
+    position,
+    first.restarted | second.restarted,
+  )
+
+
+def _summarize(
+  rows: Any,
+  tokens: Any,
+  segment_ids: jax.Array | None,
+  segment_id: jax.Array,
+  reset: tuple[Any, jax.Array],
+  *,
+  sink_tokens: int,
+) -> _Summary:
+  """Returns what the tokens of a call leave in an empty window.
+
+  Args:
+    rows: `[batch, heads, size, ...]` leaves, for their shapes.
+    tokens: `[batch, time, heads, ...]` leaves.
+    segment_ids: see `window.plan`.
+    segment_id: `[batch]`, segment of the token before the call.
+    reset: rows and position that new segments start from.
+    sink_tokens: number of rows that keep the first tokens.
+  """
+  reset_rows, reset_position = reset
+  empty = jax.tree.map(jnp.zeros_like, rows)
+  places = window.plan(
+    segment_ids,
+    segment_id,
+    jnp.zeros_like(segment_id),
+    reset_position,
+    time=jax.tree.leaves(tokens)[0].shape[1],
+    size=jax.tree.leaves(rows)[0].shape[2],
+    sink_tokens=sink_tokens,
+    max_position=0,
+  )
+  return _Summary(
+    window.advance(
+      places, empty, reset_rows, window.join(places, empty, tokens)
+    ),
+    places.next_position,
+    places.restarted,
+  )
 
 
 def ids_before(

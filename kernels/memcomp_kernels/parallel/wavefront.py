@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from memcomp_kernels import derivative
-from memcomp_kernels.chunking import chunked
 from memcomp_kernels.parallel import state_passing
 
 _PARTS_A_SHARD = 4
@@ -72,7 +70,7 @@ class Parts(NamedTuple):
 def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
   """Cuts rows, then heads, until at most 20 % of the turns are idle.
 
-  A shard works in `parts` of `parts + shards - 1` turns (`efficiency`). More
+  A shard works in `parts` of `parts + shards - 1` turns. More
   parts than needed would only make each part's matrices smaller.
 
   Args:
@@ -91,11 +89,6 @@ def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
     if heads % h == 0 and heads // h * features >= _FEATURES
   ]
   return next((p for p in choices if p.total >= enough), choices[-1])
-
-
-def efficiency(parts: int, shards: int) -> float:
-  """Returns the fraction of turns in which a shard has work, in (0, 1]."""
-  return parts / (parts + shards - 1)
 
 
 def hand_over(
@@ -193,10 +186,7 @@ def hand_over(
 
   def waved_fwd(floats, others):
     collected, firsts = forward(_join(floats, others))
-    # The names let a checkpoint policy keep these when it recomputes a layer.
-    collected, firsts = jax.tree.map(
-      lambda x: checkpoint_name(x, chunked.SAVED), (collected, firsts)
-    )
+    collected, firsts = derivative.saved((collected, firsts))
     return collected, (floats, others, firsts)
 
   def waved_bwd(saved, cotangents):

@@ -6,17 +6,12 @@ from memcomp_kernels.softmax_attention import over_time, reference, xla_chunked
 
 __all__ = ["softmax_attention"]
 
-_LIBRARY = ("library_tpu", "library_gpu")
-
 IMPLEMENTATIONS = dispatch.Implementations(
   "softmax_attention",
-  options={"max_position": ("reference", "xla_chunked", *_LIBRARY)},
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
-  **{
-    name: dispatch.Kernel(f"memcomp_kernels.softmax_attention.{name}")
-    for name in _LIBRARY
-  },
+  library_tpu=dispatch.Kernel("memcomp_kernels.softmax_attention.library_tpu"),
+  library_gpu=dispatch.Kernel("memcomp_kernels.softmax_attention.library_gpu"),
 )
 
 

@@ -20,9 +20,12 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from memcomp_kernels import contract, derivative, dispatch, window
-from memcomp_kernels.chunking import chunked
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.softmax_attention import fresh, reference, tile, tilings
+from memcomp_kernels.softmax_attention import fresh, reference, tile
+
+# Least and greatest tokens per block. The cost of a token is that of its tile's
+# keys, so a small window has small tiles.
+_TILE, _WIDEST_TILE = 128, 512
 
 _WIDTH = 64  # head dims must be multiples of this; others were not compiled
 _WIDEST = 256
@@ -83,7 +86,7 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
     block_sizes=sizes,
     head_shards=1,
     q_seq_shards=1,
-    residual_checkpoint_name=chunked.SAVED,
+    residual_checkpoint_name=derivative.SAVED,
     interpret=bool(device.interpret()),
   )
 
@@ -106,6 +109,19 @@ def _with_precision(function: Callable, precision: str) -> Callable:
   return derivative.custom_vjp(run, forward, backward)
 
 
+def _block(time: int, ring: int) -> int:
+  """Returns tokens per block, which divide `time`.
+
+  Args:
+    time: a multiple of `_TILE`.
+    ring: number of tokens that a token sees.
+  """
+  block = _TILE
+  while 2 * block <= min(_WIDEST_TILE, ring) and time % (2 * block) == 0:
+    block *= 2
+  return block
+
+
 def attend(
   query: jax.Array,
   key: jax.Array,
@@ -117,7 +133,7 @@ def attend(
 ) -> jax.Array:
   """Computes attention; see `fresh.Attend`."""
   time, heads, dim = query.shape[1:]
-  padding = -time % tilings.KERNEL_TILE
+  padding = -time % _TILE
   scale = dim**-0.5 if spec.scale is None else spec.scale
   # The scaling is in float32, because rounding the scale itself would shift all
   # scores by the same factor.
@@ -132,7 +148,7 @@ def attend(
     run = jnp.pad(run, [(0, 0), (0, padding)], constant_values=window.PADDING)
     ids = splash.SegmentIds(run, run)
   mask = _mask(spec, time, time + padding, size)
-  block = tilings.kernel_block(time + padding, size)
+  block = _block(time + padding, size)
 
   def rows(*arguments):
     return jax.vmap(_kernel(mask, heads, block))(*arguments)

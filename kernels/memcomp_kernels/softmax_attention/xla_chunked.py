@@ -14,7 +14,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import dispatch, window
-from memcomp_kernels.softmax_attention import reference, tile, tilings
+from memcomp_kernels.softmax_attention import reference, tile
+
+# Least and greatest tokens per tile of a window. In between, a tile is about as
+# long as the ring, so that it sees about as many tokens before it as it has.
+_WINDOW_TILES = 32, 1024
+
+# Maximum scores of one head and row in a tile of full attention, and the bounds
+# of the tokens per tile that follow from it.
+_SCORES = 2**21
+_FULL_TILES = 32, 512
+
+# Parts of a row whose queries see keys only up to the part's end. This avoids
+# three quarters of the waste of the causal mask.
+_CAUSAL_PARTS = 4
+
+
+def window_tile(ring: int) -> int:
+  """Returns tokens per tile if a token sees `ring` tokens."""
+  low, high = _WINDOW_TILES
+  return min(max(1 << (ring - 1).bit_length(), low), high)
+
+
+def full_tile(keys: int) -> int:
+  """Returns tokens per tile if each token sees all `keys`."""
+  low, high = _FULL_TILES
+  return min(max(_SCORES // keys, low), high)
 
 
 def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
@@ -65,7 +90,7 @@ def _attend(plan, spec, queries, joined, rows, reset_rows):
   line = tile.Tokens(keys, values, plan.run, plan.position)
   queries += plan.run[:, plan.prior :], plan.position[:, plan.prior :]
   run = functools.partial(_tile, plan, spec, reset_rows)
-  size = tilings.window_tile(plan.ring)
+  size = window_tile(plan.ring)
   back = -(-plan.ring // size) * size
   if back < time:
     return _band(plan, run, size, back, queries, line, rows, joined)
@@ -73,9 +98,9 @@ def _attend(plan, spec, queries, joined, rows, reset_rows):
   # These are the sinks in the state; all others are in the line.
   kept = _sinks(plan, rows, joined, jnp.zeros(1, jnp.int32))
   kept = jax.tree.map(lambda x: x[0], kept)
-  size = min(tilings.full_tile(plan.prior + time), time)
+  size = min(full_tile(plan.prior + time), time)
   tiles = -(-time // size)
-  each = -(-tiles // tilings.CAUSAL_PARTS) * size
+  each = -(-tiles // _CAUSAL_PARTS) * size
   outputs = []
   for start in range(0, time, each):
     end = min(start + each, time)

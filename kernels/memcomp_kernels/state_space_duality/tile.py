@@ -6,13 +6,13 @@ the tile,
   Y = (L * (C B^T)) diag(dt) X + diag(mu) C h + D X
   h <- mu_C h + B^T diag(L_C dt) X
 
-`outer` computes this with dt X as what is written. C B^T is computed once per
-group.
+`affine.outer_tile` computes this with dt X as what is written. C B^T is
+computed once per group.
 """
 
 import jax.numpy as jnp
 
-from memcomp_kernels import affine, outer
+from memcomp_kernels import affine
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.state_space_duality import reference
@@ -34,7 +34,9 @@ def prepare(
     x.astype(wide)
     for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
   )
-  prepared = outer.prepare(inputs.query, inputs.key, rate * value, log_decay)
+  prepared = affine.outer_tile(
+    inputs.query, inputs.key, rate * value, log_decay
+  )
   if inputs.skip is None:
     return prepared
   skipped = inputs.skip.astype(wide) * value

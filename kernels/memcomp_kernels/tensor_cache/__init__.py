@@ -8,9 +8,6 @@ __all__ = ["tensor_cache"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "tensor_cache",
-  options={
-    "max_position": ("reference", "xla_chunked", "mosaic_tpu", "mosaic_gpu")
-  },
   reference=reference.reference,
   xla_chunked=xla_chunked.chunk,
   mosaic_tpu=dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),

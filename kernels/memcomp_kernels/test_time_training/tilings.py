@@ -19,9 +19,7 @@ class Tiling:
   """
 
   tile_time: int = 16
-  solver: solver_lib.Solver = dataclasses.field(
-    default_factory=solver_lib.Solver
-  )
+  solver: solver_lib.Solver = solver_lib.SUBSTITUTION
 
   def __post_init__(self):
     if self.tile_time < 1:

@@ -11,7 +11,7 @@ __all__ = ["trellis"]
 
 IMPLEMENTATIONS = dispatch.Implementations(
   "trellis",
-  options={"tiling": ("xla_chunked", "mosaic_tpu")},
+  tiling=("xla_chunked", "mosaic_tpu"),
   reference=reference.reference,
   xla_chunked=chunked.implementation(tile.form),
   mosaic_tpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_tpu.engine"),

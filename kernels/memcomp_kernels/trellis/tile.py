@@ -51,9 +51,14 @@ def form(
 def lay_for_kernels(
   inputs: reference.Inputs, spec: reference.Spec
 ) -> reference.Inputs:
-  """Returns inputs whose log decays a kernel may add up over a tile."""
+  """Bounds log decays for kernels that sum those of a tile in one float32.
+
+  At -30 a memory keeps 1e-13 of its content. That is far below float32's
+  precision next to anything written later. A sum of 64 such log decays still
+  leaves later decays an error of at most 6e-5.
+  """
   del spec
-  return inputs._replace(log_decay=decay.for_one_sum(inputs.log_decay))
+  return inputs._replace(log_decay=jnp.maximum(inputs.log_decay, -30.0))
 
 
 def run(

@@ -8,7 +8,7 @@ from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.trellis import reference
 
 if TYPE_CHECKING:
-  from memcomp_kernels.trellis.pallas_tpu import plan as layout
+  from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 DECAYS = ("auto", "separable", "safe")
 
@@ -79,7 +79,7 @@ class KernelTiling:
     }
 
   def token_sizes(
-    self, num_units: int, batch: int, unit: "layout.Unit"
+    self, num_units: int, batch: int, unit: "plan_lib.Unit"
   ) -> dict[str, Any]:
     """Returns the sizes of the kernel's plan with gradients per token.
 
@@ -165,9 +165,7 @@ class Tiling:
   """
 
   tile_time: int | None = None
-  solver: solver_lib.Solver = dataclasses.field(
-    default_factory=solver_lib.Solver
-  )
+  solver: solver_lib.Solver = solver_lib.SUBSTITUTION
   forward: KernelTiling | None = None
   backward: KernelTiling | None = None
   decay: str = "auto"
@@ -191,7 +189,7 @@ def unit(
   key_dim: int,
   value_dim: int,
   tile: int | None = None,
-) -> "layout.Unit":
+) -> "plan_lib.Unit":
   """Returns a unit: the number of heads side by side that fill 128 lanes.
 
   The number divides the heads.
@@ -216,9 +214,9 @@ def unit(
     together = _token_heads(heads, key_dim, value_dim, tile)
     tokens = _LANES // together
   # The import is local because Pallas, which only kernels need, takes long.
-  from memcomp_kernels.trellis.pallas_tpu import plan as layout
+  from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
-  return layout.Unit(
+  return plan_lib.Unit(
     heads=together,
     tokens=tokens,
     slots=spec.num_slots,

@@ -9,8 +9,7 @@ import rotation
 
 from memcomp_kernels import linear_attention
 from memcomp_kernels.chunking import form
-from memcomp_kernels.linear_attention import tile
-from memcomp_kernels.math import feature_maps
+from memcomp_kernels.linear_attention import reference, tile
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(linear_attention)
@@ -65,12 +64,12 @@ def test_by_hand(function):
       np.testing.assert_allclose(state.normalizer[0, 0], [0.5, 2], rtol=1e-14)
 
 
-@pytest.mark.parametrize("name", feature_maps.NOT_NEGATIVE)
+@pytest.mark.parametrize("name", reference.NOT_NEGATIVE)
 def test_read_is_a_mean_of_values(name):
   """The parallel form: attention with weights phi(q) . phi(k) (eq. 9)."""
   spec = linear_attention.Spec(feature_map=name, eps=1e-15)
   inputs = inputs_for(spec)
-  phi = feature_maps.FEATURE_MAPS[name]
+  phi = reference.FEATURE_MAPS[name]
   weights = jnp.einsum("bthk,bihk->bhti", phi(inputs.query), phi(inputs.key))
   weights = jnp.tril(weights)
   weights = weights / weights.sum(-1, keepdims=True)
@@ -82,12 +81,12 @@ def test_read_is_a_mean_of_values(name):
 
 def test_feature_maps_by_hand():
   x = jnp.array([-jnp.log(2.0), 0.0, 3.0])
-  maps = feature_maps.FEATURE_MAPS
+  maps = reference.FEATURE_MAPS
   np.testing.assert_allclose(maps["elu"](x), [0.5, 1, 4])
   np.testing.assert_allclose(maps["relu"](x), [0, 0, 3])
   np.testing.assert_array_equal(maps["identity"](x), x)
   np.testing.assert_allclose(maps["softmax"](x).sum(), 1)
-  for name in feature_maps.NOT_NEGATIVE:
+  for name in reference.NOT_NEGATIVE:
     assert jnp.all(maps[name](x) >= 0)
 
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import affine
-from memcomp_kernels.linear_attention import tile
-from memcomp_kernels.math import decay, feature_maps
+from memcomp_kernels.linear_attention import reference, tile
+from memcomp_kernels.math import decay
 from memcomp_kernels.testing import checks, memories, subjects
 
 MEMORY = memories.MEMORIES["linear_attention"]
@@ -76,7 +76,7 @@ def test_features_of_empty_places(monkeypatch):
 
 
 def test_one_features_map_for_another(monkeypatch):
-  maps = feature_maps.FEATURE_MAPS | {"elu": feature_maps.FEATURE_MAPS["relu"]}
+  maps = reference.FEATURE_MAPS | {"elu": reference.FEATURE_MAPS["relu"]}
   wrong = python_types.SimpleNamespace(FEATURE_MAPS=maps)
-  monkeypatch.setattr(tile, "feature_maps", wrong)
+  monkeypatch.setattr(tile, "reference", wrong)
   assert_red(DECAYED)

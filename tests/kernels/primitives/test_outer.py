@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memcomp_kernels import affine, outer
+from memcomp_kernels import affine
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -17,7 +17,7 @@ def test_a_tile_is_the_loop(groups):
   query, key = rng.standard_normal((2, 2, groups, time, 3))
   written = rng.standard_normal((2, heads, time, 5))
   log_decay = -rng.random((2, heads, time))
-  prepared = outer.prepare(
+  prepared = affine.outer_tile(
     *(jnp.array(x) for x in (query, key, written, log_decay))
   )
   found, outputs = affine.run(jnp.array(memory), prepared)

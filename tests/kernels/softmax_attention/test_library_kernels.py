@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import rotation
 
-from memcomp_kernels import dispatch, softmax_attention
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels import derivative, dispatch, softmax_attention
 from memcomp_kernels.pallas_tpu import device as device_lib
 from memcomp_kernels.softmax_attention import fresh, library_gpu
 from memcomp_kernels.testing import errors, gradients, memories, subjects
@@ -133,7 +132,7 @@ def test_splash_in_bfloat16():
 def test_splash_that_is_kept_runs_forward_once():
   spec = softmax_attention.Spec()
   state, inputs = arguments(spec, 128, length=128)
-  kept = jax.checkpoint_policies.save_only_these_names(chunked.SAVED)
+  kept = jax.checkpoint_policies.save_only_these_names(derivative.SAVED)
 
   def forwards(policy):
     @functools.partial(jax.checkpoint, policy=policy)

@@ -1,12 +1,13 @@
 """The contract suite bites: each well-known mistake must turn it red."""
 
+import dataclasses
 import types as python_types
 
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.math import activations, decay
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import checks, memories, packed_checks, subjects
@@ -50,12 +51,8 @@ def with_flags(monkeypatch, **changes):
   def indexed(*args, **keywords):
     layout = right(*args, **keywords)
     wrong = {name: jnp.zeros_like(layout.flags.resets) for name in changes}
-    return layout_lib.Layout(
-      layout.chunk,
-      layout.source,
-      layout.place,
-      layout.flags._replace(**wrong),
-    )
+    flags = layout.flags._replace(**wrong)
+    return dataclasses.replace(layout, flags=flags)
 
   monkeypatch.setattr(layout_lib, "indexed", indexed)
 
@@ -133,14 +130,14 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
 
 @pytest.mark.slow
 def test_a_reset_without_its_gradient(monkeypatch):
-  right = tile_scan.ENGINE
+  right = form_lib.ENGINE
 
   def wrong(*args):
     gradient = right.backward(*args)
     zero = tuple(jnp.zeros_like(x) for x in gradient.reset)
     return gradient._replace(reset=zero)
 
-  monkeypatch.setattr(tile_scan, "ENGINE", right._replace(backward=wrong))
+  monkeypatch.setattr(form_lib, "ENGINE", right._replace(backward=wrong))
   with pytest.raises(AssertionError, match="packed: gradients"):
     packed_checks.check_packing(STALE, [5, 9], 1)
 

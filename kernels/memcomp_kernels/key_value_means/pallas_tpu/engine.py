@@ -53,7 +53,7 @@ def _run(
 
 
 def _forward(state, inputs, present, spec, capacity):
-  state, inputs = derivative.once((state, inputs))
+  state, inputs = derivative.only_first((state, inputs))
   index = state.position // spec.chunk_size
   moves = tile.moves(state, present, spec)
   count = jnp.where(moves, tile.room(state, spec, capacity), 0)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.chunking import chunked, fallback, tile_scan
+from memcomp_kernels.chunking import chunked, fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.lattice import reference, xla_chunked
@@ -27,7 +27,7 @@ def _turned(memories: form_lib.Memories) -> jax.Array:
 
 def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
   """Returns the operands that both kernels read, and flags or None."""
-  inputs, _, _ = tile_scan.lay(layout, operands)
+  inputs = layout_lib.lay(layout, operands.inputs)
   inputs = jax.tree.map(full_tiles.fill, inputs)
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
   if not form.spec.forget_gate:
@@ -35,8 +35,7 @@ def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
   given = {name: getattr(inputs, name) for name in ("query", "key", "value")}
   rate = inputs.write_rate[..., 0].astype(jnp.float32)
   given |= {"log_decay": log_decay, "rate": rate}
-  batch, time = form_lib.sizes(operands.inputs)
-  flags = full_tiles.flags(layout, batch, time)
+  flags = full_tiles.flags(layout)
   if flags is not None:
     given |= flags | {"start_memory": _turned(operands.chunk_start)}
   return given, flags
@@ -53,7 +52,7 @@ def _forward(form, layout, operands, save):
   if flags is not None:
     last = (_turned((found["last_memory"],)),)
     start = full_tiles.where_last(flags, last, start)
-  outputs = full_tiles.unlay(form, layout, operands, found["output"])
+  outputs = full_tiles.unlay(layout, found["output"])
   result = form_lib.Result((_turned((found["final"],)),), start, outputs, None)
   # Written such that NaN also counts as failed.
   failed = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)
@@ -100,7 +99,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
     write_rate=found["d_rate"][..., None],
   )
   d_inputs = jax.tree.map(
-    lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
+    lambda d, x: full_tiles.unlay(layout, d.astype(x.dtype)),
     d_inputs,
     operands.inputs,
   )

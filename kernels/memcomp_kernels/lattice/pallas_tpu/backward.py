@@ -2,12 +2,12 @@
 
 The kernel recomputes a tile from the memory before it, and keeps all the tile's
 memories in VMEM. Let D be the adjoint of the memory after a token and E the
-adjoint of the token's base (see `layout`). s' are the base's columns. Rows are
+adjoint of the token's base (see `plan`). s' are the base's columns. Rows are
 by slot:
 
   D   <- D + dy q^T                     dq = <s_t, dy>
   dkeep = <s_{t-1}, D>   dwrite = <h, D>   dalong = -<s', D>
-  dshare, d|h|^2, dN, dk, dmu, dgamma   by the pullback of `layout.find`
+  dshare, d|h|^2, dN, dk, dmu, dgamma   by the pullback of `plan_lib.find`
   dh  = sum_m write D + dshare s', + 2 d|h|^2 h
   E   = h dshare + dh code - along D    dcode = <s', dh>, dv = -dh ("decoding")
   D   <- keep D                         and plus E, per token
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.lattice.pallas_tpu import forward, layout
+from memcomp_kernels.lattice.pallas_tpu import forward
+from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
 
@@ -95,7 +96,7 @@ class Refs(NamedTuple):
   untouched: jax.Ref
 
 
-def _recompute(refs: Refs, plan: layout.Plan) -> None:
+def _recompute(refs: Refs, plan: plan_lib.Plan) -> None:
   """Recomputes the tile's memories and its tokens' writes."""
   refs.states[0] = refs.saved[0, 0]
   forward.begin(refs, plan, refs.states.at[0])
@@ -115,13 +116,13 @@ def _recompute(refs: Refs, plan: layout.Plan) -> None:
   lax.fori_loop(0, plan.tokens, body, 0)
 
 
-def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
+def _pull_ending(refs: Refs, plan: plan_lib.Plan) -> None:
   """Computes the adjoint through the normalisation at the tile's end."""
   carried, unit = refs.d_memory.at[0], plan.spec.unit_columns
   last = refs.states.at[plan.tokens]
   if unit:
     inverse, sized, empty = forward.ending(refs, plan, last)
-    along = layout.dots(plan, last, carried)
+    along = plan_lib.dots(plan, last, carried)
     along = pairs.all_parts(along, plan.lanes.parts)
     kept = jnp.where(sized, inverse, 1.0)
     if empty is not None:
@@ -133,18 +134,18 @@ def _pull_ending(refs: Refs, plan: layout.Plan) -> None:
   for m in range(plan.slots):
     d = carried[m]
     if unit:
-      off = layout.row(refs.rows, forward.WRITE, m) * last[m]
-      carried[m] = layout.row(refs.rows, forward.KEEP, m) * d - off
+      off = plan_lib.row(refs.rows, forward.WRITE, m) * last[m]
+      carried[m] = plan_lib.row(refs.rows, forward.KEEP, m) * d - off
     if refs.base is None:
       continue
-    is_last = forward.flag(refs, layout.LAST)
+    is_last = forward.flag(refs, plan_lib.LAST)
     d_base = jnp.where(is_last, refs.d_chunk_start[0, m], 0.0)
     if unit:
-      d_base = d_base + layout.row(refs.rows, forward.ALONG, m) * d
+      d_base = d_base + plan_lib.row(refs.rows, forward.ALONG, m) * d
     refs.d_base[m] = d_base
 
 
-def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
+def _pull_beginning(refs: Refs, plan: plan_lib.Plan) -> None:
   """Computes the adjoint through what happens at the tile's beginning."""
   refs.rows[forward.KEEP] = 2.0 * pairs.all_parts(
     refs.d_squares[...], plan.lanes.parts
@@ -153,22 +154,22 @@ def _pull_beginning(refs: Refs, plan: layout.Plan) -> None:
   base = refs.states.at[0] if refs.base is None else refs.base
   for m in range(plan.slots):
     d = carried[m]
-    by_square = layout.row(refs.rows, forward.KEEP, m) * base[m]
+    by_square = plan_lib.row(refs.rows, forward.KEEP, m) * base[m]
     if refs.base is None:
       d = d + by_square
     else:
       d_base = refs.d_base[m] + by_square
-      continues = forward.flag(refs, layout.CONTINUES)
+      continues = forward.flag(refs, plan_lib.CONTINUES)
       refs.d_start[0, m] += jnp.where(continues, d_base, 0.0)
       d = d + jnp.where(continues, 0.0, d_base)
     if plan.flagged:
-      resets = forward.flag(refs, layout.RESETS)
+      resets = forward.flag(refs, plan_lib.RESETS)
       refs.d_reset[0, m] += jnp.where(resets, d, 0.0)
       d = jnp.where(resets, 0.0, d)
     carried[m] = d
 
 
-def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
+def _pull_token(refs: Refs, plan: plan_lib.Plan, t: jax.Array) -> None:
   """Computes the adjoint through one token."""
   spec, parts, carried = plan.spec, plan.lanes.parts, refs.d_memory.at[0]
   rows, state, after = refs.rows, refs.states.at[t], refs.states.at[t + 1]
@@ -180,12 +181,12 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   else:
     before = writes.Columns(refs.before[t, 0], refs.before[t, 1])
   (found, _), pull = jax.vjp(
-    lambda *x: layout.find(spec, *x),
+    lambda *x: plan_lib.find(spec, *x),
     refs.shares[t],
     refs.lengths[t],
     before,
     key,
-    layout.gates(refs.gates[0, t]),
+    plan_lib.gates(refs.gates[0, t]),
   )
   rows[forward.QUERY] = refs.query[0, t].astype(jnp.float32)
   rows[forward.KEEP], rows[forward.WRITE] = found.keep, found.write
@@ -197,9 +198,9 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   for group in plan.groups():
     products: Any = ([], [], [], [])
     for m in group:
-      d = carried[m] + layout.row(rows, forward.QUERY, m) * dy
+      d = carried[m] + plan_lib.row(rows, forward.QUERY, m) * dy
       carried[m] = d
-      dh = dh + layout.row(rows, forward.WRITE, m) * d
+      dh = dh + plan_lib.row(rows, forward.WRITE, m) * d
       products[0].append(pairs.folded(after[m] * dy))
       products[1].append(pairs.folded(state[m] * d))
       products[2].append(pairs.folded(h * d))
@@ -212,42 +213,44 @@ def _pull_token(refs: Refs, plan: layout.Plan, t: jax.Array) -> None:
   d_query, d_keep, d_write, d_along = summed
   d_query = pairs.in_first_part(d_query, parts)
   refs.d_query[0, t] = d_query.astype(refs.d_query.dtype)
-  d_found = layout.Write(d_keep, d_write, None if d_along is None else -d_along)
+  d_found = plan_lib.Write(
+    d_keep, d_write, None if d_along is None else -d_along
+  )
   d_after = writes.Columns(refs.d_squares[...], jnp.zeros(plan.by_slot))
   d_share, d_length, d_before, d_key, d_gates = pull((d_found, d_after))
   rows[forward.D_SHARE] = pairs.all_parts(d_share, parts)
   d_squares = d_before.squares
   dh = dh + 2.0 * pairs.all_parts(d_length, parts) * h
-  dh = dh + layout.combine(plan, base, rows, forward.D_SHARE)
+  dh = dh + plan_lib.combine(plan, base, rows, forward.D_SHARE)
   decoding = spec.objective == "decoding"
   if decoding:
     code, pull_code = jax.vjp(
-      lambda *x: layout.code(spec, *x), key, before.squares
+      lambda *x: plan_lib.code(spec, *x), key, before.squares
     )
     rows[forward.CODE] = code
-    d_code = layout.dots(plan, base, dh)
+    d_code = plan_lib.dots(plan, base, dh)
     by_code = pull_code(d_code)
     d_key, d_squares = d_key + by_code[0], d_squares + by_code[1]
   refs.d_squares[...] = d_squares
   for m in range(plan.slots):
     d = carried[m]
-    d_base = layout.row(rows, forward.D_SHARE, m) * h
+    d_base = plan_lib.row(rows, forward.D_SHARE, m) * h
     if decoding:
-      d_base = d_base + layout.row(rows, forward.CODE, m) * dh
-    kept = layout.row(rows, forward.KEEP, m) * d
+      d_base = d_base + plan_lib.row(rows, forward.CODE, m) * dh
+    kept = plan_lib.row(rows, forward.KEEP, m) * d
     if refs.base is None:
       carried[m] = kept + d_base
     else:
       carried[m] = kept
-      refs.d_base[m] += d_base - layout.row(rows, forward.ALONG, m) * d
+      refs.d_base[m] += d_base - plan_lib.row(rows, forward.ALONG, m) * d
   refs.d_key[0, t] = pairs.in_first_part(d_key, parts).astype(refs.d_key.dtype)
   d_value = dh if spec.objective == "encoding" else -dh
   refs.d_value[0, t] = d_value.astype(refs.d_value.dtype)
-  unused = jnp.zeros((layout.ROWS - 2, pairs.LANES), jnp.float32)
+  unused = jnp.zeros((plan_lib.ROWS - 2, pairs.LANES), jnp.float32)
   refs.d_gates[0, t] = jnp.concatenate([d_gates.decay, d_gates.rate, unused], 0)
 
 
-def run(refs: Refs, plan: layout.Plan) -> None:
+def run(refs: Refs, plan: plan_lib.Plan) -> None:
   """Runs the kernel's body for one grid step."""
 
   @pl.when(pl.program_id(1) == 0)

@@ -10,7 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.lattice.pallas_tpu import backward as backward_lib
 from memcomp_kernels.lattice.pallas_tpu import forward as forward_lib
-from memcomp_kernels.lattice.pallas_tpu import layout
+from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.pallas_tpu import launch, pairs
 
 
@@ -35,7 +35,7 @@ _KINDS = {
 }
 
 
-def _spec(name: str, x: Any, plan: layout.Plan, at: Callable) -> pl.BlockSpec:
+def _spec(name: str, x: Any, plan: plan_lib.Plan, at: Callable) -> pl.BlockSpec:
   kind = _KINDS.get(name.removeprefix("d_"), _BY_TOKEN)
   if kind == _MEMORY:
     return pl.BlockSpec((1, *x.shape[1:]), lambda b, i: (b, 0, 0, 0))
@@ -46,7 +46,7 @@ def _spec(name: str, x: Any, plan: layout.Plan, at: Callable) -> pl.BlockSpec:
   return pl.BlockSpec((1, size, *x.shape[2:]), lambda b, i: (b, at(i), *rest))
 
 
-def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
+def _scratch(refs: type, plan: plan_lib.Plan) -> dict[str, Any]:
   """Returns the scratch arrays that a kernel needs, by name."""
   tokens, memory, by_slot = plan.tokens, plan.memory, plan.by_slot
   shapes = {
@@ -71,7 +71,7 @@ def _scratch(refs: type, plan: layout.Plan) -> dict[str, Any]:
 
 
 def _specs(
-  plan: layout.Plan, arrays: dict[str, Any], *, reverse: bool
+  plan: plan_lib.Plan, arrays: dict[str, Any], *, reverse: bool
 ) -> dict[str, pl.BlockSpec]:
   """Returns the block specs of operands and results, by name."""
   steps = arrays["query"].shape[1] // plan.tokens
@@ -84,7 +84,7 @@ def _specs(
 
 def _call(
   module: Any,
-  plan: layout.Plan,
+  plan: plan_lib.Plan,
   name: str,
   operands: dict[str, jax.Array],
   results: dict[str, jax.ShapeDtypeStruct],
@@ -106,7 +106,7 @@ def _call(
 
 
 def forward(
-  plan: layout.Plan,
+  plan: plan_lib.Plan,
   packed: Packed,
   flags: jax.Array | None,
   memory: jax.Array,
@@ -119,7 +119,7 @@ def forward(
   Args:
     plan: Plan of the kernel.
     packed: Tokens of a whole number of tiles.
-    flags: Flags, `[blocks, tiles, layout.FLAGS, lanes]`, or None.
+    flags: Flags, `[blocks, tiles, plan_lib.FLAGS, lanes]`, or None.
     memory: Memory before the first token, `[blocks, slots, rows, lanes]`.
     reset: Memory that segments start from, shaped as `memory`; not read without
       flags.
@@ -163,7 +163,7 @@ def _backward_results(plan, packed, memory) -> dict[str, Any]:
   return results
 
 
-def check(plan: layout.Plan, dtype: Any) -> None:
+def check(plan: plan_lib.Plan, dtype: Any) -> None:
   """Raises NotImplementedError if the backward kernel does not fit in VMEM.
 
   The backward kernel needs more VMEM than the forward kernel.
@@ -174,7 +174,7 @@ def check(plan: layout.Plan, dtype: Any) -> None:
     struct((1, tokens, *by_slot), dtype),
     struct((1, tokens, *by_slot), dtype),
     struct((1, tokens, plan.rows, lanes), dtype),
-    struct((1, tokens, layout.ROWS, lanes), jnp.float32),
+    struct((1, tokens, plan_lib.ROWS, lanes), jnp.float32),
   )
   memory = struct((1, *plan.memory), jnp.float32)
   operands = packed._asdict() | {
@@ -183,7 +183,7 @@ def check(plan: layout.Plan, dtype: Any) -> None:
     "d_final": memory,
   }
   if plan.flagged:
-    operands["flags"] = struct((1, 1, layout.FLAGS, lanes), jnp.float32)
+    operands["flags"] = struct((1, 1, plan_lib.FLAGS, lanes), jnp.float32)
     operands["reset"] = memory
     if plan.spec.stale:
       operands |= {"start": memory, "d_chunk_start": memory}
@@ -195,7 +195,7 @@ def check(plan: layout.Plan, dtype: Any) -> None:
 
 
 def backward(
-  plan: layout.Plan,
+  plan: plan_lib.Plan,
   packed: Packed,
   flags: jax.Array | None,
   saved: jax.Array,

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.chunking import layout as layout_chunking
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.lattice import reference, tilings, xla_chunked
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
-from memcomp_kernels.lattice.pallas_tpu import layout as layout_lib
+from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.pallas_tpu import device, pairs
 from memcomp_kernels.pallas_tpu.affine import engine
-from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
+from memcomp_kernels.pallas_tpu.affine import plan as affine_plan
 
 
 def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
@@ -35,14 +35,14 @@ def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
 
 def _plan(
   spec: reference.Spec, inputs: reference.Inputs, tokens: int, *, flagged: bool
-) -> layout_lib.Plan:
+) -> plan_lib.Plan:
   """Returns the fastest plan that fits in VMEM.
 
   If none fits, it returns the plan that needs the least.
   """
   batch, _, heads, value_dim = inputs.value.shape
   plans = [
-    layout_lib.Plan(
+    plan_lib.Plan(
       spec=spec,
       lanes=lanes,
       rows=value_dim // lanes.parts,
@@ -57,7 +57,7 @@ def _plan(
   return dataclasses.replace(plan, flagged=flagged or spec.stale)
 
 
-def _too_large(plan: layout_lib.Plan, inputs: reference.Inputs) -> str | None:
+def _too_large(plan: plan_lib.Plan, inputs: reference.Inputs) -> str | None:
   """Returns why a plan's kernels do not fit in VMEM, or None if they fit."""
   try:
     call_lib.check(plan, inputs.query.dtype)
@@ -66,7 +66,7 @@ def _too_large(plan: layout_lib.Plan, inputs: reference.Inputs) -> str | None:
   return None
 
 
-def _pack(plan: layout_lib.Plan, laid: Any) -> call_lib.Packed:
+def _pack(plan: plan_lib.Plan, laid: Any) -> call_lib.Packed:
   """Lays out flat inputs `[batch, time, heads, ...]` for the kernels."""
   spec, lanes = plan.spec, plan.lanes
   inputs, taken = _inputs(spec, laid)
@@ -79,7 +79,7 @@ def _pack(plan: layout_lib.Plan, laid: Any) -> call_lib.Packed:
   if taken is not None:
     ones = ones * jnp.moveaxis(taken, 2, 1).astype(jnp.float32)
   rows = jnp.concatenate([decay, rate, ones], -1)
-  missing = layout_lib.ROWS - rows.shape[-1]
+  missing = plan_lib.ROWS - rows.shape[-1]
   rows = jnp.pad(rows, [(0, 0)] * 3 + [(0, missing)])
   return call_lib.Packed(
     lanes.share(query), lanes.share(key), lanes.split(value), lanes.share(rows)
@@ -97,39 +97,35 @@ def _unpack_memory(
   return jnp.swapaxes(lanes.join(packed, batch), -1, -2)
 
 
-def _flags(
-  plan: layout_lib.Plan, layout: layout_chunking.Layout, batch: int, time: int
-):
+def _flags(plan: plan_lib.Plan, layout: layout_lib.Layout):
   """Returns flags, `[blocks, tiles, FLAGS, LANES]`.
 
   The result is None if no tile is special.
   """
   if not plan.flagged:
     return None
-  last = layout_chunking.handed_on(layout, batch, time)
-  rows = [jnp.zeros_like(last)] * layout_lib.FLAGS
+  last = layout_lib.handed_on(layout)
+  rows = [jnp.zeros_like(last)] * plan_lib.FLAGS
   if layout.flags is not None:
-    rows[layout_lib.RESETS] = layout.flags.resets
-    rows[layout_lib.CONTINUES] = layout.flags.continues & layout.flags.occupied
-  rows[layout_lib.LAST] = last
-  rows[layout_lib.COMPLETE] = layout_chunking.complete(layout, batch, time)
+    rows[plan_lib.RESETS] = layout.flags.resets
+    rows[plan_lib.CONTINUES] = layout.flags.continues & layout.flags.occupied
+  rows[plan_lib.LAST] = last
+  rows[plan_lib.COMPLETE] = layout_lib.complete(layout)
   x = jnp.stack(rows, -1).astype(jnp.float32)  # [tiles, batch, FLAGS]
   x = jnp.swapaxes(x, 0, 1)[:, None]
+  batch = layout.batch
   x = jnp.broadcast_to(x, (batch, plan.lanes.pairs // batch, *x.shape[2:]))
   return plan.lanes.share(x)
 
 
 def prepare(form, layout, operands):
   """Returns the plan, packed operands, their pullback, and flags."""
-  batch, time = form_lib.sizes(operands.inputs)
-  flat = jax.tree.map(
-    lambda x: layout_chunking.flat(layout, x), operands.inputs
-  )
+  flat = layout_lib.flat(layout, operands.inputs)
   inputs, _ = _inputs(form.spec, flat)
   flagged = layout.flags is not None
   plan = _plan(form.spec, inputs, form.tile_time, flagged=flagged)
   packed, unpack = jax.vjp(functools.partial(_pack, plan), flat)
-  return plan, packed, unpack, _flags(plan, layout, batch, time)
+  return plan, packed, unpack, _flags(plan, layout)
 
 
 def pack_memories(plan, operands):
@@ -140,26 +136,26 @@ def pack_memories(plan, operands):
   ]
 
 
-def _where_last(form, layout, batch, time, new, old):
+def _where_last(layout, new, old):
   """Returns `new` for rows that have a last chunk, and `old` for the others."""
-  has = jnp.any(layout_chunking.handed_on(layout, batch, time), axis=0)
+  has = jnp.any(layout_lib.handed_on(layout), axis=0)
   return jnp.where(has[:, None, None, None], new, old)
 
 
 def _forward(form, layout, operands, save):
   """Runs the forward pass; see `form.Engine`."""
   plan, packed, _, flags = prepare(form, layout, operands)
-  batch, time = form_lib.sizes(operands.inputs)
+  batch = layout.batch
   memory, reset, chunk_start = pack_memories(plan, operands)
   found = call_lib.forward(
     plan, packed, flags, memory, reset, chunk_start, save
   )
   outputs = jnp.moveaxis(plan.lanes.join(found["output"], batch), 1, 2)
-  outputs = layout_chunking.unflat(layout, outputs, time)
+  outputs = layout_lib.unflat(layout, outputs)
   (start,) = operands.chunk_start
   if form.spec.stale:
     last = _unpack_memory(plan.lanes, found["last"], batch)
-    start = _where_last(form, layout, batch, time, last, start)
+    start = _where_last(layout, last, start)
   final = _unpack_memory(plan.lanes, found["final"], batch)
   result = form_lib.Result((final,), (start,), outputs, None)
   return result, found["saved"] if save else None
@@ -168,10 +164,8 @@ def _forward(form, layout, operands, save):
 def _backward(form, layout, operands, saved, cotangents):
   """Runs the backward pass; see `form.Engine`."""
   plan, packed, unpack, flags = prepare(form, layout, operands)
-  batch, time = form_lib.sizes(operands.inputs)
-  d_output = jnp.moveaxis(
-    layout_chunking.flat(layout, cotangents.outputs), 2, 1
-  )
+  batch = layout.batch
+  d_output = jnp.moveaxis(layout_lib.flat(layout, cotangents.outputs), 2, 1)
   (d_final,), (d_chunk_start,) = cotangents.memories, cotangents.chunk_start
   _, reset, start = pack_memories(plan, operands)
   found = call_lib.backward(
@@ -189,9 +183,7 @@ def _backward(form, layout, operands, saved, cotangents):
     *(found[f"d_{name}"] for name in call_lib.Packed._fields)
   )
   (d_inputs,) = unpack(d_packed)
-  d_inputs = jax.tree.map(
-    lambda x: layout_chunking.unflat(layout, x, time), d_inputs
-  )
+  d_inputs = layout_lib.unflat(layout, d_inputs)
 
   def memory(name):
     if name not in found:
@@ -200,7 +192,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
   d_start = d_chunk_start
   if form.spec.stale:
-    d_start = _where_last(form, layout, batch, time, 0.0, d_chunk_start)
+    d_start = _where_last(layout, 0.0, d_chunk_start)
     d_start = memory("d_start") + d_start
   return form_lib.Operands(
     (memory("d_memory"),), (d_start,), (memory("d_reset"),), d_inputs
@@ -245,7 +237,7 @@ def tokens(
     rate=inputs.write_rate[..., 0],
     read="start",
     dtype=inputs.query.dtype,
-    own=plan_lib.Own(
+    own=affine_plan.Own(
       "lattice_chunk", chunk_start_lib, spec, SCHEDULES, STEP_TILES
     ),
   )

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.lattice import columns
-from memcomp_kernels.lattice.pallas_tpu import layout
+from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
 
@@ -28,9 +28,9 @@ class Refs(NamedTuple):
     query: Queries, `[1, tokens, slots, lanes]`.
     key: Keys, `[1, tokens, slots, lanes]`.
     value: Values, `[1, tokens, rows, lanes]`.
-    gates: Gates, `[1, tokens, layout.ROWS, lanes]`.
-    flags: Flags, `[1, 1, layout.FLAGS, lanes]`; None if all tiles are full and
-      belong to one segment.
+    gates: Gates, `[1, tokens, plan_lib.ROWS, lanes]`.
+    flags: Flags, `[1, 1, plan_lib.FLAGS, lanes]`; None if all tiles are full
+      and belong to one segment.
     memory: Memory before the first token, `[1, slots, rows, lanes]`.
     reset: Memory that a segment starts from; None without flags.
     start: Memory at the start of a chunk that an earlier call has begun; None
@@ -69,11 +69,11 @@ class Refs(NamedTuple):
 CODE, QUERY, KEEP, WRITE, ALONG, D_SHARE, KINDS = 0, 1, 2, 3, 4, 5, 6
 
 
-def begin(refs: Any, plan: layout.Plan, memory: jax.Ref) -> None:
+def begin(refs: Any, plan: plan_lib.Plan, memory: jax.Ref) -> None:
   """Resets `memory`, and computes the base of a tile and its columns."""
   if plan.flagged:
-    resets = flag(refs, layout.RESETS)
-    continues = flag(refs, layout.CONTINUES)
+    resets = flag(refs, plan_lib.RESETS)
+    continues = flag(refs, plan_lib.CONTINUES)
     for m in range(plan.slots):
       column = jnp.where(resets, refs.reset[0, m], memory[m])
       memory[m] = column
@@ -89,13 +89,13 @@ def flag(refs: Any, row: int) -> jax.Array:
   return refs.flags[0, 0, pl.ds(row, 1), :] > 0
 
 
-def squares(plan: layout.Plan, memory: jax.Ref) -> jax.Array:
+def squares(plan: plan_lib.Plan, memory: jax.Ref) -> jax.Array:
   """Returns the squared lengths of a memory's columns, `[slots, lanes]`."""
-  return pairs.all_parts(layout.dots(plan, memory, memory), plan.lanes.parts)
+  return pairs.all_parts(plan_lib.dots(plan, memory, memory), plan.lanes.parts)
 
 
 def token(
-  refs: Any, plan: layout.Plan, t: jax.Array, base: jax.Ref
+  refs: Any, plan: plan_lib.Plan, t: jax.Array, base: jax.Ref
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Computes a token's write into `refs.rows`, and the columns after it.
 
@@ -114,15 +114,15 @@ def token(
   h = refs.value[0, t].astype(jnp.float32)
   before = writes.Columns(refs.squares[...], refs.untouched[...])
   if spec.objective == "decoding":
-    refs.rows[CODE] = layout.code(spec, key, before.squares)
-    h = layout.combine(plan, base, refs.rows, CODE) - h
+    refs.rows[CODE] = plan_lib.code(spec, key, before.squares)
+    h = plan_lib.combine(plan, base, refs.rows, CODE) - h
   elif spec.objective == "similarity":
     h = -h
-  share = layout.dots(plan, base, h)
+  share = plan_lib.dots(plan, base, h)
   share = pairs.all_parts(share, plan.lanes.parts)
   length = pairs.all_parts(pairs.sum_row(h * h), plan.lanes.parts)
-  gates = layout.gates(refs.gates[0, t])
-  found, after = layout.find(spec, share, length, before, key, gates)
+  gates = plan_lib.gates(refs.gates[0, t])
+  found, after = plan_lib.find(spec, share, length, before, key, gates)
   refs.rows[KEEP], refs.rows[WRITE] = found.keep, found.write
   if found.along is not None:
     refs.rows[ALONG] = found.along
@@ -132,14 +132,14 @@ def token(
 
 def written(refs: Any, m: int, column: jax.Array, h: jax.Array) -> jax.Array:
   """Returns a column after a token's write."""
-  kept = layout.row(refs.rows, KEEP, m) * column
-  column = kept + layout.row(refs.rows, WRITE, m) * h
+  kept = plan_lib.row(refs.rows, KEEP, m) * column
+  column = kept + plan_lib.row(refs.rows, WRITE, m) * h
   if refs.base is None:
     return column
-  return column - layout.row(refs.rows, ALONG, m) * refs.base[m]
+  return column - plan_lib.row(refs.rows, ALONG, m) * refs.base[m]
 
 
-def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
+def ending(refs: Any, plan: plan_lib.Plan, memory: jax.Ref):
   """Computes how columns are normalised at a tile's end.
 
   Returns:
@@ -152,11 +152,11 @@ def ending(refs: Any, plan: layout.Plan, memory: jax.Ref):
   inverse = lax.rsqrt(jnp.where(sized, found, 1))
   if not plan.spec.stale:
     return inverse, sized & (refs.untouched[...] == 0), None
-  complete = flag(refs, layout.COMPLETE)
+  complete = flag(refs, plan_lib.COMPLETE)
   return inverse, sized & complete, ~sized & complete
 
 
-def finish(refs: Refs, plan: layout.Plan) -> None:
+def finish(refs: Refs, plan: plan_lib.Plan) -> None:
   """Normalises columns to length 1 at a tile's end."""
   if not plan.spec.unit_columns:
     return
@@ -166,14 +166,14 @@ def finish(refs: Refs, plan: layout.Plan) -> None:
   if empty is not None:
     refs.rows[ALONG] = jnp.where(empty, 1.0, 0.0)
   for m in range(plan.slots):
-    column = layout.row(refs.rows, KEEP, m) * carried[m]
+    column = plan_lib.row(refs.rows, KEEP, m) * carried[m]
     if empty is not None:
-      use = layout.row(refs.rows, ALONG, m) > 0
+      use = plan_lib.row(refs.rows, ALONG, m) > 0
       column = jnp.where(use, refs.base[m], column)
     carried[m] = column
 
 
-def run(refs: Refs, plan: layout.Plan) -> None:
+def run(refs: Refs, plan: plan_lib.Plan) -> None:
   """Runs the kernel's body for one grid step."""
   carried = refs.final.at[0]
 
@@ -187,7 +187,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     refs.saved[0, 0] = carried[...]
   begin(refs, plan, carried)
   if refs.last is not None:
-    is_last = flag(refs, layout.LAST)
+    is_last = flag(refs, plan_lib.LAST)
     for m in range(plan.slots):
       refs.last[0, m] = jnp.where(is_last, refs.base[m], refs.last[0, m])
 
@@ -199,7 +199,7 @@ def run(refs: Refs, plan: layout.Plan) -> None:
     for m in range(plan.slots):
       column = written(refs, m, carried[m], h)
       carried[m] = column
-      output = output + column * layout.row(refs.rows, QUERY, m)
+      output = output + column * plan_lib.row(refs.rows, QUERY, m)
     refs.output[0, t] = output.astype(refs.output.dtype)
     return carry
 

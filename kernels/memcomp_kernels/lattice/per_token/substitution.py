@@ -68,7 +68,7 @@ def _solve(
 
 def _solve_fwd(spec, S, tokens):
   if spec.objective == "decoding":  # `_loop` holds S constant
-    S, tokens = derivative.once((S, tokens))
+    S, tokens = derivative.only_first((S, tokens))
   solution, vjp, codes = jax.vjp(
     functools.partial(_loop, spec),
     S,

@@ -157,7 +157,7 @@ def _solve(
 
 
 def _solve_fwd(spec, tiling, S, tokens):
-  S, tokens = derivative.once((S, tokens))
+  S, tokens = derivative.only_first((S, tokens))
   tolerance = tolerance_of(tiling, S.dtype)
   x, residual, swept = fixed_point(
     lambda x: _sweep(spec, S, tokens, x)[0],

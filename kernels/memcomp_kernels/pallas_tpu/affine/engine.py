@@ -105,7 +105,7 @@ def plan_of(
     and fills(n, heads, value_dim)
     and (shared > 1 or fills(n, heads, key_dim))
   ]
-  _, time = form_lib.sizes(inputs)
+  time = inputs.query.shape[1]
   way = int(direction == "backward")
   step_tiles = min(max(1, STEP_TOKENS // tile), -(-time // tile))
   if tokens.own:
@@ -217,13 +217,13 @@ def _pad(x: jax.Array, step: int) -> jax.Array:
   return jnp.pad(x, padding)
 
 
-def _flags(layout: layout_lib.Layout, plan, batch: int, time: int):
+def _flags(layout: layout_lib.Layout, plan):
   """Returns flags, int32 `[batch, tiles]`, or None if no tile is special."""
   start = plan.read == "start"
-  if layout.flags is None and (not start or time % layout.chunk == 0):
+  if layout.flags is None and (not start or layout.time % layout.chunk == 0):
     return None
-  flags = start * plan_lib.LAST * layout_lib.handed_on(layout, batch, time)
-  flags += plan_lib.COMPLETE * layout_lib.complete(layout, batch, time)
+  flags = start * plan_lib.LAST * layout_lib.handed_on(layout)
+  flags += plan_lib.COMPLETE * layout_lib.complete(layout)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
     flags += plan_lib.RESETS * resets
@@ -236,15 +236,14 @@ def prepare(of_memory: OfMemory, plan, form, layout, inputs):
   """Returns the packed tokens, their pullback, and the flags."""
 
   def pack(inputs):
-    flat = jax.tree.map(
-      lambda x: _pad(layout_lib.flat(layout, x), plan.tokens), inputs
-    )
+    flat = layout_lib.flat(layout, inputs)
+    flat = jax.tree.map(lambda x: _pad(x, plan.tokens), flat)
     tokens = of_memory(form, flat)
     assert tokens is not None  # because there is a plan
     return _pack(plan, tokens)
 
   packed, unpack = jax.vjp(pack, inputs)
-  return packed, unpack, _flags(layout, plan, *form_lib.sizes(inputs))
+  return packed, unpack, _flags(layout, plan)
 
 
 def _has_last(flags: jax.Array) -> jax.Array:
@@ -253,9 +252,9 @@ def _has_last(flags: jax.Array) -> jax.Array:
   return has[:, None, None, None]
 
 
-def _num_tiles(layout: layout_lib.Layout, time: int) -> int:
+def _num_tiles(layout: layout_lib.Layout) -> int:
   if layout.flags is None:
-    return -(-time // layout.chunk)
+    return -(-layout.time // layout.chunk)
   return layout.flags.resets.shape[0]
 
 
@@ -279,16 +278,15 @@ def _forward(of_memory, other, form, layout, operands, save):
     chunk_start=start,
     save=save,
   )
-  batch, time = form_lib.sizes(inputs)
   if flags is not None and not plan.inner:
     start = jnp.where(_has_last(flags), found["last"], start)
-  num_tiles = _num_tiles(layout, time)
+  num_tiles = _num_tiles(layout)
   outputs = found["output"][:, : num_tiles * plan.tile]
-  outputs = outputs.reshape(batch, -1, plan.heads, plan.value_dim)
+  outputs = outputs.reshape(layout.batch, -1, plan.heads, plan.value_dim)
   result = form_lib.Result(
     (_unpack_memory(plan, found["final"]),),
     (_unpack_memory(plan, start),),
-    layout_lib.unflat(layout, outputs, time),
+    layout_lib.unflat(layout, outputs),
     None,
   )
   saved = (found["saved"][:num_tiles],) if save else ()

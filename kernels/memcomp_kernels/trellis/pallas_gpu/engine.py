@@ -62,7 +62,7 @@ def _forward(form, layout, operands, save):
   result = form_lib.Result(
     memories,
     chunk_start,
-    full_tiles.unlay(form, layout, operands, output),
+    full_tiles.unlay(layout, output),
     None,
   )
   names = ("saved",) if form.spec.stale else ("saved", "u")
@@ -99,7 +99,7 @@ def _backward(form, layout, operands, saved, cotangents):
     write_rate=_of_gates(d_rate, inputs.write_rate),
   )
   d_inputs = jax.tree.map(
-    lambda d, x: full_tiles.unlay(form, layout, operands, d.astype(x.dtype)),
+    lambda d, x: full_tiles.unlay(layout, d.astype(x.dtype)),
     d_inputs,
     inputs,
   )
@@ -202,7 +202,7 @@ def _together(form: form_lib.Form) -> form_lib.Form:
 
 def _no_directions(form, operands, more: int) -> jax.Array:
   """Returns zeros in the shape of `u` of `_forward_together`."""
-  batch, time = form_lib.sizes(operands.inputs)
+  batch, time = operands.inputs.query.shape[:2]
   count = -(-time // full_tiles.TOKENS) + more
   width = PASSES * operands.inputs.query.shape[2]
   shape = count, batch, width, full_tiles.TOKENS, form.spec.num_slots
@@ -219,13 +219,12 @@ def _forward_together(form, layout, operands, save):
   if layout.flags is not None:
     result, saved = _forward(form, layout, operands, save)
     return result, saved | {"u": _no_directions(form, operands, 1)}
-  _, time = form_lib.sizes(operands.inputs)
-  laid = layout_lib.aligned(full_tiles.TOKENS)
+  laid = dataclasses.replace(layout, chunk=full_tiles.TOKENS)
   result, saved = _forward(_together(form), laid, operands, save)
   # Nobody reads this chunk start: a chunk ends with the call.
   result = result._replace(chunk_start=result.memories)
   memories = saved["saved"]
-  missing = time // form.tile_time - memories.shape[0]
+  missing = layout.time // form.tile_time - memories.shape[0]
   widths = [(0, missing)] + [(0, 0)] * (memories.ndim - 1)
   return result, saved | {"saved": jnp.pad(memories, widths)}
 
@@ -236,7 +235,7 @@ def _backward_together(form, layout, operands, saved, cotangents):
     saved = {"saved": saved["saved"]}
     return _backward(form, layout, operands, saved, cotangents)
   saved = saved | {"saved": saved["saved"][: saved["u"].shape[0]]}
-  laid = layout_lib.aligned(full_tiles.TOKENS)
+  laid = dataclasses.replace(layout, chunk=full_tiles.TOKENS)
   found = _backward(_together(form), laid, operands, saved, cotangents)
   zeros = jax.tree.map(jnp.zeros_like, found.chunk_start)
   return found._replace(chunk_start=zeros)

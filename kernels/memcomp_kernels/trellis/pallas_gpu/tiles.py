@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.chunking import tile_scan
 from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import full_tiles
 from memcomp_kernels.trellis import reference
@@ -92,7 +91,7 @@ class Tiles:
   """
 
   def __init__(self, form: form_lib.Form, layout: layout_lib.Layout, operands):
-    inputs, _, _ = tile_scan.lay(layout, operands)
+    inputs = layout_lib.lay(layout, operands.inputs)
     self.inputs = inputs = jax.tree.map(full_tiles.fill, inputs)
     self.spec = form.spec
     self.written = both(inputs.key, inputs.value)
@@ -108,8 +107,7 @@ class Tiles:
     )
     self.decay = decay.decay_factors(log_decay)
     if form.spec.stale:
-      batch, time = form_lib.sizes(operands.inputs)
-      self.flags = full_tiles.flags(layout, batch, time)
+      self.flags = full_tiles.flags(layout)
     else:
       self.flags = full_tiles.resets(layout)
 

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -77,10 +77,10 @@ class Refs(NamedTuple):
   target: jax.Ref
   rows: jax.Ref
   lanes: Any
-  saved: layout.Pair
+  saved: plan_lib.Pair
   start: Any
   d_output: jax.Ref
-  d_final: layout.Pair
+  d_final: plan_lib.Pair
   d_chunk_start: Any
   d_query: jax.Ref
   d_key: jax.Ref
@@ -88,14 +88,14 @@ class Refs(NamedTuple):
   d_target: jax.Ref
   d_rows: jax.Ref
   d_lanes: Any
-  d_memories: layout.Pair
+  d_memories: plan_lib.Pair
   d_reset: Any
   d_start: Any
-  carried: layout.Pair
+  carried: plan_lib.Pair
   solver: Any
 
 
-def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
+def run(refs: Refs, plan: plan_lib.Plan, writes: Any) -> None:
   """Runs the kernel's body for one grid step; arguments as in `forward`."""
   unit = plan.unit
   heads, tokens = unit.heads, unit.tokens
@@ -118,10 +118,10 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
   strict = causal & ~anticausal, anticausal & ~causal
 
   def piece(s: int, g: int) -> schedule.Piece:
-    q, k, v = layout.load(refs, plan, s, g)
+    q, k, v = plan_lib.load(refs, plan, s, g)
     directions = writes.Directions(refs, plan, s, g)
     place = plan.place(g)
-    dy = refs.d_output[layout.tokens_of(plan, s, g, unit.widths[1])]
+    dy = refs.d_output[plan_lib.tokens_of(plan, s, g, unit.widths[1])]
     gates = writes.Gates.of(refs.rows[(*place, s)], plan)
     dtype = q.dtype
     memories = [saved[(s, *place)] for saved in refs.saved]
@@ -132,9 +132,9 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     if flagged:
       chunk = (last_step - step) * plan.chunks + s
       flags = refs.flags[batch * plan.rows + place[0], chunk]
-      resets = (flags & layout.RESETS) != 0
-      continues = (flags & layout.CONTINUES) != 0
-      last = (flags & layout.LAST) != 0
+      resets = (flags & plan_lib.RESETS) != 0
+      continues = (flags & plan_lib.CONTINUES) != 0
+      last = (flags & plan_lib.LAST) != 0
       if s == 0 and refs.start is not None:
         starts = [
           jnp.where(continues, start[place], memory.astype(jnp.float32)).astype(
@@ -186,7 +186,7 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     # The part of the adjoint after the chunk that reaches U_i. If separable, it
     # is decayed here; if safe, U's own row decays it.
     seen = [(after[p] if plan.safe else kept[p]).astype(dtype) for p in (0, 1)]
-    ends: layout.Pair = gates.to_end if plan.safe else (1.0, 1.0)
+    ends: plan_lib.Pair = gates.to_end if plan.safe else (1.0, 1.0)
     d_kept = tuple(d * x for d, x in zip(kept, memories, strict=True))
     by_update = ends[1] * nt(seen[1], vb)
     d_update = by_update * u2
@@ -252,7 +252,7 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     yield schedule.WROTE
     mb, nb = (blocks.diagonal(memory, heads) for memory in memories)
     dq = blocks.sum_nn(plan.join, (et, mb), (dp, kb))
-    layout.store(refs.d_query, plan, s, g, dq)
+    plan_lib.store(refs.d_query, plan, s, g, dq)
     yield None
     sb = [
       b if start is memory else blocks.diagonal(start, heads)
@@ -262,12 +262,12 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     dv = blocks.sum_nn(
       plan.join, (dz2t, sb[1]), (p2t, dyb), (u2t, after[1]), *by_products[1]
     )
-    layout.store(refs.d_value, plan, s, g, dv)
+    plan_lib.store(refs.d_value, plan, s, g, dv)
     yield None
     dk = blocks.sum_nn(
       plan.join, (dz1t, sb[0]), (dpt, qb), (u1t, after[0]), *by_products[0]
     )
-    layout.store(refs.d_key, plan, s, g, dk)
+    plan_lib.store(refs.d_key, plan, s, g, dk)
 
   writes.backward(refs, plan, piece)
 

@@ -11,12 +11,12 @@ from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.trellis.pallas_tpu import backward as backward_lib
 from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
-from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 
-def writes(plan: layout_lib.Plan) -> Any:
+def writes(plan: plan_lib.Plan) -> Any:
   """Returns the module of a plan's write directions."""
-  token = isinstance(plan, layout_lib.PerTokenPlan)
+  token = isinstance(plan, plan_lib.PerTokenPlan)
   return per_token if token else chunk_start
 
 
@@ -39,7 +39,7 @@ class _Blocks:
     at: Maps a grid step to its block of chunks.
   """
 
-  def __init__(self, plan: layout_lib.Plan, steps: int, *, reverse: bool):
+  def __init__(self, plan: plan_lib.Plan, steps: int, *, reverse: bool):
     self.plan = plan
     self.at = (lambda i: steps - 1 - i) if reverse else lambda i: i
 
@@ -54,7 +54,7 @@ class _Blocks:
     shape = plan.rows, plan.units, *sizes
     return pl.BlockSpec(shape, lambda b, u, i, *_: (b, u, self.at(i), 0, 0))
 
-  def memories(self) -> layout_lib.Pair:
+  def memories(self) -> plan_lib.Pair:
     plan = self.plan
     return tuple(
       pl.BlockSpec(
@@ -64,7 +64,7 @@ class _Blocks:
       for width in plan.unit.widths
     )
 
-  def saved(self) -> layout_lib.Pair:
+  def saved(self) -> plan_lib.Pair:
     plan = self.plan
     return tuple(
       pl.BlockSpec(
@@ -77,7 +77,7 @@ class _Blocks:
 
 def _call(
   module: Any,
-  plan: layout_lib.Plan,
+  plan: plan_lib.Plan,
   name: str,
   operands: dict[str, Any],
   results: dict[str, Any],
@@ -112,12 +112,12 @@ def _call(
 
 
 def forward(
-  plan: layout_lib.Plan,
+  plan: plan_lib.Plan,
   packed: Packed,
   flags: jax.Array | None,
-  memories: layout_lib.Pair,
-  reset: layout_lib.Pair,
-  start: layout_lib.Pair,
+  memories: plan_lib.Pair,
+  reset: plan_lib.Pair,
+  start: plan_lib.Pair,
   save: bool,
 ) -> dict[str, Any]:
   """Runs the forward kernel.
@@ -176,11 +176,11 @@ def forward(
 
 
 def backward(
-  plan: layout_lib.Plan,
+  plan: plan_lib.Plan,
   packed: Packed,
   flags: jax.Array | None,
-  saved: layout_lib.Pair,
-  start: layout_lib.Pair,
+  saved: plan_lib.Pair,
+  start: plan_lib.Pair,
   cotangents: dict[str, Any],
 ) -> dict[str, Any]:
   """Runs the backward kernel.

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
 from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 READS_START = True
 """Whether the kernels read the memories at a chunk's start."""
@@ -30,7 +30,7 @@ class Gates(gates_lib.Gates):
     eps: Epsilon of the activation phi.
   """
 
-  write_rate: layout.Pair
+  write_rate: plan_lib.Pair
   eps: Any
 
   @staticmethod
@@ -40,7 +40,7 @@ class Gates(gates_lib.Gates):
     return {"write_rate": pair("rate"), "eps": eps}
 
   @property
-  def rate(self) -> layout.Pair:
+  def rate(self) -> plan_lib.Pair:
     """The factor of U."""
     first, second = self.write_rate
     if self.inverse is None:
@@ -71,10 +71,10 @@ class Gates(gates_lib.Gates):
 
   def row_adjoints(
     self,
-    d_reads: layout.Pair,
-    d_rate: layout.Pair,
-    d_eps: layout.Pair,
-    d_ends: layout.Pair,
+    d_reads: plan_lib.Pair,
+    d_rate: plan_lib.Pair,
+    d_eps: plan_lib.Pair,
+    d_ends: plan_lib.Pair,
   ) -> jax.Array:
     """Returns the adjoint of the rows.
 
@@ -111,7 +111,7 @@ class Directions:
   same ones. A pass is 0 or 1.
   """
 
-  def __init__(self, refs: Any, plan: layout.ChunkStartPlan, s: int, g: int):
+  def __init__(self, refs: Any, plan: plan_lib.ChunkStartPlan, s: int, g: int):
     self.refs, self.plan, self.s, self.g = refs, plan, s, g
     self.dtype = refs.query.dtype
     self.target = load_target(refs.target, plan, s, g)
@@ -119,7 +119,7 @@ class Directions:
     self.adjoints: list[Any] = [None, None]
 
   def begin(
-    self, gates: Gates, z: layout.Pair, products: Callable[[], layout.Pair]
+    self, gates: Gates, z: plan_lib.Pair, products: Callable[[], plan_lib.Pair]
   ) -> Iterable[str]:
     """Takes z by slot; `products` computes w_t . w_i of both passes.
 
@@ -140,7 +140,7 @@ class Directions:
   def write_again(self, p: int) -> jax.Array:
     """Returns a pass's U by slot, in the backward kernel."""
     gates, z = self.gates, self.z[p]
-    u, self.pulls[p] = layout.direction(
+    u, self.pulls[p] = plan_lib.direction(
       self.plan, z, self.target, gates.eps, gates.rate[p]
     )
     return u
@@ -154,13 +154,13 @@ class Directions:
     """Returns what the piece yields until the adjoint of z is known."""
     return ()
 
-  def pulled(self) -> layout.Pair:
+  def pulled(self) -> plan_lib.Pair:
     """Returns the adjoint of z by slot, in the dtype of products."""
     return tuple(dz for dz, *_ in self.adjoints)
 
   def by_products(
-    self, u: layout.Pair, written: layout.Pair, strict: tuple[Any, Any]
-  ) -> layout.Pair:
+    self, u: plan_lib.Pair, written: plan_lib.Pair, strict: tuple[Any, Any]
+  ) -> plan_lib.Pair:
     """Returns further terms of the adjoint of w, as factors of products.
 
     Args:
@@ -178,7 +178,7 @@ class Directions:
     store_target(self.refs.d_target, self.plan, self.s, self.g, d)
 
   def row_adjoints(
-    self, d_reads: layout.Pair, d_ends: layout.Pair
+    self, d_reads: plan_lib.Pair, d_ends: plan_lib.Pair
   ) -> jax.Array:
     """Returns the adjoint of the rows of gates."""
     _, _, d_rate, d_eps = zip(*self.adjoints, strict=True)
@@ -190,7 +190,7 @@ def lay_target(target: jax.Array) -> jax.Array:
   return jnp.swapaxes(target, 1, 2)
 
 
-def lay_lanes(plan: layout.Plan, gates: dict[str, jax.Array]) -> None:
+def lay_lanes(plan: plan_lib.Plan, gates: dict[str, jax.Array]) -> None:
   """Returns None, as no gates are rows by lane."""
   del plan, gates
 
@@ -204,12 +204,12 @@ def blocks_of(block: Any) -> dict[str, Any]:
   return {"target": target, "lanes": None}
 
 
-def scratch(plan: layout.Plan, *, backward: bool) -> None:
+def scratch(plan: plan_lib.Plan, *, backward: bool) -> None:
   """Returns None, as no scratch is needed."""
   del plan, backward
 
 
-def load_target(ref: jax.Ref, plan: layout.Plan, s: int, g: int) -> jax.Array:
+def load_target(ref: jax.Ref, plan: plan_lib.Plan, s: int, g: int) -> jax.Array:
   """Loads a chunk's and unit's target by slot, float32 `[slots, lanes]`."""
   unit = plan.unit
   rows = unit.heads * unit.slots
@@ -220,7 +220,7 @@ def load_target(ref: jax.Ref, plan: layout.Plan, s: int, g: int) -> jax.Array:
 
 
 def store_target(
-  ref: jax.Ref, plan: layout.Plan, s: int, g: int, d_prepared: jax.Array
+  ref: jax.Ref, plan: plan_lib.Plan, s: int, g: int, d_prepared: jax.Array
 ) -> None:
   """Stores the adjoint of a chunk's targets; `d_prepared` is by slot."""
   unit = plan.unit
@@ -232,18 +232,20 @@ def store_target(
     ref[0, rows, lanes] = d[:, h * unit.tokens : (h + 1) * unit.tokens]
 
 
-def forward(refs: Any, plan: layout.ChunkStartPlan, piece: Callable) -> None:
+def forward(refs: Any, plan: plan_lib.ChunkStartPlan, piece: Callable) -> None:
   """Emits the pieces of a grid step's chunks, first to last."""
   del refs
   _emit(plan, piece, range(plan.chunks))
 
 
-def backward(refs: Any, plan: layout.ChunkStartPlan, piece: Callable) -> None:
+def backward(refs: Any, plan: plan_lib.ChunkStartPlan, piece: Callable) -> None:
   """Emits the pieces of a grid step's chunks, last to first."""
   del refs
   _emit(plan, piece, range(plan.chunks - 1, -1, -1))
 
 
-def _emit(plan: layout.ChunkStartPlan, piece: Callable, chunks: range) -> None:
+def _emit(
+  plan: plan_lib.ChunkStartPlan, piece: Callable, chunks: range
+) -> None:
   order = {"group": plan.group, "skew": plan.skew}
   schedule.run(piece, chunks=chunks, units=plan.units, **order)

@@ -23,11 +23,11 @@ from jax import lax
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.chunking import layout as layout_chunking
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import activations, device
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
-from memcomp_kernels.trellis.pallas_tpu import plan as layout_lib
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 # The separable form is used up to this sum of -log_decay in a chunk; beyond it,
 # the form would in time overflow. exp(40) times any value in use is far from
@@ -37,7 +37,7 @@ SEPARABLE_RANGE = 40.0
 
 def _plan(
   form: form_lib.Form, inputs: reference.Inputs, direction: str, num_chunks: int
-) -> layout_lib.Plan:
+) -> plan_lib.Plan:
   """Returns a kernel's plan without the final choice of `safe`.
 
   `direction` is "forward" or "backward".
@@ -55,7 +55,7 @@ def _plan(
     sizes = tiling.token_sizes(units, inputs.query.shape[0], unit)
   else:
     sizes = tiling.sizes(units, num_chunks, unit.tokens)
-  kind = layout_lib.PerTokenPlan if token else layout_lib.ChunkStartPlan
+  kind = plan_lib.PerTokenPlan if token else plan_lib.ChunkStartPlan
   return kind(
     unit=unit,
     **sizes,
@@ -69,11 +69,11 @@ def _plan(
   )
 
 
-def _reads_start(plan: layout_lib.Plan) -> bool:
+def _reads_start(plan: plan_lib.Plan) -> bool:
   return call_lib.writes(plan).READS_START
 
 
-def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
+def _pad_chunks(x: jax.Array, plan: plan_lib.Plan) -> jax.Array:
   """Pads `[batch, time, ...]` with empty positions up to a whole grid step."""
   step = plan.unit.tokens * plan.chunks
   padding = -x.shape[1] % step
@@ -82,9 +82,7 @@ def _pad_chunks(x: jax.Array, plan: layout_lib.Plan) -> jax.Array:
   return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
 
 
-def _pack(
-  plan: layout_lib.Plan, spec: reference.Spec, inputs: reference.Inputs
-):
+def _pack(plan: plan_lib.Plan, spec: reference.Spec, inputs: reference.Inputs):
   """Lays out flat inputs `[batch, time, heads, ...]` for the kernels."""
   unit = plan.unit
 
@@ -132,7 +130,7 @@ def _pack(
   )
 
 
-def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
+def _pack_memories(unit: plan_lib.Unit, memories: Any) -> Any:
   """Halves `[batch, heads, slots, dim]`, to `[batch, units, slots, width]`."""
 
   def pack(x):
@@ -144,7 +142,7 @@ def _pack_memories(unit: layout_lib.Unit, memories: Any) -> Any:
   return jax.tree.map(pack, memories)
 
 
-def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
+def _unpack_memories(unit: plan_lib.Unit, packed: Any, scale: float) -> Any:
   """Converts back to `[batch, heads, slots, dim]` and multiplies by `scale`."""
 
   def unpack(x):
@@ -156,14 +154,14 @@ def _unpack_memories(unit: layout_lib.Unit, packed: Any, scale: float) -> Any:
   return jax.tree.map(unpack, packed)
 
 
-def _flags(layout: layout_chunking.Layout, plan, batch: int, time: int):
+def _flags(layout: layout_lib.Layout, plan):
   """Returns flags, int32 `[batch, chunks]`, or None if no chunk is special."""
-  flags = layout_lib.LAST * layout_chunking.handed_on(layout, batch, time)
+  flags = plan_lib.LAST * layout_lib.handed_on(layout)
   if layout.flags is not None:
     resets, continues, occupied = layout.flags
-    flags += layout_lib.RESETS * resets
-    flags += layout_lib.CONTINUES * (continues & occupied)
-  elif not _reads_start(plan) or time % layout.chunk == 0:
+    flags += plan_lib.RESETS * resets
+    flags += plan_lib.CONTINUES * (continues & occupied)
+  elif not _reads_start(plan) or layout.time % layout.chunk == 0:
     return None
   flags = flags.T.astype(jnp.int32)
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
@@ -185,14 +183,12 @@ def _by_range(plan, form, packed, run):
 
 def _prepare(form, layout, operands, direction):
   """Returns the plan, packed operands, their pullback, flags, and chunks."""
-  inputs = operands.inputs
-  batch, time = form_lib.sizes(inputs)
-  flat = jax.tree.map(lambda x: layout_chunking.flat(layout, x), inputs)
+  flat = layout_lib.flat(layout, operands.inputs)
   num_chunks = flat.query.shape[1] // form.tile_time
   plan = _plan(form, flat, direction, num_chunks)
   flat = jax.tree.map(lambda x: _pad_chunks(x, plan), flat)
   packed, unpack = jax.vjp(functools.partial(_pack, plan, form.spec), flat)
-  return plan, packed, unpack, _flags(layout, plan, batch, time), num_chunks
+  return plan, packed, unpack, _flags(layout, plan), num_chunks
 
 
 def _forward(form, layout, operands, save):
@@ -200,7 +196,6 @@ def _forward(form, layout, operands, save):
   plan, packed, _, flags, num_chunks = _prepare(
     form, layout, operands, "forward"
   )
-  batch, time = form_lib.sizes(operands.inputs)
   memories, reset, start = (
     _pack_memories(plan.unit, x)
     for x in (operands.memories, operands.reset, operands.chunk_start)
@@ -214,7 +209,7 @@ def _forward(form, layout, operands, save):
     ),
   )
   outputs = results["output"][:, : num_chunks * plan.unit.tokens]
-  outputs = outputs.reshape(batch, -1, *operands.inputs.value.shape[2:])
+  outputs = outputs.reshape(layout.batch, -1, *operands.inputs.value.shape[2:])
   final = _unpack_memories(plan.unit, results["final"], 2.0)
   chunk_start = final  # not read: a chunk ends with the call, or none does
   if flags is not None and _reads_start(plan):
@@ -227,23 +222,22 @@ def _forward(form, layout, operands, save):
   if save:
     saved = jax.tree.map(lambda x: x[:num_chunks], results["saved"])
   result = form_lib.Result(
-    final, chunk_start, layout_chunking.unflat(layout, outputs, time), None
+    final, chunk_start, layout_lib.unflat(layout, outputs), None
   )
   return result, saved
 
 
 def _where_any(flags, new, old):
   """Returns `new` for rows that have a last chunk, and `old` for the others."""
-  has = jnp.any(flags & layout_lib.LAST, axis=1)
+  has = jnp.any(flags & plan_lib.LAST, axis=1)
   return jnp.where(has[:, None, None, None], new, old)
 
 
 def _backward(form, layout, operands, saved, cotangents):
   """Runs the backward pass; see `form.Engine`."""
   plan, packed, unpack, flags, _ = _prepare(form, layout, operands, "backward")
-  _, time = form_lib.sizes(operands.inputs)
   unit = plan.unit
-  d_output = _pad_chunks(layout_chunking.flat(layout, cotangents.outputs), plan)
+  d_output = _pad_chunks(layout_lib.flat(layout, cotangents.outputs), plan)
   # The packed arrays are halves, and the caller's memories are twice the
   # kernel's. The factor 4 makes up for both.
   doubled = jax.tree.map(
@@ -270,9 +264,7 @@ def _backward(form, layout, operands, saved, cotangents):
     *(results.get(f"d_{name}") for name in call_lib.Packed._fields)
   )
   (d_inputs,) = unpack(d_packed)
-  d_inputs = jax.tree.map(
-    lambda x: layout_chunking.unflat(layout, x, time), d_inputs
-  )
+  d_inputs = layout_lib.unflat(layout, d_inputs)
   d_memories = _unpack_memories(unit, results["d_memories"], 0.5)
   if flags is None:
     zeros = jax.tree.map(jnp.zeros_like, d_memories)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 nn, nt = blocks.nn, blocks.nt
 
@@ -55,18 +55,18 @@ class Refs(NamedTuple):
   target: jax.Ref
   rows: jax.Ref
   lanes: Any
-  memories: layout.Pair
+  memories: plan_lib.Pair
   reset: Any
   start: Any
   output: jax.Ref
-  final: layout.Pair
+  final: plan_lib.Pair
   last: Any
   saved: Any
-  carried: layout.Pair
+  carried: plan_lib.Pair
   solver: Any
 
 
-def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
+def run(refs: Refs, plan: plan_lib.Plan, writes: Any) -> None:
   """Runs the kernel's body for one grid step.
 
   Args:
@@ -90,7 +90,7 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
   causal = blocks.causal(tokens, heads)
 
   def piece(s: int, g: int) -> schedule.Piece:
-    q, k, v = layout.load(refs, plan, s, g)
+    q, k, v = plan_lib.load(refs, plan, s, g)
     directions = writes.Directions(refs, plan, s, g)
     place = plan.place(g)
     gates = writes.Gates.of(refs.rows[(*place, s)], plan)
@@ -100,7 +100,7 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     starts = memories
     if refs.flags is not None:
       flags = refs.flags[batch * plan.rows + place[0], step * plan.chunks + s]
-      resets = (flags & layout.RESETS) != 0
+      resets = (flags & plan_lib.RESETS) != 0
       memories = [
         jnp.where(resets, reset[place], memory)
         for reset, memory in zip(refs.reset, memories, strict=True)
@@ -108,13 +108,13 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
       starts = memories
       if s == 0 and refs.start is not None:
         # Only the very first chunk can have begun in an earlier call.
-        continues = (flags & layout.CONTINUES) != 0
+        continues = (flags & plan_lib.CONTINUES) != 0
         starts = [
           jnp.where(continues, start[place], memory)
           for start, memory in zip(refs.start, memories, strict=True)
         ]
       if refs.last is not None:
-        is_last = (flags & layout.LAST) != 0
+        is_last = (flags & plan_lib.LAST) != 0
         for last, start in zip(refs.last, starts, strict=True):
           last[place] = jnp.where(is_last, start, last[place])
     if refs.saved is not None:
@@ -162,7 +162,7 @@ def run(refs: Refs, plan: layout.Plan, writes: Any) -> None:
     factors = [(code, nb), (scores, vb)] if join else [(scores, vb)]
     rest = blocks.sum_nn(join, *factors)
     yield None
-    layout.store(refs.output, plan, s, g, gates.output(fm, rest))
+    plan_lib.store(refs.output, plan, s, g, gates.output(fm, rest))
 
   writes.forward(refs, plan, piece)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.pallas_tpu import blocks
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Gates:
       None if separable, where `total` scales the whole sum.
   """
 
-  plan: layout.Plan
-  log_decay: layout.Pair
-  mu: layout.Pair
+  plan: plan_lib.Plan
+  log_decay: plan_lib.Pair
+  mu: plan_lib.Pair
   inverse: Any
-  total: layout.Pair
+  total: plan_lib.Pair
   to_end: Any
 
   @classmethod
@@ -159,13 +159,15 @@ class Gates:
     update = blocks.nn(u.astype(written.dtype), written)
     return self.total[p] * (memory + update)
 
-  def sum_reads(self, first: jax.Array, second: jax.Array) -> layout.Pair:
+  def sum_reads(self, first: jax.Array, second: jax.Array) -> plan_lib.Pair:
     """Sums over slots; where gates are shared, both passes into one sum."""
     if self.plan.shared:
-      return layout.sum_slots(first + second), 0.0
-    return layout.sum_slots(first), layout.sum_slots(second)
+      return plan_lib.sum_slots(first + second), 0.0
+    return plan_lib.sum_slots(first), plan_lib.sum_slots(second)
 
-  def sum_ends(self, kept: layout.Pair, update: layout.Pair) -> layout.Pair:
+  def sum_ends(
+    self, kept: plan_lib.Pair, update: plan_lib.Pair
+  ) -> plan_lib.Pair:
     """Returns the adjoint of the rows `end`.
 
     Args:
@@ -183,8 +185,8 @@ class Gates:
       # Every lane of a head holds its end. The caller of the kernel sums their
       # adjoints.
       whole = blocks.sum_of_heads(
-        layout.sum_slots(kept), unit.heads, unit.tokens
+        plan_lib.sum_slots(kept), unit.heads, unit.tokens
       )
-      return jnp.where(lane == 0, whole, 0.0) + layout.sum_slots(update)
+      return jnp.where(lane == 0, whole, 0.0) + plan_lib.sum_slots(update)
 
     return end(kept[0], update[0]), end(kept[1], update[1])

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import blocks, schedule
 from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 from memcomp_kernels.trellis.pallas_tpu import substitution
 
 nn = blocks.nn
@@ -35,7 +35,7 @@ class Gates(gates_lib.Gates):
       lanes]`.
   """
 
-  prev: layout.Pair
+  prev: plan_lib.Pair
 
   @staticmethod
   def more(plan, row, pair) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Gates(gates_lib.Gates):
     return blocks.spread(column, unit.heads, unit.value_dim)
 
   def row_adjoints(
-    self, d_reads: layout.Pair, d_ends: layout.Pair
+    self, d_reads: plan_lib.Pair, d_ends: plan_lib.Pair
   ) -> jax.Array:
     """Returns the adjoint of the rows; those by lane are not among them."""
     plan = self.plan
@@ -89,16 +89,16 @@ class Directions:
   Z here is without the decay of M, which `substitution` adds.
   """
 
-  def __init__(self, refs: Any, plan: layout.PerTokenPlan, s: int, g: int):
+  def __init__(self, refs: Any, plan: plan_lib.PerTokenPlan, s: int, g: int):
     self.solver, self.plan, self.g = refs.solver, plan, g
     self.dtype = refs.query.dtype
     width = plan.unit.heads * plan.unit.slots
-    self.target = refs.target[layout.tokens_of(plan, s, g, width)]
+    self.target = refs.target[plan_lib.tokens_of(plan, s, g, width)]
     self.u: Any = None
     self.du: list[Any] = [None, None]
 
   def begin(
-    self, gates: Gates, z: layout.Pair, products: Callable[[], layout.Pair]
+    self, gates: Gates, z: plan_lib.Pair, products: Callable[[], plan_lib.Pair]
   ) -> Iterable[str]:
     """Stores what `substitution` reads, and waits for the other units."""
     self.gates = gates
@@ -125,7 +125,7 @@ class Directions:
     yield schedule.MEETS
     self.dz = substitution.take_back(self.solver, self.plan, self.g)
 
-  def pulled(self) -> layout.Pair:
+  def pulled(self) -> plan_lib.Pair:
     """Returns the adjoint of M w, in the dtype of products."""
     return tuple(
       (dz * jnp.exp(prev)).astype(self.dtype)
@@ -133,8 +133,8 @@ class Directions:
     )
 
   def by_products(
-    self, u: layout.Pair, written: layout.Pair, strict: tuple[Any, Any]
-  ) -> layout.Pair:
+    self, u: plan_lib.Pair, written: plan_lib.Pair, strict: tuple[Any, Any]
+  ) -> plan_lib.Pair:
     """Returns (A + A^T) w of `backward`, as factors of products."""
     return tuple(
       [(self._coupled(p, dz, u, strict).astype(self.dtype), w)]
@@ -145,7 +145,7 @@ class Directions:
     """Does nothing, as `backward` stores the adjoints of all targets."""
 
   def row_adjoints(
-    self, d_reads: layout.Pair, d_ends: layout.Pair
+    self, d_reads: plan_lib.Pair, d_ends: plan_lib.Pair
   ) -> jax.Array:
     """Returns the adjoint of the rows of gates."""
     return self.gates.row_adjoints(d_reads, d_ends)
@@ -166,7 +166,7 @@ def lay_target(target: jax.Array) -> jax.Array:
   return target
 
 
-def lay_lanes(plan: layout.PerTokenPlan, gates: dict[str, jax.Array]):
+def lay_lanes(plan: plan_lib.PerTokenPlan, gates: dict[str, jax.Array]):
   """Lays out rows `[batch, units, tiles, heads * tokens]` by lane."""
   unit = plan.unit
 
@@ -207,13 +207,13 @@ def blocks_of(block: Any) -> dict[str, Any]:
   return {"target": block.by_token(unit.heads * unit.slots), "lanes": lanes}
 
 
-def forward(refs: Any, plan: layout.PerTokenPlan, piece: Callable) -> None:
+def forward(refs: Any, plan: plan_lib.PerTokenPlan, piece: Callable) -> None:
   """Emits the pieces of a tile, which meet once."""
   pieces = _solved(refs, plan, piece)
   schedule.meet(pieces, group=plan.group, skew=plan.skew)
 
 
-def backward(refs: Any, plan: layout.PerTokenPlan, piece: Callable) -> None:
+def backward(refs: Any, plan: plan_lib.PerTokenPlan, piece: Callable) -> None:
   """Emits the pieces of a tile, which meet twice."""
   pieces = _solved(refs, plan, piece)
   schedule.meet(pieces, group=plan.group, skew=plan.skew)
@@ -222,7 +222,7 @@ def backward(refs: Any, plan: layout.PerTokenPlan, piece: Callable) -> None:
   substitution.send_targets_back(refs.solver, plan)
   for g in range(plan.step_units):
     d_target = substitution.target_of(refs.solver, plan, g)
-    layout.store(refs.d_target, plan, 0, g, d_target)
+    plan_lib.store(refs.d_target, plan, 0, g, d_target)
   schedule.meet(pieces, group=plan.group, skew=plan.skew)
 
 

@@ -27,9 +27,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.pallas_tpu import activations, lanes
-from memcomp_kernels.trellis.pallas_tpu import plan as layout
+from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
-Plan = layout.PerTokenPlan
+Plan = plan_lib.PerTokenPlan
 
 
 class Scratch(NamedTuple):
@@ -87,8 +87,8 @@ def stage(
   refs: Scratch,
   plan: Plan,
   g: int,
-  reads: layout.Pair,
-  scores: layout.Pair,
+  reads: plan_lib.Pair,
+  scores: plan_lib.Pair,
   target: jax.Array,
 ) -> None:
   """Stores a unit's inputs in scratch.
@@ -111,7 +111,7 @@ def stage(
       refs.by_token[register, tokens, pl.ds(0, part.shape[1])] = part
 
 
-def stage_adjoint(refs: Scratch, plan: Plan, g: int, du: layout.Pair) -> None:
+def stage_adjoint(refs: Scratch, plan: Plan, g: int, du: plan_lib.Pair) -> None:
   """Stores a unit's adjoint of u by slot, in the place of M w."""
   slots = plan.unit.slots
   for p in (0, 1):
@@ -241,7 +241,7 @@ def send_back(refs: Scratch, plan: Plan, source: jax.Ref) -> None:
     refs.back[pl.ds(slot * rows, size * rows), :] = lanes.from_lanes(found)
 
 
-def take_back(refs: Scratch, plan: Plan, g: int) -> layout.Pair:
+def take_back(refs: Scratch, plan: Plan, g: int) -> plan_lib.Pair:
   """Returns a unit's columns by slot, of both passes, after `send_back`."""
   return tuple(
     refs.back[
@@ -290,9 +290,9 @@ def _pull(refs: Scratch, d_rows, plan: Plan, c, t: int, du, rows: _Rows):
   z = refs.z[c, at, :]
   target = activations.prepare_target(plan.phi, refs.target[c, at, :])
   rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
-  _, pull = layout.direction(plan, z, target, eps, rate)
+  _, pull = plan_lib.direction(plan, z, target, eps, rate)
   dz, d_target, d_rate, d_eps = pull(du)
-  found = [-d_rate * rate, layout.sum_slots(dz * z), d_rate]
+  found = [-d_rate * rate, plan_lib.sum_slots(dz * z), d_rate]
   if d_eps is not None:
     found.append(d_eps)
   for i, row in enumerate(found):
