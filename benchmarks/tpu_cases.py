@@ -109,7 +109,7 @@ class Case:
 
   @property
   def layout(self) -> layout_lib.Layout:
-    """Of whole tiles."""
+    """The layout of rows of whole tiles."""
     return layout_lib.Layout(self.batch, self.time, self.chunk)
 
   @property

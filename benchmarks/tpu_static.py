@@ -39,6 +39,7 @@ from tpu_cases import Case
 
 from memcomp_kernels import aot
 from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.key_value_means import tile as key_value_means_tile
 from memcomp_kernels.key_value_means.pallas_tpu import (
   engine as key_value_means_tpu,
@@ -72,14 +73,19 @@ _GROWTH = 1.05  # of cycles, before a comparison fails
 
 def functions(case: Case, engine: form_lib.Engine):
   """The forward and the backward pass of whole chunks."""
-  form, layout = case.form(engine), case.layout
+  form = case.form(engine)
+
+  def layout(operands):
+    batch, time = jax.tree.leaves(operands.inputs)[0].shape[:2]
+    return layout_lib.Layout(batch, time, case.chunk)
 
   def forward(operands):
     save = case.direction != "forward"
-    return engine.forward(form, layout, operands, save)
+    return engine.forward(form, layout(operands), operands, save)
 
   def backward(operands, saved, cotangents):
-    return engine.backward(form, layout, operands, saved, cotangents)
+    laid = layout(operands)
+    return engine.backward(form, laid, operands, saved, cotangents)
 
   return forward, backward
 

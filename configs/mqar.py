@@ -66,7 +66,9 @@ def get_config(name: str = "trellis") -> config.Config:
       seed=mqar_task.SEED,
     ),
     optimizer=config.OptimizerConfig(
-      learning_rate=1e-3 if chosen else 5e-3,
+      # Muon makes mixers learn the toy that AdamW leaves stuck.
+      name="adamw" if chosen else "muon",
+      learning_rate=1e-3 if chosen else 1e-2,
       final_learning_rate=0.0,
       warmup_steps=50,
       b2=0.98,

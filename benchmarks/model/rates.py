@@ -73,16 +73,22 @@ def by_rate(runs: list[Run]) -> str:
   return markdown(head, rule, *(row for _, row in sorted(rows)))
 
 
-def by_option(runs: list[Run]) -> str:
+def by_option(runs: list[Run], optimizer: bool) -> str:
   """Changed options: bits by seed beside those without the change.
 
   Differences are of the same rate and seed; runs without a partner are left
   out.
+
+  Args:
+    runs: the data.
+    optimizer: whether of runs whose optimizer is changed, or of all others.
   """
   usual, changed = {}, {}
   for run in runs:
     key = run["mixer"], run["learning_rate"]
     if changes := run.get("changes"):
+      if ("optimizer.name" in changes) != optimizer:
+        continue
       name = ", ".join(f"`{k}={v}`" for k, v in changes.items())
       changed.setdefault((*key, name), {})[run["seed"]] = run["bits"]
     else:

@@ -86,25 +86,29 @@ def rows_at(task: Task, step: int) -> tuple[int, int, int]:
 def make_optimizer(
   config: decoder.DecoderConfig, task: Task
 ) -> optax.GradientTransformation:
-  """AdamW, or Muon for the matrices of layers and AdamW for all else."""
+  """AdamW with decay of all parameters, or the trainer's Muon.
+
+  That decays the matrices only, and updates all others with AdamW.
+  """
   warmup = min(_WARMUP, task.steps // 4)
+  settings = config_lib.OptimizerConfig(
+    name=task.optimizer,
+    learning_rate=task.learning_rate,
+    final_learning_rate=0.0,
+    warmup_steps=warmup,
+    b2=0.98,
+    weight_decay=0.1,
+    clip_norm=1.0,
+  )
   if task.optimizer != "adamw":
-    settings = config_lib.OptimizerConfig(
-      name=task.optimizer,
-      learning_rate=task.learning_rate,
-      final_learning_rate=0.0,
-      warmup_steps=warmup,
-      b2=0.98,
-      weight_decay=0.1,
-      clip_norm=1.0,
-    )
     masks = abstract.model_of(config).masks
     return optimizer_lib.make(settings, task.steps, masks)
   rate = optax.warmup_cosine_decay_schedule(
-    0.0, task.learning_rate, warmup, task.steps
+    0.0, settings.learning_rate, warmup, task.steps
   )
   return optax.chain(
-    optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.1)
+    optax.clip_by_global_norm(settings.clip_norm),
+    optax.adamw(rate, b2=settings.b2, weight_decay=settings.weight_decay),
   )
 
 

@@ -84,6 +84,9 @@ def recall(folder: pathlib.Path, updates: str, heads: str = "") -> str:
   return rates.markdown(*rows)
 
 
+_RECALL_USUAL = {"optimizer": "adamw", "learning_rate": 0.005}
+
+
 def recall_options(folder: pathlib.Path) -> str:
   """Accuracy at the most pairs by seed, of other options."""
   rows = [
@@ -91,7 +94,9 @@ def recall_options(folder: pathlib.Path) -> str:
     ["---", "---:", "---", "---"],
   ]
   for run in length.lines(folder / "recall-options.jsonl"):
-    changed = [f"`{k}={v}`" for k, v in run["options"].items()]
+    trained = {k: run["task"].get(k, v) for k, v in _RECALL_USUAL.items()}
+    other = {k: v for k, v in trained.items() if v != _RECALL_USUAL[k]}
+    changed = [f"`{k}={v}`" for k, v in (other | run["options"]).items()]
     each = ", ".join(f"{x:.2f}" for x in run["accuracy"]["16"])
     what = ", ".join(changed) or "nothing"
     rows.append([run["mixer"], str(run["head_dim"]), what, each])
@@ -121,9 +126,10 @@ def by_rate(folder: pathlib.Path) -> str:
   return rates.by_rate(length.lines(folder / "rates.jsonl"))
 
 
-def by_option(folder: pathlib.Path) -> str:
-  """Bits per byte of mixers with one or several of their options changed."""
-  return rates.by_option(length.lines(folder / "rates.jsonl"))
+def by_option(folder: pathlib.Path, *, optimizer: bool = False) -> str:
+  """Bits per byte of mixers with options changed, or with another optimizer."""
+  runs = length.lines(folder / "rates.jsonl")
+  return rates.by_option(runs, optimizer=optimizer)
 
 
 def quickstart_positions(folder: pathlib.Path, case: str) -> str:
@@ -252,6 +258,7 @@ TABLES = {
   "lengths": time_by_length,
   "rates": by_rate,
   "options": by_option,
+  "optimizers": functools.partial(by_option, optimizer=True),
   "quickstart": quickstart_positions,
   "quickstart carried": quickstart_carried,
   "quickstart coders": quickstart_coders,

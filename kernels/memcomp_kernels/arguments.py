@@ -25,8 +25,8 @@ state: before the first token; default a fresh one. Also `initial_state`.
 segment_ids: integers `[batch, time]` of packed rows; 0 is padding.
 reset_state: what new segments start from, a state or `memcomp_kernels.FRESH`.
   Needed where `segment_ids` and `state` meet; not read without `segment_ids`.
-max_position: an upper bound of the tokens that `state` has seen, where one is
-  known: memories that grow save work by it.
+max_position: an upper bound of the tokens that `state` and `reset_state` have
+  seen, where one is known: memories that grow save work by it.
 implementation: a name, or several in order of preference; default the fastest
   on the platform that can do the call.
 output_final_state: if False the state is returned as None."""

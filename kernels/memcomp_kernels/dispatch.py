@@ -37,6 +37,7 @@ KERNELS = *_KERNELS["tpu"], *_KERNELS["gpu"]
 
 They have no float64. Their own tests compare them with the XLA form.
 """
+# Their calls do not say over which axes of a `shard_map` results vary.
 _UNTYPED = ("library_tpu", "mosaic_gpu", "library_gpu")
 NAMES = "reference", "xla_chunked", *KERNELS
 
@@ -110,7 +111,8 @@ class Call(NamedTuple):
     segment_ids: `[batch, time]`, or None for one segment.
     reset_state: the state that new segments start from. None means `state`,
       which is then fresh.
-    max_position: an upper bound of the number of tokens in `state`, or None.
+    max_position: an upper bound of the number of tokens in `state` and in
+      `reset_state`, or None.
     tiling: performance options, or None.
   """
 

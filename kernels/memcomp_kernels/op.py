@@ -162,7 +162,7 @@ class Op:
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time. This is the definition of the memory.
 
-    Arguments and results are those of `chunk`.
+    Arguments and results are those of `chunk`, without `implementation`.
     """
     return self.chunk(
       state, inputs, spec=spec, **options, implementation="reference"

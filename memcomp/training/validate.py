@@ -237,7 +237,8 @@ def _check_batch(config: config_lib.Config) -> None:
 def _check_room(config: config_lib.Config) -> None:
   """Checks that a state that rows pass on has room for a row."""
   rows = config.data.sequence_length
-  for name, mixer in config.model.mixers.items():
+  for name in set(config.model.layer_names()):
+    mixer = config.model.mixers[name]
     if not isinstance(mixer, softmax_attention.SoftmaxAttentionConfig):
       continue
     if mixer.max_length < rows and not mixer.window_size:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import rotation
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
@@ -76,7 +76,7 @@ def test_nothing_over_shards_of_time(name, batch, time):
     batch_axes=(),
     head_axes=(),
     time_axis="time",
-    mesh=jax.make_mesh((2,), ("time",)),
+    mesh=jax.make_mesh((2,), ("time",), axis_types=(AxisType.Auto,)),
     over_time=memory.op.pass_state(spec),
   )
   for ids in (None, jax.numpy.ones((batch, time), "int32")):

@@ -195,19 +195,19 @@ def test_inside_the_callers_shard_map():
   layer = make("gated_delta_net", rules)
   graphdef, params = nnx.split(layer)
   rows = PartitionSpec(("data", "model"))
+  ids = jnp.ones(X.shape[:2], jnp.int32).at[:, 5:].set(2)
 
   @jax.jit
-  def sharded(params, x):
+  def sharded(params, x, ids):
     return jax.shard_map(
-      lambda params, x: nnx.merge(graphdef, params)(x),
+      lambda params, x, ids: nnx.merge(graphdef, params)(x, segment_ids=ids),
       mesh=mesh,
-      in_specs=(PartitionSpec(), rows),
+      in_specs=(PartitionSpec(), rows, rows),
       out_specs=rows,
-    )(params, x)
+    )(params, x, ids)
 
-  close(
-    sharded(params, X), nnx.jit(lambda layer: layer(X))(make("gated_delta_net"))
-  )
+  alone = nnx.jit(lambda layer: layer(X, segment_ids=ids))
+  close(sharded(params, X, ids), alone(make("gated_delta_net")))
 
 
 @pytest.mark.parametrize(

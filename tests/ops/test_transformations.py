@@ -18,9 +18,10 @@ from jax import export
 from jax.sharding import AxisType, PartitionSpec
 
 from memcomp_kernels import FRESH, derivative, gated_delta_rule, lattice
+from memcomp_kernels.math import solver
 from memcomp_kernels.pallas_gpu import device as gpu
 from memcomp_kernels.pallas_tpu import device as tpu
-from memcomp_kernels.testing import errors, gradients, tolerances
+from memcomp_kernels.testing import errors, gradients, memories, tolerances
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "use.md"
 
@@ -100,25 +101,53 @@ def test_donated_states(name):
   assert any(x.is_deleted() for x in floats)
 
 
-@pytest.mark.parametrize("name", op_cases.CASES)
-def test_in_the_callers_shard_map(name):
-  """JAX checks there what varies over the mesh, and loops must agree."""
-  case = op_cases.CASES[name]
-  inputs = jax.tree.map(lambda x: x[:, :TIME], case.inputs())
+def traced_in_a_shard_map(
+  memory, spec, ids, sizes=op_cases.SIZES, time=TIME, **options
+):
+  """Traces a gradient over two devices, from a state that does not vary."""
+  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
+  if "implementation" in options:  # a kernel
+    products = ("query", "key", "value")
+    narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
+    inputs = inputs._replace(**narrow)
+  fresh = memory.make_state(jax.random.key(0), spec, **sizes | {"batch": 1})
   mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
   rows = PartitionSpec("data")
 
-  def loss(arrays, ids):
-    run = jax.shard_map(
-      lambda arrays, ids: case(arrays, segment_ids=ids)[0],
-      mesh=mesh,
-      in_specs=rows,
-      out_specs=rows,
-    )
-    return jnp.sum(run(arrays, ids))
+  def run(inputs, ids):
+    reset = None if ids is None else FRESH
+    call = {"segment_ids": ids, "reset_state": reset} | options
+    return memory.op.chunk(fresh, inputs, spec=spec, **call)[1]
 
-  for ids in (None, IDS):
-    jax.eval_shape(jax.grad(loss), case.arrays(inputs), ids)
+  def loss(inputs):
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows)
+    return jnp.sum(sharded(inputs, ids).astype(jnp.float32))
+
+  jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+  ("name", "spec"),
+  rotation.cases(
+    [(name, x) for name, m in memories.MEMORIES.items() for x in m.specs],
+    [(name, next(iter(m.specs))) for name, m in memories.MEMORIES.items()],
+  ),
+)
+def test_in_the_callers_shard_map(name, spec, ids):
+  """JAX checks there what varies over the mesh, and loops must agree."""
+  memory = memories.MEMORIES[name]
+  traced_in_a_shard_map(memory, memory.specs[spec], ids)
+
+
+@pytest.mark.parametrize(
+  ("name", "sweeps"),
+  [("trellis", solver.Solver(method="sweeps")), ("lattice", "sweeps")],
+)
+def test_sweeps_in_the_callers_shard_map(name, sweeps):
+  memory = memories.MEMORIES[name]
+  tiling = memory.op.Tiling(solver=sweeps)
+  traced_in_a_shard_map(memory, memory.specs["token"], None, tiling=tiling)
 
 
 def test_numbers_in_the_callers_shard_map():
@@ -136,15 +165,36 @@ def test_numbers_in_the_callers_shard_map():
   errors.assert_close(found, expected, tolerances.SHARDED, "y")
 
 
+@pytest.mark.parametrize("packed", rotation.cases([False, True], [False]))
 @pytest.mark.parametrize(
-  ("platform", "name", "context"),
-  [
-    ("tpu", "mosaic_tpu", tpu.compiled),
-    ("gpu", "mosaic_gpu", gpu.lowered),
-  ],
+  ("name", "fields"),
+  rotation.cases(
+    [
+      ("delta_rule", {}),
+      ("linear_attention", {}),
+      ("trellis", {"num_slots": 64, "chunk_size": 64}),
+      ("lattice", {"num_slots": 64, "chunk_size": 64}),
+      ("lattice", {"num_slots": 64, "gradient_at": "token"}),
+      ("key_value_means", {"chunk_size": 128}),
+      ("tensor_cache", {"window_size": 128, "chunk_size": 64}),
+    ],
+    [("linear_attention", {})],
+  ),
 )
-def test_kernels_in_the_callers_shard_map(platform, name, context):
-  """A TPU's say over what their results vary; a GPU's ask not to check it."""
+def test_tpu_kernels_in_the_callers_shard_map(name, fields, packed):
+  """They say over which axes their results vary."""
+  memory = memories.MEMORIES[name]
+  ids = jnp.ones((2, 128), jnp.int32).at[:, 70:].set(2) if packed else None
+  sizes = {"batch": 2, "heads": 2, "key_dim": 128, "value_dim": 128}
+  with tpu.compiled("v6e"):
+    traced_in_a_shard_map(
+      *(memory, memory.op.Spec(**fields), ids, sizes, 128),
+      implementation="mosaic_tpu",
+    )
+
+
+def test_gpu_kernels_in_the_callers_shard_map():
+  """They do not, and ask not to be checked."""
   q = jnp.ones((2, 128, 1, 128), jnp.bfloat16)
   g = -jnp.ones((2, 128, 1))
   mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -152,7 +202,7 @@ def test_kernels_in_the_callers_shard_map(platform, name, context):
 
   def run(implementation, check):
     call = functools.partial(gated_delta_rule, implementation=implementation)
-    with context():
+    with gpu.lowered():
       return jax.eval_shape(
         jax.shard_map(
           lambda q, g: call(q, q, q, g=g, beta=-g)[0],
@@ -165,13 +215,10 @@ def test_kernels_in_the_callers_shard_map(platform, name, context):
         g,
       )
 
-  run(name, False)
-  if platform == "tpu":
-    run(name, True)
-    return
+  run("mosaic_gpu", False)
   with pytest.raises(NotImplementedError, match="needs check_vma=False"):
-    run(name, True)
-  run((name, "xla_chunked"), True)
+    run("mosaic_gpu", True)
+  run(("mosaic_gpu", "xla_chunked"), True)
 
 
 @CASES

@@ -68,5 +68,5 @@ def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:
   """Returns the inputs in the structure that `form` expects."""
   if spec.stale:
     return inputs
-  taken = jnp.ones((*inputs.query.shape[:2], 1, 1), inputs.query.dtype)
+  taken = jnp.ones_like(inputs.query[:, :, :1, :1])
   return tile_lib.Laid(inputs, taken)

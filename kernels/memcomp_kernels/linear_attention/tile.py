@@ -27,7 +27,7 @@ def prepare(
   query, key, value, log_decay = inputs
   wide = jnp.promote_types(query.dtype, jnp.float32)
   if log_decay is None:
-    log_decay = jnp.zeros((*key.shape[:-1], 1))
+    log_decay = jnp.zeros_like(key[..., :1])
   log_decay = log_decay[..., 0].astype(wide)
   return affine.outer_tile(query, key, value.astype(wide), log_decay)
 

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import derivative
+from memcomp_kernels import contract, derivative
 
 _logger = logging.getLogger("memcomp")
 
@@ -275,7 +275,8 @@ def _sweep(direction, solver, base, coupling, parameters):
     limit = min(solver.max_sweeps or time, time)
     return (carry[0] < limit) & jnp.any(over(carry[3]))
 
-  first = jnp.zeros((), jnp.float32), z, u, none + jnp.inf
+  first = contract.vary_like((z, u, none + jnp.inf), base)
+  first = jnp.zeros((), jnp.float32), *first
   count, z, u, residual = lax.while_loop(again, body, first)
   unreached = over(residual)
 

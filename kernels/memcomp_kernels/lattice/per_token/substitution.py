@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import derivative
+from memcomp_kernels import contract, derivative
 from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.math.matmul import einsum
@@ -148,6 +148,7 @@ def _loop(spec, S, tokens, extra):
     writes.before_tile(S),
     carried,
   )
+  carry = contract.vary_like(carry, (S, tokens))
   xs = place, *jax.tree.map(by_time, (tokens, extra, known))
   (A, W, columns, carried), (reads, codes) = lax.scan(body, carry, xs)
   (from_start, scores), codes = jax.tree.map(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import derivative
+from memcomp_kernels import contract, derivative
 from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, writes
 from memcomp_kernels.math import solver
@@ -143,7 +143,8 @@ def fixed_point(function, start, tolerance, count, reverse=False):
 
   start = cleared(start)
   residual = jnp.array(jnp.inf, jax.tree.leaves(start)[0].dtype)
-  return lax.while_loop(unfinished, sweep, (start, residual, jnp.array(0)))
+  first = contract.vary_like((start, residual), start)
+  return lax.while_loop(unfinished, sweep, (*first, jnp.array(0)))
 
 
 def _solve(
