@@ -277,28 +277,33 @@ def test_one_part_in_float64_makes_the_call_float64(name, wide):
     assert [x.dtype for x in jax.tree.leaves(after)] == dtypes
 
 
-@pytest.mark.parametrize("name", memories.MEMORIES)
-def test_bfloat16_beside_float64(name):
+@pytest.mark.parametrize(
+  ("name", "spec"),
+  rotation.cases(
+    [(name, x) for name, m in memories.MEMORIES.items() for x in m.specs],
+    [(name, next(iter(m.specs))) for name, m in memories.MEMORIES.items()],
+  ),
+)
+def test_bfloat16_beside_float64(name, spec):
   """Gates that NumPy has made in float64, and all else in bfloat16."""
   memory = memories.MEMORIES[name]
+  spec = memory.specs[spec]
   sizes = {"batch": 1, "heads": 2, "key_dim": 4, "value_dim": 4}
-  products = ("query", "key", "value")
-  for spec in memory.specs.values():
-    with jax.enable_x64(True):
-      key = jax.random.key(0)
-      inputs = memory.make_inputs(key, spec, time=5, **sizes)
-      narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
-      inputs = inputs._replace(**narrow)
-      state = memory.make_state(key, spec, **sizes)
+  with jax.enable_x64(True):
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, spec, time=5, **sizes)
+    products = ("query", "key", "value")
+    narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
+    inputs = inputs._replace(**narrow)
+    state = memory.make_state(key, spec, **sizes)
 
-      def loss(inputs, state=state, spec=spec):
-        _, y = memory.op.chunk(
-          state, inputs, spec=spec, implementation="xla_chunked"
-        )
-        assert y.dtype == jnp.bfloat16
-        return jnp.sum(y.astype(jnp.float32))
+    def loss(inputs):
+      form = {"implementation": "xla_chunked"}
+      _, y = memory.op.chunk(state, inputs, spec=spec, **form)
+      assert y.dtype == jnp.bfloat16
+      return jnp.sum(y.astype(jnp.float32))
 
-      jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
+    jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
 
 
 def _as_float32(x):
