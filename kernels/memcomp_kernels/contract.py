@@ -95,13 +95,8 @@ def varying(tree: Any) -> frozenset[str]:
 
   It is empty outside of one, and with `check_vma=False`.
   """
-
-  def of(x):
-    kind = jax.typeof(x)
-    manual = getattr(kind, "manual_axis_type", None)  # from jax 0.12 on
-    return kind.vma if manual is None else manual.varying
-
-  return frozenset().union(*map(of, jax.tree.leaves(tree)))
+  types = map(jax.typeof, jax.tree.leaves(tree))
+  return frozenset().union(*(x.manual_axis_type.varying for x in types))
 
 
 def vary_like(tree: Any, given: Any) -> Any:

@@ -136,12 +136,11 @@ def struct(x: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
 
 def _varying(shapes: list[Any], given: jax.Array) -> list[Any]:
   """Returns the shapes of results that, in a `shard_map`, vary as `given`."""
-  kind = jax.typeof(given)
-  if hasattr(kind, "manual_axis_type"):  # from jax 0.12 on
-    varies = {"manual_axis_type": kind.manual_axis_type}
-  else:
-    varies = {"vma": kind.vma}
-  return [jax.ShapeDtypeStruct(x.shape, x.dtype, **varies) for x in shapes]
+  varies = jax.typeof(given).manual_axis_type
+  return [
+    jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=varies)
+    for x in shapes
+  ]
 
 
 def _flat(named: Named) -> list[Any]:
