@@ -126,7 +126,7 @@ def traced_in_a_shard_map(
   jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "packed"])
+@pytest.mark.parametrize("packed", rotation.cases([False, True], [True]))
 @pytest.mark.parametrize(
   ("name", "spec"),
   rotation.cases(
@@ -134,10 +134,10 @@ def traced_in_a_shard_map(
     [(name, next(iter(m.specs))) for name, m in memories.MEMORIES.items()],
   ),
 )
-def test_in_the_callers_shard_map(name, spec, ids):
+def test_in_the_callers_shard_map(name, spec, packed):
   """JAX checks there what varies over the mesh, and loops must agree."""
   memory = memories.MEMORIES[name]
-  traced_in_a_shard_map(memory, memory.specs[spec], ids)
+  traced_in_a_shard_map(memory, memory.specs[spec], IDS if packed else None)
 
 
 @pytest.mark.parametrize(
