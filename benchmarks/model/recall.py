@@ -39,7 +39,9 @@ _VOCAB = flags.DEFINE_integer("vocab", 66, "Token ids.")
 _STEPS = flags.DEFINE_integer("steps", 500, "Updates.")
 _BATCH = flags.DEFINE_integer("batch", 32, "Rows an update.")
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak learning rate.")
-_OPTIMIZER = flags.DEFINE_enum("optimizer", "adamw", optimizer.NAMES, "Which.")
+_OPTIMIZER = flags.DEFINE_enum(
+  "optimizer", "adamw", optimizer.NAMES, "Of the matrices of layers."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each model.")
 _OPTIONS = flags.DEFINE_string(
   "options", "{}", "Options of the mixers that are not the usual, as JSON."
