@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from memcomp import sharding
 from memcomp.layers import call_checks, linear, options, parameters
 from memcomp.sharding import explicit
-from memcomp_kernels import Op, contract, dispatch
+from memcomp_kernels import Op, dispatch
 from memcomp_kernels.math import solver
 
 
@@ -251,7 +251,7 @@ class Mixer(nnx.Module):
       position = 0 if fresh else max_position
       call = Call(segment_ids, first_value, noise, position)
       if fresh:
-        state = contract.vary_like(self.init_state(*x.shape[:2]), x)
+        state = self.init_state(*x.shape[:2])
         return self._sequence(x, state, call)[0]
       return self._sequence(x, state, call)[:2]
 

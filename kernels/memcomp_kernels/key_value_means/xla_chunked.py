@@ -83,8 +83,7 @@ def _scan_tiles(options, capacity, state, reset, laid):
     if resets is None:
       return run(state, reset, laid)
     value = inputs.value
-    outputs = jnp.zeros(value.shape, inputs.query.dtype)
-    outputs = contract.vary_like(outputs, value)
+    outputs = jnp.zeros_like(value, inputs.query.dtype)
     return lax.cond(
       jnp.any(present),
       lambda state: run(state, reset, laid),
