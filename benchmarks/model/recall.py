@@ -202,16 +202,10 @@ def _mean(run: Run, task: Task) -> float:
 def _read(path: pathlib.Path, of_task: Run) -> list[Run]:
   """Finished models of the same task, after however many updates."""
   lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  runs = [_said(json.loads(line)) for line in lines]
+  runs = [{"options": {}} | json.loads(line) for line in lines]
   return [
     run for run in runs if run["task"] | {"steps": 0} == of_task | {"steps": 0}
   ]
-
-
-def _said(run: Run) -> Run:
-  """A run, with what the oldest lines leave unsaid."""
-  task = {"optimizer": "adamw"} | run["task"]
-  return {"options": {}} | run | {"task": task}
 
 
 def _longest(runs: list[Run]) -> list[Run]:

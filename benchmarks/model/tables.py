@@ -94,8 +94,8 @@ def recall_options(folder: pathlib.Path) -> str:
     ["---", "---:", "---", "---"],
   ]
   for run in length.lines(folder / "recall-options.jsonl"):
-    trained = {k: run["task"].get(k, v) for k, v in _RECALL_USUAL.items()}
-    other = {k: v for k, v in trained.items() if v != _RECALL_USUAL[k]}
+    other = {k: run["task"][k] for k in _RECALL_USUAL}
+    other = {k: v for k, v in other.items() if v != _RECALL_USUAL[k]}
     changed = [f"`{k}={v}`" for k, v in (other | run["options"]).items()]
     each = ", ".join(f"{x:.2f}" for x in run["accuracy"]["16"])
     what = ", ".join(changed) or "nothing"
