@@ -70,7 +70,7 @@ def form(
   """
   return form_lib.Form(
     spec=spec,
-    tile_time=min((tiling or form_lib.Tiling()).tile_time, time),
+    tile_time=min((tiling or form_lib.DEFAULT).tile_time, time),
     prepare=prepare,
     run_tile=_run_wide if wide else _run_tile,
     memories=("memory",),

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from memcomp_kernels import contract, shapes
+from memcomp_kernels import shapes
+from memcomp_kernels.options import is_a, kind
 
 _LEAST = -(2**31)
 
@@ -29,8 +30,7 @@ def kinds(op: Any, **arguments: Any) -> None:
       raise TypeError(f"{op.name}: it has no {name}; leave it out")
     if not isinstance(x, expected):
       raise TypeError(
-        f"{op.name}: {name} is of type {contract.kind(x)}; make it by"
-        f" {op.name}.{make}"
+        f"{op.name}: {name} is of type {kind(x)}; make it by {op.name}.{make}"
       )
 
 
@@ -51,7 +51,7 @@ def sizes(op: Any, given: Mapping[str, Any]) -> None:
     counts = x is not None and name in (*shapes.SIZES, *op.room)
     # A program for any batch, by `jax.export`, has a symbol for its size.
     counts = counts and not export.is_symbolic_dim(x)
-    if counts and (not contract.is_a(x, int) or x < 0):
+    if counts and (not is_a(x, int) or x < 0):
       raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
 
 
@@ -63,8 +63,7 @@ def array(op: Any, name: str, x: Any) -> jax.Array:
   except (TypeError, ValueError):
     pass
   raise TypeError(
-    f"{op.name}: {name} is of type {contract.kind(x)}, expected an array of"
-    " numbers"
+    f"{op.name}: {name} is of type {kind(x)}, expected an array of numbers"
   )
 
 
@@ -91,9 +90,7 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
 
 def bound(op: Any, max_position: Any) -> None:
   """Raises ValueError if `max_position` is given and counts nothing."""
-  if max_position is None or (
-    contract.is_a(max_position, int) and max_position >= 0
-  ):
+  if max_position is None or (is_a(max_position, int) and max_position >= 0):
     return
   raise ValueError(
     f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"

@@ -28,13 +28,8 @@ segment.
 """
 
 import contextlib
-import dataclasses
 import enum
 import functools
-import math
-import numbers
-import types
-import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -48,8 +43,6 @@ class Fresh(enum.Enum):
 
   FRESH = "fresh"
 
-
-_NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 FRESH: Final = Fresh.FRESH
 """Value of `reset_state`: new segments start from what `init_state` gives."""
@@ -216,55 +209,9 @@ def token_positions(
   return rank - origin
 
 
-def kind(x: Any) -> str:
-  """Names the type of x; of a memory's own types with the memory."""
-  name = type(x).__name__
-  if name in ("Inputs", "Spec", "State"):
-    return f"{type(x).__module__}.{name}"
-  return name
-
-
-def is_a(x: Any, expected: Any) -> bool:
-  """Whether x is of a type; numpy's numbers are numbers, a bool is none."""
-  if not isinstance(expected, type):
-    return True  # such as a function, whose type says little
-  if isinstance(x, bool) and expected in _NUMBERS:
-    return False
-  return isinstance(x, _NUMBERS.get(expected, expected))
-
-
-def check_finite(name: str, x: Any) -> None:
-  """Raises ValueError if x is a number that is nan or infinite."""
-  real = isinstance(x, numbers.Real) and not isinstance(x, numbers.Integral)
-  if real and not math.isfinite(x):
-    raise ValueError(f"{name}={x} must be finite")
-
-
-@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
-def options(Spec: Any) -> Any:
-  """Makes a frozen dataclass whose fields have their types and are finite.
-
-  Every `Spec` is one. Fields are keywords. The class's own `__post_init__`
-  runs afterwards.
-  """
-  check_values = Spec.__dict__.get("__post_init__", lambda _: None)
-
-  def check(self):
-    for field in dataclasses.fields(self):
-      x, declared = getattr(self, field.name), field.type
-      union = isinstance(declared, types.UnionType)
-      allowed = typing.get_args(declared) if union else (declared,)
-      if not any(is_a(x, t) for t in allowed):
-        words = " or ".join(getattr(t, "__name__", str(t)) for t in allowed)
-        raise TypeError(
-          f"{field.name}={x!r} is of type {kind(x)}, expected"
-          f" {words.replace('NoneType', 'None')}"
-        )
-      check_finite(field.name, x)
-    check_values(self)
-
-  Spec.__post_init__ = check
-  return dataclasses.dataclass(frozen=True, kw_only=True)(Spec)
+def read_scale(spec: Any, key_dim: int) -> float:
+  """Returns `spec.scale`, the factor of reads; None is 1 / sqrt(key_dim)."""
+  return key_dim**-0.5 if spec.scale is None else spec.scale
 
 
 class MatrixState(NamedTuple):

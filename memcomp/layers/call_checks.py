@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels.options import kind
 
 
 def check_state(layer: Any, rows: int, state: Any) -> None:
@@ -45,7 +45,7 @@ def check(
   for told, array in arrays.items():
     if array is not None and not hasattr(array, "ndim"):
       raise TypeError(
-        f"{name}: {told} is of type {contract.kind(array)}, expected an array"
+        f"{name}: {told} is of type {kind(array)}, expected an array"
       )
   if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits < 16:
     raise ValueError(
@@ -75,7 +75,7 @@ def check(
   if not isinstance(memory, layer.op.State):
     raise TypeError(
       f"{name}: state is of type"
-      f" {contract.kind(state if memory is None else memory)}; make it by"
+      f" {kind(state if memory is None else memory)}; make it by"
       f" init_state({x.shape[0]})"
     )
   rows = memory.segment_id.shape[0]

@@ -20,8 +20,7 @@ from memcomp.layers import (
 )
 from memcomp_kernels import delta_rule
 from memcomp_kernels.math import activations
-
-option = options.option
+from memcomp_kernels.options import option, positive
 
 # Initial decay rates exp(A_log) are drawn from U(0, 16), with a finite log.
 _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
@@ -48,7 +47,7 @@ class GatedDeltaNetConfig(options.MatrixConfig):
   output_gate: bool = True
   negative_eigenvalues: bool = False
   convolution_width: int = option(4, options.taps)
-  norm_eps: float = option(1e-5, options.positive)
+  norm_eps: float = option(1e-5, positive)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
     """Sizes for six heads, with keys of 3/4 and values of 3/2 of the width."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from memcomp.layers import linear, options, parameters, projection, rotary
 from memcomp_kernels import contract, infini_attention
+from memcomp_kernels.options import inside, option
 
 
 @options.config_class
@@ -34,7 +35,7 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
 
   window_size: int = 0
   rotate_memory: bool = False
-  gate_init: float = options.option(0.5, options.inside(0, 1))
+  gate_init: float = option(0.5, inside(0, 1))
 
   def derived(self) -> dict[str, Any]:
     """The window, if there is one."""

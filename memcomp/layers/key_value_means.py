@@ -14,6 +14,7 @@ from flax import nnx
 from memcomp.layers import base, linear, options, parameters, projection, rotary
 from memcomp_kernels import key_value_means
 from memcomp_kernels.key_value_means import budgets
+from memcomp_kernels.options import at_least, option
 
 
 @options.config_class
@@ -41,7 +42,7 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
   left_out = ("norm_eps", "radius_eps")
 
   budget: str = "fixed"
-  budget_rows: int = options.option(256, options.at_least(1))
+  budget_rows: int = option(256, at_least(1))
   budget_scale: float = 16.0
   budget_exponent: float = 0.5
   merge_gate: bool = True

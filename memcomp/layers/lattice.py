@@ -14,8 +14,8 @@ from flax import nnx
 from memcomp.layers import linear, norm, options, parameters, solved
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import orthonormal_slots
+from memcomp_kernels.options import one_of, option
 
-option = options.option
 MEMORY_INITS = ("learned", "fixed")
 
 
@@ -33,7 +33,7 @@ class LatticeConfig(solved.SolvedConfig):
 
   Spec = lattice.Spec
 
-  memory_init: str = option("learned", options.one_of(MEMORY_INITS))
+  memory_init: str = option("learned", one_of(MEMORY_INITS))
   post_norm: bool = False
 
   def tiling(self) -> lattice.Tiling:

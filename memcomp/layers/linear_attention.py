@@ -12,8 +12,8 @@ from flax import nnx
 
 from memcomp.layers import base, linear, norm, options, parameters
 from memcomp_kernels import linear_attention
+from memcomp_kernels.options import one_of, option
 
-option = options.option
 DECAYS = ("none", "head", "token")
 
 _NORM_EPS = 1e-5
@@ -35,7 +35,7 @@ class LinearAttentionConfig(options.MixerConfig):
   Spec = linear_attention.Spec
   left_out = ("forget_gate", "scale", "eps")
 
-  decay: str = option("none", options.one_of(DECAYS))
+  decay: str = option("none", one_of(DECAYS))
   output_norm: bool = False
 
   def derived(self) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from memcomp.layers import (
   step_size,
 )
 from memcomp_kernels import state_space_duality
-
-option = options.option
+from memcomp_kernels.options import at_least, option
 
 # Initial exp(A_log) is drawn from U(1, 16).
 _DECAY_RATES = {"smallest_rate": 1.0, "largest_rate": 16.0}
@@ -47,8 +46,8 @@ class Mamba2Config(options.MatrixConfig):
   left_out = ("heads_per_group", "skip")
   products = 2  # write and read
 
-  key_dim: int = option(128, options.at_least(1))
-  groups: int = option(1, options.at_least(1))
+  key_dim: int = option(128, at_least(1))
+  groups: int = option(1, at_least(1))
   convolution_width: int = option(4, options.taps)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:

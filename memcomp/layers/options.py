@@ -11,47 +11,19 @@ import difflib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from memcomp_kernels import contract
 from memcomp_kernels.math import solver
+from memcomp_kernels.options import (
+  check_value,
+  is_a,
+  not_negative,
+  one_of,
+  option,
+)
 
 _EXACT: dict[Any, str] = {int: "an integer", bool: "True or False"}
-
-Check = Callable[[Any], str | None]
-"""Returns what is wrong with a value in a few words, or None."""
-
-
-def option(default: Any, *checks: Check) -> Any:
-  """A config field with a default and checks of its value."""
-  return dataclasses.field(default=default, metadata={"checks": checks})
-
-
-def one_of(choices: Iterable[str]) -> Check:
-  """Checks that a word is one of `choices`."""
-  listed = ", ".join(choices)
-  return lambda x: None if x in choices else f"is not one of: {listed}"
-
-
-def at_least(low: float) -> Check:
-  """Checks that a number is at least `low`."""
-  return lambda x: None if x >= low else f"must be at least {low}"
-
-
-def not_negative(x: float) -> str | None:
-  """Checks that a number is zero or more."""
-  return None if x >= 0 else "must not be negative"
-
-
-def positive(x: float) -> str | None:
-  """Checks that a number is more than zero."""
-  return None if x > 0 else "must be positive"
-
-
-def inside(low: float, high: float) -> Check:
-  """Checks that a number lies strictly between `low` and `high`."""
-  return lambda x: None if low < x < high else f"must be in ({low:g}, {high:g})"
 
 
 def taps(x: int) -> str | None:
@@ -81,18 +53,16 @@ def check_fields(config: Any) -> None:
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     wanted = _EXACT.get(field.type)
-    if wanted and not contract.is_a(value, field.type):
+    if wanted and not is_a(value, field.type):
       raise ValueError(
         f"{field.name}={value!r} is {type(value).__name__}, not {wanted}"
       )
-    contract.check_finite(field.name, value)
-    for check in field.metadata.get("checks", ()):
-      try:
-        reason = check(value)
-      except TypeError:
-        reason = f"is {type(value).__name__}, not a number"
-      if reason:
-        raise ValueError(f"{field.name}={value!r} {reason}")
+    try:
+      check_value(field, value)
+    except TypeError:
+      raise ValueError(
+        f"{field.name}={value!r} is {type(value).__name__}, not a number"
+      ) from None
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

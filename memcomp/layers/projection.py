@@ -28,8 +28,8 @@ from memcomp.layers import (
 )
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
+from memcomp_kernels.options import at_least, one_of, option, positive
 
-option = options.option
 VALUE_RESIDUALS = ("none", "static", "dynamic", "scalar")
 KEY_NORMS = ("none", "layer", "l2")
 
@@ -59,17 +59,15 @@ class ProjectionConfig(options.MixerConfig):
   """
 
   rotary_dim: int | None = None
-  rotary_base: float = option(10_000.0, options.at_least(1))
-  rotary_frequencies: str = option(
-    "standard", options.one_of(rotary.FREQUENCIES)
-  )
-  rotary_scale: float = option(1.0, options.at_least(1))
+  rotary_base: float = option(10_000.0, at_least(1))
+  rotary_frequencies: str = option("standard", one_of(rotary.FREQUENCIES))
+  rotary_scale: float = option(1.0, at_least(1))
   rotary_reversed: bool = False
   projection_bias: bool = False
-  normalize_key: str = option("none", options.one_of(KEY_NORMS))
-  key_norm_eps: float = option(norm.EPS, options.positive)
+  normalize_key: str = option("none", one_of(KEY_NORMS))
+  key_norm_eps: float = option(norm.EPS, positive)
   token_shift: bool = False
-  value_residual: str = option("none", options.one_of(VALUE_RESIDUALS))
+  value_residual: str = option("none", one_of(VALUE_RESIDUALS))
 
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines; by default the whole key rotates."""

@@ -29,8 +29,8 @@ from memcomp.layers import (
 )
 from memcomp_kernels import rwkv7
 from memcomp_kernels.math import activations
+from memcomp_kernels.options import not_negative, one_of, option
 
-option = options.option
 VALUE_RESIDUALS = ("none", "dynamic")
 
 # Token shifts, and the exponents of their initial amounts.
@@ -62,11 +62,11 @@ class RWKV7Config(options.MatrixConfig):
   Spec = rwkv7.Spec
   products = 4  # removal, two writes and the read
 
-  value_residual: str = option("dynamic", options.one_of(VALUE_RESIDUALS))
-  decay_rank: int = option(0, options.not_negative)
-  rate_rank: int = option(0, options.not_negative)
-  value_rank: int = option(0, options.not_negative)
-  gate_rank: int = option(0, options.not_negative)
+  value_residual: str = option("dynamic", one_of(VALUE_RESIDUALS))
+  decay_rank: int = option(0, not_negative)
+  rate_rank: int = option(0, not_negative)
+  value_rank: int = option(0, not_negative)
+  gate_rank: int = option(0, not_negative)
 
   def ranks(self, d_model: int) -> dict[str, int]:
     """The rank of every low-rank map."""

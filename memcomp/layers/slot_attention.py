@@ -26,8 +26,8 @@ from memcomp.layers import (
   rotary,
 )
 from memcomp_kernels import slot_attention
+from memcomp_kernels.options import option, positive
 
-option = options.option
 _NORM_EPS = 1e-5
 
 
@@ -49,8 +49,8 @@ class SlotAttentionConfig(options.MixerConfig):
   Spec = slot_attention.Spec
 
   silu_inputs: bool = True
-  gate_divisor: float = option(8.0, options.positive)
-  logit_limit: float = option(32.0, options.positive)
+  gate_divisor: float = option(8.0, positive)
+  logit_limit: float = option(32.0, positive)
   rotary_dim: int | None = 0
   output_gate: bool = False
   convolution_width: int = option(0, options.taps)

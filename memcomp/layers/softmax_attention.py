@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from memcomp.layers import options, parameters, projection
 from memcomp_kernels import contract
 from memcomp_kernels import softmax_attention as attention
+from memcomp_kernels.options import at_least, not_negative, one_of, option
 
-option = options.option
 SINK_POSITIONS = ("window", "text")
 
 
@@ -41,11 +41,11 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
   Spec = attention.Spec
   left_out = ("scale",)
 
-  kv_heads: int = option(0, options.not_negative)
+  kv_heads: int = option(0, not_negative)
   window_size: int = 0
-  sink_positions: str = option("window", options.one_of(SINK_POSITIONS))
+  sink_positions: str = option("window", one_of(SINK_POSITIONS))
   chunk_size: int = 0
-  max_length: int = option(8192, options.at_least(1))
+  max_length: int = option(8192, at_least(1))
 
   def derived(self) -> dict[str, Any]:
     """The sizes of window and chunk, if there are any."""

@@ -11,8 +11,8 @@ import jax
 
 from memcomp.layers import base, convolved, linear, options, parameters
 from memcomp_kernels.math import activations
+from memcomp_kernels.options import inside, one_of, option
 
-option = options.option
 NORMALIZE = ("none", "qk", "qkv")
 """Vectors that may have an L2 normalization before the memory."""
 
@@ -32,8 +32,8 @@ class SolvedConfig(options.MixerConfig):
       its fields are set, such as `solver.method=sweeps`.
   """
 
-  normalize: str = option("qk", options.one_of(NORMALIZE))
-  decay_init: float = option(0.982, options.inside(0, 1))
+  normalize: str = option("qk", one_of(NORMALIZE))
+  decay_init: float = option(0.982, inside(0, 1))
   write_rate_init: float = 0.3
   write_rate_scale: float = 1.0
   convolution_width: int = option(4, options.taps)

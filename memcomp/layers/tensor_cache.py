@@ -19,9 +19,9 @@ from flax import nnx
 
 from memcomp.layers import linear, options, parameters, projection
 from memcomp_kernels import tensor_cache
+from memcomp_kernels.options import option, positive
 from memcomp_kernels.tensor_cache import reference
 
-option = options.option
 # Logits of decays and rates are clamped to +-10, so decays are below 0.99996.
 _LARGEST_LOGIT = 10.0
 _LARGEST = 1 / (1 + math.exp(-_LARGEST_LOGIT))
@@ -71,7 +71,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
   read_gate_init: float = -2.0
   token_gate: bool = False
   top_k_slots: int = 1
-  temperature: float = option(1.0, options.positive)
+  temperature: float = option(1.0, positive)
 
   @property
   def random(self) -> bool:

@@ -22,9 +22,8 @@ from memcomp.layers import (
   rotary,
 )
 from memcomp_kernels import contract, test_time_training
+from memcomp_kernels.options import inside, option, positive
 from memcomp_kernels.test_time_training import reference
-
-option = options.option
 
 
 @options.config_class
@@ -53,12 +52,12 @@ class TestTimeTrainingConfig(options.MixerConfig):
 
   Spec = test_time_training.Spec
 
-  decay_init: float = option(0.982, options.inside(0, 1))
+  decay_init: float = option(0.982, inside(0, 1))
   write_rate_init: float = 0.5
   write_rate_scale: float = 1.0
   average_step: bool = True
   rotary_dim: int | None = None
-  weight_std: float = option(0.02, options.positive)
+  weight_std: float = option(0.02, positive)
   convolution_width: int = option(0, options.taps)
 
   def fill(self, d_model: int) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from memcomp.layers import (
 )
 from memcomp_kernels import trellis
 from memcomp_kernels.math import solver as solver_lib
+from memcomp_kernels.options import not_negative, option
 
-option = options.option
 _NO_EPS = ("silu", "softmax", "identity")
 
 
@@ -53,7 +53,7 @@ class TrellisConfig(solved.SolvedConfig):
   normalize: str = "qkv"
   write_rate_init: float = 0.03
   separate_gates: bool = False
-  rate_bound: float = option(0.0, options.not_negative)
+  rate_bound: float = option(0.0, not_negative)
   learn_phi_eps: bool = False
   learned_memory: bool = True
   memory_std: float = 0.5

@@ -15,8 +15,15 @@ from flax import nnx
 from memcomp.layers import base, linear, norm, options, parameters, positions
 from memcomp_kernels import two_pass_delta
 from memcomp_kernels.math import activations
+from memcomp_kernels.options import (
+  at_least,
+  inside,
+  not_negative,
+  one_of,
+  option,
+  positive,
+)
 
-option = options.option
 READ_PATHS = ("query", "key")
 
 
@@ -40,13 +47,13 @@ class TwoPassDeltaConfig(options.MixerConfig):
 
   Spec = two_pass_delta.Spec
 
-  read_path: str = option("query", options.one_of(READ_PATHS))
+  read_path: str = option("query", one_of(READ_PATHS))
   normalize: bool = True
-  decay_init: float = option(0.982, options.inside(0, 1))
-  write_rate_init: float = option(0.5, options.positive)
-  rate_bound: float = option(1.0, options.not_negative)
+  decay_init: float = option(0.982, inside(0, 1))
+  write_rate_init: float = option(0.5, positive)
+  rate_bound: float = option(1.0, not_negative)
   code_rate: bool = True
-  write_every: int = option(1, options.at_least(1))
+  write_every: int = option(1, at_least(1))
 
   def state_floats(self, length: int) -> int:
     """Floats of both memories for any length, per layer."""

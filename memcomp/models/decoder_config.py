@@ -10,6 +10,13 @@ from memcomp.layers import norm as norm_lib
 from memcomp.models import legacy_mixers
 from memcomp.models import pattern as pattern_lib
 from memcomp_kernels import derivative
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  one_of,
+  option,
+  positive,
+)
 
 REMAT = {
   "none": None,
@@ -25,8 +32,6 @@ the mixer's output, also what the memory's backward pass needs (so that its
 kernel runs forward only once), or the results of its linear maps."""
 
 DTYPES = ("float32", "bfloat16")
-
-option = options.option
 
 
 def _text(x: object) -> str | None:
@@ -68,27 +73,27 @@ class DecoderConfig:
     remat: what a block keeps for its backward pass, see `REMAT`.
   """
 
-  vocab_size: int = option(256, options.at_least(1))
-  d_model: int = option(768, options.at_least(1))
-  num_layers: int = option(12, options.at_least(1))
-  mlp_dim: int = option(2048, options.at_least(1))
+  vocab_size: int = option(256, at_least(1))
+  d_model: int = option(768, at_least(1))
+  num_layers: int = option(12, at_least(1))
+  mlp_dim: int = option(2048, at_least(1))
   mixers: dict[str, options.MixerConfig] = dataclasses.field(
     default_factory=lambda: {"memory": trellis.TrellisConfig()}
   )
   pattern: str = option("", _text)
-  channel_mixer: str = option("swiglu", options.one_of(mlp.CHANNEL_MIXERS))
-  norm: str = option("rms", options.one_of(norm_lib.NORMS))
-  norm_eps: float = option(1e-6, options.positive)
-  residual_scale: float = option(1.0, options.positive)
+  channel_mixer: str = option("swiglu", one_of(mlp.CHANNEL_MIXERS))
+  norm: str = option("rms", one_of(norm_lib.NORMS))
+  norm_eps: float = option(1e-6, positive)
+  residual_scale: float = option(1.0, positive)
   embedding_norm: bool = False
   embedding_convolution: int = option(0, options.taps)
   tied_embeddings: bool = True
-  init_std: float = option(0.02, options.positive)
-  embedding_std: float = option(0.02, options.positive)
-  head_std: float = option(0.0, options.not_negative)
+  init_std: float = option(0.02, positive)
+  embedding_std: float = option(0.02, positive)
+  head_std: float = option(0.0, not_negative)
   zero_init_out: bool = False
-  dtype: str = option("float32", options.one_of(DTYPES))
-  remat: str = option("none", options.one_of(REMAT))
+  dtype: str = option("float32", one_of(DTYPES))
+  remat: str = option("none", one_of(REMAT))
 
   def __post_init__(self):
     self._check_mixers()

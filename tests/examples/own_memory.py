@@ -15,14 +15,15 @@ import jax.numpy as jnp
 from memcomp_kernels import Op, affine, contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.facts import Facts
+from memcomp_kernels.options import option, options, positive
 from memcomp_kernels.parallel import state_passing
 
 
-@contract.options
+@options
 class Spec:
   """The meaning; `scale` is that of reads, > 0."""
 
-  scale: float = 1.0
+  scale: float = option(1.0, positive)
 
 
 class Inputs(NamedTuple):

@@ -6,6 +6,7 @@ import typing
 import pytest
 
 from memcomp.layers import options, registry
+from memcomp_kernels.options import option, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Config(options.MatrixConfig):
   left_out = ("decay", "eps")
   products = 2
 
-  forget: float = options.option(0.5, options.positive)
+  forget: float = option(0.5, positive)
   window: int = 0
 
   def derived(self):

@@ -15,6 +15,9 @@ from memcomp_kernels import (
   softmax_attention,
   trellis,
 )
+from memcomp_kernels.chunking import form
+from memcomp_kernels.math import channel_decay, solver
+from memcomp_kernels.test_time_training import tilings as ttt_tilings
 from memcomp_kernels.testing import memories
 
 q = k = jnp.zeros((2, 3, 4, 5))
@@ -253,6 +256,54 @@ def test_a_spec_checks_the_types_of_its_fields(name):
 def test_a_spec_takes_finite_numbers(name, field, x):
   with pytest.raises(ValueError, match=f"^{field}={x} must be finite"):
     memories.MEMORIES[name].op.Spec(**{field: x})
+
+
+NUMBERS = (int, float, int | None, float | None)
+
+
+@pytest.mark.parametrize("name", memories.MEMORIES)
+def test_a_spec_checks_the_ranges_of_its_fields(name):
+  """No size, eps or factor may be negative, and a word is one of a list."""
+  Spec = memories.MEMORIES[name].op.Spec
+  for field in dataclasses.fields(Spec):
+    if field.type in NUMBERS:
+      with pytest.raises(ValueError, match=rf"^{field.name}=-1 must"):
+        Spec(**{field.name: -1})
+    elif field.type is str:
+      with pytest.raises(
+        ValueError, match=rf"^{field.name}='\?' is not one of: "
+      ):
+        Spec(**{field.name: "?"})
+
+
+@pytest.mark.parametrize(
+  "Tiling",
+  [
+    channel_decay.Tiling,
+    form.Tiling,
+    lattice.Tiling,
+    solver.Solver,
+    ttt_tilings.Tiling,
+    trellis.Tiling,
+  ],
+  ids=lambda Tiling: Tiling.__module__,
+)
+def test_a_tiling_is_checked_when_it_is_made(Tiling):
+  for field in dataclasses.fields(Tiling):
+    if field.type in (int, int | None):
+      with pytest.raises(
+        TypeError, match=rf"^{field.name}=4.0 is of type float"
+      ):
+        Tiling(**{field.name: 4.0})
+      with pytest.raises(
+        ValueError, match=rf"^{field.name}=0 must be at least 1"
+      ):
+        Tiling(**{field.name: 0})
+    elif field.type is str:
+      with pytest.raises(
+        ValueError, match=rf"^{field.name}='\?' is not one of: "
+      ):
+        Tiling(**{field.name: "?"})
 
 
 def test_the_most_rows_of_a_dictionary():

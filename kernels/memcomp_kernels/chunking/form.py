@@ -16,11 +16,12 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import solver
+from memcomp_kernels.options import at_least, option, options
 
 Memories = tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Tiling:
   """Size of free tiles. It changes the speed, never the results.
 
@@ -29,11 +30,10 @@ class Tiling:
       work between tiles with the number of tiles.
   """
 
-  tile_time: int = 64
+  tile_time: int = option(64, at_least(1))
 
-  def __post_init__(self):
-    if self.tile_time < 1:
-      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+
+DEFAULT = Tiling()
 
 
 class Engine(NamedTuple):

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference
 from memcomp_kernels.pallas_tpu.affine import engine, prepared
@@ -19,7 +20,7 @@ def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
     read="after",
     dtype=inputs.query.dtype,
     erase=True,
-    scale=form.spec.read_scale(inputs.key.shape[-1]),
+    scale=contract.read_scale(form.spec, inputs.key.shape[-1]),
   )
 
 

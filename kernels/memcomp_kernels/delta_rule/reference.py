@@ -19,10 +19,11 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import option, options, positive
 from memcomp_kernels.shapes import If
 
 
-@contract.options
+@options
 class Spec:
   """The options of a delta rule memory; changing a field changes the function.
 
@@ -33,15 +34,7 @@ class Spec:
   """
 
   forget_gate: bool = True
-  scale: float | None = None
-
-  def __post_init__(self):
-    if self.scale is not None and not self.scale > 0:
-      raise ValueError(f"scale={self.scale} must be positive, or None")
-
-  def read_scale(self, key_dim: int) -> float:
-    """Returns the factor of a read."""
-    return key_dim**-0.5 if self.scale is None else self.scale
+  scale: float | None = option(None, positive)
 
 
 class Inputs(NamedTuple):
@@ -76,7 +69,7 @@ def step(
     S = jnp.exp(log_alpha)[..., None] * S
   error = v - einsum("bhkv,bhk->bhv", S, k)
   S = S + einsum("bhk,bhv->bhkv", k, beta * error)
-  o = spec.read_scale(k.shape[-1]) * einsum("bhkv,bhk->bhv", S, q)
+  o = contract.read_scale(spec, k.shape[-1]) * einsum("bhkv,bhk->bhv", S, q)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, segment_id), o.astype(inputs.query.dtype)
 

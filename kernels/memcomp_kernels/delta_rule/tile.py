@@ -19,7 +19,7 @@ import functools
 
 import jax.numpy as jnp
 
-from memcomp_kernels import affine
+from memcomp_kernels import affine, contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference
@@ -51,7 +51,7 @@ def prepare(
   solved = delta.solve(coupling, target)
   error, error_key = jnp.split(solved, [value.shape[-1]], axis=-1)
 
-  scale = spec.read_scale(key.shape[-1])
+  scale = contract.read_scale(spec, key.shape[-1])
   scores = scale * share * product("bhtk,bhik->bhti", query, key)
   inner = product("bhti,bhik->bhtk", scores, error_key)
   return affine.Tile(

@@ -21,13 +21,14 @@ import jax
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 from memcomp_kernels.softmax_attention import reference as attention
 
 RULES = ("linear", "delta")
 
 
-@contract.options
+@options
 class Spec:
   """The options of Infini-attention; changing a field changes the function.
 
@@ -42,20 +43,10 @@ class Spec:
     eps: added to the sum of weights, > 0.
   """
 
-  segment_size: int = 256
-  window_size: int | None = None
-  rule: str = "delta"
-  eps: float = 1e-5
-
-  def __post_init__(self):
-    if self.rule not in RULES:
-      raise ValueError(f"rule={self.rule!r} is not one of: {', '.join(RULES)}")
-    for name in ("segment_size", "window_size"):
-      value = getattr(self, name)
-      if value is not None and value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
-    if not self.eps > 0:
-      raise ValueError(f"eps={self.eps} must be positive")
+  segment_size: int = option(256, at_least(1))
+  window_size: int | None = option(None, at_least(1))
+  rule: str = option("delta", one_of(RULES))
+  eps: float = option(1e-5, positive)
 
   @property
   def stale(self) -> bool:

@@ -31,7 +31,7 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   )
   time = inputs.query.shape[1]
   # Tiles are segments; in the form per token, their size is free.
-  free = min((call.tiling or form_lib.Tiling()).tile_time, time)
+  free = min((call.tiling or form_lib.DEFAULT).tile_time, time)
   form = form_lib.Form(
     spec=spec,
     tile_time=spec.segment_size if spec.stale else free,

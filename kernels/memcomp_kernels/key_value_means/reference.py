@@ -39,9 +39,16 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.math import activations
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  option,
+  options,
+  positive,
+)
 
 
-@contract.options
+@options
 class Spec:
   """The options of a Key-Value Means memory.
 
@@ -67,37 +74,29 @@ class Spec:
     radius_eps: the least length that a value sum is divided by.
   """
 
-  chunk_size: int = 256
-  window_chunks: int = 2
+  chunk_size: int = option(256, at_least(1))
+  window_chunks: int = option(2, at_least(1))
   sink_rows: int = 1
-  rotary_dim: int = 64
+  rotary_dim: int = option(64, not_negative)
   budget: budgets.Budget = budgets.DEFAULT
   max_length: int = 65536
   gate_appends: bool = False
   value_radius: bool = True
-  norm_eps: float = 1e-5
-  radius_eps: float = 1e-12
+  norm_eps: float = option(1e-5, positive)
+  radius_eps: float = option(1e-12, positive)
 
   def __post_init__(self):
-    for name in ("chunk_size", "window_chunks"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     if not 0 <= self.sink_rows < self.chunk_size:
       raise ValueError(
         f"sink_rows={self.sink_rows} must be at least 0 and less than the"
         f" {self.chunk_size} rows (chunk_size) that the memory starts with:"
         " nothing could be merged"
       )
-    if self.rotary_dim < 0:
-      raise ValueError(f"rotary_dim={self.rotary_dim} must be at least 0")
     if self.max_length < self.chunk_size:
       raise ValueError(
         f"max_length={self.max_length} must be at least"
         f" chunk_size={self.chunk_size}"
       )
-    for name in ("norm_eps", "radius_eps"):
-      if not getattr(self, name) > 0:
-        raise ValueError(f"{name}={getattr(self, name)} must be positive")
     try:
       hash(self.budget)
     except TypeError:

@@ -30,6 +30,13 @@ import jax.numpy as jnp
 from memcomp_kernels import contract
 from memcomp_kernels.lattice import columns
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  one_of,
+  option,
+  options,
+)
 from memcomp_kernels.shapes import If
 
 OBJECTIVES = ("decoding", "encoding", "similarity")
@@ -37,7 +44,7 @@ UPDATES = ("delta", "orthogonal", "normalized")
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@contract.options
+@options
 class Spec:
   """The options of a Lattice memory; changing a field changes the function.
 
@@ -62,30 +69,13 @@ class Spec:
       it.
   """
 
-  num_slots: int = 64
-  objective: str = "decoding"
-  update: str = "normalized"
+  num_slots: int = option(64, at_least(1))
+  objective: str = option("decoding", one_of(OBJECTIVES))
+  update: str = option("normalized", one_of(UPDATES))
   forget_gate: bool = True
-  sparsity: float = 0.0
-  gradient_at: str = "chunk_start"
-  chunk_size: int = 16
-
-  def __post_init__(self):
-    for name, choices in (
-      ("objective", OBJECTIVES),
-      ("update", UPDATES),
-      ("gradient_at", GRADIENT_AT),
-    ):
-      value = getattr(self, name)
-      if value not in choices:
-        raise ValueError(
-          f"{name}={value!r} is not one of: {', '.join(choices)}"
-        )
-    for name in ("num_slots", "chunk_size"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    if not self.sparsity >= 0:
-      raise ValueError(f"sparsity={self.sparsity} must not be negative")
+  sparsity: float = option(0.0, not_negative)
+  gradient_at: str = option("chunk_start", one_of(GRADIENT_AT))
+  chunk_size: int = option(16, at_least(1))
 
   @property
   def stale(self) -> bool:

@@ -1,9 +1,15 @@
 """Performance options of Lattice; they never change results."""
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from memcomp_kernels.lattice import reference
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  one_of,
+  option,
+  options,
+)
 
 if TYPE_CHECKING:
   from memcomp_kernels.pallas_tpu import pairs
@@ -22,7 +28,7 @@ KERNEL_TIME = 16
 SOLVERS = ("substitution", "sweeps")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Tiling:
   """Performance options with gradients per token; they never change results.
 
@@ -37,27 +43,19 @@ class Tiling:
     kernel_time: tokens per tile of TPU kernels, >= 1, which solve no system.
   """
 
-  tile_time: int = 8
-  solver: str = "substitution"
-  tolerance: float | None = None
-  kernel_time: int = KERNEL_TIME
+  tile_time: int = option(8, at_least(1))
+  solver: str = option("substitution", one_of(SOLVERS))
+  tolerance: float | None = option(None, not_negative)
+  kernel_time: int = option(KERNEL_TIME, at_least(1))
 
-  def __post_init__(self):
-    for name in ("tile_time", "kernel_time"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    if self.solver not in SOLVERS:
-      raise ValueError(
-        f"solver={self.solver!r} is not one of: {', '.join(SOLVERS)}"
-      )
-    if self.tolerance is not None and not self.tolerance >= 0:
-      raise ValueError(f"tolerance={self.tolerance} must not be negative")
+
+DEFAULT = Tiling()
 
 
 def tiling(spec: reference.Spec) -> Tiling:
   """Returns the fastest options on a CPU; no accelerator was measured."""
   del spec
-  return Tiling()
+  return DEFAULT
 
 
 # Maximum value dimensions per lane: what a pass keeps of them in registers.

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
 FEATURE_MAPS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -38,7 +39,7 @@ attention's softmax divides by.
 """
 
 
-@contract.options
+@options
 class Spec:
   """The options of linear attention; changing a field changes the function.
 
@@ -53,31 +54,18 @@ class Spec:
     eps: added to the sum of weights, > 0.
   """
 
-  feature_map: str = "elu"
+  feature_map: str = option("elu", one_of(FEATURE_MAPS))
   normalize: bool = True
   forget_gate: bool = False
-  scale: float | None = None
-  eps: float = 1e-6
+  scale: float | None = option(None, positive)
+  eps: float = option(1e-6, positive)
 
   def __post_init__(self):
-    if self.feature_map not in FEATURE_MAPS:
-      choices = ", ".join(FEATURE_MAPS)
-      raise ValueError(
-        f"feature_map={self.feature_map!r} is not one of: {choices}"
-      )
     if self.normalize and self.feature_map not in NOT_NEGATIVE:
       raise ValueError(
         f"normalize=True divides by a sum that feature_map={self.feature_map!r}"
         " lets pass through zero"
       )
-    if self.scale is not None and not self.scale > 0:
-      raise ValueError(f"scale={self.scale} must be positive, or None")
-    if not self.eps > 0:
-      raise ValueError(f"eps={self.eps} must be positive")
-
-  def read_scale(self, key_dim: int) -> float:
-    """Returns the factor of the queries' features."""
-    return key_dim**-0.5 if self.scale is None else self.scale
 
 
 class Inputs(NamedTuple):
@@ -121,7 +109,7 @@ def step(
   S, z, _ = state
   phi = FEATURE_MAPS[spec.feature_map]
   q, k, v = (x.astype(S.dtype) for x in inputs[:3])
-  q, k = spec.read_scale(k.shape[-1]) * phi(q), phi(k)
+  q, k = contract.read_scale(spec, k.shape[-1]) * phi(q), phi(k)
   alpha = jnp.ones((), S.dtype)
   if inputs.log_decay is not None:
     alpha = jnp.exp(inputs.log_decay.astype(S.dtype))

@@ -7,7 +7,7 @@ the memory, whose values are 1. In empty places they are 0, like all inputs.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import affine, dispatch
+from memcomp_kernels import affine, contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference
@@ -78,7 +78,7 @@ def chunk(
     ),
     engine,
   )
-  y = spec.read_scale(inputs.key.shape[-1]) * y
+  y = contract.read_scale(spec, inputs.key.shape[-1]) * y
   if not spec.normalize:
     return joined, y.astype(dtype)
   state = joined._replace(

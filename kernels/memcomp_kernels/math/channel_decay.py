@@ -17,16 +17,16 @@ So each block scales the earlier tokens with factors of its own. All masks are
 applied before the exp.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.math import decay, matmul
+from memcomp_kernels.options import at_least, option, options
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Tiling:
   """Tile and block sizes of the chunk form.
 
@@ -37,17 +37,18 @@ class Tiling:
       through matrix products.
   """
 
-  tile_time: int = 32
-  block_time: int = 16
+  tile_time: int = option(32, at_least(1))
+  block_time: int = option(16, at_least(1))
 
   def __post_init__(self):
-    if self.block_time < 1:
-      raise ValueError(f"block_time={self.block_time} must be at least 1")
-    if self.tile_time < 1 or self.tile_time % self.block_time:
+    if self.tile_time % self.block_time:
       raise ValueError(
         f"tile_time={self.tile_time} must be a multiple of"
         f" block_time={self.block_time}"
       )
+
+
+DEFAULT = Tiling()
 
 
 def tile_time(tiling: Tiling, time: int) -> int:

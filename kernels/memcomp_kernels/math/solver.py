@@ -21,7 +21,6 @@ J_t the Jacobian of g at z_t, by the same method from the last token on. If its
 sweeps do not reach the tolerance, a warning is logged.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,6 +30,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  one_of,
+  option,
+  options,
+)
 
 _logger = logging.getLogger("memcomp")
 
@@ -39,7 +45,7 @@ METHODS = ("substitution", "sweeps")
 Direction = Callable[[jax.Array, Any], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Solver:
   """How a system is solved. It changes the speed, never the solution.
 
@@ -57,21 +63,10 @@ class Solver:
       after which only values that are not finite can miss the tolerance.
   """
 
-  method: str = "substitution"
-  block_time: int | None = None
-  tolerance: float = 1e-6
-  max_sweeps: int | None = None
-
-  def __post_init__(self):
-    if self.method not in METHODS:
-      choices = ", ".join(METHODS)
-      raise ValueError(f"method={self.method!r} is not one of: {choices}")
-    if self.block_time is not None and self.block_time < 1:
-      raise ValueError(f"block_time={self.block_time} must be at least 1")
-    if not self.tolerance >= 0:
-      raise ValueError(f"tolerance={self.tolerance} must not be negative")
-    if self.max_sweeps is not None and self.max_sweeps < 1:
-      raise ValueError(f"max_sweeps={self.max_sweeps} must be at least 1")
+  method: str = option("substitution", one_of(METHODS))
+  block_time: int | None = option(None, at_least(1))
+  tolerance: float = option(1e-6, not_negative)
+  max_sweeps: int | None = option(None, at_least(1))
 
 
 SUBSTITUTION = Solver()

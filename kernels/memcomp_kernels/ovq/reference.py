@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, at_most, one_of, option, options
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 
 GROWTHS = ("plateau", "linear")
@@ -25,7 +26,7 @@ _MOST_ROWS = 46_340
 """Its square is an int32; see `Spec.rows`."""
 
 
-@contract.options
+@options
 class Spec:
   """The options of an OVQ memory; changing a field changes the function.
 
@@ -40,22 +41,11 @@ class Spec:
     normalize_rows: whether rows have length 1 after every update.
   """
 
-  chunk_size: int = 256
-  max_rows: int = 1024
-  growth: str = "plateau"
+  chunk_size: int = option(256, at_least(1))
+  max_rows: int = option(1024, at_least(1), at_most(_MOST_ROWS))
+  growth: str = option("plateau", one_of(GROWTHS))
   count_bias: bool = True
   normalize_rows: bool = False
-
-  def __post_init__(self):
-    for name in ("chunk_size", "max_rows"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    if self.max_rows > _MOST_ROWS:
-      raise ValueError(f"max_rows={self.max_rows} must be at most {_MOST_ROWS}")
-    if self.growth not in GROWTHS:
-      raise ValueError(
-        f"growth={self.growth!r} is not one of: {', '.join(GROWTHS)}"
-      )
 
   def rows(self, tokens):
     """Returns the rows in use after `tokens` >= 0 (an int, or an array)."""

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import option, options, positive
 
 
-@contract.options
+@options
 class Spec:
   """The options of an RWKV-7 memory; changing a field changes the function.
 
@@ -29,15 +30,7 @@ class Spec:
     scale: factor of reads, > 0; None is key_dim ** -0.5.
   """
 
-  scale: float | None = 1.0
-
-  def __post_init__(self):
-    if self.scale is not None and not self.scale > 0:
-      raise ValueError(f"scale={self.scale} must be positive, or None")
-
-  def read_scale(self, key_dim: int) -> float:
-    """Returns the factor of reads."""
-    return key_dim**-0.5 if self.scale is None else self.scale
+  scale: float | None = option(1.0, positive)
 
 
 class Inputs(NamedTuple):
@@ -74,7 +67,7 @@ def step(
   S = jnp.exp(log_w)[..., None] * S
   S = S - einsum("bhk,bhv->bhkv", a * kappa, removed)
   S = S + einsum("bhk,bhv->bhkv", k, v)
-  p = spec.read_scale(k.shape[-1]) * einsum("bhkv,bhk->bhv", S, r)
+  p = contract.read_scale(spec, k.shape[-1]) * einsum("bhkv,bhk->bhv", S, r)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, segment_id), p.astype(inputs.query.dtype)
 

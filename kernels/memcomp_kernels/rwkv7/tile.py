@@ -24,6 +24,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, delta, matmul
 from memcomp_kernels.rwkv7 import reference
@@ -92,7 +93,7 @@ def run(
 
   p = product("bhtk,bhkv->bhtv", decay.from_start * r, S)
   p = p + read(r, k, v) - read(r, b, removed)
-  p = spec.read_scale(k.shape[-1]) * p
+  p = contract.read_scale(spec, k.shape[-1]) * p
   S = decay.total[..., None] * S
   S = S + product("bhtk,bhtv->bhkv", decay.to_end * k, v)
   S = S - product("bhtk,bhtv->bhkv", decay.to_end * b, removed)

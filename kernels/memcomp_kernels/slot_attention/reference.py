@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
 RULES = ("gated", "softmax")
@@ -33,7 +34,7 @@ EMPTY = -1e30
 """The log of zero weight. It is finite, so that differences are numbers."""
 
 
-@contract.options
+@options
 class Spec:
   """The options of a slot attention memory.
 
@@ -46,21 +47,9 @@ class Spec:
     scale: factor of the slots' scores; None is key_dim ** -0.5.
   """
 
-  num_slots: int = 64
-  rule: str = "gated"
-  scale: float | None = 1.0
-
-  def __post_init__(self):
-    if self.num_slots < 1:
-      raise ValueError(f"num_slots={self.num_slots} must be at least 1")
-    if self.rule not in RULES:
-      raise ValueError(f"rule={self.rule!r} is not one of: {', '.join(RULES)}")
-    if self.scale is not None and not self.scale > 0:
-      raise ValueError(f"scale={self.scale} must be positive, or None")
-
-  def score_scale(self, key_dim: int) -> float:
-    """Returns the factor of scores."""
-    return key_dim**-0.5 if self.scale is None else self.scale
+  num_slots: int = option(64, at_least(1))
+  rule: str = option("gated", one_of(RULES))
+  scale: float | None = option(1.0, positive)
 
 
 class Inputs(NamedTuple):
@@ -124,7 +113,7 @@ def step(
     w = jnp.exp(s - z)
   K = a[..., None] * state.key_memory + w[..., None] * k[..., None, :]
   V = a[..., None] * state.value_memory + w[..., None] * v[..., None, :]
-  scale = spec.score_scale(q.shape[-1])
+  scale = contract.read_scale(spec, q.shape[-1])
   p = jax.nn.softmax(scale * einsum("bhmk,bhk->bhm", K, q), axis=-1)
   y = einsum("bhm,bhmv->bhv", p, V)
   segment_id = contract.next_segment_id(state.segment_id)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, matmul
@@ -49,7 +49,7 @@ def form(
   spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
 ) -> form_lib.Form:
   """Returns the form of the memory, for inputs as `lay` returns them."""
-  tiling = tiling or channel_decay.Tiling()
+  tiling = tiling or channel_decay.DEFAULT
   total = ("log_total",) if spec.rule == "softmax" else ()
   return form_lib.Form(
     spec=spec,
@@ -116,7 +116,7 @@ def run(
   scores = decay.from_start * product("bhrk,bhmk->bhrm", q, K)
   matches = product("bhrk,bhik->bhri", q, k)
   scores = scores + channel_decay.read_into(decay, matches, w, dtype)
-  p = jax.nn.softmax(spec.score_scale(q.shape[-1]) * scores, axis=-1)
+  p = jax.nn.softmax(contract.read_scale(spec, q.shape[-1]) * scores, axis=-1)
   y = product("bhrm,bhmv->bhrv", p * decay.from_start, V)
   y = y + channel_decay.read(decay, p, w, v, dtype)
 

@@ -134,7 +134,7 @@ def attend(
   """Computes attention; see `fresh.Attend`."""
   time, heads, dim = query.shape[1:]
   padding = -time % _TILE
-  scale = dim**-0.5 if spec.scale is None else spec.scale
+  scale = contract.read_scale(spec, dim)
   # The scaling is in float32, because rounding the scale itself would shift all
   # scores by the same factor.
   query = (scale * query.astype(jnp.float32)).astype(query.dtype)

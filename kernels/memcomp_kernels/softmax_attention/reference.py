@@ -16,10 +16,17 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract, window
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import (
+  at_least,
+  not_negative,
+  option,
+  options,
+  positive,
+)
 from memcomp_kernels.shapes import If
 
 
-@contract.options
+@options
 class Spec:
   """The options of the attention; changing a field changes the function.
 
@@ -36,18 +43,12 @@ class Spec:
     scale: factor of the scores; None is key_dim ** -0.5.
   """
 
-  window_size: int | None = None
-  sink_tokens: int = 0
-  chunk_size: int | None = None
-  scale: float | None = None
+  window_size: int | None = option(None, at_least(1))
+  sink_tokens: int = option(0, not_negative)
+  chunk_size: int | None = option(None, at_least(1))
+  scale: float | None = option(None, positive)
 
   def __post_init__(self):
-    for name in ("window_size", "chunk_size"):
-      value = getattr(self, name)
-      if value is not None and value < 1:
-        raise ValueError(f"{name}={value} must be at least 1, or None")
-    if self.sink_tokens < 0:
-      raise ValueError(f"sink_tokens={self.sink_tokens} must not be negative")
     if self.window_size is not None and self.sink_tokens >= self.window_size:
       raise ValueError(
         f"sink_tokens={self.sink_tokens} must be less than"
@@ -64,8 +65,6 @@ class Spec:
           f"chunk_size={self.chunk_size} must be None with"
           f" sink_tokens={self.sink_tokens}"
         )
-    if self.scale is not None and not self.scale > 0:
-      raise ValueError(f"scale={self.scale} must be positive, or None")
 
 
 class Inputs(NamedTuple):
@@ -124,7 +123,7 @@ def step(
   if spec.chunk_size is not None and spec.window_size is not None:
     end_of_chunk = (t // spec.chunk_size + 1) * spec.chunk_size
     seen &= j >= end_of_chunk[:, None] - spec.window_size
-  scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+  scale = contract.read_scale(spec, q.shape[-1])
 
   def products(q, K):
     groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import contract
 from memcomp_kernels.softmax_attention import reference
 
 
@@ -84,7 +85,7 @@ def attend(
       preferred_element_type=wide,
     )
 
-  scale = query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+  scale = contract.read_scale(spec, query.shape[-1])
   scores = scale * product("bqhd,bkhd->bhqk", query, tokens.key)
   if sink_query is not None:
     of_sinks = scale * product("bqhd,bkhd->bhqk", sink_query, tokens.key)

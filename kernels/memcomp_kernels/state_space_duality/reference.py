@@ -17,10 +17,11 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, option, options
 from memcomp_kernels.shapes import If
 
 
-@contract.options
+@options
 class Spec:
   """The options of the model; changing a field changes the function.
 
@@ -30,14 +31,8 @@ class Spec:
     skip: whether D x is added to an output. If False, `Inputs.skip` is None.
   """
 
-  heads_per_group: int = 1
+  heads_per_group: int = option(1, at_least(1))
   skip: bool = True
-
-  def __post_init__(self):
-    if self.heads_per_group < 1:
-      raise ValueError(
-        f"heads_per_group={self.heads_per_group} must be at least 1"
-      )
 
 
 class Inputs(NamedTuple):

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, window
+from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
 RULES = ("outer", "delta", "wedge")
@@ -36,7 +37,7 @@ WRITE_POPULATIONS = ("all", "evicted")
 ROUTE_BY = ("key", "query")
 
 
-@contract.options
+@options
 class Spec:
   """The options of a Tensor Cache; changing a field changes the function.
 
@@ -73,34 +74,22 @@ class Spec:
       z_{t-1} + eta k. Each slot and timescale has its own z.
   """
 
-  window_size: int = 512
+  window_size: int = option(512, at_least(1))
   sink_tokens: int = 0
-  rule: str = "outer"
-  write_population: str = "all"
-  chunk_size: int = 64
+  rule: str = option("outer", one_of(RULES))
+  write_population: str = option("all", one_of(WRITE_POPULATIONS))
+  chunk_size: int = option(64, at_least(1))
   chunk_mean: bool = False
-  num_slots: int = 1
+  num_slots: int = option(1, at_least(1))
   timescales: int = 1
-  route_by: str = "key"
+  route_by: str = option("key", one_of(ROUTE_BY))
   read_after_write: bool = False
   unit_keys: bool = False
   unit_queries: bool = False
-  value_scale: float = 1.0
+  value_scale: float = option(1.0, positive)
   read_norm: bool = False
 
   def __post_init__(self):
-    for name, choices in (
-      ("rule", RULES),
-      ("write_population", WRITE_POPULATIONS),
-      ("route_by", ROUTE_BY),
-    ):
-      if getattr(self, name) not in choices:
-        raise ValueError(
-          f"{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}"
-        )
-    for name in ("window_size", "chunk_size", "num_slots"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     if not 0 <= self.sink_tokens < self.window_size:
       raise ValueError(
         f"sink_tokens={self.sink_tokens} must be in"
@@ -108,8 +97,6 @@ class Spec:
       )
     if self.timescales not in (1, 2):
       raise ValueError(f"timescales={self.timescales} must be 1 or 2")
-    if not (self.value_scale > 0 and math.isfinite(self.value_scale)):
-      raise ValueError(f"value_scale={self.value_scale} must be positive")
     if self.chunked and self.read_after_write:
       raise ValueError(
         'read_after_write=True must go with write_population="evicted": with'

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
 MODELS = ("linear", "mlp")
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@contract.options
+@options
 class Spec:
   """The options of a test-time training memory.
 
@@ -50,25 +51,12 @@ class Spec:
       norm's Jacobian by about 1 / sqrt(eps).
   """
 
-  model: str = "linear"
-  expansion: int = 4
-  gradient_at: str = "chunk_start"
-  chunk_size: int = 16
+  model: str = option("linear", one_of(MODELS))
+  expansion: int = option(4, at_least(1))
+  gradient_at: str = option("chunk_start", one_of(GRADIENT_AT))
+  chunk_size: int = option(16, at_least(1))
   forget_gate: bool = False
-  norm_eps: float = 1e-6
-
-  def __post_init__(self):
-    for name, choices in (("model", MODELS), ("gradient_at", GRADIENT_AT)):
-      value = getattr(self, name)
-      if value not in choices:
-        raise ValueError(
-          f"{name}={value!r} is not one of: {', '.join(choices)}"
-        )
-    for name in ("expansion", "chunk_size"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    if not self.norm_eps > 0:
-      raise ValueError(f"norm_eps={self.norm_eps} must be positive")
+  norm_eps: float = option(1e-6, positive)
 
   @property
   def stale(self) -> bool:

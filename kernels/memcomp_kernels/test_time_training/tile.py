@@ -35,7 +35,7 @@ def form(
   per token the tile size is free and does not change the result.
   """
   del time  # tiles keep their size in short calls
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or tilings.DEFAULT
   constants = "norm_scale", "norm_bias"  # no token changes them
   return form_lib.Form(
     spec=spec,

@@ -1,12 +1,11 @@
 """Performance options of test-time training; they never change results."""
 
-import dataclasses
-
 from memcomp_kernels.math import solver as solver_lib
+from memcomp_kernels.options import at_least, option, options
 from memcomp_kernels.test_time_training import reference
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Tiling:
   """Performance options of the chunk form; they never change results.
 
@@ -18,12 +17,11 @@ class Tiling:
       "linear".
   """
 
-  tile_time: int = 16
+  tile_time: int = option(16, at_least(1))
   solver: solver_lib.Solver = solver_lib.SUBSTITUTION
 
-  def __post_init__(self):
-    if self.tile_time < 1:
-      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
+
+DEFAULT = Tiling()
 
 
 def tile_time(spec: reference.Spec, tiling: Tiling) -> int:

@@ -24,12 +24,13 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
 GRADIENT_AT = ("chunk_start", "token")
 
 
-@contract.options
+@options
 class Spec:
   """The options of a Trellis memory; changing a field changes the function.
 
@@ -54,34 +55,16 @@ class Spec:
       the inner step.
   """
 
-  num_slots: int = 64
-  phi: str = "ln_silu"
-  phi_eps: float = 1.0
-  read_activation: str = "ln_silu"
-  read_eps: float = 1e-6
-  gradient_at: str = "chunk_start"
-  chunk_size: int = 16
+  num_slots: int = option(64, at_least(1))
+  phi: str = option("ln_silu", one_of(activations.ACTIVATIONS))
+  phi_eps: float = option(1.0, positive)
+  read_activation: str = option("ln_silu", one_of(activations.ACTIVATIONS))
+  read_eps: float = option(1e-6, positive)
+  gradient_at: str = option("chunk_start", one_of(GRADIENT_AT))
+  chunk_size: int = option(16, at_least(1))
   forget_gate: bool = True
   value_readout_phi: bool = False
   first_order: bool = False
-
-  def __post_init__(self):
-    for name in ("phi", "read_activation"):
-      value = getattr(self, name)
-      if value not in activations.ACTIVATIONS:
-        choices = ", ".join(activations.ACTIVATIONS)
-        raise ValueError(f"{name}={value!r} is not one of: {choices}")
-    if self.gradient_at not in GRADIENT_AT:
-      choices = ", ".join(GRADIENT_AT)
-      raise ValueError(
-        f"gradient_at={self.gradient_at!r} is not one of: {choices}"
-      )
-    for name in ("num_slots", "chunk_size"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-    for name in ("phi_eps", "read_eps"):
-      if not getattr(self, name) > 0:
-        raise ValueError(f"{name}={getattr(self, name)} must be positive")
 
   @property
   def stale(self) -> bool:

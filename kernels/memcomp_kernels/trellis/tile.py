@@ -36,7 +36,7 @@ def form(
   per token the tile size is free and does not change the result.
   """
   del time  # tiles keep their size in short calls
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or tilings.DEFAULT
   starts = ("key_memory_start", "value_memory_start") if spec.stale else ()
   return form_lib.Form(
     spec=spec,

@@ -1,10 +1,10 @@
 """Performance options of Trellis; they never change results."""
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 from memcomp_kernels.math import solver as solver_lib
+from memcomp_kernels.options import REQUIRED, at_least, one_of, option, options
 from memcomp_kernels.trellis import reference
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _TILE_TIME = 16
 _TOKEN_TILE = 32  # in TPU kernels, unless heads fill lanes otherwise
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class KernelTiling:
   """Block sizes and schedule of a TPU kernel; see `pallas_tpu.schedule`.
 
@@ -40,18 +40,15 @@ class KernelTiling:
       more heads per grid step, and cheaper moves.
   """
 
-  units: int
-  chunks: int
-  group: int
-  skew: int
+  units: int = option(REQUIRED, at_least(1))
+  chunks: int = option(REQUIRED, at_least(1))
+  group: int = option(REQUIRED, at_least(1))
+  skew: int = option(REQUIRED, at_least(1))
   join: bool = False
-  rows: int = 1
+  rows: int = option(1, at_least(1))
   lane_heads: int | None = None
 
   def __post_init__(self):
-    for name in ("units", "chunks", "group", "skew", "rows"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
     if self.chunks & (self.chunks - 1):
       raise ValueError(f"chunks={self.chunks} must be a power of two")
 
@@ -143,7 +140,7 @@ def _divisor(number: int, most: int) -> int:
   return max(n for n in range(1, most + 1) if number % n == 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options
 class Tiling:
   """Performance options of the chunk form; they never change results.
 
@@ -164,18 +161,14 @@ class Tiling:
       time, and is separable where no chunk is below exp(-40).
   """
 
-  tile_time: int | None = None
+  tile_time: int | None = option(None, at_least(1))
   solver: solver_lib.Solver = solver_lib.SUBSTITUTION
   forward: KernelTiling | None = None
   backward: KernelTiling | None = None
-  decay: str = "auto"
+  decay: str = option("auto", one_of(DECAYS))
 
-  def __post_init__(self):
-    if self.tile_time is not None and self.tile_time < 1:
-      raise ValueError(f"tile_time={self.tile_time} must be at least 1")
-    if self.decay not in DECAYS:
-      choices = ", ".join(DECAYS)
-      raise ValueError(f"decay={self.decay!r} is not one of: {choices}")
+
+DEFAULT = Tiling()
 
 
 def tile_time(spec: reference.Spec, tiling: Tiling) -> int:

@@ -23,10 +23,11 @@ import jax
 from memcomp_kernels import contract
 from memcomp_kernels.math import activations
 from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.options import not_negative, option, options, positive
 from memcomp_kernels.two_pass_delta import gates
 
 
-@contract.options
+@options
 class Spec:
   """The options of a two-pass delta memory; each field changes the function.
 
@@ -39,17 +40,10 @@ class Spec:
       by about sqrt(key_dim / eps).
   """
 
-  key_weight_decay: float = 0.0
-  value_weight_decay: float = 0.0
+  key_weight_decay: float = option(0.0, not_negative)
+  value_weight_decay: float = option(0.0, not_negative)
   read_first: bool = False
-  code_eps: float = 1e-6
-
-  def __post_init__(self):
-    for name in ("key_weight_decay", "value_weight_decay"):
-      if not getattr(self, name) >= 0:
-        raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-    if not self.code_eps > 0:
-      raise ValueError(f"code_eps={self.code_eps} must be positive")
+  code_eps: float = option(1e-6, positive)
 
 
 class Inputs(NamedTuple):

@@ -5,6 +5,7 @@ import types as python_types
 import jax.numpy as jnp
 import pytest
 
+from memcomp_kernels import contract
 from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.math import decay, delta
 from memcomp_kernels.testing import checks, memories, subjects
@@ -58,7 +59,7 @@ def test_reads_of_errors_as_if_the_memory_were_empty(monkeypatch):
   right = tile.prepare
 
   def prepare(inputs, spec, tiling):
-    query = spec.read_scale(inputs.query.shape[-1]) * inputs.query
+    query = contract.read_scale(spec, inputs.query.shape[-1]) * inputs.query
     return right(inputs, spec, tiling)._replace(query=query)
 
   monkeypatch.setattr(tile, "prepare", prepare)

@@ -209,7 +209,7 @@ def _as_saved(form, operands):
 
 def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> form_lib.Form:
   """Returns the form of Lattice that runs by these kernels."""
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or tilings.DEFAULT
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
   form = xla_chunked.form(spec, tiling)
   return dataclasses.replace(form, engine=ENGINE)

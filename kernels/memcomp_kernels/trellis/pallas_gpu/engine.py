@@ -261,7 +261,7 @@ def form(
   packed: bool,
 ) -> form_lib.Form:
   """Returns the form that these kernels run; see `chunked.by_kernels`."""
-  tiling, engine = tiling or tilings.Tiling(), ENGINE
+  tiling, engine = tiling or tilings.DEFAULT, ENGINE
   if not spec.stale:
     tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
     spec = dataclasses.replace(spec, chunk_size=1)

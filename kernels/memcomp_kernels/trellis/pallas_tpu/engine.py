@@ -299,7 +299,7 @@ def form(
 ) -> form_lib.Form:
   """Returns the form that these kernels run; see `chunked.by_kernels`."""
   del packed
-  tiling = tiling or tilings.Tiling()
+  tiling = tiling or tilings.DEFAULT
   if not spec.stale:
     heads, key_dim = inputs.query.shape[2:]
     unit = tilings.unit(
