@@ -255,6 +255,21 @@ def load_tokenizer(
   raise problem
 
 
+def has_begun(workdir: pathlib.Path) -> bool:
+  """Whether a run in the folder has left anything: a log, checkpoints, results.
+
+  One that was killed or out of memory in its first step has not.
+  """
+  names = ("metrics.jsonl", CHECKPOINTS, "eval")
+  return any(_has_content(workdir / name) for name in names)
+
+
+def _has_content(path: pathlib.Path) -> bool:
+  if path.is_dir():
+    return any(path.iterdir())
+  return path.exists() and path.stat().st_size > 0
+
+
 def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   """Checks that the folder is unused, or of this very run.
 
@@ -270,12 +285,11 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
       raise errors.UserError(
         f"{workdir} holds an exported model; choose another --workdir"
       )
-    check_same(saved, config, str(workdir))
+    if has_begun(workdir):
+      check_same(saved, config, str(workdir))
   else:
     for name in ("metrics.jsonl", CHECKPOINTS):
-      found = workdir / name
-      # A run that could not begin leaves an empty folder.
-      if found.exists() and not (found.is_dir() and not any(found.iterdir())):
+      if _has_content(workdir / name):
         raise errors.UserError(
           f"{workdir} holds {name} but no config.json, so it cannot be told "
           "whose it is; choose another --workdir"
@@ -298,28 +312,20 @@ def claim(
     checkpoints: folder of the checkpoints, if not in `workdir`.
 
   Raises:
-    UserError: another process holds it; no space or permission. If the body
-      raises one before the run has logged anything, the folder is free again
-      for a run with another config.
+    UserError: another process holds it; no space or permission.
   """
-  folders = {workdir}
+  folders = {workdir.resolve()}
   if checkpoints is not None and not paths.is_remote(checkpoints):
-    folders.add(pathlib.Path(checkpoints))
+    folders.add(pathlib.Path(checkpoints).resolve())
   with contextlib.ExitStack() as stack:
     for folder in sorted(folders):
       with disk.clear_errors(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
       stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
     path = workdir / "config.json"
-    begins = not path.exists()
     with disk.clear_errors(f"cannot write {workdir}"):
       integrity.replace_text(path, config_lib.to_json(config))
-    try:
-      yield
-    except errors.UserError:
-      if begins and not (workdir / "metrics.jsonl").exists():
-        path.unlink(missing_ok=True)
-      raise
+    yield
 
 
 def claimed_by(checkpoints: epath.Path) -> str:

@@ -20,6 +20,7 @@ from memcomp.training import (
   checkpoint,
   faults,
   loop,
+  metrics,
   plot,
   processes,
   signals,
@@ -59,7 +60,7 @@ def run(
       " run's folder needs; keep it on this machine and give"
       f" --checkpoints={workdir} instead"
     )
-  workdir = pathlib.Path(workdir).absolute()
+  workdir = pathlib.Path(paths.of(workdir))
   stop = signals.StopRequest()
   with contextlib.ExitStack() as stack:
     with processes.together("opening the run") as seen:
@@ -77,8 +78,10 @@ def run(
       validate.check_mesh(config, mesh)
       workdir_lib.check(workdir, config)
       steps = load.list_steps(place / workdir_lib.CHECKPOINTS)
-      begun = place == paths.of(workdir) and (workdir / "config.json").exists()
-      if not (begun or steps):
+      _check_lost(workdir, place, steps)
+      begun = bool(steps) or workdir_lib.has_begun(workdir)
+      here = place == paths.of(workdir) and (workdir / "config.json").exists()
+      if not (here or steps):
         workdir_lib.check_tokenizer(place, tokenizer)
       # Open the data before creating the folder, so that mistakes leave
       # nothing.
@@ -90,7 +93,7 @@ def run(
         )
       )
       store = _validation_store(config, tokenizer, mesh)
-      if not (begun or steps or store) and processes.is_first():
+      if not (begun or store) and processes.is_first():
         _check_validation(config, tokenizer)
       seen["validation data"] = store.fingerprint if store else "none"
       seen["checkpoints"] = str(steps)
@@ -244,6 +247,26 @@ def _evaluate(
     )
     return errors.EXIT_RESUMABLE
   return 0
+
+
+def _check_lost(
+  workdir: pathlib.Path, place: epath.Path, steps: list[int]
+) -> None:
+  """Checks that the checkpoints of a run that goes on are where they were.
+
+  Without them the run would begin anew, and its log would be lost.
+  """
+  log = workdir / metrics.FILE
+  if steps or not log.exists():
+    return
+  every = workdir_lib.saved_config(workdir).training.checkpoint_every
+  # Skipped steps are not saved. A second save waits for the first one's end.
+  logged = [r["step"] for r in metrics.read(log) if not r.get("skipped")]
+  if every and max(logged, default=0) > 2 * every:
+    raise errors.UserError(
+      f"{workdir} has a log up to step {max(logged)}, but {place} has no"
+      " checkpoint; give --checkpoints as before, or another --workdir"
+    )
 
 
 def make_meta(

@@ -170,7 +170,7 @@ def test_a_workdir_of_another_run_is_left_alone(
 
 def workdir_of(folder, config):
   with workdir.claim(folder, config):
-    pass
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
 def _set(config, path, value):
@@ -266,6 +266,27 @@ def test_two_runs_in_one_folder(tmp_path, config):
     pytest.raises(errors.UserError, match="in use by a running process"),
   ):
     run.run(config, tmp_path / "a")
+
+
+def test_a_folder_by_another_of_its_names(tmp_path, config):
+  """It is locked once, whatever it is called."""
+  (tmp_path / "here").mkdir()
+  (tmp_path / "link").symlink_to("a")
+  folder = f"{tmp_path}/here/../a"
+  assert run.run(config, folder, checkpoints=tmp_path / "link") == 0
+  assert _steps(tmp_path / "a")[-1] == 8
+
+
+def test_checkpoints_that_are_not_where_they_were(tmp_path, config):
+  """A run that began anew would lose its log."""
+  config.training.checkpoint_every = 2
+  place = tmp_path / "elsewhere"
+  assert run.run(config, tmp_path / "a", checkpoints=place) == 0
+  before = _contents(tmp_path / "a")
+  with pytest.raises(errors.UserError, match=r"up to step 8, .*--checkpoints"):
+    run.run(config, tmp_path / "a")
+  assert _contents(tmp_path / "a") == before
+  assert run.run(config, tmp_path / "a", checkpoints=place) == 0
 
 
 def test_bad_data_leaves_no_folder(tmp_path, config):

@@ -42,9 +42,15 @@ def test_the_folder_of_another_thing_is_one_short_line(config, tmp_path):
   saved = config_lib.to_dict(config)
   saved["model"] = {f"field{i}": i for i in range(100)}
   path.write_text(json.dumps(saved))
+  log = tmp_path / "metrics.jsonl"
+  log.write_text('{"step": 1}\n')
   with pytest.raises(errors.UserError, match=r"and \d+ more") as caught:
     workdir.check(tmp_path, config)
   assert len(str(caught.value)) < 1000
+  # Its process ended in the first step, such as for want of memory.
+  log.write_text("")
+  (tmp_path / "checkpoints").mkdir()
+  workdir.check(tmp_path, config)
 
 
 def test_an_empty_folder_of_checkpoints_is_nobodys(config, tmp_path):
