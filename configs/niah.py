@@ -30,6 +30,7 @@ def get_config(name: str = "key_value_means") -> config.Config:
   task = niah_task.NiahConfig(
     needle=needle, context=1024 if needle == "single_1" else 4096
   )
+  task.validate()
   (length,) = task.lengths("train")
   return config.Config(
     name=f"niah-{name}",

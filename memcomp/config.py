@@ -32,7 +32,8 @@ class DataConfig:
       or comma-separated paths: text files, folders, globs (.txt .md .py .jsonl,
       each also .gz or .zst; each file counts once), a folder written by
       `memcomp.data.prepare`, or a flat token file (.bin). A weighted mixture is
-      written `0.7:pathA;0.3:pathB`.
+      written `0.7:pathA;0.3:pathB`; packing "stream" rounds the weights to
+      whole rows of a batch.
     validation: source of the validation tokens; "" takes a share of `source`,
       chosen by a hash of each file's name.
     validation_share: size of that share, in [0, 1).

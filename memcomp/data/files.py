@@ -29,6 +29,9 @@ _NOT_LIBRARY = {
   "__pycache__",
 }
 
+_RUN = {"config.json", "metrics.jsonl"}
+"""What the folder of a run has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
@@ -84,7 +87,7 @@ def find(source: str) -> list[TextFile]:
 
   Args:
     source: "stdlib", a file, a folder (with sub-folders and links, but without
-      hidden ones) or a glob.
+      hidden ones and those of runs) or a glob.
 
   Raises:
     UserError: nothing found, an unknown extension, an unreadable folder, a
@@ -198,7 +201,8 @@ def _folders(
 
   Args:
     root: folder to start from.
-    skip: names of folders to skip; hidden ones are always skipped.
+    skip: names of folders to skip; hidden ones and those of runs, whose logs
+      are no text to train on, are always skipped.
     follow: whether to follow links.
   """
   seen, folders, links = set(), collections.deque([root]), collections.deque()
@@ -208,9 +212,12 @@ def _folders(
     real = os.path.realpath(folder)
     if real in seen:
       continue
+    names = _names(folder)
+    if folder != root and set(names) >= _RUN:
+      continue
     seen.add(real)
     yield folder
-    for name in _names(folder):
+    for name in names:
       path = os.path.join(folder, name)
       if name.startswith(".") or name in skip:
         continue

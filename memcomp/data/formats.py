@@ -99,6 +99,7 @@ class Messages:
         f'{where}: no field "messages" holding a list; each line must be an'
         f" object such as {_LIKE}"
       )
+    _check_unknown(where, record, ("tools",))
     found = [
       _message(f"{where}: messages[{i}]", x) for i, x in enumerate(listed)
     ]
@@ -173,6 +174,18 @@ def load(
   return Messages(tokenizer, chat_template.load(template))
 
 
+def _check_unknown(
+  where: str, record: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+  """Refuses what would change the text or what is learned from it."""
+  for key in keys:
+    if record.get(key) not in (None, [], 1):
+      raise errors.UserError(
+        f"{where}: {key} is not read; remove it if the text says it all, or"
+        " remove this line"
+      )
+
+
 def _message(where: str, record: Any) -> chat_template.Message:
   """Returns a checked message."""
   if not isinstance(record, dict):
@@ -193,6 +206,7 @@ def _message(where: str, record: Any) -> chat_template.Message:
       f"{where}: the assistant says nothing; write an answer, or remove this"
       " line"
     )
+  _check_unknown(where, record, ("weight", "tool_calls", "function_call"))
   try:
     content.encode()
   except UnicodeEncodeError as error:

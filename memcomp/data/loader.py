@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _FOR_EVER = 1 << 52
 
 
+# As users know them.
+_NAMES = {"data": "the fingerprint of data.source"}
+
+
 class Loader(Iterator[batch_lib.Batch]):
   """An iterator over batches whose position can be saved.
 
@@ -80,8 +84,9 @@ class Loader(Iterator[batch_lib.Batch]):
     for key, mine in self._identity.items():
       if state.get(key) != mine:
         raise errors.UserError(
-          f"cannot continue the data where the checkpoint stopped: {key} was "
-          f"{state.get(key)!r} and is now {mine!r}; set it back or start anew"
+          f"cannot continue the data where the checkpoint stopped:"
+          f" {_NAMES.get(key, key)} was {state.get(key)!r} and is now {mine!r};"
+          " set it back or start anew"
         )
     self._seek(int(state["step"]))
 

@@ -15,6 +15,7 @@ import numpy as np
 from memcomp import errors
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp_kernels.options import is_a
 
 _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _CHECKED = 1 << 20  # tokens at either end to check when opening a file
@@ -33,6 +34,11 @@ class TokenFileStore:
     Raises:
       UserError: unreadable, of the wrong size, or ids outside the vocabulary.
     """
+    if not tokenizer.vocab_size:
+      raise errors.UserError(
+        f"{path}: data.tokenizer=none has no vocabulary; set it to the"
+        " tokenizer that the file was made with"
+      )
     spec, sidecar = _read_sidecar(path)
     dtype = np.dtype(_DTYPES[spec.get("dtype", "uint16")])
     size = _size(path, dtype)
@@ -136,7 +142,7 @@ def _read_sidecar(path: str) -> tuple[dict[str, Any], str]:
       f'{sidecar}: must be an object whose "dtype" is uint16 or uint32'
     )
   vocab_size = spec.get("vocab_size", 1)
-  if not isinstance(vocab_size, int) or vocab_size < 1:
+  if not is_a(vocab_size, int) or vocab_size < 1:
     raise errors.UserError(f'{sidecar}: "vocab_size" must be a whole number')
   return spec, content
 

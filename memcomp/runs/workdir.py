@@ -127,7 +127,7 @@ def changes(saved: Any, current: Any, *, prefix: str = "") -> list[str]:
   return [
     line
     for line in differences(saved, config_lib.to_dict(current), prefix)
-    if not _is_free(line.split(" ", 1)[0])
+    if not is_free(line.split(" ", 1)[0])
   ]
 
 
@@ -349,7 +349,8 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
   return paths.read_json(path, "restore it, or choose another --workdir")
 
 
-def _is_free(field: str) -> bool:
+def is_free(field: str) -> bool:
+  """Whether results do not depend on a field of the config."""
   return any(field == free or field.startswith(free + ".") for free in _FREE)
 
 

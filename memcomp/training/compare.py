@@ -20,7 +20,6 @@ PARAMETERS_TOLERANCE = 0.02
 """Larger differences of parameter counts get a note."""
 
 _SAME = ("data", "optimizer", "training", "evaluation")
-_FREE = ("training.log_every", "training.checkpoint_every")
 
 
 def run(checkpoint: str | pathlib.Path | None, out: str = "") -> None:
@@ -219,7 +218,7 @@ def _check_same(first: dict[str, Any], other: dict[str, Any]) -> None:
     for line in workdir_lib.differences(
       first["config"][part], other["config"][part], part
     )
-    if not line.startswith(_FREE)
+    if part == "evaluation" or not workdir_lib.is_free(line.split(" ", 1)[0])
   ]
   if first["perplexity"]["task_hash"] != other["perplexity"]["task_hash"]:
     changed.append("the text that they were evaluated on")

@@ -35,7 +35,8 @@ def make_schedule(config: config_lib.OptimizerConfig, steps: int) -> Schedule:
     rising = peak * (count + 1) / (warmup + 1)
     start = warmup
     if config.schedule == "constant_then_decay":
-      start = max(warmup, round(steps * (1 - config.decay_share)))
+      start = min(round(steps * (1 - config.decay_share)), steps - 2)
+      start = max(warmup, start)
     done = (count - start) / max(steps - 1 - start, 1)
     done = jnp.clip(done, 0.0, 1.0)
     if config.schedule == "cosine":

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from memcomp import config as config_lib
-from memcomp import sharding
+from memcomp import errors, sharding
 from memcomp.data import batch as batch_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
@@ -59,7 +59,10 @@ def training(
 
 def _turn(config: config_lib.Config, steps: int) -> Callable[[], None]:
   """Returns a function that runs some steps and waits for them."""
-  mesh = sharding.make_mesh(config.mesh)
+  try:
+    mesh = sharding.make_mesh(config.mesh)
+  except errors.UserError:  # of a machine with more devices
+    mesh = sharding.one_device()
   shape = config.training.batch_size, config.data.sequence_length
   tokens = np.random.default_rng(0).integers(
     0, config.model.vocab_size, shape, dtype=np.int32

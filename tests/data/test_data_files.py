@@ -161,4 +161,10 @@ def test_hidden_names_and_other_files_are_no_text(corpus):
   ]
   dangling(corpus / ".#lock")
   pipe(corpus / "socket")
+  run = corpus / "run"
+  (run / "eval").mkdir(parents=True)
+  for name in ("config.json", "metrics.jsonl", "eval/samples.txt"):
+    (run / name).write_text("of a run")
   assert find_names(corpus) == before
+  # Who names it, wants it.
+  assert find_names(run) == ["eval/samples.txt", "metrics.jsonl"]

@@ -98,6 +98,7 @@ def test_bad_files(name, content, message, tmp_path):
     ('{"dtype": []}', "uint16 or uint32"),
     ('{"offsets": []}', "offsets must rise from 0"),
     ('{"vocab_size": "x"}', "vocab_size"),
+    ('{"vocab_size": true}', "must be a whole number"),
     ('{"vocab_size": 5}', "outside the vocabulary of 5"),
     ('{"offsets": [0, 3]}', "offsets must rise from 0"),
     ('{"offsets": [1, 4]}', "offsets must rise from 0"),
@@ -115,6 +116,13 @@ def test_bad_sidecars(sidecar, message, tmp_path):
   with pytest.raises(errors.UserError, match=message) as caught:
     open_all(path)
   assert "\n" not in str(caught.value)
+
+
+def test_a_token_file_needs_a_tokenizer(tmp_path):
+  path = write_bin(tmp_path / "a.bin", list(b"abcd"))
+  (tmp_path / "a.bin.json").write_text('{"vocab_size": 256}')
+  with pytest.raises(errors.UserError, match="tokenizer=none has no vocab"):
+    sources.open_split(config(path, tokenizer="none"), "train")
 
 
 def test_bad_token_found_while_reading(tmp_path):

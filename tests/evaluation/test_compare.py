@@ -115,6 +115,14 @@ def test_runs_of_two_versions_are_compared(runs):
   assert len(compare.compare(runs)["rows"]) == 3
 
 
+def test_runs_may_differ_in_what_changes_no_result(runs):
+  other = result("other", 0, 2.5, 2.5)
+  other["config"]["training"]["watchdog_seconds"] = 5
+  other["config"]["data"]["prefetch"] = 7
+  write(runs, other)
+  assert len(compare.compare(runs)["rows"]) == 3
+
+
 @pytest.mark.parametrize("field", ["seed", "parameters", "name", "perplexity"])
 def test_a_damaged_result_is_named(field, runs):
   write(runs, result("other", 0, 2.5, 2.5) | {field: {}})
@@ -132,6 +140,7 @@ def test_an_empty_folder_is_named(tmp_path):
 def test_speed_counts_tokens():
   config = cases.tiny_config()
   config.training.batch_size = 2
+  config.mesh.replica = 16  # of a machine with more devices
   turns = []
   found = speed.training(
     {"a": config}, rounds=2, steps=1, progress=lambda: turns.append(1)

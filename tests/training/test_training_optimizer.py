@@ -51,6 +51,14 @@ def test_shapes_of_the_schedules():
   assert 0.1 < late < 0.6
 
 
+def test_the_shortest_decay_ends_at_the_final_rate():
+  rate = optimizer.make_schedule(
+    _config(schedule="constant_then_decay", decay_share=0.005), 100
+  )
+  assert float(rate(98)) == 1.0
+  np.testing.assert_allclose(float(rate(99)), 0.1, rtol=1e-5)
+
+
 @pytest.mark.parametrize("schedule", optimizer.SCHEDULES)
 def test_one_step_is_a_schedule_too(schedule):
   rate = optimizer.make_schedule(
