@@ -101,6 +101,7 @@ def test_what_mixers_see_is_what_blocks_see(student, batch):
     np.testing.assert_allclose(mixed[depth], y, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_errors_are_of_their_layers(teacher, student, taught, batch):
   """The first errors, against each new mixer called by itself."""
   old = module_of(TEACHER, teacher)

@@ -80,6 +80,7 @@ def answers(model, requests, **kwargs):
   return {one.index: one for one in found}
 
 
+@pytest.mark.slow
 def test_as_token_by_token(either):
   requests = some_requests(np.random.default_rng(0))
   found = answers(either, requests, rows=4, widths=(32, 128))

@@ -114,7 +114,9 @@ def test_rules_without_a_mesh_in_use(name, gradient):
   check(name, AxisType.Auto, True, False, gradient=gradient, **BOTH)
 
 
-@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, ["trellis"]))
+@pytest.mark.parametrize(
+  "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
+)
 def test_explicit_types_are_the_rules(name):
   check(name, AxisType.Explicit, False, True, **BOTH)
 
@@ -233,7 +235,10 @@ def test_what_does_not_divide_is_named():
     rules.place(layer)
 
 
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(registry.MIXERS, ["trellis", "mamba2", "softmax_attention"]),
+)
 def test_time_that_does_not_divide_is_named(name):
   mesh = jax.make_mesh(
     (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2

@@ -125,7 +125,7 @@ def config(name="trellis", mixer=None, **changes):
     **{
       "vocab_size": 50,
       "d_model": 16,
-      "num_layers": 3,
+      "num_layers": 2,
       "mlp_dim": 24,
       "mixers": {"memory": dataclasses.replace(MIXERS[name], **(mixer or {}))},
       "embedding_convolution": 4,

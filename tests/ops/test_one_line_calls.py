@@ -18,10 +18,7 @@ CASES = pytest.mark.parametrize("name", op_cases.CASES)
 # The signatures that differ; ops of one kind are called alike.
 KINDS = (
   "gated_delta_rule",
-  "key_value_means",
-  "lattice",
   "softmax_attention",
-  "tensor_cache",
   "trellis",
 )
 
@@ -173,13 +170,7 @@ def test_mapped_over_rows():
   errors.assert_close(found, expected, tolerances.GRADIENT["float32"], "vmap")
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name == "key_value_means"))
-    for name in op_cases.CASES
-  ],
-)
+@pytest.mark.parametrize("name", rotation.cases(op_cases.CASES, KINDS))
 def test_forward_mode(name):
   """Values, or one line that says what to do."""
   case = op_cases.CASES[name]

@@ -58,6 +58,7 @@ def losses(folder):
   return [record["loss"] for record in training_cases.curve(folder)]
 
 
+@pytest.mark.slow  # three programs
 def test_fine_tuned_from_a_run_and_talked_to(
   tmp_path, text, talks, capsys, monkeypatch
 ):

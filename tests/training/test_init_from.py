@@ -251,6 +251,7 @@ def _attention(layers, mixers, pattern):
   return config
 
 
+@pytest.mark.slow
 def test_layers_are_found_by_depth_whatever_they_are_called(
   real_model, tmp_path
 ):

@@ -165,7 +165,7 @@ SMALL = {
     pytest.param(
       name,
       packed,
-      marks=[pytest.mark.slow] * ((name, packed) != ("trellis", True)),
+      marks=[pytest.mark.slow] * ((name, packed) != ("gated_delta_net", True)),
     )
     for name in registry.MIXERS
     for packed in (False, True)

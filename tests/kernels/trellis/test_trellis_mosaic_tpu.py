@@ -207,6 +207,7 @@ def test_strong_decays(gradient_at):
   assert_close(*found)
 
 
+@pytest.mark.slow
 @rotation.both_parts
 def test_segments_that_start_inside_a_chunk(gradient):
   """The XLA form does such a call, which only its arrays tell."""

@@ -115,6 +115,7 @@ def test_first_order_gradient_only(monkeypatch):
     checks.check_truth(STALE, 37)
 
 
+@pytest.mark.slow
 def test_segments_that_leak(monkeypatch):
   with_flags(monkeypatch, resets=False)
   with pytest.raises(AssertionError, match="packed"):
