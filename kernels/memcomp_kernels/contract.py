@@ -148,10 +148,21 @@ def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:
   """Selects whole rows from two equal pytrees; `condition` is `[batch]`."""
 
   def select(a, b):
-    shape = condition.shape + (1,) * (a.ndim - condition.ndim)
-    return jnp.where(condition.reshape(shape), a, b)
+    return jnp.where(expand(condition, a), a, b)
 
   return jax.tree.map(select, x, y)
+
+
+def expand(x: jax.Array, like: jax.Array) -> jax.Array:
+  """Appends axes of size one to x, up to the rank of `like`."""
+  return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Gathers x along axis 1 by `index`; zeros where it is out of range."""
+  return jnp.take_along_axis(
+    x, expand(index, x), axis=1, mode="fill", fill_value=0
+  )
 
 
 def segment_starts(

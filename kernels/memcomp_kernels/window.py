@@ -176,7 +176,7 @@ def plan(
     rows = jnp.arange(batch)[:, None]
     source = jnp.full((batch, time), time, jnp.int32)
     source = source.at[rows, place].set(line, mode="drop")
-    starts = _take(starts, source)
+    starts = contract.take(starts, source)
     run = jnp.cumsum(starts, axis=1, dtype=jnp.int32)
     first = jax.lax.cummax(jnp.where(starts, line, 0), axis=1)
     origin = jnp.where(run > 0, reset_position - first, position)
@@ -263,7 +263,7 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
   def shifted(x):
     kept = exists & ~inherited
     x = jnp.pad(x[:, : time - empty], _left(x, empty))
-    return jnp.where(expand(kept, x), x, 0)
+    return jnp.where(contract.expand(kept, x), x, 0)
 
   tokens = jax.tree.map(shifted, joined)
   if plan.source is None:
@@ -314,7 +314,7 @@ def sinks(
   flat, shape = (row.shape[0], -1), row.shape
 
   def one(x, line):
-    found = _take(line, source.reshape(flat))
+    found = contract.take(line, source.reshape(flat))
     found += rows_at(x, row.reshape(flat)).astype(line.dtype)
     return found.reshape(*shape, *line.shape[2:])
 
@@ -335,8 +335,8 @@ def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
   source = jnp.where(new, end[:, None] + position, plan.run.shape[1])
 
   def one(x, line):
-    found = jnp.moveaxis(_take(line, source), 1, 2).astype(x.dtype)
-    return jnp.where(expand(new[:, None], found), found, x)
+    found = jnp.moveaxis(contract.take(line, source), 1, 2).astype(x.dtype)
+    return jnp.where(contract.expand(new[:, None], found), found, x)
 
   return jax.tree.map(one, base, joined)
 
@@ -347,40 +347,28 @@ def row_of(position: jax.Array, size: int, sink_tokens: int) -> jax.Array:
   return jnp.where(position < sink_tokens, position, later)
 
 
-def expand(condition: jax.Array, x: jax.Array) -> jax.Array:
-  """Appends axes of size one to `condition` up to the rank of `x`."""
-  return condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
-
-
 def _left(x: jax.Array, count: int) -> list[tuple[int, int]]:
   return [(0, 0), (count, 0)] + [(0, 0)] * (x.ndim - 2)
 
 
-def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Gathers `x` along axis 1 by `index`; zeros where it is out of range."""
-  return jnp.take_along_axis(
-    x, expand(index, x), axis=1, mode="fill", fill_value=0
-  )
-
-
 def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
   """Gathers rows of a state's leaf as tokens: `[batch, rows, heads, ...]`."""
-  return _take(jnp.moveaxis(x, 2, 1), row)
+  return contract.take(jnp.moveaxis(x, 2, 1), row)
 
 
 def _moved(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
   """Applies `_take` with an index whose inverse is known."""
   del back
-  return _take(x, source)
+  return contract.take(x, source)
 
 
 def _move_fwd(x, source, back):
-  return _take(x, source), back
+  return contract.take(x, source), back
 
 
 def _move_bwd(back, cotangent):
   # The transpose of a permutation is also a gather, so no scatter is needed.
-  return _take(cotangent, back), None, None
+  return contract.take(cotangent, back), None, None
 
 
 _move = derivative.custom_vjp(_moved, _move_fwd, _move_bwd)

@@ -220,7 +220,7 @@ def flat(layout: Layout, tree: Any) -> Any:
 
   def one(x):
     if layout.source is not None:
-      return _gather(x, layout.source)
+      return contract.take(x, layout.source)
     padding = -layout.time % layout.chunk
     if not padding:
       return x
@@ -245,7 +245,7 @@ def unflat(layout: Layout, tree: Any) -> Any:
   def one(x):
     if layout.place is None:
       return x[:, : layout.time]
-    return _gather(x, layout.place)
+    return contract.take(x, layout.place)
 
   return jax.tree.map(one, tree)
 
@@ -258,9 +258,3 @@ def unlay(layout: Layout, tree: Any) -> Any:
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
   return unflat(layout, jax.tree.map(one, tree))
-
-
-def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Gathers `x` along axis 1 by `index`; zeros where it is out of range."""
-  index = index.reshape(index.shape + (1,) * (x.ndim - 2))
-  return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)

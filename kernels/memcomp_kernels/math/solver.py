@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative
+from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.options import (
   at_least,
   not_negative,
@@ -165,7 +166,7 @@ def _solve_bwd(direction, solver, residuals, cotangents):
   (dparameters,) = vjp(row)
   time = z.shape[-2]
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
-  dcoupling = jnp.where(strict, -_product("...tm,...im->...ti", dz, u), 0)
+  dcoupling = jnp.where(strict, -einsum("...tm,...im->...ti", dz, u), 0)
   return dz, dcoupling, dparameters
 
 
@@ -193,7 +194,7 @@ def _in_blocks(direction, solver, base, coupling, parameters):
     if u:
       earlier = coupling[..., start:end, :start]
       done = jnp.concatenate(u, axis=-2)
-      rows = rows - _product("...ti,...im->...tm", earlier, done)
+      rows = rows - einsum("...ti,...im->...tm", earlier, done)
     own = jax.tree.map(
       lambda x, start=start, end=end: lax.slice_in_dim(
         x, start, end, axis=axis
@@ -217,7 +218,7 @@ def _substitute(direction, solver, base, coupling, parameters):
 
   def body(done, token):
     t, row, weights, own = token
-    row = row - _product("...i,...im->...m", weights, done)
+    row = row - einsum("...i,...im->...m", weights, done)
     new = direction(row, own)
     return lax.dynamic_update_index_in_dim(done, new, t, axis), row
 
@@ -239,7 +240,7 @@ def _sweep(direction, solver, base, coupling, parameters):
     # A row may overflow on the way. Multiplied by a masked 0 it would give nan
     # in rows that are already finished.
     u = jnp.where(jnp.isfinite(u), u, 0)
-    z = base - _product("...ti,...im->...tm", coupling, u)
+    z = base - einsum("...ti,...im->...tm", coupling, u)
     return z, direction(z, parameters)
 
   none = jnp.zeros(base.shape[:-2], jnp.float32)
@@ -281,7 +282,3 @@ def _sweep(direction, solver, base, coupling, parameters):
   z, u = lax.cond(jnp.any(unreached), exactly, lambda: (z, u))
   missed = unreached.astype(jnp.float32)
   return z, u, Stats(none + 1, none + count, residual, missed)
-
-
-def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, window
+from memcomp_kernels.math.matmul import einsum
 
 Chunk = Callable[..., tuple[Any, ...]]
 HandOff = Callable[..., tuple[Any, ...]]
@@ -80,19 +81,15 @@ def linear(
 
   def then(first, second):
     """Combines [B | A] of `first`, then of `second`, where M -> A M + B."""
-    found = _matmul(second[..., value_dim:], first)
+    found = einsum("bhij,bhjv->bhiv", second[..., value_dim:], first)
     return found.at[..., :value_dim].add(second[..., :value_dim])
 
   nothing = jnp.concatenate([zeros, ones], axis=-1)
   earlier = scan_before(then, axis, after.memory, nothing)
   first = then(state.memory, earlier)
   last = after._replace(memory=then(first, after.memory))
-  read = jnp.einsum(
-    "bthk,bhkv->bthv",
-    outputs[..., value_dim:].astype(first.dtype),
-    first,
-    precision=lax.Precision.HIGHEST,
-  )
+  probes = outputs[..., value_dim:].astype(first.dtype)
+  read = einsum("bthk,bhkv->bthv", probes, first)
   outputs = outputs[..., :value_dim] + read.astype(outputs.dtype)
   return of_last(last, axis), outputs, *stats
 
@@ -184,7 +181,7 @@ def _after(first: _Summary, second: _Summary, *, sink_tokens: int) -> _Summary:
 
   def one(x, y):
     y = jnp.moveaxis(window.rows_at(y, row), 1, 2)
-    return jnp.where(window.expand(new[:, None], y), y, x)
+    return jnp.where(contract.expand(new[:, None], y), y, x)
 
   return _Summary(
     jax.tree.map(one, first.rows, second.rows),
@@ -277,7 +274,3 @@ def send(tree: Any, axis: str, distance: int) -> Any:
 def where(condition: jax.Array, x: Any, y: Any) -> Any:
   """Selects one of two equal pytrees."""
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
-
-
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
