@@ -1,5 +1,6 @@
 """Speed of inference by context length: prefill and decoding."""
 
+import functools
 import resource
 import statistics
 import sys
@@ -11,14 +12,12 @@ import jax
 import numpy as np
 
 from memcomp import limits
-from memcomp.inference import generate, prefill, sample
+from memcomp.inference import complete, generate, prefill
 from memcomp.inference import session as session_lib
 from memcomp.models import decoder
 
 CONTEXTS = tuple(1 << n for n in range(10, 18))
 """1k to 128k tokens."""
-
-GREEDY = sample.Settings(temperature=0.0)
 
 
 def measure(
@@ -36,69 +35,85 @@ def measure(
   It reads random texts once and keeps the state at every context. Then it runs
   rounds over all contexts, so that other load of the machine affects all of
   them equally. At each context it reads the last piece before it again, and
-  generates `tokens` after it. Everything is compiled before.
+  generates one token and then `tokens` after it: the difference is what tokens
+  cost without the call. Everything is compiled before, and growing memories
+  have room for all tokens.
 
   Args:
     model: the language model.
     contexts: context lengths in tokens, each >= 1.
     batch: number of parallel texts.
-    tokens: tokens to generate at each context, in one call.
+    tokens: tokens to generate at each context, in one call, >= 2.
     rounds: number of rounds over all contexts, >= 1.
     seed: seed of the texts.
     progress: called after the prefill of each context and after each timing.
 
   Returns:
     A row for each context, shortest first: `context`; `state_bytes` of one
-    text's state; the median over rounds of `read_tokens_per_second` (all texts)
-    and `seconds_per_token` (one step of all texts), and their fastest as
-    `..._fastest`; `peak_bytes` in use so far on the device (on a CPU: by this
-    process).
+    text's state while it generates; `read_tokens_per_second` (all texts) and
+    `seconds_per_token` (one step of all texts), from medians over rounds, and
+    from the fastest as `..._fastest`; `seconds_per_call`, what a call costs
+    besides its tokens; `peak_bytes` in use so far on the device (on a CPU: by
+    this process).
 
   Raises:
-    UserError: an argument is below 1.
+    UserError: an argument is too small.
   """
-  for name, value in (
-    ("contexts", min(contexts, default=0)),
-    ("batch", batch),
-    ("tokens", tokens),
-    ("rounds", rounds),
+  for name, value, least in (
+    ("contexts", min(contexts, default=0), 1),
+    ("batch", batch, 1),
+    ("tokens", tokens, 2),
+    ("rounds", rounds, 1),
   ):
-    limits.check(name, value)
+    limits.check(name, value, least)
   contexts = sorted(set(contexts))
   vocab = model.embedding[...].shape[0]
   rng = np.random.default_rng(seed)
   texts = rng.integers(0, vocab, (batch, contexts[-1]), dtype=np.int32)
-  session, at, turns, peaks = session_lib.start(model, batch), 0, [], []
+  session, at, turns = session_lib.start(model, batch), 0, []
+  sizes, peaks = [], []
   for context in contexts:
     piece = min(prefill.PIECE, context - at)
     session = prefill.read(model, session, texts[:, at : context - piece])
-    turns.append(_Turn(model, session, texts[:, context - piece : context]))
+    last = texts[:, context - piece : context]
+    turns.append(_Turn(model, session, last, tokens))
     session = turns[-1].read()
-    turns[-1].make(tokens)
+    roomy = turns[-1].with_room()
+    sizes.append(session_lib.num_bytes(roomy) // batch)
+    turns[-1].make(roomy, tokens)
+    del roomy  # else it would count at the next context's peak
     peaks.append(_peak_bytes())
     at = context
     progress()
   read: list[list[float]] = [[] for _ in contexts]
+  ones: list[list[float]] = [[] for _ in contexts]
   made: list[list[float]] = [[] for _ in contexts]
   for _ in range(rounds):
     for i, turn in enumerate(turns):
       read[i].append(_seconds(turn.read) / turn.num_tokens)
-      made[i].append(_seconds(lambda turn=turn: turn.make(tokens)) / tokens)
+      make = functools.partial(turn.make, turn.with_room())
+      ones[i].append(_seconds(make, 1))
+      made[i].append(_seconds(make, tokens))
       progress()
-  return [
-    {
-      "context": context,
-      "state_bytes": session_lib.num_bytes(turn.after) // batch,
-      "read_tokens_per_second": 1 / statistics.median(reads),
-      "read_tokens_per_second_fastest": 1 / min(reads),
-      "seconds_per_token": statistics.median(makes),
-      "seconds_per_token_fastest": min(makes),
-      "peak_bytes": peak,
-    }
-    for context, turn, reads, makes, peak in zip(
-      contexts, turns, read, made, peaks, strict=True
+  rows = []
+  for i, context in enumerate(contexts):
+    token, fastest = (
+      (typical(made[i]) - typical(ones[i])) / (tokens - 1)
+      for typical in (statistics.median, min)
     )
-  ]
+    rows.append(
+      {
+        "context": context,
+        "state_bytes": sizes[i],
+        "read_tokens_per_second": 1 / statistics.median(read[i]),
+        "read_tokens_per_second_fastest": 1 / min(read[i]),
+        "seconds_per_token": token,
+        "seconds_per_token_fastest": fastest,
+        "seconds_per_call": statistics.median(ones[i]) - token,
+        "peak_bytes": peaks[i],
+      }
+    )
+  return rows
 
 
 class _Turn:
@@ -109,8 +124,9 @@ class _Turn:
     after: the session after `read`.
   """
 
-  def __init__(self, model, before, texts):
+  def __init__(self, model, before, texts, tokens):
     self._model, self._before, self._texts = model, before, list(texts)
+    self._tokens = tokens
     self.num_tokens = texts.size
     self.after = before
 
@@ -119,21 +135,30 @@ class _Turn:
     self.after = prefill.read(self._model, self._before, self._texts)
     return jax.block_until_ready(self.after)
 
-  def make(self, tokens: int) -> None:
-    """Generates tokens after the context, and discards them."""
+  def with_room(self) -> session_lib.Session:
+    """Returns `after` with room for the tokens, which no timing is to make."""
+    needed = int(self.after.position[0]) + self._tokens
+    grown = session_lib.grow(self._model, self.after, needed)
+    return jax.block_until_ready(grown)
+
+  def make(self, session: session_lib.Session, tokens: int) -> None:
+    """Generates tokens after the context, and discards them.
+
+    However few they are, it is the program that makes all in one call.
+    """
     for _ in generate.generate(
       self._model,
-      self.after,
+      session,
       tokens=tokens,
-      settings=GREEDY,
-      piece_tokens=tokens,
+      settings=complete.GREEDY,
+      piece_tokens=self._tokens,
     ):
       pass
 
 
-def _seconds(function: Callable[[], Any]) -> float:
+def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
   start = time.perf_counter()
-  function()
+  function(*arguments)
   return time.perf_counter() - start
 
 

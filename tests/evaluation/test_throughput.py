@@ -31,21 +31,48 @@ def model(name):
   return decoder.Decoder(config, rngs=nnx.Rngs(0))
 
 
+def by_tokens(function, tokens=0):
+  """A clock: half a second for a call, a quarter for a token."""
+  function(*[tokens] * (tokens > 0))
+  return 0.5 + 0.25 * tokens
+
+
+def test_tokens_alone_are_timed_and_the_memory_that_they_read(monkeypatch):
+  """256 tokens fill the first room; more room is made before the clock."""
+  monkeypatch.setattr(throughput, "_seconds", by_tokens)
+  generate, bytes_ = throughput.generate.generate, []
+
+  def noting(model, session, **given):
+    before = session_lib.num_bytes(session)
+    for piece in generate(model, session, **given):
+      bytes_.append((before, session_lib.num_bytes(piece.session)))
+      yield piece
+
+  monkeypatch.setattr(throughput.generate, "generate", noting)
+  tiny = model("growing")
+  (row,) = throughput.measure(tiny, contexts=[256], tokens=3, rounds=2)
+  assert (row["seconds_per_token"], row["seconds_per_call"]) == (0.25, 0.5)
+  assert row["seconds_per_token_fastest"] == 0.25
+  assert set(bytes_) == {(row["state_bytes"], row["state_bytes"])}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rotation.cases(MIXERS, ["growing"]))
 def test_rows_by_context(name, monkeypatch):
   """Positions are the contexts', and bytes those of a state made for them."""
   positions, turns = [], []
   read, make = throughput._Turn.read, throughput._Turn.make
+  # So short a timing would be noise.
+  monkeypatch.setattr(throughput, "_seconds", by_tokens)
 
   def reading(turn):
     after = read(turn)
     positions.append((int(after.position[0]), turn.num_tokens))
     return after
 
-  def making(turn, tokens):
-    turns.append((int(turn.after.position[1]), tokens))
-    return make(turn, tokens)
+  def making(turn, session, tokens):
+    turns.append((int(session.position[1]), tokens))
+    return make(turn, session, tokens)
 
   monkeypatch.setattr(throughput._Turn, "read", reading)
   monkeypatch.setattr(throughput._Turn, "make", making)
@@ -60,11 +87,12 @@ def test_rows_by_context(name, monkeypatch):
     progress=lambda: done.append(1),
   )
   assert positions == [(20, 40), (600, 1160)] * 3
-  assert turns == [(20, 3), (600, 3)] * 3
+  first = [(20, 3), (600, 3)]
+  assert turns == first + [(20, 1), (20, 3), (600, 1), (600, 3)] * 2
   assert len(done) == 6
   assert [row["context"] for row in rows] == [20, 600]
   for row, context in zip(rows, (20, 600), strict=True):
-    fresh = session_lib.grow(tiny, session_lib.start(tiny), context)
+    fresh = session_lib.grow(tiny, session_lib.start(tiny), context + 3)
     assert row["state_bytes"] == session_lib.num_bytes(fresh)
     assert row["peak_bytes"] > 0
     for key in ("seconds_per_token", "read_tokens_per_second"):
@@ -77,8 +105,8 @@ def test_rows_by_context(name, monkeypatch):
 @pytest.mark.parametrize(
   "bad", [{"contexts": []}, {"contexts": [0]}, {"rounds": 0}, {"tokens": 0}]
 )
-def test_what_is_below_one_is_named(bad):
-  with pytest.raises(errors.UserError, match=f"{next(iter(bad))}=0: give 1"):
+def test_what_is_too_small_is_named(bad):
+  with pytest.raises(errors.UserError, match=f"{next(iter(bad))}=0: give "):
     throughput.measure(model("constant"), **bad)
 
 
@@ -87,7 +115,7 @@ def test_nothing_of_it_leaves_a_mark():
   """What is made at a context does not stand in the next round's."""
   tiny = model("constant")
   texts = np.ones((1, 9), np.int32)
-  turn = throughput._Turn(tiny, session_lib.start(tiny), texts)
+  turn = throughput._Turn(tiny, session_lib.start(tiny), texts, 4)
   before = jax.tree.map(np.asarray, turn.read())
-  turn.make(4)
+  turn.make(turn.with_room(), 4)
   jax.tree.map(np.testing.assert_array_equal, turn.read(), before)
