@@ -31,6 +31,16 @@ _WAIT_SECONDS = 60
 """Time to wait for other processes that write slices, in milliseconds each."""
 
 
+def _identity(entry: Any) -> Any:
+  """Returns what tells an entry of a file from others.
+
+  Of a tokenizer or a text that is its fingerprint: its name is a path, which
+  changes where a folder is moved.
+  """
+  entry = json.loads(json.dumps(entry))
+  return entry.get("fingerprint", entry) if isinstance(entry, dict) else entry
+
+
 def _key(one: dict[str, Any]) -> tuple[Any, Any]:
   """Returns the key of a slice within a file."""
   return one.get("task_hash"), one.get("seed")
@@ -86,7 +96,7 @@ class File:
     other = [
       what
       for what in self._same
-      if before.get(what) != json.loads(json.dumps(self._about[what]))
+      if _identity(before.get(what)) != _identity(self._about[what])
     ]
     if self._config is not None and not other:
       other = workdir.changes(before.get("config", {}), self._config)

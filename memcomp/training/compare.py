@@ -101,9 +101,10 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the results of the finished runs in `folder`, by name and seed.
 
   Raises:
-    UserError: there are none.
+    UserError: there are none, or two of one name and seed.
   """
-  found = []
+  found: list[dict[str, Any]] = []
+  places: compare_tasks.Places = {}
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
     if "perplexity" in result:
@@ -120,6 +121,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
         _ = result["perplexity"]["streamed"]["positions"]
         _ = result["perplexity"]["text"], result["perplexity"]["task_hash"]
         result["config"] = config_lib.to_dict(config)
+        compare_tasks.check_new(result, path.parent.parent, places)
       found.append(result)
   if not found:
     raise errors.UserError(

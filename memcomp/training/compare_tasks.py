@@ -16,6 +16,9 @@ _SLICE = {
 }
 """Fields that identify the slices of a task."""
 
+Places = dict[tuple[str, int], pathlib.Path]
+"""Folders of runs by name and seed."""
+
 
 def compare(folder: pathlib.Path) -> dict[str, Any] | None:
   """Reads the finished runs in a folder, as `train.py --each` leaves them.
@@ -27,9 +30,10 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     slices.
 
   Raises:
-    UserError: their tasks differ in more than the gap.
+    UserError: their tasks differ in more than the gap, or see `check_new`.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
+  places: Places = {}
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
     if "task" in result:
@@ -41,6 +45,7 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
           "state_bytes": int(result["state_bytes"]),
           "trained on": _task(result),
         }
+        check_new(result, path.parent.parent, places)
         runs.setdefault(result["name"], []).append(result)
   if not runs:
     return None
@@ -68,6 +73,24 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
       }
     )
   return {"slices": ["/".join(map(str, x)) for x in names], "rows": rows}
+
+
+def check_new(
+  run: dict[str, Any], folder: pathlib.Path, places: Places
+) -> None:
+  """Notes the folder of a run.
+
+  A copy is no further seed: the deviations would be too small.
+
+  Raises:
+    UserError: another folder holds a run of its name and seed.
+  """
+  other = places.setdefault((run["name"], run["seed"]), folder)
+  if other != folder:
+    raise errors.UserError(
+      f"{other} and {folder} both hold {run['name']} of seed {run['seed']};"
+      " move one of them away, or train it with another seed"
+    )
 
 
 def table(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import evaluation_cases as cases
 import pytest
@@ -104,6 +105,12 @@ def test_other_tasks_are_refused(field, runs):
     other["config"][part][field] = 8
   write(runs, other)
   with pytest.raises(errors.UserError, match=f"not comparable: .*{field}"):
+    compare.compare(runs)
+
+
+def test_a_copy_is_no_further_seed(runs):
+  shutil.copytree(runs / "compare-worse-0", runs / "copy")
+  with pytest.raises(errors.UserError, match="both hold compare-worse of seed"):
     compare.compare(runs)
 
 

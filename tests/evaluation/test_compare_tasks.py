@@ -1,6 +1,7 @@
 """Runs of a task side by side, from the files that they left."""
 
 import json
+import shutil
 
 import pytest
 
@@ -62,6 +63,14 @@ def test_needles_are_in_percent(tmp_path, capsys):
   assert "| needles | 1 | 1,024 | 0.280 |" in capsys.readouterr().out
   found = json.loads((tmp_path / "compare.json").read_text())
   assert found["slices"] == ["single_1/1024"]
+
+
+def test_a_copy_is_no_further_seed(tmp_path):
+  leave(tmp_path, "full", 0, {24: 1.0})
+  leave(tmp_path, "full", 1, {24: 1.0})
+  shutil.copytree(tmp_path / "full-0", tmp_path / "full-0-backup")
+  with pytest.raises(errors.UserError, match="full-0-backup both hold full of"):
+    compare.run(tmp_path)
 
 
 def test_other_tasks_are_refused(tmp_path):

@@ -52,6 +52,22 @@ def test_other_weights_and_other_files_are_refused(run_folder, tmp_path):
       slices.Slices(tmp_path, "half", opened)
 
 
+def test_a_folder_that_was_moved_keeps_its_results(run_folder, tmp_path):
+  """The tokenizer's path is another; its fingerprint tells whether it is."""
+  opened = load.open_checkpoint(run_folder)
+  slices.Slices(tmp_path, "task", opened).add(
+    {"seed": 1}, setting="", result=""
+  )
+  opened.config.data.tokenizer = "elsewhere/tokenizer.json"
+  assert slices.Slices(tmp_path, "task", opened).find(seed=1)
+  path = tmp_path / "task-step3.json"
+  content = json.loads(path.read_text())
+  for other in ({"fingerprint": "0" * 16}, None, "bytes"):
+    path.write_text(json.dumps(content | {"tokenizer": other}))
+    with pytest.raises(errors.UserError, match="its tokenizer differs"):
+      slices.Slices(tmp_path, "task", opened)
+
+
 def test_the_table_takes_names_of_any_bytes(tmp_path):
   cells = ("task", "1", "2.5", "7", "é \udcff", "x.json")
   slices.add_line(tmp_path / "results.md", cells)
