@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from memcomp import config, errors, sharding
 from memcomp.compiling import program
-from memcomp.layers import trellis
+from memcomp.layers import softmax_attention, trellis
 from memcomp.models import abstract, decoder
+from memcomp.training import validate
 
 RULES = sharding.RULES
 
@@ -112,14 +113,33 @@ def test_parameters_that_do_not_divide_are_named():
   model = decoder.DecoderConfig(
     d_model=24, num_layers=1, mlp_dim=32, mixers={"memory": mixer}
   )
-  variables = abstract.model_of(model).variables
-  sharding.check_divides(variables, mesh_of(4, fsdp=4))
+  found = abstract.model_of(model)
+  abstract.params_of(found, mesh_of(4, fsdp=4))
   with pytest.raises(
     errors.UserError, match=r"'heads' of 3 .* mesh.tensor = 2; .*divisor of 3"
   ):
-    sharding.check_divides(variables, mesh_of(2, tensor=2))
+    abstract.params_of(found, mesh_of(2, tensor=2))
   with pytest.raises(errors.UserError, match=r"'embed' of 24 .*mesh.fsdp = 5"):
-    sharding.check_divides(variables, mesh_of(5, fsdp=5))
+    abstract.params_of(found, mesh_of(5, fsdp=5))
+
+
+def test_heads_that_do_not_divide_are_named():
+  """Their channels would."""
+  mixer = softmax_attention.SoftmaxAttentionConfig(heads=4, kv_heads=2)
+  model = decoder.DecoderConfig(
+    d_model=32, num_layers=1, mlp_dim=32, mixers={"memory": mixer}
+  )
+  for check in (
+    functools.partial(abstract.params_of, abstract.model_of(model)),
+    functools.partial(
+      validate.check_mesh, config.Config(name="x", model=model)
+    ),
+  ):
+    check(mesh_of(2, tensor=2))
+    with pytest.raises(
+      errors.UserError, match=r"'kv_heads' of 2 .* mesh.tensor = 4; .*sor of 2$"
+    ):
+      check(mesh_of(4, tensor=4))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import dataclasses
 import inspect
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, limits, paths, sharding
@@ -135,6 +135,10 @@ def run(
     raise errors.UserError("--checkpoint is missing; give it, or see --help")
   overrides = dict(overrides or {})
   if prompt_file:
+    if "prompt" in overrides:
+      raise errors.UserError(
+        "--prompt and --prompt_file are both given; leave one of them out"
+      )
     overrides["prompt"] = tasks.read_prompt(prompt_file)
   if paths.is_remote(checkpoint) and task not in _MAKE_TEXT and not out:
     raise errors.UserError(
@@ -144,7 +148,7 @@ def run(
   given = dict(options or {})
   if task in _MODULES:
     given |= overrides | ({"contexts": contexts} if contexts else {})
-  opened = load.open_checkpoint(checkpoint, step, _mesh(tensor, task))
+  opened = _open(checkpoint, step, tensor, task)
   if rotary_scale is not None:
     opened = load.stretch(opened, rotary_scale)
   settings = dataclasses.replace(opened.config.evaluation, **overrides)
@@ -248,15 +252,23 @@ def _throughput(
   report.announce([path, plot.by_context(rows, title, picture)])
 
 
-def _mesh(tensor: int, task: str) -> Mesh | None:
-  """Returns the mesh for the checkpoint; None is one device."""
+def _open(
+  checkpoint: str | pathlib.Path, step: int | None, tensor: int, task: str
+) -> load.Checkpoint:
+  """Opens a checkpoint on `tensor` devices."""
   if tensor == 1:
-    return None
+    return load.open_checkpoint(checkpoint, step)
   if task not in _MAKE_TEXT:
     raise errors.UserError(
       f"--tensor={tensor}: {task} runs on one device; leave the flag out"
     )
-  return sharding.make_mesh(config_lib.MeshConfig(tensor=tensor))
+  try:
+    mesh = sharding.make_mesh(config_lib.MeshConfig(tensor=tensor))
+    return load.open_checkpoint(checkpoint, step, mesh)
+  except errors.UserError as error:
+    # The flag alone makes this mesh, not the run's config.
+    text = re.sub(r"(config\.mesh|mesh\.tensor)\b", "--tensor", str(error))
+    raise errors.UserError(text) from error
 
 
 def after_training(

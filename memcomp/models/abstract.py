@@ -75,9 +75,9 @@ def params_of(model: Model, mesh: jax.sharding.Mesh) -> Any:
   """Returns the parameters as `ShapeDtypeStruct`s with their shardings.
 
   Raises:
-    UserError: the mesh does not divide an axis.
+    UserError: the mesh does not divide an axis, or heads.
   """
-  sharding.check_divides(model.variables, mesh)
+  sharding.check_divides(merge(model.graphdef, model.variables), mesh)
   return on_mesh(model.variables, mesh)
 
 

@@ -1,7 +1,8 @@
 """The trainer's mesh, and the part of a batch that each process holds."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -115,27 +116,43 @@ def _check_slices(
     )
 
 
-def check_divides(variables: nnx.State, mesh: Mesh) -> None:
-  """Checks that the mesh divides every parameter axis.
+def check_divides(module: nnx.Module, mesh: Mesh) -> None:
+  """Checks that the mesh divides every parameter axis and all heads.
 
   Otherwise activations would be padded silently, and a `shard_map` over heads
   would fail with an error that names no setting.
 
   Args:
-    variables: `nnx.State` of abstract Variables with their metadata.
+    module: a model of abstract Variables with their metadata.
     mesh: the mesh for them.
 
   Raises:
     UserError: naming the axis, its size and the mesh axes.
   """
-  for path, name, size, places, parts in RULES.indivisible_axes(
-    variables, mesh
+  for path, name, size, places, parts in itertools.chain(
+    RULES.indivisible_axes(nnx.state(module), mesh),
+    _indivisible_heads(module, mesh),
   ):
     where = " * ".join(f"mesh.{axis}" for axis in places)
     raise errors.UserError(
       f"{path}: its axis {name!r} of {size} does not divide over {where} ="
       f" {parts}; set {where} to a divisor of {size}"
     )
+
+
+def _indivisible_heads(
+  module: nnx.Module, mesh: Mesh
+) -> Iterator[tuple[str, str, int, tuple[str, ...], int]]:
+  """Yields heads that the mesh does not divide, see `Rules.indivisible_axes`.
+
+  A parameter's axis has the channels of all heads, which it may divide.
+  """
+  axes = RULES.axes("heads")
+  parts = math.prod(mesh.shape[axis] for axis in axes)
+  for path, node in nnx.iter_graph(module):
+    for name in ("heads", "kv_heads"):
+      if (size := getattr(node, name, 0)) % parts:
+        yield ".".join(map(str, path)), name, size, axes, parts
 
 
 # XLA:TPU gathers narrower feature shards by padding and an all-reduce of the

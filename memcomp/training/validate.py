@@ -112,7 +112,7 @@ def check(config: config_lib.Config) -> None:
 
 
 def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
-  """Checks that the mesh divides rows, time and parameters.
+  """Checks that the mesh divides rows, time, parameters and heads.
 
   Every process must own a part of the mesh. Warns on stderr if a better mesh is
   known.
@@ -146,8 +146,8 @@ def check_mesh(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
         f" divide over mesh.context = {shards} shards; set mesh.context to a"
         f" divisor of {tokens}"
       )
-  variables = abstract.model_of(config.model).variables
-  sharding.check_divides(variables, mesh)
+  model = abstract.model_of(config.model)
+  sharding.check_divides(abstract.merge(model.graphdef, model.variables), mesh)
   warning = sharding.narrow_shards(config.model.d_model, mesh)
   if warning and mesh.devices.flat[0].platform == "tpu":
     print(f"warning: {warning}", file=sys.stderr, flush=True)

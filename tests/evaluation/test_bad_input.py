@@ -32,7 +32,11 @@ BAD = {
   "rows": ((*PERPLEXITY, "--rows=9999999999"), "rows=9999999999: give"),
   "lengths": ((*PERPLEXITY, "--lengths=9999999999"), "lengths=9999999999"),
   "tensor": ((*SAMPLE, "--tensor=9999999999"), "9999999999 devices"),
-  "no tensor": ((*SAMPLE, "--tensor=0"), "use 1 or more"),
+  "no tensor": ((*SAMPLE, "--tensor=0"), "--tensor=0 is not a size; use 1"),
+  "two prompts": (
+    (*SAMPLE, "--prompt=a", "--prompt_file=file"),
+    "--prompt and --prompt_file are both given",
+  ),
   "contexts": (("--task=throughput", "--contexts=9999999999"), "or less"),
   "contexts of digits": (
     ("--task=throughput", f"--contexts={'9' * 5000}"),
@@ -152,7 +156,7 @@ COMMANDS = [
   ),
   (
     ["--checkpoint=RUN", "--task=sample", "--tensor=4"],
-    "does not divide over mesh.tensor = 4",
+    "does not divide over --tensor = 4; set --tensor to a divisor of 2",
   ),
   (
     ["--checkpoint=RUN", "--task=perplexity", "--lengths=0"],
