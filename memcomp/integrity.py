@@ -49,10 +49,10 @@ def problem(directory: epath.Path) -> str | None:
   if not path.exists():
     return None
   try:
-    expected = json.loads(path.read_text())["files"]
-  except (*errors.BAD_JSON, KeyError, TypeError):
+    expected = json.loads(path.read_text())["files"].items()
+  except (*errors.BAD_JSON, AttributeError, KeyError, TypeError):
     return f"{MANIFEST} cannot be read"
-  for name, digest in expected.items():
+  for name, digest in expected:
     file = directory / name
     if not file.is_file():
       return f"{name} is missing"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -101,7 +102,8 @@ def unflatten(
     mesh: mesh for the parameters; None is one device.
 
   Raises:
-    UserError: an array has the wrong shape for the model.
+    UserError: an array has the wrong shape for the model, or no floating point
+      numbers.
   """
   mesh = mesh or sharding.one_device()
   target = abstract.params_of(abstract.model_of(config), mesh)
@@ -118,6 +120,12 @@ def unflatten(
         raise errors.UserError(
           f"{entry.name} has the shape {array.shape}, the model's is"
           f" {entry.shape}: the config and the arrays are not of one model"
+        )
+      # A cast would take the numbers of a quantized model for its weights.
+      if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise errors.UserError(
+          f"{entry.name} is of {array.dtype}, as in quantized models, which"
+          " cannot be read; give one of float32, bfloat16 or float16"
         )
       arrays.append(array.T if entry.transposed else array)
     stacked = arrays[0] if group[0].place is None else np.stack(arrays)

@@ -74,14 +74,21 @@ class Arrays:
     """Reads one array.
 
     Raises:
-      UserError: there is no array with this name.
+      UserError: there is no array with this name, or not in its file.
     """
     if name not in self._where:
       raise errors.UserError(
         f"{self._folder} has no array {name}: it is of another model than its"
         " config.json says"
       )
-    return self._files[self._where[name]].get_tensor(name)
+    file = self._where[name]
+    try:
+      return self._files[file].get_tensor(name)
+    except _library().SafetensorError as error:
+      raise errors.UserError(
+        f"{self._folder / file} cannot be read: {error}; restore it and {INDEX}"
+        " from one copy"
+      ) from error
 
 
 @contextlib.contextmanager
@@ -118,7 +125,10 @@ def opened(folder: pathlib.Path) -> Iterator[Arrays]:
 
 def _index(path: pathlib.Path) -> dict[str, str]:
   try:
-    return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    where = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    if not all(isinstance(file, str) for file in where.values()):
+      raise TypeError("weight_map has a file that is no text")
+    return where
   except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
     raise errors.UserError(
       f"{path} cannot be read ({error}); restore it from a copy"

@@ -345,6 +345,26 @@ def test_arrays_of_another_model(exported, tmp_path):
     read.load(out)
 
 
+def test_an_index_of_another_copy(exported, tmp_path):
+  """Files are there, but not the arrays where the index has them."""
+  out = shutil.copytree(exported, tmp_path / "copy")
+  (out / "sha256.json").unlink()
+  path = out / tensors.INDEX
+  index = json.loads(path.read_text())
+  where = index["weight_map"]
+  first, *_, last = where
+  for change, message in (
+    ({first: where[last], last: where[first]}, "restore it and model.safe"),
+    ({first: 5}, "weight_map has a file that is no text"),
+  ):
+    path.write_text(json.dumps(index | {"weight_map": where | change}))
+    with pytest.raises(errors.UserError, match=message):
+      read.load(out)
+  (out / "sha256.json").write_text('{"files": []}')
+  with pytest.raises(errors.UserError, match=r"sha256\.json cannot be read"):
+    read.load(out)
+
+
 def test_the_command(run, params, tmp_path):
   command = [sys.executable, "-m", "memcomp.export", f"--checkpoint={run}"]
   done = subprocess.run(

@@ -46,6 +46,16 @@ def test_logits_are_the_library_s(name):
   np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
+def test_arrays_of_integers_are_refused(copy):
+  path = copy / "model.safetensors"
+  arrays = safetensors.load_file(path)
+  safetensors.save_file(
+    {name: array.astype(np.int8) for name, array in arrays.items()}, path
+  )
+  with pytest.raises(errors.UserError, match="is of int8, as in quantized"):
+    huggingface.load_params(copy)
+
+
 def test_what_the_config_says(copy):
   config, _ = huggingface.load_params(copy)
   assert config.norm_eps == 1e-2
