@@ -1,5 +1,7 @@
 """Checks the ranges of numbers from outside."""
 
+import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +24,7 @@ SECONDS = 10**9
 
 
 def check(name: str, value: float, least: int = 1, most: int = COUNT) -> None:
-  """Checks the range of a number.
+  """Checks that a number is whole and in a range.
 
   Args:
     name: name as the user writes it, such as --limit.
@@ -31,12 +33,23 @@ def check(name: str, value: float, least: int = 1, most: int = COUNT) -> None:
     most: maximum.
 
   Raises:
-    UserError: it is outside of [least, most].
+    UserError: it is outside of [least, most], or no whole number.
   """
   if not value >= least:
     raise errors.UserError(f"{name}={value}: give {least} or more")
   if value > most:
     raise errors.UserError(f"{name}={value}: give {most} or less")
+  if not isinstance(value, numbers.Integral):
+    raise errors.UserError(f"{name}={value}: give a whole number")
+
+
+def check_finite(computed: Any) -> None:
+  """Raises UserError if an array that a model has computed is not finite."""
+  if not (abs(computed) < math.inf).all():
+    raise errors.UserError(
+      "the model computes numbers that are not finite: its training diverged,"
+      " or its weights are damaged; use another checkpoint"
+    )
 
 
 def is_seed(value: Any) -> bool:

@@ -175,6 +175,7 @@ def test_ranges():
   for name, call in {
     "--n=0: give 1 or more": lambda: limits.check("--n", 0),
     "--n=nan: give 1 or more": lambda: limits.check("--n", float("nan")),
+    "--n=2.5: give a whole number": lambda: limits.check("--n", 2.5),
     "2147483648: give 2147483647 or less": lambda: limits.check("--n", 2**31),
     "--s=-1: give a whole": lambda: limits.check_seed("--s", -1),
     "--s=4294967296: give a whole": lambda: limits.check_seed("--s", 2**32),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp.data.synthetic import task as task_lib
 from memcomp.evaluation import load
 from memcomp.models import decoder
@@ -72,6 +72,9 @@ def measure(
     targets: int32 `[rows, time]`, -1 without a question; all rows have the same
       number of questions.
     progress: called with the number of finished rows.
+
+  Raises:
+    UserError: the model computes what is not finite.
   """
   graphdef, params = nnx.split(model)
   asked = np.count_nonzero(targets[0] >= 0)
@@ -89,7 +92,9 @@ def measure(
     kept = min(size, count - first)
     parts.append([np.asarray(x)[:kept] for x in found])
     progress(kept)
-  return Answers(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+  answers = Answers(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+  limits.check_finite(answers.nats)
+  return answers
 
 
 @functools.partial(jax.jit, static_argnums=0)

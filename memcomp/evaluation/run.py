@@ -331,7 +331,10 @@ def after_training(
     print(f"\ntalk to it: memcomp chat --checkpoint={run_folder}")
   elif settings.sample_tokens:
     print(f"\n{report.sampling(settings, config.seed)}", flush=True)
-    result["sample"] = tasks.show_sample(opened, settings, config.seed)
+    try:
+      result["sample"] = tasks.show_sample(opened, settings, config.seed)
+    except errors.UserError as error:  # keep the figures
+      print(f"no sample: {error}")
   path = folder / "results.json"
   report.write_json(path, result)
   report.announce([path, *written])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memcomp import limits
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import generate, prefill, sample, stop
 from memcomp.inference import session as session_lib
@@ -39,7 +40,11 @@ def complete(
 
   Returns:
     The answers, and the state's bytes per row after its text.
+
+  Raises:
+    UserError: there are no texts, or more than `rows`, or see `generate`.
   """
+  limits.check("number of texts", len(texts))
   spare = rows - len(texts)
   ids = [*texts, *texts[-1:] * spare]
   if not isinstance(settings, sample.Settings):

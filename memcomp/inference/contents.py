@@ -42,7 +42,7 @@ class Layer(NamedTuple):
   norm: float
   filled: float
   directions: float
-  most: int
+  most: float
   horizon: float
 
 
@@ -83,7 +83,7 @@ def measure(
         ),
         filled=float(np.mean([np.any(x, axis=-1).mean() for x in memories])),
         directions=float(np.mean(ranks)),
-        most=min(min(x.shape[-2:]) for x in memories),
+        most=float(np.mean([min(x.shape[-2:]) for x in memories])),
         horizon=horizon(float(before), float(after)),
       )
     )
@@ -119,7 +119,7 @@ def table(layers: list[Layer]) -> str:
         f"{layer.mixer} {shapes}",
         f"{layer.norm:.3g}",
         f"{layer.filled:.0%}",
-        f"[{bar:<10}] {layer.directions:.1f} of {layer.most}",
+        f"[{bar:<10}] {layer.directions:.1f} of {layer.most:g}",
         horizon,
       )
     )

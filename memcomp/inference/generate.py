@@ -67,9 +67,15 @@ def generate(
     piece_tokens: tokens per call; does not change results.
 
   Raises:
-    UserError: a text is empty, or `tokens` is negative.
+    UserError: a text is empty, the model computes what is not finite, or a
+      number is out of range.
   """
   limits.check("tokens", tokens, 0)
+  limits.check("piece_tokens", piece_tokens)
+  known = session.used.shape[1]
+  if vocab_size is not None:
+    limits.check("vocab_size", vocab_size)
+    known = vocab_size
   position = np.asarray(session.position)
   if not position.all():
     raise errors.UserError(
@@ -81,7 +87,6 @@ def generate(
   automaton = None if stops is None else (stops.table, stops.final)
   nodes = np.full(batch, node, np.int32)
   left = np.full(batch, tokens, np.int32)
-  known = vocab_size or session.used.shape[1]
   graphdef, params = nnx.split(model)
   made = room = 0
   while left.any():
@@ -100,6 +105,7 @@ def generate(
         known,
         automaton,
       )
+    limits.check_finite(session.logits)
     ids, left = np.asarray(ids), np.asarray(left_)
     made += piece_tokens
     stopped = np.zeros(batch, bool)

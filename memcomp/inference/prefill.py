@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp import progress as progress_lib
 from memcomp.inference import session as session_lib
 from memcomp.models import abstract, decoder
@@ -49,9 +49,10 @@ def read(
     The session after the last token of each text.
 
   Raises:
-    UserError: the number of texts does not match the rows, or the model lacks
-      an id.
+    UserError: the number of texts does not match the rows, the model lacks an
+      id or computes what is not finite, or `piece_tokens` is below 1.
   """
+  limits.check("piece_tokens", piece_tokens)
   rows = len(session.position)
   if len(texts) != rows:
     raise errors.UserError(
@@ -82,6 +83,7 @@ def read(
       # Otherwise all pieces and their buffers would be queued at once.
       session.position.block_until_ready()
       progress.advance(stop - max(start, 0))
+  limits.check_finite(session.logits)
   return session
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from memcomp import errors, limits, prng
 
+_LEAST = float(np.finfo(np.float32).smallest_normal)
+"""Devices take smaller numbers for 0."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -56,12 +59,17 @@ class Settings:
         raise errors.UserError(
           f"{name}={value}: give {rule} in float32, where it is {narrow}"
         )
+      if 0 < narrow < _LEAST:
+        raise errors.UserError(
+          f"{name}={value}: give {_LEAST:.3g} or more; devices take less for 0"
+        )
     for name, rule, accepts in (
       ("top_k", "a whole number, 0 (all tokens) or more", lambda x: x >= 0),
       ("seed", limits.A_SEED, limits.is_seed),
     ):
       value = getattr(self, name)
-      if not (isinstance(value, numbers.Integral) and accepts(value)):
+      whole = isinstance(value, numbers.Integral) and _is_number(value)
+      if not (whole and accepts(value)):
         raise errors.UserError(f"{name}={value}: give {rule}")
 
 

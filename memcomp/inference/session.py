@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp.models import abstract, decoder, unstacked
 
 LEAST_ROOM = 256
@@ -80,14 +80,31 @@ def fork(session: Session, copies: int) -> Session:
   return _by_row(lambda axis, x: jnp.repeat(x, copies, axis), session)
 
 
-@jax.jit
 def pick(session: Session, rows: np.ndarray | jax.Array) -> Session:
-  """Returns the texts of `rows` `[batch]`, in that order; rows may repeat."""
+  """Returns the texts of `rows` `[batch]`, in that order; rows may repeat.
+
+  Raises:
+    UserError: there is no such row. Under `jax.jit` its text is nan instead.
+  """
+  batch = len(session.position)
+  if not isinstance(rows, jax.core.Tracer):
+    for row in np.asarray(rows):
+      limits.check("row", row, -batch, batch - 1)
+  return _pick(session, jnp.asarray(rows))
+
+
+@jax.jit
+def _pick(session: Session, rows: jax.Array) -> Session:
   return _by_row(lambda axis, x: jnp.take(x, rows, axis), session)
 
 
 def join(sessions: Sequence[Session]) -> Session:
-  """Returns the texts of several sessions of one model as one batch."""
+  """Returns the texts of several sessions of one model as one batch.
+
+  Raises:
+    UserError: there are no sessions.
+  """
+  limits.check("number of sessions", len(sessions))
 
   def together(axis, *xs):
     # Growing memories may have room for different lengths.

@@ -66,6 +66,13 @@ def test_what_is_asked_is_scored():
   )
 
 
+def test_a_model_that_is_not_finite_is_named():
+  model = Parrot(5)
+  model.scale[...] = jnp.nan
+  with pytest.raises(errors.UserError, match="not finite: its training"):
+    answers.measure(model, np.array([[1, 2]]), np.array([[1, -1]]))
+
+
 def test_rows_that_do_not_fill_a_call_count_once(monkeypatch):
   monkeypatch.setattr(answers, "_CALL_TOKENS", 9)
   rng = np.random.default_rng(0)

@@ -310,7 +310,10 @@ def test_model_that_is_not_finite(run_folder, capsys):
   run.after_training(config, run_folder)
   result = json.loads((run_folder / "eval/results.json").read_text())
   assert result["perplexity"]["trained_length"]["bits_per_byte"] is None
-  assert "not finite" in capsys.readouterr().out
+  assert "sample" not in result
+  out = capsys.readouterr().out
+  assert "not finite bits per byte" in out
+  assert "no sample: the model computes numbers that are not finite" in out
 
 
 def test_steps_and_damage(run_folder, call, capsys):

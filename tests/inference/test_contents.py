@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from memcomp import errors
-from memcomp.inference import contents
+from memcomp.inference import contents, generate
 from memcomp.inference import session as session_lib
 
 
@@ -69,6 +69,28 @@ def test_every_layer_is_measured(model):
   assert table[1].startswith("0      Trellis 2x8x8 + 2x8x8")
   assert table[1].endswith("[#####     ] 4.0 of 8  31 tokens")
   assert table[2].endswith("more than 6,400 tokens")
+
+
+def test_no_more_directions_than_there_are(monkeypatch):
+  """Memories of 4 x 32 and of 32 x 32: 18 on the average, not 4."""
+  config = cases.config(
+    "trellis", heads=1, key_dim=4, value_dim=32, num_slots=32
+  )
+  model, rng = cases.build(config), np.random.default_rng(0)
+  session = session_lib.start(model)
+  session = session._replace(
+    position=np.ones(1, np.int32),
+    state=jax.tree.map(
+      lambda x: rng.normal(size=x.shape).astype(x.dtype), session.state
+    ),
+  )
+  piece = generate.Piece([np.zeros(1, int)], session, np.zeros(1, bool))
+  monkeypatch.setattr(generate, "generate", lambda *_, **__: [piece])
+  monkeypatch.setattr(contents, "follow", lambda *_: (1.0, 0.5))
+  (layer,) = contents.measure(model, session)
+  assert sorted(min(shape[-2:]) for shape in layer.shapes) == [4, 32]
+  assert layer.most == 18 > layer.directions > 4
+  assert f"] {layer.directions:.1f} of 18" in contents.table([layer])
 
 
 def test_one_text_at_a_time(model):

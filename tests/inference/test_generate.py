@@ -9,7 +9,14 @@ from flax import nnx
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import generate, prefill, sample, stop
+from memcomp.inference import (
+  complete,
+  contents,
+  generate,
+  prefill,
+  sample,
+  stop,
+)
 from memcomp.inference import session as session_lib
 from memcomp.models import abstract
 
@@ -181,6 +188,25 @@ def test_one_token(model):
   assert len(ids(model, PROMPT[:1], 1)) == 1
 
 
+@pytest.fixture(scope="module")
+def broken(model):
+  """The model, with weights that are not numbers."""
+  graphdef, params = nnx.split(model)
+  return nnx.merge(graphdef, jax.tree.map(lambda x: x * np.nan, params))
+
+
+def test_a_model_that_is_not_finite_is_named(model, broken):
+  """Neither texts of zeros nor a fault of the program."""
+  session = read(model, [SHORT])
+  for call in (
+    lambda: read(broken, [SHORT]),
+    lambda: pieces(broken, session, 3),
+    lambda: contents.measure(broken, session),
+  ):
+    with pytest.raises(errors.UserError, match="not finite: its training"):
+      call()
+
+
 def test_empty_prompts(model):
   with pytest.raises(errors.UserError, match="the prompt is empty"):
     ids(model, PROMPT[:0])
@@ -193,6 +219,17 @@ def test_number_of_tokens_and_texts(model):
   assert pieces(model, session, 0) == []
   with pytest.raises(errors.UserError, match="tokens=-1: give 0 or more"):
     pieces(model, session, -1)
+  for number, given in (
+    ("tokens=2.5: give a whole", {"tokens": 2.5}),
+    ("piece_tokens=0: give 1", {"piece_tokens": 0}),
+    ("vocab_size=0: give 1", {"vocab_size": 0}),
+  ):
+    with pytest.raises(errors.UserError, match=number):
+      pieces(model, session, **given)
+  with pytest.raises(errors.UserError, match="piece_tokens=0: give 1"):
+    read(model, [PROMPT], 0)
+  with pytest.raises(errors.UserError, match="number of texts=0: give 1"):
+    complete.complete(model, BYTES, [], tokens=1, rows=1)
   with pytest.raises(errors.UserError, match="2 texts for the 1 rows"):
     prefill.read(model, session, [PROMPT, PROMPT])
   with pytest.raises(errors.UserError, match="id 256 is none of the model's"):

@@ -169,6 +169,13 @@ def test_rows_have_settings_of_their_own():
     ("repetition_penalty", 1e-50),
     ("temperature", 1e39),
     ("top_p", 1e-50),
+    # Nor do devices compute with the smallest: they take them for 0.
+    ("temperature", 1e-40),
+    ("top_p", 1e-38),
+    ("min_p", 1e-45),
+    ("repetition_penalty", 1e-38),
+    ("top_k", True),
+    ("seed", True),
     ("seed", -1),
     ("seed", 2**32),
   ],

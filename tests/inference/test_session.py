@@ -48,6 +48,18 @@ def test_split_and_join_undo_each_other(session):
   )
 
 
+def test_rows_are_picked(session):
+  second, first = session_lib.split(session)[1::-1]
+  picked = session_lib.pick(session, np.array([1, 0]))
+  assert_equal(picked, session_lib.join([second, first]))
+  assert_equal(jax.jit(session_lib.pick)(session, np.array([1, 0])), picked)
+  for row in (3, -4):
+    with pytest.raises(errors.UserError, match=f"row={row}: give "):
+      session_lib.pick(session, np.array([0, row]))
+  with pytest.raises(errors.UserError, match="number of sessions=0: give 1"):
+    session_lib.join([])
+
+
 def test_forks_go_their_own_ways(model, session):
   text = session_lib.split(session)[1]
   forks = session_lib.fork(text, 3)
