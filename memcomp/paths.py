@@ -4,10 +4,12 @@ Paths in a bucket are written gs://BUCKET/FOLDER. Buckets have no locks, appends
 or renames, so only checkpoints and prepared shards may lie in one.
 """
 
+import contextlib
 import importlib.util
 import io
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
@@ -93,6 +95,32 @@ def read_json(path: str | os.PathLike, fix: str) -> dict[str, Any]:
   if not isinstance(found, dict):
     raise errors.UserError(f"{os.fspath(path)} is no JSON object; {fix}")
   return found
+
+
+@contextlib.contextmanager
+def reading_text(
+  what: str, *, place: str = "", fix: str = "check the path"
+) -> Iterator[None]:
+  """Reports a text file that the block cannot read.
+
+  Args:
+    what: the file.
+    place: where it was named, as the beginning of the message.
+    fix: what to do if it cannot be opened, as the end of the message.
+
+  Raises:
+    UserError: the block raised an OSError, or the file is not UTF-8.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise errors.UserError(
+      f"{place}cannot read {what}: {error.strerror}; {fix}"
+    ) from error
+  except UnicodeDecodeError as error:
+    raise errors.UserError(
+      f"{place}{what} is not UTF-8 (byte {error.start}); convert the file"
+    ) from error
 
 
 def open_binary(path: str | os.PathLike) -> io.BufferedIOBase:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from memcomp import errors
+from memcomp import errors, paths
 from memcomp.data.synthetic import niah, stand_in
 
 _WORDS_OF_RULER = "e5e6a09ed20903cb"
@@ -101,16 +101,8 @@ def read_essay(source: str) -> str:
 
 
 def _read(path: Any, flag: str) -> str:
-  try:
+  with paths.reading_text(path.name, place=f"{flag}: "):
     return path.read_text(encoding="utf-8")
-  except OSError as error:
-    raise errors.UserError(
-      f"{flag}: cannot read {path.name}: {error.strerror}; check the path"
-    ) from error
-  except UnicodeDecodeError as error:
-    raise errors.UserError(
-      f"{flag}: {path.name} is not UTF-8 (byte {error.start}); convert the file"
-    ) from error
 
 
 def _punkt() -> Callable[[str], list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
-from memcomp import errors, limits
+from memcomp import errors, limits, paths
 from memcomp import progress as progress_lib
 from memcomp.data import sources
 from memcomp.data import store as store_lib
@@ -224,16 +224,8 @@ def read_prompt(path: str) -> str:
   Raises:
     UserError: it cannot be read, is empty or not UTF-8.
   """
-  try:
+  with paths.reading_text(f"prompt {path}"):
     prompt = pathlib.Path(path).read_text(encoding="utf-8")
-  except OSError as error:
-    raise errors.UserError(
-      f"cannot read prompt {path}: {error.strerror}; check the path"
-    ) from error
-  except UnicodeDecodeError as error:
-    raise errors.UserError(
-      f"prompt {path} is not UTF-8 (byte {error.start}); convert the file"
-    ) from error
   if not prompt:
     raise errors.UserError(
       f"prompt {path} is empty; give some text to continue"

@@ -225,17 +225,9 @@ class Chat:
 
   def _read_file(self, name: str) -> None:
     path = pathlib.Path(paths.expand(name))
-    try:
+    with paths.reading_text(name or "no file", fix="write /read FILE"):
       text = path.read_bytes()
       text.decode()
-    except OSError as error:
-      raise errors.UserError(
-        f"cannot read {name or 'no file'}: {error.strerror}; write /read FILE"
-      ) from error
-    except UnicodeDecodeError as error:
-      raise errors.UserError(
-        f"{name} is not UTF-8 (byte {error.start}); convert the file"
-      ) from error
     ids = self._owner.tokenizer.encode_bytes(text)
     if not len(ids):
       raise errors.UserError(f"{name} is empty; there is nothing to read")

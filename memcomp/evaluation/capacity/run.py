@@ -15,6 +15,7 @@ share of right reads. The error is the root mean square over pairs, each with
 its own s.
 """
 
+import functools
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -69,17 +70,12 @@ def run(
   found = []
   for task in tasks:
     key = task | {"task_hash": report.task_hash(**task), "seed": seed}
-    one = file.find(task_hash=key["task_hash"], seed=seed)
-    if one is None:
-      start = time.perf_counter()
-      one = key | _measured(task, seed)
-      one["seconds"] = round(time.perf_counter() - start, 2)
-      file.add(
-        one,
-        setting=f"{_setting(task)}, {samples} draws, seed {seed}",
-        result=_result(one),
-        state_bytes=4 * task["dim"] ** 2,
-      )
+    one, _ = file.find_or_measure(
+      key,
+      functools.partial(_measured, task, seed),
+      setting=f"{_setting(task)}, {samples} draws, seed {seed}",
+      result=_result,
+    )
     found.append(one)
     progress.advance()
   print(table(found))
@@ -149,11 +145,15 @@ def _tasks(dims: Sequence[int], samples: int) -> Iterator[dict[str, Any]]:
 
 def _measured(task: dict[str, Any], seed: int) -> dict[str, Any]:
   seeds, dim, decay = task["draws"], task["dim"], task["decay"]
+  start = time.perf_counter()
   if task["measure"] == "first":
-    return measure.first(task["keys"], dim, decay, seeds=seeds, seed=seed)
-  return measure.everything(
-    task["rule"], dim, task["pairs"], decay, seeds=seeds, seed=seed
-  )
+    found = measure.first(task["keys"], dim, decay, seeds=seeds, seed=seed)
+  else:
+    found = measure.everything(
+      task["rule"], dim, task["pairs"], decay, seeds=seeds, seed=seed
+    )
+  seconds = round(time.perf_counter() - start, 2)
+  return found | {"seconds": seconds, "state_bytes": 4 * dim**2}
 
 
 def _setting(task: dict[str, Any]) -> str:
