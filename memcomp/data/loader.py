@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 _FOR_EVER = 1 << 52
 
 
-# As users know them.
-_NAMES = {"data": "the fingerprint of data.source"}
-
-
 class Loader(Iterator[batch_lib.Batch]):
   """An iterator over batches whose position can be saved.
 
@@ -38,7 +34,6 @@ class Loader(Iterator[batch_lib.Batch]):
 
   Attributes:
     rows_per_epoch: rows in one pass over all data; 0 if it never ends.
-    local_batch: rows that this process gets per step.
   """
 
   def __init__(
@@ -47,19 +42,14 @@ class Loader(Iterator[batch_lib.Batch]):
     *,
     identity: dict[str, Any],
     rows_per_epoch: int,
-    local_batch: int,
-    start_step: int,
   ):
     self.rows_per_epoch = rows_per_epoch
-    self.local_batch = local_batch
     self._identity = identity
     self._step = 0
     # `finalize` empties the list, also at exit: an iterator that lives until
     # modules are torn down prints errors from its clean-up.
     self._iterators = [iter(dataset)]
     self._finalize = weakref.finalize(self, _close, self._iterators)
-    if start_step:
-      self._seek(start_step)
 
   def __next__(self) -> batch_lib.Batch:
     if not self._iterators:
@@ -85,8 +75,8 @@ class Loader(Iterator[batch_lib.Batch]):
       if state.get(key) != mine:
         raise errors.UserError(
           f"cannot continue the data where the checkpoint stopped:"
-          f" {_NAMES.get(key, key)} was {state.get(key)!r} and is now {mine!r};"
-          " set it back or start anew"
+          f" {'fingerprint of the ' * (key == 'data')}{key} was"
+          f" {state.get(key)!r} and is now {mine!r}; set it back or start anew"
         )
     self._seek(int(state["step"]))
 
@@ -119,7 +109,6 @@ def make_loader(
   batch_size: int,
   shuffle: bool,
   local_rows: np.ndarray | None = None,
-  start_step: int = 0,
 ) -> Loader:
   """Makes the batches of a store.
 
@@ -133,7 +122,6 @@ def make_loader(
       A task always has its own order.
     local_rows: integers in [0, batch_size), the rows of each batch that this
       process reads; None is all.
-    start_step: number of global steps to skip.
 
   Returns:
     An iterator over `Batch`es of `[len(local_rows), sequence_length]`.
@@ -174,13 +162,7 @@ def make_loader(
   }
   if data_config.stretch:  # older checkpoints lack it
     identity["stretch"] = data_config.stretch
-  return Loader(
-    dataset,
-    identity=identity,
-    rows_per_epoch=rows_per_epoch,
-    local_batch=local_batch,
-    start_step=start_step,
-  )
+  return Loader(dataset, identity=identity, rows_per_epoch=rows_per_epoch)
 
 
 def _rows(

@@ -19,17 +19,8 @@ from orbax.checkpoint import checkpoint_managers
 from memcomp import disk, errors, integrity, paths
 from memcomp.layers import solved
 from memcomp.runs import workdir
-from memcomp.runs.load import latest_step, load_model, load_params
 from memcomp.training import processes
 from memcomp.training import state as state_lib
-
-__all__ = [
-  "Checkpoints",
-  "Restored",
-  "latest_step",
-  "load_model",
-  "load_params",
-]
 
 
 class Restored(NamedTuple):

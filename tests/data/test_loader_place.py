@@ -15,7 +15,6 @@ from loader_cases import (
   take,
 )
 
-from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data import loader as loader_lib
 
@@ -77,7 +76,6 @@ def test_processes_share_the_global_batch(pack, shuffle, store):
         with make(
           STORES[store](), local_rows=rows, prefetch=1, **settings
         ) as part:
-          assert part.local_batch == 8 // count
           if saved:
             part.restore(saved)
           for batch, result in zip(
@@ -135,14 +133,3 @@ def test_restore_refuses_other_data(key, arguments):
     pytest.raises(errors.UserError, match=f"{key} was"),
   ):
     other.restore(state)
-
-
-def test_start_step():
-  with make() as loader:
-    batches = take(loader, 5)
-  settings = config_lib.DataConfig(sequence_length=LENGTH, packing="concat")
-  with loader_lib.make_loader(
-    settings, make_store(), batch_size=8, shuffle=True, start_step=3
-  ) as later:
-    assert later.state()["step"] == 3
-    assert_equal(take(later, 2), batches[3:])

@@ -9,6 +9,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
+from memcomp.runs import load
 from memcomp.training import checkpoint, run, state
 
 PLACE = "gs://bucket/run"
@@ -51,11 +52,11 @@ def test_one_without_its_commit_is_none(saved, tmp_path):
   config, mesh, _ = saved
   path = tmp_path / "service" / "bucket" / "run" / "checkpoints" / "3"
   (path / "commit_success.txt").unlink()
-  assert checkpoint.latest_step(PLACE) == 2
+  assert load.latest_step(PLACE) == 2
   assert restore(config, mesh).step == 2
-  checkpoint.load_params(PLACE)
+  load.load_params(PLACE)
   with pytest.raises(errors.UserError, match=r"no checkpoint of step 3"):
-    checkpoint.load_params(PLACE, 3)
+    load.load_params(PLACE, 3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import training_cases
 import two_processes
 
 from memcomp import errors, integrity
-from memcomp.training import checkpoint
+from memcomp.runs import load
 
 LENGTH = (
   "--config.training.steps=48",
@@ -70,7 +70,7 @@ def kill_in_a_save(both, folder):
 
 def damage_the_newest(folder):
   """Flips a bit, or cuts off what has no checksums yet; returns its step."""
-  step = checkpoint.latest_step(folder)
+  step = load.latest_step(folder)
   newest = folder / "checkpoints" / str(step)
   files = list((newest / "params").glob("**/d/*"))
   if not (newest / integrity.MANIFEST).exists():
@@ -128,7 +128,7 @@ def test_a_full_disk_ends_both_and_keeps_what_was_saved(config, small_disk):
   for line in lines:
     assert line.startswith("error: cannot write")
     assert "No space left on device; free some space" in line
-  assert checkpoint.load_params(folder)[0]["name"] == "tiny"
+  assert load.load_params(folder)[0]["name"] == "tiny"
 
 
 # Reads fail in the second process alone, after some.
