@@ -1,6 +1,6 @@
 """Checks the ranges of numbers from outside."""
 
-import math
+import functools
 import numbers
 from collections.abc import Iterable
 from typing import Any
@@ -43,13 +43,28 @@ def check(name: str, value: float, least: int = 1, most: int = COUNT) -> None:
     raise errors.UserError(f"{name}={value}: give a whole number")
 
 
-def check_finite(computed: Any) -> None:
-  """Raises UserError if an array that a model has computed is not finite."""
-  if not (abs(computed) < math.inf).all():
-    raise errors.UserError(
+class NotFiniteError(errors.UserError):
+  """A model has computed nan or infinity."""
+
+
+def check_computed(x: Any) -> None:
+  """Raises NotFiniteError if a model has computed what is not finite."""
+  if not _all_finite()(x):
+    raise NotFiniteError(
       "the model computes numbers that are not finite: its training diverged,"
-      " or its weights are damaged; use another checkpoint"
+      " its weights are damaged, or the text is too long for it; use another"
+      " checkpoint"
     )
+
+
+@functools.cache
+def _all_finite() -> Any:
+  import jax  # late, because flags are checked without it
+
+  def all_finite(x):
+    return jax.numpy.isfinite(x).all()
+
+  return jax.jit(all_finite)
 
 
 def is_seed(value: Any) -> bool:

@@ -357,7 +357,7 @@ def rows_at(x: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def _moved(x: jax.Array, source: jax.Array, back: jax.Array) -> jax.Array:
-  """Applies `_take` with an index whose inverse is known."""
+  """Applies `contract.take` with an index whose inverse is known."""
   del back
   return contract.take(x, source)
 

@@ -93,7 +93,7 @@ def measure(
     parts.append([np.asarray(x)[:kept] for x in found])
     progress(kept)
   answers = Answers(*(np.concatenate(x) for x in zip(*parts, strict=True)))
-  limits.check_finite(answers.nats)
+  limits.check_computed(answers.nats)
   return answers
 
 

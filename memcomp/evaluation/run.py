@@ -302,7 +302,10 @@ def after_training(
   if opened.config.data.task is not None:
     name = opened.config.data.task.name
     print("\nevaluating", flush=True)
-    written = _MODULES[name](opened, folder)
+    try:
+      written = _MODULES[name](opened, folder)
+    except limits.NotFiniteError as error:  # at a length, say; keep the others
+      print(f"not evaluated further: {error}")
     report.write_json(folder / "results.json", result | {"task": name})
     report.announce([folder / "results.json", *written])
     return
@@ -333,7 +336,7 @@ def after_training(
     print(f"\n{report.sampling(settings, config.seed)}", flush=True)
     try:
       result["sample"] = tasks.show_sample(opened, settings, config.seed)
-    except errors.UserError as error:  # keep the figures
+    except limits.NotFiniteError as error:  # keep the figures
       print(f"no sample: {error}")
   path = folder / "results.json"
   report.write_json(path, result)

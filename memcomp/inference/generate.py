@@ -105,7 +105,7 @@ def generate(
         known,
         automaton,
       )
-    limits.check_finite(session.logits)
+    limits.check_computed(session.logits)
     ids, left = np.asarray(ids), np.asarray(left_)
     made += piece_tokens
     stopped = np.zeros(batch, bool)

@@ -88,9 +88,10 @@ def pick(session: Session, rows: np.ndarray | jax.Array) -> Session:
   """
   batch = len(session.position)
   if not isinstance(rows, jax.core.Tracer):
-    for row in np.asarray(rows):
+    rows = np.asarray(rows)
+    for row in rows:
       limits.check("row", row, -batch, batch - 1)
-  return _pick(session, jnp.asarray(rows))
+  return _pick(session, rows)
 
 
 @jax.jit

@@ -157,8 +157,7 @@ class Checkpoints:
     if processes.of_first(any(self._aside.glob("*"))):
       raise errors.UserError(
         f"every checkpoint of {self._root} is damaged (see {self._aside}); "
-        "restore one from a copy, or start anew with another --workdir (or"
-        " without that folder)"
+        "restore one from a copy, or start anew with another --workdir"
       )
     return None
 

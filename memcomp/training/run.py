@@ -257,14 +257,17 @@ def _check_lost(
   Without them the run would begin anew, and its log would be lost.
   """
   log = workdir / metrics.FILE
-  if steps or not log.exists():
+  logged = metrics.read(log) if log.exists() and not steps else []
+  # Those that are damaged have an error of their own.
+  if not logged or any((place / "damaged").glob("*")):
     return
-  every = workdir_lib.saved_config(workdir).training.checkpoint_every
-  # Skipped steps are not saved. A second save waits for the first one's end.
-  logged = [r["step"] for r in metrics.read(log) if not r.get("skipped")]
-  if every and max(logged, default=0) > 2 * every:
+  saved = workdir_lib.saved_config(workdir).training
+  # A second save waits for the first one's end. Skipped steps are not saved.
+  learned = max(record["step"] - record.get("skipped", 0) for record in logged)
+  every = saved.checkpoint_every
+  if learned >= saved.steps or (every and learned > 2 * every):
     raise errors.UserError(
-      f"{workdir} has a log up to step {max(logged)}, but {place} has no"
+      f"{workdir} has a log up to step {logged[-1]['step']}, but {place} has no"
       " checkpoint; give --checkpoints as before, or another --workdir"
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
@@ -37,8 +38,9 @@ def training(
     Tokens per second by name, the median over rounds.
   """
   turns = {}
+  meshes = _meshes(configs)
   for name, config in configs.items():
-    turns[name] = _turn(config, steps)
+    turns[name] = _turn(config, steps, meshes[name])
     turns[name]()
     progress()
   seconds: dict[str, list[float]] = {name: [] for name in configs}
@@ -57,12 +59,18 @@ def training(
   }
 
 
-def _turn(config: config_lib.Config, steps: int) -> Callable[[], None]:
-  """Returns a function that runs some steps and waits for them."""
+def _meshes(configs: dict[str, config_lib.Config]) -> dict[str, Mesh]:
+  """Returns the mesh of each, or one device if here are too few for one."""
   try:
-    mesh = sharding.make_mesh(config.mesh)
-  except errors.UserError:  # of a machine with more devices
-    mesh = sharding.one_device()
+    return {k: sharding.make_mesh(c.mesh) for k, c in configs.items()}
+  except errors.UserError:  # they were trained on another machine
+    return dict.fromkeys(configs, sharding.one_device())
+
+
+def _turn(
+  config: config_lib.Config, steps: int, mesh: Mesh
+) -> Callable[[], None]:
+  """Returns a function that runs some steps and waits for them."""
   shape = config.training.batch_size, config.data.sequence_length
   tokens = np.random.default_rng(0).integers(
     0, config.model.vocab_size, shape, dtype=np.int32

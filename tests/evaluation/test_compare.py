@@ -153,3 +153,11 @@ def test_speed_counts_tokens():
     {"a": config}, rounds=2, steps=1, progress=lambda: turns.append(1)
   )
   assert found["a"] > 0 and len(turns) == 3
+
+
+def test_all_are_timed_on_one_device_where_one_run_had_more():
+  here, elsewhere = cases.tiny_config(), cases.tiny_config()
+  here.mesh.replica, elsewhere.mesh.replica = 2, 16
+  assert speed._meshes({"a": here})["a"].size == 2
+  found = speed._meshes({"a": here, "b": elsewhere})
+  assert [mesh.size for mesh in found.values()] == [1, 1]

@@ -96,7 +96,6 @@ def test_new_room_is_as_if_it_had_been_there(name, monkeypatch):
   errors.assert_equal(grown, session_lib.start(model), "before any token")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "names",
   [

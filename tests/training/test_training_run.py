@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import functools
 import json
 import os
 import shutil
@@ -287,6 +288,35 @@ def test_checkpoints_that_are_not_where_they_were(tmp_path, config):
     run.run(config, tmp_path / "a")
   assert _contents(tmp_path / "a") == before
   assert run.run(config, tmp_path / "a", checkpoints=place) == 0
+
+
+@pytest.mark.parametrize(
+  ("every", "last", "lost"),
+  [
+    (2, {"step": 7, "skipped": 1}, True),
+    (2, {"step": 7, "skipped": 4}, False),  # too few that were saved
+    (3, {"step": 6, "skipped": 0}, False),  # killed while it saved the first
+    (9, {"step": 8, "skipped": 0}, True),  # it had finished
+    (0, {"step": 7, "skipped": 0}, False),
+  ],
+)
+def test_which_logs_had_a_checkpoint(tmp_path, config, every, last, lost):
+  config.training.checkpoint_every = every
+  with workdir.claim(tmp_path, config):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(f"{json.dumps(last)}\n")
+  check = functools.partial(run._check_lost, tmp_path, tmp_path, [])
+  if lost:
+    with pytest.raises(
+      errors.UserError, match=f"log up to step {last['step']}"
+    ):
+      check()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/3").touch()
+  check()
+  log.write_text("")
+  (tmp_path / "config.json").unlink()
+  check()
 
 
 def test_bad_data_leaves_no_folder(tmp_path, config):
