@@ -39,13 +39,7 @@ from jax import lax
 from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import budgets
 from memcomp_kernels.math import activations
-from memcomp_kernels.options import (
-  at_least,
-  not_negative,
-  option,
-  options,
-  positive,
-)
+from memcomp_kernels.options import at_least, option, options, positive
 
 
 @options
@@ -77,7 +71,7 @@ class Spec:
   chunk_size: int = option(256, at_least(1))
   window_chunks: int = option(2, at_least(1))
   sink_rows: int = 1
-  rotary_dim: int = option(64, not_negative)
+  rotary_dim: int = option(64, at_least(0))
   budget: budgets.Budget = budgets.DEFAULT
   max_length: int = 65536
   gate_appends: bool = False
