@@ -1,6 +1,5 @@
 import contextlib
 import errno
-import functools
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ import memcomp.evaluation
 from memcomp import config as config_lib
 from memcomp import errors, integrity
 from memcomp.data import store as store_lib
-from memcomp.runs import load, workdir
+from memcomp.runs import load
 from memcomp.training import metrics, run, step
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
@@ -133,68 +132,6 @@ def test_a_finished_run_only_evaluates(tmp_path, config, capsys, monkeypatch):
   assert run.run(config, tmp_path / "a") == errors.EXIT_RESUMABLE
 
 
-def _contents(folder):
-  return {
-    str(p.relative_to(folder)): p.read_bytes()
-    for p in folder.rglob("*")
-    if p.is_file()
-  }
-
-
-@pytest.mark.parametrize(
-  ("path", "value", "what"),
-  [
-    ("model.d_model", 64, "another model"),
-    ("model.mixers.memory.num_slots", 8, "another model"),
-    ("model.mixers.memory.phi", "silu", "another model"),
-    ("training.steps", 9, "another config"),
-    ("training.batch_size", 8, "another config"),
-    ("optimizer.learning_rate", 1e-4, "another config"),
-    ("data.sequence_length", 32, "another config"),
-    ("seed", 1, "another config"),
-  ],
-)
-def test_a_workdir_of_another_run_is_left_alone(
-  tmp_path, config, path, value, what
-):
-  folder = tmp_path / "a"
-  workdir_of(folder, config)
-  before = _contents(folder)
-  _set(config, path, value)
-  with pytest.raises(errors.UserError) as error:
-    run.run(config, folder)
-  message = str(error.value)
-  assert what in message and f"{path} was " in message
-  assert f"is {value!r}" in message and "\n" not in message
-  assert _contents(folder) == before
-
-
-def workdir_of(folder, config):
-  with workdir.claim(folder, config):
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-
-
-def _set(config, path, value):
-  *groups, name = path.split(".")
-  for group in groups:
-    config = (
-      config[group] if isinstance(config, dict) else getattr(config, group)
-    )
-  setattr(config, name, value)
-
-
-def test_a_checkpoint_of_another_model_under_the_right_config(tmp_path, config):
-  run.run(config, tmp_path / "a")
-  config.model.mixers["memory"].num_slots = 8
-  (tmp_path / "a/config.json").write_text(config_lib.to_json(config))
-  before = _contents(tmp_path / "a/checkpoints")
-  with pytest.raises(
-    errors.UserError, match=r"another model \(model.mixers.memory.num_s"
-  ):
-    run.run(config, tmp_path / "a")
-  assert _contents(tmp_path / "a/checkpoints") == before
-
-
 def test_what_may_change_on_resuming(tmp_path, config):
   config.training.keep_checkpoints = 9
   run.run(config, tmp_path / "a")
@@ -252,71 +189,6 @@ def test_a_folder_that_is_not_a_runs(tmp_path, config, name):
   assert [p.name for p in (tmp_path / "a").iterdir()] == [name]
   with pytest.raises(errors.UserError, match="is a file"):
     run.run(config, tmp_path / "a" / name)
-
-
-def test_a_config_json_that_is_none(tmp_path, config):
-  (tmp_path / "a").mkdir()
-  (tmp_path / "a/config.json").write_text("{")
-  with pytest.raises(errors.UserError, match="is not JSON"):
-    run.run(config, tmp_path / "a")
-
-
-def test_two_runs_in_one_folder(tmp_path, config):
-  with (
-    workdir.claim(tmp_path / "a", config),
-    pytest.raises(errors.UserError, match="in use by a running process"),
-  ):
-    run.run(config, tmp_path / "a")
-
-
-def test_a_folder_by_another_of_its_names(tmp_path, config):
-  """It is locked once, whatever it is called."""
-  (tmp_path / "here").mkdir()
-  (tmp_path / "link").symlink_to("a")
-  folder = f"{tmp_path}/here/../a"
-  assert run.run(config, folder, checkpoints=tmp_path / "link") == 0
-  assert _steps(tmp_path / "a")[-1] == 8
-
-
-def test_checkpoints_that_are_not_where_they_were(tmp_path, config):
-  """A run that began anew would lose its log."""
-  config.training.checkpoint_every = 2
-  place = tmp_path / "elsewhere"
-  assert run.run(config, tmp_path / "a", checkpoints=place) == 0
-  before = _contents(tmp_path / "a")
-  with pytest.raises(errors.UserError, match=r"up to step 8, .*--checkpoints"):
-    run.run(config, tmp_path / "a")
-  assert _contents(tmp_path / "a") == before
-  assert run.run(config, tmp_path / "a", checkpoints=place) == 0
-
-
-@pytest.mark.parametrize(
-  ("every", "last", "lost"),
-  [
-    (2, {"step": 7, "skipped": 1}, True),
-    (2, {"step": 7, "skipped": 4}, False),  # too few that were saved
-    (3, {"step": 6, "skipped": 0}, False),  # killed while it saved the first
-    (9, {"step": 8, "skipped": 0}, True),  # it had finished
-    (0, {"step": 7, "skipped": 0}, False),
-  ],
-)
-def test_which_logs_had_a_checkpoint(tmp_path, config, every, last, lost):
-  config.training.checkpoint_every = every
-  with workdir.claim(tmp_path, config):
-    log = tmp_path / "metrics.jsonl"
-    log.write_text(f"{json.dumps(last)}\n")
-  check = functools.partial(run._check_lost, tmp_path, tmp_path, [])
-  if lost:
-    with pytest.raises(
-      errors.UserError, match=f"log up to step {last['step']}"
-    ):
-      check()
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/3").touch()
-  check()
-  log.write_text("")
-  (tmp_path / "config.json").unlink()
-  check()
 
 
 def test_bad_data_leaves_no_folder(tmp_path, config):
