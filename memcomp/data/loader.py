@@ -73,10 +73,10 @@ class Loader(Iterator[batch_lib.Batch]):
     """
     for key, mine in self._identity.items():
       if state.get(key) != mine:
+        name = "fingerprint of the data" if key == "data" else key
         raise errors.UserError(
-          f"cannot continue the data where the checkpoint stopped:"
-          f" {'fingerprint of the ' * (key == 'data')}{key} was"
-          f" {state.get(key)!r} and is now {mine!r}; set it back or start anew"
+          f"cannot continue the data where the checkpoint stopped: {name} was "
+          f"{state.get(key)!r} and is now {mine!r}; set it back or start anew"
         )
     self._seek(int(state["step"]))
 

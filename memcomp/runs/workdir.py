@@ -30,6 +30,7 @@ from memcomp.models import decoder, legacy_mixers
 
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
+DAMAGED = "damaged"
 
 _FREE = (
   "evaluation",

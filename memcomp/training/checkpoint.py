@@ -53,7 +53,7 @@ class Checkpoints:
       UserError: it cannot be written.
     """
     self._root = paths.of(directory) / workdir.CHECKPOINTS
-    self._aside = paths.of(directory) / "damaged"
+    self._aside = paths.of(directory) / workdir.DAMAGED
     self._saving: int | None = None
     self._hashing: threading.Thread | None = None
     self._hash_error: Exception | None = None

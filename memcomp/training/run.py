@@ -259,7 +259,7 @@ def _check_lost(
   log = workdir / metrics.FILE
   logged = metrics.read(log) if log.exists() and not steps else []
   # Those that are damaged have an error of their own.
-  if not logged or any((place / "damaged").glob("*")):
+  if not logged or any((place / workdir_lib.DAMAGED).glob("*")):
     return
   saved = workdir_lib.saved_config(workdir).training
   # A second save waits for the first one's end. Skipped steps are not saved.

@@ -13,7 +13,7 @@ import pytest
 import rotation
 from flax import nnx
 
-from memcomp import errors
+from memcomp import errors, limits
 from memcomp.data import tokenizer
 from memcomp.data.synthetic import mqar_task, recall
 from memcomp.evaluation import answers, load, run
@@ -178,6 +178,20 @@ def test_the_end_of_training_asks_the_task(
   slices = _read(tmp_path / "eval")["slices"]
   assert len(slices) == 2
   assert "written" in capsys.readouterr().out
+
+
+def test_what_is_not_finite_at_the_end_of_training_ends_no_sweep(
+  workdir, tmp_path, capsys, monkeypatch
+):
+  def measure(*unused):
+    raise limits.NotFiniteError("not finite")
+
+  monkeypatch.setattr(answers, "measure", measure)
+  opened = load.open_checkpoint(workdir)
+  run.after_training(opened.config, tmp_path, workdir)
+  found = json.loads((tmp_path / "eval/results.json").read_text())
+  assert (found["task"], found["step"]) == (opened.config.name, 3)
+  assert "not evaluated further: not finite" in capsys.readouterr().out
 
 
 def test_other_tasks_say_what_it_was_trained_on(workdir):

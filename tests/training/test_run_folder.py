@@ -27,15 +27,6 @@ def _contents(folder):
   }
 
 
-def _set(config, path, value):
-  *groups, name = path.split(".")
-  for group in groups:
-    config = (
-      config[group] if isinstance(config, dict) else getattr(config, group)
-    )
-  setattr(config, name, value)
-
-
 def workdir_of(folder, config):
   with workdir.claim(folder, config):
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -60,7 +51,7 @@ def test_a_workdir_of_another_run_is_left_alone(
   folder = tmp_path / "a"
   workdir_of(folder, config)
   before = _contents(folder)
-  _set(config, path, value)
+  training_cases.set_field(config, path, value)
   with pytest.raises(errors.UserError) as error:
     run.run(config, folder)
   message = str(error.value)

@@ -11,18 +11,9 @@ from memcomp.layers import registry
 from memcomp.training import validate
 
 
-def _set(config, path, value):
-  *groups, name = path.split(".")
-  for group in groups:
-    config = (
-      config[group] if isinstance(config, dict) else getattr(config, group)
-    )
-  setattr(config, name, value)
-
-
 def _message(path, value):
   config = training_cases.tiny()
-  _set(config, path, value)
+  training_cases.set_field(config, path, value)
   with pytest.raises(errors.UserError) as error:
     validate.check(config)
   return str(error.value)

@@ -139,3 +139,13 @@ def curve(workdir: pathlib.Path) -> list[dict]:
       {k: v for k, v in record.items() if k not in (*clocks, "mfu")}
     )
   return records
+
+
+def set_field(config, path: str, value) -> None:
+  """Sets a field of a config by its path, such as "model.d_model"."""
+  *groups, name = path.split(".")
+  for group in groups:
+    config = (
+      config[group] if isinstance(config, dict) else getattr(config, group)
+    )
+  setattr(config, name, value)
