@@ -51,7 +51,7 @@ def new(name, rules=sharding.NONE):
 
 @functools.cache
 def parameters(name):
-  return jax.jit(lambda: nnx.split(new(name))[1])()
+  return nnx.split(new(name))[1]
 
 
 def make(name, rules=sharding.NONE):

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -140,14 +139,9 @@ TIME = 21
 
 
 def build(config, seed=0):
+  """Not compiled as one: models share the programs that draw an array."""
   config.validate()
-
-  def new():
-    return decoder.Decoder(config, rngs=nnx.Rngs(seed))
-
-  graph = nnx.split(nnx.eval_shape(new))[0]
-  # One compilation rather than one for every small array.
-  return nnx.merge(graph, jax.jit(lambda: nnx.split(new())[1])())
+  return decoder.Decoder(config, rngs=nnx.Rngs(seed))
 
 
 def tokens(batch, time, seed=0):
