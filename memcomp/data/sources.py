@@ -216,6 +216,11 @@ def open_source(
     weight, path = parse_weight(part)
     weights.append(weight)
     parts.append(_open_list(path, format, keep, names))
+  if min(weights) / sum(weights) == 0:
+    raise errors.UserError(
+      f"mixture: of the weights {weights} some share is nothing; write numbers"
+      " that are closer together"
+    )
   return store_lib.Mixture(parts, weights)
 
 
@@ -255,6 +260,15 @@ def _open_list(
   names: dict[Hashable, str] | None = None,
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
+  left_out = False
+
+  def noted(name: str) -> bool:
+    nonlocal left_out
+    kept = keep is None or keep(name)
+    left_out |= not kept
+    return kept
+
+  chosen = keep and noted
   stored: dict[str, store_lib.TokenStore] = {}  # each place counts once
   texts: list[str] = []
   for path in split_list(source):
@@ -262,7 +276,7 @@ def _open_list(
     if _holds(path, shards.MANIFEST):
       found = shards.ShardStore(path, format.tokenizer)
       _check_format(found, format)
-      stored.setdefault(place, _keep(found, keep))
+      stored.setdefault(place, _keep(found, chosen))
     elif _holds(path, shards.PLAN):
       raise errors.UserError(
         f"{path}: memcomp.data.prepare has not finished; run the same command "
@@ -280,16 +294,16 @@ def _open_list(
           " .jsonl, or shards, for data.format = messages"
         )
       found = token_file.TokenFileStore(path, format.tokenizer)
-      stored.setdefault(place, _keep(found, keep))
+      stored.setdefault(place, _keep(found, chosen))
     else:
       texts.append(path)
   stores = list(stored.values())
   if texts:
     files = text.find_all(texts, names)
-    stores.append(read_text(source, files, format, keep))
+    stores.append(read_text(source, files, format, chosen))
   stores = [store for store in stores if store.num_tokens]
   if not stores:
-    raise _nothing(source, keep)
+    raise _nothing(source, left_out)
   return stores[0] if len(stores) == 1 else store_lib.Concatenation(stores)
 
 
@@ -323,8 +337,8 @@ def _holds(path: str, name: str) -> bool:
   return paths.of(os.path.join(path, name)).exists()
 
 
-def _nothing(source: str, keep: store_lib.Keep | None) -> errors.UserError:
-  if keep is None:
+def _nothing(source: str, left_out: bool) -> errors.UserError:
+  if not left_out:
     return errors.UserError(f"{source}: no text in it; give files with text")
   return errors.UserError(
     f"{source}: too few documents for both training and validation; give more,"

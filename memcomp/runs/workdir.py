@@ -28,6 +28,7 @@ from memcomp.data.synthetic import tasks
 from memcomp.layers import options, registry
 from memcomp.models import decoder, legacy_mixers
 
+CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged"
@@ -68,7 +69,12 @@ _BY_NAME = {
 """Finds the class of a saved config by its "name"."""
 
 
-def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
+def differences(
+  saved: Any,
+  current: Any,
+  prefix: str = "",
+  words: str = "{} was {!r}, is {!r}",
+) -> list[str]:
   """Returns the differing fields of two nested dicts, as printable lines."""
   if isinstance(saved, dict) and isinstance(current, dict):
     found = []
@@ -77,12 +83,13 @@ def differences(saved: Any, current: Any, prefix: str = "") -> list[str]:
         saved.get(key, "(absent)"),
         current.get(key, "(absent)"),
         f"{prefix}.{key}" if prefix else key,
+        words,
       )
     return found
   # Compare as JSON, because a tuple is read back as a list.
   if json.dumps(saved, sort_keys=True) == json.dumps(current, sort_keys=True):
     return []
-  return [f"{prefix} was {saved!r}, is {current!r}"]
+  return [words.format(prefix, saved, current)]
 
 
 def of_this_version(
@@ -173,7 +180,7 @@ def saved_config(folder: str | pathlib.Path) -> config_lib.Config:
   Raises:
     UserError: there is none, or it is of a version with other fields.
   """
-  path = pathlib.Path(folder) / "config.json"
+  path = pathlib.Path(folder) / CONFIG
   if not path.exists():
     raise errors.UserError(f"{path} is missing; give the folder of a run")
   return config_of(_read(path), str(folder))
@@ -279,7 +286,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   """
   if workdir.exists() and not workdir.is_dir():
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
-  path = workdir / "config.json"
+  path = workdir / CONFIG
   if path.exists():
     saved = _read(path)
     if "format" in saved:
@@ -323,7 +330,7 @@ def claim(
       with disk.clear_errors(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
       stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
-    path = workdir / "config.json"
+    path = workdir / CONFIG
     with disk.clear_errors(f"cannot write {workdir}"):
       integrity.replace_text(path, config_lib.to_json(config))
     yield

@@ -118,7 +118,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
         for count in ("seed", "parameters", "state_bytes"):
           result[count] = int(result[count])
         summary(result["name"], [result], 0.0)
-        _ = result["perplexity"]["streamed"]["positions"]
+        int(result["perplexity"]["streamed"]["positions"])
         _ = result["perplexity"]["text"], result["perplexity"]["task_hash"]
         result["config"] = config_lib.to_dict(config)
         compare_tasks.check_new(result, path.parent.parent, places)

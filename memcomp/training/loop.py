@@ -146,6 +146,7 @@ def train(
       # Skipped steps learned nothing; saving would only remove older
       # checkpoints.
       if saving and (last or stopped or not record.skipped_in_a_row):
+        log.check_place()
         checkpoints.save(number, state, place, run.meta)
         watch.beat(number)
       if stopped and not last:

@@ -83,8 +83,28 @@ class Log:
     with disk.clear_errors(f"cannot write {self._path}"):
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
+  def check_place(self) -> None:
+    """Checks that the run's folder is still there.
+
+    An open file does not tell: what is written to it is lost with the folder.
+
+    Raises:
+      UserError: the folder was removed or moved.
+    """
+    if not self._path.exists():
+      raise errors.UserError(
+        f"{self._path.parent}: the run's folder was removed or moved in"
+        " mid-run; put it back, and the same command goes on from its last"
+        " checkpoint"
+      )
+
   def write(self, record: dict[str, Any]) -> None:
-    """Appends one object; numbers that are not finite become null."""
+    """Appends one object; numbers that are not finite become null.
+
+    Raises:
+      UserError: a full disk; see `check_place`.
+    """
+    self.check_place()
     with disk.clear_errors(f"cannot write {self._path}"):
       self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
       self._file.flush()
@@ -121,6 +141,9 @@ class _NoLog(Log):
   """The log of a process that writes nothing."""
 
   def __init__(self):
+    pass
+
+  def check_place(self) -> None:
     pass
 
   def write(self, record: dict[str, Any]) -> None:

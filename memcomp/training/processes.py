@@ -8,6 +8,7 @@ or they would wait forever in a collective.
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -22,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import memcomp
 import memcomp_kernels
 from memcomp import errors
+from memcomp.runs import workdir
 from memcomp.training import faults
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -32,6 +34,8 @@ _SETTINGS = (
 )
 _SHORT = 200
 """Maximum characters of a fact in a message."""
+_FIELDS = 8
+"""Maximum number of differing fields of a config in a message."""
 
 
 def join(
@@ -173,8 +177,12 @@ def together(doing: str) -> Iterator[dict[str, str]]:
       digests = [_digest(seen.get(name)) for name in FACTS]
       mine = np.array([[problem is not None, 0], *digests], np.int32)
       found = multihost_utils.process_allgather(mine)
-      problem = problem or _difference(found[:, 1:], seen)
       failed = np.flatnonzero(found[:, 0, 0])
+      differs = _differing(found[:, 1:])
+      texts = None
+      if not failed.size and any("config" in x for x in differs.values()):
+        texts = _gather(seen["config"])
+      problem = problem or _difference(differs, len(found), seen, texts)
       if problem is None and failed.size:
         problem = errors.UserError(
           f"process {failed[0]} stopped while {doing}; see what it printed"
@@ -190,39 +198,75 @@ def _digest(text: str | None) -> np.ndarray:
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int32)
 
 
-def _difference(
-  found: np.ndarray, seen: dict[str, str]
-) -> errors.UserError | None:
-  """Returns an error that names the deviating processes and facts, or None.
+def _gather(text: str) -> list[str]:
+  """Returns the texts of all processes."""
+  own = np.frombuffer(text.encode(), np.uint8)
+  lengths = multihost_utils.process_allgather(np.int32(len(own)))
+  padded = np.pad(own, (0, int(lengths.max()) - len(own)))
+  every = multihost_utils.process_allgather(padded)
+  return [
+    bytes(line[:length]).decode()
+    for line, length in zip(every, lengths, strict=True)
+  ]
+
+
+def _differing(found: np.ndarray) -> dict[int, dict[str, int]]:
+  """Returns the processes that deviate, and in which facts.
 
   Args:
-    found: int32 `[processes, facts, 2]`.
-    seen: facts of this process.
+    found: int32 `[processes, facts, 2]`, see `_digest`.
+
+  Returns:
+    By process and fact a process that is right: of what most have.
   """
-  differs: dict[int, list[str]] = {}
+  differs: dict[int, dict[str, int]] = {}
   for fact, name in enumerate(FACTS):
     every = [tuple(x) for x in found[:, fact].tolist()]
     known = [x for x in every if any(x)]
     # In a tie, the first process is right.
-    usual = max(known, key=known.count, default=None)
+    usual = max(known, key=known.count, default=())
     for process, own in enumerate(every):
       if any(own) and own != usual:
-        differs.setdefault(process, []).append(name)
+        differs.setdefault(process, {})[name] = every.index(usual)
+  return differs
+
+
+def _difference(
+  differs: dict[int, dict[str, int]],
+  count: int,
+  seen: dict[str, str],
+  configs: list[str] | None,
+) -> errors.UserError | None:
+  """Returns an error that names the deviating processes and facts, or None.
+
+  Args:
+    differs: see `_differing`.
+    count: number of processes.
+    seen: facts of this process.
+    configs: those of all processes as JSON, if they were exchanged.
+  """
   if not differs:
     return None
-  who = ", ".join(
-    f"process {process} in its {' and '.join(names)}"
-    for process, names in sorted(differs.items())
-  )
-  names = {name for names in differs.values() for name in names}
+  who = []
+  for process, wrong in sorted(differs.items()):
+    facts = list(wrong)
+    if configs and "config" in wrong:
+      right = json.loads(configs[wrong["config"]])
+      fields = workdir.differences(
+        right, json.loads(configs[process]), words="{0} {2!r}, others {1!r}"
+      )
+      facts[facts.index("config")] += f" ({'; '.join(fields[:_FIELDS])})"
+    who.append(f"process {process} in its {' and '.join(facts)}")
+  names = {name for wrong in differs.values() for name in wrong}
   here = [
     f"{name} {seen[name]}"
     for name in FACTS
     if name in names and len(seen.get(name, "")) in range(1, _SHORT)
   ]
   return errors.UserError(
-    f"of the run's {len(found)} processes these differ from the others: {who}"
-    f"{'; here: ' * bool(here)}{', '.join(here)}; give all the same"
+    f"of the run's {count} processes these differ from the others:"
+    f" {', '.join(who)}{'; here: ' * bool(here)}{', '.join(here)}; give all the"
+    " same"
   )
 
 

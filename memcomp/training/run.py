@@ -80,7 +80,9 @@ def run(
       steps = load.list_steps(place / workdir_lib.CHECKPOINTS)
       _check_lost(workdir, place, steps)
       begun = bool(steps) or workdir_lib.has_begun(workdir)
-      here = place == paths.of(workdir) and (workdir / "config.json").exists()
+      here = (
+        place == paths.of(workdir) and (workdir / workdir_lib.CONFIG).exists()
+      )
       if not (here or steps):
         workdir_lib.check_tokenizer(place, tokenizer)
       # Open the data before creating the folder, so that mistakes leave

@@ -1,15 +1,28 @@
 """Stops at the end of a step when the process is asked to stop."""
 
+import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES = {
+  signal.SIGINT: "Ctrl-C",
+  signal.SIGTERM: "SIGTERM",
+  signal.SIGHUP: "SIGHUP",  # the terminal is gone, as when ssh loses its host
+}
+"""Signals that ask a run to stop."""
+
+
+def caught() -> list[signal.Signals]:
+  """Those of `NAMES` to catch: all but SIGHUP where `nohup` ignores it."""
+  ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+  return [x for x in NAMES if not (ignored and x == signal.SIGHUP)]
 
 
 class StopRequest:
-  """Catches SIGTERM and Ctrl-C while entered.
+  """Catches SIGTERM, SIGHUP and Ctrl-C while entered.
 
   The first sets `requested`. A second Ctrl-C ends the process at once with exit
   code 130; a rename commits checkpoints, so none is incomplete.
@@ -36,7 +49,7 @@ class StopRequest:
     )
     self._thread.start()
     self._wakeup = signal.set_wakeup_fd(self._write)
-    for number in _NAMES:
+    for number in caught():
       # The handler does nothing, but replaces the default, which would exit.
       self._before[number] = signal.signal(number, lambda *_: None)
     return self
@@ -52,18 +65,31 @@ class StopRequest:
 
   def _watch(self, read: int) -> None:
     while number := os.read(read, 1):
-      if number[0] in _NAMES:
+      if number[0] in self._before:
         self._request(signal.Signals(number[0]))
     os.close(read)
 
   def _request(self, number: signal.Signals) -> None:
-    if self.requested and number == signal.SIGINT:
+    if self.requested:
+      if number != signal.SIGINT:
+        return
       print("\naborted; the last checkpoint stays", file=sys.stderr, flush=True)
       os._exit(130)
-    print(
-      f"\n{_NAMES[number]}: finishing this step, then saving "
-      "(Ctrl-C now aborts at once)",
-      file=sys.stderr,
-      flush=True,
-    )
-    self.requested = self.requested or _NAMES[number]
+    self.requested = NAMES[number]
+    with contextlib.suppress(OSError):  # where nobody reads it any more
+      print(
+        f"\n{NAMES[number]}: finishing this step, then saving "
+        "(Ctrl-C now aborts at once)",
+        file=sys.stderr,
+        flush=True,
+      )
+    if number == signal.SIGHUP:
+      _leave_terminal()
+
+
+def _leave_terminal() -> None:
+  """Drops output to a terminal: to one that is gone, it would fail."""
+  with open(os.devnull, "w") as nowhere:
+    for descriptor in (1, 2):
+      if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+        os.dup2(nowhere.fileno(), descriptor)

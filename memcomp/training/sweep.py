@@ -9,21 +9,22 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.runs import workdir as workdir_lib
+from memcomp.training import signals
 
 _OWN = ("config", "each", "seeds", "workdir")
 """Flags that the sweep sets itself for every run."""
 
-_STOPPED = (
-  errors.EXIT_RESUMABLE,
-  *(128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)),
-)
+_STOPPED = (errors.EXIT_RESUMABLE, *(128 + s for s in signals.NAMES))
 """Exit codes of a run that the user has stopped."""
+
+_LATER_SECONDS = 1.0
 
 
 def run(
@@ -57,8 +58,13 @@ def run(
     UserError: the flags also set a seed; or a finished run has another config.
   """
   shared = _without(flags, _OWN)
-  if any(a.lstrip("-").startswith("config.seed") for a in shared):
+  given = [a.lstrip("-") for a in shared if a.startswith("-")]
+  if any(name.startswith("config.seed") for name in given):
     raise errors.UserError("--config.seed: with --each seeds come by --seeds")
+  if any(name.startswith("flagfile") for name in given):
+    raise errors.UserError(
+      "--flagfile: beside --each give its flags themselves"
+    )
   runs = {
     workdir / f"{name}-{seed}": [
       f"--config={config}:{name}",
@@ -84,13 +90,15 @@ def run(
       print(": done before", flush=True)
       continue
     print(flush=True)
-    code = _call([*program, *given])
+    code, asked = _call([*program, *given])
     if code < 0:
       by_signal.add(folder.name)
       code = 128 - code
-    if code in _STOPPED:
+    if asked and not code:  # it ended before it heard
+      code = 128 + asked
+    if asked or code in _STOPPED:
       print("stopped; the same command goes on", file=sys.stderr)
-    if code in _STOPPED or code == errors.EXIT_BAD_INPUT:
+    if asked or code in _STOPPED or code == errors.EXIT_BAD_INPUT:
       _tell(failed, by_signal)
       return code
     if code:
@@ -165,19 +173,34 @@ def _evaluated(folder: pathlib.Path) -> int:
     return 0
 
 
-def _call(command: list[str]) -> int:
-  """Runs a command to its end, and lets it handle signals."""
+def _call(command: list[str]) -> tuple[int, int]:
+  """Runs a command to its end, and passes signals on to it.
+
+  Returns:
+    Its exit code, and the signal that asked to stop, or 0.
+  """
+  asked = 0
+
+  def pass_on(number: int, _) -> None:
+    nonlocal asked
+    asked = number
+    if number != signal.SIGINT:
+      child.send_signal(number)
+      return
+    # A terminal sends Ctrl-C to both processes, `kill` to this one alone. Sent
+    # twice it aborts the run, so the child is asked by SIGTERM, and later.
+    timer = threading.Timer(_LATER_SECONDS, child.terminate)
+    timer.daemon = True
+    timer.start()
+
   child = subprocess.Popen(command)
-  # A terminal sends Ctrl-C to both processes, but other signals reach only this
-  # one. The child would inherit SIG_IGN, so use a handler.
+  # The child would inherit SIG_IGN, so use a handler. But what was started with
+  # `nohup` is to outlive its terminal.
   before = {
-    signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-    signal.SIGTERM: signal.signal(
-      signal.SIGTERM, lambda number, _: child.send_signal(number)
-    ),
+    number: signal.signal(number, pass_on) for number in signals.caught()
   }
   try:
-    return child.wait()
+    return child.wait(), asked
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)

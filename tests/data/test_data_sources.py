@@ -186,6 +186,8 @@ def test_mixture(corpus):
     ("inf:a;1:b", "'inf:a' is not weight:path"),
     ("0.5:;1:b", "'0.5:' is not weight:path"),
     ("1..2:a", "'1..2:a' is not weight:path"),
+    ("1e308:a;1e308:b", "some share is nothing"),
+    ("1e-300:a;1e300:b", "some share is nothing"),
   ],
 )
 def test_bad_sources(source, message, tmp_path, monkeypatch):
@@ -222,6 +224,14 @@ def test_one_file_cannot_be_split(corpus):
     for split in sources.SPLITS:
       sources.open_split(config(corpus / "b.txt"), split)
   assert "b.txt: too few documents for both" in str(caught.value)
+
+
+def test_one_file_without_text(tmp_path):
+  """It is not the split that leaves nothing."""
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"text": ""}\n')
+  with pytest.raises(errors.UserError, match=r"x\.jsonl: no text in it"):
+    sources.open_split(config(path, validation_share=0.0), "train")
 
 
 def test_unknown_split(corpus):

@@ -137,6 +137,14 @@ def test_a_damaged_result_is_named(field, runs):
     compare.compare(runs)
 
 
+def test_a_result_without_its_positions_is_named(runs):
+  damaged = copy.deepcopy(result("other", 0, 2.5, 2.5))
+  damaged["perplexity"]["streamed"]["positions"] = None
+  write(runs, damaged)
+  with pytest.raises(errors.UserError, match="damaged, or of another version"):
+    compare.compare(runs)
+
+
 def test_an_empty_folder_is_named(tmp_path):
   with pytest.raises(errors.UserError, match="holds no finished runs"):
     compare.run(tmp_path / "nothing")

@@ -56,6 +56,16 @@ def test_tokens_alone_are_timed_and_the_memory_that_they_read(monkeypatch):
   assert set(bytes_) == {(row["state_bytes"], row["state_bytes"])}
 
 
+def test_a_token_never_takes_less_than_nothing(monkeypatch):
+  """Where the clock is noisier than tokens are long."""
+  seconds = iter([9.0, 5.0, 4.0, 9.0, 6.0, 4.5])  # read, one, all of two rounds
+  monkeypatch.setattr(throughput, "_seconds", lambda *_: next(seconds))
+  (row,) = throughput.measure(
+    model("constant"), contexts=[2], tokens=4, rounds=2
+  )
+  assert row["seconds_per_token"] == row["seconds_per_token_fastest"] == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rotation.cases(MIXERS, ["growing"]))
 def test_rows_by_context(name, monkeypatch):

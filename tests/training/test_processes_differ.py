@@ -1,5 +1,9 @@
 """Processes of one run that were not started alike are told so, and end."""
 
+import json
+import threading
+from concurrent import futures
+
 import jax
 import numpy as np
 import pytest
@@ -10,40 +14,38 @@ from jax.experimental import multihost_utils
 from memcomp import errors, sharding
 from memcomp.training import processes, validate
 
-SAME = {"config": "a", "code": "b", "training data": "c"}
-
-
-class _Asked(Exception):  # noqa: N818 - not an error
-  pass
+SAME = {"config": '{"a": 1}', "code": "b", "training data": "c"}
 
 
 def messages(monkeypatch, *blocks):
-  """What each process is told: `blocks` are functions of what they note."""
-  handed_in = []
+  """What each process is told: `blocks` are functions of what they note.
 
-  def keep(mine):
-    handed_in.append(mine)
-    raise _Asked
+  Threads stand for processes; each meets all others in every exchange.
+  """
+  barrier = threading.Barrier(len(blocks))
+  handed_in = [None] * len(blocks)
+  this = threading.local()
 
-  def enter(block):
-    with processes.together("opening") as seen:
-      block(seen)
+  def process_allgather(mine):
+    handed_in[this.index] = mine
+    barrier.wait(timeout=60)
+    found = np.stack(handed_in)
+    barrier.wait(timeout=60)
+    return found
+
+  def run(index):
+    this.index = index
+    try:
+      with processes.together("opening") as seen:
+        blocks[index](seen)
+    except errors.UserError as error:
+      return str(error)
+    return ""
 
   monkeypatch.setattr(processes, "is_alone", lambda: False)
-  for block in blocks:
-    monkeypatch.setattr(multihost_utils, "process_allgather", keep)
-    with pytest.raises(_Asked):
-      enter(block)
-  found = np.stack(handed_in)
-  told = []
-  for block in blocks:
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda _: found)
-    try:
-      enter(block)
-      told.append("")
-    except errors.UserError as error:
-      told.append(str(error))
-  return told
+  monkeypatch.setattr(multihost_utils, "process_allgather", process_allgather)
+  with futures.ThreadPoolExecutor(len(blocks)) as pool:
+    return list(pool.map(run, range(len(blocks))))
 
 
 def noting(problem="", **changes):
@@ -70,17 +72,27 @@ def test_of_two_the_first_is_right(monkeypatch):
 
 def test_of_three_the_most_are_right(monkeypatch):
   other = noting(training_data="other", code="newer")
-  told = messages(monkeypatch, noting(config="x" * 300), other, other)
+  told = messages(
+    monkeypatch,
+    noting(config=json.dumps({"a": 1, "b": "x" * 300})),
+    other,
+    other,
+  )
   for line in told:
-    assert "process 0 in its config and code and training data" in line
-  # Nobody wants to read a whole config.
-  assert "x" * 10 not in told[0]
+    assert "process 0 in its config (b 'xx" in line
+    assert ", others '(absent)') and code and training data;" in line
 
 
 def test_two_that_differ_in_other_things(monkeypatch):
-  blocks = noting(), noting(training_data="1"), noting(config="2"), noting()
+  blocks = (
+    noting(),
+    noting(training_data="1"),
+    noting(config='{"a": 2}'),
+    noting(),
+  )
   for line in messages(monkeypatch, *blocks):
-    assert "process 1 in its training data, process 2 in its config" in line
+    assert "process 1 in its training data, process 2 in its config (" in line
+    assert "(a 2, others 1); here: config {" in line
 
 
 def test_a_mistake_of_one_and_a_difference_from_it(monkeypatch):
@@ -196,7 +208,8 @@ if "--process=2" in sys.argv:
   flags = {"others": ["--config.optimizer.learning_rate=1e-3"]}
   for line in run(config, tmp_path / "run", folders, **flags):
     # Two of three have the same config; one of them has other versions.
-    assert "process 0 in its config, process 2 in its versions" in line
+    assert "process 0 in its config (optimizer.learning_rate 0.003" in line
+    assert ", others 0.001), process 2 in its versions" in line
     assert "jax" in line
   assert not (tmp_path / "run").exists()
 

@@ -9,7 +9,7 @@ import training_cases
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.runs import load, workdir
-from memcomp.training import run
+from memcomp.training import checkpoint, metrics, run
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
 
@@ -85,6 +85,26 @@ def test_two_runs_in_one_folder(tmp_path, config):
     pytest.raises(errors.UserError, match="in use by a running process"),
   ):
     run.run(config, tmp_path / "a")
+
+
+def test_a_folder_that_is_moved_in_mid_run(tmp_path, config, monkeypatch):
+  """What is logged and saved from then on would be lost."""
+  folder, polls = tmp_path / "a", []
+
+  def poll(_):
+    polls.append(1)
+    if len(polls) == 3:
+      folder.rename(tmp_path / "b")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint.Checkpoints, "poll", poll)
+    with pytest.raises(errors.UserError, match="was removed or moved"):
+      run.run(config, folder)
+  assert not folder.exists()
+  (tmp_path / "b").rename(folder)
+  assert run.run(config, folder) == 0
+  logged = metrics.read(folder / "metrics.jsonl")
+  assert [x["step"] for x in logged] == list(range(1, 9))
 
 
 def test_a_folder_by_another_of_its_names(tmp_path, config):

@@ -1,8 +1,11 @@
-"""Ctrl-C and SIGTERM outside of the steps: setting up, and evaluating."""
+"""Signals outside of the steps, and of a terminal that is gone."""
 
 import contextlib
 import os
+import pty
 import signal
+import subprocess
+import sys
 
 import pytest
 import rotation
@@ -108,3 +111,49 @@ def test_sigterm_to_the_evaluation_of_a_run(tmp_path):
   code, _, err = training_cases.train(config, tmp_path / "run", *flags)
   assert code == 0, err
   assert (tmp_path / "run/eval/results.json").exists()
+
+
+# Writes to its terminal until it is asked to stop, and then to a file.
+WRITER = """
+import fcntl, pathlib, signal, sys, termios, time
+from memcomp.training import signals
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if sys.argv[2:]:
+  signal.signal(signal.SIGHUP, signal.SIG_IGN)
+stop = signals.StopRequest()
+with stop:
+  while not stop.requested:
+    print("step", flush=True)
+    time.sleep(0.01)
+  print("saved", flush=True)
+  print("saved", file=sys.stderr, flush=True)
+  pathlib.Path(sys.argv[1]).write_text(stop.requested)
+"""
+
+
+@pytest.mark.parametrize("nohup", [[], ["nohup"]])
+def test_a_terminal_that_is_gone(tmp_path, nohup):
+  """What would be written there is dropped, and the run is saved."""
+  terminal, its = pty.openpty()
+  with subprocess.Popen(
+    [sys.executable, "-c", WRITER, tmp_path / "end", *nohup],
+    env=training_cases.environment(),
+    stdin=its,
+    stdout=its,
+    stderr=its,
+    start_new_session=True,
+  ) as process:
+    os.close(its)
+    while b"step" not in os.read(terminal, 1000):
+      pass
+    if nohup:
+      process.send_signal(signal.SIGHUP)
+      with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+      process.send_signal(signal.SIGTERM)
+      while b"saved" not in os.read(terminal, 1000):
+        pass
+    os.close(terminal)
+  assert process.returncode == 0
+  asked = "SIGTERM" if nohup else "SIGHUP"
+  assert (tmp_path / "end").read_text() == asked

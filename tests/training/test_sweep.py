@@ -147,6 +147,12 @@ def test_a_seed_beside_the_seeds_is_refused(program, tmp_path):
     run(program, tmp_path, "--config.seed=4")
 
 
+def test_flags_in_a_file_are_refused(program, tmp_path):
+  """The runs would read `--each` in it again."""
+  with pytest.raises(errors.UserError, match="--flagfile: beside --each"):
+    run(program, tmp_path, "--flagfile=flags.txt")
+
+
 def test_names():
   def get_config(name):
     if name not in ("a", "b", "c"):
@@ -166,12 +172,20 @@ def test_names():
       sweep.choose(names, given, "f.py")
 
 
-def test_a_signal_reaches_the_run(tmp_path):
-  """SIGTERM to the sweep: the run may save, and the sweep ends as it does."""
+@pytest.mark.parametrize("code", [42, 0])
+@pytest.mark.parametrize(
+  "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+)
+def test_a_signal_reaches_the_run(tmp_path, number, code):
+  """A signal to the sweep alone: the run may save, and no other begins.
+
+  One that was done before it heard ends with 0.
+  """
   child = tmp_path / "child.py"
   child.write_text(
     "import signal, sys, time\n"
-    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+    "for number in signal.SIGTERM, signal.SIGHUP:\n"
+    f"  signal.signal(number, lambda *_: sys.exit({code}))\n"
     "print('ready', flush=True)\n"
     "time.sleep(60)\n"
   )
@@ -190,10 +204,11 @@ def test_a_signal_reaches_the_run(tmp_path):
   )
   while process.stdout.readline() != "ready\n":
     pass
-  process.send_signal(signal.SIGTERM)
-  _, said = process.communicate(timeout=60)
-  assert process.returncode == errors.EXIT_RESUMABLE
+  process.send_signal(number)
+  output, said = process.communicate(timeout=60)
+  assert process.returncode == (code or 128 + number)
   assert "the same command goes on" in said
+  assert "[2/2]" not in output
 
 
 @pytest.mark.parametrize(
