@@ -48,11 +48,15 @@ def sizes(op: Any, given: Mapping[str, Any]) -> None:
         f"{op.name}: init_state has no argument {name!r}; beside spec and dtype"
         f" it takes {', '.join(known)}"
       )
-    counts = x is not None and name in (*shapes.SIZES, *op.room)
-    # A program for any batch, by `jax.export`, has a symbol for its size.
-    counts = counts and not export.is_symbolic_dim(x)
-    if counts and (not is_a(x, int) or x < 0):
-      raise ValueError(f"{op.name}: {name}={x!r} must be an integer, 0 or more")
+    if x is not None and name in (*shapes.SIZES, *op.room):
+      count(op.name, name, x)
+
+
+def count(owner: str, name: str, x: Any) -> None:
+  """Raises ValueError if `x`, which `owner` calls `name`, is not a count."""
+  # A program for any batch, by `jax.export`, has a symbol for its size.
+  if not export.is_symbolic_dim(x) and (not is_a(x, int) or x < 0):
+    raise ValueError(f"{owner}: {name}={x!r} must be an integer, 0 or more")
 
 
 def array(op: Any, name: str, x: Any) -> jax.Array:

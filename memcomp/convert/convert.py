@@ -145,6 +145,13 @@ def convert(
       report["validation"]["distilled"] = score(
         "distilled", config.model, params
       )
+      # Errors are of before a step: this tells what the last one did.
+      last = report["validation"]["distilled"]
+      if last and not math.isfinite(last["nats"]):
+        raise errors.UserError(
+          "distillation diverged at its last step; lower"
+          " --distill_learning_rate"
+        )
     # Initial memories are parameters, too.
     carry = state_lib.initial_carry(
       config,

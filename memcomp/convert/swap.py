@@ -180,7 +180,8 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   """Parses a mixer flag, `NAME` or `NAME:FIELD=VALUE,...`.
 
   Heads, widths, rotary positions and biases of the projections default to those
-  of `like`.
+  of `like`, but for positions that the new mixer cannot rotate. It reads no
+  other layer's values.
 
   Raises:
     UserError: the mixer or field is unknown.
@@ -200,6 +201,12 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
     # Mixers without rotary positions by default stay without.
     and (field != "rotary_dim" or getattr(default, field) != 0)
   }
+  if "value_residual" in fields:
+    values["value_residual"] = "none"
+  try:
+    kind(**values).check()
+  except ValueError:
+    values.pop("rotary_dim", None)
   for setting in filter(None, settings.split(",")):
     field, _, value = setting.partition("=")
     if field not in fields:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from memcomp import sharding
 from memcomp.layers import call_checks, linear, options, parameters
 from memcomp.sharding import explicit
-from memcomp_kernels import Op, dispatch
+from memcomp_kernels import Op, checks, dispatch
 from memcomp_kernels.math import solver
 
 
@@ -172,7 +172,14 @@ class Mixer(nnx.Module):
       batch: number of rows.
       length: number of tokens that a growing memory must hold; None is the
         maximum of the options. A memory of constant size ignores it.
+
+    Raises:
+      ValueError: `batch` or `length` is not an integer, 0 or more.
     """
+    owner = type(self).__name__
+    checks.count(owner, "batch", batch)
+    if length is not None:
+      checks.count(owner, "length", length)
     # The state never shares an array, so that a caller may donate it.
     held = {id(p) for p in jax.tree.leaves(nnx.state(self))}
 

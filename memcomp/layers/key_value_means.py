@@ -59,6 +59,15 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
     """The rotated channels, and the budget as a function."""
     return {"rotary_dim": self.rotary_dim or 0, "budget": self._budget()}
 
+  def check(self) -> None:
+    """Raises ValueError if no channel of the key is left without a rotation."""
+    projection.ProjectionConfig.check(self)
+    if self.key_dim and (self.rotary_dim or 0) >= self.key_dim:
+      raise ValueError(
+        f"rotary_dim={self.rotary_dim} must be less than key_dim="
+        f"{self.key_dim}: the memory keeps only channels that are not rotated"
+      )
+
   def _budget(self) -> budgets.Budget:
     if self.budget == "fixed":
       return budgets.FixedBudget(self.budget_rows)

@@ -207,6 +207,24 @@ def test_mistakes_are_told_and_leave_nothing(source, tmp_path, flags, message):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_a_last_step_that_diverges_is_told(source, tmp_path):
+  with pytest.raises(errors.UserError, match="diverged at its last step"):
+    convert.convert(
+      source / "llama",
+      tmp_path / "out",
+      "linear_attention",
+      distill_steps=1,
+      distill_learning_rate=1e38,
+      overrides={
+        "data.source": str(source / "text"),
+        "data.sequence_length": 16,
+        "training.batch_size": 2,
+      },
+    )
+  assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_overwritten(source, converted):
   workdir, _ = converted
   before = (workdir / "config.json").read_text()

@@ -177,6 +177,11 @@ def test_a_mixer_is_written_as_a_flag():
   assert not found.projection_bias
   # It knows no positions, whatever the old one has.
   assert swap.parse("ovq", GROUPED).rotary_dim == 0
+  # It may not rotate a whole key, and has a rule of its own.
+  whole = dataclasses.replace(GROUPED, rotary_dim=8)
+  assert swap.parse("key_value_means", whole).rotary_dim is None
+  assert swap.parse("key_value_means", GROUPED).rotary_dim == 4
+  assert swap.parse("rwkv7", GROUPED).value_residual == "none"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,10 @@ def test_a_mixer_is_written_as_a_flag():
     ("trellis:num_slots=0", "num_slots=0 must be at least 1"),
     ("trellis:num_slots=1.5", "1.5"),
     ("softmax_attention:value_residual=scalar", "leave value_residual"),
+    (
+      "key_value_means:rotary_dim=8",
+      "rotary_dim=8 must be less than key_dim=8",
+    ),
     ("key_value_means:budget=os:getcwd", "getcwd() takes no arguments"),
   ],
 )

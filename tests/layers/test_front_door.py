@@ -73,7 +73,8 @@ def test_parameters_may_be_narrow(name, dtype):
 )
 def test_exported_for_any_batch(name):
   """By `jax.export`: calls, calls that read on, and steps."""
-  layer = registry.MIXERS[name](64, heads=2, rngs=nnx.Rngs(0))
+  few = {"num_slots": 8} if name == "lattice" else {}  # no more than values
+  layer = registry.MIXERS[name](64, heads=2, **few, rngs=nnx.Rngs(0))
 
   def whole(x):
     y, state = layer(x, layer.init_state(x.shape[0]))
@@ -302,6 +303,11 @@ def test_an_input_of_another_width():
 
 def test_what_does_not_fit_the_input_is_one_line():
   layer, x = layers.Trellis(32, rngs=nnx.Rngs(0)), jnp.zeros((2, 8, 32))
+  for batch in (-1, 2.0, "2", None):
+    with pytest.raises(ValueError, match=r"Trellis: batch=.* must be an integ"):
+      layer.init_state(batch)
+  with pytest.raises(ValueError, match="Trellis: length=-1 must be an integer"):
+    layer.init_state(2, -1)
   rows = r"Trellis: state has 3 rows, x has 2; make it by init_state\(2\)"
   with pytest.raises(ValueError, match=rows):
     layer(x, layer.init_state(3))
