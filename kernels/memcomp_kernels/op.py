@@ -37,7 +37,9 @@ class Op:
     Inputs: NamedTuple of annotated arrays.
     State: NamedTuple of annotated arrays, with `segment_id`.
     token_step: (state, inputs without time, *, spec) -> (state, y).
-    implementations: the implementations by name.
+    forms: all implementations but the step under `lax.scan`, by name:
+      `dispatch.Call` -> (state, y), or a `dispatch.Kernel`.
+    tiled: names of the forms that read a `tiling`.
     order: names of the arrays that a direct call also takes by position.
     names: maps a field of `Inputs` to its name in a direct call, in addition to
       `arguments.NAMES`.
@@ -64,8 +66,9 @@ class Op:
   Inputs: Any
   State: Any
   token_step: Callable[..., tuple[Any, jax.Array]]
-  implementations: dispatch.Implementations
   facts: Callable[[Any], Facts]
+  forms: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+  tiled: tuple[str, ...] = ()
   order: tuple[str, ...] = ("q", "k", "v")
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   make_state: Callable[..., Any] | None = None
@@ -91,6 +94,14 @@ class Op:
 
   def __repr__(self) -> str:
     return f"<op {self.name}>"
+
+  @functools.cached_property
+  def implementations(self) -> dispatch.Implementations:
+    """The forms, and the step under `lax.scan`: the reference."""
+    reference = contract.token_scan(self.token_step)
+    return dispatch.Implementations(
+      self.name, self.tiled, reference=reference, **self.forms
+    )
 
   @functools.cached_property
   def options(self) -> dict[str, inspect.Parameter]:

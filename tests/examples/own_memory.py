@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import Op, affine, contract, dispatch
+from memcomp_kernels import Op, affine, contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.facts import Facts
 from memcomp_kernels.options import option, options, positive
@@ -75,11 +75,7 @@ scalar_gla = Op(
   Inputs=Inputs,
   State=State,
   token_step=step,
-  implementations=dispatch.Implementations(
-    "scalar_gla",
-    reference=contract.token_scan(step),
-    xla_chunked=chunked.implementation(form),
-  ),
+  forms={"xla_chunked": chunked.implementation(form)},
   facts=lambda spec: Facts(
     objective="`-<S^T k, v>`",
     chunk="Exact at any tile.",

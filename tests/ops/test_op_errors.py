@@ -174,7 +174,7 @@ ERRORS = {
   "an implementation that is no name": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation=1),
     TypeError,
-    "delta_rule: implementation=1 must be a name, or several",
+    "gated_delta_rule: implementation=1 must be a name, or several",
   ),
   "no channels": (
     lambda: gated_delta_rule(q[..., :0], k[..., :0], v, g, beta),
@@ -184,13 +184,13 @@ ERRORS = {
   "an implementation": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation="fast"),
     NotImplementedError,
-    "delta_rule has no fast implementation; it has: reference, xla_chunked,"
+    "gated_delta_rule has no fast implementation; it has: reference, xla_chunked,"
     " mosaic_tpu, mosaic_gpu",
   ),
   "no implementation": (
     lambda: gated_delta_rule(q, k, v, g, beta, implementation=()),
     ValueError,
-    "delta_rule: implementation=() names none; leave it out for the default",
+    "gated_delta_rule: implementation=() names none; leave it out for the default",
   ),
   "what is missing, not what is unread": (
     lambda: delta_rule(q, k, v),

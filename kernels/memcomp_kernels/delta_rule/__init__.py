@@ -9,18 +9,6 @@ from memcomp_kernels.parallel import state_passing
 
 __all__ = ["delta_rule", "gated_delta_rule"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "delta_rule",
-  reference=reference.reference,
-  xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.delta_rule.mosaic_tpu", form=tile.chunk
-  ),
-  mosaic_gpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
-  ),
-)
-
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
@@ -54,7 +42,15 @@ delta_rule = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": tile.chunk,
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.delta_rule.mosaic_tpu", form=tile.chunk
+    ),
+    "mosaic_gpu": dispatch.Kernel(
+      "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
+    ),
+  },
   facts=_facts,
   order=("q", "k", "v", "beta"),
   names={"write_rate": "beta"},

@@ -72,6 +72,3 @@ def step(
   o = contract.read_scale(spec, k.shape[-1]) * einsum("bhkv,bhk->bhv", S, q)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, segment_id), o.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

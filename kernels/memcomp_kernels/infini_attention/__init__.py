@@ -1,16 +1,9 @@
 """Infini-attention (arXiv 2404.07143): local attention and linear memory."""
 
-from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.infini_attention import reference, xla_chunked
 
 __all__ = ["infini_attention"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "infini_attention",
-  reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
-)
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
@@ -43,6 +36,8 @@ infini_attention = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": xla_chunked.chunk,
+  },
   facts=_facts,
 )

@@ -183,6 +183,3 @@ def step(
     segment_id=local.segment_id,
   )
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

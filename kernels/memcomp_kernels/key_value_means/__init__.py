@@ -9,15 +9,6 @@ from memcomp_kernels.key_value_means import reference, xla_chunked
 
 __all__ = ["key_value_means"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "key_value_means",
-  reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.key_value_means.pallas_tpu.engine",
-  ),
-)
-
 
 def capacity(spec: reference.Spec, length: int) -> int:
   """Returns the rows that a state needs for sequences of `length` tokens.
@@ -157,7 +148,12 @@ key_value_means = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": xla_chunked.chunk,
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.key_value_means.pallas_tpu.engine",
+    ),
+  },
   facts=_facts,
   make_state=_make_state,
   fresh=_fresh,

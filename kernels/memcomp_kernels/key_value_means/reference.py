@@ -347,6 +347,3 @@ def step(
     segment_id=contract.next_segment_id(state.segment_id),
   )
   return state, _read(q, state, spec).astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

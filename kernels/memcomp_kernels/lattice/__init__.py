@@ -11,17 +11,6 @@ from memcomp_kernels.lattice import columns, reference, tilings, xla_chunked
 
 __all__ = ["lattice"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "lattice",
-  tiling=("xla_chunked", "mosaic_tpu"),
-  reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.lattice.pallas_tpu.engine",
-  ),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
-)
-
 
 def orthonormal_slots(
   key: jax.Array,
@@ -119,7 +108,14 @@ lattice = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": xla_chunked.chunk,
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.lattice.pallas_tpu.engine",
+    ),
+    "mosaic_gpu": dispatch.Kernel("memcomp_kernels.lattice.pallas_gpu.engine"),
+  },
+  tiled=("xla_chunked", "mosaic_tpu"),
   facts=_facts,
   make_state=_make_state,
   chunks=True,

@@ -197,6 +197,3 @@ def step(
       memory=S, memory_start=start, write_rate_sum=rate, position=position
     )
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

@@ -6,15 +6,6 @@ from memcomp_kernels.linear_attention import reference, tile
 
 __all__ = ["linear_attention"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "linear_attention",
-  reference=reference.reference,
-  xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_tpu.affine.prepared", form=tile.chunk
-  ),
-)
-
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
@@ -46,7 +37,12 @@ linear_attention = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": tile.chunk,
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.pallas_tpu.affine.prepared", form=tile.chunk
+    ),
+  },
   facts=_facts,
   order=("q", "k", "v", "g"),
 )

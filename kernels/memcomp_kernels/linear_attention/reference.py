@@ -120,6 +120,3 @@ def step(
     y = y / (einsum("bhk,bhk->bh", z, q)[..., None] + spec.eps)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, z, segment_id), y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

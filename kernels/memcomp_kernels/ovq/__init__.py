@@ -1,16 +1,9 @@
 """Online vector quantisation (OVQ): a growing dictionary of key-value means."""
 
-from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.ovq import reference, tile
 
 __all__ = ["ovq"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "ovq",
-  reference=reference.reference,
-  xla_chunked=tile.chunk,
-)
 
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
@@ -45,6 +38,8 @@ ovq = op_lib.Op(
   State=reference.State,
   token_step=reference.step,
   chunks=True,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": tile.chunk,
+  },
   facts=_facts,
 )

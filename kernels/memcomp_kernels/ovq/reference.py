@@ -125,6 +125,3 @@ def step(
   segment_id = contract.next_segment_id(state.segment_id)
   state = State(D.keys, D.values, D.counts, keys, values, position, segment_id)
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

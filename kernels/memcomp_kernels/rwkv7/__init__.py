@@ -2,19 +2,13 @@
 
 import jax
 
-from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
+from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.rwkv7 import reference, tile
 
 __all__ = ["rwkv7"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "rwkv7",
-  reference=reference.reference,
-  xla_chunked=chunked.implementation(tile.form),
-)
 
 
 def _make_state(
@@ -66,7 +60,9 @@ rwkv7 = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": chunked.implementation(tile.form),
+  },
   facts=_facts,
   order=("r", "w", "k", "v"),
   names={"query": "r", "log_decay": "w"},

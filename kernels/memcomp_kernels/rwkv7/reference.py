@@ -70,6 +70,3 @@ def step(
   p = contract.read_scale(spec, k.shape[-1]) * einsum("bhkv,bhk->bhv", S, r)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S, segment_id), p.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

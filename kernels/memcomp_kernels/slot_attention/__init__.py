@@ -4,17 +4,11 @@ import dataclasses
 
 import jax
 
-from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
+from memcomp_kernels import shapes
 from memcomp_kernels.slot_attention import reference, tile
 
 __all__ = ["gated_slot_attention", "slot_attention"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "slot_attention",
-  reference=reference.reference,
-  xla_chunked=tile.chunk,
-)
 
 
 def _make_state(
@@ -89,7 +83,9 @@ slot_attention = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": tile.chunk,
+  },
   facts=_facts,
   names={"write_logit": "s"},
   make_state=_make_state,

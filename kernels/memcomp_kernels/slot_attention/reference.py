@@ -118,6 +118,3 @@ def step(
   y = einsum("bhm,bhmv->bhv", p, V)
   segment_id = contract.next_segment_id(state.segment_id)
   return State(K, V, z, segment_id), y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

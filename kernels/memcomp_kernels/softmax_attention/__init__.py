@@ -6,14 +6,6 @@ from memcomp_kernels.softmax_attention import over_time, reference, xla_chunked
 
 __all__ = ["softmax_attention"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "softmax_attention",
-  reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
-  library_tpu=dispatch.Kernel("memcomp_kernels.softmax_attention.library_tpu"),
-  library_gpu=dispatch.Kernel("memcomp_kernels.softmax_attention.library_gpu"),
-)
-
 
 def _make_state(
   spec: reference.Spec,
@@ -94,7 +86,15 @@ softmax_attention = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": xla_chunked.chunk,
+    "library_tpu": dispatch.Kernel(
+      "memcomp_kernels.softmax_attention.library_tpu"
+    ),
+    "library_gpu": dispatch.Kernel(
+      "memcomp_kernels.softmax_attention.library_gpu"
+    ),
+  },
   facts=_facts,
   make_state=_make_state,
   room={"length": "time"},

@@ -145,6 +145,3 @@ def step(
     segment_id=contract.next_segment_id(state.segment_id),
   )
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

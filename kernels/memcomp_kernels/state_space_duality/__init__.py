@@ -7,18 +7,6 @@ from memcomp_kernels.state_space_duality import reference, tile
 
 __all__ = ["state_space_duality"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "state_space_duality",
-  reference=reference.reference,
-  xla_chunked=tile.chunk,
-  mosaic_tpu=dispatch.Kernel(
-    "memcomp_kernels.state_space_duality.mosaic_tpu", form=tile.chunk
-  ),
-  mosaic_gpu=dispatch.Kernel(
-    "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
-  ),
-)
-
 
 def _check(spec, sizes, state):
   del state
@@ -53,7 +41,15 @@ state_space_duality = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": tile.chunk,
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.state_space_duality.mosaic_tpu", form=tile.chunk
+    ),
+    "mosaic_gpu": dispatch.Kernel(
+      "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
+    ),
+  },
   facts=_facts,
   order=("q", "k", "v", "g"),
   names={"write_rate": "dt", "skip": "D"},

@@ -74,6 +74,3 @@ def step(
     y = y + D * x
   segment_id = contract.next_segment_id(state.segment_id)
   return State(h, segment_id), y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

@@ -6,14 +6,6 @@ from memcomp_kernels.tensor_cache import over_time, reference, xla_chunked
 
 __all__ = ["tensor_cache"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "tensor_cache",
-  reference=reference.reference,
-  xla_chunked=xla_chunked.chunk,
-  mosaic_tpu=dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_gpu"),
-)
-
 
 def _check(spec, sizes, state):
   del state
@@ -57,7 +49,11 @@ tensor_cache = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": xla_chunked.chunk,
+    "mosaic_tpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),
+    "mosaic_gpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_gpu"),
+  },
   facts=_facts,
   check=_check,
   pass_state=over_time.over_time,

@@ -373,6 +373,3 @@ def step(
     segment_id=contract.next_segment_id(state.segment_id),
   )
   return state, output.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

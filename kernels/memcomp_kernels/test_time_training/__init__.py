@@ -2,18 +2,12 @@
 
 import jax
 
-from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
+from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.test_time_training import reference, tile
 
 __all__ = ["test_time_training"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "test_time_training",
-  reference=reference.reference,
-  xla_chunked=chunked.implementation(tile.form),
-)
 
 
 def _make_state(
@@ -116,7 +110,9 @@ test_time_training = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": chunked.implementation(tile.form),
+  },
   facts=_facts,
   names={"write_rate": "eta"},
   make_state=_make_state,

@@ -192,6 +192,3 @@ def step(
       position=position,
     )
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

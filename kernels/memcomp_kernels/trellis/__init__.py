@@ -9,15 +9,6 @@ from memcomp_kernels.trellis import reference, tile, tilings
 
 __all__ = ["trellis"]
 
-IMPLEMENTATIONS = dispatch.Implementations(
-  "trellis",
-  tiling=("xla_chunked", "mosaic_tpu"),
-  reference=reference.reference,
-  xla_chunked=chunked.implementation(tile.form),
-  mosaic_tpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_tpu.engine"),
-  mosaic_gpu=dispatch.Kernel("memcomp_kernels.trellis.pallas_gpu.engine"),
-)
-
 
 def _make_state(
   spec: reference.Spec,
@@ -76,7 +67,12 @@ trellis = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": chunked.implementation(tile.form),
+    "mosaic_tpu": dispatch.Kernel("memcomp_kernels.trellis.pallas_tpu.engine"),
+    "mosaic_gpu": dispatch.Kernel("memcomp_kernels.trellis.pallas_gpu.engine"),
+  },
+  tiled=("xla_chunked", "mosaic_tpu"),
   facts=_facts,
   make_state=_make_state,
   chunks=True,

@@ -190,6 +190,3 @@ def step(
       key_memory_start=start_K, value_memory_start=start_V, position=position
     )
   return state, y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

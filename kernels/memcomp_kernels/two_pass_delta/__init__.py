@@ -2,18 +2,12 @@
 
 import jax
 
-from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
+from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.two_pass_delta import reference, tile
 
 __all__ = ["two_pass_delta"]
-
-IMPLEMENTATIONS = dispatch.Implementations(
-  "two_pass_delta",
-  reference=reference.reference,
-  xla_chunked=chunked.implementation(tile.form),
-)
 
 
 def _make_state(
@@ -73,7 +67,9 @@ two_pass_delta = op_lib.Op(
   Inputs=reference.Inputs,
   State=reference.State,
   token_step=reference.step,
-  implementations=IMPLEMENTATIONS,
+  forms={
+    "xla_chunked": chunked.implementation(tile.form),
+  },
   facts=_facts,
   make_state=_make_state,
 )

@@ -119,6 +119,3 @@ def step(
   y = before if spec.read_first else read()
   segment_id = contract.next_segment_id(state.segment_id)
   return State(S_K, S_V, segment_id), y.astype(inputs.query.dtype)
-
-
-reference = contract.token_scan(step)

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 import rotation
 
@@ -13,7 +12,7 @@ from memcomp_kernels import trellis
 from memcomp_kernels.math import delta
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.testing import errors, memories
-from memcomp_kernels.trellis import reference, tilings
+from memcomp_kernels.trellis import tilings
 
 TIME = 37
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
@@ -90,7 +89,7 @@ def differentiated(run):
 def expected(name):
   state, _ = typical()
   run = differentiated(
-    functools.partial(programs.direct(reference.reference), spec=SPEC)
+    functools.partial(trellis.chunk, implementation="reference", spec=SPEC)
   )
   return run(state, harder()[name])
 
