@@ -13,15 +13,15 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
 from memcomp_kernels.delta_rule import tile as delta_rule
 from memcomp_kernels.key_value_means import budgets
+from memcomp_kernels.lattice import tile as lattice
 from memcomp_kernels.lattice import tilings as lattice_tilings
-from memcomp_kernels.lattice import xla_chunked as lattice
 from memcomp_kernels.lattice.pallas_tpu import call as lattice_calls
 from memcomp_kernels.lattice.pallas_tpu import engine as lattice_tpu
 from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import engine as engine_lib
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import tile as duality
-from memcomp_kernels.tensor_cache import affine_tile as tensor_cache
+from memcomp_kernels.tensor_cache import affine_form as tensor_cache
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache_tpu
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative, dispatch
-from memcomp_kernels.chunking import fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.chunking import pages as pages_lib
@@ -114,7 +113,7 @@ def _guarded(
     operands = derivative.only_first(operands)
     result, saved = engine.forward(form, layout, operands, save)
     if failed is not None:
-      result = fallback.forward(failed, form, layout, operands, result)
+      result = form_lib.forward_or_again(failed, form, layout, operands, result)
     return result, saved
 
   def backward(form, layout, operands, saved, cotangents):
@@ -124,8 +123,8 @@ def _guarded(
       return engine.backward(form, layout, operands, saved, cotangents)
 
     if failed is None:
-      return fallback.filled(by_kernel(), operands)
-    return fallback.backward(
+      return form_lib.filled(by_kernel(), operands)
+    return form_lib.backward_or_again(
       failed, form, layout, operands, cotangents, by_kernel
     )
 

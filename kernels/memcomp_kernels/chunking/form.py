@@ -233,3 +233,54 @@ def _backward(form: Form, layout, operands: Operands, before, cotangents):
 
 ENGINE = Engine(_forward, _backward, lambda form, operands: operands.memories)
 """Runs tiles with `lax.scan` and recomputes each one for its gradient."""
+
+LOWEST_SUM = -60.0
+"""Lowest sum G of log decays in a tile for which kernels may split decays.
+
+They split exp(G_r - G_i) into two factors. Down to this sum the larger factor
+is at most exp(60), about 1e26, which float32 can represent.
+"""
+
+
+def forward_or_again(
+  failed: jax.Array,
+  form: Form,
+  layout: layout_lib.Layout,
+  operands: Operands,
+  result: Result,
+) -> Result:
+  """Returns a kernel's `result`, or that of `ENGINE` if `failed`.
+
+  Whether a kernel supports some calls depends on values, such as decays.
+  """
+
+  def again():
+    found, _ = ENGINE.forward(form, layout, operands, False)
+    return found._replace(stats=result.stats)
+
+  return lax.cond(failed, again, lambda: result)
+
+
+def backward_or_again(
+  failed: jax.Array,
+  form: Form,
+  layout: layout_lib.Layout,
+  operands: Operands,
+  cotangents: Result,
+  by_kernel: Callable[[], Operands],
+) -> Operands:
+  """Returns `by_kernel()`, or the adjoints of `ENGINE` if `failed`."""
+
+  def again():
+    _, saved = ENGINE.forward(form, layout, operands, True)
+    return ENGINE.backward(form, layout, operands, saved, cotangents)
+
+  return lax.cond(failed, again, lambda: filled(by_kernel(), operands))
+
+
+def filled(adjoints: Operands, operands: Operands) -> Operands:
+  """Adds a zero adjoint of `reset_start`, which kernels do not read."""
+  if adjoints.reset_start is not None:
+    return adjoints
+  zeros = jax.tree.map(jnp.zeros_like, operands.reset_start)
+  return adjoints._replace(reset_start=zeros)

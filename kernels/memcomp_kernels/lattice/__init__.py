@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.lattice import columns, reference, tilings, xla_chunked
+from memcomp_kernels.lattice import columns, reference, tile, tilings
 
 __all__ = ["lattice"]
 
@@ -109,7 +109,7 @@ lattice = op_lib.Op(
   State=reference.State,
   token_step=reference.step,
   forms={
-    "xla_chunked": xla_chunked.chunk,
+    "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(
       "memcomp_kernels.lattice.pallas_tpu.engine",
     ),

@@ -2,7 +2,7 @@
 
 from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.softmax_attention import over_time, reference, xla_chunked
+from memcomp_kernels.softmax_attention import over_time, reference, tile
 
 __all__ = ["softmax_attention"]
 
@@ -87,7 +87,7 @@ softmax_attention = op_lib.Op(
   State=reference.State,
   token_step=reference.step,
   forms={
-    "xla_chunked": xla_chunked.chunk,
+    "xla_chunked": tile.chunk,
     "library_tpu": dispatch.Kernel(
       "memcomp_kernels.softmax_attention.library_tpu"
     ),

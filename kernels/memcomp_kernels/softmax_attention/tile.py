@@ -1,16 +1,23 @@
-"""One tile of softmax attention as matrix products, and what its queries see.
+"""Softmax attention in tiles of queries, in plain JAX.
+
+`window` joins the window's tokens and the call's tokens in one line without
+padding. A tile of queries sees the line from one ring before it on, and the
+sinks of the run that continues there. So cost and memory are linear in time. If
+the ring is as long as the line, a tile sees the whole line up to its own part.
+Each tile is recomputed for its gradient.
 
 Tokens carry the run that they belong to (a segment within a row) and their
 position in it. These alone determine what is seen, wherever a token lies.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch, window
 from memcomp_kernels.softmax_attention import reference
 
 
@@ -28,6 +35,203 @@ class Tokens(NamedTuple):
   value: jax.Array
   run: jax.Array
   position: jax.Array
+
+
+# Least and greatest tokens per tile of a window. In between, a tile is about as
+# long as the ring, so that it sees about as many tokens before it as it has.
+_WINDOW_TILES = 32, 1024
+
+# Maximum scores of one head and row in a tile of full attention, and the bounds
+# of the tokens per tile that follow from it.
+_SCORES = 2**21
+_FULL_TILES = 32, 512
+
+# Parts of a row whose queries see keys only up to the part's end. This avoids
+# three quarters of the waste of the causal mask.
+_CAUSAL_PARTS = 4
+
+
+def window_tile(ring: int) -> int:
+  """Returns tokens per tile if a token sees `ring` tokens."""
+  low, high = _WINDOW_TILES
+  return min(max(1 << (ring - 1).bit_length(), low), high)
+
+
+def full_tile(keys: int) -> int:
+  """Returns tokens per tile if each token sees all `keys`."""
+  low, high = _FULL_TILES
+  return min(max(_SCORES // keys, low), high)
+
+
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
+  """Computes what `reference` does, in tiles; see `Op.chunk`."""
+  state, inputs, spec, segment_ids = call[:4]
+  reset_state, max_position = call.reset, call.max_position
+  # New segments then start from a fresh state and inherit no tokens.
+  fresh = max_position == 0 and call.reset_state is None
+  plan = window.plan(
+    segment_ids,
+    state.segment_id,
+    state.position,
+    reset_state.position,
+    time=inputs.query.shape[1],
+    size=state.keys.shape[2],
+    sink_tokens=spec.sink_tokens,
+    max_position=max_position,
+  )
+  rows = state.keys, state.values
+  reset_rows = reset_state.keys, reset_state.values
+  joined = window.join(plan, rows, (inputs.key, inputs.value))
+  queries = window.compact(plan, (inputs.query, inputs.sink_query))
+  operands = queries, joined, rows, reset_rows
+
+  # Both are checkpointed, so the gradient stores only the operands.
+  @jax.checkpoint
+  def usual(queries, joined, rows, reset_rows):
+    del reset_rows
+    return _attend(plan, spec, queries, joined, rows, None)
+
+  @jax.checkpoint
+  def inheriting(queries, joined, rows, reset_rows):
+    return _attend(plan, spec, queries, joined, rows, reset_rows)
+
+  if segment_ids is None or fresh:
+    outputs = usual(*operands)
+  else:
+    outputs = lax.cond(plan.inherits, inheriting, usual, *operands)
+  keys, values = window.advance(plan, rows, reset_rows, joined)
+  state = reference.State(keys, values, plan.next_position, plan.segment_id)
+  return state, window.restore(plan, outputs)
+
+
+def _attend(plan, spec, queries, joined, rows, reset_rows):
+  """Returns outputs of the call's tokens, in the order of `window.compact`."""
+  time = queries[0].shape[1]
+  keys, values = joined
+  line = Tokens(keys, values, plan.run, plan.position)
+  queries += plan.run[:, plan.prior :], plan.position[:, plan.prior :]
+  run = functools.partial(_tile, plan, spec, reset_rows)
+  size = window_tile(plan.ring)
+  back = -(-plan.ring // size) * size
+  if back < time:
+    return _band(plan, run, size, back, queries, line, rows, joined)
+
+  # These are the sinks in the state; all others are in the line.
+  kept = _sinks(plan, rows, joined, jnp.zeros(1, jnp.int32))
+  kept = jax.tree.map(lambda x: x[0], kept)
+  size = min(full_tile(plan.prior + time), time)
+  tiles = -(-time // size)
+  each = -(-tiles // _CAUSAL_PARTS) * size
+  outputs = []
+  for start in range(0, time, each):
+    end = min(start + each, time)
+    part = jax.tree.map(lambda x: x[:, start:end], queries)  # noqa: B023
+    seen = jax.tree.map(lambda x: x[:, : plan.prior + end], line)  # noqa: B023
+    seen = _concatenate(kept, seen)
+    one = functools.partial(run, tokens=seen)
+    outputs.append(_over_tiles(one, size, end - start, part))
+  return jnp.concatenate(outputs, axis=1)
+
+
+def _band(plan, run, size, back, queries, line, rows, joined):
+  """Attends in tiles that see themselves and `back` tokens before them."""
+  time = queries[0].shape[1]
+  tiles = -(-time // size)
+  spread = [(0, 0), (back - plan.prior, tiles * size - time)]
+
+  def slabs(x, empty):
+    x = jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
+    blocks = _cut(x, size)
+    shifted = [blocks[i : i + tiles] for i in range(back // size + 1)]
+    return jnp.concatenate(shifted, axis=2)
+
+  seen = Tokens(
+    slabs(line.key, 0),
+    slabs(line.value, 0),
+    slabs(line.run, window.PADDING),
+    slabs(line.position, 0),
+  )
+  starts = plan.prior - back + size * jnp.arange(tiles, dtype=jnp.int32)
+  seen = jax.tree.map(
+    lambda a, b: jnp.concatenate([a, b], axis=2),
+    _sinks(plan, rows, joined, starts),
+    seen,
+  )
+  return _over_tiles(run, size, time, queries, seen)
+
+
+def _sinks(plan, rows, joined, starts) -> Tokens:
+  """Returns the sinks before given places: `[places, batch, sinks, ...]`."""
+  (keys, values), exists, run = window.sinks(plan, rows, joined, starts)
+  run = jnp.where(exists, run[..., None], window.EMPTY)
+  position = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
+  position = jnp.broadcast_to(position, run.shape)
+  tokens = Tokens(keys, values, run, position)
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
+
+
+def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
+  """Returns outputs of one tile of queries `[batch, size, ...]`."""
+  same = run[:, :, None] == tokens.run[:, None]
+  if reset_rows is not None:
+    # These tokens were in the window of a segment that started in the call.
+    reset = _held(plan, reset_rows)
+    started = (run > 0)[:, :, None] & (reset.run == 0)[:, None]
+    tokens = _concatenate(reset, tokens)
+    same = jnp.concatenate([started, same], axis=2)
+  seen = same & sees(
+    position[:, :, None], tokens.position[:, None], spec=spec, ring=plan.ring
+  )
+  kv_heads = tokens.key.shape[2]
+  query, sink_query = jax.tree.map(
+    lambda x: by_group(x, kv_heads), (query, sink_query)
+  )
+  queries = seen.shape[1]
+  seen = jnp.repeat(seen, query.shape[1] // queries, axis=1)
+  outputs = attend(query, tokens, seen, spec=spec, sink_query=sink_query)
+  return by_head(outputs, queries).astype(query.dtype)
+
+
+def _held(plan, rows) -> Tokens:
+  """Returns the tokens of the state that new segments start from."""
+  position = window.held(
+    plan.reset_position, size=plan.size, sink_tokens=plan.sink_tokens
+  )
+  keys, values = (jnp.swapaxes(x, 1, 2) for x in rows)
+  run = jnp.where(position >= 0, 0, window.EMPTY)
+  return Tokens(keys, values, run, position)
+
+
+def _over_tiles(run, size, time, queries, *seen):
+  """Maps `run` over tiles of the queries, with what each of them sees."""
+  *query, runs, position = queries
+
+  def tiles(x, empty=0):
+    spread = [(0, 0), (0, -time % size)] + [(0, 0)] * (x.ndim - 2)
+    return _cut(jnp.pad(x, spread, constant_values=empty), size)
+
+  cut = (
+    *jax.tree.map(tiles, query),
+    tiles(runs, window.PADDING),
+    tiles(position),
+    *seen,
+  )
+  one = jax.checkpoint(lambda x: run(*x), prevent_cse=False)
+  outputs = jnp.moveaxis(lax.map(one, cut), 0, 1)
+  outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])
+  return outputs[:, :time]
+
+
+def _cut(x, size):
+  """Cuts `[batch, tiles * size, ...]` into `[tiles, batch, size, ...]`."""
+  x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+  return jnp.moveaxis(x, 1, 0)
+
+
+def _concatenate(a: Tokens, b: Tokens) -> Tokens:
+  return jax.tree.map(
+    lambda x, y: jnp.concatenate([x.astype(y.dtype), y], axis=1), a, b
+  )
 
 
 def sees(

@@ -7,16 +7,6 @@ from memcomp_kernels.tensor_cache import over_time, reference, xla_chunked
 __all__ = ["tensor_cache"]
 
 
-def _check(spec, sizes, state):
-  del state
-  key_dim, value_dim = sizes.get("key_dim"), sizes.get("value_dim")
-  if spec.rule == "wedge" and key_dim != value_dim:
-    raise ValueError(
-      f'tensor_cache: rule="wedge" needs key_dim={key_dim} and'
-      f" value_dim={value_dim} equal"
-    )
-
-
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
   return op_lib.Facts(
@@ -55,7 +45,7 @@ tensor_cache = op_lib.Op(
     "mosaic_gpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_gpu"),
   },
   facts=_facts,
-  check=_check,
+  check=reference.check,
   pass_state=over_time.over_time,
   output="batch, time, heads, 2 * value_dim",
 )

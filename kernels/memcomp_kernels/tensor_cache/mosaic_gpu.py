@@ -5,7 +5,7 @@ import functools
 from memcomp_kernels import dispatch
 from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.softmax_attention import library_gpu
-from memcomp_kernels.tensor_cache import affine_memory
+from memcomp_kernels.tensor_cache import affine_form
 
 _ENGINES = prepared.ENGINE, prepared.CHUNK_ENGINE
 
@@ -17,8 +17,8 @@ def unsupported(call: dispatch.Call) -> str | None:
   spec = call.spec
   if spec.chunked and spec.chunk_size > prepared.TOKENS:
     return f"chunk_size={spec.chunk_size} is more than {prepared.TOKENS}"
-  return affine_memory.unsupported(spec)
+  return affine_form.unsupported(spec)
 
 
-chunk = affine_memory.implementation(_ENGINES, library_gpu)
-memory = functools.partial(affine_memory.memory, _ENGINES)
+chunk = affine_form.implementation(_ENGINES, library_gpu)
+memory = functools.partial(affine_form.memory, _ENGINES)

@@ -9,11 +9,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import engine, prepared
 from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import (
-  affine_memory,
-  affine_tile,
-  tile,
-)
+from memcomp_kernels.tensor_cache import affine_form, tile
 
 
 def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
@@ -35,7 +31,7 @@ def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
     log_decay=inputs.log_decay.reshape(*inputs.log_decay.shape[:2], -1),
     rate=inputs.write_rate.reshape(*inputs.write_rate.shape[:2], -1),
     read="start" if spec.chunked else read,
-    dtype=affine_tile.output_dtype(spec, inputs.query.dtype, jnp.float32),
+    dtype=affine_form.output_dtype(spec, inputs.query.dtype, jnp.float32),
     erase=erase,
   )
 
@@ -50,10 +46,10 @@ def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := device.unavailable():
     return reason
-  if reason := affine_memory.unsupported(call.spec):
+  if reason := affine_form.unsupported(call.spec):
     return reason
   return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")
 
 
-chunk = affine_memory.implementation(ENGINES, library_tpu)
-memory = functools.partial(affine_memory.memory, ENGINES)
+chunk = affine_form.implementation(ENGINES, library_tpu)
+memory = functools.partial(affine_form.memory, ENGINES)

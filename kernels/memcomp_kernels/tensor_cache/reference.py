@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract, window
+from memcomp_kernels import contract, shapes, window
 from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 
@@ -373,3 +373,14 @@ def step(
     segment_id=contract.next_segment_id(state.segment_id),
   )
   return state, output.astype(inputs.query.dtype)
+
+
+def check(spec: Spec, sizes: shapes.Sizes, state: State | None) -> None:
+  """Raises ValueError if widths differ that "wedge" needs equal."""
+  del state
+  key_dim, value_dim = sizes.get("key_dim"), sizes.get("value_dim")
+  if spec.rule == "wedge" and key_dim != value_dim:
+    raise ValueError(
+      f'tensor_cache: rule="wedge" needs key_dim={key_dim} and'
+      f" value_dim={value_dim} equal"
+    )

@@ -17,7 +17,7 @@ from jax import lax
 
 from memcomp_kernels import contract, dispatch, window
 from memcomp_kernels.softmax_attention import reference as attention
-from memcomp_kernels.softmax_attention import xla_chunked as attention_xla
+from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.tensor_cache import reference, tile
 
 
@@ -25,7 +25,7 @@ class Kernels(NamedTuple):
   """The functions that run the two parts of a call.
 
   Attributes:
-    attend: a function like `chunk` of `softmax_attention.xla_chunked`.
+    attend: a function like `chunk` of `softmax_attention.tile`.
     memory: a function like `memory` of this module.
   """
 
@@ -42,7 +42,7 @@ def chunk(
     call: the call.
     kernels: what runs local attention and memory; None for plain JAX.
   """
-  kernels = kernels or Kernels(attention_xla.chunk, memory)
+  kernels = kernels or Kernels(attention_tile.chunk, memory)
   state, inputs, spec, segment_ids = call[:4]
   reset_state, max_position = call.reset, call.max_position
   local, new = _local_attention(kernels.attend, call)

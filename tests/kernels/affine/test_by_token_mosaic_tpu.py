@@ -25,7 +25,7 @@ from memcomp_kernels.pallas_tpu import device
 from memcomp_kernels.pallas_tpu.affine import prepared
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import tile as duality_tile
-from memcomp_kernels.tensor_cache import affine_tile
+from memcomp_kernels.tensor_cache import affine_form
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache
 from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import (
@@ -75,7 +75,7 @@ MODULES = {
   # its name, algebra of a tile, engine
   duality_api.Spec: ("state_space_duality", duality_tile, duality.ENGINE),
   delta_api.Spec: ("delta_rule", delta_tile, delta.ENGINE),
-  tensor_cache_api.Spec: ("tensor_cache", affine_tile, tensor_cache.ENGINES),
+  tensor_cache_api.Spec: ("tensor_cache", affine_form, tensor_cache.ENGINES),
 }
 IDS = np.zeros((2, 75), np.int32)
 IDS[0, :70] = 1  # goes on
@@ -110,7 +110,7 @@ def arguments(name, time, dtype="float32"):
   def state(memory, start, position):
     if not is_cache:
       return memory_of.op.State(memory, ids)
-    return affine_tile.Lanes(memory, start if by_chunk else None, position, ids)
+    return affine_form.Lanes(memory, start if by_chunk else None, position, ids)
 
   state, fresh = (
     state(*held[:2], position),
@@ -122,7 +122,7 @@ def arguments(name, time, dtype="float32"):
 def form(spec, engine, tile_time=TILE):
   """The memory under the chunk form."""
   _, forms, _ = MODULES[type(spec)]
-  if forms is affine_tile:
+  if forms is affine_form:
     return forms.form(spec, tile_time, engine)
   tiling = form_lib.Tiling(tile_time=tile_time)
   found = forms.form(spec, tiling, time=tile_time)

@@ -11,7 +11,8 @@ import pytest
 import rotation
 
 from memcomp_kernels import lattice
-from memcomp_kernels.lattice import reference, tilings, xla_chunked
+from memcomp_kernels.lattice import reference, tilings
+from memcomp_kernels.lattice import tile as lattice_tile
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.testing import (
   checks,
@@ -43,7 +44,7 @@ class Subject(subjects.Subject):
   tiling: tilings.Tiling = SOLVERS[0]
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
-    return programs.direct(xla_chunked.chunk)(
+    return programs.direct(lattice_tile.chunk)(
       state,
       inputs,
       spec=self.spec,

@@ -14,7 +14,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import dispatch, lattice
-from memcomp_kernels.lattice import xla_chunked
+from memcomp_kernels.lattice import tile
 from memcomp_kernels.lattice.pallas_gpu import engine
 from memcomp_kernels.pallas_gpu import device
 from memcomp_kernels.testing import errors, gradients, memories
@@ -62,7 +62,7 @@ def check(spec, given, ids=None, *, gradient=True, **mode):
   of = functools.partial(run, gradient=gradient)
   on_cpu, wide = gradients.on_cpu(of), gradients.cast(given, jnp.float32)
   truth = on_cpu(lattice.reference, spec, wide, ids)
-  expected = on_cpu(programs.direct(xla_chunked.chunk), spec, given, ids)
+  expected = on_cpu(programs.direct(tile.chunk), spec, given, ids)
   actual = of(programs.direct(engine.chunk), spec, given, ids, **mode)
   errors.assert_no_worse(actual, expected, truth)
 
@@ -158,7 +158,7 @@ def test_decays_out_of_range():
   inputs = inputs._replace(log_decay=inputs.log_decay.at[0, 9].set(-jnp.inf))
   given = state, fresh, inputs
   actual = run(programs.direct(engine.chunk), SPEC, given)
-  expected = run(programs.direct(xla_chunked.chunk), SPEC, given)
+  expected = run(programs.direct(tile.chunk), SPEC, given)
   errors.assert_close(actual, expected, 0.0, "equal")
 
 

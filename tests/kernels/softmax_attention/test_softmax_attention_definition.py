@@ -11,7 +11,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import softmax_attention
-from memcomp_kernels.softmax_attention import xla_chunked
+from memcomp_kernels.softmax_attention import tile
 from memcomp_kernels.testing import errors, gradients, memories, subjects
 
 COMPILED = programs.of(softmax_attention)
@@ -156,8 +156,8 @@ def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
       (state, inputs),
     )
 
-  monkeypatch.setattr(xla_chunked, "full_tile", lambda keys: 4)
-  monkeypatch.setattr(xla_chunked, "window_tile", lambda ring: 8)
+  monkeypatch.setattr(tile, "full_tile", lambda keys: 4)
+  monkeypatch.setattr(tile, "window_tile", lambda ring: 8)
   subjects.assert_agree(
     run(softmax_attention.chunk), run(softmax_attention.reference), "tiles"
   )

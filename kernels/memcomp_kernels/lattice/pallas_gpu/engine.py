@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.chunking import chunked, fallback
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.lattice import reference, xla_chunked
+from memcomp_kernels.lattice import reference, tile
 from memcomp_kernels.lattice.pallas_gpu import backward, forward
 from memcomp_kernels.lattice.pallas_gpu import chunk as chunk_lib
 from memcomp_kernels.pallas_gpu import device, full_tiles
@@ -55,8 +55,8 @@ def _forward(form, layout, operands, save):
   outputs = full_tiles.unlay(layout, found["output"])
   result = form_lib.Result((_turned((found["final"],)),), start, outputs, None)
   # Written such that NaN also counts as failed.
-  failed = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)
-  result = fallback.forward(failed, form, layout, operands, result)
+  failed = ~(jnp.min(found["lowest"]) >= form_lib.LOWEST_SUM)
+  result = form_lib.forward_or_again(failed, form, layout, operands, result)
   if not save:
     return result, None
   num_tiles = found["saved"].shape[0]
@@ -66,7 +66,7 @@ def _forward(form, layout, operands, save):
 def _backward(form, layout, operands, saved, cotangents):
   """Runs the backward pass; see `form.Engine`."""
   memories, failed = saved
-  return fallback.backward(
+  return form_lib.backward_or_again(
     jnp.any(failed),
     form,
     layout,
@@ -128,10 +128,10 @@ def form(
 ) -> form_lib.Form:
   """Returns the form that these kernels run; see `chunked.by_kernels`."""
   del inputs, packed
-  return dataclasses.replace(xla_chunked.form(spec, tiling), engine=ENGINE)
+  return dataclasses.replace(tile.form(spec, tiling), engine=ENGINE)
 
 
-chunk = chunked.by_kernels(form, xla_chunked.lay)
+chunk = chunked.by_kernels(form, tile.lay)
 
 
 def unsupported(call: dispatch.Call) -> str | None:

@@ -88,7 +88,7 @@ def forward(
   Returns:
     Arrays by name. `output` has the shape and dtype of `value`. `final` is the
     memory after the last tile. `lowest` are sums of log decays, `[tiles, batch,
-    heads, slots]`; below `fallback.LOWEST`, all results are invalid. With
+    heads, slots]`; below `form.LOWEST_SUM`, all results are invalid. With
     `save`, `saved` has the dtype of values. With flags, `last_memory` is the
     memory at the last chunk's start.
   """

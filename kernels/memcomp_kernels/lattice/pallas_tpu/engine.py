@@ -19,7 +19,7 @@ from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.lattice import reference, tilings, xla_chunked
+from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
@@ -211,7 +211,7 @@ def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> form_lib.Form:
   """Returns the form of Lattice that runs by these kernels."""
   tiling = tiling or tilings.DEFAULT
   tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
-  form = xla_chunked.form(spec, tiling)
+  form = tile.form(spec, tiling)
   return dataclasses.replace(form, engine=ENGINE)
 
 
@@ -253,7 +253,7 @@ ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
 chunk = chunked.by_kernels(
-  lambda spec, tiling, inputs, packed: form(spec, tiling), xla_chunked.lay
+  lambda spec, tiling, inputs, packed: form(spec, tiling), tile.lay
 )
 
 

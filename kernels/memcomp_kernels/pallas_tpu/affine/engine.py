@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.chunking import fallback
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
@@ -52,7 +51,7 @@ class Tokens(NamedTuple):
     erase: Whether a token first removes what its key reads.
     scale: Factor of outputs; 1 unless `erase`.
     own: The memory's own kernel, or None for the kernels of this folder. Such a
-      kernel factors the decays. If they fall below `fallback.LOWEST`, the XLA
+      kernel factors the decays. If they fall below `form.LOWEST_SUM`, the XLA
       form computes the whole call again.
   """
 
@@ -292,8 +291,8 @@ def _forward(of_memory, other, form, layout, operands, save):
   saved = (found["saved"][:num_tiles],) if save else ()
   if plan.own:
     # Written such that NaN also counts as too wide.
-    is_wide = ~(jnp.min(found["lowest"]) >= fallback.LOWEST)
-    result = fallback.forward(is_wide, form, layout, operands, result)
+    is_wide = ~(jnp.min(found["lowest"]) >= form_lib.LOWEST_SUM)
+    result = form_lib.forward_or_again(is_wide, form, layout, operands, result)
     saved += (jnp.broadcast_to(is_wide, num_tiles),)
   return result, saved if save else None
 
@@ -312,7 +311,7 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
 
   if not plan.own:
     return by_kernel()
-  return fallback.backward(
+  return form_lib.backward_or_again(
     jnp.any(saved[1]), form, layout, operands, cotangents, by_kernel
   )
 
