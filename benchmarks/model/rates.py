@@ -73,6 +73,9 @@ def by_rate(runs: list[Run]) -> str:
   return markdown(head, rule, *(row for _, row in sorted(rows)))
 
 
+_MUON = {"optimizer.name": "muon"}
+
+
 def by_option(runs: list[Run], optimizer: bool) -> str:
   """Changed options: bits by seed beside those without the change.
 
@@ -81,16 +84,17 @@ def by_option(runs: list[Run], optimizer: bool) -> str:
 
   Args:
     runs: the data.
-    optimizer: whether of runs whose optimizer is changed, or of all others.
+    optimizer: whether of Muon alone, or of the options of a mixer with AdamW.
   """
   usual, changed = {}, {}
   for run in runs:
     key = run["mixer"], run["learning_rate"]
     if changes := run.get("changes"):
-      if ("optimizer.name" in changes) != optimizer:
+      if optimizer != (changes == _MUON):
         continue
-      name = ", ".join(f"`{k}={v}`" for k, v in changes.items())
-      changed.setdefault((*key, name), {})[run["seed"]] = run["bits"]
+      if not optimizer and "optimizer.name" in changes:
+        continue
+      changed.setdefault((*key, _named(changes)), {})[run["seed"]] = run["bits"]
     else:
       usual.setdefault(key, {})[run["seed"]] = run["bits"]
   rows = []
@@ -119,6 +123,45 @@ def by_option(runs: list[Run], optimizer: bool) -> str:
   ]
   rule = ["---", "---", "---:", "---", "---", "---"]
   return markdown(head, rule, *(row for *_, row in sorted(rows)))
+
+
+def tuned(runs: list[Run]) -> str:
+  """A mixer's own options with Muon: seed 0 chose one, other seeds had it."""
+  found: dict[str, dict[str, dict[int, float]]] = {}
+  for run in runs:
+    changes = run.get("changes", {})
+    if changes.items() >= _MUON.items():
+      own = {k: v for k, v in changes.items() if k not in _MUON}
+      of = found.setdefault(run["mixer"], {}).setdefault(_named(own), {})
+      of[run["seed"]] = run["bits"]
+  rows = []
+  for mixer, of in found.items():
+    first = {own: bits[0] for own, bits in of.items() if 0 in bits}
+    tried = sorted(first, key=lambda own: first[own])
+    best = tried[0]
+    rest = [bits for seed, bits in sorted(of[best].items()) if seed]
+    cells = [
+      f"{first['']:.3f}",
+      "; ".join(f"{own}: {first[own]:.3f}" for own in tried if own) or "-",
+      best or "as it stands",
+      ", ".join(f"{x:.3f}" for x in rest) or "-",
+      f"{np.mean(rest):.3f}" if rest else "-",
+    ]
+    rows.append((np.mean(rest) if rest else first[best], [mixer, *cells]))
+  head = [
+    "model",
+    "as it stands",
+    "changed",
+    "chosen",
+    "other seeds",
+    "their mean",
+  ]
+  rule = ["---", "---:", "---", "---", "---", "---:"]
+  return markdown(head, rule, *(row for _, row in sorted(rows)))
+
+
+def _named(changes: dict[str, Any]) -> str:
+  return ", ".join(f"`{k}={v}`" for k, v in changes.items())
 
 
 def markdown(*rows: list[str]) -> str:

@@ -126,6 +126,11 @@ def by_rate(folder: pathlib.Path) -> str:
   return rates.by_rate(length.lines(folder / "rates.jsonl"))
 
 
+def tuned(folder: pathlib.Path) -> str:
+  """Bits per byte with Muon and each mixer's own options."""
+  return rates.tuned(length.lines(folder / "rates.jsonl"))
+
+
 def by_option(folder: pathlib.Path, *, optimizer: bool = False) -> str:
   """Bits per byte of mixers with options changed, or with another optimizer."""
   runs = length.lines(folder / "rates.jsonl")
@@ -258,6 +263,7 @@ TABLES = {
   "lengths": time_by_length,
   "rates": by_rate,
   "options": by_option,
+  "tuned": tuned,
   "optimizers": functools.partial(by_option, optimizer=True),
   "quickstart": quickstart_positions,
   "quickstart carried": quickstart_carried,
