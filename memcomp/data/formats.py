@@ -1,7 +1,7 @@
 """The formats of documents: text, or conversations with a chat template."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,34 +29,13 @@ class Document(NamedTuple):
   spans: list[tuple[int, int]]
 
 
-class Format(Protocol):
-  """Reads and encodes documents."""
-
-  @property
-  def tokenizer(self) -> tokenizer_lib.Tokenizer:
-    """Tokenizer of the ids."""
-    ...
-
-  @property
-  def template(self) -> chat_template.Template | None:
-    """Template of conversations, whose answers alone count; None for text."""
-    ...
-
-  def check(self, files: Iterable[text.TextFile]) -> None:
-    """Raises UserError for a file that cannot have such documents."""
-    ...
-
-  def parse(self, where: str, record: Any) -> Any:
-    """Returns the content of a JSON line; raises UserError naming `where`."""
-    ...
-
-  def encode(self, where: str, content: Any) -> Document:
-    """Returns the document of a content; raises UserError naming `where`."""
-    ...
-
-
 class Text:
-  """Plain text; JSON lines have it in the field "text"."""
+  """Plain text; JSON lines have it in the field "text".
+
+  Attributes:
+    tokenizer: tokenizer of the ids.
+    template: none; see `Messages`.
+  """
 
   template = None
   parse = staticmethod(text.text_of)
@@ -65,16 +44,21 @@ class Text:
     self.tokenizer = tokenizer
 
   def check(self, files: Iterable[text.TextFile]) -> None:
-    """See `Format.check`."""
+    """Any file may have text."""
 
-  def encode(self, where: str, content: bytes) -> Document:
-    """See `Format.encode`."""
+  def encode(self, where: str, content: Any) -> Document:
+    """Returns the document of the bytes of a text."""
     ids = self.tokenizer.encode_bytes(content)
     return Document(ids, tokenizer_lib.measure(self.tokenizer, ids), [])
 
 
 class Messages:
-  """Conversations: JSON lines with the field "messages"."""
+  """Conversations: JSON lines with the field "messages".
+
+  Attributes:
+    tokenizer: tokenizer of the ids.
+    template: template of conversations, whose answers alone count.
+  """
 
   def __init__(
     self, tokenizer: tokenizer_lib.Tokenizer, template: chat_template.Template
@@ -83,7 +67,7 @@ class Messages:
     self.template = template
 
   def check(self, files: Iterable[text.TextFile]) -> None:
-    """See `Format.check`."""
+    """Raises UserError for a file that cannot have conversations."""
     for file in files:
       if not file.is_jsonl:
         raise errors.UserError(
@@ -92,7 +76,7 @@ class Messages:
         )
 
   def parse(self, where: str, record: Any) -> list[chat_template.Message]:
-    """See `Format.parse`."""
+    """Returns the messages of a JSON line; raises UserError naming `where`."""
     listed = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(listed, list) or not listed:
       raise errors.UserError(
@@ -110,10 +94,8 @@ class Messages:
       )
     return found
 
-  def encode(
-    self, where: str, content: list[chat_template.Message]
-  ) -> Document:
-    """See `Format.encode`."""
+  def encode(self, where: str, content: Any) -> Document:
+    """Returns the document of messages; raises UserError naming `where`."""
     try:
       parts = self.template.parts(content)
     except errors.UserError as error:
@@ -136,6 +118,9 @@ class Messages:
         if part.is_answer and len(ids)
       ],
     )
+
+
+Format = Text | Messages
 
 
 def check(format: str, template: str) -> None:

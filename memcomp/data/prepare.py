@@ -10,18 +10,18 @@ interrupted.
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from memcomp import cli, errors, limits, lock, paths
+from memcomp import cli, disk, errors, limits, paths
 from memcomp.data import chat_template as chat_template_lib
 from memcomp.data import formats, shards, sources, text, units
 from memcomp.data import progress as progress_lib
@@ -110,7 +110,13 @@ def prepare(
   # One unit makes about one shard: English text has some 4 bytes per token.
   bytes_per_token = 1 if loaded.vocab_size <= 256 else 4
   work = units.cut(files, shard_tokens * bytes_per_token)
-  with _locked(out), units.disk_errors(out):
+  with disk.clear_errors(f"--out: cannot write to {out}"):
+    os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
+  busy = f"--out: another prepare is writing to {out}"
+  with (
+    disk.locked(pathlib.Path(out, _LOCK), busy),
+    units.disk_errors(out),
+  ):
     _claim(corpus, of)
     todo = [unit for unit in work if not _is_done(out, unit, verify)]
     progress = progress_lib.Progress(corpus, work, todo)
@@ -218,26 +224,6 @@ def _find(source: str) -> list[text.TextFile]:
         "into data.source"
       )
   return text.find_all(listed)
-
-
-@contextlib.contextmanager
-def _locked(out: str) -> Iterator[None]:
-  """Locks a folder, which is created if missing."""
-  with contextlib.ExitStack() as stack:
-    try:
-      os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
-      stack.enter_context(lock.hold(os.path.join(out, _LOCK)))
-    except OSError as error:
-      raise errors.UserError(
-        f"--out: cannot write to {out} ({error.strerror}); name a folder that"
-        " can be written"
-      ) from error
-    except lock.HeldError as error:
-      raise errors.UserError(
-        f"--out: another prepare is writing to {out}: {error}; wait for it, or"
-        " name another folder"
-      ) from error
-    yield
 
 
 def _format(format: formats.Format) -> dict[str, Any]:
