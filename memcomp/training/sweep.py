@@ -96,9 +96,10 @@ def run(
       code = 128 - code
     if asked and not code:  # it ended before it heard
       code = 128 + asked
-    if asked or code in _STOPPED:
+    stopped = asked or code in _STOPPED
+    if stopped:
       print("stopped; the same command goes on", file=sys.stderr)
-    if asked or code in _STOPPED or code == errors.EXIT_BAD_INPUT:
+    if stopped or code == errors.EXIT_BAD_INPUT:
       _tell(failed, by_signal)
       return code
     if code:
