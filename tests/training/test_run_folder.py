@@ -89,6 +89,7 @@ def test_two_runs_in_one_folder(tmp_path, config):
 
 def test_a_folder_that_is_moved_in_mid_run(tmp_path, config, monkeypatch):
   """What is logged and saved from then on would be lost."""
+  config.training.checkpoint_every = 8
   folder, polls = tmp_path / "a", []
 
   def poll(_):
