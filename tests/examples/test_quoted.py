@@ -3,13 +3,16 @@
 import ast
 import pathlib
 import re
+import sys
 import textwrap
 
 import pytest
 
-from memcomp.models import pages
-
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks/pages"))
+
+import memory_pages as pages  # noqa: E402
+
 PAGES = (
   "README.md",
   "docs/index.md",

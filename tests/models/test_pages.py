@@ -1,15 +1,20 @@
 """The pages of the memories have the code's options and costs.
 
-After a change on purpose: python -m memcomp.models.pages
+After a change on purpose: python benchmarks/pages/memory_pages.py
 """
 
 import dataclasses
+import pathlib
 import re
+import sys
 
 import pytest
 
 from memcomp.layers import registry
-from memcomp.models import pages
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks/pages"))
+
+import memory_pages as pages
 
 PAGES = pages.pages()
 TEXTS = {name: path.read_text("utf-8") for name, path in PAGES.items()}
@@ -28,7 +33,7 @@ SECTIONS = [
 @pytest.mark.parametrize("name", PAGES)
 def test_tables_are_what_the_code_says(name):
   assert pages.filled(TEXTS[name]) == TEXTS[name], (
-    f"docs/{name}.md is old: python -m memcomp.models.pages"
+    f"docs/{name}.md is old: python benchmarks/pages/memory_pages.py"
   )
 
 

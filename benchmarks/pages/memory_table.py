@@ -1,6 +1,6 @@
 """Writes docs/memories.md, which compares all mixers and their costs.
 
-  python -m memcomp.models.table > docs/memories.md
+  python benchmarks/pages/memory_table.py > docs/memories.md
 
 Words and formulas are the `facts` of the ops; the mixers' configs compute the
 figures.
@@ -188,7 +188,7 @@ def markdown(head: list[str], body: list[tuple[str | int, ...]]) -> str:
 
 
 _PAGE = """\
-<!-- Written by `python -m memcomp.models.table > docs/memories.md`. -->
+<!-- Written by `benchmarks/pages/memory_table.py`. -->
 
 # All memories side by side
 
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
   """Prints the page; returns the exit code."""
   streams.prepare()
   argparse.ArgumentParser(
-    prog="python -m memcomp.models.table",
+    prog="python benchmarks/pages/memory_table.py",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   ).parse_args(argv)

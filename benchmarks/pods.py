@@ -1,8 +1,8 @@
 r"""Compiles training steps for pods that need not be attached, as a table.
 
-  python -m memcomp.compiling.table
-  python -m memcomp.compiling.table --names=lattice-350m --row_lengths=2048,8192
-  python -m memcomp.compiling.table --only_text
+  python benchmarks/pods.py
+  python benchmarks/pods.py --names=lattice-350m --row_lengths=2048,8192
+  python benchmarks/pods.py --only_text
 
 Run it from the repository's root; it needs the extra `aot`. Each row is one
 `train.py --compile_only` in a separate process, with half a million tokens per
@@ -157,7 +157,7 @@ _HEAD = """# Training steps compiled for pods
 The TPU compiler compiled each step for all chips of a topology. **None ran on a
 TPU**, so nothing here says how fast a step is. Tokens per step: {tokens:,}.
 
-    python -m memcomp.compiling.table
+    python benchmarks/pods.py
 
 Models are those of `configs/lm.py`. [Compile for pods](../pods.md) explains
 what is counted. `docs/results/pods.json` has more of each step: its settings,

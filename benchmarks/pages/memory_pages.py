@@ -1,11 +1,11 @@
 """Writes the tables of the memories' pages: costs and options.
 
-  python -m memcomp.models.pages
+  python benchmarks/pages/memory_pages.py
 
 A page docs/<memory>.md marks where a table belongs by two comments, for example
 `<!-- options: trellis -->` and `<!-- end -->`; what stands between them is
 replaced. Formulas are the `facts` of the ops, options the fields and docstrings
-of the layers' configs and the ops' Specs. Run it in a clone.
+of the layers' configs and the ops' Specs.
 """
 
 import argparse
@@ -15,9 +15,10 @@ import re
 import sys
 from typing import Any
 
+import memory_table as table
+
 from memcomp import streams
 from memcomp.layers import options, projection, registry
-from memcomp.models import table
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
   """Rewrites the tables in the pages; returns the exit code."""
   streams.prepare()
   argparse.ArgumentParser(
-    prog="python -m memcomp.models.pages",
+    prog="python benchmarks/pages/memory_pages.py",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   ).parse_args(argv)
