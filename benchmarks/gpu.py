@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 import gpu_goals
 import gpu_rivals
 import gpu_rows
+import hopper
 import jax
 import jax.numpy as jnp
 from absl import app, flags
@@ -51,7 +52,7 @@ from absl import app, flags
 from memcomp.compiling import flops
 from memcomp_kernels import dispatch
 from memcomp_kernels.pallas_gpu import device as device_lib
-from memcomp_kernels.testing import errors, gradients, hopper, memories
+from memcomp_kernels.testing import errors, gradients, memories
 
 _HOLDS_ALL = {"softmax_attention"}
 _TOLD_SEEN = {"softmax_attention", "key_value_means", "tensor_cache"}

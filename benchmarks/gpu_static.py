@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
+import hopper
 import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.pallas_gpu import device as device_lib
-from memcomp_kernels.testing import hopper
 
 
 def report(calls: Iterable[tuple[str, str, Callable, Callable]]) -> None:

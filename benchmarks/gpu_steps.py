@@ -12,6 +12,7 @@ import statistics
 import time
 from typing import Any
 
+import hopper
 import jax
 import numpy as np
 
@@ -22,7 +23,6 @@ from memcomp.training import feed
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
 from memcomp_kernels.pallas_gpu import device as device_lib
-from memcomp_kernels.testing import hopper
 
 MODELS = (
   ("softmax_attention", "library_gpu"),

@@ -7,11 +7,8 @@
 __all__ = [
   "checks",
   "errors",
-  "fences",
   "gradients",
-  "hopper",
   "memories",
   "memory",
-  "meshes",
   "tolerances",
 ]

@@ -9,6 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 import rotation
@@ -33,7 +34,6 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
-  meshes,
   tolerances,
 )
 

@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 import rotation
@@ -18,7 +19,6 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
-  meshes,
   tolerances,
 )
 

@@ -5,13 +5,19 @@ kernel was written: more is a change that somebody should look at.
 """
 
 import functools
+import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels.pallas_gpu import device
-from memcomp_kernels.testing import gradients, hopper, memories
+from memcomp_kernels.testing import gradients, memories
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "benchmarks"))
+
+import hopper
 
 pytestmark = [
   pytest.mark.aot_gpu,

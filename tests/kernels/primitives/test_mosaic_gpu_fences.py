@@ -1,5 +1,6 @@
 """GPU kernels commit what products and copies take from shared memory."""
 
+import fences
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +8,7 @@ import rotation
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels.pallas_gpu import device
-from memcomp_kernels.testing import fences, gradients, memories
+from memcomp_kernels.testing import gradients, memories
 
 CASES = {
   "delta_rule": {},

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import programs
 import pytest
@@ -16,7 +17,6 @@ from memcomp_kernels.testing import (
   errors,
   gradients,
   memories,
-  meshes,
   tolerances,
 )
 from memcomp_kernels.trellis import tilings

@@ -5,6 +5,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 import rotation
@@ -12,7 +13,7 @@ import test_trellis_mosaic_tpu as stale
 
 from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import device
-from memcomp_kernels.testing import errors, gradients, meshes, tolerances
+from memcomp_kernels.testing import errors, gradients, tolerances
 from memcomp_kernels.trellis import tilings
 
 SPEC = trellis.Spec(num_slots=16, gradient_at="token")
