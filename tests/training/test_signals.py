@@ -118,8 +118,8 @@ WRITER = """
 import fcntl, pathlib, signal, sys, termios, time
 from memcomp.training import signals
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-if sys.argv[2:]:
-  signal.signal(signal.SIGHUP, signal.SIG_IGN)
+nohup = sys.argv[2:]  # whatever this test itself is run by
+signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
 stop = signals.StopRequest()
 with stop:
   while not stop.requested:
