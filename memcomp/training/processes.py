@@ -181,7 +181,7 @@ def together(doing: str) -> Iterator[dict[str, str]]:
       differs = _differing(found[:, 1:])
       texts = None
       if not failed.size and any("config" in x for x in differs.values()):
-        texts = _gather(seen["config"])
+        texts = _gather(seen.get("config", ""))
       problem = problem or _difference(differs, len(found), seen, texts)
       if problem is None and failed.size:
         problem = errors.UserError(

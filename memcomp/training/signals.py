@@ -65,7 +65,7 @@ class StopRequest:
 
   def _watch(self, read: int) -> None:
     while number := os.read(read, 1):
-      if number[0] in self._before:
+      if number[0] in NAMES:
         self._request(signal.Signals(number[0]))
     os.close(read)
 

@@ -24,7 +24,8 @@ _OWN = ("config", "each", "seeds", "workdir")
 _STOPPED = (errors.EXIT_RESUMABLE, *(128 + s for s in signals.NAMES))
 """Exit codes of a run that the user has stopped."""
 
-_LATER_SECONDS = 1.0
+_LATER_SECONDS = 10.0
+"""Time for a run to end by the Ctrl-C that a terminal has sent it."""
 
 
 def run(
@@ -189,7 +190,8 @@ def _call(command: list[str]) -> tuple[int, int]:
       child.send_signal(number)
       return
     # A terminal sends Ctrl-C to both processes, `kill` to this one alone. Sent
-    # twice it aborts the run, so the child is asked by SIGTERM, and later.
+    # twice it would abort the run, so the child is asked by SIGTERM, and only if
+    # it has not ended by then.
     timer = threading.Timer(_LATER_SECONDS, child.terminate)
     timer.daemon = True
     timer.start()

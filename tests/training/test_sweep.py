@@ -194,6 +194,7 @@ def test_a_signal_reaches_the_run(tmp_path, number, code):
     "from memcomp.training import sweep\n"
     # Under nohup it would be ignored.
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    "sweep._LATER_SECONDS = 0.5\n"
     f"sys.exit(sweep.run([sys.executable, {str(child)!r}], [], config='c', names=['a', 'b'],"
     f" seeds=1, workdir=pathlib.Path({str(tmp_path)!r}), config_of=None))\n"
   )
