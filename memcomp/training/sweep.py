@@ -189,9 +189,9 @@ def _call(command: list[str]) -> tuple[int, int]:
     if number != signal.SIGINT:
       child.send_signal(number)
       return
-    # A terminal sends Ctrl-C to both processes, `kill` to this one alone. Sent
-    # twice it would abort the run, so the child is asked by SIGTERM, and only if
-    # it has not ended by then.
+    # A terminal sends Ctrl-C to both processes, `kill` to this one alone. A
+    # second one would abort the run, so the child is asked by SIGTERM, if it
+    # has not ended by then.
     timer = threading.Timer(_LATER_SECONDS, child.terminate)
     timer.daemon = True
     timer.start()
