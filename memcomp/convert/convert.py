@@ -255,4 +255,6 @@ def _write(out, config, opened, state, place, report) -> None:
       checkpoints.save(0, state, place, meta)
     workdir_lib.keep_tokenizer(folder, opened.tokenizer)
     integrity.replace_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
-    integrity.replace_text(folder / "config.json", config_lib.to_json(config))
+    integrity.replace_text(
+      folder / workdir_lib.CONFIG, config_lib.to_json(config)
+    )

@@ -203,10 +203,7 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   }
   if "value_residual" in fields:
     values["value_residual"] = "none"
-  try:
-    kind(**values).check()
-  except ValueError:
-    values.pop("rotary_dim", None)
+  chosen = set()
   for setting in filter(None, settings.split(",")):
     field, _, value = setting.partition("=")
     if field not in fields:
@@ -223,7 +220,20 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
           f"--mixer={text}: {field} takes {kind_of}, not {value!r}"
         ) from error
     values[field] = value
-  return kind(**values)
+    chosen.add(field)
+  mixer = kind(**values)
+  if "rotary_dim" in values.keys() - chosen and not _fits(mixer):
+    own = dataclasses.replace(mixer, rotary_dim=None)
+    return own if _fits(own) else mixer
+  return mixer
+
+
+def _fits(mixer: options.MixerConfig) -> bool:
+  try:
+    mixer.check()
+  except (TypeError, ValueError):
+    return False
+  return True
 
 
 def initial_params(config: decoder.DecoderConfig, seed: int) -> Any:

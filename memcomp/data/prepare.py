@@ -112,7 +112,7 @@ def prepare(
   work = units.cut(files, shard_tokens * bytes_per_token)
   with disk.clear_errors(f"--out: cannot write to {out}"):
     os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
-  busy = f"--out: another prepare is writing to {out}"
+  busy = f"--out: {out} is being written"
   with (
     disk.locked(pathlib.Path(out, _LOCK), busy),
     units.disk_errors(out),

@@ -1,11 +1,14 @@
 """Metrics: device numbers, log files, and the line on the terminal."""
 
+import contextlib
+import errno
 import json
 import math
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import numpy as np
@@ -91,12 +94,13 @@ class Log:
     Raises:
       UserError: the folder was removed or moved.
     """
-    if not self._path.exists():
-      raise errors.UserError(
-        f"{self._path.parent}: the run's folder was removed or moved in"
-        " mid-run; put it back, and the same command goes on from its last"
-        " checkpoint"
-      )
+    with disk.clear_errors(f"cannot write {self._path}"):
+      if not self._path.exists():
+        raise errors.UserError(
+          f"{self._path} is gone: it or the run's folder was removed or moved"
+          " in mid-run; put it back, and the same command goes on from the last"
+          " checkpoint"
+        )
 
   def write(self, record: dict[str, Any]) -> None:
     """Appends one object; numbers that are not finite become null.
@@ -226,22 +230,34 @@ class Progress:
       left = (self._steps - record["step"]) * self._seconds
       parts += [f"{speed:,.0f} tokens/s", f"{duration(left)} left"]
     line = "  ".join(parts)
-    self._stream.write(f"\r{line}\x1b[K" if self._live else line + "\n")
-    self._stream.flush()
+    with _gone_terminal():
+      self._stream.write(f"\r{line}\x1b[K" if self._live else line + "\n")
+      self._stream.flush()
     self._open = self._live
 
   def end(self) -> None:
     """Ends the line, so that the next output starts a new one."""
     if self._open:
-      self._stream.write("\n")
-      self._stream.flush()
       self._open = False
+      with _gone_terminal():
+        self._stream.write("\n")
+        self._stream.flush()
 
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *unused) -> None:
     self.end()
+
+
+@contextlib.contextmanager
+def _gone_terminal() -> Iterator[None]:
+  """Drops output to a terminal that is gone, before its SIGHUP is heard."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno != errno.EIO:
+      raise
 
 
 class Meter:

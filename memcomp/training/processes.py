@@ -172,15 +172,17 @@ def together(doing: str) -> Iterator[dict[str, str]]:
     except errors.UserError as error:
       problem = error
     if not is_alone():
-      # Always one exchange, whether or not the block completed: processes with
-      # different exchanges would wait for each other.
+      # The same exchanges in all, whether or not the block completed:
+      # processes with different ones would wait for each other. So what the
+      # first one found decides about the second, which is of the same code.
       digests = [_digest(seen.get(name)) for name in FACTS]
       mine = np.array([[problem is not None, 0], *digests], np.int32)
       found = multihost_utils.process_allgather(mine)
       failed = np.flatnonzero(found[:, 0, 0])
       differs = _differing(found[:, 1:])
       texts = None
-      if not failed.size and any("config" in x for x in differs.values()):
+      facts = {name for wrong in differs.values() for name in wrong}
+      if not failed.size and "config" in facts and "code" not in facts:
         texts = _gather(seen.get("config", ""))
       problem = problem or _difference(differs, len(found), seen, texts)
       if problem is None and failed.size:
@@ -255,7 +257,10 @@ def _difference(
       fields = workdir.differences(
         right, json.loads(configs[process]), words="{0} {2!r}, others {1!r}"
       )
-      facts[facts.index("config")] += f" ({'; '.join(fields[:_FIELDS])})"
+      shown = [line[:_SHORT] for line in fields[:_FIELDS]]
+      if more := len(fields) - len(shown):
+        shown.append(f"and {more} more")
+      facts[facts.index("config")] += f" ({'; '.join(shown)})"
     who.append(f"process {process} in its {' and '.join(facts)}")
   names = {name for wrong in differs.values() for name in wrong}
   here = [

@@ -47,9 +47,9 @@ def run(
       `workdir`.
 
   Returns:
-    An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when stopped by
-    SIGTERM or Ctrl-C and saved, `errors.EXIT_DIVERGED` when the loss stopped
-    being finite.
+    An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when stopped by a
+    signal (`signals.NAMES`) and saved, `errors.EXIT_DIVERGED` when the loss
+    stopped being finite.
 
   Raises:
     UserError: bad config, data, workdir, checkpoint or disk.

@@ -73,9 +73,11 @@ class StopRequest:
     if self.requested:
       if number != signal.SIGINT:
         return
-      print("\naborted; the last checkpoint stays", file=sys.stderr, flush=True)
+      with contextlib.suppress(OSError):
+        print(
+          "\naborted; the last checkpoint stays", file=sys.stderr, flush=True
+        )
       os._exit(130)
-    self.requested = NAMES[number]
     with contextlib.suppress(OSError):  # where nobody reads it any more
       print(
         f"\n{NAMES[number]}: finishing this step, then saving "
@@ -85,6 +87,7 @@ class StopRequest:
       )
     if number == signal.SIGHUP:
       _leave_terminal()
+    self.requested = NAMES[number]  # last: who sees it may print
 
 
 def _leave_terminal() -> None:

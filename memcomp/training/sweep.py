@@ -4,6 +4,7 @@ The same sweep again resumes: it skips trained and evaluated runs of the same
 config, and interrupted runs continue from their checkpoints.
 """
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -99,7 +100,8 @@ def run(
       code = 128 + asked
     stopped = asked or code in _STOPPED
     if stopped:
-      print("stopped; the same command goes on", file=sys.stderr)
+      with contextlib.suppress(OSError):  # of a terminal that is gone
+        print("stopped; the same command goes on", file=sys.stderr, flush=True)
     if stopped or code == errors.EXIT_BAD_INPUT:
       _tell(failed, by_signal)
       return code
@@ -203,10 +205,11 @@ def _call(command: list[str]) -> tuple[int, int]:
     number: signal.signal(number, pass_on) for number in signals.caught()
   }
   try:
-    return child.wait(), asked
+    code = child.wait()
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
+  return code, asked
 
 
 def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:

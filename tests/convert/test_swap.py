@@ -181,6 +181,11 @@ def test_a_mixer_is_written_as_a_flag():
   whole = dataclasses.replace(GROUPED, rotary_dim=8)
   assert swap.parse("key_value_means", whole).rotary_dim is None
   assert swap.parse("key_value_means", GROUPED).rotary_dim == 4
+  found = swap.parse("key_value_means:key_dim=16", whole)
+  assert (found.key_dim, found.rotary_dim) == (16, 8)
+  uneven = dataclasses.replace(GROUPED, value_dim=4)
+  found = swap.parse("test_time_training:value_dim=8", uneven)
+  assert found.rotary_dim == GROUPED.rotary_dim
   assert swap.parse("rwkv7", GROUPED).value_residual == "none"
 
 

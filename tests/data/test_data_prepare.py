@@ -176,7 +176,9 @@ def test_two_runs_at_once_are_refused(corpus, tmp_path):
   (tmp_path / "out").mkdir()
   with (
     lock.hold(tmp_path / "out/.lock"),
-    pytest.raises(errors.UserError, match="another prepare is writing"),
+    pytest.raises(
+      errors.UserError, match="is being written by a running process"
+    ),
   ):
     run(corpus, tmp_path / "out")
 

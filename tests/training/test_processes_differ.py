@@ -71,16 +71,20 @@ def test_of_two_the_first_is_right(monkeypatch):
 
 
 def test_of_three_the_most_are_right(monkeypatch):
-  other = noting(training_data="other", code="newer")
-  told = messages(
-    monkeypatch,
-    noting(config=json.dumps({"a": 1, "b": "x" * 300})),
-    other,
-    other,
-  )
+  longer = json.dumps({"a": 1, "b": "x" * 300})
+  first = noting(config=longer, versions="older")
+  other = noting(training_data="other", versions="newer")
+  told = messages(monkeypatch, first, other, other)
   for line in told:
     assert "process 0 in its config (b 'xx" in line
-    assert ", others '(absent)') and code and training data;" in line
+    assert ") and versions and training data; here: " in line
+    assert "x" * 250 not in line  # nobody wants to read a whole config
+
+
+def test_other_code_exchanges_no_more_than_is_known_of_it(monkeypatch):
+  """It may be of a version that would not answer."""
+  told = messages(monkeypatch, noting(), noting(config="{}", code="newer"))
+  assert all("process 1 in its config and code;" in line for line in told)
 
 
 def test_two_that_differ_in_other_things(monkeypatch):

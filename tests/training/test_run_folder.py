@@ -99,7 +99,7 @@ def test_a_folder_that_is_moved_in_mid_run(tmp_path, config, monkeypatch):
 
   with monkeypatch.context() as patch:
     patch.setattr(checkpoint.Checkpoints, "poll", poll)
-    with pytest.raises(errors.UserError, match="was removed or moved"):
+    with pytest.raises(errors.UserError, match="folder was removed or moved"):
       run.run(config, folder)
   assert len(polls) < 6  # long before it would have saved
   assert not folder.exists()
