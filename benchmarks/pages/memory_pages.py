@@ -8,7 +8,6 @@ replaced. Formulas are the `facts` of the ops, options the fields and docstrings
 of the layers' configs and the ops' Specs.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import re
@@ -17,7 +16,6 @@ from typing import Any
 
 import memory_table as table
 
-from memcomp import streams
 from memcomp.layers import options, projection, registry
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -113,12 +111,7 @@ def _default(config: Any, name: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
   """Rewrites the tables in the pages; returns the exit code."""
-  streams.prepare()
-  argparse.ArgumentParser(
-    prog="python benchmarks/pages/memory_pages.py",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  ).parse_args(argv)
+  table.begin(__doc__, argv)
   for path in pages().values():
     path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
   return 0

@@ -258,14 +258,17 @@ sequences of {lengths} tokens. A multiply-add counts as two.
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Prints the page; returns the exit code."""
+def begin(about: str | None, argv: list[str] | None) -> None:
+  """Reads the flags of a program that has none but `--help`."""
   streams.prepare()
   argparse.ArgumentParser(
-    prog="python benchmarks/pages/memory_table.py",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+    description=about, formatter_class=argparse.RawDescriptionHelpFormatter
   ).parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Prints the page; returns the exit code."""
+  begin(__doc__, argv)
   print(page(), end="")
   return 0
 

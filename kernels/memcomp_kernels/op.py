@@ -164,12 +164,7 @@ class Op:
       return contract.like(new_state, state), y.astype(inputs.query.dtype)
 
   def reference(
-    self,
-    state: Any,
-    inputs: Any,
-    *,
-    spec: Any,
-    **options: Any,
+    self, state: Any, inputs: Any, *, spec: Any, **options: Any
   ) -> tuple[Any, jax.Array]:
     """Scans `step` over time. This is the definition of the memory.
 
@@ -368,9 +363,8 @@ class Op:
 
   def _given(self, sizes: shapes.Sizes) -> dict[str, int]:
     """Returns the entries of `sizes` that `init_state` takes."""
-    return {
-      k: v for k, v in sizes.items() if k in (*shapes.SIZES, *self.options)
-    }
+    names = (*shapes.SIZES, *self.options)
+    return {k: v for k, v in sizes.items() if k in names}
 
   def _nothing(self, state: Any, inputs: Any, spec: Any) -> jax.Array:
     """Returns the outputs of a call without rows, tokens or heads."""

@@ -129,6 +129,26 @@ class Plan:
     return self.size - self.sink_tokens
 
 
+def plan_of(call: Any, size: int) -> Plan:
+  """The plan of a call with a window of `size` rows, sinks included.
+
+  Args:
+    call: a `dispatch.Call` whose state has a position, and whose Spec sinks.
+    size: number of rows of the window.
+  """
+  state = call.state
+  return plan(
+    call.segment_ids,
+    state.segment_id,
+    state.position,
+    call.reset.position,
+    time=call.inputs.query.shape[1],
+    size=size,
+    sink_tokens=call.spec.sink_tokens,
+    max_position=call.max_position,
+  )
+
+
 def plan(
   segment_ids: jax.Array | None,
   segment_id: jax.Array,

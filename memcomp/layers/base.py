@@ -176,10 +176,8 @@ class Mixer(nnx.Module):
     Raises:
       ValueError: `batch` or `length` is not an integer, 0 or more.
     """
-    owner = type(self).__name__
-    checks.count(owner, "batch", batch)
-    if length is not None:
-      checks.count(owner, "length", length)
+    for name, x in (("batch", batch), ("length", length or 0)):
+      checks.count(type(self).__name__, name, x)
     # The state never shares an array, so that a caller may donate it.
     held = {id(p) for p in jax.tree.leaves(nnx.state(self))}
 

@@ -32,16 +32,7 @@ def implementation(
 def _chunk(attend, call):
   state, inputs, spec, segment_ids = call[:4]
   size = state.keys.shape[2]
-  plan = window.plan(
-    segment_ids,
-    state.segment_id,
-    state.position,
-    state.position,
-    time=inputs.query.shape[1],
-    size=size,
-    sink_tokens=spec.sink_tokens,
-    max_position=0,
-  )
+  plan = window.plan_of(call, size)
   rows = state.keys, state.values
   joined = window.join(plan, rows, (inputs.key, inputs.value))
   run = None if segment_ids is None else plan.run

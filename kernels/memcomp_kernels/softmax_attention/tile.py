@@ -69,16 +69,7 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   reset_state, max_position = call.reset, call.max_position
   # New segments then start from a fresh state and inherit no tokens.
   fresh = max_position == 0 and call.reset_state is None
-  plan = window.plan(
-    segment_ids,
-    state.segment_id,
-    state.position,
-    reset_state.position,
-    time=inputs.query.shape[1],
-    size=state.keys.shape[2],
-    sink_tokens=spec.sink_tokens,
-    max_position=max_position,
-  )
+  plan = window.plan_of(call, state.keys.shape[2])
   rows = state.keys, state.values
   reset_rows = reset_state.keys, reset_state.values
   joined = window.join(plan, rows, (inputs.key, inputs.value))

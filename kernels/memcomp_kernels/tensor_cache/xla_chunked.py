@@ -43,19 +43,10 @@ def chunk(
     kernels: what runs local attention and memory; None for plain JAX.
   """
   kernels = kernels or Kernels(attention_tile.chunk, memory)
-  state, inputs, spec, segment_ids = call[:4]
-  reset_state, max_position = call.reset, call.max_position
+  state, inputs, spec = call[:3]
+  reset_state = call.reset
   local, new = _local_attention(kernels.attend, call)
-  plan = window.plan(
-    segment_ids,
-    state.segment_id,
-    state.position,
-    reset_state.position,
-    time=inputs.query.shape[1],
-    size=spec.window_size,
-    sink_tokens=spec.sink_tokens,
-    max_position=max_position,
-  )
+  plan = window.plan_of(call, spec.window_size)
   written, writes, routes = _writes(plan, state, reset_state, inputs, spec)
   inputs = window.compact(plan, inputs)
   carry, reads = kernels.memory(
