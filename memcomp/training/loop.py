@@ -1,5 +1,6 @@
 """The loop over steps: signals, files and clocks around the pure step."""
 
+import contextlib
 import pathlib
 import sys
 import time
@@ -104,7 +105,7 @@ def train(
       last = number == training.steps
       evaluated = _due(number, training.evaluate_every)
       window.before(number - 1)
-      asked = request and request(bool(stop.requested))
+      asked = request and request(bool(stop.requested or progress.unread))
       if batch.tokens.shape not in shapes:
         watch.rest()
         shapes.add(batch.tokens.shape)
@@ -136,7 +137,8 @@ def train(
         watch.beat(number)
       checkpoints.poll()
       # Read once: a signal between two reads would stop without a save.
-      stopped = record.stop if request else bool(stop.requested)
+      cause = stop.requested or progress.unread
+      stopped = record.stop if request else bool(cause)
       saving = _due(number, training.checkpoint_every) or last or stopped
       if saving:
         record.drain()
@@ -152,18 +154,22 @@ def train(
       if stopped and not last:
         checkpoints.wait()
         progress.end()
-        print(
-          f"{stop.requested or 'another process was stopped'}: saved step "
-          f"{number} in {run.workdir}; the same "
-          "command goes on from there",
-          file=sys.stderr,
-          flush=True,
-        )
+        _say_saved(cause or "another process was stopped", number, run.workdir)
         return errors.EXIT_RESUMABLE
       if following:
         batch, place = following
     checkpoints.wait()
   return 0
+
+
+def _say_saved(cause: str, number: int, workdir: pathlib.Path) -> None:
+  with contextlib.suppress(OSError):  # stderr may be the pipe, too
+    print(
+      f"{cause}: saved step {number} in {workdir}; the same command goes on "
+      "from there",
+      file=sys.stderr,
+      flush=True,
+    )
 
 
 def token_bytes(

@@ -1,6 +1,5 @@
 """Metrics: device numbers, log files, and the line on the terminal."""
 
-import contextlib
 import errno
 import json
 import math
@@ -8,12 +7,11 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any, TextIO
 
 import numpy as np
 
-from memcomp import disk, errors
+from memcomp import disk, errors, streams
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.training import processes
 
@@ -192,10 +190,15 @@ def number(value: float | None, digits: int) -> str:
 
 
 class Progress:
-  """A line that updates itself on a terminal; one line per record elsewhere."""
+  """A line that updates itself on a terminal; one line per record elsewhere.
+
+  Attributes:
+    unread: why to stop if the reader of a pipe has ended (`| head`), else "".
+  """
 
   def __init__(self, steps: int, stream: TextIO | None = None):
     """Starts the clock of a run of `steps`."""
+    self.unread = ""
     self._steps = steps
     self._stream = sys.stdout if stream is None else stream
     self._live = self._stream.isatty()
@@ -230,34 +233,31 @@ class Progress:
       left = (self._steps - record["step"]) * self._seconds
       parts += [f"{speed:,.0f} tokens/s", f"{duration(left)} left"]
     line = "  ".join(parts)
-    with _gone_terminal():
-      self._stream.write(f"\r{line}\x1b[K" if self._live else line + "\n")
-      self._stream.flush()
+    self._write(f"\r{line}\x1b[K" if self._live else line + "\n")
     self._open = self._live
 
   def end(self) -> None:
     """Ends the line, so that the next output starts a new one."""
     if self._open:
       self._open = False
-      with _gone_terminal():
-        self._stream.write("\n")
-        self._stream.flush()
+      self._write("\n")
+
+  def _write(self, text: str) -> None:
+    try:
+      self._stream.write(text)
+      self._stream.flush()
+    except BrokenPipeError:
+      streams.drop_output()
+      self.unread = "the output has no reader"
+    except OSError as error:
+      if error.errno != errno.EIO:  # a terminal that is gone; SIGHUP follows
+        raise
 
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *unused) -> None:
     self.end()
-
-
-@contextlib.contextmanager
-def _gone_terminal() -> Iterator[None]:
-  """Drops output to a terminal that is gone, before its SIGHUP is heard."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno != errno.EIO:
-      raise
 
 
 class Meter:

@@ -113,6 +113,25 @@ def test_sigterm_to_the_evaluation_of_a_run(tmp_path):
   assert (tmp_path / "run/eval/results.json").exists()
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_a_pipe_without_reader(tmp_path, both):
+  """A run whose output nobody reads any more saves, and can go on."""
+  config = training_cases.write_config(tmp_path, training_cases.LEAKY)
+  steps = "--config.training.steps=100000"
+  with training_cases.start(config, tmp_path / "run", steps) as process:
+    while not (line := process.stdout.readline()).startswith("step"):
+      assert line, process.communicate()
+    process.stdout.close()
+    if both:
+      process.stderr.close()
+    assert process.wait(timeout=240) == errors.EXIT_RESUMABLE
+    if not both:
+      err = process.stderr.read()
+      assert err.startswith("the output has no reader: saved step "), err
+  saved = [int(x.name) for x in (tmp_path / "run/checkpoints").iterdir()]
+  assert max(saved) == training_cases.curve(tmp_path / "run")[-1]["step"]
+
+
 # Writes to its terminal until it is asked to stop, and then to a file.
 WRITER = """
 import contextlib, fcntl, pathlib, signal, sys, termios, time
