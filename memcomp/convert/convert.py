@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import config as config_lib
@@ -145,13 +146,6 @@ def convert(
       report["validation"]["distilled"] = score(
         "distilled", config.model, params
       )
-      # Errors are of before a step: this tells what the last one did.
-      last = report["validation"]["distilled"]
-      if last and not math.isfinite(last["nats"]):
-        raise errors.UserError(
-          "distillation diverged at its last step; lower"
-          " --distill_learning_rate"
-        )
     # Initial memories are parameters, too.
     carry = state_lib.initial_carry(
       config,
@@ -224,25 +218,32 @@ def _distill(made, params, teacher, feed, steps: int, log: dict):
   trained, opt_state = made.start(params)
   shown = progress.Progress("distilling, steps", steps)
   place = feed.place()
+
+  def record(number: int, found: jax.Array) -> None:
+    log[number] = [round(float(x), 6) for x in found]
+    print(
+      f"step {number}: relative squared error by layer"
+      f" {' '.join(f'{x:.4f}' for x in log[number])}",
+      flush=True,
+    )
+    if not all(x < float("inf") for x in log[number]):
+      raise errors.UserError(
+        f"distillation diverged at step {number}; lower --distill_learning_rate"
+      )
+
   for number, (batch, after) in enumerate(itertools.islice(feed, steps)):
     place = after
     trained, opt_state, found = made.step(
       trained, opt_state, params, teacher, batch
     )
-    if number % LOG_EVERY == 0 or number == steps - 1:
-      log[number] = [round(float(x), 6) for x in found]
-      print(
-        f"step {number}: relative squared error by layer"
-        f" {' '.join(f'{x:.4f}' for x in log[number])}",
-        flush=True,
-      )
-      if not all(x < float("inf") for x in log[number]):
-        raise errors.UserError(
-          f"distillation diverged at step {number}; lower"
-          " --distill_learning_rate"
-        )
+    if number % LOG_EVERY == 0:
+      record(number, found)
     shown.advance()
-  return distill.replaced(params, trained), place
+  # Errors are of before a step: one more, not kept, tells what the last did.
+  result = jax.tree.map(jnp.copy, trained)
+  *_, found = made.step(trained, opt_state, params, teacher, batch)
+  record(steps, found)
+  return distill.replaced(params, result), place
 
 
 def _write(out, config, opened, state, place, report) -> None:

@@ -209,7 +209,7 @@ def test_mistakes_are_told_and_leave_nothing(source, tmp_path, flags, message):
 
 @pytest.mark.slow
 def test_a_last_step_that_diverges_is_told(source, tmp_path):
-  with pytest.raises(errors.UserError, match="diverged at its last step"):
+  with pytest.raises(errors.UserError, match="diverged at step 1"):
     convert.convert(
       source / "llama",
       tmp_path / "out",
