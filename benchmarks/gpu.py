@@ -51,7 +51,7 @@ from absl import app, flags
 
 from memcomp.compiling import flops
 from memcomp_kernels import dispatch
-from memcomp_kernels.pallas_gpu import device as device_lib
+from memcomp_kernels.pallas_gpu import tile_kernel
 from memcomp_kernels.testing import errors, gradients, memories
 
 _HOLDS_ALL = {"softmax_attention"}
@@ -271,7 +271,7 @@ def main(argv: list[str]) -> None:
   if not on_gpu:
     print("no GPU: small, kernels interpreted; times are of no use")
   rows, failed = gpu_rows.Rows(_JSON.value), False
-  with device_lib.tried():
+  with tile_kernel.tried():
     if names:
       failed = run_all(rows, device, names, shapes, every)
     if _ALL.value or _STEPS.value:

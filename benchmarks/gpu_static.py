@@ -6,7 +6,7 @@ import hopper
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.pallas_gpu import device as device_lib
+from memcomp_kernels.pallas_gpu import tile_kernel
 
 
 def report(calls: Iterable[tuple[str, str, Callable, Callable]]) -> None:
@@ -27,7 +27,7 @@ def report(calls: Iterable[tuple[str, str, Callable, Callable]]) -> None:
       return jnp.sum(jnp.square(run(state, inputs).astype(jnp.float32)))
 
     given = jax.eval_shape(arguments)
-    with device_lib.lowered():
+    with tile_kernel.lowered():
       found = hopper.compile_for(jax.grad(loss, argnums=1), *given)
     # Called with chunks under way and without: one row each.
     for kernel in dict.fromkeys(found):

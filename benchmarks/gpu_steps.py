@@ -22,7 +22,7 @@ from memcomp.compiling import flops
 from memcomp.training import feed
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
-from memcomp_kernels.pallas_gpu import device as device_lib
+from memcomp_kernels.pallas_gpu import tile_kernel
 
 MODELS = (
   ("softmax_attention", "library_gpu"),
@@ -114,7 +114,7 @@ def static(lengths: tuple[int, ...] = LENGTHS) -> None:
     for memory, form in MODELS:
       config = experiment(memory, form, length, small=False)
       mesh = sharding.make_mesh(config.mesh, [hopper.device()])
-      with jax.set_mesh(mesh), device_lib.lowered():
+      with jax.set_mesh(mesh), tile_kernel.lowered():
         state = state_lib.abstract_state(config, mesh)
         batch = feed.abstract_batch(config, mesh)
         traced = step_lib.jitted(config, mesh).trace(state, batch)

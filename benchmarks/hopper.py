@@ -2,7 +2,7 @@
 
 It shows what XLA, Mosaic GPU and NVIDIA's assembler make of a program. It does
 not show how long the program takes. Kernels are lowered inside
-`pallas_gpu.device.lowered`.
+`pallas_gpu.tile_kernel.lowered`.
 """
 
 import contextlib

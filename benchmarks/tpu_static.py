@@ -44,7 +44,7 @@ from memcomp_kernels.key_value_means import tile as key_value_means_tile
 from memcomp_kernels.key_value_means.pallas_tpu import (
   engine as key_value_means_tpu,
 )
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import errors
 
 _MEMORY = flags.DEFINE_list(
@@ -115,7 +115,7 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
   """The row of a kernel."""
   whole, given = whole_pass(case)
   function, own = tpu_cases.kernel_alone(case) or (whole, given)
-  with device.compiled():
+  with launch.compiled():
     traced = jax.make_jaxpr(function)(*own)
     aot.compile_for(case.topology, function, *own)
     results = jax.eval_shape(whole, *given)
@@ -137,7 +137,7 @@ def count_kernel(case: Case, folder: pathlib.Path) -> dict:
 
 def count_around(case: Case) -> dict:
   """The row of what stands around a kernel: preparing, layouts."""
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(case.topology, *_flat(whole_pass(case)))
   cycles = tpu_schedule.estimated_cycles(compiled.as_text(), 1)
   return {"cycles_per_token_head": round(cycles / _tokens(case), 3)}
@@ -206,7 +206,7 @@ def error(case: Case) -> float:
     return backward(operands, saved, cotangents).inputs
 
   truth = jax.jit(lambda x: run(form_lib.ENGINE, x))(wide)
-  with device.interpreted():
+  with launch.interpreted():
     ours = jax.jit(lambda x: run(case.engine, x))(given)
   pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True)
   return float(max(errors.relative_rms(a, b) for a, b in pairs))
@@ -230,7 +230,7 @@ def _error_of_tile(case: Case) -> float:
     lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, given
   )
   truth = jax.jit(whole_pass(case, xla=True)[0])(*wide)[1]
-  with device.interpreted():
+  with launch.interpreted():
     return float(errors.relative_rms(jax.jit(function)(*given)[1], truth))
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import memcomp_kernels
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import memories
 
 HOME = str(pathlib.Path(memcomp_kernels.__file__).parent) + "/"
@@ -36,7 +36,7 @@ def entered(function: Callable, *arguments) -> dict[str, set[str]]:
       path = code.co_filename.removeprefix(HOME)
       found.setdefault(path, set()).add(code.co_qualname)
 
-  with device.compiled("v6e"):
+  with launch.compiled("v6e"):
     sys.setprofile(note)
     try:
       jax.eval_shape(function, *arguments)

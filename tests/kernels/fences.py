@@ -20,7 +20,7 @@ def missing(function: Callable[..., Any], *arguments: Any) -> list[str]:
   """Returns uses of shared memory that was not committed, each once.
 
   Bodies of loops are walked twice, and all branches are. Call it where kernels
-  may be lowered, that is inside `pallas_gpu.device.lowered`.
+  may be lowered, that is inside `pallas_gpu.tile_kernel.lowered`.
 
   Args:
     function: a function that calls kernels.

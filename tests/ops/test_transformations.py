@@ -19,8 +19,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from memcomp_kernels import FRESH, derivative, gated_delta_rule, lattice
 from memcomp_kernels.math import solver
-from memcomp_kernels.pallas_gpu import device as gpu
-from memcomp_kernels.pallas_tpu import device as tpu
+from memcomp_kernels.pallas_gpu import tile_kernel as gpu
+from memcomp_kernels.pallas_tpu import launch as tpu
 from memcomp_kernels.testing import errors, gradients, memories, tolerances
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "use.md"

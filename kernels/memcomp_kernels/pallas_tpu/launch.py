@@ -1,24 +1,83 @@
-"""Runs a TPU kernel over a grid, within the VMEM that it may use.
+"""Says where a TPU kernel can run, and runs it over a grid, within its VMEM.
 
 Operands, results and scratch are dictionaries of pytrees. An entry that is None
 has no block, and the kernel gets None for it.
 """
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels import contract
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels import contract, dispatch
 
 LIMIT = 64 * 2**20
 """Bytes that a kernel may use; v5e and v6e have 128 MiB, v5p has 64 MiB."""
 
 Named = Mapping[str, Any]
+
+_MODE: contextvars.ContextVar[Any] = contextvars.ContextVar(
+  "mosaic_tpu", default=None
+)
+
+
+@contextlib.contextmanager
+def interpreted(**params) -> Iterator[None]:
+  """Context in which kernels run in the interpreter, on any platform.
+
+  Args:
+    **params: Arguments of `pltpu.InterpretParams`, such as detect_races=True.
+  """
+  token = _MODE.set(pltpu.InterpretParams(**params))
+  try:
+    yield
+  finally:
+    _MODE.reset(token)
+
+
+@contextlib.contextmanager
+def compiled(kind: str | None = None) -> Iterator[None]:
+  """Context in which kernels are lowered for TPUs, on any devices.
+
+  Args:
+    kind: Kind of TPU that kernels are lowered for, such as "v5e"; None for any.
+  """
+  token = _MODE.set(("compile", kind))
+  try:
+    yield
+  finally:
+    _MODE.reset(token)
+
+
+def interpret() -> Any:
+  """Returns the `interpret` argument for a `pallas_call` in this context."""
+  mode = _MODE.get()
+  return False if mode is None or isinstance(mode, tuple) else mode
+
+
+def device_kind() -> str | None:
+  """Returns the TPU kind that kernels are for, such as "v5e", or None.
+
+  None means that the kind is unknown.
+  """
+  mode = _MODE.get()
+  if isinstance(mode, tuple):
+    return mode[1]
+  names = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+  return names.get(dispatch.current_device_kind())
+
+
+def unavailable() -> str | None:
+  """Returns why kernels cannot run here, or None if they can."""
+  platform = dispatch.current_platform()
+  if _MODE.get() is None and platform != "tpu":
+    return f"it is a TPU kernel, and the devices in use are of {platform}"
+  return None
 
 
 def num_bytes(arrays: Named, specs: Named, scratch: Named) -> int:
@@ -122,7 +181,7 @@ def run(
       vmem_limit_bytes=LIMIT,
     ),
     name=name,
-    interpret=device.interpret(),
+    interpret=interpret(),
   )(*given)
   structure = jax.tree.structure(list(results.values()))
   outputs = jax.tree.unflatten(structure, outputs)

@@ -20,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from memcomp_kernels import contract, derivative, dispatch, window
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.softmax_attention import fresh, reference, tile
 
 # Least and greatest tokens per block. The cost of a token is that of its tile's
@@ -87,7 +87,7 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
     head_shards=1,
     q_seq_shards=1,
     residual_checkpoint_name=derivative.SAVED,
-    interpret=bool(device.interpret()),
+    interpret=bool(launch.interpret()),
   )
 
 
@@ -164,7 +164,7 @@ def attend(
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernel cannot run a call, or None if it can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   if reason := fresh.unsupported(call):
     return reason

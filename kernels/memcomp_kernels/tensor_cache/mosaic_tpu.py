@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.pallas_tpu.affine import engine, prepared
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import affine_form, tile
@@ -44,7 +44,7 @@ ENGINES = (
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   if reason := affine_form.unsupported(call.spec):
     return reason

@@ -17,7 +17,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.pallas_gpu import device, smem
+from memcomp_kernels.pallas_gpu import smem, tile_kernel
 from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.testing import errors, gradients, memories
 
@@ -66,7 +66,7 @@ def check(name, spec, given, ids=None, *, gradient=True, **mode):
   )
   expected = on_cpu(function(xla, spec, ids), given)
   kernels = implementation(name, "mosaic_gpu")
-  with device.tried(**mode):
+  with tile_kernel.tried(**mode):
     actual = of(function(kernels, spec, ids), given)
   errors.assert_no_worse(actual, expected, truth)
 
@@ -136,7 +136,7 @@ def lower(name, spec, given):
   def both(*given):
     return gradients.value_and_gradients(kernels, given)
 
-  with device.lowered():
+  with tile_kernel.lowered():
     traced = jax.jit(both).trace(*given)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -168,12 +168,12 @@ def test_tensor_cache_lowers(name):
 
 
 def test_tried_on_a_gpu_is_not_interpreted(monkeypatch):
-  monkeypatch.setattr(device, "unavailable", lambda: "no GPU")
-  with device.tried(detect_races=True):
-    assert device.interpret().detect_races
-  monkeypatch.setattr(device, "unavailable", lambda: None)
-  with device.tried(detect_races=True):
-    assert device.interpret() is False
+  monkeypatch.setattr(tile_kernel, "unavailable", lambda: "no GPU")
+  with tile_kernel.tried(detect_races=True):
+    assert tile_kernel.interpret().detect_races
+  monkeypatch.setattr(tile_kernel, "unavailable", lambda: None)
+  with tile_kernel.tried(detect_races=True):
+    assert tile_kernel.interpret() is False
 
 
 def test_says_why_not(monkeypatch):
@@ -188,7 +188,7 @@ def test_says_why_not(monkeypatch):
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk(state, inputs)
-  with device.lowered():
+  with tile_kernel.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(state, wide)

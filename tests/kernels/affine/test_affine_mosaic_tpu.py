@@ -13,7 +13,7 @@ import pytest
 import rotation
 
 from memcomp_kernels.chunking import form
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -70,7 +70,7 @@ def both(name, given, segment_ids=None, gradient=True, **mode):
 
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return (
       run(programs.direct(functions["xla_chunked"])),
       run(programs.direct(functions["mosaic_tpu"])),
@@ -129,7 +129,7 @@ def test_says_why_not():
     chunk(inputs)
   mixed = inputs._replace(key=inputs.key.astype("bfloat16"))
   with (
-    device.interpreted(),
+    launch.interpreted(),
     pytest.raises(NotImplementedError, match="must all be bfloat16"),
   ):
     chunk(mixed)

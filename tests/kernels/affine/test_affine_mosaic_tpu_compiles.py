@@ -8,7 +8,7 @@ import pytest
 
 from memcomp_kernels import aot
 from memcomp_kernels.chunking import form
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import memories
 
 SPECS = {"delta_rule": "gated", "state_space_duality": "shared"}
@@ -70,7 +70,7 @@ def gradient(name, key_dim, value_dim, tile_time):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -86,7 +86,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   for name in ("affine_forward", "affine_backward"):
     assert name in compiled.as_text(), name

@@ -22,7 +22,7 @@ from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import tile as delta_tile
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.pallas_tpu.affine import prepared
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import tile as duality_tile
@@ -168,7 +168,7 @@ def run(
     )
     return floats(new), outputs
 
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
@@ -268,7 +268,7 @@ def test_under_shard_map(calls):
   state, fresh = (
     memory.make_state(jax.random.key(i), spec, **sizes) for i in (1, 2)
   )
-  with device.interpreted():
+  with launch.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       delta_api.chunk,
       (state, fresh, inputs),

@@ -11,7 +11,7 @@ import pytest
 from memcomp_kernels import aot, state_space_duality
 from memcomp_kernels import delta_rule as delta_api
 from memcomp_kernels.chunking import form
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 
 CASES = [  # kernel, heads that share a key, key dim, value dim, tile
   ("outer", 1, 64, 64, 64),
@@ -76,7 +76,7 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -92,7 +92,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   for name in kernels(case[0]):
     assert name in compiled.as_text(), name
@@ -133,7 +133,7 @@ def test_no_copies_around_the_kernels():
     return jnp.sum(jnp.square(layer(x, weights).astype(jnp.float32)))
 
   gradients = jax.grad(objective, argnums=(0, 1))
-  with device.compiled():
+  with launch.compiled():
     text = aot.compile_for("v5e:2x2", gradients, x, weights).as_text()
   assert all(name in text for name in kernels("outer"))
   copies = [

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from memcomp_kernels import aot, dispatch, key_value_means
 from memcomp_kernels.key_value_means import budgets, xla_chunked
 from memcomp_kernels.key_value_means.pallas_tpu import engine
-from memcomp_kernels.pallas_tpu import device, launch
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.parallel import shard
 from memcomp_kernels.testing import (
   errors,
@@ -60,7 +60,7 @@ def arguments(
 
 
 def values(chunk, spec, given, **call):
-  with device.interpreted():
+  with launch.interpreted():
     run = programs.direct(chunk)
     return jax.jit(lambda *x: run(*x, spec=spec, **call))(*given)
 
@@ -74,7 +74,7 @@ def assert_agree(spec, given, mode=None, *, gradient=True, **call):
 
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
-  with device.interpreted(**(mode or {})):
+  with launch.interpreted(**(mode or {})):
     actual, expected = run(engine.chunk), run(xla_chunked.chunk)
   for a, b, bound, part in zip(
     actual,
@@ -149,7 +149,7 @@ def test_under_shard_map():
     )
     return chunk(state, inputs, spec=SPEC, implementation="mosaic_tpu")
 
-  with device.interpreted():
+  with launch.interpreted():
     expected = jax.jit(chunk)(state, inputs)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("fsdp", "tensor"))):
@@ -171,7 +171,7 @@ def test_says_why_not():
     chunk(state, SPEC)
   short = dataclasses.replace(SPEC, chunk_size=96)
   with (
-    device.interpreted(),
+    launch.interpreted(),
     pytest.raises(NotImplementedError, match="not a multiple of 128"),
   ):
     chunk(arguments(short, 3)[0], short)
@@ -201,7 +201,7 @@ def gradient(dim, capacity=None):
 
 def test_lowers():
   function, given = gradient(64)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(*given)
   assert 'kernel_name = "kvm_tile"' in exported.mlir_module()
 
@@ -209,7 +209,7 @@ def test_lowers():
 def test_a_block_that_cannot_fit_says_so():
   function, given = gradient(64, capacity=2**15)
   with (
-    device.compiled(),
+    launch.compiled(),
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(function, *given)
@@ -223,10 +223,10 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
   def kernels(limit):
     monkeypatch.setattr(launch, "LIMIT", limit)
     chunk = functools.partial(key_value_means.chunk, spec=spec)
-    with device.interpreted():
+    with launch.interpreted():
       return str(jax.make_jaxpr(chunk)(*given)).count("name=kvm_tile")
 
-  with device.interpreted():
+  with launch.interpreted():
     monkeypatch.setattr(launch, "LIMIT", 0)
     reason = engine.unsupported(dispatch.Call(*given, spec)) or ""
   (needed,) = re.findall(r"needs ([\d,]+) bytes", reason)
@@ -241,6 +241,6 @@ def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):
 )
 def test_compiles(topology, dim):
   function, given = gradient(dim)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(topology, function, *given)
   assert "kvm_tile" in compiled.as_text()

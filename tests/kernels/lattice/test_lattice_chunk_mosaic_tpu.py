@@ -14,7 +14,7 @@ import rotation
 
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice.pallas_tpu import engine
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -62,7 +62,7 @@ def run(implementation, spec, given, ids=None, *, gradient=True, **mode):
       implementation=implementation,
     )
 
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
@@ -192,7 +192,7 @@ def test_under_shard_map(is_wide, calls):
   state, fresh, inputs = arguments(SPEC, 32)
   low = inputs.log_decay.at[:, 20].set(-200.0)
   inputs = inputs._replace(log_decay=low if is_wide else inputs.log_decay)
-  with device.interpreted():
+  with launch.interpreted():
     _, actual = meshes.alone_and_over_a_mesh(
       lattice.chunk,
       (state, fresh, inputs),

@@ -16,7 +16,7 @@ import rotation
 from memcomp_kernels import dispatch, lattice
 from memcomp_kernels.lattice import tile
 from memcomp_kernels.lattice.pallas_gpu import engine
-from memcomp_kernels.pallas_gpu import device
+from memcomp_kernels.pallas_gpu import tile_kernel
 from memcomp_kernels.testing import errors, gradients, memories
 
 STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
@@ -53,7 +53,7 @@ def run(chunk, spec, given, ids=None, *, gradient=True, **mode):
   def function(state, fresh, inputs):
     return chunk(state, inputs, spec=spec, segment_ids=ids, reset_state=fresh)
 
-  with device.tried(**mode):
+  with tile_kernel.tried(**mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
@@ -173,7 +173,7 @@ def test_lowers(value_dim):
     )
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with device.lowered():
+  with tile_kernel.lowered():
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert text.count("mosaic_gpu_v2") >= 4
@@ -184,7 +184,7 @@ def test_says_why_not(monkeypatch):
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     lattice.chunk(state, inputs, spec=SPEC, implementation="mosaic_gpu")
-  with device.lowered():
+  with tile_kernel.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       lattice.chunk(state, wide, spec=SPEC, implementation="mosaic_gpu")

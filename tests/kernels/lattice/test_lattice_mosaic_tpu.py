@@ -11,7 +11,7 @@ import rotation
 
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import tilings
-from memcomp_kernels.pallas_tpu import device, pairs
+from memcomp_kernels.pallas_tpu import launch, pairs
 from memcomp_kernels.testing import (
   errors,
   gradients,
@@ -72,7 +72,7 @@ def both(
 
     return gradients.value_and_gradients(function, arguments, gradient=gradient)
 
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return run(expected), run("mosaic_tpu")
 
 
@@ -154,7 +154,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(base):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(TOKEN, 4, batch=2)
-  with device.interpreted():
+  with launch.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       lattice.chunk,
       (state, fresh, inputs),
@@ -201,7 +201,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk()
-  with device.interpreted():
+  with launch.interpreted():
     sparse = dataclasses.replace(TOKEN, sparsity=0.1)
     with pytest.raises(
       NotImplementedError, match=r"no kernel for sparsity=0\.1"

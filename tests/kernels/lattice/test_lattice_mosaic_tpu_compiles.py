@@ -9,7 +9,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import aot, lattice
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 
 SPECS = {
   "token": lattice.Spec(gradient_at="token"),
@@ -80,7 +80,7 @@ def gradient(meaning, head_dim, *, fresh=False):
 def test_lowers(meaning, count):
   """With chunks, for whole ones and for those that began before."""
   function, arguments = gradient(meaning, 64)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -104,7 +104,7 @@ def test_compiles(topology, case):
   # Those of any position once: of v6e's narrow heads.
   fresh = (topology, head_dim) != ("v6e:2x2", 64)
   function, arguments = gradient(meaning, head_dim, fresh=fresh)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   for name in kernels(meaning):
     assert name in compiled.as_text(), name

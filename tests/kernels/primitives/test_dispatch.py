@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import dispatch
-from memcomp_kernels.pallas_gpu import device as gpu
-from memcomp_kernels.pallas_tpu import device as tpu
+from memcomp_kernels.pallas_gpu import tile_kernel as gpu
+from memcomp_kernels.pallas_tpu import launch as tpu
 from memcomp_kernels.testing import gradients, memories
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.pallas_gpu import device
+from memcomp_kernels.pallas_gpu import tile_kernel
 from memcomp_kernels.testing import gradients, memories
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "benchmarks"))
@@ -98,7 +98,7 @@ def test_compiles(case):
     _, output = run(state, inputs, spec=spec)
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with device.lowered():
+  with tile_kernel.lowered():
     kernels = hopper.compile_for(
       jax.grad(loss, argnums=1), *jax.eval_shape(arguments)
     )

@@ -7,7 +7,7 @@ import pytest
 import rotation
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.pallas_gpu import device
+from memcomp_kernels.pallas_gpu import tile_kernel
 from memcomp_kernels.testing import gradients, memories
 
 CASES = {
@@ -46,7 +46,7 @@ def program(case, packed=False, time=130):
 
 
 def missing(*case, **kwargs):
-  with device.lowered():
+  with tile_kernel.lowered():
     return fences.missing(*program(*case, **kwargs))
 
 
@@ -63,7 +63,7 @@ def test_none_is_missing(case, packed):
 @pytest.mark.parametrize("case", rotation.cases(CASES, ["state_space_duality"]))
 def test_programs_whose_numbers_have_64_bits(case):
   function, *given = program(case)
-  with jax.enable_x64(True), device.lowered():
+  with jax.enable_x64(True), tile_kernel.lowered():
     traced = jax.jit(function).trace(*given)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert "mosaic_gpu" in text

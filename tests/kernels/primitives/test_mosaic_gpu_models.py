@@ -12,7 +12,7 @@ from memcomp.models import presets
 from memcomp.training import feed, step
 from memcomp.training import state as state_lib
 from memcomp_kernels import dispatch
-from memcomp_kernels.pallas_gpu import device
+from memcomp_kernels.pallas_gpu import tile_kernel
 
 AFFINE = {
   "affine_writes",
@@ -49,7 +49,7 @@ def one_layer(
 def lowered(config: config_lib.Config) -> set[str]:
   """The GPU kernels of a training step."""
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  with jax.set_mesh(mesh), device.lowered():
+  with jax.set_mesh(mesh), tile_kernel.lowered():
     state = state_lib.abstract_state(config, mesh)
     batch = feed.abstract_batch(config, mesh)
     traced = step.jitted(config, mesh).trace(state, batch)

@@ -12,7 +12,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import derivative, dispatch, softmax_attention
-from memcomp_kernels.pallas_tpu import device as device_lib
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.softmax_attention import fresh, library_gpu
 from memcomp_kernels.testing import errors, gradients, memories, subjects
 
@@ -103,7 +103,7 @@ def test_splash_equals_the_xla_form(name):
   spec, time, changes, with_ids = CASES[name]
   ids = packed(time) if with_ids else None
   given = arguments(spec, time, **changes)
-  with device_lib.interpreted():
+  with launch.interpreted():
     found = run("library_tpu", spec, given, ids)
   expected = run("xla_chunked", spec, given, ids)
   subjects.assert_agree(found, expected, name, "float32")
@@ -118,7 +118,7 @@ def test_splash_in_bfloat16():
   spec = softmax_attention.Spec()
   given = arguments(spec, 128, dtype="bfloat16")
   exact = run("xla_chunked", spec, gradients.cast(given, "float32"))
-  with device_lib.interpreted():
+  with launch.interpreted():
     found = run("library_tpu", spec, given)
   usual = run("xla_chunked", spec, given)
   assert found[0][1].dtype == jnp.bfloat16
@@ -144,7 +144,7 @@ def test_splash_that_is_kept_runs_forward_once():
     def loss(inputs):
       return jnp.sum(jnp.square(outputs(inputs)))
 
-    with device_lib.interpreted():
+    with launch.interpreted():
       jaxpr = jax.make_jaxpr(jax.grad(loss))(inputs)
     return str(jaxpr).count("name=splash_mha_fwd_residuals")
 
@@ -296,7 +296,7 @@ def test_precision_of_products(dtype):
     )
     return jnp.sum(y.astype(jnp.float32))
 
-  with device_lib.compiled():
+  with launch.compiled():
     text = str(jax.make_jaxpr(jax.grad(objective))(inputs))
   wanted = "HIGHEST" if dtype == "float32" else "DEFAULT"
   assert text.count("pallas_call[") == 3  # forward; keys and values; queries

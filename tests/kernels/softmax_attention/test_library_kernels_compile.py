@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memcomp_kernels import aot, softmax_attention
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.parallel import shard
 
 BATCH, HEADS, KV_HEADS = 2, 8, 4
@@ -69,7 +69,7 @@ BLOCKS = softmax_attention.Spec(window_size=768, chunk_size=384)
 
 
 def test_lowers():
-  with device.compiled():
+  with launch.compiled():
     function = gradient(
       FULL, 64, 300, softmax_attention.chunk, implementation="library_tpu"
     )

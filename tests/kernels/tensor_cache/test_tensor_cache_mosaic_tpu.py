@@ -10,7 +10,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import contract, dispatch, tensor_cache
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.softmax_attention import library_tpu
 from memcomp_kernels.tensor_cache import mosaic_tpu, xla_chunked
 from memcomp_kernels.testing import (
@@ -71,7 +71,7 @@ def run(memory, spec, given, ids=None, *, gradient=True, **mode):
       kernels=xla_chunked.Kernels(no_attention, memory),
     )
 
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
 
@@ -155,7 +155,7 @@ def test_packed_bfloat16_can_fall_back_on_the_xla_form():
     )[1]
 
   state = tensor_cache.init_state(spec, **sizes)
-  with device.interpreted():
+  with launch.interpreted():
     y = jax.eval_shape(call, state, inputs, jnp.ones((2, 128), jnp.int32))
   assert y.dtype == jnp.bfloat16
 
@@ -165,7 +165,7 @@ def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   spec = SPECS["outer"]
   state, _, inputs = arguments(spec, 16)
-  with device.interpreted():
+  with launch.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       tensor_cache.chunk,
       (state, None, inputs),
@@ -202,7 +202,7 @@ def test_the_window_goes_by_splash_attention(monkeypatch):
       implementation=name,
     )
 
-  with device.interpreted():
+  with launch.interpreted():
     expected = chunk("xla_chunked", max_position=0)
     actual = chunk("mosaic_tpu", max_position=0)
     errors.assert_close(actual, expected, 1e-5, "splash")
@@ -228,5 +228,5 @@ def test_says_why_not(changes, reason):
   inputs = MEMORY.make_inputs(jax.random.key(0), spec, time=3, **sizes)
   with pytest.raises(NotImplementedError, match="in use are of cpu"):
     tensor_cache.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
-  with device.interpreted(), pytest.raises(NotImplementedError, match=reason):
+  with launch.interpreted(), pytest.raises(NotImplementedError, match=reason):
     tensor_cache.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")

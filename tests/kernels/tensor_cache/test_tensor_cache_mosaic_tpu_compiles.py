@@ -7,7 +7,7 @@ import programs
 import pytest
 
 from memcomp_kernels import aot, tensor_cache
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.tensor_cache import mosaic_tpu
 from memcomp_kernels.testing import memories
 
@@ -68,7 +68,7 @@ def gradient(name, dim):
 )
 def test_lowers(case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )
@@ -84,7 +84,7 @@ def test_lowers(case):
 )
 def test_compiles(topology, case):
   function, arguments = gradient(*case)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(topology, function, *arguments)
   text = compiled.as_text()
   for name in kernels(case[0]):
@@ -101,7 +101,7 @@ def test_a_block_that_cannot_fit_says_so():
     )
   )
   with (
-    device.compiled(),
+    launch.compiled(),
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(

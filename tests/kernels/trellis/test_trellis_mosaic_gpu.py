@@ -15,7 +15,7 @@ import rotation
 
 from memcomp_kernels import dispatch, trellis
 from memcomp_kernels.math import activations
-from memcomp_kernels.pallas_gpu import device, rows, smem
+from memcomp_kernels.pallas_gpu import rows, smem, tile_kernel
 from memcomp_kernels.testing import checks, errors, gradients, memories
 from memcomp_kernels.trellis.pallas_gpu import engine
 
@@ -67,7 +67,7 @@ def check(
   on_cpu = gradients.on_cpu(of)
   truth = on_cpu(run(trellis.reference), gradients.cast(given, jnp.float32))
   expected = on_cpu(run(XLA), given)
-  with device.tried(**mode):
+  with tile_kernel.tried(**mode):
     actual = of(run(programs.direct(engine.chunk)), given)
   found = actual, expected, truth
   if not of_start:
@@ -194,7 +194,7 @@ def test_sweeps_that_overflow(strength, finite):
     after, _ = chunk(state, inputs, spec=spec, reset_state=fresh)
     return after.key_memory
 
-  with device.tried():
+  with tile_kernel.tried():
     actual = memory(programs.direct(engine.chunk))
   if finite:
     errors.assert_close(
@@ -269,7 +269,7 @@ def test_lowers(spec, kernels, dim, slots):
     )
     return jnp.sum(jnp.square(output.astype(jnp.float32)))
 
-  with device.lowered():
+  with tile_kernel.lowered():
     traced = jax.jit(jax.grad(loss)).trace(inputs)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
   assert text.count("mosaic_gpu_v2") == kernels
@@ -297,7 +297,7 @@ def test_says_why_not(monkeypatch):
   state, _, inputs = arguments(SPEC, 8)
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk(SPEC, inputs, state)
-  with device.lowered():
+  with tile_kernel.lowered():
     wide = inputs._replace(query=inputs.query.astype(jnp.float32))
     with pytest.raises(NotImplementedError, match="must all be bfloat16"):
       chunk(SPEC, wide, state)

@@ -11,7 +11,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import trellis
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -84,7 +84,7 @@ def run(
 
 def both(*given, gradient=True, **mode):
   """Of the XLA form and of the kernels."""
-  with device.interpreted(**mode):
+  with launch.interpreted(**mode):
     return tuple(
       run(name, *given, gradient=gradient)
       for name in ("xla_chunked", "mosaic_tpu")
@@ -236,7 +236,7 @@ def test_the_range_of_decays_chooses_the_form():
         tiling=tiling,
       )
 
-    with device.interpreted():
+    with launch.interpreted():
       return jax.jit(function)(*given)
 
   expected, bound = values("xla_chunked"), tolerances.VALUE["float32"]
@@ -269,7 +269,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = arguments(SPEC, 32, batch=2, heads=16)
-  with device.interpreted():
+  with launch.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       trellis.chunk,
       (state, fresh, inputs),
@@ -289,7 +289,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
 
   with pytest.raises(NotImplementedError, match="devices in use are of cpu"):
     chunk()
-  with device.interpreted():
+  with launch.interpreted():
     odd = dataclasses.replace(SPEC, chunk_size=24)
     with pytest.raises(NotImplementedError, match="chunk_size=24 must be"):
       chunk(odd)
@@ -307,7 +307,7 @@ def test_blocks_that_cannot_fit_say_how_much_they_need():
     spec, 512, heads=12, key_dim=128, value_dim=128, dtype="bfloat16"
   )
   with (
-    device.interpreted(),
+    launch.interpreted(),
     pytest.raises(NotImplementedError, match=r"needs [\d,]+ bytes of VMEM"),
   ):
     big = tiling(units=12, chunks=64)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import aot, trellis
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 
 SHAPES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # head dim, chunk
 HEADS, TIME = 4, 512
@@ -73,7 +73,7 @@ def gradient(spec, *, fresh=False, **keywords):
 )
 def test_lowers(head_dim, chunk):
   spec = trellis.Spec(chunk_size=chunk)
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(gradient(spec)), platforms=["tpu"])(
       *arguments(spec, head_dim)
     )
@@ -98,7 +98,7 @@ def test_compiles(topology, case):
   head_dim, chunk, decay = case
   spec = trellis.Spec(chunk_size=chunk)
   tiling = trellis.Tiling(decay=decay)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(
       topology,
       gradient(spec, fresh=True, tiling=tiling),
@@ -112,7 +112,7 @@ def test_compiles(topology, case):
 @needs_compiler
 def test_compiles_from_any_position():
   spec = trellis.Spec(chunk_size=64)
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(
       "v5e:2x2",
       gradient(spec, tiling=trellis.Tiling(decay="safe")),
@@ -127,7 +127,7 @@ TOKEN = trellis.Spec(gradient_at="token")
 
 @pytest.mark.slow
 def test_per_token_lowers():
-  with device.compiled():
+  with launch.compiled():
     exported = jax.export.export(jax.jit(gradient(TOKEN)), platforms=["tpu"])(
       *arguments(TOKEN, 64)
     )
@@ -143,7 +143,7 @@ def test_per_token_lowers():
   generations.spread([64, 128], slow=lambda dim: dim == 64),
 )
 def test_per_token_compiles(topology, head_dim):
-  with device.compiled():
+  with launch.compiled():
     compiled = aot.compile_for(
       topology, gradient(TOKEN), *arguments(TOKEN, head_dim)
     )
@@ -189,7 +189,7 @@ def test_no_copies_around_the_kernel():
     )
     return jnp.reshape(y, (1, TIME, -1)) @ weights["output"]
 
-  with device.compiled():
+  with launch.compiled():
     text = aot.compile_for("v5e:2x2", layer, state, x, weights).as_text()
   large = TIME * HEADS * dim
   copies = [

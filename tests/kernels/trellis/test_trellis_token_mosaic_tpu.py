@@ -12,7 +12,7 @@ import rotation
 import test_trellis_mosaic_tpu as stale
 
 from memcomp_kernels import trellis
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import errors, gradients, tolerances
 from memcomp_kernels.trellis import tilings
 
@@ -93,7 +93,7 @@ def test_a_state_handed_on_inside_a_tile():
       outputs.append(y)
     return carried, jnp.concatenate(outputs, axis=1)
 
-  with device.interpreted():
+  with launch.interpreted():
     errors.assert_close(
       run([0, 5, 21]), run([0, 21]), tolerances.VALUE["float32"], "handed on"
     )
@@ -113,7 +113,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(gradient):
 def test_under_shard_map():
   """Rows and heads over a mesh: each device runs a kernel of its own."""
   state, fresh, inputs = stale.arguments(SPEC, 16, batch=2, heads=16)
-  with device.interpreted():
+  with launch.interpreted():
     alone, over = meshes.alone_and_over_a_mesh(
       trellis.chunk,
       (state, fresh, inputs),
@@ -131,7 +131,7 @@ def test_what_cannot_be_done_says_why():
   def chunk(spec=SPEC, inputs=inputs, state=state):
     return trellis.chunk(state, inputs, spec=spec, implementation="mosaic_tpu")
 
-  with device.interpreted():
+  with launch.interpreted():
     three = stale.arguments(SPEC, 16, heads=3)
     with pytest.raises(NotImplementedError, match="heads must divide by 8"):
       chunk(inputs=three[2], state=three[0])

@@ -16,7 +16,7 @@ from memcomp_kernels.key_value_means import (
   xla_chunked,
 )
 from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
-from memcomp_kernels.pallas_tpu import device
+from memcomp_kernels.pallas_tpu import launch
 
 
 def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
@@ -26,7 +26,7 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   state, inputs, spec = call[:3]
   if spec.chunk_size % tilings.LANES:

@@ -17,7 +17,7 @@ from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.lattice import reference, tile
 from memcomp_kernels.lattice.pallas_gpu import backward, forward
 from memcomp_kernels.lattice.pallas_gpu import chunk as chunk_lib
-from memcomp_kernels.pallas_gpu import device, full_tiles
+from memcomp_kernels.pallas_gpu import full_tiles, tile_kernel
 
 
 def _turned(memories: form_lib.Memories) -> jax.Array:
@@ -136,7 +136,7 @@ chunk = chunked.by_kernels(form, tile.lay)
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := tile_kernel.unavailable():
     return reason
   inputs, spec = call.inputs, call.spec
   if not spec.stale:

@@ -23,7 +23,7 @@ from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
-from memcomp_kernels.pallas_tpu import device, pairs
+from memcomp_kernels.pallas_tpu import launch, pairs
 from memcomp_kernels.pallas_tpu.affine import engine
 from memcomp_kernels.pallas_tpu.affine import plan as affine_plan
 
@@ -259,7 +259,7 @@ chunk = chunked.by_kernels(
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   inputs, spec, tiling = call.inputs, call.spec, call.tiling
   if spec.sparsity:

@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels import affine, contract, dispatch
 from memcomp_kernels.chunking import prepared_engine
-from memcomp_kernels.pallas_gpu import device, smem, tile_kernel
+from memcomp_kernels.pallas_gpu import smem, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
 COLUMNS = 64
@@ -349,7 +349,7 @@ ENGINE, CHUNK_ENGINE = prepared_engine.engines(forward, backward)
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := tile_kernel.unavailable():
     return reason
   inputs = call.inputs
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels import affine, contract, dispatch
 from memcomp_kernels.chunking import prepared_engine
-from memcomp_kernels.pallas_tpu import blocks, device, launch
+from memcomp_kernels.pallas_tpu import blocks, launch
 
 HEADS, TILES = 12, 4
 """Maximum heads and tiles per grid step.
@@ -319,6 +319,6 @@ ENGINE, CHUNK_ENGINE = prepared_engine.engines(forward, backward)
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")

@@ -17,7 +17,7 @@ from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.pallas_gpu import device, full_tiles, rows
+from memcomp_kernels.pallas_gpu import full_tiles, rows, tile_kernel
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_gpu import (
   reads,
@@ -285,7 +285,7 @@ def _several(spec: reference.Spec, time: int) -> bool:
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := tile_kernel.unavailable():
     return reason
   inputs, spec = call.inputs, call.spec
   if spec.value_readout_phi:

@@ -24,7 +24,7 @@ from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.pallas_tpu import activations, device
+from memcomp_kernels.pallas_tpu import activations, launch
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_tpu import call as call_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
@@ -47,7 +47,9 @@ def _plan(
   value_dim = inputs.value.shape[-1]
   token = not spec.stale
   tiling = getattr(form.tiling, direction)
-  tiling = tiling or tilings.kernel(direction, device.kind(), token=token)
+  tiling = tiling or tilings.kernel(
+    direction, launch.device_kind(), token=token
+  )
   tile = form.tile_time if token else None
   unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
   units = heads // unit.heads
@@ -314,7 +316,7 @@ chunk = chunked.by_kernels(form, tile.lay_for_kernels)
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
-  if reason := device.unavailable():
+  if reason := launch.unavailable():
     return reason
   inputs, spec = call.inputs, call.spec
   if spec.value_readout_phi:
