@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import decay, matmul
+from memcomp_kernels.math import decay
 
 
 class Tile(NamedTuple):
@@ -112,9 +113,9 @@ def outer_tile(
   """
   dtype, groups = query.dtype, query.shape[1]
   factors = decay.decay_factors(log_decay)
-  scores = matmul.product("bgtk,bgik->bgti", query, key, dtype)
+  scores = contract.product("bgtk,bgik->bgti", query, key, dtype)
   share = split_heads(factors.between, groups) * scores[:, :, None]
-  output = matmul.product(
+  output = contract.product(
     "bgnti,bgniv->bgntv", share, split_heads(written, groups), dtype
   )
   return Tile(
@@ -140,7 +141,7 @@ def run(
   """
   error, output = meet(memory if start is None else start, tile)
   groups = tile.key.shape[1]
-  written = matmul.product(
+  written = contract.product(
     "bgik,bgniv->bgnkv",
     tile.key,
     split_heads(error, groups),
@@ -154,10 +155,12 @@ def meet(memory: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array]:
   """Returns E and Y, each `[batch, heads, tile, value]`."""
   dtype, groups = tile.query.dtype, tile.query.shape[1]
   grouped = split_heads(memory, groups)
-  read = matmul.product("bgtk,bgnkv->bgntv", tile.query, grouped, dtype)
+  read = contract.product("bgtk,bgnkv->bgntv", tile.query, grouped, dtype)
   error = tile.write
   if tile.erase is not None:
-    error = error - matmul.product("bhtk,bhkv->bhtv", tile.erase, memory, dtype)
+    error = error - contract.product(
+      "bhtk,bhkv->bhtv", tile.erase, memory, dtype
+    )
   return error, add_read(tile, join_heads(read))
 
 

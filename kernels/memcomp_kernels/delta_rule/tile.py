@@ -23,7 +23,7 @@ from memcomp_kernels import affine, contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference
-from memcomp_kernels.math import decay, delta, matmul
+from memcomp_kernels.math import decay, delta
 
 
 def prepare(
@@ -33,7 +33,7 @@ def prepare(
   del tiling
   query, key = inputs.query, inputs.key
   dtype = query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   wide = jnp.promote_types(dtype, jnp.float32)
   value, log_decay, rate = (
     x.astype(wide)

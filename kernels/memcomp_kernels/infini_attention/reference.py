@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 import jax
 
 from memcomp_kernels import contract
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 from memcomp_kernels.softmax_attention import reference as attention

@@ -19,9 +19,10 @@ zeros and write nothing.
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference
-from memcomp_kernels.math import delta, matmul
+from memcomp_kernels.math import delta
 
 
 def run(
@@ -57,11 +58,11 @@ def run(
 
   def met(x):
     """Returns reads of M', sums with eps, and shares of the rows above."""
-    old = matmul.product("bhtk,bhkv->bhtv", x, start, dtype)
+    old = contract.product("bhtk,bhkv->bhtv", x, start, dtype)
     old, sums = old[..., :-1], old[..., -1:] + spec.eps
     if spec.stale:
       return old, sums, None
-    shares = matmul.product("bhtk,bhik->bhti", x, key, dtype)
+    shares = contract.product("bhtk,bhik->bhti", x, key, dtype)
     shares = jnp.where(jnp.tril(jnp.ones((time, time), bool), -1), shares, 0)
     return old, sums + jnp.sum(shares, axis=-1, keepdims=True), shares
 
@@ -73,7 +74,7 @@ def run(
       written = delta.solve(shares / sums, written)
   read, sums, shares = met(query)
   if shares is not None:
-    read += matmul.product("bhti,bhiv->bhtv", shares, written, dtype)
-  memory += matmul.product("bhik,bhiv->bhkv", key, written, dtype)
+    read += contract.product("bhti,bhiv->bhtv", shares, written, dtype)
+  memory += contract.product("bhik,bhiv->bhkv", key, written, dtype)
   normalizer += jnp.sum(key.astype(normalizer.dtype), axis=2)
   return (memory, normalizer), read / sums, None

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
+from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import reference, tilings
-from memcomp_kernels.math import matmul
 
 ROUTE = "key_value_means_route"
 """Name of the values that a backward pass should keep, so as not to reroute."""
@@ -97,7 +97,7 @@ def new_targets(
   state.
   """
   keys, _ = weighed(block, appended, spec)
-  scores = matmul.product(
+  scores = contract.product(
     "bhcd,bhid->bhci",
     block.keys,
     layer_norm(keys, state, spec),
@@ -120,7 +120,7 @@ def route(
 ) -> Route:
   """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
   state, block = lax.stop_gradient((state, block))
-  known = matmul.product(
+  known = contract.product(
     "bhcd,bhrd->bhcr",
     block.keys,
     layer_norm(state.keys, state, spec),
@@ -208,4 +208,4 @@ def _add_by_index(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
 def _add_by_product(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
   """Computes `_add_by_index` as a product with one-hot rows."""
   taken = row[..., None] == jnp.arange(x.shape[2])
-  return x + matmul.product("bhcr,bhc...->bhr...", taken, new, x.dtype)
+  return x + contract.product("bhcr,bhc...->bhr...", taken, new, x.dtype)

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import reference, rows
-from memcomp_kernels.math import matmul
 
 
 def leaving(state: reference.State, spec: reference.Spec) -> rows.Block:
@@ -152,7 +152,7 @@ def read(
   spec: reference.Spec,
 ) -> jax.Array:
   """Returns the read of chunk `index`: `[batch, heads, chunk, value]`, wide."""
-  product = functools.partial(matmul.product, dtype=query.dtype)
+  product = functools.partial(contract.product, dtype=query.dtype)
   live = rows.indices(state) < state.length[:, None]
   if spec.value_radius:
     size = jnp.maximum(reference.length(state.values), spec.radius_eps)

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.lattice import columns
-from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.options import (
   at_least,
   not_negative,

@@ -38,7 +38,7 @@ from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.lattice import columns, reference, tilings
 from memcomp_kernels.lattice.per_token import tile as tile_lib
-from memcomp_kernels.math import channel_decay, matmul
+from memcomp_kernels.math import channel_decay
 
 _SCAN_BLOCK = 32  # tokens between two saved states of a scan
 
@@ -116,7 +116,7 @@ def run(
   """
   del tiling
   dtype, time = inputs.query.dtype, inputs.query.shape[-2]
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   S, start = memories[0], starts[0]
   block = min(time, tilings.BLOCK_TIME)
   inputs = _pad(inputs, block)

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels.math import decay, matmul
+from memcomp_kernels import contract
+from memcomp_kernels.math import decay
 from memcomp_kernels.options import at_least, option, options
 
 
@@ -202,9 +203,9 @@ def read(
   """
   near, far = _scores(factors, query, writes, dtype)
   blocked = into_blocks(values, near.shape[-1])
-  output = matmul.product("bhnri,bhnid->bhnrd", near, blocked, dtype)
+  output = contract.product("bhnri,bhnid->bhnrd", near, blocked, dtype)
   if far is not None:
-    output = output + matmul.product("bhnri,bhid->bhnrd", far, values, dtype)
+    output = output + contract.product("bhnri,bhid->bhnrd", far, values, dtype)
   return output.reshape(values.shape)
 
 
@@ -235,7 +236,7 @@ def read_into(
   found = jnp.sum(own[..., None] * pairs, axis=-2)
   if factors.to_block is not None:
     earlier = factors.to_block * writes[..., None, :, :]
-    earlier = matmul.product("bhnri,bhnim->bhnrm", rows, earlier, dtype)
+    earlier = contract.product("bhnri,bhnim->bhnrm", rows, earlier, dtype)
     found = found + factors.from_block * earlier
   return found.reshape(*found.shape[:-3], time, -1)
 
@@ -248,7 +249,7 @@ def _scores(factors, query, writes, dtype):
   near = jnp.sum(queries[..., :, None, :] * pairs, axis=-1)
   if factors.to_block is None:
     return near, None
-  far = matmul.product(
+  far = contract.product(
     "bhnrm,bhnim->bhnri",
     queries * factors.from_block,
     factors.to_block * writes[..., None, :, :],

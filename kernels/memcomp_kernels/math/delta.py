@@ -23,8 +23,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import derivative
-from memcomp_kernels.math import matmul
+from memcomp_kernels import contract, derivative
 
 _BLOCK = 16  # rows of a diagonal block
 
@@ -38,7 +37,7 @@ def _solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
     target: `[..., time, value]`, of the same dtype; leading axes broadcast.
   """
   product = functools.partial(
-    matmul.product, "...ti,...iv->...tv", dtype=target.dtype
+    contract.product, "...ti,...iv->...tv", dtype=target.dtype
   )
   time = target.shape[-2]
   starts = range(0, time, _BLOCK)
@@ -88,7 +87,7 @@ def _backward(residuals, d_u):
   # The transposed system runs from the last token to the first.
   transposed = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
   d_target = jnp.flip(_solve(transposed, jnp.flip(d_u, -2)), -2)
-  pairs = matmul.product("...tv,...iv->...ti", d_target, u, u.dtype)
+  pairs = contract.product("...tv,...iv->...ti", d_target, u, u.dtype)
   d_coupling = -jnp.tril(pairs, -1)
   return _sum_to(d_coupling, coupling), _sum_to(d_target, target)
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.options import (
   at_least,
   not_negative,

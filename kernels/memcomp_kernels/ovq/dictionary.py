@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 
 if TYPE_CHECKING:
   from memcomp_kernels.ovq import reference

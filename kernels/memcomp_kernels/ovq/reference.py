@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.options import at_least, at_most, one_of, option, options
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 

@@ -16,7 +16,6 @@ from jax import lax
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import matmul
 from memcomp_kernels.ovq import dictionary as dictionary_lib
 from memcomp_kernels.ovq import reference
 
@@ -94,7 +93,7 @@ def run(
   *rows, keys, values, taken = memories
   D = dictionary_lib.Dictionary(*rows)
   query = laid.inputs.query
-  product = functools.partial(matmul.product, dtype=query.dtype)
+  product = functools.partial(contract.product, dtype=query.dtype)
   here = laid.taken > 0
   keys = jnp.where(here, laid.inputs.key.astype(keys.dtype), keys)
   values = jnp.where(here, laid.inputs.value.astype(values.dtype), values)

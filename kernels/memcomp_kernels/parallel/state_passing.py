@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, window
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 
 Chunk = Callable[..., tuple[Any, ...]]
 HandOff = Callable[..., tuple[Any, ...]]

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import channel_decay, delta, matmul
+from memcomp_kernels.math import channel_decay, delta
 from memcomp_kernels.rwkv7 import reference
 
 TILING = channel_decay.Tiling(block_time=4)
@@ -75,7 +75,7 @@ def run(
   """
   del starts, complete
   dtype = inputs.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   (S,) = memories
   r, k, v, kappa, log_decay, a = (x.astype(S.dtype) for x in inputs)
   b = a * kappa

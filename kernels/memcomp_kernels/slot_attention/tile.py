@@ -25,7 +25,7 @@ from jax import lax
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import channel_decay, matmul
+from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import reference
 
 
@@ -97,7 +97,7 @@ def run(
   """
   del starts, complete
   inputs, dtype = laid.inputs, laid.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   K, V, *totals = memories
   q, k, v = inputs.query, inputs.key, inputs.value
   if inputs.log_decay is not None:

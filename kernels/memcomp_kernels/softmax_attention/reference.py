@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, window
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.options import (
   at_least,
   not_negative,

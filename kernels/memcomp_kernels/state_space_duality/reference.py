@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.math.matmul import einsum
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.options import at_least, option, options
 from memcomp_kernels.shapes import If
 

@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import affine, dispatch, window
+from memcomp_kernels import affine, contract, dispatch, window
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import delta, matmul
+from memcomp_kernels.math import delta
 from memcomp_kernels.softmax_attention import tile as attention_tile
 from memcomp_kernels.tensor_cache import reference, tile, xla_chunked
 
@@ -206,7 +206,7 @@ def _by_chunk(tokens, spec) -> affine.Tile:
 
 def _evicted(tokens, spec) -> affine.Tile:
   dtype = tokens.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   survival, rate = tile.survival(tokens)
   before, after = survival[..., :-1, :], survival[..., 1:, :]
   read = after if spec.read_after_write else before

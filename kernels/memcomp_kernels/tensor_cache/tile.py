@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
-from memcomp_kernels.math import decay, delta, matmul
+from memcomp_kernels.math import decay, delta
 from memcomp_kernels.tensor_cache import reference
 
 # Work within a tile grows with its length, work between tiles falls with it.
@@ -133,7 +133,7 @@ def run(
     query's dtype.
   """
   dtype = tokens.query.dtype
-  dot = functools.partial(matmul.product, dtype=dtype)
+  dot = functools.partial(contract.product, dtype=dtype)
   origin = _latest(places.starts)
   begin = _latest(None if places.phase is None else places.phase == 0)
   sums = None

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import decay, matmul, solver
+from memcomp_kernels.math import decay, solver
 from memcomp_kernels.test_time_training import inner, reference, rows, tilings
 
 
@@ -70,7 +70,7 @@ def run(
     of the solve, `[batch, heads]`, None if there is no system.
   """
   dtype = inputs.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   layers, norm_scale, norm_bias = memories
   start_layers, *_ = starts
   wide = norm_scale.dtype

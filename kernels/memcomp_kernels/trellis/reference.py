@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.math import activations
-from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.options import at_least, one_of, option, options, positive
 from memcomp_kernels.shapes import If
 

@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import activations, decay, matmul, solver
+from memcomp_kernels.math import activations, decay, solver
 from memcomp_kernels.trellis import reference, tilings
 
 
@@ -86,7 +87,7 @@ def run(
   """
   del complete
   dtype = inputs.query.dtype
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   wide = memories[0].dtype
   log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)
   if not spec.forget_gate:

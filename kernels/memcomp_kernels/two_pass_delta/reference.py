@@ -21,8 +21,8 @@ from typing import Annotated, NamedTuple
 import jax
 
 from memcomp_kernels import contract
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.math import activations
-from memcomp_kernels.math.matmul import einsum
 from memcomp_kernels.options import not_negative, option, options, positive
 from memcomp_kernels.two_pass_delta import gates
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.math import decay, delta, matmul
+from memcomp_kernels.math import decay, delta
 from memcomp_kernels.two_pass_delta import gates, reference
 
 # Lower bound of a decay, because its log is summed. A smaller share is as good
@@ -63,17 +64,17 @@ class Pass(NamedTuple):
     """Reads the memory after each token's write, or before it if `first`."""
     factors = self.before if first else self.factors
     dtype = self.key.dtype
-    scores = matmul.product("bhti,bhsi->bhts", query, self.key, dtype)
+    scores = contract.product("bhti,bhsi->bhts", query, self.key, dtype)
     scores *= factors.between
-    carried = matmul.product("bhti,bhio->bhto", query, self.memory, dtype)
-    return factors.from_start[..., None] * carried + matmul.product(
+    carried = contract.product("bhti,bhio->bhto", query, self.memory, dtype)
+    return factors.from_start[..., None] * carried + contract.product(
       "bhts,bhso->bhto", scores, self.written, dtype
     )
 
   def end(self) -> jax.Array:
     """Returns the memory after the tile."""
     kept = self.factors.to_end[..., None] * self.written
-    new = matmul.product("bhti,bhto->bhio", self.key, kept, self.key.dtype)
+    new = contract.product("bhti,bhto->bhio", self.key, kept, self.key.dtype)
     return self.factors.total[..., None, None] * self.memory + new
 
 
@@ -95,9 +96,9 @@ def solve(
   before = factors._replace(
     from_start=earlier.from_start, between=earlier.between
   )
-  coupling = matmul.product("bhti,bhsi->bhts", key, key, key.dtype)
+  coupling = contract.product("bhti,bhsi->bhts", key, key, key.dtype)
   coupling *= before.between * jnp.swapaxes(rate, -1, -2)
-  predicted = matmul.product("bhti,bhio->bhto", key, memory, key.dtype)
+  predicted = contract.product("bhti,bhio->bhto", key, memory, key.dtype)
   predicted *= before.from_start[..., None]
   error = delta.solve(coupling, target.astype(memory.dtype) - predicted)
   return Pass(memory, key, rate * error, factors, before)

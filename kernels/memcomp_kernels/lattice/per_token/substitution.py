@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import writes
-from memcomp_kernels.math.matmul import einsum
 
 
 class Solution(NamedTuple):

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, derivative
+from memcomp_kernels.contract import einsum
 from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, writes
 from memcomp_kernels.math import solver
-from memcomp_kernels.math.matmul import einsum
 
 
 class _Unknowns(NamedTuple):

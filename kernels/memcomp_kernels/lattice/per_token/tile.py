@@ -13,10 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.lattice import columns, reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
-from memcomp_kernels.math import matmul, solver
+from memcomp_kernels.math import solver
 
 
 class Laid(NamedTuple):
@@ -55,7 +56,7 @@ def run(
   """
   del starts, complete
   inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
-  product = functools.partial(matmul.product, dtype=dtype)
+  product = functools.partial(contract.product, dtype=dtype)
   query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
