@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.lattice import columns, reference, tile, tilings
+from memcomp_kernels.lattice import reference, tile, tilings
 
 __all__ = ["lattice"]
 
@@ -67,7 +67,7 @@ def _make_state(
     )
   memory = sizes.filled(memory, sizes.value_dim, slots)
   if spec.unit_columns:
-    memory = columns.normalize(memory, memory)
+    memory = reference.normalize(memory, memory)
   return reference.State(
     memory=memory,
     memory_start=memory if spec.stale else None,

@@ -26,10 +26,10 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from memcomp_kernels import contract
 from memcomp_kernels.contract import einsum
-from memcomp_kernels.lattice import columns
 from memcomp_kernels.options import (
   at_least,
   not_negative,
@@ -42,6 +42,11 @@ from memcomp_kernels.shapes import If
 OBJECTIVES = ("decoding", "encoding", "similarity")
 UPDATES = ("delta", "orthogonal", "normalized")
 GRADIENT_AT = ("chunk_start", "token")
+
+# Bound of a squared norm whose inverse root has a finite float32 derivative. A
+# column below it has no direction but what rounding gives it. Every rule here
+# handles such a column, with finite gradients.
+TINY = 1e-20
 
 
 @options
@@ -137,6 +142,76 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
+def squared_norms(S: jax.Array) -> jax.Array:
+  """Reduces `[..., value, slots]` to `[..., 1, slots]`."""
+  return jnp.sum(S * S, axis=-2, keepdims=True)
+
+
+def normalize(S: jax.Array, fallback: jax.Array) -> jax.Array:
+  """Normalises columns; takes `fallback`'s where a column has no direction."""
+  squares = squared_norms(S)
+  sized = squares > TINY
+  return jnp.where(sized, S * lax.rsqrt(jnp.where(sized, squares, 1)), fallback)
+
+
+def soft_threshold(S: jax.Array, threshold: jax.Array) -> jax.Array:
+  """Moves entries to zero by at most `threshold`; eq. 18's proximal step.
+
+  A column that would become zero stays as it is. A zero column has no
+  direction, so no later token could write to it along its tangent.
+  """
+  smaller = S - jnp.clip(S, -threshold, threshold)
+  wiped = jnp.all(smaller == 0, axis=-2, keepdims=True)
+  return jnp.where(wiped, S, smaller)
+
+
+def directions(S: jax.Array, spec: Spec) -> tuple[jax.Array, jax.Array]:
+  """Returns Phi, at which the loss is taken, and the norms to divide by.
+
+  "delta" takes the loss on S itself, and "normalized" has unit columns.
+  """
+  ones = jnp.ones_like(S[..., :1, :])
+  if spec.update != "orthogonal":
+    return S, ones
+  squares = squared_norms(S)
+  norms = jnp.sqrt(jnp.where(squares > TINY, squares, ones))
+  return S / norms, norms
+
+
+def contraction(mu: jax.Array, squares: jax.Array) -> jax.Array:
+  """Returns beta = (mu^2 + |ds|^2)^(-1/2) of eq. 14 with eq. 16.
+
+  It is 1 where nothing of a column remains.
+
+  Args:
+    mu: the decay.
+    squares: |ds|^2 of tangent writes.
+  """
+  total = mu * mu + squares
+  sized = total > TINY
+  return jnp.where(sized, lax.rsqrt(jnp.where(sized, total, 1)), 1)
+
+
+def finish(
+  S: jax.Array,
+  fallback: jax.Array,
+  rate: jax.Array | None,
+  spec: Spec,
+) -> jax.Array:
+  """Applies what follows a write: the proximal step, then renormalisation.
+
+  Args:
+    S: the memory after the write, `[..., value, slots]`.
+    fallback: provides the direction of columns that have none.
+    rate: `[...]`, sum of write rates since the last call; read only with
+      sparsity.
+    spec: the memory's options.
+  """
+  if spec.sparsity and rate is not None:
+    S = soft_threshold(S, spec.sparsity * rate[..., None, None])
+  return normalize(S, fallback) if spec.unit_columns else S
+
+
 def loss_factors(
   objective: str, Phi: jax.Array, k: jax.Array, v: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -153,7 +228,7 @@ def loss_factors(
 
 def gradient(S: jax.Array, k: jax.Array, v: jax.Array, spec: Spec) -> jax.Array:
   """Returns the gradient of the loss in S, `[batch, heads, value, slots]`."""
-  Phi, norms = columns.directions(S, spec)
+  Phi, norms = directions(S, spec)
   h, c = loss_factors(spec.objective, Phi, k, v)
   h, c = h[..., :, None], c[..., None, :] / norms
   if spec.update != "delta":  # apply P to h, for every column
@@ -174,7 +249,7 @@ def step(
 
   if state.position is None:
     written = mu * S - gamma * gradient(S, k, v, spec)
-    S = columns.finish(written, S, write_rate[..., 0], spec)
+    S = finish(written, S, write_rate[..., 0], spec)
     state = state._replace(memory=S)
     y = einsum("bhdm,bhm->bhd", S, q)
   else:
@@ -183,12 +258,12 @@ def step(
     ds = -gamma * gradient(start, k, v, spec)
     S = mu * S + ds
     if spec.unit_columns:
-      S = columns.contraction(mu, columns.squared_norms(ds)) * S
+      S = contraction(mu, squared_norms(ds)) * S
     y = einsum("bhdm,bhm->bhd", S, q)  # before the chunk is finished
     if rate is not None:
       rate = rate + write_rate[..., 0]
     position = (state.position + 1) % spec.chunk_size
-    finished = columns.finish(S, start, rate, spec)
+    finished = finish(S, start, rate, spec)
     S = contract.batched_where(position == 0, finished, S)
     start = contract.batched_where(position == 0, S, start)
     if rate is not None:

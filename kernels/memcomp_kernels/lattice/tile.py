@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
-from memcomp_kernels.lattice import columns, reference, tilings
+from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import tile as tile_lib
 from memcomp_kernels.math import channel_decay
 
@@ -124,7 +124,7 @@ def run(
   if not spec.forget_gate:
     log_decay = jnp.zeros_like(log_decay)
 
-  Phi, norms = columns.directions(start, spec)
+  Phi, norms = reference.directions(start, spec)
   if spec.objective == "decoding":
     h, c = product("bhdm,bhtm->bhtd", Phi, key) - value, key
   elif spec.objective == "encoding":
@@ -140,10 +140,10 @@ def run(
     # This is |h - Phi p|^2. Columns have norm 1 here. The factor `off` makes
     # derivatives off the unit sphere equal those of the definition. Rounding
     # could make the square negative, so it is clipped at zero.
-    off = 2 - columns.squared_norms(Phi)
+    off = 2 - reference.squared_norms(Phi)
     tangent = jnp.sum(h * h, axis=-1, keepdims=True) - off * share * share
     squares = writes * writes * jnp.maximum(tangent, 0)
-    beta = columns.contraction(jnp.exp(log_decay), squares)
+    beta = reference.contraction(jnp.exp(log_decay), squares)
     log_decay, writes = log_decay + jnp.log(beta), beta * writes
 
   factors = channel_decay.channel_decay(log_decay, block)
@@ -159,7 +159,7 @@ def run(
   rates = (
     memories[1] + jnp.sum(rate, axis=(-2, -1)) if spec.sums_rates else None
   )
-  finished = columns.finish(S, start, rates, spec)
+  finished = reference.finish(S, start, rates, spec)
   S = contract.batched_where(complete, finished, S)
   output = output[..., :time, :].astype(dtype)
   if rates is None:

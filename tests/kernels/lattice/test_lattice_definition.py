@@ -19,8 +19,7 @@ from lattice_by_hand import (
 )
 
 from memcomp_kernels import lattice
-from memcomp_kernels.lattice import columns, reference
-from memcomp_kernels.lattice import reference as definition
+from memcomp_kernels.lattice import reference
 
 DELTA = lattice.Spec(
   num_slots=6, update="delta", forget_gate=False, gradient_at="token"
@@ -184,7 +183,7 @@ def test_threshold_of_a_chunk_is_that_of_its_rates():
 def test_a_column_that_would_be_wiped_out_keeps_its_value():
   S = jnp.array([[0.1, 1.0, 0.0], [-0.05, 0.2, 0.0]])
   np.testing.assert_allclose(
-    columns.soft_threshold(S, jnp.array(0.25)),
+    reference.soft_threshold(S, jnp.array(0.25)),
     [[0.1, 0.75, 0], [-0.05, 0, 0]],
   )
   spec = dataclasses.replace(DELTA, update="normalized", sparsity=100.0)
@@ -221,13 +220,13 @@ def random_head(seed=0, unit=False):
 def closed_form(spec, S, k, v):
   # An axis each for batch and heads.
   wide = (x[None, None] for x in (S, k, v))
-  return definition.gradient(*wide, spec)[0, 0]
+  return reference.gradient(*wide, spec)[0, 0]
 
 
 @pytest.mark.parametrize("objective", reference.OBJECTIVES)
 def test_loss_factors_are_the_gradient_at_phi(objective):
   Phi, k, v = random_head()
-  h, c = definition.loss_factors(
+  h, c = reference.loss_factors(
     objective, Phi[None, None], k[None, None], v[None, None]
   )
   expected = jax.grad(lambda Phi: loss(objective, Phi, k, v))(Phi)
@@ -264,7 +263,7 @@ def test_beta_is_renormalisation(mu):
   S, k, v = random_head(unit=True)
   spec = dataclasses.replace(DELTA, update="normalized")
   ds = -0.7 * closed_form(spec, S, k, v)
-  beta = columns.contraction(jnp.array(mu), columns.squared_norms(ds))
+  beta = reference.contraction(jnp.array(mu), reference.squared_norms(ds))
   written = mu * S + ds
   np.testing.assert_allclose(
     beta * written, written / jnp.linalg.norm(written, axis=0), rtol=1e-12

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memcomp_kernels.lattice import columns, tile
+from memcomp_kernels.lattice import reference, tile
 from memcomp_kernels.math import channel_decay
 from memcomp_kernels.testing import (
   checks,
@@ -48,7 +48,7 @@ def with_shares(monkeypatch, change):
 
 @pytest.mark.slow
 def test_what_is_patched_is_right(monkeypatch):
-  for module in (columns, channel_decay):
+  for module in (reference, channel_decay):
     in_tile(monkeypatch, module)
   with_shares(monkeypatch, lambda shares: shares)
   checks.check_values(subject(), 37)
@@ -71,7 +71,7 @@ def test_no_tangent_projection(monkeypatch):
 def test_no_contraction(monkeypatch):
   in_tile(
     monkeypatch,
-    columns,
+    reference,
     contraction=lambda mu, squares: jnp.ones_like(mu * squares),
   )
   assert_red()
@@ -82,8 +82,8 @@ def test_no_contraction(monkeypatch):
 def test_a_contraction_without_the_decay(monkeypatch):
   in_tile(
     monkeypatch,
-    columns,
-    contraction=lambda mu, squares: columns.contraction(
+    reference,
+    contraction=lambda mu, squares: reference.contraction(
       jnp.ones_like(mu), squares
     ),
   )
@@ -103,7 +103,7 @@ def test_renormalising_an_incomplete_chunk(monkeypatch):
 
 @pytest.mark.slow
 def test_renormalising_by_beta_alone(monkeypatch):
-  in_tile(monkeypatch, columns, finish=lambda S, *_: S)
+  in_tile(monkeypatch, reference, finish=lambda S, *_: S)
   checks.check_values(subject(), 7)  # no chunk has ended
   assert_red()
 
@@ -184,7 +184,7 @@ def test_gradients_of_unit_columns_only(monkeypatch):
   """|h|^2 - p^2 is |h - Phi p|^2 on the sphere, and not next to it."""
   in_tile(
     monkeypatch,
-    columns,
+    reference,
     squared_norms=lambda S: jnp.ones_like(S[..., :1, :]),
   )
   checks.check_values(subject(), 37)  # the values are right

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from memcomp_kernels.lattice import columns, reference
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.pallas_gpu import gates, rows, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
@@ -151,7 +151,7 @@ class Chunk:
     tangent = jnp.maximum(self.length - self.share * self.share, 0.0)
     decay = jnp.exp(2 * self.row("log_decay"))
     total = decay + plain * plain * tangent
-    sized = total > columns.TINY
+    sized = total > reference.TINY
     total = jnp.where(sized, total, 1.0)
     write = plain * lax.rsqrt(total)
     return Writes(rate, code, plain, tangent, decay, total, sized, write)
@@ -233,5 +233,5 @@ def norms(
   squares = sums(memory * memory, memory)
   if complete is not None:
     squares = complete * squares + (1 - complete)
-  sized = squares > columns.TINY
+  sized = squares > reference.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1.0)), sized

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.lattice import columns
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.pallas_tpu import blocks, schedule
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
@@ -102,7 +102,7 @@ def _writes(
   # Columns have norm 1 here. Rounding may make the difference negative.
   tangent = jnp.maximum(length - share * share, 0)
   total = decay + plain * plain * tangent
-  sized = total > columns.TINY
+  sized = total > reference.TINY
   total = jnp.where(sized, total, 1)
   write = plain * lax.rsqrt(total)
   log = tile.running_sum(log_decay - 0.5 * jnp.log(total))
@@ -170,7 +170,7 @@ def _after(
 def _norms(tile: tile_lib.Tile, memory: jax.Array):
   """Returns inverse norms on all lanes of columns, and which have a norm."""
   squares = tile.spread_sums(memory * memory, tile.plan.value_dim)
-  sized = squares > columns.TINY
+  sized = squares > reference.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1)), sized
 
 

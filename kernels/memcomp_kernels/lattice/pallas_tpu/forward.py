@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.lattice import columns
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
@@ -148,7 +148,7 @@ def ending(refs: Any, plan: plan_lib.Plan, memory: jax.Ref):
     length, such that the base replaces them.
   """
   found = squares(plan, memory)
-  sized = found > columns.TINY
+  sized = found > reference.TINY
   inverse = lax.rsqrt(jnp.where(sized, found, 1))
   if not plan.spec.stale:
     return inverse, sized & (refs.untouched[...] == 0), None

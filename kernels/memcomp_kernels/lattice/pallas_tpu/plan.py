@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.lattice import columns, reference
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import writes
 from memcomp_kernels.pallas_tpu import pairs
 
@@ -130,7 +130,7 @@ def find(
   if spec.unit_columns:
     tangent = length - (2 - before.squares) * share * share
     squares = write * write * jnp.maximum(tangent, 0)
-    beta = columns.contraction(gates.decay, squares)
+    beta = reference.contraction(gates.decay, squares)
     keep, write = beta * keep, beta * write
   along = writes.over_norm(write * share, before.squares, spec)
   return Write(keep, write, along), before

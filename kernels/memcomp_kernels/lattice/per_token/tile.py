@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
-from memcomp_kernels.lattice import columns, reference, tilings
+from memcomp_kernels.lattice import reference, tilings
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.math import solver
 
@@ -76,5 +76,5 @@ def run(
   if spec.unit_columns:
     # Rounding moves columns off the sphere, so they are normalised here.
     untouched = solution.after.untouched[..., None, :] > 0
-    S = jnp.where(untouched, S, columns.normalize(S, S))
+    S = jnp.where(untouched, S, reference.normalize(S, S))
   return (S,), output.astype(dtype), stats

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.lattice import columns, reference
+from memcomp_kernels.lattice import reference
 
 
 class Tokens(NamedTuple):
@@ -65,7 +65,7 @@ class Columns(NamedTuple):
 
 def before_tile(S: jax.Array) -> Columns:
   """Returns the columns of a memory `[..., value, slots]`."""
-  squares = columns.squared_norms(S)[..., 0, :]
+  squares = reference.squared_norms(S)[..., 0, :]
   return Columns(squares, jnp.ones_like(squares))
 
 
@@ -82,7 +82,7 @@ def _squared_size(squares, spec):
   """Returns n^2."""
   if spec.update != "orthogonal":
     return jnp.ones_like(squares)
-  return jnp.where(squares > columns.TINY, squares, 1)
+  return jnp.where(squares > reference.TINY, squares, 1)
 
 
 def factors(
@@ -118,7 +118,7 @@ def factors(
     squares = squares + 2 * mu * off * (size - N)
     after = before._replace(squares=squares)
     if spec.unit_columns:
-      sized = squares > columns.TINY
+      sized = squares > reference.TINY
       beta = lax.rsqrt(jnp.where(sized, squares, 1))
       keep = jnp.where(sized, beta * keep, 1)
       write = jnp.where(sized, beta * write, 0)
