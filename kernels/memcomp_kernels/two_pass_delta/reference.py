@@ -19,12 +19,15 @@ import math
 from typing import Annotated, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from memcomp_kernels import contract
 from memcomp_kernels.contract import einsum
 from memcomp_kernels.math import activations
 from memcomp_kernels.options import not_negative, option, options, positive
-from memcomp_kernels.two_pass_delta import gates
+
+Gates = tuple[jax.Array, jax.Array]
+"""Decay and rate of one pass, each `[..., 1]`."""
 
 
 @options
@@ -85,6 +88,31 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
+def gates_of_passes(
+  inputs: Inputs, spec: Spec, dtype: jnp.dtype
+) -> tuple[Gates, Gates]:
+  """Returns (decay, rate), each `[..., 1]`, of the first and second pass.
+
+  The decay is 1 - alpha - theta lambda, but at least 0. A token that is not
+  active has decay 1 and rate 0.
+  """
+  kept = jnp.exp(inputs.log_decay.astype(dtype))
+  rate = inputs.write_rate.astype(dtype)
+  rates = rate[..., :1], rate[..., -1:]
+
+  def gates(rate, weight_decay):
+    decay = jnp.maximum(kept - weight_decay * rate, 0)
+    if inputs.active is None:
+      return decay, rate
+    active = inputs.active > 0.5
+    return jnp.where(active, decay, 1), jnp.where(active, rate, 0)
+
+  return (
+    gates(rates[0], spec.key_weight_decay),
+    gates(rates[1], spec.value_weight_decay),
+  )
+
+
 def nsilu(z: jax.Array, eps: float) -> jax.Array:
   """Returns a code of length sqrt(len z)."""
   unit = activations.l2_norm(jax.nn.silu(z), eps)
@@ -103,7 +131,7 @@ def step(
   S_K, S_V = state.key_memory, state.value_memory
   dtype = S_K.dtype
   r, x, k, v = (a.astype(dtype) for a in inputs[:4])
-  first, second = gates.of_passes(inputs, spec, dtype)
+  first, second = gates_of_passes(inputs, spec, dtype)
 
   def write(S, gates, x, target):
     decay, theta = gates

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, delta
-from memcomp_kernels.two_pass_delta import gates, reference
+from memcomp_kernels.two_pass_delta import reference
 
 # Lower bound of a decay, because its log is summed. A smaller share is as good
 # as zero.
@@ -79,7 +79,10 @@ class Pass(NamedTuple):
 
 
 def solve(
-  memory: jax.Array, of_tokens: gates.Gates, key: jax.Array, target: jax.Array
+  memory: jax.Array,
+  of_tokens: reference.Gates,
+  key: jax.Array,
+  target: jax.Array,
 ) -> Pass:
   """Solves for what a pass writes.
 
@@ -129,7 +132,7 @@ def run(
   del starts, complete, tiling
   S_K, S_V = memories
   dtype, first = inputs.query.dtype, spec.read_first
-  of_first, of_second = gates.of_passes(inputs, spec, S_K.dtype)
+  of_first, of_second = reference.gates_of_passes(inputs, spec, S_K.dtype)
 
   def code(z):
     return reference.nsilu(z, spec.code_eps).astype(dtype)

@@ -8,7 +8,6 @@ import pytest
 
 from memcomp_kernels import two_pass_delta
 from memcomp_kernels.testing import memories
-from memcomp_kernels.two_pass_delta import gates
 from memcomp_kernels.two_pass_delta import reference as definition
 
 COMPILED = programs.of(two_pass_delta)
@@ -148,7 +147,7 @@ def test_rates_of_the_passes_are_apart():
   _, inputs = arguments(spec, 1)
   rate = inputs.write_rate
   both = jnp.concatenate([rate, 0 * rate], axis=-1)
-  (_, first), (_, second) = gates.of_passes(
+  (_, first), (_, second) = definition.gates_of_passes(
     inputs._replace(write_rate=both), spec, rate.dtype
   )
   np.testing.assert_array_equal(first, rate)

@@ -6,7 +6,7 @@ import pytest
 
 from memcomp_kernels.math import decay
 from memcomp_kernels.testing import checks, memories, subjects
-from memcomp_kernels.two_pass_delta import gates, tile
+from memcomp_kernels.two_pass_delta import reference, tile
 
 MEMORY = memories.MEMORIES["two_pass_delta"]
 SUBJECT, READ_FIRST, ALL_INPUTS = (
@@ -64,15 +64,17 @@ def test_reads_after_the_write(monkeypatch):
 def test_one_rate_for_both_passes(monkeypatch):
   def first_only(inputs, spec, dtype):
     rate = inputs.write_rate[..., :1]
-    return gates.of_passes(inputs._replace(write_rate=rate), spec, dtype)
+    return reference.gates_of_passes(
+      inputs._replace(write_rate=rate), spec, dtype
+    )
 
-  patched(monkeypatch, gates, of_passes=first_only)
+  patched(monkeypatch, reference, gates_of_passes=first_only)
   assert_red(ALL_INPUTS)
 
 
 def test_all_tokens_active(monkeypatch):
   def every(inputs, spec, dtype):
-    return gates.of_passes(inputs._replace(active=None), spec, dtype)
+    return reference.gates_of_passes(inputs._replace(active=None), spec, dtype)
 
-  patched(monkeypatch, gates, of_passes=every)
+  patched(monkeypatch, reference, gates_of_passes=every)
   assert_red(ALL_INPUTS)
