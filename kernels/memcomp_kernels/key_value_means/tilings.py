@@ -13,10 +13,6 @@ _SHORTEST_STAGE = 4
 PIECE = 32
 
 
-LANES = 128
-"""In TPU kernels, the numbers of chunks and rows are multiples of this."""
-
-
 class Stage(NamedTuple):
   """Tiles `start` to `stop`, which use the first `rows` of the memory."""
 

@@ -10,6 +10,7 @@ from memcomp_kernels.options import (
   option,
   options,
 )
+from memcomp_kernels.pallas_tpu import SUBLANES
 
 if TYPE_CHECKING:
   from memcomp_kernels.pallas_tpu import pairs
@@ -83,6 +84,6 @@ def lanes(num_pairs: int, value_dim: int) -> "list[pairs.Lanes]":
   choices = [
     pairs.Lanes(num_pairs, parts)
     for parts in (1, 2, 4, 8, 16)
-    if value_dim % (parts * pairs.SUBLANES) == 0
+    if value_dim % (parts * SUBLANES) == 0
   ]
   return sorted(choices, key=cost)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
+from memcomp_kernels.pallas_tpu import LANES
 
 
 def _dot(a: jax.Array, b: jax.Array, dims) -> jax.Array:

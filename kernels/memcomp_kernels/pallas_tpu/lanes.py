@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
+from memcomp_kernels.pallas_tpu import LANES
 
 
 def exchange(parts: list[jax.Array]) -> list[jax.Array]:

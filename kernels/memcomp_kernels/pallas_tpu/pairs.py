@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
-SUBLANES = 8
+from memcomp_kernels.pallas_tpu import LANES, SUBLANES
 
 
 @dataclasses.dataclass(frozen=True)

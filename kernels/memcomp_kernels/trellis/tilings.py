@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.options import REQUIRED, at_least, one_of, option, options
+from memcomp_kernels.pallas_tpu import LANES
 from memcomp_kernels.trellis import reference
 
 if TYPE_CHECKING:
   from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 DECAYS = ("auto", "separable", "safe")
-
-_LANES = 128
 
 _MEMORIES_BYTES = 4 * 2**20  # per grid step; blocks hold eight times as much
 
@@ -64,7 +63,7 @@ class KernelTiling:
     """
     units = _divisor(num_units, self.units)
     # Targets have tokens on lanes. A step fills the lanes or takes all tokens.
-    chunks = max(self.chunks, _LANES // tokens)
+    chunks = max(self.chunks, LANES // tokens)
     chunks = min(chunks, 2 ** math.ceil(math.log2(num_chunks)))
     group = min(self.group, units)
     return {
@@ -86,7 +85,7 @@ class KernelTiling:
       unit: sizes of a unit of heads.
     """
     lane_heads = min(self.lane_heads or unit.heads, unit.heads)
-    most = _LANES // (2 * lane_heads)  # both passes of a unit
+    most = LANES // (2 * lane_heads)  # both passes of a unit
     memories = 4 * unit.slots * sum(unit.widths)
     most = min(most, max(_MEMORIES_BYTES // memories, 1))
     units = _divisor(num_units, min(self.units, most))
@@ -205,7 +204,7 @@ def unit(
     together = _heads(spec, heads, key_dim, value_dim)
   else:
     together = _token_heads(heads, key_dim, value_dim, tile)
-    tokens = _LANES // together
+    tokens = LANES // together
   # The import is local because Pallas, which only kernels need, takes long.
   from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
@@ -220,14 +219,14 @@ def unit(
 
 def _heads(spec, heads, key_dim, value_dim) -> int:
   """Returns the heads of a unit; 0 if no number fits."""
-  wanted = max(_LANES // min(key_dim, value_dim, spec.chunk_size), 1)
+  wanted = max(LANES // min(key_dim, value_dim, spec.chunk_size), 1)
   fitting = [n for n in _fitting(heads, key_dim, value_dim) if n <= wanted]
   return max(fitting, default=0)
 
 
 def _token_heads(heads, key_dim, value_dim, tile) -> int:
   """Returns the heads of a unit with gradients per token; tiles fill lanes."""
-  wanted = _LANES / (tile or _TOKEN_TILE)
+  wanted = LANES / (tile or _TOKEN_TILE)
   fitting = [n for n in _fitting(heads, key_dim, value_dim) if n > 1]
   return min(fitting, key=lambda n: abs(n - wanted), default=0)
 
@@ -238,8 +237,8 @@ def _fitting(heads, key_dim, value_dim) -> list[int]:
     n
     for n in (1, 2, 4, 8)
     if heads % n == 0
-    and (n * key_dim) % _LANES == 0
-    and (n * value_dim) % _LANES == 0
+    and (n * key_dim) % LANES == 0
+    and (n * value_dim) % LANES == 0
   ]
 
 
@@ -255,7 +254,7 @@ def unsupported(
   for name, dim in (("key_dim", key_dim), ("value_dim", value_dim)):
     if dim < 16 or dim & (dim - 1):
       return f"{name}={dim} must be a power of two of at least 16"
-  least = _LANES // min(key_dim, value_dim)
+  least = LANES // min(key_dim, value_dim)
   if spec.stale:
     together = _heads(spec, heads, key_dim, value_dim)
   else:
@@ -264,6 +263,6 @@ def unsupported(
   if not together:
     return (
       f"heads={heads} of key_dim={key_dim} and value_dim={value_dim} do not"
-      f" fill {_LANES} lanes: heads must divide by {least}"
+      f" fill {LANES} lanes: heads must divide by {least}"
     )
   return None

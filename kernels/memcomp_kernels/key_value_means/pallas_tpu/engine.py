@@ -12,11 +12,10 @@ from memcomp_kernels.key_value_means import (
   reference,
   rows,
   tile,
-  tilings,
   xla_chunked,
 )
 from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
-from memcomp_kernels.pallas_tpu import launch
+from memcomp_kernels.pallas_tpu import LANES, launch
 
 
 def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
@@ -29,8 +28,8 @@ def unsupported(call: dispatch.Call) -> str | None:
   if reason := launch.unavailable():
     return reason
   state, inputs, spec = call[:3]
-  if spec.chunk_size % tilings.LANES:
-    return f"chunk_size={spec.chunk_size} is not a multiple of {tilings.LANES}"
+  if spec.chunk_size % LANES:
+    return f"chunk_size={spec.chunk_size} is not a multiple of {LANES}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
   batch, _, heads, dim = inputs.query.shape
@@ -78,7 +77,7 @@ def _operands(state, new, query):
 
   `state` is the state before a tile, and `new` holds the window after it.
   """
-  padding = -state.keys.shape[2] % tilings.LANES
+  padding = -state.keys.shape[2] % LANES
 
   def padded(x):
     return jnp.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)])

@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from memcomp_kernels.lattice.pallas_tpu import forward
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.lattice.per_token import writes
-from memcomp_kernels.pallas_tpu import pairs
+from memcomp_kernels.pallas_tpu import LANES, pairs
 
 
 class Refs(NamedTuple):
@@ -246,7 +246,7 @@ def _pull_token(refs: Refs, plan: plan_lib.Plan, t: jax.Array) -> None:
   refs.d_key[0, t] = pairs.in_first_part(d_key, parts).astype(refs.d_key.dtype)
   d_value = dh if spec.objective == "encoding" else -dh
   refs.d_value[0, t] = d_value.astype(refs.d_value.dtype)
-  unused = jnp.zeros((plan_lib.ROWS - 2, pairs.LANES), jnp.float32)
+  unused = jnp.zeros((plan_lib.ROWS - 2, LANES), jnp.float32)
   refs.d_gates[0, t] = jnp.concatenate([d_gates.decay, d_gates.rate, unused], 0)
 
 

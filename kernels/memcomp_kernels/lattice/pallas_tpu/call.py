@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from memcomp_kernels.lattice.pallas_tpu import backward as backward_lib
 from memcomp_kernels.lattice.pallas_tpu import forward as forward_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
-from memcomp_kernels.pallas_tpu import launch, pairs
+from memcomp_kernels.pallas_tpu import LANES, launch
 
 
 class Packed(NamedTuple):
@@ -57,7 +57,7 @@ def _scratch(refs: type, plan: plan_lib.Plan) -> dict[str, Any]:
     "states": (tokens + 1, *memory),
     "written": (tokens, *memory[1:]),
     "shares": (tokens, *by_slot),
-    "lengths": (tokens, 1, pairs.LANES),
+    "lengths": (tokens, 1, LANES),
   }
   if plan.spec.stale:
     shapes |= {"base": memory, "d_base": memory}
@@ -168,7 +168,7 @@ def check(plan: plan_lib.Plan, dtype: Any) -> None:
 
   The backward kernel needs more VMEM than the forward kernel.
   """
-  tokens, lanes, by_slot = plan.tokens, pairs.LANES, plan.by_slot
+  tokens, lanes, by_slot = plan.tokens, LANES, plan.by_slot
   struct: Any = jax.ShapeDtypeStruct
   packed = Packed(
     struct((1, tokens, *by_slot), dtype),

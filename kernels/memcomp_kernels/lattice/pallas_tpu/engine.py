@@ -23,7 +23,7 @@ from memcomp_kernels.lattice import reference, tile, tilings
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
-from memcomp_kernels.pallas_tpu import launch, pairs
+from memcomp_kernels.pallas_tpu import SUBLANES, launch, pairs
 from memcomp_kernels.pallas_tpu.affine import engine
 from memcomp_kernels.pallas_tpu.affine import plan as affine_plan
 
@@ -269,10 +269,10 @@ def unsupported(call: dispatch.Call) -> str | None:
   kernel_form = form(spec, tiling)
   if engine.serves(tokens, kernel_form, inputs):
     return None
-  if spec.num_slots % pairs.SUBLANES:
-    return f"num_slots={spec.num_slots} must be a multiple of 8"
+  if spec.num_slots % SUBLANES:
+    return f"num_slots={spec.num_slots} must be a multiple of {SUBLANES}"
   value_dim = inputs.value.shape[-1]
-  if value_dim % pairs.SUBLANES:
-    return f"value_dim={value_dim} must be a multiple of 8"
+  if value_dim % SUBLANES:
+    return f"value_dim={value_dim} must be a multiple of {SUBLANES}"
   plan = _plan(spec, inputs, kernel_form.tile_time, flagged=True)
   return _too_large(plan, inputs)

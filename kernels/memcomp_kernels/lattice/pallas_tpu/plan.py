@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 
 from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import writes
-from memcomp_kernels.pallas_tpu import pairs
+from memcomp_kernels.pallas_tpu import LANES, SUBLANES, pairs
 
 # Rows of a token's gates, float32 `[ROWS, lanes]`. The other rows are unused.
 DECAY, RATE, TAKEN, ROWS = 0, 1, 2, 8
@@ -58,17 +58,17 @@ class Plan:
   @property
   def memory(self) -> tuple[int, int, int]:
     """Shape of a block's memory."""
-    return self.slots, self.rows, pairs.LANES
+    return self.slots, self.rows, LANES
 
   @property
   def by_slot(self) -> tuple[int, int]:
     """Shape of an array with one number per slot."""
-    return self.slots, pairs.LANES
+    return self.slots, LANES
 
   def groups(self) -> list[range]:
     """Returns groups of slots whose sums over rows fill a register."""
-    size = pairs.SUBLANES
-    return [range(i, i + size) for i in range(0, self.slots, size)]
+    starts = range(0, self.slots, SUBLANES)
+    return [range(i, i + SUBLANES) for i in starts]
 
 
 class Gates(NamedTuple):

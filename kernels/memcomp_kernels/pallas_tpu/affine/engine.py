@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
-from memcomp_kernels.pallas_tpu import blocks
+from memcomp_kernels.pallas_tpu import LANES
 from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
@@ -92,7 +92,7 @@ def plan_of(
     return None
 
   def fills(count, of, width):  # whether blocks fill lanes, or are whole
-    return count == of or count * width % blocks.LANES == 0
+    return count == of or count * width % LANES == 0
 
   shared = heads // groups
   within = heads if shared == 1 else shared

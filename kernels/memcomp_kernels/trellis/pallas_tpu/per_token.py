@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.pallas_tpu import blocks, schedule
+from memcomp_kernels.pallas_tpu import LANES, blocks, schedule
 from memcomp_kernels.trellis.pallas_tpu import gates as gates_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 from memcomp_kernels.trellis.pallas_tpu import substitution
@@ -199,7 +199,7 @@ def lay_lanes(plan: plan_lib.PerTokenPlan, gates: dict[str, jax.Array]):
 def blocks_of(block: Any) -> dict[str, Any]:
   """Returns the block specs of targets and of rows by lane."""
   unit, plan = block.plan.unit, block.plan
-  sizes = len(plan.lane_row_names), unit.tokens, blocks.LANES
+  sizes = len(plan.lane_row_names), unit.tokens, LANES
   shape = 1, 1, 1, plan.lane_groups, *sizes
   lanes = pl.BlockSpec(
     shape, lambda b, u, i, *_: (b, u, block.at(i), 0, 0, 0, 0)

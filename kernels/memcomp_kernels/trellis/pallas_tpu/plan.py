@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from memcomp_kernels.pallas_tpu import activations, blocks
+from memcomp_kernels.pallas_tpu import LANES, activations
 
 Pair = tuple[Any, ...]
 """One item for the key memory (pass 1), one for the value memory (pass 2)."""
@@ -181,7 +181,7 @@ class PerTokenPlan(Plan):
   @property
   def lane_rows(self) -> int:
     """Lanes per head in a group: passes and units, then unused lanes."""
-    return blocks.LANES // self.lane_heads
+    return LANES // self.lane_heads
 
   def lane_row(self, p: int, g: int) -> int:
     """Returns the lane of pass `p` of unit `g` among a head's lanes."""

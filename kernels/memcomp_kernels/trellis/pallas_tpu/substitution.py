@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memcomp_kernels.pallas_tpu import activations, lanes
+from memcomp_kernels.pallas_tpu import LANES, activations, lanes
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
 Plan = plan_lib.PerTokenPlan
@@ -66,9 +66,9 @@ def scratch(plan: Plan, *, backward: bool) -> Scratch:
   slots, tokens = unit.slots, unit.tokens
 
   def array(*shape):
-    return pltpu.VMEM((*shape, lanes.LANES), jnp.float32)
+    return pltpu.VMEM((*shape, LANES), jnp.float32)
 
-  registers = -(-unit.heads * slots // lanes.LANES)
+  registers = -(-unit.heads * slots // LANES)
   by_lane = array(plan.lane_groups, tokens * slots)
   return Scratch(
     by_slot=array(1, rows * slots),
@@ -120,8 +120,7 @@ def stage_adjoint(refs: Scratch, plan: Plan, g: int, du: plan_lib.Pair) -> None:
 
 def _registers(x: jax.Array) -> list[jax.Array]:
   """Splits `[rows, n]` into parts of 128 lanes; the last may have fewer."""
-  width = lanes.LANES
-  return [x[:, i : i + width] for i in range(0, x.shape[1], width)]
+  return [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)]
 
 
 def _columns_to_lanes(refs: Scratch, plan: Plan) -> None:
