@@ -3,7 +3,7 @@
 The config of each layer is next to the layer. This file adds the rest of an
 experiment. `get_config` in `configs/*.py` returns configs, and flags override
 fields (`--config.training.steps=10`). An unknown field or a value of the wrong
-type is an error.
+type is an error. A range stands at its field.
 """
 
 import contextlib
@@ -18,9 +18,37 @@ from memcomp import errors, limits
 from memcomp.data.synthetic import task as task_lib
 from memcomp.layers import options, registry
 from memcomp.models import decoder
+from memcomp_kernels import dispatch
+from memcomp_kernels.options import (
+  at_least,
+  at_most,
+  not_negative,
+  option,
+  positive,
+)
 
 SEEDS = ("seed", "data.seed")
 """Fields of a `Config` that accept any seed."""
+
+
+def _below_one(x: float) -> str | None:
+  return None if 0 <= x < 1 else "must lie in [0, 1)"
+
+
+def _copies(x: int) -> str | None:
+  return None if x >= 1 or x == -1 else "must be >= 1, or -1"
+
+
+def _waiting_time(x: float) -> str | None:
+  if 0 <= x <= limits.SECONDS:
+    return None
+  return f"must lie in [0, {limits.SECONDS}]; 0 is never"
+
+
+def _implementation(x: str) -> str | None:
+  if x in ("", *dispatch.NAMES):
+    return None
+  return f"must be empty or one of {', '.join(dispatch.NAMES)}"
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -107,19 +135,19 @@ class OptimizerConfig:
   """
 
   name: str = "adamw"
-  momentum: float = 0.95
-  learning_rate: float = 3e-3
-  final_learning_rate: float = 1e-5
+  momentum: float = option(0.95, _below_one)
+  learning_rate: float = option(3e-3, positive)
+  final_learning_rate: float = option(1e-5, not_negative)
   schedule: str = "cosine"
-  warmup_steps: int = 100
-  decay_share: float = 0.2
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
-  weight_decay: float = 0.1
+  warmup_steps: int = option(100, not_negative)
+  decay_share: float = option(0.2, positive, at_most(1))
+  b1: float = option(0.9, _below_one)
+  b2: float = option(0.95, _below_one)
+  eps: float = option(1e-8, positive)
+  weight_decay: float = option(0.1, not_negative)
   corrected_decay: bool = False
-  base_width: int = 0
-  clip_norm: float = 1.0
+  base_width: int = option(0, not_negative)
+  clip_norm: float = option(1.0, not_negative)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -169,26 +197,26 @@ class TrainingConfig:
     tensorboard: whether to also write TensorBoard files (extra `tb`).
   """
 
-  steps: int = 1000
-  batch_size: int = 8
-  accumulation: int = 1
-  z_loss: float = 0.0
-  loss_chunk: int = 0
-  implementation: str = ""
+  steps: int = option(1000, at_least(1))
+  batch_size: int = option(8, at_least(1))
+  accumulation: int = option(1, at_least(1))
+  z_loss: float = option(0.0, not_negative)
+  loss_chunk: int = option(0, not_negative)
+  implementation: str = option("", _implementation)
   carry_state: bool = False
-  state_passing: float = 0.0
+  state_passing: float = option(0.0, not_negative, at_most(1))
   init_from: str = ""
   init_partially: bool = False
   keep_optimizer: bool = False
-  max_nonfinite_steps: int = 10
-  log_every: int = 20
-  evaluate_every: int = 0
-  evaluate_batches: int = 8
-  checkpoint_every: int = 500
-  keep_checkpoints: int = 2
-  watchdog_seconds: float = 1800.0
+  max_nonfinite_steps: int = option(10, at_least(1))
+  log_every: int = option(20, at_least(1))
+  evaluate_every: int = option(0, not_negative)
+  evaluate_batches: int = option(8, at_least(1))
+  checkpoint_every: int = option(500, at_least(1))
+  keep_checkpoints: int = option(2, at_least(1))
+  watchdog_seconds: float = option(1800.0, _waiting_time)
   profile_start: int = -1
-  profile_steps: int = 3
+  profile_steps: int = option(3, at_least(1))
   tensorboard: bool = False
 
 
@@ -204,10 +232,10 @@ class MeshConfig:
     context: shards of time.
   """
 
-  replica: int = 1
-  fsdp: int = 1
-  tensor: int = 1
-  context: int = 1
+  replica: int = option(1, _copies)
+  fsdp: int = option(1, at_least(1))
+  tensor: int = option(1, at_least(1))
+  context: int = option(1, at_least(1))
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -317,6 +345,19 @@ def check_types(config: Any, prefix: str = "") -> None:
       raise errors.UserError(f"{path} = {value!r}; give a finite number")
     elif path not in SEEDS and isinstance(value, int):
       limits.check(path, value, -limits.COUNT)
+
+
+def check_ranges(config: Any, prefix: str = "") -> None:
+  """Checks each field of one dataclass by the range that stands at it.
+
+  Raises:
+    UserError: naming the field, its value and its range.
+  """
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    for check in field.metadata.get("checks", ()):
+      if reason := check(value):
+        raise errors.UserError(f"{prefix}{field.name} = {value!r}; it {reason}")
 
 
 def type_name(hint: Any) -> str:

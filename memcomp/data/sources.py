@@ -147,10 +147,7 @@ def check(data_config: "config_lib.DataConfig") -> None:
       "data.validation_share: must be at least 0 and less than 1, got "
       f"{c.validation_share}"
     )
-  if c.prefetch < 0:
-    raise errors.UserError(
-      f"data.prefetch: must be 0 (off) or more, got {c.prefetch}"
-    )
+  limits.check("data.prefetch", c.prefetch, 0, limits.SIDE_BY_SIDE)
   formats.check(c.format, c.chat_template)
   if c.format == "messages" and c.task is None and c.packing == "joined":
     raise errors.UserError(

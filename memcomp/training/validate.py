@@ -10,35 +10,6 @@ from memcomp.data import sources
 from memcomp.layers import softmax_attention
 from memcomp.models import abstract
 from memcomp.training import optimizer, passing
-from memcomp_kernels import dispatch
-
-_AT_LEAST_ONE = (
-  "training.steps",
-  "training.batch_size",
-  "training.accumulation",
-  "training.max_nonfinite_steps",
-  "training.log_every",
-  "training.evaluate_batches",
-  "training.checkpoint_every",
-  "training.keep_checkpoints",
-  "training.profile_steps",
-  "mesh.fsdp",
-  "mesh.tensor",
-  "mesh.context",
-)
-_NOT_NEGATIVE = (
-  "optimizer.final_learning_rate",
-  "optimizer.warmup_steps",
-  "optimizer.weight_decay",
-  "optimizer.clip_norm",
-  "optimizer.base_width",
-  "training.z_loss",
-  "training.loss_chunk",
-  "training.evaluate_every",
-  "training.watchdog_seconds",
-)
-_POSITIVE = ("optimizer.learning_rate", "optimizer.eps")
-_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "optimizer.momentum")
 
 
 def check(config: config_lib.Config) -> None:
@@ -53,44 +24,11 @@ def check(config: config_lib.Config) -> None:
   except ValueError as error:
     raise errors.UserError(f"model: {error}") from error
   sources.check(config.data)
-  for path in _AT_LEAST_ONE:
-    _require(config, path, lambda v: v >= 1, "must be at least 1")
-  for path in _NOT_NEGATIVE:
-    _require(config, path, lambda v: v >= 0, "must not be negative")
-  for path in _POSITIVE:
-    _require(config, path, lambda v: v > 0, "must be above 0")
-  for path in _BELOW_ONE:
-    _require(config, path, lambda v: 0 <= v < 1, "must lie in [0, 1)")
-  _require(
-    config, "mesh.replica", lambda v: v >= 1 or v == -1, "must be >= 1, or -1"
-  )
-  _require(
-    config,
-    "training.state_passing",
-    lambda v: 0 <= v <= 1,
-    "is a share of rows, from 0 to 1",
-  )
+  for name in ("optimizer", "training", "mesh"):
+    config_lib.check_ranges(getattr(config, name), f"{name}.")
   limits.check("model.num_layers", config.model.num_layers, 1, 1 << 16)
   for path in config_lib.SEEDS:
     _require(config, path, limits.is_seed, f"must be {limits.A_SEED}")
-  _require(
-    config,
-    "training.watchdog_seconds",
-    lambda v: v <= limits.SECONDS,
-    f"must be {limits.SECONDS} or less; 0 is never",
-  )
-  _require(
-    config,
-    "data.prefetch",
-    lambda v: v <= limits.SIDE_BY_SIDE,
-    f"must be {limits.SIDE_BY_SIDE} or less",
-  )
-  _require(
-    config,
-    "training.implementation",
-    lambda v: v in ("", *dispatch.NAMES),
-    f"must be empty or one of {', '.join(dispatch.NAMES)}",
-  )
   steps = config.training.steps
   _require(
     config,
@@ -203,10 +141,6 @@ def _check_optimizer(config: config_lib.Config) -> None:
       f"optimizer.warmup_steps = {opt.warmup_steps} leaves none of "
       f"training.steps = {steps}; set --config.optimizer.warmup_steps below "
       f"{steps}"
-    )
-  if not 0 < opt.decay_share <= 1:
-    raise errors.UserError(
-      f"optimizer.decay_share = {opt.decay_share}; it must lie in (0, 1]"
     )
 
 

@@ -209,7 +209,7 @@ def test_bad_sources(source, message, tmp_path, monkeypatch):
     ({"validation_share": 1.0}, "data.validation_share: .* less than 1"),
     ({"validation_share": -0.1}, "data.validation_share: must be at least 0"),
     ({"validation_share": float("nan")}, "data.validation_share"),
-    ({"prefetch": -1}, "data.prefetch: must be 0"),
+    ({"prefetch": -1}, "data.prefetch=-1: give 0 or more"),
     ({"tokenizer": "bites"}, "unknown tokenizer 'bites'"),
   ],
 )
