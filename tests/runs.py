@@ -9,6 +9,7 @@ from memcomp import config as config_lib
 from memcomp import sharding
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import abstract
+from memcomp.runs import load
 from memcomp.training import checkpoint
 from memcomp.training import state as state_lib
 
@@ -45,3 +46,9 @@ def save(workdir, config, step: int, *, params=None, **meta) -> None:
     checkpoint.Checkpoints(workdir, keep=9)
   ) as checkpoints:
     checkpoints.save(step, state, {}, meta)
+
+
+def latest_step(path) -> int:
+  """The newest step under a workdir."""
+  root, _ = load.locate(path)
+  return load.list_steps(root)[-1]

@@ -18,22 +18,14 @@ _TRIES = 100
 """Maximum number of checkpoints that a trainer may replace during a read."""
 
 
-def latest_step(path: str | os.PathLike) -> int | None:
-  """Returns the newest step under a workdir, or None without any."""
-  try:
-    root, step = locate(path)
-  except errors.UserError:
-    return None
-  return max(list_steps(root)) if step is None else step
-
-
 class Read(NamedTuple):
   """The contents of a checkpoint.
 
   Attributes:
     step: number of training batches.
-    meta: saved metadata; "config" is a nested dict.
-    params: nested dicts of arrays.
+    meta: saved metadata; "config" is a nested dict, which `workdir.config_of`
+      makes a `Config`.
+    params: nested dicts of arrays; see `module_of`.
   """
 
   step: int
@@ -92,27 +84,6 @@ def read(
     f"{root}: each checkpoint was replaced by the next before it could be read;"
     " raise training.keep_checkpoints or training.checkpoint_every of the run"
   )
-
-
-def load_params(
-  path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
-) -> tuple[dict[str, Any], Any]:
-  """Returns config and parameters of a checkpoint, see `read`.
-
-  The config is a nested dict (`workdir.config_of` makes it a `Config`). The
-  parameters are nested dicts of arrays (`state.merge(graphdef, params)`).
-  """
-  found = read(path, step, mesh)
-  return found.meta["config"], found.params
-
-
-def load_model(
-  path: str | os.PathLike, step: int | None = None, mesh: Mesh | None = None
-) -> tuple[config_lib.Config, decoder.Decoder]:
-  """Reads a checkpoint as its config and a module; see `read`."""
-  saved, params = load_params(path, step, mesh)
-  config = workdir.config_of(saved, str(path))
-  return config, module_of(config, params)
 
 
 def module_of(config: config_lib.Config, params: Any) -> decoder.Decoder:

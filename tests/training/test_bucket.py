@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 import training_cases
 
 from memcomp import config as config_lib
@@ -52,11 +53,11 @@ def test_one_without_its_commit_is_none(saved, tmp_path):
   config, mesh, _ = saved
   path = tmp_path / "service" / "bucket" / "run" / "checkpoints" / "3"
   (path / "commit_success.txt").unlink()
-  assert load.latest_step(PLACE) == 2
+  assert runs.latest_step(PLACE) == 2
   assert restore(config, mesh).step == 2
-  load.load_params(PLACE)
+  load.read(PLACE)
   with pytest.raises(errors.UserError, match=r"no checkpoint of step 3"):
-    load.load_params(PLACE, 3)
+    load.read(PLACE, 3)
 
 
 @pytest.mark.slow

@@ -118,10 +118,10 @@ def test_a_reader_at_fault_is_not_called_damage(case, monkeypatch):
 def test_params_of_the_last_whole_one(case, capfd):
   _, _, _, folder = case
   _flip(_largest(folder / "checkpoints/3/params"))
-  load.load_params(folder)
+  load.read(folder)
   assert "3 is damaged" in capfd.readouterr().out
   with pytest.raises(errors.UserError, match="no whole checkpoint"):
-    load.load_params(folder, 3)
+    load.read(folder, 3)
   assert (folder / "checkpoints/3").is_dir(), "reading moves nothing"
 
 

@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+import runs
 import training_cases
 import two_processes
 
@@ -70,7 +71,7 @@ def kill_in_a_save(both, folder):
 
 def damage_the_newest(folder):
   """Flips a bit, or cuts off what has no checksums yet; returns its step."""
-  step = load.latest_step(folder)
+  step = runs.latest_step(folder)
   newest = folder / "checkpoints" / str(step)
   files = list((newest / "params").glob("**/d/*"))
   if not (newest / integrity.MANIFEST).exists():
@@ -128,7 +129,7 @@ def test_a_full_disk_ends_both_and_keeps_what_was_saved(config, small_disk):
   for line in lines:
     assert line.startswith("error: cannot write")
     assert "No space left on device; free some space" in line
-  assert load.load_params(folder)[0]["name"] == "tiny"
+  assert load.read(folder).meta["config"]["name"] == "tiny"
 
 
 # Reads fail in the second process alone, after some.

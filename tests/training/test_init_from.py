@@ -70,7 +70,7 @@ def test_lengths_one_command_each(tmp_path, source, text, capsys):
   for length in (64, 256):  # Of 16: as 2k, then 8k, then 32k.
     config = _config(text, folder)
     config.data.sequence_length = length
-    trained = load_lib.load_params(folder)[1]
+    trained = load_lib.read(folder).params
     begun = _begin(config)
     _equal(begun.state.params, trained)
     longer = tmp_path / str(length)
@@ -104,7 +104,7 @@ def test_everything_but_the_model_may_differ(source, text, group, field, value):
   config = _config(text, folder, batch_size=8)
   setattr(getattr(config, group), field, value)
   begun = _begin(config)
-  _equal(begun.state.params, load_lib.load_params(folder)[1])
+  _equal(begun.state.params, load_lib.read(folder).params)
   mesh = sharding.make_mesh(config.mesh)
   like = state.abstract_state(config, mesh)
   assert jax.tree.structure(begun.state) == jax.tree.structure(like)
@@ -130,7 +130,7 @@ def test_from_an_export(tmp_path, source, text, name):
   folder, _ = source
   out = write.export(folder, tmp_path / name, format="orbax")
   begun = _begin(_config(text, out))
-  _equal(begun.state.params, load_lib.load_params(folder)[1])
+  _equal(begun.state.params, load_lib.read(folder).params)
   assert begun.record["sha256"] == integrity.digest(out)
   assert load.config_of(out).data.source == text
   config = _config(text, out, keep_optimizer=True)
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_named(source, text):
   begun = _begin(config)
   assert begun.record["fresh"] == begun.record["left_out"]
   assert begun.record["fresh"] == ["embedding.weight"]
-  trained = load_lib.load_params(folder)[1]
+  trained = load_lib.read(folder).params
   np.testing.assert_array_equal(begun.state.params["read"], trained["read"])
   shown = init_from.describe(begun.record)
   assert "1 arrays start fresh: embedding.weight" in shown

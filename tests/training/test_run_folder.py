@@ -4,11 +4,12 @@ import functools
 import json
 
 import pytest
+import runs
 import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.runs import load, workdir
+from memcomp.runs import workdir
 from memcomp.training import checkpoint, metrics, run
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
@@ -115,7 +116,7 @@ def test_a_folder_by_another_of_its_names(tmp_path, config):
   (tmp_path / "link").symlink_to("a")
   folder = f"{tmp_path}/here/../a"
   assert run.run(config, folder, checkpoints=tmp_path / "link") == 0
-  assert load.latest_step(tmp_path / "a") == 8
+  assert runs.latest_step(tmp_path / "a") == 8
 
 
 def test_checkpoints_that_are_not_where_they_were(tmp_path, config):

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import runs
 from checkpoint_cases import MARKS, meta_of, restore, save
 
 from memcomp import config as config_lib
 from memcomp import errors, integrity, sharding
-from memcomp.runs import load
+from memcomp.runs import load, workdir
 from memcomp.training import checkpoint
 
 pytestmark = MARKS
@@ -53,7 +54,7 @@ def test_the_newest_stay(tmp_path, case):
   save(tmp_path / "few", config, start, 1, 2, 3, 4, keep=2)
   folders = sorted(p.name for p in (tmp_path / "few/checkpoints").iterdir())
   assert folders == ["3", "4"]
-  assert load.latest_step(tmp_path / "few") == 4
+  assert runs.latest_step(tmp_path / "few") == 4
 
 
 def test_a_save_is_not_disturbed_by_the_steps_after_it(tmp_path, case):
@@ -69,7 +70,7 @@ def test_a_save_is_not_disturbed_by_the_steps_after_it(tmp_path, case):
       current = grow(current)
   manager.close()
   for step, params in want.items():
-    _, found = load.load_params(tmp_path / "busy", step)
+    found = load.read(tmp_path / "busy", step).params
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
@@ -90,22 +91,22 @@ def test_params_alone(case, where):
   # The optimizer is not read.
   shutil.rmtree(folder / "checkpoints/3/state")
   (folder / "checkpoints/3" / integrity.MANIFEST).unlink()
-  saved, params = load.load_params(folder / where)
-  assert saved["model"]["d_model"] == 32
-  jax.tree.map(np.testing.assert_array_equal, params, start.params)
-  config, module = load.load_model(folder / where)
+  found = load.read(folder / where)
+  assert found.meta["config"]["model"]["d_model"] == 32
+  jax.tree.map(np.testing.assert_array_equal, found.params, start.params)
+  config = workdir.config_of(found.meta["config"], str(folder))
   assert config.model.mixers["memory"].num_slots == 4
+  module = load.module_of(config, found.params)
   hidden, _ = module.hidden(jnp.ones((1, 3), jnp.int32))
   assert module.logits(hidden).shape == (1, 3, 256)
 
 
 def test_what_is_not_there(tmp_path, case):
   _, _, _, folder = case
-  assert load.latest_step(tmp_path / "no") is None
   with pytest.raises(errors.UserError, match="no checkpoint in"):
-    load.load_params(tmp_path / "no")
+    load.read(tmp_path / "no")
   with pytest.raises(errors.UserError, match="no checkpoint of step 9"):
-    load.load_params(folder, 9)
+    load.read(folder, 9)
 
 
 def test_a_config_of_another_version(case):
@@ -116,7 +117,7 @@ def test_a_config_of_another_version(case):
   manager.save(4, start, {}, {"config": saved})
   manager.close()
   with pytest.raises(errors.UserError, match="wings"):
-    load.load_params(folder)
+    load.read(folder)
 
 
 def test_a_full_disk_keeps_the_checkpoints_before(small_disk, case):
@@ -181,4 +182,4 @@ def test_no_permission_to_save(case, monkeypatch):
   with pytest.raises(errors.UserError, match="Permission denied; change"):
     manager.save(4, start, {}, meta_of(config))
   manager.close()
-  assert load.latest_step(folder) == 3
+  assert runs.latest_step(folder) == 3

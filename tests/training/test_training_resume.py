@@ -6,10 +6,10 @@ import time
 
 import pytest
 import rotation
+import runs
 import training_cases
 
 from memcomp import errors
-from memcomp.runs import load
 
 FLAGS = ("--config.training.steps=60", "--config.training.checkpoint_every=9")
 CASES = {
@@ -95,7 +95,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
     code, _, err = _end(process)
   assert code == errors.EXIT_RESUMABLE, err
   name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-  stopped = load.latest_step(folder)
+  stopped = runs.latest_step(folder)
   assert stopped >= 20
   *_, last = err.splitlines()
   assert last.startswith(f"{name}: saved step {stopped} in")

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 import rotation
+import runs
 import training_cases
 
 import memcomp.evaluation
 from memcomp import config as config_lib
 from memcomp import errors, integrity
 from memcomp.data import store as store_lib
-from memcomp.runs import load
 from memcomp.training import metrics, run, step
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
@@ -58,7 +58,7 @@ def test_a_run_leaves_what_it_says(tmp_path, config, capsys):
   clocks = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
   assert clocks["tokens_per_second"] > 0 and clocks["mfu"] == "unknown"
   assert clocks["model_tflops_per_second"] > 0
-  assert load.latest_step(folder) == 8
+  assert runs.latest_step(folder) == 8
   out = capsys.readouterr().out
   assert "step 8/8" in out and "parameters" in out and "loss" in out
   pytest.importorskip("matplotlib")
@@ -231,7 +231,7 @@ def test_diverging_stops_and_keeps_the_good_checkpoint(
   config.training.checkpoint_every = 4
   code = run.run(config, tmp_path / "a")
   assert code == errors.EXIT_DIVERGED
-  assert load.latest_step(tmp_path / "a") == 4
+  assert runs.latest_step(tmp_path / "a") == 4
   (line,) = capsys.readouterr().err.splitlines()
   # Two steps were under way; they end before the process does.
   assert "not finite in 7 steps in a row, up to step 11" in line
@@ -273,7 +273,7 @@ def test_data_that_fails_in_mid_run_costs_steps_not_the_run(
     patch.setattr(store_lib.ArrayStore, "read", failing)
     with pytest.raises(errors.UserError, match="shard 7"):
       run.run(config, tmp_path / "a")
-  assert load.latest_step(tmp_path / "a")
+  assert runs.latest_step(tmp_path / "a")
   assert run.run(config, tmp_path / "a") == 0
   whole, ours = (training_cases.curve(tmp_path / x) for x in ("whole", "a"))
   assert ours == whole
@@ -288,7 +288,7 @@ def test_a_full_disk_costs_steps_not_the_run(small_disk, tmp_path, config):
   run.run(config, tmp_path / "whole")
   with pytest.raises(errors.UserError, match="free some space"):
     run.run(config, small_disk / "a")
-  reached = load.latest_step(small_disk / "a")
+  reached = runs.latest_step(small_disk / "a")
   assert 1 <= reached < 20
   subprocess.run(
     ["mount", "-o", "remount,size=9m", str(small_disk)], check=True
