@@ -83,7 +83,7 @@ def train(configs: list[config_lib.Config]) -> list[Trained]:
   with jax.set_mesh(mesh):
     state = stack([state_lib.initial_state(c, mesh) for c in configs])
     update = jax.jit(
-      jax.vmap(step_lib.make_train_step(config, mesh)), donate_argnums=0
+      jax.vmap(step_lib.make_train_step(config)), donate_argnums=0
     )
     history = []
     with contextlib.ExitStack() as opened:

@@ -167,7 +167,7 @@ def real_case(name: str) -> tuple[Any, Any]:
   rows = config.training.batch_size
   with jax.set_mesh(mesh):
     state = state_lib.initial_state(config, mesh)
-    update = jax.jit(step_lib.make_train_step(config, mesh))
+    update = jax.jit(step_lib.make_train_step(config))
     with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=True) as feed:
       for batch, _ in itertools.islice(feed, _UPDATES.value):
         state, metrics = update(state, batch)

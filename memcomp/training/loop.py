@@ -144,7 +144,7 @@ def train(
         record.drain()
       if record.worst >= training.max_nonfinite_steps:
         record.drain()  # Python may crash if it ends while a GPU is at work
-        return _diverged(run, record.worst, number, checkpoints)
+        return _diverged(record.worst, number, checkpoints)
       # Skipped steps learned nothing; saving would only remove older
       # checkpoints.
       if saving and (last or stopped or not record.skipped_in_a_row):
@@ -211,7 +211,7 @@ def _per_token(sizes: np.ndarray, store: store_lib.TokenStore) -> np.ndarray:
 
 
 def _diverged(
-  run: Run, skipped: int, number: int, checkpoints: checkpoint.Checkpoints
+  skipped: int, number: int, checkpoints: checkpoint.Checkpoints
 ) -> int:
   checkpoints.wait()
   steps = checkpoints.steps()

@@ -85,7 +85,7 @@ def _turn(
     batch = batch._replace(segment_ids=None, positions=None)
   state = state_lib.initial_state(config, mesh)
   with jax.set_mesh(mesh):
-    function = jax.jit(step_lib.make_train_step(config, mesh), donate_argnums=0)
+    function = jax.jit(step_lib.make_train_step(config), donate_argnums=0)
 
   def turn():
     nonlocal state

@@ -39,20 +39,18 @@ class _Watch(NamedTuple):
 
 
 def make_train_step(
-  config: config_lib.Config,
-  mesh: jax.sharding.Mesh,
-  token_bytes: np.ndarray | None = None,
+  config: config_lib.Config, token_bytes: np.ndarray | None = None
 ) -> TrainStep:
   """Returns `(state, batch) -> (state, metrics)`, one optimizer step.
 
-  Jit it under `jax.set_mesh(mesh)` and donate the state. The loss is the mean
-  over all scored tokens of the step, regardless of micro-batches and shards. If
-  loss, gradient or update is not finite, the step keeps parameters, optimizer
-  and carry, and is counted.
+  Jit it under `jax.set_mesh(mesh)` and donate the state. Arguments bring their
+  shardings, and the model constrains its own. The loss is the mean over all
+  scored tokens of the step, regardless of micro-batches and shards. If loss,
+  gradient or update is not finite, the step keeps parameters, optimizer and
+  carry, and is counted.
 
   Args:
     config: validated config (`validate.check`).
-    mesh: mesh of `state` and `batch`.
     token_bytes: int32 or float32 `[vocab]`, bytes of each token; None is one.
 
   Returns:
@@ -62,7 +60,6 @@ def make_train_step(
     `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`; for a task
     also float32 `accuracy`, the share of right answers.
   """
-  del mesh  # arguments bring their shardings; the model constrains its own
   model = abstract.model_of(config.model)
   tx = state_lib.make_optimizer(config, model)
   schedule = optimizer.make_schedule(config.optimizer, config.training.steps)
@@ -175,7 +172,7 @@ def jitted(
   """
   target = state_lib.abstract_state(config, mesh)
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  train_step = make_train_step(config, mesh, token_bytes)
+  train_step = make_train_step(config, token_bytes)
 
   def step(state, batch, request=None):
     state, metrics = train_step(state, batch)

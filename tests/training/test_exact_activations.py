@@ -35,7 +35,7 @@ def byte_model_inputs(memory: str):
   rows = config.training.batch_size
   with jax.set_mesh(mesh):
     state = state_lib.initial_state(config, mesh)
-    update = jax.jit(step_lib.make_train_step(config, mesh))
+    update = jax.jit(step_lib.make_train_step(config))
     models, losses = [abstract.merge(graphdef, state.params)], []
     with feed_lib.Feed(config, store, mesh, rows=rows, shuffle=True) as feed:
       for batch, _ in itertools.islice(feed, UPDATES):

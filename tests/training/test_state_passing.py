@@ -44,7 +44,7 @@ def _setup(share=0.5, **training):
 
 def _run(config, mesh, batches, start=None):
   current, losses = start or state.initial_state(config, mesh), []
-  train_step = jax.jit(step.make_train_step(config, mesh))
+  train_step = jax.jit(step.make_train_step(config))
   with jax.set_mesh(mesh):
     for batch in batches:
       batch = jax.device_put(batch, sharding.batch_sharding(mesh))

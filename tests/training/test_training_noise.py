@@ -29,7 +29,7 @@ def test_noise_of_a_step(parts):
     write_rate_init=0.9,
   )
   mesh = sharding.make_mesh(config.mesh)
-  train_step = jax.jit(step.make_train_step(config, mesh))
+  train_step = jax.jit(step.make_train_step(config))
   tokens = np.random.default_rng(0).integers(0, 250, (4, 17)).astype(np.int32)
   batch = batch_lib.Batch(
     tokens[:, :-1],

@@ -42,7 +42,7 @@ def _setup(**training):
 
 
 def _run(config, mesh, start, batches):
-  train_step = jax.jit(step.make_train_step(config, mesh))
+  train_step = jax.jit(step.make_train_step(config))
   losses, current = [], start
   with jax.set_mesh(mesh):
     for batch in batches:
@@ -230,7 +230,7 @@ def test_bytes_of_tokens_are_counted_where_they_are_scored():
   config, mesh, start = _setup()
   sizes = np.arange(256, dtype=np.int32)
   batch = _batch(0, documents=True)
-  train_step = jax.jit(step.make_train_step(config, mesh, sizes))
+  train_step = jax.jit(step.make_train_step(config, sizes))
   with jax.set_mesh(mesh):
     _, metrics = train_step(start, batch)
   assert int(metrics["bytes"]) == batch.targets[batch.targets >= 0].sum()
@@ -250,8 +250,6 @@ def test_a_step_is_compiled_once(monkeypatch):
   mesh = sharding.make_mesh(config.mesh)
   start = state.initial_state(config, mesh)
   with jax.set_mesh(mesh):
-    after, _ = jax.eval_shape(
-      step.make_train_step(config, mesh), start, _batch(0)
-    )
+    after, _ = jax.eval_shape(step.make_train_step(config), start, _batch(0))
   kinds = lambda tree: [(x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]  # noqa: E731
   assert kinds(start) == kinds(after)

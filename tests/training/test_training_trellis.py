@@ -27,7 +27,7 @@ def _run(config, **mesh_sizes):
   for name, size in mesh_sizes.items():
     setattr(config.mesh, name, size)
   mesh = sharding.make_mesh(config.mesh)
-  train_step = jax.jit(step.make_train_step(config, mesh))
+  train_step = jax.jit(step.make_train_step(config))
   current, found = state.initial_state(config, mesh), []
   rows = sharding.batch_sharding(mesh)
   with jax.set_mesh(mesh):

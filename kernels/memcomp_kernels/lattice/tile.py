@@ -72,7 +72,7 @@ def form(
       # At a chunk's start the sum is zero, so no tile reads it.
       starts=("memory_start", None) if summed else ("memory_start",),
     )
-  tiling = tiling or tilings.tiling(spec)
+  tiling = tiling or tilings.DEFAULT
   return form_lib.Form(
     spec=spec,
     tiling=tiling,

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from memcomp_kernels.lattice import reference
 from memcomp_kernels.options import (
   at_least,
   not_negative,
@@ -51,12 +50,7 @@ class Tiling:
 
 
 DEFAULT = Tiling()
-
-
-def tiling(spec: reference.Spec) -> Tiling:
-  """Returns the fastest options on a CPU; no accelerator was measured."""
-  del spec
-  return DEFAULT
+"""The fastest options on a CPU; no accelerator was measured."""
 
 
 # Maximum value dimensions per lane: what a pass keeps of them in registers.
