@@ -8,6 +8,7 @@ rename commits them, or a file in a bucket. The next `poll` raises their errors.
 
 import os
 import pathlib
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,6 +66,9 @@ class Checkpoints:
           cleanup_tmp_directories=True,
         ),
       )
+      if processes.is_first() and not paths.is_remote(self._root):
+        # Orbax writes nothing before the first save, which would be late.
+        tempfile.TemporaryFile(dir=self._root).close()
 
   def steps(self) -> list[int]:
     """Returns the steps of the committed checkpoints, oldest first."""

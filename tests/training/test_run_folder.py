@@ -2,6 +2,10 @@
 
 import functools
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import runs
@@ -158,3 +162,29 @@ def test_which_logs_had_a_checkpoint(tmp_path, config, every, last, lost):
   log.write_text("")
   (tmp_path / "config.json").unlink()
   check()
+
+
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_written_are_told_at_the_start(tmp_path):
+  """As when another user has copied the run."""
+  before = ()
+  if os.geteuid() == 0:  # whom permissions do not stop
+    before = ("setpriv", "--bounding-set=-dac_override,-fowner")
+    if shutil.which("setpriv") is None:
+      pytest.skip("needs setpriv, or another user than root")
+  (tmp_path / "checkpoints").mkdir(mode=0o555)
+  program = (
+    "import sys\nfrom memcomp import cli\n"
+    "from memcomp.training import checkpoint\n"
+    f"run = lambda: checkpoint.Checkpoints({str(tmp_path)!r}, keep=1).close()\n"
+    "sys.exit(cli.guard(run))"
+  )
+  done = subprocess.run(
+    [*before, sys.executable, "-c", program],
+    env=training_cases.environment(),
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == errors.EXIT_BAD_INPUT, done.stderr
+  (line,) = done.stderr.splitlines()
+  assert "cannot write" in line and "checkpoints: Permission denied" in line

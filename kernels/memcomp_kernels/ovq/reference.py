@@ -33,12 +33,14 @@ class Spec:
   Attributes:
     chunk_size: number of tokens that are attended to exactly before they join
       the dictionary together, >= 1.
-    max_rows: N, maximum number of rows of the dictionary, in [1, 46340].
+    max_rows: N, maximum number of rows of the dictionary, in [1, 46340]; at
+      least 2 with growth "plateau".
     growth: rows after t tokens, "plateau" floor(t N / (t + N)), or "linear"
       min(t, N).
     count_bias: whether the log of a row's count is added to its scores, so that
       a row weighs as much as the tokens in it.
-    normalize_rows: whether rows have length 1 after every update.
+    normalize_rows: whether rows, keys as well as values, have length 1 after
+      every update.
   """
 
   chunk_size: int = option(256, at_least(1))
@@ -46,6 +48,13 @@ class Spec:
   growth: str = option("plateau", one_of(GROWTHS))
   count_bias: bool = True
   normalize_rows: bool = False
+
+  def __post_init__(self):
+    if self.max_rows == 1 and self.growth == "plateau":
+      raise ValueError(
+        'max_rows=1 never has a row with growth="plateau": give 2 or more, or'
+        ' growth="linear"'
+      )
 
   def rows(self, tokens):
     """Returns the rows in use after `tokens` >= 0 (an int, or an array)."""

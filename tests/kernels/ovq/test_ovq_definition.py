@@ -67,7 +67,7 @@ def test_first_chunk_by_hand():
   np.testing.assert_array_equal(joined[0, 0], [0, 0, 1, 2, 0])
 
 
-@pytest.mark.parametrize("rows", [1, 7, 1024])
+@pytest.mark.parametrize("rows", [2, 7, 1024])
 def test_growth_is_the_floor_of_the_formula(rows):
   spec = ovq.Spec(max_rows=rows)
   tokens = np.arange(0, 5000, 7)
@@ -152,6 +152,12 @@ def test_rows_of_length_one():
 def test_spec_names_the_field_out_of_range(field, value):
   with pytest.raises(ValueError, match=f"{field}="):
     ovq.Spec(**{field: value})
+
+
+def test_a_plateau_of_one_row_is_refused():
+  """It would have floor(t / (t + 1)) = 0 rows: no memory at all."""
+  with pytest.raises(ValueError, match="max_rows=1 never has a row"):
+    ovq.Spec(max_rows=1)
 
 
 def test_chunk_names_what_does_not_fit():
