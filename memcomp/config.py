@@ -3,7 +3,8 @@
 The config of each layer is next to the layer. This file adds the rest of an
 experiment. `get_config` in `configs/*.py` returns configs, and flags override
 fields (`--config.training.steps=10`). An unknown field or a value of the wrong
-type is an error. A range stands at its field.
+type is an error. Ranges of the optimizer, the training loop and the mesh stand
+at their fields, others in `training.validate`.
 """
 
 import contextlib
@@ -33,6 +34,10 @@ SEEDS = ("seed", "data.seed")
 
 def _below_one(x: float) -> str | None:
   return None if 0 <= x < 1 else "must lie in [0, 1)"
+
+
+def _share(x: float) -> str | None:
+  return None if 0 <= x <= 1 else "must lie in [0, 1]"
 
 
 def _copies(x: int) -> str | None:
@@ -204,7 +209,7 @@ class TrainingConfig:
   loss_chunk: int = option(0, not_negative)
   implementation: str = option("", _implementation)
   carry_state: bool = False
-  state_passing: float = option(0.0, not_negative, at_most(1))
+  state_passing: float = option(0.0, _share)
   init_from: str = ""
   init_partially: bool = False
   keep_optimizer: bool = False

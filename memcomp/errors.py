@@ -19,7 +19,7 @@ EXIT_DOES_NOT_FIT = 3
 """Exit code: the compiled step exceeds the memory of the devices."""
 
 EXIT_RESUMABLE = 42
-"""Exit code: interrupted by a signal and saved; the same command resumes."""
+"""Exit code: stopped, as by a signal, and saved; the same command resumes."""
 
 EXIT_DIVERGED = 43
 """Exit code: training stopped because its numbers were not finite."""

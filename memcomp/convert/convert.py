@@ -146,6 +146,12 @@ def convert(
       report["validation"]["distilled"] = score(
         "distilled", config.model, params
       )
+      last = report["validation"]["distilled"]
+      if last and not math.isfinite(last["nats"]):
+        raise errors.UserError(
+          "distillation diverged: the validation loss is not finite; lower"
+          " --distill_learning_rate"
+        )
     # Initial memories are parameters, too.
     carry = state_lib.initial_carry(
       config,

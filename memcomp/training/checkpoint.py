@@ -66,8 +66,15 @@ class Checkpoints:
           cleanup_tmp_directories=True,
         ),
       )
-      if processes.is_first() and not paths.is_remote(self._root):
-        # Orbax writes nothing before the first save, which would be late.
+
+  def check_writable(self) -> None:
+    """Raises UserError if the first process could not save.
+
+    Orbax writes nothing before the first save, which would be late. A bucket is
+    not asked.
+    """
+    if processes.is_first() and not paths.is_remote(self._root):
+      with disk.clear_errors(f"cannot write {self._root}"):
         tempfile.TemporaryFile(dir=self._root).close()
 
   def steps(self) -> list[int]:

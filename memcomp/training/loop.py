@@ -90,7 +90,7 @@ def train(
     metrics.open_log(
       run.workdir, resume_at=done, tensorboard=training.tensorboard
     ) as log,
-    profiler.Window(training, run.workdir, first=done) as window,
+    profiler.Window(training, run.workdir, progress.say, first=done) as window,
     progress,
     watchdog.Watchdog(
       training.watchdog_seconds,
@@ -154,7 +154,10 @@ def train(
       if stopped and not last:
         checkpoints.wait()
         progress.end()
-        _say_saved(cause or "another process was stopped", number, run.workdir)
+        _report(
+          f"{cause or 'another process was stopped'}: saved step {number} in"
+          f" {run.workdir}; the same command goes on from there"
+        )
         return errors.EXIT_RESUMABLE
       if following:
         batch, place = following
@@ -162,14 +165,9 @@ def train(
   return 0
 
 
-def _say_saved(cause: str, number: int, workdir: pathlib.Path) -> None:
-  with contextlib.suppress(OSError):  # stderr may be the pipe, too
-    print(
-      f"{cause}: saved step {number} in {workdir}; the same command goes on "
-      "from there",
-      file=sys.stderr,
-      flush=True,
-    )
+def _report(text: str) -> None:
+  with contextlib.suppress(OSError):  # a pipe without reader, too
+    print(text, file=sys.stderr, flush=True)
 
 
 def token_bytes(
@@ -216,12 +214,10 @@ def _diverged(
   checkpoints.wait()
   steps = checkpoints.steps()
   kept = f"the checkpoint of step {steps[-1]} stays" if steps else "none saved"
-  print(
+  _report(
     f"error: diverged: loss or gradient was not finite in {skipped} steps in a "
     f"row, up to step {number} ({kept}); lower optimizer.learning_rate or "
-    "raise optimizer.warmup_steps, in another --workdir",
-    file=sys.stderr,
-    flush=True,
+    "raise optimizer.warmup_steps, in another --workdir"
   )
   return errors.EXIT_DIVERGED
 

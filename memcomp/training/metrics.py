@@ -236,6 +236,11 @@ class Progress:
     self._write(f"\r{line}\x1b[K" if self._live else line + "\n")
     self._open = self._live
 
+  def say(self, text: str) -> None:
+    """Prints a line of its own."""
+    self.end()
+    self._write(text + "\n")
+
   def end(self) -> None:
     """Ends the line, so that the next output starts a new one."""
     if self._open:

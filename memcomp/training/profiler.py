@@ -1,6 +1,7 @@
 """A jax.profiler trace of a window of steps."""
 
 import pathlib
+from collections.abc import Callable
 
 import jax
 
@@ -18,10 +19,19 @@ class Window:
     self,
     config: config_lib.TrainingConfig,
     workdir: pathlib.Path,
+    say: Callable[[str], None],
     *,
     first: int = 0,
   ):
-    """Plans the trace; `first` is the index of the process's first step."""
+    """Plans the trace.
+
+    Args:
+      config: has the window.
+      workdir: folder for the trace.
+      say: prints a line.
+      first: index of the process's first step.
+    """
+    self._say = say
     self._on = config.profile_start >= 0
     self._start = max(config.profile_start, first)
     self._stop = self._start + config.profile_steps
@@ -50,4 +60,4 @@ class Window:
   def _end(self) -> None:
     self._tracing = False
     jax.profiler.stop_trace()
-    print(f"profiler trace: {self._directory}", flush=True)
+    self._say(f"profiler trace: {self._directory}")

@@ -47,9 +47,9 @@ def run(
       `workdir`.
 
   Returns:
-    An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when stopped by a
-    signal (`signals.NAMES`) and saved, `errors.EXIT_DIVERGED` when the loss
-    stopped being finite.
+    An exit code: 0 when finished, `errors.EXIT_RESUMABLE` when saved because a
+    signal (`signals.NAMES`) came or nothing reads the output any more,
+    `errors.EXIT_DIVERGED` when the loss stopped being finite.
 
   Raises:
     UserError: bad config, data, workdir, checkpoint or disk.
@@ -155,6 +155,8 @@ def _train(
     if restored and restored.step >= config.training.steps:
       print(f"{place}: all {restored.step} steps are done", flush=True)
       return 0
+    with processes.together("opening the checkpoints"):
+      checkpoints.check_writable()
     print(_describe(config, mesh, meta), flush=True)
     if restored:
       print(f"{place}: going on from step {restored.step}", flush=True)

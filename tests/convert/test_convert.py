@@ -94,7 +94,7 @@ def test_the_command_says_what_it_does(converted):
   for name, loss in report["validation"].items():
     assert f"{name}: validation loss {loss['nats']:.4f}" in done.stdout
   errors_ = [layers[0] for layers in report["errors"].values()]
-  assert len(errors_) == 2  # of the first step and of the last
+  assert len(errors_) == 2  # before the first step, after the last
   assert errors_[-1] < 0.8 * errors_[0]
   assert "layers.1.mixer.value.weight" in report["copied"]
   assert report["layers"] == [1]

@@ -16,7 +16,7 @@ def test_the_window_of_a_process(start, first, expected, tmp_path, monkeypatch):
   monkeypatch.setattr(jax.profiler, "start_trace", tracing.append)
   monkeypatch.setattr(jax.profiler, "stop_trace", tracing.clear)
   config = training_cases.tiny(profile_start=start, profile_steps=2).training
-  with profiler.Window(config, tmp_path, first=first) as window:
+  with profiler.Window(config, tmp_path, print, first=first) as window:
     for index in range(first, config.steps):
       window.before(index)
       traced += [index] * len(tracing)

@@ -176,8 +176,8 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(tmp_path):
   program = (
     "import sys\nfrom memcomp import cli\n"
     "from memcomp.training import checkpoint\n"
-    f"run = lambda: checkpoint.Checkpoints({str(tmp_path)!r}, keep=1).close()\n"
-    "sys.exit(cli.guard(run))"
+    f"run = checkpoint.Checkpoints({str(tmp_path)!r}, keep=1)\n"
+    "sys.exit(cli.guard(run.check_writable))"
   )
   done = subprocess.run(
     [*before, sys.executable, "-c", program],

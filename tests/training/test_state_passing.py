@@ -308,5 +308,5 @@ def test_validation_stays_on_fresh_states(text):
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_out_of_range_is_named(share):
   config, _ = _setup(share)
-  with pytest.raises(errors.UserError, match=r"training.state_passing.*0 to 1"):
+  with pytest.raises(errors.UserError, match=r"state_passing = .*\[0, 1\]"):
     validate.check(config)
