@@ -147,4 +147,4 @@ def reason(error: BaseException | None) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-  return (str(error).splitlines() or [type(error).__name__])[0]
+  return (str(error).splitlines() or [type(error).__name__])[0][:200]

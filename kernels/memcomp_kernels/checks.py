@@ -15,7 +15,7 @@ from jax import export
 from memcomp_kernels import shapes
 from memcomp_kernels.options import is_a, kind
 
-_LEAST = -(2**31)
+_GREATEST = 2**31 - 1
 
 
 def kinds(op: Any, **arguments: Any) -> None:
@@ -76,13 +76,12 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
   if isinstance(ids, (list, tuple)):
     with contextlib.suppress(ValueError):  # of uneven rows
       ids = np.array(ids)
-  wide = getattr(getattr(ids, "dtype", None), "itemsize", 0) > 4
-  if wide and _readable(ids):
+  if hasattr(ids, "dtype") and _readable(ids):
     low, high = ids.min(), ids.max()
-    if not _LEAST <= low <= high <= -_LEAST - 1:
+    if not 0 <= low <= high <= _GREATEST:
       raise ValueError(
-        f"{op.name}: segment_ids has numbers from {low} to {high}, more than"
-        " int32 holds; number the documents of a row from 1 on"
+        f"{op.name}: segment_ids has numbers from {low} to {high}, expected 0"
+        f" to {_GREATEST}: number the documents of a row from 1 on; 0 is padding"
       )
   ids = array(op, "segment_ids", ids)
   if not jnp.issubdtype(ids.dtype, jnp.integer):

@@ -108,6 +108,8 @@ def run(
     s, (before,) = jnp.asarray(inputs.write_logit, K.dtype), totals
     if laid.taken is not None:
       s = jnp.where(laid.taken > 0, s, 2 * reference.EMPTY)
+    # A log of a sum of zeros, as -inf writes them, has no derivative.
+    s = jnp.maximum(s, 2 * reference.EMPTY)
     z = jnp.logaddexp(before[..., None, :], lax.cumlogsumexp(s, axis=2))
     decay = channel_decay.of_sums(-before, -z, tiling.block_time)
     w = jnp.exp(s - z)

@@ -52,6 +52,9 @@ def _edges(inputs):
   return cases | {
     "high logits": inputs._replace(write_logit=1e4 * full),
     "low logits": inputs._replace(write_logit=-1e4 * full),
+    "slots that wait for their first write": inputs._replace(
+      write_logit=inputs.write_logit.at[:, :3, :, 1].set(-jnp.inf)
+    ),
     "rising logits": inputs._replace(write_logit=100 * rises * full),
     "falling logits": inputs._replace(write_logit=-100 * rises * full),
   }
