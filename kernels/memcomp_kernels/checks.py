@@ -77,11 +77,12 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
     with contextlib.suppress(ValueError):  # of uneven rows
       ids = np.array(ids)
   if hasattr(ids, "dtype") and _readable(ids):
-    low, high = ids.min(), ids.max()
+    numbers = np.asarray(ids)  # jnp would trace its minimum
+    low, high = numbers.min(), numbers.max()
     if not 0 <= low <= high <= _GREATEST:
       raise ValueError(
         f"{op.name}: segment_ids has numbers from {low} to {high}, expected 0"
-        f" to {_GREATEST}: number the documents of a row from 1 on; 0 is padding"
+        f" to {_GREATEST}: number documents from 1 on; 0 is padding"
       )
   ids = array(op, "segment_ids", ids)
   if not jnp.issubdtype(ids.dtype, jnp.integer):

@@ -155,22 +155,22 @@ ERRORS = {
     ),
     ValueError,
     "gated_delta_rule: segment_ids has numbers from 4294967296 to 4294967296,"
-    " expected 0 to 2147483647: number the documents of a row from 1 on; 0 is"
+    " expected 0 to 2147483647: number documents from 1 on; 0 is"
     " padding",
   ),
   "listed segment ids beyond int32": (
     lambda: gated_delta_rule(q, k, v, g, beta, segment_ids=[[1, 2, -(2**32)]]),
     ValueError,
     "gated_delta_rule: segment_ids has numbers from -4294967296 to 2, expected 0"
-    " to 2147483647: number the documents of a row from 1 on; 0 is padding",
+    " to 2147483647: number documents from 1 on; 0 is padding",
   ),
   "padding as other libraries mark it": (
     lambda: gated_delta_rule(
-      q, k, v, g, beta, segment_ids=jnp.full((2, 3), -100)
+      q, k, v, g, beta, segment_ids=np.full((2, 3), -100)
     ),
     ValueError,
     "gated_delta_rule: segment_ids has numbers from -100 to -100, expected 0 to"
-    " 2147483647: number the documents of a row from 1 on; 0 is padding",
+    " 2147483647: number documents from 1 on; 0 is padding",
   ),
   "an implementation behind one that does": (
     lambda: gated_delta_rule(
