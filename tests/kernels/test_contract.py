@@ -236,7 +236,7 @@ def test_packing(subject, lengths, padding):
   packed_checks.check_packing(subject, lengths, padding)
 
 
-# In the decoder's tests every mixer is held to it.
+# The decoder's tests hold a mixer of each kind to it, all of them if slow.
 @subjects_of(typical_forms, often=(*FIRST_OF_FOUR, *BY_CHUNK))
 @pytest.mark.parametrize("rows", [FEW, PACKED], ids=["few", "many"])
 def test_packed_against_reference(subject, rows):
@@ -263,7 +263,7 @@ def test_packed_rows_of_other_specs(subject):
   packed_checks.check_packed_against_reference(subject, PACKED, in_two=False)
 
 
-# In the decoder's tests every mixer is held to it, to the last bit as well.
+# So do the decoder's tests, to the last bit as well.
 @subjects_of(typical_forms, often=FIRST_OF_FOUR)
 def test_padding(subject):
   packed_checks.check_padding(

@@ -92,6 +92,9 @@ MIXERS = {
 
 FOUR = ("trellis", "lattice", "key_value_means", "tensor_cache")
 OFTEN = (*FOUR, "hybrid")
+# And one whose chunk form the other linear memories share, and attention. What
+# is a layer's own, such as positions in a segment, its own tests look at.
+KINDS = (*OFTEN, "gated_delta_net", "softmax_attention")
 
 # Every option of the block, two kinds of layer, values handed up.
 HYBRID = {
