@@ -1,4 +1,4 @@
-"""The diagrams of the documentation are drawn by their script."""
+"""The figures of the documentation are drawn by their scripts."""
 
 import pathlib
 import subprocess
@@ -7,11 +7,11 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-SCRIPT = ROOT / "benchmarks/figures/draw.py"
+SCRIPTS = ROOT / "benchmarks/figures"
 
 
-def draw(out, *flags):
-  command = [sys.executable, str(SCRIPT), f"--out={out}", *flags]
+def draw(out, *flags, script="draw.py"):
+  command = [sys.executable, str(SCRIPTS / script), f"--out={out}", *flags]
   subprocess.run(command, check=True, timeout=600)
   return {path.name for path in out.iterdir()}
 
@@ -19,6 +19,11 @@ def draw(out, *flags):
 def test_a_diagram(tmp_path):
   assert draw(tmp_path, "--only=trellis") == {"trellis.png"}
   assert (tmp_path / "trellis.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_of_the_results_are_drawn_from_their_numbers(tmp_path):
+  drawn = draw(tmp_path, script="results.py")
+  assert drawn == {"gaps.png", "inference.png"}
 
 
 @pytest.mark.slow

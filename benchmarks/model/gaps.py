@@ -1,12 +1,12 @@
-"""Tables and a figure of recall over gaps, from runs of `configs/recall.py`.
+"""Tables of recall over gaps, from runs of `configs/recall.py`.
 
   python train.py --config=configs/recall.py --each=all --seeds=3 --workdir=RUNS
-  python benchmarks/model/gaps.py --runs=RUNS --out=docs/results/gaps
+  python benchmarks/model/gaps.py --runs=RUNS
 
 Reads what each run's own evaluation wrote, `RUNS/METHOD-KIND-SEED/eval`; means
 over the seeds that there are. Prints, for each kind of row that was trained on
 (a gap, longGAP, multistore), each method's accuracy at its gap and at the
-others; draws gaps in <out>.png. Methods that are not trained yet are left out.
+others. Methods that are not trained yet are left out.
 """
 
 import collections
@@ -17,10 +17,7 @@ import re
 import numpy as np
 from absl import app, flags
 
-from memcomp.evaluation import panels
-
 _RUNS = flags.DEFINE_string("runs", None, "Folder of the runs.", required=True)
-_OUT = flags.DEFINE_string("out", "gaps", "Figure's path, no suffix.")
 
 Slices = dict[int, list[dict[str, float]]]
 """By gap of the question, of each seed."""
@@ -85,34 +82,6 @@ def main(argv):
     raise app.UsageError(f"{_RUNS.value} holds no evaluated run")
   for trained, by_method in found.items():
     print(table(trained, by_method))
-  found = {kind: x for kind, x in found.items() if _plain(kind)}
-  slices = [x for by_method in found.values() for x in by_method.values()]
-  gaps = sorted(set().union(*slices))
-  methods = sorted(set().union(*found.values()))
-  drawn = []
-  for trained, by_method in found.items():
-    # Every method in every panel: so each keeps its colour.
-    lines = {
-      method: [
-        _mean(by_method[method][gap], "accuracy")
-        if method in by_method
-        else float("nan")
-        for gap in gaps
-      ]
-      for method in methods
-    }
-    label = f"accuracy, trained at gap {trained}"
-    drawn.append(panels.Panel(label, lines, limits=(0, 1.05)))
-  print(
-    panels.draw(
-      gaps,
-      drawn,
-      xlabel="gap, tokens",
-      title="recall over a gap, chance 1 in 16",
-      path=pathlib.Path(f"{_OUT.value}.png"),
-      names=list(map(str, gaps)),
-    )
-  )
 
 
 if __name__ == "__main__":

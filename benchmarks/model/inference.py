@@ -1,12 +1,11 @@
 """Inference by context: every mixer in the comparison's small model.
 
-  python benchmarks/model/inference.py --runs=inference.jsonl --out=inference
+  python benchmarks/model/inference.py --runs=inference.jsonl
 
 Time of a token, speed of reading (medians over turns) and bytes of state behind
 contexts of 1k to 128k tokens of random ids, one text, weights of the start.
 Each finished model is a line of <runs>; models that are there are not repeated.
-Prints a table of all lines, writes it as <out>.md and draws <out>.png;
-`--report` does only that.
+Prints a table of all lines; `--report` does only that.
 """
 
 import json
@@ -16,7 +15,6 @@ from typing import Any
 import jax
 from absl import app, flags
 from flax import nnx
-from matplotlib import figure
 
 from memcomp import progress as progress_lib
 from memcomp.evaluation import throughput
@@ -29,10 +27,7 @@ _CONTEXTS = flags.DEFINE_list(
 _TOKENS = flags.DEFINE_integer("tokens", 128, "Made at each context.")
 _ROUNDS = flags.DEFINE_integer("rounds", 45, "Turns of each context.")
 _RUNS = flags.DEFINE_string("runs", "inference.jsonl", "Finished models.")
-_OUT = flags.DEFINE_string("out", "inference", "Path of results, no suffix.")
 _REPORT = flags.DEFINE_bool("report", False, "Only report on what is there.")
-
-FULL = "softmax_attention"
 
 
 def build(name: str) -> decoder.Decoder:
@@ -87,35 +82,6 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
   return "\n".join(lines)
 
 
-def draw(runs: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
-  """Time of a token, speed of reading and bytes of state by context."""
-  canvas = figure.Figure(figsize=(13, 5.5), layout="constrained")
-  panels = canvas.subplots(1, 3)
-  columns = (
-    ("seconds_per_token", 1e3, "milliseconds a token"),
-    ("read_tokens_per_second", 1, "tokens/s read"),
-    ("state_bytes", 1 / 1024, "KiB of state"),
-  )
-  styles = ["-", "--", ":"]
-  for index, (name, rows) in enumerate(runs.items()):
-    for axes, (key, scale, _) in zip(panels, columns, strict=True):
-      axes.plot(
-        [row["context"] for row in rows],
-        [scale * row[key] for row in rows],
-        marker=".",
-        linestyle=styles[index // 10],
-        color="black" if name == FULL else f"C{index % 10}",
-        linewidth=2.5 if name == FULL else 1.2,
-        label=name if axes is panels[0] else None,
-      )
-  for axes, (_, _, title) in zip(panels, columns, strict=True):
-    axes.set(xscale="log", yscale="log", xlabel="context (tokens)", title=title)
-    axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3)
-  canvas.legend(loc="outside lower center", fontsize="x-small", ncols=7)
-  canvas.savefig(path, dpi=120)
-
-
 def main(_) -> None:
   """Measures what is missing, and reports."""
   done = finished()
@@ -138,9 +104,6 @@ def main(_) -> None:
   order = [name for name in comparison.NAMES if name in runs]
   runs = {name: runs[name] for name in order}
   print(table(runs))
-  out = pathlib.Path(_OUT.value)
-  out.with_suffix(".md").write_text(table(runs) + "\n")
-  draw(runs, out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
