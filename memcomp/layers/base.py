@@ -374,14 +374,12 @@ class Mixer(nnx.Module):
   # Subclasses use these helpers.
 
   def init_memory(self, batch: int, **keywords: Any) -> Any:
-    """The memory before the first token, in this layer's sizes."""
+    """The memory before the first token, in this layer's sizes and dtype."""
+    parameters = jax.tree.leaves(nnx.state(self, nnx.Param))
+    dtype = jnp.result_type(jnp.float32, *(p.dtype for p in parameters))
+    sizes = {n: getattr(self, n) for n in ("heads", "key_dim", "value_dim")}
     return self.op.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-      **keywords,
+      self.spec, batch=batch, dtype=dtype, **(sizes | keywords)
     )
 
   def split(self, x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memcomp.layers import linear, options, parameters, projection, rotary
+from memcomp.layers import base, linear, options, parameters, projection, rotary
 from memcomp_kernels import contract, infini_attention
 from memcomp_kernels.options import inside, option
 
@@ -91,7 +91,7 @@ class InfiniAttention(projection.ProjectedMixer):
     positions = contract.token_positions(
       call.segment_ids, memory.segment_id, memory.position, x.shape[1]
     )
-    gate = jax.nn.sigmoid(self.read_gate[...].astype(jnp.float32))
+    gate = jax.nn.sigmoid(base.wide(self.read_gate[...]))
     gate = jnp.broadcast_to(gate[:, None], (*query.shape[:3], 1))
     inputs = infini_attention.Inputs(
       query=self.rotary(query, positions),

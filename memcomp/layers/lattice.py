@@ -113,12 +113,8 @@ class Lattice(solved.SolvedMixer):
     """The state before the first token, with the initial slots."""
     del length
     initial = self.initial_memory
-    memory = self.op.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.heads,
-      value_dim=self.value_dim,
-      memory=None if initial is None else initial[...],
+    memory = self.init_memory(
+      batch, key_dim=None, memory=None if initial is None else initial[...]
     )
     return self.with_taps(batch, memory)
 

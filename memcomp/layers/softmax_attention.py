@@ -113,14 +113,7 @@ class SoftmaxAttention(projection.ProjectedMixer):
     )
 
   def _empty(self, batch, length):
-    return self.op.init_state(
-      self.spec,
-      batch=batch,
-      heads=self.kv_heads,
-      key_dim=self.key_dim,
-      value_dim=self.value_dim,
-      length=length,
-    )
+    return self.init_memory(batch, heads=self.kv_heads, length=length)
 
   def fresh_memory(self, batch, memory, call):
     """An empty memory with as many rows as the given one.

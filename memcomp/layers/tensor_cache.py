@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from memcomp.layers import linear, options, parameters, projection
+from memcomp.layers import base, linear, options, parameters, projection
 from memcomp_kernels import tensor_cache
 from memcomp_kernels.options import option, positive
 from memcomp_kernels.tensor_cache import reference
@@ -193,7 +193,7 @@ class TensorCache(projection.ProjectedMixer):
     def gate(parameter):
       logit = jnp.clip(parameter[...], -_LARGEST_LOGIT, _LARGEST_LOGIT)
       shape = (*x.shape[:2], *logit.shape)
-      return jnp.broadcast_to(logit.astype(jnp.float32), shape)
+      return jnp.broadcast_to(base.wide(logit), shape)
 
     inputs = tensor_cache.Inputs(
       query=query,
@@ -219,9 +219,9 @@ class TensorCache(projection.ProjectedMixer):
   def outputs(self, x, y):
     """Equation (5) for `[batch, time, heads, 2 * value]`."""
     local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
-    gate = self.read_gate[...].astype(jnp.float32)
+    gate = base.wide(self.read_gate[...])
     if self.token_gate is not None:
-      gate = gate + self.token_gate(x).astype(jnp.float32)
+      gate = gate + base.wide(self.token_gate(x))
     gate = jax.nn.sigmoid(gate).astype(x.dtype)
     return self.out(local) + gate * self.memory_out(read)
 

@@ -46,26 +46,58 @@ def test_a_width_is_enough(name, dtype):
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def cast(name, dtype):
+  """The layer of 64 features whose parameters were cast."""
+  layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+  parameters = nnx.state(layer, nnx.Param)
+  nnx.update(layer, jax.tree.map(lambda p: p.astype(dtype), parameters))
+  return layer
+
+
+@pytest.mark.parametrize(
+  "dtype",
+  rotation.cases(["bfloat16", "float16", "float64"], ["bfloat16", "float64"]),
+)
 @pytest.mark.parametrize("name", registry.MIXERS)
-def test_parameters_may_be_narrow(name, dtype):
-  """Of a layer that was cast; its memory stays float32."""
+def test_parameters_may_have_any_dtype(name, dtype):
+  """The memory of a layer that was cast has float32, or more if they have."""
 
   def whole(x):
-    layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
-    narrow = jax.tree.map(
-      lambda p: p.astype(dtype), nnx.state(layer, nnx.Param)
-    )
-    nnx.update(layer, narrow)
+    layer = cast(name, dtype)
     ids = jnp.ones(x.shape[:2], jnp.int32)
     y, state = layer(x, layer.init_state(2), segment_ids=ids)
     y_t, state = layer.step(x[:, 0], state)
     return y, layer(x), y_t, getattr(state, "memory", state)
 
-  *outputs, memory = jax.eval_shape(whole, X.update(dtype=dtype))
+  with jax.enable_x64(dtype == "float64"):
+    x = jax.ShapeDtypeStruct(X.shape, dtype)
+    *outputs, memory = jax.eval_shape(whole, x)
   assert {y.dtype.name for y in outputs} == {dtype}
   dtypes = {x.dtype.name for x in jax.tree.leaves(memory)}
-  assert dtypes - {"int32"} == {"float32"}
+  wide = "float64" if dtype == "float64" else "float32"
+  assert dtypes - {"int32"} == {wide}
+
+
+@pytest.mark.parametrize(
+  "name", rotation.cases(list(registry.MIXERS), ["gated_delta_net"])
+)
+def test_a_state_in_float64_loses_nothing(name):
+  """Whole, cut into two and token by token, to the rounding of float64."""
+  with jax.enable_x64(True):
+    layer = cast(name, "float64")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 21, 64)))
+    whole, _ = layer(x, layer.init_state(2))
+    first, state = layer(x[:, :13], layer.init_state(2))
+    rest, _ = layer(x[:, 13:], state)
+    tokens, state = [], layer.init_state(2)
+    for t in range(x.shape[1]):
+      y, state = layer.step(x[:, t], state)
+      tokens.append(y)
+    cut = jnp.concatenate([first, rest], axis=1)
+    scale = jnp.max(jnp.abs(whole))
+    np.testing.assert_allclose(cut / scale, whole / scale, atol=1e-13)
+    by_token = jnp.stack(tokens, axis=1)
+    np.testing.assert_allclose(by_token / scale, whole / scale, atol=1e-13)
 
 
 @pytest.mark.parametrize(
