@@ -127,7 +127,7 @@ def run(
         )
       found = task | _figures(measured)
       found |= {"longest": model.longest, "beyond_trained": model.beyond}
-      results.add(found, setting=_setting(found), result=_result(found))
+    results.add(found, setting=_setting(found), result=_result(found))
     every.append(found)
     print(_lines(found, state), flush=True)
   written: list[pathlib.Path | str] = [results.path, folder / "results.md"]

@@ -88,24 +88,28 @@ class File:
     try:
       before = json.loads(self.path.read_text())
       slices = [dict(one) for one in before["slices"]]
+      config = dict(before.get("config", {}))
     except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
-      raise errors.UserError(
-        f"{report.shown(self.path)} is there and is no result of"
-        f" {self._task}; move it away, or choose another --out"
-      ) from error
+      raise self._no_result() from error
     other = [
       what
       for what in self._same
       if _identity(before.get(what)) != _identity(self._about[what])
     ]
     if self._config is not None and not other:
-      other = workdir.changes(before.get("config", {}), self._config)
+      other = workdir.changes(config, self._config)
     if other:
       raise errors.UserError(
         f"{report.shown(self.path)} holds results of another model (its"
         f" {other[0]} differs); choose another --out"
       )
     return slices
+
+  def _no_result(self) -> errors.UserError:
+    return errors.UserError(
+      f"{report.shown(self.path)} is there and is no result of {self._task};"
+      " move it away, or choose another --out"
+    )
 
   def find(self, **key: Any) -> dict[str, Any] | None:
     """Returns the slice with these entries, usually `task_hash` and `seed`."""
@@ -133,17 +137,16 @@ class File:
     Raises:
       UserError: no space or no permission.
     """
-    one = self.find(**{name: key[name] for name in ("task_hash", "seed")})
-    if one is not None:
-      return one, "done before"
-    one = key | measure()
-    self.add(
-      one,
-      setting=setting,
-      result=result(one),
-      state_bytes=one["state_bytes"],
-    )
-    return one, ""
+    done = self.find(**{name: key[name] for name in ("task_hash", "seed")})
+    one = key | measure() if done is None else done
+    try:
+      figures, state_bytes = result(one), one["state_bytes"]
+    except (KeyError, TypeError, ValueError) as error:
+      if done is None:
+        raise
+      raise self._no_result() from error
+    self.add(one, setting=setting, result=figures, state_bytes=state_bytes)
+    return one, "" if done is None else "done before"
 
   def add(
     self,
@@ -155,7 +158,9 @@ class File:
   ) -> None:
     """Writes a slice to the file, and its line to the table beside it.
 
-    It keeps the slices that other processes have written meanwhile.
+    It keeps the slices that other processes have written meanwhile, and writes
+    nothing if both are there: the table's line may be missing after an
+    interruption.
 
     Args:
       one: the result, in a form that JSON accepts.
@@ -166,7 +171,11 @@ class File:
     Raises:
       UserError: no space or no permission.
     """
-    cells = self._task, setting, result, f"{state_bytes:,}", self._model
+    file = self.path.name
+    cells = self._task, setting, result, f"{state_bytes:,}", self._model, file
+    table = self.path.with_name("results.md")
+    if one in self._slices and _with_line(table, cells) is None:
+      return
     with disk.locked(
       self.path.with_name(".lock"),
       f"{report.shown(self.path.parent)} is being written",
@@ -175,7 +184,7 @@ class File:
       self._slices = [x for x in self._read() if _key(x) != _key(one)]
       self._slices.append(one)
       report.write_json(self.path, {**self._about, "slices": self._slices})
-      add_line(self.path.with_name("results.md"), (*cells, self.path.name))
+      add_line(table, cells)
 
 
 class Slices(File):
@@ -238,6 +247,13 @@ def add_line(path: pathlib.Path, cells: tuple[str, ...]) -> None:
   Raises:
     UserError: no space or no permission.
   """
+  text = _with_line(path, cells)
+  if text is not None:
+    report.write_text(path, text)
+
+
+def _with_line(path: pathlib.Path, cells: tuple[str, ...]) -> str | None:
+  """The table with a line of these cells; None if it has that line."""
   lines = []
   if path.exists():
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -250,5 +266,8 @@ def add_line(path: pathlib.Path, cells: tuple[str, ...]) -> None:
       other[i] == own[i] for i in (0, 1, 4, 5)
     )
 
+  new = f"| {' | '.join(own)} |\n"
+  if new in lines:
+    return None
   kept = [line for line in lines if not same(line)] or [_HEADER]
-  report.write_text(path, "".join([*kept, f"| {' | '.join(own)} |\n"]))
+  return "".join([*kept, new])

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import shapes
 from memcomp_kernels.options import kind
 
 
@@ -43,7 +44,7 @@ def check(
   name = type(layer).__name__
   arrays = {"x": x, "segment_ids": segment_ids, "first_value": first_value}
   for told, array in arrays.items():
-    if array is not None and not hasattr(array, "ndim"):
+    if not hasattr(array, "ndim") and (array is not None or told == "x"):
       raise TypeError(
         f"{name}: {told} is of type {kind(array)}, expected an array"
       )
@@ -84,8 +85,12 @@ def check(
       f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
       f" init_state({x.shape[0]})"
     )
-  if not whole:
-    _check_beside_memory(layer, rows, state)
+  fresh = jax.eval_shape(lambda: layer.fresh_state(rows))
+  if whole:
+    _check_memory(layer, rows, memory, fresh, "state.")
+  else:
+    _check_beside_memory(name, rows, state, fresh)
+    _check_memory(layer, rows, memory, fresh.memory, "state.memory.")
 
 
 def check_width(first_value: jax.Array, width: int) -> None:
@@ -97,12 +102,8 @@ def check_width(first_value: jax.Array, width: int) -> None:
     )
 
 
-def _check_beside_memory(layer: Any, rows: int, state: Any) -> None:
-  """Raises ValueError if a part of the state is not of this layer's size.
-
-  The op checks the memory, whose size may depend on the length of the text.
-  """
-  fresh = jax.eval_shape(lambda: layer.fresh_state(rows))
+def _check_beside_memory(name: str, rows: int, state: Any, fresh: Any) -> None:
+  """Raises ValueError if a part of the state is not of this layer's size."""
   given, expected = (
     {
       jax.tree_util.keystr(path): leaf.shape
@@ -114,6 +115,24 @@ def _check_beside_memory(layer: Any, rows: int, state: Any) -> None:
     shape, own = given.get(part), expected.get(part)
     if shape != own:
       raise ValueError(
-        f"{type(layer).__name__}: state{part} has shape {shape}, expected"
-        f" {own}; make it by this layer's init_state({rows})"
+        f"{name}: state{part} has shape {shape}, expected {own}; make it by"
+        f" this layer's init_state({rows})"
       )
+
+
+def _check_memory(
+  layer: Any, rows: int, memory: Any, fresh: Any, label: str
+) -> None:
+  """Raises ValueError if the memory has other heads or widths.
+
+  Its other sizes may depend on the length of the text; the op checks them.
+  """
+  check = shapes.Check(type(layer).__name__, layer.spec)
+  check.arrays(fresh)
+  check.sizes = {x: n for x, n in check.sizes.items() if x in shapes.SIZES}
+  try:
+    check.arrays(memory, label)
+  except ValueError as error:
+    raise ValueError(
+      f"{error}; make it by this layer's init_state({rows})"
+    ) from error

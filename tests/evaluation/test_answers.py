@@ -156,8 +156,11 @@ def test_slices_are_measured_once_and_equal_for_equal_seeds(
   capsys.readouterr()
   kept = module.measure
   monkeypatch.setattr(module, "measure", never)
+  # The table of an evaluation that was stopped before it was written.
+  (tmp_path / "a/results.md").unlink()
   run.run(workdir, name, out=str(tmp_path / "a"), options=FLAGS[name])
   assert capsys.readouterr().out.count("done before") == 2
+  assert (tmp_path / "a/results.md").read_text() == table
   # Another seed is another slice, with other rows.
   monkeypatch.setattr(module, "measure", kept)
   run.run(workdir, name, out=str(tmp_path / "a"), seed=9, options=FLAGS[name])

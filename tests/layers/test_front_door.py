@@ -355,12 +355,21 @@ def test_what_does_not_fit_the_input_is_one_line():
   for call in (layer, lambda x, s: layer.step(x[:, 0], s)):
     with pytest.raises(ValueError, match=said):
       call(x, longer.init_state(2))
+  narrow = layers.KeyValueMeans(32, heads=4, rngs=nnx.Rngs(0)).init_state(2)
+  wide = layers.KeyValueMeans(32, heads=2, rngs=nnx.Rngs(0))
+  said = (
+    r"KeyValueMeans: state.memory.keys has shape \(2, 4, 256, 8\), expected"
+    r" \[batch=2, heads=2, rows=256, key_dim=16\]; make it by this layer's init"
+  )
+  with pytest.raises(ValueError, match=said):
+    wide(x, narrow)
   said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
   with pytest.raises(ValueError, match=said):
     layer(x, segment_ids=jnp.zeros((2, 9), int))
   for call, said in (
     (lambda: layer(x.astype(int)), "x has dtype int32, expected a floating"),
     (lambda: layer(x.tolist()), "x is of type list, expected an array"),
+    (lambda: layer(None), "x is of type NoneType, expected an array"),
     (lambda: layer(x, segment_ids=[[1]]), "segment_ids is of type list, exp"),
   ):
     with pytest.raises((TypeError, ValueError), match=f"Trellis: {said}"):
