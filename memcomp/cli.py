@@ -149,6 +149,12 @@ def _allow_promotion() -> None:
 
 
 def _run(program, usage, argv) -> int | None:
+  try:
+    pathlib.Path.cwd()
+  except FileNotFoundError as error:
+    raise errors.UserError(
+      "the current folder was removed; change into one that exists"
+    ) from error
   argv = config_flag.with_path(argv)
   if any(arg in ("-h", "--help", "--helpfull", "--help=true") for arg in argv):
     print(_help(usage, argv, program.__module__))
@@ -237,13 +243,17 @@ def set_compilation_cache(folder: str) -> None:
   Args:
     folder: folder of the cache; "" is in the user's cache folder, "off" is
       none. The variable JAX_COMPILATION_CACHE_DIR takes precedence.
+
+  Raises:
+    OSError: the given folder cannot be made.
   """
   if folder == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
   import jax
 
+  given = bool(folder)
   try:
-    if not folder:
+    if not given:
       base = os.environ.get("XDG_CACHE_HOME") or paths.expand("~/.cache")
       folder = str(pathlib.Path(base) / "memcomp")
       # Nobody has asked for it to be written.
@@ -251,5 +261,7 @@ def set_compilation_cache(folder: str) -> None:
     if not paths.is_remote(folder):
       pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
   except (OSError, errors.UserError):
+    if given:
+      raise
     return  # Slower, not wrong.
   jax.config.update("jax_compilation_cache_dir", folder)

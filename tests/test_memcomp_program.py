@@ -49,10 +49,10 @@ def test_a_mistake_is_one_line(arguments, said, monkeypatch, capsys):
   assert line.startswith("error: ") and said in line
 
 
-def run_program(*arguments, **options):
+def run_program(*arguments, start=("-m", "memcomp"), **options):
   paths = [str(ROOT), str(ROOT / "kernels")]
   return subprocess.run(
-    [sys.executable, "-m", "memcomp", *arguments],
+    [sys.executable, *start, *arguments],
     env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     capture_output=True,
     text=True,
@@ -80,6 +80,21 @@ def test_chat_has_the_flags_of_chat():
 def test_train_names_the_configs(tmp_path):
   said = run_program("train", "--help", cwd=tmp_path).stdout
   assert ", ".join(named_configs.names()) in said
+
+
+def test_a_folder_that_was_removed(tmp_path):
+  """The shell stays in it; no path of the command is at fault."""
+  folder = tmp_path / "gone"
+  folder.mkdir()
+  remove = (
+    "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
+  )
+  command = [sys.executable, "-m", "memcomp", "train"]
+  done = run_program(cwd=folder, start=["-c", remove, *command])
+  assert done.returncode == errors.EXIT_BAD_INPUT
+  assert done.stderr == (
+    "error: the current folder was removed; change into one that exists\n"
+  )
 
 
 @pytest.mark.parametrize(

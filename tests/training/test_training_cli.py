@@ -328,6 +328,9 @@ def test_the_cache_of_programs(tmp_path):
   assert folder("", HOME=home) == f"{home}/.cache/memcomp"
   assert folder("", HOME="") == "None"
   assert folder("off", XDG_CACHE_HOME=home) == "None"
+  (tmp_path / "file").touch()
+  with pytest.raises(subprocess.CalledProcessError):
+    folder(f"{home}/file/x")
   assert folder(f"{home}/own") == f"{home}/own"
   kept = folder("", JAX_COMPILATION_CACHE_DIR=f"{home}/env")
   assert kept == f"{home}/env"
