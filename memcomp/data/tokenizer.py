@@ -367,6 +367,12 @@ def _utf8(text: str) -> bytes:
   try:
     return text.encode()
   except UnicodeEncodeError as error:
+    code = ord(text[error.start])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python reads a byte that is no UTF-8
+      raise errors.UserError(
+        f"character {error.start} of the text is the byte {code - 0xDC00:#x},"
+        " which is not UTF-8; convert the text"
+      ) from error
     raise errors.UserError(
       f"character {error.start} of the text is half of a surrogate pair, which "
       "has no UTF-8 form; remove it"

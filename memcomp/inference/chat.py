@@ -224,8 +224,10 @@ class Chat:
     )
 
   def _read_file(self, name: str) -> None:
+    if not name:
+      raise errors.UserError("/read names no file; write /read FILE")
     path = pathlib.Path(paths.expand(name))
-    with paths.reading_text(name or "no file", fix="write /read FILE"):
+    with paths.reading_text(name, fix="write /read FILE"):
       text = path.read_bytes()
       text.decode()
     ids = self._owner.tokenizer.encode_bytes(text)

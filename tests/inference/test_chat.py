@@ -78,7 +78,7 @@ def test_an_opening_is_read_first(owner, talk):
     ("/save", "write /save FOLDER"),
     ("/load nowhere", "is no saved session"),
     ("/read nowhere", "cannot read nowhere: No such file"),
-    ("/read", "write /read FILE"),
+    ("/read", "/read names no file; write /read FILE"),
     ("/undo", "there is no turn to undo"),
     ("/state", "nothing has been read yet"),
     ("/set top_k", "write NAME=VALUE, NAME one of temperature,"),
@@ -98,7 +98,7 @@ def test_an_opening_is_read_first(owner, talk):
     ("/load /proc/x", "is no saved session"),
     (f"/load {LONG}", "File name too long"),
     ("/load a\0b", "null byte"),
-    ("a\udcff", "surrogate"),
+    ("a\udcff", "character 1 of the text is the byte 0xff, which is not"),
     ("", "the prompt is empty"),
   ],
 )
