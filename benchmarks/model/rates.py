@@ -139,13 +139,17 @@ def tuned(runs: list[Run]) -> str:
     first = {own: bits[0] for own, bits in of.items() if 0 in bits}
     tried = sorted(first, key=lambda own: first[own])
     best = tried[0]
-    rest = [bits for seed, bits in sorted(of[best].items()) if seed]
+    chosen = of[best]
+    rest = [bits for seed, bits in sorted(chosen.items()) if seed]
+    both = sorted(s for s in of[""].keys() & chosen.keys() if s and best)
+    gains = [f"{chosen[seed] - of[''][seed]:+.3f}" for seed in both]
     cells = [
       f"{first['']:.3f}",
       "; ".join(f"{own}: {first[own]:.3f}" for own in tried if own) or "-",
       best or "as it stands",
       ", ".join(f"{x:.3f}" for x in rest) or "-",
       f"{np.mean(rest):.3f}" if rest else "-",
+      ", ".join(gains) or "-",
     ]
     rows.append((np.mean(rest) if rest else first[best], [mixer, *cells]))
   head = [
@@ -155,8 +159,9 @@ def tuned(runs: list[Run]) -> str:
     "chosen",
     "other seeds",
     "their mean",
+    "against as it stands, by seed",
   ]
-  rule = ["---", "---:", "---", "---", "---", "---:"]
+  rule = ["---", "---:", "---", "---", "---", "---:", "---"]
   return markdown(head, rule, *(row for _, row in sorted(rows)))
 
 
