@@ -7,6 +7,7 @@ choices).
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 from flax import nnx
@@ -14,7 +15,7 @@ from flax import nnx
 from memcomp.layers import linear, norm, options, parameters, solved
 from memcomp_kernels import lattice
 from memcomp_kernels.lattice import orthonormal_slots
-from memcomp_kernels.options import one_of, option
+from memcomp_kernels.options import not_negative, one_of, option
 
 MEMORY_INITS = ("learned", "fixed")
 
@@ -25,7 +26,7 @@ class LatticeConfig(solved.SolvedConfig):
 
   Attributes:
     num_slots: slots per head, at most value_dim: the initial slots are
-      orthonormal.
+      orthonormal. 0 is as many as value_dim, up to 64.
     key_dim: unused; a key is a code over the slots.
     memory_init: whether the orthonormal initial slots are "learned" or "fixed".
     post_norm: whether a layer norm follows the memory.
@@ -33,8 +34,14 @@ class LatticeConfig(solved.SolvedConfig):
 
   Spec = lattice.Spec
 
+  num_slots: int = option(0, not_negative)
   memory_init: str = option("learned", one_of(MEMORY_INITS))
   post_norm: bool = False
+
+  def derived(self) -> dict[str, Any]:
+    """The slots, by default as many as a value has features."""
+    most = lattice.Spec().num_slots
+    return {"num_slots": self.num_slots or min(self.value_dim or most, most)}
 
   def tiling(self) -> lattice.Tiling:
     """The kernel's tiling, with the solver of the per-token gradients."""

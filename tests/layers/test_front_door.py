@@ -105,8 +105,7 @@ def test_a_state_in_float64_loses_nothing(name):
 )
 def test_exported_for_any_batch(name):
   """By `jax.export`: calls, calls that read on, and steps."""
-  few = {"num_slots": 8} if name == "lattice" else {}  # no more than values
-  layer = registry.MIXERS[name](64, heads=2, **few, rngs=nnx.Rngs(0))
+  layer = registry.MIXERS[name](64, heads=2, rngs=nnx.Rngs(0))
 
   def whole(x):
     y, state = layer(x, layer.init_state(x.shape[0]))
@@ -224,8 +223,6 @@ def test_a_config_makes_the_same_layer(name):
 @pytest.mark.parametrize("name", registry.MIXERS)
 def test_sizes_that_are_given_stay(name):
   config = registry.config_of(name)(heads=3, key_dim=8, value_dim=8)
-  if name == "lattice":
-    config.num_slots = 8
   filled = config.at_width(100)
   assert (filled.heads, filled.key_dim, filled.value_dim) == (3, 8, 8)
   assert filled.at_width(100) == filled
@@ -347,7 +344,7 @@ def test_what_does_not_fit_the_input_is_one_line():
     layer.step(x[:, 0], layer.init_state(3))
   with pytest.raises(TypeError, match="Trellis: state is of type tuple; make"):
     layer(x, (x,))
-  other = layers.Lattice(32, num_slots=8, rngs=nnx.Rngs(0)).init_state(2)
+  other = layers.Lattice(32, rngs=nnx.Rngs(0)).init_state(2)
   with pytest.raises(TypeError, match=r"lattice\.\w+\.State; make it"):
     layer(x, other)
   longer = layers.Trellis(32, convolution_width=8, rngs=nnx.Rngs(0))

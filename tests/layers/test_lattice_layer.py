@@ -34,6 +34,15 @@ def base():
   return run(CONFIG)
 
 
+@pytest.mark.parametrize(
+  ("value_dim", "given", "slots"),
+  [(32, 0, 32), (64, 0, 64), (128, 0, 64), (32, 8, 8), (128, 96, 96)],
+)
+def test_slots_follow_the_values(value_dim, given, slots):
+  config = lattice.LatticeConfig(num_slots=given, value_dim=value_dim)
+  assert config.at_width(2 * value_dim).spec().num_slots == slots
+
+
 KNOBS = [
   # The paper's ablation, from the lowest rung; the forget gate is the last.
   {"update": "delta"},
