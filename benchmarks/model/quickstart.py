@@ -21,8 +21,8 @@ Run = dict[str, Any]
 
 NAMES = {
   "first command": "Trellis, 0.5 M parameters, 4.3 M training bytes",
-  "AdamW": "the same with AdamW, 4.8 M training bytes",
-  "AdamW fresh": "that without state passing",
+  "AdamW": "Trellis with AdamW, 4.8 M training bytes",
+  "AdamW fresh": "Trellis with AdamW, without state passing",
 }
 """Cases that stand beside other programs."""
 
