@@ -7,8 +7,8 @@ Sizes: 125m, 170m, 350m, 780m, 1b, with batches of 0.5 M tokens in rows of
 2,048, as in the papers. kvm_120m and kvm_350m, also with _sqrt or _hybrid, are
 the models of the Key-Value Means paper with its recipe: 0.5 M tokens in rows of
 8,192. DIR is a folder of text, or preferably an output of `python -m
-memcomp.data.prepare`. Hardware: TPU or GPU. Time: docs/results/gpu.md has steps at
-125m on an H200. Result: not measured.
+memcomp.data.prepare`. Hardware: TPU or GPU. Time: docs/results/gpu.md has steps
+at 125m on an H200. Result: not measured.
 """
 
 from memcomp import config
