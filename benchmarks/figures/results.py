@@ -1,4 +1,4 @@
-"""The pictures of docs/results that are drawn from its files of CSV.
+"""Draws figures of docs/results from the CSV files beside them.
 
   python benchmarks/figures/results.py
 
@@ -17,8 +17,8 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs/results"
 
 Row = dict[str, str]
 
-_DRAWN = "#0072B2"
-_FULL = "#D55E00"
+_USUAL = "#0072B2"
+_MARKED = "#D55E00"
 """Blue and vermilion of Okabe and Ito: the colour-blind can tell them apart."""
 
 
@@ -56,7 +56,7 @@ def gaps(table: list[Row]) -> figure.Figure:
     at = columns.index(trained)
     axes.add_patch(
       patches.Rectangle(
-        (at - 0.5, -0.5), 1, len(methods), fill=False, edgecolor=_FULL, lw=2.5
+        (at - 0.5, -0.5), 1, len(methods), fill=False, edgecolor=_MARKED, lw=2.5
       )
     )
     axes.set(title=f"trained at {kind}", xlabel="gap of the question, tokens")
@@ -87,7 +87,7 @@ def inference(table: list[Row]) -> figure.Figure:
       [float(r[f"{column}_{end}"]) for r in table] for end in ("first", "last")
     ]
     colours = [
-      _FULL if a > 2 * b or b > 2 * a else _DRAWN
+      _MARKED if a > 2 * b or b > 2 * a else _USUAL
       for a, b in zip(*ends, strict=True)
     ]
     axes.hlines(height, *ends, color=colours, linewidth=2)

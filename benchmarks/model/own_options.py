@@ -6,10 +6,10 @@
   python benchmarks/model/tables.py
 
 Seed 0 runs a mixer as it stands in the comparison and with each of its two
-changes. Other seeds run what was best with seed 0; with `--both` also the mixer
-as it stands, which says whether the change is better in all. Finished runs are
-left as they are and others go on, so the command can be given again. Hardware:
-2 CPU cores. Time: 2 to 5 minutes a run.
+changes. Other seeds run what was best with seed 0; with `--both` they also
+run the mixer as it stands, to show whether the change is better in every seed.
+Finished runs are left as they are and others go on, so the command can be given
+again. Hardware: 2 CPU cores. Time: 2 to 5 minutes a run.
 """
 
 import argparse

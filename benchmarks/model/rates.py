@@ -141,8 +141,12 @@ def tuned(runs: list[Run]) -> str:
     best = tried[0]
     chosen = of[best]
     rest = [bits for seed, bits in sorted(chosen.items()) if seed]
-    both = sorted(s for s in of[""].keys() & chosen.keys() if s and best)
-    gains = [f"{chosen[seed] - of[''][seed]:+.3f}" for seed in both]
+    usual = of[""] if best else {}
+    gains = [
+      f"{bits - usual[seed]:+.3f}" if seed in usual else "-"
+      for seed, bits in sorted(chosen.items())
+      if seed
+    ]
     cells = [
       f"{first['']:.3f}",
       "; ".join(f"{own}: {first[own]:.3f}" for own in tried if own) or "-",

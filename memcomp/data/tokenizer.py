@@ -371,7 +371,7 @@ def _utf8(text: str) -> bytes:
     if 0xDC80 <= code <= 0xDCFF:  # how Python reads a byte that is no UTF-8
       raise errors.UserError(
         f"character {error.start} of the text is the byte {code - 0xDC00:#x},"
-        " which is not UTF-8; convert the text"
+        " which is not UTF-8, or half of a surrogate pair; convert the text"
       ) from error
     raise errors.UserError(
       f"character {error.start} of the text is half of a surrogate pair, which "

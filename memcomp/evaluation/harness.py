@@ -127,7 +127,9 @@ def run(
         )
       found = task | _figures(measured)
       found |= {"longest": model.longest, "beyond_trained": model.beyond}
-    results.add(found, setting=_setting(found), result=_result(found))
+    with errors.malformed(str(results.path), "move it away"):
+      figures = {"setting": _setting(found), "result": _result(found)}
+    results.add(found, **figures)
     every.append(found)
     print(_lines(found, state), flush=True)
   written: list[pathlib.Path | str] = [results.path, folder / "results.md"]

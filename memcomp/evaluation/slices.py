@@ -135,13 +135,13 @@ class File:
       result: maps the slice to figures for the table.
 
     Raises:
-      UserError: no space or no permission.
+      UserError: no space or no permission, or the slice in the file is damaged.
     """
     done = self.find(**{name: key[name] for name in ("task_hash", "seed")})
     one = key | measure() if done is None else done
     try:
-      figures, state_bytes = result(one), one["state_bytes"]
-    except (KeyError, TypeError, ValueError) as error:
+      figures, state_bytes = result(one), int(one["state_bytes"])
+    except errors.MALFORMED as error:
       if done is None:
         raise
       raise self._no_result() from error
@@ -158,9 +158,9 @@ class File:
   ) -> None:
     """Writes a slice to the file, and its line to the table beside it.
 
-    It keeps the slices that other processes have written meanwhile, and writes
-    nothing if both are there: the table's line may be missing after an
-    interruption.
+    It keeps the slices that other processes have written meanwhile. What is
+    there already is not written again; after an interruption only the line may
+    be missing.
 
     Args:
       one: the result, in a form that JSON accepts.
@@ -181,9 +181,11 @@ class File:
       f"{report.shown(self.path.parent)} is being written",
       wait_seconds=_WAIT_SECONDS,
     ):
-      self._slices = [x for x in self._read() if _key(x) != _key(one)]
-      self._slices.append(one)
-      report.write_json(self.path, {**self._about, "slices": self._slices})
+      self._slices = self._read()
+      if one not in self._slices:
+        self._slices = [x for x in self._slices if _key(x) != _key(one)]
+        self._slices.append(one)
+        report.write_json(self.path, {**self._about, "slices": self._slices})
       add_line(table, cells)
 
 

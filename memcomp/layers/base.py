@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from memcomp import sharding
 from memcomp.layers import call_checks, linear, options, parameters
 from memcomp.sharding import explicit
-from memcomp_kernels import Op, checks, dispatch
+from memcomp_kernels import Op, checks, contract, dispatch
 from memcomp_kernels.math import solver
 
 
@@ -375,8 +375,9 @@ class Mixer(nnx.Module):
 
   def init_memory(self, batch: int, **keywords: Any) -> Any:
     """The memory before the first token, in this layer's sizes and dtype."""
-    parameters = jax.tree.leaves(nnx.state(self, nnx.Param))
-    dtype = jnp.result_type(jnp.float32, *(p.dtype for p in parameters))
+    leaves = jax.tree.leaves(nnx.state(self, nnx.Param))
+    wide = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    dtype = jnp.float64 if wide else jnp.float32
     sizes = {n: getattr(self, n) for n in ("heads", "key_dim", "value_dim")}
     return self.op.init_state(
       self.spec, batch=batch, dtype=dtype, **(sizes | keywords)
@@ -389,7 +390,8 @@ class Mixer(nnx.Module):
 
 def copied(parameter: nnx.Variable, field: jax.Array) -> jax.Array:
   """Returns a parameter as a state's field, in the wider dtype of the two."""
-  dtype = jnp.promote_types(parameter.dtype, field.dtype)
+  with contract.default_promotion():
+    dtype = jnp.promote_types(parameter.dtype, field.dtype)
   return jnp.broadcast_to(parameter[...].astype(dtype), field.shape)
 
 

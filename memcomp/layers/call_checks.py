@@ -70,8 +70,9 @@ def check(
     )
   if state is None:
     return
+  fresh = jax.eval_shape(lambda: layer.fresh_state(x.shape[0]))
   # Of linear attention the state is the memory.
-  whole = hasattr(state, "segment_id")
+  whole = isinstance(fresh, layer.op.State)
   memory = state if whole else getattr(state, "memory", None)
   if not isinstance(memory, layer.op.State):
     raise TypeError(
@@ -85,7 +86,6 @@ def check(
       f"{name}: state has {rows} rows, x has {x.shape[0]}; make it by"
       f" init_state({x.shape[0]})"
     )
-  fresh = jax.eval_shape(lambda: layer.fresh_state(rows))
   if whole:
     _check_memory(layer, rows, memory, fresh, "state.")
   else:
@@ -133,6 +133,6 @@ def _check_memory(
   try:
     check.arrays(memory, label)
   except ValueError as error:
-    raise ValueError(
-      f"{error}; make it by this layer's init_state({rows})"
-    ) from error
+    fix = f"make it by this layer's init_state({rows})"
+    cause = str(error).removesuffix("; make the state with the same spec")
+    raise ValueError(f"{cause}; {fix}") from error

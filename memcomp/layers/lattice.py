@@ -38,10 +38,16 @@ class LatticeConfig(solved.SolvedConfig):
   memory_init: str = option("learned", one_of(MEMORY_INITS))
   post_norm: bool = False
 
+  def fill(self, d_model: int) -> dict[str, Any]:
+    """The sizes that the rule determines; also the slots, of the values'."""
+    found = solved.SolvedConfig.fill(self, d_model)
+    value_dim = found.get("value_dim", self.value_dim)
+    slots = self.num_slots or min(value_dim, lattice.Spec().num_slots)
+    return found | {"num_slots": slots}
+
   def derived(self) -> dict[str, Any]:
-    """The slots, by default as many as a value has features."""
-    most = lattice.Spec().num_slots
-    return {"num_slots": self.num_slots or min(self.value_dim or most, most)}
+    """The slots; before `fill`, those of a value of the published width."""
+    return {"num_slots": self.num_slots or lattice.Spec().num_slots}
 
   def tiling(self) -> lattice.Tiling:
     """The kernel's tiling, with the solver of the per-token gradients."""
@@ -57,11 +63,11 @@ class LatticeConfig(solved.SolvedConfig):
   def check(self) -> None:
     """Raises ValueError if fields contradict each other."""
     solved.SolvedConfig.check(self)
-    slots = self.spec().num_slots
-    if self.value_dim and slots > self.value_dim:
+    if self.value_dim and self.num_slots > self.value_dim:
       raise ValueError(
-        f"num_slots={slots} must be at most value_dim={self.value_dim}, as the"
-        " initial slots are orthonormal; give fewer slots, or fewer heads"
+        f"num_slots={self.num_slots} must be at most"
+        f" value_dim={self.value_dim}, as the initial slots are orthonormal;"
+        " give fewer slots, or fewer heads"
       )
 
   def state_floats(self, length: int) -> int:

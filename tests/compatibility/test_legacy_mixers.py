@@ -23,7 +23,12 @@ from memcomp import errors
 from memcomp.evaluation import load
 from memcomp.export import read
 from memcomp.inference import saved
-from memcomp.layers import linear_attention, softmax_attention, trellis
+from memcomp.layers import (
+  lattice,
+  linear_attention,
+  softmax_attention,
+  trellis,
+)
 from memcomp.models import decoder, legacy_mixers
 from memcomp.runs import workdir
 from memcomp.training import run as run_lib
@@ -227,3 +232,21 @@ def test_names_are_taken_over_where_models_are_one():
   for pattern in ("ab", "3*b,3*a", "2*(bab)", "2*(bba)"):
     other = model(pattern, a=TRELLIS, b=WINDOW)
     assert legacy_mixers.rename_like(other, new) == other
+
+
+def test_sizes_of_the_rule_may_be_given():
+  """As runs of versions with another default have them."""
+
+  def model(**sizes):
+    memory = lattice.LatticeConfig(**sizes)
+    return decoder.DecoderConfig(d_model=128, mixers={"memory": memory})
+
+  given = {"heads": 2, "value_dim": 64, "num_slots": 64}
+  for before in (given, {"num_slots": 64}):
+    for now in ({}, {"heads": 2}):
+      old = config_lib.to_dict(model(**before))
+      assert workdir.changes(old, model(**now), prefix="model") == []
+  (line,) = workdir.changes(
+    config_lib.to_dict(model(num_slots=32)), model(), prefix="model"
+  )
+  assert line == "model.mixers.memory.num_slots was 32, is 64"

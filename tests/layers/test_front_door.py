@@ -168,18 +168,20 @@ def test_values_of_the_first_layer_are_not_broadcast(name, options, width):
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
-def test_a_program_may_forbid_promotion(name):
-  """Of dtypes and of ranks, of its own arrays."""
-  mixer = registry.MIXERS[name]
+@pytest.mark.parametrize(
+  "dtype", rotation.cases(["float32", "bfloat16"], ["bfloat16"])
+)
+def test_a_program_may_forbid_promotion(name, dtype):
+  """Of dtypes and of ranks, of its own arrays; with parameters of a dtype."""
   ids = jnp.ones(X.shape[:2], jnp.int32)
 
   def whole(x):
-    layer = mixer(64, rngs=nnx.Rngs(0))
+    layer = cast(name, dtype)
     y, state = layer(x, layer.init_state(2), segment_ids=ids)
     return jax.grad(lambda x: layer(x).astype(jnp.float32).sum())(x), y, state
 
   def step(x):
-    layer = mixer(64, rngs=nnx.Rngs(0))
+    layer = cast(name, dtype)
     return layer.step(x[:, 0], layer.init_state(2))[0]
 
   x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
@@ -342,8 +344,12 @@ def test_what_does_not_fit_the_input_is_one_line():
     layer(x, layer.init_state(3))
   with pytest.raises(ValueError, match=rows):
     layer.step(x[:, 0], layer.init_state(3))
-  with pytest.raises(TypeError, match="Trellis: state is of type tuple; make"):
-    layer(x, (x,))
+  for other, kind in (
+    ((x,), "tuple"),
+    (layer.init_state(2).memory, r"memcomp_kernels\.trellis\.\w+\.State"),
+  ):
+    with pytest.raises(TypeError, match=f"Trellis: state is of type {kind}; m"):
+      layer(x, other)
   other = layers.Lattice(32, rngs=nnx.Rngs(0)).init_state(2)
   with pytest.raises(TypeError, match=r"lattice\.\w+\.State; make it"):
     layer(x, other)
@@ -360,6 +366,10 @@ def test_what_does_not_fit_the_input_is_one_line():
   )
   with pytest.raises(ValueError, match=said):
     wide(x, narrow)
+  by_token = layers.Trellis(32, gradient_at="token", rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match="make it by this layer's init") as error:
+    layer(x, by_token.init_state(2))
+  assert "same spec" not in str(error.value)
   said = r"Trellis: segment_ids has shape \(2, 9\), expected \(2, 8\), as x"
   with pytest.raises(ValueError, match=said):
     layer(x, segment_ids=jnp.zeros((2, 9), int))

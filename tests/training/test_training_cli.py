@@ -329,8 +329,9 @@ def test_the_cache_of_programs(tmp_path):
   assert folder("", HOME="") == "None"
   assert folder("off", XDG_CACHE_HOME=home) == "None"
   (tmp_path / "file").touch()
-  with pytest.raises(subprocess.CalledProcessError):
+  with pytest.raises(subprocess.CalledProcessError) as error:
     folder(f"{home}/file/x")
+  assert "NotADirectoryError" in error.value.stderr
   assert folder(f"{home}/own") == f"{home}/own"
   kept = folder("", JAX_COMPILATION_CACHE_DIR=f"{home}/env")
   assert kept == f"{home}/env"
