@@ -83,15 +83,17 @@ def test_parameters_may_have_any_dtype(name, dtype):
 )
 def test_a_state_in_float64_loses_nothing(name):
   """Whole, cut into two and token by token, to the rounding of float64."""
+  call = nnx.jit(lambda layer, x, state: layer(x, state))
+  one = nnx.jit(lambda layer, x, state: layer.step(x, state))
   with jax.enable_x64(True):
     layer = cast(name, "float64")
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 21, 64)))
-    whole, _ = layer(x, layer.init_state(2))
-    first, state = layer(x[:, :13], layer.init_state(2))
-    rest, _ = layer(x[:, 13:], state)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 22, 64)))
+    whole, _ = call(layer, x, layer.init_state(2))
+    first, state = call(layer, x[:, :11], layer.init_state(2))
+    rest, _ = call(layer, x[:, 11:], state)
     tokens, state = [], layer.init_state(2)
     for t in range(x.shape[1]):
-      y, state = layer.step(x[:, t], state)
+      y, state = one(layer, x[:, t], state)
       tokens.append(y)
     cut = jnp.concatenate([first, rest], axis=1)
     scale = jnp.max(jnp.abs(whole))
