@@ -33,11 +33,8 @@ _ATTENTION = {"rotary_dim": _WIDTH}
 _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
   "trellis": ("trellis", {"num_slots": 32}),
   "trellis_token": ("trellis", {"num_slots": 32, "gradient_at": "token"}),
-  "lattice": ("lattice", {"num_slots": _WIDTH}),
-  "lattice_token": (
-    "lattice",
-    {"num_slots": _WIDTH, "gradient_at": "token"},
-  ),
+  "lattice": ("lattice", {}),
+  "lattice_token": ("lattice", {"gradient_at": "token"}),
   "key_value_means": (
     "key_value_means",
     {"rotary_dim": 32, "chunk_size": 32, "budget_rows": 64},

@@ -46,62 +46,6 @@ def test_a_width_is_enough(name, dtype):
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
 
 
-def cast(name, dtype):
-  """The layer of 64 features whose parameters were cast."""
-  layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
-  parameters = nnx.state(layer, nnx.Param)
-  nnx.update(layer, jax.tree.map(lambda p: p.astype(dtype), parameters))
-  return layer
-
-
-@pytest.mark.parametrize(
-  "dtype",
-  rotation.cases(["bfloat16", "float16", "float64"], ["bfloat16", "float64"]),
-)
-@pytest.mark.parametrize("name", registry.MIXERS)
-def test_parameters_may_have_any_dtype(name, dtype):
-  """The memory of a layer that was cast has float32, or more if they have."""
-
-  def whole(x):
-    layer = cast(name, dtype)
-    ids = jnp.ones(x.shape[:2], jnp.int32)
-    y, state = layer(x, layer.init_state(2), segment_ids=ids)
-    y_t, state = layer.step(x[:, 0], state)
-    return y, layer(x), y_t, getattr(state, "memory", state)
-
-  with jax.enable_x64(dtype == "float64"):
-    x = jax.ShapeDtypeStruct(X.shape, dtype)
-    *outputs, memory = jax.eval_shape(whole, x)
-  assert {y.dtype.name for y in outputs} == {dtype}
-  dtypes = {x.dtype.name for x in jax.tree.leaves(memory)}
-  wide = "float64" if dtype == "float64" else "float32"
-  assert dtypes - {"int32"} == {wide}
-
-
-@pytest.mark.parametrize(
-  "name", rotation.cases(list(registry.MIXERS), ["gated_delta_net"])
-)
-def test_a_state_in_float64_loses_nothing(name):
-  """Whole, cut into two and token by token, to the rounding of float64."""
-  call = nnx.jit(lambda layer, x, state: layer(x, state))
-  one = nnx.jit(lambda layer, x, state: layer.step(x, state))
-  with jax.enable_x64(True):
-    layer = cast(name, "float64")
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 22, 64)))
-    whole, _ = call(layer, x, layer.init_state(2))
-    first, state = call(layer, x[:, :11], layer.init_state(2))
-    rest, _ = call(layer, x[:, 11:], state)
-    tokens, state = [], layer.init_state(2)
-    for t in range(x.shape[1]):
-      y, state = one(layer, x[:, t], state)
-      tokens.append(y)
-    cut = jnp.concatenate([first, rest], axis=1)
-    scale = jnp.max(jnp.abs(whole))
-    np.testing.assert_allclose(cut / scale, whole / scale, atol=1e-13)
-    by_token = jnp.stack(tokens, axis=1)
-    np.testing.assert_allclose(by_token / scale, whole / scale, atol=1e-13)
-
-
 @pytest.mark.parametrize(
   "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
 )
@@ -167,29 +111,6 @@ def test_values_of_the_first_layer_are_not_broadcast(name, options, width):
   for shape, step in (((2, 8, 1), False), ((2, 1), True)):
     with pytest.raises(ValueError, match=f"has width 1, expected {width}; it"):
       call(shape, step)
-
-
-@pytest.mark.parametrize("name", registry.MIXERS)
-@pytest.mark.parametrize(
-  "dtype", rotation.cases(["float32", "bfloat16"], ["bfloat16"])
-)
-def test_a_program_may_forbid_promotion(name, dtype):
-  """Of dtypes and of ranks, of its own arrays; with parameters of a dtype."""
-  ids = jnp.ones(X.shape[:2], jnp.int32)
-
-  def whole(x):
-    layer = cast(name, dtype)
-    y, state = layer(x, layer.init_state(2), segment_ids=ids)
-    return jax.grad(lambda x: layer(x).astype(jnp.float32).sum())(x), y, state
-
-  def step(x):
-    layer = cast(name, dtype)
-    return layer.step(x[:, 0], layer.init_state(2))[0]
-
-  x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
-  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-    dx, y, _ = jax.eval_shape(whole, x)
-    assert dx.dtype == y.dtype == jax.eval_shape(step, x).dtype == x.dtype
 
 
 @pytest.mark.parametrize("name", registry.MIXERS)
