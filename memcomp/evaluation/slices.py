@@ -28,7 +28,7 @@ _HEADER = (
 
 
 _WAIT_SECONDS = 60
-"""Time to wait for other processes that write slices, in milliseconds each."""
+"""Time to wait for other processes; each writes its slice in milliseconds."""
 
 
 def _identity(entry: Any) -> Any:

@@ -90,6 +90,45 @@ def test_two_evaluations_at_once_keep_each_others_slices(run_folder, tmp_path):
   assert not list(tmp_path.glob(".*"))
 
 
+def test_a_full_disk_may_leave_the_line_to_the_next_call(run_folder, tmp_path):
+  """The table then gets its line, and the file is not written again."""
+  found = slices.Slices(tmp_path, "task", load.open_checkpoint(run_folder))
+  key, none = {"task_hash": "a", "seed": 1}, pytest.fail
+  how = {"setting": "1", "result": lambda one: f"{one['x']}"}
+  one = key | {"x": 2.5, "state_bytes": 7}
+  assert found.find_or_measure(key, lambda: one, **how) == (one, "")
+  path, table = tmp_path / "task-step3.json", tmp_path / "results.md"
+  written, lines = path.stat().st_mtime_ns, table.read_text()
+  for left in ("", lines.replace("| 2.5 |", "| 2.4 |")):
+    table.write_text(left)
+    assert found.find_or_measure(key, none, **how) == (one, "done before")
+    assert table.read_text() == lines
+  assert path.stat().st_mtime_ns == written
+
+
+def test_a_damaged_slice_is_refused(run_folder, tmp_path):
+  opened = load.open_checkpoint(run_folder)
+  key = {"task_hash": "a", "seed": 1}
+  how = {"setting": "1", "result": lambda one: f"{one['x'] / 2}"}
+  good = key | {"x": 2.5, "state_bytes": 7}
+  slices.Slices(tmp_path, "task", opened).find_or_measure(
+    key, lambda: good, **how
+  )
+  path = tmp_path / "task-step3.json"
+  content = json.loads(path.read_text())
+  for damage in ({"x": "2.5"}, {"x": None}, {"state_bytes": "many"}):
+    path.write_text(json.dumps(content | {"slices": [good | damage]}))
+    before = path.read_bytes()
+    found = slices.Slices(tmp_path, "task", opened)
+    with pytest.raises(errors.UserError, match="no result of task; move"):
+      found.find_or_measure(key, pytest.fail, **how)
+    assert path.read_bytes() == before
+  # What was just measured is not damaged: that is a fault of the program.
+  fresh = slices.Slices(tmp_path / "fresh", "task", opened)
+  with pytest.raises(TypeError):
+    fresh.find_or_measure(key, lambda: {"x": None, "state_bytes": 7}, **how)
+
+
 def test_results_of_an_older_version_go_on(run_folder, tmp_path):
   """Before a field was there it was at its default; it is the same model."""
   opened = load.open_checkpoint(run_folder)

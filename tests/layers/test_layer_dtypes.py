@@ -68,6 +68,38 @@ def test_a_state_in_float64_loses_nothing(name):
     np.testing.assert_allclose(by_token / scale, whole / scale, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(list(registry.MIXERS), ["infini_attention", "tensor_cache"]),
+)
+def test_in_float64_the_gradient_is_the_slope(name):
+  """What a layer cuts to float32 on its way makes steps a thousand times larger.
+
+  The direction is random in the input and in all parameters.
+  """
+  with jax.enable_x64(True):
+    graph, parameters, others = nnx.split(cast(name, "float64"), nnx.Param, ...)
+    rng = np.random.default_rng(0)
+    x, weights = (jnp.asarray(rng.normal(size=(2, 22, 64))) for _ in range(2))
+    start = parameters, x
+    direction = jax.tree.map(
+      lambda p: (0.1 + p.std()) * rng.normal(size=p.shape), start
+    )
+
+    @jax.jit
+    @jax.value_and_grad
+    def value_and_slope(distance):
+      parameters, x = jax.tree.map(
+        lambda p, d: p + distance * d, start, direction
+      )
+      return jnp.sum(weights * nnx.merge(graph, parameters, others)(x))
+
+    _, slope = value_and_slope(0.0)
+    e = 3e-6
+    difference = value_and_slope(e)[0] - value_and_slope(-e)[0]
+    np.testing.assert_allclose(difference / (2 * e), slope, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", registry.MIXERS)
 @pytest.mark.parametrize(
   "dtype", rotation.cases(["float32", "bfloat16"], ["bfloat16"])
