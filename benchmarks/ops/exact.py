@@ -36,7 +36,7 @@ from memcomp.models import abstract
 from memcomp.training import feed as feed_lib
 from memcomp.training import state as state_lib
 from memcomp.training import step as step_lib
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.lattice import tilings as lattice_tilings
 from memcomp_kernels.math import solver
 from memcomp_kernels.testing import errors, memories
@@ -78,9 +78,11 @@ def ways(name: str) -> dict[str, Way]:
     next(iter(memory.specs.values())), num_slots=_DIM, gradient_at="token"
   )
   chunk = functools.partial(memory.op.chunk, implementation="xla_chunked")
-  scan = functools.partial(
-    contract.scan, functools.partial(memory.op.step, spec=base), block=32
-  )
+
+  def scan(state, inputs):
+    call = dispatch.Call(state, inputs, base)
+    return contract.scan(memory.op.step, call, block=32)
+
   found = {"token scan, checkpointed": Way(base, scan, "1", "1")}
   if _TIME.value <= 2048:  # it keeps the memory of every token
     plain = functools.partial(memory.op.reference, spec=base)

@@ -21,15 +21,18 @@ NAMES = {"query": "q", "key": "k", "value": "v", "log_decay": "g"}
 """Maps a field of `Inputs` to its name in the direct calls of all ops."""
 
 CALL = """\
-state: before the first token; default a fresh one. Also `initial_state`.
-segment_ids: integers `[batch, time]` of packed rows; 0 is padding.
-reset_state: what new segments start from, a state or `memcomp_kernels.FRESH`.
-  Needed where `segment_ids` and `state` meet; not read without `segment_ids`.
+state: the state before the first token; the default is a fresh one. Its
+  other name is `initial_state`.
+segment_ids: integers `[batch, time]` that name the document of each token in
+  packed rows; 0 is padding.
+reset_state: the state that new segments start from: a state, or
+  `memcomp_kernels.FRESH`. A call with `segment_ids` and `state` needs it.
+  Without `segment_ids` it is ignored.
 max_position: an upper bound of the tokens that `state` and `reset_state` have
-  seen, where one is known: memories that grow save work by it.
-implementation: a name, or several in order of preference; default the fastest
-  on the platform that can do the call.
-output_final_state: if False the state is returned as None."""
+  seen. Memories that grow are faster with it.
+implementation: a name, or several names in order of preference. The default
+  is the fastest on the platform that supports the call.
+output_final_state: if False, None is returned in place of the state."""
 """The arguments of every direct call besides arrays and fields of the Spec."""
 
 
@@ -83,7 +86,8 @@ def bind(
     elif name in of_spec:
       spec[name] = x
     elif name in op.options:
-      options[name] = x
+      if x is not None:
+        options[name] = x
     else:
       takes = [*names(op), *of_spec, *op.options]
       raise TypeError(

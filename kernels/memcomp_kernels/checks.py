@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from memcomp_kernels import shapes
+from memcomp_kernels import contract, shapes
 from memcomp_kernels.options import is_a, kind
 
 _GREATEST = 2**31 - 1
@@ -35,21 +35,26 @@ def kinds(op: Any, **arguments: Any) -> None:
 
 
 def sizes(op: Any, given: Mapping[str, Any]) -> None:
-  """Raises an error if arguments of `init_state` are unknown or no counts."""
-  for name in ("batch", "heads"):
-    if given.get(name) is None:
-      raise ValueError(f"{op.name}: {name} is missing")
-  fields = shapes.fields(op.State).values()
-  words = {word for field in fields for word in field.axes}
+  """Raises an error if an argument of `init_state` is unknown or no count.
+
+  Batch, heads and the sizes of the state's arrays must be given.
+  """
+  counts = [
+    name for name, x in op.options.items() if x.annotation == int | None
+  ]
   known = dict.fromkeys((*shapes.SIZES, *op.options))
   for name, x in given.items():
-    if name not in known and (op.make_state or name not in words):
+    if name not in known:
       raise TypeError(
         f"{op.name}: init_state has no argument {name!r}; beside spec and dtype"
         f" it takes {', '.join(known)}"
       )
-    if x is not None and name in (*shapes.SIZES, *op.room):
+    if x is not None and name in (*shapes.SIZES, *counts):
       count(op.name, name, x)
+  axes = {axis for x in shapes.fields(op.State).values() for axis in x.axes}
+  for name in shapes.SIZES:
+    if given.get(name) is None and name in {"batch", "heads"} | axes:
+      raise ValueError(f"{op.name}: {name} is missing")
 
 
 def count(owner: str, name: str, x: Any) -> None:
@@ -60,7 +65,7 @@ def count(owner: str, name: str, x: Any) -> None:
 
 
 def array(op: Any, name: str, x: Any) -> jax.Array:
-  """Returns x as an array of JAX; TypeError if it is none."""
+  """Converts x to a JAX array; raises TypeError if that is impossible."""
   try:
     if not isinstance(x, str):  # of which JAX only warns
       return jnp.asarray(x)
@@ -72,7 +77,10 @@ def array(op: Any, name: str, x: Any) -> jax.Array:
 
 
 def segment_ids(op: Any, ids: Any) -> jax.Array:
-  """Returns segment ids as int32; ValueError if they are no such integers."""
+  """Converts segment ids to int32.
+
+  Raises ValueError if they are not integers from 0 to 2**31 - 1.
+  """
   if isinstance(ids, (list, tuple)):
     with contextlib.suppress(ValueError):  # of uneven rows
       ids = np.array(ids)
@@ -92,27 +100,19 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
   return ids.astype(jnp.int32)
 
 
-def bound(op: Any, max_position: Any) -> None:
-  """Raises ValueError if `max_position` is given and counts nothing."""
-  if max_position is None or (is_a(max_position, int) and max_position >= 0):
+def position(op: Any, max_position: int | None, **states: Any) -> None:
+  """Raises ValueError if `max_position` is known to be too low for a state."""
+  if max_position is None:
     return
-  raise ValueError(
-    f"{op.name}: max_position={max_position!r} must be an integer, 0 or more"
-  )
-
-
-def position(op: Any, state: Any, max_position: int | None) -> None:
-  """Raises ValueError if `max_position` is no bound, or known to be too low."""
-  bound(op, max_position)
-  count = None if op.chunks else getattr(state, "position", None)
-  if max_position is None or count is None:
-    return
-  read = greatest(count)
-  if read is not None and read > max_position:
-    raise ValueError(
-      f"{op.name}: the state has seen {read} tokens, more than the bound that"
-      f" was given for them, {max_position}"
-    )
+  count(op.name, "max_position", max_position)
+  for name, state in states.items():
+    seen = None if op.chunks else getattr(state, "position", None)
+    read = None if seen is None else greatest(seen)
+    if read is not None and read > max_position:
+      raise ValueError(
+        f"{op.name}: {name} has seen {read} tokens, more than the given bound,"
+        f" max_position={max_position}"
+      )
 
 
 def fresh(op: Any, state: Any) -> None:
@@ -124,35 +124,45 @@ def fresh(op: Any, state: Any) -> None:
     )
 
 
-def chunk_position(op: Any, state: Any, spec: Any) -> None:
+def chunk_position(op: Any, spec: Any, **states: Any) -> None:
   """Raises ValueError if a state is known to be of a longer chunk."""
-  if not op.chunks or state.position is None:
+  if not op.chunks:
     return
-  read = greatest(state.position)
-  if read is not None and read >= spec.chunk_size:
-    raise ValueError(
-      f"{op.name}: the state is {read} tokens into its chunk, and"
-      f" chunk_size={spec.chunk_size}; give the spec that made the state"
-    )
+  for name, state in states.items():
+    seen = getattr(state, "position", None)
+    read = None if seen is None else greatest(seen)
+    if read is not None and read >= spec.chunk_size:
+      raise ValueError(
+        f"{op.name}: {name} is {read} tokens into its chunk, and"
+        f" chunk_size={spec.chunk_size}; give the spec that made it"
+      )
 
 
-def room(op: Any, state: Any, spec: Any, sizes: shapes.Sizes) -> None:
-  """Raises ValueError if a state would lose tokens for want of room.
+def room(
+  op: Any, state: Any, spec: Any, sizes: shapes.Sizes, segment_ids: Any
+) -> None:
+  """Raises ValueError if a state is known to have no room for all tokens.
 
-  A direct call makes states as long as its own tokens; see `Op.room`. A window
-  bounds what is needed, and layers have bounds of their own.
+  Only direct calls check this: they make states as long as their own tokens,
+  see `Op.room`. With a window old tokens are dropped on purpose.
   """
   if not op.room or getattr(spec, "window_size", None) is not None:
     return
   time, read = sizes["time"], greatest(state.position)
   held = "" if read is None else f" and holds {read}"
-  needed = time + (read or 0)
+  needed, what = time + (read or 0), f"{time} more need"
+  if segment_ids is not None:
+    what = "a segment needs"
+    positions = contract.token_positions(
+      segment_ids, state.segment_id, state.position, time
+    )
+    needed = greatest(jnp.where(segment_ids != 0, positions + 1, 0)) or 0
   for option in op.room:
     size = sizes[option]
     if needed > size:
       raise ValueError(
-        f"{op.name}: the state has room for {size} tokens{held}; {time} more"
-        f" need {option}={needed} in the first call"
+        f"{op.name}: the state has room for {size} tokens{held}; {what}"
+        f" {option}={needed} in the first call"
       )
 
 

@@ -283,46 +283,17 @@ def packed_step(
   return new_state, batched_where(valid, output, jnp.zeros_like(output))
 
 
-def token_scan(
-  step: Callable[..., tuple[Any, jax.Array]],
-) -> Callable[..., Any]:
-  """Returns the `reference` of a memory: its `step` scanned over time.
-
-  Args:
-    step: (state, inputs without time, *, spec) -> (state, output).
-  """
-
-  def reference(call: Any) -> tuple[Any, jax.Array]:
-    """Scans `step` over time. Every other implementation must equal it."""
-    return scan(
-      functools.partial(step, spec=call.spec),
-      call.state,
-      call.inputs,
-      segment_ids=call.segment_ids,
-      reset_state=call.reset_state,
-    )
-
-  return reference
-
-
 def scan(
-  step: Callable[[Any, Any], tuple[Any, jax.Array]],
-  state: Any,
-  inputs: Any,
+  step: Callable[..., tuple[Any, jax.Array]],
+  call: Any,
   *,
-  segment_ids: jax.Array | None = None,
-  reset_state: Any = None,
   block: int | None = None,
 ) -> tuple[Any, jax.Array]:
   """Scans `step` over time, as every memory's `reference` does.
 
   Args:
-    step: (state, inputs without time) -> (state, output without time).
-    state: the state before the first token.
-    inputs: pytree of `[batch, time, ...]` arrays.
-    segment_ids: `[batch, time]` or None.
-    reset_state: the state that a new segment starts from. The default is
-      `state`.
+    step: (state, inputs without time, *, spec) -> (state, output without time).
+    call: the `dispatch.Call`.
     block: if given, the scan is checkpointed every `block` tokens, so that
       its gradient stores time / block states instead of time. It never changes
       the result.
@@ -330,15 +301,17 @@ def scan(
   Returns:
     The state after the last token, and outputs `[batch, time, ...]`.
   """
-  reset_state = state if reset_state is None else reset_state
+  step = functools.partial(step, spec=call.spec)
 
   def body(state, x):
     inputs, segment_id = x
     if segment_id is None:
       return step(state, inputs)
-    return packed_step(step, state, inputs, segment_id, reset_state)
+    return packed_step(step, state, inputs, segment_id, call.reset)
 
-  xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (inputs, segment_ids))
+  xs = call.inputs, call.segment_ids
+  xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), xs)
+  state = call.state
   time = jax.tree.leaves(xs)[0].shape[0]
   if block is None or block >= time:
     state, outputs = lax.scan(body, state, xs)
@@ -364,5 +337,9 @@ def wrong_dtypes(inputs: Any, *names: str) -> str | None:
   dtypes = {x.dtype for x in (inputs.query, inputs.key, inputs.value)}
   if len(dtypes) > 1 or not dtypes <= {jnp.dtype(name) for name in names}:
     found = ", ".join(sorted(map(str, dtypes)))
-    return f"query, key and value must all be {' or '.join(names)}, not {found}"
+    widened = " (float16 is computed in float32)" * ("float32" in found)
+    return (
+      f"query, key and value must all be {' or '.join(names)}, not"
+      f" {found}{widened}"
+    )
   return None

@@ -4,8 +4,8 @@ It differs from JAX's in two ways. First, its functions are traced under JAX's
 default promotion, whatever setting the caller's program uses. They need this
 because JAX traces a backward pass outside of the call that it belongs to.
 Second, forward-mode differentiation, which such functions do not have, raises
-an error that says what to do. Second derivatives do the same where they do not
-exist (see `only_first`).
+an error that says what to do. So does a second derivative that does not exist
+(see `only_first`).
 """
 
 import functools
@@ -81,10 +81,11 @@ def custom_vjp(
 
 
 def only_first(tree: Any) -> Any:
-  """The identity, whose derivative raises: for rules of `custom_vjp`.
+  """Returns `tree`; differentiating the result raises an error.
 
-  Kernels and loops of run-time length have none. JAX would raise only later,
-  and its error would not say what to do.
+  Rules of `custom_vjp` apply this to their operands where kernels or loops of
+  run-time length have no derivative. JAX would raise only later, and its error
+  would not say what to do.
   """
   return jax.tree.map(
     lambda x: _only_first(x) if jnp.issubdtype(x.dtype, jnp.floating) else x,

@@ -98,7 +98,7 @@ class Op:
   @functools.cached_property
   def implementations(self) -> dispatch.Implementations:
     """The forms, and the step under `lax.scan`: the reference."""
-    reference = contract.token_scan(self.token_step)
+    reference = functools.partial(contract.scan, self.token_step)
     return dispatch.Implementations(
       self.name, self.tiled, reference=reference, **self.forms
     )
@@ -156,7 +156,7 @@ class Op:
     check.arrays(inputs, without=("time",))
     if self.check is not None:
       self.check(spec, check.sizes, state)
-    checks.chunk_position(self, state, spec)
+    checks.chunk_position(self, spec, state=state)
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       wide_state, wide_inputs = contract.one_width((state, inputs))
@@ -237,7 +237,7 @@ class Op:
     max_position: int | None = None,
     tiling: Any = None,
   ) -> tuple[Any, jax.Array, Any]:
-    """Runs `chunk`, and also returns statistics of the linear solves.
+    """Runs `chunk`, and also returns the statistics of `math.solver`.
 
     Returns:
       What `chunk` returns, and `solver.Stats` of `[batch, heads]`, or None
@@ -258,8 +258,8 @@ class Op:
       check.array("segment_ids", axes, segment_ids, dtype="int32")
     if self.check is not None:
       self.check(spec, check.sizes, state)
-    checks.position(self, state, max_position)
-    checks.chunk_position(self, state, spec)
+    checks.position(self, max_position, state=state)
+    checks.chunk_position(self, spec, state=state)
     if segment_ids is not None and reset_state is None:
       checks.fresh(self, state)
     with contract.default_promotion():
@@ -269,6 +269,8 @@ class Op:
         reset_state = self.fresh_state(state, spec)
       elif reset_state is not None:
         check.arrays(reset_state, label="reset_state.", floats=32)
+        checks.position(self, max_position, reset_state=reset_state)
+        checks.chunk_position(self, spec, reset_state=reset_state)
       if 0 in inputs.query.shape[:3]:
         y = self._nothing(state, inputs, spec)
         return jax.tree.map(jnp.asarray, state), y, None
@@ -323,7 +325,7 @@ class Op:
       raise TypeError(
         f"{self.name}: state and initial_state are the same; give one"
       )
-    checks.bound(self, max_position)
+    checks.position(self, max_position)
     state = initial_state if state is None else state
     with contract.default_promotion():
       inputs, spec, options = arguments.bind(self, arrays, keywords)
@@ -348,8 +350,7 @@ class Op:
         )
       checks.kinds(self, state=state)
       check.arrays(state, label="state.", floats=32)
-      if segment_ids is None:
-        checks.room(self, state, spec, check.sizes)
+      checks.room(self, state, spec, check.sizes, segment_ids)
       state, y = self.chunk(
         state,
         inputs,

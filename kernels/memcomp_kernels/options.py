@@ -5,7 +5,8 @@
     num_slots: int = option(64, at_least(1))
     scale: float | None = option(None, positive)
 
-Every `Spec` and every tiling is one. A range stands once, at its field.
+Every `Spec` and every `Tiling` is such a dataclass. The range of a field is
+written once, next to it.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 REQUIRED = dataclasses.MISSING
-"""Default of an option that has none."""
+"""Pass this to `option` for a field that must be given."""
 
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value in a few words, or None."""
@@ -62,7 +63,11 @@ def positive(x: float) -> str | None:
 
 
 def kind(x: Any) -> str:
-  """Names the type of x; of a memory's own types with the memory."""
+  """Returns the name of x's type.
+
+  `Inputs`, `Spec` and `State` get the name of their module, too, because every
+  memory has them.
+  """
   name = type(x).__name__
   if name in ("Inputs", "Spec", "State"):
     return f"{type(x).__module__}.{name}"
@@ -70,7 +75,7 @@ def kind(x: Any) -> str:
 
 
 def is_a(x: Any, expected: Any) -> bool:
-  """Whether x is of a type; numpy's numbers are numbers, a bool is none."""
+  """Whether x is of a type; a number of NumPy is a number, a bool is none."""
   if not isinstance(expected, type):
     return True  # such as a function, whose type says little
   if isinstance(x, bool) and expected in _NUMBERS:

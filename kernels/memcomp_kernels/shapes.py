@@ -33,7 +33,7 @@ Sizes = dict[str, int]
 SIZES = ("batch", "heads", "key_dim", "value_dim")
 """Words whose sizes `init_state` takes in every op."""
 _WIDTHS = ("key_dim", "value_dim")
-"""Axes without which there is no memory; rows, tokens and heads may be none."""
+"""Axes whose size must be at least 1. Batch, time and heads may be 0."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -309,6 +309,17 @@ def test_softmax_attention_needs_room_for_later_calls():
     "softmax_attention: the state has room for 4 tokens and holds 4; 4 more"
     " need length=8 in the first call"
   )
+  with pytest.raises(ValueError, match="a segment needs length=8"):
+    op(
+      last,
+      last,
+      last,
+      state=state,
+      segment_ids=jnp.ones((1, 4), jnp.int32),
+      reset_state=memcomp_kernels.FRESH,
+    )
+  found, _ = op(q, q, q, length=None)  # as its signature says
+  errors.assert_close(found, expected, 1e-5)
   for options in ({"length": 8}, {"window_size": 8}):
     keywords = {k: v for k, v in options.items() if k != "length"}
     _, state = op(first, first, first, **options)

@@ -8,16 +8,18 @@ import jax.numpy as jnp
 import pytest
 
 from memcomp_kernels import (
+  FRESH,
   gated_delta_rule,
+  key_value_means,
   lattice,
   linear_attention,
   ovq,
   softmax_attention,
   trellis,
+  ttt,
 )
 from memcomp_kernels.chunking import form
 from memcomp_kernels.math import channel_decay, solver
-from memcomp_kernels.test_time_training import tilings as ttt_tilings
 from memcomp_kernels.testing import memories
 
 q = k = jnp.zeros((2, 3, 4, 5))
@@ -29,6 +31,10 @@ SLOTS = lattice.init_state(
   lattice.Spec(num_slots=5), batch=2, heads=4, value_dim=7
 )
 LATE = SLOTS._replace(position=jnp.full(2, 3))
+# Room for 4 tokens, of which 3 are taken.
+KEPT = softmax_attention.init_state(
+  batch=2, heads=4, key_dim=5, value_dim=7, length=4
+)._replace(position=jnp.full(2, 3))
 
 # name -> (call, exception, its text)
 ERRORS = {
@@ -113,8 +119,42 @@ ERRORS = {
       q, k, v, state=softmax_attention(q, k, v, length=6)[1], max_position=2
     ),
     ValueError,
-    "softmax_attention: the state has seen 3 tokens, more than the bound that"
-    " was given for them, 2",
+    "softmax_attention: state has seen 3 tokens, more than the given bound,"
+    " max_position=2",
+  ),
+  "a bound that does not hold for the reset state": (
+    lambda: softmax_attention.reference(
+      KEPT._replace(position=0 * KEPT.position),
+      softmax_attention.Inputs(q, k, v),
+      spec=softmax_attention.Spec(),
+      segment_ids=ids,
+      reset_state=KEPT,
+      max_position=2,
+    ),
+    ValueError,
+    "softmax_attention: reset_state has seen 3 tokens, more than the given"
+    " bound, max_position=2",
+  ),
+  "no room for the segment that the state began": (
+    lambda: softmax_attention(
+      q,
+      k,
+      v,
+      state=KEPT._replace(segment_id=ids[:, 0]),
+      segment_ids=ids.at[:, 2].set(0),
+      reset_state=FRESH,
+    ),
+    ValueError,
+    "softmax_attention: the state has room for 4 tokens and holds 3; a segment"
+    " needs length=5 in the first call",
+  ),
+  "no room for the sinks": (
+    lambda: softmax_attention(
+      q, k, v, sink_tokens=4, state=KEPT._replace(position=ids[:, 0])
+    ),
+    ValueError,
+    "softmax_attention: the state holds 4 tokens, no more than sink_tokens=4;"
+    " make the state with the same spec",
   ),
   "a bound that is no count": (
     lambda: gated_delta_rule(q, k, v, g, beta, state=STATE, max_position=1.5),
@@ -178,8 +218,61 @@ ERRORS = {
   "a state of longer chunks": (
     lambda: lattice(q, k, v, g=g, write_rate=beta, chunk_size=2, state=LATE),
     ValueError,
-    "lattice: the state is 3 tokens into its chunk, and chunk_size=2; give the"
-    " spec that made the state",
+    "lattice: state is 3 tokens into its chunk, and chunk_size=2; give the spec"
+    " that made it",
+  ),
+  "a reset state of longer chunks": (
+    lambda: lattice(
+      q,
+      k,
+      v,
+      g=g,
+      write_rate=beta,
+      chunk_size=2,
+      state=SLOTS,
+      segment_ids=ids,
+      reset_state=LATE,
+    ),
+    ValueError,
+    "lattice: reset_state is 3 tokens into its chunk, and chunk_size=2; give"
+    " the spec that made it",
+  ),
+  "a state without the width of its keys": (
+    lambda: key_value_means.init_state(batch=1, heads=1),
+    ValueError,
+    "key_value_means: key_dim is missing",
+  ),
+  "slots without the width of their values": (
+    lambda: lattice.init_state(batch=1, heads=1),
+    ValueError,
+    "lattice: value_dim is missing",
+  ),
+  "a model without the width of its keys": (
+    lambda: ttt.init_state(ttt.Spec(model="mlp"), batch=1, heads=1),
+    ValueError,
+    "test_time_training: key_dim is missing",
+  ),
+  "a length that is no count": (
+    lambda: key_value_means.init_state(
+      batch=1, heads=1, key_dim=8, value_dim=8, length=1e4
+    ),
+    ValueError,
+    "key_value_means: length=10000.0 must be an integer, 0 or more",
+  ),
+  "a size that the spec has": (
+    lambda: ovq.init_state(
+      batch=1, heads=1, key_dim=8, value_dim=8, max_rows=5
+    ),
+    TypeError,
+    "ovq: init_state has no argument 'max_rows'; beside spec and dtype it takes"
+    " batch, heads, key_dim, value_dim",
+  ),
+  "a layer in place of layers": (
+    lambda: ttt(
+      q, k, k, eta=beta, layers=(jnp.ones((4, 5, 5)), jnp.ones((4, 5)))
+    ),
+    ValueError,
+    "layers must be 1 of (weight, bias), as model='linear' has",
   ),
   "a word for a number": (
     lambda: gated_delta_rule(q, k, v, g, beta, scale="1"),
@@ -220,8 +313,11 @@ ERRORS = {
 # Calls that read what their arrays hold.
 OF_VALUES = (
   "a bound that does not hold",
+  "a bound that does not hold for the reset state",
+  "no room for the segment that the state began",
   "a state that is not fresh",
   "a state of longer chunks",
+  "a reset state of longer chunks",
 )
 
 
@@ -283,7 +379,6 @@ def test_a_spec_checks_the_ranges_of_its_fields(name):
     form.Tiling,
     lattice.Tiling,
     solver.Solver,
-    ttt_tilings.Tiling,
     trellis.Tiling,
   ],
   ids=lambda Tiling: Tiling.__module__,

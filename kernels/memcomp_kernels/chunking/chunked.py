@@ -198,7 +198,10 @@ def _memories(form: Form, state: Any) -> Memories:
 
 
 def _chunk_start(form: Form, state: Any) -> Memories:
-  """Returns the start of an unfinished chunk, or the memories if none is."""
+  """Returns the memories at the start of the current chunk.
+
+  Between two chunks these are the current memories.
+  """
   memories = _memories(form, state)
   if not form.starts:
     return memories
@@ -223,7 +226,7 @@ def run(
 
   Returns:
     The state after the last token; outputs `[batch, time, heads, ...]`; and
-    statistics of the linear solves of all tiles, or None if there are none.
+    the statistics of `math.solver` over all tiles, None if it solved nothing.
   """
   # The compiler must not know that a memory is zeros. On a CPU, the fused
   # products of jaxlib 0.12.0.1 read memory that was never written if one of

@@ -29,7 +29,10 @@ from memcomp_kernels.math import decay, delta
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Computes what needs no memory, for inputs `[batch, heads, tile, dim]`."""
+  """Computes the part of the tile's algebra that needs no memory matrix.
+
+  Inputs are `[batch, heads, tile, dim]`.
+  """
   del tiling
   query, key = inputs.query, inputs.key
   dtype = query.dtype

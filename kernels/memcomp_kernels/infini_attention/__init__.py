@@ -1,7 +1,7 @@
 """Infini-attention (arXiv 2404.07143): local attention and linear memory."""
 
 from memcomp_kernels import op as op_lib
-from memcomp_kernels.infini_attention import reference, xla_chunked
+from memcomp_kernels.infini_attention import reference, tile
 
 __all__ = ["infini_attention"]
 
@@ -37,7 +37,7 @@ infini_attention = op_lib.Op(
   State=reference.State,
   token_step=reference.step,
   forms={
-    "xla_chunked": xla_chunked.chunk,
+    "xla_chunked": tile.chunk,
   },
   facts=_facts,
 )

@@ -1,7 +1,12 @@
-"""The algebra of one tile of Infini-attention's memory, as matrix products.
+"""Infini-attention in chunk form, as matrix products in plain JAX.
 
-Rows are tokens, Q and K are their features, M' and z' what they read from
-before the tile, and U what they write. In segments all rows read M' and z':
+Local attention and memory are independent. `softmax_attention` computes the
+former. `chunking.chunked` scans over tiles of the memory. Feature maps are
+applied before tokens are laid into tiles.
+
+In the algebra of one tile rows are tokens, Q and K are their features, M' and
+z' what they read from before the tile, and U what they write. In segments all
+rows read M' and z':
 
   E = V - diag(K z' + eps)^-1 K M',       Y = diag(Q z' + eps)^-1 Q M'
 
@@ -16,13 +21,100 @@ the linear rule. Then M <- M + K^T U, z <- z + K^T 1. A tile's empty places hold
 zeros and write nothing.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference
 from memcomp_kernels.math import delta
+from memcomp_kernels.softmax_attention import reference as attention
+from memcomp_kernels.softmax_attention import tile as attention_tile
+
+
+def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
+  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
+  state, inputs, spec, segment_ids = call[:4]
+  local, attended = attention_tile.chunk(
+    call._replace(
+      state=_window(state),
+      inputs=attention.Inputs(inputs.query, inputs.key, inputs.value),
+      spec=spec.local(),
+      reset_state=None if call.reset_state is None else _window(call.reset),
+    )
+  )
+  time = inputs.query.shape[1]
+  # Tiles are segments; in the form per token, their size is free.
+  free = min((call.tiling or form_lib.DEFAULT).tile_time, time)
+  form = form_lib.Form(
+    spec=spec,
+    tile_time=spec.segment_size if spec.stale else free,
+    run_tile=run,
+    memories=("memory", "normalizer"),
+    starts=("memory_start", "normalizer_start") if spec.stale else (),
+  )
+  memory, read, _ = chunked.run(
+    form,
+    call._replace(
+      state=_memory(state, spec),
+      inputs=_written(inputs, state.keys.dtype),
+      reset_state=_memory(call.reset, spec),
+    ),
+  )
+  gate = inputs.read_gate.astype(read.dtype)
+  y = gate * read + (1 - gate) * attended.astype(read.dtype)
+  if segment_ids is not None:
+    y = jnp.where((segment_ids != 0)[..., None, None], y, 0)
+  start = None
+  if state.start is not None:
+    start = reference.Association(memory.memory_start, memory.normalizer_start)
+  state = reference.State(
+    keys=local.keys,
+    values=local.values,
+    association=reference.Association(memory.memory, memory.normalizer),
+    start=start,
+    position=local.position,
+    segment_id=local.segment_id,
+  )
+  return state, y.astype(inputs.query.dtype)
+
+
+class _Memory(NamedTuple):
+  """The memory's part of the state."""
+
+  memory: jax.Array
+  normalizer: jax.Array
+  memory_start: jax.Array | None
+  normalizer_start: jax.Array | None
+  position: jax.Array | None
+  segment_id: jax.Array
+
+
+def _window(state: reference.State) -> attention.State:
+  """Returns local attention's part of the state."""
+  return attention.State(
+    state.keys, state.values, state.position, state.segment_id
+  )
+
+
+def _memory(state: reference.State, spec: reference.Spec) -> _Memory:
+  position = state.position % spec.segment_size if spec.stale else None
+  starts = (None, None) if state.start is None else tuple(state.start)
+  return _Memory(*state.association, *starts, position, state.segment_id)
+
+
+def _written(inputs: reference.Inputs, wide) -> tuple[jax.Array, ...]:
+  """Returns features of queries, features of keys, and values."""
+  query, key = inputs.memory_query, inputs.memory_key
+  query = inputs.query if query is None else query
+  key = inputs.key if key is None else key
+  query, key = (
+    reference.sigma(x.astype(wide)).astype(x.dtype) for x in (query, key)
+  )
+  return query, key, inputs.value
 
 
 def run(

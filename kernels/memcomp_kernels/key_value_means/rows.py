@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
-from memcomp_kernels import contract
-from memcomp_kernels.key_value_means import reference, tilings
+from memcomp_kernels import contract, dispatch
+from memcomp_kernels.key_value_means import reference
 
 ROUTE = "key_value_means_route"
-"""Name of the values that a backward pass should keep, so as not to reroute."""
+"""Checkpoint name of the chosen rows: the backward pass keeps them."""
 
 
 class Block(NamedTuple):
@@ -189,7 +189,7 @@ def add_block(
 
 def add(state, count, where: Route, x: jax.Array, new: jax.Array):
   """Adds `new` of tokens to `x` of their rows; new rows start from zero."""
-  add = _add_by_index if tilings.adds_by_index() else _add_by_product
+  add = _add_by_index if adds_by_index() else _add_by_product
   rows, length = indices(state), state.length[:, None]
   fresh = (rows >= length) & (rows < length + count[:, None])
   fresh = fresh.reshape(fresh.shape[0], 1, -1, *(1,) * (x.ndim - 3))
@@ -209,3 +209,12 @@ def _add_by_product(x: jax.Array, row: jax.Array, new: jax.Array) -> jax.Array:
   """Computes `_add_by_index` as a product with one-hot rows."""
   taken = row[..., None] == jnp.arange(x.shape[2])
   return x + contract.product("bhcr,bhc...->bhr...", taken, new, x.dtype)
+
+
+def adds_by_index() -> bool:
+  """Whether tokens are added to their rows by index, not by a product.
+
+  A CPU adds rows by index quickly. A GPU would add them in no fixed order, and
+  a TPU one after another. Their matrix units compute the product.
+  """
+  return dispatch.current_platform() == "cpu"

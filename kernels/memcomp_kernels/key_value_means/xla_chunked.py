@@ -23,11 +23,70 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import checks, contract, derivative, dispatch
+from memcomp_kernels import contract, derivative, dispatch
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.key_value_means import reference, rows, tile, tilings
+from memcomp_kernels.key_value_means import reference, rows, tile
 
 _ROWS = ("keys", "values", "radii")
+
+_SHORTEST_STAGE = 4
+"""Minimum tiles per stage, because each stage is compiled separately."""
+
+_PIECE = 32
+"""Tokens that are laid into tiles at a time if a row has very many segments.
+
+Memory grows with the square of this number.
+"""
+
+
+class Stage(NamedTuple):
+  """Tiles `start` to `stop`, which use the first `rows` of the memory."""
+
+  rows: int
+  start: int
+  stop: int
+
+
+def stages(
+  spec: reference.Spec,
+  *,
+  capacity: int,
+  max_position: int | None,
+  time: int,
+  num_tiles: int,
+) -> list[Stage]:
+  """Cuts the tiles of a call into stages where the live rows have doubled.
+
+  Args:
+    spec: the memory's options.
+    capacity: rows of the state.
+    max_position: an upper bound of the tokens that a segment has seen before
+      the call, None if unknown.
+    time: tokens per row.
+    num_tiles: tiles per row.
+  """
+  if max_position is None:
+    return [Stage(capacity, 0, num_tiles)]
+  # In tile i, every segment is at most i chunks after the call's first chunk.
+  first, last = (
+    max_position // spec.chunk_size,
+    (max_position + time - 1) // spec.chunk_size,
+  )
+  live = spec.live_rows(last)
+  found: list[Stage] = []
+  for i in range(num_tiles):
+    bucket = spec.chunk_size
+    while bucket < live[min(first + i, last)]:
+      bucket *= 2
+    bucket = min(bucket, capacity)
+    if found and (
+      found[-1].rows == bucket
+      or found[-1].stop - found[-1].start < _SHORTEST_STAGE
+    ):
+      found[-1] = Stage(bucket, found[-1].start, i + 1)
+    else:
+      found.append(Stage(bucket, i, i + 1))
+  return found
 
 
 class _Options(NamedTuple):
@@ -108,7 +167,7 @@ def _run(options, layout, state, reset, inputs):
     resets,
   )
   outputs = []
-  for stage in tilings.stages(
+  for stage in stages(
     options.spec,
     capacity=capacity,
     max_position=options.max_position,
@@ -142,7 +201,7 @@ def _run(options, layout, state, reset, inputs):
 def _in_pieces(options, state, reset, inputs, segment_ids):
   """Does what `_run` does, for rows cut into any number of segments."""
   time = segment_ids.shape[1]
-  piece = tilings.PIECE
+  piece = _PIECE
 
   def cut(x):
     padding = [(0, 0), (0, -time % piece)] + [(0, 0)] * (x.ndim - 2)
@@ -199,18 +258,9 @@ def chunk(
   Args:
     call: the call.
     run: a function like `tile.run`, which runs a tile.
-
-  Raises:
-    ValueError: the reset state has seen more tokens than `max_position`.
   """
   state, inputs, spec, segment_ids = call[:4]
   reset, max_position = call.reset, call.max_position
-  held = checks.greatest(reset.position)
-  if max_position is not None and held is not None and held > max_position:
-    raise ValueError(
-      f"key_value_means: reset_state has seen {held} tokens, more than the"
-      f" bound that was given for them, {max_position}"
-    )
   options = _Options(spec, max_position, run)
   (batch, time), size = inputs.query.shape[:2], spec.chunk_size
   whole = -(-time // size)
@@ -223,7 +273,9 @@ def chunk(
     num_tiles = -(-(time + size - 1) // size)
     return _indexed(options, state, reset, inputs, None, num_tiles)
 
-  num_tiles = min(tilings.tiles_for_packing(whole), time + 1)
+  # Every segment may leave a tile partly empty. Tiles that stay empty cost
+  # memory for their tokens, but no time.
+  num_tiles = min(2 * whole + 2, time + 1)
   usual = functools.partial(_indexed, options, num_tiles=num_tiles)
   if num_tiles == time + 1:
     return usual(state, reset, inputs, segment_ids)

@@ -46,14 +46,7 @@ _SCAN_BLOCK = 32  # tokens between two saved states of a scan
 def chunk(call: dispatch.Call) -> tuple:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   if not call.spec.stale and call.spec.sparsity:
-    return contract.scan(
-      functools.partial(reference.step, spec=call.spec),
-      call.state,
-      call.inputs,
-      segment_ids=call.segment_ids,
-      reset_state=call.reset_state,
-      block=_SCAN_BLOCK,
-    )
+    return contract.scan(reference.step, call, block=_SCAN_BLOCK)
   return _chunk(call._replace(inputs=lay(call.inputs, call.spec)))
 
 

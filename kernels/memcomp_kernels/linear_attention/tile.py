@@ -16,7 +16,7 @@ from memcomp_kernels.linear_attention import reference
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Computes what needs no memory.
+  """Computes the part of the tile's algebra that needs no memory matrix.
 
   Args:
     inputs: `[batch, heads, tile, ...]`, with features as queries and keys.

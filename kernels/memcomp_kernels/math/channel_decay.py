@@ -126,12 +126,12 @@ def _exp(logs: ChannelDecay) -> ChannelDecay:
   if logs.to_block is not None:
     first = block * jnp.arange(blocks)[:, None, None]
     earlier = jnp.arange(blocks * block)[:, None] < first
-    to_block = _masked_exp(earlier, logs.to_block)
+    to_block = decay.masked_exp(earlier, logs.to_block)
   return ChannelDecay(
     from_start=jnp.exp(logs.from_start),
     to_end=jnp.exp(logs.to_end),
     total=jnp.exp(logs.total),
-    within=_masked_exp(causal, logs.within),
+    within=decay.masked_exp(causal, logs.within),
     from_block=jnp.exp(logs.from_block),
     to_block=to_block,
   )
@@ -256,7 +256,3 @@ def _scores(factors, query, writes, dtype):
     dtype,
   )
   return near, far
-
-
-def _masked_exp(mask: jax.Array, exponent: jax.Array) -> jax.Array:
-  return jnp.where(mask, jnp.exp(jnp.where(mask, exponent, 0.0)), 0.0)

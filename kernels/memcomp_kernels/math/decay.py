@@ -109,7 +109,7 @@ def decay_factors(log_decay: jax.Array) -> Decay:
   from_start = jnp.exp(sums.total)
   return Decay(
     from_start=from_start,
-    between=_between(causal, sums, sums),
+    between=masked_exp(causal, pairs(sums, sums)),
     to_end=jnp.exp(take(sums, (..., slice(-1, None))).minus(sums)),
     total=from_start[..., -1],
   )
@@ -132,12 +132,11 @@ def decay_before(log_decay: jax.Array) -> DecayBefore:
   before, sums = sums_before(log_decay), running_sums(log_decay)
   time = log_decay.shape[-1]
   strict = jnp.tril(jnp.ones((time, time), bool), -1)
-  return DecayBefore(jnp.exp(before.total), _between(strict, before, sums))
+  between = masked_exp(strict, pairs(before, sums))
+  return DecayBefore(jnp.exp(before.total), between)
 
 
-def _between(seen: jax.Array, later: Sums, earlier: Sums) -> jax.Array:
-  """Returns exp of the differences `[..., time, time]` where `seen`, else 0."""
-  difference = pairs(later, earlier)
-  # Masked differences are positive, so exp could overflow. The exponent must be
-  # masked as well as the result, or the gradient is nan.
-  return jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0.0)), 0.0)
+def masked_exp(mask: jax.Array, exponent: jax.Array) -> jax.Array:
+  """Returns exp of `exponent` where `mask`, else 0; it may overflow there."""
+  # The exponent must be masked as well as the result, or the gradient is nan.
+  return jnp.where(mask, jnp.exp(jnp.where(mask, exponent, 0.0)), 0.0)

@@ -34,7 +34,7 @@ def _solve(coupling: jax.Array, target: jax.Array) -> jax.Array:
   Args:
     coupling: `[..., time, time]`, float32 or wider; only its strict lower
       triangle is read.
-    target: `[..., time, value]`, of the same dtype; leading axes broadcast.
+    target: `[..., time, value]`, of the same dtype and leading axes.
   """
   product = functools.partial(
     contract.product, "...ti,...iv->...tv", dtype=target.dtype
@@ -79,28 +79,16 @@ def _inverse(x: jax.Array) -> jax.Array:
 
 def _forward(coupling, target):
   u = _solve(coupling, target)
-  return u, (coupling, u, target)
+  return u, (coupling, u)
 
 
 def _backward(residuals, d_u):
-  coupling, u, target = residuals
+  coupling, u = residuals
   # The transposed system runs from the last token to the first.
   transposed = jnp.flip(jnp.swapaxes(coupling, -1, -2), (-1, -2))
   d_target = jnp.flip(_solve(transposed, jnp.flip(d_u, -2)), -2)
   pairs = contract.product("...tv,...iv->...ti", d_target, u, u.dtype)
-  d_coupling = -jnp.tril(pairs, -1)
-  return _sum_to(d_coupling, coupling), _sum_to(d_target, target)
-
-
-def _sum_to(x: jax.Array, like: jax.Array) -> jax.Array:
-  """Sums over the axes along which `like` was broadcast."""
-  extra = x.ndim - like.ndim
-  axes = [
-    axis
-    for axis, size in enumerate((*[0] * extra, *like.shape))
-    if size != x.shape[axis]
-  ]
-  return jnp.sum(x, axis=axes, keepdims=True).reshape(like.shape)
+  return -jnp.tril(pairs, -1), d_target
 
 
 solve = derivative.custom_vjp(_solve, _forward, _backward)

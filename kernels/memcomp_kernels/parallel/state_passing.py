@@ -263,7 +263,11 @@ def of_last(tree: Any, axis: str) -> Any:
 
 
 def send(tree: Any, axis: str, distance: int) -> Any:
-  """Receives the value of the shard `distance` before; zeros if none is."""
+  """Sends each shard's value to the shard `distance` after it.
+
+  A negative distance sends backwards. Returns what this shard receives, or
+  zeros if no shard sends to it.
+  """
   shards = lax.axis_size(axis)
   pairs = [
     (i, i + distance) for i in range(shards) if 0 <= i + distance < shards

@@ -50,6 +50,11 @@ def _check(spec, sizes, state):
       f"softmax_attention: the state holds {size} tokens, spec.window_size is"
       f" {spec.window_size}"
     )
+  if size is not None and size <= spec.sink_tokens:
+    raise ValueError(
+      f"softmax_attention: the state holds {size} tokens, no more than"
+      f" sink_tokens={spec.sink_tokens}; make the state with the same spec"
+    )
   queries, heads = sizes.get("query_heads", sizes["heads"]), sizes["heads"]
   if heads and queries % heads:
     raise ValueError(

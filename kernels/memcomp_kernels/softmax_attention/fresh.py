@@ -1,8 +1,9 @@
 """Attention of a call from a fresh state, by a kernel of a library.
 
-In such a call the line of `window` has only the call's own tokens. What a token
-sees is then a fixed mask over places; in packed rows runs must match as well.
-The new state is computed as in `xla_chunked`.
+A fresh state holds no tokens, so a token sees earlier tokens of the same call
+only. Which ones depends on their indices, so the kernel gets a fixed mask. In
+packed rows it also gets each token's run (`window`): tokens see their own run
+only. The new state is computed as in `xla_chunked`.
 """
 
 import functools
@@ -17,8 +18,8 @@ Attend = Callable[..., jax.Array]
 """(query, key, value, run, *, spec, size) -> outputs.
 
 These are `[batch, time, heads, dim]` arrays, and run is int32 `[batch, time]`,
-or None for one run. Besides runs, a place's index, `spec` and the state's
-`size` determine what it sees.
+or None for one run. A token sees tokens of its own run; which ones follows from
+its index, `spec` and the state's `size`.
 """
 
 

@@ -63,7 +63,7 @@ def unsupported(call: dispatch.Call) -> str | None:
     return f"key_dim={dim} and value_dim={value_dim} must be equal"
   if dim % _WIDTH or dim > _WIDEST:
     return f"key_dim={dim} is not a multiple of {_WIDTH} up to {_WIDEST}"
-  return contract.wrong_dtypes(inputs, "bfloat16", "float16")
+  return contract.wrong_dtypes(inputs, "bfloat16")
 
 
 chunk = fresh.implementation(attend)

@@ -109,15 +109,15 @@ def _with_precision(function: Callable, precision: str) -> Callable:
   return derivative.custom_vjp(run, forward, backward)
 
 
-def _block(time: int, ring: int) -> int:
+def _block(time: int, size: int) -> int:
   """Returns tokens per block, which divide `time`.
 
   Args:
     time: a multiple of `_TILE`.
-    ring: number of tokens that a token sees.
+    size: maximum number of tokens that a token sees, sinks included.
   """
   block = _TILE
-  while 2 * block <= min(_WIDEST_TILE, ring) and time % (2 * block) == 0:
+  while 2 * block <= min(_WIDEST_TILE, size) and time % (2 * block) == 0:
     block *= 2
   return block
 

@@ -264,22 +264,7 @@ def attend(
     sink_query: query for sinks, of the same shape; None for `query`.
   """
   dtype = query.dtype
-  wide = jnp.promote_types(dtype, jnp.float32)
-  # bfloat16 operands take one pass of a matrix unit. A TPU would by default
-  # round float32 operands to bfloat16, so they ask for the highest precision.
-  precision = (
-    lax.Precision.DEFAULT if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
-  )
-
-  def product(equation, a, b):
-    return jnp.einsum(
-      equation,
-      a.astype(dtype),
-      b.astype(dtype),
-      precision=precision,
-      preferred_element_type=wide,
-    )
-
+  product = functools.partial(contract.product, dtype=dtype)
   scale = contract.read_scale(spec, query.shape[-1])
   scores = scale * product("bqhd,bkhd->bhqk", query, tokens.key)
   if sink_query is not None:

@@ -21,7 +21,7 @@ from memcomp_kernels.state_space_duality import reference
 def prepare(
   inputs: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Computes what needs no memory.
+  """Computes the part of the tile's algebra that needs no memory matrix.
 
   Args:
     inputs: `[batch, heads, tile, ...]`; queries and keys have groups as heads.

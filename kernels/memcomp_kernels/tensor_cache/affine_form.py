@@ -1,8 +1,8 @@
 """Tensor Cache by kernels, for the two parts of its XLA form.
 
 Local attention uses a library where that supports the call, else plain JAX. The
-memory has the form of `affine`: outer and delta rules. Each segment begins a
-tile of its own, and with "all" each chunk does.
+memory of the outer rule and of the delta rule has affine tiles (`affine`). Each
+segment begins a tile of its own, and with "all" each chunk does.
 
 Lanes (timescales and slots) are heads that share queries and keys. With E and g
 of `tile.py`, P_{r,i} = E_{b(r),i+1} g_i (q_r . k_i), w_i = E_{C,i+1} g_i, and
@@ -176,7 +176,10 @@ def form(
 def prepare(
   tokens: tile.Tokens, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
-  """Computes what needs no memory, for tokens `[batch, heads, tile, ...]`."""
+  """Computes the part of the tile's algebra that needs no memory matrix.
+
+  Tokens are `[batch, heads, tile, ...]`.
+  """
   del tiling
   return _by_chunk(tokens, spec) if spec.chunked else _evicted(tokens, spec)
 

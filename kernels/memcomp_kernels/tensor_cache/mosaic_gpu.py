@@ -1,7 +1,5 @@
 """Tensor Cache by GPU kernels: affine tiles and cuDNN's attention."""
 
-import functools
-
 from memcomp_kernels import dispatch
 from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.softmax_attention import library_gpu
@@ -21,4 +19,3 @@ def unsupported(call: dispatch.Call) -> str | None:
 
 
 chunk = affine_form.implementation(_ENGINES, library_gpu)
-memory = functools.partial(affine_form.memory, _ENGINES)

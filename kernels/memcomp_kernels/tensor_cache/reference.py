@@ -20,13 +20,11 @@ The prediction k A of (4) uses A before its decay. `write_population` determines
 what is written and when it is read; see docs/tensor_cache.md.
 """
 
-import functools
 import math
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from memcomp_kernels import contract, shapes, window
 from memcomp_kernels.options import at_least, one_of, option, options, positive
@@ -229,9 +227,6 @@ class State(NamedTuple):
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
-# The definition does not round float32 to bfloat16, as TPUs do by default.
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
 NORM_EPS = 1e-5
 
 
@@ -245,17 +240,19 @@ def unit(x: jax.Array) -> jax.Array:
 
 def _local_attention(q, held, live):
   """Computes (1): q `[b, h, d]` over the rows that are `live`, `[b, W]`."""
-  scores = _einsum("bhd,bhwd->bhw", q, held.key) / math.sqrt(q.shape[-1])
+  scores = contract.einsum("bhd,bhwd->bhw", q, held.key)
+  scores = scores / math.sqrt(q.shape[-1])
   scores = jnp.where(live[:, None], scores, -jnp.inf)
-  return _einsum("bhw,bhwe->bhe", jax.nn.softmax(scores, axis=-1), held.value)
+  weights = jax.nn.softmax(scores, axis=-1)
+  return contract.einsum("bhw,bhwe->bhe", weights, held.value)
 
 
 def _read(memories: Memories, q, pi, alpha):
   """Computes (2), (12), (13): r = sum over timescales and slots."""
   A, z = memories
-  r = _einsum("bhk,bhnskv->bhnsv", q, A)
+  r = contract.einsum("bhk,bhnskv->bhnsv", q, A)
   if z is not None:
-    along = _einsum("bhk,bhnsk->bhns", q, z)
+    along = contract.einsum("bhk,bhnsk->bhns", q, z)
     r = r / jnp.maximum(jnp.abs(along), 1)[..., None]
   if pi is not None:
     r = r * pi[..., None, :, None]
@@ -274,7 +271,7 @@ def _write(memories, seen, k, v, lam, eta, rho, rule):
     lam, eta = 1 + rho * (lam - 1), rho * eta
   u = v[..., None, None, :]  # over timescales and slots
   if rule == "delta":
-    u = u - _einsum("bhk,bhnskv->bhnsv", k, seen.memory)
+    u = u - contract.einsum("bhk,bhnskv->bhnsv", k, seen.memory)
   k = k[..., None, None, :]
   written = k[..., :, None] * u[..., None, :]
   if rule == "wedge":

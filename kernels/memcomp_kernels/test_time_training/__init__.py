@@ -39,11 +39,15 @@ def _make_state(
       " model answers x + LN(model(x))"
     )
   widths = spec.widths(key_dim)
+  given = layers or [(None, None)] * len(widths)
+  if len(given) != len(widths) or any(len(layer) != 2 for layer in given):
+    raise ValueError(
+      f"layers must be {len(widths)} of (weight, bias), as model={spec.model!r}"
+      " has"
+    )
   filled = tuple(
     reference.Layer(sizes.filled(weight, *width), sizes.filled(bias, width[1]))
-    for (weight, bias), width in zip(
-      layers or [(None, None)] * len(widths), widths, strict=True
-    )
+    for (weight, bias), width in zip(given, widths, strict=True)
   )
   return reference.State(
     layers=filled,

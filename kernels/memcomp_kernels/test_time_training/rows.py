@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels.math import decay
-from memcomp_kernels.math import solver as solver_lib
+from memcomp_kernels.math import decay, solver
 from memcomp_kernels.test_time_training import inner, reference
 
 Product = Callable[[str, jax.Array, jax.Array], jax.Array]
@@ -71,14 +70,15 @@ def per_token_linear(
   before: decay.DecayBefore,
   rate: jax.Array,
   eps: float,
-  solver: solver_lib.Solver,
-) -> tuple[tuple[Rows], solver_lib.Stats]:
+) -> tuple[tuple[Rows], solver.Stats]:
   """Returns the gradients at the weights before each token, for one layer."""
   base = before.from_start[..., None] * apply(product, layer, key)
   coupling = product("bhti,bhsi->bhts", key, key) + 1
   coupling = coupling * before.between * rate[..., None, :]
   direction = functools.partial(inner.gradient, eps)
-  u, stats = solver_lib.solve(direction, base, coupling, labels, solver)
+  u, stats = solver.solve(
+    direction, base, coupling, labels, solver.SUBSTITUTION
+  )
   return (Rows(key, u),), stats
 
 

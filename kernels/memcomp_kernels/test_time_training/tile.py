@@ -23,11 +23,14 @@ import jax.numpy as jnp
 from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, solver
-from memcomp_kernels.test_time_training import inner, reference, rows, tilings
+from memcomp_kernels.test_time_training import inner, reference, rows
+
+_TILE_TIME = 16
+"""Tokens per tile with gradients per token, where a call names no tiling."""
 
 
 def form(
-  spec: reference.Spec, tiling: tilings.Tiling | None, time: int
+  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
 ) -> form_lib.Form:
   """Returns the form of the memory.
 
@@ -35,12 +38,11 @@ def form(
   per token the tile size is free and does not change the result.
   """
   del time  # tiles keep their size in short calls
-  tiling = tiling or tilings.DEFAULT
+  free = _TILE_TIME if tiling is None else tiling.tile_time
   constants = "norm_scale", "norm_bias"  # no token changes them
   return form_lib.Form(
     spec=spec,
-    tiling=tiling,
-    tile_time=tilings.tile_time(spec, tiling),
+    tile_time=spec.chunk_size if spec.stale else free,
     run_tile=run,
     memories=("layers", *constants),
     starts=("starts", *constants) if spec.stale else (),
@@ -53,7 +55,7 @@ def run(
   inputs: reference.Inputs,
   complete: jax.Array,
   spec: reference.Spec,
-  tiling: tilings.Tiling,
+  tiling: None,
 ) -> tuple[form_lib.Memories, jax.Array, solver.Stats | None]:
   """Writes and reads one tile.
 
@@ -63,12 +65,13 @@ def run(
     inputs: `[batch, heads, tile, ...]`.
     complete: bool `[batch]`, where a chunk ends with the tile.
     spec: the memory's options.
-    tiling: how the system of gradients per token is solved.
+    tiling: unused, because tiles have no further options.
 
   Returns:
     The memories after the tile; y `[batch, heads, tile, dim]`; and statistics
     of the solve, `[batch, heads]`, None if there is no system.
   """
+  del tiling
   dtype = inputs.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
   layers, norm_scale, norm_bias = memories
@@ -94,9 +97,7 @@ def run(
     before = decay.decay_before(log_decay)
     arguments = inputs.key, labels, before, rate, eps
     if spec.model == "linear":
-      written, stats = rows.per_token_linear(
-        product, layers[0], *arguments, tiling.solver
-      )
+      written, stats = rows.per_token_linear(product, layers[0], *arguments)
     else:
       written = rows.per_token_mlp(product, layers, *arguments)
 

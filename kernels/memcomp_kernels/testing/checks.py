@@ -17,7 +17,7 @@ from memcomp_kernels.testing.subjects import Subject
 
 
 def check_truth(subject: Subject, time: int) -> None:
-  """Levels 2 and 5: float64 values and gradients equal the reference's."""
+  """Float64 values and gradients equal the reference's."""
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(time)
     subjects.assert_agree(
@@ -28,7 +28,7 @@ def check_truth(subject: Subject, time: int) -> None:
 
 
 def check_values(subject: Subject, time: int) -> None:
-  """Level 2: float64 outputs and final state equal the reference's."""
+  """Float64 outputs and final state equal the reference's."""
   with jax.enable_x64(True):
     arguments = subject.state(), subject.inputs(time)
     errors.assert_close(
@@ -40,7 +40,7 @@ def check_values(subject: Subject, time: int) -> None:
 
 
 def check_finite_differences(subject: Subject, time: int) -> None:
-  """Level 5: the reference's gradients are derivatives, in float64.
+  """The reference's gradients are derivatives, in float64.
 
   Central differences along a random direction of all arguments are compared.
   """
@@ -82,7 +82,7 @@ def check_finite_differences(subject: Subject, time: int) -> None:
 
 
 def check_precision(subject: Subject, dtype: str, time: int) -> None:
-  """Levels 3 and 5: rounding errors are bounded; inputs are rounded first."""
+  """Rounding errors are bounded; inputs are rounded first."""
   with jax.enable_x64(True):
     state = gradients.cast(subject.state(), jnp.float32)
     inputs = gradients.cast(subject.inputs(time), dtype)
@@ -104,7 +104,7 @@ def check_precision(subject: Subject, dtype: str, time: int) -> None:
 def check_hand_off(
   subject: Subject, piece: int, pieces: int, *, with_gradients: bool = True
 ) -> None:
-  """Level 6: pieces with the state passed on equal one call, and so do steps.
+  """Pieces with the state passed on equal one call, and so do steps.
 
   For steps only values are compared. The reference is a scan of steps, and
   other checks compare its gradients.
@@ -152,7 +152,7 @@ def check_hand_off(
 
 
 def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
-  """Level 7: outputs do not depend on later inputs, exactly."""
+  """Outputs do not depend on later inputs, exactly."""
   with jax.enable_x64(x64):
     arguments = subject.state(), subject.inputs(time)
     middle = time // 2
@@ -173,7 +173,7 @@ def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
 def check_deterministic(
   subject: Subject, time: int, *, x64: bool = True
 ) -> None:
-  """Level 7: two runs agree to the last bit, values and gradients."""
+  """Two runs agree to the last bit, values and gradients."""
   with jax.enable_x64(x64):
     arguments = subject.state(), subject.inputs(time)
     errors.assert_equal(
@@ -190,7 +190,7 @@ def check_edges(
   *,
   x64: bool = True,
 ) -> None:
-  """Level 8: finite values and gradients at the edges of the inputs.
+  """Finite values and gradients at the edges of the inputs.
 
   Args:
     subject: what is checked.
@@ -213,7 +213,7 @@ def check_edges(
 def check_strong_decays(
   subject: Subject, time: int, dtype: str, *, least_key: float = 0.0
 ) -> None:
-  """Level 8: any log decay down to -inf gives the reference's results.
+  """Any log decay down to -inf gives the reference's results.
 
   Values and gradients are compared. Some tokens forget everything, by log
   decays of many sizes, and others nearly everything. Later tokens must not lose
@@ -255,7 +255,7 @@ def strong_decays(log_decay: jax.Array) -> jax.Array:
 
 
 def check_empty(subject: Subject) -> None:
-  """Level 8: without rows or tokens, outputs are empty and states unchanged."""
+  """Without rows or tokens, outputs are empty and states unchanged."""
   for batch, time in ((0, 3), (2, 0)):
     state, inputs = subject.state(batch=batch), subject.inputs(3, batch=batch)
     inputs = jax.tree.map(lambda x, n=time: x[:, :n], inputs)

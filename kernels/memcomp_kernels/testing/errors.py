@@ -51,8 +51,8 @@ def assert_no_worse(
     actual: result in low precision.
     other: result in low precision to compare with.
     truth: result in a wider precision.
-    floor: an error that is always accepted.
-    times: another factor than the usual needs a reason.
+    floor: errors up to this are always accepted.
+    times: maximum ratio of the two errors; give a reason for another one.
 
   Raises:
     AssertionError: leaves err more; the message names them, with both errors.

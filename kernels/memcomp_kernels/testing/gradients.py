@@ -118,8 +118,9 @@ def differentiated(function: Callable) -> Callable:
 def on_cpu(function: Callable) -> Callable:
   """Returns `function`, run on the CPU also where there is a GPU.
 
-  For what a kernel is compared with: XLA compiles that in seconds for a CPU, in
-  minutes for a GPU. Where JAX_PLATFORMS is set it names both: cuda,cpu.
+  Use this for the definition that a GPU kernel is compared with. XLA compiles
+  that in seconds for a CPU, but in minutes for a GPU. If JAX_PLATFORMS is set,
+  it must name both: cuda,cpu.
   """
 
   @functools.wraps(function)

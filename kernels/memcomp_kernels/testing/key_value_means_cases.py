@@ -33,13 +33,13 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   def normal(last):
     return 0.3 * jax.random.normal(next(keys), (batch, heads, last))
 
-  return key_value_means.init_state(
+  return memory.fresh(
+    key_value_means,
     spec,
     batch=batch,
     heads=heads,
     key_dim=key_dim,
     value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
     temperatures=1 + normal(2),
     norm_scale=1 + normal(key_dim),
     norm_bias=normal(key_dim),
@@ -50,11 +50,7 @@ def _edges(inputs):
   def repeated(x):
     return jnp.broadcast_to(x[:, :1], x.shape)
 
-  return {
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "repeated keys": inputs._replace(key=repeated(inputs.key)),
+  return memory.edges(inputs, *memory.KEYS, "zero queries") | {
     "one token": jax.tree.map(repeated, inputs),
     "gates of almost nothing": inputs._replace(
       merge_gate=1e-30 * inputs.merge_gate

@@ -1,7 +1,6 @@
 """Linear attention under the contract suite."""
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import linear_attention
 from memcomp_kernels.testing import memory
@@ -40,11 +39,7 @@ def _edges(inputs):
   }
   if inputs.log_decay is None:
     return edges
-  full = jnp.ones_like(inputs.log_decay)
-  return edges | {
-    "forgets all": inputs._replace(log_decay=-1e4 * full),
-    "forgets nothing": inputs._replace(log_decay=0 * full),
-  }
+  return edges | memory.edges(inputs, "forgets all", "forgets nothing")
 
 
 _SPECS = {

@@ -24,9 +24,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
 def _state(key, spec, **sizes):
   """Returns a state with a dictionary of chunk_size tokens in random rows."""
   keys = jax.random.split(key)
-  state = ovq.init_state(
-    spec, **sizes, dtype=jax.dtypes.canonicalize_dtype(jnp.float64)
-  )
+  state = memory.fresh(ovq, spec, **sizes)
   rows = spec.rows(spec.chunk_size)
   used = (jnp.arange(spec.max_rows) < rows).astype(state.counts.dtype)
   # The counts add up to a chunk of tokens; the first row has the remainder.

@@ -13,7 +13,7 @@ from memcomp_kernels.testing.subjects import Subject
 
 
 def check_packing(subject: Subject, lengths: list[int], padding: int) -> None:
-  """Level 7: a packed row equals its segments alone, forward and backward.
+  """A packed row equals its segments alone, forward and backward.
 
   Args:
     subject: what is checked.
@@ -68,7 +68,7 @@ def check_packed_against_reference(
   in_two: bool = True,
   gradient: bool = True,
 ) -> None:
-  """Level 7: any segment ids, from states inside a chunk, as the reference.
+  """Any segment ids, from states inside a chunk, as the reference.
 
   New segments start from a fresh state in the first row, and from states some
   way into a sequence in the others.
@@ -113,7 +113,7 @@ def check_packed_against_reference(
 def check_padding(
   subject: Subject, time: int, batch: int, *, packed_program: bool = False
 ) -> None:
-  """Level 7: padding leaves the state bit-equal and outputs exact zeros.
+  """Padding leaves the state bit-equal and outputs exact zeros.
 
   Args:
     subject: what is checked.

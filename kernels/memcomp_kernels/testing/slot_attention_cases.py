@@ -40,11 +40,9 @@ def _edges(inputs):
     "long keys": inputs._replace(key=30 * inputs.key),
   }
   if inputs.log_decay is not None:
-    full = jnp.ones_like(inputs.log_decay)
-    some = full.at[:, ::2].set(0)
+    some = jnp.ones_like(inputs.log_decay).at[:, ::2].set(0)
+    cases |= memory.edges(inputs, "forgets all", "forgets nothing")
     return cases | {
-      "forgets all": inputs._replace(log_decay=-1e4 * full),
-      "forgets nothing": inputs._replace(log_decay=0 * full),
       "forgets all now and then": inputs._replace(log_decay=-1e4 * some),
     }
   full = jnp.ones_like(inputs.write_logit)

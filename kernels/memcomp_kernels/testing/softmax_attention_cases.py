@@ -28,27 +28,11 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
-  state = softmax_attention.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-    length=_LENGTH,
-  )
+def _state(key, spec, **sizes):
+  state = memory.fresh(softmax_attention, spec, **sizes, length=_LENGTH)
   if not spec.sink_tokens:
     return state
-  prefix = _inputs(
-    key,
-    spec,
-    batch=batch,
-    time=_PREFIX,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-  )
+  prefix = _inputs(key, spec, time=_PREFIX, **sizes)
   state, _ = softmax_attention.reference(state, prefix, spec=spec)
   return state._replace(segment_id=jnp.zeros_like(state.segment_id))
 

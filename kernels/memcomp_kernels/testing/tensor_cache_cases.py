@@ -39,17 +39,10 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   return inputs
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
+def _state(key, spec, **sizes):
   if spec.rule == "wedge":
-    value_dim = key_dim
-  state = tensor_cache.init_state(
-    spec,
-    batch=batch,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
-  )
+    sizes["value_dim"] = sizes["key_dim"]
+  state = memory.fresh(tensor_cache, spec, **sizes)
   leaves, tree = jax.tree.flatten(state.memories)
   keys = jax.random.split(key, len(leaves))
   memories = jax.tree.unflatten(
@@ -63,32 +56,13 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   state = state._replace(memories=memories, starts=starts)
   if not spec.sink_tokens:
     return state
-  prefix = _inputs(
-    key,
-    spec,
-    batch=batch,
-    time=_PREFIX,
-    heads=heads,
-    key_dim=key_dim,
-    value_dim=value_dim,
-  )
+  prefix = _inputs(key, spec, time=_PREFIX, **sizes)
   state, _ = tensor_cache.reference(state, prefix, spec=spec)
   return state._replace(segment_id=jnp.zeros_like(state.segment_id))
 
 
 def _edges(inputs):
-  full = jnp.ones_like
-  repeated = jnp.broadcast_to(inputs.key[:, :1], inputs.key.shape)
-  edges = {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
-    "zero keys": inputs._replace(key=0 * inputs.key),
-    "zero queries": inputs._replace(query=0 * inputs.query),
-    "zero values": inputs._replace(value=0 * inputs.value),
-    "repeated keys": inputs._replace(key=repeated),
-  }
+  edges = memory.edges(inputs, *memory.GATES, *memory.KEYS, "zero queries")
   if inputs.write_route is not None:
     route = jax.nn.one_hot(0, inputs.write_route.shape[-1])
     route = jnp.broadcast_to(route, inputs.write_route.shape)

@@ -1,7 +1,6 @@
 """Test-time training under the contract suite."""
 
 import jax
-import jax.numpy as jnp
 
 from memcomp_kernels import test_time_training
 from memcomp_kernels.test_time_training import reference
@@ -35,13 +34,13 @@ def _state(key, spec, *, batch, heads, key_dim, value_dim):
   def normal(*shape):
     return 0.5 * jax.random.normal(next(keys), (heads, *shape))
 
-  return test_time_training.init_state(
+  return memory.fresh(
+    test_time_training,
     spec,
     batch=batch,
     heads=heads,
     key_dim=value_dim,
     value_dim=value_dim,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
     layers=tuple(
       reference.Layer(normal(*width), normal(width[1]))
       for width in spec.widths(value_dim)

@@ -32,29 +32,24 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   )
 
 
-def _state(key, spec, *, batch, heads, key_dim, value_dim):
+def _state(key, spec, *, heads, key_dim, value_dim, **sizes):
   keys = jax.random.split(key)
-  return two_pass_delta.init_state(
+  return memory.fresh(
+    two_pass_delta,
     spec,
-    batch=batch,
+    **sizes,
     heads=heads,
     key_dim=key_dim,
     value_dim=value_dim,
     source_dim=key_dim + 1,
-    dtype=jax.dtypes.canonicalize_dtype(jnp.float64),
     key_memory=jax.random.normal(keys[0], (heads, key_dim + 1, key_dim)),
     value_memory=jax.random.normal(keys[1], (heads, key_dim, value_dim)),
   )
 
 
 def _edges(inputs):
-  full = jnp.ones_like
   repeated = jnp.broadcast_to(inputs.source[:, :1], inputs.source.shape)
-  return {
-    "forgets all": inputs._replace(log_decay=-1e4 * full(inputs.log_decay)),
-    "forgets nothing": inputs._replace(log_decay=0 * inputs.log_decay),
-    "writes nothing": inputs._replace(write_rate=0 * inputs.write_rate),
-    "writes all": inputs._replace(write_rate=full(inputs.write_rate)),
+  return memory.edges(inputs, *memory.GATES) | {
     "zero sources": inputs._replace(source=0 * inputs.source),
     "zero keys and values": inputs._replace(
       key=0 * inputs.key, value=0 * inputs.value

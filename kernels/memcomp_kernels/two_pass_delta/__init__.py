@@ -46,8 +46,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     chunk="Exact at any tile: two unit-triangular systems in turn.",
     source=(
-      "a third party's description of Trellis (2512.23852), which is another"
-      " memory"
+      "an unofficial description of Trellis (2512.23852); the published Trellis"
+      " differs from it"
     ),
     floats="H * d_k * (d_k + d_v)",
     flops="H * d_k * (8 * d_k + 6 * d_v)",

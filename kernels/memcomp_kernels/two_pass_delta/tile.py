@@ -58,7 +58,7 @@ class Pass(NamedTuple):
   key: jax.Array
   written: jax.Array
   factors: decay.Decay
-  before: decay.Decay
+  before: decay.DecayBefore
 
   def read(self, query: jax.Array, *, first: bool = False) -> jax.Array:
     """Reads the memory after each token's write, or before it if `first`."""
@@ -95,10 +95,7 @@ def solve(
   kept, rate = of_tokens
   log_decay = jnp.log(jnp.maximum(kept[..., 0], _SMALLEST))
   factors = decay.decay_factors(log_decay)
-  earlier = decay.decay_before(log_decay)
-  before = factors._replace(
-    from_start=earlier.from_start, between=earlier.between
-  )
+  before = decay.decay_before(log_decay)
   coupling = contract.product("bhti,bhsi->bhts", key, key, key.dtype)
   coupling *= before.between * jnp.swapaxes(rate, -1, -2)
   predicted = contract.product("bhti,bhio->bhto", key, memory, key.dtype)

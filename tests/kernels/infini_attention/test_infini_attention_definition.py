@@ -11,7 +11,7 @@ import rotation
 
 from memcomp_kernels import infini_attention
 from memcomp_kernels.chunking import form
-from memcomp_kernels.infini_attention import reference, xla_chunked
+from memcomp_kernels.infini_attention import reference, tile
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(infini_attention)
@@ -180,7 +180,7 @@ def test_any_tile_per_token(tile_time):
   inputs = inputs_for(TOKEN, 21)
   state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)
   tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(programs.direct(xla_chunked.chunk))(
+  found = programs.compiled(programs.direct(tile.chunk))(
     state, inputs, spec=TOKEN, tiling=tiling
   )
   expected = COMPILED.reference(state, inputs, spec=TOKEN)

@@ -11,7 +11,13 @@ import pytest
 import rotation
 
 from memcomp_kernels import key_value_means
-from memcomp_kernels.key_value_means import budgets, capacity, resize, tilings
+from memcomp_kernels.key_value_means import (
+  budgets,
+  capacity,
+  resize,
+  rows,
+  xla_chunked,
+)
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -166,8 +172,8 @@ def test_seen_changes_nothing():
   spec = MEMORY.specs["power"]
   state, inputs = make(spec, 28)
   sizes = {"capacity": state.keys.shape[2], "time": 28, "num_tiles": 7}
-  assert len(tilings.stages(spec, max_position=0, **sizes)) == 2
-  assert len(tilings.stages(spec, max_position=None, **sizes)) == 1
+  assert len(xla_chunked.stages(spec, max_position=0, **sizes)) == 2
+  assert len(xla_chunked.stages(spec, max_position=None, **sizes)) == 1
   subjects.assert_agree(
     gradients.value_and_gradients(chunk_seen(spec, 0), (state, inputs)),
     gradients.value_and_gradients(chunk_seen(spec, None), (state, inputs)),
@@ -231,7 +237,7 @@ def test_stages_follow_the_live_rows():
       "time": 32768,
       "num_tiles": 128,
     }
-    return tilings.stages(spec, **(usual | changes))
+    return xla_chunked.stages(spec, **(usual | changes))
 
   found = stages()
   assert [s.rows for s in found] == [512, 1024, 2048, rows]
@@ -241,7 +247,7 @@ def test_stages_follow_the_live_rows():
   assert all(live[i] <= s.rows for s in found for i in range(*s[1:]))
   work = sum(s.rows * (s.stop - s.start) for s in found)
   assert work < 1.35 * sum(live)
-  fixed = tilings.stages(
+  fixed = xla_chunked.stages(
     key_value_means.Spec(),
     capacity=256,
     max_position=0,
@@ -253,7 +259,7 @@ def test_stages_follow_the_live_rows():
 
 @pytest.mark.slow
 def test_rows_are_added_by_product_elsewhere(monkeypatch):
-  monkeypatch.setattr(tilings, "adds_by_index", lambda: False)
+  monkeypatch.setattr(rows, "adds_by_index", lambda: False)
   spec = MEMORY.specs["power"]
   checks.check_truth(subjects.Subject(MEMORY, spec, "xla_chunked"), 18)
 

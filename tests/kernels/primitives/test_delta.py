@@ -28,7 +28,7 @@ def loop(coupling, target, numpy=np):
 
 def drawn(time):
   rng = np.random.default_rng(0)
-  coupling = rng.standard_normal((2, 1, time, time))
+  coupling = rng.standard_normal((2, 3, time, time))
   return coupling, rng.standard_normal((2, 3, time, 4))
 
 

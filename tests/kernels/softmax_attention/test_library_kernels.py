@@ -219,7 +219,7 @@ LIMITS = {
   "sinks, packed": (call(SINKS, ids=IDS), "sink_tokens in packed", "packed"),
   "blocks, packed": (call(BLOCKS, ids=IDS), "chunk_size in packed", "packed"),
   "float32": (call(dtype="float32"), None, "not float32"),
-  "float16": (call(dtype="float16"), "not float16", None),
+  "float16": (call(dtype="float16"), "not float16", "not float16"),
   "narrow": (call(key_dim=48, value_dim=48), "key_dim=48 is not", None),
   "wide": (call(key_dim=256, value_dim=256), None, "key_dim=256 is not"),
   "widest": (call(key_dim=320), "key_dim=320 is not", "must be equal"),

@@ -6,9 +6,8 @@ import jax
 import programs
 import pytest
 
-from memcomp_kernels.chunking import chunked
-from memcomp_kernels.math import solver
-from memcomp_kernels.test_time_training import tile, tilings
+from memcomp_kernels.chunking import chunked, form
+from memcomp_kernels.test_time_training import tile
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -26,26 +25,18 @@ def subject(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "tiling"),
+  ("name", "tile_time"),
   [
-    ("linear-token", tilings.Tiling(tile_time=5)),
-    (
-      "linear-token",
-      tilings.Tiling(
-        tile_time=32,
-        solver=solver.Solver(method="sweeps", block_time=8),
-      ),
-    ),
-    ("mlp-token", tilings.Tiling(tile_time=7)),
+    ("linear-token", 5),
+    ("mlp-token", 7),
   ],
-  ids=["linear-5", "linear-sweeps", "mlp-7"],
 )
-def test_any_tile_is_the_recurrence(name, tiling):
+def test_any_tile_is_the_recurrence(name, tile_time):
   case = subject(name)
   chunk = functools.partial(
     programs.direct(chunked.implementation(tile.form)),
     spec=case.spec,
-    tiling=tiling,
+    tiling=form.Tiling(tile_time=tile_time),
   )
   with jax.enable_x64(True):
     arguments = case.state(), case.inputs(37)
@@ -66,8 +57,3 @@ def test_precision(name):
 @pytest.mark.slow
 def test_packed_mlp():
   packed_checks.check_packing(subject("mlp-token"), [5, 9], 1)
-
-
-def test_tiling_names_the_field():
-  with pytest.raises(ValueError, match="tile_time=0"):
-    tilings.Tiling(tile_time=0)
