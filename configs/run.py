@@ -19,5 +19,5 @@ from memcomp.evaluation import load
 def get_config(folder: str = "") -> config.Config:
   """Returns the config of the model in `folder`."""
   if not folder:
-    raise errors.UserError("write --config=configs/run.py:FOLDER of a run")
+    raise errors.UserError("write --config=run:FOLDER of a run")
   return load.config_of(folder)

@@ -176,12 +176,11 @@ def _parse(argv: list[str]) -> None:
       )
     path = config_flag.value_of("config", argv)
     if path is not None:
-      if flags.FLAGS["config"].value is None:
-        raise errors.UserError(
-          f"--config={path}: get_config() returned None; return the config"
-        )
-      # A config that failed to load raises at the first access.
-      _ = flags.FLAGS["config"].value.name
+      from memcomp import config as config_lib
+
+      # What failed to load is no config, either; `explain` loads it again.
+      if not isinstance(flags.FLAGS["config"].value, config_lib.Config):
+        raise TypeError(path)
   except errors.UserError:
     raise
   except Exception as error:
@@ -211,11 +210,11 @@ def _help(usage: str, argv: list[str], module: str) -> str:
 
 @functools.cache  # Once is enough.
 def silence_libraries() -> None:
-  """Leaves out what libraries print of failures that come up as exceptions too.
+  """Hides what libraries print about failures that also raise exceptions.
 
   A save that fails, as on a full disk, fails in several threads of orbax and
-  tensorstore, and each prints it. And what a home that cannot be written costs
-  is time alone.
+  tensorstore, and each prints it. ml_collections warns if the home folder
+  cannot be written, which only costs time.
   """
 
   def wanted(record: logging.LogRecord) -> bool:

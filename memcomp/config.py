@@ -258,8 +258,8 @@ class EvaluationConfig:
     temperature: temperature of the sample; 0 is greedy.
     top_k: sample from this many most likely tokens; 0 is all.
     top_p: sample from the most likely tokens of this mass, in (0, 1].
-    min_p: sample from tokens at least this times as likely as the most likely,
-      in [0, 1]; 0 is all.
+    min_p: sample from tokens whose probability is at least this times that of
+      the most likely one, in [0, 1]; 0 is all.
     repetition_penalty: penalty of tokens already in the text; 1 is none.
   """
 

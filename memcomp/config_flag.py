@@ -19,7 +19,8 @@ def load_config(path: str) -> Any:
       may end in `:argument`.
 
   Raises:
-    UserError: the config does not exist, or raises; with the line number.
+    UserError: the config does not exist, raises (with the line number), or
+      returns something else.
   """
   name, _, argument = named_configs.path_of(path).partition(":")
   file = pathlib.Path(name)
@@ -39,7 +40,7 @@ def load_config(path: str) -> Any:
       raise errors.UserError(
         f"--config={path}: it has no get_config(); see configs/ for examples"
       )
-    return scope["get_config"](*([argument] if argument else []))
+    found = scope["get_config"](*([argument] if argument else []))
   except errors.UserError:
     raise
   except Exception as error:
@@ -50,6 +51,14 @@ def load_config(path: str) -> Any:
     raise errors.UserError(
       f"{where}: {type(error).__name__}: {error}; fix the config file"
     ) from error
+  from memcomp import config as config_lib
+
+  if not isinstance(found, config_lib.Config):
+    raise errors.UserError(
+      f"--config={path}: get_config() returned {type(found).__name__}; return a"
+      " memcomp.config.Config"
+    )
+  return found
 
 
 def field_paths(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -27,9 +27,9 @@ def write(directory: pathlib.Path) -> None:
 
 
 def digest(directory: epath.Path) -> str:
-  """Returns one SHA-256 of all files under a folder that `problem` passes.
+  """Returns one SHA-256 over all files of a checkpoint that `problem` passes.
 
-  The same with checksums beside the files or without.
+  The value does not depend on whether the folder has a file of checksums.
   """
   path = directory / MANIFEST
   if path.exists():
@@ -114,6 +114,8 @@ def unreadable(directory: epath.Path) -> str | None:
       for key in arrays.list().result():
         arrays.read(key).result()
     except ValueError as error:
+      if of_machine(error):
+        raise
       return f"{name}: {' '.join(str(error).split())[:200]}"
   texts = (
     "data/metadata",
@@ -127,6 +129,15 @@ def unreadable(directory: epath.Path) -> str | None:
     except (OSError, *errors.BAD_JSON) as error:
       return f"{name}: {error}"
   return None
+
+
+def of_machine(error: BaseException) -> bool:
+  """Whether a read failed by the machine, such as for want of memory.
+
+  The files may then be whole. A file that is missing is damage.
+  """
+  missing = isinstance(error, FileNotFoundError)
+  return not missing and errors.reason(error) is not None
 
 
 def _digests(directory: pathlib.Path) -> dict[str, str]:

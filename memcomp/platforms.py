@@ -1,7 +1,18 @@
-"""Explains why JAX has no device to run on."""
+"""The numerical libraries, and why JAX has no device to run on."""
 
 import os
+import platform
 import sys
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of Python and of the numerical libraries."""
+  from importlib import metadata  # takes long
+
+  own = {"python": platform.python_version()}
+  return own | {name: metadata.version(name) for name in _PACKAGES}
 
 
 def reason(error: BaseException) -> str | None:

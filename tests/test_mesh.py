@@ -47,7 +47,7 @@ def test_mesh_takes_the_rest():
     ({"fsdp": 1000}, "asks for 1000 devices"),
     ({"fsdp": 0}, "mesh.fsdp=0"),
     ({"replica": -1, "tensor": 3}, "does not divide"),
-    ({"replica": -1, "fsdp": -1}, "both -1"),
+    ({"replica": -1, "fsdp": -1}, "mesh.fsdp=-1 is not a size"),
   ],
 )
 def test_a_mesh_that_does_not_fit_says_why(sizes, message):

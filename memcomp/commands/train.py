@@ -114,7 +114,13 @@ _ONLY_WITH = {
   "heartbeat_seconds": ("coordinator", "distributed"),
 }
 """Flags that have no effect without another flag."""
-_NOT_COMPILING = ("distributed", "coordinator", "processes", "process")
+_NOT_COMPILING = (
+  "checkpoints",
+  "distributed",
+  "coordinator",
+  "processes",
+  "process",
+)
 """Flags that --compile_only would ignore."""
 
 
@@ -137,8 +143,8 @@ def program() -> int:
   for name in _NOT_COMPILING if _COMPILE_ONLY.value else ():
     if flags.FLAGS[name].present:
       raise errors.UserError(
-        f"--{name} means nothing with --compile_only, for one process compiles;"
-        " leave it out"
+        f"--{name} means nothing with --compile_only: one process compiles, and"
+        " it saves nothing; leave it out"
       )
   if _EACH.value is not None:
     if _CHECKPOINTS.value:

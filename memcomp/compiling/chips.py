@@ -30,7 +30,7 @@ def devices(topology: str, slices: int = 1) -> list[jax.Device]:
   if not aot.available():
     raise errors.UserError(
       "--compile_only needs the TPU compiler, which is not installed; pip"
-      ' install -e ".[aot]"'
+      " install 'memcomp[aot]'"
     )
   try:
     return aot.devices(topology, slices)

@@ -82,7 +82,7 @@ def run(
   except ImportError as error:
     raise errors.UserError(
       f"--task=harness needs lm-evaluation-harness ({error.name} is missing):"
-      ' pip install -e ".[eval]"'
+      " pip install 'memcomp[eval]'"
     ) from error
   manager = tasks_lib.TaskManager(
     include_path=include_path or None, include_defaults=False

@@ -1,21 +1,17 @@
 """Results as text for the terminal and as JSON files."""
 
 import errno
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 from collections.abc import Sequence
 from typing import Any
 
 from memcomp import config as config_lib
-from memcomp import disk, errors, integrity
+from memcomp import disk, errors, integrity, platforms
 from memcomp.data import store as store_lib
 from memcomp.evaluation import load
 from memcomp.models import overview
-
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
@@ -33,16 +29,8 @@ def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
       "name": config.data.tokenizer,
       "fingerprint": checkpoint.tokenizer.fingerprint,
     },
-    "versions": versions(),
+    "versions": platforms.versions(),
     "config": config_lib.to_dict(config),
-  }
-
-
-def versions() -> dict[str, str]:
-  """Returns the software versions that every result includes."""
-  return {
-    "python": platform.python_version(),
-    **{name: importlib.metadata.version(name) for name in _PACKAGES},
   }
 
 

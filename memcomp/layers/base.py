@@ -56,7 +56,7 @@ class Mixer(nnx.Module):
   Config: ClassVar[type[options.MixerConfig]] = options.MixerConfig
   op: ClassVar[Op]
   memory_fields: ClassVar[tuple[str, ...]] = ("memory",)
-  """Fields of the memory state whose size shows how full the memory is."""
+  """Fields of the memory state that the metric `memory_norms` measures."""
 
   heads: int
   key_dim: int
@@ -192,7 +192,7 @@ class Mixer(nnx.Module):
     return jax.tree.map(own, self.fresh_state(batch, length))
 
   def memories(self, state: Any) -> tuple[jax.Array, ...]:
-    """The arrays whose size shows how full the memory is."""
+    """The arrays whose root mean square is the metric `memory_norms`."""
     memory = state.memory
     return tuple(operator.attrgetter(f)(memory) for f in self.memory_fields)
 
@@ -279,13 +279,13 @@ class Mixer(nnx.Module):
     """Mixes a sequence, and also returns how its systems were solved.
 
     Args:
-      x: as of a call, under Auto mesh axes.
+      x: `[batch, time, d_model]`; a mesh in use must have Auto axes.
       state: state before the first token.
-      **options: those of a call.
+      **options: optional arguments of `__call__`.
 
     Returns:
-      What a call returns, and statistics `[batch, heads]`, or None where
-      nothing is solved by sweeps.
+      y, the new state, and statistics `[batch, heads]`, or None if the layer
+      does not use sweeps.
     """
     ids, first = options.get("segment_ids"), options.get("first_value")
     call_checks.check(self, x, "batch, time", state, ids, first)

@@ -37,9 +37,9 @@ def check(
     first_value: values of the first layer, or None; of any width here.
 
   Raises:
-    TypeError: x is no array, or the state no state of a layer.
-    ValueError: a shape is not that of x, or x has not the layer's width or no
-      floating dtype.
+    TypeError: x is not an array, or `state` is not a state of such a layer.
+    ValueError: x has the wrong rank, width or dtype, or another argument does
+      not fit x.
   """
   name = type(layer).__name__
   arrays = {"x": x, "segment_ids": segment_ids, "first_value": first_value}
@@ -71,7 +71,7 @@ def check(
   if state is None:
     return
   fresh = jax.eval_shape(lambda: layer.fresh_state(x.shape[0]))
-  # Of linear attention the state is the memory.
+  # The state of linear attention is the memory itself.
   whole = isinstance(fresh, layer.op.State)
   memory = state if whole else getattr(state, "memory", None)
   if not isinstance(memory, layer.op.State):

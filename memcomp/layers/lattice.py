@@ -39,14 +39,18 @@ class LatticeConfig(solved.SolvedConfig):
   post_norm: bool = False
 
   def fill(self, d_model: int) -> dict[str, Any]:
-    """The sizes that the rule determines; also the slots, of the values'."""
-    found = solved.SolvedConfig.fill(self, d_model)
+    """The sizes that follow from the width; slots are value_dim, up to 64."""
+    config = self
+    if self.heads and d_model % self.heads and not self.key_dim:
+      # The key's width is not a size of this layer, so it need not divide.
+      config = dataclasses.replace(self, key_dim=1)
+    found = solved.SolvedConfig.fill(config, d_model)
     value_dim = found.get("value_dim", self.value_dim)
     slots = self.num_slots or min(value_dim, lattice.Spec().num_slots)
     return found | {"num_slots": slots}
 
   def derived(self) -> dict[str, Any]:
-    """The slots; before `fill`, those of a value of the published width."""
+    """The number of slots; the Spec's default if `fill` has not set it."""
     return {"num_slots": self.num_slots or lattice.Spec().num_slots}
 
   def tiling(self) -> lattice.Tiling:

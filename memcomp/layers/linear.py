@@ -8,8 +8,6 @@ from flax import nnx
 
 from memcomp import sharding
 
-INITS = ("normal", "uniform", "orthogonal", "zeros")
-
 
 def normal_param(
   rngs: nnx.Rngs,

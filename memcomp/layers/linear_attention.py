@@ -83,7 +83,7 @@ class LinearAttention(base.Mixer):
     return self.init_memory(batch)
 
   def memories(self, state: linear_attention.State) -> tuple[jax.Array, ...]:
-    """The array whose size shows how full the memory is."""
+    """The array whose root mean square is the metric `memory_norms`."""
     return (state.memory,)
 
   def fresh_memory(self, batch, memory, call):

@@ -228,7 +228,10 @@ class MatrixConfig(MixerConfig):
 
 
 def pairs_in_window(length: int, window: int) -> int:
-  """Pairs of a token and one that it sees: itself or one of the newest."""
+  """Number of query-key pairs of causal attention in a window.
+
+  Each token sees itself and the `window - 1` tokens before it.
+  """
   window = min(window, length)
   return window * (window + 1) // 2 + (length - window) * window
 
@@ -286,7 +289,7 @@ def configure(
       hint = f"did you mean {near[0]}?" if near else f"has: {', '.join(known)}"
       raise TypeError(f"{layer} has no option {name!r}; {hint}")
   try:
-    if isinstance(d_model, bool) or not isinstance(d_model, int) or d_model < 1:
+    if not is_a(d_model, int) or d_model < 1:
       raise ValueError(f"d_model={d_model!r} must be a width, at least 1")
     made = config(**given)
     made.validate()

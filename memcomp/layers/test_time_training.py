@@ -6,6 +6,7 @@ rate gate -> test-time training -> layer norm -> * GELU(x W_g) -> W_o
 choices).
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -62,9 +63,10 @@ class TestTimeTrainingConfig(options.MixerConfig):
 
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines; by default the whole key rotates."""
-    found = options.MixerConfig.fill(self, d_model)
     if self.key_dim and not self.value_dim:
-      found["value_dim"] = self.key_dim
+      same = dataclasses.replace(self, value_dim=self.key_dim)
+      return {"value_dim": self.key_dim} | same.fill(d_model)
+    found = options.MixerConfig.fill(self, d_model)
     return found | rotary.fill(self, found)
 
   def check(self) -> None:
@@ -183,7 +185,7 @@ class TestTimeTraining(convolved.ConvolvedMixer):
     return TestTimeTrainingState(**self.fresh_taps(batch), memory=memory)
 
   def memories(self, state: TestTimeTrainingState) -> tuple[jax.Array, ...]:
-    """The arrays whose size shows how full the memory is."""
+    """The arrays whose root mean square is the metric `memory_norms`."""
     return tuple(layer.weight for layer in state.memory.layers)
 
   def load(self, memory):

@@ -37,6 +37,8 @@ def token_shift(
   Returns:
     y `[batch, time, channels]`, and the x of the last valid token.
   """
+  if not x.shape[1]:
+    return x, last
 
   def local(x, taps, amount, segment_ids, segment_id):
     y, last = _shift(x, amount, taps[:, 0], segment_ids, segment_id, first)

@@ -66,7 +66,7 @@ class Decoder(vocabulary.Vocabulary):
     kinds = [stack.name for stack in stacks]
     self.value_sources = tuple(
       kinds.index(stack.name)
-      if getattr(config.mixers[stack.name], "value_residual", "none") != "none"
+      if config.mixers[stack.name].uses_first_value
       else None
       for stack in stacks
     )
@@ -188,7 +188,7 @@ class Decoder(vocabulary.Vocabulary):
   ) -> tuple[jax.Array, DecoderState]:
     """Runs many tokens through everything except the head.
 
-    Arguments and results are those of `with_stats`, less the statistics.
+    Takes the arguments of `with_stats`, and returns its first two results.
     """
     return self.with_stats(tokens, **options)[:2]
 
@@ -203,7 +203,7 @@ class Decoder(vocabulary.Vocabulary):
     max_position: int | None = None,
     table: jax.Array | None = None,
   ) -> tuple[jax.Array, DecoderState, solver.Stats | None]:
-    """As `hidden`, which also tells how the layers' systems were solved.
+    """Runs everything except the head; also returns solver statistics.
 
     Args:
       tokens: int `[batch, time]`.

@@ -143,9 +143,10 @@ def _readers(mesh: Mesh) -> ocp.options.MultiprocessingOptions:
 
 def _why_unreadable(root: epath.Path, step: int, error: Exception) -> str:
   """Returns why a checkpoint is unreadable; raises if it is not damaged."""
+  # If its files are unchanged, the reader is at fault.
   whole = (root / str(step) / integrity.MANIFEST).exists()
-  # Its files are unchanged, so the reader or the machine is at fault.
-  if whole or isinstance(error, (errors.UserError, MemoryError)):
+  known = isinstance(error, errors.UserError)
+  if whole or known or integrity.of_machine(error):
     raise error
   return " ".join(str(error).split())[:200]
 

@@ -210,7 +210,7 @@ def keep_tokenizer(
 def check_tokenizer(
   place: str | os.PathLike, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Checks that `keep_tokenizer` replaces nobody's file in a new run's folder.
+  """Checks that a new run would not overwrite another tokenizer.json.
 
   Raises:
     UserError: the folder has another file of that name.
@@ -292,6 +292,10 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
     if "format" in saved:
       raise errors.UserError(
         f"{workdir} holds an exported model; choose another --workdir"
+      )
+    if not {"model", "data", "training"} <= saved.keys():
+      raise errors.UserError(
+        f"{path} is not of a run; choose another --workdir"
       )
     if has_begun(workdir):
       check_same(saved, config, str(workdir))

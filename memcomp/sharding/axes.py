@@ -11,7 +11,6 @@ up, so it works under any mesh:
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -189,8 +188,9 @@ class Rules:
         return NamedSharding(mesh, PartitionSpec())
       return leaf.replace(NamedSharding(mesh, self.spec(*axes_of(leaf))))
 
-    is_variable = functools.partial(_is_a, nnx.Variable)
-    return jax.tree.map(one, tree, is_leaf=is_variable)
+    return jax.tree.map(
+      one, tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
 
   def place(self, module: nnx.Module, mesh: Mesh | None = None) -> None:
     """Shards the parameters of a module by these rules, in place.
@@ -317,7 +317,3 @@ def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
 def _mesh_in_use() -> Mesh | None:
   mesh = jax.sharding.get_mesh()
   return None if mesh.empty else mesh
-
-
-def _is_a(kind: type, x: Any) -> bool:
-  return isinstance(x, kind)

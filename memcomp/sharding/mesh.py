@@ -40,25 +40,20 @@ def make_mesh(config: Any, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """
   devices = list(jax.devices() if devices is None else devices)
   sizes = {name: getattr(config, name) for name in AXES}
-  free = [name for name, size in sizes.items() if size == -1]
   for name, size in sizes.items():
-    if size < 1 and size != -1:
+    if size < 1 and (name, size) != ("replica", -1):
       raise errors.UserError(
-        f"mesh.{name}={size} is not a size; use 1 or more, or -1 for the rest"
+        f"mesh.{name}={size} is not a size; use 1 or more, or mesh.replica=-1"
+        " for the rest"
       )
-  fixed = math.prod(size for size in sizes.values() if size != -1)
-  if len(free) > 1:
-    raise errors.UserError(
-      f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take"
-      " the devices that are left"
-    )
-  if free:
-    if len(devices) % fixed:
+  if sizes["replica"] == -1:
+    others = math.prod(sizes[name] for name in AXES[1:])
+    if len(devices) % others:
       raise errors.UserError(
-        f"the mesh axes multiply to {fixed}, which does not divide the"
-        f" {len(devices)} devices; change mesh.{free[0]}=-1 or the others"
+        f"the mesh axes multiply to {others}, which does not divide the"
+        f" {len(devices)} devices; change mesh.replica=-1 or the others"
       )
-    sizes[free[0]] = len(devices) // fixed
+    sizes["replica"] = len(devices) // others
   count = math.prod(sizes.values())
   if count > len(devices):
     shape = " x ".join(f"{name} {size}" for name, size in sizes.items())

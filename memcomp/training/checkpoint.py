@@ -151,12 +151,13 @@ class Checkpoints:
       if processes.of_first(reason is None):
         try:
           return self._read(step, target, check)
-        except (errors.UserError, PermissionError, MemoryError):
+        except errors.UserError:
           raise
         except Exception as error:
           whole = (path / integrity.MANIFEST).exists() or paths.is_remote(path)
-          if whole or not processes.is_alone():
-            raise  # the files are unchanged, so the reader is at fault
+          # Else the files are unchanged, so the reader is at fault.
+          if whole or not processes.is_alone() or integrity.of_machine(error):
+            raise
           reason = " ".join(str(error).split())[:200]
       print(
         f"checkpoint {path} is damaged ({reason}); moved to {self._aside}, "

@@ -27,16 +27,19 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     None without runs of a task. `slices`, the names of all; `rows`, by name:
     `name`, `seeds`, `state_bytes` at the trained length, and by slice
     `accuracy` and its deviation over seeds `accuracy_std`, None for missing
-    slices.
+    slices; and `notes` if there are runs on text, which are left out.
 
   Raises:
     UserError: their tasks differ in more than the gap, or see `check_new`.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
   places: Places = {}
+  others = set()
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
-    if "task" in result:
+    if "task" not in result:
+      others.add(path.parent.parent.name)
+    else:
       with errors.malformed(f"{path.parent}", "evaluate the run again"):
         slices = _slices(path.parent, result)
         result |= {
@@ -72,15 +75,20 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
         ],
       }
     )
-  return {"slices": ["/".join(map(str, x)) for x in names], "rows": rows}
+  found = {"slices": ["/".join(map(str, x)) for x in names], "rows": rows}
+  if others:
+    found["notes"] = [
+      f"left out, since they were trained on text: {', '.join(sorted(others))}"
+    ]
+  return found
 
 
 def check_new(
   run: dict[str, Any], folder: pathlib.Path, places: Places
 ) -> None:
-  """Notes the folder of a run.
+  """Records the folder of a run, and refuses a second of its name and seed.
 
-  A copy is no further seed: the deviations would be too small.
+  A copy would count as another seed and make the deviation too small.
 
   Raises:
     UserError: another folder holds a run of its name and seed.

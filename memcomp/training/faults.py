@@ -76,8 +76,6 @@ def _end(error: BaseException) -> NoReturn:
 
 def _explain(error: BaseException) -> tuple[int, str | None]:
   """Returns an exit code and a line; None to print the traceback."""
-  if isinstance(error, errors.UserError):
-    return errors.EXIT_BAD_INPUT, str(error)
   if isinstance(error, (KeyboardInterrupt, errors.Terminated)):
     return errors.EXIT_RESUMABLE, f"interrupted; {_GO_ON}"
   if line := errors.explain(error):

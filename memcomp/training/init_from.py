@@ -145,16 +145,15 @@ def _misfit(config, opened, mine, theirs, fresh) -> str:
       f" {opened.config.data.tokenizer!r})"
     )
   for what, lacking in (
-    ("not there", mine.keys() - shared),
-    ("there alone", theirs.keys() - shared),
+    ("missing in the source", mine.keys() - shared),
+    ("only in the source", theirs.keys() - shared),
   ):
     if lacking:
       found.append(f"{what}: {_some(sorted(lacking))}")
   return (
     f"training.init_from = {config.training.init_from!r} does not fit this"
-    f" model; arrays {'; '.join(found)}; take over its fields model"
-    " (--config=configs/run.py:FOLDER), or load what fits with"
-    " --init_partially"
+    f" model; arrays {'; '.join(found)}; use the source's model"
+    " (--config=run:FOLDER), or load what fits with --init_partially"
   )
 
 
@@ -220,8 +219,9 @@ def _moments(config, where, mesh, opened, mine, theirs) -> list[Any]:
   ]
   if config.training.init_partially or places[0] != places[1]:
     raise errors.UserError(
-      f"--keep_optimizer: the moments in {where} are of a model whose layers"
-      " lie otherwise; leave the flag out, or set model as it is there"
+      f"--keep_optimizer: the moments in {where} belong to a model whose layers"
+      " are stacked differently; leave the flag out, or use the source's model"
+      " (--config=run:FOLDER)"
     )
   target = state_lib.abstract_state(opened.config, mesh)
   # The carry is not needed here, and this mesh need not divide its rows.

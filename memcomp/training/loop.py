@@ -132,7 +132,8 @@ def train(
         logged=logged or evaluated or last,
         extra=extra,
       )
-      # A step that compiles waits for the slowest process.
+      # The watchdog starts after a compilation: it waits for the process that
+      # compiles longest.
       if record.came_back >= compiling:
         watch.beat(number)
       checkpoints.poll()

@@ -6,9 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-IGNORED = -1
-"""Target of a position without a score."""
-
 
 class LossSums(NamedTuple):
   """Sums over scored tokens; divide by the count of the whole step.

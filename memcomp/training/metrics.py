@@ -197,7 +197,7 @@ class Progress:
   """
 
   def __init__(self, steps: int, stream: TextIO | None = None):
-    """Starts the clock of a run of `steps`."""
+    """Prepares the line; `steps` is the number of steps of the run."""
     self.unread = ""
     self._steps = steps
     self._stream = sys.stdout if stream is None else stream

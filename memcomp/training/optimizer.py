@@ -96,7 +96,8 @@ _ADAMS_RMS = 0.2
 def _muon(momentum: float) -> optax.GradientTransformation:
   """Muon with updates as large as Adam's, so that rates and decay carry over.
 
-  Axes before the last two, such as layers of a stack, are of other matrices.
+  The last two axes form a matrix. Axes before them, such as the layers of a
+  stack, number separate matrices.
   """
 
   def matrices(tree):

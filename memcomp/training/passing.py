@@ -88,9 +88,10 @@ def begin(
 def _first_segment(
   segment_ids: jax.Array | np.ndarray | None, before: jax.Array
 ) -> jax.Array:
-  """Returns the first segment of each row, `[rows]`."""
+  """Returns the first segment of each row, `[rows]`; 0 if it has seen none."""
   if segment_ids is None:
-    return jnp.ones_like(before)
-  first = jnp.argmax(segment_ids != 0, axis=1)
-  found = jnp.take_along_axis(segment_ids, first[:, None], axis=1)[:, 0]
-  return jnp.where(found != 0, found, before)
+    found = jnp.ones_like(before)
+  else:
+    first = jnp.argmax(segment_ids != 0, axis=1)
+    found = jnp.take_along_axis(segment_ids, first[:, None], axis=1)[:, 0]
+  return jnp.where((found != 0) & (before != 0), found, before)

@@ -7,11 +7,9 @@ or they would wait forever in a collective.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import sys
 from collections.abc import Iterator
 
@@ -22,11 +20,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import memcomp
 import memcomp_kernels
-from memcomp import errors
+from memcomp import errors, platforms
 from memcomp.runs import workdir
 from memcomp.training import faults
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _SETTINGS = (
   "jax_enable_x64",
   "jax_default_matmul_precision",
@@ -173,8 +170,8 @@ def together(doing: str) -> Iterator[dict[str, str]]:
       problem = error
     if not is_alone():
       # The same exchanges in all, whether or not the block completed:
-      # processes with different ones would wait for each other. So what the
-      # first one found decides about the second, which is of the same code.
+      # processes with different ones would wait for each other. The result of
+      # the first exchange, equal in all, decides whether there is a second.
       digests = [_digest(seen.get(name)) for name in FACTS]
       mine = np.array([[problem is not None, 0], *digests], np.int32)
       found = multihost_utils.process_allgather(mine)
@@ -219,7 +216,7 @@ def _differing(found: np.ndarray) -> dict[int, dict[str, int]]:
     found: int32 `[processes, facts, 2]`, see `_digest`.
 
   Returns:
-    By process and fact a process that is right: of what most have.
+    For each deviating process and fact, a process with the most common value.
   """
   differs: dict[int, dict[str, int]] = {}
   for fact, name in enumerate(FACTS):
@@ -294,18 +291,10 @@ def program() -> dict[str, str]:
     return {}
   return {
     "code": _code(),
-    "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
+    "versions": ", ".join(map(" ".join, platforms.versions().items())),
     "JAX settings": ", ".join(
       f"{name} {getattr(jax.config, name)}" for name in _SETTINGS
     ),
-  }
-
-
-def versions() -> dict[str, str]:
-  """Returns the versions of Python and of the numerical libraries."""
-  return {
-    "python": platform.python_version(),
-    **{name: importlib.metadata.version(name) for name in _PACKAGES},
   }
 
 

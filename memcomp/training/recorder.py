@@ -27,7 +27,6 @@ class Recorder:
     worst: maximum of `skipped_in_a_row` so far.
     came_back: number of fetched steps.
     stop: whether a step has returned a request to stop.
-    last: the last record written, or None.
   """
 
   def __init__(
@@ -53,7 +52,6 @@ class Recorder:
     self.skipped_in_a_row = 0
     self.worst = 0
     self.stop = False
-    self.last: dict[str, Any] | None = None
 
   def add(
     self,
@@ -115,7 +113,6 @@ class Recorder:
       record["mfu"] = "unknown" if used is None else used
     self._log.write(record)
     self._progress.show(record)
-    self.last = record
 
 
 def _counter(device_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from memcomp import config as config_lib
-from memcomp import disk, errors, paths, sharding
+from memcomp import disk, errors, paths, platforms, sharding
 from memcomp.data import chat_template, sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import overview
@@ -65,12 +65,12 @@ def run(
   with contextlib.ExitStack() as stack:
     with processes.together("opening the run") as seen:
       seen |= processes.program()
+      validate.check(config)
       seen["config"] = config_lib.to_json(config)
       place = paths.of(checkpoints or workdir)
       for folder in {str(workdir), str(checkpoints or workdir)}:
         if not paths.is_remote(folder):
           disk.check_place(folder)
-      validate.check(config)
       tokenizer = workdir_lib.load_tokenizer(config.data.tokenizer, place)
       seen["tokenizer"] = tokenizer.fingerprint
       validate.check_vocabulary(config, tokenizer.vocab_size)
@@ -131,7 +131,7 @@ def _train(
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
-    # A converted model may have other ends than its tokenizer.
+    # A converted model may end texts with other tokens than its tokenizer says.
     kept = ("ends", "init_from", "validation")
     meta.update({k: saved[k] for k in kept if k in saved})
 
@@ -171,7 +171,8 @@ def _train(
     keep_tokenizer()  # of a new run, once it can begin
     if validation:
       meta["validation"] = validation
-    # Inside all other contexts, so that it does not even wait for a save.
+    # The innermost context: a process of several then ends before the others
+    # wait for a save.
     with faults.end_at_once():
       code = loop.train(
         loop.Run(config, workdir, mesh, tokenizer, feed, store, meta),
@@ -224,7 +225,7 @@ def _check_validation(
 ) -> None:
   """Opens what only the evaluation after training reads, to find mistakes.
 
-  After training it is too late: the folder is another config's by then.
+  After training the run's config cannot be corrected any more.
   """
   if config.data.validation and config.evaluation.run_after_training:
     sources.open_split(config.data, "validation", tokenizer=tokenizer)
@@ -262,11 +263,12 @@ def _check_lost(
   """
   log = workdir / metrics.FILE
   logged = metrics.read(log) if log.exists() and not steps else []
-  # Those that are damaged have an error of their own.
+  # `Checkpoints.restore` reports damaged checkpoints.
   if not logged or any((place / workdir_lib.DAMAGED).glob("*")):
     return
   saved = workdir_lib.saved_config(workdir).training
-  # A second save waits for the first one's end. Skipped steps are not saved.
+  # A save waits for the one before it, so after 2 * checkpoint_every learned
+  # steps one has ended. Skipped steps are not saved.
   learned = max(record["step"] - record.get("skipped", 0) for record in logged)
   every = saved.checkpoint_every
   if learned >= saved.steps or (every and learned > 2 * every):
@@ -291,7 +293,7 @@ def make_meta(
     "param_count": sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
     "tokenizer": tokenizer.fingerprint,
     "ends": list(tokenizer.ends),
-    "versions": processes.versions(),
+    "versions": platforms.versions(),
   }
   if config.data.format == "messages":
     # Whole, so that a chat does not need the tokenizer's folder.

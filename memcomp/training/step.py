@@ -58,7 +58,9 @@ def make_train_step(
     z-loss), `z_loss` (weighted), `grad_norm` (before clipping),
     `learning_rate`, `memory_norms` `[layers]`; int32 `step`, `tokens` (scored),
     `bytes` (of the scored tokens), `skipped`, `skipped_in_a_row`; for a task
-    also float32 `accuracy`, the share of right answers.
+    also float32 `accuracy`, the share of right answers; with layers that use
+    sweeps also float32 `sweeps` (per block), `residual` and `unreached`, each
+    `[layers]`.
   """
   model = abstract.model_of(config.model)
   tx = state_lib.make_optimizer(config, model)

@@ -177,9 +177,9 @@ def _check_room(config: config_lib.Config) -> None:
       continue
     if mixer.max_length < rows and not mixer.window_size:
       raise errors.UserError(
-        f"model.mixers.{name}.max_length = {mixer.max_length} tokens is the"
-        " room of a state that rows pass on, and data.sequence_length ="
-        f" {rows}: attention would forget within a row; set max_length to"
+        f"model.mixers.{name}.max_length = {mixer.max_length} is less than"
+        f" data.sequence_length = {rows}: with carry_state or state_passing,"
+        " attention would forget tokens of the same row; set max_length to"
         f" {rows} or more"
       )
 

@@ -33,8 +33,12 @@ def test_means_over_seeds_by_slice(tmp_path, capsys):
   leave(tmp_path, "full", 0, {24: 1.0, 48: 0.5})
   leave(tmp_path, "full", 1, {24: 0.5, 48: 0.5})
   leave(tmp_path, "window", 0, {24: 0.0625}, gap=48)
+  text = tmp_path / "quickstart/eval/results.json"
+  text.parent.mkdir(parents=True)
+  text.write_text('{"name": "quickstart", "perplexity": {}}')
   compare.run(tmp_path)
   out = capsys.readouterr().out
+  assert "left out, since they were trained on text: quickstart\n" in out
   assert "| full | 2 | 1,024 | 0.750 ± 0.354 | 0.500 |" in out
   assert "| window | 1 | 1,024 | 0.062 |  |" in out
   found = json.loads((tmp_path / "compare.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 import rotation
 from flax import nnx
 
-from memcomp.layers import lattice
+from memcomp.layers import lattice, options
 
 CONFIG = lattice.LatticeConfig(heads=2, value_dim=8, num_slots=4, chunk_size=4)
 
@@ -41,6 +41,33 @@ def base():
 def test_slots_follow_the_values(value_dim, given, slots):
   config = lattice.LatticeConfig(num_slots=given, value_dim=value_dim)
   assert config.at_width(2 * value_dim).spec().num_slots == slots
+
+
+def test_the_width_of_keys_is_no_size():
+  """Keys are codes over the slots, so 100 features need not divide."""
+  layer = lattice.Lattice(100, heads=3, value_dim=16, rngs=nnx.Rngs(0))
+  assert layer.spec.num_slots == 16
+
+
+def test_in_float64_sweeps_solve_to_its_rounding():
+  x = jax.random.normal(jax.random.key(0), (2, 21, 32))
+
+  def outputs(method):
+    layer = lattice.Lattice(
+      32,
+      heads=2,
+      gradient_at="token",
+      solver=options.SolverConfig(method=method),
+      rngs=nnx.Rngs(0),
+    )
+    parameters = nnx.state(layer, nnx.Param)
+    nnx.update(layer, jax.tree.map(lambda p: p.astype("float64"), parameters))
+    return nnx.jit(lambda layer, x: layer(x))(layer, x.astype("float64"))
+
+  with jax.enable_x64(True):
+    sweeps, expected = map(outputs, ("sweeps", "substitution"))
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(sweeps, expected, atol=1e-12 * scale)
 
 
 KNOBS = [

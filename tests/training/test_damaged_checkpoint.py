@@ -115,6 +115,34 @@ def test_a_reader_at_fault_is_not_called_damage(case, monkeypatch):
   assert not (folder / "damaged").exists()
 
 
+@pytest.mark.parametrize(
+  "said",
+  ["RESOURCE_EXHAUSTED: Out of memory", "PERMISSION_DENIED: Permission denied"],
+)
+@pytest.mark.parametrize("place", ["params", "state"])
+def test_a_failure_of_the_machine_is_not_called_damage(
+  case, said, place, monkeypatch
+):
+  """Also where no checksums say that the files are whole."""
+  config, mesh, _, folder = case
+  (folder / "checkpoints/3" / integrity.MANIFEST).unlink()
+
+  def fail(*_args, **_kwargs):
+    raise ValueError(said)  # what TensorStore makes of every status
+
+  if place == "params":
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "restore", fail)
+    monkeypatch.setattr(load, "_read", fail)
+  else:
+    monkeypatch.setattr(integrity.ts.KvStore, "open", fail)
+  with pytest.raises(ValueError, match=said):
+    restore(folder, config, mesh)
+  if place == "params":
+    with pytest.raises(ValueError, match=said):
+      load.read(folder)
+  assert not (folder / "damaged").exists()
+
+
 def test_params_of_the_last_whole_one(case, capfd):
   _, _, _, folder = case
   _flip(_largest(folder / "checkpoints/3/params"))

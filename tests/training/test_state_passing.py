@@ -7,6 +7,7 @@ import optax
 import pytest
 import rotation
 import training_cases
+from flax import nnx
 
 from memcomp import config as config_lib
 from memcomp import errors, sharding
@@ -239,6 +240,25 @@ def test_every_mixer_reads_on_as_in_one_long_text(name, packed):
     kernel_errors.assert_close(
       logits[row][real], expected[row, last][real], tolerances.SHARDED, name
     )
+
+
+@pytest.mark.usefixtures("leaky_model")
+def test_a_state_that_has_read_nothing_stays_fresh():
+  """As in the first step. A token shift then sees that nothing came before."""
+  config, _ = _setup()
+  module = decoder.Decoder(config.model, rngs=nnx.Rngs(0))
+  carry = module.init_state(ROWS)._replace(segment_id=jnp.array([0, 5, 0, 5]))
+  axes = state.row_axes(config, abstract.model_of(config.model))
+  for packed, expected in ((False, [0, 1, 0, 1]), (True, [0, 3, 0, 1])):
+    start = passing.begin(
+      config,
+      module,
+      _batch(0, packed=packed),
+      carry,
+      axes,
+      jnp.ones(ROWS, bool),
+    )
+    np.testing.assert_array_equal(start.segment_id, expected)
 
 
 def test_rows_are_drawn_from_seed_and_step_alone():

@@ -27,6 +27,20 @@ def get_config():
   return config
 """,
   "none.py": "def get_config():\n  pass\n",
+  "model.py": """
+import training_cases
+def get_config():
+  return training_cases.tiny().model
+""",
+  "numpy_types.py": """
+import numpy as np
+import training_cases
+def get_config():
+  config = training_cases.tiny()
+  config.model.d_model = 64 / 4
+  config.training.batch_size = np.array(4)
+  return config
+""",
 }
 
 # The imports are done once; every command line then runs in a fork, which is
@@ -134,7 +148,12 @@ BAD = {
   "no get_config": (["--config=empty.py"], "no get_config()"),
   "typo in the file": (["--config=typo.py"], "typo.py:5: AttributeError"),
   "type in the file": (["--config=type.py"], "training.steps = 'many'"),
-  "None from the file": (["--config=none.py"], "returned None"),
+  "None from the file": (["--config=none.py"], "returned NoneType"),
+  "a model from the file": (
+    ["--config=model.py", "--config.d_model=8"],
+    "returned DecoderConfig; return a memcomp.config.Config",
+  ),
+  "numbers of other types": (["--config=numpy_types.py"], "a whole number"),
   "argument not taken": (["--config=raises.py:big"], "raises.py"),
   "out of range": ([C, "--config.training.steps=0"], "at least 1"),
   "negative": ([C, "--config.training.batch_size=-1"], "at least 1"),
@@ -219,6 +238,10 @@ BAD = {
   "processes that compile": (
     [C, "--compile_only", "--processes=2"],
     "--processes means nothing with --compile_only",
+  ),
+  "a compilation that saves": (
+    [C, "--compile_only", "--checkpoints=x"],
+    "--checkpoints means nothing with --compile_only",
   ),
   "heartbeat": (
     [C, "--heartbeat_seconds=99999999999"],

@@ -16,7 +16,7 @@ def _case(batch=3, time=10, ignored=0.3):
   hidden = rng.normal(size=(batch, time, WIDTH)).astype(np.float32)
   table = rng.normal(size=(WIDTH, VOCAB)).astype(np.float32)
   targets = rng.integers(0, VOCAB, (batch, time))
-  targets[rng.random(targets.shape) < ignored] = loss.IGNORED
+  targets[rng.random(targets.shape) < ignored] = -1
   return hidden, table, targets.astype(np.int32)
 
 

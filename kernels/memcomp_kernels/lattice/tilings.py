@@ -38,14 +38,14 @@ class Tiling:
     solver: "substitution" solves token after token. "sweeps" updates all tokens
       at once, repeatedly, until nothing moves.
     tolerance: sweeps end when no unknown moves by more than this fraction of
-      the largest of its token or an earlier one. None is 1e-6 in float32 and
-      1e-14 in float64. If it is not reached, substitution solves the tile.
+      the largest of its token or an earlier one. It is for float32; in float64
+      it is 1e-8 times this. If it is not reached, substitution solves the tile.
     kernel_time: tokens per tile of TPU kernels, >= 1, which solve no system.
   """
 
   tile_time: int = option(8, at_least(1))
   solver: str = option("substitution", one_of(SOLVERS))
-  tolerance: float | None = option(None, not_negative)
+  tolerance: float = option(1e-6, not_negative)
   kernel_time: int = option(KERNEL_TIME, at_least(1))
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memcomp import limits
+from memcomp import limits, platforms
 from memcomp import progress as progress_lib
 from memcomp.evaluation import panels, report, slices
 from memcomp.evaluation.capacity import measure
@@ -62,7 +62,7 @@ def run(
   file = slices.File(
     folder / "capacity.json",
     "capacity",
-    about={"versions": report.versions()},
+    about={"versions": platforms.versions()},
     model="the memory alone",
   )
   tasks = list(_tasks(sizes, samples))

@@ -101,9 +101,7 @@ def _stale(spec, S, tokens) -> _Unknowns:
 
 def tolerance_of(tiling: tilings.Tiling, dtype: jnp.dtype) -> float:
   """Returns the largest move that still counts as converged."""
-  if tiling.tolerance is not None:
-    return tiling.tolerance
-  return 1e-14 if dtype == jnp.float64 else 1e-6
+  return tiling.tolerance * (1e-8 if dtype == jnp.float64 else 1)
 
 
 def _moved(new, old, reverse) -> jax.Array:
