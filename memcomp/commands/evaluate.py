@@ -76,9 +76,17 @@ _SETTINGS = {
   "rows": flags.DEFINE_integer("rows", None, "Number of parallel texts."),
   "prompt": flags.DEFINE_string("prompt", None, "Text to continue."),
   "sample_tokens": flags.DEFINE_integer("tokens", None, "Tokens to generate."),
-  "temperature": flags.DEFINE_float("temperature", None, "0 is greedy."),
-  "top_k": flags.DEFINE_integer("top_k", None, "Most likely tokens; 0 is all."),
-  "top_p": flags.DEFINE_float("top_p", None, "Mass of tokens, in (0, 1]."),
+  "temperature": flags.DEFINE_float(
+    "temperature", None, "Sampling temperature; 0 takes the likeliest token."
+  ),
+  "top_k": flags.DEFINE_integer(
+    "top_k", None, "Sample from this many likeliest tokens; 0 is all."
+  ),
+  "top_p": flags.DEFINE_float(
+    "top_p",
+    None,
+    "Sample from the likeliest tokens of this total probability, in (0, 1].",
+  ),
   "min_p": flags.DEFINE_float(
     "min_p", None, "Minimum probability over the maximum, in [0, 1]."
   ),

@@ -175,15 +175,17 @@ def _config(
     group, field = path.split(".")
     setattr(getattr(config, group), field, value)
   steps, opt = config.training.steps, config.optimizer
-  opt.warmup_steps = min(opt.warmup_steps, steps // 10)
-  opt.final_learning_rate = min(opt.final_learning_rate, opt.learning_rate)
+  if "training.steps" in overrides:
+    opt.warmup_steps = min(opt.warmup_steps, steps // 10)
+  if "optimizer.learning_rate" in overrides:
+    opt.final_learning_rate = min(opt.final_learning_rate, opt.learning_rate)
   if config.training.profile_start >= steps:
     config.training.profile_start = -1
   return config
 
 
 def _by_path(left: list[str]) -> str:
-  """The arrays of mixers without their layers, each once."""
+  """Returns the names of arrays within mixers, without the layers' numbers."""
   return ", ".join(dict.fromkeys(n.split(".mixer.", 1)[1] for n in left))
 
 

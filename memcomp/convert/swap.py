@@ -179,9 +179,9 @@ def _check_first_values(
 def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
   """Parses a mixer flag, `NAME` or `NAME:FIELD=VALUE,...`.
 
-  Heads, widths, rotary positions and biases of the projections default to those
-  of `like`, but for positions that the new mixer cannot rotate. It reads no
-  other layer's values.
+  Heads, widths, rotary positions and projection biases default to those of
+  `like`. If the new mixer cannot rotate that many channels, its own default
+  applies. The value residual is off by default.
 
   Raises:
     UserError: the mixer or field is unknown.

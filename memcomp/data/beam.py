@@ -15,9 +15,9 @@ import apache_beam
 from apache_beam.options import pipeline_options
 
 from memcomp import errors
+from memcomp.data import chat_template, units
 from memcomp.data import progress as progress_lib
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.data import units
 
 
 def run(
@@ -75,10 +75,12 @@ def _from_anywhere(corpus: units.Corpus) -> units.Corpus:
     dataclasses.replace(file, path=os.path.abspath(file.path))
     for file in corpus.files
   )
+  built_in = *tokenizer_lib.WITHOUT_FILE, chat_template.CHATML
   named = {
-    name: os.path.abspath(getattr(corpus, name))
+    name: os.path.abspath(value)
     for name in ("tokenizer", "chat_template")
-    if os.path.exists(getattr(corpus, name))
+    if (value := getattr(corpus, name)) not in built_in
+    and os.path.exists(value)
   }
   out = os.path.abspath(corpus.out)
   return dataclasses.replace(corpus, files=files, out=out, **named)

@@ -7,6 +7,7 @@ import numpy as np
 
 from memcomp import errors
 from memcomp.data import chat_template, text
+from memcomp.data import files as files_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
 FORMATS = ("text", "messages")
@@ -43,7 +44,7 @@ class Text:
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
     self.tokenizer = tokenizer
 
-  def check(self, files: Iterable[text.TextFile]) -> None:
+  def check(self, files: Iterable[files_lib.TextFile]) -> None:
     """Any file may have text."""
 
   def encode(self, where: str, content: Any) -> Document:
@@ -66,7 +67,7 @@ class Messages:
     self.tokenizer = tokenizer
     self.template = template
 
-  def check(self, files: Iterable[text.TextFile]) -> None:
+  def check(self, files: Iterable[files_lib.TextFile]) -> None:
     """Raises UserError for a file that cannot have conversations."""
     for file in files:
       if not file.is_jsonl:
@@ -166,8 +167,8 @@ def _check_unknown(
   for key in keys:
     if record.get(key) not in (None, [], 1):
       raise errors.UserError(
-        f"{where}: {key} is not read; remove it if the text says it all, or"
-        " remove this line"
+        f"{where}: the field {key!r} is not supported; remove the field if the"
+        " conversation is complete without it, else remove this line"
       )
 
 

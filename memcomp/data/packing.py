@@ -3,8 +3,9 @@
 Every class here is a plan over the lengths of a store; `plan[i]` reads only the
 tokens of row i. Except in `Joined`, the target of a token is the next token of
 its document, even if a row ends between the two. So each token except a
-document's first is predicted once per epoch; of a store with `scored` only
-those, and `Joined` does not take one.
+document's first is predicted once per epoch; `Concat` drops the tokens after
+the last whole row. If the store has `scored`, only scored tokens are targets;
+`Joined` cannot do this, so `sources.check` refuses it for conversations.
 """
 
 import functools
@@ -25,7 +26,10 @@ Piece = tuple[int, int, int, int, int]
 
 
 class Rows(Protocol):
-  """Random access to rows; only `Stream` has more than one epoch of them."""
+  """Random access to rows.
+
+  Indices of `Stream` and `Stretches` go on over epochs; others have one epoch.
+  """
 
   def __len__(self) -> int: ...
 
@@ -61,21 +65,15 @@ class Joined:
     )
 
 
-class Concat:
+class Concat(Joined):
   """The rows of `Joined` with documents as separate segments.
 
   A document that continues in the next row starts a new segment there.
   """
 
   def __init__(self, store: store_lib.TokenStore, sequence_length: int):
-    check_one_row(store, sequence_length)
+    super().__init__(store, sequence_length)
     check_targets(store)
-    self._store = store
-    self._length = sequence_length
-    self._offsets = store_lib.offsets_of(store.lengths)
-
-  def __len__(self) -> int:
-    return (self._store.num_tokens - 1) // self._length
 
   def __getitem__(self, index: int) -> batch_lib.Batch:
     start = _in_range(index, len(self)) * self._length
@@ -217,7 +215,7 @@ class Stretches:
   each epoch permutes the stretches. Row b of step s reads window s % windows of
   its current stretch. So state can be carried through a stretch, while the
   batch stays a mixture of places. Indices are those of `Stream`, but an epoch
-  may end within a step: only the very last row is padded.
+  may end within a step: only the last stretch of the text has padding.
 
   A segment id is the document's number plus one, and in every other stretch of
   a row plus the number of documents. So a document that continues after a jump

@@ -23,7 +23,8 @@ import numpy as np
 
 from memcomp import cli, disk, errors, limits, paths
 from memcomp.data import chat_template as chat_template_lib
-from memcomp.data import formats, shards, sources, text, units
+from memcomp.data import files as files_lib
+from memcomp.data import formats, shards, sources, units
 from memcomp.data import progress as progress_lib
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
@@ -113,11 +114,9 @@ def prepare(
   with disk.clear_errors(f"--out: cannot write to {out}"):
     os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
   busy = f"--out: {out} is being written"
-  with (
-    disk.locked(pathlib.Path(out, _LOCK), busy),
-    units.disk_errors(out),
-  ):
-    _claim(corpus, of)
+  with disk.locked(pathlib.Path(out, _LOCK), busy):
+    with units.disk_errors(out):
+      _claim(corpus, of)
     todo = [unit for unit in work if not _is_done(out, unit, verify)]
     progress = progress_lib.Progress(corpus, work, todo)
     if beam_lib is None:
@@ -126,7 +125,8 @@ def prepare(
       done = beam_lib.run(corpus, todo, beam, progress)
     for unit in done:
       progress.finished(unit)
-    tokens = _finish(corpus, work, of)
+    with units.disk_errors(out):
+      tokens = _finish(corpus, work, of)
     progress.close(f"{tokens:,} tokens in {out}")
 
 
@@ -181,8 +181,8 @@ def _flags(
     "--chat_template",
     type=paths.expand,
     default=chat_template_lib.CHATML,
-    help="of messages: chatml, or the path of a tokenizer_config.json (default:"
-    " chatml)",
+    help="chat template for --format=messages: chatml, or the path of a "
+    "tokenizer_config.json (default: chatml)",
   )
   add(
     "--shard_tokens",
@@ -215,7 +215,7 @@ def _flags(
   return flags, more
 
 
-def _find(source: str) -> list[text.TextFile]:
+def _find(source: str) -> list[files_lib.TextFile]:
   listed = sources.split_list(source)
   for path in listed:
     if ";" in path or path.endswith(".bin"):
@@ -223,7 +223,7 @@ def _find(source: str) -> list[text.TextFile]:
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
-  return text.find_all(listed)
+  return files_lib.find_all(listed)
 
 
 def _format(format: formats.Format) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ShardStore:
     self._serial = next(_serials)
     with errors.malformed(
       os.path.join(folder, MANIFEST),
-      "run memcomp.data.prepare again with the same --source and --out",
+      "run memcomp prepare again with the same --source and --out",
     ):
       self._open(manifest, tokenizer)
     self._record = functools.lru_cache(_CACHED_RECORDS)(self._read_record)
@@ -183,8 +183,7 @@ def read_manifest(folder: str) -> tuple[str, dict[str, Any]]:
     manifest = json.loads(content)
   except OSError as error:
     raise errors.UserError(
-      f"{path}: cannot read ({error.strerror or error}); run "
-      "memcomp.data.prepare"
+      f"{path}: cannot read ({error.strerror or error}); run memcomp prepare"
     ) from error
   except errors.BAD_JSON as error:
     raise _corrupt(folder, str(error)) from error
@@ -241,12 +240,12 @@ def _read_documents(folder: str, manifest: dict[str, Any]) -> Any:
 def _corrupt(folder: str, cause: str) -> errors.UserError:
   return errors.UserError(
     f"{os.path.join(folder, MANIFEST)}: corrupt ({cause}); run "
-    "memcomp.data.prepare again with the same --source and --out"
+    "memcomp prepare again with the same --source and --out"
   )
 
 
 def _corrupt_shard(path: str, cause: str) -> errors.UserError:
   return errors.UserError(
-    f"{path}: missing or corrupt ({cause}); run memcomp.data.prepare again "
+    f"{path}: missing or corrupt ({cause}); run memcomp prepare again "
     "with the same --source and --out, and --verify"
   )

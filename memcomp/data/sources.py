@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcomp import errors, limits, paths
+from memcomp.data import files as files_lib
 from memcomp.data import (
   formats,
   packing,
@@ -74,8 +75,8 @@ def open_split(
   store = open_source(data_config.source, tokenizer, format=format, keep=keep)
   if split == "validation" and len({*map(_is_text, _parts(store))}) > 1:
     print(
-      "warning: data.source has stored tokens beside text; what is in both may"
-      " be in both splits; name a text of its own in data.validation",
+      "warning: data.source mixes prepared tokens and text files. A document in"
+      " both may be in both splits. Give a separate text in data.validation",
       file=sys.stderr,
       flush=True,
     )
@@ -215,8 +216,8 @@ def open_source(
     parts.append(_open_list(path, format, keep, names))
   if min(weights) / sum(weights) == 0:
     raise errors.UserError(
-      f"mixture: of the weights {weights} some share is nothing; write numbers"
-      " that are closer together"
+      f"mixture: the smallest of the weights {weights} rounds to a share of 0;"
+      " write numbers that are closer together"
     )
   return store_lib.Mixture(parts, weights)
 
@@ -276,13 +277,13 @@ def _open_list(
       stored.setdefault(place, _keep(found, chosen))
     elif _holds(path, shards.PLAN):
       raise errors.UserError(
-        f"{path}: memcomp.data.prepare has not finished; run the same command "
-        "again"
+        f"{path}: memcomp prepare has not finished; run the same command again."
+        f" If {shards.PLAN} is not of it, name the files, as {path}/*.txt"
       )
     elif paths.is_remote(path):
       raise errors.UserError(
         f"{path}: no {shards.MANIFEST} in it; from a bucket only shards are"
-        " read, which memcomp.data.prepare writes and gcloud storage cp copies"
+        " read, which memcomp prepare writes and gcloud storage cp copies"
       )
     elif path.endswith(".bin") and os.path.exists(path):
       if format.template:
@@ -296,7 +297,7 @@ def _open_list(
       texts.append(path)
   stores = list(stored.values())
   if texts:
-    files = text.find_all(texts, names)
+    files = files_lib.find_all(texts, names)
     stores.append(read_text(source, files, format, chosen))
   stores = [store for store in stores if store.num_tokens]
   if not stores:
@@ -345,7 +346,7 @@ def _nothing(source: str, left_out: bool) -> errors.UserError:
 
 def read_text(
   name: str,
-  files: Sequence[text.TextFile],
+  files: Sequence[files_lib.TextFile],
   format: formats.Format,
   keep: store_lib.Keep | None = None,
 ) -> store_lib.ArrayStore:

@@ -8,17 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcomp import errors
-from memcomp.data.files import TextFile, find, find_all
-
-__all__ = [
-  "TextFile",
-  "documents",
-  "find",
-  "find_all",
-  "json_lines",
-  "open_binary",
-  "text_of",
-]
+from memcomp.data.files import TextFile
 
 _ZSTD_WINDOW = 1 << 31
 """Maximum distance of a match in bytes: that of zstd --long=31, the largest.

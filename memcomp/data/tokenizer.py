@@ -1,6 +1,5 @@
 """Tokenizers: raw bytes, or a tokenizer.json with the tokenizers library."""
 
-import codecs
 import contextlib
 import hashlib
 import json
@@ -247,33 +246,6 @@ def measure(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[int, int, int]:
   size = getattr(ids, "text_bytes", None)
   weight = int(weights(sizes).sum(dtype=np.int64))
   return spelled if size is None else size, weight, spelled
-
-
-class Decoder:
-  """Decodes token by token, to print while sampling.
-
-  A character whose bytes span several tokens appears with the last of them.
-  """
-
-  def __init__(self, tokenizer: Tokenizer):
-    self._tokenizer = tokenizer
-    self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-  def push(self, token: int) -> str:
-    """Returns the text that `token` completes, possibly empty."""
-    return self.push_bytes(self._tokenizer.token_bytes(token))
-
-  def push_bytes(self, piece: bytes) -> str:
-    """Returns the text that `piece` completes, possibly empty."""
-    return self._utf8.decode(piece)
-
-  def pending(self) -> bytes:
-    """Returns the first bytes of a character that is not complete."""
-    return self._utf8.getstate()[0]
-
-  def finish(self) -> str:
-    """Returns the rest: U+FFFD if the text ends inside a character."""
-    return self._utf8.decode(b"", final=True)
 
 
 class NoTokenizer:

@@ -19,6 +19,7 @@ from array_record.python import array_record_module
 
 from memcomp import errors
 from memcomp.data import chat_template, formats, shards, text
+from memcomp.data import files as files_lib
 from memcomp.data import tokenizer as tokenizer_lib
 
 UNITS = "units"
@@ -75,7 +76,7 @@ class Corpus:
     chat_template: argument of `formats.load`.
   """
 
-  files: tuple[text.TextFile, ...]
+  files: tuple[files_lib.TextFile, ...]
   out: str
   tokenizer: str
   shard_tokens: int
@@ -84,7 +85,7 @@ class Corpus:
   chat_template: str = chat_template.CHATML
 
 
-def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
+def cut(files: Sequence[files_lib.TextFile], unit_size: int) -> list[Unit]:
   """Cuts a corpus into units of at most `unit_size` bytes, if possible."""
   units: list[Unit] = []
   parts: list[Part] = []
@@ -115,7 +116,7 @@ def cut(files: Sequence[text.TextFile], unit_size: int) -> list[Unit]:
 
 
 def _cut_lines(
-  file: text.TextFile, number: int, unit_size: int
+  file: files_lib.TextFile, number: int, unit_size: int
 ) -> Iterator[tuple[Part, int]]:
   """Yields the parts of a .jsonl and their sizes, cut at line ends."""
   start, line = 0, 1

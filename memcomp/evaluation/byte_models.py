@@ -51,7 +51,7 @@ def bits_per_byte(
   train: np.ndarray,
   text: np.ndarray,
   max_order: int = MAX_ORDER,
-  progress: Callable[[int], None] = lambda order: None,
+  progress: Callable[[], object] = lambda: None,
 ) -> dict[int, float]:
   """Returns order -> bits per byte of `text` except its first byte.
 
@@ -60,7 +60,7 @@ def bits_per_byte(
   result = {}
   for order, p in enumerate(witten_bell(train, text, max_order)):
     result[order] = float(-np.log2(p[1:]).mean())
-    progress(order)
+    progress()
   return result
 
 

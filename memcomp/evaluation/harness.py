@@ -20,6 +20,7 @@ from typing import Any
 
 from memcomp import errors, figures, limits, paths
 from memcomp.evaluation import load, perplexity, report, slices
+from memcomp.models import overview
 
 _OFFLINE = (
   "HF_HUB_OFFLINE",
@@ -95,6 +96,9 @@ def run(
   results = slices.Slices(folder, "harness", opened)
   print(report.model_label(opened, step=True))
   every = []
+  config = opened.config
+  length = config.data.sequence_length
+  state_bytes = overview.state_bytes(config.model, length)
   for name, built in loaded.items():
     model = harness_model.Model(
       opened, rows=rows, rolling=rolling, seed=seed or 0
@@ -130,7 +134,7 @@ def run(
     damaged = errors.malformed(str(results.path), "move it away")
     with damaged if state else contextlib.nullcontext():
       figures = {"setting": _setting(found), "result": _result(found)}
-    results.add(found, **figures)
+    results.add(found, **figures, state_bytes=state_bytes)
     every.append(found)
     print(_lines(found, state), flush=True)
   written: list[pathlib.Path | str] = [results.path, folder / "results.md"]
@@ -246,10 +250,15 @@ def _figures(measured: Any) -> dict[str, Any]:
 
 
 def _setting(found: dict[str, Any]) -> str:
-  shots = "" if found["fewshot"] is None else f", {found['fewshot']} shots"
-  return (
-    f"{found['task']}{shots}, {sum(found['documents'].values()):,} documents"
-  )
+  parts = [found["task"]]
+  if found["fewshot"] is not None:
+    parts.append(f"{found['fewshot']} shots")
+  parts.append(f"{sum(found['documents'].values()):,} documents")
+  if found["rolling"] != "stream":
+    parts.append(f"rolling {found['rolling']}")
+  if found["seed"] is not None:
+    parts.append(f"seed {found['seed']}")
+  return ", ".join(parts)
 
 
 def _result(found: dict[str, Any]) -> str:

@@ -24,12 +24,14 @@ class Material:
     essay: text of the essay.
     sentences: sentence splitter, "regex" or "punkt".
     own_essay: whether the user provided the essay.
+    own_words: whether the user provided the words.
   """
 
   keys: niah.Keys
   essay: str
   sentences: str
-  own_essay: bool
+  own_essay: bool = False
+  own_words: bool = False
 
   def haystack(self, name: str) -> niah.Haystack:
     """Returns the haystack "noise" or "essay"."""
@@ -50,7 +52,7 @@ class Material:
 
 
 def read_words(source: str) -> niah.Keys:
-  """Reads lists of words; see `run`.
+  """Reads adjectives and nouns; `source` is the `word_list` of `niah.run`.
 
   Raises:
     UserError: a list cannot be read or is empty, or the package is missing.
@@ -77,7 +79,7 @@ def read_words(source: str) -> niah.Keys:
 
 
 def read_essay(source: str) -> str:
-  """Reads an essay; see `run`.
+  """Reads an essay; `source` is the `essay_file` of `niah.run`.
 
   Raises:
     UserError: it cannot be read, is empty, or is JSON without a "text".

@@ -13,7 +13,7 @@ from memcomp.evaluation import answers, load, panels, report, slices
 from memcomp.models import overview
 
 _TITLE = (
-  "  tokens  pairs    rows  accuracy      (error)  nats an answer"
+  "  tokens  pairs    rows  accuracy      (error)  nats per answer"
   "  state floats a layer"
 )
 

@@ -66,7 +66,8 @@ def run(
     haystacks.read_words(word_list),
     haystacks.read_essay(essay_file),
     sentences,
-    bool(essay_file),
+    own_essay=bool(essay_file),
+    own_words=bool(word_list),
   )
   results = slices.Slices(folder, "niah", opened)
   print(report.model_label(opened, step=True))
@@ -85,8 +86,7 @@ def run(
     found, state = results.find_or_measure(
       task,
       functools.partial(measure, opened, task, material, rows),
-      setting=f"{task['task']}, {task['context']:,} tokens,"
-      f" {samples} samples, seed {seed}",
+      setting=_setting(task, material),
       result=lambda one: (
         f"loose {one['loose']:.2f}, strict {one['strict']:.2f}"
       ),
@@ -100,6 +100,23 @@ def run(
     folder / "results.md",
     plot.needles(every, title, picture),
   ]
+
+
+def _setting(task: dict[str, Any], material: haystacks.Material) -> str:
+  """Returns the setting in the table, which has a line for each."""
+  parts = [
+    task["task"],
+    f"{task['context']:,} tokens",
+    f"{task['samples']} samples",
+    f"seed {task['seed']}",
+  ]
+  if "words" in material.deviations(task["haystack"]) and material.own_words:
+    parts.append(f"words {task['words'][:6]}")
+  if task["essay"] and material.own_essay:
+    parts.append(f"essay {task['essay'][:6]}")
+  if task["sentences"] == "punkt":
+    parts.append("punkt")
+  return ", ".join(parts)
 
 
 def describe(

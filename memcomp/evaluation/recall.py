@@ -22,7 +22,7 @@ LONG_GAPS = (128, 256, 512, 1024)
 """Gaps for rows of one episode."""
 
 _TITLE = (
-  "     gap  tokens  accuracy      (error)  nats an answer  calibration error"
+  "     gap  tokens  accuracy      (error)  nats per answer  calibration error"
   "  state bytes"
 )
 
@@ -163,7 +163,7 @@ def _draw(
         (-0.03, 1.03),
         {"model": column("accuracy_error")},
       ),
-      panels.Panel("nats an answer", {"model": column("nats")}, (0, None)),
+      panels.Panel("nats per answer", {"model": column("nats")}, (0, None)),
       panels.Panel("calibration error", {"model": column("calibration_error")}),
     ],
     xlabel="gap (tokens, log scale)",

@@ -12,6 +12,7 @@ import jax
 
 from memcomp import config as config_lib
 from memcomp import errors, limits, paths, sharding
+from memcomp import progress as progress_lib
 from memcomp.evaluation import (
   harness,
   load,
@@ -21,6 +22,7 @@ from memcomp.evaluation import (
   recall,
   report,
   tasks,
+  throughput,
 )
 from memcomp.evaluation.capacity import run as capacity
 
@@ -91,7 +93,8 @@ def run(
     stop_strings: texts that end a sample, and each answer of a chat.
     tensor: number of devices that shard heads and hidden features, for "sample"
       and "chat".
-    contexts: context lengths of "throughput" in tokens; () is 1k to 128k.
+    contexts: lengths in tokens for "throughput", where () is 1k to 128k, and
+      for "niah", where () is 1k to 8k.
     overrides: fields of `EvaluationConfig` that replace the run's.
     options: flags of a task in a separate module.
 
@@ -171,7 +174,9 @@ def run(
   if rotary_scale is not None:
     suffix += f"-rotary{rotary_scale:g}"
   if task in _MODULES:
-    folder = report.make_folder(place)
+    # Files of slices are named by task and step alone.
+    stretched = "" if rotary_scale is None else f"rotary{rotary_scale:g}"
+    folder = report.make_folder(place / stretched)
     if seed is not None:
       given["seed"] = seed
     report.announce(_MODULES[task](opened, folder, **given))
@@ -240,7 +245,14 @@ def _throughput(
   stem: pathlib.Path,
 ) -> None:
   """Times inference; prints a table, and writes it as JSON and PNG."""
-  rows = tasks.time_inference(opened, contexts, batch, seed)
+  turns = len(set(contexts)) * (1 + throughput.ROUNDS)
+  rows = throughput.measure(
+    opened.model,
+    contexts=contexts,
+    batch=batch,
+    seed=seed,
+    progress=progress_lib.Progress("timing, turns", turns).advance,
+  )
   label = report.model_label(opened, step=True)
   device = f"{jax.devices()[0].device_kind}, {batch} side by side"
   print(f"{label}\n{device}\n{report.throughput(rows)}")

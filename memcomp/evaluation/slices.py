@@ -32,10 +32,10 @@ _WAIT_SECONDS = 60
 
 
 def _identity(entry: Any) -> Any:
-  """Returns what tells an entry of a file from others.
+  """Returns the value to compare for an entry of a file.
 
-  Of a tokenizer or a text that is its fingerprint: its name is a path, which
-  changes where a folder is moved.
+  For a tokenizer or a text this is the fingerprint: its name is a path, which
+  changes if a folder is moved.
   """
   entry = json.loads(json.dumps(entry))
   return entry.get("fingerprint", entry) if isinstance(entry, dict) else entry
@@ -92,7 +92,7 @@ class File:
     except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
       raise self._no_result() from error
     other = [
-      what
+      f"its {what} differs"
       for what in self._same
       if _identity(before.get(what)) != _identity(self._about[what])
     ]
@@ -100,8 +100,8 @@ class File:
       other = workdir.changes(config, self._config)
     if other:
       raise errors.UserError(
-        f"{report.shown(self.path)} holds results of another model (its"
-        f" {other[0]} differs); choose another --out"
+        f"{report.shown(self.path)} holds results of another model"
+        f" ({other[0]}); choose another --out"
       )
     return slices
 
@@ -216,19 +216,6 @@ class Slices(File):
       same=("name", "weights", "tokenizer"),
       config=checkpoint.config,
     )
-
-  def add(
-    self,
-    one: dict[str, Any],
-    *,
-    setting: str,
-    result: str,
-    state_bytes: int | None = None,
-  ) -> None:
-    """See `File.add`; by default the state is that at the trained length."""
-    if state_bytes is None:
-      state_bytes = self._about["state_bytes"]
-    super().add(one, setting=setting, result=result, state_bytes=state_bytes)
 
 
 def weights(model: decoder.Decoder) -> str:

@@ -107,10 +107,13 @@ def compare(
   rows = [{"name": "uniform", "bits_per_byte": byte_models.UNIFORM_BITS}]
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
   store = sources.open_text(data, "train", tokenizer=tokenizer)
-  if store.num_tokens > MAX_COUNTED_BYTES:
+  size = store.num_tokens  # no more than its bytes, which take reading
+  if size <= MAX_COUNTED_BYTES:
+    size = text.num_bytes(store, tokenizer)
+  if size > MAX_COUNTED_BYTES:
     print(
-      f"byte models left out: {store.num_tokens:,} tokens of training text "
-      f"are more than the {MAX_COUNTED_BYTES:,} they are meant for"
+      f"byte models left out: the training text has {size:,} bytes or more, and"
+      f" they are meant for {MAX_COUNTED_BYTES:,}"
     )
     return rows
   target, known = (text.as_bytes(s, tokenizer) for s in (validation, store))
@@ -158,7 +161,7 @@ def show_sample(
     # Wait for the first piece, so that an empty prompt prints nothing.
     terminal.show(piece if number else settings.prompt + piece)
     made.append(piece)
-  terminal.show("\n")
+  terminal.show("\n" if made else f"{settings.prompt}\n")
   return {
     "prompt": settings.prompt,
     "text": "".join(made),
@@ -202,22 +205,6 @@ def contexts(given: Sequence[int | str]) -> list[int]:
   return chosen or list(throughput.CONTEXTS)
 
 
-def time_inference(
-  checkpoint: load.Checkpoint, contexts: Sequence[int], batch: int, seed: int
-) -> list[dict[str, Any]]:
-  """Times prefill and decoding, see `throughput.measure`."""
-  rounds = 5
-  turns = len(set(contexts)) * (1 + rounds)
-  return throughput.measure(
-    checkpoint.model,
-    contexts=contexts,
-    batch=batch,
-    rounds=rounds,
-    seed=seed,
-    progress=progress_lib.Progress("timing, turns", turns).advance,
-  )
-
-
 def read_prompt(path: str) -> str:
   """Returns the text of a file.
 
@@ -225,7 +212,7 @@ def read_prompt(path: str) -> str:
     UserError: it cannot be read, is empty or not UTF-8.
   """
   with paths.reading_text(f"prompt {path}"):
-    prompt = pathlib.Path(path).read_text(encoding="utf-8")
+    prompt = pathlib.Path(path).read_bytes().decode()  # with its line breaks
   if not prompt:
     raise errors.UserError(
       f"prompt {path} is empty; give some text to continue"

@@ -20,6 +20,9 @@ from memcomp.models import decoder
 CONTEXTS = tuple(1 << n for n in range(10, 18))
 """1k to 128k tokens."""
 
+ROUNDS = 5
+"""Timings of each context."""
+
 
 def measure(
   model: decoder.Decoder,
@@ -27,7 +30,7 @@ def measure(
   contexts: Sequence[int] = CONTEXTS,
   batch: int = 1,
   tokens: int = 64,
-  rounds: int = 5,
+  rounds: int = ROUNDS,
   seed: int = 0,
   progress: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
@@ -136,7 +139,7 @@ class _Turn:
     return jax.block_until_ready(self.after)
 
   def with_room(self) -> session_lib.Session:
-    """Returns `after` with room for the tokens, which no timing is to make."""
+    """Returns `after` with room for the tokens, so that no timing makes it."""
     needed = int(self.after.position[0]) + self._tokens
     grown = session_lib.grow(self._model, self.after, needed)
     return jax.block_until_ready(grown)
@@ -144,7 +147,7 @@ class _Turn:
   def make(self, session: session_lib.Session, tokens: int) -> None:
     """Generates tokens after the context, and discards them.
 
-    However few they are, it is the program that makes all in one call.
+    It uses the program for `self._tokens` tokens per call, also for fewer.
     """
     for _ in generate.generate(
       self._model,
@@ -156,16 +159,18 @@ class _Turn:
       pass
 
 
-def _per_token(less: float, made: list[float], tokens: int) -> float:
-  """Seconds of a token.
+def _per_token(difference: float, made: list[float], tokens: int) -> float:
+  """Returns the seconds per token.
 
   Args:
-    less: seconds that one token takes less than all `tokens`.
-    made: seconds of all, by round: where `less` is lost in the noise, a token
-      counts with its share of the call.
-    tokens: their number.
+    difference: seconds for all tokens minus seconds for one token.
+    made: seconds for all tokens, by round. If noise makes `difference` 0 or
+      less, the result is the fastest round divided by `tokens`.
+    tokens: number of tokens.
   """
-  return less / (tokens - 1) if less > 0 else min(made) / tokens
+  if difference > 0:
+    return difference / (tokens - 1)
+  return min(made) / tokens
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:

@@ -2,10 +2,10 @@
 
   python numpy_forward.py FOLDER "def main"
 
-It reads a safetensors export of `python -m memcomp.export`, for models of
-Trellis or softmax attention with RMS norm and SwiGLU. It runs token by token in
-float64, simple and slow, and imports nothing of memcomp. The command above
-needs a bytes tokenizer; `forward` takes any ids.
+It reads a safetensors export of `memcomp export`, for models of Trellis or
+softmax attention with RMS norm and SwiGLU. It runs token by token in float64,
+simple and slow, and imports nothing of memcomp. The command above needs a bytes
+tokenizer; `forward` takes any ids.
 """
 
 import json
@@ -87,7 +87,7 @@ def sigmoid(x):
 
 
 def silu(x):
-  """X sigmoid(x)."""
+  """Returns x * sigmoid(x)."""
   return x * sigmoid(x)
 
 
@@ -97,7 +97,7 @@ def gelu(x):
 
 
 def rms_norm(x, scale, eps):
-  """X / rms(x) * scale."""
+  """Returns x / rms(x) * scale."""
   return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
@@ -108,7 +108,7 @@ def layer_norm(x, eps):
 
 
 def unit(x):
-  """X / |x| over the last axis."""
+  """Returns x / |x|, with the norm over the last axis."""
   return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
@@ -236,10 +236,9 @@ MIXERS = {"trellis": trellis, "softmax_attention": softmax_attention}
 def require(config, **fields):
   """Raises ValueError that names a field with another value."""
   for name, value in fields.items():
-    if config[name] != value:
-      raise ValueError(
-        f"{name}={config[name]!r}: this reader has only {value!r}"
-      )
+    found = config.get(name, value)  # older exports lack newer options
+    if found != value:
+      raise ValueError(f"{name}={found!r}: this reader has only {value!r}")
 
 
 def forward(config, arrays, tokens):
@@ -254,17 +253,16 @@ def forward(config, arrays, tokens):
   # Old configs have three fields instead of `mixers`.
   old = (config.get(name) for name in ("mixer", "mixer_b", "mixer_c"))
   found = list(config.get("mixers", {}).values()) or list(filter(None, old))
-  if len(found) != 1:
-    raise ValueError("this reader has models of one mixer in all layers")
-  (options,) = found
-  mixer, eps = MIXERS[options["name"]], config["norm_eps"]
+  if len(found) != 1 or found[0]["name"] not in MIXERS:
+    raise ValueError(f"this reader has models of one mixer, of {[*MIXERS]}")
+  options, eps = found[0], config["norm_eps"]
   x = arrays["embedding.weight"][np.asarray(tokens)]
   x = convolve(x, arrays, "convolution")
   for depth in range(config["num_layers"]):
     layer = Part(arrays, f"layers.{depth}")
     part = Part(arrays, f"layers.{depth}.mixer")
     y = rms_norm(x, layer.get("mixer_norm.weight"), eps)
-    x = x + mixer(part, options, y)
+    x = x + MIXERS[options["name"]](part, options, y)
     y = rms_norm(x, layer.get("mlp_norm.weight"), eps)
     x = x + layer("mlp.down", silu(layer("mlp.gate", y)) * layer("mlp.up", y))
   x = rms_norm(x, arrays["norm.weight"], eps)
@@ -276,7 +274,6 @@ def main(folder, text):
   """Prints the most likely next bytes after a text."""
   for name in ("config.json", "model*.safetensors"):  # large ones in several
     if not list(pathlib.Path(folder).glob(name)):
-      name = name.replace("*", "")
       sys.exit(f"{folder} has no {name}; export a model there as safetensors")
   if not text:
     sys.exit("the text is empty; give at least one byte")
@@ -286,7 +283,10 @@ def main(folder, text):
     sys.exit(
       f"{folder} has the tokenizer {tokenizer!r}, not bytes; give `forward` ids"
     )
-  logits = forward(*read(folder), list(text.encode()))[-1]
+  try:
+    logits = forward(*read(folder), list(text.encode()))[-1]
+  except ValueError as error:
+    sys.exit(str(error))
   shares = np.exp(logits - logits.max())
   shares /= shares.sum()
   for token in np.argsort(-shares)[:5]:

@@ -262,18 +262,20 @@ class Chat:
       raise errors.UserError(
         f"{folder} holds {len(session.position)} texts; a chat takes one"
       )
-    place = session, self._said_in(folder), saved.load_rest(folder)
+    found, rest = saved.load_chat(folder)
+    place = session, self._said_in(folder, found), rest
     self._turn(lambda: self._go_on(place))
     self._tell(f"from {folder}")
 
   def _go_on(self, place: _Place) -> None:
     self.session, self.said, self._rest = place
 
-  def _said_in(self, folder: str) -> dialogue.Dialogue | None:
-    """Returns the messages of a saved session."""
+  def _said_in(
+    self, folder: str, found: dict[str, Any] | None
+  ) -> dialogue.Dialogue | None:
+    """Returns the messages of a saved session, whose `dialogue` was found."""
     if self._template is None:
       return None
-    found = saved.load_dialogue(folder)
     if found is None:
       raise errors.UserError(
         f"{folder} holds a text without messages; a conversation cannot go on"

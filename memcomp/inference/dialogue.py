@@ -53,8 +53,9 @@ class Dialogue(NamedTuple):
     Args:
       content: its text.
       ended: whether the model ended it.
-      again: end of the part before, which the model may not have meant so:
-        `content` has it once more, as far as it stays.
+      again: text at the end of the previous part that was held back, because a
+        stop string might have begun there. `content` repeats it, unless a stop
+        string was completed.
     """
     messages = self.messages
     if messages and messages[-1].role == "assistant":

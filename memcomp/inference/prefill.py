@@ -76,7 +76,7 @@ def read(
       needed = int(np.max(before + np.maximum(stop - total + lengths, 0)))
       if needed > room:
         session = session_lib.grow(model, session, needed)
-        room = 1 << (needed - 1).bit_length()
+        room = session_lib.room_for(needed)
       whole = real.all() and not widths
       segment_ids = None if whole else real.astype(np.int32)
       session = _read(graphdef, params, session, ids, segment_ids)

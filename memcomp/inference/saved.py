@@ -56,9 +56,9 @@ def save(
     folder: folder to create.
     session: any number of texts.
     owner: the model that has read them.
-    dialogue: what `load_dialogue` returns, for JSON; None for a text without
+    dialogue: the conversation, from `Dialogue.to_dict`; None for a text without
       messages.
-    rest: what `load_rest` returns: bytes of an answer that was cut off.
+    rest: bytes of a cut-off answer that were not shown yet.
 
   Returns:
     Bytes on disk.
@@ -142,15 +142,11 @@ def load(folder: str | os.PathLike, owner: Owner) -> session_lib.Session:
   )
 
 
-def load_dialogue(folder: str | os.PathLike) -> dict[str, Any] | None:
-  """Returns the `dialogue` of a folder that `load` has read."""
-  return _meta(folder).get("dialogue")
-
-
-def load_rest(folder: str | os.PathLike) -> bytes:
-  """Returns the `rest` of a folder that `load` has read."""
+def load_chat(folder: str | os.PathLike) -> tuple[dict[str, Any] | None, bytes]:
+  """Returns `dialogue` and `rest` of a folder that `load` has read."""
+  meta = _meta(folder)
   with errors.malformed(f"{folder}/{_META}", "restore it from a copy"):
-    return bytes.fromhex(_meta(folder).get("rest", ""))
+    return meta.get("dialogue"), bytes.fromhex(meta.get("rest", ""))
 
 
 def parameter_hash(model: decoder.Decoder) -> str:

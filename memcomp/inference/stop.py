@@ -7,6 +7,7 @@ bytes of every token it becomes one table [nodes, vocab], which costs one
 look-up per token in the compiled loop.
 """
 
+import codecs
 import collections
 from collections.abc import Sequence
 
@@ -60,11 +61,11 @@ class Stops:
       if isinstance(string, bytes):
         patterns.append(string)
         continue
-      ids = tokenizer.encode(string)
-      if len(ids) == 1 and not tokenizer.token_bytes(int(ids[0])):
-        self.ids.add(int(ids[0]))
-      else:
+      special = _special(tokenizer, string)
+      if special is None:
         patterns.append(string.encode())
+      else:
+        self.ids.add(special)
     self._goto, self._depth, self._matched = _automaton(patterns)
     self.final = self._matched > 0
     self.table = self._by_token(tokenizer)
@@ -130,14 +131,16 @@ class Text:
     """
     self._tokenizer = tokenizer
     self._stops = stops
-    self._decoder = tokenizer_lib.Decoder(tokenizer)
+    self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     self._held = bytearray(rest)
     self.node = 0
     self.stopped = False
     if stops is not None:
       for byte in rest:
         self.node, _, matched = stops.advance(self.node, byte)
-        if matched:  # by a stop string that is new: what has come stays
+        if matched:
+          # The stop strings changed after this text was held back. The text
+          # stays, and matching begins anew.
           self.node = 0
 
   def push(self, token: int) -> str:
@@ -160,16 +163,27 @@ class Text:
 
   def rest(self) -> bytes:
     """Returns the bytes that are held back."""
-    return self._decoder.pending() + bytes(self._held)
+    return self._decoder.getstate()[0] + bytes(self._held)
 
   def finish(self) -> str:
     """Returns the remaining text; invalid UTF-8 becomes U+FFFD."""
-    return self._give(len(self._held)) + self._decoder.finish()
+    return self._give(len(self._held)) + self._decoder.decode(b"", final=True)
 
   def _give(self, count: int) -> str:
     piece = bytes(self._held[:count])
     del self._held[:count]
-    return self._decoder.push_bytes(piece)
+    return self._decoder.decode(piece)
+
+
+def _special(tokenizer: tokenizer_lib.Tokenizer, string: str) -> int | None:
+  """Returns the special token that this string names, or None."""
+  ids = tokenizer.encode(string)
+  if len(ids) != 1 or not isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
+    return None
+  # One without bytes may also stand for all that the tokenizer does not know.
+  spelled = tokenizer.token_bytes(int(ids[0]))
+  named = tokenizer.decode(ids, special=True) == string
+  return int(ids[0]) if named and not spelled else None
 
 
 def _automaton(

@@ -65,6 +65,28 @@ def test_beam_writes_the_same_files(corpus, tmp_path, monkeypatch, capsys):
   assert line.endswith("iconv -t UTF-8")
 
 
+@pytest.mark.filterwarnings("default")
+def test_folders_of_built_in_names_change_nothing(corpus):
+  """`bytes` is a tokenizer of memcomp, whatever lies in the working folder."""
+  pytest.importorskip("apache_beam", reason="needs the extra beam")
+  os.mkdir("bytes")
+  os.mkdir("chatml")
+  assert run(corpus, "out", "--runner=DirectRunner") == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_runner_that_fails_is_not_a_full_disk(corpus, monkeypatch):
+  pytest.importorskip("apache_beam", reason="needs the extra beam")
+  from memcomp.data import beam
+
+  def fail(*_):
+    raise RuntimeError("the runner is not there")
+
+  monkeypatch.setattr(beam, "run", fail)
+  with pytest.raises(RuntimeError, match="not there"):
+    run(corpus, "out", "--runner=DirectRunner")
+
+
 def test_beam_is_asked_for(corpus, monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, "apache_beam", None)
   monkeypatch.delitem(sys.modules, "memcomp.data.beam", raising=False)

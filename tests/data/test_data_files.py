@@ -7,7 +7,8 @@ import os
 import pytest
 
 from memcomp import errors
-from memcomp.data import sources, text
+from memcomp.data import files as files_lib
+from memcomp.data import sources
 from memcomp.data import tokenizer as tokenizer_lib
 
 BYTES = tokenizer_lib.load("bytes")
@@ -21,7 +22,7 @@ def texts(source):
 
 
 def find_names(source):
-  return [file.name for file in text.find(str(source))]
+  return [file.name for file in files_lib.find(str(source))]
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ def test_globs_are_those_of_the_standard_library(corpus):
       if os.path.isfile(path) and not path.endswith(".png")
     }
     found = {
-      os.path.relpath(f.path, corpus) for f in text.find(f"{corpus}/{pattern}")
+      os.path.relpath(f.path, corpus)
+      for f in files_lib.find(f"{corpus}/{pattern}")
     }
     assert found == expected, pattern
 
@@ -144,7 +146,7 @@ def test_nothing_is_left_out_in_silence(
 
   monkeypatch.setattr(os, "listdir", refuse)
   with pytest.raises(errors.UserError, match=message) as caught:
-    text.find(f"{tmp_path}{source}")
+    files_lib.find(f"{tmp_path}{source}")
   assert "\n" not in str(caught.value)
   # What is not asked for may be anything.
   assert find_names(f"{tmp_path}/a*.txt") == ["a.txt"]

@@ -11,7 +11,8 @@ from prepare_cases import BYTES, contents, run
 
 from memcomp import config as config_lib
 from memcomp import errors, lock
-from memcomp.data import prepare, shards, sources, text, units
+from memcomp.data import files as files_lib
+from memcomp.data import prepare, shards, sources, units
 from memcomp.data import tokenizer as tokenizer_lib
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -110,7 +111,7 @@ def test_long_document_has_bounded_records(tmp_path):
 
 
 def test_units_cover_the_corpus_once(corpus):
-  files = text.find(corpus)
+  files = files_lib.find(corpus)
   for size in (1, 500, 3000, 10**9):
     cut = units.cut(files, size)
     assert [unit.number for unit in cut] == list(range(len(cut)))

@@ -10,6 +10,7 @@ import tokenizers
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
+from memcomp.inference import stop
 
 TEXT = "Grüße, 世界! naïve 😀 <tab>\t\r\n end"
 
@@ -86,7 +87,7 @@ def test_bytes_of_sums_to_the_text(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_equals_decoding(kind, tmp_path):
   tokenizer = make(kind, tmp_path)
-  decoder = tokenizer_lib.Decoder(tokenizer)
+  decoder = stop.Text(tokenizer)
   pushed = [decoder.push(i) for i in tokenizer.encode(TEXT)]
   assert "".join(pushed) == TEXT
   assert "\ufffd" not in "".join(pushed)
@@ -94,14 +95,14 @@ def test_streaming_equals_decoding(kind, tmp_path):
 
 
 def test_streaming_waits_for_a_whole_character():
-  decoder = tokenizer_lib.Decoder(tokenizer_lib.load("bytes"))
+  decoder = stop.Text(tokenizer_lib.load("bytes"))
   assert [decoder.push(b) for b in "é€".encode()] == ["", "é", "", "", "€"]
   decoder.push("€".encode()[0])
   assert decoder.finish() == "\ufffd"
 
 
 def test_broken_bytes_do_not_stop_the_stream():
-  decoder = tokenizer_lib.Decoder(tokenizer_lib.load("bytes"))
+  decoder = stop.Text(tokenizer_lib.load("bytes"))
   pushed = [decoder.push(b) for b in b"a\xffb\xe2c"]
   assert "".join(pushed) == "a\ufffdb\ufffdc"
 
@@ -113,7 +114,7 @@ def test_special_tokens_stand_for_no_bytes(tmp_path):
   ]
   special = vocab["<|end|>"]
   assert tokenizer.bytes_of([special]).tolist() == [0]
-  assert tokenizer_lib.Decoder(tokenizer).push(special) == ""
+  assert stop.Text(tokenizer).push(special) == ""
 
 
 @pytest.mark.parametrize("name", odd_tokenizers.CASES)

@@ -161,14 +161,17 @@ BAD = [
   ),
   ({"messages": [message("user", "\ud800")]}, "half of a surrogate pair"),
   ([1], 'no field "messages" holding a list'),
-  ({"messages": TALK, "tools": [{"type": "function"}]}, "tools is not read"),
+  (
+    {"messages": TALK, "tools": [{"type": "function"}]},
+    "field 'tools' is not supported",
+  ),
   (
     {"messages": [TALK[0], {**message("assistant", "no"), "weight": 0}]},
-    r"messages\[1\]: weight is not read",
+    r"messages\[1\]: the field 'weight' is not supported",
   ),
   (
     {"messages": [{**message("assistant", "I look"), "tool_calls": [{}]}]},
-    r"messages\[0\]: tool_calls is not read",
+    r"messages\[0\]: the field 'tool_calls' is not supported",
   ),
 ]
 

@@ -91,7 +91,11 @@ def test_tiny_and_empty_texts():
 
 def test_first_byte_is_not_scored():
   train = as_bytes(b"ab" * 50)
-  bits = byte_models.bits_per_byte(train, as_bytes(b"zab"), 1)
+  calls = []
+  bits = byte_models.bits_per_byte(
+    train, as_bytes(b"zab"), 1, progress=lambda: calls.append(1)
+  )
+  assert len(calls) == 2  # one for each order
   p = all_orders(b"ab" * 50, b"zab", 1)
   assert bits[1] == pytest.approx(-np.log2(p[1][1:]).mean())
 

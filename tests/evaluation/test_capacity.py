@@ -97,7 +97,7 @@ def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
   assert table.count("| 8 |") == 3 + 6
   lines = (tmp_path / "results.md").read_text().splitlines()
   assert len(lines) == 2 + 9 and "256" in lines[2]
-  run.run(tmp_path / "again", dims=[8], samples=3)
+  run.run(tmp_path / "again", dims=[8, 8], samples=3)  # the same once
   again = json.loads((tmp_path / "again/capacity.json").read_text())["slices"]
   for one in [*slices, *again]:
     del one["seconds"]

@@ -218,6 +218,9 @@ def test_done_tasks_are_kept(measured, trained, tmp_path, call, monkeypatch):
   assert code == 0
   slices = json.loads((out / "harness-step3.json").read_text())["slices"]
   assert [one["rolling"] for one in slices] == ["stream"] * 4 + ["window"]
+  table = (out / "results.md").read_text()
+  assert table.startswith((measured / "results.md").read_text())
+  assert ", rolling window |" in table
   bits = [
     one["figures"]["memcomp_pages"]["bits_per_byte"]
     for one in slices

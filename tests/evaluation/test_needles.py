@@ -105,11 +105,19 @@ def test_done_slices_are_kept(asked, trained, tmp_path, call, monkeypatch):
   assert [line.endswith("done before") for line in lines[2:4]] == [True, False]
   assert lines[-3].endswith("niah-step3.json")
 
+  before = (out / "results.md").read_text()
   code, _, _ = call(*command, "--contexts=950", "--seed=1")
   assert code == 0 and measured == [950, 950]
   assert [one["seed"] for one in slices_of(out)] == [42, 42, 1]
+  # A line for each, also of other words.
+  (tmp_path / "adjectivelist.txt").write_text("red\nold\n")
+  (tmp_path / "nounlist.txt").write_text("fox\nowl\n")
+  code, _, _ = call(*command, "--contexts=950", f"--word_list={tmp_path}")
+  assert code == 0 and len(slices_of(out)) == 4
+  table = (out / "results.md").read_text()
+  assert table.startswith(before) and table.count("\n") == 2 + 4
   hashes = [one["questions_hash"] for one in slices_of(out)]
-  assert len(set(hashes)) == 3
+  assert len(set(hashes)) == 4
 
 
 def test_scores(trained, monkeypatch, tmp_path):

@@ -106,6 +106,17 @@ def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
   assert "rotary positions stretched by 4 (NTK)" in out
   (path,) = (folder / "eval").glob("*.json")
   assert path.name == "perplexity-rotary4.json"
+  # Needles of the model as it is, and of the stretched one, side by side.
+  needles = "--task=niah", "--needles=single_1", "--contexts=950", "--samples=1"
+  for stretched, before in (
+    ([], False),
+    (["--rotary_scale=4"], False),
+    ([], True),
+  ):
+    code, out, err = call(given[0], *needles, *stretched)
+    assert (code, err) == (0, "")
+    assert ("done before" in out) == before
+  assert (folder / "eval/rotary4/niah-step3.json").exists()
   result = json.loads(path.read_text())
   assert result["rotary_scale"] == 4
   assert result["config"]["model"]["mixers"]["memory"]["rotary_scale"] == 4
@@ -207,6 +218,10 @@ def test_sample(call, trained, tmp_path):
   first = call(*greedy, f"--prompt_file={prompt}")
   assert first[1].startswith("line ")
   assert first == call(*greedy, "--prompt=line ", "--seed=3")
+  prompt.write_bytes(b"a\r\nb\rc")  # each is a token of its own
+  assert tasks.read_prompt(str(prompt)) == "a\r\nb\rc"
+  nothing = call(*greedy[:2], "--prompt=line ", "--tokens=0")
+  assert nothing == (0, "line \n", "")
 
 
 def test_chat(call, trained, monkeypatch, tmp_path):
@@ -291,6 +306,12 @@ def test_too_much_training_text_to_count(trained, monkeypatch, capsys):
   rows = tasks.compare(opened, tasks.open_text(opened, ""))
   assert [row["name"] for row in rows] == ["uniform"]
   assert "byte models left out" in capsys.readouterr().out
+  # Of a tokenizer whose few tokens spell many bytes.
+  monkeypatch.setattr(tasks, "MAX_COUNTED_BYTES", 1_000_000)
+  monkeypatch.setattr(tasks.text, "num_bytes", lambda *_: 1_000_001)
+  rows = tasks.compare(opened, tasks.open_text(opened, ""))
+  assert [row["name"] for row in rows] == ["uniform"]
+  assert "1,000,001 bytes or more" in capsys.readouterr().out
 
 
 def test_without_matplotlib(call, run_folder, monkeypatch):

@@ -11,13 +11,13 @@ def test_slices_are_found_again(run_folder, tmp_path):
   opened = load.open_checkpoint(run_folder)
   found = slices.Slices(tmp_path, "task", opened)
   assert found.find(seed=1) is None
-  found.add({"seed": 1, "x": 2.5}, setting="1 | a", result="2.5")
+  found.add({"seed": 1, "x": 2.5}, setting="1 | a", result="2.5", state_bytes=7)
   found.add({"seed": 2, "x": 3.5}, setting="2", result="3.5", state_bytes=7000)
 
   again = slices.Slices(tmp_path, "task", opened)
   assert again.find(seed=2) == {"seed": 2, "x": 3.5}
   assert again.find(seed=2, x=2.5) is None and again.find(y=1) is None
-  again.add({"seed": 3}, setting="2", result="4.5")
+  again.add({"seed": 3}, setting="2", result="4.5", state_bytes=7)
   content = json.loads((tmp_path / "task-step3.json").read_text())
   assert [one["seed"] for one in content["slices"]] == [1, 2, 3]
   assert content["step"] == 3 and len(content["weights"]) == 16
@@ -25,15 +25,16 @@ def test_slices_are_found_again(run_folder, tmp_path):
 
   lines = (tmp_path / "results.md").read_text().splitlines()
   assert lines[0].startswith("| task | setting | result |")
-  own = f"{content['state_bytes']:,}"
-  assert [line.split(" | ")[1:4] for line in lines[3:]] == [["2", "4.5", own]]
+  assert [line.split(" | ")[1:4] for line in lines[3:]] == [["2", "4.5", "7"]]
   assert lines[2].startswith("| task | 1 \\| a | 2.5 |")
   assert "tiny: trellis" in lines[2] and "task-step3.json |" in lines[2]
 
 
 def test_other_weights_and_other_files_are_refused(run_folder, tmp_path):
   opened = load.open_checkpoint(run_folder)
-  slices.Slices(tmp_path, "task", opened).add({}, setting="", result="")
+  slices.Slices(tmp_path, "task", opened).add(
+    {}, setting="", result="", state_bytes=7
+  )
   before = (tmp_path / "task-step3.json").read_bytes()
 
   config = cases.tiny_config()
@@ -56,7 +57,7 @@ def test_a_folder_that_was_moved_keeps_its_results(run_folder, tmp_path):
   """The tokenizer's path is another; its fingerprint tells whether it is."""
   opened = load.open_checkpoint(run_folder)
   slices.Slices(tmp_path, "task", opened).add(
-    {"seed": 1}, setting="", result=""
+    {"seed": 1}, setting="", result="", state_bytes=7
   )
   opened.config.data.tokenizer = "elsewhere/tokenizer.json"
   assert slices.Slices(tmp_path, "task", opened).find(seed=1)
@@ -79,10 +80,10 @@ def test_the_table_takes_names_of_any_bytes(tmp_path):
 def test_two_evaluations_at_once_keep_each_others_slices(run_folder, tmp_path):
   opened = load.open_checkpoint(run_folder)
   ours, theirs = (slices.Slices(tmp_path, "task", opened) for _ in range(2))
-  theirs.add({"seed": 1, "x": 1.5}, setting="1", result="1.5")
-  ours.add({"seed": 2, "x": 2.5}, setting="2", result="2.5")
+  theirs.add({"seed": 1, "x": 1.5}, setting="1", result="1.5", state_bytes=7)
+  ours.add({"seed": 2, "x": 2.5}, setting="2", result="2.5", state_bytes=7)
   # Both found it, as when the same command is started twice.
-  theirs.add({"seed": 2, "x": 2.5}, setting="2", result="2.5")
+  theirs.add({"seed": 2, "x": 2.5}, setting="2", result="2.5", state_bytes=7)
   content = json.loads((tmp_path / "task-step3.json").read_text())
   assert [one["seed"] for one in content["slices"]] == [1, 2]
   lines = (tmp_path / "results.md").read_text().splitlines()
@@ -133,7 +134,7 @@ def test_results_of_an_older_version_go_on(run_folder, tmp_path):
   """Before a field was there it was at its default; it is the same model."""
   opened = load.open_checkpoint(run_folder)
   slices.Slices(tmp_path, "task", opened).add(
-    {"seed": 1}, setting="", result=""
+    {"seed": 1}, setting="", result="", state_bytes=7
   )
   path = tmp_path / "task-step3.json"
   content = json.loads(path.read_text())

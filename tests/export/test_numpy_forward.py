@@ -121,7 +121,7 @@ def test_rotation_the_other_way():
     (["{out}", ""], "the text is empty; give at least one byte"),
     (["{out}", "def"], "{out} has the tokenizer 'tokenizer.json', not bytes"),
     (["{out}/no", "def"], "{out}/no has no config.json; export a model there"),
-    (["{out}/orbax", "a"], "{out}/orbax has no model.safetensors; export"),
+    (["{out}/orbax", "a"], "{out}/orbax has no model*.safetensors; export"),
   ],
 )
 def test_mistakes_at_the_command_are_told(tmp_path, arguments, said):
@@ -146,6 +146,22 @@ def test_what_it_has_not_is_told():
   config = config_lib.to_dict(tiny_config().model)
   with pytest.raises(ValueError, match="norm='layer': this reader has only"):
     numpy_forward.forward(config | {"norm": "layer"}, {}, [1])
+  config["mixers"] = {"memory": {"name": "lattice"}}
+  with pytest.raises(
+    ValueError, match=r"one mixer, of \['trellis', 'softmax_at"
+  ):
+    numpy_forward.forward(config, {}, [1])
+
+
+def test_an_option_of_later_versions_is_at_its_default(run, tmp_path):
+  write.export(run, tmp_path / "out")
+  config, arrays = numpy_forward.read(tmp_path / "out")
+  expected = numpy_forward.forward(config, arrays, [1, 2])
+  (mixer,) = config["mixers"].values()
+  del config["embedding_norm"], mixer["rate_bound"]
+  np.testing.assert_array_equal(
+    numpy_forward.forward(config, arrays, [1, 2]), expected
+  )
 
 
 def test_it_needs_numpy_alone(run, tmp_path):

@@ -28,7 +28,7 @@ from memcomp.data import prepare, sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load, text
 from memcomp.export import write
-from memcomp.inference import prefill, saved, session
+from memcomp.inference import prefill, saved, session, stop
 from memcomp.layers import trellis
 from memcomp.models import decoder
 
@@ -286,7 +286,7 @@ def test_random_tokenizers(tmp_path):
         size = len(one.encode()) if len(ids) else 0
         assert tokenizer.bytes_of(ids).sum() == size
         tokenizer.decode(ids)
-        decoder_ = tokenizer_lib.Decoder(tokenizer)
+        decoder_ = stop.Text(tokenizer)
         _ = [decoder_.push(int(token)) for token in ids], decoder_.finish()
 
     try_out(problems, content[:1000].decode(errors="replace"), use)

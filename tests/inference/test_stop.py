@@ -121,6 +121,18 @@ def test_a_special_token_stops(words):
   assert shown[-1] == "abc"
 
 
+def test_what_the_tokenizer_does_not_know_stops_nothing(tmp_path):
+  """It encodes to the special token for unknown text, which has no bytes."""
+  model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]")
+  unknown = tokenizers.Tokenizer(model)
+  unknown.add_special_tokens(["[UNK]"])
+  unknown.save(str(tmp_path / "tokenizer.json"))
+  tokenizer = tokenizer_lib.load(str(tmp_path / "tokenizer.json"))
+  assert tokenizer.encode("日本").tolist() == [0]
+  assert not stop.Stops(["日本"], tokenizer).ids
+  assert stop.Stops(["[UNK]"], tokenizer).ids == {0}
+
+
 def test_without_stop_strings_all_is_shown():
   text = stop.Text(BYTES)
   made = "añ→z".encode() + b"\xff" + "ñ".encode()[:1]

@@ -227,8 +227,9 @@ def draw(
   """Draws one question.
 
   Args:
-    rng: random generator for key, value, position, and which of the one needle
-      is asked for.
+    rng: random generator of key, value and position. RULER's script also draws
+      which needle to ask for; with one needle the draw is made only to keep the
+      random numbers equal.
     kind: kind of value, "number" or "uuid".
     keys: keys to choose from.
     haystack: the haystack.

@@ -55,7 +55,7 @@ def run(
   Raises:
     UserError: a bad value, or a folder that cannot be written.
   """
-  sizes = limits.whole_numbers("--dims", dims or [""], 8)
+  sizes = sorted(set(limits.whole_numbers("--dims", dims or [""], 8)))
   limits.check("--samples", samples, 1, limits.SIDE_BY_SIDE)
   limits.check_seed("--seed", seed)
   folder = report.make_folder(out)
