@@ -38,6 +38,10 @@ _INHERITED = (
   "projection_bias",
 )
 
+# What would change the function of inherited projections, or read other layers.
+_PLAIN = {"value_residual": "none", "token_shift": False}
+_WITHOUT_CONVOLUTIONS = ("bounded_memory", "test_time_training")
+
 # Other sources for a new projection that the old mixer lacks: keys write a
 # memory.
 _FALLBACK_ROLES = {"query_key": "key"}
@@ -181,7 +185,8 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
 
   Heads, widths, rotary positions and projection biases default to those of
   `like`. If the new mixer cannot rotate that many channels, its own default
-  applies. The value residual is off by default.
+  applies. Value residual and token shift are off by default, and so are the
+  convolutions of `bounded_memory` and `test_time_training`.
 
   Raises:
     UserError: the mixer or field is unknown.
@@ -201,8 +206,9 @@ def parse(text: str, like: options.MixerConfig) -> options.MixerConfig:
     # Mixers without rotary positions by default stay without.
     and (field != "rotary_dim" or getattr(default, field) != 0)
   }
-  if "value_residual" in fields:
-    values["value_residual"] = "none"
+  values |= {f: x for f, x in _PLAIN.items() if f in fields}
+  if name in _WITHOUT_CONVOLUTIONS:
+    values["convolution_width"] = 0
   chosen = set()
   for setting in filter(None, settings.split(",")):
     field, _, value = setting.partition("=")

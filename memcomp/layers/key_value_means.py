@@ -21,9 +21,10 @@ from memcomp_kernels.options import at_least, option
 class KeyValueMeansConfig(projection.ProjectionConfig):
   """Options of Key-Value Means, in addition to `ProjectionConfig`.
 
-  The defaults are the paper's: half of the key is rotated, and query and key
-  have a layer norm. The `rotary_dim` rotated channels of keys are zeroed for
-  the memory, which has no positions.
+  The defaults are the paper's: half of the key is rotated, query and key have a
+  layer norm, and projections mix with those of the previous token. The
+  `rotary_dim` rotated channels of keys are zeroed for the memory, which has no
+  positions.
 
   Attributes:
     budget: number of rows as a function of tokens: "fixed" (`budget_rows`),
@@ -49,6 +50,7 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
   temperatures: bool = True
   rotary_frequencies: str = "inclusive"
   normalize_key: str = "layer"
+  token_shift: bool = True
 
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines; by default half the key rotates."""

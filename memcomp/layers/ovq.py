@@ -27,6 +27,7 @@ class OVQConfig(projection.ProjectionConfig):
 
   rotary_dim: int | None = 0
   normalize_key: str = "l2"
+  token_shift: bool = True
 
   def check(self) -> None:
     """Raises ValueError if there are rotary channels."""

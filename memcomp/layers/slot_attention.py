@@ -1,7 +1,8 @@
 """The slot attention mixer: projections and gates around the memory.
 
   gated    q, k, v = silu(x W);  alpha = sigmoid(x W_f)^(1/8) for each slot
-           -> memory -> W_o RMSNorm(silu(y))       (GSA, arXiv 2409.07146)
+           -> memory -> W_o (RMSNorm(y) * silu(x W_g))
+                                                    (GSA, arXiv 2409.07146)
   softmax  q, k turned by position, v;  s = clip(x W_s) for each slot
            -> memory -> W_o (RMSNorm(y) * silu(x W_g))
                                                     (ABC, arXiv 2110.02488)
@@ -35,6 +36,8 @@ _NORM_EPS = 1e-5
 class SlotAttentionConfig(options.MixerConfig):
   """Options of slot attention, with the defaults of Gated Slot Attention.
 
+  The output gate is the exception: GSA was released without one.
+
   Attributes:
     silu_inputs: whether SiLU is applied to query, key and value.
     gate_divisor: c of alpha = sigmoid(.)^(1/c), for "gated".
@@ -52,7 +55,7 @@ class SlotAttentionConfig(options.MixerConfig):
   gate_divisor: float = option(8.0, positive)
   logit_limit: float = option(32.0, positive)
   rotary_dim: int | None = 0
-  output_gate: bool = False
+  output_gate: bool = True
   convolution_width: int = option(0, options.taps)
 
   def fill(self, d_model: int) -> dict[str, object]:
@@ -86,14 +89,15 @@ class SlotAttentionConfig(options.MixerConfig):
 class BoundedMemoryConfig(SlotAttentionConfig):
   """Options of attention with bounded-memory control.
 
-  Only the defaults differ; by default keys have half the width.
+  Only the defaults differ: keys have half the width. The short convolutions are
+  not of the paper.
   """
 
   rule: str = "softmax"
   scale: float | None = None
   silu_inputs: bool = False
   rotary_dim: int | None = None
-  output_gate: bool = True
+  convolution_width: int = option(4, options.taps)
 
   def widths(self, d_model: int) -> tuple[int, int, int]:
     """Sizes for heads with 64 value features and 32 key features."""

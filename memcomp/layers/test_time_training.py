@@ -1,7 +1,8 @@
 """The test-time training mixer: projections and gates around the memory.
 
-x -> W_q, W_k, W_v -> q, k, v, with rotary positions inside a chunk; inner
-rate gate -> test-time training -> layer norm -> * GELU(x W_g) -> W_o
+x -> W_qk -> two short convolutions -> q, k, with rotary positions inside a
+chunk; W_v -> v; inner rate gate -> test-time training -> layer norm
+-> * GELU(x W_g) -> W_o
 (arXiv 2407.04620, section 2.7; docs/test_time_training.md explains our
 choices).
 """
@@ -45,7 +46,8 @@ class TestTimeTrainingConfig(options.MixerConfig):
       for none, None for all. Not read with gradients per token.
     weight_std: initial standard deviation of the learned initial inner weights.
     convolution_width: taps of short convolutions on q and k, which then share a
-      projection (the paper's Mamba backbone); 0 for none.
+      projection (the paper's Mamba backbone); 0 for none, as in its Transformer
+      backbone.
   """
 
   # pytest would collect classes whose names begin with "Test".
@@ -59,7 +61,7 @@ class TestTimeTrainingConfig(options.MixerConfig):
   average_step: bool = True
   rotary_dim: int | None = None
   weight_std: float = option(0.02, positive)
-  convolution_width: int = option(0, options.taps)
+  convolution_width: int = option(4, options.taps)
 
   def fill(self, d_model: int) -> dict[str, Any]:
     """The sizes that the rule determines; by default the whole key rotates."""

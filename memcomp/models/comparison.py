@@ -29,7 +29,10 @@ _SAME = {"heads": _HEADS, "key_dim": _WIDTH, "value_dim": _WIDTH}
 
 _ATTENTION = {"rotary_dim": _WIDTH}
 
-# Model name -> mixer, and its differences from `_SAME`.
+_TTT = _ATTENTION | {"convolution_width": 0}
+
+# Model name -> mixer, and its differences from `_SAME`. Among them are options
+# whose default has changed since the comparison tuned them.
 _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
   "trellis": ("trellis", {"num_slots": 32}),
   "trellis_token": ("trellis", {"num_slots": 32, "gradient_at": "token"}),
@@ -37,7 +40,12 @@ _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
   "lattice_token": ("lattice", {"gradient_at": "token"}),
   "key_value_means": (
     "key_value_means",
-    {"rotary_dim": 32, "chunk_size": 32, "budget_rows": 64},
+    {
+      "rotary_dim": 32,
+      "chunk_size": 32,
+      "budget_rows": 64,
+      "token_shift": False,
+    },
   ),
   "tensor_cache": ("tensor_cache", _ATTENTION | {"window_size": WINDOW}),
   "softmax_attention": ("softmax_attention", _ATTENTION),
@@ -77,15 +85,23 @@ _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
   ),
   "mamba2": ("mamba2", {"heads": 4, "key_dim": 128}),
   "rwkv7": ("rwkv7", {}),
-  "slot_attention": ("slot_attention", {"num_slots": 32}),
+  "slot_attention": (
+    "slot_attention",
+    {"num_slots": 32, "output_gate": False},
+  ),
   "bounded_memory": (
     "bounded_memory",
-    {"key_dim": 32, "rotary_dim": 32, "num_slots": 32},
+    {
+      "key_dim": 32,
+      "rotary_dim": 32,
+      "num_slots": 32,
+      "convolution_width": 0,
+    },
   ),
-  "ttt_linear": ("test_time_training", _ATTENTION),
-  "ttt_mlp": ("test_time_training", _ATTENTION | {"model": "mlp"}),
+  "ttt_linear": ("test_time_training", _TTT),
+  "ttt_mlp": ("test_time_training", _TTT | {"model": "mlp"}),
   "two_pass_delta": ("two_pass_delta", {}),
-  "ovq": ("ovq", {"chunk_size": 32, "max_rows": 64}),
+  "ovq": ("ovq", {"chunk_size": 32, "max_rows": 64, "token_shift": False}),
 }
 
 _HYBRID = "_hybrid"

@@ -78,8 +78,8 @@ SIZES = {
 VOCAB_SIZE = 32_000
 """Size of the Llama 2 tokenizer, which the papers use."""
 
-WIDE_MIXERS = ("gated_delta_net", "mamba2")
-"""Mixers with inner widths of 2 d_model, or of 3/4 and 3/2 d_model."""
+WIDE_MIXERS = ("gated_delta_net", "mamba2", "slot_attention")
+"""Mixers with 6 d_model^2 weights."""
 
 
 def names() -> list[str]:

@@ -65,17 +65,26 @@ def recall_model(
       "chunk_size": quarter,
       "budget_rows": half,
       "max_length": length,
+      "token_shift": False,
     },
     "lattice": {"num_slots": head_dim},
-    "ovq": {"chunk_size": quarter, "max_rows": 3 * quarter},
-    "slot_attention": {"num_slots": head_dim},
-    "bounded_memory": {"num_slots": head_dim, "rotary_dim": 0},
+    "ovq": {
+      "chunk_size": quarter,
+      "max_rows": 3 * quarter,
+      "token_shift": False,
+    },
+    "slot_attention": {"num_slots": head_dim, "output_gate": False},
+    "bounded_memory": {
+      "num_slots": head_dim,
+      "rotary_dim": 0,
+      "convolution_width": 0,
+    },
     "tensor_cache": {
       "rotary_dim": half,
       "window_size": half,
       "chunk_size": quarter,
     },
-    "test_time_training": {"rotary_dim": 0, "convolution_width": 4},
+    "test_time_training": {"rotary_dim": 0},
   }.get(mixer, {})
   return decoder.DecoderConfig(
     vocab_size=vocab_size,
