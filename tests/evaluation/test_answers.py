@@ -226,7 +226,7 @@ def test_mqar_is_called_so_only_where_it_is_exact():
 
 
 @pytest.mark.parametrize(
-  ("name", "options", "message"),
+  ("workdir", "options", "message"),
   [
     ("recall", {"gaps": ["x"]}, "--gaps=x: give whole numbers"),
     ("recall", {"samples": 0}, "--samples=0"),
@@ -234,9 +234,9 @@ def test_mqar_is_called_so_only_where_it_is_exact():
     ("mqar", {"segments": "16:9:4"}, "--segments: test=16:9:4"),
     ("mqar", {"gaps": ["3"]}, "--gaps means nothing"),
   ],
+  indirect=["workdir"],
 )
-def test_bad_flags(workdir, name, options, message):
-  if load.open_checkpoint(workdir).config.name != name:
-    return
+def test_bad_flags(workdir, options, message):
+  task = load.open_checkpoint(workdir).config.name
   with pytest.raises(errors.UserError, match=message):
-    run.run(workdir, name, options=options)
+    run.run(workdir, task, options=options)

@@ -34,7 +34,7 @@ def test_float16_has_the_range_of_float32_inside():
 
 
 @pytest.mark.parametrize(
-  "name", rotation.cases(memories.MEMORIES, ["trellis", "delta_rule"])
+  "name", rotation.cases(memories.MEMORIES, ["delta_rule"])
 )
 @pytest.mark.parametrize("wide", ["inputs", "state"])
 def test_one_part_in_float64_makes_the_call_float64(name, wide):

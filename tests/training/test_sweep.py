@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import rotation
 import training_cases
 from absl import flags
 
@@ -174,7 +175,10 @@ def test_names():
 
 @pytest.mark.parametrize(
   ("number", "code"),
-  [(signal.SIGTERM, 42), (signal.SIGHUP, 0), (signal.SIGINT, 1)],
+  rotation.cases(
+    [(signal.SIGTERM, 42), (signal.SIGHUP, 0), (signal.SIGINT, 1)],
+    [(signal.SIGHUP, 0)],
+  ),
 )
 def test_a_signal_reaches_the_run(tmp_path, number, code):
   """A signal to the sweep alone: the run may save, and no other begins.

@@ -19,7 +19,6 @@ CASES = {
     "--config.training.carry_state",
     "--config.training.accumulation=2",
   ),
-  "passed": ("--config.training.state_passing=0.4",),
 }
 
 

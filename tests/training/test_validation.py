@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import rotation
 import training_cases
 
 from memcomp import errors, integrity, sharding
@@ -36,7 +37,9 @@ def losses(config, cases):
   return found
 
 
-@pytest.mark.parametrize("packing", ["joined", "first_fit"])
+@pytest.mark.parametrize(
+  "packing", rotation.cases(["joined", "first_fit"], ["first_fit"])
+)
 def test_all_of_the_text_is_scored_whatever_the_batch(text, packing):
   """The last batch is filled up, and what fills it does not count."""
   config = training_cases.tiny(text, evaluate_batches=10**6)

@@ -262,18 +262,23 @@ def check_empty(subject: Subject) -> None:
     ids = jnp.ones((batch, time), jnp.int32)
     whole = jax.eval_shape(subject.chunk, subject.state(), subject.inputs(3))[1]
     for packing in ((), (ids, state)):
-      for form in (subject.chunk, subject.reference):
-        what = f"{batch} rows of {time} tokens"
-        new_state, y = form(state, inputs, *packing)
-        errors.assert_equal(new_state, state, what)
-        if (y.shape, y.dtype) != ((batch, time, *whole.shape[2:]), whole.dtype):
-          raise AssertionError(f"{what}: outputs are {y.dtype}{y.shape}")
 
       def total(state, inputs, packing=packing):
         found = subject.chunk(state, inputs, *packing)
         return sum(jnp.sum(x) for x in jax.tree.leaves(found) if is_float(x))
 
-      gradient = jax.grad(total, (0, 1), allow_int=True)(state, inputs)
+      @jax.jit
+      def run(state, inputs, packing, total=total):
+        forms = subject.chunk, subject.reference
+        found = [form(state, inputs, *packing) for form in forms]
+        return found, jax.grad(total, (0, 1), allow_int=True)(state, inputs)
+
+      found, gradient = run(state, inputs, packing)
+      what = f"{batch} rows of {time} tokens"
+      for new_state, y in found:
+        errors.assert_equal(new_state, state, what)
+        if (y.shape, y.dtype) != ((batch, time, *whole.shape[2:]), whole.dtype):
+          raise AssertionError(f"{what}: outputs are {y.dtype}{y.shape}")
       errors.assert_finite(
         [x for x in jax.tree.leaves(gradient) if is_float(x)], "empty"
       )
