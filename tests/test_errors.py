@@ -198,8 +198,11 @@ def test_lists_of_numbers():
 )
 def test_a_config_of_any_encoding(head, tmp_path):
   path = tmp_path / "config.py"
-  path.write_bytes(head + b"def get_config():\n  return 'read'\n")
-  assert cli.load_config(str(path)) == "read"
+  path.write_bytes(
+    head + b"from memcomp.config import Config\n"
+    b"def get_config():\n  return Config(name='read')\n"
+  )
+  assert cli.load_config(str(path)).name == "read"
 
 
 def test_a_program_is_not_bound_by_the_promotion_that_others_forbid():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 # Flags of a tile. RESETS: it starts a segment. CONTINUES: it continues a chunk
 # that an earlier call has begun. LAST: it is in its row's last chunk. COMPLETE:
@@ -179,9 +180,10 @@ def split(plan: Plan, gates: dict[str, jax.Array]) -> jax.Array:
     sizes = plan.step_tiles, plan.step_units * plan.unit, plan.tile
     x = x.reshape(*x.shape[:-2], *sizes)
     for _ in range(TERMS):
-      term = x.astype(jnp.bfloat16)
-      terms.append(term)
-      x = x - term.astype(x.dtype)
+      # Not a pair of casts: XLA may take such a pair for the identity.
+      term = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+      terms.append(term.astype(jnp.bfloat16))
+      x = x - term
   x = jnp.concatenate(terms, axis=-2)
   free = plan.column_rows - x.shape[-2]
   return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, free), (0, 0)])
