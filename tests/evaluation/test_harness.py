@@ -50,7 +50,7 @@ def test_the_extra_is_asked_for(call, trained, tmp_path, monkeypatch):
     f"--out={tmp_path}",
   )
   assert code == 2
-  assert err.count("\n") == 1 and 'pip install -e ".[eval]"' in err
+  assert err.count("\n") == 1 and "pip install 'memcomp[eval]'" in err
   # Nothing is downloaded that nobody asked for.
   assert (
     os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
