@@ -100,19 +100,19 @@ def segment_ids(op: Any, ids: Any) -> jax.Array:
   return ids.astype(jnp.int32)
 
 
-def position(op: Any, max_position: int | None, **states: Any) -> None:
+def position(
+  op: Any, max_position: int | None, state: Any, name: str = "state"
+) -> None:
   """Raises ValueError if `max_position` is known to be too low for a state."""
   if max_position is None:
     return
   count(op.name, "max_position", max_position)
-  for name, state in states.items():
-    seen = None if op.chunks else getattr(state, "position", None)
-    read = None if seen is None else greatest(seen)
-    if read is not None and read > max_position:
-      raise ValueError(
-        f"{op.name}: {name} has seen {read} tokens, more than the given bound,"
-        f" max_position={max_position}"
-      )
+  read = None if op.chunks else _greatest_position(state)
+  if read is not None and read > max_position:
+    raise ValueError(
+      f"{op.name}: {name} has seen {read} tokens, more than the given bound,"
+      f" max_position={max_position}"
+    )
 
 
 def fresh(op: Any, state: Any) -> None:
@@ -124,18 +124,14 @@ def fresh(op: Any, state: Any) -> None:
     )
 
 
-def chunk_position(op: Any, spec: Any, **states: Any) -> None:
+def chunk_position(op: Any, spec: Any, state: Any, name: str = "state") -> None:
   """Raises ValueError if a state is known to be of a longer chunk."""
-  if not op.chunks:
-    return
-  for name, state in states.items():
-    seen = getattr(state, "position", None)
-    read = None if seen is None else greatest(seen)
-    if read is not None and read >= spec.chunk_size:
-      raise ValueError(
-        f"{op.name}: {name} is {read} tokens into its chunk, and"
-        f" chunk_size={spec.chunk_size}; give the spec that made it"
-      )
+  read = _greatest_position(state) if op.chunks else None
+  if read is not None and read >= spec.chunk_size:
+    raise ValueError(
+      f"{op.name}: {name} is {read} tokens into its chunk, and"
+      f" chunk_size={spec.chunk_size}; give the spec that made it"
+    )
 
 
 def room(
@@ -164,6 +160,12 @@ def room(
         f"{op.name}: the state has room for {size} tokens{held}; {what}"
         f" {option}={needed} in the first call"
       )
+
+
+def _greatest_position(state: Any) -> int | None:
+  """Returns the greatest position of a state's rows, or None if unknown."""
+  counts = getattr(state, "position", None)
+  return None if counts is None else greatest(counts)
 
 
 def greatest(counts: jax.Array) -> int | None:

@@ -156,7 +156,7 @@ class Op:
     check.arrays(inputs, without=("time",))
     if self.check is not None:
       self.check(spec, check.sizes, state)
-    checks.chunk_position(self, spec, state=state)
+    checks.chunk_position(self, spec, state)
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       wide_state, wide_inputs = contract.one_width((state, inputs))
@@ -258,8 +258,8 @@ class Op:
       check.array("segment_ids", axes, segment_ids, dtype="int32")
     if self.check is not None:
       self.check(spec, check.sizes, state)
-    checks.position(self, max_position, state=state)
-    checks.chunk_position(self, spec, state=state)
+    checks.position(self, max_position, state)
+    checks.chunk_position(self, spec, state)
     if segment_ids is not None and reset_state is None:
       checks.fresh(self, state)
     with contract.default_promotion():
@@ -269,8 +269,8 @@ class Op:
         reset_state = self.fresh_state(state, spec)
       elif reset_state is not None:
         check.arrays(reset_state, label="reset_state.", floats=32)
-        checks.position(self, max_position, reset_state=reset_state)
-        checks.chunk_position(self, spec, reset_state=reset_state)
+        checks.position(self, max_position, reset_state, "reset_state")
+        checks.chunk_position(self, spec, reset_state, "reset_state")
       if 0 in inputs.query.shape[:3]:
         y = self._nothing(state, inputs, spec)
         return jax.tree.map(jnp.asarray, state), y, None
@@ -325,7 +325,7 @@ class Op:
       raise TypeError(
         f"{self.name}: state and initial_state are the same; give one"
       )
-    checks.position(self, max_position)
+    checks.position(self, max_position, None)
     state = initial_state if state is None else state
     with contract.default_promotion():
       inputs, spec, options = arguments.bind(self, arrays, keywords)

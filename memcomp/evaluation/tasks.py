@@ -107,7 +107,7 @@ def compare(
   rows = [{"name": "uniform", "bits_per_byte": byte_models.UNIFORM_BITS}]
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
   store = sources.open_text(data, "train", tokenizer=tokenizer)
-  size = store.num_tokens  # no more than its bytes, which take reading
+  size = store.num_tokens  # about the least that its bytes can be
   if size <= MAX_COUNTED_BYTES:
     size = text.num_bytes(store, tokenizer)
   if size > MAX_COUNTED_BYTES:

@@ -294,9 +294,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
         f"{workdir} holds an exported model; choose another --workdir"
       )
     if not {"model", "data", "training"} <= saved.keys():
-      raise errors.UserError(
-        f"{path} is not of a run; choose another --workdir"
-      )
+      raise errors.UserError(f"{path} is no run's; choose another --workdir")
     if has_begun(workdir):
       check_same(saved, config, str(workdir))
   else:

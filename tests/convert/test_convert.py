@@ -165,15 +165,19 @@ def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
 
   def stop(config):
     lengths.append(config.data.sequence_length)
+    warmups.append(config.optimizer.warmup_steps)
     raise errors.UserError("enough")
 
+  warmups, fewer = [], {"training.steps": 20}
   monkeypatch.setattr(convert.validate, "check", stop)
-  for overrides in ({}, {"data.sequence_length": 16}):
+  for overrides in ({}, {"data.sequence_length": 16}, fewer):
     with pytest.raises(errors.UserError, match="enough"):
       convert.convert(
         source / "llama", "out", "linear_attention", overrides=overrides
       )
-  assert lengths == [256, 16]
+  assert lengths == [256, 16, 256]
+  # A shorter run has a shorter warmup; no other field changes by itself.
+  assert warmups == [config_lib.OptimizerConfig().warmup_steps] * 2 + [2]
 
 
 def test_no_run_is_no_config():

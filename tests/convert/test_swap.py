@@ -177,6 +177,10 @@ def test_a_mixer_is_written_as_a_flag():
   assert not found.projection_bias
   # It knows no positions, whatever the old one has.
   assert swap.parse("ovq", GROUPED).rotary_dim == 0
+  # What would change inherited projections is off, whatever the default.
+  assert not swap.parse("key_value_means", GROUPED).token_shift
+  assert swap.parse("key_value_means:token_shift=true", GROUPED).token_shift
+  assert swap.parse("bounded_memory", GROUPED).convolution_width == 0
   # It may not rotate a whole key, and has a rule of its own.
   whole = dataclasses.replace(GROUPED, rotary_dim=8)
   assert swap.parse("key_value_means", whole).rotary_dim is None

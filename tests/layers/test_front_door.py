@@ -238,6 +238,12 @@ def test_mistakes_are_one_line(error, options, said):
   assert str(caught.value) == said
 
 
+def test_a_width_is_any_integer_and_only_sizes_must_divide():
+  assert layers.Trellis(np.int64(32), rngs=nnx.Rngs(0)).d_model == 32
+  layer = layers.TestTimeTraining(100, heads=3, key_dim=16, rngs=nnx.Rngs(0))
+  assert (layer.key_dim, layer.value_dim) == (16, 16)
+
+
 @pytest.mark.parametrize("width", [0, -3, 2.5, "512", True])
 def test_a_width_that_is_none(width):
   with pytest.raises(ValueError, match=r"Lattice: d_model=.* must be a width"):

@@ -12,7 +12,9 @@ from memcomp_kernels import (
   delta_rule,
   gated_delta_rule,
   key_value_means,
+  lattice,
   linear_attention,
+  ovq,
   slot_attention,
   softmax_attention,
   ssd,
@@ -34,6 +36,36 @@ ERRORS = {
     ValueError,
     "gated_delta_rule: k has shape (2, 3, 4, 4), expected [batch=2, time=3,"
     " heads=4, key_dim=5]",
+  ),
+  "a state without the width of its keys": (
+    lambda: key_value_means.init_state(batch=1, heads=1),
+    ValueError,
+    "key_value_means: key_dim is missing",
+  ),
+  "slots without the width of their values": (
+    lambda: lattice.init_state(batch=1, heads=1),
+    ValueError,
+    "lattice: value_dim is missing",
+  ),
+  "a model without the width of its keys": (
+    lambda: ttt.init_state(ttt.Spec(model="mlp"), batch=1, heads=1),
+    ValueError,
+    "test_time_training: key_dim is missing",
+  ),
+  "a length that is no count": (
+    lambda: key_value_means.init_state(
+      batch=1, heads=1, key_dim=8, value_dim=8, length=1e4
+    ),
+    ValueError,
+    "key_value_means: length=10000.0 must be an integer, 0 or more",
+  ),
+  "a size that the spec has": (
+    lambda: ovq.init_state(
+      batch=1, heads=1, key_dim=8, value_dim=8, max_rows=5
+    ),
+    TypeError,
+    "ovq: init_state has no argument 'max_rows'; beside spec and dtype it takes"
+    " batch, heads, key_dim, value_dim",
   ),
   "axes": (
     lambda: gated_delta_rule(q[0], k, v, g, beta),

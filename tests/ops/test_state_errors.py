@@ -10,7 +10,6 @@ import pytest
 from memcomp_kernels import (
   FRESH,
   gated_delta_rule,
-  key_value_means,
   lattice,
   linear_attention,
   ovq,
@@ -236,36 +235,6 @@ ERRORS = {
     ValueError,
     "lattice: reset_state is 3 tokens into its chunk, and chunk_size=2; give"
     " the spec that made it",
-  ),
-  "a state without the width of its keys": (
-    lambda: key_value_means.init_state(batch=1, heads=1),
-    ValueError,
-    "key_value_means: key_dim is missing",
-  ),
-  "slots without the width of their values": (
-    lambda: lattice.init_state(batch=1, heads=1),
-    ValueError,
-    "lattice: value_dim is missing",
-  ),
-  "a model without the width of its keys": (
-    lambda: ttt.init_state(ttt.Spec(model="mlp"), batch=1, heads=1),
-    ValueError,
-    "test_time_training: key_dim is missing",
-  ),
-  "a length that is no count": (
-    lambda: key_value_means.init_state(
-      batch=1, heads=1, key_dim=8, value_dim=8, length=1e4
-    ),
-    ValueError,
-    "key_value_means: length=10000.0 must be an integer, 0 or more",
-  ),
-  "a size that the spec has": (
-    lambda: ovq.init_state(
-      batch=1, heads=1, key_dim=8, value_dim=8, max_rows=5
-    ),
-    TypeError,
-    "ovq: init_state has no argument 'max_rows'; beside spec and dtype it takes"
-    " batch, heads, key_dim, value_dim",
   ),
   "a layer in place of layers": (
     lambda: ttt(

@@ -40,7 +40,7 @@ def test_the_folder_of_another_thing_is_one_short_line(config, tmp_path):
   with pytest.raises(errors.UserError, match="holds an exported model"):
     workdir.check(tmp_path, config)
   path.write_text('{"model_type": "llama", "hidden_size": 2048}')
-  with pytest.raises(errors.UserError, match="is not of a run; choose another"):
+  with pytest.raises(errors.UserError, match="is no run's; choose another"):
     workdir.check(tmp_path, config)
   saved = config_lib.to_dict(config)
   saved["model"] = {f"field{i}": i for i in range(100)}

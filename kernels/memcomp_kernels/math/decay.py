@@ -137,6 +137,6 @@ def decay_before(log_decay: jax.Array) -> DecayBefore:
 
 
 def masked_exp(mask: jax.Array, exponent: jax.Array) -> jax.Array:
-  """Returns exp of `exponent` where `mask`, else 0; it may overflow there."""
+  """Returns exp of `exponent` where `mask`, else 0, whatever it is there."""
   # The exponent must be masked as well as the result, or the gradient is nan.
   return jnp.where(mask, jnp.exp(jnp.where(mask, exponent, 0.0)), 0.0)
