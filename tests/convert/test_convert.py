@@ -168,8 +168,16 @@ def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
     warmups.append(config.optimizer.warmup_steps)
     raise errors.UserError("enough")
 
+  open_checkpoint = load.open_checkpoint
+
+  def opened(*arguments):
+    found = open_checkpoint(*arguments)
+    found.config.optimizer.warmup_steps = found.config.training.steps // 2
+    return found
+
   warmups, fewer = [], {"training.steps": 20}
   monkeypatch.setattr(convert.validate, "check", stop)
+  monkeypatch.setattr(load, "open_checkpoint", opened)
   for overrides in ({}, {"data.sequence_length": 16}, fewer):
     with pytest.raises(errors.UserError, match="enough"):
       convert.convert(
@@ -177,7 +185,7 @@ def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
       )
   assert lengths == [256, 16, 256]
   # A shorter run has a shorter warmup; no other field changes by itself.
-  assert warmups == [config_lib.OptimizerConfig().warmup_steps] * 2 + [2]
+  assert warmups == [config_lib.TrainingConfig().steps // 2] * 2 + [2]
 
 
 def test_no_run_is_no_config():
