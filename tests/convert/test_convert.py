@@ -168,16 +168,16 @@ def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
     warmups.append(config.optimizer.warmup_steps)
     raise errors.UserError("enough")
 
-  open_checkpoint = load.open_checkpoint
+  config_of = huggingface.config_of
 
-  def opened(*arguments):
-    found = open_checkpoint(*arguments)
-    found.config.optimizer.warmup_steps = found.config.training.steps // 2
+  def with_a_long_warmup(folder):
+    found = config_of(folder)
+    found.optimizer.warmup_steps = found.training.steps // 2
     return found
 
   warmups, fewer = [], {"training.steps": 20}
   monkeypatch.setattr(convert.validate, "check", stop)
-  monkeypatch.setattr(load, "open_checkpoint", opened)
+  monkeypatch.setattr(huggingface, "config_of", with_a_long_warmup)
   for overrides in ({}, {"data.sequence_length": 16}, fewer):
     with pytest.raises(errors.UserError, match="enough"):
       convert.convert(
