@@ -48,7 +48,14 @@ def unsupported(call: dispatch.Call) -> str | None:
     return reason
   if reason := affine_form.unsupported(call.spec):
     return reason
-  return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")
+  if reason := contract.wrong_dtypes(call.inputs, "bfloat16", "float32"):
+    return reason
+  spec = call.spec
+  if spec.chunked:
+    return prepared.too_large(call, spec.chunk_size)
+  return prepared.too_large(
+    call, tile.tile_time(spec, call.inputs.query.shape[1])
+  )
 
 
 chunk = affine_form.implementation(ENGINES, library_tpu)

@@ -1,6 +1,9 @@
 """Performance options of Trellis; they never change results."""
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memcomp_kernels.math import solver as solver_lib
@@ -50,6 +53,14 @@ class KernelTiling:
   def __post_init__(self):
     if self.chunks & (self.chunks - 1):
       raise ValueError(f"chunks={self.chunks} must be a power of two")
+
+  def smaller(self) -> Iterator["KernelTiling"]:
+    """Yields these sizes, and then smaller ones."""
+    for units in range(self.units, 0, -1):
+      for rows, chunks in itertools.product(
+        _halves(self.rows), _halves(self.chunks)
+      ):
+        yield dataclasses.replace(self, units=units, rows=rows, chunks=chunks)
 
   def sizes(
     self, num_units: int, num_chunks: int, tokens: int
@@ -132,6 +143,10 @@ def kernel(
     return {"forward": TOKEN_FORWARD, "backward": TOKEN_BACKWARD}[direction]
   default = {"forward": FORWARD, "backward": BACKWARD}[direction]
   return _BY_KIND.get((direction, kind or ""), default)
+
+
+def _halves(n: int) -> list[int]:
+  return [n >> i for i in range(n.bit_length())]
 
 
 def _divisor(number: int, most: int) -> int:

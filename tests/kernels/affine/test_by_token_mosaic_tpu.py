@@ -23,7 +23,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta
 from memcomp_kernels.delta_rule import tile as delta_tile
 from memcomp_kernels.pallas_tpu import launch
-from memcomp_kernels.pallas_tpu.affine import prepared
+from memcomp_kernels.pallas_tpu.affine import call, engine, prepared
 from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import tile as duality_tile
 from memcomp_kernels.tensor_cache import affine_form
@@ -256,6 +256,77 @@ def test_other_tiles_go_by_other_kernels(tile_time, calls):
   ours = run(engine_of(spec), spec, given, tile_time=tile_time)
   assert calls == {"affine_forward", "affine_backward"}
   assert_close(ours, run(prepared.ENGINE, spec, given, tile_time=tile_time))
+
+
+def plans_of(spec, inputs, tile_time=TILE):
+  """Plans of both kernels of the delta rule, None if they do not fit."""
+  made, found = form(spec, None, tile_time), []
+
+  def look(inputs):
+    for way in ("forward", "backward"):
+      found.append(engine.plan_of(delta.tokens, made, inputs, way))
+
+  jax.eval_shape(look, inputs)
+  return found
+
+
+def test_a_step_shrinks_until_it_fits_in_memory(calls, monkeypatch):
+  spec, given = arguments("delta-ungated", 40)
+  whole = plans_of(spec, given[2])
+  needed = [call.needed(p, "backward", jnp.dtype("float32")) for p in whole]
+  monkeypatch.setattr(launch, "LIMIT", max(needed) * 3 // 4)
+  smaller = plans_of(spec, given[2])
+  for a, b in zip(smaller, whole, strict=True):
+    assert (a.step_units, a.step_tiles) < (b.step_units, b.step_tiles)
+  ours = run(engine_of(spec), spec, given)
+  assert calls == kernels_of("delta")
+  assert_close(ours, run(None, spec, given))
+  # What one kernel saves, no other reads: both fit, or neither runs.
+  one_tile = [dataclasses.replace(p, step_units=1, step_tiles=1) for p in whole]
+  least = call.needed(one_tile[0], "forward", jnp.dtype("float32"))
+  monkeypatch.setattr(launch, "LIMIT", least)
+  assert call.needed(one_tile[1], "backward", jnp.dtype("float32")) > least
+  assert plans_of(spec, given[2]) == [None, None]
+
+
+def wide(heads, key_dim, value_dim):
+  """Shapes of a call of the delta rule in bfloat16."""
+  memory = memories.MEMORIES["delta_rule"]
+  sizes = {
+    "batch": 4,
+    "heads": heads,
+    "key_dim": key_dim,
+    "value_dim": value_dim,
+  }
+
+  def make():
+    inputs = memory.make_inputs(
+      jax.random.key(0), delta_api.Spec(), time=2048, **sizes
+    )
+    state = delta_api.init_state(delta_api.Spec(), **sizes)
+    return state, gradients.cast_operands(inputs, "bfloat16")
+
+  return dispatch.Call(*jax.eval_shape(make), delta_api.Spec())
+
+
+def test_heads_as_wide_as_gated_deltanets_fit():
+  call = wide(8, 256, 512)
+  assert None not in plans_of(call.spec, call.inputs, tile_time=64)
+
+
+def test_heads_that_are_too_wide_are_left_to_the_xla_form(monkeypatch):
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
+  for heads, dims, expected in (
+    (1, (1024, 1024), "mosaic_tpu"),
+    (1, (2048, 2048), "xla_chunked"),
+  ):
+    with launch.compiled("v5e"):
+      call = wide(heads, *dims)
+      assert delta_api.implementations.choose(None, call) == expected
+  with launch.compiled("v5e"):
+    reason = delta_api.implementations.unsupported("mosaic_tpu", call)
+  assert "bytes of VMEM" in reason
+  assert "narrower heads" in reason
 
 
 @pytest.mark.slow

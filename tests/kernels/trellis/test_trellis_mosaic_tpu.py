@@ -10,7 +10,7 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels import trellis
+from memcomp_kernels import dispatch, trellis
 from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import (
   checks,
@@ -299,6 +299,29 @@ def test_a_named_kernel_that_cannot_run_says_why():
     half = inputs._replace(value=inputs.value.astype(jnp.bfloat16))
     with pytest.raises(NotImplementedError, match="must all be bfloat16 or"):
       chunk(inputs=half)
+
+
+def test_default_steps_shrink_until_they_fit(monkeypatch):
+  """Where not even the smallest step fits, the XLA form runs the call."""
+  monkeypatch.setattr(dispatch, "current_platform", lambda: "tpu")
+  sizes = {"batch": 4, "heads": 8, "dtype": "bfloat16"}
+
+  def chosen(slots, dim, **options):
+    spec = trellis.Spec(num_slots=slots, chunk_size=128, **options)
+
+    def make():
+      state, _, inputs = arguments(
+        spec, 256, key_dim=dim, value_dim=dim, **sizes
+      )
+      return state, inputs
+
+    call = dispatch.Call(*jax.eval_shape(make), spec)
+    with launch.compiled("v5e"):
+      return trellis.implementations.choose(None, call)
+
+  assert chosen(512, 256) == "mosaic_tpu"
+  assert chosen(2048, 512) == "xla_chunked"
+  assert chosen(256, 128, gradient_at="token") == "mosaic_tpu"
 
 
 def test_blocks_that_cannot_fit_say_how_much_they_need():

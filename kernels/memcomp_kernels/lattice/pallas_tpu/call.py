@@ -1,5 +1,6 @@
 """Calls Lattice's TPU kernels: builds their blocks, operands and results."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ class Packed(NamedTuple):
   gates: jax.Array
 
 
-_FIX = "take shorter tiles (Tiling.kernel_time, chunk_size)"
+FIX = "take shorter tiles (Tiling.kernel_time, chunk_size)"
 
 # How a block depends on the grid indices (blocks, tiles).
 _BY_TOKEN, _BY_TILE, _MEMORY = "by token", "by tile", "memory"
@@ -70,18 +71,6 @@ def _scratch(refs: type, plan: plan_lib.Plan) -> dict[str, Any]:
   }
 
 
-def _specs(
-  plan: plan_lib.Plan, arrays: dict[str, Any], *, reverse: bool
-) -> dict[str, pl.BlockSpec]:
-  """Returns the block specs of operands and results, by name."""
-  steps = arrays["query"].shape[1] // plan.tokens
-
-  def at(i):
-    return steps - 1 - i if reverse else i
-
-  return {name: _spec(name, x, plan, at) for name, x in arrays.items()}
-
-
 def _call(
   module: Any,
   plan: plan_lib.Plan,
@@ -93,15 +82,20 @@ def _call(
 ) -> dict[str, jax.Array]:
   """Runs a kernel over the grid (blocks, tiles)."""
   absent = dict.fromkeys(module.Refs._fields)
+  steps, arrays = operands["query"].shape[1] // plan.tokens, operands | results
+
+  def at(i):
+    return steps - 1 - i if reverse else i
+
   return launch.run(
     lambda refs: module.run(module.Refs(**absent | refs), plan),
     name,
-    (plan.lanes.blocks, operands["query"].shape[1] // plan.tokens),
+    (plan.lanes.blocks, steps),
     operands,
     results,
-    specs=_specs(plan, operands | results, reverse=reverse),
+    specs={name: _spec(name, x, plan, at) for name, x in arrays.items()},
     scratch=_scratch(module.Refs, plan),
-    fix=_FIX,
+    fix=FIX,
   )
 
 
@@ -151,22 +145,11 @@ def forward(
   )
 
 
-def _backward_results(plan, packed, memory) -> dict[str, Any]:
-  results = {
-    f"d_{name}": launch.struct(x) for name, x in packed._asdict().items()
-  }
-  results["d_memory"] = launch.struct(memory)
-  if plan.flagged:
-    results["d_reset"] = launch.struct(memory)
-    if plan.spec.stale:
-      results["d_start"] = launch.struct(memory)
-  return results
+@functools.lru_cache(maxsize=1024)
+def needed(plan: plan_lib.Plan, dtype: Any) -> int:
+  """Returns the bytes of VMEM that the backward kernel needs.
 
-
-def check(plan: plan_lib.Plan, dtype: Any) -> None:
-  """Raises NotImplementedError if the backward kernel does not fit in VMEM.
-
-  The backward kernel needs more VMEM than the forward kernel.
+  The forward kernel needs less.
   """
   tokens, lanes, by_slot = plan.tokens, LANES, plan.by_slot
   struct: Any = jax.ShapeDtypeStruct
@@ -177,21 +160,18 @@ def check(plan: plan_lib.Plan, dtype: Any) -> None:
     struct((1, tokens, plan_lib.ROWS, lanes), jnp.float32),
   )
   memory = struct((1, *plan.memory), jnp.float32)
-  operands = packed._asdict() | {
-    "saved": struct((1, 1, *plan.memory), jnp.float32),
-    "d_output": packed.value,
-    "d_final": memory,
-  }
-  if plan.flagged:
-    operands["flags"] = struct((1, 1, plan_lib.FLAGS, lanes), jnp.float32)
-    operands["reset"] = memory
-    if plan.spec.stale:
-      operands |= {"start": memory, "d_chunk_start": memory}
-  results = _backward_results(plan, packed, memory)
-  arrays = operands | results
-  specs = _specs(plan, arrays, reverse=True)
-  scratch = _scratch(backward_lib.Refs, plan)
-  launch.check("lattice_backward", arrays, specs, scratch, _FIX)
+  flags = struct((1, 1, plan_lib.FLAGS, lanes), jnp.float32)
+  return launch.needed(
+    functools.partial(backward, plan),
+    packed,
+    flags if plan.flagged else None,
+    struct((1, 1, *plan.memory), jnp.float32),
+    memory,
+    memory,
+    packed.value,
+    memory,
+    memory,
+  )
 
 
 def backward(
@@ -231,7 +211,15 @@ def backward(
     operands |= {"flags": flags, "reset": reset}
     if plan.spec.stale:
       operands |= {"start": start, "d_chunk_start": d_chunk_start}
-  results = _backward_results(plan, packed, d_final)
+  memory = launch.struct(d_final)
+  results = {
+    f"d_{name}": launch.struct(x) for name, x in packed._asdict().items()
+  }
+  results["d_memory"] = memory
+  if flags is not None:
+    results["d_reset"] = memory
+    if plan.spec.stale:
+      results["d_start"] = memory
   return _call(
     backward_lib, plan, "lattice_backward", operands, results, reverse=True
   )

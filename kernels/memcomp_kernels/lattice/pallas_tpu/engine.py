@@ -59,11 +59,8 @@ def _plan(
 
 def _too_large(plan: plan_lib.Plan, inputs: reference.Inputs) -> str | None:
   """Returns why a plan's kernels do not fit in VMEM, or None if they fit."""
-  try:
-    call_lib.check(plan, inputs.query.dtype)
-  except NotImplementedError as error:
-    return str(error)
-  return None
+  needed = call_lib.needed(plan, inputs.query.dtype)
+  return launch.too_large(needed, "lattice_backward", call_lib.FIX)
 
 
 def _pack(plan: plan_lib.Plan, laid: Any) -> call_lib.Packed:

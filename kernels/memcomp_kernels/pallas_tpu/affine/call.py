@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.pallas_tpu import launch, schedule
 from memcomp_kernels.pallas_tpu.affine import chunk_start as chunk_start_lib
-from memcomp_kernels.pallas_tpu.affine import delta, outer, tile
+from memcomp_kernels.pallas_tpu.affine import delta, outer, prepared, tile
 from memcomp_kernels.pallas_tpu.affine.plan import COARSE, Plan, split
 
 _D_KEYS = "d_query", "d_key"
@@ -141,12 +141,52 @@ def _call(
     results,
     specs={key: spec(key, x) for key, x in (operands | results).items()},
     scratch={"carried": pltpu.VMEM(memory, jnp.float32)},
-    fix="take a shorter tile (Tiling.tile_time)",
+    fix=prepared.FIX,
     scalars={"flags": flags},
   )
 
 
 _struct = jax.ShapeDtypeStruct
+
+
+@functools.lru_cache(maxsize=1024)
+def needed(plan: Plan, direction: str, dtype: Any) -> int:
+  """Returns the bytes of VMEM that a kernel needs, with flags.
+
+  Args:
+    plan: Plan of the kernel.
+    direction: "forward" or "backward".
+    dtype: Dtype of products.
+  """
+  heads, key_dim = plan.heads, plan.key_dim
+  keys = _struct((1, plan.tokens, heads // plan.shared * key_dim), dtype)
+  values = _struct((1, plan.tokens, heads * plan.value_dim), dtype)
+  tokens = {"query": keys, "key": keys, "value": values}
+  for name in plan.gates:
+    lanes = plan.unit * plan.value_dim if name == "total" else plan.lanes
+    shape = 1, plan.steps, 1, plan.rows, lanes
+    tokens[name] = _struct(shape, jnp.float32)
+  memory = _struct((1, plan.units, key_dim, plan.value_width), jnp.float32)
+  flags = _struct((1, plan.step_tiles), jnp.int32)
+  if direction == "forward":
+    return launch.needed(
+      functools.partial(forward, plan, save=True),
+      tokens,
+      memory,
+      flags=flags,
+      reset=memory,
+      chunk_start=memory,
+    )
+  return launch.needed(
+    functools.partial(backward, plan),
+    tokens,
+    _struct((plan.step_tiles, *memory.shape), dtype),
+    values,
+    memory,
+    flags=flags,
+    chunk_start=memory,
+    d_last=memory,
+  )
 
 
 def forward(

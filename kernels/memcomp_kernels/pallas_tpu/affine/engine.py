@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
-from memcomp_kernels.pallas_tpu import LANES
+from memcomp_kernels.pallas_tpu import LANES, launch
 from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
@@ -81,13 +81,27 @@ def _is_power_of_2(x: int) -> bool:
 def plan_of(
   of_memory: OfMemory, form: form_lib.Form, inputs: Any, direction: str
 ) -> plan_lib.Plan | None:
-  """Returns the plan of a kernel, or None if no kernel fits the call."""
+  """Returns the plan of a kernel, or None if the kernels do not fit the call.
+
+  Either both kernels run a call or none does, because what the forward kernel
+  saves has the kernels' layout.
+  """
   tokens = of_memory(form, inputs)
   if tokens is None:
     return None
+  plans = {
+    way: _plan(tokens, form.tile_time, inputs.query.shape[1], way)
+    for way in ("forward", "backward")
+  }
+  return None if None in plans.values() else plans[direction]
+
+
+def _plan(
+  tokens: Tokens, tile: int, time: int, direction: str
+) -> plan_lib.Plan | None:
+  """Returns the plan of one kernel, as large as it fits in VMEM, or None."""
   heads, value_dim = tokens.value.shape[2:]
   groups, key_dim = tokens.key.shape[2:]
-  tile = form.tile_time
   if not all(map(_is_power_of_2, (tile, key_dim, value_dim))) or tile < 16:
     return None
 
@@ -104,11 +118,10 @@ def plan_of(
     and fills(n, heads, value_dim)
     and (shared > 1 or fills(n, heads, key_dim))
   ]
-  time = inputs.query.shape[1]
   way = int(direction == "backward")
-  step_tiles = min(max(1, STEP_TOKENS // tile), -(-time // tile))
+  most = min(max(1, STEP_TOKENS // tile), -(-time // tile))
   if tokens.own:
-    step_tiles = min(step_tiles, tokens.own.step_tiles[way])
+    most = min(most, tokens.own.step_tiles[way])
 
   def fits(step_heads):
     if shared % step_heads and step_heads % shared:
@@ -123,7 +136,7 @@ def plan_of(
   ]
   if not steps:
     return None
-  plan = plan_lib.Plan(
+  largest = plan_lib.Plan(
     heads=heads,
     shared=shared,
     key_dim=key_dim,
@@ -136,15 +149,26 @@ def plan_of(
     skip=tokens.skip is not None,
     unit=units[0],
     step_units=max(steps) // units[0],
-    step_tiles=step_tiles,
+    step_tiles=most,
     group=1,
     skew=1,
     own=tokens.own,
   )
-  name, _ = call.kernel(plan)
-  schedules = plan.own.schedules if plan.own else SCHEDULES[name]
+  name, _ = call.kernel(largest)
+  schedules = tokens.own.schedules if tokens.own else SCHEDULES[name]
   group, skew = schedules[way]
-  return dataclasses.replace(plan, group=group, skew=skew)
+  for step_heads in sorted(steps, reverse=True):
+    for step_tiles in range(most, 0, -1):
+      plan = dataclasses.replace(
+        largest,
+        step_units=step_heads // units[0],
+        step_tiles=step_tiles,
+        group=group,
+        skew=skew,
+      )
+      if call.needed(plan, direction, tokens.query.dtype) <= launch.LIMIT:
+        return plan
+  return None
 
 
 def serves(of_memory: OfMemory, form: form_lib.Form, inputs: Any) -> bool:

@@ -7,6 +7,7 @@ interleaves their matmuls, because the TPU compiler keeps matmuls in order.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels import affine, contract, dispatch
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import prepared_engine
 from memcomp_kernels.pallas_tpu import blocks, launch
 
@@ -25,6 +27,8 @@ HEADS, TILES = 12, 4
 """Maximum heads and tiles per grid step.
 
 They were chosen by static cycle counts (docs/tpu-kernels.md)."""
+
+FIX = "take narrower heads or shorter tiles (Tiling.tile_time, chunk_size)"
 
 
 def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
@@ -151,11 +155,13 @@ def _call(
   groups = min(operands[name].shape[2] for name in ("key", "query"))
   # Either all heads of a step share a group, or each has its own.
   per_step = num_heads if groups == num_heads else num_heads // groups
-  heads = max(n for n in range(1, HEADS + 1) if per_step % n == 0)
   key_dim, value_dim = operands["key"].shape[-1], operands["write"].shape[-1]
   arrays = operands | results
 
-  def specs(size):
+  def scratch(heads):
+    return {"carried": pltpu.VMEM((heads, key_dim, value_dim), jnp.float32)}
+
+  def specs(heads, size):
     steps = num_tiles // size
 
     def at(i):
@@ -176,22 +182,24 @@ def _call(
 
     return {name: spec(x) for name, x in arrays.items()}
 
-  scratch = {"carried": pltpu.VMEM((heads, key_dim, value_dim), jnp.float32)}
-  sizes = [math.gcd(num_tiles, TILES >> i) for i in range(TILES.bit_length())]
+  def fits(sizes):
+    needed = launch.num_bytes(arrays, specs(*sizes), scratch(sizes[0]))
+    return needed <= launch.LIMIT
 
-  def fits(size):
-    return launch.num_bytes(arrays, specs(size), scratch) <= launch.LIMIT
-
-  size = next(filter(fits, sizes), 1)
+  choices = itertools.product(
+    [n for n in range(HEADS, 0, -1) if per_step % n == 0],
+    [math.gcd(num_tiles, TILES >> i) for i in range(TILES.bit_length())],
+  )
+  heads, size = next(filter(fits, choices), (1, 1))
   return launch.run(
     functools.partial(body, size=size, heads=heads),
     name,
     (batch, num_heads // heads, num_tiles // size),
     operands,
     results,
-    specs=specs(size),
-    scratch=scratch,
-    fix="take a shorter tile (Tiling.tile_time)",
+    specs=specs(heads, size),
+    scratch=scratch(heads),
+    fix=FIX,
     scalars={"resets": resets},
   )
 
@@ -321,4 +329,49 @@ def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := launch.unavailable():
     return reason
-  return contract.wrong_dtypes(call.inputs, "bfloat16", "float32")
+  if reason := contract.wrong_dtypes(call.inputs, "bfloat16", "float32"):
+    return reason
+  tiling = call.tiling or form_lib.DEFAULT
+  return too_large(call, min(tiling.tile_time, call.inputs.query.shape[1]))
+
+
+def too_large(call: dispatch.Call, tokens: int) -> str | None:
+  """Returns why one tile of one head cannot fit in VMEM, or None if it fits.
+
+  Args:
+    call: The call.
+    tokens: Tokens per tile.
+  """
+  dtype, value_dim = call.inputs.query.dtype, call.inputs.value.shape[-1]
+  needed = _needed(tokens, call.inputs.key.shape[-1], value_dim, dtype)
+  return launch.too_large(needed, "affine_backward", FIX)
+
+
+@functools.lru_cache(maxsize=1024)
+def _needed(tokens: int, key_dim: int, value_dim: int, dtype: Any) -> int:
+  """Returns the bytes that the larger kernel needs for a tile of one head."""
+
+  def struct(*shape, dtype=jnp.float32) -> Any:
+    return jax.ShapeDtypeStruct((1, 1, *shape), dtype)
+
+  key, value = (
+    struct(1, tokens, key_dim, dtype=dtype),
+    struct(1, tokens, value_dim),
+  )
+  tile = affine.Tile(
+    write=value,
+    erase=key,
+    key=key,
+    query=key,
+    log_scale=None,
+    output=value,
+    total=struct(1),
+  )
+  return launch.needed(
+    backward,
+    tile,
+    struct(1, key_dim, value_dim, dtype=dtype),
+    value,
+    struct(key_dim, value_dim),
+    resets=struct(dtype=jnp.int32),
+  )

@@ -1,5 +1,6 @@
 """Calls Trellis's TPU kernels: builds their blocks, operands and results."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ from memcomp_kernels.trellis.pallas_tpu import backward as backward_lib
 from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
+
+FIX = "take fewer slots or narrower heads, or a smaller tilings.KernelTiling"
 
 
 def writes(plan: plan_lib.Plan) -> Any:
@@ -75,38 +78,51 @@ class _Blocks:
     )
 
 
+def _specs(block: _Blocks, arrays: dict[str, Any]) -> dict[str, Any]:
+  """Returns the block specs of operands and results, by name."""
+  keys, values = block.plan.unit.widths
+  found = {
+    "query": block.by_token(keys),
+    "key": block.by_token(keys),
+    "value": block.by_token(values),
+    "output": block.by_token(values),
+    "rows": block.rows(),
+    "saved": block.saved(),
+    **writes(block.plan).blocks_of(block),
+  }
+  memories = block.memories()
+  return {k: found.get(k.removeprefix("d_"), memories) for k in arrays}
+
+
 def _call(
   module: Any,
   plan: plan_lib.Plan,
   name: str,
   operands: dict[str, Any],
   results: dict[str, Any],
-  specs: dict[str, Any],
   flags: jax.Array | None,
 ) -> dict[str, Any]:
   """Runs a kernel over the grid (rows, units, chunks)."""
   batch, time = operands["query"].shape[:2]
-  unit = plan.unit
+  unit, backward = plan.unit, module is backward_lib
+  steps = time // (unit.tokens * plan.chunks)
   units = operands["query"].shape[2] // unit.widths[0]
   absent = dict.fromkeys(module.Refs._fields)
   carried = tuple(
     pltpu.VMEM((plan.step_units, unit.slots, width), jnp.float32)
     for width in unit.widths
   )
-  solver = writes(plan).scratch(plan, backward=module is backward_lib)
+  solver = writes(plan).scratch(plan, backward=backward)
+  block = _Blocks(plan, steps, reverse=backward)
   return launch.run(
     lambda refs: module.run(module.Refs(**absent | refs), plan, writes(plan)),
     name,
-    (
-      batch // plan.rows,
-      units // plan.units,
-      time // (unit.tokens * plan.chunks),
-    ),
+    (batch // plan.rows, units // plan.units, steps),
     operands,
     results,
-    specs=specs,
+    specs=_specs(block, operands | results),
     scratch={"carried": carried, "solver": solver},
-    fix="take fewer units or chunks a step (tilings.KernelTiling)",
+    fix=FIX,
     scalars={"flags": flags},
   )
 
@@ -138,41 +154,20 @@ def forward(
     memories. `last` exists with flags, but not with gradients per token.
     `saved` is `[chunks, batch, units, slots, width]`.
   """
-  unit = plan.unit
-  num_chunks = packed.query.shape[1] // unit.tokens
-  block = _Blocks(plan, num_chunks // plan.chunks, reverse=False)
-  keys, values = unit.widths
-  struct = jax.ShapeDtypeStruct
+  dtype, struct = packed.query.dtype, jax.ShapeDtypeStruct
   like = jax.tree.map(lambda x: struct(x.shape, jnp.float32), memories)
-  flagged = flags is not None
-  operands = {**packed._asdict(), "memories": memories}
-  specs: dict[str, Any] = {
-    "query": block.by_token(keys),
-    "key": block.by_token(keys),
-    "value": block.by_token(values),
-    "rows": block.rows(),
-    **writes(plan).blocks_of(block),
-    "memories": block.memories(),
-  }
-  if flagged:
-    operands["reset"], specs["reset"] = reset, block.memories()
-  if flagged and writes(plan).READS_START:
-    operands["start"], specs["start"] = start, block.memories()
-  results: dict[str, Any] = {
-    "output": struct(packed.value.shape, packed.query.dtype)
-  }
-  specs["output"] = block.by_token(values)
-  results["final"], specs["final"] = like, block.memories()
-  if flagged and writes(plan).READS_START:
-    results["last"], specs["last"] = like, block.memories()
+  operands: dict[str, Any] = {**packed._asdict(), "memories": memories}
+  results = {"output": struct(packed.value.shape, dtype), "final": like}
+  if flags is not None:
+    operands["reset"] = reset
+    if writes(plan).READS_START:
+      operands["start"], results["last"] = start, like
   if save:
+    num_chunks = packed.query.shape[1] // plan.unit.tokens
     results["saved"] = jax.tree.map(
-      lambda x: struct((num_chunks, *x.shape), packed.query.dtype), memories
+      lambda x: struct((num_chunks, *x.shape), dtype), memories
     )
-    specs["saved"] = block.saved()
-  return _call(
-    forward_lib, plan, "trellis_forward", operands, results, specs, flags
-  )
+  return _call(forward_lib, plan, "trellis_forward", operands, results, flags)
 
 
 def backward(
@@ -199,49 +194,63 @@ def backward(
     and `d_memories`. With flags also `d_reset` and, except with gradients per
     token, `d_start`.
   """
-  unit = plan.unit
-  num_chunks = packed.query.shape[1] // unit.tokens
-  block = _Blocks(plan, num_chunks // plan.chunks, reverse=True)
-  keys, values = unit.widths
-  struct = jax.ShapeDtypeStruct
-  like = jax.tree.map(
-    lambda x: struct(x.shape, jnp.float32), cotangents["final"]
-  )
-  flagged = flags is not None
-  operands = {
+  final = cotangents["final"]
+  like = jax.tree.map(lambda x: launch.struct(x, jnp.float32), final)
+  operands: dict[str, Any] = {
     **packed._asdict(),
     "saved": saved,
     "d_output": cotangents["output"],
-    "d_final": cotangents["final"],
-  }
-  inputs = {
-    "query": block.by_token(keys),
-    "key": block.by_token(keys),
-    "value": block.by_token(values),
-    "rows": block.rows(),
-    **writes(plan).blocks_of(block),
-  }
-  specs: dict[str, Any] = inputs | {
-    "saved": block.saved(),
-    "d_output": block.by_token(values),
-    "d_final": block.memories(),
+    "d_final": final,
   }
   results: dict[str, Any] = {
-    f"d_{name}": struct(x.shape, x.dtype)
+    f"d_{name}": launch.struct(x)
     for name, x in packed._asdict().items()
     if x is not None
   }
-  specs |= {name: inputs[name.removeprefix("d_")] for name in results}
-  results["d_memories"], specs["d_memories"] = like, block.memories()
-  if flagged:
-    results["d_reset"], specs["d_reset"] = like, block.memories()
-  if flagged and writes(plan).READS_START:
-    operands |= {
-      "start": start,
-      "d_chunk_start": cotangents["chunk_start"],
-    }
-    specs |= {"start": block.memories(), "d_chunk_start": block.memories()}
-    results["d_start"], specs["d_start"] = like, block.memories()
-  return _call(
-    backward_lib, plan, "trellis_backward", operands, results, specs, flags
+  results["d_memories"] = like
+  if flags is not None:
+    results["d_reset"] = like
+    if writes(plan).READS_START:
+      operands |= {"start": start, "d_chunk_start": cotangents["chunk_start"]}
+      results["d_start"] = like
+  return _call(backward_lib, plan, "trellis_backward", operands, results, flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def needed(
+  plan: plan_lib.Plan, direction: str, dtype: Any, target_dtype: Any
+) -> int:
+  """Returns the bytes of VMEM that a kernel needs, with flags.
+
+  Args:
+    plan: Plan of the kernel.
+    direction: "forward" or "backward".
+    dtype: Dtype of queries, keys and values.
+    target_dtype: Dtype of targets.
+  """
+  unit = plan.unit
+  struct: Any = jax.ShapeDtypeStruct
+  tokens = plan.rows, unit.tokens * plan.chunks
+  keys, values = (struct((*tokens, plan.units * n), dtype) for n in unit.widths)
+  slots = plan.units * unit.heads * unit.slots
+  rows = plan.rows, plan.units, plan.chunks, len(plan.row_names), unit.lanes
+  packed = Packed(
+    query=keys,
+    key=keys,
+    value=values,
+    target=jax.eval_shape(
+      writes(plan).lay_target, struct((*tokens, slots), target_dtype)
+    ),
+    rows=struct(rows, jnp.float32),
+    lanes=writes(plan).shape_of_lanes(plan),
   )
+  flags = struct((plan.rows, plan.chunks), jnp.int32)
+  size = plan.rows, plan.units, unit.slots
+  memories = tuple(struct((*size, n), jnp.float32) for n in unit.widths)
+  if direction == "forward":
+    run = functools.partial(forward, plan, save=True)
+    return launch.needed(run, packed, flags, memories, memories, memories)
+  saved = tuple(struct((plan.chunks, *x.shape), dtype) for x in memories)
+  adjoints = {"output": values, "final": memories, "chunk_start": memories}
+  run = functools.partial(backward, plan)
+  return launch.needed(run, packed, flags, saved, memories, adjoints)

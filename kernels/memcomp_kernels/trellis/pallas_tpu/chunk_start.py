@@ -195,6 +195,11 @@ def lay_lanes(plan: plan_lib.Plan, gates: dict[str, jax.Array]) -> None:
   del plan, gates
 
 
+def shape_of_lanes(plan: plan_lib.Plan) -> None:
+  """Returns None, as no gates are rows by lane."""
+  del plan
+
+
 def blocks_of(block: Any) -> dict[str, Any]:
   """Returns the block specs of targets and of rows by lane."""
   unit, plan = block.plan.unit, block.plan

@@ -40,16 +40,47 @@ def _plan(
 ) -> plan_lib.Plan:
   """Returns a kernel's plan without the final choice of `safe`.
 
-  `direction` is "forward" or "backward".
+  The default sizes shrink until the blocks fit in VMEM. If the smallest do not,
+  they are the plan's.
+
+  Args:
+    form: The memory.
+    inputs: Inputs of a call.
+    direction: "forward" or "backward".
+    num_chunks: Chunks per row.
   """
+  given = getattr(form.tiling, direction)
+  kind, token = launch.device_kind(), not form.spec.stale
+  default = tilings.kernel(direction, kind, token=token)
+  plan = None
+  for tiling in [given] if given else default.smaller():
+    plan = _plan_of(form, inputs, tiling, num_chunks)
+    if not _too_large(plan, inputs, direction):
+      break
+  assert plan is not None
+  return plan
+
+
+def _too_large(
+  plan: plan_lib.Plan, inputs: reference.Inputs, direction: str
+) -> str | None:
+  """Returns why a plan's kernel does not fit in VMEM, or None if it fits."""
+  dtypes = inputs.query.dtype, inputs.target.dtype
+  needed = call_lib.needed(plan, direction, *dtypes)
+  return launch.too_large(needed, f"trellis_{direction}", call_lib.FIX)
+
+
+def _plan_of(
+  form: form_lib.Form,
+  inputs: reference.Inputs,
+  tiling: tilings.KernelTiling,
+  num_chunks: int,
+) -> plan_lib.Plan:
+  """Returns the plan of a kernel of the given sizes; see `_plan`."""
   spec = form.spec
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
   token = not spec.stale
-  tiling = getattr(form.tiling, direction)
-  tiling = tiling or tilings.kernel(
-    direction, launch.device_kind(), token=token
-  )
   tile = form.tile_time if token else None
   unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
   units = heads // unit.heads
@@ -324,4 +355,13 @@ def unsupported(call: dispatch.Call) -> str | None:
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
   heads, key_dim = inputs.query.shape[2:]
-  return tilings.unsupported(spec, heads, key_dim, inputs.value.shape[-1])
+  value_dim = inputs.value.shape[-1]
+  if reason := tilings.unsupported(spec, heads, key_dim, value_dim):
+    return reason
+  made = form(spec, call.tiling, inputs, call.segment_ids is not None)
+  num_chunks = -(-inputs.query.shape[1] // made.tile_time)
+  for direction in ("forward", "backward"):
+    plan = _plan(made, inputs, direction, num_chunks)
+    if reason := _too_large(plan, inputs, direction):
+      return reason
+  return None

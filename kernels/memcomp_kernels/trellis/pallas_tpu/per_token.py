@@ -196,13 +196,18 @@ def lay_lanes(plan: plan_lib.PerTokenPlan, gates: dict[str, jax.Array]):
   return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=4)
 
 
+def shape_of_lanes(plan: plan_lib.PerTokenPlan) -> jax.ShapeDtypeStruct:
+  """Returns the shape of a grid step's rows by lane."""
+  sizes = len(plan.lane_row_names), plan.unit.tokens, LANES
+  return jax.ShapeDtypeStruct((1, 1, 1, plan.lane_groups, *sizes), jnp.float32)
+
+
 def blocks_of(block: Any) -> dict[str, Any]:
   """Returns the block specs of targets and of rows by lane."""
   unit, plan = block.plan.unit, block.plan
-  sizes = len(plan.lane_row_names), unit.tokens, LANES
-  shape = 1, 1, 1, plan.lane_groups, *sizes
   lanes = pl.BlockSpec(
-    shape, lambda b, u, i, *_: (b, u, block.at(i), 0, 0, 0, 0)
+    shape_of_lanes(plan).shape,
+    lambda b, u, i, *_: (b, u, block.at(i), 0, 0, 0, 0),
   )
   return {"target": block.by_token(unit.heads * unit.slots), "lanes": lanes}
 
