@@ -182,8 +182,8 @@ def backward(
 
   Returns:
     Adjoints by name. `d_written` is that of `written` through writes, and
-    `d_target` is that of each pass, shaped as `d_u`. Both have the dtype of
-    `written`. `d_gates` is float32 `[tiles, batch, 2 * heads, adjoint_kinds *
+    `d_target` is that of each pass, shaped as `d_u`. Each has the dtype of its
+    operand. `d_gates` is float32 `[tiles, batch, 2 * heads, adjoint_kinds *
     tile]`. `d_total` is float32 `[tiles, batch, 2 * heads, width]`: memories
     times their adjoints after the tile, summed over slots. `d_first` is the
     adjoint of the memory before the first tile. With `resets` there is
@@ -202,7 +202,8 @@ def backward(
     local["rest"] = jax.ShapeDtypeStruct(low.shape, final.dtype)
   results = {
     "d_written": jax.ShapeDtypeStruct(shape, dtype),
-    "d_target": jax.ShapeDtypeStruct(d_u.shape, dtype),
+    # It may overwrite `target`, so it has that dtype.
+    "d_target": jax.ShapeDtypeStruct(d_u.shape, operands["target"].dtype),
     "d_gates": jax.ShapeDtypeStruct(
       (*shape[:3], kinds * shape[3]), final.dtype
     ),
