@@ -212,6 +212,62 @@ def handed_on(layout: Layout) -> jax.Array:
   return occupied & ~later
 
 
+def uniform(layout: Layout) -> bool:
+  """Returns whether all tiles are whole chunks of one segment."""
+  return layout.flags is None and layout.time % layout.chunk == 0
+
+
+def facts(layout: Layout) -> dict[str, jax.Array]:
+  """Returns what kernels ask about tiles, bool `[tiles, batch]` by name.
+
+  `resets` is true where a segment starts, `continues` where a chunk began
+  before the call, `last` at the row's last chunk if it is handed on, and
+  `complete` where a chunk ends.
+  """
+  last = handed_on(layout)
+  resets = continues = jnp.zeros_like(last)
+  if layout.flags is not None:
+    resets, continues, occupied = layout.flags
+    continues &= occupied
+  return {
+    "resets": resets,
+    "continues": continues,
+    "last": last,
+    "complete": complete(layout),
+  }
+
+
+RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
+"""Bits of the `facts` of a tile."""
+
+
+def bits(layout: Layout, step: int) -> jax.Array | None:
+  """Returns `facts` as bits, int32 `[batch, tiles]`, or None if `uniform`.
+
+  Zeros fill up a multiple of `step` tiles.
+  """
+  if uniform(layout):
+    return None
+  found = facts(layout)
+  names = {
+    "resets": RESETS,
+    "continues": CONTINUES,
+    "last": LAST,
+    "complete": COMPLETE,
+  }
+  flags = sum(bit * found[name].T for name, bit in names.items())
+  flags = jnp.asarray(flags, jnp.int32)
+  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % step)])
+
+
+def where_last(layout: Layout, new: Any, old: Any) -> Any:
+  """Returns `new` in rows whose last chunk is handed on, and `old` in others.
+
+  Both are pytrees of arrays `[batch, ...]`.
+  """
+  return contract.batched_where(jnp.any(handed_on(layout), axis=0), new, old)
+
+
 def flat(layout: Layout, tree: Any) -> Any:
   """Converts `[batch, time, ...]` to `[batch, tiles * chunk, ...]`.
 

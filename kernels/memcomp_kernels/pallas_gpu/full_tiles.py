@@ -7,8 +7,6 @@ a memory computes, and a chunk fits into a tile.
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
-from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 
 TOKENS = 64
@@ -31,28 +29,11 @@ def unlay(layout: layout_lib.Layout, x: jax.Array) -> jax.Array:
 
 
 def flags(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
-  """Returns flags, int32 `[tiles, batch]` by name, or None.
-
-  None means that no chunk is special. `resets` is set where a segment starts,
-  and `continues` where a chunk began before the call. `last` is set at the
-  row's last chunk, whose start is passed on. `complete` is set where a chunk
-  ends with the tile.
-  """
-  last = layout_lib.handed_on(layout)
-  if layout.flags is not None:
-    resets, continues, occupied = layout.flags
-    continues &= occupied
-  elif layout.time % layout.chunk:
-    resets = continues = jnp.zeros_like(last)
-  else:
+  """Returns the facts of `layout` as int32, or None if it is uniform."""
+  if layout_lib.uniform(layout):
     return None
-  found = {
-    "resets": resets,
-    "continues": continues,
-    "last": last,
-    "complete": layout_lib.complete(layout),
-  }
-  return {name: x.astype(jnp.int32) for name, x in found.items()}
+  facts = layout_lib.facts(layout)
+  return {name: x.astype(jnp.int32) for name, x in facts.items()}
 
 
 def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
@@ -64,14 +45,6 @@ def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
   if layout.flags is None:
     return None
   return {"resets": layout.flags.resets.astype(jnp.int32)}
-
-
-def where_last(
-  flags: dict[str, jax.Array], new: form_lib.Memories, old: form_lib.Memories
-) -> form_lib.Memories:
-  """Returns `new` for rows that have a last chunk, and `old` for the others."""
-  has = jnp.any(flags["last"] > 0, axis=0)
-  return contract.batched_where(has, new, old)
 
 
 def too_large(

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-NAMES = ("ln_silu", "l2_silu", "silu", "l2", "softmax", "identity")
-
 
 class _Parts(NamedTuple):
   """Value phi(z) = y and the parts of its Jacobian J.

@@ -22,8 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-NAMES = ("ln_silu", "l2_silu", "silu", "l2", "softmax", "identity")
-
 
 def _sum(x: jax.Array) -> jax.Array:
   return jnp.sum(x, axis=0, keepdims=True)

@@ -52,6 +52,15 @@ def tn(a: jax.Array, b: jax.Array) -> jax.Array:
   return _dot(a, b, ((0,), (0,)))
 
 
+def terms(x: jax.Array, count: int) -> list[jax.Array]:
+  """Splits float32 into bfloat16 arrays; the sum of three is `x`."""
+  found = []
+  for _ in range(count):
+    found.append(x.astype(jnp.bfloat16))
+    x = x - found[-1].astype(x.dtype)
+  return found
+
+
 def sum_nn(join: bool, *factors: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Sums `nn` of each pair; if `join`, by one matmul of concatenations."""
   if join and all(a.shape[1] % LANES == 0 for a, _ in factors):
@@ -149,22 +158,19 @@ def by_token(row: jax.Array, heads: int, size: int) -> jax.Array:
   rest = jnp.concatenate(
     [row[:, h * tokens : (h + 1) * tokens] for h in range(heads)], axis=0
   )
-  terms = []
-  for _ in range(3):
-    terms.append(rest.astype(jnp.bfloat16).astype(jnp.float32))
-    rest = rest - terms[-1]
+  left = [x.astype(jnp.float32) for x in terms(rest, 3)]
   count = 3 * heads
   if free := -count % 16:
-    terms.append(jnp.zeros((free, tokens), jnp.float32))
-  terms = jnp.concatenate(terms, axis=0).astype(jnp.bfloat16)
-  shape = terms.shape[0], heads * size
+    left.append(jnp.zeros((free, tokens), jnp.float32))
+  left = jnp.concatenate(left, axis=0).astype(jnp.bfloat16)
+  shape = left.shape[0], heads * size
   term, own = (
     lax.broadcasted_iota(jnp.int32, shape, 0),
     head_blocks(shape[1], heads),
   )
   chosen = [term == own + n * heads for n in range(3)]
   chosen = functools.reduce(jnp.logical_or, chosen)
-  return tn(terms, jnp.where(chosen, 1.0, 0.0).astype(jnp.bfloat16))
+  return tn(left, jnp.where(chosen, 1.0, 0.0).astype(jnp.bfloat16))
 
 
 def as_column(row: jax.Array) -> jax.Array:

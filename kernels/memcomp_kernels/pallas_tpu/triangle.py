@@ -18,11 +18,6 @@ from memcomp_kernels.pallas_tpu import blocks
 _BLOCK = 16  # rows of a diagonal block; a packed register has as many
 
 
-def _terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  high = x.astype(jnp.bfloat16)
-  return high, (x - high.astype(x.dtype)).astype(jnp.bfloat16)
-
-
 def _product(x: jax.Array, y: jax.Array, heads: int, exact: bool) -> jax.Array:
   """Returns `x` times the block diagonal of `y`, float32.
 
@@ -35,8 +30,8 @@ def _product(x: jax.Array, y: jax.Array, heads: int, exact: bool) -> jax.Array:
   """
   if exact:
     return blocks.nn(x, blocks.diagonal(y, heads))
-  (high, low), terms = _terms(x), _terms(y)
-  first, second = (blocks.diagonal(term, heads) for term in terms)
+  high, low = blocks.terms(x, 2)
+  first, second = (blocks.diagonal(term, heads) for term in blocks.terms(y, 2))
   return (
     blocks.nn(high, first) + blocks.nn(low, first) + blocks.nn(high, second)
   )

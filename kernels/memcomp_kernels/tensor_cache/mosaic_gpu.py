@@ -1,6 +1,7 @@
 """Tensor Cache by GPU kernels: affine tiles and cuDNN's attention."""
 
 from memcomp_kernels import dispatch
+from memcomp_kernels.pallas_gpu import full_tiles
 from memcomp_kernels.pallas_gpu.affine import prepared
 from memcomp_kernels.softmax_attention import library_gpu
 from memcomp_kernels.tensor_cache import affine_form
@@ -13,8 +14,10 @@ def unsupported(call: dispatch.Call) -> str | None:
   if reason := prepared.unsupported(call):
     return reason
   spec = call.spec
-  if spec.chunked and spec.chunk_size > prepared.TOKENS:
-    return f"chunk_size={spec.chunk_size} is more than {prepared.TOKENS}"
+  if spec.chunked and (
+    reason := full_tiles.too_large(spec.chunk_size, widths={})
+  ):
+    return reason
   return affine_form.unsupported(spec)
 
 

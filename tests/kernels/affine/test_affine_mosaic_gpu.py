@@ -237,9 +237,3 @@ def test_many_blocks_share_multiprocessors():
   assert slots(5, 132) == (2, {"x": 2})
   assert slots(5, 133) == (2, {"x": 1})  # 100 KiB; with two 116
   assert slots(9, 133) == slots(9, 1) == (2, {"x": 2})  # only one has room
-
-
-def test_a_tile_that_cannot_fit_says_how_much_it_needs():
-  one = jnp.zeros((1, 1, 1, 65, 64), jnp.bfloat16)
-  with pytest.raises(NotImplementedError, match="65 tokens is longer than 64"):
-    prepared.filled(one)

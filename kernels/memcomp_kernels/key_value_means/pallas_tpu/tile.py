@@ -41,16 +41,6 @@ def _index(size: int, axis: int) -> jax.Array:
   return index.astype(jnp.float32)
 
 
-def _parts(x: jax.Array) -> list[jax.Array]:
-  """Splits x into three bfloat16 arrays whose sum is x, to 24 bits."""
-  parts = []
-  for _ in range(3):
-    part = x.astype(jnp.bfloat16)
-    parts.append(part)
-    x = x - part.astype(jnp.float32)
-  return parts
-
-
 def _row(column: jax.Array) -> jax.Array:
   """Converts a column `[n, 1]` to a row `[1, n]`."""
   return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], 8)))[:1]
@@ -139,7 +129,7 @@ def _enter(spec, refs) -> Generator[None, None, tuple[jax.Array, ...]]:
   new = jnp.concatenate([weight * key, value], axis=1)
   old = jnp.concatenate([refs["keys"][...], refs["values"][...]], axis=1)
   low = taken.astype(jnp.bfloat16)
-  added = sum(blocks.nn(low, part) for part in _parts(new))
+  added = sum(blocks.nn(low, part) for part in blocks.terms(new, 3))
   yield
   new = jnp.where(fresh, 0.0, old) + added
   keys, values = new[:, : key.shape[1]], new[:, key.shape[1] :]

@@ -51,7 +51,7 @@ def _forward(form, layout, operands, save):
   found = forward.forward(given, form.spec, save)
   if flags is not None:
     last = (_turned((found["last_memory"],)),)
-    start = full_tiles.where_last(flags, last, start)
+    start = layout_lib.where_last(layout, last, start)
   outputs = full_tiles.unlay(layout, found["output"])
   result = form_lib.Result((_turned((found["final"],)),), start, outputs, None)
   # Written such that NaN also counts as failed.
@@ -108,7 +108,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
   if flags is None:
     return form_lib.Operands(d_memory, cotangents.chunk_start, zeros, d_inputs)
   # A row without a last chunk passes on the start that it was given.
-  (kept,) = full_tiles.where_last(flags, zeros, cotangents.chunk_start)
+  (kept,) = layout_lib.where_last(layout, zeros, cotangents.chunk_start)
   d_start = (_turned((found["d_start_memory"],)) + kept,)
   d_reset = (_turned((found["d_reset_memory"],)),)
   return form_lib.Operands(d_memory, d_start, d_reset, d_inputs)

@@ -225,7 +225,9 @@ def _pull_token(refs: Refs, plan: plan_lib.Plan, t: jax.Array) -> None:
   decoding = spec.objective == "decoding"
   if decoding:
     code, pull_code = jax.vjp(
-      lambda *x: plan_lib.code(spec, *x), key, before.squares
+      lambda key, squares: writes.over_norm(key, squares, spec),
+      key,
+      before.squares,
     )
     rows[forward.CODE] = code
     d_code = plan_lib.dots(plan, base, dh)

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.lattice import reference
 from memcomp_kernels.pallas_tpu import blocks, schedule
-from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
@@ -178,7 +178,7 @@ def _if_complete(tile: tile_lib.Tile, new: jax.Array, old: Any):
   """Returns `new` if the chunk ends with the tile, otherwise `old`."""
   if tile.flags is None:
     return new
-  return jnp.where(tile.has(plan_lib.COMPLETE), new, old)
+  return jnp.where(tile.has(layout_lib.COMPLETE), new, old)
 
 
 def forward(tile: tile_lib.Tile) -> schedule.Piece:

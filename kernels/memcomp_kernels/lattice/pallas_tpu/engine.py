@@ -101,15 +101,10 @@ def _flags(plan: plan_lib.Plan, layout: layout_lib.Layout):
   """
   if not plan.flagged:
     return None
-  last = layout_lib.handed_on(layout)
-  rows = [jnp.zeros_like(last)] * plan_lib.FLAGS
-  if layout.flags is not None:
-    rows[plan_lib.RESETS] = layout.flags.resets
-    rows[plan_lib.CONTINUES] = layout.flags.continues & layout.flags.occupied
-  rows[plan_lib.LAST] = last
-  rows[plan_lib.COMPLETE] = layout_lib.complete(layout)
-  x = jnp.stack(rows, -1).astype(jnp.float32)  # [tiles, batch, FLAGS]
-  x = jnp.swapaxes(x, 0, 1)[:, None]
+  # The order is that of `plan.RESETS` and so on.
+  x = jnp.stack([*layout_lib.facts(layout).values()], -1).astype(jnp.float32)
+  x = jnp.pad(x, [(0, 0), (0, 0), (0, plan_lib.FLAGS - x.shape[-1])])
+  x = jnp.swapaxes(x, 0, 1)[:, None]  # [batch, 1, tiles, FLAGS]
   batch = layout.batch
   x = jnp.broadcast_to(x, (batch, plan.lanes.pairs // batch, *x.shape[2:]))
   return plan.lanes.share(x)
@@ -133,12 +128,6 @@ def pack_memories(plan, operands):
   ]
 
 
-def _where_last(layout, new, old):
-  """Returns `new` for rows that have a last chunk, and `old` for the others."""
-  has = jnp.any(layout_lib.handed_on(layout), axis=0)
-  return jnp.where(has[:, None, None, None], new, old)
-
-
 def _forward(form, layout, operands, save):
   """Runs the forward pass; see `form.Engine`."""
   plan, packed, _, flags = prepare(form, layout, operands)
@@ -152,7 +141,7 @@ def _forward(form, layout, operands, save):
   (start,) = operands.chunk_start
   if form.spec.stale:
     last = _unpack_memory(plan.lanes, found["last"], batch)
-    start = _where_last(layout, last, start)
+    start = layout_lib.where_last(layout, last, start)
   final = _unpack_memory(plan.lanes, found["final"], batch)
   result = form_lib.Result((final,), (start,), outputs, None)
   return result, found["saved"] if save else None
@@ -189,8 +178,9 @@ def _backward(form, layout, operands, saved, cotangents):
 
   d_start = d_chunk_start
   if form.spec.stale:
-    d_start = _where_last(layout, 0.0, d_chunk_start)
-    d_start = memory("d_start") + d_start
+    zeros = jnp.zeros_like(d_chunk_start)
+    kept = layout_lib.where_last(layout, zeros, d_chunk_start)
+    d_start = memory("d_start") + kept
   return form_lib.Operands(
     (memory("d_memory"),), (d_start,), (memory("d_reset"),), d_inputs
   )

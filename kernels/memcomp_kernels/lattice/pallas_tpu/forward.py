@@ -114,7 +114,7 @@ def token(
   h = refs.value[0, t].astype(jnp.float32)
   before = writes.Columns(refs.squares[...], refs.untouched[...])
   if spec.objective == "decoding":
-    refs.rows[CODE] = plan_lib.code(spec, key, before.squares)
+    refs.rows[CODE] = writes.over_norm(key, before.squares, spec)
     h = plan_lib.combine(plan, base, refs.rows, CODE) - h
   elif spec.objective == "similarity":
     h = -h

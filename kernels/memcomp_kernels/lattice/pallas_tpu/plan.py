@@ -92,11 +92,6 @@ def gates(rows: jax.Array) -> Gates:
   return Gates(*(rows[i : i + 1] for i in (DECAY, RATE, TAKEN)))
 
 
-def code(spec: reference.Spec, key: jax.Array, squares: jax.Array) -> jax.Array:
-  """Returns the factors of the base's columns that give Phi k."""
-  return writes.over_norm(key, squares, spec)
-
-
 def find(
   spec: reference.Spec,
   share: jax.Array,

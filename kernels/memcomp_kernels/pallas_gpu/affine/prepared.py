@@ -16,21 +16,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from memcomp_kernels import affine, contract, dispatch
 from memcomp_kernels.chunking import prepared_engine
-from memcomp_kernels.pallas_gpu import smem, tile_kernel
+from memcomp_kernels.pallas_gpu import full_tiles, smem, starts, tile_kernel
 from memcomp_kernels.pallas_gpu.products import products, transposed
 
 COLUMNS = 64
 """Value columns per thread block; value dims must be multiples of it."""
 KEY_DIMS = 64, 128
-TOKENS = 64
-"""Tokens per tile: a wgmma has as many rows. Shorter tiles are filled up."""
-_MEMORIES = "memory", "reset", "final", "d_memory", "d_reset", "d_final"
+_NAME = "memory"
+_MEMORIES = (
+  *("memory", "reset_memory", "final"),
+  *("d_memory", "d_reset_memory", "d_final"),
+)
 _BY_COLUMNS = (
   *("write", "saved", "d_write", "d_read", "d_after", "d_total"),
   *_MEMORIES,
@@ -44,14 +45,7 @@ def _writes(
   carry: tile_kernel.Carry,
 ) -> tile_kernel.Carry:
   """Computes one tile's write; see `forward`."""
-  (memory,) = carry
-  if "resets" in scalars:
-    memory = lax.cond(
-      scalars["resets"] != 0,
-      lambda _: tile_kernel.load(refs["reset"]),
-      lambda memory: memory,
-      memory,
-    )
+  memory = starts.reset(refs, scalars, _NAME, carry[0])
   saved, error = refs["saved"], refs["write"][...]
   saved[...] = memory.astype(saved.dtype)
   if "erase" in refs:
@@ -69,10 +63,7 @@ def _writes_backward(
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
 ) -> tile_kernel.Carry:
-  """Computes the adjoint of the memory before one tile, last tile first.
-
-  `d_reset` is zero at first, and the kernel adds to it in place.
-  """
+  """Computes the adjoint of the memory before one tile, last tile first."""
   (d_memory,) = carry
   d_after = refs["d_after"]
   d_after[...] = d_memory.astype(d_after.dtype)
@@ -85,17 +76,7 @@ def _writes_backward(
     into_memory.append((transposed(refs["erase"]), refs["d_erased"]))
   (before,) = products(into_memory)
   d_memory = scalars["total"] * d_memory + before
-  if "resets" not in scalars:
-    return (d_memory,)
-
-  def reset(d_memory):
-    refs["d_reset"][...] = tile_kernel.load(refs["d_reset"]) + d_memory
-    return jnp.zeros_like(d_memory)
-
-  d_memory = lax.cond(
-    scalars["resets"] != 0, reset, lambda d_memory: d_memory, d_memory
-  )
-  return (d_memory,)
+  return (starts.leave_segment(refs, scalars, _NAME, d_memory),)
 
 
 def _reads_backward(
@@ -128,14 +109,14 @@ def _reads_backward(
     (d_erase,) = products([(refs["d_erased"], transposed(saved))])
     refs["d_erase"][...] = d_erase.astype(refs["d_erase"].dtype)
   # Split into parts, such that the registers can hold both factors.
-  rows, columns = (range(0, size, TOKENS) for size in saved.shape)
+  rows, columns = (range(0, size, full_tiles.TOKENS) for size in saved.shape)
   for column in columns:
     d_total = 0.0
     for row in rows:
-      part = pl.ds(row, TOKENS), pl.ds(column, TOKENS)
+      part = pl.ds(row, full_tiles.TOKENS), pl.ds(column, full_tiles.TOKENS)
       both = [tile_kernel.wide(x.at[part]) for x in (saved, d_after)]
       d_total += jnp.sum(both[0] * both[1], axis=0)
-    refs["d_total"].at[pl.ds(column, TOKENS)][...] = d_total
+    refs["d_total"].at[pl.ds(column, full_tiles.TOKENS)][...] = d_total
   return carry
 
 
@@ -167,7 +148,7 @@ def _call(
     reverse: Whether to start at the last tile.
   """
   arrays = {**operands, **results}
-  part = jax.ShapeDtypeStruct((TOKENS, columns), arrays[of].dtype)
+  part = jax.ShapeDtypeStruct((full_tiles.TOKENS, columns), arrays[of].dtype)
   return tile_kernel.run(
     body,
     name,
@@ -179,26 +160,9 @@ def _call(
     local=dict.fromkeys(local, part),
     columns=columns,
     by_columns=[key for key in _BY_COLUMNS if key in arrays],
-    zeroed=[key for key in ("d_reset",) if key in arrays],
+    zeroed=[key for key in ("d_reset_memory",) if key in arrays],
     reverse=reverse,
   )
-
-
-def filled(x: jax.Array) -> jax.Array:
-  """Fills up tiles `[tiles, batch, heads, tile, ...]` with empty positions.
-
-  Raises:
-    NotImplementedError: A tile is longer than a thread block supports.
-  """
-  missing = TOKENS - x.shape[3]
-  if missing < 0:
-    raise NotImplementedError(
-      f"affine mosaic_gpu: a tile of {x.shape[3]} tokens is longer than "
-      f"{TOKENS}; take a shorter one (Tiling.tile_time)"
-    )
-  if not missing:
-    return x
-  return jnp.pad(x, [(0, 0)] * 3 + [(0, missing), (0, 0)])
 
 
 def _given(
@@ -206,7 +170,9 @@ def _given(
 ) -> dict[str, jax.Array]:
   """Returns arrays of tiles `[tiles, batch, heads, ...]` for the kernels."""
   found = {name: getattr(tile, name) for name in names}
-  found = {name: filled(x) for name, x in found.items() if x is not None}
+  found = {
+    name: full_tiles.fill(x) for name, x in found.items() if x is not None
+  }
   if resets is not None:
     found["resets"] = resets.T
   return found
@@ -238,7 +204,7 @@ def forward(
   given = _given(tile, "write", "key", "erase", resets=resets)
   given |= {"total": tile.total, "memory": memory}
   if resets is not None and reset is not None:
-    given["reset"] = reset
+    given["reset_memory"] = reset
   saved = jax.ShapeDtypeStruct(
     (tile.write.shape[0], *memory.shape), tile.query.dtype
   )
@@ -279,13 +245,13 @@ def backward(
   heads, width = saved.shape[2], saved.shape[-1]
   tokens, wide = tile.write.shape[3], tile.write.dtype
   erases = tile.erase is not None
-  d_read = filled(d_read.astype(saved.dtype))
+  d_read = full_tiles.fill(d_read.astype(saved.dtype))
   given = _given(
     tile, "query", *(("key", "erase") if erases else ()), resets=resets
   )
   results = {"d_after": _struct(saved), "d_memory": _struct(d_final)}
   if resets is not None:
-    results["d_reset"] = _struct(d_final)
+    results["d_reset_memory"] = _struct(d_final)
   found = _call(
     _writes_backward,
     "affine_writes_backward",
@@ -303,8 +269,8 @@ def backward(
   def by_block(x, dtype):
     # Registers must not store rows that are shorter than a sector of global
     # memory, so those arrays get a wider dtype.
-    dtype = dtype if blocks == 1 and x.shape[-1] == TOKENS else wide
-    shape = *x.shape[:2], heads * blocks, TOKENS, x.shape[-1]
+    dtype = dtype if blocks == 1 and x.shape[-1] == full_tiles.TOKENS else wide
+    shape = *x.shape[:2], heads * blocks, full_tiles.TOKENS, x.shape[-1]
     return jax.ShapeDtypeStruct(shape, dtype)
 
   shared = tile.key.shape[2] != heads
@@ -336,6 +302,8 @@ def backward(
       x = jnp.sum(x, axis=3)
     return x if name == "d_query" or shared else x.astype(like.dtype)
 
+  if resets is not None:
+    found["d_reset"] = found.pop("d_reset_memory")
   found["d_total"] = jnp.sum(found["d_total"], axis=-1)
   found["d_write"] = found["d_write"][:, :, :, :tokens]
   for name in ("key", "query", "erase"):

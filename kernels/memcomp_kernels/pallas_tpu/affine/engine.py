@@ -241,18 +241,10 @@ def _pad(x: jax.Array, step: int) -> jax.Array:
 
 
 def _flags(layout: layout_lib.Layout, plan):
-  """Returns flags, int32 `[batch, tiles]`, or None if no tile is special."""
-  start = plan.read == "start"
-  if layout.flags is None and (not start or layout.time % layout.chunk == 0):
+  """Returns `layout.bits`, or None if no tile is special for the kernel."""
+  if layout.flags is None and plan.read != "start":
     return None
-  flags = start * plan_lib.LAST * layout_lib.handed_on(layout)
-  flags += plan_lib.COMPLETE * layout_lib.complete(layout)
-  if layout.flags is not None:
-    resets, continues, occupied = layout.flags
-    flags += plan_lib.RESETS * resets
-    flags += plan_lib.CONTINUES * (continues & occupied)
-  flags = flags.T.astype(jnp.int32)
-  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.step_tiles)])
+  return layout_lib.bits(layout, plan.step_tiles)
 
 
 def prepare(of_memory: OfMemory, plan, form, layout, inputs):
@@ -267,12 +259,6 @@ def prepare(of_memory: OfMemory, plan, form, layout, inputs):
 
   packed, unpack = jax.vjp(pack, inputs)
   return packed, unpack, _flags(layout, plan)
-
-
-def _has_last(flags: jax.Array) -> jax.Array:
-  """Returns which rows have a last chunk, bool `[batch, 1, 1, 1]`."""
-  has = jnp.any(flags & plan_lib.LAST != 0, axis=1)
-  return has[:, None, None, None]
 
 
 def _num_tiles(layout: layout_lib.Layout) -> int:
@@ -302,7 +288,7 @@ def _forward(of_memory, other, form, layout, operands, save):
     save=save,
   )
   if flags is not None and not plan.inner:
-    start = jnp.where(_has_last(flags), found["last"], start)
+    start = layout_lib.where_last(layout, found["last"], start)
   num_tiles = _num_tiles(layout)
   outputs = found["output"][:, : num_tiles * plan.tile]
   outputs = outputs.reshape(layout.batch, -1, plan.heads, plan.value_dim)
@@ -371,7 +357,9 @@ def _backward_kernel(
   }
   (d_inputs,) = unpack(d_packed)
   if flags is not None and not plan.inner:
-    d_start = jnp.where(_has_last(flags), 0, d_start) + found["d_chunk_start"]
+    zeros = jnp.zeros_like(d_start)
+    kept = layout_lib.where_last(layout, zeros, d_start)
+    d_start = kept + found["d_chunk_start"]
   d_reset = found.get("d_reset", jnp.zeros_like(d_final))
   d_memory, d_start, d_reset = (
     (_unpack_memory(plan, x),) for x in (found["d_memory"], d_start, d_reset)

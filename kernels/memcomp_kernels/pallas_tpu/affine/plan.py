@@ -12,11 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Flags of a tile. RESETS: it starts a segment. CONTINUES: it continues a chunk
-# that an earlier call has begun. LAST: it is in its row's last chunk. COMPLETE:
-# it ends a chunk.
-RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
-
 COARSE = "a_coarse", "b_coarse"
 """Gates without adjoints: the parts of `decay.Sums` that have no adjoint."""
 

@@ -28,7 +28,7 @@ HEADS, TILES = 12, 4
 
 They were chosen by static cycle counts (docs/tpu-kernels.md)."""
 
-FIX = "take narrower heads or shorter tiles (Tiling.tile_time, chunk_size)"
+FIX = "take narrower heads or shorter chunks (chunk_size)"
 
 
 def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:

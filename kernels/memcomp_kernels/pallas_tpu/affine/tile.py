@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import blocks
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
@@ -152,10 +153,8 @@ class Tile:
     The terms hold twice the digits of products if these are bfloat16. They hold
     all digits of `x` if products are float32.
     """
-    terms = []
-    for _ in range(2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS):
-      terms.append(x.astype(jnp.bfloat16))
-      x = x - terms[-1].astype(x.dtype)
+    count = 2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS
+    terms = blocks.terms(x, count)
     return functools.reduce(operator.add, map(product, terms))
 
   def sums_of(self, by_token: jax.Array, by_value: jax.Array) -> jax.Array:
@@ -255,12 +254,12 @@ class Tile:
     plan, refs, u = self.plan, self.refs, self._u
     start = memory = self.carried()
     if self.flags is not None:
-      resets = self.has(plan_lib.RESETS)
+      resets = self.has(layout_lib.RESETS)
       start = memory = jnp.where(resets, refs["reset"][0, u], memory)
       if not plan.inner:
-        continues = self.has(plan_lib.CONTINUES)
+        continues = self.has(layout_lib.CONTINUES)
         start = jnp.where(continues, refs["chunk_start"][0, u], memory)
-        last = self.has(plan_lib.LAST)
+        last = self.has(layout_lib.LAST)
         refs["last"][0, u] = jnp.where(last, start, refs["last"][0, u])
     if "saved" in refs:
       refs["saved"][self._i, 0, u] = memory.astype(self.dtype)
@@ -294,7 +293,7 @@ class Tile:
     memory = refs["saved"][self._i, 0, u]
     if self.flags is None or plan.inner:
       return memory, memory
-    continues = self.has(plan_lib.CONTINUES)
+    continues = self.has(layout_lib.CONTINUES)
     came = refs["chunk_start"][0, u].astype(self.dtype)
     return memory, jnp.where(continues, came, memory)
 
@@ -328,12 +327,12 @@ class Tile:
       self.hand_on(d_memory + d_start)
       return
     if not self.plan.inner:
-      last = self.has(plan_lib.LAST)
+      last = self.has(layout_lib.LAST)
       d_start = d_start + jnp.where(last, refs["d_last"][0, u], 0.0)
-      came = jnp.where(self.has(plan_lib.CONTINUES), d_start, 0.0)
+      came = jnp.where(self.has(layout_lib.CONTINUES), d_start, 0.0)
       refs["d_chunk_start"][0, u] = refs["d_chunk_start"][0, u] + came
       d_start = d_start - came
     d_memory = d_memory + d_start
-    started = jnp.where(self.has(plan_lib.RESETS), d_memory, 0.0)
+    started = jnp.where(self.has(layout_lib.RESETS), d_memory, 0.0)
     refs["d_reset"][0, u] = refs["d_reset"][0, u] + started
     self.hand_on(d_memory - started)

@@ -17,7 +17,7 @@ from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.pallas_gpu import full_tiles, rows, tile_kernel
+from memcomp_kernels.pallas_gpu import full_tiles, tile_kernel
 from memcomp_kernels.trellis import reference, tile, tilings
 from memcomp_kernels.trellis.pallas_gpu import (
   reads,
@@ -58,7 +58,7 @@ def _forward(form, layout, operands, save):
     chunk_start = operands.chunk_start
   elif laid.flags is not None:
     last = parted(passes(written["last_memory"], 1), operands.memories)
-    chunk_start = full_tiles.where_last(laid.flags, last, operands.chunk_start)
+    chunk_start = layout_lib.where_last(layout, last, operands.chunk_start)
   result = form_lib.Result(
     memories,
     chunk_start,
@@ -115,7 +115,7 @@ def _backward(form, layout, operands, saved, cotangents):
     d_start = zeros
   else:
     # A row without a last chunk passes on the start that it was given.
-    kept = full_tiles.where_last(laid.flags, zeros, cotangents.chunk_start)
+    kept = layout_lib.where_last(layout, zeros, cotangents.chunk_start)
     d_start = jax.tree.map(jnp.add, memories("d_start_memory"), kept)
   return form_lib.Operands(memories("d_first"), d_start, d_reset, d_inputs)
 
@@ -292,9 +292,6 @@ def unsupported(call: dispatch.Call) -> str | None:
     return "no kernel for value_readout_phi=True"
   if inputs.log_phi_eps is not None:
     return "no kernel for an eps of each token (log_phi_eps)"
-  for name in (spec.phi, spec.read_activation):
-    if name not in rows.NAMES:
-      return f"no kernel for {name}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16"):
     return reason
   allowed = writes

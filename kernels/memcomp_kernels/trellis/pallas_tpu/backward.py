@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
@@ -132,9 +133,9 @@ def run(refs: Refs, plan: plan_lib.Plan, writes: Any) -> None:
     if flagged:
       chunk = (last_step - step) * plan.chunks + s
       flags = refs.flags[batch * plan.rows + place[0], chunk]
-      resets = (flags & plan_lib.RESETS) != 0
-      continues = (flags & plan_lib.CONTINUES) != 0
-      last = (flags & plan_lib.LAST) != 0
+      resets = (flags & layout_lib.RESETS) != 0
+      continues = (flags & layout_lib.CONTINUES) != 0
+      last = (flags & layout_lib.LAST) != 0
       if s == 0 and refs.start is not None:
         starts = [
           jnp.where(continues, start[place], memory.astype(jnp.float32)).astype(

@@ -188,16 +188,10 @@ def _unpack_memories(unit: plan_lib.Unit, packed: Any, scale: float) -> Any:
 
 
 def _flags(layout: layout_lib.Layout, plan):
-  """Returns flags, int32 `[batch, chunks]`, or None if no chunk is special."""
-  flags = plan_lib.LAST * layout_lib.handed_on(layout)
-  if layout.flags is not None:
-    resets, continues, occupied = layout.flags
-    flags += plan_lib.RESETS * resets
-    flags += plan_lib.CONTINUES * (continues & occupied)
-  elif not _reads_start(plan) or layout.time % layout.chunk == 0:
+  """Returns `layout.bits`, or None if no chunk is special for the kernel."""
+  if layout.flags is None and not _reads_start(plan):
     return None
-  flags = flags.T.astype(jnp.int32)
-  return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % plan.chunks)])
+  return layout_lib.bits(layout, plan.chunks)
 
 
 def _by_range(plan, form, packed, run):
@@ -246,11 +240,8 @@ def _forward(form, layout, operands, save):
   final = _unpack_memories(plan.unit, results["final"], 2.0)
   chunk_start = final  # not read: a chunk ends with the call, or none does
   if flags is not None and _reads_start(plan):
-    chunk_start = jax.tree.map(
-      lambda new, old: _where_any(flags, new, old),
-      _unpack_memories(plan.unit, results["last"], 2.0),
-      operands.chunk_start,
-    )
+    last = _unpack_memories(plan.unit, results["last"], 2.0)
+    chunk_start = layout_lib.where_last(layout, last, operands.chunk_start)
   saved = None
   if save:
     saved = jax.tree.map(lambda x: x[:num_chunks], results["saved"])
@@ -258,12 +249,6 @@ def _forward(form, layout, operands, save):
     final, chunk_start, layout_lib.unflat(layout, outputs), None
   )
   return result, saved
-
-
-def _where_any(flags, new, old):
-  """Returns `new` for rows that have a last chunk, and `old` for the others."""
-  has = jnp.any(flags & plan_lib.LAST, axis=1)
-  return jnp.where(has[:, None, None, None], new, old)
 
 
 def _backward(form, layout, operands, saved, cotangents):
@@ -306,10 +291,12 @@ def _backward(form, layout, operands, saved, cotangents):
   if not _reads_start(plan):
     zeros = jax.tree.map(jnp.zeros_like, d_memories)
     return form_lib.Operands(d_memories, zeros, d_reset, d_inputs)
+  kept = cotangents.chunk_start
+  zeros = jax.tree.map(jnp.zeros_like, kept)
   d_start = jax.tree.map(
-    lambda new, kept: new + _where_any(flags, 0.0, kept),
+    jnp.add,
     _unpack_memories(unit, results["d_start"], 0.5),
-    cotangents.chunk_start,
+    layout_lib.where_last(layout, zeros, kept),
   )
   return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
 

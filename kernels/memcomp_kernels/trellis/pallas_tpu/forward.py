@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import activations, blocks, schedule
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
@@ -27,7 +28,7 @@ class Refs(NamedTuple):
   """Blocks of one grid step; see `plan` for their shapes.
 
   Attributes:
-    flags: int32 `[batch, chunks]` of `plan.RESETS` and so on; None if all
+    flags: int32 `[batch, chunks]` of `layout.RESETS` and so on; None if all
       chunks are full and belong to one segment.
     query: Queries by token.
     key: Keys by token.
@@ -100,7 +101,7 @@ def run(refs: Refs, plan: plan_lib.Plan, writes: Any) -> None:
     starts = memories
     if refs.flags is not None:
       flags = refs.flags[batch * plan.rows + place[0], step * plan.chunks + s]
-      resets = (flags & plan_lib.RESETS) != 0
+      resets = (flags & layout_lib.RESETS) != 0
       memories = [
         jnp.where(resets, reset[place], memory)
         for reset, memory in zip(refs.reset, memories, strict=True)
@@ -108,13 +109,13 @@ def run(refs: Refs, plan: plan_lib.Plan, writes: Any) -> None:
       starts = memories
       if s == 0 and refs.start is not None:
         # Only the very first chunk can have begun in an earlier call.
-        continues = (flags & plan_lib.CONTINUES) != 0
+        continues = (flags & layout_lib.CONTINUES) != 0
         starts = [
           jnp.where(continues, start[place], memory)
           for start, memory in zip(refs.start, memories, strict=True)
         ]
       if refs.last is not None:
-        is_last = (flags & plan_lib.LAST) != 0
+        is_last = (flags & layout_lib.LAST) != 0
         for last, start in zip(refs.last, starts, strict=True):
           last[place] = jnp.where(is_last, start, last[place])
     if refs.saved is not None:

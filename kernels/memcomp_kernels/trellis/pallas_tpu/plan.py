@@ -14,10 +14,6 @@ from memcomp_kernels.pallas_tpu import LANES, activations
 Pair = tuple[Any, ...]
 """One item for the key memory (pass 1), one for the value memory (pass 2)."""
 
-# Flags of a chunk. RESETS: it starts a segment. CONTINUES: it began in an
-# earlier call. LAST: it is its row's last chunk.
-RESETS, CONTINUES, LAST = 1, 2, 4
-
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
