@@ -323,7 +323,8 @@ def _lattice_chunk_alone(case: Case) -> tuple[Callable, tuple]:
   def packed():
     operands = case.operands()
     (memory,), inputs = operands.memories, operands.inputs
-    plan = engine_lib.plan_of(lattice_tpu.tokens, form, inputs, case.direction)
+    way = "backward" if case.direction == "backward" else "forward"
+    plan = engine_lib.plan_of(lattice_tpu.tokens, form, inputs, way)
     assert plan is not None
     plans.append(plan)
     tokens, _, _ = engine_lib.prepare(
