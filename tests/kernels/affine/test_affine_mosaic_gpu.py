@@ -9,6 +9,7 @@ interpreting them.
 import dataclasses
 import functools
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,6 @@ SPECS = {
   "delta_rule": "gated",  # erases
   "state_space_duality": "shared",  # heads share keys
 }
-STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 
 
 @gradients.on_cpu
@@ -103,7 +103,14 @@ def test_packing(name, gradient):
   ids[0] = 1  # goes on
   ids[1, 3:40], ids[1, 45:] = 5, 2
   given = arguments(name, spec, 70, batch=2)
-  check(name, spec, given, jnp.array(ids), gradient=gradient, **STRICT)
+  check(
+    name,
+    spec,
+    given,
+    jnp.array(ids),
+    gradient=gradient,
+    **interpreter.STRICT_GPU,
+  )
 
 
 TENSOR_CACHE = {
@@ -126,7 +133,13 @@ def tensor_cache(name):
 def test_tensor_cache(name):
   spec = tensor_cache(name)
   given = arguments("tensor_cache", spec, 30)
-  check("tensor_cache", spec, given, jnp.array([[1] * 10 + [2] * 20]), **STRICT)
+  check(
+    "tensor_cache",
+    spec,
+    given,
+    jnp.array([[1] * 10 + [2] * 20]),
+    **interpreter.STRICT_GPU,
+  )
 
 
 def lower(name, spec, given):

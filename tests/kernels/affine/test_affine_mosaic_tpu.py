@@ -5,6 +5,7 @@ keys), in tiles that kernels over tokens do not take, and of linear attention
 (whose memory has one column more).
 """
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +28,6 @@ SPECS = {
   "linear_attention": "decayed",
 }
 TILES = {"delta_rule": 24, "state_space_duality": 24}
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 GATES = ("log_decay", "write_rate", "skip")
 
 
@@ -107,7 +103,9 @@ def test_packing(name, gradient):
   ids[1, 3:40], ids[1, 45:] = 5, 2
   ids[2, :20], ids[2, 20:32], ids[2, 32:60] = 1, 3, 4
   given = arguments(name, 70, batch=3)
-  assert_close(*both(name, given, jnp.array(ids), gradient, **STRICT))
+  assert_close(
+    *both(name, given, jnp.array(ids), gradient, **interpreter.STRICT_TPU)
+  )
 
 
 @pytest.mark.slow

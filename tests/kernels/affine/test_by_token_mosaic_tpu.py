@@ -7,6 +7,7 @@ not.
 
 import dataclasses
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -37,11 +38,6 @@ from memcomp_kernels.testing import (
   tolerances,
 )
 
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 TILE = 16
 EVICTED = tensor_cache_api.Spec(window_size=20, write_population="evicted")
 BY_CHUNK = tensor_cache_api.Spec(window_size=20, chunk_size=TILE)
@@ -224,7 +220,14 @@ def test_tiles_of_several_blocks(name, calls):
 def test_packing(name, gradient, calls):
   """Strictly: memory starts as nan, races are looked for."""
   spec, given = arguments(name, 75)
-  ours = run(engine_of(spec), spec, given, IDS, gradient=gradient, **STRICT)
+  ours = run(
+    engine_of(spec),
+    spec,
+    given,
+    IDS,
+    gradient=gradient,
+    **interpreter.STRICT_TPU,
+  )
   forward = {x for x in kernels_of(name) if x.endswith("forward")}
   assert calls == (kernels_of(name) if gradient else forward)
   assert_close(ours, run(None, spec, given, IDS, gradient=gradient))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +22,6 @@ GATED, PLAIN = delta_rule.Spec(), delta_rule.Spec(forget_gate=False)
 
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
 
 
 def inputs_for(spec=GATED, time=12, seed=0):
@@ -48,11 +44,11 @@ def test_by_hand(function):
   Without the gate S stays (2, 0), the error is 5 and S = (7, 5).
   """
   inputs = delta_rule.Inputs(
-    query=one_head([1, 1], [1, 0]),
-    key=one_head([1, 0], [1, 1]),
-    value=one_head([4], [7]),
-    log_decay=jnp.log(one_head([0.3], [0.5])),
-    write_rate=one_head([0.5], [1.0]),
+    query=by_hand.one_head([1, 1], [1, 0]),
+    key=by_hand.one_head([1, 0], [1, 1]),
+    value=by_hand.one_head([4], [7]),
+    log_decay=jnp.log(by_hand.one_head([0.3], [0.5])),
+    write_rate=by_hand.one_head([0.5], [1.0]),
   )
   for gated, expected in ((True, [7, 6]), (False, [7, 5])):
     spec = delta_rule.Spec(forget_gate=gated, scale=1.0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,11 +34,6 @@ def run(spec, inputs, function=COMPILED.reference):
   return function(state, inputs, spec=spec)
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 @pytest.mark.parametrize("function", [COMPILED.reference, COMPILED.chunk])
 def test_segments_by_hand(function):
   """Features are k + 1 here (k >= 0); eps = 1; local weights are equal.
@@ -48,14 +44,14 @@ def test_segments_by_hand(function):
     = 24/5: delta writes 2 * (9 - 24/5) = 42/5. q = 3, feature 4, reads 4 * 12 /
     (4 * 2 + 1) = 16/3. Local: 9 alone.
   """
-  zero = one_head([0], [0], [0])
+  zero = by_hand.one_head([0], [0], [0])
   inputs = infini_attention.Inputs(
     query=zero,
     key=zero,
-    value=one_head([4], [8], [9]),
-    read_gate=one_head([0.5], [0.5], [0.25]),
-    memory_query=one_head([5], [0], [3]),
-    memory_key=one_head([0], [0], [1]),
+    value=by_hand.one_head([4], [8], [9]),
+    read_gate=by_hand.one_head([0.5], [0.5], [0.25]),
+    memory_query=by_hand.one_head([5], [0], [3]),
+    memory_key=by_hand.one_head([0], [0], [1]),
   )
   for rule, written in (("delta", 42 / 5), ("linear", 18)):
     spec = infini_attention.Spec(segment_size=2, rule=rule, eps=1.0)
@@ -82,10 +78,10 @@ def test_tokens_by_hand(function):
   Token 3 (query feature 1) reads 8 / (3 + 1) = 2.
   """
   inputs = infini_attention.Inputs(
-    query=one_head([0], [1], [0]),
-    key=one_head([0], [1], [0]),
-    value=one_head([6], [5], [0]),
-    read_gate=one_head([1], [1], [1]),
+    query=by_hand.one_head([0], [1], [0]),
+    key=by_hand.one_head([0], [1], [0]),
+    value=by_hand.one_head([6], [5], [0]),
+    read_gate=by_hand.one_head([1], [1], [1]),
   )
   spec = infini_attention.Spec(segment_size=1, window_size=2, eps=1.0)
   state = infini_attention.init_state(

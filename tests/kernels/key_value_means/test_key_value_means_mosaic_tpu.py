@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import generations
+import interpreter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,11 +38,6 @@ VARIANT = dataclasses.replace(
   SPEC, value_radius=False, gate_appends=True, sink_rows=0
 )
 SIZES: dict[str, Any] = {"heads": 1, "key_dim": 16, "value_dim": 8}
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 
 needs_compiler = pytest.mark.skipif(
   not aot.available(), reason="needs the extra aot"
@@ -89,7 +85,9 @@ def assert_agree(spec, given, mode=None, *, gradient=True, **call):
 @pytest.mark.slow
 def test_equals_the_xla_form():
   """Ragged: first rows, rows of their own and merges; strictly."""
-  assert_agree(SPEC, arguments(SPEC, 570), STRICT, max_position=0)
+  assert_agree(
+    SPEC, arguments(SPEC, 570), interpreter.STRICT_TPU, max_position=0
+  )
 
 
 @rotation.both_parts
@@ -111,7 +109,7 @@ def test_packed_and_handed_off_inside_a_chunk(gradient):
   assert_agree(
     SPEC,
     (state, inputs),
-    STRICT,
+    interpreter.STRICT_TPU,
     gradient=gradient,
     segment_ids=jnp.array(ids),
     reset_state=reset,

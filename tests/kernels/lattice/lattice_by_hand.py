@@ -12,11 +12,6 @@ MEMORY = memories.MEMORIES["lattice"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def state_of(spec, *rows):
   """A state of one head whose memory has these rows."""
   return lattice.init_state(

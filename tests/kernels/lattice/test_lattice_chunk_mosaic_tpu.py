@@ -5,6 +5,7 @@ Gradients at the chunk's start, normalised columns.
 
 import dataclasses
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -24,11 +25,6 @@ from memcomp_kernels.testing import (
 
 LATTICE = memories.MEMORIES["lattice"]
 SPEC = lattice.Spec(num_slots=16, chunk_size=16)
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 OPEN = 3
 """Tokens of a chunk under way."""
 
@@ -114,7 +110,9 @@ def test_packing(gradient):
   ids[0] = 1  # goes on, inside a chunk
   ids[1, :5], ids[1, 5:25], ids[1, 30:48] = 1, 2, 3
   given = SPEC, arguments(SPEC, 50, position=OPEN), jnp.array(ids)
-  actual = run("mosaic_tpu", *given, gradient=gradient, **STRICT)
+  actual = run(
+    "mosaic_tpu", *given, gradient=gradient, **interpreter.STRICT_TPU
+  )
   assert_close(actual, run("xla_chunked", *given, gradient=gradient))
 
 

@@ -1,5 +1,6 @@
 """Level 1: Lattice's columns over time, what it starts from, and its errors."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,6 @@ from lattice_by_hand import (
   MEMORY,
   SIZES,
   inputs_for,
-  one_head,
   run,
   state_of,
   two_slots,
@@ -92,9 +92,13 @@ def test_a_given_memory_is_normalised_where_the_update_is():
 
 def test_a_zero_column_is_a_unit_once_written():
   spec = two_slots(objective="similarity")
-  ones = one_head([1.0])
+  ones = by_hand.one_head([1.0])
   inputs = lattice.Inputs(
-    one_head([1, 1]), one_head([1, 1]), one_head([3, 4]), 0 * ones, ones
+    by_hand.one_head([1, 1]),
+    by_hand.one_head([1, 1]),
+    by_hand.one_head([3, 4]),
+    0 * ones,
+    ones,
   )
   state, _ = lattice.reference(
     state_of(spec, [1, 0], [0, 0]), inputs, spec=spec

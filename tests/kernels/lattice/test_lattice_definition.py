@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,6 @@ from lattice_by_hand import (
   MEMORY,
   SIZES,
   inputs_for,
-  one_head,
   run,
   state_of,
   two_slots,
@@ -39,11 +39,11 @@ def difference(a, b):
 def test_two_tokens_by_hand():
   spec = two_slots()
   inputs = lattice.Inputs(
-    query=one_head([1, 5], [2, 0.5]),
-    key=one_head([2, 1], [0, 1]),
-    value=one_head([1, 1], [0.2, 1.4]),
-    log_decay=jnp.log(one_head([1.0], [0.3])),
-    write_rate=one_head([0.75], [0.4]),
+    query=by_hand.one_head([1, 5], [2, 0.5]),
+    key=by_hand.one_head([2, 1], [0, 1]),
+    value=by_hand.one_head([1, 1], [0.2, 1.4]),
+    log_decay=jnp.log(by_hand.one_head([1.0], [0.3])),
+    write_rate=by_hand.one_head([0.75], [0.4]),
   )
   state, y = COMPILED.reference(
     state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
@@ -72,9 +72,13 @@ def test_two_tokens_by_hand():
 )
 def test_one_token_of_each_objective_by_hand(objective, first, second):
   spec = two_slots(objective=objective)
-  ones = one_head([1.0])
+  ones = by_hand.one_head([1.0])
   inputs = lattice.Inputs(
-    one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.75 * ones
+    by_hand.one_head([1, 1]),
+    by_hand.one_head([2, 1]),
+    by_hand.one_head([1, 1]),
+    0 * ones,
+    0.75 * ones,
   )
   state, _ = COMPILED.reference(
     state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
@@ -95,9 +99,13 @@ def test_one_token_of_each_objective_by_hand(objective, first, second):
 )
 def test_columns_that_are_no_units_by_hand(update, expected):
   spec = two_slots(update=update)
-  ones = one_head([1.0])
+  ones = by_hand.one_head([1.0])
   inputs = lattice.Inputs(
-    one_head([1, 1]), one_head([2, 1]), one_head([1, 1]), 0 * ones, 0.5 * ones
+    by_hand.one_head([1, 1]),
+    by_hand.one_head([2, 1]),
+    by_hand.one_head([1, 1]),
+    0 * ones,
+    0.5 * ones,
   )
   state, _ = COMPILED.reference(
     state_of(spec, [2, 0], [0, 1]), inputs, spec=spec
@@ -109,11 +117,11 @@ def test_chunk_start_gradient_by_hand():
   """Two tokens of one chunk write what each would write to its start."""
   spec = two_slots(gradient_at="chunk_start", chunk_size=2)
   inputs = lattice.Inputs(
-    query=one_head([0, 1], [0, 1]),
-    key=one_head([0, 1], [0, 1]),
-    value=one_head([-1, 1], [-1, 1]),
-    log_decay=one_head([0.0], [0.0]),
-    write_rate=one_head([0.75], [0.75]),
+    query=by_hand.one_head([0, 1], [0, 1]),
+    key=by_hand.one_head([0, 1], [0, 1]),
+    value=by_hand.one_head([-1, 1], [-1, 1]),
+    log_decay=by_hand.one_head([0.0], [0.0]),
+    write_rate=by_hand.one_head([0.75], [0.75]),
   )
   state, y = COMPILED.reference(
     state_of(spec, [1, 0], [0, 1]), inputs, spec=spec
@@ -143,11 +151,11 @@ def test_chunk_start_gradient_by_hand():
 def test_soft_threshold_by_hand(fields, mu, second):
   """s_2 is written [-.75, mu]; .75 / 3 is taken off every entry."""
   spec = two_slots(sparsity=1 / 3, **fields)
-  ones = one_head([1.0])
+  ones = by_hand.one_head([1.0])
   inputs = lattice.Inputs(
-    one_head([1, 1]),
-    one_head([2, 1]),
-    one_head([1, 1]),
+    by_hand.one_head([1, 1]),
+    by_hand.one_head([2, 1]),
+    by_hand.one_head([1, 1]),
     jnp.log(mu * ones),
     0.75 * ones,
   )
@@ -165,13 +173,13 @@ def test_threshold_of_a_chunk_is_that_of_its_rates():
     chunk_size=2,
     sparsity=1 / 3,
   )
-  zero = one_head([0.0, 0.0], [0.0, 0.0])
+  zero = by_hand.one_head([0.0, 0.0], [0.0, 0.0])
   inputs = lattice.Inputs(
-    query=one_head([0, 1], [0, 1]),
+    query=by_hand.one_head([0, 1], [0, 1]),
     key=zero,
     value=zero,
     log_decay=zero[..., :1],
-    write_rate=one_head([0.75], [0.25]),
+    write_rate=by_hand.one_head([0.75], [0.25]),
   )
   state, y = COMPILED.reference(
     state_of(spec, [1, 0], [0, 1]), inputs, spec=spec

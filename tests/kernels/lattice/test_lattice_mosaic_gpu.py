@@ -6,6 +6,7 @@ On a GPU, the same for real: see `test_affine_mosaic_gpu`.
 import dataclasses
 import functools
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ from memcomp_kernels.lattice.pallas_gpu import engine
 from memcomp_kernels.pallas_gpu import tile_kernel
 from memcomp_kernels.testing import errors, gradients, memories
 
-STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 SPEC = lattice.Spec(num_slots=64, chunk_size=16)
 MEMORY = memories.MEMORIES["lattice"]
 COMPILED = programs.of(lattice)
@@ -74,7 +74,9 @@ def test_packing(gradient):
   ids[0] = 1  # goes on, inside a chunk
   ids[1, 3:20], ids[1, 25:] = 5, 2
   given = arguments(SPEC, 40, batch=2)
-  check(SPEC, given, jnp.array(ids), gradient=gradient, **STRICT)
+  check(
+    SPEC, given, jnp.array(ids), gradient=gradient, **interpreter.STRICT_GPU
+  )
 
 
 @pytest.mark.slow
@@ -117,7 +119,7 @@ def test_a_row_of_padding():
 def test_wide_heads(objective):
   """Where results take the place of operands in shared memory."""
   spec = dataclasses.replace(SPEC, objective=objective)
-  check(spec, arguments(spec, 40, value_dim=128), **STRICT)
+  check(spec, arguments(spec, 40, value_dim=128), **interpreter.STRICT_GPU)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -24,11 +25,6 @@ TOKEN = lattice.Spec(num_slots=8, gradient_at="token")
 CHUNK = lattice.Spec(num_slots=8, chunk_size=4)
 SMALL = {"batch": 1, "heads": 2, "key_dim": 16, "value_dim": 16}
 TILING = lattice.Tiling(tile_time=4, kernel_time=4)
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 
 
 def arguments(spec, time, *, dtype="float32", position=0, **sizes):
@@ -120,7 +116,7 @@ def test_packing(base, gradient):
   spec = dataclasses.replace(base, forget_gate=base is TOKEN)
   position = 3 if spec.stale else 0
   given = arguments(spec, 11, batch=3, position=position)
-  how = {"gradient": gradient} | STRICT
+  how = {"gradient": gradient} | interpreter.STRICT_TPU
   assert_close(*both(spec, given, jnp.asarray(ids), **how))
 
 

@@ -1,5 +1,6 @@
 """Level 1: the reference is linear attention."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +21,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 5}
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def inputs_for(spec, time=12):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
@@ -43,10 +39,10 @@ def test_by_hand(function):
     (6 + 10) / (1 + 2 + 1) = 4. Without the sum: 16.
   """
   inputs = linear_attention.Inputs(
-    query=one_head([2, 5], [2, 1]),
-    key=one_head([1, -3], [0, 2]),
-    value=one_head([6], [5]),
-    log_decay=jnp.log(one_head([0.3], [0.5])),
+    query=by_hand.one_head([2, 5], [2, 1]),
+    key=by_hand.one_head([1, -3], [0, 2]),
+    value=by_hand.one_head([6], [5]),
+    log_decay=jnp.log(by_hand.one_head([0.3], [0.5])),
   )
   for normalize, expected in ((True, [4, 4]), (False, [12, 16])):
     spec = linear_attention.Spec(

@@ -1,5 +1,6 @@
 """Level 1: the reference is online vector quantisation as it was released."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +19,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def test_by_hand():
   """Chunks of two, rows as many as tokens up to 3; queries of zero.
 
@@ -37,11 +33,11 @@ def test_by_hand():
   state = ovq.init_state(
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
-  keys = one_head([1, 0], [0, 1], [0.6, -0.8], [0.6, 0.8], [1, 0])
+  keys = by_hand.one_head([1, 0], [0, 1], [0.6, -0.8], [0.6, 0.8], [1, 0])
   inputs = ovq.Inputs(
     query=0 * keys,
     key=keys,
-    value=one_head([0.0], [4.0], [8.0], [12.0], [16.0]),
+    value=by_hand.one_head([0.0], [4.0], [8.0], [12.0], [16.0]),
   )
   state, y = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(y[0, :, 0, 0], [0, 2, 4, 6, 8], atol=1e-15)

@@ -1,5 +1,6 @@
 """Level 1: the reference is the paper's RWKV-7."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +18,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def test_by_hand():
   """Two features, values of one.
 
@@ -35,12 +31,12 @@ def test_by_hand():
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
   inputs = rwkv7.Inputs(
-    query=one_head([1, 0], [1, 1]),
-    key=one_head([1, 1], [0, 1]),
-    value=one_head([4.0], [10.0]),
-    removal_key=one_head([1, 0], [0.6, 0.8]),
-    log_decay=jnp.log(one_head([1, 1], [0.5, 0.25])),
-    write_rate=one_head([1, 1], [1, 0.5]),
+    query=by_hand.one_head([1, 0], [1, 1]),
+    key=by_hand.one_head([1, 1], [0, 1]),
+    value=by_hand.one_head([4.0], [10.0]),
+    removal_key=by_hand.one_head([1, 0], [0.6, 0.8]),
+    log_decay=jnp.log(by_hand.one_head([1, 1], [0.5, 0.25])),
+    write_rate=by_hand.one_head([1, 1], [1, 0.5]),
   )
   state, p = COMPILED.reference(state, inputs, spec=spec)
   np.testing.assert_allclose(state.memory[0, 0, :, 0], [-34 / 25, 219 / 25])

@@ -1,5 +1,6 @@
 """Level 1: the reference is the papers' slot attention."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +16,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
 
 
 def fresh(spec, key_dim, value_dim):
@@ -43,10 +39,10 @@ def test_gated_by_hand():
   """
   spec = slot_attention.Spec(num_slots=2)
   inputs = slot_attention.Inputs(
-    query=one_head([2 * np.log(2)], [0.0]),
-    key=one_head([2.0], [0.0]),
-    value=one_head([4.0], [8.0]),
-    log_decay=jnp.log(one_head([0.5, 0.25], [0.5, 0.5])),
+    query=by_hand.one_head([2 * np.log(2)], [0.0]),
+    key=by_hand.one_head([2.0], [0.0]),
+    value=by_hand.one_head([4.0], [8.0]),
+    log_decay=jnp.log(by_hand.one_head([0.5, 0.25], [0.5, 0.5])),
   )
   state, y = COMPILED.reference(fresh(spec, 1, 1), inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [0.5, 0.75])
@@ -62,10 +58,10 @@ def test_softmax_by_hand():
   """
   spec = slot_attention.Spec(num_slots=2, rule="softmax")
   inputs = slot_attention.Inputs(
-    query=one_head([1.0], [np.log(3)]),
-    key=one_head([0.0], [4.0]),
-    value=one_head([0.0], [8.0]),
-    write_logit=jnp.log(one_head([2.0, 5.0], [6.0, 5.0])),
+    query=by_hand.one_head([1.0], [np.log(3)]),
+    key=by_hand.one_head([0.0], [4.0]),
+    value=by_hand.one_head([0.0], [8.0]),
+    write_logit=jnp.log(by_hand.one_head([2.0, 5.0], [6.0, 5.0])),
   )
   state, y = COMPILED.reference(fresh(spec, 1, 1), inputs, spec=spec)
   np.testing.assert_allclose(state.key_memory[0, 0, :, 0], [3, 2])

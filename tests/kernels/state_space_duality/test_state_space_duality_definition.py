@@ -1,5 +1,6 @@
 """Level 1: the reference is Mamba2's state space model."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,11 +25,6 @@ OWN, SHARED = (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def inputs_for(spec=SHARED, time=12):
   return MEMORY.make_inputs(jax.random.key(0), spec, time=time, **SIZES)
 
@@ -48,12 +44,12 @@ def test_by_hand(function):
     (5/2, 1). C = (2, 3): 5 + 3 + 5 = 13.
   """
   inputs = state_space_duality.Inputs(
-    query=one_head([1, 1], [2, 3]),
-    key=one_head([1, 2], [4, 0]),
-    value=one_head([3], [0.5]),
-    log_decay=jnp.log(one_head([0.3], [0.5])),
-    write_rate=one_head([1 / 3], [1.0]),
-    skip=one_head([10], [10]),
+    query=by_hand.one_head([1, 1], [2, 3]),
+    key=by_hand.one_head([1, 2], [4, 0]),
+    value=by_hand.one_head([3], [0.5]),
+    log_decay=jnp.log(by_hand.one_head([0.3], [0.5])),
+    write_rate=by_hand.one_head([1 / 3], [1.0]),
+    skip=by_hand.one_head([10], [10]),
   )
   state = fresh(OWN, batch=1, heads=1, key_dim=2, value_dim=1)
   state, y = function(state, inputs, spec=OWN)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -22,11 +23,6 @@ from memcomp_kernels.testing import (
 
 MEMORY = memories.MEMORIES["tensor_cache"]
 SIZES = {"batch": 2, "heads": 2, "key_dim": 8, "value_dim": 4}
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 EVICTED = tensor_cache.Spec(window_size=6, write_population="evicted")
 BY_CHUNK = tensor_cache.Spec(window_size=9, chunk_size=8)
 SPECS = {
@@ -95,7 +91,7 @@ def test_packing(name, gradient):
   spec, ids = SPECS[name], jnp.array(IDS)
   given = spec, arguments(spec, ids.shape[1]), ids
   assert_close(
-    run(mosaic_tpu.memory, *given, gradient=gradient, **STRICT),
+    run(mosaic_tpu.memory, *given, gradient=gradient, **interpreter.STRICT_TPU),
     run(xla_chunked.memory, *given, gradient=gradient),
   )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +21,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 6, "value_dim": 6}
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def two_tokens(**fields):
   """Two tokens of two features, weights zero but for the bias (2, 0).
 
@@ -39,11 +35,11 @@ def two_tokens(**fields):
   layers = (layer._replace(bias=jnp.array([[[2.0, 0.0]]])),)
   state = state._replace(layers=layers, starts=layers if spec.stale else None)
   inputs = ttt.Inputs(
-    query=one_head([1, 0], [0, 1]),
-    key=one_head([1, 0], [0, 2]),
-    value=one_head([1.5, 3.5], [0.5, 1.5]),
-    log_decay=jnp.log(one_head([0.5], [0.5])),
-    write_rate=one_head([4.0], [8.0]),
+    query=by_hand.one_head([1, 0], [0, 1]),
+    key=by_hand.one_head([1, 0], [0, 2]),
+    value=by_hand.one_head([1.5, 3.5], [0.5, 1.5]),
+    log_decay=jnp.log(by_hand.one_head([0.5], [0.5])),
+    write_rate=by_hand.one_head([4.0], [8.0]),
   )
   return spec, state, inputs
 
@@ -77,7 +73,7 @@ def test_step_scale_by_hand():
   sqrt(7). After token 2 a quarter: z = b = (5/4, 3/4), centred (1/4, -1/4).
   """
   spec, state, inputs = two_tokens(chunk_size=2)
-  inputs = inputs._replace(step_scale=one_head([0.5], [0.25]))
+  inputs = inputs._replace(step_scale=by_hand.one_head([0.5], [0.25]))
   state, y = COMPILED.reference(state, inputs, spec=spec)
   (layer,) = state.layers
   expected = [[-0.75, 0.75], [0, 0]]

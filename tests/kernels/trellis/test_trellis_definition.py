@@ -1,5 +1,6 @@
 """Level 1: the reference is the paper's Trellis."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +18,6 @@ MEMORY = memories.MEMORIES["trellis"]
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def test_two_tokens_by_hand():
   """phi = identity, f = identity, one slot: arithmetic on paper."""
   spec = trellis.Spec(
@@ -31,12 +27,12 @@ def test_two_tokens_by_hand():
     spec, batch=1, heads=1, key_dim=2, value_dim=1, dtype=jnp.float64
   )
   inputs = trellis.Inputs(
-    query=one_head([1, 1], [0, 2]),
-    key=one_head([1, 0], [1, 1]),
-    value=one_head([2], [3]),
-    target=one_head([4], [1]),
-    log_decay=jnp.log(one_head([1.0], [0.5])),
-    write_rate=one_head([0.5], [0.25]),
+    query=by_hand.one_head([1, 1], [0, 2]),
+    key=by_hand.one_head([1, 0], [1, 1]),
+    value=by_hand.one_head([2], [3]),
+    target=by_hand.one_head([4], [1]),
+    log_decay=jnp.log(by_hand.one_head([1.0], [0.5])),
+    write_rate=by_hand.one_head([0.5], [0.25]),
   )
   state, y = COMPILED.reference(state, inputs, spec=spec)
   # Token 1: z = 0, u = 0 - 4; M_K = 0.5 * 4 * [1, 0] = [2, 0];
@@ -57,9 +53,9 @@ def test_chunk_start_gradient_by_hand():
   state = trellis.init_state(
     spec, batch=1, heads=1, key_dim=1, value_dim=1, dtype=jnp.float64
   )
-  ones = one_head([1.0], [1.0])
+  ones = by_hand.one_head([1.0], [1.0])
   inputs = trellis.Inputs(
-    ones, ones, ones, one_head([4], [6]), 0 * ones, ones / 2
+    ones, ones, ones, by_hand.one_head([4], [6]), 0 * ones, ones / 2
   )
   state, _ = COMPILED.reference(state, inputs, spec=spec)
   # u = -4 then -6, neither sees the other's write: M = 2 + 3.

@@ -6,6 +6,7 @@ On a GPU, the same for real: see `test_affine_mosaic_gpu`.
 import dataclasses
 import functools
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ from memcomp_kernels.pallas_gpu import rows, smem, tile_kernel
 from memcomp_kernels.testing import checks, errors, gradients, memories
 from memcomp_kernels.trellis.pallas_gpu import engine
 
-STRICT = {"detect_races": True, "uninitialized_memory": "nan"}
 XLA = functools.partial(trellis.chunk, implementation="xla_chunked")
 SPEC = trellis.Spec(num_slots=64, chunk_size=32)
 TOKEN = dataclasses.replace(SPEC, gradient_at="token")
@@ -82,7 +82,9 @@ def test_packing(gradient):
   ids[0] = 1  # goes on, inside a chunk
   ids[1, 3:40], ids[1, 45:] = 5, 2
   given = arguments(SPEC, 70, batch=2)
-  check(SPEC, given, jnp.array(ids), gradient=gradient, **STRICT)
+  check(
+    SPEC, given, jnp.array(ids), gradient=gradient, **interpreter.STRICT_GPU
+  )
 
 
 @pytest.mark.slow
@@ -140,14 +142,20 @@ def test_several_chunks_a_tile(size, time, rate):
   state, fresh, inputs = arguments(spec, time, before=32)
   strong = jnp.full_like(inputs.write_rate, rate)
   given = state, fresh, inputs._replace(write_rate=strong)
-  check(spec, given, **(STRICT if size == 16 else {}))
+  check(spec, given, **(interpreter.STRICT_GPU if size == 16 else {}))
 
 
 @rotation.both_parts
 def test_gradients_per_token(gradient):
   """Strictly, and packed: segments of less and of more than a tile."""
   ids = jnp.array([[1] * 2 + [0] + [2] * 67])
-  check(TOKEN, arguments(TOKEN, 70), ids, gradient=gradient, **STRICT)
+  check(
+    TOKEN,
+    arguments(TOKEN, 70),
+    ids,
+    gradient=gradient,
+    **interpreter.STRICT_GPU,
+  )
 
 
 @pytest.mark.slow
@@ -164,7 +172,7 @@ def test_wide_heads(token, dims):
   spec = TOKEN if token else SPEC
   key_dim, value_dim = dims
   given = arguments(spec, 70, key_dim=key_dim, value_dim=value_dim)
-  check(spec, given, **STRICT)
+  check(spec, given, **interpreter.STRICT_GPU)
 
 
 @pytest.mark.slow

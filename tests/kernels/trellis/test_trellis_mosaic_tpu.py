@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -25,11 +26,6 @@ from memcomp_kernels.trellis.pallas_tpu import engine
 TRELLIS = memories.MEMORIES["trellis"]
 SPEC = trellis.Spec(num_slots=16, chunk_size=16)
 SMALL = {"batch": 1, "heads": 8, "key_dim": 16, "value_dim": 16}
-STRICT = {
-  "detect_races": True,
-  "uninitialized_memory": "nan",
-  "out_of_bounds_reads": "raise",
-}
 
 
 def tiling(decay="auto", **changes):
@@ -153,7 +149,9 @@ def test_options(option):
 @pytest.mark.parametrize("decay", DECAYS)
 def test_memory_is_not_read_before_it_is_written(decay):
   given = arguments(SPEC, 64)
-  both_forms = both(SPEC, given, None, tiling(decay=decay), **STRICT)
+  both_forms = both(
+    SPEC, given, None, tiling(decay=decay), **interpreter.STRICT_TPU
+  )
   assert_close(*both_forms)
 
 
@@ -185,7 +183,7 @@ def test_packing(decay, gradient):
   forgets = inputs.log_decay.at[:, 3:60:9].set(-1e4)
   if decay == "safe":
     given = (*given[:2], inputs._replace(log_decay=forgets))
-  how = {"gradient": gradient} | STRICT
+  how = {"gradient": gradient} | interpreter.STRICT_TPU
   assert_close(*both(SPEC, given, jnp.asarray(ids), tiling(decay=decay), **how))
 
 

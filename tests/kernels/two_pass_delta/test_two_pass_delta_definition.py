@@ -1,5 +1,6 @@
 """Level 1: the reference is the two-pass system as it is described."""
 
+import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +19,6 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 4}
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def one_head(*rows):
-  """A `[1, time, 1, dim]` array."""
-  return jnp.array(rows, jnp.float64)[None, :, None]
-
-
 def two_tokens(**fields):
   """Sources of two features, keys and values of one; codes are +-1."""
   spec = two_pass_delta.Spec(code_eps=1e-30, **fields)
@@ -36,12 +32,12 @@ def two_tokens(**fields):
     dtype=jnp.float64,
   )
   inputs = two_pass_delta.Inputs(
-    query=one_head([1, 0], [1, 0]),
-    source=one_head([1, 0], [1, 1]),
-    key=one_head([2.0], [-3.0]),
-    value=one_head([4.0], [6.0]),
-    log_decay=jnp.log(one_head([1.0], [0.5])),
-    write_rate=one_head([0.5], [0.25]),
+    query=by_hand.one_head([1, 0], [1, 0]),
+    source=by_hand.one_head([1, 0], [1, 1]),
+    key=by_hand.one_head([2.0], [-3.0]),
+    value=by_hand.one_head([4.0], [6.0]),
+    log_decay=jnp.log(by_hand.one_head([1.0], [0.5])),
+    write_rate=by_hand.one_head([0.5], [0.25]),
   )
   return spec, state, inputs
 
