@@ -8,11 +8,10 @@ the two layouts.
 A unit (see `blocks`) has `heads` heads on lanes. At each place, every head has
 a column of `size` numbers. Either a place is a slot and its column holds
 tokens, or a place is a token and its column holds slots. A call takes
-`LANES // group` rows of units. In the layout by lane, `group` heads of a unit
-share the lanes; each has one lane per row:
+`LANES // heads` rows of units. By lane, each head has one lane per row:
 
   by unit   `[row * places + place, (head, column)]`
-  by lane   `[place * size + column, (head in its group, row)]` for each group
+  by lane   `[place * size + column, (head, row)]`
 
 The kernel reads with a stride but never writes with one, because a strided
 store takes one store per sublane.
@@ -57,10 +56,9 @@ def to_lanes(
   place: int,
   *,
   heads: int,
-  group: int,
   size: int,
-) -> list[jax.Array]:
-  """Returns the columns of `group` places, starting at `place`, by lane.
+) -> jax.Array:
+  """Returns the columns of as many places as heads, from `place` on, by lane.
 
   Args:
     source: Array by unit, `[registers, rows * places, 128]`. The lanes of
@@ -68,37 +66,31 @@ def to_lanes(
     places: Places per row.
     place: First place.
     heads: Heads per unit.
-    group: Heads that share the lanes.
     size: Numbers per column.
 
   Returns:
-    `[group * size, 128]` for each group of heads, with one place after the
-    other.
+    `[heads * size, 128]`, with one place after the other.
   """
-  rows = LANES // group
+  rows = LANES // heads
   columns = []
   for register in range(source.shape[0]):
     stacked = [
       source[register, pl.ds(place + a, rows, stride=places), :]
-      for a in range(group)
+      for a in range(heads)
     ]
     columns.append(jnp.concatenate(stacked, 0).T)
   columns = jnp.concatenate(columns, 0)
   by_head = [columns[h * size : (h + 1) * size] for h in range(heads)]
-  return [
-    jnp.concatenate(exchange(by_head[first : first + group]), 0)
-    for first in range(0, heads, group)
-  ]
+  return jnp.concatenate(exchange(by_head), 0)
 
 
-def from_lanes(columns: list[list[jax.Array]]) -> jax.Array:
+def from_lanes(columns: list[jax.Array]) -> jax.Array:
   """Undoes `to_lanes`.
 
   Args:
-    columns: For each group of heads, a list with one `[size, 128]` per place;
-      a group has as many places as heads.
+    columns: `[size, 128]` of each place, of as many places as heads.
 
   Returns:
     `[places * rows, heads * size]`, with one place after the other.
   """
-  return jnp.concatenate([x for parts in columns for x in exchange(parts)], 0).T
+  return jnp.concatenate(exchange(columns), 0).T

@@ -37,9 +37,6 @@ class KernelTiling:
     join: whether to fuse A@B + C@D into one matmul.
     rows: maximum number of batch rows per grid step; useful with gradients per
       token.
-    lane_heads: maximum number of heads of a unit that share lanes with
-      gradients per token, a power of two; None for all. A smaller number gives
-      more heads per grid step, and cheaper moves.
   """
 
   units: int = option(REQUIRED, at_least(1))
@@ -48,7 +45,6 @@ class KernelTiling:
   skew: int = option(REQUIRED, at_least(1))
   join: bool = False
   rows: int = option(1, at_least(1))
-  lane_heads: int | None = None
 
   def __post_init__(self):
     if self.chunks & (self.chunks - 1):
@@ -95,8 +91,7 @@ class KernelTiling:
       batch: number of rows.
       unit: sizes of a unit of heads.
     """
-    lane_heads = min(self.lane_heads or unit.heads, unit.heads)
-    most = LANES // (2 * lane_heads)  # both passes of a unit
+    most = LANES // (2 * unit.heads)  # both passes of a unit
     memories = 4 * unit.slots * sum(unit.widths)
     most = min(most, max(_MEMORIES_BYTES // memories, 1))
     units = _divisor(num_units, min(self.units, most))
@@ -104,7 +99,6 @@ class KernelTiling:
     return {
       "units": units,
       "rows": rows,
-      "lane_heads": lane_heads,
       "chunks": 1,
       "group": min(self.group, units * rows),
       "skew": self.skew,

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import interpreter
 import jax
 import jax.numpy as jnp
 import meshes
@@ -14,7 +15,6 @@ import test_trellis_mosaic_tpu as stale
 from memcomp_kernels import trellis
 from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import errors, gradients, tolerances
-from memcomp_kernels.trellis import tilings
 
 SPEC = trellis.Spec(num_slots=16, gradient_at="token")
 
@@ -45,15 +45,11 @@ def test_activations_and_options(case):
 
 
 @pytest.mark.slow
-def test_learned_eps_and_two_groups_of_heads_and_registers():
+def test_learned_eps_and_two_registers():
   spec = dataclasses.replace(SPEC, num_slots=32, phi_eps=7.0)
-  tiling = trellis.Tiling(
-    forward=dataclasses.replace(tilings.TOKEN_FORWARD, lane_heads=4),
-    backward=dataclasses.replace(tilings.TOKEN_BACKWARD, lane_heads=4),
-  )
   given = stale.arguments(spec, 16)
   assert given[2].log_phi_eps is not None
-  stale.assert_close(*stale.both(spec, given, None, tiling))
+  stale.assert_close(*stale.both(spec, given))
 
 
 @pytest.mark.slow
@@ -75,7 +71,7 @@ def test_packing_and_memory_that_starts_as_nan(gradient):
   state, fresh, inputs = stale.arguments(SPEC, 40, batch=3)
   forgets = inputs.log_decay.at[:, 3:30:9].set(-1e4)
   given = state, fresh, inputs._replace(log_decay=forgets)
-  how = {"gradient": gradient} | stale.STRICT
+  how = {"gradient": gradient} | interpreter.STRICT_TPU
   stale.assert_close(*stale.both(SPEC, given, jnp.asarray(ids), **how))
 
 

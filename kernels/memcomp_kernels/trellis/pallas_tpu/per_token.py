@@ -181,25 +181,23 @@ def lay_lanes(plan: plan_lib.PerTokenPlan, gates: dict[str, jax.Array]):
       units // plan.units,
       plan.units,
       tiles_,
-      plan.lane_groups,
-      plan.lane_heads,
+      unit.heads,
       unit.tokens,
     )
-    # [steps of rows, of units, tiles, groups, tokens, heads, passes, rows,
-    # units]
-    x = jnp.transpose(x, (1, 3, 5, 6, 8, 7, 0, 2, 4))
-    x = x.reshape(*x.shape[:6], 2 * plan.step_units)
+    # [steps of rows, of units, tiles, tokens, heads, passes, rows, units]
+    x = jnp.transpose(x, (1, 3, 5, 7, 6, 0, 2, 4))
+    x = x.reshape(*x.shape[:5], 2 * plan.step_units)
     free = plan.lane_rows - x.shape[-1]
-    x = jnp.pad(x, [(0, 0)] * 6 + [(0, free)])
-    return x.reshape(*x.shape[:5], -1)
+    x = jnp.pad(x, [(0, 0)] * 5 + [(0, free)])
+    return x.reshape(*x.shape[:4], -1)
 
-  return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=4)
+  return jnp.stack([by_lane(name) for name in plan.lane_row_names], axis=3)
 
 
 def shape_of_lanes(plan: plan_lib.PerTokenPlan) -> jax.ShapeDtypeStruct:
   """Returns the shape of a grid step's rows by lane."""
   sizes = len(plan.lane_row_names), plan.unit.tokens, LANES
-  return jax.ShapeDtypeStruct((1, 1, 1, plan.lane_groups, *sizes), jnp.float32)
+  return jax.ShapeDtypeStruct((1, 1, 1, *sizes), jnp.float32)
 
 
 def blocks_of(block: Any) -> dict[str, Any]:
@@ -207,7 +205,7 @@ def blocks_of(block: Any) -> dict[str, Any]:
   unit, plan = block.plan.unit, block.plan
   lanes = pl.BlockSpec(
     shape_of_lanes(plan).shape,
-    lambda b, u, i, *_: (b, u, block.at(i), 0, 0, 0, 0),
+    lambda b, u, i, *_: (b, u, block.at(i), 0, 0, 0),
   )
   return {"target": block.by_token(unit.heads * unit.slots), "lanes": lanes}
 

@@ -149,12 +149,7 @@ class PerTokenPlan(Plan):
 
   A chunk is then a tile of any length. The second row is the cumulative log
   decay before the token's own. Rates and eps are rows by lane.
-
-  Attributes:
-    lane_heads: Heads of a unit that share lanes in `substitution`.
   """
-
-  lane_heads: int = 1
 
   @property
   def _second_row(self) -> str:
@@ -162,22 +157,14 @@ class PerTokenPlan(Plan):
 
   @property
   def lane_row_names(self) -> tuple[str, ...]:
-    """Names of rows by lane, `[tokens, 128]` per group of heads.
-
-    Each row holds both passes.
-    """
+    """Names of rows by lane, `[tokens, 128]`; each holds both passes."""
     eps = ("eps",) if self.phi_eps is None else ()
     return ("log", "prev", "rate", *eps)
 
   @property
-  def lane_groups(self) -> int:
-    """Number of groups of a unit's heads; each group has its own lanes."""
-    return self.unit.heads // self.lane_heads
-
-  @property
   def lane_rows(self) -> int:
-    """Lanes per head in a group: passes and units, then unused lanes."""
-    return LANES // self.lane_heads
+    """Lanes per head: passes and units, then unused lanes."""
+    return LANES // self.unit.heads
 
   def lane_row(self, p: int, g: int) -> int:
     """Returns the lane of pass `p` of unit `g` among a head's lanes."""

@@ -69,14 +69,14 @@ def scratch(plan: Plan, *, backward: bool) -> Scratch:
     return pltpu.VMEM((*shape, LANES), jnp.float32)
 
   registers = -(-unit.heads * slots // LANES)
-  by_lane = array(plan.lane_groups, tokens * slots)
+  by_lane = array(tokens * slots)
   return Scratch(
     by_slot=array(1, rows * slots),
     by_token=array(registers, rows * tokens),
     scores=array(1, rows * tokens),
     base=by_lane,
     target=by_lane,
-    coupling=array(plan.lane_groups, tokens * tokens),
+    coupling=array(tokens * tokens),
     u=by_lane,
     z=by_lane if backward else None,
     back=array(slots * rows),
@@ -125,39 +125,35 @@ def _registers(x: jax.Array) -> list[jax.Array]:
 
 def _columns_to_lanes(refs: Scratch, plan: Plan) -> None:
   unit = plan.unit
-  for slot in range(0, unit.slots, plan.lane_heads):
+  for slot in range(0, unit.slots, unit.heads):
     _to_lanes(refs.by_slot, refs.base, plan, slot, unit.slots, unit.tokens)
 
 
 def _tokens_to_lanes(refs: Scratch, plan: Plan, token: int) -> None:
-  """Moves targets and coupling of `lane_heads` tokens to lanes."""
+  """Moves targets and coupling of as many tokens as heads to lanes."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   _to_lanes(refs.by_token, refs.target, plan, token, tokens, slots)
   _to_lanes(refs.scores, refs.coupling, plan, token, tokens, tokens)
 
 
 def _to_lanes(source, destination, plan, place, places, size) -> None:
-  group = plan.lane_heads
-  found = lanes.to_lanes(
-    source, places, place, heads=plan.unit.heads, group=group, size=size
-  )
-  for c, part in enumerate(found):
-    destination[c, pl.ds(place * size, group * size), :] = part
+  heads = plan.unit.heads
+  found = lanes.to_lanes(source, places, place, heads=heads, size=size)
+  destination[pl.ds(place * size, heads * size), :] = found
 
 
 class _Rows(NamedTuple):
-  """A group's rows by lane; users load them late, as registers are few."""
+  """Rows by lane; users load them late, as registers are few."""
 
   ref: jax.Ref
   plan: Plan
-  group: int
 
   def of(self, name: str, tokens: Any) -> Any:
     """Returns rows `[tokens, 128]`, or a number."""
     if name == "eps" and self.plan.phi_eps is not None:
       return self.plan.phi_eps
     at = self.plan.lane_row_names.index(name)
-    return self.ref[0, 0, 0, self.group, at, tokens, :]
+    return self.ref[0, 0, 0, at, tokens, :]
 
 
 def _blocks(plan: Plan) -> list[range]:
@@ -172,70 +168,64 @@ def _blocks(plan: Plan) -> list[range]:
 
 def solve(refs: Scratch, rows: jax.Ref, plan: Plan) -> None:
   """Computes u (and z) by lane from what `stage` stored."""
-  unit, groups = plan.unit, range(plan.lane_groups)
-  slots, tokens = unit.slots, unit.tokens
+  slots, tokens = plan.unit.slots, plan.unit.tokens
   _columns_to_lanes(refs, plan)
-  own = [_Rows(rows, plan, c) for c in groups]
+  own = _Rows(rows, plan)
   # The other moves run while the vector unit waits for earlier tokens.
-  moves = collections.deque(range(0, tokens, plan.lane_heads))
+  moves = collections.deque(range(0, tokens, plan.unit.heads))
   for block in _blocks(plan):
     while moves and moves[0] < block.stop:
       _tokens_to_lanes(refs, plan, moves.popleft())
-    begun = [_begin(refs, plan, c, block, own[c]) for c in groups]
+    z, weights = _begin(refs, plan, block, own)
     for i in range(block.stop):
       if moves and i % 2 == 0 and moves[0] < block.stop + len(block):
         _tokens_to_lanes(refs, plan, moves.popleft())
-      for c, (z, weights) in zip(groups, begun, strict=True):
-        if i < block.start:
-          u = refs.u[c, pl.ds(i * slots, slots), :]
-        else:
-          u = _write(refs, plan, c, i, z[i - block.start], own[c])
-        for k, t in enumerate(block):
-          if t > i:
-            z[k] = z[k] + weights[k][i : i + 1] * u
+      if i < block.start:
+        u = refs.u[pl.ds(i * slots, slots), :]
+      else:
+        u = _write(refs, plan, i, z[i - block.start], own)
+      for k, t in enumerate(block):
+        if t > i:
+          z[k] = z[k] + weights[k][i : i + 1] * u
 
 
-def _begin(refs: Scratch, plan: Plan, c: int, block: range, rows: _Rows):
+def _begin(refs: Scratch, plan: Plan, block: range, rows: _Rows):
   """Returns a block's decayed M w, and the factors of earlier u in its z."""
   slots, tokens = plan.unit.slots, plan.unit.tokens
   z, weights = [], []
   for t in block:
     prev = rows.of("prev", pl.ds(t, 1))
-    base = refs.base[c, pl.ds(t, slots, stride=tokens), :]
+    base = refs.base[pl.ds(t, slots, stride=tokens), :]
     z.append(base * jnp.exp(prev))
     size = -(-max(t, 1) // 8) * 8
     earlier = pl.ds(t * tokens, size)
     # Rows from t on are never read, because their decays may overflow.
     decay = jnp.exp(prev - rows.of("log", pl.ds(0, size)))
-    weights.append(refs.coupling[c, earlier, :] * decay)
+    weights.append(refs.coupling[earlier, :] * decay)
     if refs.z is not None:
-      refs.coupling[c, earlier, :] = weights[-1]
+      refs.coupling[earlier, :] = weights[-1]
   return z, weights
 
 
-def _write(refs: Scratch, plan: Plan, c, t: int, z, rows: _Rows):
+def _write(refs: Scratch, plan: Plan, t: int, z, rows: _Rows):
   """Computes a token's u from its complete z."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
-  target = activations.prepare_target(plan.phi, refs.target[c, at, :])
+  target = activations.prepare_target(plan.phi, refs.target[at, :])
   rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
   u = activations.direction(plan.phi, z, target, eps, rate)
-  refs.u[c, at, :] = u
+  refs.u[at, :] = u
   if refs.z is not None:
-    refs.z[c, at, :] = z
+    refs.z[at, :] = z
   return u
 
 
 def send_back(refs: Scratch, plan: Plan, source: jax.Ref) -> None:
   """Converts columns by lane, one token after the other, to units by slot."""
-  unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
+  unit, rows, size = plan.unit, plan.lane_rows, plan.unit.heads
   slots = unit.slots
   for slot in range(0, slots, size):
     found = [
-      [
-        source[c, pl.ds(slot + a, unit.tokens, stride=slots), :]
-        for a in range(size)
-      ]
-      for c in range(plan.lane_groups)
+      source[pl.ds(slot + a, unit.tokens, stride=slots), :] for a in range(size)
     ]
     refs.back[pl.ds(slot * rows, size * rows), :] = lanes.from_lanes(found)
 
@@ -265,29 +255,26 @@ def solve_transposed(
   unit = plan.unit
   slots, tokens = unit.slots, unit.tokens
   _columns_to_lanes(refs, plan)
-  for c in range(plan.lane_groups):
-    own = _Rows(rows, plan, c)
-    for block in reversed(_blocks(plan)):
-      du = [refs.base[c, pl.ds(t, slots, stride=tokens), :] for t in block]
-      for s in reversed(range(block.start + 1, tokens)):
-        if s >= block.stop:
-          dz = refs.z[c, pl.ds(s * slots, slots), :]
-        else:
-          dz = _pull(refs, d_rows, plan, c, s, du[s - block.start], own)
-        weights = refs.coupling[
-          c, pl.ds(s * tokens + block.start, len(block)), :
-        ]
-        for k, t in enumerate(block):
-          if t < s:
-            du[k] = du[k] + weights[k : k + 1] * dz
-      _pull(refs, d_rows, plan, c, block.start, du[0], own)
+  own = _Rows(rows, plan)
+  for block in reversed(_blocks(plan)):
+    du = [refs.base[pl.ds(t, slots, stride=tokens), :] for t in block]
+    for s in reversed(range(block.start + 1, tokens)):
+      if s >= block.stop:
+        dz = refs.z[pl.ds(s * slots, slots), :]
+      else:
+        dz = _pull(refs, d_rows, plan, s, du[s - block.start], own)
+      weights = refs.coupling[pl.ds(s * tokens + block.start, len(block)), :]
+      for k, t in enumerate(block):
+        if t < s:
+          du[k] = du[k] + weights[k : k + 1] * dz
+    _pull(refs, d_rows, plan, block.start, du[0], own)
 
 
-def _pull(refs: Scratch, d_rows, plan: Plan, c, t: int, du, rows: _Rows):
+def _pull(refs: Scratch, d_rows, plan: Plan, t: int, du, rows: _Rows):
   """Computes a token's dz from its complete du."""
   at = pl.ds(t * plan.unit.slots, plan.unit.slots)
-  z = refs.z[c, at, :]
-  target = activations.prepare_target(plan.phi, refs.target[c, at, :])
+  z = refs.z[at, :]
+  target = activations.prepare_target(plan.phi, refs.target[at, :])
   rate, eps = (rows.of(name, pl.ds(t, 1)) for name in ("rate", "eps"))
   _, pull = plan_lib.direction(plan, z, target, eps, rate)
   dz, d_target, d_rate, d_eps = pull(du)
@@ -295,24 +282,20 @@ def _pull(refs: Scratch, d_rows, plan: Plan, c, t: int, du, rows: _Rows):
   if d_eps is not None:
     found.append(d_eps)
   for i, row in enumerate(found):
-    d_rows[0, 0, 0, c, i, t : t + 1, :] = row
-  refs.z[c, at, :] = dz
+    d_rows[0, 0, 0, i, t : t + 1, :] = row
+  refs.z[at, :] = dz
   # `prepare_target` is a projection, and so its own adjoint.
-  refs.target[c, at, :] = activations.prepare_target(plan.phi, d_target)
+  refs.target[at, :] = activations.prepare_target(plan.phi, d_target)
   return dz
 
 
 def send_targets_back(refs: Scratch, plan: Plan) -> None:
   """Converts the adjoint of targets to units, in the place of targets."""
-  unit, rows, size = plan.unit, plan.lane_rows, plan.lane_heads
+  unit, rows, size = plan.unit, plan.lane_rows, plan.unit.heads
   slots, tokens = unit.slots, unit.tokens
   for token in range(0, tokens, size):
     found = [
-      [
-        refs.target[c, pl.ds((token + a) * slots, slots), :]
-        for a in range(size)
-      ]
-      for c in range(plan.lane_groups)
+      refs.target[pl.ds((token + a) * slots, slots), :] for a in range(size)
     ]
     found = _registers(lanes.from_lanes(found))
     for register, part in enumerate(found):
