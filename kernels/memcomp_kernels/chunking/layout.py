@@ -238,7 +238,7 @@ def facts(layout: Layout) -> dict[str, jax.Array]:
 
 
 RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
-"""Bits of the `facts` of a tile."""
+"""Bits of the `facts` of a tile, in their order."""
 
 
 def bits(layout: Layout, step: int) -> jax.Array | None:
@@ -248,15 +248,8 @@ def bits(layout: Layout, step: int) -> jax.Array | None:
   """
   if uniform(layout):
     return None
-  found = facts(layout)
-  names = {
-    "resets": RESETS,
-    "continues": CONTINUES,
-    "last": LAST,
-    "complete": COMPLETE,
-  }
-  flags = sum(bit * found[name].T for name, bit in names.items())
-  flags = jnp.asarray(flags, jnp.int32)
+  in_order = enumerate(facts(layout).values())
+  flags = sum((x.T.astype(jnp.int32) << i for i, x in in_order), jnp.int32(0))
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % step)])
 
 

@@ -33,6 +33,16 @@ class Pages(NamedTuple):
   layout: Callable[[jax.Array], layout_lib.Layout]
 
 
+def num_tiles(time: int, chunk: int) -> int:
+  """Returns the tiles per page, for rows of `time` tokens.
+
+  They are enough for documents of four chunks on average, each of which may
+  leave one tile partly empty.
+  """
+  whole = -(-time // chunk)
+  return min(whole + max(whole // 4, 2), time + 1)
+
+
 def cut(
   where: layout_lib.Places, position: jax.Array, *, chunk: int, time: int
 ) -> Pages:
@@ -44,10 +54,7 @@ def cut(
     chunk: tokens per tile.
     time: tokens per row.
   """
-  whole = -(-time // chunk)
-  # This is enough for documents of four chunks on average, each of which may
-  # leave one tile partly empty.
-  size = min(whole + max(whole // 4, 2), time + 1)
+  size = num_tiles(time, chunk)
 
   def layout(page):
     return layout_lib.indexed(

@@ -97,7 +97,7 @@ class _Options(NamedTuple):
   run: Callable[..., tuple[reference.State, jax.Array]]
 
 
-def _first_rows(state: reference.State, rows: int) -> reference.State:
+def first_rows(state: reference.State, rows: int) -> reference.State:
   """Returns the state with the first `rows` rows of its memory."""
   cut = {name: getattr(state, name)[:, :, :rows] for name in _ROWS}
   return state._replace(**cut)
@@ -183,8 +183,8 @@ def _run(options, layout, state, reset, inputs):
     some, output = _scan_tiles(
       options,
       capacity,
-      _first_rows(state, stage.rows),
-      _first_rows(reset, stage.rows),
+      first_rows(state, stage.rows),
+      first_rows(reset, stage.rows),
       part,
     )
     whole = {

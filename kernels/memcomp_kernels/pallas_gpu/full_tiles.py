@@ -36,17 +36,6 @@ def flags(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
   return {name: x.astype(jnp.int32) for name, x in facts.items()}
 
 
-def resets(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
-  """Returns the flags `resets`, or None, for memories without chunks.
-
-  Such memories may use any tile size, and the empty positions that fill up the
-  last tile change nothing.
-  """
-  if layout.flags is None:
-    return None
-  return {"resets": layout.flags.resets.astype(jnp.int32)}
-
-
 def too_large(
   chunk_size: int, widths: dict[str, tuple[int, tuple[int, ...]]]
 ) -> str | None:

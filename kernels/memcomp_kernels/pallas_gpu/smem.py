@@ -132,5 +132,5 @@ def slots(
       return Slots(given, held)
   raise NotImplementedError(
     f"{kernel} mosaic_gpu: a tile needs {num_bytes(operands, 1):,} bytes of "
-    f"shared memory, where {room:,} are free; take a shorter tile"
+    f"shared memory, where {room:,} are free; take narrower heads"
   )

@@ -123,7 +123,8 @@ def needed(call: Callable[..., Any], *arguments: Any, **named: Any) -> int:
   found: list[int] = []
   token = _NEEDED.set(found)
   try:
-    jax.eval_shape(call, *arguments, **named)
+    # JAX caches traces by function, so this must be a new one.
+    jax.eval_shape(lambda *x, **y: call(*x, **y), *arguments, **named)
   finally:
     _NEEDED.reset(token)
   return max(found)
@@ -195,7 +196,7 @@ def run(
   given = *before.values(), *_flat(operands)
   given = contract.vary_like(given, given)
   parallel = ("parallel",) * (len(grid) - sequential)
-  outputs = pl.pallas_call(
+  launch = pl.pallas_call(
     kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=len(before),
@@ -211,7 +212,10 @@ def run(
     ),
     name=name,
     interpret=interpret(),
-  )(*given)
+  )
+  # The kernel's own numbers have 32 bits where the program's have 64, too.
+  with jax.enable_x64(False):
+    outputs = launch(*given)
   structure = jax.tree.structure(list(results.values()))
   outputs = jax.tree.unflatten(structure, outputs)
   return dict(zip(results, outputs, strict=True))

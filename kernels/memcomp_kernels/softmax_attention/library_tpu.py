@@ -92,19 +92,23 @@ def _kernel(mask: masks.Mask, heads: int, block: int) -> Any:
 
 
 def _with_precision(function: Callable, precision: str) -> Callable:
-  """Returns a function whose matmuls, and its gradient's, have a precision."""
+  """Returns a function whose matmuls, and its gradient's, have a precision.
+
+  The kernel's own numbers have 32 bits where the program's have 64, too.
+  """
+
+  def within(call, *arguments):
+    with jax.default_matmul_precision(precision), jax.enable_x64(False):
+      return call(*arguments)
 
   def run(*arguments):
-    with jax.default_matmul_precision(precision):
-      return function(*arguments)
+    return within(function, *arguments)
 
   def forward(*arguments):
-    with jax.default_matmul_precision(precision):
-      return jax.vjp(function, *arguments)
+    return within(jax.vjp, function, *arguments)
 
   def backward(pullback, cotangent):
-    with jax.default_matmul_precision(precision):
-      return pullback(cotangent)
+    return within(pullback, cotangent)
 
   return derivative.custom_vjp(run, forward, backward)
 

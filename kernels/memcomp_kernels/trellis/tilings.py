@@ -270,8 +270,9 @@ def unsupported(
     together = _token_heads(heads, key_dim, value_dim, None)
     least = max(least, 2)
   if not together:
+    several = "" if spec.stale else ", two or more"
     return (
-      f"heads={heads} of key_dim={key_dim} and value_dim={value_dim} do not"
-      f" fill {LANES} lanes: heads must divide by {least}"
+      f"heads={heads} must be a multiple of {least}, so that heads of key_dim="
+      f"{key_dim} and value_dim={value_dim} fill {LANES} lanes{several}"
     )
   return None

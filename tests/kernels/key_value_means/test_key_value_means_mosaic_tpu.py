@@ -199,7 +199,8 @@ def gradient(dim, capacity=None):
 
 def test_lowers():
   function, given = gradient(64)
-  with launch.compiled():
+  # Kernels count in 32 bits, also where the program has 64.
+  with launch.compiled(), jax.enable_x64(True):
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(*given)
   assert 'kernel_name = "kvm_tile"' in exported.mlir_module()
 
@@ -211,6 +212,18 @@ def test_a_block_that_cannot_fit_says_so():
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(function, *given)
+
+
+def test_only_rows_that_can_be_live_must_fit():
+  spec = dataclasses.replace(SPEC, budget=budgets.FixedBudget(2**16))
+  given = jax.eval_shape(lambda: arguments(spec, 256))
+  reasons = []
+  with launch.interpreted():
+    for seen in (None, 0):
+      call = dispatch.Call(*given, spec, max_position=seen)
+      reasons.append(engine.unsupported(call))
+  assert "bytes of VMEM" in reasons[0]
+  assert reasons[1] is None
 
 
 def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):

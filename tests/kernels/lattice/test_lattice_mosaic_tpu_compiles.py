@@ -80,7 +80,8 @@ def gradient(meaning, head_dim, *, fresh=False):
 def test_lowers(meaning, count):
   """With chunks, for whole ones and for those that began before."""
   function, arguments = gradient(meaning, 64)
-  with launch.compiled():
+  # Kernels count in 32 bits, also where the program has 64.
+  with launch.compiled(), jax.enable_x64(True):
     exported = jax.export.export(jax.jit(function), platforms=["tpu"])(
       *arguments
     )

@@ -69,7 +69,8 @@ BLOCKS = softmax_attention.Spec(window_size=768, chunk_size=384)
 
 
 def test_lowers():
-  with launch.compiled():
+  # Kernels count in 32 bits, also where the program has 64.
+  with launch.compiled(), jax.enable_x64(True):
     function = gradient(
       FULL, 64, 300, softmax_attention.chunk, implementation="library_tpu"
     )

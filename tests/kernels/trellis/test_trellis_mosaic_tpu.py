@@ -292,7 +292,9 @@ def test_a_named_kernel_that_cannot_run_says_why():
     with pytest.raises(NotImplementedError, match="chunk_size=24 must be"):
       chunk(odd)
     three = arguments(SPEC, 16, heads=3)
-    with pytest.raises(NotImplementedError, match="heads must divide by 8"):
+    with pytest.raises(
+      NotImplementedError, match="heads=3 must be a multiple of 8"
+    ):
       chunk(inputs=three[2], state=three[0])
     half = inputs._replace(value=inputs.value.astype(jnp.bfloat16))
     with pytest.raises(NotImplementedError, match="must all be bfloat16 or"):

@@ -73,7 +73,8 @@ def gradient(spec, *, fresh=False, **keywords):
 )
 def test_lowers(head_dim, chunk):
   spec = trellis.Spec(chunk_size=chunk)
-  with launch.compiled():
+  # Kernels count in 32 bits, also where the program has 64.
+  with launch.compiled(), jax.enable_x64(True):
     exported = jax.export.export(jax.jit(gradient(spec)), platforms=["tpu"])(
       *arguments(spec, head_dim)
     )
@@ -127,7 +128,7 @@ TOKEN = trellis.Spec(gradient_at="token")
 
 @pytest.mark.slow
 def test_per_token_lowers():
-  with launch.compiled():
+  with launch.compiled(), jax.enable_x64(True):
     exported = jax.export.export(jax.jit(gradient(TOKEN)), platforms=["tpu"])(
       *arguments(TOKEN, 64)
     )

@@ -129,7 +129,9 @@ def test_what_cannot_be_done_says_why():
 
   with launch.interpreted():
     three = stale.arguments(SPEC, 16, heads=3)
-    with pytest.raises(NotImplementedError, match="heads must divide by 8"):
+    with pytest.raises(
+      NotImplementedError, match="heads=3 must be a multiple of 8"
+    ):
       chunk(inputs=three[2], state=three[0])
     read_out = dataclasses.replace(SPEC, value_readout_phi=True)
     with pytest.raises(NotImplementedError, match="value_readout_phi"):

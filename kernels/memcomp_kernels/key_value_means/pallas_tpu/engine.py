@@ -4,6 +4,8 @@
 The gradient is that of the XLA form, with the assignments that the kernel made.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +34,20 @@ def unsupported(call: dispatch.Call) -> str | None:
     return f"chunk_size={spec.chunk_size} is not a multiple of {LANES}"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
-  batch, _, heads, dim = inputs.query.shape
+  batch, time, heads, dim = inputs.query.shape
+  most = call.max_position
+  if most is not None and call.segment_ids is not None:
+    most += time  # rows in pieces, see `xla_chunked`
+  stages = xla_chunked.stages(
+    spec,
+    capacity=state.keys.shape[2],
+    max_position=most,
+    time=time,
+    num_tiles=-(-time // spec.chunk_size) + 1,
+  )
+  state = jax.eval_shape(
+    functools.partial(xla_chunked.first_rows, rows=stages[-1].rows), state
+  )
   query = jax.ShapeDtypeStruct(
     (batch, heads, spec.chunk_size, dim), inputs.query.dtype
   )

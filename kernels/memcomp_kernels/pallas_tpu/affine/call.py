@@ -17,6 +17,16 @@ from memcomp_kernels.pallas_tpu.affine.plan import COARSE, Plan, split
 
 _D_KEYS = "d_query", "d_key"
 
+SCHEDULES = {
+  "by_chunk": ((2, 1), (3, 2)),
+  "outer": ((3, 1), (6, 1)),
+  "delta": ((3, 1), (3, 1)),
+}
+"""Schedules of each kernel, forward and backward.
+
+A schedule is the number of units in lock step, and the stages between two such
+groups. They were chosen by static cycle counts (docs/tpu-kernels.md)."""
+
 
 def kernel(plan: Plan) -> tuple[str, Any]:
   """Returns the name and the pieces of the plan's kernel."""
@@ -27,8 +37,20 @@ def kernel(plan: Plan) -> tuple[str, Any]:
   return ("delta", delta) if plan.erase else ("outer", outer)
 
 
-def _run(plan: Plan, refs: dict[str, Any], piece, tiles: range, first) -> None:
-  """Emits one grid step. `first` is its first tile, which indexes the flags."""
+def _run(plan: Plan, refs: dict[str, Any], way: int, tiles: range, first):
+  """Emits one grid step.
+
+  Args:
+    plan: Plan of the kernel.
+    refs: References by name.
+    way: 0 forward, 1 backward.
+    tiles: Tiles of the step, in their order.
+    first: Index of the step's first tile, for the flags.
+  """
+  name, pieces = kernel(plan)
+  piece = (pieces.forward, pieces.backward)[way]
+  schedules = plan.own.schedules if plan.own else SCHEDULES[name]
+  group, skew = schedules[way]
   kept: dict[Any, Any] = {}
 
   def at(i, u):
@@ -37,9 +59,7 @@ def _run(plan: Plan, refs: dict[str, Any], piece, tiles: range, first) -> None:
       flags = refs["flags"][pl.program_id(0), first + i]
     return piece(tile.Tile(plan, refs, kept, flags, i, u))
 
-  schedule.run(
-    at, chunks=tiles, units=plan.step_units, group=plan.group, skew=plan.skew
-  )
+  schedule.run(at, chunks=tiles, units=plan.step_units, group=group, skew=skew)
 
 
 def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
@@ -53,9 +73,8 @@ def _forward_body(refs: dict[str, Any], plan: Plan) -> None:
       if name in refs:
         refs[name][...] = jnp.zeros_like(refs[name])
 
-  _, pieces = kernel(plan)
   tiles, first = range(plan.step_tiles), step * plan.step_tiles
-  _run(plan, refs, pieces.forward, tiles, first)
+  _run(plan, refs, 0, tiles, first)
 
   @pl.when(step == pl.num_programs(2) - 1)
   def _():
@@ -73,10 +92,9 @@ def _backward_body(refs: dict[str, Any], plan: Plan) -> None:
       if name in refs:
         refs[name][...] = jnp.zeros_like(refs[name])
 
-  _, pieces = kernel(plan)
   tiles = range(plan.step_tiles)[::-1]
   first = (steps - 1 - step) * plan.step_tiles
-  _run(plan, refs, pieces.backward, tiles, first)
+  _run(plan, refs, 1, tiles, first)
 
   @pl.when(step == steps - 1)
   def _():

@@ -5,7 +5,6 @@ its inputs to `Tokens`. Another engine runs calls whose inputs or sizes do not
 fit these kernels.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,17 +20,9 @@ from memcomp_kernels.pallas_tpu.affine import call
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 STEP_HEADS, STEP_TOKENS = 12, 256
-"""Maximum heads and tokens per grid step."""
-SCHEDULES = {
-  "by_chunk": ((2, 1), (3, 2)),
-  "outer": ((3, 1), (6, 1)),
-  "delta": ((3, 1), (3, 1)),
-}
-"""Schedules of each kernel, forward and backward.
+"""Maximum heads and tokens per grid step.
 
-A schedule is the number of units in lock step, and the stages between two such
-groups. These and the sizes above were chosen by static cycle counts
-(docs/tpu-kernels.md)."""
+They were chosen by static cycle counts (docs/tpu-kernels.md)."""
 
 
 class Tokens(NamedTuple):
@@ -111,62 +102,48 @@ def _plan(
   shared = heads // groups
   within = heads if shared == 1 else shared
   # Heads that fill lanes by value and, if each has its own key, by key.
-  units = [
-    n
-    for n in (1, 2, 4, 8, 16)
-    if within % n == 0
-    and fills(n, heads, value_dim)
-    and (shared > 1 or fills(n, heads, key_dim))
-  ]
-  way = int(direction == "backward")
+  unit = next(
+    (
+      n
+      for n in (1, 2, 4, 8, 16)
+      if within % n == 0
+      and fills(n, heads, value_dim)
+      and (shared > 1 or fills(n, heads, key_dim))
+    ),
+    None,
+  )
+  if unit is None:
+    return None
   most = min(max(1, STEP_TOKENS // tile), -(-time // tile))
   if tokens.own:
-    most = min(most, tokens.own.step_tiles[way])
+    most = min(most, tokens.own.step_tiles[direction == "backward"])
 
   def fits(step_heads):
-    if shared % step_heads and step_heads % shared:
+    if heads % step_heads or (shared % step_heads and step_heads % shared):
       return False
     return fills(max(1, step_heads // shared), groups, key_dim)
 
-  steps = [
-    n
-    for unit in units[:1]
-    for n in range(unit, max(STEP_HEADS, unit) + 1, unit)
-    if heads % n == 0 and fits(n)
-  ]
-  if not steps:
-    return None
-  largest = plan_lib.Plan(
-    heads=heads,
-    shared=shared,
-    key_dim=key_dim,
-    value_dim=value_dim,
-    tile=tile,
-    read=tokens.read,
-    dtype=tokens.dtype,
-    erase=tokens.erase,
-    scale=tokens.scale,
-    skip=tokens.skip is not None,
-    unit=units[0],
-    step_units=max(steps) // units[0],
-    step_tiles=most,
-    group=1,
-    skew=1,
-    own=tokens.own,
-  )
-  name, _ = call.kernel(largest)
-  schedules = tokens.own.schedules if tokens.own else SCHEDULES[name]
-  group, skew = schedules[way]
-  for step_heads in sorted(steps, reverse=True):
+  multiples = range(max(STEP_HEADS, unit) // unit * unit, 0, -unit)
+  for step_heads in filter(fits, multiples):
     for step_tiles in range(most, 0, -1):
-      plan = dataclasses.replace(
-        largest,
-        step_units=step_heads // units[0],
+      plan = plan_lib.Plan(
+        heads=heads,
+        shared=shared,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        tile=tile,
+        read=tokens.read,
+        dtype=tokens.dtype,
+        erase=tokens.erase,
+        scale=tokens.scale,
+        skip=tokens.skip is not None,
+        unit=unit,
+        step_units=step_heads // unit,
         step_tiles=step_tiles,
-        group=group,
-        skew=skew,
+        own=tokens.own,
       )
-      if call.needed(plan, direction, tokens.query.dtype) <= launch.LIMIT:
+      needed = call.needed(plan, direction, tokens.query.dtype)
+      if needed <= launch.LIMIT:
         return plan
   return None
 

@@ -29,7 +29,7 @@ class Own(NamedTuple):
     name: Name of the kernel.
     pieces: Module with the functions `forward` and `backward`.
     spec: Options that define the memory.
-    schedules: Schedules, forward and backward; see `engine.SCHEDULES`.
+    schedules: Schedules, forward and backward; see `call.SCHEDULES`.
     step_tiles: Maximum tiles per grid step, forward and backward.
   """
 
@@ -61,8 +61,6 @@ class Plan:
     step_units: Units per grid step. Their heads are whole groups or part of one
       group.
     step_tiles: Tiles per grid step.
-    group: Units emitted in lock step.
-    skew: Stages between the starts of two groups.
     own: The memory's own kernel; None for the kernels of this folder.
   """
 
@@ -79,8 +77,6 @@ class Plan:
   unit: int
   step_units: int
   step_tiles: int
-  group: int
-  skew: int
   own: Own | None = None
 
   @property

@@ -28,7 +28,7 @@ HEADS, TILES = 12, 4
 
 They were chosen by static cycle counts (docs/tpu-kernels.md)."""
 
-FIX = "take narrower heads or shorter chunks (chunk_size)"
+FIX = "take narrower heads"
 
 
 def _forward_body(refs: dict[str, Any], size: int, heads: int) -> None:
@@ -342,8 +342,10 @@ def too_large(call: dispatch.Call, tokens: int) -> str | None:
     call: The call.
     tokens: Tokens per tile.
   """
-  dtype, value_dim = call.inputs.query.dtype, call.inputs.value.shape[-1]
-  needed = _needed(tokens, call.inputs.key.shape[-1], value_dim, dtype)
+  inputs = call.inputs
+  # Linear attention adds a column.
+  columns = inputs.value.shape[-1] + 1
+  needed = _needed(tokens, inputs.key.shape[-1], columns, inputs.query.dtype)
   return launch.too_large(needed, "affine_backward", FIX)
 
 

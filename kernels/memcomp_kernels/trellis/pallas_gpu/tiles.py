@@ -106,10 +106,11 @@ class Tiles:
       lambda x: jnp.broadcast_to(x[..., :1], x.shape),
     )
     self.decay = decay.decay_factors(log_decay)
-    if form.spec.stale:
-      self.flags = full_tiles.flags(layout)
-    else:
-      self.flags = full_tiles.resets(layout)
+    self.flags = full_tiles.flags(layout)
+    if not form.spec.stale:  # no chunk matters, and empty positions do nothing
+      self.flags = None
+      if layout.flags is not None:
+        self.flags = {"resets": layout.flags.resets.astype(jnp.int32)}
 
   @property
   def width(self) -> int:

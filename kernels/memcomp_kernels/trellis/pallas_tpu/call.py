@@ -14,7 +14,7 @@ from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
-FIX = "take fewer slots or narrower heads, or a smaller tilings.KernelTiling"
+FIX = "take fewer slots, narrower heads, or a KernelTiling smaller than yours"
 
 
 def writes(plan: plan_lib.Plan) -> Any:

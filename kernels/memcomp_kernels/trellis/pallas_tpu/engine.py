@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import chunked, pages
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import activations, launch
@@ -346,7 +346,8 @@ def unsupported(call: dispatch.Call) -> str | None:
   if reason := tilings.unsupported(spec, heads, key_dim, value_dim):
     return reason
   made = form(spec, call.tiling, inputs, call.segment_ids is not None)
-  num_chunks = -(-inputs.query.shape[1] // made.tile_time)
+  # No layout has more chunks.
+  num_chunks = pages.num_tiles(inputs.query.shape[1], made.tile_time)
   for direction in ("forward", "backward"):
     plan = _plan(made, inputs, direction, num_chunks)
     if reason := _too_large(plan, inputs, direction):
