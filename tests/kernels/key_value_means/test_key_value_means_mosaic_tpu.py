@@ -215,8 +215,8 @@ def test_a_block_that_cannot_fit_says_so():
 
 
 def test_only_rows_that_can_be_live_must_fit():
-  spec = key_value_means.Spec(
-    chunk_size=128, budget=budgets.FixedBudget(2**16), max_length=2**20
+  spec = dataclasses.replace(
+    SPEC, budget=budgets.FixedBudget(2**16), max_length=2**20
   )
   given = jax.eval_shape(lambda: arguments(spec, 256, length=2**20))
   reasons = []
