@@ -36,13 +36,15 @@ MIXERS: dict[str, options.MixerConfig] = {
   "infini": infini_attention.InfiniAttentionConfig(
     **_HEADS, segment_size=_WINDOW
   ),
-  # As in the paper's runs; the layer's default has unit keys and queries.
+  # As in the paper's runs; the layer's default has unit keys and queries, and
+  # one output projection.
   "tensor_cache": tensor_cache.TensorCacheConfig(
     **_HEADS,
     window_size=_WINDOW,
     write_population="evicted",
     unit_keys=False,
     unit_queries=False,
+    memory_output=True,
   ),
 }
 

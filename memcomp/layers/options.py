@@ -11,7 +11,7 @@ import difflib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from memcomp_kernels.math import solver
@@ -82,6 +82,8 @@ class MixerConfig(abc.ABC):
   """The kernel's `Spec`, whose fields are options of the mixer."""
   left_out: ClassVar[tuple[str, ...]] = ()
   """Fields of `Spec` that are no options."""
+  earlier: ClassVar[Mapping[str, Any]] = {}
+  """Values of fields that configs of earlier versions lack."""
 
   heads: int = option(0, not_negative)
   key_dim: int = option(0, not_negative)

@@ -3,7 +3,9 @@
 x -> q, k, v (`layers.projection`, rotary positions) -> local attention over a
 window, and a memory that per-head gates write and q reads:
 
-  y = y_local W_o + sigmoid(g) (r W_tc)                                 (5)
+  y = (y_local + sigmoid(g) r) W_o
+
+or, with `memory_output` as in the paper, y_local W_o + sigmoid(g) (r W_tc) (5).
 
 With slots, l_s(x) = <unit(x), unit(slot_key_s)> / (sqrt(d) temperature) routes
 reads by the query (softmax over the top k), and writes by the key or the query
@@ -12,6 +14,7 @@ paper leaves open.
 """
 
 import math
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +55,9 @@ class TensorCacheConfig(projection.ProjectionConfig):
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g).
     token_gate: whether g depends on the token, by a map that starts at zero.
+    memory_output: whether the memory has an output projection of its own, W_tc,
+      as in the paper. Its parameters are worth more in the channel mixer
+      (docs/results/compare.md).
     route_by: whose scores choose the slots that a token is written to: its own
       key's ("key"), or a query's ("query"), with "all" its own and with
       "evicted" that of the token that evicts it.
@@ -61,6 +67,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
   """
 
   Spec = tensor_cache.Spec
+  earlier = MappingProxyType({"memory_output": True})
 
   unit_keys: bool = True
   unit_queries: bool = True
@@ -70,6 +77,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
   slow_write_rate_init: float = option(0.01, _share)
   read_gate_init: float = -2.0
   token_gate: bool = False
+  memory_output: bool = False
   top_k_slots: int = 1
   temperature: float = option(1.0, positive)
 
@@ -116,7 +124,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
 
 class TensorCache(projection.ProjectedMixer):
-  """Tensor Cache; `out_std` is for the local attention's output projection."""
+  """Tensor Cache; `out_std` is not for the projection `memory_output`."""
 
   Config = TensorCacheConfig
   op = tensor_cache
@@ -129,7 +137,10 @@ class TensorCache(projection.ProjectedMixer):
     self.projection = projection.Projection(
       config, self.d_model, std=make.std, rngs=make.rngs
     )
-    self.out, self.memory_out = make.out(values), make.out(values, make.std)
+    self.out = make.out(values)
+    self.memory_out = nnx.data(
+      make.out(values, make.std) if config.memory_output else None
+    )
 
     def logits(*probabilities):
       row = jnp.array([linear.logit(p) for p in probabilities[:timescales]])
@@ -217,12 +228,14 @@ class TensorCache(projection.ProjectedMixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """Equation (5) for `[batch, time, heads, 2 * value]`."""
+    """The layer's output for `[batch, time, heads, 2 * value]`."""
     local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
     gate = base.wide(self.read_gate[...])
     if self.token_gate is not None:
       gate = gate + base.wide(self.token_gate(x))
     gate = jax.nn.sigmoid(gate).astype(x.dtype)
+    if self.memory_out is None:
+      return self.out(local + gate * read)
     return self.out(local) + gate * self.memory_out(read)
 
 

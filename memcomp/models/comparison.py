@@ -47,7 +47,10 @@ _MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
       "token_shift": False,
     },
   ),
-  "tensor_cache": ("tensor_cache", _ATTENTION | {"window_size": WINDOW}),
+  "tensor_cache": (
+    "tensor_cache",
+    _ATTENTION | {"window_size": WINDOW, "memory_output": True},
+  ),
   "softmax_attention": ("softmax_attention", _ATTENTION),
   "gptalpha2": (
     "softmax_attention",

@@ -136,7 +136,8 @@ def _mixer(memory: str, size: Size) -> options.MixerConfig:
       "value_dim": 64,
     },
     "softmax_attention": {"rotary_dim": width},
-    "tensor_cache": {"rotary_dim": width},
+    # As published.
+    "tensor_cache": {"rotary_dim": width, "memory_output": True},
     "test_time_training": {"rotary_dim": width},
   }
   config = registry.config_of(memory)

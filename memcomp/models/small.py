@@ -83,6 +83,7 @@ def recall_model(
       "rotary_dim": half,
       "window_size": half,
       "chunk_size": quarter,
+      "memory_output": True,
     },
     "test_time_training": {"rotary_dim": 0},
   }.get(mixer, {})

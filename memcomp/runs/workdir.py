@@ -97,7 +97,8 @@ def of_this_version(
 ) -> Any:
   """Returns a saved config in the format of this version.
 
-  Fields that an older version lacks get their defaults. A config that this
+  Fields that an older version lacks are as it worked: their defaults, or what
+  `MixerConfig.earlier` says. A config that this
   version cannot read stays unchanged.
 
   Args:
@@ -383,7 +384,7 @@ def _build(cls: type, saved: dict[str, Any], where: str) -> Any:
       f"{where} was written by another version: its config has "
       f"{', '.join(unknown)}, which {cls.__name__} has not; use that version"
     )
-  values = {}
+  values: dict[str, Any] = dict(getattr(cls, "earlier", {}))
   for name, value in saved.items():
     hint = hints[name]
     for known in _BY_NAME:

@@ -75,6 +75,7 @@ KNOBS = [
   ("all", {"slow_write_rate_init": 0.1}),
   ("all", {"read_gate_init": 0.0}),
   ("all", {"token_gate": True}),
+  ("all", {"memory_output": True}),
   ("all", {"top_k_slots": 1}),
   ("all", {"temperature": 0.1}),
   ("evicted", {"route_by": "query"}),
@@ -115,6 +116,23 @@ def test_a_closed_gate_leaves_local_attention():
   x = jax.random.normal(jax.random.key(1), (2, 24, 16))
   call = jax.jit(lambda x: local(x, local.init_state(2), max_position=0)[0])
   np.testing.assert_allclose(y, call(x), atol=1e-5)
+
+
+def test_the_memory_is_read_through_the_windows_output_projection():
+  """As if the paper's W_tc were W_o."""
+  layer = build(SINGLE)
+  own = build(dataclasses.replace(SINGLE, memory_output=True))
+  for name in ("projection", "out", "log_decay", "write_rate", "read_gate"):
+    setattr(own, name, getattr(layer, name))
+  own.memory_out = layer.out
+  x = jax.random.normal(jax.random.key(1), (2, 24, 16))
+
+  @jax.jit
+  def outputs(x):
+    return [y(x, y.init_state(2), max_position=0)[0] for y in (layer, own)]
+
+  shared, apart = outputs(x)
+  np.testing.assert_allclose(shared, apart, atol=1e-5)
 
 
 def test_what_the_memory_starts_as():

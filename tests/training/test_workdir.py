@@ -7,6 +7,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.layers import tensor_cache
 from memcomp.runs import workdir
 
 
@@ -62,3 +63,12 @@ def test_an_empty_folder_of_checkpoints_is_nobodys(config, tmp_path):
   (tmp_path / "checkpoints/3").mkdir()
   with pytest.raises(errors.UserError, match="holds checkpoints but no config"):
     workdir.check(tmp_path, config)
+
+
+def test_a_mixer_without_a_later_field_is_as_it_was(config):
+  """Tensor Cache's memory had an output projection, which one now asks for."""
+  config.model.mixers["memory"] = tensor_cache.TensorCacheConfig()
+  saved = config_lib.to_dict(config)
+  assert saved["model"]["mixers"]["memory"].pop("memory_output") is False
+  found = workdir.config_of(saved, "here")
+  assert found.model.mixers["memory"].memory_output
