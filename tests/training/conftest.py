@@ -1,13 +1,17 @@
+import copy
+import shutil
 import subprocess
 
 import checkpoint_cases
+import jax
 import leaky
+import numpy as np
 import pytest
 import training_cases
 
 from memcomp import sharding
 from memcomp.models import decoder
-from memcomp.training import state
+from memcomp.training import plot, state
 
 
 @pytest.fixture
@@ -16,9 +20,19 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def leaky_model(monkeypatch):
-  """A decoder that compiles in a second, where the memory is beside the point."""
+def loss_figure():
+  """The test looks at loss.png, which runs of `leaky_model` do not draw."""
+
+
+@pytest.fixture
+def leaky_model(monkeypatch, request):
+  """A decoder that compiles in a second, where the memory is beside the point.
+
+  Nor is the figure drawn, which takes as long as some of these runs.
+  """
   monkeypatch.setattr(decoder, "Decoder", leaky.Decoder)
+  if "loss_figure" not in request.fixturenames:
+    monkeypatch.setattr(plot, "loss_curve", lambda workdir: "no figure")
 
 
 @pytest.fixture
@@ -33,12 +47,27 @@ def small_disk(tmp_path):
   subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.fixture
-def case(tmp_path):
-  """Makes (config, mesh, state, folder of checkpoints with steps 1, 2, 3)."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  """What `case` copies."""
+  folder = tmp_path_factory.mktemp("saved")
   config = training_cases.tiny(carry_state=True)
   config.data.packing = "stream"
   mesh = sharding.make_mesh(config.mesh)
-  start = state.initial_state(config, mesh)
-  checkpoint_cases.save(tmp_path, config, start, 1, 2, 3)
-  return config, mesh, start, tmp_path
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(decoder, "Decoder", leaky.Decoder)
+    start = state.initial_state(config, mesh)
+    checkpoint_cases.save(folder, config, start, 1, 2, 3)
+  return config, mesh, start, folder
+
+
+@pytest.fixture
+def case(saved, tmp_path):
+  """Config, mesh, state, and a folder of checkpoints with steps 1, 2, 3.
+
+  They are the test's own: tests write into the folder and donate the state.
+  """
+  config, mesh, start, folder = saved
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  own = jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), start)
+  return copy.deepcopy(config), mesh, own, tmp_path

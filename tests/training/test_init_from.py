@@ -1,10 +1,12 @@
 """A new run begins from the parameters of another one."""
 
+import copy
 import json
 import pathlib
 import shutil
 
 import jax
+import leaky
 import numpy as np
 import pytest
 import rotation
@@ -34,12 +36,27 @@ def real_model():
   """The test needs the layers of the real decoder."""
 
 
-@pytest.fixture
-def source(tmp_path, text):
-  """A run of three steps, its config and its parameters."""
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  return training_cases.write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, text):
+  """A run of three steps, and its config."""
   config = training_cases.tiny(text, steps=3)
-  assert run.run(config, tmp_path / "source") == 0
-  return tmp_path / "source", config
+  folder = tmp_path_factory.mktemp("trained") / "run"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(decoder, "Decoder", leaky.Decoder)
+    assert run.run(config, folder) == 0
+  return folder, config
+
+
+@pytest.fixture
+def source(trained, tmp_path):
+  """A copy of it that a test may write into, and its config."""
+  folder, config = trained
+  return shutil.copytree(folder, tmp_path / "source"), copy.deepcopy(config)
 
 
 def _config(text, folder, **training):

@@ -31,7 +31,7 @@ def _steps(folder):
   return [r["step"] for r in training_cases.curve(folder)]
 
 
-def test_a_run_leaves_what_it_says(tmp_path, config, capsys):
+def test_a_run_leaves_what_it_says(tmp_path, config, capsys, loss_figure):
   config.training.evaluate_every = 4
   config.training.log_every = 3
   assert run.run(config, tmp_path / "a") == 0
