@@ -1,5 +1,7 @@
 """Rows that begin from the state that other text left behind."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,9 +45,27 @@ def _setup(share=0.5, **training):
   return config, sharding.make_mesh(config.mesh)
 
 
+_steps = {}
+
+
+@pytest.fixture(autouse=True)
+def _no_other_tests_steps():
+  """What a test has changed is in no other test's step."""
+  yield
+  _steps.clear()
+
+
+def _train_step(config):
+  """Returns the step of a config, made once a test."""
+  key = repr(config)
+  if key not in _steps:
+    _steps[key] = jax.jit(step.make_train_step(copy.deepcopy(config)))
+  return _steps[key]
+
+
 def _run(config, mesh, batches, start=None):
   current, losses = start or state.initial_state(config, mesh), []
-  train_step = jax.jit(step.make_train_step(config))
+  train_step = _train_step(config)
   with jax.set_mesh(mesh):
     for batch in batches:
       batch = jax.device_put(batch, sharding.batch_sharding(mesh))

@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -25,9 +26,8 @@ def _config(**fields):
 def test_schedule_rises_to_the_peak_and_ends_at_the_final_rate(
   schedule, warmup
 ):
-  rate = optimizer.make_schedule(
-    _config(schedule=schedule, warmup_steps=warmup), 20
-  )
+  config = _config(schedule=schedule, warmup_steps=warmup)
+  rate = jax.jit(optimizer.make_schedule(config, 20))
   values = np.array([float(rate(step)) for step in range(20)])
   assert values[0] > 0
   assert (np.diff(values[: warmup + 1]) > 0).all()
@@ -108,9 +108,10 @@ def test_corrected_decay_follows_the_rate_twice():
   )
   params = {"w": jnp.ones(1)}
   tx = optimizer.make(config, 10, Masks({"w": True}))
-  state, rate = tx.init(params), optimizer.make_schedule(config, 10)
+  state, rate = tx.init(params), jax.jit(optimizer.make_schedule(config, 10))
+  update_of = jax.jit(tx.update)
   for step in range(10):
-    updates, state = tx.update({"w": jnp.zeros(1)}, state, params)
+    updates, state = update_of({"w": jnp.zeros(1)}, state, params)
     expected = -0.5 * float(rate(step)) ** 2  # the peak is 1
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-6)
 
@@ -158,7 +159,8 @@ def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
   ]
   decayed = {"stack": True, "table": False}
   tx = optimizer.make(config, 10, Masks(decayed, in_layers=decayed))
-  state, rate = tx.init(params), optimizer.make_schedule(config, 10)
+  state, rate = tx.init(params), jax.jit(optimizer.make_schedule(config, 10))
+  update_of = jax.jit(tx.update)
   momentum, weight = np.zeros((2, *shape)), params["stack"]
   for step, gradient in enumerate(grads):
     g, b = gradient["stack"], config.momentum
@@ -169,7 +171,7 @@ def test_muon_is_its_formula_and_leaves_the_rest_to_adam(shape):
     update = np.stack([_orthogonalized(x) for x in ahead])
     update *= 0.2 * max(shape) ** 0.5
     expected = -float(rate(step)) * (update + 0.5 * weight)
-    found, state = tx.update(gradient, state, params)
+    found, state = update_of(gradient, state, params)
     np.testing.assert_allclose(found["stack"], expected, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(found["table"], -float(rate(step)), rtol=1e-5)
   # As large as Adam's updates of the same rate.

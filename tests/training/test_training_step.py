@@ -1,3 +1,5 @@
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,8 +43,26 @@ def _setup(**training):
   return config, mesh, state.initial_state(config, mesh)
 
 
+_steps = {}
+
+
+@pytest.fixture(autouse=True)
+def _no_other_tests_steps():
+  """What a test has changed is in no other test's step."""
+  yield
+  _steps.clear()
+
+
+def _train_step(config):
+  """Returns the step of a config, made once a test."""
+  key = repr(config)
+  if key not in _steps:
+    _steps[key] = jax.jit(step.make_train_step(copy.deepcopy(config)))
+  return _steps[key]
+
+
 def _run(config, mesh, start, batches):
-  train_step = jax.jit(step.make_train_step(config))
+  train_step = _train_step(config)
   losses, current = [], start
   with jax.set_mesh(mesh):
     for batch in batches:
@@ -87,7 +107,7 @@ def test_gradient_is_that_of_the_mean_over_all_scored_tokens():
     return sums.nll / sums.count
 
   after, (metrics,) = _run(config, mesh, start, [batch])
-  value, grads = jax.value_and_grad(mean)(start.params)
+  value, grads = jax.jit(jax.value_and_grad(mean))(start.params)
   np.testing.assert_allclose(metrics["loss"], value, rtol=1e-6)
   moments = after.opt_state[1].mu
   _close(moments, grads, 1e-6)
@@ -155,6 +175,7 @@ def test_the_carried_state_continues_each_row():
   after, _ = _run(config, mesh, start, [first])
   model = abstract.model_of(config.model)
 
+  @jax.jit
   def losses(carry):
     module = abstract.merge(model.graphdef, after.params)
     hidden, _ = module.hidden(
@@ -163,7 +184,7 @@ def test_the_carried_state_continues_each_row():
       segment_ids=second.segment_ids,
     )
     sums = loss.next_token_loss(module.logits, hidden, second.targets)
-    return float(sums.nll / sums.count)
+    return sums.nll / sums.count
 
   _, (metrics,) = _run(config, mesh, after, [second])
   np.testing.assert_allclose(metrics["loss"], losses(after.carry), rtol=1e-6)

@@ -45,8 +45,11 @@ def check_finite_differences(subject: Subject, time: int) -> None:
   Central differences along a random direction of all arguments are compared.
   """
   with jax.enable_x64(True):
-    arguments = subject.state(), subject.inputs(time)
-    _, gradient = value_and_gradients(subject.reference, arguments)
+    # On the host, where moving and summing compiles nothing.
+    arguments = jax.device_get((subject.state(), subject.inputs(time)))
+    _, gradient = jax.device_get(
+      value_and_gradients(subject.reference, arguments)
+    )
     rng = np.random.default_rng(5)
     direction = jax.tree.map(
       lambda x: rng.standard_normal(x.shape) if is_float(x) else 0,
@@ -64,14 +67,16 @@ def check_finite_differences(subject: Subject, time: int) -> None:
     h, rng = 1e-5, np.random.default_rng(9)
     outputs = []
     for sign in (1, -1):
-      result, _ = value_and_gradients(subject.reference, moved(sign * h))
+      result, _ = jax.device_get(
+        value_and_gradients(subject.reference, moved(sign * h))
+      )
       outputs.append([x for x in jax.tree.leaves(result) if is_float(x)])
     numeric = sum(
-      jnp.sum(rng.standard_normal(a.shape).astype(np.float32) * (a - b))
+      np.sum(rng.standard_normal(a.shape).astype(np.float32) * (a - b))
       for a, b in zip(*outputs, strict=True)
     ) / (2 * h)
     analytic = sum(
-      jnp.sum(g * d)
+      np.sum(g * d)
       for g, d in zip(
         jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True
       )
@@ -160,11 +165,11 @@ def check_causal(subject: Subject, time: int, *, x64: bool = True) -> None:
     cotangents = [0 * c for c in cotangents]
     cotangents[-1][:, :middle] = 1.0  # the outputs, which come last
     derivative = gradients.derivative(subject.chunk)
-    _, (_, gradient) = derivative(arguments, cotangents)
+    _, (_, gradient) = jax.device_get(derivative(arguments, cotangents))
     late = jax.tree.map(lambda x: x[:, middle:], gradient)
-    errors.assert_equal(late, jax.tree.map(jnp.zeros_like, late), "causality")
+    errors.assert_equal(late, jax.tree.map(np.zeros_like, late), "causality")
     before = jax.tree.map(lambda x: x[:, :middle], gradient)
-    if not all(jnp.any(x != 0) for x in (before.query, before.value)):
+    if not all(np.any(x != 0) for x in (before.query, before.value)):
       raise AssertionError(
         "the gradient is zero everywhere: nothing was checked"
       )
@@ -205,7 +210,7 @@ def check_edges(
     state = subject.state(batch=batch)
     inputs = subject.inputs(time, batch=batch)
     derivative = gradients.derivative(subject.chunk)
-    for name, edge in subject.memory.edges(inputs).items():
+    for name, edge in jax.jit(subject.memory.edges)(inputs).items():
       arguments = (state, edge, ids, state) if packed else (state, edge)
       errors.assert_finite(derivative(arguments), name)
 
@@ -256,11 +261,12 @@ def strong_decays(log_decay: jax.Array) -> jax.Array:
 
 def check_empty(subject: Subject) -> None:
   """Without rows or tokens, outputs are empty and states unchanged."""
+  some = jax.device_get((subject.state(batch=2), subject.inputs(3, batch=2)))
+  whole = jax.eval_shape(subject.chunk, *some)[1]
   for batch, time in ((0, 3), (2, 0)):
-    state, inputs = subject.state(batch=batch), subject.inputs(3, batch=batch)
-    inputs = jax.tree.map(lambda x, n=time: x[:, :n], inputs)
-    ids = jnp.ones((batch, time), jnp.int32)
-    whole = jax.eval_shape(subject.chunk, subject.state(), subject.inputs(3))[1]
+    state = jax.tree.map(lambda x, n=batch: x[:n], some[0])
+    inputs = jax.tree.map(lambda x, n=batch, m=time: x[:n, :m], some[1])
+    ids = np.ones((batch, time), np.int32)
     for packing in ((), (ids, state)):
 
       def total(state, inputs, packing=packing):
@@ -289,11 +295,16 @@ def check_strict(subject: Subject, time: int) -> None:
 
   It traces values and gradients, of one segment and of packed rows, and a step.
   """
-  state = gradients.cast(subject.state(), jnp.float32)
-  wide = subject.inputs(time)
-  narrow = gradients.cast(wide, jnp.bfloat16)
-  narrow = _with_wide_gates(narrow, wide, jnp.float32)
-  ids = jnp.ones(wide.query.shape[:2], jnp.int32)
+
+  def given():
+    wide = subject.inputs(time)
+    narrow = gradients.cast(wide, jnp.bfloat16)
+    narrow = _with_wide_gates(narrow, wide, jnp.float32)
+    state = gradients.cast(subject.state(), jnp.float32)
+    return state, wide, narrow, jax.tree.map(lambda x: x[:, 0], narrow)
+
+  state, wide, narrow, first = jax.eval_shape(given)
+  ids = jax.ShapeDtypeStruct(wide.query.shape[:2], jnp.int32)
   with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
     for inputs, *packing in (
       (narrow,),
@@ -305,7 +316,6 @@ def check_strict(subject: Subject, time: int) -> None:
       # With jit, JAX traces a gradient's rules outside of the call.
       differentiated = gradients.differentiated(jax.jit(subject.chunk))
       jax.eval_shape(differentiated, arguments, cotangents)
-    first = jax.tree.map(lambda x: x[:, 0], narrow)
     jax.eval_shape(subject.step, state, first)
 
 

@@ -94,6 +94,6 @@ def assert_finite(tree: Any, what: str = "") -> None:
     AssertionError: a leaf is not finite; the message names it.
   """
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    if not bool(jnp.all(jnp.isfinite(leaf))):
+    if not np.all(np.isfinite(np.asarray(leaf))):
       name = jax.tree_util.keystr(path)
       raise AssertionError(f"{what}: {name} is not finite")

@@ -1,13 +1,15 @@
 """What the checks of the contract look at, and what they compare."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memcomp_kernels.testing import errors, tolerances
+from memcomp_kernels.testing import errors, gradients, tolerances
 from memcomp_kernels.testing import memory as memory_lib
 
 SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
@@ -34,15 +36,20 @@ class Subject:
 
   def inputs(self, time: int, seed: int = 0, **changes) -> Any:
     """Returns random inputs, in the widest dtype that is switched on."""
-    sizes = dict(self.sizes) | changes
-    return self.memory.make_inputs(
-      jax.random.key(seed), self.spec, time=time, **sizes
-    )
+    sizes = dict(self.sizes) | {"time": time} | changes
+    return self._drawn(self.memory.make_inputs, seed, sizes)
 
   def state(self, seed: int = 1, **changes) -> Any:
     """Returns a state before the first token, with random memories."""
     sizes = dict(self.sizes) | changes
-    return self.memory.make_state(jax.random.key(seed), self.spec, **sizes)
+    return self._drawn(self.memory.make_state, seed, sizes)
+
+  def _drawn(self, make: Callable, seed: int, sizes: dict[str, int]) -> Any:
+    # Code that changes in between must not be in another's program.
+    program = _drawing if self.keep else _drawing.__wrapped__
+    # The default generator takes XLA a second to compile.
+    key = jax.random.key(seed, impl="rbg")
+    return program(make, self.spec, tuple(sizes.items()))(key)
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
     """Runs the implementation under test."""
@@ -70,18 +77,32 @@ class Subject:
     return self.memory.op.step(state, inputs, spec=self.spec)
 
 
+@functools.lru_cache(maxsize=64)
+def _drawing(make: Callable, spec: Any, sizes: tuple) -> Callable:
+  """Returns a program that draws inputs or a state from a key."""
+  return jax.jit(lambda key: make(key, spec, **dict(sizes)))
+
+
+_TOKENS = 48
+"""Tokens per row in `packed_checks`, whose program `_after` shares."""
+
+
+def _after(subject: Subject, seen: np.ndarray, seeds: tuple[int, int]) -> Any:
+  """Returns the state of each row after as many tokens as `seen` says."""
+  batch = len(seen)
+  state = subject.state(seed=seeds[0], batch=batch)
+  inputs = subject.inputs(_TOKENS, seeds[1], batch=batch)
+  ids = np.arange(_TOKENS) < seen[:, None]
+  run = gradients.compiled(subject.reference)
+  return run(state, inputs, jnp.asarray(ids, jnp.int32), state)[0]
+
+
 def states_inside(subject: Subject, batch: int) -> Any:
   """Returns states at different places in a chunk; the first one is fresh."""
   # The third state is beyond a first chunk of 16 tokens.
   seen = np.random.default_rng(11).integers(1, 40, batch)
   seen[:3] = (0, 3, 21)[:batch]
-  inputs = subject.inputs(int(seen.max()), 6, batch=batch)
-  ids = np.arange(seen.max()) < seen[:, None]
-  state = subject.state(seed=5, batch=batch)
-  found, _ = subject.reference(
-    state, inputs, jnp.asarray(ids, jnp.int32), state
-  )
-  return found
+  return _after(subject, seen, (5, 6))
 
 
 def assert_agree(
@@ -104,11 +125,7 @@ def assert_agree(
 
 def continued(subject: Subject, batch: int) -> Any:
   """Returns a state some tokens after the state of `Subject.state`."""
-  state, inputs = (
-    subject.state(seed=3, batch=batch),
-    subject.inputs(3, 4, batch=batch),
-  )
-  return subject.reference(state, inputs)[0]
+  return _after(subject, np.full(batch, 3), (3, 4))
 
 
 def cut_time(tree: Any, pieces: int) -> Any:
