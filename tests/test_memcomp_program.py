@@ -1,5 +1,6 @@
 """The program memcomp: its commands, their names and their configs' names."""
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -60,16 +61,22 @@ def run_program(*arguments, start=("-m", "memcomp"), **options):
   )
 
 
+@functools.cache
+def help_of(command):
+  """What a command's --help ends with."""
+  return run_program(command, "--help")
+
+
 @pytest.mark.parametrize("name", program.COMMANDS)
 def test_a_command_says_how_it_is_used(name):
-  done = run_program(name, "--help")
+  done = help_of(name)
   assert (done.returncode, done.stderr) == (0, "")
   assert f"  memcomp {name}" in done.stdout
   assert "Exit code" in " ".join(done.stdout.split())
 
 
 def test_chat_has_the_flags_of_chat():
-  said = run_program("chat", "--help").stdout
+  said = help_of("chat").stdout
   assert "--checkpoint" in said and "--prompt_file" in said
   assert "--lengths" not in said
   done = run_program("chat", "--task=sample")

@@ -122,11 +122,13 @@ def test_nothing_gives_nothing(name, shape):
     layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
     state = layer.init_state(len(x))
     ids = jnp.ones(x.shape[:2], jnp.int32)
-    return (
-      layer(x),
-      layer(x, state, segment_ids=ids)[0],
-      jax.grad(lambda x: layer(x).sum())(x),
-    )
+
+    def total(x):
+      y = layer(x)
+      return y.sum(), y
+
+    gradient, y = jax.grad(total, has_aux=True)(x)
+    return y, layer(x, state, segment_ids=ids)[0], gradient
 
   for y in jax.eval_shape(whole, jax.ShapeDtypeStruct(shape, jnp.float32)):
     assert y.shape == shape

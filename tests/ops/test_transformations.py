@@ -50,13 +50,20 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def case_of(name):
-  """The op's inputs, a state under way, and its call with both."""
+@functools.cache
+def under_way(name):
+  """A state under way of the op called `name`, and inputs."""
   case = op_cases.CASES[name]
   inputs = jax.tree.map(lambda x: x[:, :TIME], case.inputs())
   before = jax.tree.map(lambda x: x[:, TIME : 2 * TIME], case.inputs())
   run = jax.jit(functools.partial(case.op.reference, spec=case.spec))
-  state, _ = jax.device_get(run(case.fresh(), before))
+  return jax.device_get(run(case.fresh(), before))[0], inputs
+
+
+def case_of(name):
+  """The op's inputs, a state under way, and its call with both."""
+  case = op_cases.CASES[name]
+  state, inputs = under_way(name)
 
   def call(state, inputs, ids=None, **options):
     reset = None if ids is None else FRESH

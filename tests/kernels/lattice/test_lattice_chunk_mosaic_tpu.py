@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import meshes
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -39,9 +40,8 @@ def arguments(spec, time, *, position=0, heads=2, dtype="float32", dim=16):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = lattice.chunk(
-      state, before, spec=spec, implementation="xla_chunked"
-    )
+    run = programs.compiled(lattice.chunk)
+    state, _ = run(state, before, spec=spec, implementation="xla_chunked")
   return state, fresh, gradients.cast_operands(inputs, dtype)
 
 

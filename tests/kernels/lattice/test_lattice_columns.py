@@ -4,6 +4,7 @@ import by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import rotation
 from lattice_by_hand import (
@@ -60,7 +61,7 @@ def test_more_slots_than_value_dims(gradient_at):
   spec = lattice.Spec(num_slots=9, gradient_at=gradient_at, chunk_size=4)
   inputs = inputs_for(spec, value_dim=3)
   state = MEMORY.make_state(jax.random.key(1), spec, **SIZES | {"value_dim": 3})
-  final, y = lattice.chunk(state, inputs, spec=spec)
+  final, y = programs.compiled(lattice.chunk)(state, inputs, spec=spec)
   assert final.memory.shape == (2, 2, 3, 9) and y.shape == (2, 12, 2, 3)
   np.testing.assert_allclose(
     jnp.linalg.norm(final.memory, axis=-2), 1, rtol=1e-12

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import meshes
 import numpy as np
+import programs
 import pytest
 import rotation
 
@@ -37,9 +38,8 @@ def arguments(spec, time, *, dtype="float32", position=0, **sizes):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = lattice.chunk(
-      state, before, spec=spec, implementation="xla_chunked"
-    )
+    run = programs.compiled(lattice.chunk)
+    state, _ = run(state, before, spec=spec, implementation="xla_chunked")
   return state, fresh, inputs
 
 

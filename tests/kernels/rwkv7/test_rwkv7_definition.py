@@ -77,7 +77,7 @@ def test_without_decay_it_can_be_the_delta_rule(function):
     write_rate=jnp.broadcast_to(rate, inputs.write_rate.shape),
   )
   _, p = function(state, same, spec=rwkv7.Spec())
-  _, o = delta_rule.reference(
+  _, o = programs.of(delta_rule).reference(
     delta_rule.State(state.memory, state.segment_id),
     delta_rule.Inputs(
       query=inputs.query,

@@ -53,9 +53,8 @@ def arguments(spec, time, *, dtype="float32", passes=1, position=0, **sizes):
   )
   if position:
     before = jax.tree.map(lambda x: x[:, :position], inputs)
-    state, _ = trellis.chunk(
-      state, before, spec=spec, implementation="xla_chunked"
-    )
+    run = programs.compiled(trellis.chunk)
+    state, _ = run(state, before, spec=spec, implementation="xla_chunked")
   return state, fresh, inputs
 
 
