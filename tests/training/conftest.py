@@ -14,6 +14,13 @@ from memcomp.models import decoder
 from memcomp.training import plot, state
 
 
+@pytest.fixture(autouse=True)
+def _no_other_tests_steps():
+  """What a test has changed is in no other test's step."""
+  yield
+  training_cases.STEPS.clear()
+
+
 @pytest.fixture
 def text(tmp_path):
   return training_cases.write_text(tmp_path / "text")

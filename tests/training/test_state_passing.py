@@ -1,7 +1,5 @@
 """Rows that begin from the state that other text left behind."""
 
-import copy
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,7 @@ from memcomp.data import batch as batch_lib
 from memcomp.data import sources
 from memcomp.layers import registry
 from memcomp.models import abstract, decoder
-from memcomp.training import loss, passing, state, step, validate, validation
+from memcomp.training import loss, passing, state, validate, validation
 from memcomp_kernels.testing import errors as kernel_errors
 from memcomp_kernels.testing import tolerances
 
@@ -45,27 +43,9 @@ def _setup(share=0.5, **training):
   return config, sharding.make_mesh(config.mesh)
 
 
-_steps = {}
-
-
-@pytest.fixture(autouse=True)
-def _no_other_tests_steps():
-  """What a test has changed is in no other test's step."""
-  yield
-  _steps.clear()
-
-
-def _train_step(config):
-  """Returns the step of a config, made once a test."""
-  key = repr(config)
-  if key not in _steps:
-    _steps[key] = jax.jit(step.make_train_step(copy.deepcopy(config)))
-  return _steps[key]
-
-
 def _run(config, mesh, batches, start=None):
   current, losses = start or state.initial_state(config, mesh), []
-  train_step = _train_step(config)
+  train_step = training_cases.train_step(config)
   with jax.set_mesh(mesh):
     for batch in batches:
       batch = jax.device_put(batch, sharding.batch_sharding(mesh))

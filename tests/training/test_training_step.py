@@ -1,5 +1,3 @@
-import copy
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,26 +41,8 @@ def _setup(**training):
   return config, mesh, state.initial_state(config, mesh)
 
 
-_steps = {}
-
-
-@pytest.fixture(autouse=True)
-def _no_other_tests_steps():
-  """What a test has changed is in no other test's step."""
-  yield
-  _steps.clear()
-
-
-def _train_step(config):
-  """Returns the step of a config, made once a test."""
-  key = repr(config)
-  if key not in _steps:
-    _steps[key] = jax.jit(step.make_train_step(copy.deepcopy(config)))
-  return _steps[key]
-
-
 def _run(config, mesh, start, batches):
-  train_step = _train_step(config)
+  train_step = training_cases.train_step(config)
   losses, current = [], start
   with jax.set_mesh(mesh):
     for batch in batches:

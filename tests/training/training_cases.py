@@ -1,5 +1,6 @@
 """A tiny experiment, and ways to run it, for the tests of training."""
 
+import copy
 import json
 import os
 import pathlib
@@ -7,7 +8,10 @@ import signal
 import subprocess
 import sys
 
+import jax
+
 from memcomp import config as config_lib
+from memcomp.training import step
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -149,3 +153,15 @@ def set_field(config, path: str, value) -> None:
       config[group] if isinstance(config, dict) else getattr(config, group)
     )
   setattr(config, name, value)
+
+
+STEPS = {}
+"""Steps by config; `conftest` empties it after each test."""
+
+
+def train_step(config: config_lib.Config):
+  """Returns the step of a config, made once a test."""
+  key = repr(config)
+  if key not in STEPS:
+    STEPS[key] = jax.jit(step.make_train_step(copy.deepcopy(config)))
+  return STEPS[key]
