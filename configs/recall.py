@@ -34,7 +34,7 @@ _HEADS = {"heads": 4, "key_dim": 32, "value_dim": 32, "rotary_dim": 32}
 
 
 def _tensor_cache(**fields: Any) -> tensor_cache.TensorCacheConfig:
-  """As in the paper, whose memory gets keys and queries of any length."""
+  """As in the paper: keys of any length, and W_tc for the memory's reads."""
   paper = {"unit_keys": False, "unit_queries": False, "memory_output": True}
   return tensor_cache.TensorCacheConfig(
     **_HEADS, **paper, window_size=_WINDOW, **fields

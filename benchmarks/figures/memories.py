@@ -151,7 +151,7 @@ def key_value_means():
 
 def tensor_cache():
   """Softmax attention over a window beside an outer-product memory."""
-  c = Canvas(9.2, 4.1)
+  c = Canvas(9.95, 4.1)
   y = 3.2
   c.grid("past", 1.45, y, 2, 8, "op", cell=0.24)
   c.grid("window", 4.55, y, 2, 8, "value", cell=0.24)
@@ -170,17 +170,16 @@ def tensor_cache():
   c.box("q", 4.55, 2.1, "$q$", "query")
   c.box("local", 6.6, y, "softmax\nattention", w=1.15, h=0.6)
   c.box("read", 6.6, 1.35, "$r = q A$", w=1.15)
-  c.box("wo", 8.0, y, "$W_o$", w=0.6)
-  c.box("wt", 8.0, 1.35, "$\\sigma(g)\\, W_{tc}$", "gate", w=1.05)
+  c.box("gate", 8.0, 1.35, "$\\sigma(g)$", "gate", w=0.7)
   c.box("plus", 8.0, 2.3, "$+$", w=0.42)
-  c.box("y", 8.85, 2.3, "$y$", "out", w=0.42)
+  c.box("wo", 8.8, 2.3, "$W_o$", w=0.6)
+  c.box("y", 9.6, 2.3, "$y$", "out", w=0.42)
   c.arrow("window.r", "local.l", kind="value")
   c.arrow("memory.r", "read.l", kind="state")
   c.arrow("q.r", (6.15, 2.88))
   c.arrow("q.r", (6.15, 1.59))
-  c.chain(
-    "local.r wo.l", "read.r wt.l", "wo.b plus.t", "wt.t plus.b", "plus.r y.l"
-  )
+  c.arrow("local.r", "plus.t", bend="hv")
+  c.chain("read.r gate.l", "gate.t plus.b", "plus.r wo.l", "wo.r y.l")
   c.text(
     4.6,
     0.3,

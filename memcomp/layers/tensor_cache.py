@@ -124,7 +124,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
 
 
 class TensorCache(projection.ProjectedMixer):
-  """Tensor Cache; `out_std` is not for the projection `memory_output`."""
+  """Tensor Cache; `out_std` is for W_o alone, and W_tc starts with `std`."""
 
   Config = TensorCacheConfig
   op = tensor_cache
@@ -228,7 +228,7 @@ class TensorCache(projection.ProjectedMixer):
     return inputs, state
 
   def outputs(self, x, y):
-    """The layer's output for `[batch, time, heads, 2 * value]`."""
+    """Equation (5), or with one projection, for `[..., heads, 2 * value]`."""
     local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
     gate = base.wide(self.read_gate[...])
     if self.token_gate is not None:

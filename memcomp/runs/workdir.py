@@ -97,8 +97,8 @@ def of_this_version(
 ) -> Any:
   """Returns a saved config in the format of this version.
 
-  Fields that an older version lacks are as it worked: their defaults, or what
-  `MixerConfig.earlier` says. A config that this
+  Fields that an older version lacks get what it did: their defaults, or the
+  values in `MixerConfig.earlier`. A config that this
   version cannot read stays unchanged.
 
   Args:

@@ -32,7 +32,7 @@ _ROWS = ("keys", "values", "radii")
 _SHORTEST_STAGE = 4
 """Minimum tiles per stage, because each stage is compiled separately."""
 
-_PIECE = 32
+PIECE = 32
 """Tokens that are laid into tiles at a time if a row has very many segments.
 
 Memory grows with the square of this number.
@@ -201,7 +201,7 @@ def _run(options, layout, state, reset, inputs):
 def _in_pieces(options, state, reset, inputs, segment_ids):
   """Does what `_run` does, for rows cut into any number of segments."""
   time = segment_ids.shape[1]
-  piece = _PIECE
+  piece = PIECE
 
   def cut(x):
     padding = [(0, 0), (0, -time % piece)] + [(0, 0)] * (x.ndim - 2)

@@ -270,9 +270,13 @@ def unsupported(
     together = _token_heads(heads, key_dim, value_dim, None)
     least = max(least, 2)
   if not together:
-    several = "" if spec.stale else ", two or more"
+    if not spec.stale:
+      return (
+        f"heads={heads} must be a multiple of {least}: gradients per token take"
+        f" two heads or more together, which must fill {LANES} lanes"
+      )
     return (
       f"heads={heads} must be a multiple of {least}, so that heads of key_dim="
-      f"{key_dim} and value_dim={value_dim} fill {LANES} lanes{several}"
+      f"{key_dim} and value_dim={value_dim} fill {LANES} lanes"
     )
   return None

@@ -219,13 +219,22 @@ def test_only_rows_that_can_be_live_must_fit():
     SPEC, budget=budgets.FixedBudget(2**16), max_length=2**20
   )
   given = jax.eval_shape(lambda: arguments(spec, 256, length=2**20))
-  reasons = []
-  with launch.interpreted():
-    for seen in (None, 0):
-      call = dispatch.Call(*given, spec, max_position=seen)
-      reasons.append(engine.unsupported(call))
-  assert "bytes of VMEM" in reasons[0]
-  assert reasons[1] is None
+  ids = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+
+  def reason(seen, ids=None, given=given):
+    call = dispatch.Call(*given, spec, ids, max_position=seen)
+    with launch.interpreted():
+      return engine.unsupported(call)
+
+  assert "bytes of VMEM" in reason(None)
+  assert reason(0) is None
+  assert reason(0, ids) is None
+  # One more chunk is live where rows of few tokens run in pieces of more.
+  few = jax.eval_shape(lambda: arguments(spec, 10, length=2**20))
+  ids = jax.ShapeDtypeStruct((1, 10), jnp.int32)
+  edge = next(n for n in range(0, 2**16, 128) if reason(n, ids, few)) - 10
+  assert reason(edge - xla_chunked.PIECE, ids, few) is None
+  assert reason(edge - xla_chunked.PIECE + 1, ids, few)
 
 
 def test_rows_that_cannot_fit_are_left_to_the_xla_form(monkeypatch):

@@ -320,7 +320,24 @@ def test_default_steps_shrink_until_they_fit(monkeypatch):
 
   assert chosen(512, 256) == "mosaic_tpu"
   assert chosen(2048, 512) == "xla_chunked"
-  assert chosen(256, 128, gradient_at="token") == "mosaic_tpu"
+  assert chosen(512, 512, gradient_at="token") == "xla_chunked"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", [False, True], ids=["values", "gradients"])
+def test_a_smaller_step_is_the_same_function(monkeypatch, gradient):
+  sizes = []
+
+  def needed(plan, *_):
+    sizes.append((plan.units, plan.chunks))
+    # Only steps of one chunk of 16 tokens fit, of which 8 fill the lanes.
+    return launch.LIMIT + (plan.chunks > 8 or plan.units > 1)
+
+  monkeypatch.setattr(engine.call_lib, "needed", needed)
+  given = arguments(SPEC, 140, heads=16)
+  found = both(SPEC, given, gradient=gradient)
+  assert sizes[0] == (2, 8) and sizes[-1] == (1, 8)
+  assert_close(*found)
 
 
 def test_blocks_that_cannot_fit_say_how_much_they_need():

@@ -37,7 +37,8 @@ def unsupported(call: dispatch.Call) -> str | None:
   batch, time, heads, dim = inputs.query.shape
   most = call.max_position
   if most is not None and call.segment_ids is not None:
-    most += time  # rows in pieces, see `xla_chunked`
+    # Rows may run in pieces; see `xla_chunked`.
+    most, time = most + time, max(time, xla_chunked.PIECE)
   stages = xla_chunked.stages(
     spec,
     capacity=state.keys.shape[2],

@@ -14,7 +14,10 @@ from memcomp_kernels.trellis.pallas_tpu import chunk_start, per_token
 from memcomp_kernels.trellis.pallas_tpu import forward as forward_lib
 from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
 
-FIX = "take fewer slots, narrower heads, or a KernelTiling smaller than yours"
+FIX = (
+  "take fewer slots or narrower heads, and leave out Tiling.forward and"
+  " Tiling.backward"
+)
 
 
 def writes(plan: plan_lib.Plan) -> Any:
