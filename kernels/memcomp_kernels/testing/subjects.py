@@ -47,9 +47,8 @@ class Subject:
   def _drawn(self, make: Callable, seed: int, sizes: dict[str, int]) -> Any:
     # Code that changes in between must not be in another's program.
     program = _drawing if self.keep else _drawing.__wrapped__
-    # The default generator takes XLA a second to compile.
-    key = jax.random.key(seed, impl="rbg")
-    return program(make, self.spec, tuple(sizes.items()))(key)
+    made = program(make, self.spec, tuple(sizes.items()))
+    return made(jax.random.key(seed))
 
   def chunk(self, state, inputs, segment_ids=None, reset_state=None):
     """Runs the implementation under test."""
