@@ -56,8 +56,9 @@ def terms(x: jax.Array, count: int) -> list[jax.Array]:
   """Splits float32 into bfloat16 arrays; the sum of three is `x`."""
   found = []
   for _ in range(count):
+    if found:
+      x = x - found[-1].astype(x.dtype)
     found.append(x.astype(jnp.bfloat16))
-    x = x - found[-1].astype(x.dtype)
   return found
 
 
