@@ -8,12 +8,13 @@ Names are METHOD-GAP (METHOD alone has gap 24), METHOD-longGAP for rows of one
 episode, and METHOD-multistore for two pairs at gap 24. --each=all is Table 1:
 each of its methods at gaps 24, 36 and 48. Methods of Tables 4 and 9 are chunkN
 (N = 1, 8, 32, 64: every token is written, and read from the next chunk on),
-mean64 (the shortcut by chunk means), delta and wedge. Size and recipe are the
-paper's: 4 layers, 4 heads, d_model 128, a window of 12 tokens, 300 steps of 32
-rows (`memcomp.data.synthetic.recall`). Hardware: 2 CPU cores. Time: 3 to 4
-seconds of one core per step at gap 24, 1.7 times that at gap 48. Expected:
-docs/results/gaps.md; tensor_cache recalls everything at its own gap, and window
-is at chance, 6 %.
+mean64 (the shortcut by chunk means), delta and wedge. default has unit keys and
+one output projection, as the layer by default, and closed also a read gate that
+starts at -5. Size and recipe are the paper's: 4 layers, 4 heads, d_model 128, a
+window of 12 tokens, 300 steps of 32 rows (`memcomp.data.synthetic.recall`).
+Hardware: 2 CPU cores. Time: 3 to 4 seconds of one core per step at gap 24, 1.7
+times that at gap 48. Expected: docs/results/gaps.md; tensor_cache recalls
+everything at its own gap, and window is at chance, 6 %.
 """
 
 import re
@@ -31,6 +32,13 @@ from memcomp.models import decoder
 
 _WINDOW = 12
 _HEADS = {"heads": 4, "key_dim": 32, "value_dim": 32, "rotary_dim": 32}
+
+
+def _by_default(**fields: Any) -> tensor_cache.TensorCacheConfig:
+  """The layer's own keys, queries and projection; evicted tokens are written."""
+  return tensor_cache.TensorCacheConfig(
+    **_HEADS, window_size=_WINDOW, write_population="evicted", **fields
+  )
 
 
 def _tensor_cache(**fields: Any) -> tensor_cache.TensorCacheConfig:
@@ -66,6 +74,8 @@ MIXERS: dict[str, options.MixerConfig] = TABLE_1 | {
   "mean64": _tensor_cache(chunk_size=64, chunk_mean=True),
   "delta": _tensor_cache(write_population="evicted", rule="delta"),
   "wedge": _tensor_cache(write_population="evicted", rule="wedge"),
+  "default": _by_default(),
+  "closed": _by_default(read_gate_init=-5.0),
 }
 
 NAMES = tuple(f"{name}-{gap}" for gap in (24, 36, 48) for name in TABLE_1)

@@ -1,6 +1,6 @@
 """The program memcomp: its commands, their names and their configs' names."""
 
-import functools
+import json
 import os
 import pathlib
 import subprocess
@@ -61,32 +61,75 @@ def run_program(*arguments, start=("-m", "memcomp"), **options):
   )
 
 
-@functools.cache
-def help_of(command):
-  """What a command's --help ends with."""
-  return run_program(command, "--help")
+# Imports are done once; then each command line runs in a fork.
+DRIVER = """
+import json, os, sys, tempfile, traceback
+import jax, memcomp.models.decoder
+from memcomp import __main__ as program
+
+def run(argv):
+  sys.argv[:] = ["memcomp", *argv]
+  try:
+    return program.main()
+  except SystemExit as error:
+    return error.code
+  except BaseException:
+    traceback.print_exc()
+    return 1
+
+results = []
+for argv in json.load(sys.stdin):
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    child = os.fork()
+    if not child:
+      os.dup2(out.fileno(), 1)
+      os.dup2(err.fileno(), 2)
+      code = run(argv)
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(code or 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    out.seek(0)
+    err.seek(0)
+    results.append((code, out.read().decode(), err.read().decode()))
+print(json.dumps(results))
+"""
+LINES = {name: [name, "--help"] for name in program.COMMANDS} | {
+  "mistake": ["chat", "--task=sample"]
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+  """What each command line ends with: (exit code, stdout, stderr)."""
+  done = run_program(
+    start=["-c", DRIVER],
+    input=json.dumps(list(LINES.values())),
+    cwd=tmp_path_factory.mktemp("program"),
+  )
+  assert done.returncode == 0, done.stderr
+  return dict(zip(LINES, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("name", program.COMMANDS)
-def test_a_command_says_how_it_is_used(name):
-  done = help_of(name)
-  assert (done.returncode, done.stderr) == (0, "")
-  assert f"  memcomp {name}" in done.stdout
-  assert "Exit code" in " ".join(done.stdout.split())
+def test_a_command_says_how_it_is_used(name, said):
+  code, out, err = said[name]
+  assert (code, err) == (0, "")
+  assert f"  memcomp {name}" in out
+  assert "Exit code" in " ".join(out.split())
 
 
-def test_chat_has_the_flags_of_chat():
-  said = help_of("chat").stdout
-  assert "--checkpoint" in said and "--prompt_file" in said
-  assert "--lengths" not in said
-  done = run_program("chat", "--task=sample")
-  assert done.returncode == errors.EXIT_BAD_INPUT
-  assert done.stderr.startswith("error: --task") and done.stdout == ""
+def test_chat_has_the_flags_of_chat(said):
+  _, out, _ = said["chat"]
+  assert "--checkpoint" in out and "--prompt_file" in out
+  assert "--lengths" not in out
+  code, out, err = said["mistake"]
+  assert (code, out) == (errors.EXIT_BAD_INPUT, "")
+  assert err.startswith("error: --task")
 
 
-def test_train_names_the_configs(tmp_path):
-  said = run_program("train", "--help", cwd=tmp_path).stdout
-  assert ", ".join(named_configs.names()) in said
+def test_train_names_the_configs(said):
+  assert ", ".join(named_configs.names()) in said["train"][1]
 
 
 def test_a_folder_that_was_removed(tmp_path):

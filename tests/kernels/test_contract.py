@@ -221,6 +221,12 @@ def test_gradients_through_hand_offs(subject):
 
 @subjects_of(typical_reference, often=ONE)
 def test_hand_off_of_the_reference(subject):
+  checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
+
+
+@SLOW
+@subjects_of(typical_reference)
+def test_gradients_through_hand_offs_of_the_reference(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
 

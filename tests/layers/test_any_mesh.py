@@ -32,10 +32,10 @@ SMALL = {
   "test_time_training": {"chunk_size": 4},
   "trellis": {"num_slots": 4, "chunk_size": 4},
 }
-X = jax.random.normal(jax.random.key(1), (ROWS, TIME, WIDTH))
-IDS = jnp.sort(jax.random.randint(jax.random.key(2), (ROWS, TIME), 0, 4))[
-  :, ::-1
-]
+# Of NumPy: drawing and sorting by jax would compile while tests are collected.
+_RNG = np.random.default_rng(1)
+X = _RNG.standard_normal((ROWS, TIME, WIDTH)).astype(np.float32)
+IDS = np.sort(_RNG.integers(0, 4, (ROWS, TIME)).astype(np.int32))[:, ::-1]
 
 
 def new(name, rules=sharding.NONE):

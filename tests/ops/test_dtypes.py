@@ -79,20 +79,23 @@ def test_bfloat16_beside_float64(name, spec):
   spec = memory.specs[spec]
   sizes = {"batch": 1, "heads": 2, "key_dim": 4, "value_dim": 4}
   with jax.enable_x64(True):
-    key = jax.random.key(0)
-    inputs = memory.make_inputs(key, spec, time=5, **sizes)
-    products = ("query", "key", "value")
-    narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
-    inputs = inputs._replace(**narrow)
-    state = memory.make_state(key, spec, **sizes)
 
-    def loss(inputs):
+    def drawn():
+      key = jax.random.key(0)
+      inputs = memory.make_inputs(key, spec, time=5, **sizes)
+      products = ("query", "key", "value")
+      narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
+      return inputs._replace(**narrow), memory.make_state(key, spec, **sizes)
+
+    inputs, state = jax.eval_shape(drawn)  # only traced below
+
+    def loss(inputs, state):
       form = {"implementation": "xla_chunked"}
       _, y = memory.op.chunk(state, inputs, spec=spec, **form)
       assert y.dtype == jnp.bfloat16
       return jnp.sum(y.astype(jnp.float32))
 
-    jax.eval_shape(jax.grad(loss, allow_int=True), inputs)
+    jax.eval_shape(jax.grad(loss, allow_int=True), inputs, state)
 
 
 def _as_float32(x):

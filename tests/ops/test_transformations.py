@@ -120,12 +120,19 @@ def traced_in_a_shard_map(
   memory, spec, ids, sizes=op_cases.SIZES, time=TIME, **options
 ):
   """Traces a gradient over two devices, from a state that does not vary."""
-  inputs = memory.make_inputs(jax.random.key(0), spec, time=time, **sizes)
-  if "implementation" in options:  # a kernel
-    products = ("query", "key", "value")
-    narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
-    inputs = inputs._replace(**narrow)
-  fresh = memory.make_state(jax.random.key(0), spec, **sizes | {"batch": 1})
+
+  def drawn():
+    key = jax.random.key(0)
+    inputs = memory.make_inputs(key, spec, time=time, **sizes)
+    if "implementation" in options:  # a kernel
+      products = ("query", "key", "value")
+      narrow = {n: getattr(inputs, n).astype(jnp.bfloat16) for n in products}
+      inputs = inputs._replace(**narrow)
+    return inputs, memory.make_state(key, spec, **sizes | {"batch": 1})
+
+  # Nothing is computed. The state is closed over, so it has numbers.
+  inputs, fresh = jax.eval_shape(drawn)
+  fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), fresh)
   mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
   rows = PartitionSpec("data")
 

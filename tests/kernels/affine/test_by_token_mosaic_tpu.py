@@ -242,14 +242,39 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
   errors.assert_no_worse(ours, xla, truth)
 
 
+def with_strong_decays(name, *dtype):
+  """Decays of any strength, and a row of mild ones after strong ones."""
+  spec, (state, fresh, inputs) = arguments(name, 32, *dtype)
+  log_decay = checks.strong_decays(40.0 * inputs.log_decay - 5.0)
+  mild = inputs.log_decay[0].at[:24].set(-200.0)
+  inputs = inputs._replace(log_decay=log_decay.at[0].set(mild))
+  return spec, (state, fresh, inputs)
+
+
 @pytest.mark.parametrize("name", rotation.cases(["skip", "delta"], ["delta"]))
 def test_decay_of_any_range(name):
   """No factor of a decay overflows, nor does its gradient; none costs digits."""
-  spec, (state, fresh, inputs) = arguments(name, 32)
-  log_decay = checks.strong_decays(40.0 * inputs.log_decay - 5.0)
-  inputs = inputs._replace(log_decay=log_decay)
-  given = state, fresh, inputs
-  assert_close(run(engine_of(spec), spec, given), run(None, spec, given))
+  spec, given = with_strong_decays(name)
+  ours, xla = (
+    run(engine, spec, given, tile_time=32) for engine in (engine_of(spec), None)
+  )
+  assert_close(ours, xla)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skip", "delta"])
+def test_decay_of_any_range_in_bfloat16(name):
+  """Sums of one part lose less than products of bfloat16 do."""
+  spec, given = with_strong_decays(name, "bfloat16")
+  truth, xla, ours = (
+    run(engine, spec, given, tile_time=32)
+    for engine, given in (
+      (None, gradients.cast(given, jnp.float32)),
+      (None, given),
+      (engine_of(spec), given),
+    )
+  )
+  errors.assert_no_worse(ours, xla, truth)
 
 
 @pytest.mark.slow

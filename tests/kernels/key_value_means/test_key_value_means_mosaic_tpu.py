@@ -93,19 +93,16 @@ def test_equals_the_xla_form():
 @rotation.both_parts
 def test_packed_and_handed_off_inside_a_chunk(gradient):
   """Strictly: memory starts as nan, races are looked for."""
-  state, _ = arguments(SPEC, 600, batch=2)
-  prefix = arguments(SPEC, 430, batch=2)[1]
-  state, _ = values(xla_chunked.chunk, SPEC, (state, prefix), max_position=0)
+  fresh, drawn = arguments(SPEC, 580, batch=2, length=600)
+  drawn = jax.device_get(drawn)
+  prefix = jax.tree.map(lambda x: x[:, :430], drawn)
+  state, _ = values(xla_chunked.chunk, SPEC, (fresh, prefix), max_position=0)
   ids = np.ones((2, 150), np.int32)
   ids[0, 100:] = 2
   ids[1, 20:25], ids[1, 25:] = 0, 3
-  inputs = arguments(SPEC, ids.shape[1], batch=2)[1]
+  inputs = jax.tree.map(lambda x: x[:, 430:], drawn)
   # The first row's new segment starts afresh, the second's inside a chunk.
-  reset = jax.tree.map(
-    lambda fresh, x: x.at[0].set(fresh[0]),
-    arguments(SPEC, 600, batch=2)[0],
-    state,
-  )
+  reset = jax.tree.map(lambda fresh, x: x.at[0].set(fresh[0]), fresh, state)
   assert_agree(
     SPEC,
     (state, inputs),

@@ -172,64 +172,93 @@ def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
   )
 
 
-def call(spec=None, *, max_position=0, ids=None, reset=False, **changes):
+def call(
+  spec=None,
+  *,
+  max_position=0,
+  ids=None,
+  reset=False,
+  sinks_of_window=False,
+  **changes,
+):
   """What `unsupported` is asked about: shapes."""
   spec = spec or softmax_attention.Spec()
   state, inputs = jax.eval_shape(
     lambda: arguments(spec, 290, **({"dtype": "bfloat16"} | changes))
   )
+  if sinks_of_window:
+    inputs = inputs._replace(sink_query=inputs.query)
   reset = state if reset else None
   return dispatch.Call(state, inputs, spec, ids, reset, max_position)
 
 
-IDS = jnp.ones((2, 290), jnp.int32)
+IDS = np.ones((2, 290), np.int32)
 SINKS = softmax_attention.Spec(window_size=70, sink_tokens=5)
 BLOCKS = softmax_attention.Spec(window_size=96, chunk_size=48)
-SINK_QUERY = call(SINKS)
-SINK_QUERY = SINK_QUERY._replace(
-  inputs=SINK_QUERY.inputs._replace(sink_query=SINK_QUERY.inputs.query)
-)
-# (call, why not on a TPU, why not on a GPU), None where it can.
+
+
+# (options of `call`, why not on a TPU, why not on a GPU), None where it can.
 LIMITS = {
-  "fresh": (call(), None, None),
+  "fresh": (dict(), None, None),
   "grouped window": (
-    call(softmax_attention.Spec(window_size=70), group=2),
+    dict(spec=softmax_attention.Spec(window_size=70), group=2),
     None,
     None,
   ),
   "not known to be fresh": (
-    call(max_position=None),
+    dict(max_position=None),
     "give max_position=0",
     "give max_position=0",
   ),
   "has seen tokens": (
-    call(max_position=3),
+    dict(max_position=3),
     "give max_position=0",
     "give max_position=0",
   ),
-  "packed": (call(ids=IDS), None, "packed rows"),
+  "packed": (dict(ids=IDS), None, "packed rows"),
   "packed from a prefix": (
-    call(ids=IDS, reset=True),
+    dict(ids=IDS, reset=True),
     "reset_state may hold tokens",
     "packed rows",
   ),
-  "sinks": (call(SINKS), None, "no mask for sink_tokens=5"),
-  "blocks": (call(BLOCKS), None, "no mask for chunk_size=48"),
-  "sinks of the window": (SINK_QUERY, "sink_query", "sink_query"),
-  "sinks, packed": (call(SINKS, ids=IDS), "sink_tokens in packed", "packed"),
-  "blocks, packed": (call(BLOCKS, ids=IDS), "chunk_size in packed", "packed"),
-  "float32": (call(dtype="float32"), None, "not float32"),
-  "float16": (call(dtype="float16"), "not float16", "not float16"),
-  "narrow": (call(key_dim=48, value_dim=48), "key_dim=48 is not", None),
-  "wide": (call(key_dim=256, value_dim=256), None, "key_dim=256 is not"),
-  "widest": (call(key_dim=320), "key_dim=320 is not", "must be equal"),
-  "other values": (call(value_dim=128), None, "value_dim=128 must be equal"),
+  "sinks": (dict(spec=SINKS), None, "no mask for sink_tokens=5"),
+  "blocks": (dict(spec=BLOCKS), None, "no mask for chunk_size=48"),
+  "sinks of the window": (
+    dict(spec=SINKS, sinks_of_window=True),
+    "sink_query",
+    "sink_query",
+  ),
+  "sinks, packed": (
+    dict(spec=SINKS, ids=IDS),
+    "sink_tokens in packed",
+    "packed",
+  ),
+  "blocks, packed": (
+    dict(spec=BLOCKS, ids=IDS),
+    "chunk_size in packed",
+    "packed",
+  ),
+  "float32": (dict(dtype="float32"), None, "not float32"),
+  "float16": (dict(dtype="float16"), "not float16", "not float16"),
+  "narrow": (dict(key_dim=48, value_dim=48), "key_dim=48 is not", None),
+  "wide": (
+    dict(key_dim=256, value_dim=256),
+    None,
+    "key_dim=256 is not",
+  ),
+  "widest": (dict(key_dim=320), "key_dim=320 is not", "must be equal"),
+  "other values": (
+    dict(value_dim=128),
+    None,
+    "value_dim=128 must be equal",
+  ),
 }
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_what_a_kernel_cannot_do(name, monkeypatch):
-  given, *reasons = LIMITS[name]
+  options, *reasons = LIMITS[name]
+  given = call(**options)
   device = python_types.SimpleNamespace(compute_capability="8.0")
   monkeypatch.setattr(library_gpu.jax, "devices", lambda: [device])
   for platform, reason in zip(("tpu", "gpu"), reasons, strict=True):

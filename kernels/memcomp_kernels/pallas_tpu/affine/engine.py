@@ -140,6 +140,7 @@ def _plan(
         unit=unit,
         step_units=step_heads // unit,
         step_tiles=step_tiles,
+        two_parts=tokens.query.dtype == jnp.float32,
         own=tokens.own,
       )
       needed = call.needed(plan, direction, tokens.query.dtype)
@@ -172,8 +173,9 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
       "total": jnp.exp(end.total),
     }
     a = b if plan.read == "after" else decay.sums_before(log_decay, axis=3)
-    gates |= {"a": a.fine, "a_coarse": a.coarse}
-    gates |= {"b": b.fine, "b_coarse": b.coarse}
+    for name, sums in (("a", a), ("b", b)):
+      gates[name] = sums.fine if plan.two_parts else sums.total
+      gates[f"{name}_coarse"] = sums.coarse
   if plan.skip:
     gates["skip"] = by_tile(tokens.skip)
 

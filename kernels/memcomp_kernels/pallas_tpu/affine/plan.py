@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 COARSE = "a_coarse", "b_coarse"
-"""Gates without adjoints: the parts of `decay.Sums` that have no adjoint."""
+"""Gates without adjoints: the parts of `decay.Sums` that have no adjoint.
+
+Kernels have them if `Plan.two_parts`; "a" and "b" are then the fine parts.
+"""
 
 TERMS = 3
 """Number of bfloat16 terms whose sum is a float32."""
@@ -61,6 +64,10 @@ class Plan:
     step_units: Units per grid step. Their heads are whole groups or part of one
       group.
     step_tiles: Tiles per grid step.
+    two_parts: Whether sums of log decays have the two parts of `decay.Sums`.
+      Products of float32 need them. Those of bfloat16 do not: after the
+      strongest decays of a tile a sum in one float32 errs by 5e-4, the rounding
+      of a factor to bfloat16 by 2e-3.
     own: The memory's own kernel; None for the kernels of this folder.
   """
 
@@ -77,6 +84,7 @@ class Plan:
   unit: int
   step_units: int
   step_tiles: int
+  two_parts: bool = False
   own: Own | None = None
 
   @property
@@ -114,7 +122,8 @@ class Plan:
     """Names of the gates. All are by token; only `total` is by value."""
     if self.own:
       return "log_decay", "rate"
-    inner = ("a", "b", "rate", *COARSE) if self.inner else ()
+    coarse = COARSE if self.two_parts else ()
+    inner = ("a", "b", "rate", *coarse) if self.inner else ()
     return ("write", "total", *inner, *(("skip",) if self.skip else ()))
 
   @property
@@ -122,7 +131,11 @@ class Plan:
     """Names of gates that kernels also need with tokens on sublanes."""
     if self.own:
       return self.gates
-    return ("write", "a", "a_coarse") if self.inner else ("write",)
+    return ("write", *self.sums("a")) if self.inner else ("write",)
+
+  def sums(self, name: str) -> tuple[str, ...]:
+    """Returns the gates whose sum is "a" or "b", the coarse part first."""
+    return (f"{name}_coarse", name) if self.two_parts else (name,)
 
   @property
   def column_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,6 +16,10 @@ from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 # exp(_NEVER) is zero.
 _NEVER = -1e30
+
+
+def _sum(arrays: Iterable[jax.Array]) -> jax.Array:
+  return functools.reduce(operator.add, arrays)
 
 
 class Tile:
@@ -154,8 +158,7 @@ class Tile:
     all digits of `x` if products are float32.
     """
     count = 2 if self.dtype == jnp.bfloat16 else plan_lib.TERMS
-    terms = blocks.terms(x, count)
-    return functools.reduce(operator.add, map(product, terms))
+    return _sum(map(product, blocks.terms(x, count)))
 
   def sums_of(self, by_token: jax.Array, by_value: jax.Array) -> jax.Array:
     """Adds the `sums` of `[tile, lanes]` and of `[tile, unit * value]`."""
@@ -232,22 +235,23 @@ class Tile:
     return self.of_group(f"scores {name}", make)
 
   def between(self) -> tuple[jax.Array, jax.Array]:
-    """Returns e^{a_r - b_i} where row r reads i (else 0), and e^{a_r} by value.
+    """Returns e^{a_r - b_i} where row r reads i (else 0), and e^{a_r}.
 
-    Each log has two parts; see `decay.Sums`.
+    The first is by token, the second by value.
     """
     plan = self.plan
-    names = "a", "a_coarse"
-    fine, coarse = (self.spread(name, plan.tile) for name in names)
-    log = (coarse - self.row("b_coarse")) + (fine - self.row("b"))
+    a, b = plan.sums("a"), plan.sums("b")
+    spread = [self.spread(name, plan.tile) for name in a]
+    # Differences first: those of coarse parts are exact.
+    log = _sum(x - self.row(name) for x, name in zip(spread, b, strict=True))
     between = jnp.exp(jnp.where(self.seen, log, _NEVER))
     if plan.tile != plan.value_dim:
-      fine, coarse = (self.spread(name, plan.value_dim) for name in names)
-    return between, jnp.exp(coarse + fine)
+      spread = [self.spread(name, plan.value_dim) for name in a]
+    return between, jnp.exp(_sum(spread))
 
   def from_start(self) -> jax.Array:
     """Returns e^{a_r}, `[1, lanes]`."""
-    return jnp.exp(self.row("a_coarse") + self.row("a"))
+    return jnp.exp(_sum(map(self.row, self.plan.sums("a"))))
 
   def begin(self) -> tuple[jax.Array, jax.Array]:
     """Returns the memory before the tile, and the memory that it reads."""
