@@ -35,7 +35,7 @@ _HEADS = {"heads": 4, "key_dim": 32, "value_dim": 32, "rotary_dim": 32}
 
 
 def _by_default(**fields: Any) -> tensor_cache.TensorCacheConfig:
-  """The layer's own keys, queries and projection; evicted tokens are written."""
+  """With the layer's own keys, queries and projection."""
   return tensor_cache.TensorCacheConfig(
     **_HEADS, window_size=_WINDOW, write_population="evicted", **fields
   )
