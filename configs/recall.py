@@ -8,13 +8,14 @@ Names are METHOD-GAP (METHOD alone has gap 24), METHOD-longGAP for rows of one
 episode, and METHOD-multistore for two pairs at gap 24. --each=all is Table 1:
 each of its methods at gaps 24, 36 and 48. Methods of Tables 4 and 9 are chunkN
 (N = 1, 8, 32, 64: every token is written, and read from the next chunk on),
-mean64 (the shortcut by chunk means), delta and wedge. default has unit keys and
-one output projection, as the layer by default, and closed also a read gate that
-starts at -5. Size and recipe are the paper's: 4 layers, 4 heads, d_model 128, a
-window of 12 tokens, 300 steps of 32 rows (`memcomp.data.synthetic.recall`).
-Hardware: 2 CPU cores. Time: 3 to 4 seconds of one core per step at gap 24, 1.7
-times that at gap 48. Expected: docs/results/gaps.md; tensor_cache recalls
-everything at its own gap, and window is at chance, 6 %.
+mean64 (the shortcut by chunk means), delta and wedge. default is tensor_cache
+with unit keys, unit queries and one output projection, and closed is default
+with read_gate_init=-5. Size and recipe are the paper's: 4 layers, 4 heads,
+d_model 128, a window of 12 tokens, 300 steps of 32 rows
+(`memcomp.data.synthetic.recall`). Hardware: 2 CPU cores. Time: 3 to 4 seconds
+of one core per step at gap 24, 1.7 times that at gap 48. Expected:
+docs/results/gaps.md; tensor_cache recalls everything at its own gap, and window
+is at chance, 6 %.
 """
 
 import re
@@ -35,7 +36,7 @@ _HEADS = {"heads": 4, "key_dim": 32, "value_dim": 32, "rotary_dim": 32}
 
 
 def _by_default(**fields: Any) -> tensor_cache.TensorCacheConfig:
-  """With the layer's own keys, queries and projection."""
+  """As the layer by default: unit keys and queries, one projection."""
   return tensor_cache.TensorCacheConfig(
     **_HEADS, window_size=_WINDOW, write_population="evicted", **fields
   )

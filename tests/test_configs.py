@@ -24,7 +24,7 @@ NAMES = {
   "recall": [
     *("full", "window", "streaming", "infini", "tensor_cache"),
     *("tensor_cache-48", "tensor_cache-long128", "tensor_cache-multistore"),
-    *("chunk8", "mean64", "delta", "wedge"),
+    *("chunk8", "mean64", "delta", "wedge", "default", "closed"),
   ],
   "shakespeare": ["full", "tensor_cache"],
   "mqar": ["trellis", "trellis-based"],

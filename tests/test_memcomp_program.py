@@ -61,7 +61,8 @@ def run_program(*arguments, start=("-m", "memcomp"), **options):
   )
 
 
-# Imports are done once; then each command line runs in a fork.
+# Imports are done once; then each command line runs in a fork. What a command
+# says while it imports is seen by `test_a_command_starts_by_itself` alone.
 DRIVER = """
 import json, os, sys, tempfile, traceback
 import jax, memcomp.models.decoder
@@ -101,13 +102,14 @@ LINES = {name: [name, "--help"] for name in program.COMMANDS} | {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-  """What each command line ends with: (exit code, stdout, stderr)."""
+  """What each command line ends with: [exit code, stdout, stderr]."""
   done = run_program(
     start=["-c", DRIVER],
     input=json.dumps(list(LINES.values())),
     cwd=tmp_path_factory.mktemp("program"),
+    timeout=120,
   )
-  assert done.returncode == 0, done.stderr
+  assert (done.returncode, done.stderr) == (0, "")
   return dict(zip(LINES, json.loads(done.stdout), strict=True))
 
 
@@ -126,6 +128,11 @@ def test_chat_has_the_flags_of_chat(said):
   code, out, err = said["mistake"]
   assert (code, out) == (errors.EXIT_BAD_INPUT, "")
   assert err.startswith("error: --task")
+
+
+def test_a_command_starts_by_itself(said):
+  done = run_program("train", "--help")
+  assert [done.returncode, done.stdout, done.stderr] == said["train"]
 
 
 def test_train_names_the_configs(said):

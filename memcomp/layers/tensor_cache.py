@@ -54,8 +54,8 @@ class TensorCacheConfig(projection.ProjectionConfig):
     slow_decay_init: initial lambda of the slow memory.
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g). With -5
-      the layer starts as its window, but recall over a gap is not learned
-      (docs/results/gaps.md).
+      the layer starts as its window; recall over a gap was then not learned in
+      300 steps (docs/results/gaps.md).
     token_gate: whether g depends on the token, by a map that starts at zero.
     memory_output: whether the memory has an output projection of its own, W_tc,
       as in the paper. Its parameters are worth more in the channel mixer

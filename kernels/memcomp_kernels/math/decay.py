@@ -11,7 +11,8 @@ before the exp.
 
 Log decays may be as low as -inf, and a strong decay must not cost digits of the
 later ones. Two rules ensure this. Log decays are bounded from below where exp
-is zero anyway, and running sums have two parts (`Sums`).
+is zero anyway, and running sums have two parts (`Sums`). TPU kernels whose
+products are bfloat16 add the parts up: the products round more than that.
 """
 
 from typing import NamedTuple

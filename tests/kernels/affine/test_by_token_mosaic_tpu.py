@@ -243,11 +243,11 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
 
 
 def with_strong_decays(name, *dtype):
-  """Decays of any strength, and a row of mild ones after strong ones."""
-  spec, (state, fresh, inputs) = arguments(name, 32, *dtype)
+  """Decays of any strength; those of one head are mild after strong ones."""
+  spec, (state, fresh, inputs) = arguments(name, 48, *dtype)
   log_decay = checks.strong_decays(40.0 * inputs.log_decay - 5.0)
-  mild = inputs.log_decay[0].at[:24].set(-200.0)
-  inputs = inputs._replace(log_decay=log_decay.at[0].set(mild))
+  mild = inputs.log_decay[0, :, 0].at[:24].set(-200.0)
+  inputs = inputs._replace(log_decay=log_decay.at[0, :, 0].set(mild))
   return spec, (state, fresh, inputs)
 
 
@@ -261,10 +261,9 @@ def test_decay_of_any_range(name):
   assert_close(ours, xla)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["skip", "delta"])
+@pytest.mark.parametrize("name", rotation.cases(["skip", "delta"], ["delta"]))
 def test_decay_of_any_range_in_bfloat16(name):
-  """Sums of one part lose less than products of bfloat16 do."""
+  """The error is at most twice the XLA form's, also after strong decays."""
   spec, given = with_strong_decays(name, "bfloat16")
   truth, xla, ours = (
     run(engine, spec, given, tile_time=32)

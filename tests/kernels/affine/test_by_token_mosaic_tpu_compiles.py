@@ -13,13 +13,15 @@ from memcomp_kernels import delta_rule as delta_api
 from memcomp_kernels.chunking import form
 from memcomp_kernels.pallas_tpu import launch
 
-CASES = [  # kernel, heads that share a key, key dim, value dim, tile
+# Kernel, heads that share a key, key dim, value dim, tile, dtype if not bfloat16.
+CASES = [
   ("outer", 1, 64, 64, 64),
   ("outer", 4, 128, 64, 64),
   ("outer", 1, 128, 128, 128),
   ("delta", 1, 64, 64, 64),
   ("delta", 1, 128, 128, 64),
   ("delta", 1, 128, 128, 128),
+  ("outer", 1, 64, 64, 64, "float32"),
 ]
 HEADS, TIME = 4, 512
 
@@ -36,7 +38,7 @@ def kernels(name):
   return f"{name}_forward", f"{name}_backward"
 
 
-def gradient(name, shared, key_dim, value_dim, tile_time):
+def gradient(name, shared, key_dim, value_dim, tile_time, dtype="bfloat16"):
   """Forward and backward, and shapes of its arguments."""
   if name == "delta":
     spec, module = delta_api.Spec(), delta_api
@@ -49,9 +51,8 @@ def gradient(name, shared, key_dim, value_dim, tile_time):
   tiling = form.Tiling(tile_time=tile_time)
   keys, gates = (1, TIME, HEADS // shared, key_dim), (1, TIME, HEADS, 1)
   gates = [struct(*gates, dtype=jnp.float32)] * (2 if name == "delta" else 3)
-  inputs = module.Inputs(
-    struct(*keys), struct(*keys), struct(1, TIME, HEADS, value_dim), *gates
-  )
+  arrays = keys, keys, (1, TIME, HEADS, value_dim)
+  inputs = module.Inputs(*(struct(*x, dtype=dtype) for x in arrays), *gates)
   memory = struct(1, HEADS, key_dim, value_dim, dtype=jnp.float32)
 
   def function(memory, inputs):

@@ -15,7 +15,8 @@ from jax import lax
 COARSE = "a_coarse", "b_coarse"
 """Gates without adjoints: the parts of `decay.Sums` that have no adjoint.
 
-Kernels have them if `Plan.two_parts`; "a" and "b" are then the fine parts.
+Kernels that read within a tile have them if `Plan.two_parts`; "a" and "b" are
+then the fine parts.
 """
 
 TERMS = 3
@@ -65,9 +66,9 @@ class Plan:
       group.
     step_tiles: Tiles per grid step.
     two_parts: Whether sums of log decays have the two parts of `decay.Sums`.
-      Products of float32 need them. Those of bfloat16 do not: after the
-      strongest decays of a tile a sum in one float32 errs by 5e-4, the rounding
-      of a factor to bfloat16 by 2e-3.
+      Products of float32 need them. Those of bfloat16 do not: a factor's
+      rounding to bfloat16 errs by 2e-3, the difference of two sums of one part
+      by at most 5e-4 in tiles of 64 tokens, where all decays are strongest.
     own: The memory's own kernel; None for the kernels of this folder.
   """
 
@@ -84,7 +85,7 @@ class Plan:
   unit: int
   step_units: int
   step_tiles: int
-  two_parts: bool = False
+  two_parts: bool
   own: Own | None = None
 
   @property
@@ -134,7 +135,7 @@ class Plan:
     return ("write", *self.sums("a")) if self.inner else ("write",)
 
   def sums(self, name: str) -> tuple[str, ...]:
-    """Returns the gates whose sum is "a" or "b", the coarse part first."""
+    """Returns the gates that add up to "a" or "b", the coarse part first."""
     return (f"{name}_coarse", name) if self.two_parts else (name,)
 
   @property
