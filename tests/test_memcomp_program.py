@@ -1,11 +1,11 @@
 """The program memcomp: its commands, their names and their configs' names."""
 
-import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import forks
 import pytest
 
 import memcomp
@@ -61,40 +61,8 @@ def run_program(*arguments, start=("-m", "memcomp"), **options):
   )
 
 
-# Imports are done once; then each command line runs in a fork. What a command
-# says while it imports is seen by `test_a_command_starts_by_itself` alone.
-DRIVER = """
-import json, os, sys, tempfile, traceback
-import jax, memcomp.models.decoder
-from memcomp import __main__ as program
-
-def run(argv):
-  sys.argv[:] = ["memcomp", *argv]
-  try:
-    return program.main()
-  except SystemExit as error:
-    return error.code
-  except BaseException:
-    traceback.print_exc()
-    return 1
-
-results = []
-for argv in json.load(sys.stdin):
-  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-    child = os.fork()
-    if not child:
-      os.dup2(out.fileno(), 1)
-      os.dup2(err.fileno(), 2)
-      code = run(argv)
-      sys.stdout.flush()
-      sys.stderr.flush()
-      os._exit(code or 0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    out.seek(0)
-    err.seek(0)
-    results.append((code, out.read().decode(), err.read().decode()))
-print(json.dumps(results))
-"""
+# What a command says while it imports is seen by `test_a_command_starts_by_itself`
+# alone: the others run in forks.
 LINES = {name: [name, "--help"] for name in program.COMMANDS} | {
   "mistake": ["chat", "--task=sample"]
 }
@@ -103,14 +71,9 @@ LINES = {name: [name, "--help"] for name in program.COMMANDS} | {
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
   """What each command line ends with: [exit code, stdout, stderr]."""
-  done = run_program(
-    start=["-c", DRIVER],
-    input=json.dumps(list(LINES.values())),
-    cwd=tmp_path_factory.mktemp("program"),
-    timeout=120,
-  )
-  assert (done.returncode, done.stderr) == (0, "")
-  return dict(zip(LINES, json.loads(done.stdout), strict=True))
+  folder = tmp_path_factory.mktemp("program")
+  found = forks.run("memcomp.__main__", folder, commands=list(LINES.values()))
+  return dict(zip(LINES, found, strict=True))
 
 
 @pytest.mark.parametrize("name", program.COMMANDS)

@@ -12,11 +12,10 @@ import pathlib
 import random
 import re
 import shutil
-import subprocess
-import sys
 
 import chain_model
 import draws
+import forks
 import numpy as np
 import odd_tokenizers
 import pytest
@@ -153,27 +152,6 @@ _ASIDE = ("config", "distributed", "coordinator", "allow_downloads", "topology")
 """Flags that reach for other machines, or for minutes of work."""
 
 
-def program(module: str, folder: pathlib.Path, **asked):
-  root = HERE.parents[1]
-  found = [str(root), str(root / "kernels"), str(TRAINING)]
-  done = subprocess.run(
-    [sys.executable, HERE / "programs.py"],
-    input=json.dumps({"module": module, **asked}),
-    cwd=folder,
-    env=os.environ
-    | {
-      "PYTHONPATH": os.pathsep.join(found),
-      "HOME": str(folder),
-      "XLA_FLAGS": "",
-    },
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize("command", BASE)
 def test_random_command_lines(command, place, tmp_path):
   folder = tmp_path / "a/b"
@@ -182,7 +160,9 @@ def test_random_command_lines(command, place, tmp_path):
   if command in ("prepare", "doctor"):
     names = ["source", "out", "tokenizer", "shard_tokens", "workers", "verify"]
   else:
-    names = sorted(set(program(module, folder, names=True)) - {*_ASIDE})
+    names = sorted(
+      set(forks.run(module, folder, [TRAINING], names=True)) - {*_ASIDE}
+    )
   fields = config_flag.field_paths(tiny("text"))
   drawn = []
   for rng in generators(command, SHARES[command]):
@@ -191,7 +171,7 @@ def test_random_command_lines(command, place, tmp_path):
       line += draws.overrides(rng, fields)
     line += draws.flags(rng, names, 1 if command == "train" else 3)
     drawn.append(line)
-  results = program(module, folder, commands=drawn)
+  results = forks.run(module, folder, [TRAINING], commands=drawn)
   problems = []
   for line, (code, out, err) in zip(drawn, results, strict=True):
     said = re.search(r"^(error: |prepare: |usage: )", err, re.MULTILINE)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import forks
 import pytest
 import training_cases
 
@@ -42,41 +43,6 @@ def get_config():
   return config
 """,
 }
-
-# The imports are done once; every command line then runs in a fork, which is
-# safe as long as nothing has computed with JAX.
-DRIVER = """
-import json, os, sys, tempfile
-sys.argv[:] = ["train.py"]
-sys.path.insert(0, {tests!r})
-import training_cases
-from memcomp.commands import train
-from memcomp.training import run
-results = []
-for argv in json.load(sys.stdin):
-  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-    child = os.fork()
-    if not child:
-      os.dup2(out.fileno(), 1)
-      os.dup2(err.fileno(), 2)
-      sys.argv[:] = ["train.py", *argv]
-      try:
-        train.main()
-      except SystemExit as error:
-        code = error.code
-      except BaseException:
-        import traceback
-        traceback.print_exc()
-        code = 1
-      sys.stdout.flush()
-      sys.stderr.flush()
-      os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    out.seek(0)
-    err.seek(0)
-    results.append((code, out.read().decode(), err.read().decode()))
-json.dump(results, sys.stdout)
-"""
 
 C = "--config=tiny.py"
 LONG = "a" * 300
@@ -261,19 +227,14 @@ def results(tmp_path_factory):
   commands["help"] = ["--help"]
   commands["help with config"] = [C, "--help"]
   before = {p.name for p in folder.iterdir()}
-  done = subprocess.run(
-    [sys.executable, "-c", DRIVER.format(tests=str(training_cases.HERE))],
-    input=json.dumps(list(commands.values())),
-    env=training_cases.environment(
-      XLA_FLAGS="--xla_force_host_platform_device_count=8"
-    ),
-    cwd=folder,
-    capture_output=True,
-    text=True,
-    check=False,
+  results = forks.run(
+    "memcomp.commands.train",
+    folder,
+    [training_cases.HERE],
+    devices=8,
+    commands=list(commands.values()),
   )
-  assert done.returncode == 0, done.stderr
-  found = dict(zip(commands, json.loads(done.stdout), strict=True))
+  found = dict(zip(commands, results, strict=True))
   found["left behind"] = {p.name for p in folder.iterdir()} - before
   return found
 

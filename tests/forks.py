@@ -1,20 +1,25 @@
 """Runs many command lines of one program, each in a fork.
 
-Reads from stdin: the program's module, and the command lines. Writes exit code,
-output and errors of each. Forks are safe as long as nothing has been computed.
+`python forks.py` reads what to run from stdin and writes exit code, output and
+errors of each; `run` starts it. Imports are done once. Forks are safe as long
+as nothing has been computed.
 """
 
 import importlib
 import json
 import os
+import pathlib
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
 
+ROOT = pathlib.Path(__file__).parents[1]
 CPU_SECONDS = 120
 LATER = {
+  "memcomp.__main__": "memcomp.models.decoder",
   "memcomp.commands.chat": "memcomp.evaluation.run",
   "memcomp.commands.evaluate": "memcomp.evaluation.run",
   "memcomp.commands.train": "memcomp.training.run",
@@ -22,6 +27,39 @@ LATER = {
   "memcomp.export.__main__": "memcomp.export.write",
 }
 """What programs import once their flags are sound: seconds of each fork."""
+
+
+def run(module, folder, paths=(), devices=1, **asked):
+  """Runs command lines of a program in `folder`.
+
+  Args:
+    module: of the program; it has a function `main`.
+    folder: where they run, also their home.
+    paths: what they can import from, beside memcomp.
+    devices: number of fake devices.
+    **asked: `commands`, lists of arguments; or `names=True` for the names of
+      the program's flags.
+
+  Returns:
+    For each command [exit code, stdout, stderr]; or the names.
+  """
+  found = [ROOT, ROOT / "kernels", *paths]
+  done = subprocess.run(
+    [sys.executable, __file__],
+    input=json.dumps({"module": module, **asked}),
+    cwd=folder,
+    env=os.environ
+    | {
+      "PYTHONPATH": os.pathsep.join(map(str, found)),
+      "HOME": str(folder),
+      "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    },
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  return json.loads(done.stdout)
 
 
 def main() -> None:
