@@ -47,10 +47,13 @@ class TensorCacheConfig(projection.ProjectionConfig):
   Attributes:
     unit_keys: whether the memory receives keys of length 1, as in the authors'
       code. Without, it loses to its own window on text
-      (docs/results/compare.md). The paper's main runs have False.
+      (docs/results/compare.md). The paper's main runs have False, with which
+      recall is learned faster (docs/results/gaps.md).
     unit_queries: whether the memory receives queries of length 1.
     decay_init: initial lambda of the only or the fast memory.
-    write_rate_init: initial eta of the only or the fast memory.
+    write_rate_init: initial eta of the only or the fast memory. With unit keys
+      0.8 learns recall far faster and costs text a little
+      (docs/results/gaps.md).
     slow_decay_init: initial lambda of the slow memory.
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g). With -5
