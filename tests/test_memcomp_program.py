@@ -61,8 +61,7 @@ def run_program(*arguments, start=("-m", "memcomp"), **options):
   )
 
 
-# What a command says while it imports is seen by `test_a_command_starts_by_itself`
-# alone: the others run in forks.
+# Each runs in a fork; `test_a_command_starts_by_itself` starts one as users do.
 LINES = {name: [name, "--help"] for name in program.COMMANDS} | {
   "mistake": ["chat", "--task=sample"]
 }

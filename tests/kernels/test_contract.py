@@ -224,7 +224,7 @@ def test_hand_off_of_the_reference(subject):
   checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
 
 
-# By the chain rule, as above.
+# By the chain rule: `test_truth` compares these gradients of states with the forms'.
 @SLOW
 @subjects_of(typical_reference)
 def test_gradients_through_hand_offs_of_the_reference(subject):
