@@ -216,6 +216,7 @@ def trained(call):
   return call.folder / "runs" / "smoke-linear_attention"
 
 
+@pytest.mark.slow
 def test_training_with_no_clone(trained):
   assert (trained / "checkpoints" / "2").is_dir()
   assert len((trained / "metrics.jsonl").read_text().splitlines()) == 2

@@ -245,6 +245,7 @@ def test_nothing_is_overwritten(source, converted):
   assert (workdir / "config.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_nothing(source, tmp_path, monkeypatch, capsys):
   def interrupt(*unused, **more):
     raise KeyboardInterrupt

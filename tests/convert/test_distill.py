@@ -128,6 +128,7 @@ def test_errors_are_of_their_layers(teacher, student, taught, batch):
     np.testing.assert_allclose(taught[0][0, place], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_errors_fall_in_every_layer(taught):
   errors, _ = taught
   assert (errors[-1] < 0.7 * errors[0]).all(), (errors[0], errors[-1])

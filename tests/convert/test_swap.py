@@ -37,6 +37,7 @@ def params():
   return runs.random_params(config_lib.Config(name="old", model=MODEL))
 
 
+@pytest.mark.slow
 def test_parameters_as_flax_gives_them(params):
   state = nnx.state(decoder.Decoder(MODEL, rngs=nnx.Rngs(0)), nnx.Param)
   found = swap.swap(MODEL, state, GROUPED)
@@ -51,6 +52,7 @@ def logits_of(config, params):
   return jax.jit(model.__call__)(TOKENS)
 
 
+@pytest.mark.slow
 def test_heads_that_were_shared_are_repeated(params):
   """So that the same attention with a head each is the same function."""
   full = dataclasses.replace(GROUPED, kv_heads=0)

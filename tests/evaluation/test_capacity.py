@@ -71,6 +71,7 @@ def test_capacity_is_what_theory_expects():
   assert measure.theory("orthogonal", 64, 1.0) == 128
 
 
+@pytest.mark.slow
 def test_a_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(run, "PAIRS", (1,))
   measured = []

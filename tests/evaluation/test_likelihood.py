@@ -155,6 +155,7 @@ def compiled():
   jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_few_programs_whatever_the_lengths(model, compiled):
   rng = np.random.default_rng(2)
 

@@ -60,6 +60,7 @@ def test_windows_equal_one_long_call(model, score, rows, window):
   np.testing.assert_allclose(found, direct(model, rows), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_without_carry_each_window_starts_anew(model, score, rows):
   found = perplexity.stream(score, rows, 50, carry=False)
   for start in (0, 50, 100):

@@ -37,6 +37,7 @@ def by_tokens(function, tokens=0):
   return 0.5 + 0.25 * tokens
 
 
+@pytest.mark.slow
 def test_tokens_alone_are_timed_and_the_memory_that_they_read(monkeypatch):
   """256 tokens fill the first room; more room is made before the clock."""
   monkeypatch.setattr(throughput, "_seconds", by_tokens)

@@ -50,7 +50,11 @@ SUBJECT = subjects.Subject(
   [
     (checks.check_truth, (29,)),
     (checks.check_hand_off, (7, 3)),
-    (packed_checks.check_packed_against_reference, (IDS,)),
+    pytest.param(
+      packed_checks.check_packed_against_reference,
+      (IDS,),
+      marks=pytest.mark.slow,
+    ),
     (checks.check_edges, (29,)),
     (checks.check_strong_decays, (29, "float64")),
   ],

@@ -82,6 +82,7 @@ def test_answers_that_are_cut_off_are_ended(owner, talk):
   assert all(answer in out for answer in answers)
 
 
+@pytest.mark.slow
 def test_an_empty_line_goes_on_with_an_answer(owner, talk):
   found, _ = talk("one", "")
   once, _ = talk("one", tokens=8)
@@ -91,6 +92,7 @@ def test_an_empty_line_goes_on_with_an_answer(owner, talk):
   assert "error: there is no answer that was cut off" in out
 
 
+@pytest.mark.slow
 def test_an_end_that_a_limit_has_cut_is_found_in_the_rest(
   owner, talk, tmp_path
 ):

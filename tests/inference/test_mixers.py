@@ -96,13 +96,8 @@ def test_new_room_is_as_if_it_had_been_there(name, monkeypatch):
   errors.assert_equal(grown, session_lib.start(model), "before any token")
 
 
-@pytest.mark.parametrize(
-  "names",
-  [
-    HYBRID,
-    pytest.param("trellis+key_value_means", marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [HYBRID, "trellis+key_value_means"])
 def test_eight_devices_equal_one(names, monkeypatch):
   monkeypatch.setattr(session_lib, "LEAST_ROOM", 32)
   config = cases.config(names)

@@ -75,9 +75,6 @@ OPTIONS = (
 # Of the others slow tests look at gradients of packed rows.
 PACKED_GRADIENT = ("trellis", "lattice", "tensor_cache")
 
-# References share the scan that keeps the rules of packing and states.
-ONE = ("trellis",)
-
 
 def subjects_of(keep, *, often=None):
   """Parametrizes a test by those of ALL that `keep` takes.
@@ -219,7 +216,9 @@ def test_gradients_through_hand_offs(subject):
   checks.check_hand_off(subject, PIECE, PIECES)
 
 
-@subjects_of(typical_reference, often=ONE)
+# `test_truth` holds the forms, and their states, to the reference.
+@SLOW
+@subjects_of(typical_reference)
 def test_hand_off_of_the_reference(subject):
   checks.check_hand_off(subject, PIECE, PIECES, with_gradients=False)
 
@@ -281,7 +280,8 @@ def test_padding(subject):
   )
 
 
-@subjects_of(typical_reference, often=ONE)
+@SLOW
+@subjects_of(typical_reference)
 def test_padding_of_the_reference(subject):
   packed_checks.check_padding(subject, PACKED.shape[1], len(PACKED))
 
@@ -324,7 +324,8 @@ def test_causality_edges_and_determinism_in_float32(subject):
   checks.check_deterministic(subject, TIME, x64=False)
 
 
-@subjects_of(typical_reference, often=ONE)
+# References share the scan that keeps the rules of packing and states.
+@subjects_of(typical_reference, often=("trellis",))
 def test_edges_of_the_reference(subject):
   checks.check_edges(subject, TIME)
 
@@ -341,12 +342,12 @@ def test_edges_of_one_token(subject):
   checks.check_edges(subject, 1)
 
 
-@subjects_of(first_forms, often=FIRST_OF_FOUR)
+@subjects_of(first_forms, often=("trellis", "key_value_means"))
 def test_nothing_to_do(subject):
   checks.check_empty(subject)
 
 
 # The layers' tests say it of every memory, without compiling it.
-@subjects_of(first_forms, often=ONE)
+@subjects_of(first_forms, often=("trellis",))
 def test_strict_programs(subject):
   checks.check_strict(subject, PIECE)

@@ -108,15 +108,15 @@ def check(name, kind, has_rules, in_use, *, gradient=True, **axes):
 BOTH = {"batch": "data", "heads": "model", "embed": "data"}
 
 
+@pytest.mark.slow
 @rotation.both_parts
-@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, ["trellis"]))
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_rules_without_a_mesh_in_use(name, gradient):
   check(name, AxisType.Auto, True, False, gradient=gradient, **BOTH)
 
 
-@pytest.mark.parametrize(
-  "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_explicit_types_are_the_rules(name):
   check(name, AxisType.Explicit, False, True, **BOTH)
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rotation
 from flax import nnx
 
 from memcomp.layers import key_value_means, softmax_attention
@@ -94,9 +93,8 @@ ALWAYS = [
 ]
 
 
-@pytest.mark.parametrize(
-  ("name", "change"), rotation.cases(KNOBS, ALWAYS), ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "change"), KNOBS, ids=str)
 def test_every_knob_is_one_override(name, change, base):
   config = dataclasses.replace({"kvm": KVM, "softmax": SOFTMAX}[name], **change)
   y = run(config)

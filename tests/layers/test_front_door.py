@@ -46,9 +46,8 @@ def test_a_width_is_enough(name, dtype):
   assert alone.dtype == y.dtype == y_t.dtype == x.dtype
 
 
-@pytest.mark.parametrize(
-  "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry.MIXERS)
 def test_exported_for_any_batch(name):
   """By `jax.export`: calls, calls that read on, and steps."""
   layer = registry.MIXERS[name](64, heads=2, rngs=nnx.Rngs(0))

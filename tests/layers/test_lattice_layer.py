@@ -49,6 +49,7 @@ def test_the_width_of_keys_is_no_size():
   assert layer.spec.num_slots == 16
 
 
+@pytest.mark.slow
 def test_in_float64_sweeps_solve_to_its_rounding():
   x = jax.random.normal(jax.random.key(0), (2, 21, 32))
 

@@ -9,6 +9,8 @@ from flax import nnx
 
 from memcomp.layers import registry
 
+OFTEN = ("trellis", "lattice", "key_value_means", "tensor_cache")
+
 X = jax.ShapeDtypeStruct((2, 8, 64), jnp.float32)
 
 
@@ -24,7 +26,7 @@ def cast(name, dtype):
   "dtype",
   rotation.cases(["bfloat16", "float16", "float64"], ["bfloat16", "float64"]),
 )
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, OFTEN))
 def test_parameters_may_have_any_dtype(name, dtype):
   """The memory of a layer that was cast has float32, or more if they have."""
 
@@ -68,9 +70,10 @@ def test_a_state_in_float64_loses_nothing(name):
     np.testing.assert_allclose(by_token / scale, whole / scale, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
-  rotation.cases(list(registry.MIXERS), ["infini_attention", "tensor_cache"]),
+  list(registry.MIXERS),
 )
 def test_in_float64_the_gradient_is_the_slope(name):
   """What a layer cuts to float32 on its way makes steps a thousand times larger.
@@ -100,7 +103,7 @@ def test_in_float64_the_gradient_is_the_slope(name):
     np.testing.assert_allclose(difference / (2 * e), slope, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, OFTEN))
 @pytest.mark.parametrize(
   "dtype", rotation.cases(["float32", "bfloat16"], ["bfloat16"])
 )

@@ -66,6 +66,7 @@ def test_steps_equal_the_sequence_and_gradients_flow(name):
     assert jnp.any(leaf != 0), jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_blocks_start_as_the_identity():
   config = small("kvm_120m")
   config.num_layers = 2

@@ -259,6 +259,7 @@ def test_a_step_refuses_a_state_of_another_spec():
     )
 
 
+@pytest.mark.slow
 def test_segments_start_from_a_prompt_that_is_longer_than_the_call():
   """A fresh state says nothing of how much `reset_state` has seen."""
   case = op_cases.CASES["key_value_means"]
@@ -297,6 +298,7 @@ def test_a_segment_goes_on_after_a_call_without_ids(number):
   errors.assert_equal(found, expected, "state")
 
 
+@pytest.mark.slow
 def test_softmax_attention_needs_room_for_later_calls():
   op = memcomp_kernels.softmax_attention
   q = jax.random.normal(jax.random.key(0), (1, 8, 1, 4))

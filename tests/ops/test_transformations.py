@@ -31,16 +31,9 @@ IDS = jnp.array([[1, 1, 2, 2, 0, 3], [1, 1, 1, 1, 1, 1]], jnp.int32)
 SECOND_OF_PACKED = ("key_value_means", "softmax_attention", "tensor_cache")
 """Ops whose packed rows have a gradient of a gradient."""
 
-# One of each kind of code, in every run; the others are slow tests.
-OFTEN = ("gated_delta_rule", "softmax_attention")
-# Each hands on another kind of state.
-MESHES = (
-  "delta_rule",
-  "trellis",
-  "key_value_means",
-  "tensor_cache",
-  "softmax_attention",
-)
+# In every run; the others are slow tests.
+OFTEN = ("gated_delta_rule",)
+MESHES = ("trellis", "softmax_attention")
 # Of two names for the same code one is enough.
 ALL_BUT = ("delta_rule", "gated_slot_attention")
 
@@ -281,6 +274,7 @@ def test_gradient_of_a_gradient(name):
   assert "\n" not in derivative.SECOND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["decoding", "encoding"])
 def test_gradient_of_a_gradient_per_token(objective):
   """Refused where the solver's gradient is made by hand, else right.

@@ -49,6 +49,7 @@ def test_the_newest_is_read_back(saved, tmp_path):
   assert sorted(p.name for p in folder.iterdir()) == ["2", "3"]
 
 
+@pytest.mark.slow
 def test_one_without_its_commit_is_none(saved, tmp_path):
   config, mesh, _ = saved
   path = tmp_path / "service" / "bucket" / "run" / "checkpoints" / "3"

@@ -9,7 +9,6 @@ import jax
 import leaky
 import numpy as np
 import pytest
-import rotation
 import training_cases
 
 from memcomp import config as config_lib
@@ -180,7 +179,8 @@ def test_a_run_goes_on_from_its_own_checkpoint(tmp_path, source, text):
   assert _meta(tmp_path / "new")["init_from"] == record
 
 
-@pytest.mark.parametrize("name", rotation.cases(["adamw", "muon"], ["muon"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_optimizer_is_kept_on_request(tmp_path, text, name):
   old = training_cases.tiny(text, steps=3)
   old.optimizer.name = name
@@ -302,6 +302,7 @@ def test_layers_are_found_by_depth_whatever_they_are_called(
   assert mine.keys() - theirs.keys() == set(begun.record["fresh"])
 
 
+@pytest.mark.slow
 def test_from_a_checkpoint_of_hugging_face(real_model, tmp_path):
   data = pathlib.Path(__file__).parents[1] / "export/data/llama"
   folder = shutil.copytree(data, tmp_path / "llama")

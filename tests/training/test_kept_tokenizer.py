@@ -73,6 +73,7 @@ def test_opened_from_any_folder(trained, here, tmp_path, monkeypatch):
   assert load.open_checkpoint("exported").tokenizer.vocab_size == 257
 
 
+@pytest.mark.slow
 def test_a_run_of_before_has_none(trained, here, tmp_path, monkeypatch):
   (trained / workdir.TOKENIZER).unlink()
   assert load.open_checkpoint(trained).tokenizer.vocab_size == 257

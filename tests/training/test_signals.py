@@ -113,7 +113,8 @@ def test_sigterm_to_the_evaluation_of_a_run(tmp_path):
   assert (tmp_path / "run/eval/results.json").exists()
 
 
-@pytest.mark.parametrize("both", rotation.cases([False, True], [True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("both", [False, True])
 def test_a_pipe_without_reader(tmp_path, both):
   """A run whose output nobody reads any more saves, and can go on."""
   config = training_cases.write_config(tmp_path, training_cases.LEAKY)

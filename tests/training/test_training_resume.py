@@ -59,17 +59,21 @@ def _end(process):
 @pytest.mark.parametrize(
   ("name", "kills"),
   rotation.cases(
-    [("joined", "aS"), ("joined", "S"), ("carried", "aS")], [("joined", "S")]
+    [("joined", "aS"), ("joined", "ST"), ("carried", "aS")], [("joined", "ST")]
   ),
 )
 def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
-  """As `kills` says: "a" is at any moment, "S" in a save."""
+  """As `kills` says: "a" is at any moment, "S" in a save, "T" is SIGTERM."""
   config, flags, curve = whole(name)
   seed = random.randrange(10**6)
   rng = random.Random(seed)
   for kill in kills:
     with training_cases.start(config, tmp_path / "run", *flags) as process:
       _wait_for_steps(process, rng.randint(1, 25))
+      if kill == "T":
+        process.terminate()
+        assert _end(process)[0] == errors.EXIT_RESUMABLE, seed
+        continue
       if kill == "S":
         training_cases.stop_in_a_save(process, tmp_path / "run")
       else:
@@ -81,10 +85,8 @@ def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
   assert training_cases.curve(tmp_path / "run") == curve, seed
 
 
-@pytest.mark.parametrize(
-  "number",
-  [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number):
   config, flags, curve = whole("joined")
   folder = tmp_path / "run"

@@ -78,7 +78,7 @@ def slow(*values):
     slow("stream", {}),
     ("stream", {"carry_state": True}),
     slow("joined", {"state_passing": 0.4}),
-    ("first_fit", {"state_passing": 0.4}),
+    slow("first_fit", {"state_passing": 0.4}),
     slow("stream", {"carry_state": True, "state_passing": 0.4}),
   ],
 )
@@ -132,6 +132,7 @@ def test_a_finished_run_only_evaluates(tmp_path, config, capsys, monkeypatch):
   assert run.run(config, tmp_path / "a") == errors.EXIT_RESUMABLE
 
 
+@pytest.mark.slow
 def test_what_may_change_on_resuming(tmp_path, config):
   config.training.keep_checkpoints = 9
   run.run(config, tmp_path / "a")
@@ -257,6 +258,7 @@ def test_a_damaged_checkpoint_costs_steps_not_the_run(tmp_path, config, capsys):
   assert training_cases.curve(tmp_path / "a") == whole
 
 
+@pytest.mark.slow
 def test_data_that_fails_in_mid_run_costs_steps_not_the_run(
   tmp_path, config, monkeypatch
 ):

@@ -89,6 +89,7 @@ def test_batches_of_which_nothing_is_scored(text, tmp_path, capsys):
   assert "validation of nothing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_tells_of_another_validation_text(tmp_path, text, capsys):
   config = training_cases.tiny(text, steps=4, evaluate_every=2)
   config.training.checkpoint_every = 2

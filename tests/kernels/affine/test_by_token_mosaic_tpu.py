@@ -216,7 +216,7 @@ def test_tiles_of_several_blocks(name, calls):
 
 
 @rotation.both_parts
-@pytest.mark.parametrize("name", rotation.cases(CASES, ["skip", "delta"]))
+@pytest.mark.parametrize("name", rotation.cases(CASES, ["delta"]))
 def test_packing(name, gradient, calls):
   """Strictly: memory starts as nan, races are looked for."""
   spec, given = arguments(name, 75)
@@ -297,6 +297,7 @@ def plans_of(spec, inputs, tile_time=TILE):
   return found
 
 
+@pytest.mark.slow
 def test_a_step_shrinks_until_it_fits_in_memory(calls, monkeypatch):
   spec, given = arguments("delta-ungated", 40)
   whole = plans_of(spec, given[2])

@@ -64,7 +64,8 @@ def test_live_rows_follow_the_schedule(name):
   assert len(set(expected)) > 2
 
 
-@pytest.mark.parametrize("name", rotation.cases(BUDGETS, ["fixed"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUDGETS)
 def test_prefill_is_decode(name):
   """At lengths below a chunk, below the window, and inside a chunk."""
   spec = MEMORY.specs[name]

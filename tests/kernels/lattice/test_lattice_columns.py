@@ -22,6 +22,7 @@ from memcomp_kernels.lattice import orthonormal_slots, reference
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_at", reference.GRADIENT_AT)
 def test_columns_stay_units_over_many_tokens(gradient_at):
   """65,536 tokens in float32."""

@@ -208,10 +208,9 @@ def tile(one, time):
     return state.memory, writes.Tokens(query, key, value, mu, rate, taken)
 
 
+@pytest.mark.slow
 @each_solver
-@pytest.mark.parametrize(
-  "objective", rotation.cases(reference.OBJECTIVES, ["decoding"])
-)
+@pytest.mark.parametrize("objective", reference.OBJECTIVES)
 def test_a_row_that_overflows_spoils_none_before_it(tiling, objective):
   one = subject(tiling, objective=objective, update="delta")
   memory, tokens = tile(one, 8)

@@ -101,10 +101,11 @@ def test_meanings(base, objective, update):
   assert_close(*both(spec, arguments(spec, 7, value_dim=32)))
 
 
+@pytest.mark.slow
 @rotation.both_parts
 @pytest.mark.parametrize(
   "base",
-  rotation.cases([TOKEN, CHUNK], [TOKEN]),
+  [TOKEN, CHUNK],
   ids=lambda x: x.gradient_at,
 )
 def test_packing(base, gradient):

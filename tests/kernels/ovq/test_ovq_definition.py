@@ -116,6 +116,7 @@ def test_rows_are_means_of_their_tokens():
   np.testing.assert_allclose(sums, inputs.value.sum(1), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_equal_tokens_weigh_as_many_as_they_are():
   """With the bias; without it the merged row weighs as one."""
   inputs = inputs_for(None, 8)
@@ -133,6 +134,7 @@ def test_equal_tokens_weigh_as_many_as_they_are():
   np.testing.assert_allclose(run(spec, inputs)[1][:, 7], 5)
 
 
+@pytest.mark.slow
 def test_rows_of_length_one():
   spec = ovq.Spec(chunk_size=5, max_rows=9, normalize_rows=True)
   state, _ = run(spec, inputs_for(spec, 20))

@@ -80,6 +80,7 @@ def test_they_are_the_default(monkeypatch):
   assert lowered(one_layer("mamba2", "joined", "")) == KERNELS["mamba2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trellis", "lattice"])
 def test_solvers_are_the_xla_forms(name):
   """A layer that asks for one does not get a kernel that has none."""

@@ -178,6 +178,7 @@ def test_a_row_that_overflows_leaves_finished_rows_alone(solver):
   np.testing.assert_allclose(found[:, :5], expected[:, :5], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_overflow_on_the_way_does_not_stay():
   """Rows that overflow while others are unfinished come out right."""
   (base, coupling, target), _ = case(12)

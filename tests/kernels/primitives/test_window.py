@@ -128,6 +128,7 @@ SIZES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @RESETS
 @SIZES
 def test_a_call_is_its_pushes(size, sinks, reset_positions):

@@ -107,6 +107,7 @@ def test_heads_that_do_not_divide():
     )
 
 
+@pytest.mark.slow
 def test_heads_over_devices():
   """A device's queries read the keys and values that it has."""
   this = subject("full")

@@ -163,9 +163,8 @@ def test_tiles_never_change_the_result(monkeypatch, name, length, packed):
   )
 
 
-@pytest.mark.parametrize(
-  "name", rotation.cases(["full", "window-sinks"], ["window-sinks"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full", "window-sinks"])
 def test_a_bound_of_what_was_seen_changes_nothing(name):
   spec = MEMORY.specs[name]
   inputs = inputs_for(40)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rotation
 from tensor_cache_by_hand import (
   COMPILED,
   MEMORY,
@@ -129,12 +128,10 @@ def test_bytes_of_the_state():
   assert 4 * whole == 112 * 1024 + 4 * 8  # position and segment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
-  rotation.cases(
-    ["evicted-outer", "all-mean", "all-slots-delta-timescales"],
-    ["all-slots-delta-timescales"],
-  ),
+  ["evicted-outer", "all-mean", "all-slots-delta-timescales"],
 )
 def test_tiles_are_speed(monkeypatch, name):
   monkeypatch.setattr(tile, "tile_time", lambda spec, time: 5)

@@ -144,6 +144,7 @@ def run(spec, inputs, seed=1, function=COMPILED.reference):
   return function(state, inputs, spec=spec)
 
 
+@pytest.mark.slow
 def test_batch_gradient_descent_is_one_chunk():
   """One step at the start on the summed loss of all tokens (section 2.5)."""
   spec = ttt.Spec(model="mlp", chunk_size=12)

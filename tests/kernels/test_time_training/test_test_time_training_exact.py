@@ -24,6 +24,7 @@ def subject(name):
   return subjects.Subject(MEMORY, MEMORY.specs[name], "xla_chunked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "tile_time"),
   [

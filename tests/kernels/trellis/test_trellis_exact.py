@@ -131,6 +131,7 @@ def test_stats_of_all_tiles_and_both_passes():
   assert not np.any(stats(TILINGS["blocks"]).sweeps)
 
 
+@pytest.mark.slow
 def test_stale_gradients_have_nothing_to_solve():
   memory = memories.MEMORIES["trellis"]
   spec = trellis.Spec(num_slots=6, chunk_size=4)
@@ -139,6 +140,7 @@ def test_stale_gradients_have_nothing_to_solve():
   assert WITH_STATS(state, inputs, spec=spec)[2] is None
 
 
+@pytest.mark.slow
 def test_identity_is_the_gated_delta_rule():
   """phi = identity, pass 1: M_t = beta M - gamma (M k - alpha) k^T."""
   spec = trellis.Spec(

@@ -145,6 +145,7 @@ def test_several_chunks_a_tile(size, time, rate):
   check(spec, given, **(interpreter.STRICT_GPU if size == 16 else {}))
 
 
+@pytest.mark.slow
 @rotation.both_parts
 def test_gradients_per_token(gradient):
   """Strictly, and packed: segments of less and of more than a tile."""
@@ -232,6 +233,7 @@ def test_other_meanings(change, token):
   check(spec, arguments(spec, 70))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", activations.ACTIVATIONS)
 def test_activations_of_rows(name):
   """Formulas against the definition and its gradients, in float64."""
