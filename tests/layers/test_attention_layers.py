@@ -84,15 +84,6 @@ KNOBS = [
 ]
 
 
-# The others take the same way into the layer as one of these.
-ALWAYS = [
-  ("kvm", {"budget": f"{__name__}:own_budget"}),
-  ("softmax", {"kv_heads": 1}),
-  ("softmax", {"sink_tokens": 2, "sink_positions": "text"}),
-  ("softmax", {"value_residual": "dynamic"}),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), KNOBS, ids=str)
 def test_every_knob_is_one_override(name, change, base):

@@ -320,8 +320,8 @@ def test_every_parameter_is_used(model):
     assert np.any(before != logits(changed)), name
 
 
-# Three times as long to compile. Other mixers' layers differ in what goes into
-# their memories, whose gradients the memories' tests compare with truth.
+# Three times as long to compile. Layers differ in what goes into their memories,
+# whose gradients the memories' tests compare with truth.
 @those_in(())
 def test_every_parameter_is_trained(model):
   _, row, segments = packed_documents()
