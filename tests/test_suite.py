@@ -59,7 +59,7 @@ def run(pytester, monkeypatch):
 
 
 # In this process, and from a worker, which reports to it.
-@pytest.mark.parametrize("workers", rotation.cases([0, 1], [0]))
+@pytest.mark.parametrize("workers", rotation.cases([0, 1], [1]))
 def test_a_test_over_the_limit_fails_the_run(run, workers):
   result = run(BUSY, "-n", workers)
   result.assert_outcomes(passed=4)

@@ -65,6 +65,11 @@ def test_a_token_never_takes_less_than_nothing(monkeypatch):
     model("constant"), contexts=[2], tokens=4, rounds=2
   )
   assert row["seconds_per_token"] == row["seconds_per_token_fastest"] == 1.0
+  monkeypatch.setattr(throughput, "_seconds", by_tokens)
+  (row,) = throughput.measure(
+    model("constant"), contexts=[2], tokens=4, rounds=2
+  )
+  assert (row["seconds_per_token"], row["seconds_per_call"]) == (0.25, 0.5)
 
 
 @pytest.mark.slow

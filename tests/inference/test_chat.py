@@ -157,7 +157,6 @@ def test_no_error_ends_a_conversation(talk, monkeypatch, capsys, error, line):
   assert found.session.position.tolist() == [48]
 
 
-@pytest.mark.slow
 def test_a_stop_string_ends_an_answer(owner, talk):
   settings = sample.Settings(temperature=0.7, seed=1)
   _, whole = answer(owner, cases.read(owner.model, [b""]), "one", 40, settings)

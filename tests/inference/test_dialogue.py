@@ -59,7 +59,12 @@ def test_what_a_chat_reads_are_the_parts_of_training(template, system):
     ]
     expected = template.parts(messages)
     texts += [text, expected[len(texts) + 1].text]
+    cut = said.answered(answer[:2], ended=False)
+    assert cut.ask("") == (cut, "")  # it goes on
     said = said.answered(answer, ended=True)
+    assert cut.answered(answer[2:], ended=True) == said
+    with pytest.raises(errors.UserError, match="no answer that was cut off"):
+      said.ask("")
     assert [part.text for part in expected][: len(texts)] == texts
   assert said.messages == tuple(messages)
   assert [part.is_answer for part in expected] == [False, True] * 3 + [False]

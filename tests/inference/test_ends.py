@@ -79,7 +79,6 @@ def test_what_a_folder_says_of_the_end(tmp_path, config, generation, ends):
   assert load.open_checkpoint(folder).tokenizer.ends == ends
 
 
-@pytest.mark.slow
 def test_the_end_goes_on_with_the_model(tmp_path):
   # Its name says nothing, so it has to be written down.
   folder = chain_model.make(tmp_path / "chain", special="<stop>")

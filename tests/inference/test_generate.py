@@ -241,7 +241,6 @@ def test_number_of_tokens_and_texts(model):
     prefill.read(model, session, [np.array([3, 1.7])])
 
 
-@pytest.mark.slow
 def test_rows_stop_on_their_own(model):
   """Each keeps the state after the token that completes its stop string."""
   prompts = [SHORT, PROMPT, MIDDLE]

@@ -4,6 +4,7 @@ import inference_cases as cases
 import jax
 import numpy as np
 import pytest
+import rotation
 
 from memcomp import sharding
 from memcomp.config import MeshConfig
@@ -26,8 +27,7 @@ def little_room(monkeypatch):
 # Of the others tests/models has what this rests on: padding on the left.
 @pytest.fixture(
   scope="module",
-  params=[HYBRID]
-  + [pytest.param(name, marks=pytest.mark.slow) for name in registry.MIXERS],
+  params=[HYBRID, *registry.MIXERS],
 )
 def name(request):
   return request.param
@@ -96,18 +96,23 @@ def test_new_room_is_as_if_it_had_been_there(name, monkeypatch):
   errors.assert_equal(grown, session_lib.start(model), "before any token")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [HYBRID, "trellis+key_value_means"])
-def test_eight_devices_equal_one(names, monkeypatch):
+@pytest.mark.parametrize(
+  ("names", "devices"),
+  rotation.cases(
+    [("softmax_attention", 2), (HYBRID, 8), ("trellis+key_value_means", 8)],
+    [("softmax_attention", 2)],
+  ),
+)
+def test_several_devices_equal_one(names, devices, monkeypatch):
   monkeypatch.setattr(session_lib, "LEAST_ROOM", 32)
   config = cases.config(names)
-  mesh = sharding.make_mesh(MeshConfig(tensor=8))
+  mesh = sharding.make_mesh(MeshConfig(tensor=devices))
   prompts = SHORT, LONG[:7]
   found = run(cases.build(config, mesh), *prompts)
   expected = run(cases.build(config), *prompts)
   np.testing.assert_array_equal(found[1], expected[1])
   errors.assert_close(found[0], expected[0], 1e-5)
   errors.assert_close(found[2], expected[2], 1e-5)
-  keys = found[2].state.layers[1].mixer.memory.keys
-  assert len(keys.sharding.device_set) == 8
+  keys = found[2].state.layers[-1].mixer.memory.keys
+  assert len(keys.sharding.device_set) == devices
   assert not keys.sharding.is_fully_replicated

@@ -347,7 +347,7 @@ def test_nothing_to_do(subject):
   checks.check_empty(subject)
 
 
-# The layers' tests say it of every memory, without compiling it.
+# The layers' tests say it without compiling.
 @subjects_of(first_forms, often=("trellis",))
 def test_strict_programs(subject):
   checks.check_strict(subject, PIECE)

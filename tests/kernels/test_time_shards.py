@@ -18,8 +18,8 @@ ATTENTION = memories.MEMORIES["softmax_attention"]
 CACHE = memories.MEMORIES["tensor_cache"]
 
 
-# Windows that are handed on. In every run a trainer's test has a memory's state
-# handed on, and one reads the order in which shards wait.
+# Windows that are handed on. A test below has a wavefront, and the trainer's test
+# of its mesh what is combined because it is linear in the state.
 ALWAYS = ("softmax_attention-full",)
 
 # A chunk that is longer than a shard: several start in its midst.
@@ -103,7 +103,6 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
 
 
-@pytest.mark.slow
 def test_new_segments_start_from_the_state_before_the_first_shard():
   memory = memories.MEMORIES["trellis"]
   spec = next(iter(memory.specs.values()))

@@ -108,9 +108,10 @@ def check(name, kind, has_rules, in_use, *, gradient=True, **axes):
 BOTH = {"batch": "data", "heads": "model", "embed": "data"}
 
 
-@pytest.mark.slow
 @rotation.both_parts
-@pytest.mark.parametrize("name", registry.MIXERS)
+@pytest.mark.parametrize(
+  "name", rotation.cases(registry.MIXERS, ["linear_attention"])
+)
 def test_rules_without_a_mesh_in_use(name, gradient):
   check(name, AxisType.Auto, True, False, gradient=gradient, **BOTH)
 

@@ -322,7 +322,7 @@ def test_every_parameter_is_used(model):
 
 # Three times as long to compile. Layers differ in what goes into their memories,
 # whose gradients the memories' tests compare with truth.
-@those_in(())
+@those_in(("trellis",))
 def test_every_parameter_is_trained(model):
   _, row, segments = packed_documents()
   gradient = model.gradient(away_from_the_start(model), row, segments)

@@ -47,6 +47,8 @@ def test_the_newest_is_read_back(saved, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found.state.params, start.params)
   folder = tmp_path / "service" / "bucket" / "run" / "checkpoints"
   assert sorted(p.name for p in folder.iterdir()) == ["2", "3"]
+  (folder / "3" / "commit_success.txt").unlink()
+  assert runs.latest_step(PLACE) == 2
 
 
 @pytest.mark.slow

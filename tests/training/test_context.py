@@ -89,8 +89,7 @@ def loss_and_gradients(config, sizes, packed):
 @pytest.mark.parametrize(
   "name",
   [
-    # What is combined, a halo or a wavefront, `test_time_shards` holds to it:
-    # here it is the trainer's mesh.
+    # It is combined; `test_time_shards` has a halo and a wavefront.
     pytest.param(name, marks=[pytest.mark.slow] * (name != "mamba2"))
     for name in MIXERS
   ],

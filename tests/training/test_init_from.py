@@ -164,6 +164,10 @@ def test_a_home_in_a_config_is_expanded(tmp_path, source, text, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   begun = _begin(_config(text, "~/source", keep_optimizer=True))
   assert begun.record["path"] == str(folder)
+  assert begun.record["optimizer"] == "kept"
+  (kept,) = _moments(begun.state)
+  assert int(kept.count) == 3
+  assert all(np.any(x) for x in jax.tree.leaves(kept.mu))
 
 
 def test_a_run_goes_on_from_its_own_checkpoint(tmp_path, source, text):

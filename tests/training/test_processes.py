@@ -123,7 +123,6 @@ def test_a_process_with_other_code_is_named(config, tmp_path):
   assert not (tmp_path / "two").exists()
 
 
-@pytest.mark.slow
 def test_a_mistake_in_one_ends_both(config, tmp_path):
   workdir = tmp_path / "two"
   workdir.mkdir()

@@ -157,10 +157,12 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "packed"),
-  [(name, packed) for name in registry.MIXERS for packed in (False, True)],
+  rotation.cases(
+    [(name, packed) for name in registry.MIXERS for packed in (False, True)],
+    [("linear_attention", True)],
+  ),
 )
 def test_every_mixer_reads_on_as_in_one_long_text(name, packed):
   # Rows of 16 tokens and chunks of 6: a state is handed on within a chunk.

@@ -59,20 +59,26 @@ def _end(process):
 @pytest.mark.parametrize(
   ("name", "kills"),
   rotation.cases(
-    [("joined", "aS"), ("joined", "ST"), ("carried", "aS")], [("joined", "ST")]
+    [("joined", "aS"), ("joined", "TS"), ("carried", "aS")], [("joined", "TS")]
   ),
 )
-def test_killed_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
-  """As `kills` says: "a" is at any moment, "S" in a save, "T" is SIGTERM."""
+def test_stopped_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
+  """As `kills` says: killed at any moment (a) or in a save (S), or SIGTERM (T)."""
   config, flags, curve = whole(name)
   seed = random.randrange(10**6)
   rng = random.Random(seed)
   for kill in kills:
     with training_cases.start(config, tmp_path / "run", *flags) as process:
-      _wait_for_steps(process, rng.randint(1, 25))
+      _wait_for_steps(process, rng.randint(1, 20))
       if kill == "T":
         process.terminate()
-        assert _end(process)[0] == errors.EXIT_RESUMABLE, seed
+        code, _, err = _end(process)
+        assert code == errors.EXIT_RESUMABLE, (seed, err)
+        assert "SIGTERM: saved step" in err
+        assert (
+          runs.latest_step(tmp_path / "run")
+          == (training_cases.curve(tmp_path / "run")[-1]["step"])
+        )
         continue
       if kill == "S":
         training_cases.stop_in_a_save(process, tmp_path / "run")

@@ -34,7 +34,6 @@ def config(request):
   return config
 
 
-@pytest.mark.slow
 def test_resuming_equals_going_on(tmp_path, config, capsys):
   config.training.accumulation = 2
   config.training.keep_checkpoints = 9

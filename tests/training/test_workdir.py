@@ -25,6 +25,19 @@ def test_a_run_from_before_a_field_existed_goes_on(config):
     workdir.check_same(saved, config, "here")
 
 
+def test_what_may_change_on_resuming(config):
+  saved = json.loads(config_lib.to_json(config))
+  for name in ("log_every", "evaluate_every", "checkpoint_every"):
+    setattr(config.training, name, 3 + getattr(config.training, name))
+  config.training.keep_checkpoints += 1
+  config.data.prefetch += 1
+  config.mesh.fsdp = 4
+  workdir.check_same(saved, config, "here")
+  config.training.batch_size *= 2
+  with pytest.raises(errors.UserError, match=r"training\.batch_size was"):
+    workdir.check_same(saved, config, "here")
+
+
 def test_fields_that_a_version_has_not_are_named(config):
   saved = json.loads(config_lib.to_json(config))
   saved["model"]["depth"] = 3

@@ -89,7 +89,6 @@ def test_equals_the_xla_form(name, time):
 
 
 # Of a memory that erases nothing; the delta rule's are in packed rows below.
-@pytest.mark.slow
 def test_values_equal_the_xla_form_s():
   name = "linear_attention"
   assert_close(*both(name, arguments(name, 75), gradient=False))

@@ -101,11 +101,10 @@ def test_meanings(base, objective, update):
   assert_close(*both(spec, arguments(spec, 7, value_dim=32)))
 
 
-@pytest.mark.slow
 @rotation.both_parts
 @pytest.mark.parametrize(
   "base",
-  [TOKEN, CHUNK],
+  rotation.cases([TOKEN, CHUNK], [TOKEN]),
   ids=lambda x: x.gradient_at,
 )
 def test_packing(base, gradient):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels import linear_attention
 from memcomp_kernels.chunking import form
@@ -101,8 +102,7 @@ def test_decay_of_retention():
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tile_time", [1, 3, 16])
+@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [16]))
 def test_any_tile(tile_time):
   spec = linear_attention.Spec(forget_gate=True)
   inputs = inputs_for(spec, 21)

@@ -68,7 +68,7 @@ def differentiated(function, arguments, cotangent):
   return both(arguments, cotangent)
 
 
-# The others take turns: whole memories are solved by them in every run.
+# The others take turns.
 @pytest.mark.parametrize(
   "solver",
   [

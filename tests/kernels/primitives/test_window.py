@@ -265,7 +265,7 @@ def test_without_segment_ids_all_goes_on():
 
 
 def test_padding_inside_a_segment_is_no_distance(monkeypatch):
-  """The test above bites: counting padding as tokens turns it red."""
+  """A check by pushes bites: counting padding as tokens turns it red."""
   right = contract.segment_starts
 
   def wrong(ids, before):

@@ -155,8 +155,7 @@ def test_splash_that_is_kept_runs_forward_once():
 CUDNN = ["full", "full, more than it holds", "window"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CUDNN)
+@pytest.mark.parametrize("name", rotation.cases(CUDNN, ["window"]))
 def test_cudnn_s_arguments_equal_the_xla_form(name, monkeypatch):
   """Through the same function of JAX, which has a form for the CPU."""
   spec, time, changes, _ = CASES[name]

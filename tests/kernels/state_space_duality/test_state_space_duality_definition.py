@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import rotation
 
 from memcomp_kernels import linear_attention, state_space_duality
 from memcomp_kernels.chunking import form
@@ -110,8 +111,7 @@ def test_groups_are_heads_that_follow_each_other(function):
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tile_time", [1, 3, 16])
+@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [16]))
 def test_any_tile(tile_time):
   inputs = inputs_for(time=21)
   state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)

@@ -82,8 +82,7 @@ def assert_close(actual, expected):
     errors.assert_close(a, b, bound, part)
 
 
-# Outer is in the tests below; lanes are of the delta rule, those that leave
-# a window go in as all do.
+# Lanes are of the delta rule; those that leave a window go in as all do.
 @rotation.both_parts
 @pytest.mark.parametrize("name", rotation.cases(SPECS, ["lanes"]))
 def test_packing(name, gradient):

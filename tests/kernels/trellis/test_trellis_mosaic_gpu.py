@@ -145,7 +145,6 @@ def test_several_chunks_a_tile(size, time, rate):
   check(spec, given, **(interpreter.STRICT_GPU if size == 16 else {}))
 
 
-@pytest.mark.slow
 @rotation.both_parts
 def test_gradients_per_token(gradient):
   """Strictly, and packed: segments of less and of more than a tile."""

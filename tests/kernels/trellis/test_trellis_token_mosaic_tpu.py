@@ -61,8 +61,7 @@ def test_repeated_keys(gradient):
   stale.assert_close(*stale.both(SPEC, given, gradient=gradient))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gradient", [False, True])
+@rotation.both_parts
 def test_packing_and_memory_that_starts_as_nan(gradient):
   """Rows packed otherwise than each other, some of which forget all."""
   ids = np.zeros((3, 40), np.int32)
