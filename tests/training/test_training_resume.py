@@ -74,11 +74,8 @@ def test_stopped_at_a_random_moment_and_in_a_save(whole, tmp_path, name, kills):
         process.terminate()
         code, _, err = _end(process)
         assert code == errors.EXIT_RESUMABLE, (seed, err)
-        assert "SIGTERM: saved step" in err
-        assert (
-          runs.latest_step(tmp_path / "run")
-          == (training_cases.curve(tmp_path / "run")[-1]["step"])
-        )
+        step = runs.latest_step(tmp_path / "run")
+        assert f"SIGTERM: saved step {step} in" in err
         continue
       if kill == "S":
         training_cases.stop_in_a_save(process, tmp_path / "run")
