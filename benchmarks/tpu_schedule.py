@@ -55,6 +55,8 @@ class Schedule(NamedTuple):
 @contextlib.contextmanager
 def dumping() -> Iterator[pathlib.Path]:
   """A folder for the compiler's dumps; enter before the first compilation."""
+  # A program that comes from a cache leaves no dump.
+  jax.config.update("jax_enable_compilation_cache", False)
   folder = tempfile.mkdtemp(prefix="memcomp-llo-")
   os.environ["LIBTPU_INIT_ARGS"] = (
     f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
