@@ -72,26 +72,6 @@ def _row(name: str, config: options.MixerConfig, changes: Any) -> Row:
   )
 
 
-def sizes(config: options.MixerConfig) -> dict[str, int]:
-  """The sizes in `facts.LETTERS` that `config` determines."""
-  fields = dataclasses.asdict(config)
-  chunk: Any = fields.get("segment_size") or fields.get("chunk_size")
-  window = fields.get("window_size")
-  if chunks := fields.get("window_chunks"):
-    window = chunks * chunk
-  found = {
-    "H": fields["heads"],
-    "G": fields.get("kv_heads") or fields["heads"],
-    "d_k": fields["key_dim"],
-    "d_v": fields["value_dim"],
-    "m": fields.get("num_slots"),
-    "C": chunk,
-    "W": window,
-    "e": fields.get("expansion"),
-  }
-  return {letter: size for letter, size in found.items() if size}
-
-
 def whole_state_floats(config: options.MixerConfig, length: int) -> int:
   """Floats of a layer's complete state with room for `length` tokens."""
 
@@ -160,9 +140,11 @@ def _distinct_rows() -> list[Row]:
 
 
 def sizes_in_use(row: Row) -> str:
-  """The sizes that the row's formulas use and its config determines."""
+  """The sizes that the row's formulas use, but those that tokens change."""
   used = re.findall(r"\w+", f"{row.facts.floats} {row.facts.flops}")
-  chosen = (f"{a}={x}" for a, x in sizes(row.config).items() if a in used)
+  found = row.config.letters(LENGTHS[-1])
+  fixed = (a for a in facts_lib.LETTERS if a in used and a not in "nrRw")
+  chosen = (f"{a}={found[a]}" for a in fixed)
   return f"`{', '.join(chosen)}`"
 
 

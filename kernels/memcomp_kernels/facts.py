@@ -1,11 +1,13 @@
 """What a memory computes and what it costs, in words and formulas.
 
 Every op has `facts(spec)`. docs/memories.md and the tables of the memories'
-pages are generated from them. The facts describe the default options, with the
-numbers of `spec`. They depend on those fields of `spec` that make another row
-of the tables: rule, inner model, forget gate, window.
+pages are generated from them, and layers compute their costs by the formulas.
+The words describe the default options, with the numbers of `spec`. They depend
+on those fields of `spec` that make another row of the tables: rule, inner
+model, forget gate, window. The formulas hold for every `spec`.
 """
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 LETTERS = {
@@ -39,8 +41,10 @@ class Facts(NamedTuple):
     source: paper, arXiv number, equations.
     floats: number of floats in one layer's memory, as a Python expression of
       `LETTERS`.
-    flops: forward FLOPs per token and layer, as a Python expression of
-      `LETTERS`. A multiply-add counts as two.
+    flops: forward FLOPs per token and layer, the mean over the sequence, as a
+      Python expression of `LETTERS`. A multiply-add counts as two.
+    letters: n -> the letters of both expressions that follow from the options
+      and n.
   """
 
   objective: str
@@ -48,3 +52,18 @@ class Facts(NamedTuple):
   source: str
   floats: str
   flops: str
+  letters: Callable[[int], Mapping[str, float]] = lambda n: {}
+
+
+def cost(formula: str, letters: Mapping[str, float]) -> int:
+  """Returns the value of `Facts.floats` or `Facts.flops`, rounded."""
+  return round(eval(formula, {"__builtins__": {}, "min": min}, dict(letters)))
+
+
+def tokens_seen(n: int, window: int) -> float:
+  """Returns how many of `n` tokens each sees in a window, in the mean.
+
+  A token sees itself and up to `window - 1` tokens before it.
+  """
+  window = min(window, n)
+  return window - window * (window - 1) / (2 * n) if n else 0.0

@@ -55,6 +55,7 @@ class Mixer(nnx.Module):
 
   Config: ClassVar[type[options.MixerConfig]] = options.MixerConfig
   op: ClassVar[Op]
+  """The op of `Config`."""
   memory_fields: ClassVar[tuple[str, ...]] = ("memory",)
   """Fields of the memory state that the metric `memory_norms` measures."""
 
@@ -65,6 +66,7 @@ class Mixer(nnx.Module):
 
   def __init_subclass__(cls, **keywords: Any):
     super().__init_subclass__(**keywords)
+    cls.op = cls.Config.op
     cls.__signature__ = options.signature(Mixer.__init__, cls.Config)
     about = cls.__dict__.get("__doc__") or cls.__name__
     cls.__doc__ = options.documentation(about, cls.Config)

@@ -27,7 +27,7 @@ _DECAY_RATES = {"smallest_rate": 1e-3, "largest_rate": 16.0}
 
 
 @options.config_class
-class GatedDeltaNetConfig(options.MatrixConfig):
+class GatedDeltaNetConfig(options.MixerConfig):
   """Options of Gated DeltaNet; `DeltaNetConfig` has other defaults.
 
   By default, six heads; keys have 3/4 of the width and values 3/2.
@@ -40,9 +40,8 @@ class GatedDeltaNetConfig(options.MatrixConfig):
     norm_eps: added to the mean square by the norm of each head.
   """
 
-  Spec = delta_rule.Spec
+  op = delta_rule
   left_out = ("scale",)
-  products = 3  # prediction, write and read
 
   output_gate: bool = True
   negative_eigenvalues: bool = False
@@ -74,7 +73,6 @@ class GatedDeltaNet(convolved.ConvolvedMixer):
   """Gated DeltaNet; `DeltaNet` has other defaults."""
 
   Config = GatedDeltaNetConfig
-  op = delta_rule
 
   def build(self, config: GatedDeltaNetConfig, make: parameters.Make) -> None:
     """Makes the parameters."""

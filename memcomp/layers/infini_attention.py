@@ -30,7 +30,7 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
     gate_init: initial weight of the memory, in (0, 1).
   """
 
-  Spec = infini_attention.Spec
+  op = infini_attention
   left_out = ("eps",)
 
   window_size: int = 0
@@ -41,33 +41,11 @@ class InfiniAttentionConfig(projection.ProjectionConfig):
     """The window, if there is one."""
     return {"window_size": self.window_size or None}
 
-  def state_floats(self, length: int) -> int:
-    """Floats of window and memory after `length` tokens, per layer."""
-    kept = min(length, self.window_size or self.spec().segment_size)
-    window = kept * (self.key_dim + self.value_dim)
-    memory = self.key_dim * (self.value_dim + 1)
-    return self.heads * (window + memory)
-
-  def memory_flops(self, length: int) -> int:
-    """Mean forward flops of window and memory per token and layer."""
-    spec = self.spec()
-    if self.window_size:
-      pairs = options.pairs_in_window(length, self.window_size)
-    else:
-      size = spec.segment_size
-      whole, rest = divmod(length, size)
-      pairs = whole * size * (size + 1) // 2 + rest * (rest + 1) // 2
-    local = 2 * (self.key_dim + self.value_dim) * pairs // length
-    passes = {"linear": 2, "delta": 3}[spec.rule]
-    memory = 2 * passes * self.key_dim * self.value_dim
-    return self.heads * (local + memory)
-
 
 class InfiniAttention(projection.ProjectedMixer):
   """Infini-attention: projections around window and memory."""
 
   Config = InfiniAttentionConfig
-  op = infini_attention
   memory_fields = ("association.memory",)
 
   def build(self, config: InfiniAttentionConfig, make: parameters.Make) -> None:

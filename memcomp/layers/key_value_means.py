@@ -39,7 +39,7 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
       two per head; if False, 1.
   """
 
-  Spec = key_value_means.Spec
+  op = key_value_means
   left_out = ("norm_eps", "radius_eps")
 
   budget: str = "fixed"
@@ -92,32 +92,11 @@ class KeyValueMeansConfig(projection.ProjectionConfig):
         f"budget={self.budget!r} cannot be imported: {error}"
       ) from error
 
-  def state_floats(self, length: int) -> int:
-    """Floats of memory and window after `length` tokens, per layer."""
-    spec = self.spec()
-    rows = spec.live_rows(max(length - 1, 0) // spec.chunk_size)[-1]
-    # A row also has a radius, and a token of the window also has a gate.
-    entries = rows + min(length, spec.window)
-    return self.heads * entries * (self.key_dim + self.value_dim + 1)
-
-  def memory_flops(self, length: int) -> int:
-    """Mean forward flops of memory and window per token and layer."""
-    spec = self.spec()
-    chunk = spec.chunk_size
-    chunks = -(-length // chunk)
-    rows = sum(spec.live_rows(chunks - 1)) / chunks
-    before = sum(min(c, spec.window_chunks - 1) for c in range(chunks))
-    window = chunk * before / chunks + (chunk + 1) / 2
-    dims = self.key_dim + self.value_dim
-    # Reads of both, then scores against the rows and sums into them.
-    return round(2 * self.heads * dims * (2 * rows + window))
-
 
 class KeyValueMeans(projection.ProjectedMixer):
   """Key-Value Means: projections and a gate around the memory."""
 
   Config = KeyValueMeansConfig
-  op = key_value_means
   memory_fields = ("keys", "values")
 
   def build(self, config: KeyValueMeansConfig, make: parameters.Make) -> None:

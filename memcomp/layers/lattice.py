@@ -32,7 +32,7 @@ class LatticeConfig(solved.SolvedConfig):
     post_norm: whether a layer norm follows the memory.
   """
 
-  Spec = lattice.Spec
+  op = lattice
 
   num_slots: int = option(0, not_negative)
   memory_init: str = option("learned", one_of(MEMORY_INITS))
@@ -74,30 +74,11 @@ class LatticeConfig(solved.SolvedConfig):
         " give fewer slots, or fewer heads"
       )
 
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, per layer."""
-    del length
-    return self.heads * self.spec().num_slots * self.value_dim
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes loss, tangent, write and read.
-    """
-    del length
-    spec = self.spec()
-    per_head = 8 * spec.num_slots * self.value_dim
-    if spec.stale:
-      # Within a chunk, reads use a score matrix that is weighted slot by slot.
-      per_head += spec.chunk_size * (3 * spec.num_slots + 2 * self.value_dim)
-    return self.heads * per_head
-
 
 class Lattice(solved.SolvedMixer):
   """Lattice: projections, convolutions and gates around the memory."""
 
   Config = LatticeConfig
-  op = lattice
 
   def build(self, config: LatticeConfig, make: parameters.Make) -> None:
     """Makes the parameters."""

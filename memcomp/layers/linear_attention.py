@@ -32,7 +32,7 @@ class LinearAttentionConfig(options.MixerConfig):
     output_norm: whether an RMS norm follows in each head.
   """
 
-  Spec = linear_attention.Spec
+  op = linear_attention
   left_out = ("forget_gate", "scale", "eps")
 
   decay: str = option("none", one_of(DECAYS))
@@ -42,25 +42,11 @@ class LinearAttentionConfig(options.MixerConfig):
     """Whether the memory decays."""
     return {"forget_gate": self.decay != "none"}
 
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, per layer."""
-    del length
-    columns = self.value_dim + self.spec().normalize
-    return self.heads * self.key_dim * columns
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes write and read.
-    """
-    return 4 * self.state_floats(length)
-
 
 class LinearAttention(base.Mixer):
   """Linear attention; the layer's state is the memory."""
 
   Config = LinearAttentionConfig
-  op = linear_attention
 
   def build(self, config: LinearAttentionConfig, make: parameters.Make) -> None:
     """Makes the parameters."""

@@ -28,7 +28,7 @@ _NORM_EPS = 1e-5
 
 
 @options.config_class
-class Mamba2Config(options.MatrixConfig):
+class Mamba2Config(options.MixerConfig):
   """Options of Mamba2.
 
   By default, heads of 64 features, twice the width in total, and a state of
@@ -42,9 +42,8 @@ class Mamba2Config(options.MatrixConfig):
     convolution_width: taps of the short convolution on x, B and C; 0 for none.
   """
 
-  Spec = state_space_duality.Spec
+  op = state_space_duality
   left_out = ("heads_per_group", "skip")
-  products = 2  # write and read
 
   key_dim: int = option(128, at_least(1))
   groups: int = option(1, at_least(1))
@@ -68,7 +67,6 @@ class Mamba2(convolved.ConvolvedMixer):
   """Mamba2: projections, convolutions and gates around the memory."""
 
   Config = Mamba2Config
-  op = state_space_duality
 
   def build(self, config: Mamba2Config, make: parameters.Make) -> None:
     """Makes the parameters."""

@@ -5,7 +5,6 @@ Every field carries the checks of its value, so that each check is written once.
 config, so both raise the same errors.
 """
 
-import abc
 import dataclasses
 import difflib
 import inspect
@@ -14,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from memcomp_kernels import facts as facts_lib
 from memcomp_kernels.math import solver
 from memcomp_kernels.options import (
   check_value,
@@ -66,8 +66,8 @@ def check_fields(config: Any) -> None:
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class MixerConfig(abc.ABC):
-  """Options of all mixers; subclasses add those of their `Spec` and their own.
+class MixerConfig:
+  """Options of all mixers; subclasses add those of their op and their own.
 
   If a size is 0, it follows from the layer's width by the mixer's published
   rule; see `at_width`. Subclasses are made by `config_class`.
@@ -78,8 +78,8 @@ class MixerConfig(abc.ABC):
     value_dim: value features per head.
   """
 
-  Spec: ClassVar[Any] = None
-  """The kernel's `Spec`, whose fields are options of the mixer."""
+  op: ClassVar[Any] = None
+  """The `Op`. The fields of its `Spec` are options of the mixer."""
   left_out: ClassVar[tuple[str, ...]] = ()
   """Fields of `Spec` that are no options."""
   earlier: ClassVar[Mapping[str, Any]] = {}
@@ -96,7 +96,7 @@ class MixerConfig(abc.ABC):
   @classmethod
   def spec_fields(cls) -> list[dataclasses.Field]:
     """The fields of `Spec` that are options."""
-    fields = dataclasses.fields(cls.Spec) if cls.Spec else ()
+    fields = dataclasses.fields(cls.op.Spec) if cls.op else ()
     return [field for field in fields if field.name not in cls.left_out]
 
   @property
@@ -116,13 +116,13 @@ class MixerConfig(abc.ABC):
       ValueError: naming the field that is out of range.
     """
     given = {f.name: getattr(self, f.name) for f in self.spec_fields()}
-    return self.Spec(**(given | self.derived()))
+    return self.op.Spec(**(given | self.derived()))
 
   def derived(self) -> dict[str, Any]:
     """Fields of `Spec` that follow from options, or differ from theirs."""
     return {}
 
-  def check(self) -> None:  # noqa: B027 (most mixers have nothing to check)
+  def check(self) -> None:
     """Raises ValueError if valid fields contradict each other."""
 
   def validate(self) -> None:
@@ -171,20 +171,33 @@ class MixerConfig(abc.ABC):
     filled.validate()
     return filled
 
-  @abc.abstractmethod
+  def letters(self, length: int) -> dict[str, float]:
+    """The letters of the op's formulas (`facts.LETTERS`) at `length` tokens."""
+    return {
+      "H": self.heads,
+      "G": getattr(self, "kv_heads", 0) or self.heads,
+      "d_k": self.key_dim,
+      "d_v": self.value_dim,
+      "n": length,
+      **self.op.facts(self.spec()).letters(length),
+    }
+
   def state_floats(self, length: int) -> int:
     """Floats of the memory after `length` tokens of a sequence, per layer.
 
     Counts what reads need between two chunks. Within a chunk, some states also
     hold a copy from its start.
     """
+    facts = self.op.facts(self.spec())
+    return facts_lib.cost(facts.floats, self.letters(length))
 
-  @abc.abstractmethod
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
 
     The mean over a sequence of `length` tokens; a multiply-add counts as two.
     """
+    facts = self.op.facts(self.spec())
+    return facts_lib.cost(facts.flops, self.letters(length))
 
 
 def config_class[T: MixerConfig](cls: type[T]) -> type[T]:
@@ -210,32 +223,6 @@ def config_class[T: MixerConfig](cls: type[T]) -> type[T]:
         setattr(cls, field.name, field.default)
   cls.__annotations__ = annotations | own
   return dataclasses.dataclass(kw_only=True, slots=True)(cls)
-
-
-@config_class
-class MatrixConfig(MixerConfig):
-  """Options of a mixer with a memory of key_dim times value_dim per head."""
-
-  products: ClassVar[int]
-  """Products of the memory and vectors per token: reads and outer products."""
-
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory for any length, per layer."""
-    del length
-    return self.heads * self.key_dim * self.value_dim
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory's products per token and layer."""
-    return 2 * self.products * self.state_floats(length)
-
-
-def pairs_in_window(length: int, window: int) -> int:
-  """Number of query-key pairs of causal attention in a window.
-
-  Each token sees itself and the `window - 1` tokens before it.
-  """
-  window = min(window, length)
-  return window * (window + 1) // 2 + (length - window) * window
 
 
 SOLVERS = ("auto", *solver.METHODS)
@@ -303,7 +290,7 @@ def configure(
 def meanings(config: type[MixerConfig]) -> dict[str, str]:
   """What each option means: docstrings of a config, its bases and its Spec."""
   found: dict[str, str] = {}
-  for base in (*config.__mro__, config.Spec):
+  for base in (*config.__mro__, config.op and config.op.Spec):
     text = inspect.cleandoc(base.__doc__ or "")
     _, _, listed = text.partition("\nAttributes:\n")
     for name, words in re.findall(

@@ -23,7 +23,7 @@ class OVQConfig(projection.ProjectionConfig):
     rotary_dim: always 0, because the dictionary knows no positions.
   """
 
-  Spec = ovq.Spec
+  op = ovq
 
   rotary_dim: int | None = 0
   normalize_key: str = "l2"
@@ -37,30 +37,11 @@ class OVQConfig(projection.ProjectionConfig):
         " positions"
       )
 
-  def state_floats(self, length: int) -> int:
-    """Floats of dictionary and chunk after `length` tokens, per layer."""
-    spec = self.spec()
-    whole = length // spec.chunk_size * spec.chunk_size
-    row = self.key_dim + self.value_dim
-    rows = spec.rows(whole) * (row + 1)
-    return self.heads * (rows + min(length, spec.chunk_size) * row)
-
-  def memory_flops(self, length: int) -> int:
-    """Mean forward flops of the memory per token and layer."""
-    spec = self.spec()
-    chunk = spec.chunk_size
-    chunks = -(-length // chunk)
-    rows = sum(spec.rows(c * chunk) for c in range(chunks)) / chunks
-    dims = self.key_dim + self.value_dim
-    # Reads, then the products that choose rows and the sums into them.
-    return round(2 * self.heads * dims * (2 * rows + (chunk + 1) / 2))
-
 
 class OVQ(projection.ProjectedMixer):
   """OVQ: projections around the dictionary."""
 
   Config = OVQConfig
-  op = ovq
   memory_fields = ("keys", "values")
 
   def build(self, config: OVQConfig, make: parameters.Make) -> None:

@@ -57,7 +57,7 @@ def memory_of(name: str) -> str:
 
   Several mixers may share one memory; the module of its `Spec` tells which.
   """
-  return config_of(name).Spec.__module__.split(".")[1]
+  return config_of(name).op.Spec.__module__.split(".")[1]
 
 
 def config_of(name: str) -> type:

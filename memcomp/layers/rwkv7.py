@@ -47,7 +47,7 @@ _NORM_EPS = 1e-5  # times key_dim, as released
 
 
 @options.config_class
-class RWKV7Config(options.MatrixConfig):
+class RWKV7Config(options.MixerConfig):
   """Options of RWKV-7.
 
   Attributes:
@@ -59,8 +59,7 @@ class RWKV7Config(options.MatrixConfig):
     gate_rank: rank for the output gate; 0 as above.
   """
 
-  Spec = rwkv7.Spec
-  products = 4  # removal, two writes and the read
+  op = rwkv7
 
   value_residual: str = option("dynamic", one_of(VALUE_RESIDUALS))
   decay_rank: int = option(0, not_negative)
@@ -103,7 +102,6 @@ class RWKV7(base.Mixer):
   """The RWKV-7 time mixing; projections start orthogonal for any `std`."""
 
   Config = RWKV7Config
-  op = rwkv7
 
   def build(self, config: RWKV7Config, make: parameters.Make) -> None:
     """Makes the parameters."""

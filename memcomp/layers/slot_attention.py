@@ -49,7 +49,7 @@ class SlotAttentionConfig(options.MixerConfig):
       none.
   """
 
-  Spec = slot_attention.Spec
+  op = slot_attention
 
   silu_inputs: bool = True
   gate_divisor: float = option(8.0, positive)
@@ -66,23 +66,6 @@ class SlotAttentionConfig(options.MixerConfig):
   def check(self) -> None:
     """Raises ValueError if the rotated channels do not fit the key."""
     rotary.check(self)
-
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, per layer."""
-    del length
-    spec = self.spec()
-    dims = self.key_dim + self.value_dim + (spec.rule == "softmax")
-    return self.heads * spec.num_slots * dims
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes both passes' write and read, token by
-    token.
-    """
-    del length
-    slots = self.heads * self.spec().num_slots
-    return 4 * slots * (self.key_dim + self.value_dim)
 
 
 @options.config_class
@@ -127,7 +110,6 @@ class SlotAttention(convolved.ConvolvedMixer):
   """Gated slot attention; `BoundedMemory` has other defaults."""
 
   Config = SlotAttentionConfig
-  op = slot_attention
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: SlotAttentionConfig, make: parameters.Make) -> None:

@@ -38,7 +38,7 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
       given. Newer tokens then replace the oldest.
   """
 
-  Spec = attention.Spec
+  op = attention
   left_out = ("scale",)
 
   kv_heads: int = option(0, not_negative)
@@ -63,24 +63,11 @@ class SoftmaxAttentionConfig(projection.ProjectionConfig):
         " as many"
       )
 
-  def state_floats(self, length: int) -> int:
-    """Floats of keys and values after `length` tokens, per layer."""
-    kept = min(length, self.window_size) if self.window_size else length
-    heads = self.kv_heads or self.heads
-    return heads * kept * (self.key_dim + self.value_dim)
-
-  def memory_flops(self, length: int) -> int:
-    """Mean forward flops of scores and sums per token and layer."""
-    pairs = options.pairs_in_window(length, self.window_size or length)
-    dims = self.key_dim + self.value_dim
-    return 2 * self.heads * dims * pairs // length
-
 
 class SoftmaxAttention(projection.ProjectedMixer):
   """Softmax attention: projections around attention."""
 
   Config = SoftmaxAttentionConfig
-  op = attention
   memory_fields = ("keys", "values")
 
   def build(

@@ -71,7 +71,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
       enough for choices.
   """
 
-  Spec = tensor_cache.Spec
+  op = tensor_cache
   earlier = MappingProxyType({"memory_output": True})
 
   unit_keys: bool = True
@@ -106,33 +106,11 @@ class TensorCacheConfig(projection.ProjectionConfig):
         f" [1, num_slots={spec.num_slots}]"
       )
 
-  def state_floats(self, length: int) -> int:
-    """Floats of window and memory after `length` tokens, per layer."""
-    spec = self.spec()
-    kept = min(length, spec.window_size)
-    window = kept * (self.key_dim + self.value_dim)
-    if spec.routes_evicted:
-      window += kept * spec.num_slots
-    lanes = spec.timescales * spec.num_slots
-    columns = self.value_dim + spec.read_norm
-    return self.heads * (window + lanes * self.key_dim * columns)
-
-  def memory_flops(self, length: int) -> int:
-    """Mean forward flops of window and memory per token and layer."""
-    spec = self.spec()
-    pairs = options.pairs_in_window(length, spec.window_size)
-    local = 2 * (self.key_dim + self.value_dim) * pairs // length
-    passes = {"outer": 2, "delta": 3, "wedge": 3}[spec.rule]
-    lanes = spec.timescales * spec.num_slots
-    memory = 2 * passes * lanes * self.key_dim * self.value_dim
-    return self.heads * (local + memory)
-
 
 class TensorCache(projection.ProjectedMixer):
   """Tensor Cache; `out_std` is for W_o alone, and W_tc starts with `std`."""
 
   Config = TensorCacheConfig
-  op = tensor_cache
   memory_fields = ("memories.memory",)
 
   def build(self, config: TensorCacheConfig, make: parameters.Make) -> None:

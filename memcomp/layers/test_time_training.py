@@ -53,7 +53,7 @@ class TestTimeTrainingConfig(options.MixerConfig):
   # pytest would collect classes whose names begin with "Test".
   __test__ = False
 
-  Spec = test_time_training.Spec
+  op = test_time_training
 
   decay_init: float = option(0.982, inside(0, 1))
   write_rate_init: float = 0.5
@@ -81,29 +81,6 @@ class TestTimeTrainingConfig(options.MixerConfig):
     options.check_write_rate(self)
     rotary.check(self)
 
-  def state_floats(self, length: int) -> int:
-    """Floats of the inner weights for any length, per layer."""
-    del length
-    widths = self.spec().widths(self.key_dim)
-    return self.heads * sum((before + 1) * after for before, after in widths)
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes the inner model on key and query,
-    gradients and write.
-    """
-    del length
-    spec = self.spec()
-    widths = spec.widths(self.key_dim)
-    sizes = [before * after for before, after in widths]
-    # A gradient passes through all inner layers except the first.
-    per_head = 6 * sum(sizes) + 2 * sum(sizes[1:])
-    if spec.stale:
-      # Within a chunk, reads use one score matrix per inner layer.
-      per_head += 2 * spec.chunk_size * sum(a + b for a, b in widths)
-    return self.heads * per_head
-
 
 class TestTimeTrainingState(NamedTuple):
   """State of the mixer: convolution taps (or None) and the memory."""
@@ -120,7 +97,6 @@ class TestTimeTraining(convolved.ConvolvedMixer):
 
   Config = TestTimeTrainingConfig
   convolved_names = ("query", "key")
-  op = test_time_training
 
   def build(
     self, config: TestTimeTrainingConfig, make: parameters.Make

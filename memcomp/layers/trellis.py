@@ -48,7 +48,7 @@ class TrellisConfig(solved.SolvedConfig):
       DeltaNet, in place of the paper's layer norm over all heads.
   """
 
-  Spec = trellis.Spec
+  op = trellis
 
   normalize: str = "qkv"
   write_rate_init: float = 0.03
@@ -89,32 +89,11 @@ class TrellisConfig(solved.SolvedConfig):
         " phi_eps or learn the memory"
       )
 
-  def state_floats(self, length: int) -> int:
-    """Floats of the memory per sequence of any length, per layer."""
-    del length
-    slots = self.heads * self.spec().num_slots
-    return slots * (self.key_dim + self.value_dim)
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes both passes' z, write and read, token
-    by token.
-    """
-    del length
-    spec, dims = self.spec(), self.key_dim + self.value_dim
-    per_head = 6 * spec.num_slots * dims
-    if spec.stale:
-      # Within a chunk, reads use two score matrices per pass.
-      per_head += 2 * spec.chunk_size * (dims + 2 * spec.num_slots)
-    return self.heads * per_head
-
 
 class Trellis(solved.SolvedMixer):
   """Trellis: projections, convolutions and gates around the memory."""
 
   Config = TrellisConfig
-  op = trellis
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: TrellisConfig, make: parameters.Make) -> None:

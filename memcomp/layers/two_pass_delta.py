@@ -45,7 +45,7 @@ class TwoPassDeltaConfig(options.MixerConfig):
     write_every: only every n-th token of a segment is written; n >= 1.
   """
 
-  Spec = two_pass_delta.Spec
+  op = two_pass_delta
 
   read_path: str = option("query", one_of(READ_PATHS))
   normalize: bool = True
@@ -54,21 +54,6 @@ class TwoPassDeltaConfig(options.MixerConfig):
   rate_bound: float = option(1.0, not_negative)
   code_rate: bool = True
   write_every: int = option(1, at_least(1))
-
-  def state_floats(self, length: int) -> int:
-    """Floats of both memories for any length, per layer."""
-    del length
-    return self.heads * self.key_dim * (self.key_dim + self.value_dim)
-
-  def memory_flops(self, length: int) -> int:
-    """Forward flops of the memory per token and layer.
-
-    A multiply-add counts as two. Includes error, write and read of both passes,
-    and another read of the first for the token's code.
-    """
-    del length
-    first, second = self.key_dim, self.value_dim
-    return self.heads * self.key_dim * (8 * first + 6 * second)
 
 
 class TwoPassDeltaState(NamedTuple):
@@ -88,7 +73,6 @@ class TwoPassDelta(base.Mixer):
   """The two-pass delta rule: projections and gates around the memory."""
 
   Config = TwoPassDeltaConfig
-  op = two_pass_delta
   memory_fields = ("key_memory", "value_memory")
 
   def build(self, config: TwoPassDeltaConfig, make: parameters.Make) -> None:

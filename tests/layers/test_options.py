@@ -1,6 +1,7 @@
 """A config has the options of its Spec, as the Spec states them."""
 
 import dataclasses
+import types
 import typing
 
 import pytest
@@ -23,10 +24,9 @@ class Spec:
 
 
 @options.config_class
-class Config(options.MatrixConfig):
-  Spec = Spec
+class Config(options.MixerConfig):
+  op = types.SimpleNamespace(Spec=Spec)
   left_out = ("decay", "eps")
-  products = 2
 
   forget: float = option(0.5, positive)
   window: int = 0
@@ -88,7 +88,7 @@ def test_only_fields_can_be_set():
 @pytest.mark.parametrize("name", registry.MIXERS)
 def test_options_of_mixers_are_fields_of_specs(name):
   config = registry.config_of(name)
-  fields = {field.name for field in dataclasses.fields(config.Spec)}
+  fields = {field.name for field in dataclasses.fields(config.op.Spec)}
   assert {field.name for field in config.spec_fields()} == fields - {
     *config.left_out
   }

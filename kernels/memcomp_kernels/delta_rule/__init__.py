@@ -25,6 +25,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     chunk="Exact at any tile: a unit-triangular system (WY form).",
     source=source,
     floats="H * d_k * d_v",
+    # Prediction, write and read.
     flops="6 * H * d_k * d_v",
   )
 

@@ -115,6 +115,19 @@ def _check(spec, sizes, state):
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
+
+  def letters(n: int) -> dict[str, float]:
+    chunk = spec.chunk_size
+    chunks = max(1, -(-n // chunk))
+    rows = spec.live_rows(chunks - 1)
+    before = sum(min(c, spec.window_chunks - 1) for c in range(chunks)) / chunks
+    return {
+      "W": spec.window,
+      "r": rows[-1],
+      "R": sum(rows) / chunks,
+      "w": chunk * before + (chunk + 1) / 2,
+    }
+
   return op_lib.Facts(
     objective=(
       "None by gradient: a token joins the row of largest `<kbar, LN(K_i)>`."
@@ -130,7 +143,9 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       " Readout"
     ),
     floats="H * (r + min(n, W)) * (d_k + d_v + 1)",
+    # Reads of both, then scores against the rows and sums into them.
     flops="2 * H * (d_k + d_v) * (2 * R + w)",
+    letters=letters,
   )
 
 

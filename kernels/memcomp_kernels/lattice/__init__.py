@@ -91,7 +91,14 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     source="Lattice, arXiv 2504.05646 v1, eq. (6)-(14), (16); chunks are ours",
     floats="H * m * d_v",
-    flops="H * (8 * m * d_v + C * (3 * m + 2 * d_v))",
+    # Loss, tangent, write and read. Within a chunk, reads use a score matrix
+    # that is weighted slot by slot.
+    flops=(
+      "H * (8 * m * d_v + C * (3 * m + 2 * d_v))"
+      if spec.stale
+      else "8 * H * m * d_v"
+    ),
+    letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
   )
 
 

@@ -9,7 +9,7 @@ __all__ = ["linear_attention"]
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
-  del spec
+  columns = "(d_v + 1)" if spec.normalize else "d_v"
   return op_lib.Facts(
     objective="`-<S^T phi(k), v>`",
     chunk="Exact at any tile: matrix products.",
@@ -17,8 +17,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       "Linear attention, arXiv 2006.16236, eq. (18)-(20); with a decay RetNet,"
       " 2307.08621"
     ),
-    floats="H * d_k * (d_v + 1)",
-    flops="4 * H * d_k * (d_v + 1)",
+    floats=f"H * d_k * {columns}",
+    flops=f"4 * H * d_k * {columns}",
   )
 
 

@@ -8,6 +8,17 @@ __all__ = ["ovq"]
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
+  chunk = spec.chunk_size
+
+  def letters(n: int) -> dict[str, float]:
+    starts = range(0, max(n, 1), chunk)
+    return {
+      "C": chunk,
+      "r": spec.rows(n // chunk * chunk),
+      "R": sum(map(spec.rows, starts)) / len(starts),
+      "w": (chunk + 1) / 2,
+    }
+
   return op_lib.Facts(
     objective=(
       "`|K_i - k|^2 + |V_i - v|^2`, summed over the tokens of row `i`, the row"
@@ -20,7 +31,9 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     source=("OVQ, the baseline of arXiv 2605.09877, as in its authors' code"),
     floats="H * (r * (d_k + d_v + 1) + min(n, C) * (d_k + d_v))",
+    # Reads, then the products that choose rows and the sums into them.
     flops="2 * H * (d_k + d_v) * (2 * R + w)",
+    letters=letters,
   )
 
 

@@ -43,6 +43,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     source="RWKV-7, arXiv 2503.14456, eq. (17)-(18)",
     floats="H * d_k * d_v",
+    # Removal, two writes and the read.
     flops="8 * H * d_k * d_v",
   )
 

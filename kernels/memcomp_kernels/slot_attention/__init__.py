@@ -64,6 +64,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     source=source,
     floats=floats,
     flops="4 * H * m * (d_k + d_v)",
+    letters=lambda n: {"m": spec.num_slots},
   )
 
 

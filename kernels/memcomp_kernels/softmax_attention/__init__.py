@@ -1,6 +1,6 @@
 """Softmax attention over all tokens, or a window of them (the baseline)."""
 
-from memcomp_kernels import dispatch, shapes
+from memcomp_kernels import dispatch, facts, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.softmax_attention import over_time, reference, tile
 
@@ -65,7 +65,12 @@ def _check(spec, sizes, state):
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
-  kept = "n" if spec.window_size is None else "min(n, W)"
+  kept = "min(n, W)" if spec.window_size else "n"
+
+  def letters(n: int) -> dict[str, float]:
+    window = {"W": spec.window_size} if spec.window_size else {}
+    return window | {"w": facts.tokens_seen(n, spec.window_size or n)}
+
   return op_lib.Facts(
     objective="None: tokens are kept. `y` minimises `sum_j p_j |y - v_j|^2`",
     chunk="Exact at any tile.",
@@ -75,6 +80,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     floats=f"G * {kept} * (d_k + d_v)",
     flops="2 * H * (d_k + d_v) * w",
+    letters=letters,
   )
 
 

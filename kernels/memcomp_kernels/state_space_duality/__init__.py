@@ -25,6 +25,7 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     chunk="Exact at any tile: matrix products.",
     source="Mamba2, arXiv 2405.21060, eq. (1a)-(1b), chunks section 6",
     floats="H * d_k * d_v",
+    # Write and read.
     flops="4 * H * d_k * d_v",
   )
 

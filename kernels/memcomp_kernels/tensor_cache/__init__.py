@@ -1,6 +1,6 @@
 """Tensor Cache: a window beside a decayed memory (arXiv 2605.22884)."""
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, facts
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.tensor_cache import over_time, reference, xla_chunked
 
@@ -9,6 +9,10 @@ __all__ = ["tensor_cache"]
 
 def _facts(spec: reference.Spec) -> op_lib.Facts:
   """Returns the facts of the memory; see `Op.facts`."""
+  kept = "d_k + d_v + m" if spec.routes_evicted else "d_k + d_v"
+  lanes = "m" if spec.timescales == 1 else f"{spec.timescales} * m"
+  columns = "(d_v + 1)" if spec.read_norm else "d_v"
+  products = {"outer": 4, "delta": 6, "wedge": 6}[spec.rule]
   return op_lib.Facts(
     objective="`-<k A, v>`; `rule=delta`: `|k A' - v|^2 / 2`",
     chunk=(
@@ -21,8 +25,13 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       "Tensor Cache, arXiv 2605.22884, eq. (1)-(5), chunks (8)-(9), options"
       " (10)-(14)"
     ),
-    floats="H * (min(n, W) * (d_k + d_v) + m * d_k * d_v)",
-    flops="H * (2 * (d_k + d_v) * w + 4 * m * d_k * d_v)",
+    floats=f"H * (min(n, W) * ({kept}) + {lanes} * d_k * {columns})",
+    flops=f"H * (2 * (d_k + d_v) * w + {products} * {lanes} * d_k * d_v)",
+    letters=lambda n: {
+      "m": spec.num_slots,
+      "W": spec.window_size,
+      "w": facts.tokens_seen(n, spec.window_size),
+    },
   )
 
 

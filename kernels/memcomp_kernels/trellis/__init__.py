@@ -50,7 +50,14 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     ),
     source="Trellis, arXiv 2512.23852, eq. (5)-(9), chunks (11)-(12)",
     floats="H * m * (d_k + d_v)",
-    flops="H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))",
+    # Both passes' z, write and read. Within a chunk, reads use two score
+    # matrices per pass.
+    flops=(
+      "H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))"
+      if spec.stale
+      else "6 * H * m * (d_k + d_v)"
+    ),
+    letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
   )
 
 

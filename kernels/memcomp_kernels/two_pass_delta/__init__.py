@@ -50,6 +50,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
       " differs from it"
     ),
     floats="H * d_k * (d_k + d_v)",
+    # Error, write and read of both passes, and another read of the first for
+    # the token's code.
     flops="H * d_k * (8 * d_k + 6 * d_v)",
   )
 
