@@ -134,6 +134,23 @@ def like(state: Any, given: Any) -> Any:
   return jax.tree.map(lambda x, own: x.astype(own.dtype), state, given)
 
 
+def own_buffers(state: Any, held: Any) -> Any:
+  """Gives each array of a state a buffer of its own, as donation requires.
+
+  Args:
+    state: the state, whose arrays may share buffers.
+    held: arrays that must not share a buffer with it either.
+  """
+  seen = set(map(id, jax.tree.leaves(held)))
+
+  def own(x):
+    again = id(x) in seen and not isinstance(x, jax.core.Tracer)
+    seen.add(id(x))
+    return jnp.copy(x) if again else x
+
+  return jax.tree.map(own, state)
+
+
 def check_state_dtype(dtype: Any) -> None:
   """Raises ValueError if states would be narrower than float32."""
   try:

@@ -79,8 +79,8 @@ class Op:
   check: Callable[[Any, shapes.Sizes, Any], None] | None = None
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   Tiling: Any = None
-  pass_state: Callable[[Any], state_passing.HandOff] = lambda _: (
-    wavefront.hand_over
+  pass_state: Callable[[Any], state_passing.Strategy] = lambda _: (
+    wavefront.pass_state
   )
   output: str = "batch, time, heads, value_dim"
 
@@ -132,7 +132,8 @@ class Op:
       if self.make_state is not None:
         common = {name: sizes.pop(name, None) for name in shapes.SIZES}
         made = shapes.StateSizes(**common, dtype=dtype)
-        return _own_buffers(self.make_state(spec, made, **sizes), sizes)
+        state = self.make_state(spec, made, **sizes)
+        return contract.own_buffers(state, sizes)
       if self.check is not None:
         self.check(spec, sizes, None)
       return shapes.zeros(self.State, spec, sizes, dtype)
@@ -386,15 +387,3 @@ class Op:
 
 def _is_float(x: jax.Array) -> bool:
   return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _own_buffers(state: Any, given: Any) -> Any:
-  """Gives each array of the state its own buffer, as donation requires."""
-  seen = set(map(id, jax.tree.leaves(given)))
-
-  def own(x):
-    again = id(x) in seen and not isinstance(x, jax.core.Tracer)
-    seen.add(id(x))
-    return jnp.copy(x) if again else x
-
-  return jax.tree.map(own, state)

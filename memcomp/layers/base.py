@@ -180,18 +180,8 @@ class Mixer(nnx.Module):
     """
     for name, x in (("batch", batch), ("length", length or 0)):
       checks.count(type(self).__name__, name, x)
-    # The state never shares an array, so that a caller may donate it.
-    held = {id(p) for p in jax.tree.leaves(nnx.state(self))}
-
-    def own(leaf):
-      if isinstance(leaf, jax.core.Tracer):
-        return leaf
-      if id(leaf) in held:
-        leaf = jnp.copy(leaf)
-      held.add(id(leaf))
-      return leaf
-
-    return jax.tree.map(own, self.fresh_state(batch, length))
+    state = self.fresh_state(batch, length)
+    return contract.own_buffers(state, nnx.state(self))
 
   def memories(self, state: Any) -> tuple[jax.Array, ...]:
     """The arrays whose root mean square is the metric `memory_norms`."""
@@ -347,7 +337,7 @@ class Mixer(nnx.Module):
       if call.segment_ids is not None:
         reset = self.fresh_memory(x.shape[0], memory, call)
       chunk = self.rules.shard_chunk(
-        self.op.run, over_time=self.op.pass_state(spec), with_stats=True
+        self.op.run, pass_state=self.op.pass_state(spec), with_stats=True
       )
       with self._without_kernels_if_partitioned():
         memory, y, stats = chunk(

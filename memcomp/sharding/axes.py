@@ -206,14 +206,14 @@ class Rules:
     self,
     chunk: Callable[..., Any],
     *,
-    over_time: state_passing.HandOff = wavefront.hand_over,
+    pass_state: state_passing.Strategy = wavefront.pass_state,
     with_stats: bool = False,
   ) -> Callable[..., Any]:
     """Shards batch, heads and time of a memory's `chunk` by `shard_map`.
 
     Args:
       chunk: see `memcomp_kernels.parallel.shard.shard_chunk`.
-      over_time: strategy that passes the state between time shards.
+      pass_state: how shards of time do so.
       with_stats: whether `chunk` also returns `solver.Stats`.
     """
     mesh = self.active_mesh()
@@ -226,7 +226,7 @@ class Rules:
       batch_axes=self.axes("batch"),
       head_axes=self.axes("heads"),
       time_axis=time,
-      over_time=over_time,
+      pass_state=pass_state,
       with_stats=with_stats,
     )
 

@@ -77,7 +77,7 @@ def test_nothing_over_shards_of_time(name, batch, time):
     head_axes=(),
     time_axis="time",
     mesh=jax.make_mesh((2,), ("time",), axis_types=(AxisType.Auto,)),
-    over_time=memory.op.pass_state(spec),
+    pass_state=memory.op.pass_state(spec),
   )
   for ids in (None, jax.numpy.ones((batch, time), "int32")):
     after, y = jax.eval_shape(

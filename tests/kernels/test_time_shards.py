@@ -87,7 +87,7 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
       batch_axes=("fsdp",),
       head_axes=("tensor",),
       time_axis="context",
-      over_time=memory.op.pass_state(spec),
+      pass_state=memory.op.pass_state(spec),
     )
     after, *y = chunk(
       state, inputs, spec=spec, segment_ids=ids, reset_state=reset

@@ -90,11 +90,11 @@ def stages(
 
 
 class _Options(NamedTuple):
-  """The static arguments of a call."""
+  """The static arguments of a call; None for `run` is `tile.run`."""
 
   spec: reference.Spec
   max_position: int | None
-  run: Callable[..., tuple[reference.State, jax.Array]]
+  run: Callable[..., tuple[reference.State, jax.Array]] | None
 
 
 def first_rows(state: reference.State, rows: int) -> reference.State:
@@ -123,14 +123,15 @@ def _recomputed(function: Callable) -> Callable:
 
 def _scan_tiles(options, capacity, state, reset, laid):
   """Scans tiles; `laid` is (inputs, present, resets), with tiles leading."""
+  run_tile = options.run or tile.run
 
   def run(state, reset, laid):
     inputs, present, resets = laid
     if resets is not None:
       state = contract.batched_where(resets, reset, state)
-    return options.run(state, inputs, present, options.spec, capacity)
+    return run_tile(state, inputs, present, options.spec, capacity)
 
-  if options.run is tile.run:  # other functions store little by themselves
+  if options.run is None:  # other functions store little by themselves
     run = jax.checkpoint(
       run,
       policy=jax.checkpoint_policies.save_only_these_names(rows.ROUTE),
@@ -251,13 +252,14 @@ def _indexed(options, state, reset, inputs, segment_ids, num_tiles):
 
 def chunk(
   call: dispatch.Call,
-  run: Callable[..., tuple[reference.State, jax.Array]] = tile.run,
+  run: Callable[..., tuple[reference.State, jax.Array]] | None = None,
 ) -> tuple[reference.State, jax.Array]:
   """Computes what `reference` does, in chunk form; see `Op.chunk`.
 
   Args:
     call: the call.
-    run: a function like `tile.run`, which runs a tile.
+    run: runs a tile in place of `tile.run`. What it saves for the gradient is
+      saved for every tile.
   """
   state, inputs, spec, segment_ids = call[:4]
   reset, max_position = call.reset, call.max_position

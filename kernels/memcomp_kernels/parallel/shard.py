@@ -28,7 +28,7 @@ def shard_chunk(
   head_axes: Axes,
   time_axis: str | None = None,
   mesh: Any = None,
-  over_time: state_passing.HandOff = wavefront.hand_over,
+  pass_state: state_passing.Strategy = wavefront.pass_state,
   with_stats: bool = False,
 ) -> Callable[..., Any]:
   """Wraps a memory's `chunk` for a mesh.
@@ -40,7 +40,7 @@ def shard_chunk(
     head_axes: mesh axes over which heads are sharded.
     time_axis: mesh axis over which time is sharded, if any.
     mesh: the mesh; None is the mesh in use (`jax.set_mesh`).
-    over_time: how shards of time pass the state on, see `state_passing`.
+    pass_state: how shards of time do so, see `state_passing`.
     with_stats: whether `chunk` also returns `solver.Stats` `[batch,
       heads]`, or None in their place.
 
@@ -103,8 +103,9 @@ def shard_chunk(
         return function(
           state, inputs, segment_ids=segment_ids, reset_state=reset_state
         )
-      state, outputs, *stats = over_time(
-        function, time_axis, state, inputs, segment_ids, reset_state
+      reset = state if reset_state is None else reset_state
+      state, outputs, *stats = pass_state(
+        function, time_axis, state, inputs, segment_ids, reset
       )
       return state, outputs, *jax.tree.map(lambda x: x[None], stats)
 

@@ -3,14 +3,14 @@
 Each shard starts from the state that the shard before it ends with. The code
 runs inside `jax.shard_map` with every axis manual. `state` and `reset_state`
 are the same on all shards of `axis`; inputs and segment ids are the shard's own
-tokens. A strategy (`HandOff`) is a callable
+tokens. A `Strategy` is a callable
 
   (chunk, axis, state, inputs, segment_ids, reset_state) -> what `chunk` returns
 
 that returns the state after the last shard's last token, the same on all
 shards.
 
-`wavefront.hand_over` works for every memory: shards work at the same time on
+`wavefront.pass_state` works for every memory: shards work at the same time on
 different rows and heads. `linear` is for memories that are linear in state and
 value. Their shards run from a zero state, then combine in log2(shards) small
 messages. Attention and Tensor Cache build strategies of their own from the same
@@ -29,7 +29,7 @@ from memcomp_kernels import contract, window
 from memcomp_kernels.contract import einsum
 
 Chunk = Callable[..., tuple[Any, ...]]
-HandOff = Callable[..., tuple[Any, ...]]
+Strategy = Callable[..., tuple[Any, ...]]
 
 
 def linear(
@@ -49,13 +49,13 @@ def linear(
   waits for another.
 
   Args:
-    chunk: see `wavefront.hand_over`. The state has only `memory` `[batch,
+    chunk: see `wavefront.pass_state`. The state has only `memory` `[batch,
       heads, key, value]` and `segment_id`; the inputs have `value`.
     axis: mesh axis over which time is sharded.
     state: the state before the first shard's first token.
     inputs: inputs of this shard.
     segment_ids: segment ids of this shard, or None.
-    reset_state: the state that new segments start from; None is `state`.
+    reset_state: the state that new segments start from.
   """
   key_dim, value_dim = state.memory.shape[-2:]
   before = ids_before(axis, state.segment_id, segment_ids)
@@ -68,15 +68,15 @@ def linear(
     memory = jnp.concatenate([memory, right], axis=-1)
     return state._replace(memory=memory, segment_id=before)
 
+  reset = None
   if segment_ids is not None:
-    reset = state if reset_state is None else reset_state
-    reset_state = wide(reset, reset.memory, jnp.zeros_like(ones))
+    reset = wide(reset_state, reset_state.memory, jnp.zeros_like(ones))
   value = jnp.pad(inputs.value, [(0, 0)] * 3 + [(0, key_dim)])
   after, outputs, *stats = chunk(
     wide(state, zeros, ones),
     inputs._replace(value=value),
     segment_ids=segment_ids,
-    reset_state=reset_state,
+    reset_state=reset,
   )
 
   def then(first, second):

@@ -14,7 +14,7 @@ from jax import lax
 from memcomp_kernels import derivative
 from memcomp_kernels.parallel import state_passing
 
-_PARTS_A_SHARD = 4
+_PARTS_PER_SHARD = 4
 
 # Lanes of a TPU. Kernels reject heads that leave some of them empty.
 _FEATURES = 128
@@ -81,7 +81,7 @@ def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
       features.
     shards: number of shards of time.
   """
-  enough = _PARTS_A_SHARD * (shards - 1)
+  enough = _PARTS_PER_SHARD * (shards - 1)
   choices = [Parts(r, 1) for r in range(1, rows + 1) if rows % r == 0]
   choices += [
     Parts(rows, h)
@@ -91,7 +91,7 @@ def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
   return next((p for p in choices if p.total >= enough), choices[-1])
 
 
-def hand_over(
+def pass_state(
   chunk: state_passing.Chunk,
   axis: str,
   state: Any,
@@ -114,10 +114,10 @@ def hand_over(
     state: the state before the first shard's first token.
     inputs: inputs of this shard.
     segment_ids: segment ids of this shard, or None.
-    reset_state: the state that new segments start from; None is `state`.
+    reset_state: the state that new segments start from.
   """
-  if segment_ids is not None and reset_state is None:
-    reset_state = state
+  if segment_ids is None:
+    reset_state = None
   shards = lax.axis_size(axis)
   heads = np.gcd.reduce(
     [x.shape[1] for x in jax.tree.leaves(state) if x.ndim > 1]

@@ -110,6 +110,6 @@ softmax_attention = op_lib.Op(
   make_state=_make_state,
   room={"length": "time"},
   output="batch, time, query_heads, value_dim",
-  pass_state=over_time.over_time,
+  pass_state=over_time.strategy,
   check=_check,
 )

@@ -55,6 +55,6 @@ tensor_cache = op_lib.Op(
   },
   facts=_facts,
   check=reference.check,
-  pass_state=over_time.over_time,
+  pass_state=over_time.strategy,
   output="batch, time, heads, 2 * value_dim",
 )

@@ -24,27 +24,26 @@ from memcomp_kernels.tensor_cache import reference
 Levels = tuple[jax.Array, ...]
 
 
-def over_time(spec: reference.Spec) -> state_passing.HandOff:
+def strategy(spec: reference.Spec) -> state_passing.Strategy:
   """Returns the state passing strategy of a Tensor Cache.
 
   It is a wavefront for the delta rule and the wedge, which mix rows, and for
   chunk means, which are not linear.
   """
   if spec.rule != "outer" or spec.chunk_mean:
-    return wavefront.hand_over
-  return functools.partial(_hand_over, spec)
+    return wavefront.pass_state
+  return functools.partial(_pass_state, spec)
 
 
-def _hand_over(
+def _pass_state(
   spec: reference.Spec,
   chunk: state_passing.Chunk,
   axis: str,
   state: reference.State,
   inputs: reference.Inputs,
   segment_ids: jax.Array | None,
-  reset_state: reference.State | None,
+  reset_state: reference.State,
 ) -> tuple[Any, ...]:
-  reset = state if reset_state is None else reset_state
   before = state_passing.ids_before(axis, state.segment_id, segment_ids)
   route = inputs.write_route if spec.routes_evicted else None
   rows, position = state_passing.window_before(
@@ -53,22 +52,20 @@ def _hand_over(
     reference.Window(inputs.key, inputs.value, route),
     segment_ids,
     before,
-    (reset.window, reset.position),
+    (reset_state.window, reset_state.position),
     sink_tokens=spec.sink_tokens,
   )
   first = state._replace(window=rows, position=position, segment_id=before)
 
   def run(state, inputs, reset):
-    reset_state = None if segment_ids is None else reset
-    return chunk(
-      state, inputs, segment_ids=segment_ids, reset_state=reset_state
-    )
+    reset = None if segment_ids is None else reset
+    return chunk(state, inputs, segment_ids=segment_ids, reset_state=reset)
 
   empty = _with_columns(first, empty=True)
   left, *_ = run(
     empty,
     inputs._replace(value=_pad(inputs.value)),
-    _with_columns(reset, empty=False),
+    _with_columns(reset_state, empty=False),
   )
   then = functools.partial(_then, state.memories.memory.shape[-1])
   earlier = state_passing.scan_before(then, axis, _levels(left), _levels(empty))
@@ -77,7 +74,7 @@ def _hand_over(
     memories=_memories(state.memories, handed[0]),
     starts=_memories(state.starts, handed[-1]),
   )
-  after, outputs, *stats = run(first, inputs, reset)
+  after, outputs, *stats = run(first, inputs, reset_state)
   return state_passing.of_last(after, axis), outputs, *stats
 
 
