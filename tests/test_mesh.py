@@ -146,7 +146,7 @@ def test_heads_that_do_not_divide_are_named():
   ("d_model", "replica", "fsdp", "better"),
   [
     (768, 1, 8, None),
-    (96, 1, 2, None),  # 48 features a shard
+    (96, 1, 2, None),  # 48 features per shard
     (96, 1, 4, (2, 2)),
     (128, 2, 4, (4, 2)),
     (20, 1, 4, (4, 1)),

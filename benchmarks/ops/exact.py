@@ -208,7 +208,7 @@ def functions(way: Way, state, inputs):
 
 def _as_made_by(spec, state):
   """The same memory, with what stale gradients also keep."""
-  if not spec.stale:
+  if not spec.chunked:
     return state
   starts = {
     f"{field}_start": getattr(state, field)
@@ -260,7 +260,7 @@ def measure(name: str, data: str) -> list[dict[str, Any]]:
       "activations": way.activations,
       "error": float(errors.relative_rms(y, true_y)),
     }
-    if not way.spec.stale:
+    if not way.spec.chunked:
       found = jax.tree.leaves(gradients)
       pairs = zip(found, true, strict=True)
       row["gradient_error"] = max(

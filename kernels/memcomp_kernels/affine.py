@@ -78,16 +78,15 @@ def form(
   )
 
 
-def _run_wide(memories, starts, prepared: Tile, complete, spec, tiling):
-  del starts, complete, spec, tiling  # nothing is per chunk
-  (memory,) = memories
-  memory, output = run(memory, prepared)
+def _run_wide(call: form_lib.TileCall):
+  (memory,) = call.memories
+  memory, output = run(memory, call.inputs)
   return (memory,), output, None
 
 
-def _run_tile(memories, starts, prepared: Tile, *rest):
-  memories, output, _ = _run_wide(memories, starts, prepared, *rest)
-  return memories, output.astype(prepared.query.dtype), None
+def _run_tile(call: form_lib.TileCall):
+  memories, output, _ = _run_wide(call)
+  return memories, output.astype(call.inputs.query.dtype), None
 
 
 def outer_tile(

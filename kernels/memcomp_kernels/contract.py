@@ -220,6 +220,8 @@ def segment_starts(
   """
   time = segment_ids.shape[1]
   valid = segment_ids != 0
+  if not time:
+    return valid, before
   # Index of the latest real token up to each position, or -1 if there is none.
   index = jnp.where(valid, jnp.arange(time), -1)
   latest = lax.cummax(index, axis=1)

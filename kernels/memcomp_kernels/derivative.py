@@ -27,7 +27,7 @@ REFUSAL = (
 )
 SECOND = (
   "memcomp_kernels: a gradient of a gradient is not supported through packed"
-  " rows, kernels and solvers per token; use one segment a row, or"
+  " rows, kernels and solvers per token; use one segment per row, or"
   ' implementation="reference"'
 )
 

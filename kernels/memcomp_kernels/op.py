@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from memcomp_kernels.facts import Facts
 from memcomp_kernels.parallel import state_passing, wavefront
 
 Implementation = str | Sequence[str] | None
+
+_KINDS = "Spec", "Inputs", "State"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,6 +93,12 @@ class Op:
       "__doc__": arguments.documentation(self),
     }.items():
       object.__setattr__(self, name, value)
+
+  @classmethod
+  def of(cls, definition: Any, **fields: Any) -> Self:
+    """Makes an op of a module's `Spec`, `Inputs`, `State` and `step`."""
+    kinds = {name: getattr(definition, name) for name in _KINDS}
+    return cls(**kinds, token_step=definition.step, **fields)
 
   def __repr__(self) -> str:
     return f"<op {self.name}>"
@@ -161,6 +169,7 @@ class Op:
     state = jax.tree.map(jnp.asarray, state)  # such as one that was saved
     with contract.default_promotion():
       wide_state, wide_inputs = contract.one_width((state, inputs))
+      wide_inputs = shapes.without_unused(wide_inputs, spec)
       new_state, y = self.token_step(wide_state, wide_inputs, spec=spec)
       return contract.like(new_state, state), y.astype(inputs.query.dtype)
 
@@ -280,6 +289,7 @@ class Op:
       state, inputs, reset_state, segment_ids = contract.vary_like(
         arrays, arrays
       )
+      inputs = shapes.without_unused(inputs, spec)
       call = dispatch.Call(
         state, inputs, spec, segment_ids, reset_state, max_position, tiling
       )

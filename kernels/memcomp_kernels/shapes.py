@@ -325,6 +325,22 @@ def zeros(kind: Any, spec: Any, sizes: Sizes, dtype: Any) -> Any:
   return kind(**values)
 
 
+def without_unused(values: Any, spec: Any) -> Any:
+  """Returns an annotated NamedTuple with zeros for arrays that are ignored.
+
+  These are the arrays that every call has, and that some Specs do not use, such
+  as the decay of a memory without a forget gate.
+  """
+  unused = {
+    name: jnp.zeros_like(getattr(values, name))
+    for name, field in fields(type(values)).items()
+    if not field.optional
+    and field.condition
+    and not field.condition.holds(spec)
+  }
+  return values._replace(**unused)
+
+
 def _told(axis: str, allowed: tuple[int, ...]) -> str:
   """Returns an axis as errors show it: its word, and its required size."""
   if axis.isdigit() or "|" in axis:

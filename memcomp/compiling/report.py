@@ -27,9 +27,7 @@ def collectives(
   return dict(sorted(kinds.items()))
 
 
-def largest(
-  found: Iterable[program_lib.Collective], count: int = 8
-) -> list[dict[str, Any]]:
+def largest(found: Iterable[program_lib.Collective]) -> list[dict[str, Any]]:
   """The collectives that move the most bytes, as rows."""
   ordered = sorted(found, key=lambda c: -c.executions * c.bytes)
   return [
@@ -40,7 +38,7 @@ def largest(
       "shape": c.shape,
       "source": c.source,
     }
-    for c in ordered[:count]
+    for c in ordered[:8]
   ]
 
 

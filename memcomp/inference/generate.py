@@ -61,7 +61,7 @@ def generate(
     settings: sampling settings, one for all rows or one each.
     stops: what ends a row.
     vocab_size: ids from here on are never drawn, because the model's vocabulary
-      may exceed the tokenizer's; None is the model's.
+      may exceed the tokenizer's; None is that of `stops`, else the model's.
     node: `stop.Text.node` of texts that go on, so that a stop string may have
       begun before.
     piece_tokens: tokens per call; does not change results.
@@ -76,6 +76,8 @@ def generate(
   if vocab_size is not None:
     limits.check("vocab_size", vocab_size)
     known = vocab_size
+  if stops is not None:  # the tokenizer's ids
+    known = min(known, stops.table.shape[1])
   position = np.asarray(session.position)
   if not position.all():
     raise errors.UserError(

@@ -180,6 +180,8 @@ class Mixer(nnx.Module):
     """
     for name, x in (("batch", batch), ("length", length or 0)):
       checks.count(type(self).__name__, name, x)
+    if length is not None:
+      length = max(length, 1)  # room for no token has no shape
     state = self.fresh_state(batch, length)
     return contract.own_buffers(state, nnx.state(self))
 

@@ -18,6 +18,16 @@ def check_state(layer: Any, rows: int, state: Any) -> None:
     )
 
 
+def check_arrays(layer: Any, **given: Any) -> None:
+  """Raises TypeError if an argument is no array; None is allowed."""
+  for name, x in given.items():
+    if x is not None and not hasattr(x, "ndim"):
+      raise TypeError(
+        f"{type(layer).__name__}: {name} is of type {kind(x)}, expected an"
+        " array"
+      )
+
+
 def check(
   layer: Any,
   x: jax.Array,
@@ -42,12 +52,9 @@ def check(
       not fit x.
   """
   name = type(layer).__name__
-  arrays = {"x": x, "segment_ids": segment_ids, "first_value": first_value}
-  for told, array in arrays.items():
-    if not hasattr(array, "ndim") and (array is not None or told == "x"):
-      raise TypeError(
-        f"{name}: {told} is of type {kind(array)}, expected an array"
-      )
+  if x is None:
+    raise TypeError(f"{name}: x is of type NoneType, expected an array")
+  check_arrays(layer, x=x, segment_ids=segment_ids, first_value=first_value)
   if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits < 16:
     raise ValueError(
       f"{name}: x has dtype {x.dtype}, expected a floating dtype; embed tokens"

@@ -14,7 +14,7 @@ class TapsState(NamedTuple):
     query_taps: last inputs of the query convolution; None without one.
     key_taps: last inputs of the key convolution; None without one.
     value_taps: last inputs of the value convolution; None without one.
-    memory: state of the kernel.
+    memory: the op's state.
   """
 
   query_taps: jax.Array | None

@@ -54,7 +54,7 @@ class LatticeConfig(solved.SolvedConfig):
     return {"num_slots": self.num_slots or lattice.Spec().num_slots}
 
   def tiling(self) -> lattice.Tiling:
-    """The kernel's tiling, with the solver of the per-token gradients."""
+    """The op's tiling, with the solver of the per-token gradients."""
     solver, tiling = self.solver, lattice.Tiling()
     if solver.method != "auto":
       tiling = dataclasses.replace(

@@ -110,7 +110,7 @@ class MixerConfig:
     return getattr(self, "value_residual", "none") != "none"
 
   def spec(self) -> Any:
-    """The kernel's `Spec`.
+    """The op's `Spec`.
 
     Raises:
       ValueError: naming the field that is out of range.

@@ -90,7 +90,7 @@ class RWKV7State(NamedTuple):
     last: x of the last token, `[batch, d_model]`.
     last_value: last token of the shifted part of the first layer's value,
       `[batch, width]`; None without a value residual.
-    memory: state of the kernel.
+    memory: the op's state.
   """
 
   last: jax.Array

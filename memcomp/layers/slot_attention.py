@@ -96,7 +96,7 @@ class SlotAttentionState(NamedTuple):
     value_taps: last inputs of the value convolution; None without one.
     position: int32 `[batch]`, tokens of the segment so far; None without rotary
       positions.
-    memory: state of the kernel.
+    memory: the op's state.
   """
 
   query_taps: jax.Array | None

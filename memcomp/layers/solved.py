@@ -97,7 +97,7 @@ class SolvedMixer(convolved.ConvolvedMixer):
     return SolvedState(**self.fresh_taps(batch), memory=memory)
 
   def options_of_chunk(self, inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Passes the tiling to the kernel."""
+    """Passes the tiling to the op."""
     return inputs, self.spec, {"tiling": self.tiling}
 
   def query_key_value(

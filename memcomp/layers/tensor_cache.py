@@ -53,12 +53,15 @@ class TensorCacheConfig(projection.ProjectionConfig):
     decay_init: initial lambda of the only or the fast memory.
     write_rate_init: initial eta of the only or the fast memory. With unit keys
       recall is learned far faster from 0.8, and text costs .03 bits more
-      (docs/results/gaps.md).
+      (docs/results/gaps.md), or nothing with `read_gate_speed=64.0`.
     slow_decay_init: initial lambda of the slow memory.
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g). With -5
       the layer starts as its window; recall over a gap was then not learned in
       300 steps (docs/results/gaps.md).
+    read_gate_speed: how many times as far as other parameters an optimizer such
+      as AdamW moves g in a step: the parameter is g / read_gate_speed. With 1,
+      as in the paper, g stays where it starts (docs/results/compare.md).
     token_gate: whether g depends on the token, by a map that starts at zero.
     memory_output: whether the memory has an output projection of its own, W_tc,
       as in the paper. Its parameters are worth more in the channel mixer
@@ -81,6 +84,7 @@ class TensorCacheConfig(projection.ProjectionConfig):
   slow_decay_init: float = option(0.9995, _share)
   slow_write_rate_init: float = option(0.01, _share)
   read_gate_init: float = -2.0
+  read_gate_speed: float = option(1.0, positive)
   token_gate: bool = False
   memory_output: bool = False
   top_k_slots: int = 1
@@ -140,8 +144,9 @@ class TensorCache(projection.ProjectedMixer):
       if timescales > 1
       else None
     )
+    self.read_gate_speed = config.read_gate_speed
     self.read_gate = linear.constant_param(
-      jnp.full(1, config.read_gate_init), (None,)
+      jnp.full(1, config.read_gate_init / config.read_gate_speed), (None,)
     )
     self.token_gate = nnx.data(
       linear.Linear(self.d_model, 1, ("embed", None), std=0.0, rngs=make.rngs)
@@ -213,7 +218,7 @@ class TensorCache(projection.ProjectedMixer):
   def outputs(self, x, y):
     """Equation (5), or with one projection, for `[..., heads, 2 * value]`."""
     local, read = (linear.join_heads(part) for part in jnp.split(y, 2, axis=-1))
-    gate = base.wide(self.read_gate[...])
+    gate = self.read_gate_speed * base.wide(self.read_gate[...])
     if self.token_gate is not None:
       gate = gate + base.wide(self.token_gate(x))
     gate = jax.nn.sigmoid(gate).astype(x.dtype)

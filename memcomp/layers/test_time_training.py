@@ -115,7 +115,7 @@ class TestTimeTraining(convolved.ConvolvedMixer):
     if self.spec.forget_gate:
       self.log_decay = make.project(heads, linear.logit(config.decay_init))
     self.step_offset = nnx.data(None)
-    if config.average_step and self.spec.stale:
+    if config.average_step and self.spec.chunked:
       self.step_offset = linear.constant_param(
         jnp.zeros(self.spec.chunk_size), (None,)
       )

@@ -60,7 +60,7 @@ class TrellisConfig(solved.SolvedConfig):
   head_norm: bool = False
 
   def tiling(self) -> trellis.Tiling:
-    """The kernel's tiling, with the solver of the per-token gradients."""
+    """The op's tiling, with the solver of the per-token gradients."""
     solver = self.solver
     tiling = trellis.Tiling()
     if solver.method != "auto":

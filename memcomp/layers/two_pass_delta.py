@@ -62,7 +62,7 @@ class TwoPassDeltaState(NamedTuple):
   Attributes:
     position: int32 `[batch]`, tokens of the segment so far; None if every token
       is written.
-    memory: state of the kernel.
+    memory: the op's state.
   """
 
   position: jax.Array | None

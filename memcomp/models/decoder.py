@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
-from memcomp.layers import base
+from memcomp.layers import base, call_checks
 from memcomp.models import (
   block,
   decoder_config,
@@ -19,6 +19,7 @@ from memcomp.models import stacks as stacks_lib
 from memcomp.sharding import explicit
 from memcomp_kernels import contract
 from memcomp_kernels.math import solver
+from memcomp_kernels.options import kind
 
 DecoderConfig = decoder_config.DecoderConfig
 DecoderState = decoder_state.DecoderState
@@ -158,7 +159,7 @@ class Decoder(vocabulary.Vocabulary):
       Float32 logits `[batch, time, vocab]`; with `state`, a tuple of the logits
       and the new state.
     """
-    self._check(tokens, 2, "batch, time")
+    self._check(tokens, 2, "batch, time", state, segment_ids)
     if segment_ids is not None and segment_ids.shape != tokens.shape:
       raise ValueError(
         f"Decoder: segment_ids has shape {segment_ids.shape}, expected"
@@ -268,7 +269,8 @@ class Decoder(vocabulary.Vocabulary):
 
     The new state is stacked or unstacked like the given one.
     """
-    self._check(tokens, 1, "batch")
+    self._check(tokens, 1, "batch", state)
+    call_checks.check_state(self, len(tokens), state)
     return explicit.call(
       self,
       Decoder._step,
@@ -278,12 +280,17 @@ class Decoder(vocabulary.Vocabulary):
       like=lambda: (tokens, state),
     )
 
-  def _check(self, tokens, axes, names):
-    tokens = jnp.asarray(tokens)
+  def _check(self, tokens, axes, names, state, segment_ids=None):
+    call_checks.check_arrays(self, tokens=tokens, segment_ids=segment_ids)
     if tokens.ndim != axes or not jnp.issubdtype(tokens.dtype, jnp.integer):
       raise ValueError(
         f"Decoder: tokens is {tokens.dtype} of shape {tokens.shape}, expected"
         f" integers [{names}]"
+      )
+    if not isinstance(state, DecoderState | None):
+      raise TypeError(
+        f"Decoder: state is of type {kind(state)}; make it by"
+        f" init_state({len(tokens)})"
       )
 
   def _step(self, tokens, state):

@@ -174,8 +174,8 @@ def narrow_shards(d_model: int, mesh: Mesh) -> str | None:
   better = widest_fsdp(d_model, fsdp)
   replica = mesh.shape["replica"] * fsdp // better
   return (
-    f"mesh.fsdp={fsdp} leaves {d_model // fsdp} of {d_model} features a shard,"
-    " which TPUs pad and gather by all-reduces; better"
+    f"mesh.fsdp={fsdp} leaves {d_model // fsdp} of {d_model} features per"
+    " shard, which TPUs pad and gather by all-reduces; better"
     f" mesh.replica={replica}, mesh.fsdp={better}"
   )
 

@@ -1,4 +1,5 @@
 import functools
+import types
 
 import inference_cases as cases
 import jax
@@ -277,6 +278,16 @@ def test_rows_stop_on_their_own(model):
       jax.tree.leaves(after), jax.tree.leaves(alone.session), strict=True
     ):
       np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_only_what_the_tokenizer_of_the_stop_strings_knows_is_drawn(model):
+  """A model's vocabulary may be larger, and its table has no such column."""
+  stops = stop.Stops(["end"], BYTES)
+  known = min(ids(model, settings=GREEDY))
+  narrow = types.SimpleNamespace(
+    table=stops.table[:, :known], final=stops.final
+  )
+  assert max(ids(model, settings=GREEDY, stops=narrow)) < known
 
 
 def test_text_is_the_decoded_ids(model):

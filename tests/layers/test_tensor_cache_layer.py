@@ -74,6 +74,7 @@ KNOBS = [
   ("all", {"slow_decay_init": 0.9}),
   ("all", {"slow_write_rate_init": 0.1}),
   ("all", {"read_gate_init": 0.0}),
+  ("all", {"read_gate_speed": 8.0}),
   ("all", {"token_gate": True}),
   ("all", {"memory_output": True}),
   ("all", {"top_k_slots": 1}),
@@ -147,6 +148,19 @@ def test_what_the_memory_starts_as():
   np.testing.assert_allclose(rate, [[0.05, 0.01]] * 2, rtol=1e-5)
   np.testing.assert_allclose(jax.nn.sigmoid(layer.read_gate[...]), 0.1192, 1e-3)
   np.testing.assert_allclose(jax.nn.sigmoid(layer.read_mix[...]), 0.5)
+
+
+def test_a_fast_gate_starts_alike_and_moves_further():
+  fast = build(dataclasses.replace(SINGLE, read_gate_speed=8.0))
+  slow = build(SINGLE)
+  x = jax.random.normal(jax.random.key(1), (2, 24, 16))
+  call = jax.jit(lambda layer: layer(x, layer.init_state(2), max_position=0)[0])
+  start = call(slow)
+  np.testing.assert_allclose(call(fast), start, atol=1e-6)
+  fast.read_gate[...] += 0.1
+  slow.read_gate[...] += 0.8
+  np.testing.assert_allclose(call(fast), call(slow), atol=1e-6)
+  assert np.abs(call(fast) - start).max() > 1e-3
 
 
 def test_routes_by_hand():

@@ -54,6 +54,29 @@ class Engine(NamedTuple):
   as_saved: Callable[..., Any]
 
 
+class TileCall(NamedTuple):
+  """One tile, and the memories before it: what `Form.run_tile` takes.
+
+  Attributes:
+    memories: the memories before the tile.
+    starts: the memories at which chunk-start gradients are taken. These are
+      `memories`, except for a chunk that began in an earlier call.
+    inputs: `[batch, heads, tile_time, ...]`, or what `Form.prepare` made of
+      them. Empty places hold zeros, which must not change anything.
+    complete: bool `[batch]`, whether a token fills the tile's last place, so
+      that a chunk ends with the tile. None where no chunk can end.
+    spec: the memory's options.
+    tiling: the form's other performance options.
+  """
+
+  memories: Memories
+  starts: Memories
+  inputs: Any
+  complete: Any
+  spec: Any
+  tiling: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
   """A memory as the chunk form runs it; hashable.
@@ -66,12 +89,8 @@ class Form:
     spec: the memory's options.
     tile_time: tokens per tile. This is the chunk size where chunks are part of
       the definition; otherwise it is free.
-    run_tile: (memories, starts, inputs, complete, spec, tiling) -> (memories,
-      outputs, stats) for one tile. `inputs` `[batch, heads, tile_time, ...]`
-      hold zeros in empty places, which must not change anything. Chunk-start
-      gradients are evaluated at `starts`. `complete`, bool `[batch]`, says
-      whether a token fills the tile's last place, so that a chunk ends with
-      the tile. `stats` are `solver.Stats` `[batch, heads]`, or None.
+    run_tile: `TileCall` -> (memories after the tile, outputs `[batch, heads,
+      tile_time, ...]`, `solver.Stats` `[batch, heads]` or None).
     memories: fields of the State that every token updates, each a pytree of
       arrays `[batch, heads, ...]`.
     starts: for each of `memories` the State's field that keeps its value at the
@@ -87,7 +106,7 @@ class Form:
 
   spec: Any
   tile_time: int
-  run_tile: Callable[..., tuple[Memories, jax.Array, Any]]
+  run_tile: Callable[[TileCall], tuple[Memories, jax.Array, Any]]
   memories: tuple[str, ...]
   starts: tuple[str | None, ...] = ()
   tiling: Any = None
@@ -149,7 +168,7 @@ def _body(form: Form, resets, carry, laid):
       flags.occupied, starts, current_start
     )
   memories, outputs, stats = form.run_tile(
-    memories, starts, inputs, complete, form.spec, form.tiling
+    TileCall(memories, starts, inputs, complete, form.spec, form.tiling)
   )
   carry = memories, starts if flags is None else current_start
   return carry, (outputs, stats)

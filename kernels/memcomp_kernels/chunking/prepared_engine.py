@@ -109,7 +109,7 @@ def _resets(layout) -> jax.Array | None:
 
 
 def _forward(kernel, by_chunk, form, layout, operands, save):
-  """Implements `form.Engine.forward`."""
+  """Runs the forward pass; see `form.Engine`."""
   inputs = layout_lib.lay(layout, operands.inputs)
   asks = _asks(by_chunk, layout)
   tile, last = _prepare(form, layout, asks, inputs, operands.chunk_start)
@@ -135,13 +135,16 @@ def _output_dtype(form, memories, tile) -> Any:
 
   def one(memories, tile):
     tile = jax.tree.map(lambda x: x[0], tile)
-    return form.run_tile(memories, None, tile, None, form.spec, form.tiling)[1]
+    call = form_lib.TileCall(
+      memories, memories, tile, None, form.spec, form.tiling
+    )
+    return form.run_tile(call)[1]
 
   return jax.eval_shape(one, memories, tile).dtype
 
 
 def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
-  """Implements `form.Engine.backward`."""
+  """Runs the backward pass; see `form.Engine`."""
   inputs = layout_lib.lay(layout, operands.inputs)
   asks = _asks(by_chunk, layout)
   (tile, last), unprepare = jax.vjp(
@@ -192,7 +195,7 @@ def _backward(kernel, by_chunk, form, layout, operands, saved, cotangents):
 
 
 def _as_saved(form, operands):
-  """Implements `form.Engine.as_saved`."""
+  """Converts memories to their saved form; see `form.Engine`."""
   (memory,) = operands.memories
   return (memory.astype(operands.inputs.query.dtype),)
 

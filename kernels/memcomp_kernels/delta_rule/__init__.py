@@ -30,7 +30,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-delta_rule = op_lib.Op(
+delta_rule = op_lib.Op.of(
+  reference,
   name="delta_rule",
   about="""
   The delta rule of DeltaNet (arXiv 2406.06484).
@@ -39,10 +40,6 @@ delta_rule = op_lib.Op(
   the memory predicts wrongly. Arguments are those of flash-linear-attention's
   `chunk_delta_rule`; keys are not normalised here, as there by default.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(

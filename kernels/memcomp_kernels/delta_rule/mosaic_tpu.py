@@ -10,12 +10,11 @@ from memcomp_kernels.pallas_tpu.affine import engine, prepared
 
 def tokens(form: form_lib.Form, inputs: reference.Inputs) -> engine.Tokens:
   """Converts inputs to the tokens of `pallas_tpu.affine.engine`."""
-  log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
   return engine.Tokens(
     query=inputs.query,
     key=inputs.key,
     value=inputs.value,
-    log_decay=log_decay if form.spec.forget_gate else jnp.zeros_like(log_decay),
+    log_decay=inputs.log_decay[..., 0].astype(jnp.float32),
     rate=inputs.write_rate[..., 0],
     read="after",
     dtype=inputs.query.dtype,

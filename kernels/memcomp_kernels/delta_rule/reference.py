@@ -65,8 +65,7 @@ def step(
   """Writes one token, then reads; see `Op.step`."""
   S = state.memory
   q, k, v, log_alpha, beta = (x.astype(S.dtype) for x in inputs)
-  if spec.forget_gate:
-    S = jnp.exp(log_alpha)[..., None] * S
+  S = jnp.exp(log_alpha)[..., None] * S
   error = v - einsum("bhkv,bhk->bhv", S, k)
   S = S + einsum("bhk,bhv->bhkv", k, beta * error)
   o = contract.read_scale(spec, k.shape[-1]) * einsum("bhkv,bhk->bhv", S, q)

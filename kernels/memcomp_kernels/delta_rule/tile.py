@@ -42,8 +42,6 @@ def prepare(
     x.astype(wide)
     for x in (inputs.value, inputs.log_decay[..., 0], inputs.write_rate)
   )
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   factors = decay.decay_factors(log_decay)
   share = factors.between * jnp.swapaxes(rate, -1, -2)
   from_start = factors.from_start[..., None]

@@ -38,7 +38,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-infini_attention = op_lib.Op(
+infini_attention = op_lib.Op.of(
+  reference,
   name="infini_attention",
   about="""
   Infini-attention (arXiv 2404.07143): local attention beside a linear memory.
@@ -46,10 +47,6 @@ infini_attention = op_lib.Op(
   A token reads softmax attention over its segment (or a window), and the memory
   of all segments before. `read_gate` mixes the two.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
   },

@@ -49,8 +49,8 @@ class Spec:
   eps: float = option(1e-5, positive)
 
   @property
-  def stale(self) -> bool:
-    """Whether several tokens read the memory at one segment's start."""
+  def chunked(self) -> bool:
+    """Whether tokens of a segment share the memory at its start."""
     return self.segment_size > 1
 
   @property
@@ -118,7 +118,7 @@ class State(NamedTuple):
   keys: Annotated[jax.Array, "batch heads window key_dim"]
   values: Annotated[jax.Array, "batch heads window value_dim"]
   association: Association
-  start: Annotated[Association | None, If("stale")]
+  start: Annotated[Association | None, If("chunked")]
   position: Annotated[jax.Array, "batch", "int32"]
   segment_id: Annotated[jax.Array, "batch", "int32"]
 

@@ -51,10 +51,10 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   free = min((call.tiling or form_lib.DEFAULT).tile_time, time)
   form = form_lib.Form(
     spec=spec,
-    tile_time=spec.segment_size if spec.stale else free,
+    tile_time=spec.segment_size if spec.chunked else free,
     run_tile=run,
     memories=("memory", "normalizer"),
-    starts=("memory_start", "normalizer_start") if spec.stale else (),
+    starts=("memory_start", "normalizer_start") if spec.chunked else (),
   )
   memory, read, _ = chunked.run(
     form,
@@ -101,7 +101,7 @@ def _window(state: reference.State) -> attention.State:
 
 
 def _memory(state: reference.State, spec: reference.Spec) -> _Memory:
-  position = state.position % spec.segment_size if spec.stale else None
+  position = state.position % spec.segment_size if spec.chunked else None
   starts = (None, None) if state.start is None else tuple(state.start)
   return _Memory(*state.association, *starts, position, state.segment_id)
 
@@ -118,33 +118,17 @@ def _written(inputs: reference.Inputs, wide) -> tuple[jax.Array, ...]:
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  inputs: tuple[jax.Array, jax.Array, jax.Array],
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: None,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Reads and writes one tile.
+  """Reads and writes one tile; see `Form.run_tile`.
 
-  Args:
-    memories: M `[batch, heads, key, value]` and z `[batch, heads, key]` before
-      the tile.
-    starts: M' and z'.
-    inputs: features of queries and of keys, and values, `[batch, heads, tile,
-      dim]`.
-    complete: unused.
-    spec: the memory's options.
-    tiling: None, because the tile's size is the only option.
-
-  Returns:
-    M and z after the tile; reads `[batch, heads, tile, value]` in their dtype;
-    and None.
+  The memories are M `[batch, heads, key, value]` and z `[batch, heads, key]`,
+  and reads have their dtype. The inputs are features of queries and of keys,
+  and values, `[batch, heads, tile, dim]`.
   """
-  del complete, tiling
-  query, key, value = inputs
+  (query, key, value), starts, spec = call.inputs, call.starts, call.spec
   dtype, time = query.dtype, query.shape[2]
-  memory, normalizer = memories
+  memory, normalizer = call.memories
   start = jnp.concatenate([starts[0], starts[1][..., None]], axis=-1)
   value = value.astype(memory.dtype)
 
@@ -152,7 +136,7 @@ def run(
     """Returns reads of M', sums with eps, and shares of the rows above."""
     old = contract.product("bhtk,bhkv->bhtv", x, start, dtype)
     old, sums = old[..., :-1], old[..., -1:] + spec.eps
-    if spec.stale:
+    if spec.chunked:
       return old, sums, None
     shares = contract.product("bhtk,bhik->bhti", x, key, dtype)
     shares = jnp.where(jnp.tril(jnp.ones((time, time), bool), -1), shares, 0)

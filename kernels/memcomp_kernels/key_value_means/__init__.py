@@ -149,7 +149,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-key_value_means = op_lib.Op(
+key_value_means = op_lib.Op.of(
+  reference,
   name="key_value_means",
   about="""
   Key-Value Means (arXiv 2605.09877): an expandable block-recurrent memory.
@@ -159,10 +160,6 @@ key_value_means = op_lib.Op(
   many tokens. A fresh state has room for `length` tokens, by default
   `max_length`.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": xla_chunked.chunk,
     "mosaic_tpu": dispatch.Kernel(

@@ -70,9 +70,9 @@ def _make_state(
     memory = reference.normalize(memory, memory)
   return reference.State(
     memory=memory,
-    memory_start=memory if spec.stale else None,
+    memory_start=memory if spec.chunked else None,
     write_rate_sum=sizes.filled(None) if spec.sums_rates else None,
-    position=sizes.counts() if spec.stale else None,
+    position=sizes.counts() if spec.chunked else None,
     segment_id=sizes.counts(),
   )
 
@@ -95,14 +95,15 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     # that is weighted slot by slot.
     flops=(
       "H * (8 * m * d_v + C * (3 * m + 2 * d_v))"
-      if spec.stale
+      if spec.chunked
       else "8 * H * m * d_v"
     ),
     letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
   )
 
 
-lattice = op_lib.Op(
+lattice = op_lib.Op.of(
+  reference,
   name="lattice",
   about="""
   Lattice (arXiv 2504.05646): slots on the unit sphere, written along tangents.
@@ -111,10 +112,6 @@ lattice = op_lib.Op(
   gradient step of rate `write_rate` that keeps every column's length, after the
   decay `g`; then `y = S q`. `q` and `k` are codes over the slots.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(

@@ -83,8 +83,8 @@ class Spec:
   chunk_size: int = option(16, at_least(1))
 
   @property
-  def stale(self) -> bool:
-    """Whether several tokens share one chunk-start gradient."""
+  def chunked(self) -> bool:
+    """Whether tokens of a chunk share the gradient at its start."""
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   @property
@@ -95,7 +95,7 @@ class Spec:
   @property
   def sums_rates(self) -> bool:
     """Whether a chunk's end needs the sum of its write rates."""
-    return self.stale and self.sparsity > 0
+    return self.chunked and self.sparsity > 0
 
 
 class Inputs(NamedTuple):
@@ -135,10 +135,10 @@ class State(NamedTuple):
 
   memory: Annotated[jax.Array, "batch heads value_dim num_slots"]
   memory_start: Annotated[
-    jax.Array | None, "batch heads value_dim num_slots", If("stale")
+    jax.Array | None, "batch heads value_dim num_slots", If("chunked")
   ]
   write_rate_sum: Annotated[jax.Array | None, "batch heads", If("sums_rates")]
-  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("chunked")]
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
@@ -242,8 +242,6 @@ def step(
   """Writes one token, then reads; see `Op.step`."""
   S = state.memory
   q, k, v, log_decay, write_rate = (x.astype(S.dtype) for x in inputs)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   mu, gamma = jnp.exp(log_decay)[..., None], write_rate[..., None]
   state = state._replace(segment_id=contract.next_segment_id(state.segment_id))
 

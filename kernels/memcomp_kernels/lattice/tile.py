@@ -45,7 +45,7 @@ _SCAN_BLOCK = 32  # tokens between two saved states of a scan
 
 def chunk(call: dispatch.Call) -> tuple:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  if not call.spec.stale and call.spec.sparsity:
+  if not call.spec.chunked and call.spec.sparsity:
     return contract.scan(reference.step, call, block=_SCAN_BLOCK)
   return _chunk(call._replace(inputs=lay(call.inputs, call.spec)))
 
@@ -55,7 +55,7 @@ def form(
 ) -> form_lib.Form:
   """Returns the form of the memory, for calls that do not scan tokens."""
   del time  # tiles keep their size in short calls
-  if spec.stale:
+  if spec.chunked:
     summed = spec.sums_rates
     return form_lib.Form(
       spec=spec,
@@ -80,42 +80,26 @@ _chunk = chunked.implementation(form)
 
 def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:
   """Returns the inputs in the structure that `form` expects."""
-  if spec.stale:
+  if spec.chunked:
     return inputs
   taken = jnp.ones_like(inputs.query[:, :, :1, :1])
   return tile_lib.Laid(inputs, taken)
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
-  inputs: reference.Inputs,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: None = None,
-) -> tuple[chunked.Memories, jax.Array, None]:
-  """Writes and reads one tile, at most one chunk.
+  call: form_lib.TileCall,
+) -> tuple[form_lib.Memories, jax.Array, None]:
+  """Writes and reads one tile, at most one chunk; see `Form.run_tile`.
 
-  Args:
-    memories: (S,) before the tile; with sparsity (S, sum of write rates).
-    starts: `memories` at the chunk's start.
-    inputs: `[batch, heads, chunk, ...]`.
-    complete: bool `[batch]`, whether the chunk ends with the tile.
-    spec: the memory's options.
-    tiling: unused, because there is no system to solve.
-
-  Returns:
-    The memories after the tile, Y `[batch, heads, chunk, value]`, and None.
+  The memories are (S,); with sparsity (S, sum of write rates).
   """
-  del tiling
+  memories, starts, inputs, complete, spec, _ = call
   dtype, time = inputs.query.dtype, inputs.query.shape[-2]
   product = functools.partial(contract.product, dtype=dtype)
   S, start = memories[0], starts[0]
   block = min(time, tilings.BLOCK_TIME)
   inputs = _pad(inputs, block)
   query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
 
   Phi, norms = reference.directions(start, spec)
   if spec.objective == "decoding":

@@ -1,7 +1,5 @@
 """Performance options of Lattice; they never change results."""
 
-from typing import TYPE_CHECKING
-
 from memcomp_kernels.options import (
   at_least,
   not_negative,
@@ -9,10 +7,6 @@ from memcomp_kernels.options import (
   option,
   options,
 )
-from memcomp_kernels.pallas_tpu import SUBLANES
-
-if TYPE_CHECKING:
-  from memcomp_kernels.pallas_tpu import pairs
 
 # Tokens per block. Within a block, decays are computed for every pair of tokens
 # and every slot; tokens of different blocks interact through matrix products.
@@ -51,33 +45,3 @@ class Tiling:
 
 DEFAULT = Tiling()
 """The fastest options on a CPU; no accelerator was measured."""
-
-
-# Maximum value dimensions per lane: what a pass keeps of them in registers.
-_ROWS = 64
-
-
-def lanes(num_pairs: int, value_dim: int) -> "list[pairs.Lanes]":
-  """Returns the possible layouts of pairs on lanes, fastest first.
-
-  A pair is one head of one row. The order is an estimate: a pair should have as
-  few parts as fill the lanes, because work per slot is repeated in each part.
-
-  Args:
-    num_pairs: rows of the batch times heads.
-    value_dim: a multiple of 8.
-  """
-  # The import is local because Pallas, which only kernels need, takes long.
-  from memcomp_kernels.pallas_tpu import pairs
-
-  def cost(lanes):
-    rows = value_dim / lanes.parts
-    # Passes over the memory, then work per token and slot, in dimensions.
-    return rows > _ROWS, lanes.blocks * (rows + 8), lanes.parts
-
-  choices = [
-    pairs.Lanes(num_pairs, parts)
-    for parts in (1, 2, 4, 8, 16)
-    if value_dim % (parts * SUBLANES) == 0
-  ]
-  return sorted(choices, key=cost)

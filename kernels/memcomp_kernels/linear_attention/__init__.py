@@ -22,7 +22,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-linear_attention = op_lib.Op(
+linear_attention = op_lib.Op.of(
+  reference,
   name="linear_attention",
   about="""
   Linear attention (arXiv 2006.16236), with a decay where `g` is given.
@@ -33,10 +34,6 @@ linear_attention = op_lib.Op(
   `chunk_linear_attn(normalize=False)` and `chunk_simple_gla` are
   `feature_map="identity", normalize=False`.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(

@@ -37,7 +37,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-ovq = op_lib.Op(
+ovq = op_lib.Op.of(
+  reference,
   name="ovq",
   about="""
   Online vector quantisation: attention over a growing dictionary of means.
@@ -46,10 +47,6 @@ ovq = op_lib.Op(
   When a chunk is complete its tokens update the rows that are nearest to them,
   or become new rows. Keys have length 1, and queries come scaled.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   chunks=True,
   forms={
     "xla_chunked": tile.chunk,

@@ -67,30 +67,16 @@ def _carry(state: reference.State) -> Carry:
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  laid: Laid,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: None,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Reads one chunk, and writes it if it is complete.
+  """Reads one chunk, and writes it if it is complete; see `Form.run_tile`.
 
-  Args:
-    memories: the dictionary's keys, values and counts; keys and values of the
-      chunk so far; and which of its places are taken, `[batch, heads, chunk,
-      1]`.
-    starts: unused, because the dictionary is the one at the chunk's start.
-    laid: `[batch, heads, chunk, ...]`.
-    complete: bool `[batch]`, where the chunk is complete.
-    spec: the memory's options.
-    tiling: None, because there are no options.
-
-  Returns:
-    The memories after the tile, y `[batch, heads, chunk, value]`, and None.
+  The memories are the dictionary's keys, values and counts; keys and values of
+  the chunk so far; and which of its places are taken, `[batch, heads, chunk,
+  1]`. The dictionary is the one at the chunk's start. The inputs are `Laid`.
   """
-  del starts, tiling
-  *rows, keys, values, taken = memories
+  laid, spec = call.inputs, call.spec
+  *rows, keys, values, taken = call.memories
   D = dictionary_lib.Dictionary(*rows)
   query = laid.inputs.query
   product = functools.partial(contract.product, dtype=query.dtype)
@@ -116,5 +102,5 @@ def run(
   pending = keys, values, taken
   after = *dictionary_lib.update(D, keys, values, spec), *pending
   after = *after[:3], *jax.tree.map(jnp.zeros_like, pending)
-  memories = contract.batched_where(complete, after, (*D, *pending))
+  memories = contract.batched_where(call.complete, after, (*D, *pending))
   return memories, y.astype(query.dtype), None

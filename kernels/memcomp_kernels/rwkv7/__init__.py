@@ -48,7 +48,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-rwkv7 = op_lib.Op(
+rwkv7 = op_lib.Op.of(
+  reference,
   name="rwkv7",
   about="""
   The memory of RWKV-7 (arXiv 2503.14456): a delta rule with decays by channel.
@@ -57,10 +58,6 @@ rwkv7 = op_lib.Op(
   `y = scale S^T r`. flash-linear-attention's `chunk_rwkv7` takes
   `a = -removal_key` and `b = removal_key * write_rate` in place of these two.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": chunked.implementation(tile.form),
   },

@@ -48,31 +48,13 @@ def form(
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  inputs: reference.Inputs,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: channel_decay.Tiling,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Writes and reads one tile.
-
-  Args:
-    memories: S before the tile, `[batch, heads, key, value]`.
-    starts: unused, because nothing is defined per chunk.
-    inputs: `[batch, heads, tile, ...]`. Empty places hold zeros, which change
-      nothing.
-    complete: unused.
-    spec: the memory's options.
-    tiling: tile and block sizes.
-
-  Returns:
-    The memory after the tile, p `[batch, heads, tile, value]`, and None.
-  """
-  del starts, complete
+  """Writes and reads one tile; see `Form.run_tile`. The memory is S."""
+  inputs, spec, tiling = call.inputs, call.spec, call.tiling
   dtype = inputs.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
-  (S,) = memories
+  (S,) = call.memories
   r, k, v, kappa, log_decay, a = (x.astype(S.dtype) for x in inputs)
   b = a * kappa
   decay = channel_decay.channel_decay(log_decay, tiling.block_time)

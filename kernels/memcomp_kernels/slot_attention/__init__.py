@@ -68,7 +68,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-slot_attention = op_lib.Op(
+slot_attention = op_lib.Op.of(
+  reference,
   name="slot_attention",
   about="""
   Slot attention: a bounded memory, read by two softmax passes.
@@ -80,10 +81,6 @@ slot_attention = op_lib.Op(
   flash-linear-attention's `chunk_gsa` and `chunk_abc` scale by key_dim ** -0.5:
   that is `scale=None` here.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
   },

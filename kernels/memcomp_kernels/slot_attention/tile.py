@@ -75,30 +75,16 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  laid: Laid,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: channel_decay.Tiling,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Writes and reads one tile.
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: K~, V~ and, with "softmax", z before the tile.
-    starts: unused, because the memory has no chunks.
-    laid: `[batch, heads, tile, ...]`.
-    complete: unused.
-    spec: the memory's options.
-    tiling: tile and block sizes.
-
-  Returns:
-    The memories after the tile, y `[batch, heads, tile, value]`, and None.
+  The memories are K~, V~ and, with "softmax", z. The inputs are `Laid`.
   """
-  del starts, complete
+  laid, spec, tiling = call.inputs, call.spec, call.tiling
   inputs, dtype = laid.inputs, laid.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
-  K, V, *totals = memories
+  K, V, *totals = call.memories
   q, k, v = inputs.query, inputs.key, inputs.value
   if inputs.log_decay is not None:
     log_decay = inputs.log_decay.astype(K.dtype)

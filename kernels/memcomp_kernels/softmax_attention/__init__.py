@@ -84,7 +84,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-softmax_attention = op_lib.Op(
+softmax_attention = op_lib.Op.of(
+  reference,
   name="softmax_attention",
   about="""
   Softmax attention over all tokens so far, or a window of them.
@@ -93,10 +94,6 @@ softmax_attention = op_lib.Op(
   `window_size` a fresh state holds as many tokens as the call has: give
   `length`, the tokens of all calls, where more calls follow.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
     "library_tpu": dispatch.Kernel(

@@ -3,7 +3,7 @@
 A fresh state holds no tokens, so a token sees earlier tokens of the same call
 only. Which ones depends on their indices, so the kernel gets a fixed mask. In
 packed rows it also gets each token's run (`window`): tokens see their own run
-only. The new state is computed as in `xla_chunked`.
+only. The new state is computed as in `tile.chunk`.
 """
 
 import functools

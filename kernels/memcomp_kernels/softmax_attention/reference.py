@@ -126,7 +126,8 @@ def step(
   scale = contract.read_scale(spec, q.shape[-1])
 
   def products(q, K):
-    groups = q.reshape(q.shape[0], K.shape[1], -1, q.shape[-1])
+    shared = q.shape[1] // max(K.shape[1], 1)
+    groups = q.reshape(q.shape[0], K.shape[1], shared, q.shape[-1])
     return scale * einsum("bhgd,bhjd->bhgj", groups, K)
 
   scores = products(q, K)
@@ -137,7 +138,7 @@ def step(
       axis=-1,
     )
   p = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
-  y = einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], -1)
+  y = einsum("bhgj,bhjd->bhgd", p, V).reshape(*q.shape[:2], V.shape[-1])
   state = State(
     keys=K,
     values=V,

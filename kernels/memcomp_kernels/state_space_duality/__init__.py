@@ -30,7 +30,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-state_space_duality = op_lib.Op(
+state_space_duality = op_lib.Op.of(
+  reference,
   name="state_space_duality",
   about="""
   The state space model of Mamba-2 (arXiv 2405.21060), also named `ssd`.
@@ -38,10 +39,6 @@ state_space_duality = op_lib.Op(
   `S <- exp(g) S + dt k v^T`, then `y = S^T q + D v`. In the paper's letters q
   is C, k is B, v is x, and g is dt A. Heads of a group share q and k.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(

@@ -35,7 +35,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-tensor_cache = op_lib.Op(
+tensor_cache = op_lib.Op.of(
+  reference,
   name="tensor_cache",
   about="""
   Tensor Cache (arXiv 2605.22884): a window beside a decayed memory.
@@ -44,10 +45,6 @@ tensor_cache = op_lib.Op(
   what the memory answers in its last value_dim. The layer `TensorCache` sets
   `unit_keys` and `unit_queries`, without which models train worse.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": xla_chunked.chunk,
     "mosaic_tpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),

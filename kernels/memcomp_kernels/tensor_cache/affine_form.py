@@ -20,7 +20,6 @@ Reads are per lane. Weights and the normaliser are applied afterwards. Tokens
 that write nothing have gates of zero.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -84,8 +83,10 @@ def memory(
   ids = None if plan.source is None else plan.run[:, plan.prior :] + 1
   laid = tile.masked(tokens, writes[..., None, None])
   laid = laid._replace(read_route=None, read_mix=None)
+  time = tokens.query.shape[1]
+  size = spec.chunk_size if spec.chunked else tile.tile_time(spec, time)
   scan = functools.partial(_scan, state, reset_state, ids)
-  memory, read = scan(spec, engine, laid, lambda x: x.memory)
+  memory, read = scan(form(spec, size, engine), laid, lambda x: x.memory)
   normalizer = None, None
   if spec.read_norm:
     # The normalizer is a vector, in float32. It decides whether a read is
@@ -96,8 +97,11 @@ def memory(
       key=laid.key.astype(wide),
       value=jnp.ones_like(laid.value[..., :1], wide),
     )
-    outer = dataclasses.replace(spec, rule="outer")
-    found, along = scan(outer, None, laid, lambda x: x.normalizer[..., None])
+    found, along = scan(
+      form(spec, size, prepare=prepare_sums),
+      laid,
+      lambda x: x.normalizer[..., None],
+    )
     normalizer = jax.tree.map(lambda x: x[..., 0], found)
     read /= jnp.maximum(jnp.abs(along), 1)
   read = jnp.sum(tile.read_weights(tokens)[..., None] * read, axis=-2)
@@ -106,7 +110,7 @@ def memory(
   return carry, read.astype(tokens.query.dtype)
 
 
-def _scan(state, reset_state, ids, spec, engine, tokens, take):
+def _scan(state, reset_state, ids, form, tokens, take):
   """Runs the arrays that `take` selects from memories, in the chunk form.
 
   Returns:
@@ -114,6 +118,7 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
     heads, timescales, slots, key, value]`; reads `[batch, time, heads, lanes,
     value]`.
   """
+  spec = form.spec
 
   def parts(state):
     def lanes(memories):
@@ -128,9 +133,8 @@ def _scan(state, reset_state, ids, spec, engine, tokens, take):
     )
 
   batch, time, heads = tokens.query.shape[:3]
-  size = spec.chunk_size if spec.chunked else tile.tile_time(spec, time)
   new, read, _ = chunked.run(
-    form(spec, size, engine),
+    form,
     dispatch.Call(parts(state), tokens, spec, ids, parts(reset_state)),
   )
   lanes = heads, spec.timescales, spec.num_slots
@@ -152,8 +156,30 @@ class Lanes(NamedTuple):
   segment_id: jax.Array
 
 
+def prepare(
+  tokens: tile.Tokens, spec: reference.Spec, tiling: None
+) -> affine.Tile:
+  """Computes the part of the tile's algebra that needs no memory matrix.
+
+  Tokens are `[batch, heads, tile, ...]`.
+  """
+  del tiling
+  return _prepare(tokens, spec, erases=spec.rule == "delta")
+
+
+def prepare_sums(
+  tokens: tile.Tokens, spec: reference.Spec, tiling: None
+) -> affine.Tile:
+  """Does what `prepare` does, for the normalizer: no rule corrects sums."""
+  del tiling
+  return _prepare(tokens, spec, erases=False)
+
+
 def form(
-  spec: reference.Spec, tile_time: int, engine: form_lib.Engine | None = None
+  spec: reference.Spec,
+  tile_time: int,
+  engine: form_lib.Engine | None = None,
+  prepare: Callable[..., affine.Tile] = prepare,
 ) -> form_lib.Form:
   """Returns the form of the memory.
 
@@ -161,6 +187,7 @@ def form(
     spec: the memory's options, without "wedge" and chunk means.
     tile_time: tokens per tile; the chunk size with "all".
     engine: what runs the tiles.
+    prepare: `prepare` or `prepare_sums`.
   """
   return form_lib.Form(
     spec=spec,
@@ -173,18 +200,13 @@ def form(
   )
 
 
-def prepare(
-  tokens: tile.Tokens, spec: reference.Spec, tiling: None
-) -> affine.Tile:
-  """Computes the part of the tile's algebra that needs no memory matrix.
-
-  Tokens are `[batch, heads, tile, ...]`.
-  """
-  del tiling
-  return _by_chunk(tokens, spec) if spec.chunked else _evicted(tokens, spec)
+def _prepare(tokens, spec, erases: bool) -> affine.Tile:
+  if spec.chunked:
+    return _by_chunk(tokens, erases)
+  return _evicted(tokens, spec, erases)
 
 
-def _by_chunk(tokens, spec) -> affine.Tile:
+def _by_chunk(tokens, erases) -> affine.Tile:
   factor, rate = tile.gates(tokens)
   kept = jnp.pad(factor, [(0, 0)] * 3 + [(0, 1)], constant_values=1)
   kept = lax.cumprod(kept, axis=3, reverse=True)
@@ -197,7 +219,7 @@ def _by_chunk(tokens, spec) -> affine.Tile:
   write = lanes(tokens.value).astype(share.dtype)
   return affine.Tile(
     write=write,
-    erase=lanes(tokens.key) if spec.rule == "delta" else None,
+    erase=lanes(tokens.key) if erases else None,
     # This is the only factor that is rounded.
     key=affine.join_heads(share * key).astype(key.dtype),
     query=tokens.query,
@@ -207,7 +229,7 @@ def _by_chunk(tokens, spec) -> affine.Tile:
   )
 
 
-def _evicted(tokens, spec) -> affine.Tile:
+def _evicted(tokens, spec, erases) -> affine.Tile:
   dtype = tokens.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
   survival, rate = tile.survival(tokens)
@@ -222,7 +244,7 @@ def _evicted(tokens, spec) -> affine.Tile:
   value = tokens.value[:, :, None].astype(inner.dtype)
   query = read[..., 0, None] * tokens.query[:, :, None]
   erase = None
-  if spec.rule == "delta":
+  if erases:
     decayed = before[..., 0, None] * tokens.key[:, :, None]
     value = jnp.broadcast_to(value, (*decayed.shape[:-1], value.shape[-1]))
     target = jnp.concatenate([value, decayed], axis=-1)
@@ -248,30 +270,14 @@ def _evicted(tokens, spec) -> affine.Tile:
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories | None,
-  prepared: affine.Tile,
-  complete: jax.Array | None,
-  spec: reference.Spec,
-  tiling: None,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Writes and reads one tile.
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: A before the tile, `[batch, heads * lanes, key, value]`.
-    starts: A at the chunk's start, of the same shape; None for `memories`.
-    prepared: what else the tile needs.
-    complete: unused.
-    spec: the memory's options.
-    tiling: unused.
-
-  Returns:
-    The memory after the tile; reads `[batch, heads * lanes, tile, value]`; and
-    None.
+  The memory is A, `[batch, heads * lanes, key, value]`.
   """
-  del complete, tiling
-  (memory,) = memories
-  start = starts[0] if spec.chunked and starts is not None else None
+  (memory,), starts, prepared, _, spec, _ = call
+  start = starts[0] if spec.chunked else None
   memory, output = affine.run(memory, prepared, start)
   dtype = output_dtype(spec, prepared.query.dtype, output.dtype)
   return (memory,), output.astype(dtype), None

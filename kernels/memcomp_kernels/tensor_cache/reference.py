@@ -110,7 +110,7 @@ class Spec:
 
   @property
   def chunked(self) -> bool:
-    """Whether every token is written at its chunk's end, not when evicted."""
+    """Whether tokens of a chunk share the memory at its start."""
     return self.write_population == "all"
 
   @property

@@ -51,8 +51,8 @@ def _make_state(
   )
   return reference.State(
     layers=filled,
-    starts=filled if spec.stale else None,
-    position=sizes.counts() if spec.stale else None,
+    starts=filled if spec.chunked else None,
+    position=sizes.counts() if spec.chunked else None,
     norm_scale=sizes.filled(norm_scale, key_dim, default=1.0),
     norm_bias=sizes.filled(norm_bias, key_dim),
     segment_id=sizes.counts(),
@@ -96,12 +96,13 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     floats=floats,
     # The inner model on key and query, gradients and write. Within a chunk,
     # reads use a score matrix per inner layer.
-    flops=f"H * ({flops} + {scores})" if spec.stale else f"H * {flops}",
+    flops=f"H * ({flops} + {scores})" if spec.chunked else f"H * {flops}",
     letters=lambda n: {"C": spec.chunk_size, "e": spec.expansion},
   )
 
 
-test_time_training = op_lib.Op(
+test_time_training = op_lib.Op.of(
+  reference,
   name="test_time_training",
   about="""
   Test-time training (arXiv 2407.04620): a memory that is a small model.
@@ -113,10 +114,6 @@ test_time_training = op_lib.Op(
   and its norm can be given as `layers`, `norm_scale` and `norm_bias`;
   flash-linear-attention's `chunk_ttt_linear` calls the last two `w` and `b`.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": chunked.implementation(tile.form),
   },

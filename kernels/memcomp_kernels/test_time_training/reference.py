@@ -59,8 +59,8 @@ class Spec:
   norm_eps: float = option(1e-6, positive)
 
   @property
-  def stale(self) -> bool:
-    """Whether several tokens share one chunk-start gradient."""
+  def chunked(self) -> bool:
+    """Whether tokens of a chunk share the gradient at its start."""
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   def widths(self, dim: int) -> tuple[tuple[int, int], ...]:
@@ -93,7 +93,7 @@ class Inputs(NamedTuple):
   log_decay: Annotated[jax.Array, "batch time heads 1", If("forget_gate")]
   write_rate: Annotated[jax.Array, "batch time heads 1"]
   step_scale: Annotated[
-    jax.Array | None, "batch time heads 1", If("stale", required=False)
+    jax.Array | None, "batch time heads 1", If("chunked", required=False)
   ] = None
 
 
@@ -128,8 +128,8 @@ class State(NamedTuple):
   """
 
   layers: Layers
-  starts: Annotated[Layers | None, If("stale")]
-  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  starts: Annotated[Layers | None, If("chunked")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("chunked")]
   norm_scale: Annotated[jax.Array, "batch heads key_dim"]
   norm_bias: Annotated[jax.Array, "batch heads key_dim"]
   segment_id: Annotated[jax.Array, "batch", "int32"]
@@ -167,9 +167,7 @@ def step(
     return gate.reshape(gate.shape[:2] + (1,) * (array.ndim - 2))
 
   def write(A, gradient):
-    if spec.forget_gate:
-      A = of_head(jnp.exp(log_beta), A) * A
-    return A - of_head(eta, A) * gradient
+    return of_head(jnp.exp(log_beta), A) * A - of_head(eta, A) * gradient
 
   W_start = state.layers
   if state.position is not None:  # chunk-start gradients

@@ -42,46 +42,30 @@ def form(
   constants = "norm_scale", "norm_bias"  # no token changes them
   return form_lib.Form(
     spec=spec,
-    tile_time=spec.chunk_size if spec.stale else free,
+    tile_time=spec.chunk_size if spec.chunked else free,
     run_tile=run,
     memories=("layers", *constants),
-    starts=("starts", *constants) if spec.stale else (),
+    starts=("starts", *constants) if spec.chunked else (),
   )
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  inputs: reference.Inputs,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: None,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, solver.Stats | None]:
-  """Writes and reads one tile.
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: layers, norm scale and norm bias before the tile.
-    starts: `memories` where the chunk began.
-    inputs: `[batch, heads, tile, ...]`.
-    complete: bool `[batch]`, where a chunk ends with the tile.
-    spec: the memory's options.
-    tiling: unused, because tiles have no further options.
-
-  Returns:
-    The memories after the tile; y `[batch, heads, tile, dim]`; and statistics
-    of the solve, `[batch, heads]`, None if there is no system.
+  The memories are layers, norm scale and norm bias. The statistics are None if
+  there is no system to solve.
   """
-  del tiling
+  inputs, spec = call.inputs, call.spec
   dtype = inputs.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
-  layers, norm_scale, norm_bias = memories
-  start_layers, *_ = starts
+  layers, norm_scale, norm_bias = call.memories
+  start_layers, *_ = call.starts
   wide = norm_scale.dtype
   log_decay, rate = (
     gate[..., 0].astype(wide) for gate in (inputs.log_decay, inputs.write_rate)
   )
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   scale = inputs.step_scale
   scale = None if scale is None else scale.astype(wide)
   norm = norm_scale[..., None, :], norm_bias[..., None, :]
@@ -91,7 +75,7 @@ def run(
   )
 
   stats, eps = None, spec.norm_eps
-  if spec.stale:
+  if spec.chunked:
     written = rows.at_start(product, start_layers, inputs.key, labels, eps)
   else:
     before = decay.decay_before(log_decay)
@@ -132,5 +116,5 @@ def run(
       return start + share * (end - start)
 
     moved = jax.tree.map(move, layers, start_layers)
-    layers = contract.batched_where(complete, moved, layers)
+    layers = contract.batched_where(call.complete, moved, layers)
   return (layers, norm_scale, norm_bias), y.astype(dtype), stats

@@ -14,7 +14,7 @@ def _inputs(key, spec, *, batch, time, heads, key_dim, value_dim):
   def normal(last):
     return jax.random.normal(next(keys), (batch, time, heads, last))
 
-  scale = jax.nn.sigmoid(normal(1)) if spec.stale else None
+  scale = jax.nn.sigmoid(normal(1)) if spec.chunked else None
   # Steps that are too large for an inner model make gradients of any size.
   rate = {"linear": 0.1, "mlp": 0.03}[spec.model]
   return test_time_training.Inputs(

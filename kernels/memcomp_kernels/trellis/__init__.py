@@ -30,8 +30,8 @@ def _make_state(
     sizes.filled(key_memory, spec.num_slots, sizes.key_dim),
     sizes.filled(value_memory, spec.num_slots, sizes.value_dim),
   )
-  starts = memories if spec.stale else (None, None)
-  position = sizes.counts() if spec.stale else None
+  starts = memories if spec.chunked else (None, None)
+  position = sizes.counts() if spec.chunked else None
   return reference.State(*memories, *starts, position, sizes.counts())
 
 
@@ -54,14 +54,15 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     # matrices per pass.
     flops=(
       "H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))"
-      if spec.stale
+      if spec.chunked
       else "6 * H * m * (d_k + d_v)"
     ),
     letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
   )
 
 
-trellis = op_lib.Op(
+trellis = op_lib.Op.of(
+  reference,
   name="trellis",
   about="""
   Trellis (arXiv 2512.23852): two memories of slots, compressed in two passes.
@@ -70,10 +71,6 @@ trellis = op_lib.Op(
   by a gradient step of rate `write_rate` on `|phi(M w) - target|^2 / 2` after
   the decay `g`. Then `y = M_V^T f(M_K q)`.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": chunked.implementation(tile.form),
     "mosaic_tpu": dispatch.Kernel("memcomp_kernels.trellis.pallas_tpu.engine"),

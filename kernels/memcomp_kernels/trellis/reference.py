@@ -67,8 +67,8 @@ class Spec:
   first_order: bool = False
 
   @property
-  def stale(self) -> bool:
-    """Whether several tokens share one chunk-start gradient."""
+  def chunked(self) -> bool:
+    """Whether tokens of a chunk share the gradient at its start."""
     return self.gradient_at == "chunk_start" and self.chunk_size > 1
 
   def eps(self, log_phi_eps: jax.Array | None) -> jax.Array | float:
@@ -120,20 +120,18 @@ class State(NamedTuple):
   key_memory: Annotated[jax.Array, "batch heads num_slots key_dim"]
   value_memory: Annotated[jax.Array, "batch heads num_slots value_dim"]
   key_memory_start: Annotated[
-    jax.Array | None, "batch heads num_slots key_dim", If("stale")
+    jax.Array | None, "batch heads num_slots key_dim", If("chunked")
   ]
   value_memory_start: Annotated[
-    jax.Array | None, "batch heads num_slots value_dim", If("stale")
+    jax.Array | None, "batch heads num_slots value_dim", If("chunked")
   ]
-  position: Annotated[jax.Array | None, "batch", "int32", If("stale")]
+  position: Annotated[jax.Array | None, "batch", "int32", If("chunked")]
   segment_id: Annotated[jax.Array, "batch", "int32"]
 
 
 def _gates(inputs: Inputs, spec: Spec, dtype) -> tuple:
   """Returns (beta_K, beta_V), (gamma_K, gamma_V), each `[batch, heads]`."""
   log_decay = inputs.log_decay.astype(dtype)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   beta, gamma = jnp.exp(log_decay), inputs.write_rate.astype(dtype)
   return (beta[..., 0], beta[..., -1]), (gamma[..., 0], gamma[..., -1])
 

@@ -38,7 +38,7 @@ def form(
   """
   del time  # tiles keep their size in short calls
   tiling = tiling or tilings.DEFAULT
-  starts = ("key_memory_start", "value_memory_start") if spec.stale else ()
+  starts = ("key_memory_start", "value_memory_start") if spec.chunked else ()
   return form_lib.Form(
     spec=spec,
     tiling=tiling,
@@ -63,35 +63,19 @@ def lay_for_kernels(
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  inputs: reference.Inputs,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: tilings.Tiling,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, solver.Stats | None]:
-  """Writes and reads one tile.
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: (M_K, M_V) before the tile.
-    starts: the memories at which chunk-start gradients are taken. These are
-      `memories`, except for a chunk that began in an earlier call.
-    inputs: `[batch, heads, tile, ...]`.
-    complete: bool `[batch]`, unused, because nothing happens at a chunk's end.
-    spec: the memory's options.
-    tiling: how the system of gradients per token is solved.
-
-  Returns:
-    (M_K, M_V) after the tile; Y `[batch, heads, tile, value]`; and statistics
-    of both passes' solves, `[batch, heads]`, None with chunk-start gradients.
+  The memories are (M_K, M_V). The statistics are of both passes' solves, None
+  with chunk-start gradients. The tiling says how the system of gradients per
+  token is solved.
   """
-  del complete
+  memories, starts, inputs, spec = *call[:3], call.spec
   dtype = inputs.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
   wide = memories[0].dtype
   log_decay = jnp.moveaxis(inputs.log_decay.astype(wide), -1, 0)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   rate = jnp.moveaxis(inputs.write_rate.astype(wide), -1, 0)
   factors = decay.decay_factors(log_decay)
   weights = factors.between * rate[..., None, :]
@@ -100,7 +84,7 @@ def run(
   def system(start, written, gate):
     """Returns Z and the coupling of its rows, which determine U."""
     z = product("bhmd,bhcd->bhcm", start, written)
-    if spec.stale:
+    if spec.chunked:
       return z, None
     before = decay.decay_before(log_decay[gate])
     coupling = product("bhtd,bhid->bhti", written, written)
@@ -125,10 +109,12 @@ def run(
     (inputs.target, inputs.log_phi_eps),
   )
   direction, stats = functools.partial(_direction, spec), None
-  if spec.stale:
+  if spec.chunked:
     u = direction(z, parameters)
   else:
-    u, stats = solver.solve(direction, z, coupling, parameters, tiling.solver)
+    u, stats = solver.solve(
+      direction, z, coupling, parameters, call.tiling.solver
+    )
     stats = solver.total(stats)
   u_key, u_value = u
 

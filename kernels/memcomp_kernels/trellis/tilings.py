@@ -4,22 +4,18 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memcomp_kernels.math import solver as solver_lib
 from memcomp_kernels.options import REQUIRED, at_least, one_of, option, options
 from memcomp_kernels.pallas_tpu import LANES
 from memcomp_kernels.trellis import reference
 
-if TYPE_CHECKING:
-  from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
-
 DECAYS = ("auto", "separable", "safe")
 
 _MEMORIES_BYTES = 4 * 2**20  # per grid step; blocks hold eight times as much
 
 _TILE_TIME = 16
-_TOKEN_TILE = 32  # in TPU kernels, unless heads fill lanes otherwise
 
 
 @options
@@ -82,7 +78,7 @@ class KernelTiling:
     }
 
   def token_sizes(
-    self, num_units: int, batch: int, unit: "plan_lib.Unit"
+    self, num_units: int, batch: int, unit: Any
   ) -> dict[str, Any]:
     """Returns the sizes of the kernel's plan with gradients per token.
 
@@ -181,102 +177,4 @@ DEFAULT = Tiling()
 
 def tile_time(spec: reference.Spec, tiling: Tiling) -> int:
   """Returns tokens per tile: a chunk with chunk-start gradients, else free."""
-  return spec.chunk_size if spec.stale else tiling.tile_time or _TILE_TIME
-
-
-def unit(
-  spec: reference.Spec,
-  heads: int,
-  key_dim: int,
-  value_dim: int,
-  tile: int | None = None,
-) -> "plan_lib.Unit":
-  """Returns a unit: the number of heads side by side that fill 128 lanes.
-
-  The number divides the heads.
-
-  Args:
-    spec: the memory's options.
-    heads: heads per row.
-    key_dim: width of keys.
-    value_dim: width of values.
-    tile: preferred tokens per tile with gradients per token; None for the
-      default.
-
-  Raises:
-    NotImplementedError: no number of heads fits; the message says why.
-  """
-  if reason := unsupported(spec, heads, key_dim, value_dim):
-    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
-  if spec.stale:
-    tokens = spec.chunk_size
-    together = _heads(spec, heads, key_dim, value_dim)
-  else:
-    together = _token_heads(heads, key_dim, value_dim, tile)
-    tokens = LANES // together
-  # The import is local because Pallas, which only kernels need, takes long.
-  from memcomp_kernels.trellis.pallas_tpu import plan as plan_lib
-
-  return plan_lib.Unit(
-    heads=together,
-    tokens=tokens,
-    slots=spec.num_slots,
-    key_dim=key_dim,
-    value_dim=value_dim,
-  )
-
-
-def _heads(spec, heads, key_dim, value_dim) -> int:
-  """Returns the heads of a unit; 0 if no number fits."""
-  wanted = max(LANES // min(key_dim, value_dim, spec.chunk_size), 1)
-  fitting = [n for n in _fitting(heads, key_dim, value_dim) if n <= wanted]
-  return max(fitting, default=0)
-
-
-def _token_heads(heads, key_dim, value_dim, tile) -> int:
-  """Returns the heads of a unit with gradients per token; tiles fill lanes."""
-  wanted = LANES / (tile or _TOKEN_TILE)
-  fitting = [n for n in _fitting(heads, key_dim, value_dim) if n > 1]
-  return min(fitting, key=lambda n: abs(n - wanted), default=0)
-
-
-def _fitting(heads, key_dim, value_dim) -> list[int]:
-  """Returns numbers of heads whose keys and values fill lanes."""
-  return [
-    n
-    for n in (1, 2, 4, 8)
-    if heads % n == 0
-    and (n * key_dim) % LANES == 0
-    and (n * value_dim) % LANES == 0
-  ]
-
-
-def unsupported(
-  spec: reference.Spec, heads: int, key_dim: int, value_dim: int
-) -> str | None:
-  """Says why no layout exists for these sizes, or returns None."""
-  chunk = spec.chunk_size
-  if spec.stale and (chunk < 16 or chunk & (chunk - 1)):
-    return f"chunk_size={chunk} must be a power of two of at least 16"
-  if spec.num_slots % 16:
-    return f"num_slots={spec.num_slots} must be a multiple of 16"
-  for name, dim in (("key_dim", key_dim), ("value_dim", value_dim)):
-    if dim < 16 or dim & (dim - 1):
-      return f"{name}={dim} must be a power of two of at least 16"
-  least = LANES // min(key_dim, value_dim)
-  if spec.stale:
-    together = _heads(spec, heads, key_dim, value_dim)
-  else:
-    together = _token_heads(heads, key_dim, value_dim, None)
-    least = max(least, 2)
-  if not together:
-    if not spec.stale:
-      return (
-        f"heads={heads} must be a multiple of {least}: gradients per token take"
-        f" two heads or more together, which must fill {LANES} lanes"
-      )
-    return (
-      f"heads={heads} must be a multiple of {least}, so that heads of key_dim="
-      f"{key_dim} and value_dim={value_dim} fill {LANES} lanes"
-    )
-  return None
+  return spec.chunk_size if spec.chunked else tiling.tile_time or _TILE_TIME

@@ -56,7 +56,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
   )
 
 
-two_pass_delta = op_lib.Op(
+two_pass_delta = op_lib.Op.of(
+  reference,
   name="two_pass_delta",
   about="""
   The two-pass delta rule: keys, then values, compressed by regression.
@@ -65,10 +66,6 @@ two_pass_delta = op_lib.Op(
   where it is asked the first one's code. Both are gated delta rules with weight
   decay. `y` is what the second answers to the code of `q`.
   """,
-  Spec=reference.Spec,
-  Inputs=reference.Inputs,
-  State=reference.State,
-  token_step=reference.step,
   forms={
     "xla_chunked": chunked.implementation(tile.form),
   },

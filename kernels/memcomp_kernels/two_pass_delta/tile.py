@@ -105,29 +105,14 @@ def solve(
 
 
 def run(
-  memories: form_lib.Memories,
-  starts: form_lib.Memories,
-  inputs: reference.Inputs,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: None,
+  call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
-  """Writes and reads one tile.
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: S_K and S_V before the tile.
-    starts: unused, because nothing is defined per chunk.
-    inputs: `[batch, heads, tile, ...]`. Empty places hold zeros, which change
-      nothing.
-    complete: unused.
-    spec: the memory's options.
-    tiling: None, because the tile's size is the only option.
-
-  Returns:
-    The memories after the tile, y `[batch, heads, tile, value]`, and None.
+  The memories are S_K and S_V.
   """
-  del starts, complete, tiling
-  S_K, S_V = memories
+  inputs, spec = call.inputs, call.spec
+  S_K, S_V = call.memories
   dtype, first = inputs.query.dtype, spec.read_first
   of_first, of_second = reference.gates_of_passes(inputs, spec, S_K.dtype)
 

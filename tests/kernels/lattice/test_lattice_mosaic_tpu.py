@@ -12,7 +12,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import lattice
-from memcomp_kernels.lattice import tilings
+from memcomp_kernels.lattice.pallas_tpu import plan
 from memcomp_kernels.pallas_tpu import launch, pairs
 from memcomp_kernels.testing import (
   errors,
@@ -114,7 +114,7 @@ def test_packing(base, gradient):
   ids[1, 1:4], ids[1, 4:6], ids[1, 8:] = 3, 4, 9
   ids[2, :2], ids[2, 3:9] = 1, 2
   spec = dataclasses.replace(base, forget_gate=base is TOKEN)
-  position = 3 if spec.stale else 0
+  position = 3 if spec.chunked else 0
   given = arguments(spec, 11, batch=3, position=position)
   how = {"gradient": gradient} | interpreter.STRICT_TPU
   assert_close(*both(spec, given, jnp.asarray(ids), **how))
@@ -184,7 +184,7 @@ def test_lanes_are_filled():
     (24, 128, 4),
     (1, 64, 8),
   ]:
-    assert tilings.lanes(num_pairs, dim)[0].parts == parts
+    assert plan.layouts(num_pairs, dim)[0].parts == parts
 
 
 def test_a_named_kernel_that_cannot_run_says_why():

@@ -57,7 +57,7 @@ def gradient(meaning, head_dim, *, fresh=False):
   def function(state, inputs):
     def objective(memory, inputs):
       filled = state._replace(memory=memory)
-      if fresh and spec.stale:
+      if fresh and spec.chunked:
         filled = filled._replace(position=jnp.zeros(1, jnp.int32))
       _, y = lattice.chunk(
         filled, inputs, spec=spec, implementation="mosaic_tpu"

@@ -59,9 +59,9 @@ def test_no_tangent_projection(monkeypatch):
   """What lies along a column is written, too."""
   right = tile.run
 
-  def run(memories, starts, inputs, complete, spec, tiling):
-    spec = dataclasses.replace(spec, update="delta")
-    return right(memories, starts, inputs, complete, spec, tiling)
+  def run(call):
+    spec = dataclasses.replace(call.spec, update="delta")
+    return right(call._replace(spec=spec))
 
   monkeypatch.setattr(tile, "run", run)
   checks.check_values(subject("chunk-delta"), 37)  # which projects nothing
@@ -93,8 +93,8 @@ def test_a_contraction_without_the_decay(monkeypatch):
 def test_renormalising_an_incomplete_chunk(monkeypatch):
   right = tile.run
 
-  def wrong(memories, starts, inputs, complete, *rest):
-    return right(memories, starts, inputs, jnp.ones_like(complete), *rest)
+  def wrong(call):
+    return right(call._replace(complete=jnp.ones_like(call.complete)))
 
   monkeypatch.setattr(tile, "run", wrong)
   checks.check_values(subject(), 32)  # chunks of 8 are all complete
@@ -171,9 +171,9 @@ def test_rates_forgotten_between_calls(monkeypatch):
   check_two_calls(sparse, 5, 29)
   right = tile.run
 
-  def wrong(memories, *arguments):
-    memory, rates = memories
-    return right((memory, jnp.zeros_like(rates)), *arguments)
+  def wrong(call):
+    memory, rates = call.memories
+    return right(call._replace(memories=(memory, jnp.zeros_like(rates))))
 
   monkeypatch.setattr(tile, "run", wrong)
   with pytest.raises(AssertionError, match="two calls: over 1e-12"):

@@ -33,7 +33,7 @@ def two_tokens(**fields):
   )
   (layer,) = state.layers
   layers = (layer._replace(bias=jnp.array([[[2.0, 0.0]]])),)
-  state = state._replace(layers=layers, starts=layers if spec.stale else None)
+  state = state._replace(layers=layers, starts=layers if spec.chunked else None)
   inputs = ttt.Inputs(
     query=by_hand.one_head([1, 0], [0, 1]),
     key=by_hand.one_head([1, 0], [0, 2]),
@@ -287,9 +287,9 @@ def test_chunk_names_what_does_not_fit():
   with pytest.raises(ValueError, match=r"step_scale has shape .* expected"):
     ttt.chunk(state, inputs._replace(step_scale=inputs.key), spec=spec)
   token = ttt.Spec(gradient_at="token")
-  with pytest.raises(ValueError, match=r"state\.starts is given, but stale"):
+  with pytest.raises(ValueError, match=r"state\.starts is given, but chunked"):
     ttt.chunk(state, inputs, spec=token)
-  with pytest.raises(ValueError, match="step_scale is given, but stale"):
+  with pytest.raises(ValueError, match="step_scale is given, but chunked"):
     ttt.chunk(ttt.init_state(token, **SIZES), inputs, spec=token)
   with pytest.raises(ValueError, match="the state has layers of"):
     ttt.chunk(state, inputs, spec=ttt.Spec(model="mlp"))

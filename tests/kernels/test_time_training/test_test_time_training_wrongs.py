@@ -40,9 +40,9 @@ def test_error_without_the_jacobian_of_the_norm(monkeypatch):
 def test_value_as_the_target(monkeypatch):
   """Without the residual the target would be v, not v - k."""
 
-  def run(memories, starts, inputs, *rest):
-    moved = inputs._replace(value=inputs.value + inputs.key)
-    return right(memories, starts, moved, *rest)
+  def run(call):
+    moved = call.inputs._replace(value=call.inputs.value + call.inputs.key)
+    return right(call._replace(inputs=moved))
 
   right = tile.run
   monkeypatch.setattr(tile, "run", run)

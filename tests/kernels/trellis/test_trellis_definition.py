@@ -281,7 +281,9 @@ def test_chunk_names_the_input_of_wrong_shape():
     trellis.chunk(state, inputs._replace(value=inputs.key), spec=spec)
   with pytest.raises(ValueError, match=r"log_phi_eps has shape .* expected"):
     trellis.chunk(state, inputs._replace(log_phi_eps=inputs.key), spec=spec)
-  with pytest.raises(ValueError, match=r"key_memory_start is given, but stale"):
+  with pytest.raises(
+    ValueError, match=r"key_memory_start is given, but chunked"
+  ):
     trellis.chunk(
       state, inputs, spec=trellis.Spec(num_slots=6, gradient_at="token")
     )

@@ -95,7 +95,7 @@ def test_strong_decays(spec):
   log_decay = checks.strong_decays(inputs.log_decay)
   given = state, fresh, inputs._replace(log_decay=log_decay)
   # Next to nothing is read of these; how little, the kernels do not tell.
-  check(spec, given, of_start=not spec.stale)
+  check(spec, given, of_start=not spec.chunked)
 
 
 @pytest.mark.slow

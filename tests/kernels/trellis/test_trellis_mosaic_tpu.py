@@ -195,7 +195,7 @@ def test_strong_decays(gradient_at):
   log_decay = checks.strong_decays(inputs.log_decay)
   given = state, fresh, inputs._replace(log_decay=log_decay)
   found = both(spec, given)
-  if spec.stale:
+  if spec.chunked:
     # Next to nothing is read of these; how little, the kernels do not tell.
     unread = ("key_memory", "value_memory")
     for _, (d_state, *_) in found:

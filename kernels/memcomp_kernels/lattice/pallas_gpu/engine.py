@@ -30,8 +30,6 @@ def _prepare(form: form_lib.Form, layout: layout_lib.Layout, operands):
   inputs = layout_lib.lay(layout, operands.inputs)
   inputs = jax.tree.map(full_tiles.fill, inputs)
   log_decay = inputs.log_decay[..., 0].astype(jnp.float32)
-  if not form.spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   given = {name: getattr(inputs, name) for name in ("query", "key", "value")}
   rate = inputs.write_rate[..., 0].astype(jnp.float32)
   given |= {"log_decay": log_decay, "rate": rate}
@@ -88,14 +86,11 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
   if flags is not None:
     given["d_last_memory"] = _turned(cotangents.chunk_start)
   found = backward.backward(given, form.spec)
-  d_log = found["d_log_decay"]
-  if not form.spec.forget_gate:
-    d_log = jnp.zeros_like(d_log)
   d_inputs = reference.Inputs(
     query=found["d_query"],
     key=found["d_key"],
     value=found["d_value"],
-    log_decay=d_log[..., None],
+    log_decay=found["d_log_decay"][..., None],
     write_rate=found["d_rate"][..., None],
   )
   d_inputs = jax.tree.map(
@@ -139,7 +134,7 @@ def unsupported(call: dispatch.Call) -> str | None:
   if reason := tile_kernel.unavailable():
     return reason
   inputs, spec = call.inputs, call.spec
-  if not spec.stale:
+  if not spec.chunked:
     return "no kernel for gradients per token"
   if not spec.unit_columns:
     return f"no kernel for update={spec.update!r}, 'normalized' alone"

@@ -60,7 +60,7 @@ def _scratch(refs: type, plan: plan_lib.Plan) -> dict[str, Any]:
     "shares": (tokens, *by_slot),
     "lengths": (tokens, 1, LANES),
   }
-  if plan.spec.stale:
+  if plan.spec.chunked:
     shapes |= {"base": memory, "d_base": memory}
   else:
     shapes["before"] = tokens, 2, *by_slot
@@ -130,7 +130,7 @@ def forward(
   results = {"output": launch.struct(packed.value, packed.query.dtype)}
   if flags is not None:
     operands |= {"flags": flags, "reset": reset}
-    if plan.spec.stale:
+    if plan.spec.chunked:
       operands["start"] = start
       results["last"] = launch.struct(memory)
   operands["memory"] = memory
@@ -209,7 +209,7 @@ def backward(
   }
   if flags is not None:
     operands |= {"flags": flags, "reset": reset}
-    if plan.spec.stale:
+    if plan.spec.chunked:
       operands |= {"start": start, "d_chunk_start": d_chunk_start}
   memory = launch.struct(d_final)
   results = {
@@ -218,7 +218,7 @@ def backward(
   results["d_memory"] = memory
   if flags is not None:
     results["d_reset"] = memory
-    if plan.spec.stale:
+    if plan.spec.chunked:
       results["d_start"] = memory
   return _call(
     backward_lib, plan, "lattice_backward", operands, results, reverse=True

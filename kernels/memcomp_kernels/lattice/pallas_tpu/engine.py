@@ -30,7 +30,7 @@ from memcomp_kernels.pallas_tpu.affine import plan as affine_plan
 
 def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
   """Returns the inputs and the mask of valid tokens (None if not needed)."""
-  return (laid, None) if spec.stale else laid
+  return (laid, None) if spec.chunked else laid
 
 
 def _plan(
@@ -49,12 +49,12 @@ def _plan(
       tokens=tokens,
       flagged=True,  # this needs more VMEM
     )
-    for lanes in tilings.lanes(batch * heads, value_dim)
+    for lanes in plan_lib.layouts(batch * heads, value_dim)
   ]
   fitting = [plan for plan in plans if not _too_large(plan, inputs)]
   plan = next(iter(fitting), min(plans, key=lambda plan: plan.rows))
   # With chunks, a tile must know whether its chunk is complete.
-  return dataclasses.replace(plan, flagged=flagged or spec.stale)
+  return dataclasses.replace(plan, flagged=flagged or spec.chunked)
 
 
 def _too_large(plan: plan_lib.Plan, inputs: reference.Inputs) -> str | None:
@@ -69,8 +69,6 @@ def _pack(plan: plan_lib.Plan, laid: Any) -> call_lib.Packed:
   inputs, taken = _inputs(spec, laid)
   query, key, value, log_decay, rate = (jnp.moveaxis(x, 2, 1) for x in inputs)
   decay = jnp.exp(log_decay.astype(jnp.float32))
-  if not spec.forget_gate:
-    decay = jnp.ones_like(decay)
   rate = rate.astype(jnp.float32)
   ones = jnp.ones_like(rate)
   if taken is not None:
@@ -139,7 +137,7 @@ def _forward(form, layout, operands, save):
   outputs = jnp.moveaxis(plan.lanes.join(found["output"], batch), 1, 2)
   outputs = layout_lib.unflat(layout, outputs)
   (start,) = operands.chunk_start
-  if form.spec.stale:
+  if form.spec.chunked:
     last = _unpack_memory(plan.lanes, found["last"], batch)
     start = layout_lib.where_last(layout, last, start)
   final = _unpack_memory(plan.lanes, found["final"], batch)
@@ -177,7 +175,7 @@ def _backward(form, layout, operands, saved, cotangents):
     return _unpack_memory(plan.lanes, found[name], batch)
 
   d_start = d_chunk_start
-  if form.spec.stale:
+  if form.spec.chunked:
     zeros = jnp.zeros_like(d_chunk_start)
     kept = layout_lib.where_last(layout, zeros, d_chunk_start)
     d_start = memory("d_start") + kept
@@ -211,11 +209,9 @@ def tokens(
   gradients are per token, or chunks are too long.
   """
   spec = form.spec
-  if not (spec.stale and spec.unit_columns) or form.tile_time > LONGEST:
+  if not (spec.chunked and spec.unit_columns) or form.tile_time > LONGEST:
     return None
   log_decay = inputs.log_decay[..., 0]
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   return engine.Tokens(
     query=inputs.query,
     key=inputs.key,

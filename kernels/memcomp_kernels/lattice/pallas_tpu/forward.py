@@ -150,7 +150,7 @@ def ending(refs: Any, plan: plan_lib.Plan, memory: jax.Ref):
   found = squares(plan, memory)
   sized = found > reference.TINY
   inverse = lax.rsqrt(jnp.where(sized, found, 1))
-  if not plan.spec.stale:
+  if not plan.spec.chunked:
     return inverse, sized & (refs.untouched[...] == 0), None
   complete = flag(refs, plan_lib.COMPLETE)
   return inverse, sized & complete, ~sized & complete

@@ -31,6 +31,34 @@ DECAY, RATE, TAKEN, ROWS = 0, 1, 2, 8
 RESETS, CONTINUES, LAST, COMPLETE, FLAGS = 0, 1, 2, 3, 8
 
 
+# Maximum value dimensions per lane: what a pass keeps of them in registers.
+_ROWS = 64
+
+
+def layouts(num_pairs: int, value_dim: int) -> list[pairs.Lanes]:
+  """Returns the possible layouts of pairs on lanes, fastest first.
+
+  A pair is one head of one row. The order is an estimate: a pair should have as
+  few parts as fill the lanes, because work per slot is repeated in each part.
+
+  Args:
+    num_pairs: rows of the batch times heads.
+    value_dim: a multiple of 8.
+  """
+
+  def cost(lanes):
+    rows = value_dim / lanes.parts
+    # Passes over the memory, then work per token and slot, in dimensions.
+    return rows > _ROWS, lanes.blocks * (rows + 8), lanes.parts
+
+  choices = [
+    pairs.Lanes(num_pairs, parts)
+    for parts in (1, 2, 4, 8, 16)
+    if value_dim % (parts * SUBLANES) == 0
+  ]
+  return sorted(choices, key=cost)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A kernel's sizes and options, without the shapes of its operands.
@@ -110,7 +138,7 @@ def find(
     key: Key of the token, `[slots, lanes]`.
     gates: Gates of the token.
   """
-  if not spec.stale:
+  if not spec.chunked:
     unread: Any = None
     token = writes.Tokens(unread, key, unread, *gates)
     keep, write, after = writes.factors(share, length, before, token, spec)

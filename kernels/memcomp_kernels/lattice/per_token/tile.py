@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels import contract
-from memcomp_kernels.chunking import chunked
-from memcomp_kernels.lattice import reference, tilings
+from memcomp_kernels.chunking import form as form_lib
+from memcomp_kernels.lattice import reference
 from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.math import solver
 
@@ -33,33 +33,16 @@ class Laid(NamedTuple):
 
 
 def run(
-  memories: chunked.Memories,
-  starts: chunked.Memories,
-  laid: Laid,
-  complete: jax.Array,
-  spec: reference.Spec,
-  tiling: tilings.Tiling,
-) -> tuple[chunked.Memories, jax.Array, solver.Stats]:
-  """Writes and reads one tile.
+  call: form_lib.TileCall,
+) -> tuple[form_lib.Memories, jax.Array, solver.Stats]:
+  """Writes and reads one tile; see `Form.run_tile`.
 
-  Args:
-    memories: (S,) before the tile.
-    starts: unused, because there are no chunks.
-    laid: inputs `[batch, heads, tile, ...]`.
-    complete: unused, because there are no chunks.
-    spec: the memory's options.
-    tiling: performance options.
-
-  Returns:
-    (S,) after the tile; Y `[batch, heads, tile, value]`; and statistics of the
-    solves.
+  The memory is S. The inputs are `Laid`.
   """
-  del starts, complete
-  inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, memories
+  laid, spec, tiling = call.inputs, call.spec, call.tiling
+  inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, call.memories
   product = functools.partial(contract.product, dtype=dtype)
   query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   taken = jnp.broadcast_to(laid.taken.astype(S.dtype), rate.shape)
   tokens = writes.Tokens(query, key, value, jnp.exp(log_decay), rate, taken)
   if tiling.solver == "sweeps":

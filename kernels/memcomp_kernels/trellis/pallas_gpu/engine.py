@@ -47,14 +47,14 @@ def _forward(form, layout, operands, save):
   given["memory"] = lanes(both(*operands.memories), 1)
   if laid.flags is not None:
     given["reset_memory"] = lanes(both(*operands.reset), 1)
-  written = writes.forward(given, form.spec)
+  written = writes.forward(given, form.spec, laid.block)
   given = laid.of_reads(written["saved"])
   given["u"] = stacked(passes(written["u"]))
   read = reads.forward(given, form.spec)
   output = read["output"][..., : laid.inputs.value.shape[-1]]
   memories = parted(passes(written["final"], 1), operands.memories)
   chunk_start = memories  # nobody reads this: a chunk ends with the call
-  if not form.spec.stale:
+  if laid.block is not None:
     chunk_start = operands.chunk_start
   elif laid.flags is not None:
     last = parted(passes(written["last_memory"], 1), operands.memories)
@@ -65,7 +65,7 @@ def _forward(form, layout, operands, save):
     full_tiles.unlay(layout, output),
     None,
   )
-  names = ("saved",) if form.spec.stale else ("saved", "u")
+  names = ("saved",) if laid.block is None else ("saved", "u")
   return result, {name: written[name] for name in names}
 
 
@@ -81,7 +81,7 @@ def _backward(form, layout, operands, saved, cotangents):
   given["d_final"] = lanes(both(*cotangents.memories), 1)
   if laid.continues:
     given["d_last_memory"] = lanes(both(*cotangents.chunk_start), 1)
-  found = writes_backward.backward(given, form.spec)
+  found = writes_backward.backward(given, form.spec, laid.block)
 
   def wide(x):
     return x.astype(jnp.float32)
@@ -109,7 +109,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
   zeros = jax.tree.map(jnp.zeros_like, like)
   d_reset = zeros if laid.flags is None else memories("d_reset_memory")
-  if not form.spec.stale:
+  if laid.block is not None:
     d_start = cotangents.chunk_start
   elif laid.flags is None:
     d_start = zeros
@@ -126,7 +126,7 @@ def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
   d_output = full_tiles.fill(layout_lib.lay(layout, cotangents.outputs))
   d_output = d_output.astype(given["query"].dtype)
   given["d_output"] = widened(d_output, laid.width)
-  if form.spec.stale:
+  if laid.block is None:
     given["rates"] = stacked(laid.rate)
     given["target"] = laid.inputs.target
   else:
@@ -134,7 +134,7 @@ def _backward_of_reads(laid, form, layout, operands, saved, cotangents):
   if laid.continues:
     given["continues"] = laid.flags["continues"]
     given["start_memory"] = stacked(both(*operands.chunk_start), 1)
-  return reads_backward.backward(given, form.spec)
+  return reads_backward.backward(given, form.spec, laid.block)
 
 
 def _of_gates(d: jax.Array, like: jax.Array) -> jax.Array:
@@ -158,7 +158,7 @@ def _gate_adjoints(
     by_reads: Reads times their adjoints, `[tiles, batch, heads, 2 * tile]`.
     found: Results of `writes_backward`.
   """
-  kinds = len(writes_backward.adjoint_kinds(laid.spec))
+  kinds = len(writes_backward.adjoint_kinds(laid.block))
   d_gates = passes(found["d_gates"])
   d_rate, by_end, *before = jnp.split(d_gates, kinds, axis=-1)
   kept = passes(jnp.sum(found["d_total"], axis=-1))
@@ -166,10 +166,8 @@ def _gate_adjoints(
   d_log = unstacked(by_reads) - laid.rate * d_rate
   d_log = d_log.at[..., -1].add(at_end)
   if before:
-    d_log += of_blocks(before.pop(), laid.spec, _to_block_before)
+    d_log += of_blocks(before.pop(), laid.block, _to_block_before)
   d_log = lax.cumsum(d_log, axis=4, reverse=True)
-  if not laid.spec.forget_gate:
-    d_log = jnp.zeros_like(d_log)
   return d_log, d_rate
 
 
@@ -194,10 +192,9 @@ ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 def _together(form: form_lib.Form) -> form_lib.Form:
   """Returns the form with as many chunks per tile as fit; see `sweeps`.
 
-  The form then takes gradients as if per token, with each chunk as a block.
+  It then takes gradients as if per token, with each chunk as a block.
   """
-  spec = dataclasses.replace(form.spec, gradient_at="token")
-  return dataclasses.replace(form, spec=spec, tile_time=full_tiles.TOKENS)
+  return dataclasses.replace(form, tile_time=full_tiles.TOKENS)
 
 
 def _no_directions(form, operands, more: int) -> jax.Array:
@@ -262,9 +259,8 @@ def form(
 ) -> form_lib.Form:
   """Returns the form that these kernels run; see `chunked.by_kernels`."""
   tiling, engine = tiling or tilings.DEFAULT, ENGINE
-  if not spec.stale:
+  if not spec.chunked:
     tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
-    spec = dataclasses.replace(spec, chunk_size=1)
   elif not packed and _several(spec, inputs.query.shape[1]):
     engine = TOGETHER
   return dataclasses.replace(tile.form(spec, tiling), engine=engine)
@@ -301,7 +297,7 @@ def unsupported(call: dispatch.Call) -> str | None:
     "num_slots": (spec.num_slots, allowed.SLOTS),
   }
   if reason := full_tiles.too_large(
-    spec.chunk_size if spec.stale else 1, widths
+    spec.chunk_size if spec.chunked else 1, widths
   ):
     return reason
   for name in ("key_dim", "value_dim"):

@@ -55,11 +55,11 @@ def _direct(refs, scalars, spec: reference.Spec) -> None:
   plgpu.commit_smem()
 
 
-def _body(refs, scalars, carry, spec: reference.Spec):
+def _body(refs, scalars, carry, spec: reference.Spec, block: int | None):
   """Computes one tile; see `backward`."""
   refs = refs | gates.parts(refs["gates"], GATES)
   d_gates = _parts(refs, "d_gates")
-  if spec.stale:
+  if block is None:
     _direct(refs, scalars, spec)
   if "continues" in scalars:  # `_direct` no longer needs these arrays
     own = (pl.ds(0, full_tiles.TOKENS),) * 2
@@ -127,7 +127,7 @@ def _finish(refs, name: str, asker: Any) -> None:
 
 
 def backward(
-  operands: dict[str, jax.Array], spec: reference.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec, block: int | None
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 
@@ -138,6 +138,7 @@ def backward(
       also `continues` `[tiles, batch]` and `start_memory` `[batch, heads, 2 *
       slots, width]`.
     spec: Options that define the memory.
+    block: Result of `tiles.block_of`.
 
   Returns:
     `d_query`, and the adjoints through reads alone, of both passes. `d_written`
@@ -156,7 +157,7 @@ def backward(
   kinds = {"reader": part}
   kinds |= {"at": at} if "continues" in operands else {"scores": square}
   local = {f"{kind}_{x}": kinds[kind] for kind in kinds for x in PASSES}
-  if spec.stale:
+  if block is None:
     local["u"] = jax.ShapeDtypeStruct(of_u[3:], dtype)
   in_place = {"d_query": "query", "d_written": "written", "d_memory": "saved"}
   results = {
@@ -164,7 +165,7 @@ def backward(
     for name, of in in_place.items()
   }
   return tile_kernel.run(
-    lambda refs, scalars, carry: _body(refs, scalars, carry, spec),
+    lambda refs, scalars, carry: _body(refs, scalars, carry, spec, block),
     "trellis_reads_backward",
     operands,
     results

@@ -9,7 +9,6 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_gpu import full_tiles
-from memcomp_kernels.trellis import reference
 from memcomp_kernels.trellis.pallas_gpu import writes
 
 PASSES = 2
@@ -66,13 +65,27 @@ def of_passes(x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(x, (*x.shape[:-2], PASSES, x.shape[-1]))
 
 
+def block_of(form: form_lib.Form) -> int | None:
+  """Returns how many tokens of a tile take gradients at one memory.
+
+  It is 1 with gradients per token, and the size of the chunks if a tile has
+  several (`sweeps`). None means that the tile is one chunk.
+  """
+  if not form.spec.chunked:
+    return 1
+  chunk = form.spec.chunk_size
+  return None if form.tile_time == chunk else chunk
+
+
 def of_blocks(
-  x: jax.Array, spec: reference.Spec, function: Callable[[jax.Array], jax.Array]
+  x: jax.Array,
+  block: int | None,
+  function: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
   """Applies a function of `[..., blocks, tokens]` to `x` `[..., tile]`."""
-  if spec.stale:
+  if block is None:
     return x
-  blocks = x.reshape(*x.shape[:-1], -1, spec.chunk_size)
+  blocks = x.reshape(*x.shape[:-1], -1, block)
   return function(blocks).reshape(x.shape)
 
 
@@ -87,27 +100,28 @@ class Tiles:
     before: The same sums up to the token before. If a tile has several chunks,
       they end with the chunk before.
     decay: mu and Omega of each pass; see `math.decay`.
+    block: Result of `block_of`.
     flags: Flags of `full_tiles`, or None.
   """
 
   def __init__(self, form: form_lib.Form, layout: layout_lib.Layout, operands):
     inputs = layout_lib.lay(layout, operands.inputs)
     self.inputs = inputs = jax.tree.map(full_tiles.fill, inputs)
-    self.spec = form.spec
+    self.block = block_of(form)
     self.written = both(inputs.key, inputs.value)
     self.rate = of_passes(inputs.write_rate)
     log_decay = of_passes(inputs.log_decay)
-    if not form.spec.forget_gate:
-      log_decay = jnp.zeros_like(log_decay)
     self.log = jnp.cumsum(log_decay, axis=-1)
     self.before = of_blocks(
       self.log - log_decay,
-      form.spec,
+      self.block,
       lambda x: jnp.broadcast_to(x[..., :1], x.shape),
     )
     self.decay = decay.decay_factors(log_decay)
     self.flags = full_tiles.flags(layout)
-    if not form.spec.stale:  # no chunk matters, and empty positions do nothing
+    if (
+      self.block is not None
+    ):  # no chunk matters, and empty positions do nothing
       self.flags = None
       if layout.flags is not None:
         self.flags = {"resets": layout.flags.resets.astype(jnp.int32)}
@@ -120,7 +134,7 @@ class Tiles:
   @property
   def continues(self) -> bool:
     """Whether chunks may have begun before the call."""
-    return self.flags is not None and self.spec.stale
+    return self.flags is not None and self.block is None
 
   def of_writes(self, operands: form_lib.Operands) -> dict[str, jax.Array]:
     """Returns the operands that both kernels of writes read."""
@@ -130,7 +144,7 @@ class Tiles:
       "before": self.before,
       "since": self.log,
     }
-    kinds = [kinds[kind] for kind in writes.gate_kinds(self.spec)]
+    kinds = [kinds[kind] for kind in writes.gate_kinds(self.block)]
     given = {
       "written": lanes(self.written),
       "target": self.inputs.target,

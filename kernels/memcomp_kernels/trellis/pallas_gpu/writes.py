@@ -6,9 +6,9 @@ start from (`reads`): the memory before each tile and each token's direction.
 The chain from tile to tile is therefore only two matmuls long. The algebra is
 that of `trellis.tile`. Directions include the rates.
 
-With gradients at the chunk's start, a tile is a chunk. In this folder,
-"gradients per token" also means per block of `spec.chunk_size` tokens. That is
-1, or the size of the chunks if a tile has several (`sweeps`).
+With gradients at the chunk's start, a tile is a chunk, or has several. In this
+folder, "gradients per token" also means per block of a tile: see
+`tiles.block_of`.
 """
 
 from typing import Any
@@ -35,14 +35,14 @@ LARGEST = 64 * 128
 """Largest product of slots and width for which shared memory has room."""
 
 
-def gate_kinds(spec: reference.Spec) -> tuple[str, ...]:
+def gate_kinds(block: int | None) -> tuple[str, ...]:
   """Names of the parts of the writes' `gates`, by token.
 
   These are the rates, and the decay to the tile's end. With gradients per
   token, there are also sums of log decays from the tile's start. One sum ends
   before the token (or its chunk), the other includes the token's own decay.
   """
-  return ("rate", "to_end") + (() if spec.stale else ("before", "since"))
+  return ("rate", "to_end") + (() if block is None else ("before", "since"))
 
 
 def direct(
@@ -66,9 +66,10 @@ def _body(
   scalars: dict[str, jax.Array],
   carry: tile_kernel.Carry,
   spec: reference.Spec,
+  block: int | None,
 ) -> tile_kernel.Carry:
   """Computes one tile; see `forward`."""
-  refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
+  refs = refs | gates.parts(refs["gates"], gate_kinds(block))
   dtype = refs["written"].dtype
   memory = starts.reset(refs, scalars, NAME, carry[0])
   refs["saved"][...] = memory.astype(dtype)
@@ -77,7 +78,7 @@ def _body(
     at = refs["at"]
     at[...] = starts.enter(refs, scalars, NAME, memory).astype(dtype)
   plgpu.commit_smem()
-  if spec.stale:
+  if block is None:
     (z,) = products([(refs["written"], transposed(at))])
     u = direct(refs, spec, z, refs["rate"])
     refs["u"][...] = u.astype(dtype)
@@ -86,7 +87,7 @@ def _body(
       refs,
       at,
       lambda z: direct(refs, spec, z, refs["rate"]),
-      spec.chunk_size,
+      block,
     )
     u = tile_kernel.wide(refs["u"])
   u_end = u * gates.along(refs["to_end"], 0, u.shape[1])
@@ -97,7 +98,7 @@ def _body(
 
 
 def forward(
-  operands: dict[str, jax.Array], spec: reference.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec, block: int | None
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 
@@ -112,6 +113,7 @@ def forward(
       the call, there are also `continues`, `last` (the row's last chunk) and
       `start_memory`.
     spec: Options that define the memory.
+    block: Result of `tiles.block_of`.
 
   Returns:
     Arrays by name. `saved` are the memories before each tile and `u` the
@@ -132,13 +134,13 @@ def forward(
     "u": u,
     "final": final,
   }
-  if not spec.stale:
+  if block is not None:
     local["coupling"] = jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype)
   if "last" in operands:
     local["at"] = jax.ShapeDtypeStruct(memory.shape[2:], dtype)
     results["last_memory"] = final
   return tile_kernel.run(
-    lambda refs, scalars, carry: _body(refs, scalars, carry, spec),
+    lambda refs, scalars, carry: _body(refs, scalars, carry, spec, block),
     "trellis_writes",
     operands,
     results,

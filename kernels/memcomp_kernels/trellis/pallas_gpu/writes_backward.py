@@ -28,24 +28,25 @@ from memcomp_kernels.trellis.pallas_gpu import sweeps
 from memcomp_kernels.trellis.pallas_gpu.writes import NAME, gate_kinds
 
 
-def adjoint_kinds(spec: reference.Spec) -> tuple[str, ...]:
+def adjoint_kinds(block: int | None) -> tuple[str, ...]:
   """Names of the parts of `d_gates`, by token and summed over slots.
 
   "rate": directions without rates, times their adjoints. "end": the same for
   what reaches the tile's end. "before", only with gradients per token: z times
   its adjoint, because z contains the decay up to the token before.
   """
-  return ("rate", "end") if spec.stale else ("rate", "end", "before")
+  return ("rate", "end") if block is None else ("rate", "end", "before")
 
 
 class _Tile:
   """Computes one tile; see `backward`."""
 
-  def __init__(self, refs, scalars, spec):
-    refs = refs | gates.parts(refs["gates"], gate_kinds(spec))
-    kinds = [f"d_{kind}" for kind in adjoint_kinds(spec)]
+  def __init__(self, refs, scalars, spec, block):
+    refs = refs | gates.parts(refs["gates"], gate_kinds(block))
+    kinds = [f"d_{kind}" for kind in adjoint_kinds(block)]
     refs |= gates.parts(refs["d_gates"], kinds)
-    self.refs, self.scalars, self.spec = refs, scalars, spec
+    self.refs, self.scalars = refs, scalars
+    self.spec, self.block = spec, block
 
   def store(self, name: str, x: jax.Array) -> None:
     self.refs[name][...] = x.astype(self.refs[name].dtype)
@@ -87,11 +88,11 @@ class _Tile:
     kept = self.wide("saved") * d_after
     self.store("d_total", jnp.sum(kept, axis=0))
     plgpu.commit_smem()
-    squared = [] if self.spec.stale else [[(written, transposed(written))]]
+    squared = [] if self.block is None else [[(written, transposed(written))]]
     seen, z, *coupled = products(
       [(written, transposed(low))], [(written, transposed(start))], *squared
     )
-    if not self.spec.stale:
+    if self.block is not None:
       z = self.after_tokens(z, *coupled)
     self.store("z", z)
     plgpu.commit_smem()
@@ -99,25 +100,25 @@ class _Tile:
     by_rate = self.wide("d_u") - seen
     direction = self.direction()
     self.store("d_end", jnp.sum(seen * direction, axis=1))
-    u = direction * self.row("rate") if self.spec.stale else self.wide("u")
+    u = direction * self.row("rate") if self.block is None else self.wide("u")
     self.store("u_end", -(u * self.row("to_end")))
-    if not self.spec.stale:
+    if self.block is not None:
       by_rate = sweeps.solve_transposed(
         refs,
         by_rate,
         lambda by_rate: self.pull(by_rate)[0],
-        self.spec.chunk_size,
+        self.block,
       )
       direction = self.direction()
     self.store("d_rate", jnp.sum(by_rate * direction, axis=1))
     dz, d_target = self.pull(by_rate)
     self.store("d_target", d_target)
-    if not self.spec.stale:
+    if self.block is not None:
       dz = self.before_tokens(dz)
     self.store("dz", dz)
     plgpu.commit_smem()
     into_written = [(refs["dz"], start), (refs["u_end"], low)]
-    if not self.spec.stale:
+    if self.block is not None:
       coupling = refs["coupling"]
       into_written += [(coupling, written), (transposed(coupling), written)]
     d_written, by_z = products(
@@ -136,7 +137,7 @@ class _Tile:
       scores: w_t . w_i.
     """
     refs = self.refs
-    sweeps.couple(refs, scores, self.spec.chunk_size)
+    sweeps.couple(refs, scores, self.block)
     plgpu.commit_smem()
     (found,) = products([(refs["coupling"], refs["u"])])
     return sweeps.from_start(refs, z.shape[1]) * z - found
@@ -150,7 +151,7 @@ class _Tile:
     refs = self.refs
     self.store("d_before", jnp.sum(dz * self.wide("z"), axis=1))
     (d_coupling,) = products([(refs["dz"], transposed(refs["u"]))])
-    between = sweeps.between(refs, self.spec.chunk_size)
+    between = sweeps.between(refs, self.block)
     self.store("coupling", -(d_coupling * between))
     return dz * sweeps.from_start(refs, dz.shape[1])
 
@@ -169,7 +170,7 @@ class _Tile:
 
 
 def backward(
-  operands: dict[str, jax.Array], spec: reference.Spec
+  operands: dict[str, jax.Array], spec: reference.Spec, block: int | None
 ) -> dict[str, jax.Array]:
   """Runs the kernel.
 
@@ -179,6 +180,7 @@ def backward(
       and `d_memory` are their adjoints through reads. `d_final` is the adjoint
       of `final` and, with `last`, `d_last_memory` that of `last_memory`.
     spec: Options that define the memory.
+    block: Result of `tiles.block_of`.
 
   Returns:
     Adjoints by name. `d_written` is that of `written` through writes, and
@@ -192,7 +194,7 @@ def backward(
   written, final = operands["written"], operands["d_final"]
   shape, dtype = written.shape, written.dtype
   d_u = operands["d_u"]
-  kinds = len(adjoint_kinds(spec))
+  kinds = len(adjoint_kinds(block))
   of_u = jax.ShapeDtypeStruct(d_u.shape[3:], dtype)
   memory = jax.ShapeDtypeStruct(final.shape, final.dtype)
   low = jax.ShapeDtypeStruct(final.shape[2:], dtype)
@@ -210,7 +212,7 @@ def backward(
     "d_total": jax.ShapeDtypeStruct((*shape[:3], shape[4]), final.dtype),
     "d_first": memory,
   }
-  if not spec.stale:
+  if block is not None:
     local["coupling"] = jax.ShapeDtypeStruct((full_tiles.TOKENS,) * 2, dtype)
   zeroed = []
   if "resets" in operands:
@@ -221,7 +223,7 @@ def backward(
   results |= dict.fromkeys(zeroed, memory)
   given = ("d_final", "d_first", f"start_{NAME}", f"d_last_{NAME}")
   return tile_kernel.run(
-    lambda refs, scalars, carry: _Tile(refs, scalars, spec).run(carry),
+    lambda refs, scalars, carry: _Tile(refs, scalars, spec, block).run(carry),
     "trellis_writes_backward",
     operands,
     results,

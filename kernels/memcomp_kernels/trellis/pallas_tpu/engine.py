@@ -50,7 +50,7 @@ def _plan(
     num_chunks: Chunks per row.
   """
   given = getattr(form.tiling, direction)
-  kind, token = launch.device_kind(), not form.spec.stale
+  kind, token = launch.device_kind(), not form.spec.chunked
   default = tilings.kernel(direction, kind, token=token)
   plan = None
   for tiling in [given] if given else default.smaller():
@@ -80,9 +80,9 @@ def _plan_of(
   spec = form.spec
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
-  token = not spec.stale
+  token = not spec.chunked
   tile = form.tile_time if token else None
-  unit = tilings.unit(spec, heads, key_dim, value_dim, tile)
+  unit = plan_lib.unit(spec, heads, key_dim, value_dim, tile)
   units = heads // unit.heads
   if token:
     sizes = tiling.token_sizes(units, inputs.query.shape[0], unit)
@@ -131,8 +131,6 @@ def _pack(plan: plan_lib.Plan, spec: reference.Spec, inputs: reference.Inputs):
 
   target = by_token(inputs.target)
   log_decay = inputs.log_decay
-  if not spec.forget_gate:
-    log_decay = jnp.zeros_like(log_decay)
   gates = {}
   scale = -activations.rate_scale(plan.phi, unit.slots)
   for p in (0,) if plan.shared else (0, 1):
@@ -320,9 +318,9 @@ def form(
   """Returns the form that these kernels run; see `chunked.by_kernels`."""
   del packed
   tiling = tiling or tilings.DEFAULT
-  if not spec.stale:
+  if not spec.chunked:
     heads, key_dim = inputs.query.shape[2:]
-    unit = tilings.unit(
+    unit = plan_lib.unit(
       spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
     )
     tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
@@ -343,7 +341,7 @@ def unsupported(call: dispatch.Call) -> str | None:
     return reason
   heads, key_dim = inputs.query.shape[2:]
   value_dim = inputs.value.shape[-1]
-  if reason := tilings.unsupported(spec, heads, key_dim, value_dim):
+  if reason := plan_lib.unsupported(spec, heads, key_dim, value_dim):
     return reason
   made = form(spec, call.tiling, inputs, call.segment_ids is not None)
   # No layout has more chunks.

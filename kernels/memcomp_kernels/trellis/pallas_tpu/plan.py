@@ -10,6 +10,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from memcomp_kernels.pallas_tpu import LANES, activations
+from memcomp_kernels.trellis import reference
+
+_TOKEN_TILE = 32  # tokens per tile, unless heads fill lanes otherwise
 
 Pair = tuple[Any, ...]
 """One item for the key memory (pass 1), one for the value memory (pass 2)."""
@@ -47,6 +50,101 @@ class Unit:
   def lanes(self) -> int:
     """Lanes of arrays by slot."""
     return self.heads * self.tokens
+
+
+def unit(
+  spec: reference.Spec,
+  heads: int,
+  key_dim: int,
+  value_dim: int,
+  tile: int | None = None,
+) -> Unit:
+  """Returns a unit: the number of heads side by side that fill 128 lanes.
+
+  The number divides the heads.
+
+  Args:
+    spec: the memory's options.
+    heads: heads per row.
+    key_dim: width of keys.
+    value_dim: width of values.
+    tile: preferred tokens per tile with gradients per token; None for the
+      default.
+
+  Raises:
+    NotImplementedError: no number of heads fits; the message says why.
+  """
+  if reason := unsupported(spec, heads, key_dim, value_dim):
+    raise NotImplementedError(f"trellis mosaic_tpu: {reason}")
+  if spec.chunked:
+    tokens = spec.chunk_size
+    together = _heads(spec, heads, key_dim, value_dim)
+  else:
+    together = _token_heads(heads, key_dim, value_dim, tile)
+    tokens = LANES // together
+  return Unit(
+    heads=together,
+    tokens=tokens,
+    slots=spec.num_slots,
+    key_dim=key_dim,
+    value_dim=value_dim,
+  )
+
+
+def _heads(spec, heads, key_dim, value_dim) -> int:
+  """Returns the heads of a unit; 0 if no number fits."""
+  wanted = max(LANES // min(key_dim, value_dim, spec.chunk_size), 1)
+  fitting = [n for n in _fitting(heads, key_dim, value_dim) if n <= wanted]
+  return max(fitting, default=0)
+
+
+def _token_heads(heads, key_dim, value_dim, tile) -> int:
+  """Returns the heads of a unit with gradients per token; tiles fill lanes."""
+  wanted = LANES / (tile or _TOKEN_TILE)
+  fitting = [n for n in _fitting(heads, key_dim, value_dim) if n > 1]
+  return min(fitting, key=lambda n: abs(n - wanted), default=0)
+
+
+def _fitting(heads, key_dim, value_dim) -> list[int]:
+  """Returns numbers of heads whose keys and values fill lanes."""
+  return [
+    n
+    for n in (1, 2, 4, 8)
+    if heads % n == 0
+    and (n * key_dim) % LANES == 0
+    and (n * value_dim) % LANES == 0
+  ]
+
+
+def unsupported(
+  spec: reference.Spec, heads: int, key_dim: int, value_dim: int
+) -> str | None:
+  """Says why no layout exists for these sizes, or returns None."""
+  chunk = spec.chunk_size
+  if spec.chunked and (chunk < 16 or chunk & (chunk - 1)):
+    return f"chunk_size={chunk} must be a power of two of at least 16"
+  if spec.num_slots % 16:
+    return f"num_slots={spec.num_slots} must be a multiple of 16"
+  for name, dim in (("key_dim", key_dim), ("value_dim", value_dim)):
+    if dim < 16 or dim & (dim - 1):
+      return f"{name}={dim} must be a power of two of at least 16"
+  least = LANES // min(key_dim, value_dim)
+  if spec.chunked:
+    together = _heads(spec, heads, key_dim, value_dim)
+  else:
+    together = _token_heads(heads, key_dim, value_dim, None)
+    least = max(least, 2)
+  if not together:
+    if not spec.chunked:
+      return (
+        f"heads={heads} must be a multiple of {least}: gradients per token take"
+        f" two heads or more together, which must fill {LANES} lanes"
+      )
+    return (
+      f"heads={heads} must be a multiple of {least}, so that heads of key_dim="
+      f"{key_dim} and value_dim={value_dim} fill {LANES} lanes"
+    )
+  return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
