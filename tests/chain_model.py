@@ -16,13 +16,18 @@ _WIDTH = 32
 
 
 def make(
-  folder: pathlib.Path, *, special: str = "<|endoftext|>", **config: object
+  folder: pathlib.Path,
+  *,
+  special: str = "<|endoftext|>",
+  vocab_size: int = END + 1,
+  **config: object,
 ) -> pathlib.Path:
   """Writes the folder; `config` sets fields of its config.json.
 
   Args:
     folder: to make.
     special: name of the token `END`.
+    vocab_size: ids of the model; those beyond the tokenizer's are never made.
     **config: fields of config.json.
   """
   folder.mkdir(parents=True)
@@ -31,8 +36,8 @@ def make(
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.add_special_tokens([special])
   tokenizer.save(str(folder / "tokenizer.json"))
-  count, d = END + 1, _WIDTH
-  head = np.zeros((count, d), np.float32)
+  d = _WIDTH
+  head = np.zeros((vocab_size, d), np.float32)
   for before, after in {0: 1, 1: END, END: 2, 2: 3, 3: 2}.items():
     head[after, before] = 10
   layer = {
@@ -44,7 +49,7 @@ def make(
   norms = "layers.0.input_layernorm", "layers.0.post_attention_layernorm"
   arrays = {
     "lm_head.weight": head,
-    "model.embed_tokens.weight": 8 * np.eye(count, d, dtype=np.float32),
+    "model.embed_tokens.weight": 8 * np.eye(vocab_size, d, dtype=np.float32),
     **{
       f"model.layers.0.{name}.weight": np.zeros(shape, np.float32)
       for name, shape in layer.items()
@@ -65,7 +70,7 @@ def make(
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
-    "vocab_size": count,
+    "vocab_size": vocab_size,
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
     "eos_token_id": END,

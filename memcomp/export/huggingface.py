@@ -96,7 +96,7 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> read.Exported:
       f" model's {model.vocab_size}; put the tokenizer there that the model was"
       " trained with"
     )
-  tokenizer.ends = _ends(folder, model.vocab_size) or tokenizer.ends
+  tokenizer.ends = _ends(folder, tokenizer.vocab_size) or tokenizer.ends
   config = config_of(folder)
   _, mixer = _config(folder, read.settings(folder))
   config.data.sequence_length = min(mixer.max_length, MAX_WINDOW)
@@ -150,7 +150,7 @@ def load_params(
 
 
 def _ends(folder: pathlib.Path, vocab_size: int) -> tuple[int, ...]:
-  """Returns the end token ids, preferring those of generation."""
+  """Returns the tokenizer's ids that end texts, preferring generation's."""
   for name in ("generation_config.json", read.CONFIG):
     given = read.settings(folder, name).get("eos_token_id")
     ids = given if isinstance(given, list) else [given]

@@ -69,6 +69,8 @@ def test_nothing_is_made_behind_the_end(tmp_path, capsys):
     # By its name, where the config does not say it.
     ({"eos_token_id": None}, {}, (10,)),
     ({"eos_token_id": -1}, {"eos_token_id": [True, "10", 1 << 40]}, (10,)),
+    # Ids of the model that its tokenizer has not.
+    ({"vocab_size": 16, "eos_token_id": [11, 7]}, {"eos_token_id": 15}, (7,)),
   ],
 )
 def test_what_a_folder_says_of_the_end(tmp_path, config, generation, ends):
