@@ -257,6 +257,7 @@ def _distill(made, params, teacher, feed, steps: int, log: dict):
 def _write(out, config, opened, state, place, report) -> None:
   """Writes the run's folder; the config is last, because it marks a run."""
   meta = run_lib.make_meta(config, opened.tokenizer, state.params)
+  run_lib.inherit(meta, opened.meta)
   with disk.new_folder(out) as folder:
     with contextlib.closing(
       checkpoint.Checkpoints(folder, keep=config.training.keep_checkpoints)

@@ -36,10 +36,12 @@ class Begun(NamedTuple):
   Attributes:
     state: state on the mesh, at step 0.
     record: its origin, for JSON; see `begin`.
+    meta: metadata of the source.
   """
 
   state: state_lib.TrainState
   record: dict[str, Any]
+  meta: dict[str, Any]
 
 
 def begin(
@@ -58,10 +60,10 @@ def begin(
     tokenizer: tokenizer of the run.
 
   Returns:
-    The state, and a record: `path`, `step`, `sha256` (of the files; None in a
-    bucket), `optimizer` ("fresh" or "kept"), and `changes` (differing fields of
-    the model). With `training.init_partially` also the arrays that are `fresh`
-    here, and those of the source that are `left_out`.
+    The state, the source's metadata, and a record: `path`, `step`, `sha256` (of
+    the files; None in a bucket), `optimizer` ("fresh" or "kept"), and `changes`
+    (differing fields of the model). With `training.init_partially` also the
+    arrays that are `fresh` here, and those of the source that are `left_out`.
 
   Raises:
     UserError: there is nothing to read, or arrays do not fit (it names them).
@@ -104,7 +106,7 @@ def begin(
   }
   if training.init_partially:
     record |= {"fresh": fresh, "left_out": left_out}
-  return Begun(state, record)
+  return Begun(state, record, opened.meta)
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -131,8 +131,8 @@ def _train(
 
   def check(saved: dict[str, Any]) -> None:
     _check_meta(saved, meta, config, place)
-    # A converted model may end texts with other tokens than its tokenizer says.
-    kept = ("ends", "init_from", "validation")
+    # What a run has of another model is not read again; see `inherit`.
+    kept = ("ends", "chat_template", "init_from", "validation")
     meta.update({k: saved[k] for k in kept if k in saved})
 
   with (
@@ -194,7 +194,7 @@ def _begin_from(
   feed: feed_lib.Feed,
   meta: dict[str, Any],
 ) -> checkpoint.Restored:
-  """Reads the initial parameters; records their origin in `meta`."""
+  """Reads the initial parameters; adds to `meta` what comes with them."""
   # A late import, because training does not depend on evaluation and export.
   from memcomp.training import init_from
 
@@ -202,6 +202,7 @@ def _begin_from(
     begun = init_from.begin(config, mesh, tokenizer)
     seen["parameters to begin from"] = str(begun.record["sha256"])
   meta["init_from"] = begun.record
+  inherit(meta, begun.meta)
   print(init_from.describe(begun.record), flush=True)
   return checkpoint.Restored(0, begun.state, feed.place(), meta)
 
@@ -300,6 +301,23 @@ def make_meta(
     template = chat_template.load(config.data.chat_template)
     meta["chat_template"] = template.spec
   return meta
+
+
+def inherit(meta: dict[str, Any], source: dict[str, Any]) -> None:
+  """Ends texts and writes conversations as another model does.
+
+  Of a model with another tokenizer, whose ids differ, nothing is taken.
+
+  Args:
+    meta: metadata of a run that begins from the model; it is changed. Its own
+      chat template stays.
+    source: metadata of the model.
+  """
+  if meta["tokenizer"] != source["tokenizer"]:
+    return
+  meta["ends"] = source.get("ends", meta["ends"])
+  if "chat_template" in source:
+    meta.setdefault("chat_template", source["chat_template"])
 
 
 def _check_meta(

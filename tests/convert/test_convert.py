@@ -44,6 +44,9 @@ def source(tmp_path_factory):
   )
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
   tokenizer.save(str(folder / "llama" / "tokenizer.json"))
+  (folder / "llama" / "chat_template.jinja").write_text(
+    "{% for m in messages %}{{ m.content }}.{% endfor %}"
+  )
   (folder / "text").mkdir()
   for number in range(20):
     text = "".join(chr(97 + i * number % 23) for i in range(200))
@@ -116,6 +119,11 @@ def test_it_is_a_run(converted):
   for name, array in names.flatten(old, params).items():
     if not name.startswith("layers.1.mixer."):
       np.testing.assert_array_equal(ours[name], array, name)
+
+
+def test_it_chats_as_its_source(converted):
+  template = load.open_checkpoint(converted[0]).template()
+  assert template is not None and template.stop == "."
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import chain_model
 import pytest
 
+from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import load
 from memcomp.export import write
 from memcomp.inference import chat, complete, generate, saved
@@ -91,6 +92,25 @@ def test_the_end_goes_on_with_the_model(tmp_path):
   again = load.open_checkpoint(tmp_path / "exported")
   assert again.tokenizer.ends == (chain_model.END,)
   assert sample(again) == "b"
+
+
+def test_the_end_goes_on_with_training(tmp_path):
+  folder = chain_model.make(tmp_path / "chain", special="<stop>")
+  (tmp_path / "a.txt").write_text("abcd" * 99)
+  config = load.config_of(folder)
+  config.data.source = config.data.validation = str(tmp_path / "a.txt")
+  config.data.sequence_length = 8
+  config.optimizer.warmup_steps = 0
+  config.training.steps, config.training.batch_size = 1, 1
+  config.training.init_from = str(folder)
+  config.evaluation.run_after_training = False
+  assert run_lib.run(config, tmp_path / "run") == 0
+  again = load.open_checkpoint(tmp_path / "run")
+  assert again.tokenizer.ends == (chain_model.END,)
+  # Ids of another tokenizer mean something else.
+  other = run_lib.make_meta(config, tokenizer_lib.ByteTokenizer(), {})
+  run_lib.inherit(other, again.meta)
+  assert other["ends"] == []
 
 
 @pytest.mark.harness

@@ -166,6 +166,26 @@ def test_a_run_keeps_its_template(tmp_path, talks):
 
 
 @pytest.mark.usefixtures("leaky_model")
+def test_a_run_from_another_keeps_its_template(tmp_path, text, talks):
+  """If it reads text; conversations of its own are written by its own."""
+  assert run.run(tuned(talks, steps=3), tmp_path / "talks") == 0
+  config = training_cases.tiny(text, init_from=str(tmp_path / "talks"))
+  config.training.keep_checkpoints = 9
+  assert run.run(config, tmp_path / "longer") == 0
+  shutil.rmtree(tmp_path / "longer/checkpoints/8")
+  assert run.run(config, tmp_path / "longer") == 0  # it is resumed
+  template = load.open_checkpoint(tmp_path / "longer").template()
+  assert template is not None and template.spec["name"] == "chatml"
+  file = tmp_path / "tokenizer_config.json"
+  file.write_text(json.dumps({"chat_template": JINJA, "eos_token": "</s>"}))
+  config = tuned(talks, steps=3, init_from=str(tmp_path / "longer"))
+  config.data.chat_template = str(file)
+  assert run.run(config, tmp_path / "again") == 0
+  template = load.open_checkpoint(tmp_path / "again").template()
+  assert template is not None and template.stop == "</s>"
+
+
+@pytest.mark.usefixtures("leaky_model")
 def test_conversations_do_not_see_one_another(talks):
   """Those of a row are scored as each alone."""
   config = tuned(talks)
