@@ -75,7 +75,8 @@ class DataConfig:
       system, user and assistant. The loss then counts only the assistant's
       tokens and the end of its turn. It needs another packing than "joined".
     chat_template: how "messages" become text: "chatml" (no dependency), or the
-      `chat_template` of a tokenizer_config.json, given by its path or folder.
+      `chat_template` of a tokenizer_config.json, given by its path or folder;
+      a chat_template.jinja beside it comes first.
     task: a synthetic task (`memcomp.data.synthetic`) to train on instead of
       text. It needs no source. `tokenizer` must be the task's ("none", or
       "bytes" for needles), and `sequence_length` at least that of its longest

@@ -1,9 +1,9 @@
 """Chat templates: how a conversation is written as one text.
 
 Training and `inference.chat` share the templates, so a model is asked exactly
-as it was trained. A template is "chatml", which is defined here, or the Jinja
-template of a tokenizer_config.json, which needs the extra `text`. It has to
-write each answer behind what it writes without that answer.
+as it was trained. A template is "chatml", which is defined here, or a
+tokenizer's Jinja template, which needs the extra `text`. It has to write each
+answer behind what it writes without that answer.
 """
 
 import functools
@@ -159,9 +159,10 @@ def load(name: str) -> Template:
   path = paths.of(paths.expand(name))
   if path.is_dir():
     path /= _CONFIG
+  beside = path.parent / _BESIDE
   try:
     found = paths.read_json(path, f"give {CHATML}, or the path of a {_CONFIG}")
-    spec = _spec(found, path.parent / _BESIDE)
+    spec = _spec(found, beside)
   except OSError as error:
     raise errors.UserError(
       f"cannot read chat template {name}: {error.strerror or error}; give"
@@ -175,7 +176,8 @@ def load(name: str) -> Template:
   try:
     return of_spec(spec)
   except errors.UserError as error:
-    raise errors.UserError(f"{os.fspath(path)}: {error}") from error
+    used = beside if beside.exists() else path
+    raise errors.UserError(f"{os.fspath(used)}: {error}") from error
 
 
 def spec_in(folder: str | os.PathLike) -> dict[str, Any] | None:
@@ -277,15 +279,18 @@ def _compiled(source: str) -> Callable[..., str]:
 
 
 def _source(config: dict[str, Any], beside: Any) -> str:
-  """Returns the template of a tokenizer_config.json; "" if it has none."""
+  """Returns the template of a tokenizer_config.json; "" if it has none.
+
+  A file beside it comes first, as in transformers.
+  """
+  if beside.exists():
+    text = beside.read_bytes()
+    with errors.malformed(os.fspath(beside), "restore it from a copy"):
+      return text.decode()
   found = config.get("chat_template")
   if isinstance(found, list):  # several, by name
     named = [x for x in found if isinstance(x, dict)]
     found = {x.get("name"): x.get("template") for x in named}.get("default")
-  if found is None and beside.exists():
-    text = beside.read_bytes()
-    with errors.malformed(os.fspath(beside), "restore it from a copy"):
-      return text.decode()
   return found if isinstance(found, str) else ""
 
 

@@ -243,11 +243,19 @@ def test_where_a_tokenizer_keeps_its_template(tmp_path):
     {"name": "x", "template": "y"},
     {"name": "default", "template": source},
   ]
-  for value in (source, named, None):
+  own = tmp_path / "chat_template.jinja"
+  # The file of its own is the newer one.
+  for value, beside in (source, ""), (named, ""), (None, source), ("y", source):
     name = save_template(tmp_path, value)
-    (tmp_path / "chat_template.jinja").write_text(source)
+    if beside:
+      own.write_text(beside)
     for path in (name, f"{name}/tokenizer_config.json"):
       assert chat_template.load(path).parts(talk) == chatml.parts(talk)
+  own.write_text("{% for")
+  with pytest.raises(
+    errors.UserError, match=r"chat_template\.jinja: .* no Jinja"
+  ):
+    chat_template.load(name)
 
 
 BAD_TEMPLATES = {
