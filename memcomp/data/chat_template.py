@@ -235,10 +235,18 @@ def _jinja(
   try:
     return render(
       messages=[message._asdict() for message in messages],
+      tools=None,
+      documents=None,
       add_generation_prompt=prompt,
       **tokens,
     )
   except Exception as error:  # whatever the template's expressions raise
+    # Not defined, so that a template that looks for it writes its own date.
+    if str(error) == "'strftime_now' is undefined":
+      raise errors.UserError(
+        "the chat template writes today's date (strftime_now), so that texts"
+        " would differ from day to day; write a fixed date in its place"
+      ) from error
     raise errors.UserError(
       f"the chat template refuses these messages ({_one_line(error)}); change"
       " them, or use another template"
@@ -246,10 +254,10 @@ def _jinja(
 
 
 def _compiled(source: str) -> Callable[..., str]:
-  """Compiles a template as the libraries do that wrote it."""
+  """Compiles a template as transformers does, but without today's date."""
   try:
     import jinja2
-    from jinja2 import sandbox
+    from jinja2 import ext, nodes, sandbox
   except ImportError as error:
     raise errors.UserError(
       "a chat template of a tokenizer needs the library jinja2: pip install"
@@ -259,13 +267,23 @@ def _compiled(source: str) -> Callable[..., str]:
   def refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  def to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **options)
+  def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+  class Generation(ext.Extension):
+    """`{% generation %}`, which marks answers and writes what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Any) -> nodes.Node:
+      line = next(parser.stream).lineno
+      body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+      return nodes.Scope(body, lineno=line)
 
   environment = sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
-    extensions=["jinja2.ext.loopcontrols"],
+    extensions=[ext.LoopControlExtension, Generation],
   )
   environment.filters["tojson"] = to_json
   try:

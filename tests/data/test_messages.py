@@ -258,6 +258,37 @@ def test_where_a_tokenizer_keeps_its_template(tmp_path):
     chat_template.load(name)
 
 
+# Pieces of templates, and what they write.
+FEATURES = {
+  "no_tools": ("{% if tools is not none %}T{% endif %}", ""),
+  "no_documents": ("{{ documents }}", "None"),
+  "generation": (
+    "{% for m in messages %}{% generation %}{{ m.content }}!"
+    "{% endgeneration %}{% endfor %}",
+    "a!",
+  ),
+  "generation_scope": (
+    "{% set a = 1 %}{% generation %}{% set a = 2 %}{% endgeneration %}{{ a }}",
+    "1",
+  ),
+  "letters": ("{{ 'é' | tojson(ensure_ascii=True) }}", '"\\u00e9"'),
+  # Not today's, which transformers gives: texts stay as they are.
+  "date": (
+    "{% if strftime_now is defined %}{{ strftime_now('%Y') }}"
+    "{% else %}2024{% endif %}",
+    "2024",
+  ),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_templates_of_transformers_may_use(tmp_path, feature):
+  source, expected = FEATURES[feature]
+  turns = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+  name = save_template(tmp_path, f"x{source}{turns}")
+  assert chat_template.load(name).ask([], "a") == f"x{expected}a\n"
+
+
 BAD_TEMPLATES = {
   "at_the_end": (
     AT_THE_END,
@@ -267,6 +298,10 @@ BAD_TEMPLATES = {
     BY_TOKENS + "{% if messages | length > 2 %}"
     "{{ raise_exception('only two') }}{% endif %}",
     r"a\.jsonl:1: the chat template refuses these messages \(only two\)",
+  ),
+  "today": (
+    BY_TOKENS + "{{ strftime_now('%Y') }}",
+    r"_config\.json: the chat template writes today's date \(strftime_now\)",
   ),
   "syntax": ("{% for", r"tokenizer_config\.json: .*is no Jinja template"),
   "no_end": (
