@@ -292,7 +292,8 @@ def test_layers_are_found_by_depth_whatever_they_are_called(
   new.seed = 1
   new.training.init_from = str(tmp_path)
   with pytest.raises(
-    errors.UserError, match=r"not there: layers.4.mixer.*and \d+ more"
+    errors.UserError,
+    match=r"missing in the source: layers.4.mixer.*and \d+ more",
   ):
     _begin(new)
   new.training.init_partially = True
