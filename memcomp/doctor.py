@@ -132,10 +132,7 @@ def check_devices() -> Iterator[Line]:
 
 def check_machine() -> Iterator[Line]:
   """Reports processors and memory, and writes and reads back a file."""
-  cores = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-  )
-  yield True, f"{cores or os.cpu_count()} processor cores"
+  yield True, f"{platforms.cores()} processor cores"
   if "SC_PHYS_PAGES" in os.sysconf_names:
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield True, f"{size / 2**30:.1f} GiB of memory"

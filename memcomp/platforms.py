@@ -1,4 +1,4 @@
-"""The numerical libraries, and why JAX has no device to run on."""
+"""The cores, the numerical libraries, and why JAX has no device to run on."""
 
 import os
 import platform
@@ -13,6 +13,13 @@ def versions() -> dict[str, str]:
 
   own = {"python": platform.python_version()}
   return own | {name: metadata.version(name) for name in _PACKAGES}
+
+
+def cores() -> int:
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # not on macOS
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def reason(error: BaseException) -> str | None:

@@ -90,7 +90,8 @@ _MOST_WORKERS = 16
 @pytest.hookimpl(optionalhook=True)  # where xdist is missing
 def pytest_xdist_auto_num_workers():
   """A worker per core, as far as memory goes: what `-n auto` means."""
+  from memcomp import platforms
+
   memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  cores = len(os.sched_getaffinity(0))
   fit = memory // (_GIB_PER_WORKER * 2**30)
-  return max(1, min(cores, fit, _MOST_WORKERS))
+  return max(1, min(platforms.cores(), fit, _MOST_WORKERS))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from memcomp import cli, disk, errors, limits, paths
+from memcomp import cli, disk, errors, limits, paths, platforms
 from memcomp.data import chat_template as chat_template_lib
 from memcomp.data import files as files_lib
 from memcomp.data import formats, shards, sources, units
@@ -193,7 +193,7 @@ def _flags(
   add(
     "--workers",
     type=int,
-    default=len(os.sched_getaffinity(0)),
+    default=platforms.cores(),
     help="processes; does not change the result (default: one per core, "
     "%(default)s)",
   )

@@ -1,6 +1,7 @@
 """Shards equal the text they were made of; what prepare says and refuses."""
 
 import json
+import os
 import pathlib
 import time
 
@@ -144,6 +145,18 @@ def test_command_says_what_it_did(corpus, tmp_path, capsys):
     prepare.main(["--help"])
   assert caught.value.code == 0
   assert "--shard_tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "workers"), [(7, 7), (None, 1)])
+def test_one_worker_per_core(count, workers, monkeypatch, capsys):
+  """Also where the system does not say which cores are ours, as macOS."""
+  monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+  monkeypatch.setattr(os, "cpu_count", lambda: count)
+  with pytest.raises(SystemExit) as caught:
+    prepare.main(["--help"])
+  assert caught.value.code == 0
+  said = " ".join(capsys.readouterr().out.split())
+  assert f"one per core, {workers})" in said
 
 
 def test_progress(corpus, tmp_path, capsys, monkeypatch):
