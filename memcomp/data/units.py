@@ -266,12 +266,24 @@ class _Writer:
 
 
 def read_index(out: str, unit: Unit) -> dict[str, Any] | None:
-  """Returns the index of a unit; None if it is not done."""
+  """Returns the index of a unit; None if it is not done, or damaged."""
   try:
     with open(index_path(out, unit, ".json"), encoding="utf-8") as stream:
-      return json.load(stream)
+      index = json.load(stream)
   except (OSError, *errors.BAD_JSON):
     return None
+  match index:
+    case {"tokens": int(), "shards": [*shards]} if all(map(_is_entry, shards)):
+      return index
+  return None
+
+
+def _is_entry(found: Any) -> bool:
+  """Whether this is a shard's `entry`."""
+  match found:
+    case {"file": str(), "bytes": int(), "sha256": str(), "records": int()}:
+      return True
+  return False
 
 
 def index_path(out: str, unit: Unit, extension: str) -> str:

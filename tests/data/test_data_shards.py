@@ -131,6 +131,29 @@ def test_a_damaged_index_of_a_unit_is_written_again(place, corpus, prepared):
   assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda index: [],
+    lambda index: 5,
+    lambda index: {"tokens": index["tokens"]},
+    lambda index: index | {"tokens": "a"},
+    lambda index: index | {"tokens": index["tokens"] + 1},
+    lambda index: index | {"shards": []},
+    lambda index: index | {"shards": [index["shards"][0] | {"file": 5}]},
+    lambda index: index | {"shards": {}},
+  ],
+)
+def test_an_index_that_is_json_but_damaged(change, corpus, prepared):
+  before = contents(prepared)
+  path = sorted(prepared.glob("units/*.json"))[1]
+  whole = path.read_bytes()
+  path.write_text(json.dumps(change(json.loads(whole))))
+  prepare.prepare(corpus, str(prepared), shard_tokens=20_000)
+  assert contents(prepared) == before
+  assert path.read_bytes() == whole
+
+
 def test_shards_in_a_bucket_are_read(prepared, tmp_path, monkeypatch):
   buckets.make(tmp_path / "service", monkeypatch)
   here = sources.open_source(str(prepared), tokenizer_lib.load("bytes"))
