@@ -169,7 +169,7 @@ def truncate(path: pathlib.Path, step: int) -> None:
       temporary.write_bytes(b"".join(kept))
 
 
-def _is_of(line: bytes, step: int) -> bool:
+def _is_of(line: bytes, step: float) -> bool:
   """Whether a line is a whole record of a step up to `step`."""
   try:
     return line.endswith(b"\n") and json.loads(line)["step"] <= step
@@ -178,10 +178,9 @@ def _is_of(line: bytes, step: int) -> bool:
 
 
 def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the objects of a metrics.jsonl, without a truncated last line."""
-  text = pathlib.Path(path).read_text(encoding="utf-8")
-  lines = text.splitlines(keepends=True)
-  return [json.loads(line) for line in lines if line.endswith("\n")]
+  """Returns the records of a metrics.jsonl; skips lines that are none."""
+  lines = pathlib.Path(path).read_bytes().splitlines(keepends=True)
+  return [json.loads(line) for line in lines if _is_of(line, math.inf)]
 
 
 def number(value: float | None, digits: int) -> str:

@@ -60,6 +60,7 @@ def test_a_line_cut_short_is_dropped(tmp_path):
 def test_a_bad_line_does_not_take_the_others_along(tmp_path, bad):
   path = tmp_path / metrics.FILE
   path.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n{{"step": 4}}\n')
+  assert [record["step"] for record in metrics.read(path)] == [1, 3, 4]
   metrics.truncate(path, 3)
   assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
   assert [p.name for p in tmp_path.iterdir()] == [metrics.FILE]
