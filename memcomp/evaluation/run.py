@@ -21,6 +21,7 @@ from memcomp.evaluation import (
   plot,
   recall,
   report,
+  slices,
   tasks,
   throughput,
 )
@@ -183,8 +184,8 @@ def run(
     return
   if task == "throughput":
     numbers = tasks.contexts(contexts)
-    stem = report.make_folder(place) / f"throughput{suffix}"
-    _throughput(opened, numbers, overrides.get("rows", 1), draws, stem)
+    path = report.make_folder(place) / f"throughput{suffix}.json"
+    _throughput(opened, numbers, overrides.get("rows", 1), draws, path)
     return
   store = tasks.open_text(opened, source)
   for name in ("lengths", "rows"):
@@ -196,8 +197,8 @@ def run(
   folder = report.make_folder(place)
   # Results on other texts must not overwrite the run's own.
   stem = f"perplexity-{store.fingerprint[:8]}" if source else "perplexity"
-  stem += suffix
-  result = report.describe(opened)
+  path = folder / f"{stem}{suffix}.json"
+  result = slices.check_own(path, task, opened)
   if rotary_scale is not None:
     result["rotary_scale"] = rotary_scale
   found = tasks.measure(opened, store, settings)
@@ -205,12 +206,11 @@ def run(
   if rotary_scale is not None:
     print(f"rotary positions stretched by {rotary_scale:g} (NTK)")
   print(report.whole_text(found))
-  path = folder / f"{stem}.json"
   report.write_json(path, {**result, "perplexity": found})
   written: list[pathlib.Path | str] = [path]
   if "streamed" in found:
     print(f"\n{report.positions(found['streamed'])}")
-    written.append(_plot(opened, found, folder / f"{stem}.png"))
+    written.append(_plot(opened, found, path.with_suffix(".png")))
   report.announce(written)
 
 
@@ -242,9 +242,10 @@ def _throughput(
   contexts: Sequence[int],
   batch: int,
   seed: int,
-  stem: pathlib.Path,
+  path: pathlib.Path,
 ) -> None:
   """Times inference; prints a table, and writes it as JSON and PNG."""
+  result = slices.check_own(path, "throughput", opened)
   turns = len(set(contexts)) * (1 + throughput.ROUNDS)
   rows = throughput.measure(
     opened.model,
@@ -256,11 +257,10 @@ def _throughput(
   label = report.model_label(opened, step=True)
   device = f"{jax.devices()[0].device_kind}, {batch} side by side"
   print(f"{label}\n{device}\n{report.throughput(rows)}")
-  path = stem.with_name(f"{stem.name}.json")
   found = {"device": device, "batch": batch, "throughput": rows}
-  report.write_json(path, {**report.describe(opened), **found})
+  report.write_json(path, {**result, **found})
   title = f"{opened.config.name}: {device}"
-  picture = stem.with_name(f"{stem.name}.png")
+  picture = path.with_suffix(".png")
   report.announce([path, plot.by_context(rows, title, picture)])
 
 

@@ -1,4 +1,4 @@
-"""Results slice by slice, and a table of all results in a folder.
+"""Results slice by slice, a table of all in a folder, and whose they are.
 
 A slice is one setting of a task: a kind of needle at a length, a gap, a
 benchmark. Each is written as soon as it is known, so a killed evaluation can
@@ -8,7 +8,7 @@ resume.
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -88,28 +88,10 @@ class File:
     try:
       before = json.loads(self.path.read_text())
       slices = [dict(one) for one in before["slices"]]
-      config = dict(before.get("config", {}))
     except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
-      raise self._no_result() from error
-    other = [
-      f"its {what} differs"
-      for what in self._same
-      if _identity(before.get(what)) != _identity(self._about[what])
-    ]
-    if self._config is not None and not other:
-      other = workdir.changes(config, self._config)
-    if other:
-      raise errors.UserError(
-        f"{report.shown(self.path)} holds results of another model"
-        f" ({other[0]}); choose another --out"
-      )
+      raise _no_result(self.path, self._task) from error
+    _check_model(self.path, before, self._about, self._same, self._config)
     return slices
-
-  def _no_result(self) -> errors.UserError:
-    return errors.UserError(
-      f"{report.shown(self.path)} is there and is no result of {self._task};"
-      " move it away, or choose another --out"
-    )
 
   def find(self, **key: Any) -> dict[str, Any] | None:
     """Returns the slice with these entries, usually `task_hash` and `seed`."""
@@ -144,7 +126,7 @@ class File:
     except errors.MALFORMED as error:
       if done is None:
         raise
-      raise self._no_result() from error
+      raise _no_result(self.path, self._task) from error
     self.add(one, setting=setting, result=figures, state_bytes=state_bytes)
     return one, "" if done is None else "done before"
 
@@ -189,6 +171,36 @@ class File:
       add_line(table, cells)
 
 
+def _check_model(
+  path: pathlib.Path,
+  before: dict[str, Any],
+  about: dict[str, Any],
+  same: Sequence[str],
+  config: config_lib.Config | None,
+) -> None:
+  """Raises UserError if a file is of another model; see `File`."""
+  other = [
+    f"its {what} differs"
+    for what in same
+    if _identity(before.get(what)) != _identity(about[what])
+  ]
+  if config is not None and not other:
+    saved = before.get("config")
+    other = workdir.changes(saved if isinstance(saved, dict) else {}, config)
+  if other:
+    raise errors.UserError(
+      f"{report.shown(path)} holds results of another model"
+      f" ({other[0]}); choose another --out"
+    )
+
+
+def _no_result(path: pathlib.Path, task: str) -> errors.UserError:
+  return errors.UserError(
+    f"{report.shown(path)} is there and is no result of {task}; move it away,"
+    " or choose another --out"
+  )
+
+
 class Slices(File):
   """One model's slices of one task: `TASK-stepN.json` of a folder."""
 
@@ -208,14 +220,51 @@ class Slices(File):
     super().__init__(
       folder / f"{task}-step{checkpoint.step}.json",
       task,
-      about={
-        **report.describe(checkpoint),
-        "weights": weights(checkpoint.model),
-      },
+      about=describe(checkpoint),
       model=report.model_label(checkpoint, step=True),
       same=("name", "weights", "tokenizer"),
       config=checkpoint.config,
     )
+
+
+def check_own(
+  path: pathlib.Path, task: str, checkpoint: load.Checkpoint
+) -> dict[str, Any]:
+  """Checks that a result of this model may be written to `path`.
+
+  Its own may be replaced, also that of an earlier step: the file is of the
+  newest, and a run goes on.
+
+  Args:
+    path: path of the file.
+    task: name of the task, and of its entry in the file.
+    checkpoint: the model to evaluate.
+
+  Returns:
+    `describe(checkpoint)`, for the new result.
+
+  Raises:
+    UserError: the file is of another model, or no result of the task.
+  """
+  about = describe(checkpoint)
+  if not path.exists():
+    return about
+  try:
+    before = json.loads(path.read_text())
+    step, _ = before["step"], before[task]
+  except (OSError, *errors.BAD_JSON, KeyError, TypeError) as error:
+    raise _no_result(path, task) from error
+  same = ["name", "tokenizer"]
+  # Results of earlier versions lack the weights.
+  if step == about["step"] and "weights" in before:
+    same.append("weights")
+  _check_model(path, before, about, same, checkpoint.config)
+  return about
+
+
+def describe(checkpoint: load.Checkpoint) -> dict[str, Any]:
+  """Returns the description of a model in results, and of its weights."""
+  return report.describe(checkpoint) | {"weights": weights(checkpoint.model)}
 
 
 def weights(model: decoder.Decoder) -> str:

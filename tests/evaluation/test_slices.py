@@ -1,10 +1,11 @@
+import dataclasses
 import json
 
 import evaluation_cases as cases
 import pytest
 
 from memcomp import errors
-from memcomp.evaluation import load, slices
+from memcomp.evaluation import load, run, slices
 
 
 def test_slices_are_found_again(run_folder, tmp_path):
@@ -153,3 +154,54 @@ def test_results_of_an_older_version_go_on(run_folder, tmp_path):
   path.write_text(json.dumps(content))
   with pytest.raises(errors.UserError, match="another model"):
     slices.Slices(tmp_path, "task", opened)
+
+
+UNSCORED = {
+  "text": {"name": "a"},
+  "trained_length": {"bits_per_byte": None, "bytes": 0},
+}
+TIMED = {"context": 8, "state_bytes": 7, "peak_bytes": 9}
+TIMED |= {"seconds_per_token": 0.5, "read_tokens_per_second": 2.0}
+
+
+@pytest.mark.parametrize("task", ["perplexity", "throughput"])
+def test_a_result_is_not_replaced_by_that_of_another_model(
+  task, call, run_folder, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(run.tasks, "measure", lambda *_: UNSCORED)
+  monkeypatch.setattr(run.throughput, "measure", lambda *_, **__: [TIMED])
+  out = tmp_path / "shared"
+  path = out / f"{task}.json"
+
+  def evaluate(folder):
+    return call(f"--checkpoint={folder}", f"--task={task}", f"--out={out}")
+
+  for _ in range(2):  # its own is replaced
+    assert evaluate(run_folder)[0] == 0
+  before = {p: p.read_bytes() for p in out.iterdir()}
+  config = load.open_checkpoint(run_folder).config
+  other = dataclasses.replace(config, seed=8)
+  params = cases.tiny_params(other)
+  cases.save(tmp_path / "seed", other, 4)
+  cases.save(tmp_path / "weights", config, 3, params=params)
+  with monkeypatch.context() as patch:
+    # Refused before it takes any time.
+    patch.setattr(run.tasks, "measure", None)
+    patch.setattr(run.throughput, "measure", None)
+    for name, what in (("seed", "(seed was 7"), ("weights", "weights differ")):
+      code, _, err = evaluate(tmp_path / name)
+      assert code == errors.EXIT_BAD_INPUT and err.count("\n") == 1
+      assert f"{task}.json holds results of another model" in err
+      assert what in err and "choose another --out" in err
+  assert {p: p.read_bytes() for p in out.iterdir()} == before
+
+  cases.save(run_folder, config, 4, params=params)  # the run has gone on
+  assert evaluate(run_folder)[0] == 0
+  content = json.loads(path.read_text())
+  assert content["step"] == 4
+  del content["weights"]  # as of an earlier version
+  path.write_text(json.dumps(content))
+  assert evaluate(run_folder)[0] == 0
+  path.write_text("[]")
+  code, _, err = evaluate(run_folder)
+  assert code == errors.EXIT_BAD_INPUT and f"no result of {task}; move" in err
