@@ -162,7 +162,14 @@ class JsonTokenizer:
       )
     self.dtype = np.min_scalar_type(self.vocab_size - 1)
     self.fingerprint = _digest(content)
-    self._bytes = byte_table.make(spec, vocab, self.vocab_size)
+    decoder = self._tokenizer.decoder
+    with _library_errors(
+      f"{path}: its decoder does not make text of one token at a time",
+      "save it with another decoder",
+    ):
+      self._bytes = byte_table.make(
+        spec, vocab, self.vocab_size, decoder.decode if decoder else " ".join
+      )
     self._num_bytes = np.array([len(b) for b in self._bytes], np.int32)
     special = {
       added["content"]: added["id"]

@@ -7,6 +7,7 @@ import numpy as np
 import odd_tokenizers
 import pytest
 import tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
@@ -92,6 +93,81 @@ def test_streaming_equals_decoding(kind, tmp_path):
   assert "".join(pushed) == TEXT
   assert "\ufffd" not in "".join(pushed)
   assert decoder.finish() == ""
+
+
+def spelled(tokens, tmp_path, decoder=None, pre_tokenizer=None):
+  """A tokenizer with these tokens."""
+  vocab = {token: number for number, token in enumerate(tokens)}
+  made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, tokens[0]))
+  if decoder:
+    made.decoder = decoder
+  if pre_tokenizer:
+    made.pre_tokenizer = pre_tokenizer
+  return tokenizer_lib.load(odd_tokenizers.save(made, tmp_path))
+
+
+def streamed(tokenizer, *stop_strings):
+  """What is shown of all tokens in turn, and whether a stop string came."""
+  stops = stop.make(stop_strings, tokenizer)
+  decoder = stop.Text(tokenizer, stops)
+  pushed = [decoder.push(i) for i in range(tokenizer.vocab_size)]
+  return "".join(pushed) + decoder.finish(), decoder.stopped
+
+
+@pytest.mark.parametrize(
+  ("tokens", "decoder"),
+  [
+    (["hel", "lo</w>", "big</w>", "world</w>"], decoders.BPEDecoder()),
+    (
+      ["hel", "lo@", "big@", "world@"],
+      decoders.Sequence([decoders.BPEDecoder("@"), decoders.Fuse()]),
+    ),
+    (["_hel", "lo", "_big", "_world"], decoders.Metaspace("_")),
+    (["hello", "big", "world"], None),
+    (["hel", "##lo", "big", "##ger", ",", "world"], decoders.WordPiece()),
+    (["hel", "&&lo", "big", "world"], decoders.WordPiece("&&")),
+    (
+      ["~hel", "lo", "~big", "<0xC3>", "<0xA9>", "~world"],
+      decoders.Sequence(
+        [
+          decoders.Replace("~", " "),
+          decoders.ByteFallback(),
+          decoders.Fuse(),
+          decoders.Strip(" ", 1, 0),
+        ]
+      ),
+    ),
+  ],
+)
+def test_the_text_is_as_the_library_decodes_it(tokens, decoder, tmp_path):
+  tokenizer = spelled(tokens, tmp_path, decoder)
+  text = tokenizer.decode(range(len(tokens)))
+  assert text.startswith("hello big") and text.endswith(" world")
+  # Each word brings its space along, as it does after a prompt.
+  assert streamed(tokenizer)[0].strip() == text
+  before, stopped = streamed(tokenizer, "llo big")
+  assert (before.strip(), stopped) == ("he", True)
+
+
+@pytest.mark.parametrize(
+  ("tokens", "pre_tokenizer"),
+  [
+    (["_hello", "_big", "_world"], pre_tokenizers.Metaspace("_")),
+    (["Ġhello", "Ġbig", "Ġworld"], pre_tokenizers.ByteLevel()),
+  ],
+)
+def test_tokens_with_spaces_need_no_decoder(tokens, pre_tokenizer, tmp_path):
+  tokenizer = spelled(tokens, tmp_path, pre_tokenizer=pre_tokenizer)
+  assert streamed(tokenizer, "hello world") == (" hello big world", False)
+
+
+def test_added_tokens_are_shown_as_all_others(tmp_path):
+  tokenizer = spelled(["_hello", "_big"], tmp_path, decoders.Metaspace("_"))
+  made = tokenizers.Tokenizer.from_file(tokenizer.name)
+  made.add_tokens(["_world"])
+  made.add_special_tokens(["_<end>"])
+  tokenizer = tokenizer_lib.load(odd_tokenizers.save(made, tmp_path))
+  assert streamed(tokenizer) == (" hello big world", False)
 
 
 def test_streaming_waits_for_a_whole_character():
@@ -194,6 +270,10 @@ def bad(tmp_path, case):
     path.write_text('{"a": 1}')
   elif case == "empty vocabulary":
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(path))
+  elif case == "joined":
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+    made.decoder = decoders.CTC()
+    made.save(str(path))
   elif case == "nested":
     path.write_text("[" * 100_000)
   elif case == "far":
@@ -212,6 +292,7 @@ def bad(tmp_path, case):
     ("other json", "not a tokenizer.json"),
     ("nested", "not a tokenizer.json"),
     ("empty vocabulary", "vocabulary is empty"),
+    ("joined", "its decoder does not make text of one token at a time"),
     # The library takes its time for it.
     pytest.param("far", "ids go up to 2147483648", marks=pytest.mark.slow),
     ("unknown", "unknown tokenizer 'bites'"),
