@@ -2,8 +2,8 @@
 
   python benchmarks/pages/memory_table.py > docs/memories.md
 
-Words and formulas are the `facts` of the ops; the mixers' configs compute the
-figures.
+Words and formulas are the `facts` of the ops. The mixers' configs put their
+sizes into the formulas.
 """
 
 import argparse

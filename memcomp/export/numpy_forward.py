@@ -158,8 +158,8 @@ def trellis(part, config, x):
   rate = sigmoid(part("write_rate", x)) * config["write_rate_scale"]
   rate = split(rate, heads)
 
-  stale = config["gradient_at"] == "chunk_start"
-  chunk = config["chunk_size"] if stale else 1
+  chunked = config["gradient_at"] == "chunk_start"
+  chunk = config["chunk_size"] if chunked else 1
   M_K, M_V = part.get("key_memory"), part.get("value_memory")
   start_K, start_V = M_K, M_V
   outputs = []

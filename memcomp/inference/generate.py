@@ -61,7 +61,8 @@ def generate(
     settings: sampling settings, one for all rows or one each.
     stops: what ends a row.
     vocab_size: ids from here on are never drawn, because the model's vocabulary
-      may exceed the tokenizer's; None is that of `stops`, else the model's.
+      may exceed the tokenizer's. Never above that of `stops`; None is that
+      of `stops`, else the model's.
     node: `stop.Text.node` of texts that go on, so that a stop string may have
       begun before.
     piece_tokens: tokens per call; does not change results.

@@ -18,10 +18,10 @@ def check_state(layer: Any, rows: int, state: Any) -> None:
     )
 
 
-def check_arrays(layer: Any, **given: Any) -> None:
-  """Raises TypeError if an argument is no array; None is allowed."""
+def check_arrays(layer: Any, needed: str, **given: Any) -> None:
+  """Raises TypeError for what is no array; all but `needed` may be None."""
   for name, x in given.items():
-    if x is not None and not hasattr(x, "ndim"):
+    if not hasattr(x, "ndim") and (x is not None or name == needed):
       raise TypeError(
         f"{type(layer).__name__}: {name} is of type {kind(x)}, expected an"
         " array"
@@ -52,9 +52,9 @@ def check(
       not fit x.
   """
   name = type(layer).__name__
-  if x is None:
-    raise TypeError(f"{name}: x is of type NoneType, expected an array")
-  check_arrays(layer, x=x, segment_ids=segment_ids, first_value=first_value)
+  check_arrays(
+    layer, "x", x=x, segment_ids=segment_ids, first_value=first_value
+  )
   if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits < 16:
     raise ValueError(
       f"{name}: x has dtype {x.dtype}, expected a floating dtype; embed tokens"

@@ -52,16 +52,18 @@ class TensorCacheConfig(projection.ProjectionConfig):
     unit_queries: whether the memory receives queries of length 1.
     decay_init: initial lambda of the only or the fast memory.
     write_rate_init: initial eta of the only or the fast memory. With unit keys
-      recall is learned far faster from 0.8, and text costs .03 bits more
-      (docs/results/gaps.md), or nothing with `read_gate_speed=64.0`.
+      recall is learned far faster from 0.8, and text costs .03 bits more; with
+      `read_gate_speed=64.0` nothing in the comparison, and .04 on Shakespeare
+      (docs/results/compare.md).
     slow_decay_init: initial lambda of the slow memory.
     slow_write_rate_init: initial eta of the slow memory.
     read_gate_init: initial g; the memory's read has weight sigmoid(g). With -5
       the layer starts as its window; recall over a gap was then not learned in
       300 steps (docs/results/gaps.md).
     read_gate_speed: how many times as far as other parameters an optimizer such
-      as AdamW moves g in a step: the parameter is g / read_gate_speed. With 1,
-      as in the paper, g stays where it starts (docs/results/compare.md).
+      as AdamW moves g in a step, > 0: the parameter is g / read_gate_speed.
+      With 1, as in the paper, training hardly moves g
+      (docs/results/compare.md). The map of `token_gate` is not scaled.
     token_gate: whether g depends on the token, by a map that starts at zero.
     memory_output: whether the memory has an output projection of its own, W_tc,
       as in the paper. Its parameters are worth more in the channel mixer

@@ -281,7 +281,9 @@ class Decoder(vocabulary.Vocabulary):
     )
 
   def _check(self, tokens, axes, names, state, segment_ids=None):
-    call_checks.check_arrays(self, tokens=tokens, segment_ids=segment_ids)
+    call_checks.check_arrays(
+      self, "tokens", tokens=tokens, segment_ids=segment_ids
+    )
     if tokens.ndim != axes or not jnp.issubdtype(tokens.dtype, jnp.integer):
       raise ValueError(
         f"Decoder: tokens is {tokens.dtype} of shape {tokens.shape}, expected"

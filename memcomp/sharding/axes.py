@@ -213,7 +213,7 @@ class Rules:
 
     Args:
       chunk: see `memcomp_kernels.parallel.shard.shard_chunk`.
-      pass_state: how shards of time do so.
+      pass_state: how shards of time pass the state on.
       with_stats: whether `chunk` also returns `solver.Stats`.
     """
     mesh = self.active_mesh()

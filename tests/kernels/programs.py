@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 
 STATIC = {"spec", "tiling", "implementation", "max_position"}
 
@@ -38,6 +38,8 @@ def direct(function: Callable) -> Callable:
     max_position=None,
     tiling=None,
   ):
+    # As the op does before it chooses an implementation.
+    inputs = shapes.without_unused(inputs, spec)
     options = segment_ids, reset_state, max_position, tiling
     return function(dispatch.Call(state, inputs, spec, *options))
 

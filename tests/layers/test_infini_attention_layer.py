@@ -84,9 +84,11 @@ def test_state_and_flops_by_hand():
   token = dataclasses.replace(SMALL, segment_size=1, window_size=3)
   assert token.state_floats(9) == 2 * (3 * 10 + 4 * 7)
   # Segments of 4, 4 and 1 tokens: 21 pairs in 9 tokens; three products.
-  assert SMALL.memory_flops(9) == 2 * (2 * 10 * 21 // 9 + 6 * 24)
+  assert SMALL.memory_flops(9) == round(2 * (2 * 10 * 21 / 9 + 6 * 24))
   # 1 + 2 + 7 * 3 pairs.
-  assert token.memory_flops(9) == 2 * (2 * 10 * 24 // 9 + 6 * 24)
+  assert token.memory_flops(9) == round(2 * (2 * 10 * 24 / 9 + 6 * 24))
+  linear = dataclasses.replace(token, rule="linear")  # predicts nothing
+  assert linear.memory_flops(9) == round(2 * (2 * 10 * 24 / 9 + 4 * 24))
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def test_tokens_that_are_none_are_one_line():
     model(ids, segment_ids=[[1] * 4] * 2)
   with pytest.raises(TypeError, match=f"Decoder: tokens {no_array}"):
     model.step([1], model.init_state(1))
+  with pytest.raises(TypeError, match="tokens is of type NoneType, expected"):
+    model(None)
   with pytest.raises(TypeError, match=r"state is missing.*init_state\(2\)"):
     model.step(ids[:, 0], None)
   with pytest.raises(TypeError, match="state is of type tuple; make it by"):

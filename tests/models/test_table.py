@@ -54,7 +54,13 @@ SHAPES = (
 )
 
 
-FIELDS = {"m": "num_slots", "e": "expansion"}
+# What the other letters stand for in a shape.
+FIELDS = {
+  "m": lambda shape: shape["num_slots"],
+  "e": lambda shape: shape["expansion"],
+  "C": lambda shape: shape["chunk_size"],  # and of segments, equal here
+  "G": lambda shape: shape.get("kv_heads", shape["heads"]),
+}
 _OF_A_WINDOW = {"window_size", "chunk_size"}
 
 
@@ -147,14 +153,47 @@ def test_letters_are_counts_and_means_over_the_tokens(label, shape, length):
   found = config.letters(length)
   assert (found["H"], found["n"]) == (shape["heads"], length)
   assert (found["d_k"], found["d_v"]) == (config.key_dim, config.value_dim)
-  for letter, field in FIELDS.items():
+  of_config = shape if hasattr(config, "kv_heads") else {"heads": config.heads}
+  for letter, value in FIELDS.items():
     if letter in found:
-      assert found[letter] == shape[field]
+      assert found[letter] == value(of_config if letter == "G" else shape)
+  if "W" in found:
+    chunks = getattr(config, "window_chunks", 0)
+    window = chunks * config.chunk_size if chunks else config.window_size
+    assert found["W"] == window
   for letter, count in counted(row.name, config, length).items():
     if letter in found:
       assert found[letter] == pytest.approx(count), letter
   used = f"{row.facts.floats} {row.facts.flops}"
   assert set(re.findall(r"[A-Za-z_]+", used)) - {"min"} <= set(found)
+
+
+COSTS = {  # floats of the state and flops of a token, after 9 tokens
+  ("lattice", ()): (30, 392),  # 8 * 15, and 4 * (9 + 10) within a chunk
+  ("lattice", (("gradient_at", "token"),)): (30, 240),
+  ("trellis", ()): (60, 616),  # 6 * 3 * 10, and 8 * (10 + 6) within a chunk
+  ("trellis", (("gradient_at", "token"),)): (60, 360),
+  ("linear_attention", ()): (56, 224),  # a memory and a sum, written and read
+  ("linear_attention", (("normalize", False),)): (48, 192),
+  # 24 pairs in 9 tokens of a window of 3; a read and a write.
+  ("tensor_cache", (("window_size", 3),)): (108, 299),
+  ("tensor_cache", (("window_size", 3), ("rule", "delta"))): (108, 395),
+  ("tensor_cache", (("window_size", 3), ("timescales", 2))): (156, 491),
+}
+
+
+@pytest.mark.parametrize("case", COSTS, ids=str)
+def test_costs_by_hand(case):
+  name, options = case
+  size = {"heads": 2, "key_dim": 4, "value_dim": 6}
+  config = registry.config_of(name)(**size, **dict(options))
+  shape = {"num_slots": 3, "chunk_size": 4}
+  if name == "lattice":
+    shape["value_dim"] = 5
+  if name in ("lattice", "trellis"):
+    config = changed(config, shape)
+  found = config.state_floats(9), config.memory_flops(9)
+  assert found == COSTS[case]
 
 
 def test_the_legend_has_the_letters():

@@ -40,7 +40,7 @@ def shard_chunk(
     head_axes: mesh axes over which heads are sharded.
     time_axis: mesh axis over which time is sharded, if any.
     mesh: the mesh; None is the mesh in use (`jax.set_mesh`).
-    pass_state: how shards of time do so, see `state_passing`.
+    pass_state: how shards of time pass the state on, see `state_passing`.
     with_stats: whether `chunk` also returns `solver.Stats` `[batch,
       heads]`, or None in their place.
 

@@ -16,7 +16,7 @@ import pytest
 import rotation
 
 from memcomp_kernels import delta_rule as delta_api
-from memcomp_kernels import dispatch
+from memcomp_kernels import dispatch, shapes
 from memcomp_kernels import state_space_duality as duality_api
 from memcomp_kernels import tensor_cache as tensor_cache_api
 from memcomp_kernels.chunking import chunked
@@ -97,6 +97,7 @@ def arguments(name, time, dtype="float32"):
     0.3 * jax.random.normal(key, (2, lanes, key_dim, value_dim)) for key in keys
   ]
   by_chunk = is_cache and spec.chunked
+  inputs = shapes.without_unused(inputs, spec)
   if is_cache:
     inputs = tensor_cache_tile.Tokens(*inputs)
     inputs = inputs._replace(read_route=None, read_mix=None)

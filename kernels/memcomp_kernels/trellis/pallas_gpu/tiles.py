@@ -119,9 +119,8 @@ class Tiles:
     )
     self.decay = decay.decay_factors(log_decay)
     self.flags = full_tiles.flags(layout)
-    if (
-      self.block is not None
-    ):  # no chunk matters, and empty positions do nothing
+    if self.block is not None:
+      # No chunk matters, and empty positions do nothing.
       self.flags = None
       if layout.flags is not None:
         self.flags = {"resets": layout.flags.resets.astype(jnp.int32)}
