@@ -5,7 +5,8 @@ A memory is four functions over its own `Spec`, `Inputs` and `State`:
   init_state(spec, *, batch, heads, key_dim, value_dim, dtype)    -> State
   step(state, inputs, *, spec)                                    -> (State, y)
   reference(state, inputs, *, spec, segment_ids, reset_state)     -> (State, y)
-  chunk(state, inputs, *, spec, segment_ids, reset_state, implementation)
+  chunk(state, inputs, *, spec, segment_ids, reset_state, implementation,
+        max_position, tiling)                                     -> (State, y)
 
 `step` is the body of a `lax.scan`; its arrays `[batch, heads, dim]` have no
 time axis. `reference` is the scan of `step`, with time moved to axis 1. `chunk`
