@@ -16,7 +16,7 @@ LETTERS = {
   "d_k": "features of a head's key",
   "d_v": "features of a head's value",
   "m": "slots of a head",
-  "C": "tokens of a chunk or segment",
+  "C": "tokens of a chunk or segment that share its start; 0 if none do",
   "W": "tokens of the window",
   "e": "hidden features of the inner MLP per feature of a key",
   "n": "tokens of the sequence",

@@ -188,16 +188,18 @@ class MixerConfig:
     Counts what reads need between two chunks. Within a chunk, some states also
     hold a copy from its start.
     """
-    facts = self.op.facts(self.spec())
-    return facts_lib.cost(facts.floats, self.letters(length))
+    return self._cost("floats", length)
 
   def memory_flops(self, length: int) -> int:
     """Forward flops of the memory per token and layer.
 
     The mean over a sequence of `length` tokens; a multiply-add counts as two.
     """
-    facts = self.op.facts(self.spec())
-    return facts_lib.cost(facts.flops, self.letters(length))
+    return self._cost("flops", length)
+
+  def _cost(self, name: str, length: int) -> int:
+    formula = getattr(self.op.facts(self.spec()), name)
+    return facts_lib.cost(formula, self.letters(length))
 
 
 def config_class[T: MixerConfig](cls: type[T]) -> type[T]:

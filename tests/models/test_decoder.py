@@ -119,65 +119,6 @@ def test_a_call_gives_logits_and_given_a_state_the_new_one(model):
   errors.assert_close(found, (expected, state), 1e-5)
 
 
-@pytest.mark.parametrize("shape", [(0, 14), (2, 0)], ids=str)
-def test_nothing_gives_nothing(shape):
-  """No rows, or no tokens."""
-  config = cases.config("gated_delta_net")
-  model = cases.build(dataclasses.replace(config, channel_mixer="relu2_shift"))
-
-  def whole(tokens):
-    logits, state = model(tokens, state=model.init_state(len(tokens)))
-    return logits, model(tokens), model.step(jnp.ones(len(tokens), int), state)
-
-  logits, alone, (step, _) = jax.eval_shape(
-    whole, jax.ShapeDtypeStruct(shape, jnp.int32)
-  )
-  assert logits.shape == alone.shape == (*shape, 50)
-  assert step.shape == (shape[0], 50)
-
-
-@pytest.mark.parametrize(
-  "mixer", ["softmax_attention", "key_value_means", "infini_attention"]
-)
-def test_nothing_gives_nothing_where_memories_grow(mixer):
-  model = cases.build(cases.config(mixer))
-  state = model.init_state(2)
-  none = jnp.zeros((2, 0), jnp.int32)
-  assert model(none).shape == (2, 0, 50)
-  logits, after = model(none, state=state, segment_ids=none)
-  assert logits.shape == (2, 0, 50)
-  np.testing.assert_array_equal(after.segment_id, state.segment_id)
-  nobody = jax.eval_shape(
-    lambda: model.step(jnp.zeros(0, int), model.init_state(0))
-  )
-  assert nobody[0].shape == (0, 50)
-
-
-def test_tokens_that_are_none_are_one_line():
-  model = cases.build(cases.config("linear_attention"))
-  ids = jnp.ones((2, 4), int)
-  for tokens in (ids[0], ids[None], ids.astype(float)):
-    with pytest.raises(ValueError, match=r"expected integers \[batch, time\]"):
-      model(tokens)
-  with pytest.raises(ValueError, match=r"expected integers \[batch\]"):
-    model.step(ids, model.init_state(2))
-  with pytest.raises(ValueError, match=r"expected \(2, 4\), as tokens"):
-    model(ids, segment_ids=jnp.ones((2, 5), int))
-  no_array = "is of type list, expected an array"
-  with pytest.raises(TypeError, match=f"Decoder: tokens {no_array}"):
-    model([[1, 2, 3]])
-  with pytest.raises(TypeError, match=f"Decoder: segment_ids {no_array}"):
-    model(ids, segment_ids=[[1] * 4] * 2)
-  with pytest.raises(TypeError, match=f"Decoder: tokens {no_array}"):
-    model.step([1], model.init_state(1))
-  with pytest.raises(TypeError, match="tokens is of type NoneType, expected"):
-    model(None)
-  with pytest.raises(TypeError, match=r"state is missing.*init_state\(2\)"):
-    model.step(ids[:, 0], None)
-  with pytest.raises(TypeError, match="state is of type tuple; make it by"):
-    model(ids, state=(1, 2))
-
-
 def test_a_program_may_forbid_promotion():
   """Of dtypes and of ranks, of its own arrays."""
   model = cases.build(cases.config("gated_delta_net"))

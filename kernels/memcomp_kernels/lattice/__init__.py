@@ -93,12 +93,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     floats="H * m * d_v",
     # Loss, tangent, write and read. Within a chunk, reads use a score matrix
     # that is weighted slot by slot.
-    flops=(
-      "H * (8 * m * d_v + C * (3 * m + 2 * d_v))"
-      if spec.chunked
-      else "8 * H * m * d_v"
-    ),
-    letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
+    flops="H * (8 * m * d_v + C * (3 * m + 2 * d_v))",
+    letters=lambda n: {
+      "m": spec.num_slots,
+      "C": spec.chunk_size * spec.chunked,
+    },
   )
 
 

@@ -77,12 +77,12 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     name, model = "TTT-Linear", "x W + b"
     exact = "by substitution"
     floats = "H * d_k * (d_k + 1)"
-    flops, scores = "6 * d_k**2", "4 * C * d_k"
+    flops = "H * (6 * d_k**2 + 4 * C * d_k)"
   else:
     name, model = "TTT-MLP", "gelu(x W_1 + b_1) W_2 + b_2"
     exact = "token by token over the tile's rows"
     floats = "H * d_k * (2 * e * d_k + e + 1)"
-    flops, scores = "14 * e * d_k**2", "4 * (1 + e) * C * d_k"
+    flops = "H * (14 * e * d_k**2 + 4 * (1 + e) * C * d_k)"
   return op_lib.Facts(
     objective=f"`l(W) = |f(k; W) - v|^2 / 2`, `f(x; W) = x + LN({model})`",
     chunk=(
@@ -96,8 +96,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     floats=floats,
     # The inner model on key and query, gradients and write. Within a chunk,
     # reads use a score matrix per inner layer.
-    flops=f"H * ({flops} + {scores})" if spec.chunked else f"H * {flops}",
-    letters=lambda n: {"C": spec.chunk_size, "e": spec.expansion},
+    flops=flops,
+    letters=lambda n: {
+      "C": spec.chunk_size * spec.chunked,
+      "e": spec.expansion,
+    },
   )
 
 

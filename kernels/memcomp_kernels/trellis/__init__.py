@@ -52,12 +52,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     floats="H * m * (d_k + d_v)",
     # Both passes' z, write and read. Within a chunk, reads use two score
     # matrices per pass.
-    flops=(
-      "H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))"
-      if spec.chunked
-      else "6 * H * m * (d_k + d_v)"
-    ),
-    letters=lambda n: {"m": spec.num_slots, "C": spec.chunk_size},
+    flops="H * (6 * m * (d_k + d_v) + 2 * C * (d_k + d_v + 2 * m))",
+    letters=lambda n: {
+      "m": spec.num_slots,
+      "C": spec.chunk_size * spec.chunked,
+    },
   )
 
 
