@@ -142,6 +142,8 @@ def test_a_damaged_index_of_a_unit_is_written_again(place, corpus, prepared):
     lambda index: index | {"shards": []},
     lambda index: index | {"shards": [index["shards"][0] | {"file": 5}]},
     lambda index: index | {"shards": {}},
+    lambda index: index | {"shards": [5]},
+    lambda index: index | {"shards": [{"file": "a", "bytes": 1}]},
   ],
 )
 def test_an_index_that_is_json_but_damaged(change, corpus, prepared):
