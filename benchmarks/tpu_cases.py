@@ -23,7 +23,6 @@ from memcomp_kernels.state_space_duality import mosaic_tpu as duality_tpu
 from memcomp_kernels.state_space_duality import tile as duality
 from memcomp_kernels.tensor_cache import affine_form as tensor_cache
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache_tpu
-from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import memories
 from memcomp_kernels.trellis import tile as trellis
 from memcomp_kernels.trellis import tilings
@@ -228,11 +227,8 @@ class Case:
       held = state.key_memory, state.value_memory
     elif self.memory.startswith("tensor_cache"):
       held = (state.memories.memory[:, :, 0, 0],)
-      inputs = tensor_cache_tile.Tokens(*inputs)
     else:
       held = (state.memory,)
-    if self.memory.startswith("lattice"):
-      inputs = lattice.lay(inputs, self.spec)
     return form_lib.Operands(held, held, held, inputs)
 
 

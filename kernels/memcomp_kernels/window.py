@@ -7,7 +7,7 @@ later token p is stored in row sink_tokens + (p - sink_tokens) mod ring, where
 ring = size - sink_tokens. So `position` alone determines which token a row
 holds, and token p evicts token p - ring when it arrives.
 
-A decode step calls `push`. A call of many tokens first calls `plan`, which
+A decode step calls `push`. A call of many tokens first calls `placement`, which
 computes integers only. Then `join` concatenates the tokens of the ring and
 those of the call into one line, oldest first, without padding. Within a
 segment, a distance of indices in this line is a distance of positions, even if
@@ -84,7 +84,7 @@ def push(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Placement:
   """Where the tokens of a call belong. Places count along the joined line.
 
   Attributes:
@@ -129,15 +129,15 @@ class Plan:
     return self.size - self.sink_tokens
 
 
-def plan_of(call: Any, size: int) -> Plan:
-  """The plan of a call with a window of `size` rows, sinks included.
+def placement_of(call: Any, size: int) -> Placement:
+  """The placement of a call with a window of `size` rows, sinks included.
 
   Args:
     call: a `dispatch.Call` whose state has a position, and whose Spec sinks.
     size: number of rows of the window.
   """
   state = call.state
-  return plan(
+  return placement(
     call.segment_ids,
     state.segment_id,
     state.position,
@@ -149,7 +149,7 @@ def plan_of(call: Any, size: int) -> Plan:
   )
 
 
-def plan(
+def placement(
   segment_ids: jax.Array | None,
   segment_id: jax.Array,
   position: jax.Array,
@@ -159,7 +159,7 @@ def plan(
   size: int,
   sink_tokens: int = 0,
   max_position: int | None = None,
-) -> Plan:
+) -> Placement:
   """Finds where the tokens of a call belong.
 
   Args:
@@ -172,8 +172,8 @@ def plan(
     time: tokens per row.
     size: number of rows of the window.
     sink_tokens: number of rows that keep the first tokens.
-    max_position: an upper bound of `position`, if one is known. The plan then
-      keeps no places for tokens that cannot exist.
+    max_position: an upper bound of `position`, if one is known. There are then
+      no places for tokens that cannot exist.
   """
   ring = size - sink_tokens
   prior = ring if max_position is None else min(ring, max_position)
@@ -207,7 +207,7 @@ def plan(
   before = position - prior + jnp.arange(prior, dtype=jnp.int32)
   held_before = jnp.where(before >= sink_tokens, 0, EMPTY)
   restarted = jnp.any(run > 0, axis=1)
-  return Plan(
+  return Placement(
     size=size,
     sink_tokens=sink_tokens,
     prior=prior,
@@ -225,46 +225,48 @@ def plan(
   )
 
 
-def compact(plan: Plan, tokens: Any) -> Any:
+def compact(where: Placement, tokens: Any) -> Any:
   """Removes padding: `[batch, time, ...]`, with zeros after the last token."""
-  if plan.source is None:
+  if where.source is None:
     return tokens
-  return jax.tree.map(lambda x: _move(x, plan.source, plan.place), tokens)
+  return jax.tree.map(lambda x: _move(x, where.source, where.place), tokens)
 
 
-def restore(plan: Plan, tokens: Any) -> Any:
+def restore(where: Placement, tokens: Any) -> Any:
   """Undoes `compact`: `[batch, time, ...]`, with zeros at padding."""
-  if plan.source is None:
+  if where.source is None:
     return tokens
-  return jax.tree.map(lambda x: _move(x, plan.place, plan.source), tokens)
+  return jax.tree.map(lambda x: _move(x, where.place, where.source), tokens)
 
 
-def join(plan: Plan, rows: Any, tokens: Any) -> Any:
+def join(where: Placement, rows: Any, tokens: Any) -> Any:
   """Puts the ring's tokens before the call's tokens.
 
   Args:
-    plan: plan of the call.
+    where: placement of the call.
     rows: `[batch, heads, size, ...]`, rows of the state.
     tokens: `[batch, time, heads, ...]`, tokens of the call.
 
   Returns:
     `[batch, prior + time, heads, ...]` in the dtype of `tokens`, with zeros
-    where `plan.run` is `PADDING` or `EMPTY`.
+    where `where.run` is `PADDING` or `EMPTY`.
   """
-  row = row_of(plan.position[:, : plan.prior], plan.size, plan.sink_tokens)
-  row = jnp.where(plan.run[:, : plan.prior] == EMPTY, plan.size, row)
+  row = row_of(where.position[:, : where.prior], where.size, where.sink_tokens)
+  row = jnp.where(where.run[:, : where.prior] == EMPTY, where.size, row)
 
   def one(x, new):
     return jnp.concatenate([rows_at(x, row).astype(new.dtype), new], axis=1)
 
-  return jax.tree.map(one, rows, compact(plan, tokens))
+  return jax.tree.map(one, rows, compact(where, tokens))
 
 
-def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
+def evicted(
+  where: Placement, joined: Any, reset_rows: Any
+) -> tuple[Any, jax.Array]:
   """Returns the token that each token of the call evicts.
 
   Args:
-    plan: plan of the call.
+    where: placement of the call.
     joined: result of `join`.
     reset_rows: rows of the state that new segments start from.
 
@@ -273,12 +275,12 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
     token is evicted. Both are in the order of `compact`. The leaves are zeros
     where no token is evicted.
   """
-  run = plan.run[:, plan.prior :]
-  position = plan.position[:, plan.prior :] - plan.ring
-  exists = (run >= 0) & (position >= plan.sink_tokens)
-  inherited = exists & (run > 0) & (position < plan.reset_position[:, None])
+  run = where.run[:, where.prior :]
+  position = where.position[:, where.prior :] - where.ring
+  exists = (run >= 0) & (position >= where.sink_tokens)
+  inherited = exists & (run > 0) & (position < where.reset_position[:, None])
   time = run.shape[1]
-  empty = min(plan.ring - plan.prior, time)
+  empty = min(where.ring - where.prior, time)
 
   def shifted(x):
     kept = exists & ~inherited
@@ -286,21 +288,21 @@ def evicted(plan: Plan, joined: Any, reset_rows: Any) -> tuple[Any, jax.Array]:
     return jnp.where(contract.expand(kept, x), x, 0)
 
   tokens = jax.tree.map(shifted, joined)
-  if plan.source is None:
+  if where.source is None:
     return tokens, exists
-  row = row_of(position, plan.size, plan.sink_tokens)
-  row = jnp.where(inherited, row, plan.size)
+  row = row_of(position, where.size, where.sink_tokens)
+  row = jnp.where(inherited, row, where.size)
 
   def with_reset(tokens):
     return jax.tree.map(
       lambda x, r: x + rows_at(r, row).astype(x.dtype), tokens, reset_rows
     )
 
-  return jax.lax.cond(plan.inherits, with_reset, lambda x: x, tokens), exists
+  return jax.lax.cond(where.inherits, with_reset, lambda x: x, tokens), exists
 
 
 def sinks(
-  plan: Plan, rows: Any, joined: Any, place: jax.Array
+  where: Placement, rows: Any, joined: Any, place: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
   """Returns the sinks before given places, for the runs that continue there.
 
@@ -310,7 +312,7 @@ def sinks(
   `reset_rows`.
 
   Args:
-    plan: plan of the call.
+    where: placement of the call.
     rows: `[batch, heads, size, ...]`, rows of the state.
     joined: result of `join`.
     place: int32 `[places]`; may be negative.
@@ -319,18 +321,18 @@ def sinks(
     `[batch, places, sink_tokens, heads, ...]` leaves; bool `[batch, places,
     sink_tokens]`, whether there is a sink; and `[batch, places]`, the runs.
   """
-  at = jnp.clip(place, 0, plan.run.shape[1] - 1)
-  run = jnp.where(at < plan.prior, 0, plan.run[:, at])
-  sink = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
+  at = jnp.clip(place, 0, where.run.shape[1] - 1)
+  run = jnp.where(at < where.prior, 0, where.run[:, at])
+  sink = jnp.arange(where.sink_tokens, dtype=jnp.int32)
   first = jnp.where(
-    run > 0, plan.reset_position[:, None], plan.state_position[:, None]
+    run > 0, where.reset_position[:, None], where.state_position[:, None]
   )
   in_call = sink >= first[..., None]
   kept = ~in_call & (run == 0)[..., None]
-  source = (at - plan.position[:, at])[..., None] + sink
+  source = (at - where.position[:, at])[..., None] + sink
   in_call &= (source < place[:, None]) & (run >= 0)[..., None]
-  source = jnp.where(in_call, source, plan.run.shape[1])
-  row = jnp.where(kept, sink, plan.size)
+  source = jnp.where(in_call, source, where.run.shape[1])
+  row = jnp.where(kept, sink, where.size)
   flat, shape = (row.shape[0], -1), row.shape
 
   def one(x, line):
@@ -341,18 +343,18 @@ def sinks(
   return jax.tree.map(one, rows, joined), kept | in_call, run
 
 
-def advance(plan: Plan, rows: Any, reset_rows: Any, joined: Any) -> Any:
-  """Returns the rows after the call; `plan.next_position` belongs to them."""
-  base = contract.batched_where(plan.restarted, reset_rows, rows)
+def advance(where: Placement, rows: Any, reset_rows: Any, joined: Any) -> Any:
+  """Returns the rows after the call; `where.next_position` belongs to them."""
+  base = contract.batched_where(where.restarted, reset_rows, rows)
   base_position = jnp.where(
-    plan.restarted, plan.reset_position, plan.state_position
+    where.restarted, where.reset_position, where.state_position
   )
   position = held(
-    plan.next_position, size=plan.size, sink_tokens=plan.sink_tokens
+    where.next_position, size=where.size, sink_tokens=where.sink_tokens
   )
   new = position >= base_position[:, None]
-  end = plan.prior + plan.tokens - plan.next_position
-  source = jnp.where(new, end[:, None] + position, plan.run.shape[1])
+  end = where.prior + where.tokens - where.next_position
+  source = jnp.where(new, end[:, None] + position, where.run.shape[1])
 
   def one(x, line):
     found = jnp.moveaxis(contract.take(line, source), 1, 2).astype(x.dtype)

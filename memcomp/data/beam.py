@@ -24,7 +24,7 @@ def run(
   corpus: units.Corpus,
   todo: Sequence[units.Unit],
   options: Sequence[str],
-  progress: progress_lib.Progress,
+  progress: progress_lib.PrepareProgress,
 ) -> Iterator[units.Unit]:
   """Writes units in any order; the result is that of `workers.run`.
 

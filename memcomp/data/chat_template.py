@@ -37,7 +37,7 @@ class Message(NamedTuple):
   content: str
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
   """A piece of a conversation's text, which is tokenized on its own.
 
   Attributes:
@@ -85,7 +85,7 @@ class Template:
     self.stop = self.end.strip() or self.end
     self.rest = self.end.partition(self.stop)[2]
 
-  def parts(self, messages: Sequence[Message]) -> list[Part]:
+  def parts(self, messages: Sequence[Message]) -> list[Piece]:
     """Splits the text of a conversation at the edges of its answers.
 
     An answer's part ends with `stop`. Parts are not empty.
@@ -110,12 +110,12 @@ class Template:
           f" {self.end!r}; use another template"
         )
       stop = len(answered) - len(self.rest)
-      found.append(Part(asked[done:], is_answer=False))
-      found.append(Part(answered[len(asked) : stop], is_answer=True))
+      found.append(Piece(asked[done:], is_answer=False))
+      found.append(Piece(answered[len(asked) : stop], is_answer=True))
       written, done = answered, stop
     whole = self._render(messages, prompt=False)
     _check_prefix(written, whole, len(messages) - 1)
-    found.append(Part(whole[done:], is_answer=False))
+    found.append(Piece(whole[done:], is_answer=False))
     return [part for part in found if part.text]
 
   def ask(self, said: Sequence[Message], content: str) -> str:

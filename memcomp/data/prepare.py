@@ -118,7 +118,7 @@ def prepare(
     with units.disk_errors(out):
       _claim(corpus, of)
     todo = [unit for unit in work if not _is_done(corpus, unit, verify)]
-    progress = progress_lib.Progress(corpus, work, todo)
+    progress = progress_lib.PrepareProgress(corpus, work, todo)
     if beam_lib is None:
       done = workers_lib.run(corpus, todo, loaded, workers, progress)
     else:

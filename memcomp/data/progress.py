@@ -3,11 +3,12 @@
 import sys
 import time
 
+from memcomp import progress
 from memcomp.data import units
 
 
-class Progress:
-  """A line that updates itself on a terminal; one line per 10 s elsewhere."""
+class PrepareProgress:
+  """Files and tokens so far, tokens per second, and the seconds left."""
 
   def __init__(
     self, corpus: units.Corpus, work: list[units.Unit], todo: list[units.Unit]
@@ -28,9 +29,7 @@ class Progress:
     self._done = 0
     self._tokens = 0
     self._start = time.monotonic()
-    self._terminal = sys.stderr.isatty()
-    self._every = 0.5 if self._terminal else 10.0
-    self._printed = self._start
+    self._line = progress.Line()
     if len(todo) < len(work):
       print(
         f"prepare: {len(work) - len(todo)} of {len(work)} parts are done "
@@ -45,8 +44,7 @@ class Progress:
   def set(self, tokens: int) -> None:
     """Sets the number of tokens so far; prints from time to time."""
     self._tokens = tokens
-    if time.monotonic() - self._printed >= self._every:
-      self._printed = time.monotonic()
+    if self._line.due():
       self._show()
 
   def finished(self, unit: units.Unit) -> None:
@@ -57,11 +55,11 @@ class Progress:
 
   def close(self, summary: str) -> None:
     """Prints the last line."""
-    end = "\r\033[K" if self._terminal else ""
+    self._line.clear()
     seconds = time.monotonic() - self._start
     rate = self._tokens / max(seconds, 1e-9)
     print(
-      f"{end}prepare: {summary}; {self._tokens:,} of them now, in "
+      f"prepare: {summary}; {self._tokens:,} of them now, in "
       f"{seconds:.1f} s ({rate:,.0f} tokens/s)",
       file=sys.stderr,
     )
@@ -72,9 +70,7 @@ class Progress:
     left = "?"
     if self._done:
       left = f"{seconds * (self._todo - self._done) / self._done:.0f} s"
-    line = (
+    self._line.show(
       f"prepare: {files:,} of {self._files:,} files, {self._tokens:,} tokens, "
       f"{self._tokens / seconds:,.0f} tokens/s, {left} left"
     )
-    start, end = ("\r", "\033[K") if self._terminal else ("", "\n")
-    print(start + line, end=end, file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ def run(
   todo: list[units.Unit],
   tokenizer: tokenizer_lib.Tokenizer,
   workers: int,
-  progress: progress_lib.Progress,
+  progress: progress_lib.PrepareProgress,
 ) -> Iterator[units.Unit]:
   """Writes units in any order.
 

@@ -61,7 +61,7 @@ def whole_text(
   windows = text.windows(window)
   count = len(windows)
   rows = min(max(1, _CALL_TOKENS // window), count)
-  total = Sums()
+  total = Totals()
   progress = progress_lib.Progress("scoring all windows", count)
   for first in range(0, count, rows):
     # Zeros pad the last rows; causality keeps them from affecting earlier
@@ -140,12 +140,12 @@ def streamed(
   num_bytes = np.stack([sizes[1:] for _, sizes in spans])
   nats = stream(score, tokens, window)
   fresh = stream(score, tokens, window, carry=False)
-  overall = Sums()
+  overall = Totals()
   overall.add(nats, num_bytes)
   buckets = []
   for first, stop in bucket_ranges(window, positions):
     part = np.s_[:, first:stop]
-    sums, fresh_sums = Sums(), Sums()
+    sums, fresh_sums = Totals(), Totals()
     sums.add(nats[part], num_bytes[part])
     fresh_sums.add(fresh[part], num_bytes[part])
     buckets.append(
@@ -189,7 +189,7 @@ def bucket_ranges(window: int, positions: int) -> list[tuple[int, int]]:
   return list(zip(edges, [*edges[1:], positions], strict=True))
 
 
-class Sums:
+class Totals:
   """Sums over scored tokens, in float64."""
 
   def __init__(self):

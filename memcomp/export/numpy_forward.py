@@ -49,7 +49,7 @@ def read(folder):
   return config, arrays
 
 
-class Part:
+class Arrays:
   """The arrays of a module: `part("query", x)` is its linear map `query`."""
 
   def __init__(self, arrays, prefix):
@@ -259,8 +259,8 @@ def forward(config, arrays, tokens):
   x = arrays["embedding.weight"][np.asarray(tokens)]
   x = convolve(x, arrays, "convolution")
   for depth in range(config["num_layers"]):
-    layer = Part(arrays, f"layers.{depth}")
-    part = Part(arrays, f"layers.{depth}.mixer")
+    layer = Arrays(arrays, f"layers.{depth}")
+    part = Arrays(arrays, f"layers.{depth}.mixer")
     y = rms_norm(x, layer.get("mixer_norm.weight"), eps)
     x = x + MIXERS[options["name"]](part, options, y)
     y = rms_norm(x, layer.get("mlp_norm.weight"), eps)

@@ -135,7 +135,7 @@ class DecoderConfig:
           " TrellisConfig()"
         )
 
-  def parts(self) -> tuple[pattern_lib.Part, ...]:
+  def parts(self) -> tuple[pattern_lib.Cycle, ...]:
     """The parts of `pattern`, see `memcomp.models.pattern`.
 
     Raises:

@@ -29,7 +29,7 @@ _TERM, _PART = (
 )
 
 
-class Part(NamedTuple):
+class Cycle(NamedTuple):
   """Layers that cycle through the mixers `names`, `repeats` times."""
 
   names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 def parse(
   pattern: str, num_layers: int, names: Iterable[str]
-) -> tuple[Part, ...]:
+) -> tuple[Cycle, ...]:
   """Splits a pattern into its parts.
 
   Args:
@@ -57,7 +57,7 @@ def parse(
       turn, count = _part(text, names)
       if count is None and open_part is None:
         open_part = len(found)
-      found.append(Part(turn, count or 1))
+      found.append(Cycle(turn, count or 1))
   except ValueError as error:
     raise ValueError(
       f"pattern={pattern!r}: {error}; there are {', '.join(names)}"

@@ -85,7 +85,7 @@ def train(
   )
   request = None if processes.is_alone() else processes.Request(run.mesh)
   done = restored.step if restored else 0
-  progress = metrics.Progress(training.steps)
+  progress = metrics.StepProgress(training.steps)
   with (
     metrics.open_log(
       run.workdir, resume_at=done, tensorboard=training.tensorboard

@@ -188,7 +188,7 @@ def number(value: float | None, digits: int) -> str:
   return "of nothing" if value is None else f"{value:.{digits}f}"
 
 
-class Progress:
+class StepProgress:
   """A line that updates itself on a terminal; one line per record elsewhere.
 
   Attributes:
@@ -257,7 +257,7 @@ class Progress:
       if error.errno != errno.EIO:  # a terminal that is gone; SIGHUP follows
         raise
 
-  def __enter__(self) -> "Progress":
+  def __enter__(self) -> "StepProgress":
     return self
 
   def __exit__(self, *unused) -> None:

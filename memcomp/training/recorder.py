@@ -34,7 +34,7 @@ class Recorder:
     config: config_lib.Config,
     mesh: jax.sharding.Mesh,
     log: metrics.Log,
-    progress: metrics.Progress,
+    progress: metrics.StepProgress,
   ):
     self._log = log
     self._progress = progress

@@ -61,7 +61,7 @@ def test_a_name_is_no_word():
 
 def test_repetitions_are_not_unrolled():
   found = pattern.parse("memory*2+window", 600, NAMES)
-  assert found == (pattern.Part(("memory", "memory", "window"), 200),)
+  assert found == (pattern.Cycle(("memory", "memory", "window"), 200),)
   found = pattern.parse("400*(memory+window),local", 1000, NAMES)
   assert [part.repeats for part in found] == [400, 200]
 

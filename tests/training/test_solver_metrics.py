@@ -68,7 +68,7 @@ def test_tiles_that_fell_back_are_told_of():
   record = metrics.record_of(fetched)
   assert record["sweeps"] == [3.5, 0] and record["residual"] == [0.5, 0]
   stream = io.StringIO()
-  with metrics.Progress(4, stream) as progress:
+  with metrics.StepProgress(4, stream) as progress:
     progress.show(record)
   assert "solved by substitution 3" in stream.getvalue()
 

@@ -87,7 +87,7 @@ def test_a_step_that_scores_nothing_has_no_figures():
     assert record[name] is None
   out = io.StringIO()
   record |= {"validation_accuracy": None}
-  metrics.Progress(9, out).show(record)
+  metrics.StepProgress(9, out).show(record)
   assert out.getvalue() == (
     "step 3/9  nothing was scored  validation of nothing\n"
   )
@@ -103,7 +103,7 @@ def test_a_step_that_scores_nothing_has_no_figures():
 
 def _shown(record):
   out = io.StringIO()
-  metrics.Progress(9, out).show(record)
+  metrics.StepProgress(9, out).show(record)
   return out.getvalue()
 
 
@@ -114,7 +114,7 @@ class _Terminal(io.StringIO):
 
 def test_a_terminal_gets_one_line_that_overwrites_itself():
   out = _Terminal()
-  progress = metrics.Progress(10, out)
+  progress = metrics.StepProgress(10, out)
   for step in (1, 2):
     progress.show(_record(step, seconds_per_step=2.0, tokens_per_second=1234.0))
   progress.end()
@@ -128,7 +128,7 @@ def test_a_terminal_gets_one_line_that_overwrites_itself():
 
 def test_elsewhere_each_record_has_a_line():
   out = io.StringIO()
-  progress = metrics.Progress(10, out)
+  progress = metrics.StepProgress(10, out)
   for step in (1, 2):
     progress.show(_record(step, skipped=3, validation_bits_per_byte=2.5))
   progress.end()

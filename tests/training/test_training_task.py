@@ -70,7 +70,7 @@ def test_the_line_says_accuracy(capsys):
     "validation_accuracy": 0.125,
     "skipped": 0,
   }
-  metrics.Progress(9).show(record)
+  metrics.StepProgress(9).show(record)
   line = capsys.readouterr().out
   assert "accuracy 0.250" in line and "validation 0.125" in line
   assert "bits" not in line

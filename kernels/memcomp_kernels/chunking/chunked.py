@@ -17,7 +17,7 @@ memory at its start. Only inputs and the memories at tile starts are stored.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,69 +33,28 @@ Form, Memories = form_lib.Form, form_lib.Memories
 Operands, Result = form_lib.Operands, form_lib.Result
 
 
-class _Fixed(NamedTuple):
-  """Integer arrays of a call; positions are None if Spec defines no chunks."""
-
-  position: jax.Array | None
-  reset_position: jax.Array | None
-  segment_id: jax.Array
-  segment_ids: jax.Array | None
-
-
-def _time(inputs: Any) -> int:
-  return jax.tree.leaves(inputs)[0].shape[1]
-
-
-def _position(fixed: _Fixed) -> jax.Array:
-  """Returns tokens since the chunk started; zeros for memories without chunks.
-
-  Without chunks, a tile may start at every token.
-  """
-  if fixed.position is None:
-    return jnp.zeros_like(fixed.segment_id)
-  return fixed.position
-
-
-def _places(form: Form, fixed: _Fixed, time: int) -> layout_lib.Places:
-  return layout_lib.places(
-    fixed.segment_ids,
-    fixed.segment_id,
-    _position(fixed),
-    0 if fixed.reset_position is None else fixed.reset_position,
-    time=time,
-    chunk=form.tile_time,
-  )
-
-
-def _by_start(form: Form, fixed: _Fixed, time: int, run: Callable, operands):
+def _by_start(form: Form, where: layout_lib.Places, run: Callable, operands):
   """Runs `run(layout, operands)` for rows that hold one segment."""
-  batch, chunk = fixed.segment_id.shape[0], form.tile_time
+  (batch, time), chunk = where.tile.shape, form.tile_time
 
   def aligned(operands):
     return run(layout_lib.Layout(batch, time, chunk), operands)
 
   def indexed(operands):
-    layout = layout_lib.indexed(
-      _places(form, fixed, time),
-      _position(fixed),
-      chunk=chunk,
-      num_tiles=-(-time // chunk) + 1,
-    )
+    num_tiles = -(-time // chunk) + 1
+    layout = layout_lib.indexed(where, chunk=chunk, num_tiles=num_tiles)
     return run(layout, operands)
 
-  if fixed.position is None:  # tiles may start anywhere
+  if where.before is None:
     return aligned(operands)
-  return lax.cond(jnp.all(fixed.position == 0), aligned, indexed, operands)
+  return lax.cond(jnp.all(where.before == 0), aligned, indexed, operands)
 
 
-def _engine(form: Form, fixed: _Fixed) -> form_lib.Engine:
+def _engine(form: Form, where: layout_lib.Places) -> form_lib.Engine:
   if form.engine is None:
     return form_lib.ENGINE
-  inside = None
-  if fixed.segment_ids is not None and fixed.reset_position is not None:
-    # Kernels assume that segments start with a chunk.
-    inside = jnp.any(fixed.reset_position % form.tile_time > 0)
-  return _guarded(form.engine, inside)
+  # Kernels assume that segments start with a chunk.
+  return _guarded(form.engine, where.inside)
 
 
 def _guarded(
@@ -131,27 +90,23 @@ def _guarded(
   return form_lib.Engine(forward, backward, engine.as_saved)
 
 
-def _pages(form: Form, fixed: _Fixed, time: int) -> pages_lib.Pages:
-  where = _places(form, fixed, time)
-  return pages_lib.cut(where, _position(fixed), chunk=form.tile_time, time=time)
+def _run(form: Form, where: layout_lib.Places, operands: Operands) -> Result:
+  return _forward(form, where, operands, save=False)[0]
 
 
-def _run(form: Form, fixed: _Fixed, operands: Operands) -> Result:
-  return _forward(form, fixed, operands, save=False)[0]
-
-
-def _chunk_fwd(form: Form, fixed: _Fixed, operands: Operands):
-  result, saved = _forward(form, fixed, operands, save=True)
+def _chunk_fwd(form: Form, where: layout_lib.Places, operands: Operands):
+  result, saved = _forward(form, where, operands, save=True)
   outputs, saved = derivative.saved((result.outputs, saved))
-  return result._replace(outputs=outputs), (fixed, operands, saved)
+  return result._replace(outputs=outputs), (where, operands, saved)
 
 
-def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
+def _forward(
+  form: Form, where: layout_lib.Places, operands: Operands, save: bool
+):
   """Returns the result and the saved memories, of one shape in all layouts."""
-  engine = _engine(form, fixed)
-  time = _time(operands.inputs)
-  if fixed.segment_ids is not None:
-    pages = _pages(form, fixed, time)
+  engine = _engine(form, where)
+  if where.starts is not None:
+    pages = pages_lib.cut(where, form.tile_time)
     return pages_lib.forward(form, engine, pages, operands, save)
 
   def run(layout, operands):
@@ -163,16 +118,15 @@ def _forward(form: Form, fixed: _Fixed, operands: Operands, save: bool):
     first = layout.flags is not None
     return result, jax.tree.map(lambda x: x[first:], saved)
 
-  return _by_start(form, fixed, time, run, operands)
+  return _by_start(form, where, run, operands)
 
 
 def _chunk_bwd(form: Form, residuals, cotangents):
-  fixed, operands, saved = residuals
-  engine = _engine(form, fixed)
-  time = _time(operands.inputs)
+  where, operands, saved = residuals
+  engine = _engine(form, where)
   cotangents = cotangents._replace(stats=None)
-  if fixed.segment_ids is not None:
-    pages = _pages(form, fixed, time)
+  if where.starts is not None:
+    pages = pages_lib.cut(where, form.tile_time)
     d = pages_lib.backward(form, engine, pages, operands, saved, cotangents)
     return None, d
 
@@ -187,7 +141,7 @@ def _chunk_bwd(form: Form, residuals, cotangents):
     return engine.backward(form, layout, operands, saved, cotangents)
 
   given = operands, saved, cotangents
-  return None, _by_start(form, fixed, time, run, given)
+  return None, _by_start(form, where, run, given)
 
 
 _chunk = derivative.custom_vjp(_run, _chunk_fwd, _chunk_bwd, (0,))
@@ -243,14 +197,17 @@ def run(
     reset_start=None if segment_ids is None else _chunk_start(form, reset),
     inputs=inputs,
   )
-  position, reset_position = (
-    getattr(x, "position", None) for x in (state, reset)
+  where = layout_lib.places(
+    segment_ids,
+    state.segment_id,
+    getattr(state, "position", None),
+    getattr(reset, "position", None),
+    time=jax.tree.leaves(inputs)[0].shape[1],
+    chunk=form.tile_time,
   )
-  fixed = _Fixed(position, reset_position, state.segment_id, segment_ids)
-  result = _chunk(form, fixed, operands)
-  where = _places(form, fixed, _time(inputs))
+  result = _chunk(form, where, operands)
   new: dict[str, Any] = {"segment_id": where.segment_id}
-  if position is not None:
+  if where.before is not None:
     new["position"] = where.position
   if form.starts:
     # Between two chunks the chunk start is the memory itself.
@@ -288,14 +245,15 @@ def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
 
 
 def by_kernels(
-  form: Callable[..., Form], lay: Callable[[Any, Any], Any]
+  form: Callable[..., Form], lay: Callable[[Any, Any], Any] | None = None
 ) -> Callable[..., tuple]:
   """Returns the implementation of an op whose tiles kernels run.
 
   Args:
     form: (spec, tiling, inputs, packed) -> the memory's form with its engine.
       `inputs` are those of the call, `packed` says whether it has segment ids.
-    lay: (inputs, spec) -> the inputs as the form takes them.
+    lay: (inputs, spec) -> the inputs as the form takes them; None if it takes
+      them as they are.
 
   Returns:
     The function that `Op.chunk` calls, after the kernel's `unsupported`.
@@ -305,7 +263,8 @@ def by_kernels(
     """Computes what `reference` does, by kernels; see `Op.chunk`."""
     packed = call.segment_ids is not None
     made = form(call.spec, call.tiling, call.inputs, packed)
-    laid = call._replace(inputs=lay(call.inputs, call.spec))
-    return run(made, laid)[:2]
+    if lay is not None:
+      call = call._replace(inputs=lay(call.inputs, call.spec))
+    return run(made, call)[:2]
 
   return chunk

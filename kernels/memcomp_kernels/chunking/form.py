@@ -63,8 +63,7 @@ class TileCall(NamedTuple):
       `memories`, except for a chunk that began in an earlier call.
     inputs: `[batch, heads, tile_time, ...]`, or what `Form.prepare` made of
       them. Empty places hold zeros, which must not change anything.
-    complete: bool `[batch]`, whether a token fills the tile's last place, so
-      that a chunk ends with the tile. None where no chunk can end.
+    valid: bool `[batch, tile_time]`, whether a token is at a place.
     spec: the memory's options.
     tiling: the form's other performance options.
   """
@@ -72,9 +71,14 @@ class TileCall(NamedTuple):
   memories: Memories
   starts: Memories
   inputs: Any
-  complete: Any
+  valid: Any
   spec: Any
   tiling: Any
+
+  @property
+  def complete(self) -> jax.Array:
+    """Bool `[batch]`, whether the tile's chunk ends; see `layout.complete`."""
+    return self.valid[:, -1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +160,7 @@ def _body(form: Form, resets, carry, laid):
   """
   reset, reset_start = resets
   memories, current_start = carry
-  inputs, complete, flags = laid
+  inputs, valid, flags = laid
   if flags is None:
     starts = memories
   else:
@@ -168,7 +172,7 @@ def _body(form: Form, resets, carry, laid):
       flags.occupied, starts, current_start
     )
   memories, outputs, stats = form.run_tile(
-    TileCall(memories, starts, inputs, complete, form.spec, form.tiling)
+    TileCall(memories, starts, inputs, valid, form.spec, form.tiling)
   )
   carry = memories, starts if flags is None else current_start
   return carry, (outputs, stats)
@@ -196,7 +200,7 @@ def _forward(
   carry = operands.memories, operands.chunk_start
   resets = operands.reset, operands.reset_start
   inputs = prepare(form, layout_lib.lay(layout, operands.inputs))
-  laid = inputs, layout_lib.complete(layout), layout.flags
+  laid = inputs, layout_lib.valid(layout), layout.flags
   carry, (outputs, stats, before) = lax.scan(body, carry, laid)
   outputs = layout_lib.unlay(layout, outputs)
   if stats is not None:
@@ -210,16 +214,16 @@ def _backward(form: Form, layout, operands: Operands, before, cotangents):
   resets = operands.reset, operands.reset_start
   inputs = layout_lib.lay(layout, operands.inputs)
   prepared, unprepare = jax.vjp(lambda x: prepare(form, x), inputs)
-  laid = prepared, layout_lib.complete(layout), layout.flags
+  laid = prepared, layout_lib.valid(layout), layout.flags
 
   def body(carry, x):
     d_carry, d_resets = carry
-    memories, (inputs, complete, flags), d_outputs = x
+    memories, (inputs, valid, flags), d_outputs = x
 
     # Only a tile that continues a chunk reads the start of the current chunk.
     # That start is always the one that was passed into the call.
     def tile(resets, carry, inputs):
-      laid = inputs, complete, flags
+      laid = inputs, valid, flags
       carry, (outputs, stats) = _body(form, resets, carry, laid)
       return (carry, outputs), stats
 

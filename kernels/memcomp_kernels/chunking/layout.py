@@ -25,21 +25,27 @@ class Places(NamedTuple):
     tile: `[batch, time]`, the tile of each token. Tile 0 is reserved for the
       rest of a chunk that began in an earlier call.
     slot: `[batch, time]`, the token's place in its tile, in [0, chunk).
-    valid: bool `[batch, time]`, false at padding.
-    starts: bool `[batch, time]`, true where a new segment starts.
+    valid: bool `[batch, time]`, false at padding; None without segment ids.
+    starts: bool `[batch, time]`, true where a new segment starts; None without
+      segment ids.
     needed: int32 scalar, number of tiles that the fullest row needs.
-    position: int32 `[batch]`, tokens since the last chunk started, at the end
-      of the call.
+    before: int32 `[batch]`, tokens since the last chunk started, before the
+      call; None if a tile may start at any token.
+    position: int32 `[batch]`, the same after the call; 0 if `before` is None.
     segment_id: int32 `[batch]`, the segment of the last token.
+    inside: bool scalar, whether a new segment starts inside a chunk; None if
+      none can.
   """
 
   tile: jax.Array
   slot: jax.Array
-  valid: jax.Array
-  starts: jax.Array
+  valid: jax.Array | None
+  starts: jax.Array | None
   needed: jax.Array
+  before: jax.Array | None
   position: jax.Array
   segment_id: jax.Array
+  inside: jax.Array | None
 
 
 class Flags(NamedTuple):
@@ -84,8 +90,8 @@ class Layout:
 def places(
   segment_ids: jax.Array | None,
   segment_id: jax.Array,
-  position: jax.Array,
-  reset_position: jax.Array | int = 0,
+  position: jax.Array | None,
+  reset_position: jax.Array | None,
   *,
   time: int,
   chunk: int,
@@ -96,12 +102,15 @@ def places(
     segment_ids: `[batch, time]`; 0 is padding. None means that all tokens
       continue the state's segment.
     segment_id: `[batch]`, segment of the state.
-    position: `[batch]`, tokens of the state since its chunk started.
-    reset_position: `[batch]` or int, the same of the state that new segments
-      start from.
+    position: `[batch]`, tokens of the state since its chunk started; None if a
+      tile may start at any token.
+    reset_position: the same of the state that new segments start from.
     time: tokens per row.
     chunk: tokens per chunk.
   """
+  before = position
+  if position is None:
+    position = jnp.zeros_like(segment_id)
   if segment_ids is None:
     # This is a closed form because the compiler takes minutes to fold scans of
     # constants.
@@ -109,22 +118,28 @@ def places(
     return Places(
       tile=since // chunk,
       slot=since % chunk,
-      valid=jnp.ones(since.shape, bool),
-      starts=jnp.zeros(since.shape, bool),
+      valid=None,
+      starts=None,
       needed=(jnp.max(position) + time - 1) // chunk + 1,
+      before=before,
       position=(position + time) % chunk,
       segment_id=contract.next_segment_id(segment_id),
+      inside=None,
     )
+  inside = None
+  if reset_position is None:
+    reset_position = jnp.zeros_like(segment_id)
+  else:
+    inside = jnp.any(reset_position % chunk > 0)
   starts, last_id = contract.segment_starts(segment_ids, segment_id)
   valid = segment_ids != 0
   count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
   # Rank of the current segment's first token; -1 for the segment of the state.
   first = lax.cummax(jnp.where(starts, count - 1, -1), axis=1)
-  reset_position = jnp.broadcast_to(reset_position, position.shape)
-  before = jnp.where(
+  offset = jnp.where(
     first >= 0, reset_position[:, None] - first, position[:, None]
   )
-  since = before + count - 1
+  since = offset + count - 1
   slot = jnp.where(valid, since % chunk, 0)
   carried = (position > 0).astype(jnp.int32)[:, None]
   first_of_tile = ((valid & (slot == 0)) | starts).astype(jnp.int32)
@@ -136,14 +151,15 @@ def places(
     valid=valid,
     starts=starts,
     needed=jnp.max(tile[:, -1]) + 1,
+    before=before,
     position=end,
     segment_id=last_id,
+    inside=inside,
   )
 
 
 def indexed(
   where: Places,
-  position: jax.Array,
   *,
   chunk: int,
   num_tiles: int,
@@ -153,7 +169,6 @@ def indexed(
 
   Args:
     where: result of `places`.
-    position: `[batch]`, as passed to `places`.
     chunk: tokens per tile.
     num_tiles: number of tiles. They are all tiles if it is at least
       `where.needed`.
@@ -163,7 +178,9 @@ def indexed(
   batch, time = where.tile.shape
   size = num_tiles * chunk
   tile = where.tile - first
-  here = where.valid & (tile >= 0) & (tile < num_tiles)
+  here = (tile >= 0) & (tile < num_tiles)
+  if where.valid is not None:
+    here &= where.valid
   place = jnp.where(here, tile * chunk + where.slot, size)
   rows = jnp.arange(batch)[:, None]
   source = jnp.full((batch, size), time, jnp.int32)
@@ -172,12 +189,25 @@ def indexed(
   )
   occupied = jnp.any(source.reshape(batch, num_tiles, chunk) < time, axis=-1)
   resets = jnp.zeros((batch, num_tiles), bool)
-  resets = resets.at[rows, jnp.where(where.starts & here, tile, num_tiles)].set(
-    True, mode="drop"
-  )
-  continues = (position > 0)[:, None] & (jnp.arange(num_tiles) + first == 0)
+  if where.starts is not None:
+    started = jnp.where(where.starts & here, tile, num_tiles)
+    resets = resets.at[rows, started].set(True, mode="drop")
+  continues = jnp.zeros_like(resets)
+  if where.before is not None:
+    is_first = jnp.arange(num_tiles) + first == 0
+    continues = (where.before > 0)[:, None] & is_first
   flags = Flags(resets.T, continues.T, occupied.T)
   return Layout(batch, time, chunk, source, place, flags)
+
+
+def valid(layout: Layout) -> jax.Array:
+  """Returns bool `[tiles, batch, chunk]`, whether a token is at a place."""
+  batch, time, chunk = layout.batch, layout.time, layout.chunk
+  source = layout.source
+  if source is None:
+    source = jnp.arange(-(-time // chunk) * chunk)[None]
+  here = jnp.swapaxes((source < time).reshape(source.shape[0], -1, chunk), 0, 1)
+  return jnp.broadcast_to(here, (here.shape[0], batch, chunk))
 
 
 def complete(layout: Layout) -> jax.Array:
@@ -186,12 +216,7 @@ def complete(layout: Layout) -> jax.Array:
   The chunk in such a tile is complete, even if it began in an earlier call,
   because the tokens of a chunk fill its places in order.
   """
-  batch, time, chunk = layout.batch, layout.time, layout.chunk
-  if layout.source is None:
-    whole = jnp.arange(-(-time // chunk)) < time // chunk
-    return jnp.broadcast_to(whole[:, None], (whole.shape[0], batch))
-  last = layout.source.reshape(batch, -1, chunk)[..., -1]
-  return (last < time).T
+  return valid(layout)[..., -1]
 
 
 def handed_on(layout: Layout) -> jax.Array:

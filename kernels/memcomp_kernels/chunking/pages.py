@@ -43,22 +43,18 @@ def num_tiles(time: int, chunk: int) -> int:
   return min(whole + max(whole // 4, 2), time + 1)
 
 
-def cut(
-  where: layout_lib.Places, position: jax.Array, *, chunk: int, time: int
-) -> Pages:
+def cut(where: layout_lib.Places, chunk: int) -> Pages:
   """Cuts the tiles of packed rows into pages.
 
   Args:
     where: each token's tile.
-    position: as passed to `layout.places`.
     chunk: tokens per tile.
-    time: tokens per row.
   """
-  size = num_tiles(time, chunk)
+  size = num_tiles(where.tile.shape[1], chunk)
 
   def layout(page):
     return layout_lib.indexed(
-      where, position, chunk=chunk, num_tiles=size, first=page * size
+      where, chunk=chunk, num_tiles=size, first=page * size
     )
 
   return Pages(-(-where.needed // size), layout)

@@ -4,6 +4,7 @@ import dataclasses
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference, tile
 from memcomp_kernels.parallel import state_passing
 
@@ -50,6 +51,8 @@ delta_rule = op_lib.Op.of(
     ),
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
   order=("q", "k", "v", "beta"),
   names={"write_rate": "beta"},
   fixed={"forget_gate": False},

@@ -2,6 +2,7 @@
 
 from memcomp_kernels import facts
 from memcomp_kernels import op as op_lib
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.infini_attention import reference, tile
 
 __all__ = ["infini_attention"]
@@ -51,4 +52,6 @@ infini_attention = op_lib.Op.of(
     "xla_chunked": tile.chunk,
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
 )

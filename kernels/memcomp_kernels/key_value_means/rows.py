@@ -13,7 +13,7 @@ ROUTE = "key_value_means_route"
 """Checkpoint name of the chosen rows: the backward pass keeps them."""
 
 
-class Block(NamedTuple):
+class LeavingChunk(NamedTuple):
   """The chunk that leaves the window.
 
   Attributes:
@@ -59,7 +59,7 @@ def _per_head(x: jax.Array) -> jax.Array:
   return x[:, None, None]
 
 
-def weighed(block: Block, appended: jax.Array, spec: reference.Spec):
+def weighed(block: LeavingChunk, appended: jax.Array, spec: reference.Spec):
   """Returns keys and values as they are added to their rows."""
   weight = block.gates
   if not spec.gate_appends:
@@ -86,7 +86,7 @@ def targets(state: reference.State, spec: reference.Spec) -> jax.Array:
 
 
 def new_targets(
-  block: Block,
+  block: LeavingChunk,
   appended: jax.Array,
   state: reference.State,
   spec: reference.Spec,
@@ -116,7 +116,10 @@ def _rank(x: jax.Array) -> jax.Array:
 
 
 def route(
-  state: reference.State, block: Block, count: jax.Array, spec: reference.Spec
+  state: reference.State,
+  block: LeavingChunk,
+  count: jax.Array,
+  spec: reference.Spec,
 ) -> Route:
   """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
   state, block = lax.stop_gradient((state, block))
@@ -149,7 +152,7 @@ class Entered(NamedTuple):
 
 def enter(
   state: reference.State,
-  block: Block,
+  block: LeavingChunk,
   count: jax.Array,
   moves: jax.Array,
   spec: reference.Spec,
@@ -173,7 +176,7 @@ def enter(
 
 def add_block(
   state: reference.State,
-  block: Block,
+  block: LeavingChunk,
   count: jax.Array,
   where: Route,
   spec: reference.Spec,

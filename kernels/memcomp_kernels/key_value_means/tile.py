@@ -28,7 +28,7 @@ from memcomp_kernels import contract
 from memcomp_kernels.key_value_means import reference, rows
 
 
-def leaving(state: reference.State, spec: reference.Spec) -> rows.Block:
+def leaving(state: reference.State, spec: reference.Spec) -> rows.LeavingChunk:
   """Returns the chunk of the window that the chunk at `position` replaces."""
   place = (state.position // spec.chunk_size) % spec.window_chunks
 
@@ -40,7 +40,7 @@ def leaving(state: reference.State, spec: reference.Spec) -> rows.Block:
   key, gate = take(state.window_keys), take(state.window_gates)
   rotary = jnp.arange(key.shape[-1]) < spec.rotary_dim
   first = (state.position == spec.window)[:, None, None, None]
-  return rows.Block(
+  return rows.LeavingChunk(
     keys=rows.layer_norm(jnp.where(rotary, 0, key), state, spec),
     values=take(state.window_values),
     gates=jnp.where(first, 1, gate),  # the first rows are not weighed

@@ -156,11 +156,7 @@ def _scan_tiles(options, capacity, state, reset, laid):
 
 def _run(options, layout, state, reset, inputs):
   """Runs a call in one layout; returns the state (not its segment), outputs."""
-  batch, time = layout.batch, layout.time
-  capacity = state.keys.shape[2]
-  present = (
-    layout_lib.lay(layout, jnp.ones((batch, time, 1), jnp.int8))[:, :, 0] > 0
-  )
+  capacity, present = state.keys.shape[2], layout_lib.valid(layout)
   resets = None if layout.flags is None else layout.flags.resets
   laid = (
     layout_lib.lay(layout, inputs),
@@ -172,7 +168,7 @@ def _run(options, layout, state, reset, inputs):
     options.spec,
     capacity=capacity,
     max_position=options.max_position,
-    time=time,
+    time=layout.time,
     num_tiles=present.shape[0],
   ):
     part = jax.tree.map(lambda x: x[stage.start : stage.stop], laid)  # noqa: B023
@@ -240,12 +236,7 @@ def _indexed(options, state, reset, inputs, segment_ids, num_tiles):
   """Calls `_run` with tokens laid by index; also sets the new segment id."""
   spec = options.spec
   where = _places(spec, state, reset, segment_ids, inputs.query.shape[1])
-  layout = layout_lib.indexed(
-    where,
-    state.position % spec.chunk_size,
-    chunk=spec.chunk_size,
-    num_tiles=num_tiles,
-  )
+  layout = layout_lib.indexed(where, chunk=spec.chunk_size, num_tiles=num_tiles)
   state, outputs = _run(options, layout, state, reset, inputs)
   return state._replace(segment_id=where.segment_id), outputs
 

@@ -28,7 +28,6 @@ renormalised.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ def chunk(call: dispatch.Call) -> tuple:
   """Computes what `reference` does, in chunk form; see `Op.chunk`."""
   if not call.spec.chunked and call.spec.sparsity:
     return contract.scan(reference.step, call, block=_SCAN_BLOCK)
-  return _chunk(call._replace(inputs=lay(call.inputs, call.spec)))
+  return _chunk(call)
 
 
 def form(
@@ -78,14 +77,6 @@ def form(
 _chunk = chunked.implementation(form)
 
 
-def lay(inputs: reference.Inputs, spec: reference.Spec) -> Any:
-  """Returns the inputs in the structure that `form` expects."""
-  if spec.chunked:
-    return inputs
-  taken = jnp.ones_like(inputs.query[:, :, :1, :1])
-  return tile_lib.Laid(inputs, taken)
-
-
 def run(
   call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
@@ -93,7 +84,12 @@ def run(
 
   The memories are (S,); with sparsity (S, sum of write rates).
   """
-  memories, starts, inputs, complete, spec, _ = call
+  memories, starts, inputs, spec = (
+    call.memories,
+    call.starts,
+    call.inputs,
+    call.spec,
+  )
   dtype, time = inputs.query.dtype, inputs.query.shape[-2]
   product = functools.partial(contract.product, dtype=dtype)
   S, start = memories[0], starts[0]
@@ -137,11 +133,11 @@ def run(
     memories[1] + jnp.sum(rate, axis=(-2, -1)) if spec.sums_rates else None
   )
   finished = reference.finish(S, start, rates, spec)
-  S = contract.batched_where(complete, finished, S)
+  S = contract.batched_where(call.complete, finished, S)
   output = output[..., :time, :].astype(dtype)
   if rates is None:
     return (S,), output, None
-  rates = contract.batched_where(complete, jnp.zeros_like(rates), rates)
+  rates = contract.batched_where(call.complete, jnp.zeros_like(rates), rates)
   return (S, rates), output, None
 
 

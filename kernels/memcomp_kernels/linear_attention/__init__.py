@@ -2,6 +2,7 @@
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference, tile
 
 __all__ = ["linear_attention"]
@@ -41,5 +42,7 @@ linear_attention = op_lib.Op.of(
     ),
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
   order=("q", "k", "v", "g"),
 )

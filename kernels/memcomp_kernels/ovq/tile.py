@@ -20,13 +20,6 @@ from memcomp_kernels.ovq import dictionary as dictionary_lib
 from memcomp_kernels.ovq import reference
 
 
-class Laid(NamedTuple):
-  """Inputs in tiles; `taken` `[batch, time, heads, 1]` is 1 for tokens."""
-
-  inputs: reference.Inputs
-  taken: jax.Array
-
-
 class Carry(NamedTuple):
   """A State for tiles; `taken` says which pending places hold tokens."""
 
@@ -48,11 +41,9 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
     run_tile=run,
     memories=Carry._fields[:6],
   )
-  laid = Laid(call.inputs, jnp.ones_like(call.inputs.query[..., :1]))
   reset = None if call.reset_state is None else _carry(call.reset_state)
   carry, y, _ = chunked.run(
-    form,
-    call._replace(state=_carry(call.state), inputs=laid, reset_state=reset),
+    form, call._replace(state=_carry(call.state), reset_state=reset)
   )
   fields = carry._asdict()
   del fields["taken"]
@@ -73,16 +64,16 @@ def run(
 
   The memories are the dictionary's keys, values and counts; keys and values of
   the chunk so far; and which of its places are taken, `[batch, heads, chunk,
-  1]`. The dictionary is the one at the chunk's start. The inputs are `Laid`.
+  1]`. The dictionary is the one at the chunk's start.
   """
-  laid, spec = call.inputs, call.spec
+  inputs, spec = call.inputs, call.spec
   *rows, keys, values, taken = call.memories
   D = dictionary_lib.Dictionary(*rows)
-  query = laid.inputs.query
+  query = inputs.query
   product = functools.partial(contract.product, dtype=query.dtype)
-  here = laid.taken > 0
-  keys = jnp.where(here, laid.inputs.key.astype(keys.dtype), keys)
-  values = jnp.where(here, laid.inputs.value.astype(values.dtype), values)
+  here = call.valid[:, None, :, None]
+  keys = jnp.where(here, inputs.key.astype(keys.dtype), keys)
+  values = jnp.where(here, inputs.value.astype(values.dtype), values)
   taken = jnp.where(here, 1, taken)
 
   own = jnp.eye(spec.chunk_size, dtype=bool)

@@ -204,14 +204,14 @@ def _summarize(
   Args:
     rows: `[batch, heads, size, ...]` leaves, for their shapes.
     tokens: `[batch, time, heads, ...]` leaves.
-    segment_ids: see `window.plan`.
+    segment_ids: see `window.placement`.
     segment_id: `[batch]`, segment of the token before the call.
     reset: rows and position that new segments start from.
     sink_tokens: number of rows that keep the first tokens.
   """
   reset_rows, reset_position = reset
   empty = jax.tree.map(jnp.zeros_like, rows)
-  places = window.plan(
+  places = window.placement(
     segment_ids,
     segment_id,
     jnp.zeros_like(segment_id),

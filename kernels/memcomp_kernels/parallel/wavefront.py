@@ -20,7 +20,7 @@ _PARTS_PER_SHARD = 4
 _FEATURES = 128
 
 
-class Parts(NamedTuple):
+class Partition(NamedTuple):
   """Numbers of parts of rows and heads; part = row part * heads + head part.
 
   Attributes:
@@ -67,7 +67,7 @@ class Parts(NamedTuple):
       yield head_axis, part % self.heads * size, size
 
 
-def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
+def parts_for(rows: int, heads: int, features: int, shards: int) -> Partition:
   """Cuts rows, then heads, until at most 20 % of the turns are idle.
 
   A shard works in `parts` of `parts + shards - 1` turns. More
@@ -82,9 +82,9 @@ def parts_for(rows: int, heads: int, features: int, shards: int) -> Parts:
     shards: number of shards of time.
   """
   enough = _PARTS_PER_SHARD * (shards - 1)
-  choices = [Parts(r, 1) for r in range(1, rows + 1) if rows % r == 0]
+  choices = [Partition(r, 1) for r in range(1, rows + 1) if rows % r == 0]
   choices += [
-    Parts(rows, h)
+    Partition(rows, h)
     for h in range(2, heads + 1)
     if heads % h == 0 and heads // h * features >= _FEATURES
   ]

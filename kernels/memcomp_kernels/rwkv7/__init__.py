@@ -5,6 +5,7 @@ import jax
 from memcomp_kernels import op as op_lib
 from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.math import channel_decay
 from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.rwkv7 import reference, tile
 
@@ -62,6 +63,8 @@ rwkv7 = op_lib.Op.of(
     "xla_chunked": chunked.implementation(tile.form),
   },
   facts=_facts,
+  Tiling=channel_decay.Tiling,
+  tiled=("xla_chunked",),
   order=("r", "w", "k", "v"),
   names={"query": "r", "log_decay": "w"},
   make_state=_make_state,

@@ -6,6 +6,7 @@ import jax
 
 from memcomp_kernels import op as op_lib
 from memcomp_kernels import shapes
+from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import reference, tile
 
 __all__ = ["gated_slot_attention", "slot_attention"]
@@ -85,6 +86,8 @@ slot_attention = op_lib.Op.of(
     "xla_chunked": tile.chunk,
   },
   facts=_facts,
+  Tiling=channel_decay.Tiling,
+  tiled=("xla_chunked",),
   names={"write_logit": "s"},
   make_state=_make_state,
 )

@@ -16,39 +16,22 @@ which is known without a sum of differences, and w = exp(s - z).
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract, dispatch
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import reference
 
 
-class Laid(NamedTuple):
-  """Inputs in tiles; `taken` `[batch, time, heads, 1]` is 1 for tokens.
-
-  Empty places hold zeros. A write logit of zero is a write, so "softmax" needs
-  `taken` to recognise empty places.
-  """
-
-  inputs: reference.Inputs
-  taken: jax.Array | None
-
-  @property
-  def query(self) -> jax.Array:
-    """The query of the inputs."""
-    return self.inputs.query
-
-
 def form(
   spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
 ) -> form_lib.Form:
-  """Returns the form of the memory, for inputs as `lay` returns them."""
+  """Returns the form of the memory."""
   tiling = tiling or channel_decay.DEFAULT
   total = ("log_total",) if spec.rule == "softmax" else ()
   return form_lib.Form(
@@ -60,29 +43,15 @@ def form(
   )
 
 
-def lay(inputs: reference.Inputs) -> Laid:
-  """Returns the inputs, with `taken` where it is needed."""
-  logit = inputs.write_logit
-  return Laid(inputs, None if logit is None else jnp.ones_like(logit[..., :1]))
-
-
-_chunk = chunked.implementation(form)
-
-
-def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-  return _chunk(call._replace(inputs=lay(call.inputs)))
-
-
 def run(
   call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, None]:
   """Writes and reads one tile; see `Form.run_tile`.
 
-  The memories are K~, V~ and, with "softmax", z. The inputs are `Laid`.
+  The memories are K~, V~ and, with "softmax", z.
   """
-  laid, spec, tiling = call.inputs, call.spec, call.tiling
-  inputs, dtype = laid.inputs, laid.query.dtype
+  inputs, spec, tiling = call.inputs, call.spec, call.tiling
+  dtype = inputs.query.dtype
   product = functools.partial(contract.product, dtype=dtype)
   K, V, *totals = call.memories
   q, k, v = inputs.query, inputs.key, inputs.value
@@ -92,8 +61,8 @@ def run(
     w = -jnp.expm1(log_decay)
   else:
     s, (before,) = jnp.asarray(inputs.write_logit, K.dtype), totals
-    if laid.taken is not None:
-      s = jnp.where(laid.taken > 0, s, 2 * reference.EMPTY)
+    # Empty places hold zeros, and a write logit of zero is a write.
+    s = jnp.where(call.valid[:, None, :, None], s, 2 * reference.EMPTY)
     # A log of a sum of zeros, as -inf writes them, has no derivative.
     s = jnp.maximum(s, 2 * reference.EMPTY)
     z = jnp.logaddexp(before[..., None, :], lax.cumlogsumexp(s, axis=2))
@@ -112,3 +81,6 @@ def run(
   K = kept * K + product("bhim,bhik->bhmk", last, k)
   V = kept * V + product("bhim,bhiv->bhmv", last, v)
   return (K, V, *totals), y.astype(dtype), None
+
+
+chunk = chunked.implementation(form)

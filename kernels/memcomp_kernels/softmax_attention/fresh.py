@@ -33,15 +33,15 @@ def implementation(
 def _chunk(attend, call):
   state, inputs, spec, segment_ids = call[:4]
   size = state.keys.shape[2]
-  plan = window.plan_of(call, size)
+  where = window.placement_of(call, size)
   rows = state.keys, state.values
-  joined = window.join(plan, rows, (inputs.key, inputs.value))
-  run = None if segment_ids is None else plan.run
-  query = window.compact(plan, inputs.query)
+  joined = window.join(where, rows, (inputs.key, inputs.value))
+  run = None if segment_ids is None else where.run
+  query = window.compact(where, inputs.query)
   outputs = attend(query, *joined, run, spec=spec, size=size)
-  keys, values = window.advance(plan, rows, rows, joined)
-  state = reference.State(keys, values, plan.next_position, plan.segment_id)
-  return state, window.restore(plan, outputs)
+  keys, values = window.advance(where, rows, rows, joined)
+  state = reference.State(keys, values, where.next_position, where.segment_id)
+  return state, window.restore(where, outputs)
 
 
 def unsupported(call: dispatch.Call) -> str | None:

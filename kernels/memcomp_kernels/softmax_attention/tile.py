@@ -21,7 +21,7 @@ from memcomp_kernels import contract, dispatch, window
 from memcomp_kernels.softmax_attention import reference
 
 
-class Tokens(NamedTuple):
+class Entries(NamedTuple):
   """Keys and values, with their runs and positions.
 
   Attributes:
@@ -69,66 +69,66 @@ def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
   reset_state, max_position = call.reset, call.max_position
   # New segments then start from a fresh state and inherit no tokens.
   fresh = max_position == 0 and call.reset_state is None
-  plan = window.plan_of(call, state.keys.shape[2])
+  where = window.placement_of(call, state.keys.shape[2])
   rows = state.keys, state.values
   reset_rows = reset_state.keys, reset_state.values
-  joined = window.join(plan, rows, (inputs.key, inputs.value))
-  queries = window.compact(plan, (inputs.query, inputs.sink_query))
+  joined = window.join(where, rows, (inputs.key, inputs.value))
+  queries = window.compact(where, (inputs.query, inputs.sink_query))
   operands = queries, joined, rows, reset_rows
 
   # Both are checkpointed, so the gradient stores only the operands.
   @jax.checkpoint
   def usual(queries, joined, rows, reset_rows):
     del reset_rows
-    return _attend(plan, spec, queries, joined, rows, None)
+    return _attend(where, spec, queries, joined, rows, None)
 
   @jax.checkpoint
   def inheriting(queries, joined, rows, reset_rows):
-    return _attend(plan, spec, queries, joined, rows, reset_rows)
+    return _attend(where, spec, queries, joined, rows, reset_rows)
 
   if segment_ids is None or fresh:
     outputs = usual(*operands)
   else:
-    outputs = lax.cond(plan.inherits, inheriting, usual, *operands)
-  keys, values = window.advance(plan, rows, reset_rows, joined)
-  state = reference.State(keys, values, plan.next_position, plan.segment_id)
-  return state, window.restore(plan, outputs)
+    outputs = lax.cond(where.inherits, inheriting, usual, *operands)
+  keys, values = window.advance(where, rows, reset_rows, joined)
+  state = reference.State(keys, values, where.next_position, where.segment_id)
+  return state, window.restore(where, outputs)
 
 
-def _attend(plan, spec, queries, joined, rows, reset_rows):
+def _attend(where, spec, queries, joined, rows, reset_rows):
   """Returns outputs of the call's tokens, in the order of `window.compact`."""
   time = queries[0].shape[1]
   keys, values = joined
-  line = Tokens(keys, values, plan.run, plan.position)
-  queries += plan.run[:, plan.prior :], plan.position[:, plan.prior :]
-  run = functools.partial(_tile, plan, spec, reset_rows)
-  size = window_tile(plan.ring)
-  back = -(-plan.ring // size) * size
+  line = Entries(keys, values, where.run, where.position)
+  queries += where.run[:, where.prior :], where.position[:, where.prior :]
+  run = functools.partial(_tile, where, spec, reset_rows)
+  size = window_tile(where.ring)
+  back = -(-where.ring // size) * size
   if back < time:
-    return _band(plan, run, size, back, queries, line, rows, joined)
+    return _band(where, run, size, back, queries, line, rows, joined)
 
   # These are the sinks in the state; all others are in the line.
-  kept = _sinks(plan, rows, joined, jnp.zeros(1, jnp.int32))
+  kept = _sinks(where, rows, joined, jnp.zeros(1, jnp.int32))
   kept = jax.tree.map(lambda x: x[0], kept)
-  size = min(full_tile(plan.prior + time), time)
+  size = min(full_tile(where.prior + time), time)
   tiles = -(-time // size)
   each = -(-tiles // _CAUSAL_PARTS) * size
   outputs = []
   for start in range(0, time, each):
     end = min(start + each, time)
     part = jax.tree.map(lambda x: x[:, start:end], queries)  # noqa: B023
-    seen = jax.tree.map(lambda x: x[:, : plan.prior + end], line)  # noqa: B023
+    seen = jax.tree.map(lambda x: x[:, : where.prior + end], line)  # noqa: B023
     seen = _concatenate(kept, seen)
     one = functools.partial(run, tokens=seen)
     outputs.append(_over_tiles(one, size, end - start, part))
   return jnp.concatenate(outputs, axis=1)
 
 
-def _band(plan, run, size, back, queries, line, rows, joined):
+def _band(where, run, size, back, queries, line, rows, joined):
   """Attends in tiles that see themselves and `back` tokens before them."""
   time = queries[0].shape[1]
   tiles = -(-time // size)
-  spread = [(0, 0), (back - plan.prior, tiles * size - time)]
+  spread = [(0, 0), (back - where.prior, tiles * size - time)]
 
   def slabs(x, empty):
     x = jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
@@ -136,42 +136,42 @@ def _band(plan, run, size, back, queries, line, rows, joined):
     shifted = [blocks[i : i + tiles] for i in range(back // size + 1)]
     return jnp.concatenate(shifted, axis=2)
 
-  seen = Tokens(
+  seen = Entries(
     slabs(line.key, 0),
     slabs(line.value, 0),
     slabs(line.run, window.PADDING),
     slabs(line.position, 0),
   )
-  starts = plan.prior - back + size * jnp.arange(tiles, dtype=jnp.int32)
+  starts = where.prior - back + size * jnp.arange(tiles, dtype=jnp.int32)
   seen = jax.tree.map(
     lambda a, b: jnp.concatenate([a, b], axis=2),
-    _sinks(plan, rows, joined, starts),
+    _sinks(where, rows, joined, starts),
     seen,
   )
   return _over_tiles(run, size, time, queries, seen)
 
 
-def _sinks(plan, rows, joined, starts) -> Tokens:
+def _sinks(where, rows, joined, starts) -> Entries:
   """Returns the sinks before given places: `[places, batch, sinks, ...]`."""
-  (keys, values), exists, run = window.sinks(plan, rows, joined, starts)
+  (keys, values), exists, run = window.sinks(where, rows, joined, starts)
   run = jnp.where(exists, run[..., None], window.EMPTY)
-  position = jnp.arange(plan.sink_tokens, dtype=jnp.int32)
+  position = jnp.arange(where.sink_tokens, dtype=jnp.int32)
   position = jnp.broadcast_to(position, run.shape)
-  tokens = Tokens(keys, values, run, position)
+  tokens = Entries(keys, values, run, position)
   return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
 
 
-def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
+def _tile(where, spec, reset_rows, query, sink_query, run, position, tokens):
   """Returns outputs of one tile of queries `[batch, size, ...]`."""
   same = run[:, :, None] == tokens.run[:, None]
   if reset_rows is not None:
     # These tokens were in the window of a segment that started in the call.
-    reset = _held(plan, reset_rows)
+    reset = _held(where, reset_rows)
     started = (run > 0)[:, :, None] & (reset.run == 0)[:, None]
     tokens = _concatenate(reset, tokens)
     same = jnp.concatenate([started, same], axis=2)
   seen = same & sees(
-    position[:, :, None], tokens.position[:, None], spec=spec, ring=plan.ring
+    position[:, :, None], tokens.position[:, None], spec=spec, ring=where.ring
   )
   kv_heads = tokens.key.shape[2]
   query, sink_query = jax.tree.map(
@@ -183,14 +183,14 @@ def _tile(plan, spec, reset_rows, query, sink_query, run, position, tokens):
   return by_head(outputs, queries).astype(query.dtype)
 
 
-def _held(plan, rows) -> Tokens:
+def _held(where, rows) -> Entries:
   """Returns the tokens of the state that new segments start from."""
   position = window.held(
-    plan.reset_position, size=plan.size, sink_tokens=plan.sink_tokens
+    where.reset_position, size=where.size, sink_tokens=where.sink_tokens
   )
   keys, values = (jnp.swapaxes(x, 1, 2) for x in rows)
   run = jnp.where(position >= 0, 0, window.EMPTY)
-  return Tokens(keys, values, run, position)
+  return Entries(keys, values, run, position)
 
 
 def _over_tiles(run, size, time, queries, *seen):
@@ -219,7 +219,7 @@ def _cut(x, size):
   return jnp.moveaxis(x, 1, 0)
 
 
-def _concatenate(a: Tokens, b: Tokens) -> Tokens:
+def _concatenate(a: Entries, b: Entries) -> Entries:
   return jax.tree.map(
     lambda x, y: jnp.concatenate([x.astype(y.dtype), y], axis=1), a, b
   )
@@ -248,7 +248,7 @@ def sees(
 
 def attend(
   query: jax.Array,
-  tokens: Tokens,
+  tokens: Entries,
   seen: jax.Array,
   *,
   spec: reference.Spec,

@@ -2,6 +2,7 @@
 
 from memcomp_kernels import dispatch
 from memcomp_kernels import op as op_lib
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.parallel import state_passing
 from memcomp_kernels.state_space_duality import reference, tile
 
@@ -49,6 +50,8 @@ state_space_duality = op_lib.Op.of(
     ),
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
   order=("q", "k", "v", "g"),
   names={"write_rate": "dt", "skip": "D"},
   check=_check,

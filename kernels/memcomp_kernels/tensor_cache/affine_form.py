@@ -70,17 +70,17 @@ def implementation(
 
 def memory(
   engines: Engines,
-  plan: window.Plan,
+  where: window.Placement,
   state: reference.State,
   reset_state: reference.State,
-  tokens: tile.Tokens,
+  tokens: reference.Inputs,
   writes: jax.Array,
   spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
   """Does what `xla_chunked.memory` does, with tiles run by `engines`."""
   engine = engines[spec.chunked]
   # The order is that of `window.compact`: runs, then padding.
-  ids = None if plan.source is None else plan.run[:, plan.prior :] + 1
+  ids = None if where.source is None else where.run[:, where.prior :] + 1
   laid = tile.masked(tokens, writes[..., None, None])
   laid = laid._replace(read_route=None, read_mix=None)
   time = tokens.query.shape[1]
@@ -125,7 +125,7 @@ def _scan(state, reset_state, ids, form, tokens, take):
       x = take(memories)
       return x.reshape(x.shape[0], -1, *x.shape[-2:])
 
-    return Lanes(
+    return MemoryState(
       lanes(state.memories),
       lanes(state.starts) if spec.chunked else None,
       state.position % spec.chunk_size if spec.chunked else None,
@@ -144,7 +144,7 @@ def _scan(state, reset_state, ids, form, tokens, take):
   return (memory, start), read.reshape(batch, time, heads, -1, read.shape[-1])
 
 
-class Lanes(NamedTuple):
+class MemoryState(NamedTuple):
   """The memory's part of the state, `[batch, heads * lanes, key, value]`.
 
   `start` and `position` are None where nothing is defined per chunk.
@@ -157,7 +157,7 @@ class Lanes(NamedTuple):
 
 
 def prepare(
-  tokens: tile.Tokens, spec: reference.Spec, tiling: None
+  tokens: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
   """Computes the part of the tile's algebra that needs no memory matrix.
 
@@ -168,7 +168,7 @@ def prepare(
 
 
 def prepare_sums(
-  tokens: tile.Tokens, spec: reference.Spec, tiling: None
+  tokens: reference.Inputs, spec: reference.Spec, tiling: None
 ) -> affine.Tile:
   """Does what `prepare` does, for the normalizer: no rule corrects sums."""
   del tiling

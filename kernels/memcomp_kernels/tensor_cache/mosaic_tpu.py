@@ -9,10 +9,12 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.pallas_tpu.affine import engine, prepared
 from memcomp_kernels.softmax_attention import library_tpu
-from memcomp_kernels.tensor_cache import affine_form, tile
+from memcomp_kernels.tensor_cache import affine_form, reference, tile
 
 
-def tokens(form: form_lib.Form, inputs: tile.Tokens) -> engine.Tokens | None:
+def tokens(
+  form: form_lib.Form, inputs: reference.Inputs
+) -> engine.Tokens | None:
   """Converts inputs to the tokens of `pallas_tpu.affine.engine`, or None.
 
   None means that these kernels cannot run the call. Either slots are routed, or

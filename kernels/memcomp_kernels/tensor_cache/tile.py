@@ -46,32 +46,8 @@ def tile_time(spec: reference.Spec, time: int) -> int:
   return min(_TOKENS[spec.rule], time)
 
 
-class Tokens(NamedTuple):
-  """The inputs of tokens, `[batch, heads, tile, ...]`; zeros if empty.
-
-  Attributes:
-    query: the query that reads.
-    key: the key that is written.
-    value: the value that is written.
-    log_decay: as in `reference.Inputs`, like all fields below.
-    write_rate: eta.
-    write_route: rho.
-    read_route: pi.
-    read_mix: alpha.
-  """
-
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
-  log_decay: jax.Array
-  write_rate: jax.Array
-  write_route: jax.Array | None
-  read_route: jax.Array | None
-  read_mix: jax.Array | None
-
-
-class Places(NamedTuple):
-  """What tokens do at their places, `[batch, tile]`.
+class Roles(NamedTuple):
+  """What tokens do at their roles, `[batch, tile]`.
 
   Attributes:
     writes: bool, whether the token writes.
@@ -115,8 +91,8 @@ class _Seen(NamedTuple):
 def run(
   carry: Carry,
   reset: Carry,
-  tokens: Tokens,
-  places: Places,
+  tokens: reference.Inputs,
+  roles: Roles,
   spec: reference.Spec,
 ) -> tuple[Carry, jax.Array]:
   """Reads and writes one tile.
@@ -125,7 +101,7 @@ def run(
     carry: the carry before the tile.
     reset: the carry that a new segment starts from.
     tokens: tokens of the tile.
-    places: what the tokens do.
+    roles: what the tokens do.
     spec: the memory's options.
 
   Returns:
@@ -134,22 +110,22 @@ def run(
   """
   dtype = tokens.query.dtype
   dot = functools.partial(contract.product, dtype=dtype)
-  origin = _latest(places.starts)
-  begin = _latest(None if places.phase is None else places.phase == 0)
+  origin = _latest(roles.starts)
+  begin = _latest(None if roles.phase is None else roles.phase == 0)
   sums = None
   if spec.chunk_mean:
-    tokens, places, sums = _chunk_means(
-      carry.sums, reset.sums, tokens, places, origin, begin, spec, dot
+    tokens, roles, sums = _chunk_means(
+      carry.sums, reset.sums, tokens, roles, origin, begin, spec, dot
     )
     begin = None  # a chunk is written at its end, so all its reads agree
-  tokens = masked(tokens, places.writes[:, None, :, None])
+  tokens = masked(tokens, roles.writes[:, None, :, None])
   survived, rate = survival(tokens)
 
   def seen(shares, boundary):
     return _seen(carry, reset, shares, boundary, origin)
 
   if begin is None:
-    time = places.writes.shape[1]
+    time = roles.writes.shape[1]
     before = seen(survived[..., :-1, :], jnp.arange(time)[None])
     read = before
     if spec.read_after_write:
@@ -191,7 +167,7 @@ def run(
   return Carry(memories, starts, sums), output.astype(dtype)
 
 
-def masked(tokens: Tokens, writes: jax.Array) -> Tokens:
+def masked(tokens: reference.Inputs, writes: jax.Array) -> reference.Inputs:
   """Sets gates to zero unless the token writes; bool with axes of the gates."""
   return tokens._replace(
     log_decay=jnp.where(writes, tokens.log_decay, 0),
@@ -217,7 +193,7 @@ def _lanes(x: jax.Array) -> jax.Array:
   return jnp.moveaxis(x.reshape(*x.shape[:3], -1), -1, 2)
 
 
-def gates(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+def gates(tokens: reference.Inputs) -> tuple[jax.Array, jax.Array]:
   """Returns a and g, each `[batch, heads, lanes, tile]`."""
   factor, rate = jnp.exp(tokens.log_decay)[..., None], tokens.write_rate
   rate = rate[..., None]
@@ -228,7 +204,7 @@ def gates(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
   return _lanes(factor), _lanes(rate)
 
 
-def survival(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+def survival(tokens: reference.Inputs) -> tuple[jax.Array, jax.Array]:
   """Returns E `[..., lanes, C + 1, C + 1]`, and g `[..., lanes, C]`.
 
   Args:
@@ -287,7 +263,9 @@ def _from_base(equation, rows, seen: _Seen, dot) -> jax.Array:
   return total
 
 
-def prediction_errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
+def prediction_errors(
+  tokens: reference.Inputs, before: _Seen, rate, dot
+) -> jax.Array:
   """Returns the delta rule's writes, `[batch, heads, lanes, tile, value]`."""
   coupling = dot("bhrk,bhik->bhri", tokens.key, tokens.key)[:, :, None]
   coupling *= before.writes * rate[..., None, :]
@@ -296,7 +274,7 @@ def prediction_errors(tokens: Tokens, before: _Seen, rate, dot) -> jax.Array:
   return delta.solve(coupling, tokens.value[:, :, None] - predicted)
 
 
-def read_weights(tokens: Tokens) -> jax.Array:
+def read_weights(tokens: reference.Inputs) -> jax.Array:
   """Returns products of pi and alpha, with lanes last for timescales."""
   slots = tokens.read_route
   fast = jnp.ones_like(tokens.log_decay[..., :1])
@@ -343,11 +321,11 @@ def _memories(seen: _Seen, rate, tokens, u, spec, dot) -> reference.Memories:
   return reference.Memories(memory, normalizer)
 
 
-def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
+def _chunk_means(sums, reset_sums, tokens, roles, origin, begin, spec, dot):
   """Writes (6) at each chunk's last token; also returns the sums at the end."""
-  place = jnp.arange(places.writes.shape[1])
+  place = jnp.arange(roles.writes.shape[1])
   member = (place <= place[:, None]) & (place >= begin[..., None])
-  member &= places.writes[:, None, :]
+  member &= roles.writes[:, None, :]
   carried = begin < 0
   if origin is not None:
     member &= place >= origin[..., None]
@@ -368,5 +346,5 @@ def _chunk_means(sums, reset_sums, tokens, places, origin, begin, spec, dot):
   tokens = tokens._replace(
     key=key / spec.chunk_size, value=value / spec.chunk_size
   )
-  places = places._replace(writes=places.phase == spec.chunk_size - 1)
-  return tokens, places, reference.Sums(key[:, :, -1], value[:, :, -1])
+  roles = roles._replace(writes=roles.phase == spec.chunk_size - 1)
+  return tokens, roles, reference.Sums(key[:, :, -1], value[:, :, -1])

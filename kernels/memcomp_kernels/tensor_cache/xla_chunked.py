@@ -46,21 +46,21 @@ def chunk(
   state, inputs, spec = call[:3]
   reset_state = call.reset
   local, new = _local_attention(kernels.attend, call)
-  plan = window.plan_of(call, spec.window_size)
-  written, writes, routes = _writes(plan, state, reset_state, inputs, spec)
-  inputs = window.compact(plan, inputs)
+  where = window.placement_of(call, spec.window_size)
+  written, writes, routes = _writes(where, state, reset_state, inputs, spec)
+  inputs = window.compact(where, inputs)
   carry, reads = kernels.memory(
-    plan, state, reset_state, _tokens(spec, inputs, written), writes, spec
+    where, state, reset_state, _tokens(spec, inputs, written), writes, spec
   )
   state = reference.State(
     window=reference.Window(new.keys, new.values, routes),
     memories=carry.memories,
     starts=carry.starts,
     sums=carry.sums,
-    position=plan.next_position,
-    segment_id=plan.segment_id,
+    position=where.next_position,
+    segment_id=where.segment_id,
   )
-  reads = window.restore(plan, reads)
+  reads = window.restore(where, reads)
   return state, jnp.concatenate([local, reads], axis=-1)
 
 
@@ -86,31 +86,31 @@ def _local_attention(attend, call):
   return outputs, new
 
 
-def _writes(plan, state, reset_state, inputs, spec):
+def _writes(where, state, reset_state, inputs, spec):
   """Returns what each token writes, whether it writes, and new rows of routes.
 
   All are in the order of `window.compact`.
   """
   token = reference.Window(inputs.key, inputs.value, inputs.write_route)
   if spec.chunked:
-    return window.compact(plan, token), plan.run[:, plan.prior :] >= 0, None
+    return window.compact(where, token), where.run[:, where.prior :] >= 0, None
   rows, reset_rows = state.window, reset_state.window
   if not spec.routes_evicted:
     token = token._replace(write_route=None)
-  joined = window.join(plan, rows, token)
-  written, writes = window.evicted(plan, joined, reset_rows)
+  joined = window.join(where, rows, token)
+  written, writes = window.evicted(where, joined, reset_rows)
   if not spec.routes_evicted:
-    route = window.compact(plan, inputs.write_route)
+    route = window.compact(where, inputs.write_route)
     return written._replace(write_route=route), writes, None
   routes = window.advance(
-    plan, rows.write_route, reset_rows.write_route, joined.write_route
+    where, rows.write_route, reset_rows.write_route, joined.write_route
   )
   return written, writes, routes
 
 
 def _tokens(
   spec, inputs: reference.Inputs, written: reference.Window
-) -> tile.Tokens:
+) -> reference.Inputs:
   """Returns the memory's view of the tokens, `[batch, time, heads, ...]`."""
   dtype = inputs.query.dtype
   wide = contract.accumulation_dtype(inputs.query, inputs.log_decay)
@@ -128,7 +128,7 @@ def _tokens(
       "read_mix": inputs.read_mix,
     },
   )
-  return tile.Tokens(
+  return reference.Inputs(
     query.astype(dtype),
     written.key.astype(dtype),
     written.value.astype(dtype),
@@ -137,17 +137,17 @@ def _tokens(
 
 
 def memory(
-  plan: window.Plan,
+  where: window.Placement,
   state: reference.State,
   reset_state: reference.State,
-  tokens: tile.Tokens,
+  tokens: reference.Inputs,
   writes: jax.Array,
   spec: reference.Spec,
 ) -> tuple[tile.Carry, jax.Array]:
   """Runs the memory of a call, in plain JAX.
 
   Args:
-    plan: plan of the call.
+    where: placement of the call.
     state: the state before the call.
     reset_state: the state that a new segment starts from.
     tokens: `[batch, time, heads, ...]`, in the order of `window.compact`.
@@ -159,24 +159,24 @@ def memory(
     in the query's dtype and the order of `tokens`.
   """
   time = writes.shape[1]
-  run = plan.run[:, plan.prior :]
+  run = where.run[:, where.prior :]
   starts = None
-  if plan.source is not None:
+  if where.source is not None:
     starts = (run > 0) & (jnp.diff(run, axis=1, prepend=0) > 0)
   phase = None
   if spec.chunked:
-    phase = plan.position[:, plan.prior :] % spec.chunk_size
+    phase = where.position[:, where.prior :] % spec.chunk_size
     phase = jnp.where(run >= 0, phase, -1)
-  places = tile.Places(writes, starts, phase)
+  roles = tile.Roles(writes, starts, phase)
 
   size = tile.tile_time(spec, time)
   laid = jax.tree.map(
     lambda x: jnp.moveaxis(_tiles(x, size, False), 2, 3), tokens
   )
-  flags = places._replace(
+  flags = roles._replace(
     **{
       name: _tiles(x, size, -1 if name == "phase" else False)
-      for name, x in places._asdict().items()
+      for name, x in roles._asdict().items()
       if x is not None
     }
   )
@@ -184,13 +184,13 @@ def memory(
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def body(carry, laid):
-    tokens, places = laid
-    return tile.run(carry, reset, tokens, places, spec)
+    tokens, roles = laid
+    return tile.run(carry, reset, tokens, roles, spec)
 
   carry, reads = lax.scan(body, _carry(state, spec), (laid, flags))
   reads = jnp.moveaxis(reads, (0, 2), (1, 3))
   reads = reads.reshape(reads.shape[0], -1, *reads.shape[3:])[:, :time]
-  return _finish(plan, state, carry, tokens, spec), reads
+  return _finish(where, state, carry, tokens, spec), reads
 
 
 def _tiles(x: jax.Array, size: int, fill: Any) -> jax.Array:
@@ -217,7 +217,7 @@ def _carry(state: reference.State, spec: reference.Spec) -> tile.Carry:
   return tile.Carry(memories, starts, state.sums)
 
 
-def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
+def _finish(where, state, carry, tokens, spec) -> tile.Carry:
   """Returns the memory's part of the new state from the last tile's carry."""
 
   def slots(memories):
@@ -229,13 +229,13 @@ def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
   memories, starts, sums = slots(carry.memories), carry.starts, carry.sums
   if not spec.chunked:
     return tile.Carry(memories, None, None)
-  phase = plan.next_position % spec.chunk_size
+  phase = where.next_position % spec.chunk_size
   if not spec.chunk_mean:
     starts = contract.batched_where(phase == 0, memories, slots(starts))
     return tile.Carry(memories, starts, None)
   # The unfinished chunk writes as if it ended with its last token.
   starts = memories
-  last = jnp.maximum(plan.tokens - 1, 0)[:, None, None, None]
+  last = jnp.maximum(where.tokens - 1, 0)[:, None, None, None]
   log_decay, rate = (
     jnp.take_along_axis(x, last, axis=1)[:, 0]
     for x in (tokens.log_decay, tokens.write_rate)
@@ -245,5 +245,5 @@ def _finish(plan, state, carry, tokens, spec) -> tile.Carry:
     starts, sums, jnp.maximum(phase, 1), gates
   )
   memories = contract.batched_where(phase == 0, starts, memories)
-  memories = contract.batched_where(plan.tokens == 0, state.memories, memories)
+  memories = contract.batched_where(where.tokens == 0, state.memories, memories)
   return tile.Carry(memories, starts, sums)

@@ -5,6 +5,7 @@ import jax
 from memcomp_kernels import op as op_lib
 from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.test_time_training import reference, tile
 
 __all__ = ["test_time_training"]
@@ -121,6 +122,8 @@ test_time_training = op_lib.Op.of(
     "xla_chunked": chunked.implementation(tile.form),
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
   names={"write_rate": "eta"},
   make_state=_make_state,
   chunks=True,

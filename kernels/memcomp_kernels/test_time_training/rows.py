@@ -27,7 +27,7 @@ from memcomp_kernels.test_time_training import inner, reference
 Product = Callable[[str, jax.Array, jax.Array], jax.Array]
 
 
-class Rows(NamedTuple):
+class LayerWrites(NamedTuple):
   """Writes of a tile to one layer.
 
   Attributes:
@@ -51,15 +51,15 @@ def at_start(
   key: jax.Array,
   labels: inner.Labels,
   eps: float,
-) -> tuple[Rows, ...]:
+) -> tuple[LayerWrites, ...]:
   """Returns all gradients at the weights `starts`."""
   z = apply(product, starts[0], key)
   if len(starts) == 1:
-    return (Rows(key, inner.gradient(eps, z, labels)),)
+    return (LayerWrites(key, inner.gradient(eps, z, labels)),)
   hidden, slope = inner.gelu(z)
   u = inner.gradient(eps, apply(product, starts[1], hidden), labels)
   back = product("bhco,bhio->bhci", u, starts[1].weight)
-  return Rows(key, slope * back), Rows(hidden, u)
+  return LayerWrites(key, slope * back), LayerWrites(hidden, u)
 
 
 def per_token_linear(
@@ -70,7 +70,7 @@ def per_token_linear(
   before: decay.DecayBefore,
   rate: jax.Array,
   eps: float,
-) -> tuple[tuple[Rows], solver.Stats]:
+) -> tuple[tuple[LayerWrites], solver.Stats]:
   """Returns the gradients at the weights before each token, for one layer."""
   base = before.from_start[..., None] * apply(product, layer, key)
   coupling = product("bhti,bhsi->bhts", key, key) + 1
@@ -79,7 +79,7 @@ def per_token_linear(
   u, stats = solver.solve(
     direction, base, coupling, labels, solver.SUBSTITUTION
   )
-  return (Rows(key, u),), stats
+  return (LayerWrites(key, u),), stats
 
 
 def per_token_mlp(
@@ -90,7 +90,7 @@ def per_token_mlp(
   before: decay.DecayBefore,
   rate: jax.Array,
   eps: float,
-) -> tuple[Rows, Rows]:
+) -> tuple[LayerWrites, LayerWrites]:
   """Returns the gradients at the weights before each token, for two layers.
 
   This is a substitution. Each token reads the rows of earlier tokens, and never
@@ -133,4 +133,4 @@ def per_token_mlp(
   done = empty(base), empty(base), empty(labels.target)
   time = jnp.arange(key.shape[2])
   (hidden, u_first, u_second), _ = lax.scan(body, done, (time, *by_token))
-  return Rows(key, u_first), Rows(hidden, u_second)
+  return LayerWrites(key, u_first), LayerWrites(hidden, u_second)

@@ -85,7 +85,7 @@ class KernelTiling:
     Args:
       num_units: number of units of heads per row.
       batch: number of rows.
-      unit: sizes of a unit of heads, a `pallas_tpu.plan.Unit`.
+      unit: sizes of a unit of heads, a `pallas_tpu.plan.UnitSizes`.
     """
     most = LANES // (2 * unit.heads)  # both passes of a unit
     memories = 4 * unit.slots * sum(unit.widths)

@@ -5,6 +5,7 @@ import jax
 from memcomp_kernels import op as op_lib
 from memcomp_kernels import shapes
 from memcomp_kernels.chunking import chunked
+from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.two_pass_delta import reference, tile
 
 __all__ = ["two_pass_delta"]
@@ -70,5 +71,7 @@ two_pass_delta = op_lib.Op.of(
     "xla_chunked": chunked.implementation(tile.form),
   },
   facts=_facts,
+  Tiling=form_lib.Tiling,
+  tiled=("xla_chunked",),
   make_state=_make_state,
 )

@@ -29,7 +29,6 @@ from memcomp_kernels.state_space_duality import mosaic_tpu as duality
 from memcomp_kernels.state_space_duality import tile as duality_tile
 from memcomp_kernels.tensor_cache import affine_form
 from memcomp_kernels.tensor_cache import mosaic_tpu as tensor_cache
-from memcomp_kernels.tensor_cache import tile as tensor_cache_tile
 from memcomp_kernels.testing import (
   checks,
   errors,
@@ -99,7 +98,6 @@ def arguments(name, time, dtype="float32"):
   by_chunk = is_cache and spec.chunked
   inputs = shapes.without_unused(inputs, spec)
   if is_cache:
-    inputs = tensor_cache_tile.Tokens(*inputs)
     inputs = inputs._replace(read_route=None, read_mix=None)
   position = jnp.array([3, 0]) if by_chunk else None
   ids = jnp.full(2, 1, jnp.int32)
@@ -107,7 +105,9 @@ def arguments(name, time, dtype="float32"):
   def state(memory, start, position):
     if not is_cache:
       return memory_of.op.State(memory, ids)
-    return affine_form.Lanes(memory, start if by_chunk else None, position, ids)
+    return affine_form.MemoryState(
+      memory, start if by_chunk else None, position, ids
+    )
 
   state, fresh = (
     state(*held[:2], position),

@@ -11,7 +11,6 @@ import pytest
 
 from memcomp_kernels import delta_rule
 from memcomp_kernels.chunking import form
-from memcomp_kernels.delta_rule import tile
 from memcomp_kernels.testing import errors, memories
 
 COMPILED = programs.of(delta_rule)
@@ -147,20 +146,6 @@ def test_scale_scales_the_read_only():
   (state, o), (other, o2) = run(inputs), run(inputs, twice)
   np.testing.assert_array_equal(state.memory, other.memory)
   np.testing.assert_allclose(o2, 2 * o, rtol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tile_time", [1, 3, 16, 64])
-def test_any_tile(tile_time):
-  inputs = inputs_for(time=21)
-  state = MEMORY.make_state(jax.random.key(1), GATED, **SIZES)
-  tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(programs.direct(tile.chunk))(
-    state, inputs, spec=GATED, tiling=tiling
-  )
-  expected = COMPILED.reference(state, inputs, spec=GATED)
-  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
 def test_bad_values_are_named():

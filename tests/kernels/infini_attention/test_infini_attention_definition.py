@@ -12,7 +12,7 @@ import rotation
 
 from memcomp_kernels import infini_attention
 from memcomp_kernels.chunking import form
-from memcomp_kernels.infini_attention import reference, tile
+from memcomp_kernels.infini_attention import reference
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(infini_attention)
@@ -169,20 +169,6 @@ def test_segment_size_is_meaning():
   token = run(TOKEN, inputs)[1]
   stale = run(dataclasses.replace(TOKEN, segment_size=4), inputs)[1]
   assert jnp.linalg.norm(token - stale) > 0.01 * jnp.linalg.norm(token)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tile_time", [1, 3, 16])
-def test_any_tile_per_token(tile_time):
-  inputs = inputs_for(TOKEN, 21)
-  state = MEMORY.make_state(jax.random.key(1), TOKEN, **SIZES)
-  tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(programs.direct(tile.chunk))(
-    state, inputs, spec=TOKEN, tiling=tiling
-  )
-  expected = COMPILED.reference(state, inputs, spec=TOKEN)
-  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

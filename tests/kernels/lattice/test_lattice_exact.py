@@ -205,7 +205,7 @@ def tile(one, time):
     query, key, value, log_decay, rate = (jnp.moveaxis(x, 1, 2) for x in inputs)
     mu = jnp.exp(log_decay)
     taken = jnp.ones_like(rate)
-    return state.memory, writes.Tokens(query, key, value, mu, rate, taken)
+    return state.memory, writes.TokenInputs(query, key, value, mu, rate, taken)
 
 
 @pytest.mark.slow

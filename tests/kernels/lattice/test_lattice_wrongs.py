@@ -94,7 +94,7 @@ def test_renormalising_an_incomplete_chunk(monkeypatch):
   right = tile.run
 
   def wrong(call):
-    return right(call._replace(complete=jnp.ones_like(call.complete)))
+    return right(call._replace(valid=jnp.ones_like(call.valid)))
 
   monkeypatch.setattr(tile, "run", wrong)
   checks.check_values(subject(), 32)  # chunks of 8 are all complete

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
-import rotation
 
 from memcomp_kernels import linear_attention
 from memcomp_kernels.chunking import form
-from memcomp_kernels.linear_attention import reference, tile
+from memcomp_kernels.linear_attention import reference
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(linear_attention)
@@ -100,20 +99,6 @@ def test_decay_of_retention():
   for function in (COMPILED.reference, COMPILED.chunk):
     _, y = function(fresh(spec), inputs, spec=spec)
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [16]))
-def test_any_tile(tile_time):
-  spec = linear_attention.Spec(forget_gate=True)
-  inputs = inputs_for(spec, 21)
-  state = MEMORY.make_state(jax.random.key(1), spec, **SIZES)
-  tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(programs.direct(tile.chunk))(
-    state, inputs, spec=spec, tiling=tiling
-  )
-  expected = COMPILED.reference(state, inputs, spec=spec)
-  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(

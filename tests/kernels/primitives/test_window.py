@@ -97,7 +97,7 @@ def by_push(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
 
 def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
   size = rows["route"].shape[2]
-  plan = window.plan(
+  where = window.placement(
     ids,
     jnp.ones_like(positions),
     positions,
@@ -106,14 +106,14 @@ def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
     size=size,
     sink_tokens=sinks,
   )
-  joined = window.join(plan, rows, tokens)
-  evicted, evicts = window.evicted(plan, joined, reset_rows)
+  joined = window.join(where, rows, tokens)
+  evicted, evicts = window.evicted(where, joined, reset_rows)
   return (
-    window.advance(plan, rows, reset_rows, joined),
-    window.restore(plan, evicted),
-    window.restore(plan, evicts),
-    plan.next_position,
-    plan.segment_id,
+    window.advance(where, rows, reset_rows, joined),
+    window.restore(where, evicted),
+    window.restore(where, evicts),
+    where.next_position,
+    where.segment_id,
   )
 
 
@@ -157,7 +157,7 @@ def test_what_a_token_sees(size, sinks, reset_positions):
 
   @jax.jit
   def seen_by_tokens(ids, state, reset, tokens):
-    plan = window.plan(
+    where = window.placement(
       ids,
       jnp.ones_like(state[1]),
       *(state[1], reset[1]),
@@ -165,13 +165,13 @@ def test_what_a_token_sees(size, sinks, reset_positions):
       size=size,
       sink_tokens=sinks,
     )
-    joined = window.join(plan, state[0], tokens)["route"]
-    places = jnp.arange(plan.prior, plan.prior + time) - plan.ring + 1
-    sinks_of = window.sinks(plan, state[0]["route"], joined, places)
-    return plan, joined, sinks_of, places
+    joined = window.join(where, state[0], tokens)["route"]
+    places = jnp.arange(where.prior, where.prior + time) - where.ring + 1
+    sinks_of = window.sinks(where, state[0]["route"], joined, places)
+    return where, joined, sinks_of, places
 
   found = seen_by_tokens(ids, state, reset, tokens)
-  plan, joined, (found, exists, runs), places = jax.device_get(found)
+  where, joined, (found, exists, runs), places = jax.device_get(found)
   reset_held = np.array(held(reset[1], size=size, sink_tokens=sinks))
   ids, tokens = jax.device_get((ids, tokens["route"]))
 
@@ -186,27 +186,27 @@ def test_what_a_token_sees(size, sinks, reset_positions):
     for t in range(time):
       if ids[b, t] == 0:
         continue
-      at = plan.prior if at is None else at + 1
+      at = where.prior if at is None else at + 1
       if ids[b, t] != last:
         inside, position = contents(reset, b), int(reset[1][b])
         last = ids[b, t]
       inside[position] = tokens[b, t, 0]
-      if position - plan.ring >= sinks:
-        del inside[position - plan.ring]
-      assert plan.position[b, at] == position
+      if position - where.ring >= sinks:
+        del inside[position - where.ring]
+      assert where.position[b, at] == position
 
       first, rank, run = (
-        places[at - plan.prior],
-        at - plan.prior,
-        plan.run[b, at],
+        places[at - where.prior],
+        at - where.prior,
+        where.run[b, at],
       )
       line = np.arange(max(first, 0), at + 1)
-      seen = list(joined[b, line[plan.run[b, line] == run], 0])
+      seen = list(joined[b, line[where.run[b, line] == run], 0])
       if runs[b, rank] == run:
         seen += list(found[b, rank, :, 0][exists[b, rank]])
       if run > 0:
         before = reset_held[b]
-        near = (before > position - plan.ring) | (before < sinks)
+        near = (before > position - where.ring) | (before < sinks)
         rows = np.array(reset[0]["route"])[b, 0]
         seen += list(rows[near & (before >= 0)])
       np.testing.assert_array_equal(
@@ -220,7 +220,7 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(max_position):
   ids, state, reset, tokens = setting(6, [min(max_position, 2)] * 6, [0] * 6)
 
   def run(max_position, ids):
-    plan = window.plan(
+    where = window.placement(
       ids,
       jnp.ones_like(state[1]),
       *(state[1], reset[1]),
@@ -229,10 +229,10 @@ def test_a_bound_of_what_was_seen_keeps_fewer_places(max_position):
       sink_tokens=1,
       max_position=max_position,
     )
-    assert plan.prior == (5 if max_position is None else min(max_position, 5))
-    joined = window.join(plan, state[0], tokens)
-    return window.evicted(plan, joined, reset[0]), window.advance(
-      plan, state[0], reset[0], joined
+    assert where.prior == (5 if max_position is None else min(max_position, 5))
+    joined = window.join(where, state[0], tokens)
+    return window.evicted(where, joined, reset[0]), window.advance(
+      where, state[0], reset[0], joined
     )
 
   run = jax.jit(run, static_argnums=0)
@@ -249,7 +249,7 @@ def test_without_segment_ids_all_goes_on():
 
   @jax.jit
   def run(ids):
-    plan = window.plan(
+    where = window.placement(
       ids,
       jnp.ones_like(state[1]),
       *(state[1], reset[1]),
@@ -257,9 +257,9 @@ def test_without_segment_ids_all_goes_on():
       size=5,
       sink_tokens=2,
     )
-    joined = window.join(plan, state[0], tokens)
-    rows = window.advance(plan, state[0], reset[0], joined)
-    return joined, window.evicted(plan, joined, reset[0]), rows, plan.run
+    joined = window.join(where, state[0], tokens)
+    rows = window.advance(where, state[0], reset[0], joined)
+    return joined, window.evicted(where, joined, reset[0]), rows, where.run
 
   jax.tree.map(np.testing.assert_array_equal, run(None), run(ids))
 

@@ -17,9 +17,11 @@ FULL = subjects.Subject(MEMORY, MEMORY.specs["full"], "xla_chunked")
 
 
 def with_plan(monkeypatch, wrong):
-  right = window.plan
+  right = window.placement
   monkeypatch.setattr(
-    window, "plan", lambda *args, **keywords: wrong(right(*args, **keywords))
+    window,
+    "placement",
+    lambda *args, **keywords: wrong(right(*args, **keywords)),
   )
 
 

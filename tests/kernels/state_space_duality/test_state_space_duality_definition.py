@@ -6,11 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
-import rotation
 
 from memcomp_kernels import linear_attention, state_space_duality
 from memcomp_kernels.chunking import form
-from memcomp_kernels.state_space_duality import tile
 from memcomp_kernels.testing import memories
 
 COMPILED = programs.of(state_space_duality)
@@ -109,19 +107,6 @@ def test_groups_are_heads_that_follow_each_other(function):
     strict=True,
   ):
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("tile_time", rotation.cases([1, 3, 16], [16]))
-def test_any_tile(tile_time):
-  inputs = inputs_for(time=21)
-  state = MEMORY.make_state(jax.random.key(1), SHARED, **SIZES)
-  tiling = form.Tiling(tile_time=tile_time)
-  found = programs.compiled(programs.direct(tile.chunk))(
-    state, inputs, spec=SHARED, tiling=tiling
-  )
-  expected = COMPILED.reference(state, inputs, spec=SHARED)
-  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
 def test_bad_values_are_named():

@@ -70,9 +70,9 @@ def test_a_prediction_from_the_decayed_memory(monkeypatch):
 def test_read_and_write_in_the_other_order(monkeypatch, name):
   right = tile.run
 
-  def other(carry, reset, tokens, places, spec):
+  def other(carry, reset, tokens, roles, spec):
     spec = dataclasses.replace(spec, read_after_write=not spec.read_after_write)
-    return right(carry, reset, tokens, places, spec)
+    return right(carry, reset, tokens, roles, spec)
 
   monkeypatch.setattr(tile, "run", other)
   red(name)
@@ -92,12 +92,12 @@ def test_slots_that_decay_unwritten(monkeypatch):
 
 @pytest.mark.slow
 def test_chunks_on_the_grid_of_the_call(monkeypatch):
-  right = xla_chunked.tile.Places
+  right = xla_chunked.tile.Roles
 
   def forgetful(writes, starts, phase):
     return right(writes, starts, jnp.arange(writes.shape[1])[None] % 8)
 
-  monkeypatch.setattr(xla_chunked.tile, "Places", forgetful)
+  monkeypatch.setattr(xla_chunked.tile, "Roles", forgetful)
   checks.check_values(subject("all-outer"), 19)  # one call hides it
   with pytest.raises(AssertionError, match="pieces"):
     checks.check_hand_off(subject("all-outer"), piece=5, pieces=3)
@@ -105,12 +105,12 @@ def test_chunks_on_the_grid_of_the_call(monkeypatch):
 
 @pytest.mark.slow
 def test_segments_that_leak(monkeypatch):
-  right = xla_chunked.tile.Places
+  right = xla_chunked.tile.Roles
 
   def leaky(writes, starts, phase):
     return right(writes, None, phase)
 
-  monkeypatch.setattr(xla_chunked.tile, "Places", leaky)
+  monkeypatch.setattr(xla_chunked.tile, "Roles", leaky)
   with pytest.raises(AssertionError, match="packed"):
     # Long enough that tokens of the first segment leave the window.
     packed_checks.check_packing(subject("evicted-delta"), [14, 9], 1)

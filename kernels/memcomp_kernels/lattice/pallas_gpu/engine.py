@@ -126,7 +126,7 @@ def form(
   return dataclasses.replace(tile.form(spec, tiling), engine=ENGINE)
 
 
-chunk = chunked.by_kernels(form, tile.lay)
+chunk = chunked.by_kernels(form)
 
 
 def unsupported(call: dispatch.Call) -> str | None:

@@ -23,6 +23,7 @@ from jax import lax
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.lattice import reference
 from memcomp_kernels.pallas_tpu import blocks, schedule
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
@@ -67,22 +68,17 @@ class _Chunk(NamedTuple):
     return self.log[-1:]
 
 
-def _objective(tile: tile_lib.Tile) -> str:
-  assert tile.plan.own is not None
-  return tile.plan.own.spec.objective
-
-
-def _gates(tile: tile_lib.Tile) -> tuple[jax.Array, jax.Array]:
+def _gates(tile: tile_lib.UnitTile) -> tuple[jax.Array, jax.Array]:
   """Returns log decays and rates of every slot."""
   slots = tile.plan.key_dim
   return tile.spread("log_decay", slots), tile.spread("rate", slots)
 
 
 def _writes(
-  tile: tile_lib.Tile, gates: tuple[jax.Array, jax.Array], phi: jax.Array
+  tile: tile_lib.UnitTile, gates: tuple[jax.Array, jax.Array], phi: jax.Array
 ) -> Generator[None, None, _Chunk]:
   """Computes a chunk's writes; `phi` is Phi as a right operand."""
-  wide, objective = jnp.float32, _objective(tile)
+  wide, objective = jnp.float32, tile.plan.kernel.options.objective
   log_decay, rate = gates
   key, h = tile.keys("key"), tile.values("value").astype(wide)
   decay = jnp.exp(2 * log_decay)
@@ -125,12 +121,12 @@ def _writes(
   )
 
 
-def _by_slot(tile: tile_lib.Tile, row: jax.Array) -> jax.Array:
+def _by_slot(tile: tile_lib.UnitTile, row: jax.Array) -> jax.Array:
   """Spreads each slot's number, `[1, heads * slots]`, over the slot's lanes."""
   return blocks.by_token(row, tile.plan.unit, tile.plan.value_dim)
 
 
-def _scores(tile: tile_lib.Tile, chunk: _Chunk, query: jax.Array):
+def _scores(tile: tile_lib.UnitTile, chunk: _Chunk, query: jax.Array):
   """Returns A (zero for later tokens), q e^G and w e^-G."""
   dtype = tile.dtype
   query = (query * chunk.up).astype(dtype)
@@ -139,13 +135,13 @@ def _scores(tile: tile_lib.Tile, chunk: _Chunk, query: jax.Array):
   return jnp.where(tile.seen, scores, 0.0).astype(dtype), query, write
 
 
-def _ratio(tile: tile_lib.Tile, chunk: _Chunk) -> jax.Array:
+def _ratio(tile: tile_lib.UnitTile, chunk: _Chunk) -> jax.Array:
   """Returns the factor of q e^G in the read of `Phi`."""
   return tile.running_sum(chunk.down * chunk.write * chunk.share)
 
 
 def _after(
-  tile: tile_lib.Tile, chunk: _Chunk, memory: jax.Array, phi: jax.Array
+  tile: tile_lib.UnitTile, chunk: _Chunk, memory: jax.Array, phi: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """Returns S after the writes, its factors of S and Phi, and w e^{G_C - G}.
 
@@ -167,21 +163,21 @@ def _after(
   return held + written, kept, along, left
 
 
-def _norms(tile: tile_lib.Tile, memory: jax.Array):
+def _norms(tile: tile_lib.UnitTile, memory: jax.Array):
   """Returns inverse norms on all lanes of columns, and which have a norm."""
   squares = tile.spread_sums(memory * memory, tile.plan.value_dim)
   sized = squares > reference.TINY
   return lax.rsqrt(jnp.where(sized, squares, 1)), sized
 
 
-def _if_complete(tile: tile_lib.Tile, new: jax.Array, old: Any):
+def _if_complete(tile: tile_lib.UnitTile, new: jax.Array, old: Any):
   """Returns `new` if the chunk ends with the tile, otherwise `old`."""
   if tile.flags is None:
     return new
   return jnp.where(tile.has(layout_lib.COMPLETE), new, old)
 
 
-def forward(tile: tile_lib.Tile) -> schedule.Piece:
+def forward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a chunk in the forward kernel."""
   query, gates = tile.keys("query").astype(jnp.float32), _gates(tile)
   yield schedule.READS
@@ -211,11 +207,11 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_values("output", output)
 
 
-def backward(tile: tile_lib.Tile) -> schedule.Piece:
+def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a chunk in the backward kernel."""
   wide, dtype, plan = jnp.float32, tile.dtype, tile.plan
   unit, value_dim = plan.unit, plan.value_dim
-  objective = _objective(tile)
+  objective = tile.plan.kernel.options.objective
   query = tile.keys("query").astype(wide)
   d_output = tile.values("d_output")
   memory, phi = tile.saved()
@@ -316,3 +312,15 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_row("rate", tile.sums(-chunk.code * d_plain))
   d_log_decay = d_log + 2 * chunk.decay * d_total
   tile.store_row("log_decay", tile.sums(d_log_decay))
+
+
+def kernel(spec: reference.Spec) -> plan_lib.Kernel:
+  """Returns the kernel of a memory with these options."""
+  return plan_lib.Kernel(
+    "lattice_chunk",
+    (forward, backward),
+    schedules=((6, 1), (6, 1)),
+    step_tiles=(4, 2),
+    factors_decays=True,
+    options=spec,
+  )

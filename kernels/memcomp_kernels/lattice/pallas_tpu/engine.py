@@ -10,7 +10,6 @@ chunks and options that `chunk_start` does not support.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +24,6 @@ from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
 from memcomp_kernels.pallas_tpu import SUBLANES, launch, pairs
 from memcomp_kernels.pallas_tpu.affine import engine
-from memcomp_kernels.pallas_tpu.affine import plan as affine_plan
-
-
-def _inputs(spec: reference.Spec, laid: Any) -> tuple[reference.Inputs, Any]:
-  """Returns the inputs and the mask of valid tokens (None if not needed)."""
-  return (laid, None) if spec.chunked else laid
 
 
 def _plan(
@@ -63,17 +56,19 @@ def _too_large(plan: plan_lib.Plan, inputs: reference.Inputs) -> str | None:
   return launch.too_large(needed, "lattice_backward", call_lib.FIX)
 
 
-def _pack(plan: plan_lib.Plan, laid: Any) -> call_lib.Packed:
-  """Lays out flat inputs `[batch, time, heads, ...]` for the kernels."""
-  spec, lanes = plan.spec, plan.lanes
-  inputs, taken = _inputs(spec, laid)
+def _pack(
+  plan: plan_lib.Plan, valid: jax.Array, inputs: reference.Inputs
+) -> call_lib.Packed:
+  """Lays out flat inputs `[batch, time, heads, ...]` for the kernels.
+
+  `valid` is bool `[batch, time]`, whether there is a token.
+  """
+  lanes = plan.lanes
   query, key, value, log_decay, rate = (jnp.moveaxis(x, 2, 1) for x in inputs)
   decay = jnp.exp(log_decay.astype(jnp.float32))
   rate = rate.astype(jnp.float32)
-  ones = jnp.ones_like(rate)
-  if taken is not None:
-    ones = ones * jnp.moveaxis(taken, 2, 1).astype(jnp.float32)
-  rows = jnp.concatenate([decay, rate, ones], -1)
+  taken = jnp.broadcast_to(valid[:, None, :, None], rate.shape)
+  rows = jnp.concatenate([decay, rate, taken.astype(jnp.float32)], -1)
   missing = plan_lib.ROWS - rows.shape[-1]
   rows = jnp.pad(rows, [(0, 0)] * 3 + [(0, missing)])
   return call_lib.Packed(
@@ -111,10 +106,11 @@ def _flags(plan: plan_lib.Plan, layout: layout_lib.Layout):
 def prepare(form, layout, operands):
   """Returns the plan, packed operands, their pullback, and flags."""
   flat = layout_lib.flat(layout, operands.inputs)
-  inputs, _ = _inputs(form.spec, flat)
   flagged = layout.flags is not None
-  plan = _plan(form.spec, inputs, form.tile_time, flagged=flagged)
-  packed, unpack = jax.vjp(functools.partial(_pack, plan), flat)
+  plan = _plan(form.spec, flat, form.tile_time, flagged=flagged)
+  valid = jnp.swapaxes(layout_lib.valid(layout), 0, 1)
+  pack = functools.partial(_pack, plan, valid.reshape(layout.batch, -1))
+  packed, unpack = jax.vjp(pack, flat)
   return plan, packed, unpack, _flags(plan, layout)
 
 
@@ -187,8 +183,7 @@ def _backward(form, layout, operands, saved, cotangents):
 def _as_saved(form, operands):
   """Converts memories to their saved form; see `form.Engine`."""
   (memory,) = operands.memories
-  inputs, _ = _inputs(form.spec, operands.inputs)
-  plan = _plan(form.spec, inputs, form.tile_time, flagged=False)
+  plan = _plan(form.spec, operands.inputs, form.tile_time, flagged=False)
   return _pack_memory(plan.lanes, memory)
 
 
@@ -220,23 +215,18 @@ def tokens(
     rate=inputs.write_rate[..., 0],
     read="start",
     dtype=inputs.query.dtype,
-    own=affine_plan.Own(
-      "lattice_chunk", chunk_start_lib, spec, SCHEDULES, STEP_TILES
-    ),
+    kernel=chunk_start_lib.kernel(spec),
   )
 
 
 LONGEST = 128
 """Maximum tokens per chunk of `chunk_start`: arrays by two tokens fill
 registers."""
-SCHEDULES, STEP_TILES = ((6, 1), (6, 1)), (4, 2)
-"""Schedules and tiles per step of `chunk_start`; see `plan.Own`. They were
-chosen by static cycle counts."""
 ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
 chunk = chunked.by_kernels(
-  lambda spec, tiling, inputs, packed: form(spec, tiling), tile.lay
+  lambda spec, tiling, inputs, packed: form(spec, tiling)
 )
 
 

@@ -99,7 +99,7 @@ class Plan:
     return [range(i, i + SUBLANES) for i in starts]
 
 
-class Gates(NamedTuple):
+class TokenGates(NamedTuple):
   """Gates of one token, `[1, lanes]` each; `taken` is 1 for valid tokens."""
 
   decay: jax.Array
@@ -115,9 +115,9 @@ class Write(NamedTuple):
   along: Any
 
 
-def gates(rows: jax.Array) -> Gates:
+def gates(rows: jax.Array) -> TokenGates:
   """Returns the gates from a token's rows."""
-  return Gates(*(rows[i : i + 1] for i in (DECAY, RATE, TAKEN)))
+  return TokenGates(*(rows[i : i + 1] for i in (DECAY, RATE, TAKEN)))
 
 
 def find(
@@ -126,7 +126,7 @@ def find(
   length: jax.Array,
   before: writes.Columns,
   key: jax.Array,
-  gates: Gates,
+  gates: TokenGates,
 ) -> tuple[Write, writes.Columns]:
   """Returns a token's write, and the columns after it.
 
@@ -140,7 +140,7 @@ def find(
   """
   if not spec.chunked:
     unread: Any = None
-    token = writes.Tokens(unread, key, unread, *gates)
+    token = writes.TokenInputs(unread, key, unread, *gates)
     keep, write, after = writes.factors(share, length, before, token, spec)
     return Write(keep, write, None), after
   # The same algebra as in `lattice.tile`.

@@ -48,13 +48,13 @@ class Solution(NamedTuple):
   after: writes.Columns
 
 
-def directions(tokens: writes.Tokens, spec: reference.Spec) -> jax.Array:
+def directions(tokens: writes.TokenInputs, spec: reference.Spec) -> jax.Array:
   """Returns h `[..., time, value]` where it is known: not with "decoding"."""
   return tokens.value if spec.objective == "encoding" else -tokens.value
 
 
 def _solve(
-  spec: reference.Spec, S: jax.Array, tokens: writes.Tokens
+  spec: reference.Spec, S: jax.Array, tokens: writes.TokenInputs
 ) -> Solution:
   """Returns the solution of one tile.
 

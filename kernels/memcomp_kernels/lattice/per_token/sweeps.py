@@ -149,7 +149,7 @@ def _solve(
   spec: reference.Spec,
   tiling: tilings.Tiling,
   S: jax.Array,
-  tokens: writes.Tokens,
+  tokens: writes.TokenInputs,
 ) -> tuple[substitution.Solution, solver.Stats]:
   """Returns `substitution.solve` up to the tolerance, and statistics."""
   return _solve_fwd(spec, tiling, S, tokens)[0]

@@ -8,7 +8,6 @@ the memory S_0 before the tile:
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,31 +19,22 @@ from memcomp_kernels.lattice.per_token import substitution, sweeps, writes
 from memcomp_kernels.math import solver
 
 
-class Laid(NamedTuple):
-  """Inputs of a tile, and `taken` `[batch, 1, time, 1]`, 0 at empty places."""
-
-  inputs: reference.Inputs
-  taken: jax.Array
-
-  @property
-  def query(self) -> jax.Array:
-    """The query of the inputs."""
-    return self.inputs.query
-
-
 def run(
   call: form_lib.TileCall,
 ) -> tuple[form_lib.Memories, jax.Array, solver.Stats]:
   """Writes and reads one tile; see `Form.run_tile`.
 
-  The memory is S. The inputs are `Laid`.
+  The memory is S.
   """
-  laid, spec, tiling = call.inputs, call.spec, call.tiling
-  inputs, dtype, (S,) = laid.inputs, laid.inputs.query.dtype, call.memories
+  inputs, spec, tiling = call.inputs, call.spec, call.tiling
+  dtype, (S,) = inputs.query.dtype, call.memories
   product = functools.partial(contract.product, dtype=dtype)
   query, key, value, log_decay, rate = (x.astype(S.dtype) for x in inputs)
-  taken = jnp.broadcast_to(laid.taken.astype(S.dtype), rate.shape)
-  tokens = writes.Tokens(query, key, value, jnp.exp(log_decay), rate, taken)
+  taken = call.valid[:, None, :, None].astype(S.dtype)
+  taken = jnp.broadcast_to(taken, rate.shape)
+  tokens = writes.TokenInputs(
+    query, key, value, jnp.exp(log_decay), rate, taken
+  )
   if tiling.solver == "sweeps":
     solution, stats = sweeps.solve(spec, tiling, S, tokens)
   else:

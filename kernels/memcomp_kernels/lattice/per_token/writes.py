@@ -30,7 +30,7 @@ from jax import lax
 from memcomp_kernels.lattice import reference
 
 
-class Tokens(NamedTuple):
+class TokenInputs(NamedTuple):
   """The inputs of a tile's tokens, in the memory's dtype.
 
   Attributes:
@@ -89,7 +89,7 @@ def factors(
   share: jax.Array,
   length: jax.Array,
   before: Columns,
-  token: Tokens,
+  token: TokenInputs,
   spec: reference.Spec,
 ) -> tuple[jax.Array, jax.Array, Columns]:
   """Returns lambda and w, `[..., slots]`, and the columns after the write.

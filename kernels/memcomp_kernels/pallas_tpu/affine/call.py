@@ -11,30 +11,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from memcomp_kernels.pallas_tpu import launch, schedule
-from memcomp_kernels.pallas_tpu.affine import chunk_start as chunk_start_lib
-from memcomp_kernels.pallas_tpu.affine import delta, outer, prepared, tile
+from memcomp_kernels.pallas_tpu.affine import prepared, tile
 from memcomp_kernels.pallas_tpu.affine.plan import COARSE, Plan, split
 
 _D_KEYS = "d_query", "d_key"
-
-SCHEDULES = {
-  "by_chunk": ((2, 1), (3, 2)),
-  "outer": ((3, 1), (6, 1)),
-  "delta": ((3, 1), (3, 1)),
-}
-"""Schedules of each kernel, forward and backward.
-
-A schedule is the number of units in lock step, and the stages between two such
-groups. They were chosen by static cycle counts (docs/tpu-kernels.md)."""
-
-
-def kernel(plan: Plan) -> tuple[str, Any]:
-  """Returns the name and the pieces of the plan's kernel."""
-  if plan.own:
-    return plan.own.name, plan.own.pieces
-  if not plan.inner:
-    return "by_chunk", chunk_start_lib
-  return ("delta", delta) if plan.erase else ("outer", outer)
 
 
 def _run(plan: Plan, refs: dict[str, Any], way: int, tiles: range, first):
@@ -47,17 +27,14 @@ def _run(plan: Plan, refs: dict[str, Any], way: int, tiles: range, first):
     tiles: Tiles of the step, in their order.
     first: Index of the step's first tile, for the flags.
   """
-  name, pieces = kernel(plan)
-  piece = (pieces.forward, pieces.backward)[way]
-  schedules = plan.own.schedules if plan.own else SCHEDULES[name]
-  group, skew = schedules[way]
+  piece, (group, skew) = plan.kernel.pieces[way], plan.kernel.schedules[way]
   kept: dict[Any, Any] = {}
 
   def at(i, u):
     flags = None
     if "flags" in refs:
       flags = refs["flags"][pl.program_id(0), first + i]
-    return piece(tile.Tile(plan, refs, kept, flags, i, u))
+    return piece(tile.UnitTile(plan, refs, kept, flags, i, u))
 
   schedule.run(at, chunks=tiles, units=plan.step_units, group=group, skew=skew)
 
@@ -153,7 +130,7 @@ def _call(
 
   return launch.run(
     functools.partial(body, plan=plan),
-    f"{kernel(plan)[0]}_{direction}",
+    f"{plan.kernel.name}_{direction}",
     (batch, plan.steps, steps),
     operands,
     results,
@@ -243,11 +220,11 @@ def forward(
     A after the last tile. `saved` is A before each tile, `[tiles, batch, units,
     key, unit * value]`, in the dtype of products. With flags and
     `read="start"`, `last` is the memory at the start of each row's last chunk.
-    From a memory's own kernel, `lowest` is a tile's lowest sum of log decays,
+    If the kernel factors decays, `lowest` is a tile's lowest sum of log decays,
     `[batch, Plan.steps, rows, lanes]`.
   """
   given: dict[str, Any] = tokens | {"memory": memory}
-  if plan.inner or plan.own:
+  if plan.inner or plan.kernel.factors_decays:
     given["columns"] = split(plan, tokens)
   results = {
     "output": _struct(tokens["value"].shape, plan.dtype),
@@ -256,7 +233,7 @@ def forward(
   if save:
     shape = tokens["query"].shape[1] // plan.tile, *memory.shape
     results["saved"] = _struct(shape, tokens["query"].dtype)
-  if plan.own:
+  if plan.kernel.factors_decays:
     rows = -(-plan.step_units // 8) * 8
     shape = memory.shape[0], plan.steps, rows, plan.key_width
     results["lowest"] = _struct(shape, jnp.float32)

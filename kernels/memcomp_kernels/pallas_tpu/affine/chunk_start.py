@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.pallas_tpu import blocks, schedule
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
-def _written(tile: tile_lib.Tile, start: jax.Array) -> jax.Array:
+def _written(tile: tile_lib.UnitTile, start: jax.Array) -> jax.Array:
   """Returns E; `start` is the memory that the tile reads, a right operand."""
   value = tile.values("value")
   if not tile.plan.erase:
@@ -22,7 +23,7 @@ def _written(tile: tile_lib.Tile, start: jax.Array) -> jax.Array:
   return (value.astype(jnp.float32) - met).astype(tile.dtype)
 
 
-def forward(tile: tile_lib.Tile) -> schedule.Piece:
+def forward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the forward kernel."""
   query, turned = tile.keys("query"), tile.turned("key")
   yield None
@@ -38,7 +39,7 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_values("output", output)
 
 
-def backward(tile: tile_lib.Tile) -> schedule.Piece:
+def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the backward kernel."""
   wide, plan = jnp.float32, tile.plan
   key, d_output = tile.keys("key"), tile.values("d_output")
@@ -69,3 +70,6 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_row("write", tile.sums(met * written))
   tile.store_values("d_value", d_written)
   tile.store_keys("d_key", d_key)
+
+
+KERNEL = plan_lib.Kernel("by_chunk", (forward, backward), ((2, 1), (3, 2)))

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.pallas_tpu import blocks, schedule, triangle
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
 def _solver(
-  tile: tile_lib.Tile, between: jax.Array
+  tile: tile_lib.UnitTile, between: jax.Array
 ) -> Generator[None, None, jax.Array]:
   """Computes (I + S)^-1 in the dtype of products."""
   shares = between * tile.row("rate") * tile.scores("key")
@@ -30,13 +31,13 @@ def _solver(
   return found.astype(tile.dtype)
 
 
-def _errors(tile: tile_lib.Tile, solver, from_start, met) -> jax.Array:
+def _errors(tile: tile_lib.UnitTile, solver, from_start, met) -> jax.Array:
   """Returns E; `met` is K A."""
   rest = tile.values("value").astype(jnp.float32) - from_start * met
   return blocks.nn(solver, tile.right(rest))
 
 
-def forward(tile: tile_lib.Tile) -> schedule.Piece:
+def forward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the forward kernel."""
   query, key = tile.keys("query"), tile.keys("key")
   turned, scores = tile.turned("key"), tile.scores("query")
@@ -57,7 +58,7 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_values("output", tile.plan.scale * output)
 
 
-def backward(tile: tile_lib.Tile) -> schedule.Piece:
+def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the backward kernel.
 
   `outer.backward` says how the adjoints of the gates are found.
@@ -125,3 +126,6 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_row("write", tile.sums(left_met * written))
   tile.store_values("d_value", d_target)
   tile.store_keys("d_key", d_key)
+
+
+KERNEL = plan_lib.Kernel("delta", (forward, backward), ((3, 1), (3, 1)))

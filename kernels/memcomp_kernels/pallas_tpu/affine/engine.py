@@ -16,7 +16,7 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
 from memcomp_kernels.pallas_tpu import LANES, launch
-from memcomp_kernels.pallas_tpu.affine import call
+from memcomp_kernels.pallas_tpu.affine import call, chunk_start, delta, outer
 from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 
 STEP_HEADS, STEP_TOKENS = 12, 256
@@ -41,9 +41,8 @@ class Tokens(NamedTuple):
       None if it is not added.
     erase: Whether a token first removes what its key reads.
     scale: Factor of outputs; 1 unless `erase`.
-    own: The memory's own kernel, or None for the kernels of this folder. Such a
-      kernel factors the decays. If they fall below `form.LOWEST_SUM`, the XLA
-      form computes the whole call again.
+    kernel: What computes a tile; None for a kernel of this folder, chosen by
+      `read` and `erase`.
   """
 
   query: jax.Array
@@ -56,7 +55,7 @@ class Tokens(NamedTuple):
   skip: jax.Array | None = None
   erase: bool = False
   scale: float = 1.0
-  own: plan_lib.Own | None = None
+  kernel: plan_lib.Kernel | None = None
 
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
@@ -87,6 +86,14 @@ def plan_of(
   return None if None in plans.values() else plans[direction]
 
 
+def _kernel(tokens: Tokens) -> plan_lib.Kernel:
+  if tokens.kernel:
+    return tokens.kernel
+  if tokens.read == "start":
+    return chunk_start.KERNEL
+  return delta.KERNEL if tokens.erase else outer.KERNEL
+
+
 def _plan(
   tokens: Tokens, tile: int, time: int, direction: str
 ) -> plan_lib.Plan | None:
@@ -115,8 +122,9 @@ def _plan(
   if unit is None:
     return None
   most = min(max(1, STEP_TOKENS // tile), -(-time // tile))
-  if tokens.own:
-    most = min(most, tokens.own.step_tiles[direction == "backward"])
+  kernel = _kernel(tokens)
+  if kernel.step_tiles:
+    most = min(most, kernel.step_tiles[direction == "backward"])
 
   def fits(step_heads):
     if heads % step_heads or (shared % step_heads and step_heads % shared):
@@ -141,7 +149,7 @@ def _plan(
         step_units=step_heads // unit,
         step_tiles=step_tiles,
         two_parts=tokens.query.dtype == jnp.float32,
-        own=tokens.own,
+        kernel=kernel,
       )
       needed = call.needed(plan, direction, tokens.query.dtype)
       if needed <= launch.LIMIT:
@@ -165,7 +173,7 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
 
   log_decay, rate = by_tile(tokens.log_decay), by_tile(tokens.rate)
   gates = {"log_decay": log_decay, "rate": rate}
-  if not plan.own:
+  if not plan.kernel.factors_decays:
     b = decay.running_sums(log_decay, axis=3)
     end = jax.tree.map(lambda x: x[:, :, :, -1:], b)
     gates |= {
@@ -197,9 +205,9 @@ def pack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
   """Converts memories to `[batch, units, key, unit * value]`.
 
   They come as `[batch, heads, key, value]`, or as `[batch, heads, value, key]`
-  if the memory has a kernel of its own.
+  if the kernel factors decays.
   """
-  if plan.own:
+  if plan.kernel.factors_decays:
     x = jnp.swapaxes(x, 2, 3)
   batch, _, key_dim, _ = x.shape
   x = x.reshape(batch, plan.units, plan.unit, key_dim, -1)
@@ -210,7 +218,7 @@ def _unpack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
   batch, units, key_dim, _ = x.shape
   x = x.reshape(batch, units, key_dim, plan.unit, -1)
   x = jnp.swapaxes(x, 2, 3).reshape(batch, plan.heads, key_dim, -1)
-  return jnp.swapaxes(x, 2, 3) if plan.own else x
+  return jnp.swapaxes(x, 2, 3) if plan.kernel.factors_decays else x
 
 
 def _pad(x: jax.Array, step: int) -> jax.Array:
@@ -278,7 +286,7 @@ def _forward(of_memory, other, form, layout, operands, save):
     None,
   )
   saved = (found["saved"][:num_tiles],) if save else ()
-  if plan.own:
+  if plan.kernel.factors_decays:
     # Written such that NaN also counts as too wide.
     is_wide = ~(jnp.min(found["lowest"]) >= form_lib.LOWEST_SUM)
     result = form_lib.forward_or_again(is_wide, form, layout, operands, result)
@@ -298,7 +306,7 @@ def _backward(of_memory, other, form, layout, operands, saved, cotangents):
       of_memory, plan, form, layout, operands, saved[0], cotangents
     )
 
-  if not plan.own:
+  if not plan.kernel.factors_decays:
     return by_kernel()
   return form_lib.backward_or_again(
     jnp.any(saved[1]), form, layout, operands, cotangents, by_kernel
@@ -353,7 +361,9 @@ def _as_saved(of_memory, other, form, operands):
     return other.as_saved(form, operands)
   (memory,) = operands.memories
   saved = (pack_memory(plan, memory).astype(operands.inputs.query.dtype),)
-  return (*saved, jnp.zeros((), bool)) if plan.own else saved
+  if plan.kernel.factors_decays:
+    return *saved, jnp.zeros((), bool)
+  return saved
 
 
 def engine(of_memory: OfMemory, other: form_lib.Engine) -> form_lib.Engine:

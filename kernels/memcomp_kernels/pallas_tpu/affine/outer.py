@@ -14,16 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from memcomp_kernels.pallas_tpu import blocks, schedule
+from memcomp_kernels.pallas_tpu.affine import plan as plan_lib
 from memcomp_kernels.pallas_tpu.affine import tile as tile_lib
 
 
-def _with_skip(tile: tile_lib.Tile, shares: jax.Array) -> jax.Array:
+def _with_skip(tile: tile_lib.UnitTile, shares: jax.Array) -> jax.Array:
   if not tile.plan.skip:
     return shares
   return jnp.where(tile.own, shares + tile.row("skip"), shares)
 
 
-def forward(tile: tile_lib.Tile) -> schedule.Piece:
+def forward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the forward kernel."""
   query, value = tile.keys("query"), tile.right(tile.values("value"))
   turned, scores = tile.turned("key"), tile.scores("query")
@@ -42,7 +43,7 @@ def forward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_values("output", from_start * read + output)
 
 
-def backward(tile: tile_lib.Tile) -> schedule.Piece:
+def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   """Computes a tile in the backward kernel.
 
   No gate's adjoint needs a matmul of its own. What a token reads is linear in
@@ -96,3 +97,6 @@ def backward(tile: tile_lib.Tile) -> schedule.Piece:
   tile.store_row("write", tile.sums(met * value.astype(wide)))
   tile.store_values("d_value", write * met + d_value)
   tile.store_keys("d_key", d_left + d_key)
+
+
+KERNEL = plan_lib.Kernel("outer", (forward, backward), ((3, 1), (6, 1)))

@@ -6,6 +6,7 @@ head of a unit has its own queries and keys, or all share the same.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,25 +24,30 @@ TERMS = 3
 """Number of bfloat16 terms whose sum is a float32."""
 
 
-class Own(NamedTuple):
-  """A kernel that a memory brings; its gates are `log_decay` and `rate`.
-
-  Its memory is `[batch, heads, value, key]`. The kernel calls
-  `Tile.note_lowest` to report its lowest sum of log decays.
+class Kernel(NamedTuple):
+  """How a memory's tile is computed; pairs are (forward, backward).
 
   Attributes:
     name: Name of the kernel.
-    pieces: Module with the functions `forward` and `backward`.
-    spec: Options that define the memory.
-    schedules: Schedules, forward and backward; see `call.SCHEDULES`.
-    step_tiles: Maximum tiles per grid step, forward and backward.
+    pieces: `tile.UnitTile` -> `schedule.Piece`.
+    schedules: The number of units in lock step, and the stages between two such
+      groups. They were chosen by static cycle counts (docs/tpu-kernels.md).
+    step_tiles: Maximum tiles per grid step; None for no limit but
+      `engine.STEP_TOKENS`.
+    factors_decays: Whether the kernel reads `log_decay` and `rate` as they are
+      and factors the decays itself. It then reports its lowest sum of log
+      decays (`UnitTile.note_lowest`). If that is below `form.LOWEST_SUM`, the
+      XLA form computes the whole call again. The memory is `[batch, heads,
+      value, key]`, and not `[batch, heads, key, value]`.
+    options: Options of the memory that the pieces read.
   """
 
   name: str
-  pieces: Any
-  spec: Any
+  pieces: tuple[Callable[..., Any], Callable[..., Any]]
   schedules: tuple[tuple[int, int], tuple[int, int]]
-  step_tiles: tuple[int, int]
+  step_tiles: tuple[int, int] | None = None
+  factors_decays: bool = False
+  options: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Plan:
       Products of float32 need them. Those of bfloat16 do not: a factor's
       rounding to bfloat16 errs by 2e-3, the difference of two sums of one part
       by at most 5e-4 in tiles of 64 tokens, where all decays are strongest.
-    own: The memory's own kernel; None for the kernels of this folder.
+    kernel: What computes a tile.
   """
 
   heads: int
@@ -86,7 +92,7 @@ class Plan:
   step_units: int
   step_tiles: int
   two_parts: bool
-  own: Own | None = None
+  kernel: Kernel
 
   @property
   def units(self) -> int:
@@ -121,7 +127,7 @@ class Plan:
   @property
   def gates(self) -> tuple[str, ...]:
     """Names of the gates. All are by token; only `total` is by value."""
-    if self.own:
+    if self.kernel.factors_decays:
       return "log_decay", "rate"
     coarse = COARSE if self.two_parts else ()
     inner = ("a", "b", "rate", *coarse) if self.inner else ()
@@ -130,7 +136,7 @@ class Plan:
   @property
   def columns(self) -> tuple[str, ...]:
     """Names of gates that kernels also need with tokens on sublanes."""
-    if self.own:
+    if self.kernel.factors_decays:
       return self.gates
     return ("write", *self.sums("a")) if self.inner else ("write",)
 

@@ -22,7 +22,7 @@ def _sum(arrays: Iterable[jax.Array]) -> jax.Array:
   return functools.reduce(operator.add, arrays)
 
 
-class Tile:
+class UnitTile:
   """One tile of one unit: its operands, gates, results and state.
 
   Attributes:

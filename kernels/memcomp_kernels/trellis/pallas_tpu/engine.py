@@ -161,7 +161,7 @@ def _pack(plan: plan_lib.Plan, spec: reference.Spec, inputs: reference.Inputs):
   )
 
 
-def _pack_memories(unit: plan_lib.Unit, memories: Any) -> Any:
+def _pack_memories(unit: plan_lib.UnitSizes, memories: Any) -> Any:
   """Halves `[batch, heads, slots, dim]`, to `[batch, units, slots, width]`."""
 
   def pack(x):
@@ -173,7 +173,9 @@ def _pack_memories(unit: plan_lib.Unit, memories: Any) -> Any:
   return jax.tree.map(pack, memories)
 
 
-def _unpack_memories(unit: plan_lib.Unit, packed: Any, scale: float) -> Any:
+def _unpack_memories(
+  unit: plan_lib.UnitSizes, packed: Any, scale: float
+) -> Any:
   """Converts back to `[batch, heads, slots, dim]` and multiplies by `scale`."""
 
   def unpack(x):

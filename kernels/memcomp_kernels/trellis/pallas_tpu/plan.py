@@ -19,7 +19,7 @@ Pair = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class UnitSizes:
   """Heads side by side on lanes, in one chunk.
 
   Attributes:
@@ -58,7 +58,7 @@ def unit(
   key_dim: int,
   value_dim: int,
   tile: int | None = None,
-) -> Unit:
+) -> UnitSizes:
   """Returns a unit: the number of heads side by side that fill 128 lanes.
 
   The number divides the heads.
@@ -82,7 +82,7 @@ def unit(
   else:
     together = _token_heads(heads, key_dim, value_dim, tile)
     tokens = LANES // together
-  return Unit(
+  return UnitSizes(
     heads=together,
     tokens=tokens,
     slots=spec.num_slots,
@@ -172,7 +172,7 @@ class Plan:
     rows: Rows of the batch per grid step.
   """
 
-  unit: Unit
+  unit: UnitSizes
   units: int
   chunks: int
   group: int
