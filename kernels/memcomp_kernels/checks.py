@@ -135,7 +135,12 @@ def chunk_position(op: Any, spec: Any, state: Any, name: str = "state") -> None:
 
 
 def room(
-  op: Any, state: Any, spec: Any, sizes: shapes.Sizes, segment_ids: Any
+  op: Any,
+  state: Any,
+  spec: Any,
+  sizes: shapes.Sizes,
+  segment_ids: Any,
+  reset_state: Any,
 ) -> None:
   """Raises ValueError if a state is known to have no room for all tokens.
 
@@ -150,7 +155,11 @@ def room(
   if segment_ids is not None:
     what = "a segment needs"
     positions = contract.token_positions(
-      segment_ids, state.segment_id, state.position, time
+      segment_ids,
+      state.segment_id,
+      state.position,
+      time,
+      getattr(reset_state, "position", 0),  # neither None nor FRESH has one
     )
     needed = greatest(jnp.where(segment_ids != 0, positions + 1, 0)) or 0
   for option in op.room:

@@ -244,6 +244,7 @@ def token_positions(
   segment_id: jax.Array,
   position: jax.Array,
   time: int,
+  reset_position: jax.Array | int = 0,
 ) -> jax.Array:
   """Returns each token's position in its segment, int32 `[batch, time]`.
 
@@ -253,13 +254,15 @@ def token_positions(
     segment_id: `[batch]`, the segment of the state.
     position: `[batch]`, tokens of that segment before this call.
     time: tokens per row.
+    reset_position: `[batch]`, tokens that new segments have before their first.
   """
   if segment_ids is None:
     return position[:, None] + jnp.arange(time, dtype=jnp.int32)
   starts, _ = segment_starts(segment_ids, segment_id)
   rank = jnp.cumsum(segment_ids != 0, axis=1, dtype=jnp.int32) - 1
-  origin = lax.cummax(jnp.where(starts, rank, -position[:, None]), axis=1)
-  return rank - origin
+  first = lax.cummax(jnp.where(starts, rank, -1), axis=1)
+  before = jnp.broadcast_to(reset_position, position.shape)[:, None] - first
+  return rank + jnp.where(first < 0, position[:, None], before)
 
 
 def read_scale(spec: Any, key_dim: int) -> float:

@@ -60,10 +60,17 @@ def cost(formula: str, letters: Mapping[str, float]) -> int:
   return round(eval(formula, {"__builtins__": {}, "min": min}, dict(letters)))
 
 
-def tokens_seen(n: int, window: int) -> float:
+def tokens_seen(n: int, window: int, chunk: int = 1) -> float:
   """Returns how many of `n` tokens each sees in a window, in the mean.
 
-  A token sees itself and up to `window - 1` tokens before it.
+  The window moves by whole chunks. The token at position p sees itself and
+  tokens before it, from max(0, (p // chunk + 1) * chunk - window) on.
   """
-  window = min(window, n)
-  return window - window * (window - 1) / (2 * n) if n else 0.0
+  if not n:
+    return 0.0
+  whole, rest = divmod(n, chunk)
+  first = min(window // chunk, whole)  # chunks that see all before them
+  missed = chunk * (whole * (whole + 1) - first * (first + 1)) // 2
+  missed = chunk * (missed - window * (whole - first))
+  missed += rest * max(0, (whole + 1) * chunk - window)
+  return (n + 1) / 2 - missed / n

@@ -264,7 +264,7 @@ class Mixer(nnx.Module):
       noise,
       names=("batch", "time"),
       like=lambda: x if fresh else (x, state),
-      heads=self.heads,
+      heads=self._fewest_heads,
     )
 
   def with_stats(
@@ -323,7 +323,7 @@ class Mixer(nnx.Module):
       first_value,
       names=("batch",),
       like=lambda: (x, state),
-      heads=self.heads,
+      heads=self._fewest_heads,
     )
 
   def _sequence(self, x, state, call):
@@ -364,6 +364,11 @@ class Mixer(nnx.Module):
     if self.rules.needs_xla_form():
       return dispatch.default_implementation("xla_chunked")
     return contextlib.nullcontext()
+
+  @property
+  def _fewest_heads(self) -> int:
+    """Heads of queries or, if they share keys and values, of those."""
+    return getattr(self, "kv_heads", self.heads)
 
   # Subclasses use these helpers.
 

@@ -138,7 +138,7 @@ class KeyValueMeans(projection.ProjectedMixer):
 
   def fresh_memory(self, batch, memory, call):
     """An empty memory of the same capacity, with the learned parameters."""
-    return self.load(jax.tree.map(jnp.zeros_like, memory))
+    return self.op.fresh_state(memory, self.spec)
 
   def inputs(self, x, state, call):
     """Projects `[batch, time, d_model]` to the memory's inputs."""

@@ -101,6 +101,11 @@ def join_heads(x: jax.Array) -> jax.Array:
   return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
+def inverse_softplus(x: float) -> float:
+  """The inverse of log(1 + e^x) for `x` > 0."""
+  return x + math.log(-math.expm1(-x))
+
+
 def logit(p: float) -> float:
   """The inverse of the sigmoid for `p` in (0, 1)."""
   return math.log(p / (1 - p))

@@ -45,7 +45,8 @@ class ProjectionConfig(options.MixerConfig):
     rotary_frequencies: "standard" base^(-2j/r), or "inclusive"
       base^(-j/(r/2-1)), whose slowest is exactly 1/base (GPTAlpha-2).
     rotary_scale: s = length / trained length, for sequences longer than in
-      training. The base becomes base * s^(r/(r-2)) (NTK).
+      training. The base becomes base * s^(r/(r-2)), with "inclusive"
+      base * s (NTK).
     rotary_reversed: whether to rotate by minus the angle, for weights that were
       trained in that way.
     projection_bias: whether the query, key and value projections have a bias.
@@ -233,6 +234,7 @@ class Projection(nnx.Module):
     key, key_last = shifted(self.key_shift, key, state.key)
     value, value_last = shifted(self.value_shift, value, state.value)
     query = linear.split_heads(query, self.heads, rules)
+    rules.check_size("heads", self.kv_heads, "kv_heads")
     key, value = (
       linear.split_heads(y, self.kv_heads, rules) for y in (key, value)
     )

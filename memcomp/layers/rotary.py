@@ -50,8 +50,8 @@ class Rotary:
     base: b, base of the frequencies.
     frequencies: "standard" b^(-2j/r), or "inclusive" b^(-j/(r/2-1)), whose
       slowest is exactly 1/b; j = 0 .. r/2-1.
-    scale: s = length / trained length, >= 1. The base becomes b * s^(r/(r-2))
-      (NTK), which slows the slowest frequency by s.
+    scale: s = length / trained length, >= 1. The base becomes b * s^(r/(r-2)),
+      with "inclusive" b * s, which slows the slowest frequency by s (NTK).
     reversed: whether to rotate by minus the angle. Weights need the direction
       that they were trained with.
   """
@@ -63,11 +63,10 @@ class Rotary:
   reversed: bool = False
 
   def _frequencies(self) -> np.ndarray:
-    base = self.base
-    if self.scale != 1 and self.dim > 2:
-      base = base * self.scale ** (self.dim / (self.dim - 2))
     pairs = self.dim // 2
-    steps = pairs if self.frequencies == "standard" else max(pairs - 1, 1)
+    slowest = max(pairs - 1, 1)
+    steps = pairs if self.frequencies == "standard" else slowest
+    base = self.base * self.scale ** (steps / slowest)
     return base ** (-np.arange(pairs) / steps)
 
   def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:

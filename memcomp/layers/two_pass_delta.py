@@ -5,7 +5,6 @@ alpha = sigmoid, theta = softplus, both linear in (k, v) of a head
 -> memory -> RMS norm -> W_o                     (docs/two_pass_delta.md)
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -91,10 +90,9 @@ class TwoPassDelta(base.Mixer):
       ("heads", None, None),
       std=make.std,
     )
-    # Initial logit of 1 - alpha, and softplus^-1(theta).
     bias = (
       linear.logit(config.decay_init),
-      math.log(math.expm1(config.write_rate_init)),
+      linear.inverse_softplus(config.write_rate_init),
     )
     self.gate_bias = linear.constant_param(
       jnp.tile(jnp.array(bias), (heads, 1)), ("heads", None)

@@ -237,6 +237,7 @@ class Decoder(vocabulary.Vocabulary):
       last = contract.next_segment_id(state.segment_id)
     else:
       _, last = contract.segment_starts(segment_ids, state.segment_id)
+      last = last.astype(state.segment_id.dtype)
     return self.norm(x), DecoderState(taps, last, layers), self._stats(stats)
 
   @contract.default_promotion()

@@ -135,12 +135,24 @@ class Rules:
   def check_divides(self, x: jax.Array, *names: str | None) -> None:
     """Raises ValueError if the mesh does not divide one of these axes of x."""
     for name, size in zip(names, x.shape, strict=True):
-      if name is not None and size % self.shards(name):
-        raise ValueError(
-          f"{name}={size} does not divide over the mesh axes"
-          f" {self.axes(name)} = {self.shards(name)}; change {name}, or the"
-          " sharding rules"
-        )
+      if name is not None:
+        self.check_size(name, size)
+
+  def check_size(self, name: str, size: int, called: str | None = None) -> None:
+    """Raises ValueError if the mesh does not divide the size of an axis.
+
+    Args:
+      name: logical name of the axis.
+      size: its size.
+      called: the option that sets the size, if it has another name.
+    """
+    if size % self.shards(name):
+      called = called or name
+      raise ValueError(
+        f"{called}={size} does not divide over the mesh axes"
+        f" {self.axes(name)} = {self.shards(name)}; change {called}, or the"
+        " sharding rules"
+      )
 
   def indivisible_axes(
     self, variables: nnx.State, mesh: Mesh

@@ -236,6 +236,31 @@ def test_what_does_not_divide_is_named():
     rules.place(layer)
 
 
+def test_fewer_heads_of_keys_than_shards():
+  """Explicit axes leave the heads whole; rules name what to change."""
+
+  def make_layer(rules=sharding.NONE):
+    return registry.MIXERS["softmax_attention"](
+      WIDTH,
+      **SIZES,
+      kv_heads=1,
+      max_length=32,
+      rngs=nnx.Rngs(0),
+      rules=rules,
+    )
+
+  call = nnx.jit(lambda layer, x: layer(x))
+  expected = call(make_layer(), X)
+  mesh = mesh_of(AxisType.Explicit)
+  layer = make_layer()
+  sharding.rules(mesh, batch="data", heads="model").place(layer)
+  with jax.set_mesh(mesh):
+    close(call(layer, X), expected)
+  rules = sharding.rules(mesh_of(AxisType.Auto), heads="model")
+  with pytest.raises(ValueError, match=r"^kv_heads=1 does not divide over"):
+    call(make_layer(rules), X)
+
+
 @pytest.mark.parametrize(
   "name",
   rotation.cases(registry.MIXERS, ["trellis", "mamba2", "softmax_attention"]),

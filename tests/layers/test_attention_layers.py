@@ -270,3 +270,40 @@ def test_state_agrees_with_the_figure():
       if jnp.issubdtype(x.dtype, jnp.floating) and name not in names
     }
     assert sum(sizes.values()) == config.state_floats(30)
+
+
+@pytest.mark.parametrize("temperatures", [True, False])
+def test_a_packed_text_is_the_text_alone(temperatures):
+  """Constants of the memory hold for every text, learned or not."""
+  config = dataclasses.replace(KVM, temperatures=temperatures)
+  layer = key_value_means.KeyValueMeans.from_config(
+    config, 16, std=0.3, rngs=nnx.Rngs(1)
+  )
+  x = jax.random.normal(jax.random.key(0), (1, 20, 16))
+  ids = jnp.where(jnp.arange(20) < 6, 1, 2)[None]
+  y, state = nnx.jit(
+    lambda layer: layer(x, layer.init_state(1), segment_ids=ids)
+  )(layer)
+  alone, after = nnx.jit(lambda layer: layer(x[:, 6:], layer.init_state(1)))(
+    layer
+  )
+  np.testing.assert_allclose(y[:, 6:], alone, atol=1e-5)
+  np.testing.assert_array_equal(
+    state.memory.temperatures, after.memory.temperatures
+  )
+
+
+@pytest.mark.parametrize("time", [1, 4, 6])
+def test_sinks_of_a_text_that_is_no_longer(time):
+  """All tokens are kept, so sinks change nothing."""
+
+  def outputs(sink_tokens):
+    layer = softmax_attention.SoftmaxAttention(
+      16, heads=2, sink_tokens=sink_tokens, rngs=nnx.Rngs(0)
+    )
+    x = jax.random.normal(jax.random.key(0), (2, time, 16))
+    y = layer(x, layer.init_state(2, time))[0]
+    np.testing.assert_allclose(layer(x), y, atol=1e-6)
+    return y
+
+  np.testing.assert_allclose(outputs(4), outputs(0), atol=1e-6)

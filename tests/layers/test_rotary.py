@@ -51,8 +51,17 @@ def test_slowest_frequencies():
 
   assert slowest(frequencies="inclusive") == pytest.approx(1e-4)
   assert slowest() == pytest.approx(1e4 ** (-14 / 16))
-  # Stretched by s exactly.
-  assert slowest(scale=4.0) == pytest.approx(slowest() / 4)
+
+
+@pytest.mark.parametrize("frequencies", ["standard", "inclusive"])
+@pytest.mark.parametrize("dim", [4, 8, 32])
+def test_the_slowest_frequency_is_stretched_exactly(frequencies, dim):
+  def found(scale):
+    turned = rotary.Rotary(dim=dim, frequencies=frequencies, scale=scale)
+    return turned._frequencies()
+
+  np.testing.assert_allclose(found(4.0)[-1], found(1.0)[-1] / 4)
+  assert found(4.0)[0] == 1
 
 
 def test_positions_are_those_of_the_segment():
@@ -72,3 +81,12 @@ def test_positions_without_segments_go_on():
     None, jnp.array([1, 0]), jnp.array([4, 0]), 3
   )
   np.testing.assert_array_equal(positions, [[4, 5, 6], [0, 1, 2]])
+
+
+def test_positions_of_segments_that_go_on_from_a_state():
+  ids = jnp.array([[3, 3, 0, 3, 8, 0, 8, 8]])
+  positions = contract.token_positions(
+    ids, jnp.array([3]), jnp.array([10]), 8, jnp.array([4])
+  )
+  valid = np.asarray(ids[0] != 0)
+  assert np.asarray(positions)[0][valid].tolist() == [10, 11, 12, 4, 5, 6]

@@ -31,6 +31,14 @@ def test_the_layer_repeats_the_kernels_defaults():
   assert layers.TwoPassDeltaConfig().spec() == two_pass_delta.Spec()
 
 
+@pytest.mark.parametrize("rate", [1e-6, 800.0])
+def test_a_rate_of_any_size(rate):
+  layer = build(rate_bound=0.0, code_rate=False, write_rate_init=rate)
+  layer.gates[...] = 0 * layer.gates[...]
+  found = inputs_of(layer).write_rate
+  np.testing.assert_allclose(found, rate, rtol=1e-5)
+
+
 def test_gates_at_the_start():
   layer = build(rate_bound=0.0, code_rate=False, write_rate_init=0.7)
   layer.gates[...] = 0 * layer.gates[...]

@@ -66,3 +66,15 @@ def test_tokens_that_are_none_are_one_line():
     model.step(ids[:, 0], None)
   with pytest.raises(TypeError, match="state is of type tuple; make it by"):
     model(ids, state=(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int64, jnp.uint32])
+def test_segment_ids_of_any_integers_leave_the_state_as_it_is(dtype):
+  with jax.enable_x64(True):
+    model = cases.build(cases.config("linear_attention"))
+    state = model.init_state(2)
+    _, after = jax.eval_shape(
+      lambda ids: model(jnp.zeros((2, 5), int), state=state, segment_ids=ids),
+      jnp.ones((2, 5), dtype),
+    )
+  assert after.segment_id.dtype == state.segment_id.dtype == jnp.int32

@@ -91,7 +91,7 @@ def counted(name, config, length):
   def exact_tokens(t):
     if name in ("infini_attention", "ovq") and window == length:
       return t % chunk + 1
-    if name == "key_value_means":
+    if name == "key_value_means" or (name == "softmax_attention" and chunk):
       return t - max(0, (t // chunk + 1) * chunk - window) + 1
     return min(t + 1, window)
 

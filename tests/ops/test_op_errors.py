@@ -252,14 +252,14 @@ ERRORS = {
     " gated_delta_rule.Inputs(...)",
   ),
   "a tiling of what has none": (
-    lambda: gated_delta_rule.chunk(
-      STATE,
-      gated_delta_rule.Inputs(q, k, v, g[..., None], beta[..., None]),
-      spec=gated_delta_rule.Spec(),
+    lambda: softmax_attention.chunk(
+      softmax_attention(q, k, v)[1],
+      softmax_attention.Inputs(q, k, v),
+      spec=softmax_attention.Spec(),
       tiling=16,
     ),
     TypeError,
-    "gated_delta_rule: it has no tiling; leave it out",
+    "softmax_attention: it has no tiling; leave it out",
   ),
   "an implementation that there is not": (
     lambda: ttt(q, k, q, eta=beta, implementation="mosaic_tpu"),

@@ -147,6 +147,19 @@ ERRORS = {
     "softmax_attention: the state has room for 4 tokens and holds 3; a segment"
     " needs length=5 in the first call",
   ),
+  "no room for the segments that a state begins": (
+    lambda: softmax_attention(
+      q,
+      k,
+      v,
+      state=KEPT._replace(segment_id=ids[:, 0]),
+      reset_state=KEPT,
+      segment_ids=5 + ids,
+    ),
+    ValueError,
+    "softmax_attention: the state has room for 4 tokens and holds 3; a segment"
+    " needs length=6 in the first call",
+  ),
   "no room for the sinks": (
     lambda: softmax_attention(
       q, k, v, sink_tokens=4, state=KEPT._replace(position=ids[:, 0])
@@ -284,6 +297,7 @@ OF_VALUES = (
   "a bound that does not hold",
   "a bound that does not hold for the reset state",
   "no room for the segment that the state began",
+  "no room for the segments that a state begins",
   "a state that is not fresh",
   "a state of longer chunks",
   "a reset state of longer chunks",

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import checks, dispatch, shapes
+from memcomp_kernels import checks, dispatch, facts, shapes
 from memcomp_kernels import op as op_lib
 from memcomp_kernels.key_value_means import reference, xla_chunked
 
@@ -120,12 +120,11 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
     chunk = spec.chunk_size
     chunks = max(1, -(-n // chunk))
     rows = spec.live_rows(chunks - 1)
-    before = sum(min(c, spec.window_chunks - 1) for c in range(chunks)) / chunks
     return {
       "W": spec.window,
       "r": rows[-1],
       "R": sum(rows) / chunks,
-      "w": chunk * before + (chunk + 1) / 2,
+      "w": facts.tokens_seen(n, spec.window, chunk),
     }
 
   return op_lib.Facts(

@@ -21,19 +21,18 @@ def _make_state(
       Queries may have a multiple of them.
     length: number of tokens that the state must hold if `spec.window_size` is
       None; ignored otherwise. Longer segments lose their oldest tokens, except
-      the sinks.
+      the sinks. The state has room for at least one token beside the sinks.
 
   Raises:
-    ValueError: `length` is missing or too short.
+    ValueError: `length` is missing.
   """
   size = spec.window_size
   if size is None:
-    if length is None or length <= spec.sink_tokens:
+    if length is None:
       raise ValueError(
-        f"length={length} must be the tokens that the state can hold, more than"
-        f" sink_tokens={spec.sink_tokens}: window_size is None"
+        "length must be the tokens that the state can hold: window_size is None"
       )
-    size = length
+    size = max(length, spec.sink_tokens + 1)
   return reference.State(
     keys=sizes.filled(None, size, sizes.key_dim),
     values=sizes.filled(None, size, sizes.value_dim),
@@ -69,7 +68,8 @@ def _facts(spec: reference.Spec) -> op_lib.Facts:
 
   def letters(n: int) -> dict[str, float]:
     window = {"W": spec.window_size} if spec.window_size else {}
-    return window | {"w": facts.tokens_seen(n, spec.window_size or n)}
+    seen = facts.tokens_seen(n, spec.window_size or n, spec.chunk_size or 1)
+    return window | {"w": seen}
 
   return op_lib.Facts(
     objective="None: tokens are kept. `y` minimises `sum_j p_j |y - v_j|^2`",
