@@ -84,12 +84,7 @@ def run(
 
   The memories are (S,); with sparsity (S, sum of write rates).
   """
-  memories, starts, inputs, spec = (
-    call.memories,
-    call.starts,
-    call.inputs,
-    call.spec,
-  )
+  memories, starts, inputs, _, spec, _ = call
   dtype, time = inputs.query.dtype, inputs.query.shape[-2]
   product = functools.partial(contract.product, dtype=dtype)
   S, start = memories[0], starts[0]

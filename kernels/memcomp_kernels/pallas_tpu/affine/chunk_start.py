@@ -72,4 +72,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_key)
 
 
-KERNEL = plan_lib.Kernel("by_chunk", (forward, backward), ((2, 1), (3, 2)))
+KERNEL = plan_lib.Kernel(
+  "by_chunk", (forward, backward), schedules=((2, 1), (3, 2))
+)

@@ -128,4 +128,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_key)
 
 
-KERNEL = plan_lib.Kernel("delta", (forward, backward), ((3, 1), (3, 1)))
+KERNEL = plan_lib.Kernel(
+  "delta", (forward, backward), schedules=((3, 1), (3, 1))
+)

@@ -99,4 +99,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_left + d_key)
 
 
-KERNEL = plan_lib.Kernel("outer", (forward, backward), ((3, 1), (6, 1)))
+KERNEL = plan_lib.Kernel(
+  "outer", (forward, backward), schedules=((3, 1), (6, 1))
+)
