@@ -74,6 +74,8 @@ def compare(folder: pathlib.Path, rounds: int = 5) -> dict[str, Any]:
   by_name: dict[str, list[dict[str, Any]]] = {}
   for run in runs:
     by_name.setdefault(run["name"], []).append(run)
+  for group in by_name.values():
+    compare_tasks.check_seeds(group, ("model",))
   configs = {
     name: workdir_lib.config_of(group[0]["config"], f"{name} in {folder}")
     for name, group in by_name.items()

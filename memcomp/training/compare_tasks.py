@@ -1,6 +1,8 @@
 """Compares runs on a synthetic task: accuracy and state size."""
 
+import contextlib
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,8 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     slices; and `notes` if there are runs on text, which are left out.
 
   Raises:
-    UserError: their tasks differ in more than the gap, or see `check_new`.
+    UserError: their tasks differ in more than the gap, or see `check_new` and
+      `check_seeds`.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
   places: Places = {}
@@ -54,6 +57,8 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     return None
   every = [one for of in runs.values() for one in of]
   _check_same(every)
+  for of in runs.values():
+    check_seeds(of, ("model", "training", "optimizer"))
   names = sorted({x for one in every for x in one["slices"]})
   if not names:
     raise errors.UserError(
@@ -99,6 +104,42 @@ def check_new(
       f"{other} and {folder} both hold {run['name']} of seed {run['seed']};"
       " move one of them away, or train it with another seed"
     )
+
+
+def check_seeds(runs: list[dict[str, Any]], parts: Sequence[str]) -> None:
+  """Checks that runs of one name are seeds of one model.
+
+  Their mean and deviation would be of no model.
+
+  Args:
+    runs: the results of runs of one name.
+    parts: parts of their configs that must agree, such as "model". Fields that
+      results do not depend on may differ, and so may names of mixers.
+
+  Raises:
+    UserError: naming each field in which a run differs from the first.
+  """
+  first, *others = runs
+  like = None
+  # A part that this version cannot read is compared as it was saved.
+  with contextlib.suppress(errors.UserError):
+    like = workdir.config_of(first["config"], first["name"])
+  mine = workdir.of_this_version(first["config"], like=like)
+  for run in others:
+    theirs = workdir.of_this_version(run["config"], like=like)
+    changed = [
+      line
+      for part in parts
+      for line in workdir.differences(mine.get(part), theirs.get(part), part)
+      if not workdir.is_free(line.split(" ", 1)[0])
+    ]
+    if changed:
+      name = run["name"]
+      raise errors.UserError(
+        f"{name} (seed {first['seed']}) and {name} (seed {run['seed']}) are"
+        f" other models: {'; '.join(changed)}; move one of them away, or"
+        " train it with another --config.name"
+      )
 
 
 def table(found: dict[str, Any]) -> str:

@@ -114,6 +114,30 @@ def test_a_copy_is_no_further_seed(runs):
     compare.compare(runs)
 
 
+def test_other_models_are_no_seeds_of_one(runs):
+  """Their mean and deviation would be of no model."""
+  other = copy.deepcopy(result("better", 2, 2.5, 2.5))
+  other["config"]["model"]["d_model"] = 48
+  write(runs, other)
+  said = (
+    r"better \(seed 0\) and compare-better \(seed 2\) are other models:"
+    r" model\.d_model was 32, is 48; .*another --config\.name"
+  )
+  with pytest.raises(errors.UserError, match=said):
+    compare.compare(runs)
+
+
+def test_seeds_may_differ_in_what_changes_no_result(runs):
+  """Also in the names of mixers, and in fields that an older run lacks."""
+  other = copy.deepcopy(result("better", 2, 2.5, 2.5))
+  model = other["config"]["model"]
+  model["remat"] = "full"
+  model["mixers"]["another"] = model["mixers"].pop("memory")
+  del model["norm"]
+  write(runs, other)
+  assert compare.compare(runs)["rows"][0]["seeds"] == [0, 1, 2]
+
+
 def test_runs_of_two_versions_are_compared(runs):
   """The older one has not a field that the newer one has at its default."""
   older = result("older", 0, 2.5, 2.5)

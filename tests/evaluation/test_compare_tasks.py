@@ -3,9 +3,12 @@
 import json
 import shutil
 
+import evaluation_cases as cases
 import pytest
 
+from memcomp import config as config_lib
 from memcomp import errors
+from memcomp.data.synthetic import recall
 from memcomp.training import compare
 
 
@@ -83,6 +86,48 @@ def test_other_tasks_are_refused(tmp_path):
   with pytest.raises(errors.UserError, match=r"window and full.*other tasks"):
     compare.run(tmp_path)
   assert not (tmp_path / "compare.json").exists()
+
+
+def leave_whole(folder, name, seed, **fields):
+  """As `leave`, with a whole config, in which fields differ (model__d_model)."""
+  leave(folder, name, seed, {24: 1.0 - seed / 2})
+  config = cases.tiny_config(task=recall.RecallConfig(gap=24))
+  for path, value in fields.items():
+    part, field = path.split("__")
+    setattr(getattr(config, part), field, value)
+  path = folder / f"{name}-{seed}/eval/results.json"
+  found = json.loads(path.read_text()) | {"config": config_lib.to_dict(config)}
+  path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("model__d_model", 64),
+    ("training__steps", 10),
+    ("optimizer__learning_rate", 0.5),
+  ],
+)
+def test_other_models_are_no_seeds_of_one(field, value, tmp_path):
+  leave_whole(tmp_path, "full", 0)
+  leave_whole(tmp_path, "full", 1, **{field: value})
+  said = (
+    r"full \(seed 0\) and full \(seed 1\) are other models:"
+    rf" {field.replace('__', '.')} was .*, is {value}; .*another --config\.name"
+  )
+  with pytest.raises(errors.UserError, match=said):
+    compare.run(tmp_path)
+  assert not (tmp_path / "compare.json").exists()
+
+
+def test_models_of_other_names_differ(tmp_path):
+  """So may seeds in what changes no result."""
+  leave_whole(tmp_path, "full", 0)
+  leave_whole(tmp_path, "full", 1, training__log_every=3, model__remat="full")
+  leave_whole(tmp_path, "wide", 0, model__d_model=64, training__steps=10)
+  compare.run(tmp_path)
+  found = json.loads((tmp_path / "compare.json").read_text())
+  assert [row["seeds"] for row in found["rows"]] == [[0, 1], [0]]
 
 
 def test_runs_of_two_versions_are_compared(tmp_path):
