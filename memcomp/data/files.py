@@ -116,7 +116,8 @@ def find(source: str) -> list[TextFile]:
     return _find_glob(source)
   reason = _why_missing(source)
   raise errors.UserError(
-    f"{source}: {reason}; check data.source and data.validation"
+    f"{source}: {reason}; check data.source and data.validation, or --source of"
+    " memcomp prepare"
   )
 
 

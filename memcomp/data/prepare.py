@@ -10,8 +10,6 @@ interrupted.
 """
 
 import argparse
-import hashlib
-import json
 import os
 import pathlib
 import sys
@@ -24,13 +22,11 @@ import numpy as np
 from memcomp import cli, disk, errors, limits, paths, platforms
 from memcomp.data import chat_template as chat_template_lib
 from memcomp.data import files as files_lib
-from memcomp.data import formats, shards, sources, units
+from memcomp.data import formats, plan, shards, sources, units
 from memcomp.data import progress as progress_lib
 from memcomp.data import store as store_lib
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data import workers as workers_lib
-
-_LOCK = ".lock"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,6 +92,11 @@ def prepare(
   limits.check("--workers", workers)
   beam_lib = None if beam is None else _beam()
   loaded = tokenizer_lib.load(tokenizer)
+  if loaded.name == tokenizer_lib.NONE:
+    raise errors.UserError(
+      "--tokenizer=none: its ids stand for no text; give bytes, or a"
+      " tokenizer.json"
+    )
   of = formats.load(format, chat_template, loaded)
   files = tuple(_find(source))
   of.check(files)
@@ -114,9 +115,9 @@ def prepare(
   with disk.clear_errors(f"--out: cannot write to {out}"):
     os.makedirs(os.path.join(out, units.UNITS), exist_ok=True)
   busy = f"--out: {out} is being written"
-  with disk.locked(pathlib.Path(out, _LOCK), busy):
+  with disk.locked(pathlib.Path(out, plan.LOCK), busy):
     with units.disk_errors(out):
-      _claim(corpus, of)
+      plan.claim(corpus, of)
     todo = [unit for unit in work if not _is_done(corpus, unit, verify)]
     progress = progress_lib.PrepareProgress(corpus, work, todo)
     if beam_lib is None:
@@ -216,66 +217,19 @@ def _flags(
 
 
 def _find(source: str) -> list[files_lib.TextFile]:
-  listed = sources.split_list(source)
+  listed = sources.split_list(source, "--source")
   for path in listed:
+    if paths.is_remote(path):
+      raise errors.UserError(
+        f"--source: {path!r} is in a bucket; copy it to a disk, where text is"
+        " read"
+      )
     if ";" in path or path.endswith(".bin"):
       raise errors.UserError(
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
   return files_lib.find_all(listed)
-
-
-def _format(format: formats.Format) -> dict[str, Any]:
-  """Returns the entries of plan and manifest about the format."""
-  if format.template is None:
-    return {"format": shards.FORMAT}
-  return {
-    "format": shards.FORMAT_MESSAGES,
-    "chat_template": format.template.fingerprint,
-    "sizes": "answers",  # before, they were those of the whole conversation
-  }
-
-
-def _claim(corpus: units.Corpus, format: formats.Format):
-  """Saves the plan of `out`, or rejects a folder with another plan."""
-  stats = [(f.name, os.stat(f.path)) for f in corpus.files]
-  listing = [[name, s.st_size, s.st_mtime_ns] for name, s in stats]
-  plan = {
-    "source": hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16],
-    "tokenizer": format.tokenizer.fingerprint,
-    "shard_tokens": corpus.shard_tokens,
-    **_format(format),
-  }
-  path = os.path.join(corpus.out, shards.PLAN)
-  if not os.path.exists(path):
-    others = {
-      name
-      for name in os.listdir(corpus.out)
-      if name != units.UNITS
-      and not name.startswith(_LOCK)
-      and not name.endswith(units.TEMPORARY)
-    }
-    if others:
-      raise errors.UserError(
-        f"--out: {corpus.out} holds other files ({min(others)}); name a new "
-        "folder"
-      )
-    units.save_json(path, plan)
-    return
-  try:
-    with open(path, encoding="utf-8") as stream:
-      found = dict(json.load(stream))
-  except (OSError, *errors.BAD_JSON, TypeError) as error:
-    raise errors.UserError(
-      f"{path}: unreadable ({error}); name a new folder in --out"
-    ) from error
-  changed = [key for key, value in plan.items() if found.get(key) != value]
-  if changed:
-    raise errors.UserError(
-      f"--out: {corpus.out} was begun with another {' and '.join(changed)} (or "
-      "the source's files were changed since); name a new folder"
-    )
 
 
 def _is_done(corpus: units.Corpus, unit: units.Unit, verify: bool) -> bool:
@@ -340,7 +294,7 @@ def _finish(
     merged.pop("sizes", None)  # the tokens spell the text
   units.save_arrays(path, **merged)
   manifest = {
-    **_format(format),
+    **plan.entries(format),
     "tokenizer": {
       # Not its path, so that the same corpus gives the same manifest anywhere.
       "name": os.path.basename(tokenizer.name),

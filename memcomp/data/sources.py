@@ -237,8 +237,12 @@ def parse_weight(part: str) -> tuple[float, str]:
   return value, path.strip()
 
 
-def split_list(source: str) -> list[str]:
+def split_list(source: str, field: str = "data.source") -> list[str]:
   """Splits comma-separated paths, and expands ~ in each.
+
+  Args:
+    source: the paths.
+    field: the field or flag that holds them, for the error.
 
   Raises:
     UserError: there are none.
@@ -246,7 +250,7 @@ def split_list(source: str) -> list[str]:
   found = [path.strip() for path in source.split(",") if path.strip()]
   if not found:
     raise errors.UserError(
-      "data.source is empty; set it to stdlib or to paths of text files"
+      f"{field} is empty; set it to stdlib or to paths of text files"
     )
   return [paths.expand(path) for path in found]
 
