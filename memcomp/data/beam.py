@@ -5,9 +5,11 @@ imports JAX). All workers must see the corpus and `out` under the same paths, as
 on a network file system. Source: Apache Beam's programming guide.
 """
 
+import argparse
 import dataclasses
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +20,54 @@ from memcomp import errors
 from memcomp.data import chat_template, units
 from memcomp.data import progress as progress_lib
 from memcomp.data import tokenizer as tokenizer_lib
+
+
+def check(options: Sequence[str]) -> None:
+  """Checks Beam's options and that its runner can be made.
+
+  Args:
+    options: see `run`.
+
+  Raises:
+    UserError: an option that Beam does not know, a bad value, or no such
+      runner. Beam itself drops what it does not know, also misspelled flags of
+      prepare.
+  """
+  # First, because the pipeline would print a page of usage and exit.
+  _unknown(options)
+  try:
+    pipeline = apache_beam.Pipeline(
+      options=pipeline_options.PipelineOptions(list(options))
+    )
+  except (AttributeError, ImportError, TypeError, ValueError) as error:
+    said = " ".join(str(error).split()).rstrip(".")
+    raise errors.UserError(
+      f"--beam: {said}; correct --runner and the other options of Beam"
+    ) from error
+  shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
+  # Again, because the runner was imported and may have options of its own.
+  if unknown := _unknown(options):
+    raise errors.UserError(
+      f"{' '.join(unknown)}: neither prepare nor Beam has this option; correct"
+      " it (see --help), or leave it out"
+    )
+
+
+def _unknown(options: Sequence[str]) -> list[str]:
+  """Returns the options that Beam does not know.
+
+  Raises:
+    UserError: a bad value of one that it knows.
+  """
+  parsers: list[argparse.ArgumentParser] = []
+  beams = pipeline_options.PipelineOptions([])
+  beams.get_all_options(add_extra_args_fn=parsers.append)
+  (parser,) = parsers
+  parser.exit_on_error = False
+  try:
+    return parser.parse_known_args(list(options))[1]
+  except argparse.ArgumentError as error:
+    raise errors.UserError(f"--beam: {error}; correct it") from error
 
 
 def run(
@@ -31,7 +81,8 @@ def run(
   Args:
     corpus: corpus of the units.
     todo: the units.
-    options: Beam's command line options, such as "--runner=FlinkRunner".
+    options: Beam's command line options, such as "--runner=FlinkRunner", which
+      `check` accepts.
     progress: gets all tokens at the end; the runner shows its own progress.
 
   Yields:

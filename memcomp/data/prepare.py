@@ -90,7 +90,10 @@ def prepare(
   paths.check_local("out", out)
   limits.check("--shard_tokens", shard_tokens, 1, 2**40)
   limits.check("--workers", workers)
-  beam_lib = None if beam is None else _beam()
+  beam_lib = None
+  if beam is not None:
+    beam_lib = _beam()
+    beam_lib.check(beam)
   loaded = tokenizer_lib.load(tokenizer)
   if loaded.name == tokenizer_lib.NONE:
     raise errors.UserError(

@@ -87,6 +87,54 @@ def test_a_runner_that_fails_is_not_a_full_disk(corpus, monkeypatch):
     run(corpus, "out", "--runner=DirectRunner")
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--runner=Nope"], "Unexpected pipeline runner: Nope"),
+    (["--runner=os.Nope"], "no attribute 'Nope'"),
+    (["--runner=nowhere.Nope"], "No module named 'nowhere'"),
+    (["--direct_num_workers=abc"], "--direct_num_workers: invalid int value"),
+    (
+      ["--runner=DirectRunner", "--tokeniser=x", "--shard-tokens", "9"],
+      "--tokeniser=x --shard-tokens 9: neither prepare nor Beam",
+    ),
+    (["more.txt"], "more.txt: neither prepare nor Beam"),
+  ],
+)
+def test_mistakes_in_flags_are_one_line(flags, message, corpus, capfd):
+  """Beam drops what it does not know: the shards would be of other settings."""
+  pytest.importorskip("apache_beam", reason="needs the extra beam")
+  assert run(corpus, "out", *flags) == errors.EXIT_BAD_INPUT
+  said = capfd.readouterr().err
+  assert said.startswith("prepare: ") and said.count("\n") == 1, said
+  assert message in said and "; " in said
+  assert not os.path.exists("out")
+
+
+RUNNER = """
+from apache_beam.options import pipeline_options
+from apache_beam.runners.direct import direct_runner
+
+class Options(pipeline_options.PipelineOptions):
+  @classmethod
+  def _add_argparse_args(cls, parser):
+    parser.add_argument("--of_this_runner", type=int)
+
+class Runner(direct_runner.DirectRunner):
+  pass
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_runner_may_have_options_of_its_own(corpus, tmp_path, monkeypatch):
+  pytest.importorskip("apache_beam", reason="needs the extra beam")
+  (tmp_path / "own_runner.py").write_text(RUNNER)
+  monkeypatch.syspath_prepend(tmp_path)
+  flags = "--runner=own_runner.Runner", "--of_this_runner=3"
+  assert run(corpus, "out", *flags, "--direct_num_workers", "1") == 0
+
+
 def test_beam_is_asked_for(corpus, monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, "apache_beam", None)
   monkeypatch.delitem(sys.modules, "memcomp.data.beam", raising=False)
