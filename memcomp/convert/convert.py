@@ -171,6 +171,16 @@ def _config(
   """The source's config with `overrides`, but still its model."""
   config = copy.deepcopy(source)
   config.mesh = config_lib.MeshConfig(fsdp=fsdp)
+  # The new run begins from the conversion, whatever the source began from.
+  fresh = config_lib.TrainingConfig()
+  for field in ("init_from", "init_partially", "keep_optimizer"):
+    setattr(config.training, field, getattr(fresh, field))
+  if "data.source" in overrides and "data.validation" not in overrides:
+    # The validation text of before belongs to the source of before.
+    data = config.data
+    data.validation = ""
+    share = config_lib.DataConfig().validation_share
+    data.validation_share = data.validation_share or share
   for path, value in overrides.items():
     group, field = path.split(".")
     setattr(getattr(config, group), field, value)

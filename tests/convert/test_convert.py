@@ -196,6 +196,65 @@ def test_a_llama_is_trained_at_the_length_of_a_new_run(source, monkeypatch):
   assert warmups == [config_lib.TrainingConfig().steps // 2] * 2 + [2]
 
 
+@pytest.fixture
+def config_for(source, monkeypatch):
+  """Returns the config of the run that a conversion of a run writes."""
+  config_of, found = huggingface.config_of, []
+
+  def stop(config):
+    found.append(config)
+    raise errors.UserError("enough")
+
+  def made(fields, overrides):
+    def trained(folder):
+      config = config_of(folder)
+      for path, value in fields.items():
+        part, field = path.split(".")
+        setattr(getattr(config, part), field, value)
+      return config
+
+    monkeypatch.setattr(convert.validate, "check", stop)
+    monkeypatch.setattr(huggingface, "config_of", trained)
+    with pytest.raises(errors.UserError, match="enough"):
+      convert.convert(
+        source / "llama", "out", "linear_attention", overrides=overrides
+      )
+    return found[-1]
+
+  return made
+
+
+def test_another_text_is_validated_on_a_share_of_it(config_for):
+  """Not on the text of the run that is converted."""
+  trained = {"data.validation": "old.txt", "data.validation_share": 0.0}
+  default = config_lib.DataConfig().validation_share
+  for fields, overrides, validation, share in (
+    (trained, {}, "old.txt", 0.0),
+    (trained, {"data.source": "new"}, "", default),
+    ({"data.validation_share": 0.3}, {"data.source": "new"}, "", 0.3),
+    (
+      trained,
+      {"data.source": "new", "data.validation": "held-out"},
+      "held-out",
+      0.0,
+    ),
+  ):
+    data = config_for(fields, overrides).data
+    assert (data.validation, data.validation_share) == (validation, share)
+
+
+def test_the_new_run_begins_from_the_conversion(config_for):
+  """Not from what the converted run itself began from."""
+  began = {
+    "training.init_from": "base",
+    "training.init_partially": True,
+    "training.keep_optimizer": True,
+  }
+  training = config_for(began, {}).training
+  assert training.init_from == ""
+  assert not training.init_partially and not training.keep_optimizer
+
+
 def test_no_run_is_no_config():
   get_config = runpy.run_path(str(ROOT / "configs" / "run.py"))["get_config"]
   with pytest.raises(errors.UserError, match="FOLDER"):
