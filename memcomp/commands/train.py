@@ -116,6 +116,9 @@ _ONLY_WITH = {
 """Flags that have no effect without another flag."""
 _NOT_COMPILING = (
   "checkpoints",
+  "init_from",
+  "init_partially",
+  "keep_optimizer",
   "distributed",
   "coordinator",
   "processes",
@@ -132,6 +135,12 @@ def main() -> NoReturn:
 def program() -> int:
   """Runs the experiments that the flags describe; returns an exit code."""
   config = _with_start(cli.require("config"))
+  for name in _NOT_COMPILING if _COMPILE_ONLY.value else ():
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f"--{name} means nothing with --compile_only: one process compiles, and"
+        " it reads and saves no checkpoint; leave it out"
+      )
   for name, others in _ONLY_WITH.items():
     if flags.FLAGS[name].present and not any(
       flags.FLAGS[other].value for other in others
@@ -139,12 +148,6 @@ def program() -> int:
       raise errors.UserError(
         f"--{name} means nothing without --{' or --'.join(others)}; add that,"
         " or leave it out"
-      )
-  for name in _NOT_COMPILING if _COMPILE_ONLY.value else ():
-    if flags.FLAGS[name].present:
-      raise errors.UserError(
-        f"--{name} means nothing with --compile_only: one process compiles, and"
-        " it saves nothing; leave it out"
       )
   if _EACH.value is not None:
     if _CHECKPOINTS.value:
@@ -208,8 +211,12 @@ def _train_each(each: str) -> int:
   from memcomp.training import sweep
 
   paths.check_local("workdir", _WORKDIR.value or "")
-  path = config_flags.get_config_filename(flags.FLAGS["config"])
-  path = path.partition(":")[0]
+  whole = config_flags.get_config_filename(flags.FLAGS["config"])
+  path, colon, _ = whole.partition(":")
+  if colon:
+    raise errors.UserError(
+      f"--config={whole} names one experiment and --each others; leave one out"
+    )
   return sweep.run(
     sweep.started_by(),
     sys.argv[1:],

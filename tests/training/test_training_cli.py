@@ -209,6 +209,22 @@ BAD = {
     [C, "--compile_only", "--checkpoints=x"],
     "--checkpoints means nothing with --compile_only",
   ),
+  "a compilation that begins from a run": (
+    [C, "--compile_only", "--init_from=x"],
+    "--init_from means nothing with --compile_only",
+  ),
+  "a compilation that keeps moments": (
+    [C, "--compile_only", "--keep_optimizer"],
+    "--keep_optimizer means nothing with --compile_only",
+  ),
+  "a compilation that begins partially": (
+    [C, "--compile_only", "--init_partially"],
+    "--init_partially means nothing with --compile_only",
+  ),
+  "one of each": (
+    ["--config=tiny.py:x", "--each=a"],
+    "--config=tiny.py:x names one experiment and --each others; leave one out",
+  ),
   "heartbeat": (
     [C, "--heartbeat_seconds=99999999999"],
     "--heartbeat_seconds",
