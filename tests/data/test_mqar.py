@@ -106,3 +106,10 @@ def test_errors_name_the_argument(changes, name):
   }
   with pytest.raises(ValueError, match=name):
     mqar.fast(**arguments | changes)
+
+
+def test_a_law_that_is_not_finite_is_named():
+  with pytest.raises(ValueError, match=r"power=400\.0 makes no law"):
+    draw(mqar.exact, 8192, 2, 64, 16, 0, power=400.0)
+  with pytest.raises(ValueError, match="power=inf makes no law"):
+    draw(mqar.fast, 8192, 2, 64, 16, 0, power=float("inf"))

@@ -14,6 +14,7 @@ SMALL = mqar_task.MqarConfig(
   test="16:2:4;48:8:3",
   mode="fast",
 )
+EXACT = {"mode": "exact"}
 
 
 def test_seeds_are_the_authors():
@@ -121,8 +122,26 @@ def test_random_filler_takes_the_place_of_zeros_alone():
     ({"vocab_size": 16}, r"train=16:2:7: vocab_size=16"),
     ({"mode": "quick"}, r"mode='quick'.*exact, fast"),
     ({"power": 0.0}, r"power=0.0"),
+    (EXACT | {"power": 300.0}, r"train=32:4:5: power=300\.0 .* 12 slots"),
+    (EXACT | {"power": 270.0}, r"test=48:8:3: power=270\.0 .* 16 slots"),
+    (EXACT | {"power": 5e-324}, r"power=5e-324 makes no law .*; give one near"),
+    ({"power": 1e308}, r"power=1e\+308"),
   ],
 )
 def test_errors_name_the_field(changes, message):
   with pytest.raises(ValueError, match=message):
     dataclasses.replace(SMALL, **changes).validate()
+
+
+@pytest.mark.parametrize(
+  ("mode", "power"),
+  # There are 16 slots; a little more than the first overflows.
+  [("exact", 254.0), ("exact", 1e-300), ("fast", 400.0), ("fast", 1e300)],
+)
+def test_every_power_whose_law_is_finite_draws(mode, power):
+  config = dataclasses.replace(
+    SMALL, mode=mode, power=power, train="48:8:2", test="48:8:2"
+  )
+  config.validate()
+  targets = config.examples("train", 0, 1)[1]
+  assert ((targets >= 0).sum(1) == 8).all()

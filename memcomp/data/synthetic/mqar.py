@@ -46,13 +46,14 @@ def exact(
     ValueError: naming the argument that is out of range.
   """
   check(vocab_size, length, pairs)
+  check_power(power, slots_of(length, pairs), exact=True)
   rng = np.random.RandomState(seed)
   keys, values = _ranges(vocab_size)
   # The original draws all keys, then all values, then all gaps.
   keys = _choices(rng, num_examples, keys, pairs)
   values = _choices(rng, num_examples, values, pairs)
-  slots = (length - 2 * pairs) // 2
-  law = power * np.arange(1, slots + 1) ** (power - 1)
+  slots = slots_of(length, pairs)
+  law = _law(power, slots)
   law = law / law.sum()
   gaps = _choices(rng, num_examples, np.arange(slots), pairs, law)
   return _rows(keys, values, gaps, length)
@@ -72,12 +73,13 @@ def fast(
   Arguments, result and errors are those of `exact`; the random stream differs.
   """
   check(vocab_size, length, pairs)
+  check_power(power, slots_of(length, pairs), exact=False)
   rng = np.random.default_rng(seed)
   keys, values = _ranges(vocab_size)
   shape = num_examples, pairs
   keys = _distinct(rng, keys[0], keys[-1] + 1, shape)
   values = _distinct(rng, values[0], values[-1] + 1, shape)
-  slots = (length - 2 * pairs) // 2
+  slots = slots_of(length, pairs)
   # The order of perturbed logits is sampling without replacement. Keep the
   # order: the first key's question is the most likely to be near.
   logits = (power - 1) * np.log(np.arange(1, slots + 1))
@@ -96,6 +98,42 @@ def check(vocab_size: int, length: int, pairs: int) -> None:
     )
   if vocab_size <= length:
     raise ValueError(f"vocab_size={vocab_size} must be over length={length}")
+
+
+def slots_of(length: int, pairs: int) -> int:
+  """Returns the number of places for a question in a row of `length` tokens."""
+  return (length - 2 * pairs) // 2
+
+
+def check_power(power: float, slots: int, *, exact: bool) -> None:
+  """Checks that the law of the gaps can be computed.
+
+  Args:
+    power: see `exact`.
+    slots: number of places for a question, >= 1.
+    exact: whether `exact` computes it, or `fast`, by logarithms.
+
+  Raises:
+    ValueError: it overflows or underflows.
+  """
+  last = np.float64(slots)
+  with np.errstate(all="ignore"):
+    if exact:
+      possible = power * last ** (power - 1) > 0
+      # Rows may be long: add the law up only where a bound of it overflows.
+      if not np.isfinite(power * last**power):
+        possible = np.isfinite(_law(power, slots).sum())
+    else:
+      possible = np.isfinite((power - 1) * np.log(last))
+  if not possible:
+    raise ValueError(
+      f"power={power} makes no law i^(power - 1) over {slots} slots in floats;"
+      " give one nearer to 1"
+    )
+
+
+def _law(power: float, slots: int) -> np.ndarray:
+  return power * np.arange(1, slots + 1) ** (power - 1)
 
 
 def _ranges(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -121,6 +121,8 @@ class MqarConfig(task_lib.TaskConfig):
       for segment in parse(getattr(self, name), name):
         try:
           mqar.check(self.vocab_size, segment.length, segment.pairs)
+          slots = mqar.slots_of(segment.length, segment.pairs)
+          mqar.check_power(self.power, slots, exact=self.mode == "exact")
         except ValueError as error:
           text = ":".join(map(str, segment))
           raise ValueError(f"{name}={text}: {error}") from error
