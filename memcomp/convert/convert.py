@@ -168,7 +168,16 @@ def convert(
 def _config(
   source: config_lib.Config, overrides: dict[str, Any], fsdp: int
 ) -> config_lib.Config:
-  """The source's config with `overrides`, but still its model."""
+  """The source's config with `overrides`, but still its model.
+
+  Raises:
+    UserError: a text is given for a run that trains on the rows of a task.
+  """
+  if "data.source" in overrides and source.data.task is not None:
+    raise errors.UserError(
+      f"--source: the run trains on the rows of task {source.data.task.name},"
+      " which are of no text; leave --source out"
+    )
   config = copy.deepcopy(source)
   config.mesh = config_lib.MeshConfig(fsdp=fsdp)
   # The new run begins from the conversion, whatever the source began from.

@@ -17,6 +17,7 @@ from flax import nnx
 from memcomp import config as config_lib
 from memcomp import errors, sharding
 from memcomp.convert import convert
+from memcomp.data.synthetic import recall
 from memcomp.evaluation import load
 from memcomp.export import huggingface, names
 from memcomp.layers import linear_attention
@@ -241,6 +242,18 @@ def test_another_text_is_validated_on_a_share_of_it(config_for):
   ):
     data = config_for(fields, overrides).data
     assert (data.validation, data.validation_share) == (validation, share)
+
+
+def test_a_run_of_a_task_takes_no_text(config_for, source):
+  task = recall.RecallConfig()
+  assert config_for({"data.task": task}, {}).data.task == task
+  with pytest.raises(errors.UserError, match=r"--source: .* of task recall"):
+    convert.convert(
+      source / "llama",
+      "out",
+      "linear_attention",
+      overrides={"data.source": "new"},
+    )
 
 
 def test_the_new_run_begins_from_the_conversion(config_for):

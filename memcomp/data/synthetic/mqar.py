@@ -133,7 +133,8 @@ def check_power(power: float, slots: int, *, exact: bool) -> None:
 
 
 def _law(power: float, slots: int) -> np.ndarray:
-  return power * np.arange(1, slots + 1) ** (power - 1)
+  # Floats, because powers of integers overflow silently.
+  return power * np.arange(1.0, slots + 1) ** (power - 1)
 
 
 def _ranges(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
