@@ -282,4 +282,5 @@ def _translated(
 
 
 def _rope(found: dict[str, Any]) -> dict[str, Any]:
-  return found.get("rope_parameters") or found.get("rope_scaling") or {}
+  # In the order of transformers.
+  return found.get("rope_scaling") or found.get("rope_parameters") or {}

@@ -103,8 +103,7 @@ def rms_norm(x, scale, eps):
 
 def layer_norm(x, eps):
   """(x - mean) / std."""
-  x = x - x.mean(axis=-1, keepdims=True)
-  return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+  return rms_norm(x - x.mean(axis=-1, keepdims=True), 1, eps)
 
 
 def unit(x):
@@ -252,7 +251,9 @@ def forward(config, arrays, tokens):
   )
   # Old configs have three fields instead of `mixers`.
   old = (config.get(name) for name in ("mixer", "mixer_b", "mixer_c"))
-  found = list(config.get("mixers", {}).values()) or list(filter(None, old))
+  pattern, mixers = config.get("pattern", ""), config.get("mixers", {}).items()
+  found = [mixer for name, mixer in mixers if not pattern or name in pattern]
+  found = found or list(filter(None, old))
   if len(found) != 1 or found[0]["name"] not in MIXERS:
     raise ValueError(f"this reader has models of one mixer, of {[*MIXERS]}")
   options, eps = found[0], config["norm_eps"]
@@ -284,11 +285,10 @@ def main(folder, text):
       f"{folder} has the tokenizer {tokenizer!r}, not bytes; give `forward` ids"
     )
   try:
-    logits = forward(*read(folder), list(text.encode()))[-1]
+    logits = forward(*read(folder), list(text.encode()))[-1][:256]  # of bytes
   except ValueError as error:
     sys.exit(str(error))
-  shares = np.exp(logits - logits.max())
-  shares /= shares.sum()
+  shares = np.exp(logits - np.logaddexp.reduce(logits))
   for token in np.argsort(-shares)[:5]:
     print(f"{bytes([token])!r:8} {shares[token]:.4f}")
 

@@ -94,10 +94,9 @@ class Decoder(vocabulary.Vocabulary):
       row, offset = divmod(depth - stack.first, stack.period)
       if not offset and 0 <= row < stack.repeats:
         graphdef, params = nnx.split(self.layers[str(index)])
-        params, state_ = jax.tree.map(
-          lambda x, row=row: x[row], (params, state.layers[index])
-        )
-        return nnx.merge(graphdef, params), state_
+        params = jax.tree.map(lambda x, row=row: x[row], params)
+        of_layer = unstacked.of_layer(state.layers[index], row)
+        return nnx.merge(graphdef, params), of_layer
     raise IndexError(f"there is no layer {depth} of {self.num_layers}")
 
   @contract.default_promotion()
@@ -366,7 +365,7 @@ class Decoder(vocabulary.Vocabulary):
         size = float(max(sum(a.size for a in arrays), 1))
         return jnp.sqrt(squares / size)
 
-      norms.append(jax.vmap(one)(params, states))
+      norms.append(jax.vmap(one)(params, unstacked.stack(states)))
     return self._by_layer(norms)
 
   def _stats(self, found: list[Any]) -> solver.Stats | None:
@@ -375,8 +374,7 @@ class Decoder(vocabulary.Vocabulary):
       return None
     stacks = []
     for stack, stats in zip(self.stacks, found, strict=True):
-      if isinstance(stats, unstacked.Unstacked):
-        stats = unstacked.stack(stats)
+      stats = unstacked.stack(stats)
       if stats is None:
         stats = solver.no_stats((stack.repeats, 1, 1))
       # Total over rows and heads.

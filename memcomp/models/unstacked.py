@@ -31,9 +31,18 @@ def unstack(stacked: Any) -> Unstacked:
   )
 
 
-def stack(states: Unstacked) -> Any:
-  """Stacks the states of layers along axis 0."""
+def stack(states: Any) -> Any:
+  """Stacks the states of layers along axis 0, unless they are stacked."""
+  if not isinstance(states, Unstacked):
+    return states
   return jax.tree.map(lambda *x: jnp.stack(x), *states.layers)
+
+
+def of_layer(states: Any, row: int) -> Any:
+  """Returns the state of one layer of a stack, in either form."""
+  if isinstance(states, Unstacked):
+    return states.layers[row]
+  return jax.tree.map(lambda x: x[row], states)
 
 
 def field(results: Any, index: int) -> Any:

@@ -167,6 +167,20 @@ def test_a_needle_that_does_not_fit_raises(haystack):
     draw(KEYS, HAYSTACKS[haystack], max_tokens=700)
 
 
+def test_a_length_that_fits_some_keys_is_that_of_all_samples():
+  """Keys have 7 to 17 bytes, three times in a text."""
+  samples = niah.samples(
+    kind="number",
+    keys=KEYS,
+    haystack=HAYSTACKS["noise"],
+    max_tokens=914,
+    count_tokens=lambda text: len(text.encode()),
+    num_samples=20,
+    seed=42,
+  )
+  assert [sample.tokens <= 914 for sample in samples] == 20 * [True]
+
+
 def test_draws_are_of_the_seed_alone():
   random.seed(3)
   state = random.getstate()

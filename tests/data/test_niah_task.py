@@ -65,6 +65,14 @@ def test_rows_are_of_their_number_alone():
   assert not np.array_equal(a[5].tokens, a[6].tokens)
 
 
+def test_all_rows_of_a_context_that_is_accepted_can_be_drawn():
+  config = niah_task.NiahConfig(context=918)
+  config.validate()
+  rows = config.rows("train", seed=1, batch_size=1, length=0)
+  (length,) = config.lengths("train")
+  assert all(rows[i].tokens.size == length for i in range(48))
+
+
 @pytest.mark.parametrize(
   ("change", "said"),
   [

@@ -89,6 +89,11 @@ def test_what_the_config_says(copy):
       {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
       "rope_scaling={'type': 'linear'}",
     ),
+    # Beside the file's own rope_parameters, of which transformers takes none.
+    (
+      {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+      "rope_scaling={'rope_type': 'llama3'",
+    ),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     ({"head_dim": 7}, "rotary_dim=7 must be even"),
   ],

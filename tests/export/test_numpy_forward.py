@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import runs
+import safetensors.numpy
 from export_cases import tiny_config
 
 from memcomp import config as config_lib
@@ -140,6 +141,30 @@ def test_mistakes_at_the_command_are_told(tmp_path, arguments, said):
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
   assert line.startswith(said.format(out=tmp_path)), line
+
+
+def test_ids_that_are_no_bytes_and_mixers_that_no_layer_has(tmp_path, capsys):
+  config = tiny_config()
+  memory = trellis.TrellisConfig(heads=1, key_dim=4, value_dim=4, num_slots=2)
+  window = softmax_attention.SoftmaxAttentionConfig(heads=1)
+  config.model = decoder.DecoderConfig(
+    vocab_size=5000,
+    d_model=16,
+    num_layers=1,
+    mlp_dim=16,
+    mixers={"memory": memory, "window": window},
+    pattern="memory",
+  )
+  arrays = names.flatten(config.model, runs.random_params(config))
+  safetensors.numpy.save_file(
+    jax.tree.map(np.asarray, arrays), tmp_path / "model.safetensors"
+  )
+  saved = {"config": config_lib.to_dict(config)}
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  numpy_forward.main(tmp_path, "hello")
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 5
+  assert all(0 < float(line.split()[-1]) < 1 for line in lines)
 
 
 def test_what_it_has_not_is_told():

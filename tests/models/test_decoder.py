@@ -346,6 +346,22 @@ def test_memory_norms(model):
   np.testing.assert_allclose(norms[1], (squares / count) ** 0.5, rtol=1e-6)
 
 
+def test_a_state_by_layer_is_inspected_as_a_stacked_one():
+  config = dataclasses.replace(cases.config("linear_attention"), num_layers=2)
+  model = cases.build(config)
+  # The rows of a batch are as many as the layers, and differ.
+  state = model.init_state(2)
+  state = jax.tree.map(
+    lambda x: x + np.arange(x.size).reshape(x.shape).astype(x.dtype), state
+  )
+  by_layer = state.by_layer()
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (model.memory_norms(by_layer), model.layer(1, by_layer)[1]),
+    (model.memory_norms(state), model.layer(1, state)[1]),
+  )
+
+
 def test_memory_norms_of_more_entries_than_int32_counts():
   model = cases.build(cases.config("softmax_attention"))
   state = jax.eval_shape(lambda: model.init_state(2**20, 2**12))

@@ -20,6 +20,7 @@ import bisect
 import functools
 import hashlib
 import itertools
+import math
 import random
 import re
 import uuid
@@ -36,9 +37,9 @@ NEEDLES = {
 ANSWER_TOKENS = 128
 """Tokens of the answer, which count towards a text's length."""
 
-_TRIES = 100
-"""Maximum draws of the smallest haystack before giving up; keys and values
-differ in length."""
+TRIES = 100
+"""Draws of the smallest haystack before giving up, while none has fit; keys
+and values differ in length."""
 
 _NOISE = (
   "The grass is green. The sky is blue. The sun is yellow. Here we go. There"
@@ -255,6 +256,7 @@ def samples(
   count_tokens: Callable[[str], int],
   num_samples: int = 500,
   seed: int = 42,
+  tries: float = TRIES,
 ) -> Iterator[Sample]:
   """Draws questions of one length.
 
@@ -266,6 +268,8 @@ def samples(
     count_tokens: counts the tokens of a prompt.
     num_samples: number of samples.
     seed: seed of their own generator.
+    tries: draws of the smallest haystack before giving up, as long as none has
+      fit; infinity if one is known to fit.
 
   Yields:
     The samples.
@@ -295,13 +299,16 @@ def samples(
     else:
       high = middle - 1
   for _ in range(num_samples):
-    units, tries = size, 0
+    units = size
     while (sample := one(units)).tokens > max_tokens:
       if units > step:
         units -= step
-      elif (tries := tries + 1) == _TRIES:
+        continue
+      tries -= 1
+      if not tries:
         raise DoesNotFitError(
           f"the smallest haystack takes {sample.tokens:,} tokens with the"
           f" question and the answer, more than {max_tokens:,}"
         )
+    tries = math.inf
     yield sample

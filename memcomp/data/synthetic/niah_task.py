@@ -8,6 +8,7 @@ with the bundled words and essay. Only the answer has targets.
 """
 
 import dataclasses
+import math
 import random
 from typing import ClassVar
 
@@ -43,7 +44,7 @@ class NiahConfig(task_lib.TaskConfig):
         f"needle={self.needle!r} is not one of: {', '.join(niah.NEEDLES)}"
       )
     try:
-      _Rows(self, "train", 0, 0)[0]
+      _Rows(self, "train", 0, 0).row(0, niah.TRIES)
     except niah.DoesNotFitError as error:
       raise ValueError(f"context={self.context}: {error}") from error
 
@@ -81,6 +82,10 @@ class _Rows:
       self._haystack = niah.Essay(stand_in.ESSAY)
 
   def __getitem__(self, index: int) -> batch_lib.Batch:
+    return self.row(index, math.inf)  # the config has been checked
+
+  def row(self, index: int, tries: float) -> batch_lib.Batch:
+    """Returns a row; for `tries` see `niah.samples`."""
     (sample,) = niah.samples(
       kind=self._kind,
       keys=self._keys,
@@ -89,6 +94,7 @@ class _Rows:
       count_tokens=lambda text: len(text.encode()),
       num_samples=1,
       seed=random.Random(f"{self._entropy} {index}").getrandbits(63),
+      tries=tries,
     )
     prompt, answer = (
       np.frombuffer(text.encode(), np.uint8).astype(np.int32)
