@@ -204,7 +204,7 @@ def test_span_starts_reach_both_ends():
 
 
 def test_sums_of_what_is_not_finite():
-  sums = perplexity.Sums()
+  sums = perplexity.Totals()
   sums.add(np.array([np.inf]), np.array([1]))
   found = sums.summary()
   assert found["bits_per_byte"] is None
@@ -221,9 +221,9 @@ def test_text_of_documents_end_to_end(store):
 
 
 def test_nothing_is_no_figure():
-  found = perplexity.Sums().summary()
+  found = perplexity.Totals().summary()
   assert found["bits_per_byte"] is None and found["perplexity"] is None
-  sums = perplexity.Sums()
+  sums = perplexity.Totals()
   sums.add(np.array([2.0, 4.0]), np.zeros(2))  # special tokens
   found = sums.summary()
   assert found["bits_per_byte"] is None

@@ -208,5 +208,5 @@ def test_chunk_names_the_input_of_wrong_shape():
     )
   with pytest.raises(ValueError, match="at least float32"):
     softmax_attention.init_state(spec, dtype=jnp.bfloat16, **SIZES)
-  with pytest.raises(ValueError, match="length=None must be"):
+  with pytest.raises(ValueError, match="length must be the tokens"):
     softmax_attention.init_state(softmax_attention.Spec(), **SIZES)
