@@ -138,7 +138,7 @@ def room(
   op: Any,
   state: Any,
   spec: Any,
-  sizes: shapes.Sizes,
+  check: shapes.Check,
   segment_ids: Any,
   reset_state: Any,
 ) -> None:
@@ -149,21 +149,22 @@ def room(
   """
   if not op.room or getattr(spec, "window_size", None) is not None:
     return
-  time, read = sizes["time"], greatest(state.position)
+  time, read = check.sizes["time"], greatest(state.position)
   held = "" if read is None else f" and holds {read}"
   needed, what = time + (read or 0), f"{time} more need"
   if segment_ids is not None:
-    what = "a segment needs"
+    what, before = "a segment needs", 0
+    if reset_state is not None and reset_state is not contract.FRESH:
+      kinds(op, reset_state=reset_state)
+      check.arrays(reset_state, label="reset_state.", floats=32)
+      if greatest(reset_state.position) is not None:
+        before = reset_state.position
     positions = contract.token_positions(
-      segment_ids,
-      state.segment_id,
-      state.position,
-      time,
-      getattr(reset_state, "position", 0),  # neither None nor FRESH has one
+      segment_ids, state.segment_id, state.position, time, before
     )
     needed = greatest(jnp.where(segment_ids != 0, positions + 1, 0)) or 0
   for option in op.room:
-    size = sizes[option]
+    size = check.sizes[option]
     if needed > size:
       raise ValueError(
         f"{op.name}: the state has room for {size} tokens{held}; {what}"

@@ -254,12 +254,14 @@ def token_positions(
     segment_id: `[batch]`, the segment of the state.
     position: `[batch]`, tokens of that segment before this call.
     time: tokens per row.
-    reset_position: `[batch]`, tokens that new segments have before their first.
+    reset_position: `[batch]` or int, tokens that new segments have before their
+      first.
   """
   if segment_ids is None:
     return position[:, None] + jnp.arange(time, dtype=jnp.int32)
   starts, _ = segment_starts(segment_ids, segment_id)
   rank = jnp.cumsum(segment_ids != 0, axis=1, dtype=jnp.int32) - 1
+  # Rank of the current segment's first token; -1 for the segment of the state.
   first = lax.cummax(jnp.where(starts, rank, -1), axis=1)
   before = jnp.broadcast_to(reset_position, position.shape)[:, None] - first
   return rank + jnp.where(first < 0, position[:, None], before)

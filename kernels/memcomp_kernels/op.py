@@ -361,7 +361,7 @@ class Op:
         )
       checks.kinds(self, state=state)
       check.arrays(state, label="state.", floats=32)
-      checks.room(self, state, spec, check.sizes, segment_ids, reset_state)
+      checks.room(self, state, spec, check, segment_ids, reset_state)
       state, y = self.chunk(
         state,
         inputs,

@@ -173,11 +173,12 @@ def _config(
   Raises:
     UserError: a text is given for a run that trains on the rows of a task.
   """
-  if "data.source" in overrides and source.data.task is not None:
-    raise errors.UserError(
-      f"--source: the run trains on the rows of task {source.data.task.name},"
-      " which are of no text; leave --source out"
-    )
+  for flag in ("source", "validation"):
+    if f"data.{flag}" in overrides and source.data.task is not None:
+      raise errors.UserError(
+        f"--{flag}: the run trains on rows of task {source.data.task.name}, not"
+        f" on text; leave --{flag} out"
+      )
   config = copy.deepcopy(source)
   config.mesh = config_lib.MeshConfig(fsdp=fsdp)
   # The new run begins from the conversion, whatever the source began from.

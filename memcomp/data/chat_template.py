@@ -37,7 +37,7 @@ class Message(NamedTuple):
   content: str
 
 
-class Piece(NamedTuple):
+class Passage(NamedTuple):
   """A piece of a conversation's text, which is tokenized on its own.
 
   Attributes:
@@ -85,7 +85,7 @@ class Template:
     self.stop = self.end.strip() or self.end
     self.rest = self.end.partition(self.stop)[2]
 
-  def parts(self, messages: Sequence[Message]) -> list[Piece]:
+  def parts(self, messages: Sequence[Message]) -> list[Passage]:
     """Splits the text of a conversation at the edges of its answers.
 
     An answer's part ends with `stop`. Parts are not empty.
@@ -110,12 +110,12 @@ class Template:
           f" {self.end!r}; use another template"
         )
       stop = len(answered) - len(self.rest)
-      found.append(Piece(asked[done:], is_answer=False))
-      found.append(Piece(answered[len(asked) : stop], is_answer=True))
+      found.append(Passage(asked[done:], is_answer=False))
+      found.append(Passage(answered[len(asked) : stop], is_answer=True))
       written, done = answered, stop
     whole = self._render(messages, prompt=False)
     _check_prefix(written, whole, len(messages) - 1)
-    found.append(Piece(whole[done:], is_answer=False))
+    found.append(Passage(whole[done:], is_answer=False))
     return [part for part in found if part.text]
 
   def ask(self, said: Sequence[Message], content: str) -> str:

@@ -1,7 +1,7 @@
 """The plan of a folder of `memcomp.data.prepare`: what it is made of.
 
-`plan.json` is written first. The same command may go on in the folder, and
-another may not.
+`plan.json` is written first. The same command may go on in the folder. Another
+may only while nothing is finished.
 """
 
 import hashlib

@@ -10,6 +10,7 @@ tokenizer; `forward` takes any ids.
 
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -75,9 +76,8 @@ def convolve(x, arrays, name):
   weight = arrays.get(f"{name}.weight")
   if weight is None:
     return x
-  width, time = len(weight), len(x)
-  padded = np.concatenate([np.zeros((width - 1, x.shape[1])), x])
-  y = sum(padded[j : j + time] * weight[j] for j in range(width))
+  padded = np.concatenate([np.zeros((len(weight) - 1, x.shape[1])), x])
+  y = sum(padded[j : j + len(x)] * weight[j] for j in range(len(weight)))
   return y + arrays[f"{name}.bias"]
 
 
@@ -251,9 +251,10 @@ def forward(config, arrays, tokens):
   )
   # Old configs have three fields instead of `mixers`.
   old = (config.get(name) for name in ("mixer", "mixer_b", "mixer_c"))
-  pattern, mixers = config.get("pattern", ""), config.get("mixers", {}).items()
-  found = [mixer for name, mixer in mixers if not pattern or name in pattern]
-  found = found or list(filter(None, old))
+  mixers = config.get("mixers", {})
+  words = re.split(r"\W", config.get("pattern", ""))
+  found = [mixers[name] for name in mixers if name in words]
+  found = found or [*mixers.values()] or list(filter(None, old))
   if len(found) != 1 or found[0]["name"] not in MIXERS:
     raise ValueError(f"this reader has models of one mixer, of {[*MIXERS]}")
   options, eps = found[0], config["norm_eps"]
@@ -266,9 +267,8 @@ def forward(config, arrays, tokens):
     x = x + MIXERS[options["name"]](part, options, y)
     y = rms_norm(x, layer.get("mlp_norm.weight"), eps)
     x = x + layer("mlp.down", silu(layer("mlp.gate", y)) * layer("mlp.up", y))
-  x = rms_norm(x, arrays["norm.weight"], eps)
-  tied = config["tied_embeddings"]
-  return x @ arrays["embedding.weight" if tied else "head.weight"].T
+  head = "embedding.weight" if config["tied_embeddings"] else "head.weight"
+  return rms_norm(x, arrays["norm.weight"], eps) @ arrays[head].T
 
 
 def main(folder, text):

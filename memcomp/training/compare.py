@@ -106,7 +106,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     UserError: there are none, or two of one name and seed.
   """
   found: list[dict[str, Any]] = []
-  places: compare_tasks.Places = {}
+  places: compare_tasks.Folders = {}
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
     if "perplexity" in result:

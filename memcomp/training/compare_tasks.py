@@ -18,7 +18,7 @@ _SLICE = {
 }
 """Fields that identify the slices of a task."""
 
-Places = dict[tuple[str, int], pathlib.Path]
+Folders = dict[tuple[str, int], pathlib.Path]
 """Folders of runs by name and seed."""
 
 
@@ -36,7 +36,7 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
       `check_seeds`.
   """
   runs: dict[str, list[dict[str, Any]]] = {}
-  places: Places = {}
+  places: Folders = {}
   others = set()
   for path in sorted(folder.glob("*/eval/results.json")):
     result = paths.read_json(path, "evaluate the run again")
@@ -89,7 +89,7 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def check_new(
-  run: dict[str, Any], folder: pathlib.Path, places: Places
+  run: dict[str, Any], folder: pathlib.Path, places: Folders
 ) -> None:
   """Records the folder of a run, and refuses a second of its name and seed.
 
@@ -109,7 +109,7 @@ def check_new(
 def check_seeds(runs: list[dict[str, Any]], parts: Sequence[str]) -> None:
   """Checks that runs of one name are seeds of one model.
 
-  Their mean and deviation would be of no model.
+  Without this the mean and the deviation would mix two models.
 
   Args:
     runs: the results of runs of one name.
@@ -121,7 +121,7 @@ def check_seeds(runs: list[dict[str, Any]], parts: Sequence[str]) -> None:
   """
   first, *others = runs
   like = None
-  # A part that this version cannot read is compared as it was saved.
+  # A config that this version cannot read is compared as it was saved.
   with contextlib.suppress(errors.UserError):
     like = workdir.config_of(first["config"], first["name"])
   mine = workdir.of_this_version(first["config"], like=like)
@@ -130,15 +130,16 @@ def check_seeds(runs: list[dict[str, Any]], parts: Sequence[str]) -> None:
     changed = [
       line
       for part in parts
-      for line in workdir.differences(mine.get(part), theirs.get(part), part)
+      for line in workdir.differences(
+        mine.get(part), theirs.get(part), part, "{} is {!r} and {!r}"
+      )
       if not workdir.is_free(line.split(" ", 1)[0])
     ]
     if changed:
-      name = run["name"]
       raise errors.UserError(
-        f"{name} (seed {first['seed']}) and {name} (seed {run['seed']}) are"
-        f" other models: {'; '.join(changed)}; move one of them away, or"
-        " train it with another --config.name"
+        f"{run['name']} of seeds {first['seed']} and {run['seed']} differ:"
+        f" {'; '.join(changed)}; runs of one name are seeds of one model, so"
+        " move one away, or train it with another --config.name"
       )
 
 

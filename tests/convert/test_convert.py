@@ -247,13 +247,14 @@ def test_another_text_is_validated_on_a_share_of_it(config_for):
 def test_a_run_of_a_task_takes_no_text(config_for, source):
   task = recall.RecallConfig()
   assert config_for({"data.task": task}, {}).data.task == task
-  with pytest.raises(errors.UserError, match=r"--source: .* of task recall"):
-    convert.convert(
-      source / "llama",
-      "out",
-      "linear_attention",
-      overrides={"data.source": "new"},
-    )
+  for flag in ("source", "validation"):
+    with pytest.raises(errors.UserError, match=rf"--{flag}: .* task recall"):
+      convert.convert(
+        source / "llama",
+        "out",
+        "linear_attention",
+        overrides={f"data.{flag}": "new"},
+      )
 
 
 def test_the_new_run_begins_from_the_conversion(config_for):

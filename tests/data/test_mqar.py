@@ -109,7 +109,7 @@ def test_errors_name_the_argument(changes, name):
 
 
 def test_a_law_that_is_not_finite_is_named():
-  with pytest.raises(ValueError, match=r"power=400\.0 makes no law"):
+  with pytest.raises(ValueError, match=r"power=400\.0: .* overflows"):
     draw(mqar.exact, 8192, 2, 64, 16, 0, power=400.0)
-  with pytest.raises(ValueError, match="power=inf makes no law"):
+  with pytest.raises(ValueError, match=r"power=inf: .* overflows"):
     draw(mqar.fast, 8192, 2, 64, 16, 0, power=float("inf"))

@@ -8,7 +8,7 @@ import pytest
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.data import sources
-from memcomp.data.synthetic import niah_task
+from memcomp.data.synthetic import niah, niah_task
 
 # needle, context, seed, split -> of the first four rows.
 GOLDEN = {
@@ -84,6 +84,15 @@ def test_all_rows_of_a_context_that_is_accepted_can_be_drawn():
 def test_impossible(change, said):
   with pytest.raises(ValueError, match=said):
     niah_task.NiahConfig(**change).validate()
+
+
+def test_rows_of_a_config_that_nobody_checked(monkeypatch):
+  monkeypatch.setattr(niah_task, "_ROW_TRIES", 200)
+  rows = niah_task.NiahConfig(context=700).rows(
+    "train", seed=0, batch_size=1, length=0
+  )
+  with pytest.raises(niah.DoesNotFitError, match="more than 700"):
+    rows[0]
 
 
 def test_its_ids_are_bytes():

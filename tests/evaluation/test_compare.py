@@ -120,8 +120,8 @@ def test_other_models_are_no_seeds_of_one(runs):
   other["config"]["model"]["d_model"] = 48
   write(runs, other)
   said = (
-    r"better \(seed 0\) and compare-better \(seed 2\) are other models:"
-    r" model\.d_model was 32, is 48; .*another --config\.name"
+    r"compare-better of seeds 0 and 2 differ: model\.d_model is 32 and 48;"
+    r" .*another --config\.name"
   )
   with pytest.raises(errors.UserError, match=said):
     compare.compare(runs)

@@ -112,8 +112,8 @@ def test_other_models_are_no_seeds_of_one(field, value, tmp_path):
   leave_whole(tmp_path, "full", 0)
   leave_whole(tmp_path, "full", 1, **{field: value})
   said = (
-    r"full \(seed 0\) and full \(seed 1\) are other models:"
-    rf" {field.replace('__', '.')} was .*, is {value}; .*another --config\.name"
+    rf"full of seeds 0 and 1 differ: {field.replace('__', '.')} is .* and"
+    rf" {value}; .*another --config\.name"
   )
   with pytest.raises(errors.UserError, match=said):
     compare.run(tmp_path)

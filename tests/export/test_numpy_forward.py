@@ -152,8 +152,8 @@ def test_ids_that_are_no_bytes_and_mixers_that_no_layer_has(tmp_path, capsys):
     d_model=16,
     num_layers=1,
     mlp_dim=16,
-    mixers={"memory": memory, "window": window},
-    pattern="memory",
+    mixers={"long_memory": memory, "memory": window},
+    pattern="long_memory",
   )
   arrays = names.flatten(config.model, runs.random_params(config))
   safetensors.numpy.save_file(

@@ -1,16 +1,18 @@
 """Level 2: the sizes of free tiles change no result, whatever they are."""
 
+import dataclasses
 import functools
 
 import jax
 import pytest
 import rotation
 
+from memcomp_kernels import lattice, trellis
 from memcomp_kernels.chunking import form
-from memcomp_kernels.math import channel_decay
+from memcomp_kernels.math import channel_decay, solver
 from memcomp_kernels.testing import errors, memories, subjects, tolerances
 
-TIME = 21
+TIME = 23  # leaves every tile a rest
 TILES = {
   ("delta_rule", "gated"): (1, 3, 16, 64),
   ("infini_attention", "token"): (1, 3, 16),
@@ -66,3 +68,32 @@ def test_every_tiling_is_tried():
   assert tried == {
     name for name, memory in memories.MEMORIES.items() if memory.op.Tiling
   }
+
+
+@pytest.mark.parametrize(
+  "Tiling",
+  [
+    channel_decay.Tiling,
+    form.Tiling,
+    lattice.Tiling,
+    solver.Solver,
+    trellis.Tiling,
+  ],
+  ids=lambda Tiling: Tiling.__module__,
+)
+def test_a_tiling_is_checked_when_it_is_made(Tiling):
+  for field in dataclasses.fields(Tiling):
+    if field.type in (int, int | None):
+      with pytest.raises(
+        TypeError, match=rf"^{field.name}=4.0 is of type float"
+      ):
+        Tiling(**{field.name: 4.0})
+      with pytest.raises(
+        ValueError, match=rf"^{field.name}=0 must be at least 1"
+      ):
+        Tiling(**{field.name: 0})
+    elif field.type is str:
+      with pytest.raises(
+        ValueError, match=rf"^{field.name}='\?' is not one of: "
+      ):
+        Tiling(**{field.name: "?"})

@@ -17,8 +17,6 @@ from memcomp_kernels import (
   trellis,
   ttt,
 )
-from memcomp_kernels.chunking import form
-from memcomp_kernels.math import channel_decay, solver
 from memcomp_kernels.testing import memories
 
 q = k = jnp.zeros((2, 3, 4, 5))
@@ -159,6 +157,19 @@ ERRORS = {
     ValueError,
     "softmax_attention: the state has room for 4 tokens and holds 3; a segment"
     " needs length=6 in the first call",
+  ),
+  "a reset state of another batch": (
+    lambda: softmax_attention(
+      q,
+      k,
+      v,
+      state=KEPT,
+      reset_state=jax.tree.map(lambda x: jnp.repeat(x, 2, 0), KEPT),
+      segment_ids=ids,
+    ),
+    ValueError,
+    "softmax_attention: reset_state.keys has shape (4, 4, 4, 5), expected"
+    " [batch=2, heads=4, length=4, key_dim=5]",
   ),
   "no room for the sinks": (
     lambda: softmax_attention(
@@ -353,35 +364,6 @@ def test_a_spec_checks_the_ranges_of_its_fields(name):
         ValueError, match=rf"^{field.name}='\?' is not one of: "
       ):
         Spec(**{field.name: "?"})
-
-
-@pytest.mark.parametrize(
-  "Tiling",
-  [
-    channel_decay.Tiling,
-    form.Tiling,
-    lattice.Tiling,
-    solver.Solver,
-    trellis.Tiling,
-  ],
-  ids=lambda Tiling: Tiling.__module__,
-)
-def test_a_tiling_is_checked_when_it_is_made(Tiling):
-  for field in dataclasses.fields(Tiling):
-    if field.type in (int, int | None):
-      with pytest.raises(
-        TypeError, match=rf"^{field.name}=4.0 is of type float"
-      ):
-        Tiling(**{field.name: 4.0})
-      with pytest.raises(
-        ValueError, match=rf"^{field.name}=0 must be at least 1"
-      ):
-        Tiling(**{field.name: 0})
-    elif field.type is str:
-      with pytest.raises(
-        ValueError, match=rf"^{field.name}='\?' is not one of: "
-      ):
-        Tiling(**{field.name: "?"})
 
 
 def test_the_most_rows_of_a_dictionary():

@@ -12,7 +12,8 @@ into tiles by index, so that each chunk has a tile of its own. Tiles of packed
 rows run in pages (see `pages`).
 
 The gradient is a reverse scan over tiles, which recomputes each tile from the
-memory at its start. Only inputs and the memories at tile starts are stored.
+memory at its start. Only inputs, the tokens' places and the memories at tile
+starts are stored.
 """
 
 import dataclasses

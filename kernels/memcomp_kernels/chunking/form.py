@@ -25,6 +25,9 @@ Memories = tuple[Any, ...]
 class Tiling:
   """Size of free tiles. It changes the speed, never the results.
 
+  A call without a tiling uses the op's own size, which may differ from this
+  default. Where chunks are part of the definition, nothing reads `tile_time`.
+
   Attributes:
     tile_time: tokens per tile, >= 1. Work within a tile grows with its square,
       work between tiles with the number of tiles.
@@ -62,8 +65,9 @@ class TileCall(NamedTuple):
     starts: the memories at which chunk-start gradients are taken. These are
       `memories`, except for a chunk that began in an earlier call.
     inputs: `[batch, heads, tile_time, ...]`, or what `Form.prepare` made of
-      them. Empty places hold zeros, which must not change anything.
-    valid: bool `[batch, tile_time]`, whether a token is at a place.
+      them. Empty places hold zeros and must not change anything.
+    valid: bool `[batch, tile_time]`, whether a token is at a place. None where
+      `prepared_engine` asks for the dtype of outputs.
     spec: the memory's options.
     tiling: the form's other performance options.
   """

@@ -31,10 +31,11 @@ class Places(NamedTuple):
     needed: int32 scalar, number of tiles that the fullest row needs.
     before: int32 `[batch]`, tokens since the last chunk started, before the
       call; None if a tile may start at any token.
-    position: int32 `[batch]`, the same after the call; 0 if `before` is None.
+    position: int32 `[batch]`, the same after the call; without meaning if
+      `before` is None.
     segment_id: int32 `[batch]`, the segment of the last token.
-    inside: bool scalar, whether a new segment starts inside a chunk; None if
-      none can.
+    inside: bool scalar, whether a new segment would start inside a chunk; None
+      without segment ids or without chunks.
   """
 
   tile: jax.Array
@@ -108,13 +109,21 @@ def places(
     time: tokens per row.
     chunk: tokens per chunk.
   """
-  before = position
+  before, inside = position, None
   if position is None:
     position = jnp.zeros_like(segment_id)
+  if reset_position is not None and segment_ids is not None:
+    inside = jnp.any(reset_position % chunk > 0)
+  since = contract.token_positions(
+    segment_ids,
+    segment_id,
+    position,
+    time,
+    0 if reset_position is None else reset_position,
+  )
   if segment_ids is None:
     # This is a closed form because the compiler takes minutes to fold scans of
     # constants.
-    since = position[:, None] + jnp.arange(time)
     return Places(
       tile=since // chunk,
       slot=since % chunk,
@@ -126,25 +135,14 @@ def places(
       segment_id=contract.next_segment_id(segment_id),
       inside=None,
     )
-  inside = None
-  if reset_position is None:
-    reset_position = jnp.zeros_like(segment_id)
-  else:
-    inside = jnp.any(reset_position % chunk > 0)
   starts, last_id = contract.segment_starts(segment_ids, segment_id)
   valid = segment_ids != 0
-  count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-  # Rank of the current segment's first token; -1 for the segment of the state.
-  first = lax.cummax(jnp.where(starts, count - 1, -1), axis=1)
-  offset = jnp.where(
-    first >= 0, reset_position[:, None] - first, position[:, None]
-  )
-  since = offset + count - 1
   slot = jnp.where(valid, since % chunk, 0)
   carried = (position > 0).astype(jnp.int32)[:, None]
   first_of_tile = ((valid & (slot == 0)) | starts).astype(jnp.int32)
   tile = jnp.cumsum(first_of_tile, axis=1, dtype=jnp.int32) + carried - 1
-  end = jnp.where(count[:, -1] > 0, since[:, -1] + 1, position) % chunk
+  moved = jnp.any(valid, axis=1)
+  end = jnp.where(moved, since[:, -1] + 1, position) % chunk
   return Places(
     tile=tile,
     slot=slot,

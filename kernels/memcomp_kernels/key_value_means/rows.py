@@ -28,7 +28,7 @@ class LeavingChunk(NamedTuple):
 
 
 class Route(NamedTuple):
-  """Where the tokens of a block go.
+  """Where the tokens of a chunk go.
 
   Attributes:
     row: int32 `[batch, heads, chunk]`, the row that each token enters.
@@ -59,12 +59,12 @@ def _per_head(x: jax.Array) -> jax.Array:
   return x[:, None, None]
 
 
-def weighed(block: LeavingChunk, appended: jax.Array, spec: reference.Spec):
+def weighed(chunk: LeavingChunk, appended: jax.Array, spec: reference.Spec):
   """Returns keys and values as they are added to their rows."""
-  weight = block.gates
+  weight = chunk.gates
   if not spec.gate_appends:
     weight = jnp.where(appended[..., None], 1, weight)
-  return weight * block.keys, weight * block.values
+  return weight * chunk.keys, weight * chunk.values
 
 
 def _nearest(scores: jax.Array, allowed: jax.Array):
@@ -86,20 +86,20 @@ def targets(state: reference.State, spec: reference.Spec) -> jax.Array:
 
 
 def new_targets(
-  block: LeavingChunk,
+  chunk: LeavingChunk,
   appended: jax.Array,
   state: reference.State,
   spec: reference.Spec,
 ):
   """Returns each token's nearest appended token: its score and index.
 
-  New rows are tokens of the block, so they are scored before they are in the
+  New rows are tokens of the chunk, so they are scored before they are in the
   state.
   """
-  keys, _ = weighed(block, appended, spec)
+  keys, _ = weighed(chunk, appended, spec)
   scores = contract.product(
     "bhcd,bhid->bhci",
-    block.keys,
+    chunk.keys,
     layer_norm(keys, state, spec),
     state.keys.dtype,
   )
@@ -117,15 +117,15 @@ def _rank(x: jax.Array) -> jax.Array:
 
 def route(
   state: reference.State,
-  block: LeavingChunk,
+  chunk: LeavingChunk,
   count: jax.Array,
   spec: reference.Spec,
 ) -> Route:
-  """Finds the rows of a block, `count` `[batch]` of them new; no gradient."""
-  state, block = lax.stop_gradient((state, block))
+  """Finds the rows of a chunk, `count` `[batch]` of them new; no gradient."""
+  state, chunk = lax.stop_gradient((state, chunk))
   known = contract.product(
     "bhcd,bhrd->bhcr",
-    block.keys,
+    chunk.keys,
     layer_norm(state.keys, state, spec),
     state.keys.dtype,
   )
@@ -135,7 +135,7 @@ def route(
 
   length = _per_head(state.length)
   score, row = _nearest(known, targets(state, spec))
-  new_score, token = new_targets(block, appended, state, spec)
+  new_score, token = new_targets(chunk, appended, state, spec)
   new_row = length + jnp.take_along_axis(rank, token, axis=-1)
   row = jnp.where(new_score > score, new_row, row)
   row = jnp.where(appended, length + rank, row)
@@ -143,7 +143,7 @@ def route(
 
 
 class Entered(NamedTuple):
-  """Rows sK and sV after a block has entered them, and the block's route."""
+  """Rows sK and sV after a chunk has entered them, and the chunk's route."""
 
   keys: jax.Array
   values: jax.Array
@@ -152,37 +152,37 @@ class Entered(NamedTuple):
 
 def enter(
   state: reference.State,
-  block: LeavingChunk,
+  chunk: LeavingChunk,
   count: jax.Array,
   moves: jax.Array,
   spec: reference.Spec,
 ) -> Entered:
-  """Routes a block and adds it to the rows.
+  """Routes a chunk and adds it to the rows.
 
   Args:
-    state: the state before the block enters.
-    block: the chunk that leaves the window.
+    state: the state before the chunk enters.
+    chunk: the chunk that leaves the window.
     count: `[batch]`, how many of its tokens get rows of their own.
-    moves: bool `[batch]`, whether the block enters at all.
+    moves: bool `[batch]`, whether the chunk enters at all.
     spec: the memory's options.
   """
   row, appended = (
     ad_checkpoint.checkpoint_name(x, ROUTE)
-    for x in route(state, block, count, spec)
+    for x in route(state, chunk, count, spec)
   )
   row = jnp.where(moves[:, None, None], row, state.keys.shape[2])  # dropped
-  return add_block(state, block, count, Route(row, appended), spec)
+  return add_chunk(state, chunk, count, Route(row, appended), spec)
 
 
-def add_block(
+def add_chunk(
   state: reference.State,
-  block: LeavingChunk,
+  chunk: LeavingChunk,
   count: jax.Array,
   where: Route,
   spec: reference.Spec,
 ) -> Entered:
-  """Adds a block to its rows; tokens with a row past the last are dropped."""
-  new = weighed(block, where.appended, spec)
+  """Adds a chunk to its rows; tokens with a row past the last are dropped."""
+  new = weighed(chunk, where.appended, spec)
   keys, values = (
     add(state, count, where, x, y)
     for x, y in zip((state.keys, state.values), new, strict=True)

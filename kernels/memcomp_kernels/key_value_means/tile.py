@@ -85,12 +85,12 @@ def make_room(
       first rows.
     enter: a function like `rows.enter`.
   """
-  block = leaving(state, spec)
+  chunk = leaving(state, spec)
   count = jnp.where(moves, room(state, spec, capacity), 0)
-  keys, values, where = enter(state, block, count, moves, spec)
+  keys, values, where = enter(state, chunk, count, moves, spec)
   radii = jnp.ones_like(state.radii, shape=where.row.shape)
   if spec.value_radius:
-    _, new = rows.weighed(block, where.appended, spec)
+    _, new = rows.weighed(chunk, where.appended, spec)
     radii = jnp.where(where.appended, reference.length(new), 0)
   return state._replace(
     keys=keys,

@@ -29,7 +29,10 @@ from memcomp_kernels.options import at_least, option, options
 
 @options
 class Tiling:
-  """Tile and block sizes of the chunk form.
+  """Tile and block sizes of the chunk form. They never change results.
+
+  A call without a tiling uses the op's own sizes, which may differ from these
+  defaults.
 
   Attributes:
     tile_time: tokens per tile, a multiple of `block_time`.

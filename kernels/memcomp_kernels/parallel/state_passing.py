@@ -211,7 +211,7 @@ def _summarize(
   """
   reset_rows, reset_position = reset
   empty = jax.tree.map(jnp.zeros_like, rows)
-  places = window.placement(
+  where = window.placement(
     segment_ids,
     segment_id,
     jnp.zeros_like(segment_id),
@@ -222,11 +222,9 @@ def _summarize(
     max_position=0,
   )
   return _Summary(
-    window.advance(
-      places, empty, reset_rows, window.join(places, empty, tokens)
-    ),
-    places.next_position,
-    places.restarted,
+    window.advance(where, empty, reset_rows, window.join(where, empty, tokens)),
+    where.next_position,
+    where.restarted,
   )
 
 

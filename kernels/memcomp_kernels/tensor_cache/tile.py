@@ -47,7 +47,7 @@ def tile_time(spec: reference.Spec, time: int) -> int:
 
 
 class Roles(NamedTuple):
-  """What tokens do at their roles, `[batch, tile]`.
+  """What the tokens of a tile do, `[batch, tile]`.
 
   Attributes:
     writes: bool, whether the token writes.

@@ -46,7 +46,7 @@ def exact(
     ValueError: naming the argument that is out of range.
   """
   check(vocab_size, length, pairs)
-  check_power(power, slots_of(length, pairs), exact=True)
+  check_power(power, slots_of(length, pairs), by_logarithm=False)
   rng = np.random.RandomState(seed)
   keys, values = _ranges(vocab_size)
   # The original draws all keys, then all values, then all gaps.
@@ -73,7 +73,7 @@ def fast(
   Arguments, result and errors are those of `exact`; the random stream differs.
   """
   check(vocab_size, length, pairs)
-  check_power(power, slots_of(length, pairs), exact=False)
+  check_power(power, slots_of(length, pairs), by_logarithm=True)
   rng = np.random.default_rng(seed)
   keys, values = _ranges(vocab_size)
   shape = num_examples, pairs
@@ -105,20 +105,20 @@ def slots_of(length: int, pairs: int) -> int:
   return (length - 2 * pairs) // 2
 
 
-def check_power(power: float, slots: int, *, exact: bool) -> None:
+def check_power(power: float, slots: int, *, by_logarithm: bool) -> None:
   """Checks that the law of the gaps can be computed.
 
   Args:
     power: see `exact`.
     slots: number of places for a question, >= 1.
-    exact: whether `exact` computes it, or `fast`, by logarithms.
+    by_logarithm: whether the law's logarithm is computed, as `fast` does.
 
   Raises:
     ValueError: it overflows or underflows.
   """
   last = np.float64(slots)
   with np.errstate(all="ignore"):
-    if exact:
+    if not by_logarithm:
       possible = power * last ** (power - 1) > 0
       # Rows may be long: add the law up only where a bound of it overflows.
       if not np.isfinite(power * last**power):
@@ -127,8 +127,8 @@ def check_power(power: float, slots: int, *, exact: bool) -> None:
       possible = np.isfinite((power - 1) * np.log(last))
   if not possible:
     raise ValueError(
-      f"power={power} makes no law i^(power - 1) over {slots} slots in floats;"
-      " give one nearer to 1"
+      f"power={power}: i^(power - 1) overflows or underflows over {slots}"
+      " slots; give a power nearer to 1"
     )
 
 

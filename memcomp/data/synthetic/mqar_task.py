@@ -122,7 +122,7 @@ class MqarConfig(task_lib.TaskConfig):
         try:
           mqar.check(self.vocab_size, segment.length, segment.pairs)
           slots = mqar.slots_of(segment.length, segment.pairs)
-          mqar.check_power(self.power, slots, exact=self.mode == "exact")
+          mqar.check_power(self.power, slots, by_logarithm=self.mode == "fast")
         except ValueError as error:
           text = ":".join(map(str, segment))
           raise ValueError(f"{name}={text}: {error}") from error

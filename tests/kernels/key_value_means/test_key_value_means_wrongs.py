@@ -39,8 +39,8 @@ def test_what_is_patched_is_right(monkeypatch):
 
 @pytest.mark.slow
 def test_routing_against_the_rows_before_the_append(monkeypatch):
-  def without(block, *_):
-    none = jnp.zeros(block.gates.shape[:-1])
+  def without(chunk, *_):
+    none = jnp.zeros(chunk.gates.shape[:-1])
     return none - jnp.inf, none.astype(jnp.int32)
 
   monkeypatch.setattr(rows, "new_targets", without)

@@ -95,7 +95,9 @@ def by_push(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
   return rows, evicted, evicts, position, last
 
 
-def by_plan(rows, reset_rows, tokens, ids, positions, reset_positions, sinks):
+def by_placement(
+  rows, reset_rows, tokens, ids, positions, reset_positions, sinks
+):
   size = rows["route"].shape[2]
   where = window.placement(
     ids,
@@ -143,7 +145,7 @@ def test_a_call_is_its_pushes(size, sinks, reset_positions):
 
     return gradients.value_and_gradients(run, floats)
 
-  subjects.assert_agree(result(by_plan), result(by_push), "window")
+  subjects.assert_agree(result(by_placement), result(by_push), "window")
 
 
 @RESETS

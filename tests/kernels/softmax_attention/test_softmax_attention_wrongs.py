@@ -16,7 +16,7 @@ SINKS = subjects.Subject(MEMORY, MEMORY.specs["window-sinks"], "xla_chunked")
 FULL = subjects.Subject(MEMORY, MEMORY.specs["full"], "xla_chunked")
 
 
-def with_plan(monkeypatch, wrong):
+def with_placement(monkeypatch, wrong):
   right = window.placement
   monkeypatch.setattr(
     window,
@@ -52,7 +52,7 @@ def test_segments_that_leak(monkeypatch):
   def wrong(plan):
     return dataclasses.replace(plan, run=jnp.minimum(plan.run, 0))
 
-  with_plan(monkeypatch, wrong)
+  with_placement(monkeypatch, wrong)
   with pytest.raises(AssertionError, match="packed"):
     packed_checks.check_packing(FULL, [5, 9], 1)
 
@@ -62,7 +62,7 @@ def test_a_prefix_that_is_lost(monkeypatch):
   def wrong(plan):
     return dataclasses.replace(plan, inherits=jnp.zeros((), bool))
 
-  with_plan(monkeypatch, wrong)
+  with_placement(monkeypatch, wrong)
   with pytest.raises(AssertionError, match="packed"):
     packed_checks.check_packing(SINKS, [5, 9], 1)
 

@@ -117,9 +117,9 @@ def _operands(state, new, query):
 def _backward(spec, capacity, residuals, cotangents):
   state, inputs, present, where = residuals
 
-  def enter(state, block, count, moves, spec):
+  def enter(state, chunk, count, moves, spec):
     del moves  # `where` contains this information
-    return rows.add_block(state, block, count, where, spec)
+    return rows.add_chunk(state, chunk, count, where, spec)
 
   def plain(state, inputs):
     return tile.run(state, inputs, present, spec, capacity, enter)

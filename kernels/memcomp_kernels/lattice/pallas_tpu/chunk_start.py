@@ -314,9 +314,9 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_row("log_decay", tile.sums(d_log_decay))
 
 
-def kernel(spec: reference.Spec) -> plan_lib.Kernel:
+def kernel(spec: reference.Spec) -> plan_lib.TileKernel:
   """Returns the kernel of a memory with these options."""
-  return plan_lib.Kernel(
+  return plan_lib.TileKernel(
     "lattice_chunk",
     (forward, backward),
     schedules=((6, 1), (6, 1)),

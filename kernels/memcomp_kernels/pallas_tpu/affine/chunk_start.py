@@ -72,6 +72,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_key)
 
 
-KERNEL = plan_lib.Kernel(
+KERNEL = plan_lib.TileKernel(
   "by_chunk", (forward, backward), schedules=((2, 1), (3, 2))
 )

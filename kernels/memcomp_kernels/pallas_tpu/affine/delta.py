@@ -128,6 +128,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_key)
 
 
-KERNEL = plan_lib.Kernel(
+KERNEL = plan_lib.TileKernel(
   "delta", (forward, backward), schedules=((3, 1), (3, 1))
 )

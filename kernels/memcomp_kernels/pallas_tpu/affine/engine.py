@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
   skip: jax.Array | None = None
   erase: bool = False
   scale: float = 1.0
-  kernel: plan_lib.Kernel | None = None
+  kernel: plan_lib.TileKernel | None = None
 
 
 OfMemory = Callable[[form_lib.Form, Any], Tokens | None]
@@ -86,7 +86,7 @@ def plan_of(
   return None if None in plans.values() else plans[direction]
 
 
-def _kernel(tokens: Tokens) -> plan_lib.Kernel:
+def _kernel(tokens: Tokens) -> plan_lib.TileKernel:
   if tokens.kernel:
     return tokens.kernel
   if tokens.read == "start":

@@ -99,6 +99,6 @@ def backward(tile: tile_lib.UnitTile) -> schedule.Piece:
   tile.store_keys("d_key", d_left + d_key)
 
 
-KERNEL = plan_lib.Kernel(
+KERNEL = plan_lib.TileKernel(
   "outer", (forward, backward), schedules=((3, 1), (6, 1))
 )

@@ -24,21 +24,20 @@ TERMS = 3
 """Number of bfloat16 terms whose sum is a float32."""
 
 
-class Kernel(NamedTuple):
+class TileKernel(NamedTuple):
   """How a memory's tile is computed; pairs are (forward, backward).
 
   Attributes:
     name: Name of the kernel.
-    pieces: `tile.UnitTile` -> `schedule.Piece`.
-    schedules: The number of units in lock step, and the stages between two such
-      groups. They were chosen by static cycle counts (docs/tpu-kernels.md).
-    step_tiles: Maximum tiles per grid step; None for no limit but
-      `engine.STEP_TOKENS`.
-    factors_decays: Whether the kernel reads `log_decay` and `rate` as they are
-      and factors the decays itself. It then reports its lowest sum of log
-      decays (`UnitTile.note_lowest`). If that is below `form.LOWEST_SUM`, the
-      XLA form computes the whole call again. The memory is `[batch, heads,
-      value, key]`, and not `[batch, heads, key, value]`.
+    pieces: Functions of a `tile.UnitTile`, each a `schedule.Piece`.
+    schedules: Pairs (number of units in lock step, stages between two such
+      groups). Static cycle counts chose them (docs/tpu-kernels.md).
+    step_tiles: Maximum tiles per grid step; None if only `engine.STEP_TOKENS`
+      limits them.
+    factors_decays: Whether the kernel factors the decays itself. Its gates are
+      then `log_decay` and `rate`, its memory is `[batch, heads, value, key]`,
+      and it reports its lowest sum of log decays (`UnitTile.note_lowest`).
+      Below `form.LOWEST_SUM` the XLA form computes the call again.
     options: Options of the memory that the pieces read.
   """
 
@@ -92,7 +91,7 @@ class Plan:
   step_units: int
   step_tiles: int
   two_parts: bool
-  kernel: Kernel
+  kernel: TileKernel
 
   @property
   def units(self) -> int:
