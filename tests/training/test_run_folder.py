@@ -175,10 +175,11 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(tmp_path):
       pytest.skip("needs setpriv, or another user than root")
   (tmp_path / "checkpoints").mkdir(mode=0o555)
   program = (
-    "import sys\nfrom memcomp import cli\n"
+    "import contextlib, sys\nfrom memcomp import cli\n"
     "from memcomp.training import checkpoint\n"
     f"run = checkpoint.Checkpoints({str(tmp_path)!r}, keep=1)\n"
-    "sys.exit(cli.guard(run.check_writable))"
+    "with contextlib.closing(run):\n"  # as a run does
+    "  sys.exit(cli.guard(run.check_writable))"
   )
   done = subprocess.run(
     [*before, sys.executable, "-c", program],
