@@ -180,6 +180,11 @@ class Checkpoints:
     finally:
       with disk.clear_errors(f"cannot write {self._root}"):
         self._manager.close()
+        # Orbax does not wait for the thread that removes remains of killed
+        # saves. At the end of the process it would print a traceback.
+        cleanup = getattr(self._manager, "_cleanup_tmp_directory_future", None)
+        if cleanup is not None:
+          cleanup.result()
 
   def _finish(self) -> None:
     """Finishes a save: raises its error, or starts its checksums."""
