@@ -6,6 +6,7 @@ and fingerprints) and checksums of all files. Saves run in the background. A
 rename commits them, or a file in a bucket. The next `poll` raises their errors.
 """
 
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -180,10 +181,12 @@ class Checkpoints:
     finally:
       with disk.clear_errors(f"cannot write {self._root}"):
         self._manager.close()
-        # Orbax does not wait for the thread that removes remains of killed
-        # saves. At the end of the process it would print a traceback.
-        cleanup = getattr(self._manager, "_cleanup_tmp_directory_future", None)
-        if cleanup is not None:
+      # Orbax does not wait for the thread that removes remains of killed saves.
+      # At the end of the process it would print a traceback. What it could not
+      # remove is no error unless something is saved.
+      cleanup = getattr(self._manager, "_cleanup_tmp_directory_future", None)
+      if cleanup is not None:
+        with contextlib.suppress(OSError):
           cleanup.result()
 
   def _finish(self) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import errno
 import os
@@ -11,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 import runs
 from checkpoint_cases import MARKS, meta_of, restore, save
+from orbax.checkpoint._src.path import temporary_paths
 
 from memcomp import config as config_lib
 from memcomp import errors, integrity, sharding
@@ -183,3 +185,19 @@ def test_no_permission_to_save(case, monkeypatch):
     manager.save(4, start, {}, meta_of(config))
   manager.close()
   assert runs.latest_step(folder) == 3
+
+
+@pytest.mark.parametrize("error", [None, PermissionError("not yours")])
+def test_closing_waits_for_the_removal_of_remains(error, tmp_path, monkeypatch):
+  """Else its thread prints a traceback at the end of a short process."""
+  done = []
+
+  async def slow(*args, **kwargs):
+    await asyncio.sleep(0.3)
+    done.append("removed")
+    if error:
+      raise error
+
+  monkeypatch.setattr(temporary_paths, "cleanup_temporary_paths", slow)
+  checkpoint.Checkpoints(tmp_path, keep=1).close()
+  assert done == ["removed"]

@@ -201,26 +201,19 @@ BAD = {
     [C, "--heartbeat_seconds=9"],
     "without --coordinator or --distributed",
   ),
-  "processes that compile": (
-    [C, "--compile_only", "--processes=2"],
-    "--processes means nothing with --compile_only",
-  ),
-  "a compilation that saves": (
-    [C, "--compile_only", "--checkpoints=x"],
-    "--checkpoints means nothing with --compile_only",
-  ),
-  "a compilation that begins from a run": (
-    [C, "--compile_only", "--init_from=x"],
-    "--init_from means nothing with --compile_only",
-  ),
-  "a compilation that keeps moments": (
-    [C, "--compile_only", "--keep_optimizer"],
-    "--keep_optimizer means nothing with --compile_only",
-  ),
-  "a compilation that begins partially": (
-    [C, "--compile_only", "--init_partially"],
-    "--init_partially means nothing with --compile_only",
-  ),
+  **{
+    f"--{flag} of a compilation": (
+      [C, "--compile_only", f"--{flag}{value}"],
+      f"--{flag} means nothing with --compile_only",
+    )
+    for flag, value in (
+      ("processes", "=2"),
+      ("checkpoints", "=x"),
+      ("init_from", "=x"),
+      ("init_partially", ""),
+      ("keep_optimizer", ""),
+    )
+  },
   "one of each": (
     ["--config=tiny.py:x", "--each=a"],
     "--config=tiny.py:x names one experiment and --each others; leave one out",

@@ -268,8 +268,7 @@ def samples(
     count_tokens: counts the tokens of a prompt.
     num_samples: number of samples.
     seed: seed of their own generator.
-    tries: draws of the smallest haystack before giving up, as long as none has
-      fit; infinity if one is known to fit.
+    tries: draws of the smallest haystack before giving up, while none has fit.
 
   Yields:
     The samples.
