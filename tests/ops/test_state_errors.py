@@ -309,6 +309,7 @@ OF_VALUES = (
   "a bound that does not hold for the reset state",
   "no room for the segment that the state began",
   "no room for the segments that a state begins",
+  "a reset state of another batch",
   "a state that is not fresh",
   "a state of longer chunks",
   "a reset state of longer chunks",
