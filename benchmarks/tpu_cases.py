@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
+from memcomp_kernels import dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.delta_rule import mosaic_tpu as delta_tpu
@@ -167,19 +168,24 @@ class Case:
   def form(self, engine: form_lib.Engine) -> form_lib.Form:
     """The memory under the chunk form."""
     if self.memory.startswith("trellis"):
-      form = trellis.form(self.spec, self._tiling())
+      form = trellis.form(self._call(self._tiling()))
       return dataclasses.replace(form, engine=engine)
     if self.memory.startswith("lattice"):
       if engine is lattice_tpu.ENGINE:
         tiling = lattice_tilings.Tiling(kernel_time=self.chunk)
-        return lattice_tpu.form(self.spec, tiling)
-      return dataclasses.replace(lattice.form(self.spec, None), engine=engine)
+        return lattice_tpu.form(self._call(tiling))
+      return dataclasses.replace(lattice.form(self._call()), engine=engine)
     if self.memory.startswith("tensor_cache"):
       return tensor_cache.form(self.spec, self.chunk, engine)
     is_delta = self.memory == "delta_rule"
     tiling = form_lib.Tiling(tile_time=self.chunk)
-    form = (delta_rule if is_delta else duality).form(self.spec, tiling, TIME)
+    form = (delta_rule if is_delta else duality).form(self._call(tiling))
     return dataclasses.replace(form, engine=engine)
+
+  def _call(self, tiling=None) -> dispatch.Call:
+    """A call of shapes, without a state: what forms read."""
+    inputs = jax.eval_shape(self.operands).inputs
+    return dispatch.Call(None, inputs, self.spec, tiling=tiling)
 
   def _tiling(self) -> tilings.Tiling:
     sizes = dict(x.split("=") for x in SIZES.value.split(",") if x)

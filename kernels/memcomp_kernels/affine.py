@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay
 
@@ -50,10 +50,8 @@ class Tile(NamedTuple):
 
 
 def form(
-  prepare: Callable[[Any, Any, None], Tile],
-  spec: Any,
-  tiling: form_lib.Tiling | None,
-  time: int,
+  prepare: Callable[[Any, Any], Tile],
+  call: dispatch.Call,
   *,
   wide: bool = False,
 ) -> form_lib.Form:
@@ -62,16 +60,15 @@ def form(
   Its tiles are free: their size does not change results.
 
   Args:
-    prepare: (inputs `[batch, heads, tile, ...]`, spec, None) -> what the tile
-      needs besides A.
-    spec: the memory's options.
-    tiling: the size of tiles; it does not change results.
-    time: tokens of the call.
+    prepare: (inputs `[batch, heads, tile, ...]`, spec) -> what the tile needs
+      besides A.
+    call: the call.
     wide: whether Y keeps the dtype of sums. Otherwise Y has the query's dtype.
   """
+  tiling = call.tiling or form_lib.DEFAULT
   return form_lib.Form(
-    spec=spec,
-    tile_time=min((tiling or form_lib.DEFAULT).tile_time, time),
+    spec=call.spec,
+    tile_time=min(tiling.tile_time, call.inputs.query.shape[1]),
     prepare=prepare,
     run_tile=_run_wide if wide else _run_tile,
     memories=("memory",),

@@ -4,13 +4,12 @@ A memory is four functions over its own `Spec`, `Inputs` and `State`:
 
   init_state(spec, *, batch, heads, key_dim, value_dim, dtype)    -> State
   step(state, inputs, *, spec)                                    -> (State, y)
-  reference(state, inputs, *, spec, segment_ids, reset_state)     -> (State, y)
-  chunk(state, inputs, *, spec, segment_ids, reset_state, implementation,
-        max_position, tiling)                                     -> (State, y)
+  reference(state, inputs, *, spec, ...)                          -> (State, y)
+  chunk(state, inputs, *, spec, implementation, ...)              -> (State, y)
 
 `step` is the body of a `lax.scan`; its arrays `[batch, heads, dim]` have no
 time axis. `reference` is the scan of `step`, with time moved to axis 1. `chunk`
-computes the same function fast.
+computes the same function fast; see `Op.chunk` for its other arguments.
 
 `State` and `Inputs` are NamedTuples. Every leaf of a `State` has the batch
 axis first. A field may be None where a Spec does not need it. Every `State`
@@ -196,6 +195,22 @@ def batched_where(condition: jax.Array, x: Any, y: Any) -> Any:
 def expand(x: jax.Array, like: jax.Array) -> jax.Array:
   """Appends axes of size one to x, up to the rank of `like`."""
   return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def pad_time(x: jax.Array, multiple: int, fill: Any = 0) -> jax.Array:
+  """Pads `[batch, time, ...]` with `fill` up to a multiple of tokens."""
+  missing = -x.shape[1] % multiple
+  if not missing:
+    return x
+  widths = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, widths, constant_values=fill)
+
+
+def cut_time(x: jax.Array, size: int, fill: Any = 0) -> jax.Array:
+  """Cuts `[batch, time, ...]` into `[pieces, batch, size, ...]`, padded."""
+  x = pad_time(x, size, fill)
+  x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+  return jnp.moveaxis(x, 1, 0)
 
 
 def take(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -139,19 +139,20 @@ class Kernel:
   Attributes:
     module: name of the module. It has a function `unsupported`, which says why
       it does not support a call, or returns None.
-    form: the XLA form whose tiles the module's `ENGINE` runs. None means that
-      the module has an implementation, `chunk`.
+    xla: the XLA form whose tiles the module's `ENGINE` runs, as a function of
+      the call and the engine. None means that the module has an implementation
+      of its own, `chunk`.
   """
 
   module: str
-  form: Callable[..., Any] | None = None
+  xla: Callable[..., Any] | None = None
 
   def __call__(self, call: Call) -> tuple:
     """Runs the implementation."""
     module = importlib.import_module(self.module)
-    if self.form is None:
+    if self.xla is None:
       return module.chunk(call)
-    return self.form(call, engine=module.ENGINE)
+    return self.xla(call, module.ENGINE)
 
   def unsupported(self, call: Call) -> str | None:
     """Says why the implementation does not support `call`, or returns None."""
@@ -164,7 +165,7 @@ class Implementations:
   Attributes:
     memory: name of the memory.
     functions: functions by name: `Call` -> (state, outputs) or (state, outputs,
-      statistics).
+      statistics or None).
     tiling: names of the functions that read a `tiling`.
   """
 

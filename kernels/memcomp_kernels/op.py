@@ -41,7 +41,7 @@ class Op:
     token_step: (state, inputs without time, *, spec) -> (state, y).
     forms: all implementations but the step under `lax.scan`, by name:
       `dispatch.Call` -> (state, y), or a `dispatch.Kernel`.
-    tiled: names of the forms that read a `tiling`.
+    tiled: names of the forms that read a `tiling`, where there is a `Tiling`.
     order: names of the arrays that a direct call also takes by position.
     names: maps a field of `Inputs` to its name in a direct call, in addition to
       `arguments.NAMES`.
@@ -70,7 +70,7 @@ class Op:
   token_step: Callable[..., tuple[Any, jax.Array]]
   facts: Callable[[Any], Facts]
   forms: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-  tiled: tuple[str, ...] = ()
+  tiled: tuple[str, ...] = ("xla_chunked",)
   order: tuple[str, ...] = ("q", "k", "v")
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   make_state: Callable[..., Any] | None = None
@@ -224,7 +224,7 @@ class Op:
       ValueError: shapes do not fit the state or each other, or `reset_state` is
         missing.
     """
-    return self.run(
+    return self.with_stats(
       state,
       inputs,
       spec=spec,
@@ -235,24 +235,24 @@ class Op:
       tiling=tiling,
     )[:2]
 
-  def run(
+  def with_stats(
     self,
     state: Any,
     inputs: Any,
     *,
-    spec: Any,
-    segment_ids: jax.Array | None = None,
-    reset_state: Any = None,
     implementation: Implementation = None,
-    max_position: int | None = None,
-    tiling: Any = None,
+    **options: Any,
   ) -> tuple[Any, jax.Array, Any]:
     """Runs `chunk`, and also returns the statistics of `math.solver`.
+
+    Takes the arguments of `chunk`.
 
     Returns:
       What `chunk` returns, and `solver.Stats` of `[batch, heads]`, or None
       where nothing was solved.
     """
+    call = dispatch.Call(state, inputs, **options)
+    spec, segment_ids, reset_state, max_position, tiling = call[2:]
     contract.check_reset(self.name, segment_ids, reset_state, max_position)
     checks.kinds(self, state=state, inputs=inputs, spec=spec)
     if reset_state is not None and reset_state is not contract.FRESH:
@@ -290,8 +290,11 @@ class Op:
         arrays, arrays
       )
       inputs = shapes.without_unused(inputs, spec)
-      call = dispatch.Call(
-        state, inputs, spec, segment_ids, reset_state, max_position, tiling
+      call = call._replace(
+        state=state,
+        inputs=inputs,
+        segment_ids=segment_ids,
+        reset_state=reset_state,
       )
       state, y, *stats = self.implementations.run(implementation, call)
       state = contract.like(state, given)

@@ -338,9 +338,7 @@ class Mixer(nnx.Module):
       reset = None
       if call.segment_ids is not None:
         reset = self.fresh_memory(x.shape[0], memory, call)
-      chunk = self.rules.shard_chunk(
-        self.op.run, pass_state=self.op.pass_state(spec), with_stats=True
-      )
+      chunk = self.rules.shard_chunk(self.op, self.op.pass_state(spec))
       with self._without_kernels_if_partitioned():
         memory, y, stats = chunk(
           memory,

@@ -1,11 +1,40 @@
-"""A low-rank linear map."""
+"""A low-rank linear map, with the released rules of RWKV-7."""
 
 import math
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from memcomp.layers import linear
+
+
+def released_rank(d_model: int, factor: float) -> int:
+  """The multiple of 32 that is nearest to factor sqrt(d_model), at least 32."""
+  return max(32, 32 * round(factor * math.sqrt(d_model) / 32))
+
+
+def place(width: int) -> jax.Array:
+  """Evenly spaced numbers from 0 to 1, one a channel."""
+  return jnp.arange(width) / max(width - 1, 1)
+
+
+def value_share_bias(width: int) -> jax.Array:
+  """The initial logit of a value residual's weight, by channel."""
+  return 0.73 - 0.4 * (place(width) - 0.5)
+
+
+def pair(
+  in_dim: int, rank: int, out_dim: int, *, rngs: nnx.Rngs
+) -> tuple[linear.Linear, linear.Linear]:
+  """Returns A and B of x A B; A is zero at first."""
+  std = 0.1 / math.sqrt(max(rank, out_dim))
+  return (
+    linear.Linear(in_dim, rank, ("embed", None), std=0.0, rngs=rngs),
+    linear.Linear(
+      rank, out_dim, (None, "heads"), std=std, init="orthogonal", rngs=rngs
+    ),
+  )
 
 
 class LowRank(nnx.Module):
@@ -22,15 +51,7 @@ class LowRank(nnx.Module):
   """
 
   def __init__(self, in_dim, rank, out_dim, *, activation=None, bias, rngs):
-    self.down = linear.Linear(in_dim, rank, ("embed", None), std=0.0, rngs=rngs)
-    self.up = linear.Linear(
-      rank,
-      out_dim,
-      (None, "heads"),
-      std=0.1 / math.sqrt(max(rank, out_dim)),
-      init="orthogonal",
-      rngs=rngs,
-    )
+    self.down, self.up = pair(in_dim, rank, out_dim, rngs=rngs)
     self.bias = nnx.data(None)
     if bias is not None:
       self.bias = linear.constant_param(bias, ("heads",))

@@ -9,7 +9,6 @@ GPTAlpha-2 (Key-Value Means, arXiv 2605.09877, appendix B). For a in {q, k, v}:
   q, k <- rotate(norm(q)), rotate(norm(k))       eq. (10)-(11)
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from memcomp.layers import (
   base,
   call_checks,
   linear,
+  low_rank,
   norm,
   options,
   rotary,
@@ -148,22 +148,13 @@ class Projection(nnx.Module):
     if config.value_residual == "scalar":
       self.residual_logit = linear.constant_param(jnp.full(1, 0.5), (None,))
     elif config.value_residual != "none":
-      fraction = jnp.arange(value_width) / max(value_width - 1, 1)
       self.residual_logit = linear.constant_param(
-        0.73 - 0.4 * (fraction - 0.5), ("heads",)
+        low_rank.value_share_bias(value_width), ("heads",)
       )
     if config.value_residual == "dynamic":
-      rank = max(32, 32 * round(1.3 * math.sqrt(d_model) / 32))
-      self.residual_down = linear.Linear(
-        d_model, rank, ("embed", None), std=0.0, rngs=rngs
-      )
-      self.residual_up = linear.Linear(
-        rank,
-        value_width,
-        (None, "heads"),
-        std=0.1 / math.sqrt(max(rank, value_width)),
-        init="orthogonal",
-        rngs=rngs,
+      rank = low_rank.released_rank(d_model, 1.3)
+      self.residual_down, self.residual_up = low_rank.pair(
+        d_model, rank, value_width, rngs=rngs
       )
 
     self.heads, self.kv_heads = config.heads, kv_heads

@@ -72,8 +72,7 @@ class RWKV7Config(options.MixerConfig):
     wide = self.key_dim / 64
 
     def rank(given, factor):
-      released = 32 * round(factor * math.sqrt(d_model) / 32)
-      return given or max(32, released)
+      return given or low_rank.released_rank(d_model, factor)
 
     return {
       "decay": rank(self.decay_rank, 2.5 * wide),
@@ -135,7 +134,7 @@ class RWKV7(base.Mixer):
       bias=_decay_bias(heads, key_dim, jnp.zeros(())),
       rngs=make.rngs,
     )
-    place = _place(key_width) - 0.5
+    place = low_rank.place(key_width) - 0.5
     self.rate = low_rank.LowRank(
       d_model,
       ranks["rate"],
@@ -149,7 +148,7 @@ class RWKV7(base.Mixer):
         d_model,
         ranks["value"],
         value_width,
-        bias=0.73 - 0.4 * (_place(value_width) - 0.5),
+        bias=low_rank.value_share_bias(value_width),
         rngs=make.rngs,
       )
     self.gate = low_rank.LowRank(
@@ -284,19 +283,14 @@ class RWKV7(base.Mixer):
     return self.out(y * gate)
 
 
-def _place(width: int) -> jax.Array:
-  """Evenly spaced numbers from 0 to 1."""
-  return jnp.arange(width) / max(width - 1, 1)
-
-
 def _zigzag(heads: int, dim: int) -> jax.Array:
   """Signed squares of numbers from -1 to 1, repeated for each head."""
-  ramp = 2 * _place(dim) - 1
+  ramp = 2 * low_rank.place(dim) - 1
   return jnp.tile(ramp * jnp.abs(ramp), heads)
 
 
 def _decay_bias(heads: int, dim: int, layer: jax.Array) -> jax.Array:
   """w0 of a `layer` in [0, 1], first to last; early channels forget slowly."""
-  place = _place(heads * dim)
+  place = low_rank.place(heads * dim)
   ramp = -6 + 6 * place ** (1 + layer**0.3)
   return ramp + 0.5 + 2.5 * _zigzag(heads, dim)

@@ -19,8 +19,9 @@ import jax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from memcomp_kernels.op import Op
 from memcomp_kernels.parallel import shard as kernel_sharding
-from memcomp_kernels.parallel import state_passing, wavefront
+from memcomp_kernels.parallel import state_passing
 
 NAMES = (
   *("batch", "time", "act_embed"),
@@ -215,31 +216,26 @@ class Rules:
     nnx.update(module, jax.device_put(state, self.shardings(state, mesh)))
 
   def shard_chunk(
-    self,
-    chunk: Callable[..., Any],
-    *,
-    pass_state: state_passing.Strategy = wavefront.pass_state,
-    with_stats: bool = False,
+    self, op: Op, pass_state: state_passing.Strategy
   ) -> Callable[..., Any]:
-    """Shards batch, heads and time of a memory's `chunk` by `shard_map`.
+    """Shards batch, heads and time of an op by `shard_map`.
 
     Args:
-      chunk: see `memcomp_kernels.parallel.shard.shard_chunk`.
+      op: the memory, whose `with_stats` the result is, sharded.
       pass_state: how shards of time pass the state on.
-      with_stats: whether `chunk` also returns `solver.Stats`.
     """
     mesh = self.active_mesh()
     if mesh is None:
-      return chunk
+      return op.with_stats
     (time,) = self.axes("time") or (None,)
     return kernel_sharding.shard_chunk(
-      chunk,
+      op.with_stats,
       mesh=mesh,
       batch_axes=self.axes("batch"),
       head_axes=self.axes("heads"),
       time_axis=time,
       pass_state=pass_state,
-      with_stats=with_stats,
+      with_stats=True,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import Op, affine, contract
+from memcomp_kernels import Op, affine, contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.facts import Facts
 from memcomp_kernels.options import option, options, positive
@@ -54,18 +54,17 @@ def step(
   return state, y.astype(inputs.query.dtype)
 
 
-def prepare(inputs: Inputs, spec: Spec, tiling: None) -> affine.Tile:
+def prepare(inputs: Inputs, spec: Spec) -> affine.Tile:
   """What a tile `[batch, heads, tile, ...]` needs beside the memory."""
-  del tiling
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   value, log_decay = inputs.value.astype(wide), inputs.log_decay.astype(wide)
   query = spec.scale * inputs.query
   return affine.outer_tile(query, inputs.key, value, log_decay[..., 0])
 
 
-def form(spec: Spec, tiling, time: int):
+def form(call: dispatch.Call):
   """The memory under the chunk form."""
-  return affine.form(prepare, spec, tiling, time)
+  return affine.form(prepare, call)
 
 
 scalar_gla = Op(

@@ -26,7 +26,10 @@ def compiled(function: Callable) -> Callable:
 
 @functools.cache
 def direct(function: Callable) -> Callable:
-  """Returns an implementation as a function of state, inputs and options."""
+  """Returns an implementation as a function of state, inputs and options.
+
+  It leaves statistics out.
+  """
 
   def run(
     state,
@@ -41,7 +44,7 @@ def direct(function: Callable) -> Callable:
     # As the op does before it chooses an implementation.
     inputs = shapes.without_unused(inputs, spec)
     options = segment_ids, reset_state, max_position, tiling
-    return function(dispatch.Call(state, inputs, spec, *options))
+    return function(dispatch.Call(state, inputs, spec, *options))[:2]
 
   return run
 

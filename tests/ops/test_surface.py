@@ -182,7 +182,7 @@ def test_kernels_that_are_named_are_there():
     for name, function in case.op.implementations.functions.items():
       if isinstance(function, dispatch.Kernel):
         module = importlib.import_module(function.module)
-        runs = "chunk" if function.form is None else "ENGINE"
+        runs = "chunk" if function.xla is None else "ENGINE"
         assert hasattr(module, runs), name
         assert callable(module.unsupported), name
 

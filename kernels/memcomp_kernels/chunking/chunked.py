@@ -220,52 +220,26 @@ def run(
   return state._replace(**new), result.outputs, result.stats
 
 
-def implementation(form: Callable[..., Form]) -> Callable[..., tuple]:
+def implementation(
+  form: Callable[[dispatch.Call], Form],
+) -> Callable[..., tuple]:
   """Returns the implementation of an op that consists of a chunk form only.
 
   Args:
-    form: (spec, tiling, time) -> the memory's form for calls of `time` tokens.
+    form: the call -> the memory's form.
 
   Returns:
-    The function that `Op.chunk` calls. It returns statistics after the outputs
-    where systems were solved. It takes an `engine` that runs the tiles, as
-    kernels provide.
+    The function that `Op.chunk` calls. It takes an engine that runs the tiles
+    in place of the form's own, as kernels provide.
   """
 
   def chunk(
     call: dispatch.Call, engine: form_lib.Engine | None = None
   ) -> tuple:
     """Computes what `reference` does, in chunk form; see `Op.chunk`."""
-    made = form(call.spec, call.tiling, call.inputs.query.shape[1])
+    made = form(call)
     if engine is not None:
       made = dataclasses.replace(made, engine=engine)
-    *result, stats = run(made, call)
-    return (*result,) if stats is None else (*result, stats)
-
-  return chunk
-
-
-def by_kernels(
-  form: Callable[..., Form], lay: Callable[[Any, Any], Any] | None = None
-) -> Callable[..., tuple]:
-  """Returns the implementation of an op whose tiles kernels run.
-
-  Args:
-    form: (spec, tiling, inputs, packed) -> the memory's form with its engine.
-      `inputs` are those of the call, `packed` says whether it has segment ids.
-    lay: (inputs, spec) -> the inputs as the form takes them; None if it takes
-      them as they are.
-
-  Returns:
-    The function that `Op.chunk` calls, after the kernel's `unsupported`.
-  """
-
-  def chunk(call: dispatch.Call) -> tuple:
-    """Computes what `reference` does, by kernels; see `Op.chunk`."""
-    packed = call.segment_ids is not None
-    made = form(call.spec, call.tiling, call.inputs, packed)
-    if lay is not None:
-      call = call._replace(inputs=lay(call.inputs, call.spec))
-    return run(made, call)[:2]
+    return run(made, call)
 
   return chunk

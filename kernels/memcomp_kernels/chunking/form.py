@@ -105,7 +105,7 @@ class Form:
       start of the current chunk, or None where no tile reads that value. Empty
       if no tile reads anything of a chunk's start.
     tiling: other performance options of the tile; they never change results.
-    prepare: (inputs, spec, tiling) -> what `run_tile` gets in place of inputs.
+    prepare: (inputs, spec) -> what `run_tile` gets in place of inputs.
       It computes everything of a tile that does not depend on the memory. All
       tiles are prepared at once, which leaves little work for the sequential
       loop over tiles. None passes the inputs unchanged.
@@ -186,7 +186,7 @@ def prepare(form: Form, inputs: Any) -> Any:
   """Returns what tiles get for `inputs` `[tiles, batch, heads, ...]`."""
   if form.prepare is None:
     return inputs
-  return jax.vmap(lambda x: form.prepare(x, form.spec, form.tiling))(inputs)
+  return jax.vmap(lambda x: form.prepare(x, form.spec))(inputs)
 
 
 def _forward(

@@ -198,6 +198,16 @@ def indexed(
   return Layout(batch, time, chunk, source, place, flags)
 
 
+def page_tiles(time: int, chunk: int) -> int:
+  """Returns the tiles of a page of packed rows of `time` tokens.
+
+  They are enough for documents of four chunks on average, each of which may
+  leave one tile partly empty.
+  """
+  whole = -(-time // chunk)
+  return min(whole + max(whole // 4, 2), time + 1)
+
+
 def valid(layout: Layout) -> jax.Array:
   """Returns bool `[tiles, batch, chunk]`, whether a token is at a place."""
   batch, time, chunk = layout.batch, layout.time, layout.chunk
@@ -240,7 +250,7 @@ def uniform(layout: Layout) -> bool:
   return layout.flags is None and layout.time % layout.chunk == 0
 
 
-def facts(layout: Layout) -> dict[str, jax.Array]:
+def tile_flags(layout: Layout) -> dict[str, jax.Array]:
   """Returns what kernels ask about tiles, bool `[tiles, batch]` by name.
 
   `resets` is true where a segment starts, `continues` where a chunk began
@@ -261,19 +271,24 @@ def facts(layout: Layout) -> dict[str, jax.Array]:
 
 
 RESETS, CONTINUES, LAST, COMPLETE = 1, 2, 4, 8
-"""Bits of the `facts` of a tile, in their order."""
+"""Bits of the `tile_flags` of a tile, in their order."""
 
 
 def bits(layout: Layout, step: int) -> jax.Array | None:
-  """Returns `facts` as bits, int32 `[batch, tiles]`, or None if `uniform`.
+  """Returns `tile_flags` as bits, int32 `[batch, tiles]`, or None if `uniform`.
 
   Zeros fill up a multiple of `step` tiles.
   """
   if uniform(layout):
     return None
-  in_order = enumerate(facts(layout).values())
+  in_order = enumerate(tile_flags(layout).values())
   flags = sum((x.T.astype(jnp.int32) << i for i, x in in_order), jnp.int32(0))
   return jnp.pad(flags, [(0, 0), (0, -flags.shape[1] % step)])
+
+
+def kept(layout: Layout, d_start: Any) -> Any:
+  """Returns `d_start` where a row without a last chunk passes its start on."""
+  return where_last(layout, jax.tree.map(jnp.zeros_like, d_start), d_start)
 
 
 def where_last(layout: Layout, new: Any, old: Any) -> Any:
@@ -293,10 +308,7 @@ def flat(layout: Layout, tree: Any) -> Any:
   def one(x):
     if layout.source is not None:
       return contract.take(x, layout.source)
-    padding = -layout.time % layout.chunk
-    if not padding:
-      return x
-    return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+    return contract.pad_time(x, layout.chunk)
 
   return jax.tree.map(one, tree)
 

@@ -33,16 +33,6 @@ class Pages(NamedTuple):
   layout: Callable[[jax.Array], layout_lib.Layout]
 
 
-def num_tiles(time: int, chunk: int) -> int:
-  """Returns the tiles per page, for rows of `time` tokens.
-
-  They are enough for documents of four chunks on average, each of which may
-  leave one tile partly empty.
-  """
-  whole = -(-time // chunk)
-  return min(whole + max(whole // 4, 2), time + 1)
-
-
 def cut(where: layout_lib.Places, chunk: int) -> Pages:
   """Cuts the tiles of packed rows into pages.
 
@@ -50,7 +40,7 @@ def cut(where: layout_lib.Places, chunk: int) -> Pages:
     where: each token's tile.
     chunk: tokens per tile.
   """
-  size = num_tiles(where.tile.shape[1], chunk)
+  size = layout_lib.page_tiles(where.tile.shape[1], chunk)
 
   def layout(page):
     return layout_lib.indexed(

@@ -44,15 +44,14 @@ delta_rule = op_lib.Op.of(
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(
-      "memcomp_kernels.delta_rule.mosaic_tpu", form=tile.chunk
+      "memcomp_kernels.delta_rule.mosaic_tpu", tile.chunk
     ),
     "mosaic_gpu": dispatch.Kernel(
-      "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
+      "memcomp_kernels.pallas_gpu.affine.prepared", tile.chunk
     ),
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
   order=("q", "k", "v", "beta"),
   names={"write_rate": "beta"},
   fixed={"forget_gate": False},

@@ -19,21 +19,18 @@ import functools
 
 import jax.numpy as jnp
 
-from memcomp_kernels import affine, contract
+from memcomp_kernels import affine, contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.delta_rule import reference
 from memcomp_kernels.math import decay, delta
 
 
-def prepare(
-  inputs: reference.Inputs, spec: reference.Spec, tiling: None
-) -> affine.Tile:
+def prepare(inputs: reference.Inputs, spec: reference.Spec) -> affine.Tile:
   """Computes the part of the tile's algebra that needs no memory matrix.
 
   Inputs are `[batch, heads, tile, dim]`.
   """
-  del tiling
   query, key = inputs.query, inputs.key
   dtype = query.dtype
   product = functools.partial(contract.product, dtype=dtype)
@@ -66,11 +63,9 @@ def prepare(
   )
 
 
-def form(
-  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory."""
-  return affine.form(prepare, spec, tiling, time)
+  return affine.form(prepare, call)
 
 
 chunk = chunked.implementation(form)

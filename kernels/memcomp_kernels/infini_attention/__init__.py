@@ -53,5 +53,4 @@ infini_attention = op_lib.Op.of(
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
 )

@@ -162,7 +162,7 @@ key_value_means = op_lib.Op.of(
   forms={
     "xla_chunked": xla_chunked.chunk,
     "mosaic_tpu": dispatch.Kernel(
-      "memcomp_kernels.key_value_means.pallas_tpu.engine",
+      "memcomp_kernels.key_value_means.pallas_tpu.engine", xla_chunked.chunk
     ),
   },
   facts=_facts,

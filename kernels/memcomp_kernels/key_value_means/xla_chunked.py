@@ -197,14 +197,7 @@ def _run(options, layout, state, reset, inputs):
 
 def _in_pieces(options, state, reset, inputs, segment_ids):
   """Does what `_run` does, for rows cut into any number of segments."""
-  time = segment_ids.shape[1]
-  piece = PIECE
-
-  def cut(x):
-    padding = [(0, 0), (0, -time % piece)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, padding)
-    x = x.reshape(x.shape[0], -1, piece, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
+  time, piece = segment_ids.shape[1], PIECE
 
   @_recomputed
   def run(state, reset, x):
@@ -214,7 +207,9 @@ def _in_pieces(options, state, reset, inputs, segment_ids):
   # Where a piece begins, a segment may have seen all tokens before it.
   if options.max_position is not None:
     options = options._replace(max_position=options.max_position + time)
-  xs = jax.tree.map(cut, (inputs, segment_ids))
+  xs = jax.tree.map(
+    lambda x: contract.cut_time(x, piece), (inputs, segment_ids)
+  )
   state, outputs = lax.scan(lambda state, x: run(state, reset, x), state, xs)
   outputs = jnp.moveaxis(outputs, 0, 1)
   outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])

@@ -49,11 +49,9 @@ def chunk(call: dispatch.Call) -> tuple:
   return _chunk(call)
 
 
-def form(
-  spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory, for calls that do not scan tokens."""
-  del time  # tiles keep their size in short calls
+  spec, tiling = call.spec, call.tiling or tilings.DEFAULT
   if spec.chunked:
     summed = spec.sums_rates
     return form_lib.Form(
@@ -64,7 +62,6 @@ def form(
       # At a chunk's start the sum is zero, so no tile reads it.
       starts=("memory_start", None) if summed else ("memory_start",),
     )
-  tiling = tiling or tilings.DEFAULT
   return form_lib.Form(
     spec=spec,
     tiling=tiling,

@@ -38,11 +38,10 @@ linear_attention = op_lib.Op.of(
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(
-      "memcomp_kernels.pallas_tpu.affine.prepared", form=tile.chunk
+      "memcomp_kernels.pallas_tpu.affine.prepared", tile.chunk
     ),
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
   order=("q", "k", "v", "g"),
 )

@@ -13,17 +13,14 @@ from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.linear_attention import reference
 
 
-def prepare(
-  inputs: reference.Inputs, spec: reference.Spec, tiling: None
-) -> affine.Tile:
+def prepare(inputs: reference.Inputs, spec: reference.Spec) -> affine.Tile:
   """Computes the part of the tile's algebra that needs no memory matrix.
 
   Args:
     inputs: `[batch, heads, tile, ...]`, with features as queries and keys.
     spec: unused. Features are taken before this, and sums divided after it.
-    tiling: None, because the tile's size is the only option.
   """
-  del spec, tiling
+  del spec
   query, key, value, log_decay = inputs
   wide = jnp.promote_types(query.dtype, jnp.float32)
   if log_decay is None:
@@ -32,11 +29,9 @@ def prepare(
   return affine.outer_tile(query, key, value.astype(wide), log_decay)
 
 
-def form(
-  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory, for features and joined states."""
-  return affine.form(prepare, spec, tiling, time, wide=True)
+  return affine.form(prepare, call, wide=True)
 
 
 _chunk = chunked.implementation(form)
@@ -70,7 +65,7 @@ def chunk(
   laid = inputs._replace(
     query=features(inputs.query), key=features(inputs.key), value=value
   )
-  joined, y = _chunk(
+  joined, y, _ = _chunk(
     call._replace(
       state=_joined(call.state),
       inputs=laid,

@@ -29,11 +29,11 @@ def unlay(layout: layout_lib.Layout, x: jax.Array) -> jax.Array:
 
 
 def flags(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
-  """Returns the facts of `layout` as int32, or None if it is uniform."""
+  """Returns the tile flags of `layout` as int32, or None if it is uniform."""
   if layout_lib.uniform(layout):
     return None
-  facts = layout_lib.facts(layout)
-  return {name: x.astype(jnp.int32) for name, x in facts.items()}
+  flags = layout_lib.tile_flags(layout)
+  return {name: x.astype(jnp.int32) for name, x in flags.items()}
 
 
 def too_large(

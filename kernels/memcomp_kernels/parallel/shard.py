@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 
 def shard_chunk(
-  chunk: Callable[..., tuple[Any, jax.Array]],
+  chunk: Callable[..., tuple[Any, ...]],
   *,
   batch_axes: Axes,
   head_axes: Axes,

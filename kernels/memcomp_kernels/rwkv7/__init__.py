@@ -64,7 +64,6 @@ rwkv7 = op_lib.Op.of(
   },
   facts=_facts,
   Tiling=channel_decay.Tiling,
-  tiled=("xla_chunked",),
   order=("r", "w", "k", "v"),
   names={"query": "r", "log_decay": "w"},
   make_state=_make_state,

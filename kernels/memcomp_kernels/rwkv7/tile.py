@@ -24,24 +24,21 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay, delta
-from memcomp_kernels.rwkv7 import reference
 
 TILING = channel_decay.Tiling(block_time=4)
 """Default sizes. On a CPU blocks of 4 are the fastest of 4, 8 and 16."""
 
 
-def form(
-  spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory."""
-  tiling = tiling or TILING
+  tiling = call.tiling or TILING
   return form_lib.Form(
-    spec=spec,
+    spec=call.spec,
     tiling=tiling,
-    tile_time=channel_decay.tile_time(tiling, time),
+    tile_time=channel_decay.tile_time(tiling, call.inputs.query.shape[1]),
     run_tile=run,
     memories=("memory",),
   )

@@ -87,7 +87,6 @@ slot_attention = op_lib.Op.of(
   },
   facts=_facts,
   Tiling=channel_decay.Tiling,
-  tiled=("xla_chunked",),
   names={"write_logit": "s"},
   make_state=_make_state,
 )

@@ -21,23 +21,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import channel_decay
 from memcomp_kernels.slot_attention import reference
 
 
-def form(
-  spec: reference.Spec, tiling: channel_decay.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory."""
-  tiling = tiling or channel_decay.DEFAULT
+  spec, tiling = call.spec, call.tiling or channel_decay.DEFAULT
   total = ("log_total",) if spec.rule == "softmax" else ()
   return form_lib.Form(
     spec=spec,
     tiling=tiling,
-    tile_time=channel_decay.tile_time(tiling, time),
+    tile_time=channel_decay.tile_time(tiling, call.inputs.query.shape[1]),
     run_tile=run,
     memories=("key_memory", "value_memory", *total),
   )

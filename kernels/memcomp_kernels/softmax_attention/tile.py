@@ -132,7 +132,7 @@ def _band(where, run, size, back, queries, line, rows, joined):
 
   def slabs(x, empty):
     x = jnp.pad(x, spread + [(0, 0)] * (x.ndim - 2), constant_values=empty)
-    blocks = _cut(x, size)
+    blocks = contract.cut_time(x, size)
     shifted = [blocks[i : i + tiles] for i in range(back // size + 1)]
     return jnp.concatenate(shifted, axis=2)
 
@@ -197,26 +197,16 @@ def _over_tiles(run, size, time, queries, *seen):
   """Maps `run` over tiles of the queries, with what each of them sees."""
   *query, runs, position = queries
 
-  def tiles(x, empty=0):
-    spread = [(0, 0), (0, -time % size)] + [(0, 0)] * (x.ndim - 2)
-    return _cut(jnp.pad(x, spread, constant_values=empty), size)
-
   cut = (
-    *jax.tree.map(tiles, query),
-    tiles(runs, window.PADDING),
-    tiles(position),
+    *jax.tree.map(lambda x: contract.cut_time(x, size), query),
+    contract.cut_time(runs, size, window.PADDING),
+    contract.cut_time(position, size),
     *seen,
   )
   one = jax.checkpoint(lambda x: run(*x), prevent_cse=False)
   outputs = jnp.moveaxis(lax.map(one, cut), 0, 1)
   outputs = outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])
   return outputs[:, :time]
-
-
-def _cut(x, size):
-  """Cuts `[batch, tiles * size, ...]` into `[tiles, batch, size, ...]`."""
-  x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
-  return jnp.moveaxis(x, 1, 0)
 
 
 def _concatenate(a: Entries, b: Entries) -> Entries:

@@ -43,15 +43,14 @@ state_space_duality = op_lib.Op.of(
   forms={
     "xla_chunked": tile.chunk,
     "mosaic_tpu": dispatch.Kernel(
-      "memcomp_kernels.state_space_duality.mosaic_tpu", form=tile.chunk
+      "memcomp_kernels.state_space_duality.mosaic_tpu", tile.chunk
     ),
     "mosaic_gpu": dispatch.Kernel(
-      "memcomp_kernels.pallas_gpu.affine.prepared", form=tile.chunk
+      "memcomp_kernels.pallas_gpu.affine.prepared", tile.chunk
     ),
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
   order=("q", "k", "v", "g"),
   names={"write_rate": "dt", "skip": "D"},
   check=_check,

@@ -12,23 +12,20 @@ computed once per group.
 
 import jax.numpy as jnp
 
-from memcomp_kernels import affine
+from memcomp_kernels import affine, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.state_space_duality import reference
 
 
-def prepare(
-  inputs: reference.Inputs, spec: reference.Spec, tiling: None
-) -> affine.Tile:
+def prepare(inputs: reference.Inputs, spec: reference.Spec) -> affine.Tile:
   """Computes the part of the tile's algebra that needs no memory matrix.
 
   Args:
     inputs: `[batch, heads, tile, ...]`; queries and keys have groups as heads.
     spec: unused, because the shapes show the groups.
-    tiling: None, because the tile's size is the only option.
   """
-  del spec, tiling
+  del spec
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   value, log_decay, rate = (
     x.astype(wide)
@@ -43,11 +40,9 @@ def prepare(
   return prepared._replace(output=prepared.output + skipped)
 
 
-def form(
-  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory."""
-  return affine.form(prepare, spec, tiling, time)
+  return affine.form(prepare, call)
 
 
 chunk = chunked.implementation(form)

@@ -47,8 +47,12 @@ tensor_cache = op_lib.Op.of(
   """,
   forms={
     "xla_chunked": xla_chunked.chunk,
-    "mosaic_tpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_tpu"),
-    "mosaic_gpu": dispatch.Kernel("memcomp_kernels.tensor_cache.mosaic_gpu"),
+    "mosaic_tpu": dispatch.Kernel(
+      "memcomp_kernels.tensor_cache.mosaic_tpu", xla_chunked.chunk
+    ),
+    "mosaic_gpu": dispatch.Kernel(
+      "memcomp_kernels.tensor_cache.mosaic_gpu", xla_chunked.chunk
+    ),
   },
   facts=_facts,
   check=reference.check,

@@ -48,10 +48,8 @@ def unsupported(spec: reference.Spec) -> str | None:
   return None
 
 
-def implementation(
-  engines: Engines, library: Any
-) -> Callable[[dispatch.Call], tuple[reference.State, jax.Array]]:
-  """Returns a `chunk` whose two parts run on kernels.
+def kernels(engines: Engines, library: Any) -> xla_chunked.Kernels:
+  """Returns what runs the two parts of the XLA form on kernels.
 
   Args:
     engines: engines of the memory.
@@ -64,8 +62,7 @@ def implementation(
       return library.chunk(call)
     return attention_tile.chunk(call)
 
-  kernels = xla_chunked.Kernels(attend, functools.partial(memory, engines))
-  return functools.partial(xla_chunked.chunk, kernels=kernels)
+  return xla_chunked.Kernels(attend, functools.partial(memory, engines))
 
 
 def memory(
@@ -156,22 +153,16 @@ class MemoryState(NamedTuple):
   segment_id: jax.Array
 
 
-def prepare(
-  tokens: reference.Inputs, spec: reference.Spec, tiling: None
-) -> affine.Tile:
+def prepare(tokens: reference.Inputs, spec: reference.Spec) -> affine.Tile:
   """Computes the part of the tile's algebra that needs no memory matrix.
 
   Tokens are `[batch, heads, tile, ...]`.
   """
-  del tiling
   return _prepare(tokens, spec, erases=spec.rule == "delta")
 
 
-def prepare_sums(
-  tokens: reference.Inputs, spec: reference.Spec, tiling: None
-) -> affine.Tile:
+def prepare_sums(tokens: reference.Inputs, spec: reference.Spec) -> affine.Tile:
   """Does what `prepare` does, for the normalizer: no rule corrects sums."""
-  del tiling
   return _prepare(tokens, spec, erases=False)
 
 

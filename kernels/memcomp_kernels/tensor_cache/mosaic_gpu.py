@@ -21,4 +21,4 @@ def unsupported(call: dispatch.Call) -> str | None:
   return affine_form.unsupported(spec)
 
 
-chunk = affine_form.implementation(_ENGINES, library_gpu)
+ENGINE = affine_form.kernels(_ENGINES, library_gpu)

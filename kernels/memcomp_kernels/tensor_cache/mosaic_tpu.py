@@ -1,7 +1,5 @@
 """Tensor Cache by TPU kernels: affine tiles and splash attention."""
 
-import functools
-
 import jax.numpy as jnp
 
 from memcomp_kernels import contract, dispatch
@@ -60,5 +58,4 @@ def unsupported(call: dispatch.Call) -> str | None:
   )
 
 
-chunk = affine_form.implementation(ENGINES, library_tpu)
-memory = functools.partial(affine_form.memory, ENGINES)
+ENGINE = affine_form.kernels(ENGINES, library_tpu)

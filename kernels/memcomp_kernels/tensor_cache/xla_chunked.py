@@ -9,7 +9,7 @@ The gradient stores the memories at tile starts and recomputes the rest.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,11 +171,11 @@ def memory(
 
   size = tile.tile_time(spec, time)
   laid = jax.tree.map(
-    lambda x: jnp.moveaxis(_tiles(x, size, False), 2, 3), tokens
+    lambda x: jnp.moveaxis(contract.cut_time(x, size), 2, 3), tokens
   )
   flags = roles._replace(
     **{
-      name: _tiles(x, size, -1 if name == "phase" else False)
+      name: contract.cut_time(x, size, -1 if name == "phase" else False)
       for name, x in roles._asdict().items()
       if x is not None
     }
@@ -191,13 +191,6 @@ def memory(
   reads = jnp.moveaxis(reads, (0, 2), (1, 3))
   reads = reads.reshape(reads.shape[0], -1, *reads.shape[3:])[:, :time]
   return _finish(where, state, carry, tokens, spec), reads
-
-
-def _tiles(x: jax.Array, size: int, fill: Any) -> jax.Array:
-  """Cuts `[batch, time, ...]` into `[tiles, batch, size, ...]`."""
-  padding = [(0, 0), (0, -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
-  x = jnp.pad(x, padding, constant_values=fill)
-  return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
 def _carry(state: reference.State, spec: reference.Spec) -> tile.Carry:

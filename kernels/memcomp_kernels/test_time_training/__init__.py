@@ -123,7 +123,6 @@ test_time_training = op_lib.Op.of(
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
   names={"write_rate": "eta"},
   make_state=_make_state,
   chunks=True,

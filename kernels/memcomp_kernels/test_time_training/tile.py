@@ -20,7 +20,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, solver
 from memcomp_kernels.test_time_training import inner, reference, rows
@@ -29,15 +29,13 @@ _TILE_TIME = 16
 """Tokens per tile with gradients per token, where a call names no tiling."""
 
 
-def form(
-  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory.
 
   With chunk-start gradients one tile is one chunk of the paper. With gradients
   per token the tile size is free and does not change the result.
   """
-  del time  # tiles keep their size in short calls
+  spec, tiling = call.spec, call.tiling
   free = _TILE_TIME if tiling is None else tiling.tile_time
   constants = "norm_scale", "norm_bias"  # no token changes them
   return form_lib.Form(

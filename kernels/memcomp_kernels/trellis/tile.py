@@ -22,22 +22,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import activations, decay, solver
 from memcomp_kernels.trellis import reference, tilings
 
 
-def form(
-  spec: reference.Spec, tiling: tilings.Tiling | None, time: int | None = None
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form that the chunk form runs.
 
   With chunk-start gradients one tile is one chunk of the paper. With gradients
   per token the tile size is free and does not change the result.
   """
-  del time  # tiles keep their size in short calls
-  tiling = tiling or tilings.DEFAULT
+  spec, tiling = call.spec, call.tiling or tilings.DEFAULT
   starts = ("key_memory_start", "value_memory_start") if spec.chunked else ()
   return form_lib.Form(
     spec=spec,
@@ -49,16 +46,13 @@ def form(
   )
 
 
-def lay_for_kernels(
-  inputs: reference.Inputs, spec: reference.Spec
-) -> reference.Inputs:
+def lay_for_kernels(inputs: reference.Inputs) -> reference.Inputs:
   """Bounds log decays for kernels that sum those of a tile in one float32.
 
   At -30 a memory keeps 1e-13 of its content. That is far below float32's
   precision next to anything written later. A sum of 64 such log decays still
   leaves later decays an error of at most 6e-5.
   """
-  del spec
   return inputs._replace(log_decay=jnp.maximum(inputs.log_decay, -30.0))
 
 

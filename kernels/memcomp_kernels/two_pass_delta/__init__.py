@@ -72,6 +72,5 @@ two_pass_delta = op_lib.Op.of(
   },
   facts=_facts,
   Tiling=form_lib.Tiling,
-  tiled=("xla_chunked",),
   make_state=_make_state,
 )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from memcomp_kernels import contract
+from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import decay, delta
 from memcomp_kernels.two_pass_delta import reference
@@ -30,14 +30,12 @@ from memcomp_kernels.two_pass_delta import reference
 _SMALLEST = 1e-30
 
 
-def form(
-  spec: reference.Spec, tiling: form_lib.Tiling | None, time: int
-) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of the memory."""
-  tiling = tiling or form_lib.Tiling(tile_time=32)
+  tiling = call.tiling or form_lib.Tiling(tile_time=32)
   return form_lib.Form(
-    spec=spec,
-    tile_time=min(tiling.tile_time, time),
+    spec=call.spec,
+    tile_time=min(tiling.tile_time, call.inputs.query.shape[1]),
     run_tile=run,
     memories=("key_memory", "value_memory"),
   )

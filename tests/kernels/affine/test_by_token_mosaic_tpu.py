@@ -116,14 +116,14 @@ def arguments(name, time, dtype="float32"):
   return spec, (state, fresh, inputs)
 
 
-def form(spec, engine, tile_time=TILE):
+def form(spec, engine, inputs, tile_time=TILE):
   """The memory under the chunk form."""
   _, forms, _ = MODULES[type(spec)]
   if forms is affine_form:
     return forms.form(spec, tile_time, engine)
   tiling = form_lib.Tiling(tile_time=tile_time)
-  found = forms.form(spec, tiling, time=tile_time)
-  return dataclasses.replace(found, engine=engine)
+  found = forms.form(dispatch.Call(None, inputs, spec, tiling=tiling))
+  return dataclasses.replace(found, tile_time=tile_time, engine=engine)
 
 
 def engine_of(spec):
@@ -158,7 +158,7 @@ def run(
         inputs,
       )
     new, outputs, _ = chunked.run(
-      form(spec, engine, tile_time),
+      form(spec, engine, inputs, tile_time),
       dispatch.Call(
         state, inputs, spec, None if ids is None else jnp.array(ids), fresh
       ),
@@ -288,7 +288,7 @@ def test_other_tiles_go_by_other_kernels(tile_time, calls):
 
 def plans_of(spec, inputs, tile_time=TILE):
   """Plans of both kernels of the delta rule, None if they do not fit."""
-  made, found = form(spec, None, tile_time), []
+  made, found = form(spec, None, inputs, tile_time), []
 
   def look(inputs):
     for way in ("forward", "backward"):

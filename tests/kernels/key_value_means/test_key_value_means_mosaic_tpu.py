@@ -28,6 +28,7 @@ from memcomp_kernels.testing import (
 )
 
 MEMORY = memories.MEMORIES["key_value_means"]
+BY_KERNELS = MEMORY.op.implementations.functions["mosaic_tpu"]
 SPEC = key_value_means.Spec(
   chunk_size=128,
   rotary_dim=4,
@@ -71,7 +72,7 @@ def assert_agree(spec, given, mode=None, *, gradient=True, **call):
     return gradients.value_and_gradients(function, given, gradient=gradient)
 
   with launch.interpreted(**(mode or {})):
-    actual, expected = run(engine.chunk), run(xla_chunked.chunk)
+    actual, expected = run(BY_KERNELS), run(xla_chunked.chunk)
   for a, b, bound, part in zip(
     actual,
     expected,
@@ -117,8 +118,8 @@ def test_packed_and_handed_off_inside_a_chunk(gradient):
 def test_other_meanings():
   given = arguments(VARIANT, 520)
   actual, expected = (
-    values(form.chunk, VARIANT, given, max_position=0)
-    for form in (engine, xla_chunked)
+    values(form, VARIANT, given, max_position=0)
+    for form in (BY_KERNELS, xla_chunked.chunk)
   )
   errors.assert_close(actual, expected, tolerances.VALUE["float32"], "values")
 
@@ -129,7 +130,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form():
   wide = gradients.cast(given, jnp.float32)
   truth = values(xla_chunked.chunk, SPEC, wide, max_position=0)
   xla = values(xla_chunked.chunk, SPEC, given, max_position=0)
-  ours = values(engine.chunk, SPEC, given, max_position=0)
+  ours = values(BY_KERNELS, SPEC, given, max_position=0)
   errors.assert_no_worse(ours, xla, truth)
 
 

@@ -14,7 +14,7 @@ import programs
 import pytest
 import rotation
 
-from memcomp_kernels import lattice
+from memcomp_kernels import dispatch, lattice
 from memcomp_kernels.lattice.pallas_tpu import engine
 from memcomp_kernels.pallas_tpu import launch
 from memcomp_kernels.testing import (
@@ -175,8 +175,8 @@ def test_others_go_by_other_kernels(change, calls):
 def test_chunks_that_are_too_long():
   for chunk_size, is_served in [(128, True), (256, False)]:
     spec = dataclasses.replace(SPEC, chunk_size=chunk_size)
-    form = engine.form(spec, lattice.Tiling())
     _, _, inputs = arguments(spec, 4)
+    form = engine.form(dispatch.Call(None, inputs, spec))
     assert (engine.tokens(form, inputs) is not None) == is_served
 
 

@@ -90,7 +90,12 @@ def test_packing(name, gradient):
   spec, ids = SPECS[name], jnp.array(IDS)
   given = spec, arguments(spec, ids.shape[1]), ids
   assert_close(
-    run(mosaic_tpu.memory, *given, gradient=gradient, **interpreter.STRICT_TPU),
+    run(
+      mosaic_tpu.ENGINE.memory,
+      *given,
+      gradient=gradient,
+      **interpreter.STRICT_TPU,
+    ),
     run(xla_chunked.memory, *given, gradient=gradient),
   )
 
@@ -101,7 +106,7 @@ def test_one_segment(name):
   """Ragged, from inside a chunk into another."""
   given = arguments(SPECS[name], 22)
   assert_close(
-    run(mosaic_tpu.memory, SPECS[name], given),
+    run(mosaic_tpu.ENGINE.memory, SPECS[name], given),
     run(xla_chunked.memory, SPECS[name], given),
   )
 
@@ -113,7 +118,7 @@ def test_segments_that_start_inside_a_chunk():
   given = state, state, inputs
   del fresh
   assert_close(
-    run(mosaic_tpu.memory, spec, given, ids),
+    run(mosaic_tpu.ENGINE.memory, spec, given, ids),
     run(xla_chunked.memory, spec, given, ids),
   )
 
@@ -128,7 +133,7 @@ def test_bfloat16_is_no_worse_than_the_xla_form(name):
   given = arguments(spec, 24, "bfloat16")
   truth = run(xla_chunked.memory, spec, gradients.cast(given, jnp.float32))
   xla = run(xla_chunked.memory, spec, given)
-  ours = run(mosaic_tpu.memory, spec, given)
+  ours = run(mosaic_tpu.ENGINE.memory, spec, given)
   errors.assert_no_worse(ours, xla, truth, floor=2**-8)
 
 

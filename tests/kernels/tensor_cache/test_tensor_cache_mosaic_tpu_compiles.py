@@ -8,10 +8,10 @@ import pytest
 
 from memcomp_kernels import aot, tensor_cache
 from memcomp_kernels.pallas_tpu import launch
-from memcomp_kernels.tensor_cache import mosaic_tpu
 from memcomp_kernels.testing import memories
 
 MEMORY = memories.MEMORIES["tensor_cache"]
+KERNELS = MEMORY.op.implementations.functions["mosaic_tpu"]
 WINDOW = 128
 SPECS = {
   "outer": tensor_cache.Spec(window_size=WINDOW),
@@ -50,9 +50,7 @@ def gradient(name, dim):
   def function(inputs):
     def objective(inputs):
       state = tensor_cache.init_state(spec, **sizes)
-      _, y = programs.direct(mosaic_tpu.chunk)(
-        state, inputs, spec=spec, max_position=0
-      )
+      _, y = programs.direct(KERNELS)(state, inputs, spec=spec, max_position=0)
       return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     return jax.grad(objective)(inputs)
@@ -105,9 +103,7 @@ def test_a_block_that_cannot_fit_says_so():
     pytest.raises(NotImplementedError, match="bytes of VMEM, more than"),
   ):
     jax.eval_shape(
-      lambda state, inputs: programs.direct(mosaic_tpu.chunk)(
-        state, inputs, spec=spec
-      ),
+      lambda state, inputs: programs.direct(KERNELS)(state, inputs, spec=spec),
       state,
       inputs,
     )

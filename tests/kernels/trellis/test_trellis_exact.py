@@ -19,7 +19,7 @@ SIZES = {"batch": 2, "heads": 2, "key_dim": 5, "value_dim": 7}
 SPEC = trellis.Spec(num_slots=6, gradient_at="token")
 
 XLA = functools.partial(trellis.chunk, implementation="xla_chunked")
-WITH_STATS = functools.partial(trellis.run, implementation="xla_chunked")
+WITH_STATS = functools.partial(trellis.with_stats, implementation="xla_chunked")
 
 Solver = solver_lib.Solver
 TILINGS = {

@@ -20,11 +20,6 @@ from memcomp_kernels.key_value_means.pallas_tpu import tile as tile_lib
 from memcomp_kernels.pallas_tpu import LANES, launch
 
 
-def chunk(call: dispatch.Call) -> tuple[reference.State, jax.Array]:
-  """Computes what `reference` computes, by TPU kernels; see `Op.chunk`."""
-  return xla_chunked.chunk(call, run)
-
-
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := launch.unavailable():
@@ -128,4 +123,4 @@ def _backward(spec, capacity, residuals, cotangents):
   return d_state, d_inputs, None
 
 
-run = derivative.custom_vjp(_run, _forward, _backward, (3, 4))
+ENGINE = derivative.custom_vjp(_run, _forward, _backward, (3, 4))

@@ -102,8 +102,7 @@ def _by_kernel(form, layout, operands, saved, cotangents) -> form_lib.Operands:
   zeros = jax.tree.map(jnp.zeros_like, d_memory)
   if flags is None:
     return form_lib.Operands(d_memory, cotangents.chunk_start, zeros, d_inputs)
-  # A row without a last chunk passes on the start that it was given.
-  (kept,) = layout_lib.where_last(layout, zeros, cotangents.chunk_start)
+  (kept,) = layout_lib.kept(layout, cotangents.chunk_start)
   d_start = (_turned((found["d_start_memory"],)) + kept,)
   d_reset = (_turned((found["d_reset_memory"],)),)
   return form_lib.Operands(d_memory, d_start, d_reset, d_inputs)
@@ -118,15 +117,10 @@ def _as_saved(form, operands):
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
-def form(
-  spec: reference.Spec, tiling: None, inputs: reference.Inputs, packed: bool
-) -> form_lib.Form:
-  """Returns the form that these kernels run; see `chunked.by_kernels`."""
-  del inputs, packed
-  return dataclasses.replace(tile.form(spec, tiling), engine=ENGINE)
-
-
-chunk = chunked.by_kernels(form)
+def chunk(call: dispatch.Call) -> tuple:
+  """Computes what `reference` does, by kernels; see `Op.chunk`."""
+  form = dataclasses.replace(tile.form(call), engine=ENGINE)
+  return chunked.run(form, call)
 
 
 def unsupported(call: dispatch.Call) -> str | None:

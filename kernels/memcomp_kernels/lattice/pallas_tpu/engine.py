@@ -18,7 +18,7 @@ from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
-from memcomp_kernels.lattice import reference, tile, tilings
+from memcomp_kernels.lattice import reference, tile
 from memcomp_kernels.lattice.pallas_tpu import call as call_lib
 from memcomp_kernels.lattice.pallas_tpu import chunk_start as chunk_start_lib
 from memcomp_kernels.lattice.pallas_tpu import plan as plan_lib
@@ -95,7 +95,9 @@ def _flags(plan: plan_lib.Plan, layout: layout_lib.Layout):
   if not plan.flagged:
     return None
   # The order is that of `plan.RESETS` and so on.
-  x = jnp.stack([*layout_lib.facts(layout).values()], -1).astype(jnp.float32)
+  x = jnp.stack([*layout_lib.tile_flags(layout).values()], -1).astype(
+    jnp.float32
+  )
   x = jnp.pad(x, [(0, 0), (0, 0), (0, plan_lib.FLAGS - x.shape[-1])])
   x = jnp.swapaxes(x, 0, 1)[:, None]  # [batch, 1, tiles, FLAGS]
   batch = layout.batch
@@ -172,9 +174,7 @@ def _backward(form, layout, operands, saved, cotangents):
 
   d_start = d_chunk_start
   if form.spec.chunked:
-    zeros = jnp.zeros_like(d_chunk_start)
-    kept = layout_lib.where_last(layout, zeros, d_chunk_start)
-    d_start = memory("d_start") + kept
+    d_start = memory("d_start") + layout_lib.kept(layout, d_chunk_start)
   return form_lib.Operands(
     (memory("d_memory"),), (d_start,), (memory("d_reset"),), d_inputs
   )
@@ -187,12 +187,12 @@ def _as_saved(form, operands):
   return _pack_memory(plan.lanes, memory)
 
 
-def form(spec: reference.Spec, tiling: tilings.Tiling | None) -> form_lib.Form:
+def form(call: dispatch.Call) -> form_lib.Form:
   """Returns the form of Lattice that runs by these kernels."""
-  tiling = tiling or tilings.DEFAULT
-  tiling = dataclasses.replace(tiling, tile_time=tiling.kernel_time)
-  form = tile.form(spec, tiling)
-  return dataclasses.replace(form, engine=ENGINE)
+  form = dataclasses.replace(tile.form(call), engine=ENGINE)
+  if call.spec.chunked:
+    return form
+  return dataclasses.replace(form, tile_time=form.tiling.kernel_time)
 
 
 def tokens(
@@ -225,21 +225,21 @@ registers."""
 ENGINE = engine.engine(tokens, form_lib.Engine(_forward, _backward, _as_saved))
 
 
-chunk = chunked.by_kernels(
-  lambda spec, tiling, inputs, packed: form(spec, tiling)
-)
+def chunk(call: dispatch.Call) -> tuple:
+  """Computes what `reference` does, by kernels; see `Op.chunk`."""
+  return chunked.run(form(call), call)
 
 
 def unsupported(call: dispatch.Call) -> str | None:
   """Returns why the kernels cannot run a call, or None if they can."""
   if reason := launch.unavailable():
     return reason
-  inputs, spec, tiling = call.inputs, call.spec, call.tiling
+  inputs, spec = call.inputs, call.spec
   if spec.sparsity:
     return f"no kernel for sparsity={spec.sparsity}, 0 alone"
   if reason := contract.wrong_dtypes(inputs, "bfloat16", "float32"):
     return reason
-  kernel_form = form(spec, tiling)
+  kernel_form = form(call)
   if engine.serves(tokens, kernel_form, inputs):
     return None
   if spec.num_slots % SUBLANES:

@@ -93,13 +93,13 @@ def _call(
     direction: "forward" or "backward"; "backward" starts at the last tile.
     plan: Plan of the kernel.
     operands: Arrays by name. Tokens are `[batch, time, width]`, gates `[batch,
-      Plan.steps, steps of time, Plan.rows, lanes]`, memories `[batch, units,
-      key, unit * value]`, and `saved` has a leading axis of tiles.
+      Plan.steps, steps of time, Plan.gate_rows, lanes]`, memories `[batch,
+      units, key, unit * value]`, and `saved` has a leading axis of tiles.
     results: Shapes by name, with the same layouts.
     flags: Flags of each tile, int32 `[batch, tiles]`, or None.
   """
   batch, time = operands["query"].shape[:2]
-  steps = time // plan.tokens
+  steps = time // plan.step_tokens
   memory = plan.step_units, plan.key_dim, plan.value_width
 
   def at(i):
@@ -120,7 +120,7 @@ def _call(
       return pl.BlockSpec((1, *memory), lambda b, u, i, *_: (b, u, 0, 0))
     is_key = name.endswith(("query", "key"))
     width = plan.step_keys if is_key else plan.step_units * plan.value_width
-    block = 1, plan.tokens, width
+    block = 1, plan.step_tokens, width
     if is_key and not name.startswith("d_") and plan.key_parts > 1:
       # `//` would query the TPU's kind, because it rounds down.
       return pl.BlockSpec(
@@ -154,12 +154,12 @@ def needed(plan: Plan, direction: str, dtype: Any) -> int:
     dtype: Dtype of products.
   """
   heads, key_dim = plan.heads, plan.key_dim
-  keys = _struct((1, plan.tokens, heads // plan.shared * key_dim), dtype)
-  values = _struct((1, plan.tokens, heads * plan.value_dim), dtype)
+  keys = _struct((1, plan.step_tokens, heads // plan.shared * key_dim), dtype)
+  values = _struct((1, plan.step_tokens, heads * plan.value_dim), dtype)
   tokens = {"query": keys, "key": keys, "value": values}
   for name in plan.gates:
-    lanes = plan.unit * plan.value_dim if name == "total" else plan.lanes
-    shape = 1, plan.steps, 1, plan.rows, lanes
+    lanes = plan.unit * plan.value_dim if name == "total" else plan.gate_lanes
+    shape = 1, plan.steps, 1, plan.gate_rows, lanes
     tokens[name] = _struct(shape, jnp.float32)
   memory = _struct((1, plan.units, key_dim, plan.value_width), jnp.float32)
   flags = _struct((1, plan.step_tiles), jnp.int32)
@@ -202,9 +202,9 @@ def forward(
     plan: Plan of the kernel.
     tokens: Arrays for a whole number of grid steps. `query` and `key` are
       `[batch, time, groups * key]`, `value` is `[batch, time, heads * value]`.
-      `Plan.gates` are float32 `[batch, Plan.steps, steps of time, Plan.rows,
-      Plan.lanes]`; `total` is by value, not by token. Empty positions write
-      nothing.
+      `Plan.gates` are float32 `[batch, Plan.steps, steps of time,
+      Plan.gate_rows, Plan.gate_lanes]`; `total` is by value, not by token.
+      Empty positions write nothing.
     memory: A before the first tile, `[batch, units, key, unit * value]`,
       float32.
     flags: Flags of each tile, int32 `[batch, tiles]`, or None if no tile is

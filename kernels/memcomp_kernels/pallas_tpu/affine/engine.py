@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memcomp_kernels import contract
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.math import decay
@@ -166,7 +167,7 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
   """Lays out tokens, a whole number of grid steps, for the kernels."""
   batch, time = tokens.query.shape[:2]
   sizes = plan.steps, plan.step_units, plan.unit
-  tiled = batch, time // plan.tokens, plan.step_tiles, plan.tile, *sizes
+  tiled = batch, time // plan.step_tokens, plan.step_tiles, plan.tile, *sizes
 
   def by_tile(x):
     return x.astype(jnp.float32).reshape(tiled)
@@ -193,7 +194,7 @@ def _pack(plan: plan_lib.Plan, tokens: Tokens) -> dict[str, jax.Array]:
     if name == "total":
       x = jnp.broadcast_to(x, (*x.shape[:-1], plan.value_dim))
     x = x.reshape(*x.shape[:3], plan.step_tiles * plan.step_units, -1)
-    free = plan.rows - x.shape[3]
+    free = plan.gate_rows - x.shape[3]
     return jnp.pad(x, [(0, 0)] * 3 + [(0, free), (0, 0)])
 
   arrays = {"query": tokens.query, "key": tokens.key, "value": tokens.value}
@@ -221,12 +222,6 @@ def _unpack_memory(plan: plan_lib.Plan, x: jax.Array) -> jax.Array:
   return jnp.swapaxes(x, 2, 3) if plan.kernel.factors_decays else x
 
 
-def _pad(x: jax.Array, step: int) -> jax.Array:
-  """Pads `[batch, time, ...]` with empty positions up to a whole grid step."""
-  padding = [(0, 0), (0, -x.shape[1] % step)] + [(0, 0)] * (x.ndim - 2)
-  return jnp.pad(x, padding)
-
-
 def _flags(layout: layout_lib.Layout, plan):
   """Returns `layout.bits`, or None if no tile is special for the kernel."""
   if layout.flags is None and plan.read != "start":
@@ -239,7 +234,7 @@ def prepare(of_memory: OfMemory, plan, form, layout, inputs):
 
   def pack(inputs):
     flat = layout_lib.flat(layout, inputs)
-    flat = jax.tree.map(lambda x: _pad(x, plan.tokens), flat)
+    flat = jax.tree.map(lambda x: contract.pad_time(x, plan.step_tokens), flat)
     tokens = of_memory(form, flat)
     assert tokens is not None  # because there is a plan
     return _pack(plan, tokens)
@@ -327,7 +322,9 @@ def _backward_kernel(
   missing = packed["query"].shape[1] // plan.tile - saved.shape[0]
   saved = jnp.pad(saved, [(0, missing)] + [(0, 0)] * (saved.ndim - 1))
   d_output = layout_lib.flat(layout, cotangents.outputs)
-  d_output = _pad(d_output, plan.tokens).astype(packed["query"].dtype)
+  d_output = contract.pad_time(d_output, plan.step_tokens).astype(
+    packed["query"].dtype
+  )
   found = call.backward(
     plan,
     packed,
@@ -344,9 +341,7 @@ def _backward_kernel(
   }
   (d_inputs,) = unpack(d_packed)
   if flags is not None and not plan.inner:
-    zeros = jnp.zeros_like(d_start)
-    kept = layout_lib.where_last(layout, zeros, d_start)
-    d_start = kept + found["d_chunk_start"]
+    d_start = layout_lib.kept(layout, d_start) + found["d_chunk_start"]
   d_reset = found.get("d_reset", jnp.zeros_like(d_final))
   d_memory, d_start, d_reset = (
     (_unpack_memory(plan, x),) for x in (found["d_memory"], d_start, d_reset)

@@ -104,17 +104,17 @@ class Plan:
     return self.units // self.step_units
 
   @property
-  def tokens(self) -> int:
+  def step_tokens(self) -> int:
     """Tokens per grid step."""
     return self.tile * self.step_tiles
 
   @property
-  def lanes(self) -> int:
+  def gate_lanes(self) -> int:
     """Lanes per row of gates."""
     return self.unit * self.tile
 
   @property
-  def rows(self) -> int:
+  def gate_rows(self) -> int:
     """Rows of a grid step's gates: one per unit and tile, a multiple of 8."""
     return -(-self.step_units * self.step_tiles // 8) * 8
 
@@ -176,7 +176,7 @@ class Plan:
 
 
 def split(plan: Plan, gates: dict[str, jax.Array]) -> jax.Array:
-  """Splits gates `[..., Plan.rows, Plan.lanes]` into bfloat16 terms.
+  """Splits gates `[..., Plan.gate_rows, Plan.gate_lanes]` into bfloat16 terms.
 
   Kernels transpose the terms and spread them over lanes.
 

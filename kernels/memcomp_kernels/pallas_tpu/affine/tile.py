@@ -57,9 +57,9 @@ class UnitTile:
     self.plan, self.refs, self.flags = plan, refs, flags
     self.dtype = refs["query"].dtype
     self._kept, self._i, self._u = kept, i, u
-    shape = plan.tile, plan.lanes
+    shape = plan.tile, plan.gate_lanes
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
-    lane = blocks.lane_in_head(plan.lanes, plan.unit)
+    lane = blocks.lane_in_head(plan.gate_lanes, plan.unit)
     self.own, self.earlier = row == lane, row > lane
     self.seen = self.earlier if plan.read == "before" else row >= lane
 

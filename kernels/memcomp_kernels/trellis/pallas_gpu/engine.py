@@ -18,7 +18,7 @@ from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_gpu import full_tiles, tile_kernel
-from memcomp_kernels.trellis import reference, tile, tilings
+from memcomp_kernels.trellis import reference, tile
 from memcomp_kernels.trellis.pallas_gpu import (
   reads,
   reads_backward,
@@ -114,8 +114,7 @@ def _backward(form, layout, operands, saved, cotangents):
   elif laid.flags is None:
     d_start = zeros
   else:
-    # A row without a last chunk passes on the start that it was given.
-    kept = layout_lib.where_last(layout, zeros, cotangents.chunk_start)
+    kept = layout_lib.kept(layout, cotangents.chunk_start)
     d_start = jax.tree.map(jnp.add, memories("d_start_memory"), kept)
   return form_lib.Operands(memories("d_first"), d_start, d_reset, d_inputs)
 
@@ -251,30 +250,29 @@ TOGETHER = form_lib.Engine(
 It does so if chunks start with the call and belong to one segment."""
 
 
-def form(
-  spec: reference.Spec,
-  tiling: tilings.Tiling | None,
-  inputs: reference.Inputs,
-  packed: bool,
-) -> form_lib.Form:
-  """Returns the form that these kernels run; see `chunked.by_kernels`."""
-  tiling, engine = tiling or tilings.DEFAULT, ENGINE
-  if not spec.chunked:
-    tiling = dataclasses.replace(tiling, tile_time=full_tiles.TOKENS)
-  elif not packed and _several(spec, inputs.query.shape[1]):
-    engine = TOGETHER
-  return dataclasses.replace(tile.form(spec, tiling), engine=engine)
+def form(call: dispatch.Call) -> form_lib.Form:
+  """Returns the form that these kernels run."""
+  form = tile.form(call)
+  if not call.spec.chunked:
+    return dataclasses.replace(form, tile_time=full_tiles.TOKENS, engine=ENGINE)
+  engine = TOGETHER if _several(call) else ENGINE
+  return dataclasses.replace(form, engine=engine)
 
 
-chunk = chunked.by_kernels(form, tile.lay_for_kernels)
+def chunk(call: dispatch.Call) -> tuple:
+  """Computes what `reference` does, by kernels; see `Op.chunk`."""
+  laid = call._replace(inputs=tile.lay_for_kernels(call.inputs))
+  return chunked.run(form(call), laid)
 
 
-def _several(spec: reference.Spec, time: int) -> bool:
+def _several(call: dispatch.Call) -> bool:
   """Whether several chunks fit in a tile, and chunks end with the call.
 
   The chunks of a tile must belong to one segment.
   """
-  size = spec.chunk_size
+  if call.segment_ids is not None:
+    return False
+  size, time = call.spec.chunk_size, call.inputs.query.shape[1]
   smaller = size < full_tiles.TOKENS and full_tiles.TOKENS % size == 0
   return smaller and time % size == 0
 

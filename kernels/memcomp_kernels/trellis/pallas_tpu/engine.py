@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memcomp_kernels import contract, dispatch
-from memcomp_kernels.chunking import chunked, pages
+from memcomp_kernels.chunking import chunked
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.chunking import layout as layout_lib
 from memcomp_kernels.pallas_tpu import activations, launch
@@ -108,11 +108,7 @@ def _reads_start(plan: plan_lib.Plan) -> bool:
 
 def _pad_chunks(x: jax.Array, plan: plan_lib.Plan) -> jax.Array:
   """Pads `[batch, time, ...]` with empty positions up to a whole grid step."""
-  step = plan.unit.tokens * plan.chunks
-  padding = -x.shape[1] % step
-  if not padding:
-    return x
-  return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+  return contract.pad_time(x, plan.unit.tokens * plan.chunks)
 
 
 def _pack(plan: plan_lib.Plan, spec: reference.Spec, inputs: reference.Inputs):
@@ -291,12 +287,10 @@ def _backward(form, layout, operands, saved, cotangents):
   if not _reads_start(plan):
     zeros = jax.tree.map(jnp.zeros_like, d_memories)
     return form_lib.Operands(d_memories, zeros, d_reset, d_inputs)
-  kept = cotangents.chunk_start
-  zeros = jax.tree.map(jnp.zeros_like, kept)
   d_start = jax.tree.map(
     jnp.add,
     _unpack_memories(unit, results["d_start"], 0.5),
-    layout_lib.where_last(layout, zeros, kept),
+    layout_lib.kept(layout, cotangents.chunk_start),
   )
   return form_lib.Operands(d_memories, d_start, d_reset, d_inputs)
 
@@ -311,25 +305,22 @@ def _as_saved(form, operands):
 ENGINE = form_lib.Engine(_forward, _backward, _as_saved)
 
 
-def form(
-  spec: reference.Spec,
-  tiling: tilings.Tiling | None,
-  inputs: reference.Inputs,
-  packed: bool,
-) -> form_lib.Form:
-  """Returns the form that these kernels run; see `chunked.by_kernels`."""
-  del packed
-  tiling = tiling or tilings.DEFAULT
-  if not spec.chunked:
-    heads, key_dim = inputs.query.shape[2:]
-    unit = plan_lib.unit(
-      spec, heads, key_dim, inputs.value.shape[-1], tiling.tile_time
-    )
-    tiling = dataclasses.replace(tiling, tile_time=unit.tokens)
-  return dataclasses.replace(tile.form(spec, tiling), engine=ENGINE)
+def form(call: dispatch.Call) -> form_lib.Form:
+  """Returns the form that these kernels run."""
+  form, spec = dataclasses.replace(tile.form(call), engine=ENGINE), call.spec
+  if spec.chunked:
+    return form
+  (heads, key_dim), value = call.inputs.query.shape[2:], call.inputs.value
+  unit = plan_lib.unit(
+    spec, heads, key_dim, value.shape[-1], form.tiling.tile_time
+  )
+  return dataclasses.replace(form, tile_time=unit.tokens)
 
 
-chunk = chunked.by_kernels(form, tile.lay_for_kernels)
+def chunk(call: dispatch.Call) -> tuple:
+  """Computes what `reference` does, by kernels; see `Op.chunk`."""
+  laid = call._replace(inputs=tile.lay_for_kernels(call.inputs))
+  return chunked.run(form(call), laid)
 
 
 def unsupported(call: dispatch.Call) -> str | None:
@@ -345,9 +336,9 @@ def unsupported(call: dispatch.Call) -> str | None:
   value_dim = inputs.value.shape[-1]
   if reason := plan_lib.unsupported(spec, heads, key_dim, value_dim):
     return reason
-  made = form(spec, call.tiling, inputs, call.segment_ids is not None)
+  made = form(call)
   # No layout has more chunks.
-  num_chunks = pages.num_tiles(inputs.query.shape[1], made.tile_time)
+  num_chunks = layout_lib.page_tiles(inputs.query.shape[1], made.tile_time)
   for direction in ("forward", "backward"):
     plan = _plan(made, inputs, direction, num_chunks)
     if reason := _too_large(plan, inputs, direction):
