@@ -172,6 +172,17 @@ def room(
       )
 
 
+def lengths(op: Any, sizes: shapes.Sizes) -> dict[str, int]:
+  """Returns the room that a direct call gives a fresh state; see `Op.room`."""
+  for option, axis in op.room.items():
+    if not isinstance(sizes[axis], int):
+      raise ValueError(
+        f"{op.name}: {axis}={sizes[axis]} is symbolic, and the {option} of a"
+        " fresh state is a number; pass a state"
+      )
+  return {option: max(1, sizes[axis]) for option, axis in op.room.items()}
+
+
 def _greatest_position(state: Any) -> int | None:
   """Returns the greatest position of a state's rows, or None if unknown."""
   counts = getattr(state, "position", None)

@@ -23,12 +23,14 @@ from memcomp_kernels import contract
 REFUSAL = (
   "memcomp_kernels: forward-mode differentiation (jax.jvp, jax.jacfwd) is not"
   " supported here; use reverse mode (jax.grad, jax.vjp, jax.jacrev), or"
-  ' implementation="reference"'
+  ' implementation="reference" (of layers: trace them under'
+  ' memcomp_kernels.default_implementation("reference"))'
 )
 SECOND = (
   "memcomp_kernels: a gradient of a gradient is not supported through packed"
   " rows, kernels and solvers per token; use one segment per row, or"
-  ' implementation="reference"'
+  ' implementation="reference" (of layers: trace them under'
+  ' memcomp_kernels.default_implementation("reference"))'
 )
 
 

@@ -311,7 +311,8 @@ class Op:
     else:
       check = shapes.Check(self.name, spec)
       check.arrays(state, label="state.", floats=32)
-      dtype = next(x.dtype for x in jax.tree.leaves(state) if _is_float(x))
+      dtypes = [x.dtype for x in jax.tree.leaves(state)]
+      dtype = next(x for x in dtypes if jnp.issubdtype(x, jnp.floating))
       found = self.init_state(spec, dtype=dtype, **self._given(check.sizes))
     return found._replace(**{k: getattr(state, k) for k in self.constants})
 
@@ -350,7 +351,7 @@ class Op:
         segment_ids = checks.segment_ids(self, segment_ids)
       if state is None:
         given = self._given(check.sizes)
-        given |= {k: max(1, check.sizes[x]) for k, x in self.room.items()}
+        given |= checks.lengths(self, check.sizes)
         dtype = contract.accumulation_dtype(*jax.tree.leaves(inputs))
         state = self.init_state(spec, dtype=dtype, **given | options)
         if reset_state is contract.FRESH:
@@ -396,7 +397,3 @@ class Op:
     batch, time, heads = inputs.query.shape[:3]
     heads = y.shape[1] if heads else 0
     return jnp.zeros((batch, time, heads, *y.shape[2:]), y.dtype)
-
-
-def _is_float(x: jax.Array) -> bool:
-  return jnp.issubdtype(x.dtype, jnp.floating)

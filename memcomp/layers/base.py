@@ -267,6 +267,7 @@ class Mixer(nnx.Module):
       heads=self._fewest_heads,
     )
 
+  @contract.default_promotion()
   def with_stats(
     self, x: jax.Array, state: Any, **options: Any
   ) -> tuple[jax.Array, Any, solver.Stats | None]:
@@ -286,6 +287,7 @@ class Mixer(nnx.Module):
     call_checks.check_state(self, x.shape[0], state)
     if not x.shape[1]:
       return x, state, None
+    x, state, options = explicit.as_jax((x, state, options))
     return self._sequence(x, state, Call(**options))
 
   def step(
@@ -394,4 +396,4 @@ def copied(parameter: nnx.Variable, field: jax.Array) -> jax.Array:
 
 def wide(x: jax.Array) -> jax.Array:
   """Casts x to float32 unless it is wider; gates are computed in this dtype."""
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return x.astype(linear.wide_dtype(x))

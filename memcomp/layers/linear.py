@@ -1,12 +1,14 @@
 """Linear maps and their initialisation."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from memcomp import sharding
+from memcomp_kernels import contract
 
 
 def normal_param(
@@ -48,6 +50,12 @@ def constant_param(
 ) -> nnx.Param:
   """A parameter that starts at `value` and has no weight decay."""
   return nnx.Param(value, axes=names, weight_decay=False)
+
+
+@contract.default_promotion()
+def wide_dtype(x: Any) -> Any:
+  """The dtype of x, at least float32: that of states and gates."""
+  return jnp.promote_types(x.dtype, jnp.float32)
 
 
 class Linear(nnx.Module):

@@ -270,6 +270,7 @@ class ProjectedMixer(base.Mixer):
     del layers
     self.projection.at_depth(depth)
 
+  @contract.default_promotion()
   def value_of(self, x: jax.Array) -> jax.Array:
     """The value projection of `x` for the value residuals of later layers."""
     return self.projection.value(x)

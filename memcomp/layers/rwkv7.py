@@ -27,7 +27,7 @@ from memcomp.layers import (
   parameters,
   token_shift,
 )
-from memcomp_kernels import rwkv7
+from memcomp_kernels import contract, rwkv7
 from memcomp_kernels.math import activations
 from memcomp_kernels.options import not_negative, one_of, option
 
@@ -182,6 +182,7 @@ class RWKV7(base.Mixer):
     scale = jnp.full_like(self.norm_scale[...], (depth + 1 / layers) ** 0.7)
     self.norm_scale[...] = scale
 
+  @contract.default_promotion()
   def value_of(self, x: jax.Array) -> jax.Array:
     """The first layer's value for later layers, at its input `x`.
 
@@ -196,12 +197,12 @@ class RWKV7(base.Mixer):
   def fresh_state(self, batch: int, length: int | None = None) -> RWKV7State:
     """The state before the first token, with an empty memory."""
     del length
-    last_value = None
+    memory, last_value = self.init_memory(batch), None
+    dtype = memory.memory.dtype
     if self.value_share is not None:
-      last_value = jnp.zeros((batch, self.heads * self.value_dim))
-    return RWKV7State(
-      jnp.zeros((batch, self.d_model)), last_value, self.init_memory(batch)
-    )
+      last_value = jnp.zeros((batch, self.heads * self.value_dim), dtype)
+    last = jnp.zeros((batch, self.d_model), dtype)
+    return RWKV7State(last, last_value, memory)
 
   def mix(self, x, state, call, run):
     """Like other mixers, but the gate also depends on the previous token."""

@@ -130,7 +130,8 @@ class ShortConvolution(nnx.Module):
 
   def init_state(self, batch: int) -> jax.Array:
     """Zero taps, for before the first token."""
-    return jnp.zeros((batch, self.width - 1, self.channels))
+    shape = batch, self.width - 1, self.channels
+    return jnp.zeros(shape, linear.wide_dtype(self.weight))
 
   def __call__(
     self,

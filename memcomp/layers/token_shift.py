@@ -118,7 +118,7 @@ class TokenShift(nnx.Module):
 
   def init_state(self, batch: int) -> jax.Array:
     """The state before the first token."""
-    return jnp.zeros((batch, self.channels))
+    return jnp.zeros((batch, self.channels), linear.wide_dtype(self.amount))
 
   def __call__(self, x, last, *, segment_ids, segment_id, rules=sharding.NONE):
     """See `token_shift`."""

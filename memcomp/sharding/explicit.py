@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 
@@ -39,7 +41,7 @@ def call(
       Further axes of a result are not sharded.
     heads: see `axes.rules_of_types`.
   """
-  params = nnx.state(module)
+  params, arrays = nnx.state(module), as_jax(arrays)
   mesh = _explicit_mesh((arrays, params))
   if mesh is None:
     return method(module, *arrays)
@@ -60,6 +62,16 @@ def call(
   out = jax.tree.map(laid, like())
   inner: Any = jax.sharding.auto_axes(run, out_sharding=out)
   return inner(params, arrays)
+
+
+def as_jax(arrays: Any) -> Any:
+  """Returns NumPy's floats in JAX's dtype: float64 is float32 without x64."""
+
+  def one(x):
+    is_float = isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)
+    return jnp.asarray(x) if is_float else x
+
+  return jax.tree.map(one, arrays)
 
 
 def _explicit_mesh(tree: Any) -> Any:

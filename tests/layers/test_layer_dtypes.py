@@ -28,20 +28,20 @@ def cast(name, dtype):
 )
 @pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, OFTEN))
 def test_parameters_may_have_any_dtype(name, dtype):
-  """The memory of a layer that was cast has float32, or more if they have."""
+  """The state of a layer that was cast has float32, or more if they have."""
 
   def whole(x):
     layer = cast(name, dtype)
     ids = jnp.ones(x.shape[:2], jnp.int32)
     y, state = layer(x, layer.init_state(2), segment_ids=ids)
     y_t, state = layer.step(x[:, 0], state)
-    return y, layer(x), y_t, getattr(state, "memory", state)
+    return y, layer(x), y_t, state
 
-  with jax.enable_x64(dtype == "float64"):
+  with jax.enable_x64(True):
     x = jax.ShapeDtypeStruct(X.shape, dtype)
-    *outputs, memory = jax.eval_shape(whole, x)
+    *outputs, state = jax.eval_shape(whole, x)
   assert {y.dtype.name for y in outputs} == {dtype}
-  dtypes = {x.dtype.name for x in jax.tree.leaves(memory)}
+  dtypes = {x.dtype.name for x in jax.tree.leaves(state)}
   wide = "float64" if dtype == "float64" else "float32"
   assert dtypes - {"int32"} == {wide}
 
@@ -115,10 +115,28 @@ def test_a_program_may_forbid_promotion(name, dtype):
     layer = cast(name, dtype)
     y, state = layer(x, layer.init_state(2), segment_ids=ids)
     y_t, _ = layer.step(x[:, 0], layer.init_state(2))
+    y_and_state = layer.with_stats(x, layer.init_state(2), segment_ids=ids)
+    if getattr(layer, "value_residual", "none") != "none":
+      layer.value_of(x)
     gradient = jax.grad(lambda x: layer(x).astype(jnp.float32).sum())(x)
-    return gradient, y, y_t, state
+    return gradient, y, y_t, state, y_and_state
 
   x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
   with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-    dx, y, y_t, _ = jax.eval_shape(whole, x)
+    dx, y, y_t, *_ = jax.eval_shape(whole, x)
     assert dx.dtype == y.dtype == y_t.dtype == x.dtype
+
+
+@pytest.mark.parametrize("name", rotation.cases(registry.MIXERS, OFTEN[2:]))
+def test_floats_of_numpy(name):
+  """Its float64 is float32 here, without a warning; ids may have 64 bits."""
+  layer = registry.MIXERS[name](64, rngs=nnx.Rngs(0))
+  x = np.random.default_rng(0).normal(size=(1, 3, 64))
+  ids = np.array([[1, 1, 2]])
+  state = layer.init_state(1)
+  y, _ = layer(x, state, segment_ids=ids)
+  stats = layer.with_stats(x, state, segment_ids=ids)
+  y_t, _ = layer.step(x[:, 0], state)
+  assert {a.dtype.name for a in (y, stats[0], y_t)} == {"float32"}
+  same, _ = layer(jnp.asarray(x), state, segment_ids=ids)
+  np.testing.assert_array_equal(y, same)

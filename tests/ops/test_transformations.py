@@ -325,3 +325,26 @@ def test_exported_for_any_batch(name):
   call = jax.jit(case)
   found = export.export(call)(shapes).call(arrays)
   errors.assert_close(found, call(arrays), 1e-5, name)
+
+
+@CASES
+def test_exported_for_any_time(name):
+  """Token by token; other forms say so, and a fresh window has no length."""
+  case = op_cases.CASES[name]
+  arrays = case.arrays(case.inputs())
+  (time,) = export.symbolic_shape("time")
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((x.shape[0], time, *x.shape[2:]), x.dtype),
+    arrays,
+  )
+  if name == "softmax_attention":
+    with pytest.raises(
+      ValueError, match=r"time=time is symbolic.*pass a state"
+    ):
+      export.export(jax.jit(case))(shapes)
+    return
+  found = export.export(jax.jit(case))(shapes).call(arrays)
+  errors.assert_close(found, jax.jit(case)(arrays), 1e-5, name)
+  with pytest.raises(NotImplementedError, match="time=time is symbolic"):
+    form = functools.partial(case, implementation="xla_chunked")
+    export.export(jax.jit(form))(shapes)
