@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,31 @@ from memcomp import errors, figures, paths
 from memcomp.data.synthetic import task as task_lib
 from memcomp.runs import workdir
 
+
+class _Fields(NamedTuple):
+  """Fields of a slice in a result: its name, its questions, their number."""
+
+  name: tuple[str, ...]
+  questions: str
+  count: str
+
+
 _SLICE = {
-  "recall": ("gap",),
-  "mqar": ("length", "pairs"),
-  "niah": ("needle", "context"),
+  "recall": _Fields(("gap",), "rows_hash", "samples"),
+  "mqar": _Fields(("length", "pairs"), "rows_hash", "examples"),
+  "niah": _Fields(("needle", "context"), "questions_hash", "samples"),
 }
-"""Fields that identify the slices of a task."""
+
+
+class _Answers(NamedTuple):
+  """How a run answered one set of questions."""
+
+  accuracy: float
+  count: int
+
+
+_Slice = dict[str, _Answers]
+"""Answers of a run to one slice, by the hash of the questions."""
 
 Folders = dict[tuple[str, int], pathlib.Path]
 """Folders of runs by name and seed."""
@@ -29,7 +48,7 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
     None without runs of a task. `slices`, the names of all; `rows`, by name:
     `name`, `seeds`, `state_bytes` at the trained length, and by slice
     `accuracy` and its deviation over seeds `accuracy_std`, None for missing
-    slices; and `notes` if there are runs on text, which are left out.
+    slices; and `notes`, lines for the reader, if there are any.
 
   Raises:
     UserError: their tasks differ in more than the gap, or see `check_new` and
@@ -65,10 +84,12 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
       f"{folder}: the runs have no slices in their eval folders; evaluate them"
       " again"
     )
+  notes = _choose(every, names)
   rows = []
   for name, of in runs.items():
-    found = [[one["slices"].get(x) for one in of] for x in names]
-    have = [[x for x in column if x is not None] for column in found]
+    have = [
+      [one["chosen"][x] for one in of if x in one["chosen"]] for x in names
+    ]
     rows.append(
       {
         "name": name,
@@ -80,12 +101,12 @@ def compare(folder: pathlib.Path) -> dict[str, Any] | None:
         ],
       }
     )
-  found = {"slices": ["/".join(map(str, x)) for x in names], "rows": rows}
   if others:
-    found["notes"] = [
+    notes.append(
       f"left out, since they were trained on text: {', '.join(sorted(others))}"
-    ]
-  return found
+    )
+  found = {"slices": [_label(x) for x in names], "rows": rows}
+  return found | ({"notes": notes} if notes else {})
 
 
 def check_new(
@@ -228,9 +249,9 @@ def _task(run: dict[str, Any]) -> dict[str, Any]:
 
 def _slices(
   folder: pathlib.Path, result: dict[str, Any]
-) -> dict[tuple[Any, ...], float]:
-  """Returns accuracy by slice of one run; the first seed wins."""
-  accuracy: dict[tuple[Any, ...], float] = {}
+) -> dict[tuple[Any, ...], _Slice]:
+  """Returns all answers of one run, by slice."""
+  slices: dict[tuple[Any, ...], _Slice] = {}
   fields = _SLICE[result["task"]]
   files = f"{result['task']}*-step{result['step']}.json"
   for path in sorted(folder.glob(files)):
@@ -238,5 +259,54 @@ def _slices(
     for one in found["slices"]:
       # Needles are scored in percent, as in RULER.
       right = one["accuracy"] if "accuracy" in one else one["loose"] / 100
-      accuracy.setdefault(tuple(one[x] for x in fields), float(right))
-  return accuracy
+      answers = _Answers(float(right), int(one[fields.count]))
+      name = tuple(one[x] for x in fields.name)
+      slices.setdefault(name, {})[str(one[fields.questions])] = answers
+  return slices
+
+
+def _choose(
+  runs: list[dict[str, Any]], names: list[tuple[Any, ...]]
+) -> list[str]:
+  """Sets `chosen` of each run: its accuracy by slice, on one set of questions.
+
+  These are the questions that all runs with the slice have answered, where
+  there are such; else each run's largest set.
+
+  Returns:
+    Notes on the slices that have answers to several sets.
+  """
+  differ, passed = [], []
+  for run in runs:
+    run["chosen"] = {}
+  for name in names:
+    having = [run for run in runs if name in run["slices"]]
+    sets = [run["slices"][name] for run in having]
+    shared = [x for x in sets[0] if all(x in found for found in sets)]
+    taken = set()
+    for run, found in zip(having, sets, strict=True):
+      # The first of equally many rows.
+      best = max(shared or found, key=lambda x: found[x].count)
+      taken.add(best)
+      run["chosen"][name] = found[best].accuracy
+    if len(taken) > 1:
+      differ.append(_label(name))
+    if any(len(found) > 1 for found in sets):
+      passed.append(_label(name))
+  notes = []
+  if differ:
+    notes.append(
+      f"the runs have answered different questions in {', '.join(differ)};"
+      " evaluate them again with the same flags"
+    )
+  if passed:
+    notes.append(
+      f"some runs have answered several sets of questions in"
+      f" {', '.join(passed)}: what counts is the set that all have answered, or"
+      " else a run's largest"
+    )
+  return notes
+
+
+def _label(name: tuple[Any, ...]) -> str:
+  return "/".join(map(str, name))

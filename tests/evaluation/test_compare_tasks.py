@@ -25,11 +25,19 @@ def leave(folder, name, seed, accuracy, **task):
     "config": {"data": {"task": {"name": "recall", "gap": 24} | task}},
   }
   (place / "results.json").write_text(json.dumps(result))
-  slices = [{"gap": g, "accuracy": a} for g, a in accuracy.items()]
-  # A later slice of another seed is another's; that of another step, too.
-  slices.append({"gap": 24, "accuracy": 0.0})
+  write_slices(place, [answered(g, a) for g, a in accuracy.items()])
+  # Slices of another step are another's.
+  (place / "recall-step3.json").write_text('{"slices": [0]}')
+
+
+def answered(gap, accuracy, samples=256, rows="aa"):
+  """Returns a slice of a result; `rows` is the hash of its questions."""
+  about = {"gap": gap, "samples": samples, "rows_hash": rows}
+  return about | {"accuracy": accuracy}
+
+
+def write_slices(place, slices):
   (place / "recall-step9.json").write_text(json.dumps({"slices": slices}))
-  (place / "recall-step3.json").write_text('{"slices": []}')
 
 
 def test_means_over_seeds_by_slice(tmp_path, capsys):
@@ -64,12 +72,77 @@ def test_needles_are_in_percent(tmp_path, capsys):
     "config": {"data": {"task": {"name": "niah", "context": 1024}}},
   }
   (place / "results.json").write_text(json.dumps(result))
-  one = {"needle": "single_1", "context": 1024, "loose": 28.0, "strict": 21.0}
+  one = {
+    "needle": "single_1",
+    "context": 1024,
+    "samples": 100,
+    "questions_hash": "aa",
+    "loose": 28.0,
+    "strict": 21.0,
+  }
   (place / "niah-step9.json").write_text(json.dumps({"slices": [one]}))
   compare.run(tmp_path)
   assert "| needles | 1 | 1,024 | 0.280 |" in capsys.readouterr().out
   found = json.loads((tmp_path / "compare.json").read_text())
   assert found["slices"] == ["single_1/1024"]
+
+
+DIFFER = "the runs have answered different questions in 24; evaluate them"
+SEVERAL = (
+  "some runs have answered several sets of questions in 24: what counts is"
+)
+
+
+@pytest.mark.parametrize(
+  ("full", "window", "cells", "notes"),
+  [
+    # A trial of few samples, also of the other seed, is not counted.
+    ([(1.0, 2, "b"), (0.5, 500, "a")], [(0.25, 500, "a")], "0.5 0.25", SEVERAL),
+    # All have answered a, and a and b.
+    ([(1.0, 9, "b"), (0.5, 3, "a")], [(0.25, 3, "a")], "0.5 0.25", SEVERAL),
+    (
+      [(1.0, 3, "a"), (0.5, 9, "b")],
+      [(0.25, 9, "b"), (0.75, 3, "a")],
+      "0.5 0.25",
+      SEVERAL,
+    ),
+    # All have answered both: the first run's first.
+    (
+      [(0.5, 9, "a"), (1.0, 9, "b")],
+      [(1.0, 9, "b"), (0.25, 9, "a")],
+      "0.5 0.25",
+      SEVERAL,
+    ),
+    ([(0.5, 9, "a")], [(0.25, 9, "b")], "0.5 0.25", DIFFER),
+    (
+      [(0.75, 3, "a"), (0.5, 9, "b")],
+      [(0.25, 9, "c")],
+      "0.5 0.25",
+      f"{DIFFER} again with the same flags\n{SEVERAL}",
+    ),
+  ],
+)
+def test_a_column_is_of_one_set_of_questions(
+  full, window, cells, notes, tmp_path, capsys
+):
+  for name, sets in (("full", full), ("window", window)):
+    leave(tmp_path, name, 0, {})
+    slices = [answered(24, *one) for one in sets] + [answered(48, 0.125)]
+    write_slices(tmp_path / f"{name}-0/eval", slices)
+  compare.run(tmp_path)
+  out = capsys.readouterr().out
+  assert notes in out
+  assert (DIFFER in out, SEVERAL in out) == (DIFFER in notes, SEVERAL in notes)
+  found = json.loads((tmp_path / "compare.json").read_text())
+  accuracies = [row["accuracy"] for row in found["rows"]]
+  assert accuracies == [[float(x), 0.125] for x in cells.split()]
+
+
+def test_a_slice_of_some_runs_is_of_one_set_of_questions(tmp_path, capsys):
+  leave(tmp_path, "full", 0, {24: 1.0, 48: 0.5})
+  leave(tmp_path, "window", 0, {24: 0.25})
+  compare.run(tmp_path)
+  assert "questions" not in capsys.readouterr().out
 
 
 def test_a_copy_is_no_further_seed(tmp_path):
