@@ -1,6 +1,5 @@
 """MQAR on a checkpoint: accuracy by length and number of pairs."""
 
-import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -32,7 +31,8 @@ def run(
     folder: folder for results; slices with results there are skipped.
     seed: base seed of the segments; None is training's, whose test rows differ
       from its training rows.
-    segments: LENGTH:PAIRS:ROWS, joined by ";"; "" is the task's `test`.
+    segments: LENGTH:PAIRS:ROWS, joined by ";", each asked once; "" is the
+      task's `test`. Those of `test` have its rows, wherever they stand.
 
   Returns:
     Paths of the results, or lines about them.
@@ -42,23 +42,21 @@ def run(
   """
   task = answers.task_of(opened, mqar_task.MqarConfig.name)
   assert isinstance(task, mqar_task.MqarConfig)
-  task = _with_segments(task, segments)
   if seed is None:
     seed = opened.config.data.seed
-  chosen = task.segments("test")
+  chosen = _chosen(task, segments, seed)
   results = slices.Slices(folder, task.label, opened)
-  total = sum(segment.examples for segment in chosen)
+  total = sum(segment.examples for segment, _ in chosen)
   progress = progress_lib.Progress("answering, rows", total)
   print(report.model_label(opened, step=True))
   print(f"{task.label}, vocabulary {task.vocab_size:,}\n{_TITLE}")
   found = []
-  for number, segment in enumerate(chosen):
-    key = describe(task, number, seed)
+  for segment, segment_seed in chosen:
+    key = describe(task, segment, segment_seed, seed)
     one, state = results.find_or_measure(
       key,
-      functools.partial(measure, opened, task, number, seed, progress),
-      setting=f"{segment.length} tokens, {segment.pairs} pairs,"
-      f" {segment.examples} rows, vocabulary {task.vocab_size}, seed {seed}",
+      functools.partial(measure, opened, task, segment, segment_seed, progress),
+      setting=_setting(task, segment, segment_seed, seed),
       result=lambda one: f"accuracy {one['accuracy']:.4f}",
     )
     if state:
@@ -73,10 +71,12 @@ def run(
 
 
 def describe(
-  task: mqar_task.MqarConfig, number: int, seed: int
+  task: mqar_task.MqarConfig,
+  segment: mqar_task.Segment,
+  segment_seed: int,
+  seed: int,
 ) -> dict[str, Any]:
   """Returns a slice's description of its task, with a hash of it."""
-  segment = task.segments("test")[number]
   about = {
     "task": task.label,
     **segment._asdict(),
@@ -85,7 +85,7 @@ def describe(
     "power": task.power,
     "random_filler": task.random_filler,
     "seed": seed,
-    "segment_seed": task.seeds("test", seed)[number],
+    "segment_seed": segment_seed,
   }
   return about | {"task_hash": report.task_hash(**about)}
 
@@ -93,8 +93,8 @@ def describe(
 def measure(
   opened: load.Checkpoint,
   task: mqar_task.MqarConfig,
-  number: int,
-  seed: int,
+  segment: mqar_task.Segment,
+  segment_seed: int,
   progress: progress_lib.Progress,
 ) -> dict[str, Any]:
   """Answers the rows of one slice.
@@ -104,7 +104,7 @@ def measure(
     memory and `state_bytes` of all memories at the end of a row, and
     `rows_hash`.
   """
-  tokens, targets = task.examples("test", number, seed)
+  tokens, targets = task.draw(segment, segment_seed)
   found = answers.measure(opened.model, tokens, targets, progress.advance)
   model, length = opened.config.model, tokens.shape[1]
   return {
@@ -115,17 +115,36 @@ def measure(
   }
 
 
-def _with_segments(
-  task: mqar_task.MqarConfig, segments: str
-) -> mqar_task.MqarConfig:
+def _chosen(
+  task: mqar_task.MqarConfig, segments: str, seed: int
+) -> list[tuple[mqar_task.Segment, int]]:
+  """Returns the segments to ask, each with its seed."""
   if not segments:
-    return task
-  task = dataclasses.replace(task, test=segments)
+    return list(
+      zip(task.segments("test"), task.seeds("test", seed), strict=True)
+    )
   try:
-    task.validate()
+    given = task.checked(segments, "--segments")
   except ValueError as error:
-    raise errors.UserError(f"--segments: {error}") from error
-  return task
+    raise errors.UserError(str(error)) from error
+  return [(one, task.test_seed(one, seed)) for one in dict.fromkeys(given)]
+
+
+def _setting(
+  task: mqar_task.MqarConfig,
+  segment: mqar_task.Segment,
+  segment_seed: int,
+  seed: int,
+) -> str:
+  """Returns the setting in the table, which has a line for each."""
+  setting = (
+    f"{segment.length} tokens, {segment.pairs} pairs, {segment.examples} rows,"
+    f" vocabulary {task.vocab_size}, seed {seed}"
+  )
+  own = segment in task.segments("test")
+  if own and segment_seed == task.test_seed(segment, seed):
+    return setting
+  return f"{setting}, segment seed {segment_seed}"
 
 
 def _line(one: dict[str, Any], state: str) -> str:

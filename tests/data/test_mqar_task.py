@@ -29,6 +29,21 @@ def test_seeds_are_the_authors():
   assert test[:2] == [2967327842, 2367878886] and len(test) == 7
 
 
+def test_a_test_segment_has_a_seed_of_its_own():
+  config = dataclasses.replace(SMALL, test="16:2:4;48:8:3;16:2:4")
+  first, second, _ = config.seeds("test", 1)
+  own, other = config.segments("test")[:2]
+  assert (config.test_seed(own, 1), config.test_seed(other, 1)) == (
+    first,
+    second,
+  )
+  more = mqar_task.Segment(48, 8, 4)
+  found = config.test_seed(more, 1)
+  assert found == SMALL.test_seed(more, 1) >= 2**31  # training's are below
+  assert found != config.test_seed(more, 2)
+  assert found != config.test_seed(more._replace(pairs=7), 1)
+
+
 def test_a_segment_is_the_benchmark_s():
   """Of the first examples of a segment with its own seed: exact mode."""
   config = mqar_task.MqarConfig(

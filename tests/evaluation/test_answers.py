@@ -217,12 +217,50 @@ def test_text_models_are_no_task_s(run_folder):
 
 def test_mqar_is_called_so_only_where_it_is_exact():
   task = TASKS["mqar"]
-  about = mqar_evaluation.describe(task, 1, 0)
+  segment = task.segments("test")[1]
+  about = mqar_evaluation.describe(task, segment, 5, 0)
   assert (about["task"], about["length"], about["pairs"]) == ("mqar", 24, 4)
   fast = dataclasses.replace(task, mode="fast")
-  other = mqar_evaluation.describe(fast, 1, 0)
+  other = mqar_evaluation.describe(fast, segment, 5, 0)
   assert other["task"] == "mqar-fast"
   assert other["task_hash"] != about["task_hash"]
+
+
+@pytest.mark.parametrize("workdir", ["mqar"], indirect=True)
+def test_a_segment_has_its_rows_wherever_it_stands(workdir, tmp_path):
+  def rows(segments, out):
+    options = {"segments": segments} if segments else {}
+    run.run(workdir, "mqar", out=str(tmp_path / out), options=options)
+    return {
+      f"{one['length']}:{one['pairs']}:{one['examples']}": one["rows_hash"]
+      for one in _read(tmp_path / out)["slices"]
+    }
+
+  own = rows("", "a")
+  last = rows("24:4:10", "b")
+  assert own == rows("", "b") and last == {"24:4:10": own["24:4:10"]}
+  # A segment of which the task has no rows is one more slice and line.
+  other = rows("24:4:6;16:2:12;24:4:6", "a")
+  assert other == own | rows("24:4:6", "c") and len(other) == 3
+  table = (tmp_path / "a/results.md").read_text()
+  assert table.count("tokens") == 3 and table.count("segment seed") == 1
+
+
+@pytest.mark.parametrize("workdir", ["mqar"], indirect=True)
+def test_equal_segments_of_a_task_have_a_line_each(
+  workdir, tmp_path, monkeypatch
+):
+  opened = load.open_checkpoint(workdir)
+  opened.config.data.task = dataclasses.replace(
+    TASKS["mqar"], test="16:2:4;16:2:4"
+  )
+  monkeypatch.setattr(load, "open_checkpoint", lambda *_: opened)
+  run.run(workdir, "mqar", out=str(tmp_path))
+  slices = _read(tmp_path)["slices"]
+  assert len({one["rows_hash"] for one in slices}) == 2
+  *_, first, second = (tmp_path / "results.md").read_text().splitlines()
+  assert "rows, vocabulary 64, seed 0 |" in first
+  assert f"seed 0, segment seed {slices[1]['segment_seed']} |" in second
 
 
 @pytest.mark.parametrize(
@@ -231,7 +269,8 @@ def test_mqar_is_called_so_only_where_it_is_exact():
     ("recall", {"gaps": ["x"]}, "--gaps=x: give whole numbers"),
     ("recall", {"samples": 0}, "--samples=0"),
     ("recall", {"segments": "16:2:4"}, "--segments means nothing"),
-    ("mqar", {"segments": "16:9:4"}, "--segments: test=16:9:4"),
+    ("mqar", {"segments": "16:9:4"}, "^--segments=16:9:4: length=16"),
+    ("mqar", {"segments": "32:4"}, "^--segments='32:4' is not LENGTH:PAIRS"),
     ("mqar", {"gaps": ["3"]}, "--gaps means nothing"),
   ],
   indirect=["workdir"],

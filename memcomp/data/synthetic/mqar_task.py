@@ -118,14 +118,24 @@ class MqarConfig(task_lib.TaskConfig):
     if not self.power > 0:
       raise ValueError(f"power={self.power} must be above 0")
     for name in ("train", "test"):
-      for segment in parse(getattr(self, name), name):
-        try:
-          mqar.check(self.vocab_size, segment.length, segment.pairs)
-          slots = mqar.slots_of(segment.length, segment.pairs)
-          mqar.check_power(self.power, slots, by_logarithm=self.mode == "fast")
-        except ValueError as error:
-          text = ":".join(map(str, segment))
-          raise ValueError(f"{name}={text}: {error}") from error
+      self.checked(getattr(self, name), name)
+
+  def checked(self, text: str, name: str) -> list[Segment]:
+    """Parses segments, and checks that their rows can be drawn.
+
+    Raises:
+      ValueError: see `parse`; or a number is out of range.
+    """
+    found = parse(text, name)
+    for segment in found:
+      try:
+        mqar.check(self.vocab_size, segment.length, segment.pairs)
+        slots = mqar.slots_of(segment.length, segment.pairs)
+        mqar.check_power(self.power, slots, by_logarithm=self.mode == "fast")
+      except ValueError as error:
+        numbers = ":".join(map(str, segment))
+        raise ValueError(f"{name}={numbers}: {error}") from error
+    return found
 
   def ids(self) -> int:
     """See `TaskConfig.ids`."""
@@ -157,11 +167,32 @@ class MqarConfig(task_lib.TaskConfig):
       seeds = rng.randint(2**31, 2**32, count, dtype=np.int64)
     return [int(x) for x in seeds]
 
+  def test_seed(self, segment: Segment, seed: int) -> int:
+    """Returns the seed of a segment to test on, alone or among others.
+
+    It is that of the first such segment of `test`, or else depends on the
+    segment and `seed` alone. Like all test seeds it is none of training's.
+    """
+    for own, found in zip(
+      self.segments("test"), self.seeds("test", seed), strict=True
+    ):
+      if own == segment:
+        return found
+    rng = np.random.RandomState([seed, *segment])
+    return int(rng.randint(2**31, 2**32, dtype=np.int64))
+
   def examples(
     self, split: str, number: int, seed: int
   ) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a segment of a split: see `draw`."""
+    return self.draw(
+      self.segments(split)[number], self.seeds(split, seed)[number]
+    )
+
+  def draw(
+    self, segment: Segment, segment_seed: int
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a whole segment: tokens and targets, int32 `[examples, length]`."""
-    segment, own = self.segments(split)[number], self.seeds(split, seed)[number]
     draw = mqar.exact if self.mode == "exact" else mqar.fast
     tokens, labels = draw(
       vocab_size=self.vocab_size,
@@ -169,10 +200,10 @@ class MqarConfig(task_lib.TaskConfig):
       length=segment.length,
       pairs=segment.pairs,
       power=self.power,
-      seed=own,
+      seed=segment_seed,
     )
     if self.random_filler:
-      filler = np.random.default_rng((own, 1)).integers(
+      filler = np.random.default_rng((segment_seed, 1)).integers(
         self.vocab_size, size=tokens.shape
       )
       tokens = np.where(tokens == 0, filler, tokens)
