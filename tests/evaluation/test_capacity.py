@@ -67,8 +67,22 @@ def test_capacity_is_what_theory_expects():
   decayed = measure.first("random", 8, 0.9, seeds=100, seed=0)
   assert decayed["mean"] < found["mean"]
   assert measure.first("random", 8, 1.0, seeds=100, seed=0) == found
-  assert measure.theory("random", 64, 0.995) == pytest.approx(49.6, abs=0.05)
   assert measure.theory("orthogonal", 64, 1.0) == 128
+
+
+def test_theory_is_of_decayed_pairs():
+  """The squared error of random pairs passes 1 between 15 and 16 of them."""
+  assert measure.theory("random", 16, 0.995) == pytest.approx(15.77, abs=0.005)
+  assert measure.theory("random", 64, 0.995) == pytest.approx(50.25, abs=0.005)
+  assert measure.theory("random", 16, 1 - 1e-7) == pytest.approx(17, abs=1e-4)
+  rng = np.random.default_rng(0)
+  keys, values = rng.standard_normal((2, 10_000, 16, 16))
+  keys /= np.linalg.norm(keys, axis=2, keepdims=True)
+  # Before scaling by what is left of the first pair.
+  scores = np.einsum("rd,rid->ri", keys[:, 0], keys) * 0.995 ** -np.arange(16)
+  for pairs, low, high in ((15, 0.92, 0.97), (16, 1.0, 1.04)):
+    noise = np.einsum("ri,rid->rd", scores[:, 1:pairs], values[:, 1:pairs])
+    assert low < (noise**2).mean() / (values[:, 0] ** 2).mean() < high
 
 
 @pytest.mark.slow

@@ -132,11 +132,15 @@ def first(
 
 
 def theory(kind: str, dim: int, decay: float) -> float:
-  """Number of pairs at which the first pair's expected squared error is 1."""
+  """Number of pairs at which the first pair's expected squared error is 1.
+
+  With g = decay^-2, pair i + 1 adds g^i / dim to it: it is i decays younger
+  than the first. So n pairs make (g^n - g) / (g - 1) / dim.
+  """
   if decay == 1:
     return float(2 * dim if kind == "orthogonal" else dim + 1)
   growth = decay**-2
-  return math.log(1 + dim * (growth - 1)) / math.log(growth)
+  return math.log(growth + dim * (growth - 1)) / math.log(growth)
 
 
 def everything(

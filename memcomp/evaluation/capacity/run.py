@@ -98,7 +98,7 @@ def table(found: list[dict[str, Any]]) -> str:
         f"| {one['dim']} | {one['keys']} | {one['decay']:g}"
         f" | {one['mean']:.1f} ± {one['deviation']:.1f}"
         f" | {one['mean_of_5']:.1f} ± {one['deviation_of_5']:.1f}"
-        f" | {one['theory']:.1f} |"
+        f" | {measure.theory(one['keys'], one['dim'], one['decay']):.1f} |"
       )
   lines += [
     "",
