@@ -1,7 +1,7 @@
 """Answers of a model to rows of a synthetic task, by one forward pass each."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 
 from memcomp import errors, limits
 from memcomp.data.synthetic import task as task_lib
-from memcomp.evaluation import load
+from memcomp.evaluation import load, report
 from memcomp.models import decoder
 
 _CALL_TOKENS = 1 << 14
@@ -119,18 +119,28 @@ def calibration_error(answers: Answers) -> float:
   return float(np.abs(gap).sum() / confidence.size)
 
 
-def summary(answers: Answers) -> dict[str, float]:
+def summary(answers: Answers) -> dict[str, float | None]:
   """Returns the figures of a slice.
 
   Returns:
     `accuracy`, the mean over rows of the share of right answers; its standard
-    error over rows, `accuracy_error`; `nats` per answer; `calibration_error`.
+    error over rows, `accuracy_error`, None for one row; `nats` per answer;
+    `calibration_error`.
   """
   by_row = answers.right.mean(axis=1)
-  rows = len(by_row)
+  error = report.deviation(by_row)
+  if error is not None:
+    error /= len(by_row) ** 0.5
   return {
     "accuracy": float(by_row.mean()),
-    "accuracy_error": float(by_row.std(ddof=1) / rows**0.5) if rows > 1 else 0,
+    "accuracy_error": error,
     "nats": float(answers.nats.mean(dtype=np.float64)),
     "calibration_error": calibration_error(answers),
   }
+
+
+def accuracy(figures: Mapping[str, Any]) -> str:
+  """Returns accuracy and its error as columns of a slice's line."""
+  error = figures["accuracy_error"]
+  spread = f"{'-':>11} " if error is None else f"(+-{error:>8.4f})"
+  return f"{figures['accuracy']:>8.4f}  {spread}"

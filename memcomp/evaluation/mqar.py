@@ -150,7 +150,7 @@ def _setting(
 def _line(one: dict[str, Any], state: str) -> str:
   return (
     f"  {one['length']:>6,}  {one['pairs']:>5}  {one['examples']:>6,}"
-    f"  {one['accuracy']:>8.4f}  (+-{one['accuracy_error']:>8.4f})"
+    f"  {answers.accuracy(one)}"
     f"  {one['nats']:>14.4f}  {one['state_floats']:>20,}  {state}"
   ).rstrip()
 

@@ -1,5 +1,6 @@
 """A figure of results against one number, with a panel per metric."""
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,14 +18,14 @@ class Panel(NamedTuple):
     label: label of the vertical axis.
     lines: name -> value at each x; the name "" is not in the legend.
     limits: limits of the vertical axis; None is automatic.
-    bars: name -> half lengths of error bars.
+    bars: name -> half lengths of error bars; None has no bar.
     log: whether the vertical axis is logarithmic.
   """
 
   label: str
   lines: Mapping[str, Sequence[float]]
   limits: tuple[float | None, float | None] = (None, None)
-  bars: Mapping[str, Sequence[float]] | None = None
+  bars: Mapping[str, Sequence[float | None]] | None = None
   log: bool = False
 
 
@@ -60,10 +61,11 @@ def draw(
   (row,) = canvas.subplots(1, len(panels), squeeze=False)
   for axes, panel in zip(row, panels, strict=True):
     for number, (name, values) in enumerate(panel.lines.items()):
+      bars = (panel.bars or {}).get(name)
       axes.errorbar(
         x,
         values,
-        yerr=(panel.bars or {}).get(name),
+        yerr=bars and [math.nan if x is None else x for x in bars],
         linestyle="-" if number < _COLOURS else "--",
         marker="o",
         markersize=4,

@@ -139,8 +139,8 @@ def _about(task: recall.RecallConfig) -> str:
 
 def _line(one: dict[str, Any], state: str) -> str:
   return (
-    f"  {one['gap']:>6}  {one['tokens']:>6,}  {one['accuracy']:>8.4f}"
-    f"  (+-{one['accuracy_error']:>8.4f})  {one['nats']:>14.4f}"
+    f"  {one['gap']:>6}  {one['tokens']:>6,}  {answers.accuracy(one)}"
+    f"  {one['nats']:>14.4f}"
     f"  {one['calibration_error']:>17.4f}  {one['state_bytes']:>11,}  {state}"
   ).rstrip()
 

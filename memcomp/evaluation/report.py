@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from memcomp import config as config_lib
 from memcomp import disk, errors, integrity, platforms
 from memcomp.data import store as store_lib
@@ -141,6 +143,11 @@ def throughput(rows: list[dict[str, Any]]) -> str:
       )
     )
   return "\n".join(_aligned(cells))
+
+
+def deviation(values: np.ndarray) -> float | None:
+  """Returns the standard deviation of a sample; None for a single value."""
+  return float(values.std(ddof=1)) if values.size > 1 else None
 
 
 def number(bits: float | None) -> str:

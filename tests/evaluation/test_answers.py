@@ -66,6 +66,26 @@ def test_what_is_asked_is_scored():
   )
 
 
+def test_one_row_has_no_error():
+  found = answers.measure(Parrot(5), np.array([[1, 2]]), np.array([[1, -1]]))
+  assert answers.summary(found)["accuracy_error"] is None
+
+
+@pytest.mark.parametrize(
+  ("workdir", "options"),
+  [("recall", {"gaps": ["3"], "samples": 1}), ("mqar", {"segments": "16:2:1"})],
+  indirect=["workdir"],
+)
+def test_the_line_of_one_row_has_no_error(workdir, options, tmp_path, capsys):
+  task = load.open_checkpoint(workdir).config.name
+  run.run(workdir, task, out=str(tmp_path), options=options)
+  lines = capsys.readouterr().out.splitlines()
+  title, line = lines[2:4]
+  assert "+-" not in line
+  assert line[title.index("(error)") + 6] == "-"
+  assert _read(tmp_path)["slices"][0]["accuracy_error"] is None
+
+
 def test_a_model_that_is_not_finite_is_named():
   model = Parrot(5)
   model.scale[...] = jnp.nan

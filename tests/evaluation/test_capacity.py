@@ -70,6 +70,19 @@ def test_capacity_is_what_theory_expects():
   assert measure.theory("orthogonal", 64, 1.0) == 128
 
 
+def test_deviations_are_over_draws():
+  found = measure.everything("outer", 8, 16, 1.0, seeds=2, seed=0)
+  one, other = (
+    measure.everything("outer", 8, 16, 1.0, seeds=1, seed=0),
+    measure.first("random", 8, 1.0, seeds=1, seed=0),
+  )
+  # Of two draws with the first's error: half their difference times sqrt 2.
+  half = abs(found["error"] - one["error"])
+  assert found["error_deviation"] == pytest.approx(2**0.5 * half)
+  assert one["accuracy_deviation"] is one["error_deviation"] is None
+  assert other["deviation"] is other["deviation_of_5"] is None
+
+
 def test_theory_is_of_decayed_pairs():
   """The squared error of random pairs passes 1 between 15 and 16 of them."""
   assert measure.theory("random", 16, 0.995) == pytest.approx(15.77, abs=0.005)
@@ -126,9 +139,18 @@ def test_the_program(call, tmp_path, monkeypatch):
   )
   assert code == 0, err
   assert "| 8 | wedge | 1 |" in out and "capacity.json\n" in out
+  assert "| capacity | of 2 draws |" in out and out.count(" ± ") == 3 * 2
   found = json.loads((tmp_path / "capacity.json").read_text())
   assert {one["draws"] for one in found["slices"]} == {2}
   assert (tmp_path / "capacity.png").exists()
+
+
+def test_one_draw_has_no_deviation(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(run, "PAIRS", (1,))
+  run.run(tmp_path, dims=[8], samples=1)
+  out = capsys.readouterr().out
+  assert "| capacity | of 1 draw |" in out and "±" not in out
+  assert "+-" not in (tmp_path / "results.md").read_text()
 
 
 @pytest.mark.parametrize(

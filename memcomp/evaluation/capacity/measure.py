@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from memcomp.evaluation import report
 from memcomp_kernels import tensor_cache
 
 _ROWS = 25
@@ -101,10 +102,10 @@ def first(
   """Measures the capacity by the first pair; see `capacity.run`.
 
   Returns:
-    `capacities` of all draws, their `mean` and `deviation`, and those of the
-    first five draws; `never`, the number of draws that never passed 1 (they
-    count as the maximum number of pairs); `errors`, the mean over draws by n,
-    from 1; `theory`.
+    `capacities` of all draws, their `mean` and `deviation` (None for one draw),
+    and those of the first five draws; `never`, the number of draws that never
+    passed 1 (they count as the maximum number of pairs); `errors`, the mean
+    over draws by n, from 1; `theory`.
   """
   pairs = 6 * dim + 32
   found = []
@@ -122,9 +123,9 @@ def first(
   return {
     "capacities": capacities.tolist(),
     "mean": float(capacities.mean()),
-    "deviation": float(capacities.std(ddof=1)) if seeds > 1 else 0.0,
+    "deviation": report.deviation(capacities),
     "mean_of_5": float(capacities[:5].mean()),
-    "deviation_of_5": float(capacities[:5].std(ddof=1)) if seeds > 1 else 0.0,
+    "deviation_of_5": report.deviation(capacities[:5]),
     "never": int((~over.any(axis=1)).sum()),
     "errors": [round(float(x), 6) for x in error.mean(axis=0)],
     "theory": theory(kind, dim, decay),
@@ -149,7 +150,7 @@ def everything(
   """Writes `pairs` by a rule and reads all of them; see `capacity.run`.
 
   Returns:
-    `accuracy` and `error`, and their deviations over draws.
+    `accuracy` and `error`, and their deviations over draws (None for one).
   """
   accuracies, found = [], []
   for keys, values in _batches("random", dim, pairs, seeds, seed):
@@ -166,9 +167,9 @@ def everything(
   accuracy, error = np.concatenate(accuracies), np.concatenate(found)
   return {
     "accuracy": float(accuracy.mean()),
-    "accuracy_deviation": float(accuracy.std()),
+    "accuracy_deviation": report.deviation(accuracy),
     "error": float(error.mean()),
-    "error_deviation": float(error.std()),
+    "error_deviation": report.deviation(error),
   }
 
 

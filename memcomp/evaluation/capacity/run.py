@@ -88,16 +88,17 @@ def run(
 
 def table(found: list[dict[str, Any]]) -> str:
   """Returns both measurements as Markdown tables."""
+  few = min(5, found[0]["draws"])
+  draws = f"{few} draw{'s' * (few != 1)}"
   lines = [
-    "| key_dim | keys | decay | capacity | of 5 draws | expected |",
+    f"| key_dim | keys | decay | capacity | of {draws} | expected |",
     "|---|---|---|---|---|---|",
   ]
   for one in found:
     if one["measure"] == "first":
       lines.append(
         f"| {one['dim']} | {one['keys']} | {one['decay']:g}"
-        f" | {one['mean']:.1f} ± {one['deviation']:.1f}"
-        f" | {one['mean_of_5']:.1f} ± {one['deviation_of_5']:.1f}"
+        f" | {_mean(one, '±')} | {_mean(one, '±', '_of_5')}"
         f" | {measure.theory(one['keys'], one['dim'], one['decay']):.1f} |"
       )
   lines += [
@@ -164,8 +165,16 @@ def _setting(task: dict[str, Any]) -> str:
 
 def _result(one: dict[str, Any]) -> str:
   if one["measure"] == "first":
-    return f"capacity {one['mean']:.1f} +- {one['deviation']:.1f}"
+    return f"capacity {_mean(one, '+-')}"
   return f"accuracy {one['accuracy']:.4f}, error {one['error']:.3f}"
+
+
+def _mean(one: dict[str, Any], sign: str, of: str = "") -> str:
+  """Returns a mean and its deviation, which a single draw lacks."""
+  mean, deviation = one[f"mean{of}"], one[f"deviation{of}"]
+  return f"{mean:.1f}" + (
+    "" if deviation is None else f" {sign} {deviation:.1f}"
+  )
 
 
 def _draw(
