@@ -58,7 +58,10 @@ class TextFile:
 
 
 def find_all(
-  sources: Iterable[str], names: dict[Hashable, str] | None = None
+  sources: Iterable[str],
+  names: dict[Hashable, str] | None = None,
+  *,
+  field: str = "data.source",
 ) -> list[TextFile]:
   """Lists the text files of several sources, in the order of the sources.
 
@@ -68,6 +71,7 @@ def find_all(
     sources: see `find`.
     names: names of the files of earlier calls; this call adds its files. A file
       keeps its first name, so that it stays in one split.
+    field: see `find`.
 
   Raises:
     UserError: see `find`.
@@ -75,19 +79,20 @@ def find_all(
   names = {} if names is None else names
   files = {}
   for source in sources:
-    for file in find(source):
+    for file in find(source, field):
       key = _identity(file.path)
       name = names.setdefault(key, file.name)
       files.setdefault(key, TextFile(name, file.path))
   return list(files.values())
 
 
-def find(source: str) -> list[TextFile]:
+def find(source: str, field: str = "data.source") -> list[TextFile]:
   """Lists the text files of a source, sorted by name, each once.
 
   Args:
     source: "stdlib", a file, a folder (with sub-folders and links, but without
       hidden ones and those of runs) or a glob.
+    field: the field or flag that holds the source, for the error.
 
   Raises:
     UserError: nothing found, an unknown extension, an unreadable folder, a
@@ -114,11 +119,7 @@ def find(source: str) -> list[TextFile]:
     return [TextFile(os.path.basename(source), source)]
   if glob.has_magic(source):
     return _find_glob(source)
-  reason = _why_missing(source)
-  raise errors.UserError(
-    f"{source}: {reason}; check data.source and data.validation, or --source of"
-    " memcomp prepare"
-  )
+  raise errors.UserError(f"{source}: {_why_missing(source)}; check {field}")
 
 
 def _why_missing(path: str) -> str:

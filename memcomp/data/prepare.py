@@ -232,7 +232,7 @@ def _find(source: str) -> list[files_lib.TextFile]:
         f"--source: {path!r} is no text; mixtures and token files go straight "
         "into data.source"
       )
-  return files_lib.find_all(listed)
+  return files_lib.find_all(listed, field="--source")
 
 
 def _is_done(corpus: units.Corpus, unit: units.Unit, verify: bool) -> bool:

@@ -64,9 +64,9 @@ def open_split(
   tokenizer = tokenizer or tokenizer_lib.load(data_config.tokenizer)
   format = format_of(data_config, tokenizer)
   if data_config.validation:
-    is_train = split == "train"
-    source = data_config.source if is_train else data_config.validation
-    return open_source(source, tokenizer, format=format)
+    name = "source" if split == "train" else "validation"
+    source = getattr(data_config, name)
+    return open_source(source, tokenizer, format=format, field=f"data.{name}")
   share = data_config.validation_share
 
   def keep(name: str) -> bool:
@@ -193,6 +193,7 @@ def open_source(
   *,
   format: formats.Format | None = None,
   keep: store_lib.Keep | None = None,
+  field: str = "data.source",
 ) -> store_lib.TokenStore:
   """Opens a source in the syntax of `DataConfig.source`.
 
@@ -201,25 +202,31 @@ def open_source(
     tokenizer: tokenizer for text; it must match that of stored tokens.
     format: format of the documents, with this tokenizer; None is text.
     keep: selects documents by name.
+    field: the field or flag that holds the source, for errors.
 
   Raises:
     UserError: missing or broken data, malformed weights, or nothing kept.
   """
   format = format or formats.Text(tokenizer)
-  if ";" not in source and not re.match(r"\s*[\d.]+:", source):
-    return _open_list(source, format, keep)
+  if not is_mixture(source):
+    return _open_list(source, format, keep, field=field)
   weights, parts = [], []
   names: dict[Hashable, str] = {}
   for part in source.split(";"):
     weight, path = parse_weight(part)
     weights.append(weight)
-    parts.append(_open_list(path, format, keep, names))
+    parts.append(_open_list(path, format, keep, names, field=field))
   if min(weights) / sum(weights) == 0:
     raise errors.UserError(
       f"mixture: the smallest of the weights {weights} rounds to a share of 0;"
       " write numbers that are closer together"
     )
   return store_lib.Mixture(parts, weights)
+
+
+def is_mixture(source: str) -> bool:
+  """Whether a source has weights, as "0.7:pathA;0.3:pathB"."""
+  return ";" in source or re.match(r"\s*[\d.]+:", source) is not None
 
 
 def parse_weight(part: str) -> tuple[float, str]:
@@ -260,6 +267,8 @@ def _open_list(
   format: formats.Format,
   keep: store_lib.Keep | None,
   names: dict[Hashable, str] | None = None,
+  *,
+  field: str,
 ) -> store_lib.TokenStore:
   """Opens comma-separated paths as one store, text after stored tokens."""
   left_out = False
@@ -273,7 +282,7 @@ def _open_list(
   chosen = keep and noted
   stored: dict[str, store_lib.TokenStore] = {}  # each place counts once
   texts: list[str] = []
-  for path in split_list(source):
+  for path in split_list(source, field):
     place = os.path.realpath(path)
     if _holds(path, shards.MANIFEST):
       found = shards.ShardStore(path, format.tokenizer)
@@ -301,7 +310,7 @@ def _open_list(
       texts.append(path)
   stores = list(stored.values())
   if texts:
-    files = files_lib.find_all(texts, names)
+    files = files_lib.find_all(texts, names, field=field)
     stores.append(read_text(source, files, format, chosen))
   stores = [store for store in stores if store.num_tokens]
   if not stores:

@@ -42,7 +42,9 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
   if source:
     format = sources.format_of(data, tokenizer)
-    store = sources.open_source(source, tokenizer, format=format)
+    store = sources.open_source(
+      source, tokenizer, format=format, field="--source"
+    )
   else:
     store = sources.open_text(data, "validation", tokenizer=tokenizer)
   if store.num_tokens < 2:

@@ -203,7 +203,7 @@ def test_two_runs_at_once_are_refused(corpus, tmp_path):
     ({"shard_tokens": 0}, "--shard_tokens=0: give 1 or more"),
     ({"workers": 0}, "--workers=0: give 1 or more"),
     ({"source": "1:a;2:b"}, "is no text"),
-    ({"source": "missing"}, "no such file .*--source"),
+    ({"source": "missing"}, "no such file or folder; check --source$"),
     ({"source": ""}, "^--source is empty"),
     (
       {"source": "stdlib,gs://b/x"},

@@ -172,8 +172,9 @@ def test_mixture(corpus):
 @pytest.mark.parametrize(
   ("source", "message"),
   [
-    ("missing.txt", "no such file or folder"),
-    ("missing.bin", "no such file or folder"),
+    ("missing.txt", "no such file or folder; check data.source$"),
+    ("missing.bin", "no such file or folder; check data.source$"),
+    ("1:missing.txt", "no such file or folder; check data.source$"),
     ("*.txt", "matches no text file"),
     ("empty", "no text files in this folder"),
     ("", "data.source is empty"),
@@ -200,6 +201,12 @@ def test_bad_sources(source, message, tmp_path, monkeypatch):
   with pytest.raises(errors.UserError, match=message) as caught:
     open_all(source)
   assert "\n" not in str(caught.value)
+
+
+def test_a_missing_validation_text_is_named(corpus):
+  data = config_lib.DataConfig(source=corpus, validation="missing.txt")
+  with pytest.raises(errors.UserError, match=r"check data\.validation$"):
+    sources.open_split(data, "validation")
 
 
 @pytest.mark.parametrize(

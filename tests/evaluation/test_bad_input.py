@@ -17,6 +17,11 @@ BAD = {
   "out of runs": (("--task=compare", "--out=gs://b/x"), "--out=gs://b/x: only"),
   "source too long": ((*PERPLEXITY, f"--source={LONG}"), "File name too long"),
   "source below a file": ((*PERPLEXITY, "--source=file/x"), "file/x"),
+  "no source": (
+    (*PERPLEXITY, "--source=no"),
+    "no such file or folder; check -",
+  ),
+  "no paths": ((*PERPLEXITY, "--source=,"), "--source is empty"),
   "source of nobody": ((*PERPLEXITY, "--source=~nobody-of-it"), "no home"),
   "prompt too long": ((*SAMPLE, f"--prompt_file={LONG}"), "File name too long"),
   "prompt of bytes": ((*SAMPLE, "--prompt=a\udcff"), "byte 0xff, which is not"),
