@@ -82,8 +82,8 @@ def run(
       also in a bucket; None for "capacity".
     task: one of `TASKS`.
     step: step of the checkpoint; None is the newest.
-    source: text to evaluate on, in the syntax of `DataConfig.source`; "" is the
-      run's validation split.
+    source: text to evaluate on, in the syntax of `DataConfig.source` without
+      weights; "" is the run's validation split.
     out: folder for results; "" is `eval` in the run's workdir, except in a
       bucket.
     seed: seed of the draws; None is the task's own, usually 0.

@@ -37,9 +37,15 @@ def open_text(checkpoint: load.Checkpoint, source: str) -> store_lib.TokenStore:
   """Opens the text to evaluate on; "" is the run's validation split.
 
   Raises:
-    UserError: there is no text, or nothing to predict in it.
+    UserError: there is no text, or nothing to predict in it, or a source has
+      weights.
   """
   data, tokenizer = checkpoint.config.data, checkpoint.tokenizer
+  if sources.is_mixture(source):
+    raise errors.UserError(
+      f"--source={source}: every text is scored once, whole, so weights mean"
+      " nothing; give paths separated by commas"
+    )
   if source:
     format = sources.format_of(data, tokenizer)
     store = sources.open_source(

@@ -22,6 +22,11 @@ BAD = {
     "no such file or folder; check -",
   ),
   "no paths": ((*PERPLEXITY, "--source=,"), "--source is empty"),
+  "weights": (
+    (*PERPLEXITY, "--source=0.5:file;0.5:file"),
+    "--source=0.5:file;0.5:file: every text is scored once, whole, so weights",
+  ),
+  "a weight": ((*PERPLEXITY, "--source=1:file"), "give paths separated by co"),
   "source of nobody": ((*PERPLEXITY, "--source=~nobody-of-it"), "no home"),
   "prompt too long": ((*SAMPLE, f"--prompt_file={LONG}"), "File name too long"),
   "prompt of bytes": ((*SAMPLE, "--prompt=a\udcff"), "byte 0xff, which is not"),
