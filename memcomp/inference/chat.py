@@ -88,8 +88,10 @@ class Chat:
         default `input`.
 
     Raises:
-      UserError: a stop string is empty, or `tokens` is below 1.
+      UserError: the model's ids stand for no text, a stop string is empty, or
+        `tokens` is below 1.
     """
+    owner.tokenizer.encode("")  # raises if ids stand for no text
     self._owner = owner
     limits.check("tokens", tokens)
     self._tokens = tokens

@@ -224,6 +224,7 @@ def test_other_tasks_say_what_it_was_trained_on(workdir):
     (other, f"trained on rows of task {name}.*configs/{other}.py"),
     ("perplexity", f"rows of task {name}, not on text.*--task={name}"),
     ("sample", "stand for no text"),
+    ("chat", "stand for no text"),
   ):
     with pytest.raises(errors.UserError, match=message) as caught:
       run.run(workdir, task)
