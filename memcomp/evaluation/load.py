@@ -120,6 +120,11 @@ def _of_export(
   )
 
 
+def scale_text(rotary_scale: float) -> str:
+  """Returns "4" for 4.0, and otherwise all digits, for names of results."""
+  return str(float(rotary_scale)).removesuffix(".0")
+
+
 def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   """Stretches rotary positions (NTK), for texts beyond the trained length.
 
@@ -134,8 +139,8 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
   """
   if not 1 <= rotary_scale < math.inf:
     raise errors.UserError(
-      f"--rotary_scale={rotary_scale:g}: give 1 or more, the length over the"
-      " trained length"
+      f"--rotary_scale={scale_text(rotary_scale)}: give 1 or more, the length"
+      " over the trained length"
     )
   config = copy.deepcopy(checkpoint.config)
   # A single pair of channels has one frequency, which NTK does not change.
@@ -160,7 +165,7 @@ def stretch(checkpoint: Checkpoint, rotary_scale: float) -> Checkpoint:
       names = ", ".join(sorted(fixed))
       why = f"{names} has rotary channels that cannot be stretched"
     raise errors.UserError(
-      f"--rotary_scale={rotary_scale:g}: {why}; leave the flag out"
+      f"--rotary_scale={scale_text(rotary_scale)}: {why}; leave the flag out"
     )
   for mixer in rotated:
     mixer.rotary_scale = rotary_scale

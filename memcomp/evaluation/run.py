@@ -172,11 +172,12 @@ def run(
   # Results of the run itself must not be overwritten by those of a named step.
   named = step is not None or pathlib.Path(checkpoint).name == str(opened.step)
   suffix = f"-step{opened.step}" if named else ""
+  stretched = ""
   if rotary_scale is not None:
-    suffix += f"-rotary{rotary_scale:g}"
+    stretched = f"rotary{load.scale_text(rotary_scale)}"
+    suffix += f"-{stretched}"
   if task in _MODULES:
     # Files of slices are named by task and step alone.
-    stretched = "" if rotary_scale is None else f"rotary{rotary_scale:g}"
     folder = report.make_folder(place / stretched)
     if seed is not None:
       given["seed"] = seed
@@ -204,7 +205,8 @@ def run(
   found = tasks.measure(opened, store, settings)
   print(report.model_label(opened, step=True))
   if rotary_scale is not None:
-    print(f"rotary positions stretched by {rotary_scale:g} (NTK)")
+    factor = load.scale_text(rotary_scale)
+    print(f"rotary positions stretched by {factor} (NTK)")
   print(report.whole_text(found))
   report.write_json(path, {**result, "perplexity": found})
   written: list[pathlib.Path | str] = [path]

@@ -111,12 +111,14 @@ def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
   for stretched, before in (
     ([], False),
     (["--rotary_scale=4"], False),
+    (["--rotary_scale=4.0000001"], False),
     ([], True),
   ):
     code, out, err = call(given[0], *needles, *stretched)
     assert (code, err) == (0, "")
     assert ("done before" in out) == before
-  assert (folder / "eval/rotary4/niah-step3.json").exists()
+  for name in ("rotary4", "rotary4.0000001"):
+    assert (folder / "eval" / name / "niah-step3.json").exists()
   result = json.loads(path.read_text())
   assert result["rotary_scale"] == 4
   assert result["config"]["model"]["mixers"]["memory"]["rotary_scale"] == 4
@@ -144,9 +146,18 @@ def test_rotary_positions_beyond_the_trained_length(call, trained, tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("scale", "text"),
+  [(4, "4"), (4.0, "4"), (1.5, "1.5"), (4 + 1e-7, "4.0000001")],
+)
+def test_results_of_other_rotary_scales_have_other_names(scale, text):
+  assert load.scale_text(scale) == text
+
+
+@pytest.mark.parametrize(
   ("scale", "said"),
   [
     ("0.5", "--rotary_scale=0.5: give 1 or more"),
+    ("0.99999999", "--rotary_scale=0.99999999: give 1 or more"),
     ("nan", "--rotary_scale=nan: give 1 or more"),
     ("4", "--rotary_scale=4: trellis has no rotary channels"),
   ],
