@@ -37,8 +37,9 @@ def run(
     opened: the model.
     folder: folder for results; slices with results there are skipped.
     seed: seed of the questions; the default is RULER's.
-    contexts: question lengths in tokens. () is `CONTEXTS`; for a model trained
-      on needles, it is one, two, four and eight times the trained length.
+    contexts: question lengths in tokens; repeated ones are asked once. () is
+      `CONTEXTS`; for a model trained on needles, it is one, two, four and eight
+      times the trained length.
     needles: names in `niah.NEEDLES`. () is all; for such a model, the trained
       one.
     samples: questions per kind and length. None is 500; for such a model, 100.
@@ -74,7 +75,7 @@ def run(
   planned = _fitting(
     [
       describe(name, length, material, opened, samples, seed)
-      for name, length in itertools.product(needles, lengths)
+      for name, length in dict.fromkeys(itertools.product(needles, lengths))
     ],
     opened,
     material,

@@ -206,6 +206,21 @@ def test_a_model_of_needles_is_asked_for_its_own(
   ] == [("single_1", 1000 * times, 100) for times in (1, 2, 4, 8)]
 
 
+def test_what_is_named_twice_is_asked_once(
+  trained, monkeypatch, tmp_path, capsys
+):
+  monkeypatch.setattr(complete, "complete", lambda *_, **__: ([""], 0))
+  niah.run(
+    load.open_checkpoint(trained),
+    tmp_path,
+    contexts=[1100, 1000, 1100],
+    needles=["single_1", "single_1"],
+    samples=1,
+  )
+  lines = capsys.readouterr().out.splitlines()[2:]
+  assert [line.split()[1] for line in lines] == ["1,100", "1,000"]
+
+
 _QUESTION = questions_lib.Sample("?", "7", 0.5, 9)
 
 
