@@ -94,7 +94,8 @@ def run(
     )
     every.append(found)
     print(_line(found, state), flush=True)
-  title = f"{opened.config.name}, step {opened.step}: {samples} questions each"
+  asked = f"{report.counted(samples, 'question')} each"
+  title = f"{opened.config.name}, step {opened.step}: {asked}"
   picture = results.path.with_suffix(".png")
   return [
     results.path,

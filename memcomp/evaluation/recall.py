@@ -58,7 +58,7 @@ def run(
   results = slices.Slices(folder, "recall", opened)
   progress = progress_lib.Progress("answering, rows", samples * len(tasks))
   print(report.model_label(opened, step=True))
-  print(f"{_about(task)}, {samples} rows each\n{_TITLE}")
+  print(f"{_about(task)}, {report.counted(samples, 'row')} each\n{_TITLE}")
   found = []
   for own in tasks:
     key = describe(own, task, samples, seed)

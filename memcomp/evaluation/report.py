@@ -74,13 +74,13 @@ def whole_text(found: dict[str, Any]) -> str:
   if "streamed" not in found:
     count = text["documents"]
     scored = (
-      f"the {whole['bytes']:,} bytes of the answers in {count:,}"
-      f" conversation{'s' * (count != 1)}"
+      f"the {whole['bytes']:,} bytes of the answers in"
+      f" {counted(count, 'conversation')}"
     )
   return (
     f"{number(whole['bits_per_byte'])} bits per byte, perplexity "
     f"{'not finite' if perplexity is None else f'{perplexity:,.3f}'} a token: "
-    f"{scored} in windows of {whole['window']:,} tokens, "
+    f"{scored} in windows of {counted(whole['window'], 'token')}, "
     "each with a fresh state"
   )
 
@@ -105,8 +105,8 @@ def positions(streamed: dict[str, Any]) -> str:
   """Returns the table of bits per byte by position."""
   window, spans = streamed["window"], streamed["rows"]
   lines = [
-    f"bits per byte by position: {spans} span{'s' * (spans != 1)} of "
-    f"{streamed['positions']:,} tokens; trained at {window:,}"
+    f"bits per byte by position: {counted(spans, 'span')} of "
+    f"{counted(streamed['positions'], 'token')}; trained at {window:,}"
   ]
   rows = [("position", "state carried", f"fresh every {window:,}", "gain")]
   for bucket in streamed["buckets"]:
@@ -143,6 +143,11 @@ def throughput(rows: list[dict[str, Any]]) -> str:
       )
     )
   return "\n".join(_aligned(cells))
+
+
+def counted(count: int, noun: str) -> str:
+  """Returns "1 row" or "1,000 rows"."""
+  return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def deviation(values: np.ndarray) -> float | None:

@@ -180,6 +180,19 @@ def test_errors_are_over_spans_that_do_not_overlap(score, store):
   )
 
 
+def test_a_single_span_of_a_single_token(score):
+  store = store_lib.ArrayStore(
+    "two", np.array([97, 98], np.uint8), np.array([2])
+  )
+  stream = text.Stream(store)
+  found = perplexity.streamed(
+    score, stream, BYTES, window=32, lengths=1, rows=1
+  )
+  assert report.positions(found).startswith(
+    "bits per byte by position: 1 span of 1 token; trained at 32\n"
+  )
+
+
 def test_bucket_ranges():
   assert perplexity.bucket_ranges(256, 4096) == [
     (0, 256),

@@ -88,8 +88,7 @@ def run(
 
 def table(found: list[dict[str, Any]]) -> str:
   """Returns both measurements as Markdown tables."""
-  few = min(5, found[0]["draws"])
-  draws = f"{few} draw{'s' * (few != 1)}"
+  draws = report.counted(min(5, found[0]["draws"]), "draw")
   lines = [
     f"| key_dim | keys | decay | capacity | of {draws} | expected |",
     "|---|---|---|---|---|---|",
