@@ -272,6 +272,8 @@ def _open(
   """Opens a checkpoint on `tensor` devices."""
   if tensor == 1:
     return load.open_checkpoint(checkpoint, step)
+  if tensor < 1:
+    raise errors.UserError(f"--tensor={tensor} is not a size; use 1 or more")
   if task not in _MAKE_TEXT:
     raise errors.UserError(
       f"--tensor={tensor}: {task} runs on one device; leave the flag out"

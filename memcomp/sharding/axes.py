@@ -123,12 +123,18 @@ class Rules:
   def constrain(self, x: jax.Array, *names: str | None) -> jax.Array:
     """Constrains the sharding of an activation with these logical axes.
 
+    A time axis of one token is not sharded, so layers may step.
+
     Raises:
       ValueError: the mesh does not divide an axis, so it would be padded.
     """
     mesh = self.active_mesh()
     if mesh is None:
       return x
+    names = tuple(
+      None if name == "time" and size == 1 else name
+      for name, size in zip(names, x.shape, strict=True)
+    )
     self.check_divides(x, *names)
     place = NamedSharding(mesh, self.spec(*names))
     return jax.lax.with_sharding_constraint(x, place)
@@ -304,6 +310,11 @@ def rules_of_types(
   pairs = {}
   for name, place in found.items():
     axes = (place,) if isinstance(place, str) else tuple(place or ())
+    if name == "time" and len(axes) > 1:
+      raise ValueError(
+        f"x's time lies over the mesh axes {axes}, and a layer takes one:"
+        " reshard x"
+      )
     parts = math.prod(mesh.shape[axis] for axis in axes)
     taken = {axis for name in ("batch", "time") for axis in pairs.get(name, ())}
     divides = name != "heads" or heads is None or heads % parts == 0

@@ -42,7 +42,10 @@ BAD = {
   "rows": ((*PERPLEXITY, "--rows=9999999999"), "rows=9999999999: give"),
   "lengths": ((*PERPLEXITY, "--lengths=9999999999"), "lengths=9999999999"),
   "tensor": ((*SAMPLE, "--tensor=9999999999"), "9999999999 devices"),
-  "no tensor": ((*SAMPLE, "--tensor=0"), "--tensor=0 is not a size; use 1"),
+  "no tensor": (
+    (*SAMPLE, "--tensor=0"),
+    "--tensor=0 is not a size; use 1 or more\n",
+  ),
   "two prompts": (
     (*SAMPLE, "--prompt=a", "--prompt_file=file"),
     "--prompt and --prompt_file are both given",

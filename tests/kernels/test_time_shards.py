@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+import rotation
 from jax.sharding import Mesh, PartitionSpec
 
+from memcomp_kernels import FRESH
 from memcomp_kernels.parallel import shard, state_passing, wavefront
 from memcomp_kernels.testing import (
   errors,
@@ -101,6 +103,66 @@ def test_shards_of_time_equal_one(memory, spec, packed, monkeypatch):
   with jax.set_mesh(Mesh(devices, ("fsdp", "tensor", "context"))):
     actual = gradients.value_and_gradients(run, arguments)
   errors.assert_close(actual, expected, tolerances.SHARDED, "sharded")
+
+
+@pytest.mark.parametrize(
+  "name",
+  rotation.cases(
+    ["delta_rule", "rwkv7", "state_space_duality"], ["state_space_duality"]
+  ),
+)
+def test_nan_stays_in_its_document(name):
+  """In values and gradients, as on one device; it fills a shard here."""
+  memory = memories.MEMORIES[name]
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 1, "heads": 2, "key_dim": 4, "value_dim": 4}
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  state, inputs = subject.state(), subject.inputs(16)
+  inputs = inputs._replace(value=inputs.value.at[0, 2].set(np.nan))
+  ids = jax.numpy.asarray([[1] * 6 + [2] * 8 + [0, 2]], "int32")
+
+  def run(inputs):
+    chunk = shard.shard_chunk(
+      memory.op.chunk,
+      batch_axes=(),
+      head_axes=(),
+      time_axis="context",
+      pass_state=memory.op.pass_state(spec),
+    )
+    after, y = chunk(
+      state, inputs, spec=spec, segment_ids=ids, reset_state=FRESH
+    )
+    return jax.numpy.sum(jax.numpy.sin(y[:, 6:])), (after, y[:, 6:])
+
+  def second(inputs):
+    (_, found), d = jax.jit(jax.value_and_grad(run, has_aux=True))(inputs)
+    return found, jax.tree.map(lambda x: x[:, 6:], d)
+
+  expected = second(inputs)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(expected))
+  with jax.set_mesh(Mesh(np.array(jax.devices()[:4]), ("context",))):
+    actual = second(inputs)
+  errors.assert_close(actual, expected, tolerances.SHARDED, name)
+
+
+@pytest.mark.parametrize("axis", ["batch", "time", "heads"])
+def test_what_a_mesh_does_not_divide_is_one_line(axis):
+  memory = memories.MEMORIES["trellis"]
+  spec = next(iter(memory.specs.values()))
+  sizes = {"batch": 2, "heads": 2, "key_dim": 3, "value_dim": 3}
+  time = 7 if axis == "time" else 8
+  if axis != "time":
+    sizes[axis] = 3
+  subject = subjects.Subject(memory, spec, "xla_chunked", tuple(sizes.items()))
+  chunk = shard.shard_chunk(
+    memory.op.chunk, batch_axes=("a",), head_axes=("b",), time_axis="c"
+  )
+  mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("a", "b", "c"))
+  with (
+    jax.set_mesh(mesh),
+    pytest.raises(ValueError, match=rf"^{axis}=[37] does not divide[^\n]*$"),
+  ):
+    chunk(subject.state(), subject.inputs(time), spec=spec)
 
 
 def test_new_segments_start_from_the_state_before_the_first_shard():

@@ -152,10 +152,38 @@ def test_time_on_shards():
 
 
 @pytest.mark.parametrize(
-  "kind",
-  rotation.cases([AxisType.Auto, AxisType.Explicit], [AxisType.Explicit]),
+  "name", rotation.cases(registry.MIXERS, ["gated_delta_net"])
 )
-def test_a_model(kind):
+def test_one_token_where_time_is_sharded(name):
+  """A step, and a call, with the state that a sharded call hands on."""
+
+  @nnx.jit
+  def run(layer, x, state):
+    _, state = layer(x, state)
+    y, state = layer.step(x[:, 0], state)
+    return y, *layer(x[:, 1:2], state)
+
+  expected = run(make(name), X, make(name).init_state(ROWS))
+  rules = sharding.rules(mesh_of(AxisType.Auto), batch="data", time="model")
+  layer = make(name, rules)
+  close(run(layer, X, layer.init_state(ROWS)), expected)
+
+
+OF_HEADS = {"heads": "model", "mlp": "model"}
+
+
+@pytest.mark.parametrize(
+  ("kind", "axes"),
+  rotation.cases(
+    [
+      (AxisType.Auto, OF_HEADS),
+      (AxisType.Explicit, OF_HEADS),
+      (AxisType.Auto, {"time": "model"}),
+    ],
+    [(AxisType.Explicit, OF_HEADS)],
+  ),
+)
+def test_a_model(kind, axes):
   """Logits, a state that is handed on, and steps; on Explicit axes by types."""
   config = decoder.DecoderConfig(
     vocab_size=16,
@@ -175,7 +203,7 @@ def test_a_model(kind):
   model = decoder.Decoder(config, rngs=nnx.Rngs(0))
   expected = run(model, tokens, model.init_state(ROWS))
   mesh = mesh_of(kind)
-  told = sharding.rules(mesh, batch="data", heads="model", mlp="model")
+  told = sharding.rules(mesh, batch="data", **axes)
   if kind == AxisType.Auto:
     sharding.use(model, told)
   told.place(model)
@@ -274,6 +302,15 @@ def test_time_that_does_not_divide_is_named(name):
     ValueError, match=r"^time=14 does not divide over the mesh"
   ):
     jax.eval_shape(layer, X[:, :14])
+
+
+def test_types_that_cut_time_over_two_axes():
+  spec = PartitionSpec(None, ("data", "model"))
+  mesh = mesh_of(AxisType.Explicit)
+  with jax.set_mesh(mesh):
+    x = jax.device_put(X, NamedSharding(mesh, spec))
+    with pytest.raises(ValueError, match=r"^x's time lies over the mesh axes"):
+      make("gated_delta_net")(x)
 
 
 def test_rules_of_another_mesh_than_that_in_use():

@@ -8,6 +8,7 @@ sharded do shards pass the state on (`state_passing`).
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,10 +84,15 @@ def shard_chunk(
         raise TypeError("FRESH asks for the chunk of an op, not a function")
       # The state is made here, for all heads, because `shard_map` cuts arrays.
       reset_state = op.fresh_state(state, keywords["spec"])
-    shards = in_use.shape.get(time_axis, 1)
+    time = jax.tree.leaves(inputs)[0].shape[1]
+    # A single token is on every shard.
+    shards = in_use.shape.get(time_axis, 1) if time > 1 else 1
+    time_axes: Axes = (time_axis,) if time_axis and shards > 1 else ()
+    _check_divides(
+      in_use, inputs, batch=batch_axes, time=time_axes, heads=head_axes
+    )
     if shards > 1 and max_position is not None:
       # This bound holds on every shard, including the last one.
-      time = jax.tree.leaves(inputs)[0].shape[1]
       keywords["max_position"] = max_position + time - time // shards
     function = functools.partial(chunk, **keywords)
 
@@ -95,7 +101,6 @@ def shard_chunk(
       rows = PartitionSpec(batch_axes)
       return jax.tree.map(lambda x: heads_too if x.ndim > 1 else rows, tree)
 
-    time_axes = (time_axis,) if shards > 1 else ()
     token_spec = PartitionSpec(batch_axes, time_axes, head_axes)
 
     def local(state, reset_state, inputs, segment_ids):
@@ -133,3 +138,15 @@ def shard_chunk(
     return state, outputs, None if stats is None else solver.total(stats)
 
   return sharded
+
+
+def _check_divides(mesh: Any, inputs: Any, **axes: Axes) -> None:
+  """Raises ValueError if the mesh does not divide an axis of the inputs."""
+  for x in jax.tree.leaves(inputs):
+    for (name, places), size in zip(axes.items(), x.shape, strict=False):
+      parts = math.prod(mesh.shape[place] for place in places)
+      if size % parts:
+        raise ValueError(
+          f"{name}={size} does not divide over the mesh axes {places} ="
+          f" {parts}; change {name}, or leave it on one device"
+        )

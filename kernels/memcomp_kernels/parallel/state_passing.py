@@ -79,17 +79,36 @@ def linear(
     reset_state=reset,
   )
 
-  def then(first, second):
-    """Combines [B | A] of `first`, then of `second`, where M -> A M + B."""
-    found = einsum("bhij,bhjv->bhiv", second[..., value_dim:], first)
-    return found.at[..., :value_dim].add(second[..., :value_dim])
+  def then(memory, change):
+    """Applies M -> A M + B, given [B | A] and whether a segment started."""
+    matrix, restarted = change
+    if restarted is not None:
+      # A is zero there, and zero times what is not finite would not be.
+      memory = contract.batched_where(restarted, jnp.zeros_like(memory), memory)
+    found = einsum("bhij,bhjv->bhiv", matrix[..., value_dim:], memory)
+    return found.at[..., :value_dim].add(matrix[..., :value_dim])
 
-  nothing = jnp.concatenate([zeros, ones], axis=-1)
-  earlier = scan_before(then, axis, after.memory, nothing)
-  first = then(state.memory, earlier)
-  last = after._replace(memory=then(first, after.memory))
-  probes = outputs[..., value_dim:].astype(first.dtype)
-  read = einsum("bthk,bhkv->bthv", probes, first)
+  def both(first, second):
+    (matrix, restarted), (_, later) = first, second
+    either = None if restarted is None else restarted | later
+    return then(matrix, second), either
+
+  restarted, reads = None, lambda x: x
+  if segment_ids is not None:
+    starts, _ = contract.segment_starts(segment_ids, before)
+    continues = (jnp.cumsum(starts, axis=1) == 0) & (segment_ids != 0)
+    restarted = jnp.any(starts, axis=1)
+
+    def reads(x):  # of the tokens that continue the segment before the shard
+      return jnp.where(continues[..., None, None], x, 0)
+
+  own = after.memory, restarted
+  none = None if restarted is None else jnp.zeros_like(restarted)
+  nothing = jnp.concatenate([zeros, ones], axis=-1), none
+  first = then(state.memory, scan_before(both, axis, own, nothing))
+  last = after._replace(memory=then(first, own))
+  probes = reads(outputs[..., value_dim:].astype(first.dtype))
+  read = reads(einsum("bthk,bhkv->bthv", probes, first))
   outputs = outputs[..., :value_dim] + read.astype(outputs.dtype)
   return of_last(last, axis), outputs, *stats
 
