@@ -104,7 +104,7 @@ def arguments(case: Case, engine: form_lib.Engine):
 def whole_pass(case: Case, *, xla: bool = False) -> tuple[Callable, tuple]:
   """A case's pass, by its kernels or by the XLA form, and its arguments."""
   if case.memory == "key_value_means":
-    run = key_value_means_tile.run if xla else key_value_means_tpu.run
+    run = key_value_means_tile.run if xla else key_value_means_tpu.ENGINE
     return tpu_cases.key_value_means_tile(case, run)
   engine = form_lib.ENGINE if xla else case.engine
   function = functions(case, engine)[case.direction == "backward"]

@@ -150,6 +150,8 @@ def room(
   if not op.room or getattr(spec, "window_size", None) is not None:
     return
   time, read = check.sizes["time"], greatest(state.position)
+  if not isinstance(time, int):  # symbolic
+    return
   held = "" if read is None else f" and holds {read}"
   needed, what = time + (read or 0), f"{time} more need"
   if segment_ids is not None:
@@ -172,15 +174,22 @@ def room(
       )
 
 
-def lengths(op: Any, sizes: shapes.Sizes) -> dict[str, int]:
-  """Returns the room that a direct call gives a fresh state; see `Op.room`."""
+def lengths(op: Any, sizes: shapes.Sizes, options: Any) -> dict[str, int]:
+  """Returns the room that a direct call gives a fresh state; see `Op.room`.
+
+  Not that which `options` of the call give.
+  """
+  found = {}
   for option, axis in op.room.items():
+    if option in options:
+      continue
     if not isinstance(sizes[axis], int):
       raise ValueError(
-        f"{op.name}: {axis}={sizes[axis]} is symbolic, and the {option} of a"
-        " fresh state is a number; pass a state"
+        f"{op.name}: {axis}={sizes[axis]} is symbolic, and a fresh state has"
+        f" room for a number of tokens; pass {option}= or a state"
       )
-  return {option: max(1, sizes[axis]) for option, axis in op.room.items()}
+    found[option] = max(1, sizes[axis])
+  return found
 
 
 def _greatest_position(state: Any) -> int | None:

@@ -40,7 +40,8 @@ class Op:
     State: NamedTuple of annotated arrays, with `segment_id`.
     token_step: (state, inputs without time, *, spec) -> (state, y).
     forms: all implementations but the step under `lax.scan`, by name:
-      `dispatch.Call` -> (state, y), or a `dispatch.Kernel`.
+      `dispatch.Call` -> (state, y) or (state, y, statistics or None), or a
+      `dispatch.Kernel`.
     tiled: names of the forms that read a `tiling`, where there is a `Tiling`.
     order: names of the arrays that a direct call also takes by position.
     names: maps a field of `Inputs` to its name in a direct call, in addition to
@@ -240,6 +241,7 @@ class Op:
     state: Any,
     inputs: Any,
     *,
+    spec: Any,
     implementation: Implementation = None,
     **options: Any,
   ) -> tuple[Any, jax.Array, Any]:
@@ -251,8 +253,9 @@ class Op:
       What `chunk` returns, and `solver.Stats` of `[batch, heads]`, or None
       where nothing was solved.
     """
-    call = dispatch.Call(state, inputs, **options)
-    spec, segment_ids, reset_state, max_position, tiling = call[2:]
+    call = dispatch.Call(state, inputs, spec, **options)
+    segment_ids, reset_state = call.segment_ids, call.reset_state
+    max_position, tiling = call.max_position, call.tiling
     contract.check_reset(self.name, segment_ids, reset_state, max_position)
     checks.kinds(self, state=state, inputs=inputs, spec=spec)
     if reset_state is not None and reset_state is not contract.FRESH:
@@ -351,7 +354,7 @@ class Op:
         segment_ids = checks.segment_ids(self, segment_ids)
       if state is None:
         given = self._given(check.sizes)
-        given |= checks.lengths(self, check.sizes)
+        given |= checks.lengths(self, check.sizes, options)
         dtype = contract.accumulation_dtype(*jax.tree.leaves(inputs))
         state = self.init_state(spec, dtype=dtype, **given | options)
         if reset_state is contract.FRESH:

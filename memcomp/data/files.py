@@ -157,7 +157,7 @@ def _find_stdlib() -> list[TextFile]:
   if not found:
     raise errors.UserError(
       f"source stdlib: no library sources in {root}; install the interpreter "
-      "with its sources, or set data.source to text files"
+      "with its sources, or give text files"
     )
   return found
 

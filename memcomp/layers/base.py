@@ -285,9 +285,9 @@ class Mixer(nnx.Module):
     ids, first = options.get("segment_ids"), options.get("first_value")
     call_checks.check(self, x, "batch, time", state, ids, first)
     call_checks.check_state(self, x.shape[0], state)
+    x, state, options = explicit.as_jax((x, state, options))
     if not x.shape[1]:
       return x, state, None
-    x, state, options = explicit.as_jax((x, state, options))
     return self._sequence(x, state, Call(**options))
 
   def step(

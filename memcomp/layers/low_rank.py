@@ -1,4 +1,4 @@
-"""A low-rank linear map, with the released rules of RWKV-7."""
+"""Low-rank linear maps, with ranks and initial values of released RWKV-7."""
 
 import math
 
@@ -14,14 +14,14 @@ def released_rank(d_model: int, factor: float) -> int:
   return max(32, 32 * round(factor * math.sqrt(d_model) / 32))
 
 
-def place(width: int) -> jax.Array:
-  """Evenly spaced numbers from 0 to 1, one a channel."""
+def ramp(width: int) -> jax.Array:
+  """Evenly spaced numbers from 0 to 1, one number per channel."""
   return jnp.arange(width) / max(width - 1, 1)
 
 
 def value_share_bias(width: int) -> jax.Array:
   """The initial logit of a value residual's weight, by channel."""
-  return 0.73 - 0.4 * (place(width) - 0.5)
+  return 0.73 - 0.4 * (ramp(width) - 0.5)
 
 
 def pair(

@@ -134,7 +134,7 @@ class RWKV7(base.Mixer):
       bias=_decay_bias(heads, key_dim, jnp.zeros(())),
       rngs=make.rngs,
     )
-    place = low_rank.place(key_width) - 0.5
+    place = low_rank.ramp(key_width) - 0.5
     self.rate = low_rank.LowRank(
       d_model,
       ranks["rate"],
@@ -286,12 +286,12 @@ class RWKV7(base.Mixer):
 
 def _zigzag(heads: int, dim: int) -> jax.Array:
   """Signed squares of numbers from -1 to 1, repeated for each head."""
-  ramp = 2 * low_rank.place(dim) - 1
+  ramp = 2 * low_rank.ramp(dim) - 1
   return jnp.tile(ramp * jnp.abs(ramp), heads)
 
 
 def _decay_bias(heads: int, dim: int, layer: jax.Array) -> jax.Array:
   """w0 of a `layer` in [0, 1], first to last; early channels forget slowly."""
-  place = low_rank.place(heads * dim)
+  place = low_rank.ramp(heads * dim)
   ramp = -6 + 6 * place ** (1 + layer**0.3)
   return ramp + 0.5 + 2.5 * _zigzag(heads, dim)

@@ -297,7 +297,8 @@ def _choose(
   if differ:
     notes.append(
       f"the runs have answered different questions in {', '.join(differ)};"
-      " evaluate them again with the same flags"
+      " evaluate them again with the same flags and --seed (questions of niah"
+      " also follow the tokenizer)"
     )
   if passed:
     notes.append(

@@ -287,7 +287,10 @@ def bits(layout: Layout, step: int) -> jax.Array | None:
 
 
 def kept(layout: Layout, d_start: Any) -> Any:
-  """Returns `d_start` where a row without a last chunk passes its start on."""
+  """Returns the gradient of chunk starts that rows hand on unchanged.
+
+  These are rows without a last chunk; it is zero in all others.
+  """
   return where_last(layout, jax.tree.map(jnp.zeros_like, d_start), d_start)
 
 

@@ -32,8 +32,8 @@ def flags(layout: layout_lib.Layout) -> dict[str, jax.Array] | None:
   """Returns the tile flags of `layout` as int32, or None if it is uniform."""
   if layout_lib.uniform(layout):
     return None
-  flags = layout_lib.tile_flags(layout)
-  return {name: x.astype(jnp.int32) for name, x in flags.items()}
+  found = layout_lib.tile_flags(layout)
+  return {name: x.astype(jnp.int32) for name, x in found.items()}
 
 
 def too_large(

@@ -39,7 +39,8 @@ def shard_chunk(
       must be the method of an op if `reset_state` may be `FRESH`.
     batch_axes: mesh axes over which batch is sharded.
     head_axes: mesh axes over which heads are sharded.
-    time_axis: mesh axis over which time is sharded, if any.
+    time_axis: mesh axis over which time is sharded, if any. A single token is
+      on every shard.
     mesh: the mesh; None is the mesh in use (`jax.set_mesh`).
     pass_state: how shards of time pass the state on, see `state_passing`.
     with_stats: whether `chunk` also returns `solver.Stats` `[batch,
@@ -85,7 +86,6 @@ def shard_chunk(
       # The state is made here, for all heads, because `shard_map` cuts arrays.
       reset_state = op.fresh_state(state, keywords["spec"])
     time = jax.tree.leaves(inputs)[0].shape[1]
-    # A single token is on every shard.
     shards = in_use.shape.get(time_axis, 1) if time > 1 else 1
     time_axes: Axes = (time_axis,) if time_axis and shards > 1 else ()
     _check_divides(
@@ -142,11 +142,12 @@ def shard_chunk(
 
 def _check_divides(mesh: Any, inputs: Any, **axes: Axes) -> None:
   """Raises ValueError if the mesh does not divide an axis of the inputs."""
-  for x in jax.tree.leaves(inputs):
+  for path, x in jax.tree.leaves_with_path(inputs):
     for (name, places), size in zip(axes.items(), x.shape, strict=False):
       parts = math.prod(mesh.shape[place] for place in places)
       if size % parts:
+        of = jax.tree_util.keystr(path).lstrip(".")
         raise ValueError(
-          f"{name}={size} does not divide over the mesh axes {places} ="
-          f" {parts}; change {name}, or leave it on one device"
+          f"{name}={size} of {of} does not divide over the mesh axes {places}"
+          f" = {parts}; change {name}, or leave it on one device"
         )
