@@ -43,7 +43,9 @@ _TASK = flags.DEFINE_string(
 )
 _STEP = flags.DEFINE_integer("step", None, "Step to read. Default: the newest.")
 _SOURCE = flags.DEFINE_string(
-  "source", "", "Text to score. Default: the run's validation split."
+  "source",
+  "",
+  "Text to score: paths joined by commas. Default: the run's validation split.",
 )
 _OUT = cli.DEFINE_path("out", "", "Folder for results. Default: RUN/eval.")
 _SEED = flags.DEFINE_integer(

@@ -25,7 +25,7 @@ from jax import lax
 from memcomp_kernels import contract, dispatch
 from memcomp_kernels.chunking import form as form_lib
 from memcomp_kernels.math import activations, decay, solver
-from memcomp_kernels.trellis import reference, tilings
+from memcomp_kernels.trellis import tilings
 
 
 def form(call: dispatch.Call) -> form_lib.Form:
@@ -46,14 +46,15 @@ def form(call: dispatch.Call) -> form_lib.Form:
   )
 
 
-def lay_for_kernels(inputs: reference.Inputs) -> reference.Inputs:
+def bounded(call: dispatch.Call) -> dispatch.Call:
   """Bounds log decays for kernels that sum those of a tile in one float32.
 
   At -30 a memory keeps 1e-13 of its content. That is far below float32's
   precision next to anything written later. A sum of 64 such log decays still
   leaves later decays an error of at most 6e-5.
   """
-  return inputs._replace(log_decay=jnp.maximum(inputs.log_decay, -30.0))
+  log_decay = jnp.maximum(call.inputs.log_decay, -30.0)
+  return call._replace(inputs=call.inputs._replace(log_decay=log_decay))
 
 
 def run(

@@ -261,8 +261,7 @@ def form(call: dispatch.Call) -> form_lib.Form:
 
 def chunk(call: dispatch.Call) -> tuple:
   """Computes what `reference` does, by kernels; see `Op.chunk`."""
-  laid = call._replace(inputs=tile.lay_for_kernels(call.inputs))
-  return chunked.run(form(call), laid)
+  return chunked.run(form(call), tile.bounded(call))
 
 
 def _several(call: dispatch.Call) -> bool:
