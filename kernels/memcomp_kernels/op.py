@@ -245,9 +245,7 @@ class Op:
     implementation: Implementation = None,
     **options: Any,
   ) -> tuple[Any, jax.Array, Any]:
-    """Runs `chunk`, and also returns the statistics of `math.solver`.
-
-    Takes the arguments of `chunk`.
+    """Runs `chunk`, whose arguments it takes, and also returns statistics.
 
     Returns:
       What `chunk` returns, and `solver.Stats` of `[batch, heads]`, or None
