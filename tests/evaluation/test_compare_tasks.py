@@ -118,7 +118,8 @@ SEVERAL = (
       [(0.75, 3, "a"), (0.5, 9, "b")],
       [(0.25, 9, "c")],
       "0.5 0.25",
-      f"{DIFFER} again with the same flags\n{SEVERAL}",
+      f"{DIFFER} again with the same flags and --seed (questions of niah also"
+      f" follow the tokenizer)\n{SEVERAL}",
     ),
   ],
 )
