@@ -313,18 +313,24 @@ def test_the_table_in_the_docs():
     assert set(re.findall("`([a-z_0-9]+)`", said)) == set(names), lines
 
 
+def exported(call, arrays, axis, name):
+  """What the export of `call` gives, made for any size of an axis."""
+  (size,) = export.symbolic_shape(name)
+
+  def shape(x):
+    sizes = *x.shape[:axis], size, *x.shape[axis + 1 :]
+    return jax.ShapeDtypeStruct(sizes, x.dtype)
+
+  return export.export(jax.jit(call))(jax.tree.map(shape, arrays)).call(arrays)
+
+
 @CASES
 def test_exported_for_any_batch(name):
   """By `jax.export`, whose symbols are no numbers."""
   case = op_cases.CASES[name]
   arrays = case.arrays(case.inputs())
-  (batch,) = export.symbolic_shape("batch")
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), arrays
-  )
-  call = jax.jit(case)
-  found = export.export(call)(shapes).call(arrays)
-  errors.assert_close(found, call(arrays), 1e-5, name)
+  found = exported(case, arrays, 0, "batch")
+  errors.assert_close(found, jax.jit(case)(arrays), 1e-5, name)
 
 
 @CASES
@@ -332,24 +338,21 @@ def test_exported_for_any_time(name):
   """By the reference. Other forms refuse; a fresh state may need a length."""
   case = op_cases.CASES[name]
   arrays = case.arrays(case.inputs())
-  (time,) = export.symbolic_shape("time")
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((x.shape[0], time, *x.shape[2:]), x.dtype),
-    arrays,
-  )
+  calls = [case]
   if name == "softmax_attention":
     with pytest.raises(
       ValueError, match=r"time=time is symbolic.*pass length= or"
     ):
-      export.export(jax.jit(case))(shapes)
+      exported(case, arrays, 1, "time")
     length = arrays["q"].shape[1]
     _, state = case(arrays, length=2 * length)
-    given = jax.jit(functools.partial(case, state=state))
-    with_state = export.export(given)(shapes).call(arrays)
-    errors.assert_close(with_state, given(arrays), 1e-5, name)
-    case = functools.partial(case, length=length)
-  found = export.export(jax.jit(case))(shapes).call(arrays)
-  errors.assert_close(found, jax.jit(case)(arrays), 1e-5, name)
+    calls = [
+      functools.partial(case, state=state),
+      functools.partial(case, length=length),
+    ]
+  for call in calls:
+    found = exported(call, arrays, 1, "time")
+    errors.assert_close(found, jax.jit(call)(arrays), 1e-5, name)
   with pytest.raises(NotImplementedError, match="time=time is symbolic"):
-    form = functools.partial(case, implementation="xla_chunked")
-    export.export(jax.jit(form))(shapes)
+    form = functools.partial(calls[-1], implementation="xla_chunked")
+    exported(form, arrays, 1, "time")
