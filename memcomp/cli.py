@@ -90,6 +90,7 @@ def guard(
       the same command resumes.
   """
   streams.prepare()
+  _repeat_lost_signals()
   try:
     catch_sigterm()
     code = program() or 0
@@ -120,6 +121,35 @@ def catch_sigterm() -> None:
   """Makes SIGTERM, which schedulers send, clean up like Ctrl-C."""
   if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, errors.terminate)
+
+
+@functools.cache  # Once is enough.
+def _repeat_lost_signals() -> None:
+  """Sends a signal again whose exception Python has dropped.
+
+  It drops those of `__del__` and of callbacks of weak references, and a signal
+  may come while one runs, most often while modules are imported.
+  """
+  show = sys.unraisablehook
+
+  def unraisable(about: "sys.UnraisableHookArgs") -> None:
+    number = _number_of(about.exc_value)
+    if number is None:
+      show(about)
+      return
+    # Raised here, it would be dropped again.
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+  sys.unraisablehook = unraisable
+
+
+def _number_of(error: BaseException | None) -> int | None:
+  """The signal whose handler raised an exception, or None."""
+  if isinstance(error, KeyboardInterrupt):
+    return signal.SIGINT
+  return signal.SIGTERM if isinstance(error, errors.Terminated) else None
 
 
 def require(name: str) -> Any:

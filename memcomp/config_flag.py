@@ -94,11 +94,17 @@ def value_of(name: str, argv: list[str]) -> str | None:
 
 
 def with_path(argv: list[str]) -> list[str]:
-  """Returns `argv` with the path of a config that is given by its name."""
+  """Returns `argv` with the path of a config that is given by its name.
+
+  Raises:
+    UserError: there are two configs.
+  """
   value = value_of("config", argv)
   if value is None:
     return argv
   index = _index_of("config", argv)
+  if value_of("config", argv[index + 1 :]) is not None:
+    raise errors.UserError("--config is given twice; give one config")
   flag, equals, _ = argv[index].partition("=")
   path = named_configs.path_of(value)
   given = [f"{flag}={path}"] if equals else [flag, path]

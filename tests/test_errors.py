@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -95,6 +96,33 @@ def test_a_guarded_program(capsys):
   assert lines[1].startswith("prepare: not enough memory")
   with pytest.raises(KeyError):  # a bug keeps its traceback
     cli.guard(fails(KeyError("x")))
+
+
+LOST = """
+import os, signal, sys, time
+from memcomp import cli, errors
+class Ends:
+  def __del__(self):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    for _ in range(9): pass
+def program():
+  Ends()
+  time.sleep(30)
+sys.exit(cli.guard(program, interrupted=errors.EXIT_RESUMABLE))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_object_ends(number):
+  """Python drops the exception that its handler raises there."""
+  done = subprocess.run(
+    [sys.executable, "-c", LOST, str(int(number))],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == errors.EXIT_RESUMABLE
+  assert done.stderr == "\ninterrupted; the same command goes on\n"
 
 
 PROGRAM = """

@@ -29,9 +29,9 @@ class Model(model_lib.TemplateLM):
   """Answers the harness's requests.
 
   Attributes:
-    longest: tokens of the longest text so far, including its continuation.
-    beyond: number of requests longer than in training; they are read
-      completely.
+    longest: greatest number of tokens read for a request so far: all of its
+      text but the last token, to which nothing follows.
+    beyond: number of requests for which more tokens are read than in training.
   """
 
   def __init__(
@@ -59,6 +59,7 @@ class Model(model_lib.TemplateLM):
     self._window = opened.config.data.sequence_length
     self._prefix = _prefix(opened.tokenizer)
     self.longest = self.beyond = 0
+    self._unused: set[str] = set()
 
   @property
   def eot_token_id(self) -> int:
@@ -149,6 +150,7 @@ class Model(model_lib.TemplateLM):
     progress = progress_lib.Progress("answering, requests", len(requests))
     for key, indices in groups.items():
       settings = json.loads(key)
+      self._name_unused(settings.keys() - _KNOWN)
       stops = [string for string in settings["until"] if string]
       # Batch texts of similar lengths.
       indices.sort(key=lambda i: len(texts[i]), reverse=True)
@@ -201,19 +203,32 @@ class Model(model_lib.TemplateLM):
 
   def _note(self, lengths: Iterable[int]) -> None:
     for length in lengths:
-      self.longest = max(self.longest, length)
-      self.beyond += length > self._window
+      read = length - 1
+      self.longest = max(self.longest, read)
+      self.beyond += read > self._window
+
+  def _name_unused(self, settings: set[str]) -> None:
+    for name in sorted(settings - self._unused):
+      print(f"note: the generation setting {name} of a task has no effect here")
+    self._unused |= settings
 
   def _draws(self, settings: dict[str, Any], index: int) -> sample.Settings:
+    """Returns a task's settings for a request, which are None by default."""
+    given = {
+      name: settings[name] for name in _DRAWS if settings.get(name) is not None
+    }
     if not settings["do_sample"]:
-      return complete.GREEDY
-    return sample.Settings(
-      temperature=settings.get("temperature", 1.0),
-      top_p=settings.get("top_p", 1.0),
-      top_k=settings.get("top_k", 0),
-      # Repeated requests must get different samples.
-      seed=(self._seed + index) % 2**32,
-    )
+      given["temperature"] = 0.0
+    # Repeated requests must get different samples.
+    given["seed"] = (self._seed + index) % 2**32
+    try:
+      return sample.Settings(**given)
+    except errors.UserError as error:
+      raise errors.UserError(f"the generation of a task: {error}") from error
+
+
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_KNOWN = {*_DRAWS, "do_sample", "until", "max_gen_toks"}
 
 
 def _prefix(tokenizer: tokenizer_lib.Tokenizer) -> int:

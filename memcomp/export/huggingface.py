@@ -128,18 +128,12 @@ def load_params(
   config, mixer = _config(folder, read.settings(folder))
   with tensors.opened(folder) as arrays:
     mapping = _mapping(config, mixer.key_dim)
-    spare = sorted(
-      name
-      for name in arrays.names - {name for name, _ in mapping.values()}
-      # Older versions saved these tables, and sometimes a tied head.
-      if not name.endswith("rotary_emb.inv_freq")
-      and not (config.tied_embeddings and name == _TOP["head.weight"])
-    )
-    if spare:
-      raise errors.UserError(
-        f"{folder} has arrays that a {'/'.join(MODEL_TYPES)} model has not:"
-        f" {', '.join(spare[:3])}{' ...' if len(spare) > 3 else ''}"
-      )
+    known = {name for name, _ in mapping.values()}
+    # Older versions saved these tables, and sometimes a tied head.
+    known |= {x for x in arrays.names if x.endswith("rotary_emb.inv_freq")}
+    if config.tied_embeddings:
+      known.add(_TOP["head.weight"])
+    arrays.check_all_in(known, f"a {'/'.join(MODEL_TYPES)} model")
 
     def get(name: str) -> np.ndarray:
       theirs, change = mapping[name]

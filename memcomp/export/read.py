@@ -18,6 +18,9 @@ FORMAT = "memcomp"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 ORBAX = "params"
+FORMATS = ("safetensors", "orbax")
+VERSION = 1
+"""Of the folder: `format_version` of `config.json`."""
 
 
 class Exported(NamedTuple):
@@ -96,11 +99,20 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     raise errors.UserError(
       f"{folder} is damaged ({problem}); restore it from a copy"
     )
+  if (version := meta.get("format_version")) != VERSION:
+    raise errors.UserError(
+      f"{folder} is in another version of the format ({version}, not"
+      f" {VERSION}); read it with the version of memcomp that wrote it"
+    )
   config = config_of(folder)
   with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
     model = abstract.model_of(config.model)
     kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
+    if kind not in FORMATS:
+      raise ValueError(f"arrays={kind!r}")
     ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
+    if not all(0 <= end < config.model.vocab_size for end in ends or ()):
+      raise ValueError(f"ends={ends}, vocab_size={config.model.vocab_size}")
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
   if ends is not None:
     tokenizer.ends = ends
@@ -114,6 +126,8 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
       params = reader.restore(folder / ORBAX, abstract.params_of(model, mesh))
   else:
     with tensors.opened(folder) as arrays:
+      known = {entry.name for entry in names.entries(config.model)}
+      arrays.check_all_in(known, "the model of its config.json")
       params = names.unflatten(config.model, arrays, mesh)
   return Exported(
     abstract.merge(model.graphdef, params), tokenizer, config, meta

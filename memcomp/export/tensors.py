@@ -8,7 +8,7 @@ maps each array to its file.
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,15 @@ class Arrays:
         f"{self._folder / file} cannot be read: {error}; restore it and {INDEX}"
         " from one copy"
       ) from error
+
+  def check_all_in(self, known: Collection[str], model: str) -> None:
+    """Raises UserError if there are others than those of `model`."""
+    spare = sorted(self.names - set(known))
+    if spare:
+      raise errors.UserError(
+        f"{self._folder} has arrays that {model} has not:"
+        f" {', '.join(spare[:3])}{' ...' if len(spare) > 3 else ''}"
+      )
 
 
 @contextlib.contextmanager

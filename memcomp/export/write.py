@@ -23,7 +23,6 @@ from memcomp.evaluation import load
 from memcomp.export import names, read, tensors
 from memcomp.models import abstract
 
-FORMATS = ("safetensors", "orbax")
 DTYPES = {
   "float32": np.dtype(np.float32),
   "bfloat16": np.dtype(jnp.bfloat16),
@@ -79,7 +78,7 @@ def export(
 
 def _check(format: str, dtype: str, shard_bytes: int) -> None:
   for name, value, choices in (
-    ("format", format, FORMATS),
+    ("format", format, read.FORMATS),
     ("dtype", dtype, DTYPES),
   ):
     if value not in choices:
@@ -121,7 +120,7 @@ def _write_config(
   meta: dict[str, Any] = {
     **opened.meta,
     "format": read.FORMAT,
-    "format_version": 1,
+    "format_version": read.VERSION,
     "arrays": format,
     "dtype": dtype,
     "step": opened.step,

@@ -178,7 +178,8 @@ class RWKV7(base.Mixer):
     if self.decay.bias is not None:
       # Between 0 for the first layer and 1 for the last.
       place = depth * layers / max(layers - 1, 1)
-      self.decay.bias[...] = _decay_bias(self.heads, self.key_dim, place)
+      bias = _decay_bias(self.heads, self.key_dim, place)
+      self.decay.bias[...] = bias.astype(self.decay.bias.dtype)
     scale = jnp.full_like(self.norm_scale[...], (depth + 1 / layers) ** 0.7)
     self.norm_scale[...] = scale
 

@@ -114,7 +114,7 @@ class TokenShift(nnx.Module):
 
   def at_depth(self, depth: jax.Array) -> None:
     """Reinitializes the amounts for a layer at `depth` in [0, 1)."""
-    self.amount[...] = self._amount(depth)
+    self.amount[...] = self._amount(depth).astype(self.amount.dtype)
 
   def init_state(self, batch: int) -> jax.Array:
     """The state before the first token."""

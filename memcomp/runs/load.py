@@ -99,6 +99,8 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
     UserError: there is none.
   """
   path = paths.of(path)
+  if not paths.is_remote(path) and not path.name.isdecimal():
+    path = paths.of(os.path.realpath(path))  # it may be a link to a step
   # An export has no meta, and its folder may be called anything.
   is_step = (path / "meta").is_dir() or path.parent.name == workdir.CHECKPOINTS
   if path.name.isdecimal() and is_step and (path / "params").is_dir():

@@ -287,6 +287,12 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   """
   if workdir.exists() and not workdir.is_dir():
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
+  for folder in (workdir.resolve(), *workdir.resolve().parents):
+    if folder.name == CHECKPOINTS and (folder.parent / CONFIG).exists():
+      raise errors.UserError(
+        f"{workdir} is among the checkpoints of the run {folder.parent}, which"
+        " removes old ones; choose another --workdir"
+      )
   path = workdir / CONFIG
   if path.exists():
     saved = _read(path)

@@ -257,8 +257,8 @@ def rules(mesh: Mesh | None = None, /, **axes: str | tuple[str, ...]) -> Rules:
     axes: one or several mesh axes for each logical name (`NAMES`).
 
   Raises:
-    ValueError: the logical name is unknown, `mesh` lacks an axis, or time maps
-      to several axes.
+    ValueError: the logical name is unknown, `mesh` lacks an axis, time maps to
+      several axes, or two of batch, time and heads to one.
   """
   pairs = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in axes.items()}
   for name, places in pairs.items():
@@ -273,7 +273,9 @@ def rules(mesh: Mesh | None = None, /, **axes: str | tuple[str, ...]) -> Rules:
       )
   if len(pairs.get("time", ())) > 1:
     raise ValueError(f"time={axes['time']!r} must be one mesh axis")
-  return Rules(tuple(sorted(pairs.items())), mesh)
+  found = Rules(tuple(sorted(pairs.items())), mesh)
+  found.spec("batch", "time", "heads")  # axes of every memory's inputs
+  return found
 
 
 def use(module: nnx.Module, rules: Rules) -> None:

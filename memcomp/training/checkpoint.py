@@ -42,7 +42,11 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-  """The checkpoints of a run, for the process that writes them."""
+  """The checkpoints of a run, for the process that writes them.
+
+  Attributes:
+    place: folder that has the folder of checkpoints.
+  """
 
   def __init__(self, directory: str | os.PathLike, *, keep: int):
     """Opens `<directory>/checkpoints`, and removes remains of killed saves.
@@ -54,8 +58,9 @@ class Checkpoints:
     Raises:
       UserError: it cannot be written.
     """
-    self._root = paths.of(directory) / workdir.CHECKPOINTS
-    self._aside = paths.of(directory) / workdir.DAMAGED
+    self.place = paths.of(directory)
+    self._root = self.place / workdir.CHECKPOINTS
+    self._aside = self.place / workdir.DAMAGED
     self._saving: int | None = None
     self._hashing: threading.Thread | None = None
     self._hash_error: Exception | None = None

@@ -157,7 +157,7 @@ def train(
         progress.end()
         _report(
           f"{cause or 'another process was stopped'}: saved step {number} in"
-          f" {run.workdir}; the same command goes on from there"
+          f" {checkpoints.place}; the same command goes on from there"
         )
         return errors.EXIT_RESUMABLE
       if following:

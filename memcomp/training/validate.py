@@ -19,6 +19,8 @@ def check(config: config_lib.Config) -> None:
     UserError: naming the field, its value and the allowed values.
   """
   config_lib.check_types(config)
+  if not config.name:
+    raise errors.UserError("name is empty; give the run a name")
   try:
     config.model.validate()
   except ValueError as error:

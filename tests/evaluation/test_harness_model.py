@@ -5,6 +5,7 @@ import odd_tokenizers
 import pytest
 from harness_cases import log_likelihood, needs_harness
 
+from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.evaluation import likelihood, load
 from memcomp.inference import complete, generate, sample
@@ -105,7 +106,7 @@ def test_log_likelihoods_of_requests(adapter, trained):
   assert found[8] == (0.0, True)
   kept = {arguments: answer for _, arguments, answer in adapter.cache_hook.kept}
   assert [kept[one] for one in asked] == found
-  assert adapter.longest == 71 and adapter.beyond == 1
+  assert adapter.longest == 70 and adapter.beyond == 1
 
 
 @pytest.mark.harness
@@ -132,6 +133,7 @@ def test_documents_in_windows(adapter, trained):
     log_likelihood(trained, "\n", "short")[0], rel=1e-4
   )
   assert found[2] == 0
+  assert model.longest == 32 and model.beyond == 0
   whole = adapter.loglikelihood_rolling(
     instances("loglikelihood_rolling", *texts)
   )
@@ -182,6 +184,31 @@ def test_answers_end_at_stop_strings(adapter):
   for until in (text[place], ["not there", text[place], ""]):
     assert answer(until=until) == text[:place]
   assert answer(max_gen_toks=3) in (text[:1], text[:2], text[:3])
+
+
+@pytest.mark.harness
+@needs_harness
+def test_settings_of_a_task_count_or_are_named(adapter, capsys):
+  def answer(**given):
+    asked = "A line", {"until": [], "max_gen_toks": 20} | given
+    return adapter.generate_until(instances("generate_until", asked))[0]
+
+  greedy = answer()
+  assert answer(top_k=None, top_p=None) == greedy
+  # Only the most likely token is as likely as the most likely one.
+  drawn = {"do_sample": True, "temperature": 1.0}
+  assert answer(**drawn) != greedy
+  assert answer(**drawn, min_p=1.0) == greedy
+  assert answer(**drawn, top_k=1) == greedy
+  once = answer(repetition_penalty=1e6)
+  assert once != greedy and len(set(once)) > len(set(greedy))
+  assert "note" not in capsys.readouterr().out
+  assert answer(num_beams=2) == answer(num_beams=3) == greedy
+  assert (
+    capsys.readouterr().out.count("setting num_beams of a task has no") == 1
+  )
+  with pytest.raises(errors.UserError, match="generation of a task: top_k=-1"):
+    answer(**drawn, top_k=-1)
 
 
 @pytest.mark.harness

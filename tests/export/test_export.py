@@ -64,7 +64,7 @@ def test_from_any_mesh_to_any_mesh(run, params, tmp_path):
     config_lib.MeshConfig(replica=2, fsdp=2, tensor=2)
   )
   two = sharding.make_mesh(config_lib.MeshConfig(tensor=2))
-  for format in write.FORMATS:
+  for format in read.FORMATS:
     out = write.export(run, tmp_path / format, format=format, mesh=three_axes)
     for mesh in (two, None):
       found = params_of(read.load(out, mesh).model)
@@ -334,6 +334,7 @@ def test_arrays_of_another_model(exported, tmp_path):
   for field, value, message in (
     ("mlp_dim", 8, "mlp.down.weight has the shape"),
     ("num_layers", 3, "has no array layers.2"),
+    ("num_layers", 1, "has arrays that the model of its config.json has not"),
   ):
     changed = json.loads(json.dumps(meta))
     changed["config"]["model"][field] = value
@@ -342,6 +343,26 @@ def test_arrays_of_another_model(exported, tmp_path):
       read.load(out)
   (out / "config.json").write_text("{}")
   with pytest.raises(errors.UserError, match="not an exported model"):
+    read.load(out)
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "message"),
+  [
+    ("format_version", 2, "another version of the format"),
+    ("arrays", "pickle", "is damaged"),
+    ("ends", [-1], "is damaged"),
+    ("ends", [256], "is damaged"),
+  ],
+)
+def test_what_no_export_says_of_itself(
+  exported, tmp_path, field, value, message
+):
+  out = shutil.copytree(exported, tmp_path / "copy")
+  (out / "sha256.json").unlink()
+  meta = json.loads((out / "config.json").read_text()) | {field: value}
+  (out / "config.json").write_text(json.dumps(meta))
+  with pytest.raises(errors.UserError, match=message):
     read.load(out)
 
 

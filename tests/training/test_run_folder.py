@@ -14,7 +14,7 @@ import training_cases
 from memcomp import config as config_lib
 from memcomp import errors
 from memcomp.runs import workdir
-from memcomp.training import checkpoint, metrics, run
+from memcomp.training import checkpoint, metrics, run, signals
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
 
@@ -121,6 +121,18 @@ def test_a_folder_by_another_of_its_names(tmp_path, config):
   folder = f"{tmp_path}/here/../a"
   assert run.run(config, folder, checkpoints=tmp_path / "link") == 0
   assert runs.latest_step(tmp_path / "a") == 8
+
+
+def test_a_stop_names_the_folder_of_the_checkpoints(
+  tmp_path, config, monkeypatch, capsys
+):
+  always = property(lambda self: "SIGTERM", lambda self, value: None)
+  monkeypatch.setattr(signals.StopRequest, "requested", always, raising=False)
+  place = tmp_path / "elsewhere"
+  code = run.run(config, tmp_path / "a", checkpoints=place)
+  assert code == errors.EXIT_RESUMABLE
+  assert f"SIGTERM: saved step 1 in {place}; " in capsys.readouterr().err
+  assert runs.latest_step(place) == 1
 
 
 def test_checkpoints_that_are_not_where_they_were(tmp_path, config):

@@ -111,6 +111,12 @@ def test_what_is_not_there(tmp_path, case):
     load.read(folder, 9)
 
 
+def test_a_link_to_a_step(tmp_path, case):
+  _, _, _, folder = case
+  (tmp_path / "newest").symlink_to(folder / "checkpoints/3")
+  assert load.locate(tmp_path / "newest")[1] == 3
+
+
 def test_a_config_of_another_version(case):
   config, _, start, folder = case
   saved = config_lib.to_dict(config)

@@ -108,6 +108,7 @@ BAD = {
     ["--config", "smoke", "--config.training.stepz=3"],
     "training.steps",
   ),
+  "two configs": (["--config=smoke", C], "--config is given twice"),
   "a folder": (["--config=/tmp"], "no such file"),
   "raises": (["--config=raises.py"], "raises.py:2: KeyError"),
   "syntax": (["--config=syntax.py"], "syntax.py:1: SyntaxError"),

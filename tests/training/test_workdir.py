@@ -78,6 +78,18 @@ def test_an_empty_folder_of_checkpoints_is_nobodys(config, tmp_path):
     workdir.check(tmp_path, config)
 
 
+@pytest.mark.parametrize("place", ["a/checkpoints", "a/checkpoints/9/b"])
+def test_a_run_among_the_checkpoints_of_another(place, config, tmp_path):
+  """It would be read for that run, or moved away as a damaged checkpoint."""
+  workdir.check(tmp_path / place, config)
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a/config.json").write_text(config_lib.to_json(config))
+  with pytest.raises(
+    errors.UserError, match="among the checkpoints of the run"
+  ):
+    workdir.check(tmp_path / place, config)
+
+
 def test_a_mixer_without_a_later_field_is_as_it_was(config):
   """Tensor Cache's memory had an output projection, which one now asks for."""
   config.model.mixers["memory"] = tensor_cache.TensorCacheConfig()
