@@ -4,8 +4,9 @@ Every class here is a plan over the lengths of a store; `plan[i]` reads only the
 tokens of row i. Except in `Joined`, the target of a token is the next token of
 its document, even if a row ends between the two. So each token except a
 document's first is predicted once per epoch; `Concat` drops the tokens after
-the last whole row. If the store has `scored`, only scored tokens are targets;
-`Joined` cannot do this, so `sources.check` refuses it for conversations.
+the last row that a token follows. If the store has `scored`, only scored tokens
+are targets; `Joined` cannot do this, so `sources.check` refuses it for
+conversations.
 """
 
 import functools

@@ -98,6 +98,9 @@ class Chat:
     self._settings = settings
     self._template = template
     self.stops = self._make_stops(stop_strings)
+    self._end = (
+      None if template is None else stop.Stops([template.stop], owner.tokenizer)
+    )
     self._ask = ask or input
     self._rest = b""
     self._before = collections.deque[_Place](maxlen=_UNDO)
@@ -174,8 +177,9 @@ class Chat:
       read = prefill.read(self._owner.model, read, [self._encode(text)])
     rest = b"" if text else self._rest  # no text goes on with an answer
     shown = stop.Text(self._owner.tokenizer, self.stops, rest)
+    written = stop.Text(self._owner.tokenizer, self._end, rest)
     made, seconds, then = 0, 0.0, None
-    ids, answer = [], ""
+    answer = ""
     with terminal.Interrupt() as interrupt:
       for piece in generate.generate(
         self._owner.model,
@@ -186,13 +190,17 @@ class Chat:
         vocab_size=self._owner.tokenizer.vocab_size,
         node=shown.node,
       ):
-        ids += piece.ids[0].tolist()
-        new = [shown.push(token) for token in piece.ids[0].tolist()]
+        ids = piece.ids[0].tolist()
+        new = [shown.push(token) for token in ids]
+        for token in ids:
+          written.push(token)
+        # By the model, instead of a limit or a user.
+        ended = written.stopped or (self.stops and ids[-1] in self.stops.ids)
         answer += "".join(new)
         self.session = piece.session
         self.said = asked and asked.answered(
           answer + _decoded(shown.rest()),
-          ended=self._has_ended(rest, ids),
+          ended=bool(ended),
           again=_decoded(rest),
         )
         self._rest = b"" if shown.stopped else shown.rest()
@@ -206,13 +214,6 @@ class Chat:
           break
     terminal.show((shown.finish() if shown.stopped else "") + "\n")
     self._tell(f"{made / seconds:,.0f} tokens/s" if made else "a short answer")
-
-  def _has_ended(self, rest: bytes, ids: Sequence[int]) -> bool:
-    """Whether the model ended its answer, instead of a limit or a user."""
-    if self._template is None or self.stops is None:
-      return False
-    text = rest + b"".join(map(self._owner.tokenizer.token_bytes, ids))
-    return ids[-1] in self.stops.ids or self._template.stop.encode() in text
 
   def _read(self, ids: np.ndarray) -> None:
     self.session = prefill.read(self._owner.model, self.session, [ids])

@@ -2,19 +2,24 @@
 
 The device detects them token by token. An automaton over bytes (Aho and
 Corasick, 1975) tracks which beginnings of stop strings the text ends with. So
-stop strings may span tokens and characters that span tokens. Combined with the
-bytes of every token it becomes one table [nodes, vocab], which costs one
-look-up per token in the compiled loop.
+stop strings may span tokens and characters that span tokens. A special token in
+one is a symbol of its own, beyond those of bytes. Combined with the symbols of
+every token it becomes one table [nodes, vocab], which costs one look-up per
+token in the compiled loop.
 """
 
 import codecs
 import collections
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from memcomp import errors
 from memcomp.data import tokenizer as tokenizer_lib
+
+_BYTES = 256
+"""Symbols of bytes; special tokens in stop strings have those from here on."""
 
 
 def make(
@@ -57,18 +62,26 @@ class Stops:
         "a stop string is empty: give at least one character, or none at all"
       )
     self.ids, patterns = set(tokenizer.ends), []
+    self._tokenizer, self._symbols = tokenizer, {}
     for string in strings:
-      if isinstance(string, bytes):
-        patterns.append(string)
+      parts = (
+        [string] if isinstance(string, bytes) else _parts(tokenizer, string)
+      )
+      if len(parts) == 1 and isinstance(parts[0], int):
+        self.ids.add(parts[0])
         continue
-      special = _special(tokenizer, string)
-      if special is None:
-        patterns.append(string.encode())
-      else:
-        self.ids.add(special)
-    self._goto, self._depth, self._matched = _automaton(patterns)
-    self.final = self._matched > 0
-    self.table = self._by_token(tokenizer)
+      pattern: list[int] = []
+      for part in parts:
+        if isinstance(part, int):
+          symbol = self._symbols.setdefault(part, _BYTES + len(self._symbols))
+          pattern.append(symbol)
+        else:
+          pattern += part
+      patterns.append(pattern)
+    width = _BYTES + len(self._symbols)
+    self._goto, self._depth, self._matched = _automaton(patterns, width)
+    self.final = self._matched >= 0
+    self.table = self._by_token(tokenizer.vocab_size)
     if self.ids:
       end = len(self.final)
       self.final = np.append(self.final, True)
@@ -79,11 +92,11 @@ class Stops:
     self.final = np.pad(self.final, (0, spare))
     self.table = np.pad(self.table, ((0, spare), (0, 0)))
 
-  def _by_token(self, tokenizer) -> np.ndarray:
-    pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+  def _by_token(self, vocab_size: int) -> np.ndarray:
+    pieces = [self.spell(token) for token in range(vocab_size)]
     lengths = np.array([len(piece) for piece in pieces])
     width = int(lengths.max(initial=0))
-    spelled = np.zeros((len(pieces), width), np.uint8)
+    spelled = np.zeros((len(pieces), width), np.int32)
     for row, piece in zip(spelled, pieces, strict=True):
       row[: len(piece)] = list(piece)
     nodes = np.arange(len(self._goto), dtype=np.int32)
@@ -93,14 +106,20 @@ class Stops:
       table[:, longer] = self._goto[table[:, longer], spelled[longer, place]]
     return table
 
-  def advance(self, node: int, byte: int) -> tuple[int, int, int]:
-    """Reads one byte of a text.
+  def spell(self, token: int) -> Sequence[int]:
+    """Returns a token's bytes, or its symbol if a stop string has it."""
+    if token in self._symbols:
+      return [self._symbols[token]]
+    return self._tokenizer.token_bytes(token)
+
+  def advance(self, node: int, symbol: int) -> tuple[int, int, int]:
+    """Reads one symbol of a text.
 
     Returns:
       The next node; the number of trailing bytes that may become a stop string;
-      and the bytes of the longest complete stop string, or 0.
+      and the bytes of the longest complete stop string, or -1.
     """
-    node = int(self._goto[node, byte])
+    node = int(self._goto[node, symbol])
     return node, int(self._depth[node]), int(self._matched[node])
 
 
@@ -127,7 +146,8 @@ class Text:
       tokenizer: the model's tokenizer.
       stops: what ends the text.
       rest: `rest()` of the text so far. It decides what the next bytes may
-        complete, so no other bytes are needed.
+        complete, so no other bytes are needed. A stop string of which a special
+        token has come already is not found.
     """
     self._tokenizer = tokenizer
     self._stops = stops
@@ -138,7 +158,7 @@ class Text:
     if stops is not None:
       for byte in rest:
         self.node, _, matched = stops.advance(self.node, byte)
-        if matched:
+        if matched >= 0:
           # The stop strings changed after this text was held back. The text
           # stays, and matching begins anew.
           self.node = 0
@@ -152,11 +172,12 @@ class Text:
       return self._give(len(self._held))
     self.stopped = token in self._stops.ids
     depth = 0 if self.stopped else len(self._held)
-    for byte in self._tokenizer.token_bytes(token):
-      self._held.append(byte)
-      self.node, depth, matched = self._stops.advance(self.node, byte)
-      if matched:
-        del self._held[-matched:]
+    for symbol in self._stops.spell(token):
+      if symbol < _BYTES:
+        self._held.append(symbol)
+      self.node, depth, matched = self._stops.advance(self.node, symbol)
+      if matched >= 0:
+        del self._held[len(self._held) - matched :]
         self.stopped, depth = True, 0
         break
     return self._give(len(self._held) - depth)
@@ -175,49 +196,60 @@ class Text:
     return self._decoder.decode(piece)
 
 
-def _special(tokenizer: tokenizer_lib.Tokenizer, string: str) -> int | None:
-  """Returns the special token that this string names, or None."""
-  ids = tokenizer.encode(string)
-  if len(ids) != 1 or not isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
-    return None
-  # One without bytes may also stand for all that the tokenizer does not know.
-  spelled = tokenizer.token_bytes(int(ids[0]))
-  named = tokenizer.decode(ids, special=True) == string
-  return int(ids[0]) if named and not spelled else None
+def _parts(
+  tokenizer: tokenizer_lib.Tokenizer, string: str
+) -> list[bytes | int]:
+  """Splits a string into special tokens and the bytes between them."""
+  names: dict[str, int] = {}
+  if isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
+    for token in map(int, tokenizer.encode(string)):
+      # One without bytes may also stand for all that the tokenizer does not
+      # know.
+      name = tokenizer.decode([token], special=True)
+      if not tokenizer.token_bytes(token) and name and name in string:
+        names[name] = token
+  if not names:
+    return [string.encode()]
+  # The longest first: a name may begin with another.
+  either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+  found = filter(None, re.split(f"({either})", string))
+  return [names[part] if part in names else part.encode() for part in found]
 
 
 def _automaton(
-  patterns: Sequence[bytes],
+  patterns: Sequence[Sequence[int]], width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns next nodes [nodes, 256], and each node's depth and matched bytes.
+  """Returns next nodes [nodes, width], and each node's depth and match.
 
   A node is the longest beginning of a pattern that the text ends with; 0 is
-  empty. A node with a complete pattern is never left.
+  empty. Its depth is the number of bytes in it. Its match is the number of
+  bytes of a complete pattern, or -1. A node with a match is never left.
   """
   children: list[dict[int, int]] = [{}]
-  depth, matched = [0], [0]
+  depth, matched = [0], [-1]
   for pattern in patterns:
     node = 0
-    for byte in pattern:
-      if byte not in children[node]:
-        children[node][byte] = len(children)
+    for symbol in pattern:
+      if symbol not in children[node]:
+        children[node][symbol] = len(children)
         children.append({})
-        depth.append(depth[node] + 1)
-        matched.append(0)
-      node = children[node][byte]
-    matched[node] = len(pattern)
-  goto = np.zeros((len(children), 256), np.int32)
+        depth.append(depth[node] + (symbol < _BYTES))
+        matched.append(-1)
+      node = children[node][symbol]
+    matched[node] = depth[node]
+  goto = np.zeros((len(children), width), np.int32)
   fail = [0] * len(children)
   queue = collections.deque([0])
   while queue:  # breadth first, so that fail[node] is already complete
     node = queue.popleft()
-    matched[node] = matched[node] or matched[fail[node]]
+    if matched[node] < 0:
+      matched[node] = matched[fail[node]]
     goto[node] = goto[fail[node]]
-    for byte, child in children[node].items():
-      fail[child] = int(goto[node, byte]) if node else 0
-      goto[node, byte] = child
+    for symbol, child in children[node].items():
+      fail[child] = int(goto[node, symbol]) if node else 0
+      goto[node, symbol] = child
       queue.append(child)
   for node, length in enumerate(matched):
-    if length:
+    if length >= 0:
       goto[node] = node
   return goto, np.array(depth), np.array(matched)

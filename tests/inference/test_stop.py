@@ -3,6 +3,7 @@ import pytest
 import tokenizers
 
 from memcomp import errors
+from memcomp.data import chat_template, formats
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import stop
 
@@ -11,7 +12,7 @@ BYTES = tokenizer_lib.ByteTokenizer()
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-  """A tokenizer whose tokens are bytes of UTF-8, pairs of them, and an end."""
+  """A tokenizer of bytes of UTF-8, pairs of them, and special tokens."""
   vocab = {chr(c): c - 97 for c in range(97, 107)}
   for pair in ("ab", "bc", "cab", "Ã±"):  # the last is ñ, as GPT-2 spells it
     vocab[pair] = len(vocab)
@@ -19,7 +20,7 @@ def words(tmp_path_factory):
   model = tokenizers.models.BPE(vocab, [])
   tokenizer = tokenizers.Tokenizer(model)
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  tokenizer.add_special_tokens(["<end>"])
+  tokenizer.add_special_tokens(["<end>", "<sep>", "<sep>a"])
   path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
   tokenizer.save(str(path))
   return tokenizer_lib.load(str(path))
@@ -115,10 +116,51 @@ def test_only_what_may_become_a_stop_string_is_held_back():
 
 
 def test_a_special_token_stops(words):
-  end = words.vocab_size - 1
+  (end,) = words.encode("<end>").tolist()
   shown, whole, stopped = feed(words, ["<end>", "cc"], [0, 1, 2, end, 3])
   assert (whole, stopped) == ("abc", 4)
   assert shown[-1] == "abc"
+
+
+@pytest.mark.parametrize(
+  ("strings", "written", "expected", "count"),
+  [
+    (["<sep>c"], "ab<sep>cd", "ab", 4),
+    (["b<sep>"], "ab<sep>", "a", 3),
+    (["<end><sep>"], "a<end>b<end><sep>", "ab", 5),
+    (["b<sep>c"], "b<sep>b<sep>cd", "b", 5),
+    (["<sep>ab"], "a<sep>ab", "a", 3),  # the token <sep>a, and b
+    (["b<sep>c"], "abc", "abc", None),
+    (["ab", "<sep>c"], "a<sep>b", "ab", None),
+    (["abc"], "a<sep>bcd", "", 4),  # of bytes alone: it shows nothing
+  ],
+)
+def test_stop_strings_with_special_tokens(
+  strings, written, expected, count, words
+):
+  tokens = words.encode(written)
+  shown, whole, stopped = feed(words, strings, tokens)
+  assert (whole, stopped) == (expected, count)
+  assert all(expected.startswith(part) for part in shown)
+
+
+@pytest.mark.parametrize("end", ["<end>", "<end><sep>", "<end>ab", "ab<end>"])
+def test_the_end_of_a_chat_template_is_found(end, words):
+  template = chat_template.of_spec(
+    {
+      "name": "jinja",
+      "source": "{% for m in messages %}{{ m.content }}{{ eos_token }}"
+      "{% endfor %}",
+      "tokens": {"eos_token": end},
+    }
+  )
+  messages = formats.Messages(words, template)
+  said = [("user", "c"), ("assistant", "bc")]
+  document = messages.encode("x", [chat_template.Message(*m) for m in said])
+  ((first, last),) = document.spans
+  answer = document.ids[first:last]
+  _, whole, stopped = feed(words, [template.stop], answer)
+  assert (whole, stopped) == ("bc", len(answer))
 
 
 def test_what_the_tokenizer_does_not_know_stops_nothing(tmp_path):
