@@ -140,7 +140,8 @@ def _repeat_lost_signals() -> None:
     # Raised here, it would be dropped again.
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
-    again.start()
+    with contextlib.suppress(RuntimeError):  # Python is about to end anyway
+      again.start()
 
   sys.unraisablehook = unraisable
 
