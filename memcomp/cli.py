@@ -131,26 +131,25 @@ def _repeat_lost_signals() -> None:
   may come while one runs, most often while modules are imported.
   """
   show = sys.unraisablehook
+  numbers: dict[Any, int] = {
+    KeyboardInterrupt: signal.SIGINT,
+    errors.Terminated: signal.SIGTERM,
+  }
+  # Names of this module are gone when Python ends.
+  is_ending, later = sys.is_finalizing, threading.Timer
+  kill, process = os.kill, os.getpid
 
   def unraisable(about: "sys.UnraisableHookArgs") -> None:
-    number = _number_of(about.exc_value)
+    number = None if is_ending() else numbers.get(about.exc_type)
     if number is None:
       show(about)
       return
     # Raised here, it would be dropped again.
-    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again = later(0.05, kill, (process(), number))
     again.daemon = True
-    with contextlib.suppress(RuntimeError):  # Python is about to end anyway
-      again.start()
+    again.start()
 
   sys.unraisablehook = unraisable
-
-
-def _number_of(error: BaseException | None) -> int | None:
-  """The signal whose handler raised an exception, or None."""
-  if isinstance(error, KeyboardInterrupt):
-    return signal.SIGINT
-  return signal.SIGTERM if isinstance(error, errors.Terminated) else None
 
 
 def require(name: str) -> Any:

@@ -125,6 +125,28 @@ def test_a_signal_while_an_object_ends(number):
   assert done.stderr == "\ninterrupted; the same command goes on\n"
 
 
+AT_THE_END = """
+import sys
+from memcomp import cli
+class Ends:
+  def __del__(self):
+    raise ValueError("the cause")
+kept = Ends()
+sys.exit(cli.guard(lambda: 0))
+"""
+
+
+def test_an_error_while_python_ends_is_shown():
+  done = subprocess.run(
+    [sys.executable, "-c", AT_THE_END],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert "ValueError: the cause" in done.stderr
+  assert "NoneType" not in done.stderr
+
+
 PROGRAM = """
 import sys
 from memcomp import cli, errors

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -171,12 +171,13 @@ class JsonTokenizer:
         spec, vocab, self.vocab_size, decoder.decode if decoder else " ".join
       )
     self._num_bytes = np.array([len(b) for b in self._bytes], np.int32)
-    special = {
+    self.special = {
       added["content"]: added["id"]
       for added in spec.get("added_tokens") or ()
       if added["special"]
     }
-    self.ends = tuple(special[name] for name in _ENDS if name in special)
+    names = filter(self.special.__contains__, _ENDS)
+    self.ends = tuple(self.special[name] for name in names)
 
   def encode(self, text: str) -> np.ndarray:
     """See `Tokenizer.encode`; returns `Ids` if they do not spell the text."""
@@ -328,6 +329,19 @@ def _read(path: str) -> bytes:
     ) from error
 
 
+def take_ends(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+  """Gives a tokenizer the "ends" of a model's metadata, if it has them.
+
+  Raises:
+    ValueError: they are no ids of the tokenizer.
+  """
+  if "ends" in meta:
+    ends = tuple(map(int, meta["ends"]))
+    if not all(0 <= end < tokenizer.vocab_size for end in ends):
+      raise ValueError(f"ends={ends} of {tokenizer.vocab_size} tokens")
+    tokenizer.ends = ends
+
+
 @contextlib.contextmanager
 def _library_errors(what: str, fix: str) -> Iterator[None]:
   """Turns all errors of the library into a `UserError`.
@@ -336,7 +350,7 @@ def _library_errors(what: str, fix: str) -> Iterator[None]:
   """
   try:
     yield
-  except (KeyboardInterrupt, SystemExit, MemoryError):
+  except (KeyboardInterrupt, errors.Terminated, SystemExit, MemoryError):
     raise
   except BaseException as error:
     raise errors.UserError(f"{what} ({_one_line(error)}); {fix}") from error

@@ -282,8 +282,8 @@ def _lines(found: dict[str, Any], state: str) -> str:
       lines.append(f"  {name:<28} {metric:<20} {_number(value)}{bar}")
   if found["beyond_trained"]:
     lines.append(
-      f"  ({found['beyond_trained']:,} requests were longer than the trained"
-      f" length, up to {found['longest']:,} tokens; read whole)"
+      f"  ({found['beyond_trained']:,} requests read more tokens than the"
+      f" trained length, up to {found['longest']:,})"
     )
   return "\n".join(f"{line}  {state}".rstrip() for line in lines)
 

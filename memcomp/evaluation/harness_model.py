@@ -29,9 +29,9 @@ class Model(model_lib.TemplateLM):
   """Answers the harness's requests.
 
   Attributes:
-    longest: greatest number of tokens read for a request so far: all of its
-      text but the last token, to which nothing follows.
-    beyond: number of requests for which more tokens are read than in training.
+    longest: greatest number of tokens before the last one of a request's text
+      so far; an answer counts with its greatest length.
+    beyond: number of requests where these are more than in training.
   """
 
   def __init__(
@@ -150,7 +150,7 @@ class Model(model_lib.TemplateLM):
     progress = progress_lib.Progress("answering, requests", len(requests))
     for key, indices in groups.items():
       settings = json.loads(key)
-      self._name_unused(settings.keys() - _KNOWN)
+      self._name_unused(settings)
       stops = [string for string in settings["until"] if string]
       # Batch texts of similar lengths.
       indices.sort(key=lambda i: len(texts[i]), reverse=True)
@@ -207,15 +207,19 @@ class Model(model_lib.TemplateLM):
       self.longest = max(self.longest, read)
       self.beyond += read > self._window
 
-  def _name_unused(self, settings: set[str]) -> None:
-    for name in sorted(settings - self._unused):
+  def _name_unused(self, settings: dict[str, Any]) -> None:
+    unused = settings.keys() - _KNOWN - self._unused
+    if settings.get("num_beams") == 1:  # as here
+      unused.discard("num_beams")
+    for name in sorted(unused):
       print(f"note: the generation setting {name} of a task has no effect here")
-    self._unused |= settings
+    self._unused |= unused
 
   def _draws(self, settings: dict[str, Any], index: int) -> sample.Settings:
-    """Returns a task's settings for a request, which are None by default."""
+    """Returns a task's settings for a request; None stands for a default."""
+    names = _DRAWS if settings["do_sample"] else _DRAWS[:1]
     given = {
-      name: settings[name] for name in _DRAWS if settings.get(name) is not None
+      name: settings[name] for name in names if settings.get(name) is not None
     }
     if not settings["do_sample"]:
       given["temperature"] = 0.0
@@ -227,7 +231,7 @@ class Model(model_lib.TemplateLM):
       raise errors.UserError(f"the generation of a task: {error}") from error
 
 
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_DRAWS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 _KNOWN = {*_DRAWS, "do_sample", "until", "max_gen_toks"}
 
 

@@ -79,15 +79,14 @@ def open_checkpoint(
   step, meta, params = load_lib.read(path, step, mesh)
   config = workdir_lib.config_of(meta["config"], str(path))
   with errors.malformed(f"the meta of {path}", "restore it from a copy"):
-    ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
     trained_with, _ = str(meta["tokenizer"]), int(meta["param_count"])
   model = load_lib.module_of(config, params)
   workdir = root.parent if root.name == workdir_lib.CHECKPOINTS else root
   tokenizer = workdir_lib.load_tokenizer(
     config.data.tokenizer, workdir, trained_with
   )
-  if ends is not None:
-    tokenizer.ends = ends
+  with errors.malformed(f"the meta of {path}", "restore it from a copy"):
+    tokenizer_lib.take_ends(tokenizer, meta)
   return Checkpoint(workdir, step, config, model, tokenizer, meta)
 
 

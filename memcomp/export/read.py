@@ -19,6 +19,8 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 ORBAX = "params"
 FORMATS = ("safetensors", "orbax")
+"""Of the arrays: `arrays` of `config.json`."""
+
 VERSION = 1
 """Of the folder: `format_version` of `config.json`."""
 
@@ -110,12 +112,9 @@ def load(path: str | os.PathLike, mesh: Mesh | None = None) -> Exported:
     kind, _, _ = meta["arrays"], int(meta["step"]), int(meta["param_count"])
     if kind not in FORMATS:
       raise ValueError(f"arrays={kind!r}")
-    ends = None if "ends" not in meta else tuple(map(int, meta["ends"]))
-    if not all(0 <= end < config.model.vocab_size for end in ends or ()):
-      raise ValueError(f"ends={ends}, vocab_size={config.model.vocab_size}")
   tokenizer = tokenizer_lib.load(config.data.tokenizer)
-  if ends is not None:
-    tokenizer.ends = ends
+  with errors.malformed(f"{folder / CONFIG}", "restore it from a copy"):
+    tokenizer_lib.take_ends(tokenizer, meta)
   if mesh is None:
     mesh = sharding.one_device()
   if kind == "orbax":

@@ -96,7 +96,8 @@ class Arrays:
     if spare:
       raise errors.UserError(
         f"{self._folder} has arrays that {model} has not:"
-        f" {', '.join(spare[:3])}{' ...' if len(spare) > 3 else ''}"
+        f" {', '.join(spare[:3])}{' ...' if len(spare) > 3 else ''};"
+        " take config.json and arrays from one copy"
       )
 
 

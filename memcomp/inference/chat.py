@@ -97,10 +97,9 @@ class Chat:
     self._tokens = tokens
     self._settings = settings
     self._template = template
-    self.stops = self._make_stops(stop_strings)
-    self._end = (
-      None if template is None else stop.Stops([template.stop], owner.tokenizer)
-    )
+    # Of the model's own answers, whatever the user's stop strings are.
+    self._end = self._make_stops([])
+    self.stops = self._make_stops(stop_strings) if stop_strings else self._end
     self._ask = ask or input
     self._rest = b""
     self._before = collections.deque[_Place](maxlen=_UNDO)

@@ -3,9 +3,10 @@
 The device detects them token by token. An automaton over bytes (Aho and
 Corasick, 1975) tracks which beginnings of stop strings the text ends with. So
 stop strings may span tokens and characters that span tokens. A special token in
-one is a symbol of its own, beyond those of bytes. Combined with the symbols of
-every token it becomes one table [nodes, vocab], which costs one look-up per
-token in the compiled loop.
+one of them is a symbol of its own, and parts the text for all of them; other
+special tokens are nothing. Combined with the symbols of every token the
+automaton becomes one table [nodes, vocab], which costs one look-up per token in
+the compiled loop.
 """
 
 import codecs
@@ -96,7 +97,7 @@ class Stops:
     pieces = [self.spell(token) for token in range(vocab_size)]
     lengths = np.array([len(piece) for piece in pieces])
     width = int(lengths.max(initial=0))
-    spelled = np.zeros((len(pieces), width), np.int32)
+    spelled = np.zeros((len(pieces), width), np.uint16)
     for row, piece in zip(spelled, pieces, strict=True):
       row[: len(piece)] = list(piece)
     nodes = np.arange(len(self._goto), dtype=np.int32)
@@ -170,8 +171,10 @@ class Text:
     if self._stops is None:
       self._held += self._tokenizer.token_bytes(token)
       return self._give(len(self._held))
-    self.stopped = token in self._stops.ids
-    depth = 0 if self.stopped else len(self._held)
+    if token in self._stops.ids:
+      self.stopped = True
+      return self._give(len(self._held))
+    depth = len(self._held)
     for symbol in self._stops.spell(token):
       if symbol < _BYTES:
         self._held.append(symbol)
@@ -200,20 +203,21 @@ def _parts(
   tokenizer: tokenizer_lib.Tokenizer, string: str
 ) -> list[bytes | int]:
   """Splits a string into special tokens and the bytes between them."""
-  names: dict[str, int] = {}
+  known: dict[str, int] = {}
   if isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
-    for token in map(int, tokenizer.encode(string)):
-      # One without bytes may also stand for all that the tokenizer does not
-      # know.
-      name = tokenizer.decode([token], special=True)
-      if not tokenizer.token_bytes(token) and name and name in string:
-        names[name] = token
-  if not names:
+    known = tokenizer.special
+  found = {name: known[name] for name in known if name in string}
+  if not found:
     return [string.encode()]
-  # The longest first: a name may begin with another.
-  either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-  found = filter(None, re.split(f"({either})", string))
-  return [names[part] if part in names else part.encode() for part in found]
+  # A token may take the spaces beside it.
+  ids = tokenizer.encode(string).tolist()
+  if len(ids) == 1 and ids[0] in found.values():
+    return ids
+  # A name may begin with another.
+  longest_first = sorted(found, key=len, reverse=True)
+  either = "|".join(re.escape(name) for name in longest_first)
+  parts = filter(None, re.split(f"({either})", string))
+  return [found[part] if part in found else part.encode() for part in parts]
 
 
 def _automaton(

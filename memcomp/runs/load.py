@@ -99,8 +99,10 @@ def locate(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
     UserError: there is none.
   """
   path = paths.of(path)
-  if not paths.is_remote(path) and not path.name.isdecimal():
-    path = paths.of(os.path.realpath(path))  # it may be a link to a step
+  if not paths.is_remote(path) and os.path.islink(path):
+    target = path.parent / os.readlink(path)
+    # A link to a step says which only in its target.
+    path = target if target.name.isdecimal() else path
   # An export has no meta, and its folder may be called anything.
   is_step = (path / "meta").is_dir() or path.parent.name == workdir.CHECKPOINTS
   if path.name.isdecimal() and is_step and (path / "params").is_dir():

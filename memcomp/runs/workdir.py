@@ -15,13 +15,10 @@ import json
 import os
 import pathlib
 import typing
-from collections.abc import Iterator
 from typing import Any
 
-from etils import epath
-
 from memcomp import config as config_lib
-from memcomp import disk, errors, integrity, lock, paths
+from memcomp import disk, errors, paths
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.data.synthetic import task as task_lib
 from memcomp.data.synthetic import tasks
@@ -57,10 +54,6 @@ them."""
 
 _SHOWN = 8
 """Maximum number of changed fields in a message."""
-
-_LOCK = ".lock"
-_WAIT_SECONDS = 60
-"""Time for a shared disk to show what another machine has written."""
 
 _BY_NAME = {
   options.MixerConfig: registry.config_of,
@@ -287,12 +280,13 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
   """
   if workdir.exists() and not workdir.is_dir():
     raise errors.UserError(f"{workdir} is a file; choose another --workdir")
-  for folder in (workdir.resolve(), *workdir.resolve().parents):
-    if folder.name == CHECKPOINTS and (folder.parent / CONFIG).exists():
-      raise errors.UserError(
-        f"{workdir} is among the checkpoints of the run {folder.parent}, which"
-        " removes old ones; choose another --workdir"
-      )
+  for place in (workdir.absolute(), workdir.resolve()):
+    for folder in (place, *place.parents):
+      if folder.name == CHECKPOINTS and _is_run(folder.parent):
+        raise errors.UserError(
+          f"{workdir} is among the checkpoints of the run {folder.parent},"
+          " which removes old ones; choose another --workdir"
+        )
   path = workdir / CONFIG
   if path.exists():
     saved = _read(path)
@@ -300,7 +294,7 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
       raise errors.UserError(
         f"{workdir} holds an exported model; choose another --workdir"
       )
-    if not {"model", "data", "training"} <= saved.keys():
+    if not _of_run(saved):
       raise errors.UserError(f"{path} is no run's; choose another --workdir")
     if has_begun(workdir):
       check_same(saved, config, str(workdir))
@@ -313,53 +307,15 @@ def check(workdir: pathlib.Path, config: config_lib.Config) -> None:
         )
 
 
-@contextlib.contextmanager
-def claim(
-  workdir: pathlib.Path,
-  config: config_lib.Config,
-  checkpoints: epath.Path | None = None,
-) -> Iterator[None]:
-  """Claims the folder for this run, and keeps other processes out.
-
-  The locks end with the process, however that ends.
-
-  Args:
-    workdir: folder of the run.
-    config: config of the run.
-    checkpoints: folder of the checkpoints, if not in `workdir`.
-
-  Raises:
-    UserError: another process holds it; no space or permission.
-  """
-  folders = {workdir.resolve()}
-  if checkpoints is not None and not paths.is_remote(checkpoints):
-    folders.add(pathlib.Path(checkpoints).resolve())
-  with contextlib.ExitStack() as stack:
-    for folder in sorted(folders):
-      with disk.clear_errors(f"cannot write {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-      stack.enter_context(disk.locked(folder / _LOCK, f"{folder} is in use"))
-    path = workdir / CONFIG
-    with disk.clear_errors(f"cannot write {workdir}"):
-      integrity.replace_text(path, config_lib.to_json(config))
-    yield
+def _is_run(folder: pathlib.Path) -> bool:
+  try:
+    return _of_run(_read(folder / CONFIG))
+  except (OSError, errors.UserError):
+    return False
 
 
-def claimed_by(checkpoints: epath.Path) -> str:
-  """Returns who has claimed a folder of checkpoints, equal in all processes.
-
-  Raises:
-    UserError: this process sees no claim.
-  """
-  if paths.is_remote(checkpoints):
-    return os.fspath(checkpoints)
-  found = lock.holder(checkpoints / _LOCK, wait_seconds=_WAIT_SECONDS)
-  if found is None:
-    raise errors.UserError(
-      f"{checkpoints}: this process does not see what process 0 writes there;"
-      " put --workdir, or --checkpoints, on a disk that all processes share"
-    )
-  return found
+def _of_run(saved: dict[str, Any]) -> bool:
+  return {"model", "data", "training"} <= saved.keys()
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Rules:
       if used & set(axes):
         raise ValueError(
           f"axes {names} collide: two of them map to mesh axis"
-          f" {(used & set(axes)).pop()!r}"
+          f" {(used & set(axes)).pop()!r}; give each its own"
         )
       used |= set(axes)
       parts.append(axes if len(axes) > 1 else axes[0] if axes else None)

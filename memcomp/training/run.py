@@ -14,7 +14,7 @@ from memcomp import disk, errors, paths, platforms, sharding
 from memcomp.data import chat_template, sources
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.models import overview
-from memcomp.runs import load
+from memcomp.runs import claims, load
 from memcomp.runs import workdir as workdir_lib
 from memcomp.training import (
   checkpoint,
@@ -101,9 +101,9 @@ def run(
       seen["checkpoints"] = str(steps)
     with processes.together("claiming the run's folder"):
       if processes.is_first():
-        stack.enter_context(workdir_lib.claim(workdir, config, place))
+        stack.enter_context(claims.claim(workdir, config, place))
     with processes.together("looking for the run's checkpoints") as seen:
-      seen["folder of checkpoints"] = workdir_lib.claimed_by(place)
+      seen["folder of checkpoints"] = claims.claimed_by(place)
     code = _train(config, workdir, place, mesh, tokenizer, feed, store, stop)
     processes.leave()
     if (

@@ -1,5 +1,6 @@
 """Checks of a config before anything is built from it."""
 
+import os
 import sys
 
 import jax
@@ -19,8 +20,11 @@ def check(config: config_lib.Config) -> None:
     UserError: naming the field, its value and the allowed values.
   """
   config_lib.check_types(config)
-  if not config.name:
-    raise errors.UserError("name is empty; give the run a name")
+  place = os.path.normpath(config.name)
+  if not config.name.strip() or place.startswith((".", "/")):
+    raise errors.UserError(
+      f"name = {config.name!r} is no folder below runs/; give the run a name"
+    )
   try:
     config.model.validate()
   except ValueError as error:

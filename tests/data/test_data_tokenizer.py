@@ -332,3 +332,17 @@ def test_a_text_that_cannot_be_encoded(tmp_path):
   assert "\n" not in str(caught.value)
   with pytest.raises(errors.UserError, match=r"character 1 .* surrogate"):
     tokenizer.encode("a\ud800")
+
+
+def test_a_signal_while_a_text_is_encoded_is_no_error_of_it(
+  tmp_path, monkeypatch
+):
+  class Library:
+    encode = staticmethod(errors.terminate)
+
+  tokenizer = tokenizer_lib.load(
+    odd_tokenizers.save(odd_tokenizers.words(), tmp_path)
+  )
+  monkeypatch.setattr(tokenizer, "_tokenizer", Library)
+  with pytest.raises(errors.Terminated):
+    tokenizer.encode("a")

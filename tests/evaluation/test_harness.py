@@ -159,7 +159,7 @@ def test_last_words_and_pages(measured, trained):
   assert own["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
   assert found["pages"]["rolling"] == "stream"
   assert found["pages"]["prefix_token"] == 10
-  assert found["pages"]["longest"] == 1 + max(map(len, pages))
+  assert found["pages"]["longest"] == max(map(len, pages))
   assert found["pages"]["beyond_trained"] == 4
 
 

@@ -202,6 +202,7 @@ def test_settings_of_a_task_count_or_are_named(adapter, capsys):
   assert answer(**drawn, top_k=1) == greedy
   once = answer(repetition_penalty=1e6)
   assert once != greedy and len(set(once)) > len(set(greedy))
+  assert answer(num_beams=1, top_k=-1) == greedy  # which takes no draw
   assert "note" not in capsys.readouterr().out
   assert answer(num_beams=2) == answer(num_beams=3) == greedy
   assert (

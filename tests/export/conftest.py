@@ -6,6 +6,7 @@ from export_cases import tiny_config
 
 from memcomp import config as config_lib
 from memcomp import sharding
+from memcomp.export import write
 from memcomp.models import abstract
 
 
@@ -26,6 +27,13 @@ def run(tmp_path_factory, mesh):
   params = runs.random_params(config, mesh)
   runs.save(folder / "run", config, 3, params=params)
   return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(run, tmp_path_factory):
+  """The run as safetensors of at most 9 kB."""
+  out = tmp_path_factory.mktemp("exported") / "model"
+  return write.export(run, out, shard_bytes=9000)
 
 
 @pytest.fixture(scope="session")

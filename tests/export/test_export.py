@@ -30,13 +30,6 @@ from memcomp.runs import workdir
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def exported(run, tmp_path_factory):
-  """The run as safetensors of at most 9 kB."""
-  out = tmp_path_factory.mktemp("exported") / "model"
-  return write.export(run, out, shard_bytes=9000)
-
-
 def params_of(model):
   return abstract.plain(nnx.split(model)[1])
 
@@ -325,65 +318,6 @@ def test_a_limit_of_file_sizes(run, tmp_path):
   assert f"cannot write {tmp_path}/model: File too large" in done.stderr
   assert done.stderr.count("\n") == 1
   assert not list(tmp_path.iterdir())
-
-
-def test_arrays_of_another_model(exported, tmp_path):
-  out = shutil.copytree(exported, tmp_path / "copy")
-  (out / "sha256.json").unlink()
-  meta = json.loads((out / "config.json").read_text())
-  for field, value, message in (
-    ("mlp_dim", 8, "mlp.down.weight has the shape"),
-    ("num_layers", 3, "has no array layers.2"),
-    ("num_layers", 1, "has arrays that the model of its config.json has not"),
-  ):
-    changed = json.loads(json.dumps(meta))
-    changed["config"]["model"][field] = value
-    (out / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(errors.UserError, match=message):
-      read.load(out)
-  (out / "config.json").write_text("{}")
-  with pytest.raises(errors.UserError, match="not an exported model"):
-    read.load(out)
-
-
-@pytest.mark.parametrize(
-  ("field", "value", "message"),
-  [
-    ("format_version", 2, "another version of the format"),
-    ("arrays", "pickle", "is damaged"),
-    ("ends", [-1], "is damaged"),
-    ("ends", [256], "is damaged"),
-  ],
-)
-def test_what_no_export_says_of_itself(
-  exported, tmp_path, field, value, message
-):
-  out = shutil.copytree(exported, tmp_path / "copy")
-  (out / "sha256.json").unlink()
-  meta = json.loads((out / "config.json").read_text()) | {field: value}
-  (out / "config.json").write_text(json.dumps(meta))
-  with pytest.raises(errors.UserError, match=message):
-    read.load(out)
-
-
-def test_an_index_of_another_copy(exported, tmp_path):
-  """Files are there, but not the arrays where the index has them."""
-  out = shutil.copytree(exported, tmp_path / "copy")
-  (out / "sha256.json").unlink()
-  path = out / tensors.INDEX
-  index = json.loads(path.read_text())
-  where = index["weight_map"]
-  first, *_, last = where
-  for change, message in (
-    ({first: where[last], last: where[first]}, "restore it and model.safe"),
-    ({first: 5}, "weight_map has a file that is no text"),
-  ):
-    path.write_text(json.dumps(index | {"weight_map": where | change}))
-    with pytest.raises(errors.UserError, match=message):
-      read.load(out)
-  (out / "sha256.json").write_text('{"files": []}')
-  with pytest.raises(errors.UserError, match=r"sha256\.json cannot be read"):
-    read.load(out)
 
 
 def test_the_command(run, params, tmp_path):

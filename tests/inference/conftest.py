@@ -1,5 +1,6 @@
 import inference_cases as cases
 import pytest
+import tokenizers
 
 from memcomp.data import tokenizer as tokenizer_lib
 from memcomp.inference import chat, saved
@@ -42,3 +43,19 @@ def talk_by(owner, capsys):
     return conversation, capsys.readouterr().out
 
   return run
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory):
+  """A tokenizer of bytes of UTF-8, pairs of them, and special tokens."""
+  vocab = {chr(c): c - 97 for c in range(97, 107)}
+  for pair in ("ab", "bc", "cab", "Ã±"):  # the last is ñ, as GPT-2 spells it
+    vocab[pair] = len(vocab)
+  vocab |= {"Ã": len(vocab), "±": len(vocab) + 1}
+  model = tokenizers.models.BPE(vocab, [])
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  tokenizer.add_special_tokens(["<end>", "<sep>", "<sep>a"])
+  path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+  tokenizer.save(str(path))
+  return tokenizer_lib.load(str(path))

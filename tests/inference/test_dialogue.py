@@ -8,7 +8,8 @@ import pytest
 from memcomp import errors
 from memcomp.data import chat_template
 from memcomp.data import tokenizer as tokenizer_lib
-from memcomp.inference import dialogue, prefill, saved
+from memcomp.inference import chat, dialogue, prefill, saved
+from memcomp.inference import generate as generate_lib
 
 BYTES = tokenizer_lib.ByteTokenizer()
 CHATML = chat_template.load("chatml")
@@ -85,6 +86,37 @@ def test_answers_that_are_cut_off_are_ended(owner, talk):
     answers
   )
   assert all(answer in out for answer in answers)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_end_of_two_special_tokens(
+  ended, model, config, words, monkeypatch, capsys
+):
+  template = chat_template.of_spec(
+    {
+      "name": "jinja",
+      "source": "{% for m in messages %}{{ m.content }}{{ eos_token }}"
+      "{% endfor %}",
+      "tokens": {"eos_token": "<sep><end>"},
+    }
+  )
+  written = words.encode("ab<sep><end>")[: 4 if ended else 3]
+
+  def generate(unused, session, **options):
+    yield generate_lib.Piece([written], session, np.array([ended]))
+
+  monkeypatch.setattr(generate_lib, "generate", generate)
+  talk = chat.Chat(
+    saved.Owner(model, config, words),
+    tokens=9,
+    settings=cases.GREEDY,
+    template=template,
+  )
+  talk.take("c")
+  assert talk.said.messages[-1].content == "ab"
+  # If it was cut off, it is read again.
+  assert talk.said.unread == ("" if ended else "<sep><end>")
+  assert capsys.readouterr().out.startswith("ab\n")
 
 
 @pytest.mark.slow

@@ -10,22 +10,6 @@ from memcomp.inference import stop
 BYTES = tokenizer_lib.ByteTokenizer()
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-  """A tokenizer of bytes of UTF-8, pairs of them, and special tokens."""
-  vocab = {chr(c): c - 97 for c in range(97, 107)}
-  for pair in ("ab", "bc", "cab", "Ã±"):  # the last is ñ, as GPT-2 spells it
-    vocab[pair] = len(vocab)
-  vocab |= {"Ã": len(vocab), "±": len(vocab) + 1}
-  model = tokenizers.models.BPE(vocab, [])
-  tokenizer = tokenizers.Tokenizer(model)
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  tokenizer.add_special_tokens(["<end>", "<sep>", "<sep>a"])
-  path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-  tokenizer.save(str(path))
-  return tokenizer_lib.load(str(path))
-
-
 def plain_cut(text: bytes, strings):
   """The text up to the first stop string to be complete, the longest of them."""
   for end in range(1, len(text) + 1):
@@ -132,7 +116,9 @@ def test_a_special_token_stops(words):
     (["<sep>ab"], "a<sep>ab", "a", 3),  # the token <sep>a, and b
     (["b<sep>c"], "abc", "abc", None),
     (["ab", "<sep>c"], "a<sep>b", "ab", None),
-    (["abc"], "a<sep>bcd", "", 4),  # of bytes alone: it shows nothing
+    (["abc"], "a<sep>bcd", "", 4),  # it shows nothing
+    (["abc", "<sep>d"], "a<sep>bc", "abc", None),  # unless a stop string has it
+    (["<end>", "b<end>c"], "ab<end>", "ab", 3),
   ],
 )
 def test_stop_strings_with_special_tokens(
@@ -161,6 +147,16 @@ def test_the_end_of_a_chat_template_is_found(end, words):
   answer = document.ids[first:last]
   _, whole, stopped = feed(words, [template.stop], answer)
   assert (whole, stopped) == ("bc", len(answer))
+
+
+def test_special_tokens_that_take_spaces(tmp_path):
+  file = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "\n": 1}, []))
+  end = tokenizers.AddedToken("<end>", special=True, rstrip=True)
+  file.add_special_tokens([end])
+  file.save(str(tmp_path / "tokenizer.json"))
+  tokenizer = tokenizer_lib.load(str(tmp_path / "tokenizer.json"))
+  assert tokenizer.encode("a<end>\n").tolist() == [0, 2]
+  assert stop.Stops(["<end>\n"], tokenizer).ids == {2}
 
 
 def test_what_the_tokenizer_does_not_know_stops_nothing(tmp_path):

@@ -249,8 +249,11 @@ def test_inside_the_callers_shard_map():
     ({"heads": "tensor"}, "heads='tensor': the mesh has the axes"),
     ({"head": "model"}, "there is no logical axis 'head'"),
     ({"time": ("data", "model")}, "must be one mesh axis"),
-    ({"time": "model", "heads": "model"}, "collide"),
-    ({"batch": ("data", "model"), "time": "data"}, "collide"),
+    ({"time": "model", "heads": "model"}, "mesh axis 'model'; give each"),
+    (
+      {"batch": ("data", "model"), "time": "data"},
+      "mesh axis 'data'; give each",
+    ),
   ],
 )
 def test_rules_that_cannot_be(axes, said):

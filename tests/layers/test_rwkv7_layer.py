@@ -72,6 +72,18 @@ def test_starts_by_depth_are_the_released_ones():
     np.testing.assert_allclose(layer.decay.bias[...][3], bias, rtol=1e-5)
 
 
+@jax.numpy_dtype_promotion("strict")
+def test_a_layer_in_bfloat16_keeps_its_dtype_by_depth():
+  layer = build()
+  graphdef, parameters = nnx.split(layer)
+  narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters)
+  layer = nnx.merge(graphdef, narrow)
+  layer.at_depth(jnp.float32(0.5), 4)
+  assert jax.tree.all(
+    jax.tree.map(lambda x: x.dtype == jnp.bfloat16, nnx.state(layer, nnx.Param))
+  )
+
+
 def test_inputs_by_the_formulas():
   """Written out with shifted tokens, one after the other."""
   layer, x = build(value_residual="none"), some_x()

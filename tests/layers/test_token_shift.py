@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from memcomp import layers
 from memcomp.layers import token_shift
 from memcomp_kernels.testing import errors
 
@@ -77,15 +75,3 @@ def test_amounts_by_depth():
   module.at_depth(0.5)
   expected = 1 - (np.arange(4) / 4) ** 0.35
   np.testing.assert_allclose(module.amount[...], expected, rtol=1e-5)
-
-
-@jax.numpy_dtype_promotion("strict")
-def test_a_layer_in_bfloat16_keeps_its_dtype_by_depth():
-  layer = layers.RWKV7(8, heads=2, key_dim=4, value_dim=4, rngs=nnx.Rngs(0))
-  graphdef, parameters = nnx.split(layer)
-  narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters)
-  layer = nnx.merge(graphdef, narrow)
-  layer.at_depth(jnp.float32(0.5), 4)
-  assert jax.tree.all(
-    jax.tree.map(lambda x: x.dtype == jnp.bfloat16, nnx.state(layer, nnx.Param))
-  )

@@ -13,7 +13,7 @@ import training_cases
 
 from memcomp import config as config_lib
 from memcomp import errors
-from memcomp.runs import workdir
+from memcomp.runs import claims
 from memcomp.training import checkpoint, metrics, run, signals
 
 pytestmark = pytest.mark.usefixtures("leaky_model")
@@ -33,7 +33,7 @@ def _contents(folder):
 
 
 def workdir_of(folder, config):
-  with workdir.claim(folder, config):
+  with claims.claim(folder, config):
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
@@ -86,7 +86,7 @@ def test_a_config_json_that_is_none(tmp_path, config):
 
 def test_two_runs_in_one_folder(tmp_path, config):
   with (
-    workdir.claim(tmp_path / "a", config),
+    claims.claim(tmp_path / "a", config),
     pytest.raises(errors.UserError, match="in use by a running process"),
   ):
     run.run(config, tmp_path / "a")
@@ -159,7 +159,7 @@ def test_checkpoints_that_are_not_where_they_were(tmp_path, config):
 )
 def test_which_logs_had_a_checkpoint(tmp_path, config, every, last, lost):
   config.training.checkpoint_every = every
-  with workdir.claim(tmp_path, config):
+  with claims.claim(tmp_path, config):
     log = tmp_path / "metrics.jsonl"
     log.write_text(f"{json.dumps(last)}\n")
   check = functools.partial(run._check_lost, tmp_path, tmp_path, [])

@@ -114,7 +114,14 @@ def test_what_is_not_there(tmp_path, case):
 def test_a_link_to_a_step(tmp_path, case):
   _, _, _, folder = case
   (tmp_path / "newest").symlink_to(folder / "checkpoints/3")
-  assert load.locate(tmp_path / "newest")[1] == 3
+  assert load.locate(tmp_path / "newest") == (folder / "checkpoints", 3)
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run/checkpoints").symlink_to(folder / "checkpoints")
+  # The run is where the link is: it has the tokenizer and the results.
+  assert load.locate(tmp_path / "run/checkpoints") == (
+    tmp_path / "run/checkpoints",
+    None,
+  )
 
 
 def test_a_config_of_another_version(case):

@@ -99,8 +99,9 @@ def test_a_value_of_the_wrong_type_is_named(path, value, takes):
   assert message.startswith(f"{path} = {value!r}") and takes in message
 
 
-def test_a_run_without_a_name_would_lie_among_all_runs():
-  assert _message("name", "") == "name is empty; give the run a name"
+@pytest.mark.parametrize("name", ["", " ", ".", "a/..", "../a", "/a"])
+def test_a_name_is_a_folder_of_its_own_below_runs(name):
+  assert f"name = {name!r} is no folder below runs/" in _message("name", name)
 
 
 def test_a_whole_number_will_do_for_a_number():

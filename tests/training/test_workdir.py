@@ -79,11 +79,21 @@ def test_an_empty_folder_of_checkpoints_is_nobodys(config, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["a/checkpoints", "a/checkpoints/9/b"])
-def test_a_run_among_the_checkpoints_of_another(place, config, tmp_path):
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_among_the_checkpoints_of_another(
+  place, linked, config, tmp_path
+):
   """It would be read for that run, or moved away as a damaged checkpoint."""
-  workdir.check(tmp_path / place, config)
   (tmp_path / "a").mkdir()
-  (tmp_path / "a/config.json").write_text(config_lib.to_json(config))
+  if linked:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "a/checkpoints").symlink_to(tmp_path / "big")
+  found = tmp_path / "a/config.json"
+  for content in (None, "{", '{"of": "another program"}'):
+    if content is not None:
+      found.write_text(content)
+    workdir.check(tmp_path / place, config)
+  found.write_text(config_lib.to_json(config))
   with pytest.raises(
     errors.UserError, match="among the checkpoints of the run"
   ):
