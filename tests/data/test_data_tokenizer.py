@@ -338,11 +338,12 @@ def test_a_signal_while_a_text_is_encoded_is_no_error_of_it(
   tmp_path, monkeypatch
 ):
   class Library:
-    encode = staticmethod(errors.terminate)
+    def encode(self, text, **options):
+      raise errors.Terminated
 
   tokenizer = tokenizer_lib.load(
     odd_tokenizers.save(odd_tokenizers.words(), tmp_path)
   )
-  monkeypatch.setattr(tokenizer, "_tokenizer", Library)
+  monkeypatch.setattr(tokenizer, "_tokenizer", Library())
   with pytest.raises(errors.Terminated):
     tokenizer.encode("a")
