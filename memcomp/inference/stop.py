@@ -206,11 +206,11 @@ def _parts(
   known: dict[str, int] = {}
   if isinstance(tokenizer, tokenizer_lib.JsonTokenizer):
     known = tokenizer.special
+  ids = tokenizer.encode(string).tolist()  # raises if it is no UTF-8
   found = {name: known[name] for name in known if name in string}
   if not found:
     return [string.encode()]
   # A token may take the spaces beside it.
-  ids = tokenizer.encode(string).tolist()
   if len(ids) == 1 and ids[0] in found.values():
     return ids
   # A name may begin with another.
