@@ -128,6 +128,8 @@ def test_stop_strings_with_special_tokens(
   shown, whole, stopped = feed(words, strings, tokens)
   assert (whole, stopped) == (expected, count)
   assert all(expected.startswith(part) for part in shown)
+  # A text that has ended holds nothing back.
+  assert count is None or shown[count] == expected
 
 
 @pytest.mark.parametrize("end", ["<end>", "<end><sep>", "<end>ab", "ab<end>"])
